@@ -1,0 +1,22 @@
+"""shardfuse: fusions over tensors that are sharded over a device mesh, compiled to Triton kernels and collectives."""
+
+from __future__ import annotations
+
+from .errors import ShardfuseError
+from .frontend.definition import FusionDefinition
+from .ir.dtype import DataType
+from .ir.expr import Scalar
+from .ir.tensor_view import TensorView
+from .mesh import DeviceMesh, ParallelType
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataType",
+    "DeviceMesh",
+    "FusionDefinition",
+    "ParallelType",
+    "Scalar",
+    "ShardfuseError",
+    "TensorView",
+]

@@ -1,0 +1,1 @@
+"""Allocation domains: unsharded sizes from local tensors, layouts from strides."""

@@ -1,0 +1,1 @@
+"""Questions about a bound fusion.  Reads the IR, never writes it."""

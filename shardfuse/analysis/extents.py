@@ -1,0 +1,74 @@
+"""Which axes of a definition must have one extent: what tells an unsharded size without asking other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from ..ir.domain import IterDomain
+from ..ir.expr import REDUCTIONS
+from ..ir.fusion import Fusion, Record
+from ..ir.tensor_view import TensorView
+from ..ops.table import POINTWISE
+from ..ops.torch_calls import TORCH_CALLS
+
+
+def equal_extents(fusion: Fusion) -> Mapping[IterDomain, IterDomain]:
+    """A representative for each logical axis; axes of one representative have one extent, or an extent of 1."""
+    classes = _Classes()
+    for record in fusion.records:
+        for places in _meetings(record):
+            for axis in places[1:]:
+                classes.join(places[0], axis)
+    return {axis: classes.find(axis) for tv in fusion.tensors() for axis in tv.domain.logical}
+
+
+class _Classes:
+    def __init__(self) -> None:
+        self.parent: dict[IterDomain, IterDomain] = {}
+
+    def find(self, axis: IterDomain) -> IterDomain:
+        while axis in self.parent:
+            axis = self.parent[axis]
+        return axis
+
+    def join(self, a: IterDomain, b: IterDomain) -> None:
+        a, b = self.find(a), self.find(b)
+        if a is not b:
+            self.parent[b] = a
+
+
+def _meetings(record: Record) -> list[list[IterDomain]]:
+    """The groups of axes that ``record`` makes equal; axes of a static 1 are broadcast and say nothing."""
+    out = record.outputs[0]
+    ins = [v for v in record.inputs if isinstance(v, TensorView)]
+    if not isinstance(out, TensorView) or not ins:
+        return []
+    to = out.domain.logical
+    x = ins[0].domain.logical
+    op = record.op
+    if op in POINTWISE or op in ("cast", "set"):
+        lined_up = [[t.domain.logical[-k] for t in (*ins, out) if t.ndim >= k] for k in range(1, len(to) + 1)]
+        return [[axis for axis in column if axis.extent != 1] for column in lined_up]
+    if op in TORCH_CALLS:
+        return _named(op, [*ins, out])
+    if op == "permute":
+        return [[x[d], to[k]] for k, d in enumerate(cast(Sequence[int], record.attributes["dims"]))]
+    if op == "broadcast":
+        kept = [axis for axis, new in zip(to, cast(Sequence[bool], record.attributes["new"]), strict=True) if not new]
+        return [[a, b] for a, b in zip(x, kept, strict=True)]
+    if op == "squeeze" or op in REDUCTIONS:
+        gone = cast(Sequence[int], record.attributes["axes"])
+        return [[a, b] for a, b in zip([a for k, a in enumerate(x) if k not in gone], to, strict=True)]
+    if op == "expand":
+        return [[a, b] for a, b in zip(x, to, strict=True) if a.extent == b.extent == -1]
+    return []
+
+
+def _named(op: str, tensors: Sequence[TensorView]) -> list[list[IterDomain]]:
+    columns: dict[str, list[IterDomain]] = {}
+    names = TORCH_CALLS[op].names([t.ndim for t in tensors[:-1]])
+    for t, axes in zip(tensors, names, strict=True):
+        for name, axis in zip(axes, t.domain.logical, strict=True):
+            columns.setdefault(name, []).append(axis)
+    return [[axis for axis in column if axis.extent != 1] for column in columns.values()]

@@ -1,0 +1,6 @@
+"""Kernel plans to Triton text."""
+
+from .generate import generate
+from .source import KernelSource
+
+__all__ = ["KernelSource", "generate"]

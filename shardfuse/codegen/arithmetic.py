@@ -1,0 +1,129 @@
+"""Types, literals and operations as Triton text.
+
+Narrow floats are carried as float32 and rounded to their own dtype after each op whose result they may not hold, so that
+a value does not depend on where a fusion is cut into kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..ir.dtype import DataType
+from ..ir.expr import BoundTensor, Expr, Number, Scalar
+from ..ops.promotion import types
+from ..ops.table import POINTWISE
+
+TRITON_TYPE: dict[DataType, str] = {
+    DataType.Double: "tl.float64",
+    DataType.Float: "tl.float32",
+    DataType.Half: "tl.float16",
+    DataType.BFloat16: "tl.bfloat16",
+    DataType.Float8_e4m3fn: "tl.float8e4nv",
+    DataType.Float8_e5m2: "tl.float8e5",
+    DataType.Int: "tl.int64",
+    DataType.Int32: "tl.int32",
+    DataType.Int16: "tl.int16",
+    DataType.Int8: "tl.int8",
+    DataType.UInt8: "tl.uint8",
+    DataType.UInt16: "tl.uint16",
+    DataType.UInt32: "tl.uint32",
+    DataType.UInt64: "tl.uint64",
+    DataType.Bool: "tl.int1",
+}
+
+_ON_BOOL = {
+    "add": "{0} | {1}", "mul": "{0} & {1}", "maximum": "{0} | {1}", "minimum": "{0} & {1}", "relu": "{0}", "abs": "{0}",
+}  # fmt: skip
+"""One-bit integers are signed and wrap: what the table's arithmetic on them would get wrong."""
+_ORDERED = ("lt", "le", "gt", "ge")
+_WHOLE = ("floor", "ceil")
+
+ROUND_BFLOAT16 = '''@triton.jit
+def to_bfloat16(x):
+    """Round float32 to the nearest bfloat16, ties to even, by hand: Triton's interpreter truncates."""
+    b = x.to(tl.int32, bitcast=True)
+    y = ((b + 0x7FFF + ((b >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return tl.where(x == x, y, x)
+'''
+
+
+def converted(text: str, found: DataType, wanted: DataType) -> str:
+    """``text``, carried as ``found``, in the type ``wanted`` (both of them types that values are carried in)."""
+    return text if found is wanted else f"{atom(text)}.to({TRITON_TYPE[wanted]})"
+
+
+def atom(text: str) -> str:
+    """``text`` so that a method can be called on it."""
+    return text if text.replace("_", "").isalnum() or _is_call(text) else f"({text})"
+
+
+def _is_call(text: str) -> bool:
+    """One call, or a chain of them, up to the last character: ``tl.exp(T0)``, ``T0.to(tl.int32)``."""
+    if not text.endswith(")") or not text[0].isalpha():
+        return False
+    depth = 0
+    for c in text:
+        depth += (c in "([") - (c in ")]")
+        if depth == 0 and c in " ":
+            return False
+    return True
+
+
+def literal(value: Number, dtype: DataType) -> str:
+    """``value`` as text of the type ``dtype``.  Float64 is spelled out: Triton reads a bare number as float32."""
+    if dtype.is_floating:
+        assert not isinstance(value, complex)
+        number = float(value)
+        text = repr(number) if math.isfinite(number) else f'float("{number}")'
+        return f"tl.full([], {text}, tl.float64)" if dtype is DataType.Double else text
+    if dtype is DataType.Bool:
+        return f"tl.full([], {int(bool(value))}, tl.int1)"
+    assert not isinstance(value, complex)
+    return repr(int(value))
+
+
+def rounded(text: str, dtype: DataType, *, interpret: bool) -> str:
+    """The float32 ``text`` rounded to the narrow ``dtype``, as float32."""
+    if interpret and dtype is DataType.BFloat16:
+        return f"to_bfloat16({text})"
+    return f"{atom(text)}.to({TRITON_TYPE[dtype]}).to(tl.float32)"
+
+
+def pointwise_text(expr: Expr, operands: Sequence[str], carried: Sequence[DataType]) -> tuple[str, DataType]:
+    """The op on ``operands`` (converted here to the type that it computes in), and the type of its text."""
+    op = POINTWISE[expr.op]
+    compute, result = types(op, expr.inputs)
+    texts: list[str] = []
+    for k, (text, found) in enumerate(zip(operands, carried, strict=True)):
+        wanted = DataType.Bool if expr.op == "where" and k == 0 else compute
+        if wanted is DataType.Bool and expr.op in _ORDERED:
+            wanted = DataType.Int32
+        texts.append(converted(text, found, wanted))
+    form = op.triton
+    assert form is not None, f"{expr.op} has no Triton text"
+    if compute is DataType.Bool:
+        form = _ON_BOOL.get(expr.op, form)
+    if expr.op in _WHOLE and compute.is_integral:
+        form = "{0}"
+    return form.format(*texts), result.compute
+
+
+def must_round(expr: Expr) -> bool:
+    """May the result of the pointwise ``expr`` be no number of its narrow dtype?"""
+    result = expr.output.dtype
+    if not result.is_low_precision:
+        return False
+    if not POINTWISE[expr.op].exact:
+        return True
+    values = expr.inputs[1:] if expr.op == "where" else expr.inputs
+    return not all(_fits(v, result) for v in values)
+
+
+def _fits(value: BoundTensor | Scalar, dtype: DataType) -> bool:
+    if isinstance(value, BoundTensor):
+        return value.dtype is dtype
+    number = value.value
+    if not value.is_literal or number is None or isinstance(number, complex):
+        return False
+    return not math.isfinite(number) or (number == int(number) and abs(number) <= 16)

@@ -1,0 +1,118 @@
+"""The two forms of a kernel's body: r held in registers chunk by chunk, or walked by a loop for each phase."""
+
+from __future__ import annotations
+
+from ..ir.expr import BoundTensor, Expr
+from .emitter import Emitter
+from .reduction import Accumulator, accumulator
+from .source import MARGIN
+from .tile import Chunk
+
+R_SIZE = "i1"
+"""Argument: reduced elements of this rank."""
+R_SHARE = "i2"
+"""Argument: reduced elements of one program of a split reduction."""
+
+
+def write_unrolled(e: Emitter) -> None:
+    """Loads, math and stores once, every chunk of r in registers throughout.
+
+    Pointwise kernels are the case of one chunk and no reduction.
+    """
+    chunks = e.tile.chunks()
+    last = e.space.phases - 1
+    for phase in range(e.space.phases):
+        reductions = e.reductions(phase)
+        wanted = list(e.plan.segment.outputs) if phase == last else [x.tensors[0] for x in reductions]
+        for chunk in chunks:
+            e.load_needed(wanted, chunk)
+        e.out.paragraph()
+        for chunk in chunks:
+            for tensor in wanted:
+                e.value(tensor, chunk)
+        for expr in reductions:
+            _reduce_chunks(e, expr, chunks)
+        if e.params.held_narrow:
+            _forget_computed(e)
+        e.out.paragraph()
+    for tensor in e.plan.segment.outputs:
+        for chunk in chunks if e.space.has_r(tensor) else chunks[:1]:
+            e.store(tensor, chunk)
+
+
+def _reduce_chunks(e: Emitter, expr: Expr, chunks: list[Chunk]) -> None:
+    """The chunks combined lane by lane, then one reduction across the lanes: its cost does not grow with the row."""
+    acc = accumulator(expr)
+    texts = [e.combine(expr, e.value(expr.tensors[0], chunk), chunk) for chunk in chunks]
+    joined = " + ".join(texts)
+    if len(texts) == 1 or (not acc.helper and len(joined) < MARGIN - 40):
+        e.finish(expr, joined if not acc.helper else texts[0])
+        return
+    name = f"{expr.output}_acc"
+    e.out.line(f"{name} = {texts[0]}")
+    for text in texts[1:]:
+        _accumulate(e, acc, name, text)
+    e.finish(expr, name)
+
+
+def _accumulate(e: Emitter, acc: Accumulator, name: str, text: str) -> None:
+    e.out.line(f"{name} = {acc.combined(name, text)}" if acc.helper else f"{name} += {text}")
+
+
+def _forget_computed(e: Emitter) -> None:
+    """Chunk values are computed anew from what was loaded: only the loads stay in registers between phases."""
+    e.values = {k: v for k, v in e.values.items() if not (e.space.has_r(k[0]) and k[0] in e.producer)}
+
+
+def write_loops(e: Emitter) -> None:
+    """One loop over r for each phase: a value that rests on k reductions belongs to phase k and is read anew there."""
+    tile = e.tile
+    block = e.params.r_block
+    masked = tile.r_total % block != 0
+    chunk = Chunk("", None, block, masked)
+    outputs = e.plan.segment.outputs
+    for phase in range(e.space.phases):
+        reductions = e.reductions(phase)
+        stored = [t for t in outputs if e.space.has_r(t) and e.space.phase[t] == phase]
+        if reductions or stored:
+            _write_loop(e, reductions, stored, chunk)
+    e.load_needed([t for t in outputs if not e.space.has_r(t)], chunk)
+    for tensor in outputs:
+        if not e.space.has_r(tensor):
+            e.value(tensor, chunk)
+    e.out.paragraph()
+    for tensor in outputs:
+        if not e.space.has_r(tensor):
+            e.store(tensor, chunk)
+
+
+def _write_loop(e: Emitter, reductions: list[Expr], stored: list[BoundTensor], chunk: Chunk) -> None:
+    wanted = [*(x.tensors[0] for x in reductions), *stored]
+    for tensor in e.needed(wanted, chunk):
+        if not e.space.has_r(tensor):
+            e.value(tensor, chunk)
+    e.out.paragraph()
+    for expr in reductions:
+        acc = accumulator(expr)
+        e.out.line(f"{expr.output}_acc = {acc.start(e.tile.shape)}")
+    first, last = ("first", "last") if e.plan.split else ("0", R_SIZE)
+    e.out.line(f"for start in tl.range({first}, {last}, {e.params.r_block}, num_stages={e.params.num_stages}):")
+    e.out.depth += 1
+    e.out.line("r = start + c")
+    if chunk.is_masked:
+        e.out.line(f"r_mask = r < {R_SIZE}")
+    e.load_needed(wanted, chunk)
+    for tensor in wanted:
+        e.value(tensor, chunk)
+    for expr in reductions:
+        acc = accumulator(expr)
+        if acc.helper:
+            e.require(acc.helper)
+        value = e.value(expr.tensors[0], chunk)
+        _accumulate(e, acc, f"{expr.output}_acc", e.combine(expr, value, chunk))
+    for tensor in stored:
+        e.store(tensor, chunk)
+    e.out.depth -= 1
+    e.values = {k: v for k, v in e.values.items() if not e.space.has_r(k[0])}
+    for expr in reductions:
+        e.finish(expr, f"{expr.output}_acc")

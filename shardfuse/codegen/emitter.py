@@ -1,0 +1,286 @@
+"""Loads, values and stores of one kernel, as lines of text, each emitted where it is first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from ..ir.dtype import DataType
+from ..ir.expr import REDUCTIONS, VIEWS, BoundTensor, Expr, Number, Scalar
+from ..ir.layout import Coordinates, Layout
+from ..ops.promotion import types
+from ..ops.table import POINTWISE
+from ..schedulers.plan import KernelPlan
+from .arithmetic import ROUND_BFLOAT16, TRITON_TYPE, converted, literal, must_round, pointwise_text, rounded
+from .indexing import Group, chunk_terms, dynamic_terms
+from .reduction import HELPERS, accumulator
+from .source import Writer
+from .tile import Chunk, Tile
+
+_ALIASES = (*VIEWS, "set")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A value: its text, the type it is carried in, and whether it has lanes along x and along r."""
+
+    text: str
+    dtype: DataType
+    has_x: bool
+    has_r: bool
+
+
+class Emitter:
+    """Writes one kernel's body for one rank."""
+
+    def __init__(
+        self,
+        plan: KernelPlan,
+        layouts: Mapping[BoundTensor, Layout],
+        coordinates: Coordinates,
+        *,
+        interpret: bool,
+    ) -> None:
+        self.plan = plan
+        self.space = plan.space
+        self.params = plan.params
+        self.tile = Tile(plan, layouts, coordinates)
+        self.interpret = interpret
+        self.head = Writer()
+        """Indices and offsets, before everything else: a name that is made inside a loop is not seen after it."""
+        self.out = Writer()
+        self.producer = {e.output: e for e in plan.segment.exprs}
+        self.values: dict[tuple[BoundTensor, str], Text] = {}
+        self.offsets: dict[str, str] = {}
+        self.helpers: dict[str, str] = {}
+        self.starts: dict[str, int] = {}
+        self._read = {t for e in plan.segment.exprs for t in e.tensors}
+
+    # what is needed
+
+    def reductions(self, phase: int) -> list[Expr]:
+        """The reductions that end ``phase``."""
+        return [e for e in self.plan.segment.exprs if self.is_reduction(e) and self.space.phase[e.output] == phase + 1]
+
+    def is_reduction(self, expr: Expr) -> bool:
+        """Reductions over no local atom (a visible mesh axis, extents of 1) are copies."""
+        return expr.op in REDUCTIONS and self.space.has_r(expr.tensors[0]) and not self._keeps_r(expr)
+
+    def _keeps_r(self, expr: Expr) -> bool:
+        return self.space.has_r(expr.output)
+
+    def needed(self, wanted: Iterable[BoundTensor], chunk: Chunk) -> list[BoundTensor]:
+        """What ``wanted`` rests on and has no value yet, inputs first; reductions are not looked behind."""
+        found: dict[BoundTensor, None] = {}
+
+        def visit(tensor: BoundTensor) -> None:
+            if tensor in found or self.key(tensor, chunk) in self.values:
+                return
+            expr = self.producer.get(tensor)
+            if expr is not None and not self.is_reduction(expr):
+                for t in expr.tensors:
+                    visit(t)
+            found[tensor] = None
+
+        for tensor in wanted:
+            visit(tensor)
+        return list(found)
+
+    def key(self, tensor: BoundTensor, chunk: Chunk) -> tuple[BoundTensor, str]:
+        return tensor, chunk.suffix if self.space.has_r(tensor) else ""
+
+    # values
+
+    def load_needed(self, wanted: Iterable[BoundTensor], chunk: Chunk) -> None:
+        """Loads first, so that all of them are under way before the first is used."""
+        for tensor in self.needed(wanted, chunk):
+            if tensor not in self.producer:
+                self.value(tensor, chunk)
+
+    def value(self, tensor: BoundTensor, chunk: Chunk) -> Text:
+        """The value of ``tensor`` in ``chunk``; emits what it takes to have it."""
+        key = self.key(tensor, chunk)
+        if key not in self.values:
+            expr = self.producer.get(tensor)
+            self.values[key] = self.load(tensor, chunk) if expr is None else self.compute(expr, chunk)
+        return self.values[key]
+
+    def name(self, tensor: BoundTensor, chunk: Chunk) -> str:
+        return f"{tensor}{self.key(tensor, chunk)[1]}"
+
+    def assign(self, name: str, text: str, dtype: DataType, has_x: bool, has_r: bool) -> Text:
+        self.out.line(f"{name} = {text}")
+        return Text(name, dtype, has_x, has_r)
+
+    def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
+        pointer, has_x, has_r = self.pointer(tensor, chunk)
+        options = self.mask(has_x, has_r and chunk.is_masked)
+        if self.space.r and self.space.is_streamed(tensor):
+            options += ', eviction_policy="evict_last"'
+        text = f"tl.load({pointer}{options})"
+        dtype = tensor.dtype
+        if dtype.is_low_precision and not (self.params.held_narrow and has_r):
+            text, dtype = f"{text}.to(tl.float32)", DataType.Float
+        return self.assign(self.name(tensor, chunk), text, dtype, has_x and self.tile.x_lanes, has_r)
+
+    def compute(self, expr: Expr, chunk: Chunk) -> Text:
+        assert not self.is_reduction(expr), f"{expr.output} is read before it is reduced"
+        if expr.op == "iota":
+            return self.iota(expr, chunk)
+        if expr.op == "full":
+            return self.full(expr, chunk)
+        inputs = [self.value(t, chunk) for t in expr.tensors]
+        if expr.op in _ALIASES:
+            return inputs[0]
+        has_x, has_r = any(v.has_x for v in inputs), any(v.has_r for v in inputs)
+        if expr.op == "cast":
+            text, dtype, inexact = self.cast(expr, inputs[0])
+            if text == inputs[0].text and not inexact:
+                return inputs[0]
+        elif expr.op in REDUCTIONS:
+            acc = accumulator(expr)
+            text = acc.finished(acc.prepared(inputs[0].text, inputs[0].dtype), expr.output.dtype.compute)
+            dtype, inexact = expr.output.dtype.compute, expr.output.dtype is not expr.tensors[0].dtype
+        else:
+            texts, dtypes = self.operands(expr, inputs)
+            text, dtype = pointwise_text(expr, texts, dtypes)
+            inexact = must_round(expr)
+        if inexact:
+            text = self.rounded(text, expr.output)
+        return self.assign(self.name(expr.output, chunk), text, dtype, has_x, has_r)
+
+    def cast(self, expr: Expr, source: Text) -> tuple[str, DataType, bool]:
+        wanted = expr.output.dtype
+        if wanted is DataType.Bool and source.dtype is not DataType.Bool:
+            return f"{source.text} != 0", wanted, False
+        inexact = wanted.is_low_precision and wanted is not expr.tensors[0].dtype
+        return converted(source.text, source.dtype, wanted.compute), wanted.compute, inexact
+
+    def operands(self, expr: Expr, inputs: list[Text]) -> tuple[list[str], list[DataType]]:
+        """Texts and types of the op's operands, numbers among them."""
+        compute, _ = types(POINTWISE[expr.op], expr.inputs)
+        remaining = iter(inputs)
+        texts: list[str] = []
+        dtypes: list[DataType] = []
+        for k, v in enumerate(expr.inputs):
+            if isinstance(v, Scalar):
+                wanted = DataType.Bool if expr.op == "where" and k == 0 else compute
+                text, dtype = self.scalar(v, wanted)
+            else:
+                source = next(remaining)
+                text, dtype = source.text, source.dtype
+            texts.append(text)
+            dtypes.append(dtype)
+        return texts, dtypes
+
+    def scalar(self, scalar: Scalar, wanted: DataType) -> tuple[str, DataType]:
+        """A literal is written in the type that is wanted; an argument comes as float64 or int64, exactly."""
+        if scalar.is_literal:
+            return literal(cast(Number, scalar.value), wanted), wanted
+        return scalar.name, DataType.Double if scalar.dtype.is_floating else DataType.Int
+
+    def rounded(self, text: str, tensor: BoundTensor) -> str:
+        """Rounded to the narrow dtype of ``tensor``; where it is only stored, the store does that."""
+        if self.interpret and tensor.dtype is DataType.BFloat16:
+            self.helpers["to_bfloat16"] = ROUND_BFLOAT16
+        elif tensor not in self._read:
+            return text
+        return rounded(text, tensor.dtype, interpret=self.interpret)
+
+    def full(self, expr: Expr, chunk: Chunk) -> Text:
+        value, dtype = cast(Scalar, expr.inputs[0]), expr.output.dtype.compute
+        text, found = self.scalar(value, dtype)
+        text = converted(text, found, dtype)
+        if value.is_literal and not text.startswith("tl.full"):
+            text = f"tl.full([], {text}, {TRITON_TYPE[dtype]})"
+        if expr.output.dtype.is_low_precision:
+            text = self.rounded(text, expr.output)
+        return self.assign(self.name(expr.output, chunk), text, dtype, False, False)
+
+    def iota(self, expr: Expr, chunk: Chunk) -> Text:
+        strides, start = self.tile.index_strides(expr)
+        constant, terms, has_x, has_r = self.terms(self.tile.x_groups(strides), self.tile.r_groups(strides), chunk)
+        name = self.name(expr.output, chunk)
+        if expr.output.domain.mesh_digits:
+            self.starts[f"start_{expr.output}"] = start
+            terms.insert(0, f"start_{expr.output}")
+        if constant or not terms:
+            terms.append(str(constant))
+        joined = " + ".join(terms)
+        index = f"tl.full([], {constant}, tl.int64)" if terms == [str(constant)] else f"({joined}).to(tl.int64)"
+        first, step = (cast(int, expr.attributes[k]) for k in ("start", "step"))
+        text = index if step == 1 else f"{index} * {step}"
+        text = text if first == 0 else f"{text} + {first}"
+        dtype = expr.output.dtype.compute
+        text = converted(text, DataType.Int, dtype)
+        if expr.output.dtype.is_low_precision:
+            text = self.rounded(text, expr.output)
+        return self.assign(name, text, dtype, has_x and self.tile.x_lanes, has_r)
+
+    def store(self, tensor: BoundTensor, chunk: Chunk) -> None:
+        value = self.value(tensor, chunk)
+        pointer, has_x, has_r = self.pointer(tensor, chunk)
+        text = value.text
+        if self.interpret and tensor.dtype is DataType.BFloat16:
+            text = f"{text}.to(tl.bfloat16)"
+        self.out.line(f"tl.store({pointer}, {text}{self.mask(has_x, has_r and chunk.is_masked)})")
+
+    # addresses
+
+    def terms(self, x: list[Group], r: list[Group], chunk: Chunk) -> tuple[int, list[str], bool, bool]:
+        """Constant and terms of an offset, and whether it has terms in x and in r."""
+        x_terms = dynamic_terms("x", x)
+        if chunk.start is None:
+            constant, r_terms = 0, dynamic_terms("r", r)
+        else:
+            constant, r_terms = chunk_terms("c", chunk.start, chunk.valid, r)
+        if len(x_terms) > 1 or (x_terms and " " in x_terms[0] and self.space.r):
+            x_terms = [self.offset(" + ".join(x_terms))]
+        return constant, [*x_terms, *([str(constant)] if constant else []), *r_terms], bool(x_terms), bool(r_terms)
+
+    def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
+        strides = self.tile.strides[tensor]
+        _, terms, has_x, has_r = self.terms(self.tile.x_groups(strides), self.tile.r_groups(strides), chunk)
+        split = self.plan.split
+        if split is not None and split in strides:
+            terms.insert(0, "split * i0")
+        return " + ".join([f"{tensor}_ptr", *terms]), has_x, has_r
+
+    def offset(self, text: str) -> str:
+        """One name for each distinct offset along x."""
+        if text not in self.offsets:
+            self.offsets[text] = f"offs_{len(self.offsets)}"
+            self.head.line(f"{self.offsets[text]} = {text}")
+        return self.offsets[text]
+
+    def mask(self, in_x: bool, in_r: bool) -> str:
+        in_x = in_x and self.tile.x_masked
+        names = [n for n, there in (("x_mask", in_x), ("r_mask", in_r)) if there]
+        return f", mask={' & '.join(names)}" if names else ""
+
+    # reductions
+
+    def combine(self, expr: Expr, value: Text, chunk: Chunk) -> str:
+        """One chunk's contribution, masked lanes neutral."""
+        acc = accumulator(expr)
+        text = acc.prepared(value.text, value.dtype)
+        if chunk.is_masked:
+            return f"tl.where(r_mask, {text}, {acc.neutral})"
+        return text if value.has_r else f"tl.broadcast_to({text}, {self.tile.shape})"
+
+    def require(self, helper: str) -> None:
+        """Have the combining function in the file."""
+        self.helpers[helper] = HELPERS[helper]
+
+    def finish(self, expr: Expr, text: str) -> None:
+        """``text``: the accumulated block; emits the reduced value."""
+        acc = accumulator(expr)
+        if acc.helper:
+            self.require(acc.helper)
+        out = expr.output
+        reduced = self.tile.expanded(acc.reduced(text, self.tile.r_axis))
+        reduced = acc.finished(reduced, out.dtype.compute)
+        if out.dtype.is_low_precision and expr.op in ("sum", "prod"):
+            reduced = self.rounded(reduced, out)
+        self.values[out, ""] = self.assign(str(out), reduced, out.dtype.compute, self.tile.x_lanes, False)

@@ -1,0 +1,131 @@
+"""generate: a kernel plan and one rank's layouts to a kernel's text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..ir.digits import Digit
+from ..ir.expr import BoundTensor, Scalar
+from ..ir.layout import Layout
+from ..schedulers.limits import INT32_LIMIT
+from ..schedulers.plan import KernelPlan
+from .bodies import R_SHARE, R_SIZE, write_loops, write_unrolled
+from .emitter import Emitter
+from .source import KernelSource, signature
+
+X_SIZE = "i0"
+"""Argument: kept elements of this rank."""
+
+
+def generate(
+    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool = False
+) -> KernelSource:
+    """The kernel of ``plan`` for ``rank``.
+
+    ``layouts``: this rank's storage of every input and output of ``plan.segment``, in any strides, 0 among them.
+    ``interpret``: text for Triton's interpreter, whose bfloat16 is wrong.  No local extent may be 0.
+    """
+    coordinates: dict[Digit, int] = {}
+    for tensor in (*plan.segment.inputs, *plan.segment.outputs):
+        coordinates.update(tensor.domain.coordinates(rank))
+    e = Emitter(plan, layouts, coordinates, interpret=interpret)
+    assert e.tile.x_total and e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
+    if plan.params.unrolled:
+        write_unrolled(e)
+    else:
+        write_loops(e)
+    integers, preamble = _index(e)
+    integers = {**{name: (value, "tl.int64") for name, value in e.starts.items()}, **integers}
+    scalars = tuple(s for s in plan.segment.scalars if not s.is_literal)
+    parameters = [
+        *(f"{t}_ptr" for t in _tensors(plan)),
+        *(f"{s.name}: {_scalar_type(s)}" for s in scalars),
+        *(f"{name}: {kind}" for name, (_, kind) in integers.items()),
+    ]
+    not_specialised = [*(s.name for s in scalars if not s.dtype.is_floating), *integers]
+    body = preamble + e.head.lines + [""] + e.out.lines
+    text = _head(e) + signature(plan.name, parameters, not_specialised) + _joined(body)
+    blocks = -(-e.tile.x_total // e.tile.x_block)
+    return KernelSource(
+        plan.name, text, _tensors(plan), scalars, tuple(v for v, _ in integers.values()),
+        blocks * plan.params.splits, plan.params.num_warps, plan.params.num_stages,
+    )  # fmt: skip
+
+
+def _tensors(plan: KernelPlan) -> tuple[BoundTensor, ...]:
+    return (*plan.segment.inputs, *plan.segment.outputs)
+
+
+def _scalar_type(scalar: Scalar) -> str:
+    return "tl.float64" if scalar.dtype.is_floating else "tl.int64"
+
+
+def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
+    """Extent arguments with their values and types, and the lines that make the indices x, c and r of them."""
+    tile, params = e.tile, e.params
+    integers: dict[str, tuple[int, str]] = {}
+    lines: list[str] = []
+
+    def extent(name: str, value: int, *, wide: bool, promised: bool) -> None:
+        """``promised``: the compiler learns that it is a multiple of 16, without which it splits vector loads."""
+        integers[name] = (value, "tl.int64" if wide or value >= INT32_LIMIT else "tl.int32")
+        if promised and value % 16 == 0:
+            lines.append(f"{name} = {name} // 16 * 16")
+
+    if tile.x_masked or e.plan.split is not None:
+        extent(X_SIZE, tile.x_total, wide=False, promised=tile.x_masked)
+    if not params.unrolled:
+        extent(R_SIZE, tile.r_total, wide=tile.r_wide, promised=tile.r_total % params.r_block != 0)
+    if e.plan.split is not None:
+        share = -(-tile.r_total // params.splits)
+        extent(R_SHARE, -(-share // params.r_block) * params.r_block, wide=tile.r_wide, promised=True)
+    lines += _program_lines(e)
+    if tile.r_lanes:
+        wide = ".to(tl.int64)" if tile.r_wide and params.unrolled else ""
+        lines.append(f"c = {tile.lanes(params.r_block, reduced=True)}{wide}")
+    if params.unrolled and any(c.is_masked for c in tile.chunks()):
+        lines.append(f"r_mask = c < {tile.chunks()[-1].valid}")
+    return integers, ["    " + line for line in lines]
+
+
+def _program_lines(e: Emitter) -> list[str]:
+    tile, params = e.tile, e.params
+    lines: list[str] = []
+    program = "tl.program_id(0)"
+    if e.plan.split is not None:
+        lines.append(f"split = {program} % {params.splits}")
+        lines.append(f"first = split * {R_SHARE}")
+        lines.append(f"last = tl.minimum(first + {R_SHARE}, {R_SIZE})")
+        program = f"{program} // {params.splits}"
+    if tile.x_total == 1:
+        return lines
+    if tile.x_wide:
+        program = f"{program}.to(tl.int64)" if "//" not in program else f"({program}).to(tl.int64)"
+    if not tile.x_lanes:
+        lines.append(f"x = {program}")
+        return lines
+    lines.append(f"x = {program} * {tile.x_block} + {tile.lanes(tile.x_block, reduced=False)}")
+    if tile.x_masked:
+        lines.append(f"x_mask = x < {X_SIZE}")
+    return lines
+
+
+def _head(e: Emitter) -> str:
+    """The IR in comments, imports, and the helper functions that the body calls."""
+    comments = [f"# {e.plan.name}"]
+    comments += [f"#   {line}" for line in str(e.plan.segment).splitlines()]
+    imports = "import triton\nimport triton.language as tl\n"
+    parts = ["\n".join(comments) + "\n", imports]
+    text = "\n".join(parts) + "\n\n"
+    return text + "".join(f"{helper}\n\n" for helper in e.helpers.values())
+
+
+def _joined(lines: list[str]) -> str:
+    """Lines without blank ones at the ends or twice in a row."""
+    kept: list[str] = []
+    for line in lines:
+        if line or (kept and kept[-1]):
+            kept.append(line)
+    while kept and not kept[-1]:
+        kept.pop()
+    return "\n".join(kept) + "\n"

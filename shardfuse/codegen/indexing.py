@@ -1,0 +1,78 @@
+"""From a flat index over several atoms to the offset of one tensor, as text.
+
+A tensor's atoms that follow one another in memory are one group ``(index // below % extent) * stride``; of the outermost
+group ``%`` is left out, of the innermost ``//``.  So a contiguous tensor is read at the flat index itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Group:
+    """Atoms that are one run of memory.  ``below``: elements of the flat index inside of it."""
+
+    below: int
+    extent: int
+    stride: int
+    is_outermost: bool
+
+
+def groups(extents: Sequence[int], strides: Sequence[int]) -> list[Group]:
+    """``strides`` in elements, 0 where the tensor is broadcast; outermost first."""
+    out: list[Group] = []
+    below = 1
+    total = 1
+    for n in extents:
+        total *= n
+    for n, stride in zip(reversed(extents), reversed(strides), strict=True):
+        if n != 1 and stride:
+            last = out[-1] if out else None
+            if last and last.below * last.extent == below and last.stride * last.extent == stride:
+                out[-1] = Group(last.below, last.extent * n, last.stride, below * n == total)
+            else:
+                out.append(Group(below, n, stride, below * n == total))
+        below *= n
+    return out[::-1]
+
+
+def dynamic_terms(index: str, parts: Sequence[Group]) -> list[str]:
+    """Terms of an offset, for an index that is known at run time only."""
+    terms: list[str] = []
+    for g in parts:
+        text = index if g.below == 1 else f"{index} // {g.below}"
+        if not g.is_outermost:
+            text = f"{text} % {g.extent}"
+        terms.append(_scaled(text, g.stride))
+    return terms
+
+
+def chunk_terms(lane: str, start: int, size: int, parts: Sequence[Group]) -> tuple[int, list[str]]:
+    """A constant and terms, for the indices ``start + lane`` with ``lane < size``.
+
+    What does not change inside the chunk is folded: a weight of one channel is a scalar where a chunk is part of a channel.
+    """
+    constant = 0
+    terms: list[str] = []
+    stop = start + size - 1
+    for g in parts:
+        if start // g.below == stop // g.below:
+            constant += start // g.below % g.extent * g.stride
+            continue
+        whole = g.below * g.extent
+        if g.below == 1 and start // g.extent == stop // g.extent:
+            constant += start % g.extent * g.stride
+            terms.append(_scaled(lane, g.stride))
+            continue
+        index = f"({start} + {lane})" if start else lane
+        text = index if g.below == 1 else f"{index} // {g.below}"
+        if stop >= whole:
+            text = f"{text} % {g.extent}"
+        terms.append(_scaled(text, g.stride))
+    return constant, terms
+
+
+def _scaled(text: str, stride: int) -> str:
+    return text if stride == 1 else f"{text} * {stride}"

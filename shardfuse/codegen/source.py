@@ -1,0 +1,61 @@
+"""A generated kernel: its text, and what a launch hands over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.expr import BoundTensor, Scalar
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """Triton text with the function ``name``, whose arguments are ``tensors``, ``scalars`` and ``integers``, in that order.
+
+    ``integers``: this rank's extents and starts; no part of the text, so that another batch size needs no compile.
+    ``grid``: number of programs.  ``text`` is a file that runs if pasted.
+    """
+
+    name: str
+    text: str
+    tensors: tuple[BoundTensor, ...]
+    scalars: tuple[Scalar, ...]
+    integers: tuple[int, ...]
+    grid: int
+    num_warps: int
+    num_stages: int
+
+
+MARGIN = 120
+
+
+class Writer:
+    """Lines of Python, with indentation and single blank lines between paragraphs."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 1
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def paragraph(self) -> None:
+        if self.lines and self.lines[-1]:
+            self.lines.append("")
+
+    def text(self) -> str:
+        while self.lines and not self.lines[-1]:
+            self.lines.pop()
+        return "\n".join(self.lines) + "\n"
+
+
+def signature(name: str, parameters: list[str], not_specialised: list[str]) -> str:
+    """``def`` with its decorator, broken over lines as the formatter breaks them."""
+    quoted = ", ".join(f'"{p}"' for p in not_specialised)
+    decorator = f"@triton.jit(do_not_specialize=[{quoted}])" if quoted else "@triton.jit"
+    joined = ", ".join(parameters)
+    if len(f"def {name}({joined}):") <= MARGIN:
+        return f"{decorator}\ndef {name}({joined}):\n"
+    if len(joined) + 4 <= MARGIN:
+        return f"{decorator}\ndef {name}(\n    {joined}\n):\n"
+    listed = "".join(f"    {p},\n" for p in parameters)
+    return f"{decorator}\ndef {name}(\n{listed}):\n"

@@ -1,0 +1,137 @@
+"""The tile that one program walks on one rank: local extents, the shape of a block, and where each tensor lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from ..ir.digits import Axis, Digit
+from ..ir.expr import BoundTensor, Expr
+from ..ir.layout import Coordinates, Layout, local_extent
+from ..schedulers.limits import INT32_LIMIT, power_of_two
+from ..schedulers.plan import KernelPlan
+from ..schedulers.space import place
+from .indexing import Group, groups
+
+Strides = Mapping[Digit, int]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Reduced indices ``start`` to ``start + valid``, a block of them wide; ``suffix`` ends the names of its values.
+
+    ``start`` is ``None`` in a loop, where the index is a variable.
+    """
+
+    suffix: str
+    start: int | None
+    valid: int
+    is_masked: bool
+
+
+class Tile:
+    """Extents and offsets of ``plan`` on the rank at ``coordinates``.
+
+    Inner reductions have tiles ``[x, r]``, outer ones ``[r, x]``; a side of one element is no dimension.
+    """
+
+    def __init__(self, plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], coordinates: Coordinates) -> None:
+        self.plan = plan
+        self.coordinates = coordinates
+        space, params = plan.space, plan.params
+        self.x_extents = [local_extent(a, coordinates) for a in space.x]
+        self.r_extents = [local_extent(a, coordinates) for a in space.r]
+        self.x_total = prod(self.x_extents)
+        self.r_total = prod(self.r_extents)
+        self.x_block = min(params.x_block, power_of_two(self.x_total))
+        self.x_lanes = self.x_block > 1
+        self.r_lanes = bool(space.r)
+        self.is_inner = space.is_inner
+        self.strides = {t: self._strides_of(t, layout) for t, layout in layouts.items()}
+        self.x_masked = self.x_total % self.x_block != 0
+        self.x_wide = self._x_is_wide()
+        self.r_wide = any(self._span(space.r, self.r_extents, s, params.r_block) for s in self.strides.values())
+
+    # blocks
+
+    @property
+    def shape(self) -> str:
+        """Text of the shape of a full block."""
+        x, r = self.x_block, self.plan.params.r_block
+        sizes = [n for n, there in ((x, self.x_lanes), (r, self.r_lanes)) if there]
+        return str(sizes if self.is_inner else sizes[::-1])
+
+    @property
+    def r_axis(self) -> int:
+        return 1 if self.x_lanes and self.is_inner else 0
+
+    def lanes(self, size: int, *, reduced: bool) -> str:
+        """``tl.arange`` along one side of the block."""
+        text = f"tl.arange(0, {size})"
+        if not (self.x_lanes and self.r_lanes):
+            return text
+        return text + ("[None, :]" if reduced == self.is_inner else "[:, None]")
+
+    def expanded(self, text: str) -> str:
+        """A reduced value, broadcast along r again."""
+        if not self.x_lanes:
+            return text
+        return text + ("[:, None]" if self.is_inner else "[None, :]")
+
+    def chunks(self) -> list[Chunk]:
+        """r cut into blocks; without r one chunk that has no lanes."""
+        block = self.plan.params.r_block
+        if not self.r_lanes:
+            return [Chunk("", 0, 1, False)]
+        starts = range(0, self.r_total, block)
+        return [
+            Chunk(f"_{k}" if len(starts) > 1 else "", start, min(block, self.r_total - start), start + block > self.r_total)
+            for k, start in enumerate(starts)
+        ]
+
+    # offsets
+
+    def x_groups(self, strides: Strides) -> list[Group]:
+        return groups(self.x_extents, [strides.get(a, 0) for a in self.plan.space.x])
+
+    def r_groups(self, strides: Strides) -> list[Group]:
+        return groups(self.r_extents, [strides.get(a, 0) for a in self.plan.space.r])
+
+    def _strides_of(self, tensor: BoundTensor, layout: Layout) -> Strides:
+        """Elements that one step of each atom moves."""
+        found: dict[Digit, int] = {}
+        for atom in self.plan.space.atoms[tensor]:
+            steps = [(place(atom, d), s) for d, s in zip(layout.digits, layout.strides, strict=True)]
+            found[atom] = sum(p * s for p, s in steps if p is not None)
+        return found
+
+    def index_strides(self, expr: Expr) -> tuple[Strides, int]:
+        """Of an ``iota``: how far each atom moves the global index, and where this rank starts."""
+        (axis,) = expr.output.domain.logical
+        weights: list[tuple[Digit, int]] = []
+        below = 1
+        for d in reversed(axis):
+            weights.append((d, below))
+            below *= d.extent
+        moved = {a: _moves(a, weights) for a in self.plan.space.atoms[expr.output]}
+        own = expr.output.domain.mesh_digits
+        return moved, sum(k * _moves(d, weights) for d, k in self.coordinates.items() if d in own)
+
+    def _span(self, atoms: Axis, extents: list[int], strides: Strides, block: int) -> bool:
+        """Can the offset along ``atoms`` (masked lanes too) pass 32 bits?"""
+        steps = [strides.get(a, 0) for a in atoms]
+        reach = sum((n - 1) * s for n, s in zip(extents, steps, strict=True)) + block * max(steps, default=0)
+        return max(reach, prod(extents) + block) >= INT32_LIMIT
+
+    def _x_is_wide(self) -> bool:
+        """Program ids times strides: 64-bit wherever that is free, which it is for whole rows."""
+        space = self.plan.space
+        if space.r and (self.is_inner or not self.x_lanes):
+            return True
+        return any(self._span(space.x, self.x_extents, s, self.x_block) for s in self.strides.values())
+
+
+def _moves(digit: Digit, weights: list[tuple[Digit, int]]) -> int:
+    steps = [(place(digit, d), w) for d, w in weights]
+    return sum(p * w for p, w in steps if p is not None)

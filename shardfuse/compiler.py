@@ -1,0 +1,56 @@
+"""The whole way from a recorded fusion and sizes to a plan: one function, a line a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .ir.expr import BoundFusion
+from .ir.fusion import Fusion
+from .ir.printer import fusion_text
+from .ir.tensor_view import TensorView
+from .ir.verify import verify
+from .passes import PASSES, bind
+from .schedulers import KERNEL_SCHEDULERS
+from .schedulers.plan import KernelPlan
+from .schedulers.segment import Segment
+from .segmenter import ScheduledSegment, segment_fusion
+
+
+@dataclass(frozen=True)
+class PlannedSegment:
+    """A segment, who runs it, why nobody before did, and the kernels that it comes to."""
+
+    segment: Segment
+    scheduler: str
+    refusals: tuple[tuple[str, str], ...]
+    kernels: tuple[KernelPlan, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every rank agrees on: nothing in it depends on a rank.  ``trace``: the text after each stage."""
+
+    fusion: BoundFusion
+    segments: tuple[PlannedSegment, ...]
+    trace: tuple[tuple[str, str], ...]
+
+
+def compile_fusion(fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]]) -> Plan:
+    """``sizes``: the unsharded shape of every input tensor."""
+    bound = bind(fusion, sizes)
+    trace = [("bind", fusion_text(bound))]
+    for run in PASSES:
+        run(bound)
+        trace.append((run.__name__, fusion_text(bound)))
+    verify(bound, PASSES[-1].__name__)
+    segments = tuple(_plan(s) for s in segment_fusion(bound))
+    trace.append(("segments", "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)))
+    return Plan(bound, segments, tuple(trace))
+
+
+def _plan(scheduled: ScheduledSegment) -> PlannedSegment:
+    kernels: tuple[KernelPlan, ...] = ()
+    if scheduled.scheduler in KERNEL_SCHEDULERS:
+        kernels = KERNEL_SCHEDULERS[scheduled.scheduler](scheduled.segment)
+    return PlannedSegment(scheduled.segment, scheduled.scheduler, scheduled.refusals, kernels)

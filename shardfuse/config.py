@@ -1,0 +1,218 @@
+"""The only reader of the environment: frozen records, read where a caller asks for them and then passed on."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Literal
+
+from shardfuse.errors import EnvironmentVariableError, LaunchEnvironmentError
+
+Launcher = Literal["torchrun", "mpirun", "environment", "slurm", "none"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What shardfuse's own variables (and Triton's one) say.
+
+    triton_interpret: TRITON_INTERPRET, generated kernels run under Triton's interpreter.
+    strict: SHARDFUSE_STRICT, a kernel that fails to compile is an error instead of a fallback to torch.
+    timeout: SHARDFUSE_TIMEOUT, seconds that a rank waits for its peers in a collective.
+    heartbeat_limit: SHARDFUSE_HEARTBEAT_LIMIT, seconds without a sign of life after which a rank counts as gone.
+    """
+
+    triton_interpret: bool = False
+    strict: bool = False
+    timeout: float = 300.0
+    heartbeat_limit: float = 30.0
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """This process's place among the processes of its job, as the launcher's environment tells it.
+
+    rank, world_size: among all processes; local_rank, local_size: among those of this host.
+    job: a text that all processes of the job and no other job on this host have ("" if the launcher gives none).
+    master_addr, master_port: where rank 0 (or the launcher's agent) serves the store; None where unknown.
+    agent_store: the launcher's agent serves it. attempt: how often the agent has started the ranks anew.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    launcher: Launcher = "none"
+    job: str = ""
+    master_addr: str | None = None
+    master_port: int | None = None
+    agent_store: bool = False
+    attempt: int = 0
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read `Settings`. Raises EnvironmentVariableError for a value that is no flag or no positive number."""
+    env = os.environ if environ is None else environ
+    return Settings(
+        triton_interpret=_flag(env, "TRITON_INTERPRET"),
+        strict=_flag(env, "SHARDFUSE_STRICT"),
+        timeout=_seconds(env, "SHARDFUSE_TIMEOUT", Settings.timeout),
+        heartbeat_limit=_seconds(env, "SHARDFUSE_HEARTBEAT_LIMIT", Settings.heartbeat_limit),
+    )
+
+
+def read_launch(environ: Mapping[str, str] | None = None) -> LaunchConfig:
+    """Read `LaunchConfig` from torchrun's, Open MPI's, the RANK/WORLD_SIZE convention's or SLURM's variables.
+
+    The innermost launcher wins: torchrun's agent sets its variables inside what mpirun or srun started.
+    Raises EnvironmentVariableError and LaunchEnvironmentError.
+    """
+    env = os.environ if environ is None else environ
+    if "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
+        return _check(_from_rank_variables(env, "torchrun"))
+    if "OMPI_COMM_WORLD_SIZE" in env:
+        return _check(_from_open_mpi(env))
+    if "RANK" in env or "WORLD_SIZE" in env:
+        return _check(_from_rank_variables(env, "environment"))
+    # SLURM_STEP_NUM_TASKS is set by srun only: a batch script's SLURM_NTASKS does not mean that tasks were started.
+    if "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
+        return _check(_from_slurm(env))
+    return LaunchConfig()
+
+
+def set_process_defaults(launch: LaunchConfig, environ: MutableMapping[str, str] | None = None) -> None:
+    """Set what several ranks on one host need and nobody has set: gloo on the loopback interface, one OpenMP thread.
+
+    gloo otherwise binds to what the host name resolves to, which may be nothing; OpenMP otherwise takes every core
+    in every rank.
+    """
+    env = os.environ if environ is None else environ
+    if launch.world_size == launch.local_size:
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if launch.world_size > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _from_rank_variables(env: Mapping[str, str], launcher: Launcher) -> LaunchConfig:
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        raise LaunchEnvironmentError(f"only {'RANK' if 'RANK' in env else 'WORLD_SIZE'}", "both RANK and WORLD_SIZE")
+    rank, world_size = _integer(env, "RANK", 0), _integer(env, "WORLD_SIZE", 1)
+    addr = env.get("MASTER_ADDR")
+    # Without LOCAL_WORLD_SIZE the ranks are taken to share one host unless MASTER_ADDR says otherwise.
+    one_host = addr in (None, "localhost", "127.0.0.1", "::1")
+    return LaunchConfig(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_integer(env, "LOCAL_RANK", rank if one_host else 0),
+        local_size=_integer(env, "LOCAL_WORLD_SIZE", world_size if one_host else 1),
+        launcher=launcher,
+        job=env.get("TORCHELASTIC_RUN_ID", ""),
+        master_addr=addr,
+        master_port=_optional_integer(env, "MASTER_PORT"),
+        agent_store=launcher == "torchrun" and env.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True",
+        attempt=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
+    )
+
+
+def _from_open_mpi(env: Mapping[str, str]) -> LaunchConfig:
+    rank, world_size = _integer(env, "OMPI_COMM_WORLD_RANK", 0), _integer(env, "OMPI_COMM_WORLD_SIZE", 1)
+    return LaunchConfig(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_integer(env, "OMPI_COMM_WORLD_LOCAL_RANK", rank),
+        local_size=_integer(env, "OMPI_COMM_WORLD_LOCAL_SIZE", world_size),
+        launcher="mpirun",
+        job=env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid", ""),
+        master_addr=env.get("MASTER_ADDR"),
+        master_port=_optional_integer(env, "MASTER_PORT"),
+    )
+
+
+def _from_slurm(env: Mapping[str, str]) -> LaunchConfig:
+    job = f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"
+    world_size, nodes = _integer(env, "SLURM_STEP_NUM_TASKS", 1), _integer(env, "SLURM_STEP_NUM_NODES", 1)
+    master_addr, master_port = env.get("MASTER_ADDR"), _optional_integer(env, "MASTER_PORT")
+    if nodes > 1:
+        master_addr = master_addr or _first_host(env.get("SLURM_STEP_NODELIST", ""))
+        # The same on every node and seldom the same for two jobs: SLURM hands nothing round.
+        master_port = master_port or 20000 + _integer(env, "SLURM_JOB_ID", 0) % 20000
+    tasks = _tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
+    node = _integer(env, "SLURM_NODEID", 0)
+    return LaunchConfig(
+        rank=_integer(env, "SLURM_PROCID", 0),
+        world_size=world_size,
+        local_rank=_integer(env, "SLURM_LOCALID", 0),
+        local_size=tasks[node] if node < len(tasks) else tasks[-1],
+        launcher="slurm",
+        job=job,
+        master_addr=master_addr,
+        master_port=master_port,
+    )
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """`"2(x3),1"` -> [2, 2, 2, 1], SLURM's short form."""
+    tasks: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise EnvironmentVariableError("SLURM_STEP_TASKS_PER_NODE", text, "counts such as '2(x3),1'")
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks
+
+
+def _first_host(node_list: str) -> str:
+    """`"gpu[03-05,9],cpu1"` -> "gpu03", the host of rank 0."""
+    match = re.match(r"([^,\[]+)(?:\[([^,\-\]]+))?", node_list)
+    if match is None:
+        raise EnvironmentVariableError("SLURM_STEP_NODELIST", node_list, "a list of host names")
+    return match[1] + (match[2] or "")
+
+
+def _check(launch: LaunchConfig) -> LaunchConfig:
+    if not 0 <= launch.rank < launch.world_size:
+        raise LaunchEnvironmentError(
+            f"rank {launch.rank} in a world of {launch.world_size}", f"a rank from 0 to {launch.world_size - 1}"
+        )
+    if not 0 <= launch.local_rank < max(launch.local_size, 1):
+        raise LaunchEnvironmentError(
+            f"local rank {launch.local_rank} of {launch.local_size}", f"a local rank from 0 to {launch.local_size - 1}"
+        )
+    return launch
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    value = env.get(name, "").strip().lower()
+    if value in ("", "0", "false", "no", "off"):
+        return False
+    if value in ("1", "true", "yes", "on"):
+        return True
+    raise EnvironmentVariableError(name, env[name], "1 or 0")
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    value = env.get(name, "")
+    if not value:
+        return default
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise EnvironmentVariableError(name, value, "a number of seconds") from None
+    if not 0 < seconds < float("inf"):
+        raise EnvironmentVariableError(name, value, "a positive number of seconds")
+    return seconds
+
+
+def _integer(env: Mapping[str, str], name: str, default: int) -> int:
+    value = _optional_integer(env, name)
+    return default if value is None else value
+
+
+def _optional_integer(env: Mapping[str, str], name: str) -> int | None:
+    value = env.get(name, "")
+    if not value:
+        return None
+    if not re.fullmatch(r"\d+", value.strip()):
+        raise EnvironmentVariableError(name, value, "a whole number, 0 or more")
+    return int(value)

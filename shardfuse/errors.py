@@ -1,0 +1,276 @@
+"""One class per error that a user can meet. The constructor takes values; the class holds the sentence.
+
+Each sentence names the argument, what was found, what was expected, and what to do. A `ShardfuseError` is
+about the caller's program; a bug in shardfuse itself is an `AssertionError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ShardfuseError(Exception):
+    """Base of every error that shardfuse raises about the caller's program."""
+
+
+# --- environment and processes -----------------------------------------------------------------------------
+
+
+class EnvironmentVariableError(ShardfuseError):
+    """An environment variable that shardfuse reads holds a value that it cannot use."""
+
+    def __init__(self, name: str, value: str, expected: str) -> None:
+        super().__init__(f"environment variable {name} is {value!r}, expected {expected}: correct it or unset it")
+
+
+class LaunchEnvironmentError(ShardfuseError):
+    """Rank and world size of the environment contradict each other, or one of a pair is missing."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        super().__init__(
+            f"the launch environment has {found}, expected {expected}: start through torchrun, mpirun or srun"
+        )
+
+
+class RendezvousError(ShardfuseError):
+    """The ranks did not find each other within the timeout."""
+
+    def __init__(self, rank: int, world_size: int, where: str, timeout: float) -> None:
+        super().__init__(
+            f"rank {rank} of {world_size} found no rendezvous at {where} within {timeout:g} s: "
+            "check that every rank was started, or set MASTER_ADDR and MASTER_PORT"
+        )
+
+
+class BackendUnavailableError(ShardfuseError):
+    """`initialize(backend=...)` names a backend that this machine or this torch cannot run."""
+
+    def __init__(self, backend: str, reason: str) -> None:
+        super().__init__(f"backend {backend!r} cannot be used here: {reason}; leave backend out to have one chosen")
+
+
+class BackendsDisagreeError(ShardfuseError):
+    """The ranks chose different backends, as where only some of them see a GPU."""
+
+    def __init__(self, chosen: Sequence[str]) -> None:
+        super().__init__(
+            f"the ranks chose different backends {list(chosen)} (by rank), expected one: pass backend='gloo', "
+            "or give every rank a GPU of its own"
+        )
+
+
+class AlreadyInitializedError(ShardfuseError):
+    """`initialize()` was called where a default process group of somebody else's is there already."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "initialize() found a default process group that it did not make: either use that one and do not call "
+            "initialize(), or leave its making to initialize()"
+        )
+
+
+class NotInitializedError(ShardfuseError):
+    """Something needs torch.distributed's default process group and there is none."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} needs a process group and none is initialised: call shardfuse.initialize() first")
+
+
+class PeerLostError(ShardfuseError):
+    """Another rank failed, left early, or cannot be reached, so that this rank cannot go on."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} {reason}; this rank cannot go on without it")
+        self.rank = rank
+        self.reason = reason
+
+
+# --- device mesh -------------------------------------------------------------------------------------------
+
+
+class MeshRanksError(ShardfuseError):
+    """`DeviceMesh(ranks)` was given something that is not a box of distinct ranks."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        super().__init__(
+            f"DeviceMesh(ranks=...) has {found}, expected {expected}: name each rank once, e.g. [[0, 1], [2, 3]]"
+        )
+
+
+class MeshDimNamesError(ShardfuseError):
+    """`DeviceMesh(dim_names=...)` does not fit the mesh."""
+
+    def __init__(self, names: Sequence[object], ndim: int) -> None:
+        super().__init__(
+            f"DeviceMesh(dim_names={tuple(names)!r}) does not fit {ndim} mesh dimensions: pass {ndim} distinct strings"
+        )
+
+
+class MeshDimensionError(ShardfuseError):
+    """A parallel type names a mesh dimension that the mesh does not have."""
+
+    def __init__(self, parallel_type: str, mesh: str, available: Sequence[str]) -> None:
+        super().__init__(
+            f"{mesh} has no dimension {parallel_type}: use one of {', '.join(available)}, "
+            "or give the mesh more dimensions"
+        )
+
+
+class RankNotInMeshError(ShardfuseError):
+    """A rank was asked about that is not in the mesh."""
+
+    def __init__(self, rank: int, mesh: str) -> None:
+        super().__init__(f"rank {rank} is not in {mesh}: ask only ranks of the mesh, or add it to the mesh")
+
+
+class TeamRanksError(ShardfuseError):
+    """A team of ranks names a rank more than once."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        super().__init__(f"the team {list(ranks)} has a rank more than once, expected distinct ranks: name each once")
+
+
+class MeshExceedsWorldError(ShardfuseError):
+    """The mesh names ranks that the world does not have."""
+
+    def __init__(self, mesh: str, size: int, largest_rank: int, world_size: int) -> None:
+        super().__init__(
+            f"{mesh} of {size} ranks (largest {largest_rank}) does not fit a world of {world_size}: "
+            f"start at least {largest_rank + 1} ranks, or use a smaller mesh"
+        )
+
+
+class ShardAxisError(ShardfuseError):
+    """An axis to shard is not an axis of the tensor."""
+
+    def __init__(self, axis: int, ndim: int) -> None:
+        super().__init__(
+            f"axis {axis} is not an axis of a tensor of {ndim} dimensions: pass one from {-ndim} to {ndim - 1}"
+        )
+
+
+# --- communication -----------------------------------------------------------------------------------------
+
+
+class CollectiveArgumentError(ShardfuseError):
+    """A collective's argument does not fit the tensor or the team."""
+
+    def __init__(self, kind: str, argument: str, found: str, expected: str) -> None:
+        super().__init__(
+            f"{kind}: {argument} is {found}, expected {expected}: every rank of the team must pass values that agree"
+        )
+
+
+# --- definition --------------------------------------------------------------------------------------------
+
+
+class AxisError(ShardfuseError):
+    """An axis number is not one of the tensor's."""
+
+    def __init__(self, tensor: str, kind: str, axis: int, ndim: int) -> None:
+        super().__init__(f"{tensor} has no {kind} axis {axis}: it has {ndim}, pass one from {-ndim} to {ndim - 1}")
+
+
+class ScheduleError(ShardfuseError):
+    """A split, merge, reorder, parallelisation or allocation domain that the TensorView cannot have."""
+
+    def __init__(self, where: str, found: str, why: str, remedy: str) -> None:
+        super().__init__(f"{where}: {found} cannot be done: {why}; {remedy}")
+
+
+class KernelCompileError(ShardfuseError):
+    """Triton could not compile a generated kernel."""
+
+    def __init__(self, name: str, message: str, source: str) -> None:
+        super().__init__(
+            f"kernel {name} does not compile: {message}; the source stands below, please report it\n{source}"
+        )
+
+
+# --- shardfuse.nn ------------------------------------------------------------------------------------------
+
+
+class PlacementError(ShardfuseError):
+    """A placement (DTensor's Shard, Replicate, Partial) does not fit the mesh, the tensor or the module."""
+
+    def __init__(self, argument: str, placements: Sequence[object], against: str, advice: str) -> None:
+        found = ", ".join(str(p) for p in placements)
+        super().__init__(f"{argument}={found} does not fit {against}: {advice}")
+
+
+class ModuleInputError(ShardfuseError):
+    """A tensor handed to a module of shardfuse.nn does not fit the module."""
+
+    def __init__(self, module: str, argument: str, found: str, expected: str, advice: str) -> None:
+        super().__init__(f"{module}: {argument} has {found}, expected {expected}: {advice}")
+
+
+class ModuleArgumentError(ShardfuseError):
+    """A constructor argument of a module of shardfuse.nn is out of range."""
+
+    def __init__(self, module: str, argument: str, found: object, expected: str) -> None:
+        super().__init__(f"{module}({argument}={found!r}): expected {expected}")
+
+
+class ShapeError(ShardfuseError):
+    """Operands of an op do not fit each other, or an op's shape argument does not fit its operand."""
+
+    def __init__(self, op: str, found: str, expected: str, remedy: str) -> None:
+        super().__init__(f"{op}: found {found}, expected {expected}; {remedy}")
+
+
+class ShardingError(ShardfuseError):
+    """A sharding that a tensor of this size cannot have."""
+
+    def __init__(self, tensor: str, found: str, why: str, remedy: str) -> None:
+        super().__init__(f"cannot shard {tensor}: {found}, {why}; {remedy}")
+
+
+class OperandError(ShardfuseError):
+    """An argument of ``fd.ops.<op>`` is of a kind that the op does not take."""
+
+    def __init__(self, op: str, argument: str, found: object, expected: str) -> None:
+        super().__init__(f"ops.{op}: {argument} is {found!r}, expected {expected}")
+
+
+class UnknownOpError(ShardfuseError, AttributeError):
+    """``fd.ops`` has no op of that name."""
+
+    def __init__(self, name: str, close: Sequence[str]) -> None:
+        hint = f"did you mean {' or '.join(close)}?" if close else "docs/ops.md lists all of them"
+        super().__init__(f"fd.ops has no op {name!r}: {hint}")
+
+
+class EmptyFusionError(ShardfuseError, NotImplementedError):
+    """A fusion without outputs was run."""
+
+    def __init__(self) -> None:
+        super().__init__("Fusion is empty!")
+
+
+class InputError(ShardfuseError):
+    """An argument of ``execute`` does not fit the input that the definition declared."""
+
+    def __init__(self, index: int, name: str, found: str, expected: str, remedy: str) -> None:
+        super().__init__(f"Expected input {index}, {name}, to be {expected} but got {found}: {remedy}")
+
+
+class InputCountError(ShardfuseError):
+    """``execute`` was given too many or too few arguments."""
+
+    def __init__(self, found: int, expected: int) -> None:
+        super().__init__(f"execute was given {found} inputs, the fusion declares {expected}: pass them in order of definition")
+
+
+class NoPlanError(ShardfuseError):
+    """``explain`` was asked about a fusion whose sizes nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__("explain() needs sizes: execute the fusion first, or pass inputs=[...] or sizes={...}")
+
+
+class DefinitionError(ShardfuseError):
+    """An argument of a definition's method is not what it takes."""
+
+    def __init__(self, method: str, found: str, expected: str) -> None:
+        super().__init__(f"{method}: found {found}, expected {expected}")

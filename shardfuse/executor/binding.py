@@ -1,0 +1,135 @@
+"""Binds a caller's arguments to a fusion's inputs: what is wrong is said in terms of the caller's tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..allocation.global_sizes import local_logical_sizes
+from ..errors import InputCountError, InputError
+from ..ir.domain import BoundDomain
+from ..ir.dtype import DataType
+from ..ir.expr import Scalar
+from ..ir.fusion import Fusion, FusionInput
+from ..ir.tensor_view import TensorView
+
+Argument = torch.Tensor | int | float | bool | complex
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Arguments that fit: tensors with the inputs that they are for, and the device of all of them."""
+
+    tensors: dict[TensorView, torch.Tensor]
+    local_shapes: dict[TensorView, tuple[int, ...]]
+    device: torch.device
+
+
+def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, device: torch.device | None) -> Bound:
+    """Checks kind, dtype, rank, device, static sizes and contiguity.  Raises ``InputError``, ``InputCountError``."""
+    if len(arguments) != len(fusion.inputs):
+        raise InputCountError(len(arguments), len(fusion.inputs))
+    tensors: dict[TensorView, torch.Tensor] = {}
+    shapes: dict[TensorView, tuple[int, ...]] = {}
+    home = device
+    for k, (declared, argument) in enumerate(zip(fusion.inputs, arguments, strict=True)):
+        val = declared.val
+        if isinstance(val, Scalar):
+            _check_scalar(k, val, argument)
+            continue
+        if not isinstance(argument, torch.Tensor):
+            raise InputError(
+                k, val.name, f"scalar {argument!r}", "an at::Tensor", "pass a torch.Tensor, or declare it with define_scalar"
+            )
+        tensors[val] = argument
+        mesh = val.domain.mesh
+        if mesh is not None and rank not in mesh.ranks:
+            shapes[val] = _stand_in_shape(k, val, argument)  # this rank holds nothing of it: the argument is not read
+            continue
+        _check_tensor(k, declared, val, argument, home)
+        if not val.is_cpu:
+            home = home or argument.device
+        shapes[val] = tuple(local_logical_sizes(val, argument.shape)) if val.allocation_rank else tuple(argument.shape)
+    return Bound(tensors, shapes, home or torch.device("cpu"))
+
+
+def _stand_in_shape(k: int, val: TensorView, argument: torch.Tensor) -> tuple[int, ...]:
+    """Sizes that are not static are those of the tensor that a rank outside of the mesh passes in place of a shard."""
+    if all(n >= 0 for n in val.shape):
+        return val.shape
+    if argument.ndim != val.ndim:
+        raise InputError(
+            k, val.name, f"shape {list(argument.shape)} on a rank outside of its mesh", f"of {val.ndim} dims",
+            "pass a tensor of a shard's shape (it is not read), or declare static sizes",
+        )  # fmt: skip
+    return tuple(n if n >= 0 else m for n, m in zip(val.shape, argument.shape, strict=True))
+
+
+def _check_scalar(k: int, val: Scalar, argument: object) -> None:
+    if not isinstance(argument, int | float | bool | complex):
+        kind = type(argument).__name__
+        raise InputError(k, val.name, kind, f"a {val.dtype.name} scalar", "pass a Python number")
+    if val.dtype.is_integral and not isinstance(argument, int):
+        raise InputError(k, val.name, repr(argument), f"a {val.dtype.name} scalar", "pass an int")
+
+
+def _check_tensor(
+    k: int, declared: FusionInput, val: TensorView, tensor: torch.Tensor, home: torch.device | None
+) -> None:
+    name = val.name
+    if tensor.dtype != val.dtype.torch:
+        raise InputError(
+            k, name, f"dtype {tensor.dtype}", f"of dtype {val.dtype.torch}", f"cast it, or declare dtype={_name(tensor.dtype)}"
+        )
+    ndim = len(val.domain.allocation or val.domain.loop) if val.allocation_rank else val.ndim
+    if tensor.ndim != ndim:
+        form = "one for each allocation axis, a mesh axis being 1" if val.allocation_rank else "its logical rank"
+        raise InputError(
+            k, name, f"{tensor.ndim} dims, shape {list(tensor.shape)}", f"a tensor of {ndim} dims", f"pass {form}"
+        )
+    if home is not None and not val.is_cpu and tensor.device != home:
+        raise InputError(k, name, f"a tensor on {tensor.device}", f"on {home}", "move it there")
+    if val.is_cpu and tensor.device.type != "cpu":
+        raise InputError(k, name, f"a tensor on {tensor.device}", "on cpu", "move it there, or declare is_cpu=False")
+    _check_contiguity(k, declared, val, tensor)
+
+
+def _name(dtype: torch.dtype) -> str:
+    try:
+        return repr(DataType.from_torch(dtype))
+    except KeyError:
+        return f"a type that shardfuse has ({dtype} is none)"
+
+
+def _check_contiguity(k: int, declared: FusionInput, val: TensorView, tensor: torch.Tensor) -> None:
+    if val.allocation_rank or not declared.contiguity:
+        return
+    order = sorted(range(tensor.ndim), key=lambda d: -declared.stride_order[d]) if declared.stride_order else None
+    dims = order or list(range(tensor.ndim))
+    expected = 1
+    for place in reversed(range(len(dims))):
+        d = dims[place]
+        size, stride, flag = tensor.shape[d], tensor.stride(d), declared.contiguity[place]
+        if flag is True and size > 1 and stride != expected and val.domain.allocation is None:
+            raise InputError(
+                k, val.name, f"strides {list(tensor.stride())} for shape {list(tensor.shape)}",
+                f"contiguous in dim {d} (stride {expected})",
+                "call .contiguous(), or declare contiguity=False for that dim",
+            )  # fmt: skip
+        expected = stride * size if size > 1 else expected
+
+
+def check_local_shape(
+    k: int, val: TensorView, domain: BoundDomain, found: Sequence[int], rank: int, unsharded: Sequence[int]
+) -> None:
+    """Does this rank's tensor have the shape that its share of the unsharded one has?"""
+    expected = domain.local_shape(rank)
+    if tuple(found) == expected:
+        return
+    where = "" if domain.mesh is None else f" on rank {rank} of {domain.mesh}, unsharded {list(unsharded)}"
+    raise InputError(
+        k, val.name, f"shape {list(found)}", f"of shape {list(expected)}{where}",
+        "pass this rank's piece, or correct the sizes in the definition",
+    )  # fmt: skip

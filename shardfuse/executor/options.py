@@ -1,0 +1,34 @@
+"""How a fusion is compiled and run: one frozen record, made once from the environment and passed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ..config import Settings
+
+Backend = Literal["triton", "torch"]
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """``backend``: ``None`` takes Triton for CUDA tensors, and for CPU tensors only under Triton's interpreter.
+
+    ``interpret``: kernels are written for the interpreter.  ``strict``: a kernel that does not compile is an error
+    rather than a fall back to torch.
+    """
+
+    backend: Backend | None = None
+    interpret: bool = False
+    strict: bool = False
+
+    @staticmethod
+    def from_settings(settings: Settings) -> CompileOptions:
+        return CompileOptions(None, settings.triton_interpret, settings.strict)
+
+    def backend_for(self, device: torch.device) -> Backend:
+        if self.backend is not None:
+            return self.backend
+        return "triton" if device.type == "cuda" or self.interpret else "torch"

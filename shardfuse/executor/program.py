@@ -1,0 +1,211 @@
+"""The host program of one rank: a flat, generated Python function over local tensors.
+
+    def program(T0, T1):
+        T3 = collective_0(T0)
+        T4 = empty((4, 512), (512, 1), float32)
+        kernel_1(T3, T1, T4)
+        del T3
+        return T4,
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+
+from ..allocation.layouts import strides_of
+from ..analysis.resharding import communication_of
+from ..ir.expr import BoundFusion, BoundTensor, Expr, Number
+from ..ir.tensor_view import TensorView
+from ..ops.evaluate import evaluate_local
+from ..schedulers.plan import KernelPlan
+from ..schedulers.segment import Segment
+from . import resharding
+from .allocation_form import from_allocation, to_allocation
+from .options import CompileOptions
+
+Host = Callable[..., tuple[torch.Tensor | None, ...]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """``run(*arguments)`` gives the outputs in order; ``text`` is its source."""
+
+    run: Host
+    text: str
+    kernels: tuple[str, ...] = ()
+    """The generated sources."""
+
+
+@dataclass
+class ProgramBuilder:
+    """Writes the program of ``rank``.  ``samples``: a meta tensor for each input, with its strides."""
+
+    fusion: BoundFusion
+    rank: int
+    device: torch.device
+    options: CompileOptions
+    samples: Mapping[BoundTensor, torch.Tensor]
+    aligned: Mapping[BoundTensor, bool]
+    lines: list[str] = field(default_factory=list[str])
+    names: dict[str, object] = field(default_factory=dict[str, object])
+    sources: list[str] = field(default_factory=list[str])
+    meta: dict[BoundTensor, torch.Tensor] = field(default_factory=dict[BoundTensor, torch.Tensor])
+    base_aligned: dict[BoundTensor, bool] = field(default_factory=dict[BoundTensor, bool])
+
+    def begin(self, forms: Sequence[TensorView | None]) -> None:
+        """``forms``: for each input its TensorView where it comes by allocation rank, else ``None``."""
+        for value, form in zip(self.fusion.inputs, forms, strict=True):
+            if not isinstance(value, BoundTensor):
+                continue
+            self.meta[value] = self.samples[value]
+            self.base_aligned[value] = self.aligned[value]
+            if form is not None and self.holds(value):
+                self.names[f"from_allocation_{value}"] = from_allocation(value.domain, self.rank)
+                self.lines.append(f"{value} = from_allocation_{value}({value})")
+                self.contiguous(value)
+
+    def holds(self, tensor: BoundTensor) -> bool:
+        """Is any of ``tensor`` on this rank's mesh?"""
+        return tensor.domain.mesh is None or self.rank in tensor.domain.mesh.ranks
+
+    def contiguous(self, tensor: BoundTensor) -> None:
+        """``tensor`` is stored as its allocation domain says, from an aligned start."""
+        shape = tensor.domain.local_shape(self.rank)
+        strides = strides_of(tensor.domain, self.rank)
+        strides = strides or torch.empty(shape, device="meta").stride()
+        self.meta[tensor] = torch.empty_strided(shape, strides, dtype=tensor.dtype.torch, device="meta")
+        self.base_aligned[tensor] = True
+
+    # segments
+
+    def add(self, k: int, segment: Segment, scheduler: str, kernels: Sequence[KernelPlan]) -> None:
+        if not any(self.holds(t) for t in (*segment.inputs, *segment.outputs)):
+            self.lines += [f"{t} = None" for t in segment.outputs]
+            return
+        if scheduler == "communication":
+            self.add_call(f"collective_{k}", segment, self.communication(segment.exprs[0]))
+        elif scheduler == "no_op":
+            self.add_view(k, segment)
+        elif scheduler == "torch_call" or self.options.backend_for(self.device) == "torch" or self.is_empty(segment):
+            self.add_call(f"torch_{k}", segment, self.evaluation(segment))
+        else:
+            self.add_kernels(k, segment, kernels)
+
+    def is_empty(self, segment: Segment) -> bool:
+        return any(0 in self.meta[t].shape for t in segment.inputs) or any(
+            0 in t.domain.local_shape(self.rank) for t in segment.outputs
+        )
+
+    def add_call(self, name: str, segment: Segment, function: Callable[..., object]) -> None:
+        self.names[name] = function
+        results = ", ".join(map(str, segment.outputs))
+        self.lines.append(f"{results} = {name}({self.arguments(segment)})")
+        for t in segment.outputs:
+            if self.holds(t):
+                self.contiguous(t)
+
+    def arguments(self, segment: Segment) -> str:
+        scalars = [s.name for s in segment.scalars if s.value is None]
+        return ", ".join([*map(str, segment.inputs), *scalars])
+
+    def communication(self, expr: Expr) -> Callable[..., object]:
+        return resharding.prepare(expr, self.rank, self.device)
+
+    def add_view(self, k: int, segment: Segment) -> None:
+        """Runs nothing; the strides that come out are found on meta tensors."""
+        function = self.views(segment)
+        self.names[f"view_{k}"] = function
+        outputs = ", ".join(map(str, segment.outputs))
+        self.lines.append(f"{outputs} = view_{k}({self.arguments(segment)})")
+        made = function(*(self.meta[t] for t in segment.inputs))
+        results = (made,) if isinstance(made, torch.Tensor) else cast(tuple[torch.Tensor, ...], made)
+        for t, result in zip(segment.outputs, results, strict=True):
+            self.meta[t] = result
+            self.base_aligned[t] = all(self.base_aligned[i] for i in segment.inputs)
+
+    def views(self, segment: Segment) -> Callable[..., object]:
+        slices = {e: self.communication(e) for e in segment.exprs if communication_of(e) is not None}
+        rank = self.rank
+
+        def run(*tensors: torch.Tensor) -> object:
+            env = dict(zip(segment.inputs, tensors, strict=True))
+            for e in segment.exprs:
+                x = env[e.tensors[0]]
+                env[e.output] = slices[e](x) if e in slices else evaluate_local(e, env, {}, rank, x.device)
+            return _one_or_all([env[t] for t in segment.outputs])
+
+        return run
+
+    def evaluation(self, segment: Segment) -> Callable[..., object]:
+        """The segment by torch, op by op, results in new storage of the layout that was agreed."""
+        scalars = [s for s in segment.scalars if s.value is None]
+        layouts = [(t, t.domain.local_shape(self.rank), strides_of(t.domain, self.rank)) for t in segment.outputs]
+        count, rank, device = len(segment.inputs), self.rank, self.device
+
+        def run(*arguments: torch.Tensor | Number) -> object:
+            tensors = cast(tuple[torch.Tensor, ...], arguments[:count])
+            env = dict(zip(segment.inputs, tensors, strict=True))
+            numbers = dict(zip(scalars, cast(tuple[Number, ...], arguments[count:]), strict=True))
+            for e in segment.exprs:
+                env[e.output] = evaluate_local(e, env, numbers, rank, device)
+            return _one_or_all([_stored(env[t], shape, strides, tensors) for t, shape, strides in layouts])
+
+        return run
+
+    def add_kernels(self, k: int, segment: Segment, kernels: Sequence[KernelPlan]) -> None:
+        raise NotImplementedError
+
+    # end
+
+    def finish(self, forms: Sequence[tuple[int, ...] | None]) -> Program:
+        """``forms``: for each output its shape where it is wanted by allocation rank, else ``None``."""
+        results: list[str] = []
+        for k, (t, form) in enumerate(zip(self.fusion.outputs, forms, strict=True)):
+            if form is not None and self.holds(t):
+                self.names[f"to_allocation_{k}"] = to_allocation(t.domain, self.rank, form)
+                results.append(f"to_allocation_{k}({t})")
+            else:
+                results.append(t.name)
+        head = ", ".join(v.name for v in self.fusion.inputs)
+        body = "\n    ".join([*_freed(self.lines, [t.name for t in self.fusion.outputs]), f"return {', '.join(results)},"])
+        text = f"def program({head}):\n    {body}\n"
+        space = dict(self.names)
+        exec(compile(text, "<shardfuse program>", "exec"), space)
+        return Program(cast(Host, space["program"]), text, tuple(self.sources))
+
+
+def _one_or_all(results: Sequence[torch.Tensor | None]) -> object:
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _stored(
+    result: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...] | None, inputs: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """``result`` with these strides, in storage that no input has."""
+    result = result.expand(shape)
+    strides = strides or torch.empty(shape, device="meta").stride()
+    shared = any(result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in inputs)
+    if result.stride() == strides and not shared:
+        return result
+    return torch.empty_strided(shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def _freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """``lines`` with a ``del`` behind the last use of each tensor made on the way."""
+    made = [name.strip() for line in lines if " = " in line for name in line.split(" = ")[0].split(",")]
+    last: dict[int, list[str]] = {}
+    for name in dict.fromkeys(made):
+        if name in outputs:
+            continue
+        uses = [k for k, line in enumerate(lines) if name in line.replace("(", " ").replace(")", " ").replace(",", " ").split()]
+        last.setdefault(uses[-1], []).append(name)
+    out: list[str] = []
+    for k, line in enumerate(lines):
+        out.append(line)
+        if k in last:
+            out.append(f"del {', '.join(last[k])}")
+    return out

@@ -1,0 +1,233 @@
+"""Runs one change of sharding on this rank's tensor: which collective, along which dim, and how pieces are put together.
+
+A shard of the outermost part of an axis goes through its own dim, uneven or not.  Any other digit goes through a view
+with a dim per digit, which needs even shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+
+from ..analysis.resharding import communication_of
+from ..errors import ShardingError
+from ..ir.digits import Axis, Digit, cut_out, refine
+from ..ir.domain import BoundDomain
+from ..ir.expr import BoundTensor, Expr
+from ..ir.layout import local_extent
+from ..mesh import DeviceMesh, ParallelType, Team
+from . import communication
+
+Step = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+def prepare(expr: Expr, rank: int, device: torch.device) -> Step:
+    """A function from ``rank``'s source piece to its target piece, everything that depends on sizes worked out."""
+    found = communication_of(expr)
+    assert found is not None, f"{expr.op} changes no sharding"
+    source, target = expr.tensors[0], expr.output
+    if found.mesh_dim is None:
+        return _move(found.kind, source, target, rank, device)
+    mesh = cast(DeviceMesh, target.domain.mesh)
+    team = Team.of(mesh.team(rank, found.mesh_dim), rank)
+    change = _Change(source.domain, target.domain, found.mesh_dim, mesh, team, rank)
+    match found.kind:
+        case "all_gather":
+            return change.all_gather()
+        case "slice":
+            return change.slice()
+        case "all_to_all":
+            return change.all_to_all()
+        case _:
+            (axis,) = cast(tuple[int, ...], expr.attributes["axes"])
+            op = cast(communication.Reduction, expr.op)
+            return change.all_reduce(op, axis) if found.kind == "all_reduce" else change.reduce_scatter(op, axis)
+
+
+class _Change:
+    """What one mesh dimension holds, before and after."""
+
+    def __init__(
+        self, source: BoundDomain, target: BoundDomain, p: ParallelType, mesh: DeviceMesh, team: Team, rank: int
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.team = team
+        self.index = team.index
+        self.shape = target.local_shape(rank)
+        self.had, self.has = source.digits_on(p), target.digits_on(p)
+        self.source_shapes = [source.local_shape(r) for r in team.ranks]
+        self.target_shapes = [target.local_shape(r) for r in team.ranks]
+        self.coordinates = {**source.coordinates(rank), **target.coordinates(rank)}
+
+    def all_gather(self) -> Step:
+        at = outermost(self.source.logical, self.had)
+        team, shape = self.team, self.shape
+        if at is not None:
+            sizes = [s[at] for s in self.source_shapes]
+            return lambda x: communication.all_gather(x, at, team, sizes).reshape(shape)
+        pieces = self.view(self.source.local_axes(), self.source)
+        join = self.joined((*self.had,), self.source.local_axes(), self.target.local_axes(), pieces)
+        return lambda x: join(communication.all_gather(x.reshape(1, *pieces), 0, team))
+
+    def all_reduce(self, op: communication.Reduction, axis: int) -> Step:
+        team, shape = self.team, self.shape
+        return lambda x: communication.all_reduce(x.squeeze(axis), op, team).reshape(shape)
+
+    def reduce_scatter(self, op: communication.Reduction, axis: int) -> Step:
+        team, shape = self.team, self.shape
+        logical = tuple(a for k, a in enumerate(self.source.logical) if k != axis)
+        at = outermost(logical, self.has)
+        if at is not None:
+            sizes = [s[at] for s in self.target_shapes]
+            return lambda x: communication.reduce_scatter(x.squeeze(axis), at, op, team, sizes).reshape(shape)
+        local = tuple(a for k, a in enumerate(self.source.local_axes()) if k != axis)
+        expose = self.exposed(local)
+        return lambda x: communication.reduce_scatter(expose(x.squeeze(axis)), 0, op, team).reshape(shape)
+
+    def slice(self) -> Step:
+        at = outermost(self.target.logical, self.has)
+        shape = self.shape
+        if at is not None:
+            start = sum(s[at] for s in self.target_shapes[: self.index])
+            return lambda x: x.narrow(at, start, shape[at]).view(shape)
+        expose, index = self.exposed(self.source.local_axes()), self.index
+        return lambda x: expose(x)[index].reshape(shape)
+
+    def all_to_all(self) -> Step:
+        team, shape = self.team, self.shape
+        a, b = outermost(self.source.logical, self.had), outermost(self.target.logical, self.has)
+        if a is not None and b is not None and a != b:
+            split, concat = [s[b] for s in self.target_shapes], [s[a] for s in self.source_shapes]
+            return lambda x: communication.all_to_all(x, b, a, team, split, concat).reshape(shape)
+        expose = self.exposed(self.source.local_axes())
+        left = tuple(without_digits(axis, self.has, self.cuts()) for axis in self.source.local_axes())
+        pieces = self.view(left, self.target)
+        join = self.joined(self.had, left, self.target.local_axes(), pieces)
+        return lambda x: join(communication.all_to_all(expose(x), 0, 0, team).reshape(len(team.ranks), *pieces))
+
+    # views with a dim per digit
+
+    def cuts(self) -> dict[Digit, Axis]:
+        """Every digit of source and target in common atoms."""
+        axes = (*self.source.local_axes(), *self.target.local_axes())
+        return refine([*(d for axis in axes for d in axis), *self.had, *self.has])
+
+    def view(self, axes: Sequence[Axis], domain: BoundDomain) -> tuple[int, ...]:
+        """One extent for every atom of ``axes``; atoms below an uneven cut cannot be had this way."""
+        cuts = self.cuts()
+        atoms = [atom for axis in axes for d in axis for atom in cuts.get(d, (d,))]
+        for atom in (*atoms, *self.had, *self.has):
+            if local_extent(atom, self.coordinates) != atom.extent or any(
+                d.base == atom.base and d.base.extent % d.weight for d in (*self.had, *self.has)
+            ):
+                raise ShardingError(
+                    f"{[str(a) for a in domain.logical]}",
+                    "this change of sharding moves a part of an axis that is sharded unevenly",
+                    "it needs even shards",
+                    "pad the axis to a multiple of the ranks, or shard the outermost part of it",
+                )
+        return tuple(atom.extent for atom in atoms)
+
+    def exposed(self, local: Sequence[Axis]) -> Step:
+        """From a local tensor to [team, the rest]: the digits that the target has on the mesh in front."""
+        cuts = self.cuts()
+        atoms = [atom for axis in local for d in axis for atom in cuts[d]]
+        shape = self.view(local, self.source)
+        front = [atoms.index(atom) for d in self.has for atom in cuts[d]]
+        order = [*front, *(k for k in range(len(atoms)) if k not in front)]
+        ranks = len(self.team.ranks)
+        return lambda x: x.reshape(shape).permute(order).reshape(ranks, -1)
+
+    def joined(self, gathered: Axis, have: Sequence[Axis], want: Sequence[Axis], pieces: tuple[int, ...]) -> Step:
+        """From [team, the atoms of ``have``] to the local shape of the target, whose axes are ``want``."""
+        cuts = self.cuts()
+        front = [atom for d in gathered for atom in cuts[d]]
+        atoms = [*front, *(atom for axis in have for d in axis for atom in cuts.get(d, (d,)))]
+        wanted = [atom for axis in want for d in axis for atom in cuts[d]]
+        order = [atoms.index(atom) for atom in wanted]
+        shape, extents = self.shape, tuple(atom.extent for atom in front)
+        return lambda x: x.reshape(*extents, *pieces).permute(order).reshape(shape)
+
+
+def without_digits(axis: Axis, gone: Axis, cuts: dict[Digit, Axis]) -> Axis:
+    """The atoms of ``axis`` less those of ``gone``."""
+    lost = [atom for d in gone for atom in cuts[d]]
+    return tuple(atom for d in axis for atom in cuts[d] if atom not in lost)
+
+
+def outermost(logical: Sequence[Axis], digits: Axis) -> int | None:
+    """The axis whose outermost part is the one digit of ``digits``, or ``None``."""
+    if len(digits) != 1:
+        return None
+    for k, axis in enumerate(logical):
+        found = cut_out(axis, digits[0])
+        if found is not None:
+            return k if not found[0] else None
+    return None
+
+
+def _move(kind: str, source: BoundTensor, target: BoundTensor, rank: int, device: torch.device) -> Step:
+    """From one mesh to another.  Ranks of the target alone are given any tensor, and do not read it."""
+    a, b = cast(DeviceMesh, source.domain.mesh), cast(DeviceMesh, target.domain.mesh)
+    dtype, shape = source.dtype.torch, target.domain.local_shape(rank if rank in b.ranks else b.ranks[0])
+    root = a.ranks[0]
+    ranks = tuple(dict.fromkeys((root, *b.ranks)))
+    if kind == "broadcast":
+        return lambda x: _only_in(b, rank, communication.broadcast(x, shape, dtype, device, root, ranks))
+    if kind == "send":
+        return _send(a, b, shape, dtype, rank, device)
+    if kind == "scatter":
+        at = outermost(target.domain.logical, target.domain.sharding[0][1])
+        assert at is not None, "a scatter is of the outermost part of an axis"
+        sizes = [target.domain.local_shape(r)[at] if r in b.ranks else 0 for r in ranks]
+        whole = source.domain.local_shape(root)
+        return lambda x: _only_in(b, rank, communication.scatter(x, at, sizes, whole, dtype, device, root, ranks))
+    at = outermost(source.domain.logical, source.domain.sharding[0][1])
+    assert at is not None, "a gather is of the outermost part of an axis"
+    home = b.ranks[0]
+    everyone = tuple(dict.fromkeys((*a.ranks, home)))
+    pieces = [source.domain.local_shape(r)[at] if r in a.ranks else 0 for r in everyone]
+    empty = [0 if k == at else n for k, n in enumerate(target.domain.local_shape(home))]
+
+    def gather(x: torch.Tensor) -> torch.Tensor | None:
+        mine = x if rank in a.ranks else torch.empty(empty, dtype=dtype, device=device)
+        return communication.gather(mine, at, pieces, home, everyone)
+
+    return gather
+
+
+def _only_in(mesh: DeviceMesh, rank: int, x: torch.Tensor) -> torch.Tensor | None:
+    return x if rank in mesh.ranks else None
+
+
+def _send(
+    a: DeviceMesh, b: DeviceMesh, shape: tuple[int, ...], dtype: torch.dtype, rank: int, device: torch.device
+) -> Step:
+    """Rank k of ``a`` sends to rank k of ``b``; in order of the pairs, so that chains of ranks do not wait in a ring."""
+    pairs = list(zip(a.ranks, b.ranks, strict=False))
+
+    def step(x: torch.Tensor) -> torch.Tensor | None:
+        out: torch.Tensor | None = None
+        for src, dst in pairs:
+            if src == dst == rank:
+                out = x
+            elif src == rank:
+                communication.send(x, dst)
+            elif dst == rank:
+                out = communication.recv(shape, dtype, device, src)
+        return out
+
+    return step
+
+
+def sum_over_mesh(
+    n: int, mesh: DeviceMesh, mesh_dims: Sequence[ParallelType], rank: int, device: torch.device
+) -> int:
+    """The sum of every rank's ``n`` along ``mesh_dims``: 8 bytes a mesh dimension."""
+    total = torch.tensor([n], dtype=torch.int64, device=device)
+    for p in mesh_dims:
+        total = communication.all_reduce(total, "sum", Team.of(mesh.team(rank, p), rank))
+    return int(total.item())

@@ -1,0 +1,1 @@
+"""The ways in: fusion definitions, and the cache that runs them."""

@@ -1,0 +1,168 @@
+"""FusionExecutorCache: from arguments to a bound program, found by what matters about the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import torch
+
+from ..allocation.global_sizes import Unknown, global_sizes
+from ..compiler import Plan, compile_fusion
+from ..errors import EmptyFusionError, NoPlanError
+from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape
+from ..executor.cache import LRUCache
+from ..executor.options import CompileOptions
+from ..executor.program import Program, ProgramBuilder
+from ..executor.resharding import sum_over_mesh
+from ..ir.expr import BoundTensor
+from ..ir.fusion import Fusion
+from ..ir.tensor_view import TensorView
+from ..mesh import current_rank, world_size
+from ..passes.bind import allocation_shape
+
+Sizes = Mapping[TensorView, Sequence[int]]
+
+PROGRAMS = 256
+"""Bound programs that one fusion keeps."""
+
+
+class FusionExecutorCache:
+    """Runs one fusion at any sizes.  Plans are kept by unsharded sizes, programs by sizes, strides and alignment too."""
+
+    def __init__(self, fusion: Fusion, options: CompileOptions) -> None:
+        self.fusion = fusion
+        self.options = options
+        self.last_plan: Plan | None = None
+        self.last_program: Program | None = None
+        self._plans: LRUCache[Hashable, Plan] = LRUCache(PROGRAMS)
+        self._programs: LRUCache[Hashable, Program] = LRUCache(PROGRAMS)
+        self._asks = _asks_other_ranks(fusion)
+
+    def execute(
+        self, arguments: Sequence[Argument], *, sizes: Sizes | None = None, device: torch.device | None = None
+    ) -> list[torch.Tensor | None]:
+        """The local outputs; ``None`` for an output that is not on this rank's mesh.
+
+        ``sizes``: unsharded shapes of inputs, for uneven shards of symbolic size.
+        """
+        rank = current_rank()
+        key = self._key(arguments, rank, device)
+        if not self._asks and not sizes:
+            program = self._programs.get(key)
+            if program is not None:
+                return list(program.run(*arguments))
+        program = self._bind(key, arguments, rank, dict(sizes or {}), device)
+        return list(program.run(*arguments))
+
+    def is_compiled(self, arguments: Sequence[Argument]) -> bool:
+        return self._programs.get(self._key(arguments, current_rank(), None)) is not None
+
+    def plan(self, sizes: Sizes) -> Plan:
+        """The plan for these unsharded sizes, made or found."""
+        if not self.fusion.outputs:
+            raise EmptyFusionError
+        key = tuple(tuple(sizes[tv]) for tv in self.tensors())
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = compile_fusion(self.fusion, sizes)
+            self._plans.put(key, plan)
+        self.last_plan = plan
+        return plan
+
+    def plan_for(self, arguments: Sequence[Argument] | None, sizes: Sizes | None) -> Plan:
+        """For local arguments, for unsharded sizes, or the last one.  Raises ``NoPlanError``."""
+        if arguments is not None:
+            bound = bind_arguments(self.fusion, arguments, current_rank(), None)
+            found, unknown = global_sizes(self.fusion, bound.local_shapes, sizes or {})
+            if unknown:
+                raise NoPlanError
+            return self.plan(found)
+        if sizes is None and all(n >= 0 for tv in self.tensors() for n in tv.shape):
+            sizes = {tv: tv.shape for tv in self.tensors()}
+        if sizes is not None:
+            return self.plan({tv: sizes.get(tv, tv.shape) for tv in self.tensors()})
+        if self.last_plan is None:
+            raise NoPlanError
+        return self.last_plan
+
+    def last_trace(self) -> str:
+        """Every stage's text.  Raises ``NoPlanError`` where nothing was planned."""
+        if self.last_plan is None:
+            raise NoPlanError
+        stages = list(self.last_plan.trace)
+        if self.last_program is not None:
+            stages += [("kernel", source) for source in self.last_program.kernels]
+            stages.append(("host program", self.last_program.text))
+        return "\n\n".join(f"# {name}\n{text}" for name, text in stages)
+
+    def tensors(self) -> list[TensorView]:
+        return [i.val for i in self.fusion.inputs if isinstance(i.val, TensorView)]
+
+    def _key(self, arguments: Sequence[Argument], rank: int, device: torch.device | None) -> Hashable:
+        described = [
+            (a.shape, a.stride(), a.dtype, a.device, a.data_ptr() % 16 == 0) if isinstance(a, torch.Tensor) else type(a)
+            for a in arguments
+        ]
+        return rank, device, *described
+
+    def _bind(
+        self, key: Hashable, arguments: Sequence[Argument], rank: int, said: dict[TensorView, Sequence[int]],
+        device: torch.device | None,
+    ) -> Program:  # fmt: skip
+        if not self.fusion.outputs:
+            raise EmptyFusionError
+        self._check_meshes()
+        bound = bind_arguments(self.fusion, arguments, rank, device)
+        sizes, unknown = global_sizes(self.fusion, bound.local_shapes, said)
+        for u in unknown:
+            sizes[u.tv][u.axis] = self._exchange(u, rank, bound.device)
+        key = (key, tuple(map(tuple, sizes.values()))) if self._asks or said else key
+        program = self._programs.get(key)
+        if program is None:
+            plan = self.plan(sizes)
+            program = self._build(plan, bound, sizes, rank)
+            self._programs.put(key, program)
+        self.last_program = program
+        return program
+
+    def _check_meshes(self) -> None:
+        for tv in self.fusion.tensors():
+            if tv.domain.mesh is not None:
+                tv.domain.mesh.validate_in_world(world_size())
+
+    @staticmethod
+    def _exchange(unknown: Unknown, rank: int, device: torch.device) -> int:
+        mesh = unknown.tv.domain.mesh
+        assert mesh is not None, "only a sharded axis is asked about"
+        return sum_over_mesh(unknown.local, mesh, unknown.mesh_dims, rank, device)
+
+    def _build(self, plan: Plan, bound: Bound, sizes: Sizes, rank: int) -> Program:
+        inputs = dict(zip((i.val for i in self.fusion.inputs), plan.fusion.inputs, strict=True))
+        samples: dict[BoundTensor, torch.Tensor] = {}
+        aligned: dict[BoundTensor, bool] = {}
+        for k, declared in enumerate(self.fusion.inputs):
+            tv = declared.val
+            if not isinstance(tv, TensorView):
+                continue
+            tensor, value = inputs[tv], bound.tensors[tv]
+            assert isinstance(tensor, BoundTensor), "a tensor is bound to a tensor"
+            if tv.domain.mesh is None or rank in tv.domain.mesh.ranks:
+                check_local_shape(k, tv, tensor.domain, bound.local_shapes[tv], rank, sizes[tv])
+            samples[tensor] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            aligned[tensor] = value.data_ptr() % 16 == 0
+        builder = ProgramBuilder(plan.fusion, rank, bound.device, self.options, samples, aligned)
+        builder.begin([tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs])
+        for k, s in enumerate(plan.segments):
+            builder.add(k, s.segment, s.scheduler, s.kernels)
+        forms = [
+            allocation_shape(tv, t, rank) if tv.allocation_rank else None
+            for tv, t in zip(self.fusion.outputs, plan.fusion.outputs, strict=True)
+        ]
+        return builder.finish(forms)
+
+
+def _asks_other_ranks(fusion: Fusion) -> bool:
+    """May running the fusion need an exchange of sizes?  Then every call asks: no rank may skip it on a hit of its own."""
+    probe = {i.val: [n if n > 0 else 2 for n in i.val.shape] for i in fusion.inputs if isinstance(i.val, TensorView)}
+    return bool(global_sizes(fusion, probe, {})[1])
+

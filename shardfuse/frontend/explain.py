@@ -1,0 +1,67 @@
+"""What a plan comes to: segments, kernels, collectives and bytes; prints as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..analysis.resharding import Communication, communication_of, local_bytes
+from ..compiler import Plan, PlannedSegment
+
+
+@dataclass(frozen=True)
+class SegmentExplanation:
+    """``kernels``: names of the generated kernels; ``refusals``: what each scheduler before the chosen one said.
+
+    ``bytes``: each input read once and each output written once, on one rank.
+    """
+
+    scheduler: str
+    kernels: tuple[str, ...]
+    refusals: tuple[tuple[str, str], ...]
+    bytes: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """``kernels``: how many kernels one rank launches (torch calls apart); ``bytes``: what its segments read and write.
+
+    A plan is the same on every rank and with or without a GPU.
+    """
+
+    segments: tuple[SegmentExplanation, ...]
+    kernels: int
+    collectives: tuple[Communication, ...]
+    bytes: int
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.segments)} segments, {self.kernels} kernels, {len(self.collectives)} collectives, {self.bytes} bytes"]
+        for k, segment in enumerate(self.segments):
+            names = f" -> {', '.join(segment.kernels)}" if segment.kernels else ""
+            lines.append(f"segment {k}: {segment.scheduler}{names}, {segment.bytes} bytes")
+            lines += [f"    {line}" for line in segment.text.splitlines()]
+            lines += [f"    not {name}: {reason}" for name, reason in segment.refusals if name not in _OBVIOUS]
+        lines += [f"collective: {c}" for c in self.collectives]
+        return "\n".join(lines)
+
+
+_OBVIOUS = ("communication", "no_op", "torch_call")
+"""Refusals that are in the record but say nothing new in print."""
+
+
+def explain_plan(plan: Plan) -> Explanation:
+    segments = tuple(_segment(s) for s in plan.segments)
+    found = (communication_of(e) for s in plan.segments for e in s.segment.exprs)
+    collectives = tuple(c for c in found if c is not None and c.kind != "slice")
+    return Explanation(segments, sum(len(s.kernels) for s in segments), collectives, sum(s.bytes for s in segments))
+
+
+def _segment(planned: PlannedSegment) -> SegmentExplanation:
+    segment = planned.segment
+    moved = 0 if planned.scheduler == "no_op" else sum(local_bytes(t) for t in (*segment.inputs, *segment.outputs))
+    text = str(segment)
+    if planned.scheduler == "communication":
+        text += f"   # {communication_of(segment.exprs[0])}"
+    return SegmentExplanation(
+        planned.scheduler, tuple(k.name for k in planned.kernels), planned.refusals, moved, text
+    )

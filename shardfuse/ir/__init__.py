@@ -1,0 +1,1 @@
+"""The intermediate representation: digits, layouts, domains, TensorViews, Exprs and fusions."""

@@ -1,0 +1,256 @@
+"""Axes as digits: the index algebra that everything else rests on.
+
+Every axis of every tensor is a tuple of digits of *root* iteration variables::
+
+    Digit(base, weight, extent)   is the number   (index(base) // weight) % extent
+
+outermost first.  Splitting an axis cuts its tuple, merging concatenates, a permute reorders, a reshape regroups, a
+broadcast axis is the empty tuple.  Two axes walk the same elements exactly when their tuples are equal, so no map
+between axes of different tensors is kept.  Sharding gives digits to mesh dimensions; storage gives them strides.
+
+A base is a root, or a digit that was cut unevenly (``torch.chunk`` of a ``torch.chunk``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """An iteration variable; compared by identity."""
+
+    name: str
+    extent: int
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Digit:
+    """The number ``(index(base) // weight) % extent``."""
+
+    base: Root | Digit
+    weight: int
+    extent: int
+
+    @property
+    def is_top(self) -> bool:
+        return self.weight * self.extent >= self.base.extent
+
+    def __repr__(self) -> str:
+        base = self.base.name if isinstance(self.base, Root) else f"({self.base})"
+        return base + ("" if self.weight == 1 else f"/{self.weight}") + ("" if self.is_top else f"%{self.extent}")
+
+
+Axis = tuple[Digit, ...]
+
+
+class CutError(ValueError):
+    """Two axes share no common cut, or meet where neither may be rewritten: the caller decides what gives way."""
+
+
+def axis_of(root: Root) -> Axis:
+    """The whole of ``root`` as one axis; a root of extent 1 has nothing to walk and is a broadcast axis."""
+    if root.extent < 1:
+        raise ValueError(f"{root} has extent {root.extent}")
+    return (Digit(root, 1, root.extent),) if root.extent != 1 else ()
+
+
+def extent(axis: Axis) -> int:
+    """Number of elements; an upper bound where one of two unevenly cut digits stands alone."""
+    return prod(d.extent for d in axis)
+
+
+def merge(*axes: Axis) -> Axis:
+    """Concatenate, joining neighbours that are one digit: ``i/4 , i%4 -> i``."""
+    out: list[Digit] = []
+    for d in (d for axis in axes for d in axis):
+        while out and out[-1].base == d.base and out[-1].weight == d.weight * d.extent:
+            up = out.pop()
+            d = Digit(d.base, d.weight, min(up.extent * d.extent, -(-d.base.extent // d.weight)))
+            if d.weight == 1 and d.extent == d.base.extent and isinstance(d.base, Digit):
+                d = d.base  # an uneven cut, rejoined
+        if d.extent != 1:
+            out.append(d)
+    return tuple(out)
+
+
+def split(axis: Axis, inner: int, *, uneven: bool = False) -> tuple[Axis, Axis]:
+    """Cut ``axis`` so that its inner part has extent ``inner``.
+
+    Only the outermost digit may be cut unevenly (the last outer index is then short): below another digit the
+    indices would no longer be digits.  Raises ``CutError`` where there is no such cut.
+    """
+    digits = list(axis)
+    low: list[Digit] = []
+    need = inner
+    while need != 1:
+        if not digits:
+            raise CutError(f"cannot cut {axis} at {inner}")
+        d = digits.pop()
+        if need % d.extent == 0:
+            low.insert(0, d)
+            need //= d.extent
+            continue
+        if d.extent % need == 0:
+            digits.append(Digit(d.base, d.weight * need, d.extent // need))
+            low.insert(0, Digit(d.base, d.weight, need))
+        elif uneven and not digits and need < d.extent:
+            base, weight = (d.base, d.weight) if d.is_top else (d, 1)
+            digits.append(Digit(base, weight * need, -(-d.extent // need)))
+            low.insert(0, Digit(base, weight, need))
+        else:
+            raise CutError(f"cannot cut {axis} at {inner}: {need} and {d.extent} share no cut")
+        need = 1
+    return merge(tuple(digits)), merge(tuple(low))
+
+
+def reshape(axes: Iterable[Axis], shape: Sequence[int]) -> tuple[Axis, ...]:
+    """Regroup; the shapes must have equal products.  Uneven cuts stay inside the axis that has them, rejoined."""
+    rest = merge(*axes)
+    out: list[Axis] = []
+    for n in reversed(shape):
+        rest, low = split(rest, n)
+        out.insert(0, low)
+    if rest:
+        raise CutError(f"{shape} leaves {rest}")
+    return tuple(out)
+
+
+def cut_out(axis: Axis, digit: Digit) -> tuple[Axis, Axis] | None:
+    """What stands above and below ``digit`` in ``axis``; ``None`` where the axis does not hold it whole.
+
+    ``cut_out((i,), i/4%2)`` is ``((i/8,), (i%4,))``.
+    """
+    for k, d in enumerate(axis):
+        if d == digit:
+            return axis[:k], axis[k + 1 :]
+        if d == digit.base:  # an uneven cut of a digit: of the whole of it
+            below = Digit(d, 1, digit.weight)
+            above = () if digit.is_top else (Digit(d, digit.weight * digit.extent, -(-d.extent // (digit.weight * digit.extent))),)
+            return merge(axis[:k], above), merge((below,), axis[k + 1 :])
+        if d.base == digit.base and _within(digit, d):
+            below = Digit(d.base, d.weight, digit.weight // d.weight)
+            top = digit.weight * digit.extent
+            above = Digit(d.base, top, -(-d.weight * d.extent // top))
+            return merge(axis[:k], (above,)), merge((below,), axis[k + 1 :])
+    return None
+
+
+def _within(inner: Digit, outer: Digit) -> bool:
+    """Is ``inner`` a part of ``outer`` (of one base) with exact cuts, or an uneven cut at its top?"""
+    if inner.weight % outer.weight:
+        return False
+    top, whole = inner.weight * inner.extent, outer.weight * outer.extent
+    return (top <= whole and whole % top == 0) or (inner.is_top and outer.is_top)
+
+
+def roots(axis: Axis) -> set[Root]:
+    return {root_of(d) for d in axis}
+
+
+def root_of(d: Digit) -> Root:
+    return d.base if isinstance(d.base, Root) else root_of(d.base)
+
+
+def overlaps(axes: Iterable[Axis]) -> bool:
+    """Does one tensor hold the same part of an index twice (``x[i, i]``)?  Digits of one base must be disjoint."""
+    spans: dict[Root | Digit, list[tuple[int, int]]] = {}
+
+    def taken(d: Digit) -> bool:
+        if isinstance(d.base, Digit) and d.base not in spans and taken(d.base):
+            return True
+        low, high = d.weight, d.weight * d.extent
+        if any(a < high and low < b for a, b in spans.setdefault(d.base, [])):
+            return True
+        spans[d.base].append((low, high))
+        return False
+
+    return any(taken(d) for axis in axes for d in axis)
+
+
+def unify(a: Axis, b: Axis, live: Iterable[Sequence[Axis]]) -> dict[Root, Axis]:
+    """Roots of ``b`` rewritten in digits of ``a``, so that both name the same elements.
+
+    ``live``: the axes of every tensor that the rewriting will reach.  Raises ``CutError`` where the two share no cut,
+    or where a tensor would come to hold one index twice (``x + x.T``; ``x.sum(0) + x.sum(1)`` of a square x), and
+    ``ValueError`` where the extents differ.
+    """
+    if a == b or not a or not b:
+        return {}
+    if extent(a) != extent(b):
+        raise ValueError(f"extents differ: {extent(a)} and {extent(b)}")
+    if any(d.weight != 1 or d.extent != d.base.extent or isinstance(d.base, Digit) for d in b) or roots(a) & roots(b):
+        raise CutError(f"{b} is not free")
+    out: dict[Root, Axis] = {}
+    rest = a
+    for d in reversed(b):
+        rest, low = split(rest, d.extent)
+        out[root_of(d)] = low
+    if any(overlaps([substitute(axis, out) for axis in axes]) for axes in live):
+        raise CutError(f"{a} and {b} are indices of one tensor")
+    return out
+
+
+def substitute(axis: Axis, rewritten: Mapping[Root, Axis]) -> Axis:
+    """``axis`` with every root in ``rewritten`` replaced by the digits it stands for."""
+    if not any(root_of(d) in rewritten for d in axis):
+        return axis
+    return merge(*(_substitute(d, rewritten) for d in axis))
+
+
+def _substitute(d: Digit, rewritten: Mapping[Root, Axis]) -> Axis:
+    if isinstance(d.base, Digit):
+        (base,) = _substitute(d.base, rewritten)
+        return (Digit(base, d.weight, d.extent),)
+    if d.base not in rewritten:
+        return (d,)
+    whole = rewritten[d.base]
+    if len(whole) == 1:  # one digit for another: its uneven cuts come along
+        (w,) = whole
+        exact = w.is_top or w.extent % (d.weight * d.extent) == 0
+        return merge((Digit(w.base, w.weight * d.weight, d.extent) if exact else Digit(w, d.weight, d.extent),))
+    upper, _ = split(whole, d.weight)
+    return upper if extent(upper) <= d.extent else split(upper, d.extent)[1]
+
+
+def refine(digits: Iterable[Digit]) -> dict[Digit, Axis]:
+    """Each digit as a tuple of *atoms*: the coarsest digits such that any two given ones share atoms or are disjoint.
+
+    Raises ``CutError`` where two digits of one base share no common cut (``i%4`` and ``i%6``).
+    """
+    wanted = tuple(dict.fromkeys(digits))
+    cuts: dict[Root | Digit, list[int]] = {}
+    for d in wanted:
+        marks = cuts.setdefault(d.base, [])
+        marks.append(d.weight)
+        marks.append(d.base.extent if d.is_top else d.weight * d.extent)
+    for base, marks in cuts.items():
+        marks[:] = sorted(dict.fromkeys(marks))
+        for low, high in zip(marks, marks[1:], strict=False):
+            if high % low and high != base.extent:
+                raise CutError(f"cuts of {base} at {low} and {high} share no common cut")
+    return {d: _atoms(d, cuts[d.base]) for d in wanted}
+
+
+def _atoms(d: Digit, marks: Sequence[int]) -> Axis:
+    top = d.base.extent if d.is_top else d.weight * d.extent
+    inside = [m for m in marks if d.weight <= m <= top]
+    pairs = list(zip(inside, inside[1:], strict=False))
+    return tuple(Digit(d.base, low, -(-high // low)) for low, high in reversed(pairs))
+
+
+def value(axis: Axis, index: Mapping[Root, int]) -> int:
+    v = 0
+    for d in axis:
+        v = v * d.extent + digit_value(d, index)
+    return v
+
+
+def digit_value(d: Digit, index: Mapping[Root, int]) -> int:
+    base = index[d.base] if isinstance(d.base, Root) else digit_value(d.base, index)
+    return (base // d.weight) % d.extent

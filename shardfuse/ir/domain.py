@@ -1,0 +1,161 @@
+"""Domains: how a TensorView's axes are seen, cut and stored.
+
+``TensorDomain`` is symbolic: the logical axes of a definition and the transforms that its author recorded.
+``BoundDomain`` is the same with sizes: every axis a tuple of digits.  Both are frozen and swapped whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..mesh import DeviceMesh, ParallelType
+from .digits import Axis, Digit, cut_out, merge, split
+from .layout import Coordinates, Layout, is_present, local_extent
+
+
+@dataclass(frozen=True, eq=False)
+class IterDomain:
+    """One axis of a definition, compared by identity.  ``extent`` is -1 where the size is symbolic."""
+
+    name: str
+    extent: int
+    is_reduction: bool = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Split:
+    """``axis`` cut in two.  ``factor`` is the inner part's extent, or the outer's where ``inner`` is false.
+
+    ``uneven`` lets the last outer index be short, as ``torch.chunk`` cuts.
+    """
+
+    axis: IterDomain
+    factor: int
+    inner: bool
+    uneven: bool
+    out: tuple[IterDomain, IterDomain]
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Two axes, outer first, become one."""
+
+    axes: tuple[IterDomain, IterDomain]
+    out: IterDomain
+
+
+@dataclass(frozen=True)
+class TensorDomain:
+    """The symbolic domain of a definition's TensorView."""
+
+    logical: tuple[IterDomain, ...]
+    loop: tuple[IterDomain, ...]
+    transforms: tuple[Split | Merge, ...] = ()
+    allocation: tuple[IterDomain, ...] | None = None
+    contiguity: tuple[bool | None, ...] = ()
+    """One entry per allocation axis, outermost first: is it laid out without a gap before the next?"""
+    parallel: Mapping[IterDomain, ParallelType] = field(default_factory=dict[IterDomain, ParallelType])
+    mesh: DeviceMesh | None = None
+
+    def mesh_axes(self) -> dict[ParallelType, IterDomain]:
+        """The loop axes that are parallel on a mesh dimension."""
+        return {self.parallel[i]: i for i in self.loop if i in self.parallel and self.parallel[i].is_mesh}
+
+    def replay(self, logical: Mapping[IterDomain, Axis]) -> dict[IterDomain, Axis]:
+        """Every axis that the transforms make, in digits.  Raises ``CutError`` where sizes do not allow a cut."""
+        axes = dict(logical)
+        for transform in self.transforms:
+            if isinstance(transform, Merge):
+                axes[transform.out] = merge(*(axes[i] for i in transform.axes))
+            else:
+                axes.update(zip(transform.out, _cut(axes[transform.axis], transform), strict=True))
+        return axes
+
+
+def _cut(axis: Axis, transform: Split) -> tuple[Axis, Axis]:
+    total = 1
+    for d in axis:
+        total *= d.extent
+    inner = transform.factor if transform.inner else -(-total // transform.factor)
+    return split(axis, min(inner, total), uneven=transform.uneven)
+
+
+Sharding = tuple[tuple[ParallelType, Axis], ...]
+"""The digits that each mesh dimension walks, outermost mesh dimension first; a mesh dimension left out is replicated.
+
+Mostly one digit; two where a flattened axis was cut across its parts.
+"""
+
+
+@dataclass(frozen=True)
+class BoundDomain:
+    """The domain of a tensor with sizes.
+
+    ``allocation``: axes in storage order, outermost first, mesh digits left out; ``None`` is the logical order.
+    """
+
+    logical: tuple[Axis, ...]
+    mesh: DeviceMesh | None = None
+    sharding: Sharding = ()
+    allocation: tuple[Axis, ...] | None = None
+
+    def digits_on(self, parallel_type: ParallelType) -> Axis:
+        """The digits that ``parallel_type`` walks; empty where the tensor is replicated over it."""
+        return next((digits for p, digits in self.sharding if p is parallel_type), ())
+
+    @property
+    def mesh_digits(self) -> Axis:
+        return tuple(d for _, digits in self.sharding for d in digits)
+
+    def local_axes(self) -> tuple[Axis, ...]:
+        """The logical axes less their mesh digits: what one rank walks.  Digits stay cut at a mesh digit."""
+        gone = self.mesh_digits
+        return tuple(without(axis, gone) for axis in self.logical) if gone else self.logical
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """``rank``'s value of each mesh digit; empty without a mesh, or outside of it."""
+        at = self.mesh.coordinate(rank) if self.mesh else None
+        if self.mesh is None or at is None:
+            return {}
+        values: dict[Digit, int] = {}
+        for parallel_type, digits in self.sharding:
+            k = at[parallel_type.mesh_dim(self.mesh.ndim)]
+            for i, d in reversed(list(enumerate(digits))):
+                k, values[d] = divmod(k, d.extent) if i else (0, k)
+        return values
+
+    def local_shape(self, rank: int) -> tuple[int, ...]:
+        """The shape of ``rank``'s piece, one extent per logical axis."""
+        coordinates = self.coordinates(rank)
+        shape: list[int] = []
+        for whole, axis in zip(self.logical, self.local_axes(), strict=True):
+            here = {d: k for d, k in coordinates.items() if cut_out(whole, d) is not None}
+            size = 1 if is_present(here) else 0
+            for d in axis:
+                size *= local_extent(d, coordinates)
+            shape.append(size)
+        return tuple(shape)
+
+    def storage(self) -> tuple[Axis, ...]:
+        """Local axes in storage order, outermost first."""
+        return self.local_axes() if self.allocation is None else self.allocation
+
+    def layout(self, rank: int) -> Layout:
+        """``rank``'s contiguous storage in allocation order."""
+        return Layout.contiguous(self.storage(), self.coordinates(rank))
+
+
+def without(axis: Axis, mesh_digits: tuple[Digit, ...]) -> Axis:
+    """``axis`` with ``mesh_digits`` cut out; what lies above and below is not joined across the gap."""
+    pieces = [axis]
+    for digit in mesh_digits:
+        for k, piece in enumerate(pieces):
+            found = cut_out(piece, digit)
+            if found is not None:
+                pieces[k : k + 1] = found
+                break
+    return tuple(d for piece in pieces for d in piece)

@@ -1,0 +1,102 @@
+"""Values and expressions: the nodes of a fusion, before and after sizes are bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .domain import BoundDomain
+from .dtype import DataType
+
+Number = int | float | bool | complex
+
+
+@dataclass(eq=False)
+class Scalar:
+    """A host number.  ``value`` is ``None`` for a fusion input and for what is computed from one.
+
+    ``is_literal``: written into kernels as it is; else it is a kernel argument, so that a new value needs no new kernel.
+    """
+
+    name: str
+    dtype: DataType
+    value: Number | None = None
+    is_literal: bool = False
+
+    def __repr__(self) -> str:
+        return repr(self.value) if self.is_literal else self.name
+
+
+@dataclass(eq=False)
+class BoundTensor:
+    """A tensor with sizes.  ``domain`` is the one mutable cell: it is swapped whole, never edited."""
+
+    name: str
+    dtype: DataType
+    domain: BoundDomain
+
+    @property
+    def axes(self) -> tuple[tuple[object, ...], ...]:
+        return self.domain.logical
+
+    @property
+    def ndim(self) -> int:
+        return len(self.domain.logical)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+Value = BoundTensor | Scalar
+Attribute = object
+
+
+@dataclass(frozen=True, eq=False)
+class Expr:
+    """``outputs = op(*inputs, **attributes)``.
+
+    The vocabulary of ``op``: every pointwise name of the op table; ``cast``; reductions ``sum prod max min any all`` with
+    ``axes: tuple[int, ...]`` (kept axes only in the output: there is no keepdim); shape changes ``broadcast``
+    (``new: tuple[bool, ...]``), ``expand`` (``shape``), ``squeeze`` (``axes``), ``permute`` (``dims``), ``reshape``
+    (``shape``); ``set`` (a copy, and every change of sharding or layout); ``relabel`` (the same storage under other
+    roots); ``full`` and ``iota`` (``start``, ``step``: global index along the only axis); and torch calls (``matmul``,
+    ``linear``, ...).
+    """
+
+    op: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[BoundTensor, ...]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
+
+    @property
+    def output(self) -> BoundTensor:
+        return self.outputs[0]
+
+    @property
+    def tensors(self) -> tuple[BoundTensor, ...]:
+        """The inputs that are tensors, in order."""
+        return tuple(v for v in self.inputs if isinstance(v, BoundTensor))
+
+
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
+VIEWS = ("broadcast", "expand", "squeeze", "permute", "reshape")
+"""Ops that compute nothing: the same elements under regrouped axes."""
+
+
+@dataclass
+class BoundFusion:
+    """A fusion with sizes: ``exprs`` in an order in which they can run."""
+
+    inputs: list[Value]
+    outputs: list[BoundTensor]
+    exprs: list[Expr]
+
+    def producer_of(self) -> dict[BoundTensor, Expr]:
+        return {out: expr for expr in self.exprs for out in expr.outputs}
+
+    def tensors(self) -> list[BoundTensor]:
+        """Every tensor once, inputs first, then in order of definition."""
+        found: dict[BoundTensor, None] = dict.fromkeys(v for v in self.inputs if isinstance(v, BoundTensor))
+        for expr in self.exprs:
+            found.update(dict.fromkeys(expr.outputs))
+        return list(found)

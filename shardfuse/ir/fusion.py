@@ -1,0 +1,61 @@
+"""A fusion as its author recorded it: sizes symbolic, transforms and shardings as they were written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .dtype import DataType
+from .expr import Number, Scalar
+from .tensor_view import TensorView
+
+Val = TensorView | Scalar
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One op of a definition; the vocabulary of ``op`` is ``Expr``'s, and ``size`` (a dim of a tensor, as a Scalar)."""
+
+    op: str
+    inputs: tuple[Val, ...]
+    outputs: tuple[Val, ...]
+    attributes: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True)
+class FusionInput:
+    """A declared input.  ``stride_order``: for each dim its place in memory, 0 innermost; empty is the logical order."""
+
+    val: Val
+    contiguity: tuple[bool | None, ...] = ()
+    stride_order: tuple[int, ...] = ()
+
+
+class Fusion:
+    """Inputs, records and outputs, in the order in which they were said."""
+
+    def __init__(self) -> None:
+        self.inputs: list[FusionInput] = []
+        self.records: list[Record] = []
+        self.outputs: list[TensorView] = []
+        self.aliases: dict[TensorView, TensorView] = {}
+        """Outputs that are written into an input's storage and not returned."""
+        self._tensors = 0
+        self._scalars = 0
+
+    def new_tensor(self, shape: Sequence[int], dtype: DataType, *, is_cpu: bool = False) -> TensorView:
+        self._tensors += 1
+        return TensorView(f"T{self._tensors - 1}", shape, dtype, is_cpu=is_cpu)
+
+    def new_scalar(self, dtype: DataType, value: Number | None = None, *, is_literal: bool = False) -> Scalar:
+        self._scalars += 1
+        return Scalar(f"S{self._scalars - 1}", dtype, value, is_literal)
+
+    def record(self, op: str, inputs: Sequence[Val], output: Val, attributes: Mapping[str, object] | None = None) -> None:
+        self.records.append(Record(op, tuple(inputs), (output,), dict(attributes or {})))
+
+    def tensors(self) -> list[TensorView]:
+        """Every TensorView once, in order of definition."""
+        found = [i.val for i in self.inputs if isinstance(i.val, TensorView)]
+        found += [out for r in self.records for out in r.outputs if isinstance(out, TensorView)]
+        return found

@@ -1,0 +1,57 @@
+"""How one rank stores a tensor: local digits with this rank's extents and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .digits import Axis, Digit, Root, digit_value
+
+Coordinates = Mapping[Digit, int]
+"""This rank's value of each digit that is parallel on a mesh dimension."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One rank's storage: digits outermost first, with *this rank's* extents and strides; mesh digits take none.
+
+    An uneven shard has other extents and strides on the last ranks, so a layout is a rank's, never the program's.
+    """
+
+    digits: Axis
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @staticmethod
+    def contiguous(order: Iterable[Axis], coordinates: Coordinates) -> Layout:
+        """``order``: axes outermost first."""
+        digits = tuple(d for axis in order for d in axis if d not in coordinates)
+        extents = tuple(local_extent(d, coordinates) for d in digits)
+        strides: list[int] = []
+        for i in reversed(range(len(digits))):
+            strides.insert(0, strides[0] * extents[i + 1] if strides else 1)
+        return Layout(digits, extents, tuple(strides))
+
+    def offset(self, index: Mapping[Root, int]) -> int:
+        """Elements from the start of the storage to the element at ``index``."""
+        return sum(s * digit_value(d, index) for d, s in zip(self.digits, self.strides, strict=True))
+
+
+def local_extent(d: Digit, coordinates: Coordinates) -> int:
+    """How many values ``d`` takes on the rank at ``coordinates``: fewer than its extent below an uneven cut."""
+    top = d.weight * d.extent
+    for m, k in coordinates.items():
+        if m.base == d.base and m.weight == top:
+            return max(0, min(d.extent, -(-(_base_extent(d, coordinates) - k * m.weight) // d.weight)))
+    if d.is_top and isinstance(d.base, Digit):
+        return max(0, min(d.extent, -(-_base_extent(d, coordinates) // d.weight)))
+    return d.extent
+
+
+def _base_extent(d: Digit, coordinates: Coordinates) -> int:
+    return d.base.extent if isinstance(d.base, Root) else local_extent(d.base, coordinates)
+
+
+def is_present(coordinates: Coordinates) -> bool:
+    """Does the rank hold anything?  5 rows over 4 ranks are 2, 2, 1 and none: a mesh digit of 3 values, not 4."""
+    return all(k < min(d.extent, local_extent(d, coordinates)) for d, k in coordinates.items())

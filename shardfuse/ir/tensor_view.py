@@ -1,0 +1,179 @@
+"""The TensorView of a definition: logical, loop and allocation axes over a device mesh, sizes still symbolic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..errors import AxisError, ScheduleError
+from ..mesh import DeviceMesh, ParallelType
+from .domain import IterDomain, Merge, Split, TensorDomain
+from .dtype import DataType
+
+
+class Axis:
+    """A handle on one loop axis of a TensorView, as ``tv.axis(i)`` returns it."""
+
+    def __init__(self, tv: TensorView, domain: IterDomain) -> None:
+        self.tv = tv
+        self.domain = domain
+
+    @property
+    def extent(self) -> int:
+        """Number of elements before sharding; -1 where symbolic."""
+        return self.domain.extent
+
+    @property
+    def is_reduction(self) -> bool:
+        return self.domain.is_reduction
+
+    @property
+    def parallel_type(self) -> ParallelType:
+        return self.tv.domain.parallel.get(self.domain, ParallelType.serial)
+
+    def parallelize(self, parallel_type: ParallelType) -> None:
+        """Give this axis to a mesh dimension (or to ``stream``, or back to ``serial``).
+
+        Raises ``ScheduleError`` where another axis of the TensorView has that mesh dimension already.
+        """
+        taken = self.tv.domain.mesh_axes().get(parallel_type)
+        if taken is not None and taken is not self.domain:
+            raise ScheduleError(
+                f"axis {self.domain} of {self.tv.name}",
+                f"parallelize({parallel_type.name})",
+                f"{parallel_type.name} is already taken by axis {taken}",
+                "one mesh dimension holds one axis; merge the two first or use another mesh dimension",
+            )
+        self.tv.domain = replace(self.tv.domain, parallel={**self.tv.domain.parallel, self.domain: parallel_type})
+
+    def __repr__(self) -> str:
+        return repr(self.domain)
+
+
+class TensorView:
+    """A tensor of a fusion definition.
+
+    ``shape``: unsharded sizes, -1 where symbolic.  The schedule methods (``split``, ``merge``, ``reorder``,
+    ``axis(i).parallelize``, ``set_device_mesh``, ``set_allocation_domain``) work on loop axes, as in nvFuser.
+    """
+
+    def __init__(self, name: str, shape: Sequence[int], dtype: DataType, *, is_cpu: bool = False) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.shape = tuple(shape)
+        self.is_cpu = is_cpu
+        self.allocation_rank = False
+        """Are tensors handed over with one dim per allocation axis (a mesh axis is 1) rather than per logical axis?"""
+        logical = tuple(IterDomain(f"i{k}", n) for k, n in enumerate(shape))
+        self.domain = TensorDomain(logical, logical)
+
+    @property
+    def ndim(self) -> int:
+        """Number of logical axes."""
+        return len(self.domain.logical)
+
+    def axis(self, index: int) -> Axis:
+        """The loop axis at ``index`` (negative from the end).  Raises ``AxisError``."""
+        return Axis(self, self.domain.loop[self._loop_index(index)])
+
+    def split(self, axis: int, factor: int, inner_split: bool = True, *, uneven: bool = False) -> TensorView:
+        """Cut loop axis ``axis`` in two; ``factor`` is the extent of the inner part (of the outer with ``inner_split=False``).
+
+        ``uneven=True`` cuts as ``torch.chunk`` does: the last outer index may be short or missing.
+        """
+        at = self._loop_index(axis)
+        if factor < 1:
+            raise ScheduleError(f"{self.name}.split", f"factor={factor}", "it is below 1", "give a factor of 1 or more")
+        old = self.domain.loop[at]
+        other = -1 if old.extent < 0 else -(-old.extent // factor)
+        if old.extent >= 0 and old.extent % factor and not uneven:
+            raise ScheduleError(
+                f"{self.name}.split",
+                f"axis {old} of extent {old.extent}, factor {factor}",
+                f"{factor} does not divide {old.extent}",
+                f"pad the axis to {other * factor}, or allow short shards with uneven=True",
+            )
+        sizes = (other, factor) if inner_split else (factor, other)
+        outer, inner = IterDomain(f"{old}o", sizes[0]), IterDomain(f"{old}i", sizes[1])
+        loop = (*self.domain.loop[:at], outer, inner, *self.domain.loop[at + 1 :])
+        cut = Split(old, factor, inner_split, uneven, (outer, inner))
+        self.domain = replace(self.domain, loop=loop, transforms=(*self.domain.transforms, cut))
+        return self
+
+    def outer_split(self, axis: int, factor: int, *, uneven: bool = False) -> TensorView:
+        """Cut loop axis ``axis`` so that its outer part has extent ``factor``."""
+        return self.split(axis, factor, inner_split=False, uneven=uneven)
+
+    def inner_split(self, axis: int, factor: int) -> TensorView:
+        """Cut loop axis ``axis`` so that its inner part has extent ``factor``."""
+        return self.split(axis, factor, inner_split=True)
+
+    def merge(self, outer: int, inner: int | None = None) -> TensorView:
+        """Make one loop axis of ``outer`` and the one after it (or ``inner``), which takes the place of ``outer``."""
+        first = self._loop_index(outer)
+        second = first + 1 if inner is None else self._loop_index(inner)
+        if second >= len(self.domain.loop) or second == first:
+            raise AxisError(self.name, "merge", second, len(self.domain.loop))
+        a, b = self.domain.loop[first], self.domain.loop[second]
+        joined = IterDomain(f"{a}{b}", -1 if min(a.extent, b.extent) < 0 else a.extent * b.extent)
+        loop = tuple(joined if i is a else i for i in self.domain.loop if i is not b)
+        self.domain = replace(self.domain, loop=loop, transforms=(*self.domain.transforms, Merge((a, b), joined)))
+        return self
+
+    def reorder(self, moves: Mapping[int, int] | Sequence[int]) -> TensorView:
+        """Move loop axes: ``{old: new}``, the others keep their order; or a whole permutation of old positions."""
+        n = len(self.domain.loop)
+        pairs = moves.items() if isinstance(moves, Mapping) else ((old, new) for new, old in enumerate(moves))
+        placed = {self._loop_index(new): self._loop_index(old) for old, new in pairs}
+        rest = iter([k for k in range(n) if k not in placed.values()])
+        order = [placed[k] if k in placed else next(rest) for k in range(n)]
+        if sorted(order) != list(range(n)):
+            raise ScheduleError(f"{self.name}.reorder", repr(moves), "two axes go to one place", "give a permutation")
+        self.domain = replace(self.domain, loop=tuple(self.domain.loop[k] for k in order))
+        return self
+
+    def set_device_mesh(self, mesh: DeviceMesh) -> None:
+        """Put the tensor on ``mesh``; replicated, until an axis is parallelised on one of its dimensions."""
+        self.domain = replace(self.domain, mesh=mesh)
+
+    def has_device_mesh(self) -> bool:
+        return self.domain.mesh is not None
+
+    def set_allocation_domain(
+        self, axes: Sequence[Axis | IterDomain], contiguity: bool | Sequence[bool | None] = True
+    ) -> None:
+        """Store the tensor with ``axes`` (of the logical or loop domain, or between) outermost first.
+
+        ``contiguity``: for each axis, whether it is laid out without a gap before the next.
+        """
+        order = tuple(a.domain if isinstance(a, Axis) else a for a in axes)
+        flags = (contiguity,) * len(order) if isinstance(contiguity, bool) else tuple(contiguity)
+        if len(flags) != len(order):
+            raise ScheduleError(
+                f"{self.name}.set_allocation_domain", f"{len(flags)} contiguity flags", f"there are {len(order)} axes",
+                "give one flag for each axis, or a single bool",
+            )  # fmt: skip
+        self.domain = replace(self.domain, allocation=order, contiguity=flags)
+
+    def get_logical_domain(self) -> list[Axis]:
+        return [Axis(self, i) for i in self.domain.logical]
+
+    def get_loop_domain(self) -> list[Axis]:
+        return [Axis(self, i) for i in self.domain.loop]
+
+    def get_allocation_domain(self) -> list[Axis]:
+        return [Axis(self, i) for i in self.domain.allocation or self.domain.logical]
+
+    def _loop_index(self, index: int) -> int:
+        n = len(self.domain.loop)
+        if not -n <= index < n:
+            raise AxisError(self.name, "loop", index, n)
+        return index % n
+
+    def __repr__(self) -> str:
+        axes = ", ".join(
+            f"{i}{'' if i.extent < 0 else '{' + str(i.extent) + '}'}"
+            + (f"@{self.domain.parallel[i].name}" if i in self.domain.parallel else "")
+            for i in self.domain.loop
+        )
+        return f"{self.name}[{axes}]:{self.dtype.name}"

@@ -1,0 +1,157 @@
+"""Teams of ranks and their process groups: the one place that makes torch.distributed groups."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from shardfuse.errors import NotInitializedError, RankNotInMeshError, TeamRanksError
+
+
+@dataclass(frozen=True)
+class Team:
+    """Ranks that communicate, in order, and this rank's place among them.
+
+    ranks: global ranks; their order is that of the pieces of a sharded axis, not necessarily ascending.
+    index: this rank's place in `ranks`.
+    """
+
+    ranks: tuple[int, ...]
+    index: int
+
+    @classmethod
+    def of(cls, ranks: Sequence[int], rank: int | None = None) -> Team:
+        """The team of these ranks as seen by `rank` (this process's rank where left out).
+
+        Raises TeamRanksError for repeated ranks and RankNotInMeshError where `rank` is not among them.
+        """
+        ranks = tuple(ranks)
+        rank = current_rank() if rank is None else rank
+        if len(set(ranks)) != len(ranks):
+            raise TeamRanksError(ranks)
+        if rank not in ranks:
+            raise RankNotInMeshError(rank, f"the team {list(ranks)}")
+        return cls(ranks, ranks.index(rank))
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def rank(self) -> int:
+        """This rank's global number."""
+        return self.ranks[self.index]
+
+    @property
+    def group_order(self) -> tuple[int, ...]:
+        """For every member of the process group, which is in ascending order, its place in the team."""
+        return tuple(self.ranks.index(rank) for rank in sorted(self.ranks))
+
+
+def current_rank() -> int:
+    """This process's rank; 0 without a default process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Number of ranks in the default process group; 1 without one."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+# Keyed by the default group's object, which is a thread's own under the threaded test process group and a new one
+# after each initialisation: a group never outlives the world it was made in.
+_groups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
+_groups_lock = threading.Lock()
+
+
+def process_group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """The process group of these ranks, in ascending order; made at the first call, then kept.
+
+    Only the members take part. The first call for some ranks is collective among them and, as every
+    collective, has to come in an order that all members share. The whole world is the default group.
+    Raises NotInitializedError.
+    """
+    default = default_group()
+    members = tuple(sorted(ranks))
+    if len(members) == default.size():
+        return default
+    with _groups_lock:
+        known = _groups.setdefault(default, {})
+    group = known.get(members)
+    if group is None:
+        group = known[members] = _new_group(default, members)
+    return group
+
+
+def default_group() -> dist.ProcessGroup:
+    """The default process group. Raises NotInitializedError where there is none."""
+    if not dist.is_initialized():
+        raise NotInitializedError("communication between ranks")
+    return cast("dist.ProcessGroup", dist.group.WORLD)
+
+
+def stages_through_host(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """True where the group moves this device's tensors by gloo, which lacks most collectives on a GPU."""
+    if device.type == "cpu":
+        return False
+    return "nccl" not in c10d.get_backend_config(group)
+
+
+def group_sequences() -> dict[str, tuple[tuple[int, ...], int]]:
+    """For every process group of this rank: its members and the number of collectives that this rank has issued."""
+    world = cast("Any", c10d)._world
+    names: dict[dist.ProcessGroup, str] = dict(world.pg_names)
+    ranks: dict[dist.ProcessGroup, dict[int, int]] = dict(world.pg_group_ranks)
+    return {
+        name: (tuple(ranks[group]), cast("Any", group)._get_sequence_number_for_group())
+        for group, name in names.items()
+        if group in ranks
+    }
+
+
+def _new_group(default: dist.ProcessGroup, members: tuple[int, ...]) -> dist.ProcessGroup:
+    """`torch.distributed.new_group` for the members alone, under a name that they agree on.
+
+    new_group(use_local_synchronization=True) names a group after its ranks *and the number of groups that the
+    process has made before*, which differs between ranks, and then waits for ever; without it the whole world has
+    to take part. Hence its own two steps here, with a name of the ranks alone (torch 2.11 to 2.13).
+    """
+    internal = cast("Any", c10d)
+    world = internal._world
+    backend, store = world.pg_map[default]
+    rank = members.index(default.rank())
+    # A bound device makes torch split the default communicator, which needs all of the world's ranks.
+    bound = default.bound_device_id
+    default.bound_device_id = None
+    try:
+        group, _ = internal._new_process_group_helper(
+            len(members),
+            rank,
+            list(members),
+            dist.Backend(backend),
+            store,
+            "shardfuse_" + "_".join(map(str, members)),
+            timeout=_timeout(default),
+        )
+    finally:
+        default.bound_device_id = bound
+    world.pg_group_ranks[group] = {member: i for i, member in enumerate(members)}
+    return cast("dist.ProcessGroup", group)
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta:
+    """How long the group's collectives wait; torch's own default where the backend (a test's) does not tell."""
+    for device in cast("Any", group)._device_types:
+        options = getattr(cast("Any", group)._get_backend(device), "options", None)
+        if options is not None:
+            return cast("timedelta", options._timeout)
+    return c10d.default_pg_timeout

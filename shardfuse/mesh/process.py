@@ -1,0 +1,229 @@
+"""The life of a rank: find the others, form the default process group, fail together, end together."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, NoReturn, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from shardfuse.config import LaunchConfig, read_launch, read_settings, set_process_defaults
+from shardfuse.errors import (
+    AlreadyInitializedError,
+    BackendsDisagreeError,
+    BackendUnavailableError,
+    PeerLostError,
+    RendezvousError,
+    ShardfuseError,
+)
+from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
+from shardfuse.mesh.watchdog import Watchdog, say
+
+# What a backend's name stands for: with NCCL, tensors on the CPU (counters, flags) are gloo's.
+_BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
+_RENDEZVOUS_TIMEOUT = 60.0  # seconds; ranks are started together
+_COMMUNICATION_PATIENCE = 2.0  # seconds to find the rank behind a collective that failed
+_GRACE = 3.0  # seconds that a rank that is done keeps its connections open for ranks that are not
+
+
+@dataclass(frozen=True)
+class ProcessContext:
+    """This process's place in the world, and the device that it computes on.
+
+    backend: "nccl" (with gloo for tensors on the CPU) or "gloo". timeout: seconds that a collective waits.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    backend: str
+    timeout: float
+
+
+@dataclass(eq=False)
+class _Life:
+    """What has to be undone at the end."""
+
+    context: ProcessContext
+    job: JobStore
+    watchdog: Watchdog | None
+    previous_hook: Callable[[type[BaseException], BaseException, TracebackType | None], object]
+    ended: bool = False
+
+    def has_group(self) -> bool:
+        """True until its default process group is destroyed, by the caller's hand maybe."""
+        return dist.is_initialized() and _lives.get(_default_group()) is self
+
+    def end(self) -> None:
+        """What `finalize` does, once."""
+        if self.ended:
+            return
+        self.ended = True
+        atexit.unregister(self.end)
+        if self.context.device.type == "cuda":
+            torch.cuda.synchronize(self.context.device)
+        guard = self.watchdog
+        together = guard is None or guard.leave(_GRACE)
+        # Closed connections are how gloo tells a rank that still waits for this one; NCCL's end needs all ranks.
+        if self.has_group() and (together or self.context.backend == "gloo"):
+            dist.destroy_process_group()
+        if guard is not None:
+            guard.stop(self.context.timeout)
+        if self.has_group():
+            dist.destroy_process_group()
+        if guard is not None and self.job.is_host:
+            guard.wait_for_the_last()
+        sys.excepthook = self.previous_hook
+
+
+# By default process group, so that the end of one world is no part of the next.
+_lives: WeakKeyDictionary[dist.ProcessGroup, _Life] = WeakKeyDictionary()
+
+
+def initialize(backend: str | None = None, *, timeout: float | None = None, watchdog: bool = True) -> ProcessContext:
+    """Form the default process group of what torchrun, mpirun or srun started; plain `python` is a world of one.
+
+    backend: "nccl", "gloo", or None for NCCL where every rank has a GPU of its own and gloo elsewhere.
+    timeout: seconds that a collective waits for other ranks; SHARDFUSE_TIMEOUT, else 300, where left out.
+    watchdog: watch the other ranks, and end this one with a line where one of them that it needs is gone.
+
+    Also sets the CUDA device, makes an error that nobody catches end all ranks with one line, and has `finalize`
+    called at exit. Called again it returns what it returned before.
+    Raises BackendUnavailableError, BackendsDisagreeError, LaunchEnvironmentError, RendezvousError and
+    AlreadyInitializedError.
+    """
+    if dist.is_initialized():
+        life = _find_life()
+        if life is None:
+            raise AlreadyInitializedError
+        return life.context
+    sys.excepthook, previous_hook = _report_and_exit, sys.excepthook
+    settings, launch = read_settings(), read_launch()
+    set_process_defaults(launch)
+    context = _choose(backend, launch, settings.timeout if timeout is None else timeout)
+    job = open_job_store(launch, min(context.timeout, _RENDEZVOUS_TIMEOUT))
+    world = _agree(job, context)
+    guard = None
+    if watchdog and context.world_size > 1:
+        store = PrefixStore("watchdog", PrefixStore(world, job.connect(settings.heartbeat_limit)))
+        host_rank = None if launch.agent_store else 0
+        guard = Watchdog(store, context.rank, context.world_size, host_rank, context.device, settings.heartbeat_limit)
+        guard.announce()
+    dist.init_process_group(
+        _BACKENDS[context.backend],
+        store=PrefixStore(job.prefix, PrefixStore(world, job.store)),
+        rank=context.rank,
+        world_size=context.world_size,
+        timeout=timedelta(seconds=context.timeout),
+    )
+    if guard is not None:
+        _meet(job, f"{world}/formed", context)
+        guard.start()
+    life = _lives[_default_group()] = _Life(context, job, guard, previous_hook)
+    atexit.register(life.end)
+    return context
+
+
+def finalize() -> None:
+    """Wait until no rank needs this one any longer, then leave the world. Does nothing where there is none of ours.
+
+    A rank that finishes before the others waits for them, for the world's timeout at most.
+    """
+    life = _find_life()
+    if life is not None:
+        life.end()
+
+
+def fail(error: ShardfuseError | str) -> NoReturn:
+    """End every rank: print one line here, have the others print one that names this rank, exit with 1."""
+    life = _find_life()
+    _end(life, str(error), f"failed: {error}")
+
+
+def _choose(backend: str | None, launch: LaunchConfig, timeout: float) -> ProcessContext:
+    """The backend and the device, by the GPUs that this process sees."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    enough = launch.local_size <= gpus and dist.is_nccl_available()
+    chosen = backend or ("nccl" if enough else "gloo")
+    if chosen not in _BACKENDS:
+        raise BackendUnavailableError(chosen, f"shardfuse knows {' and '.join(sorted(_BACKENDS))}")
+    if chosen == "nccl" and not enough:
+        raise BackendUnavailableError(chosen, f"{launch.local_size} ranks on this host have {gpus} GPUs")
+    device = torch.device("cuda", launch.local_rank) if chosen == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return ProcessContext(launch.rank, launch.world_size, launch.local_rank, device, chosen, timeout)
+
+
+def _agree(job: JobStore, context: ProcessContext) -> str:
+    """Compare the ranks' choices; returns a name for this world, which no earlier one in the same store had."""
+    store = PrefixStore(job.prefix, job.store)
+    world = f"world{store.add(f'initialized/{context.rank}', 1)}"
+    store.set(f"{world}/backend/{context.rank}", context.backend)
+    _meet(job, f"{world}/chosen", context)
+    chosen = [store.get(f"{world}/backend/{rank}").decode() for rank in range(context.world_size)]
+    if len(set(chosen)) > 1:
+        raise BackendsDisagreeError(chosen)
+    return world
+
+
+def _meet(job: JobStore, key: str, context: ProcessContext) -> None:
+    """A barrier in the store."""
+    store = PrefixStore(job.prefix, job.store)
+    store.set(f"{key}/{context.rank}", "")
+    timeout = min(context.timeout, _RENDEZVOUS_TIMEOUT)
+    try:
+        store.wait([f"{key}/{rank}" for rank in range(context.world_size)], timedelta(seconds=timeout))
+    except dist.DistError as error:
+        raise RendezvousError(context.rank, context.world_size, "the job's store", timeout) from error
+
+
+def _report_and_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
+    """What happens to an exception that nobody caught: the reason on every rank, in one line, and no hang.
+
+    A ShardfuseError is its sentence. A collective that failed because of another rank is that rank's fault, and
+    says so. Anything else keeps its traceback.
+    """
+    life = _find_life()
+    guard = None if life is None else life.watchdog
+    if not isinstance(error, ShardfuseError):
+        is_communication = isinstance(error, RuntimeError)  # torch raises it, or a class of it, for collectives
+        culprit = None if guard is None else guard.culprit(_COMMUNICATION_PATIENCE if is_communication else 0.0)
+        if culprit is not None and is_communication:
+            _end(life, str(culprit), culprit.reason, culprit.rank)
+        traceback.print_exception(kind, error, trace)
+    line = str(error) if isinstance(error, ShardfuseError) else f"{kind.__name__}: {error}"
+    _end(life, line, f"failed: {line}")
+
+
+def _end(life: _Life | None, line: str, reason: str, culprit: int | None = None) -> NoReturn:
+    rank = _launched_rank() if life is None else life.context.rank
+    if life is not None and life.watchdog is not None:
+        life.watchdog.fail(line, PeerLostError(rank if culprit is None else culprit, reason))
+    say(rank, line)
+    os._exit(1)
+
+
+def _launched_rank() -> int:
+    try:
+        return read_launch().rank
+    except ShardfuseError:  # it is what is being reported
+        return 0
+
+
+def _find_life() -> _Life | None:
+    return _lives.get(_default_group()) if dist.is_initialized() else None
+
+
+def _default_group() -> dist.ProcessGroup:
+    return cast("dist.ProcessGroup", cast("Any", dist).group.WORLD)

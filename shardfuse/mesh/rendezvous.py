@@ -1,0 +1,165 @@
+"""How ranks find each other: the store that all of a job share, and who is behind a process number."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore  # torch.distributed has them untyped
+
+from shardfuse.config import LaunchConfig
+from shardfuse.errors import LaunchEnvironmentError, RendezvousError
+
+__all__ = ["JobStore", "PrefixStore", "ProcessIdentity", "Store", "open_job_store"]
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process for ever: a number is used again, a number with its start time is not.
+
+    host: the boot and the process namespace; processes of one host see each other's numbers.
+    pid: its number there. started: clock ticks from boot to its start.
+    """
+
+    host: str
+    pid: int
+    started: int
+
+    @classmethod
+    def of_this_process(cls) -> ProcessIdentity:
+        return cls(_this_host(), os.getpid(), _started(os.getpid()) or 0)
+
+    def has_ended(self) -> bool:
+        """True where the process has ended for certain; False for one of another host, which nobody here sees."""
+        return self.host == _this_host() != "" and _started(self.pid) != self.started
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ProcessIdentity:
+        fields = cast("dict[str, object]", json.loads(text))
+        return cls(str(fields["host"]), int(str(fields["pid"])), int(str(fields["started"])))
+
+
+@dataclass(frozen=True)
+class JobStore:
+    """The key-value store that all ranks of a job share.
+
+    prefix: what this job's keys begin with in it. is_host: this process serves it.
+    address: host and port of its server, or None in a world of one.
+    """
+
+    store: Store
+    prefix: str
+    is_host: bool
+    address: tuple[str, int] | None
+
+    def connect(self, timeout: float) -> Store:
+        """A connection of its own: a thread that waits in the shared one keeps others out."""
+        if self.address is None:
+            return PrefixStore(self.prefix, self.store)
+        host, port = self.address
+        client = TCPStore(host, port, None, False, timedelta(seconds=timeout))
+        return PrefixStore(self.prefix, client)
+
+
+def open_job_store(launch: LaunchConfig, timeout: float) -> JobStore:
+    """Open the job's store, serving it where this rank is the one to do so.
+
+    torchrun's agent serves one; else rank 0 does, at MASTER_ADDR and MASTER_PORT where they are set, and on one
+    host at a free port that it tells the others in a file named after the job.
+    Raises RendezvousError where the ranks do not meet within `timeout` seconds, LaunchEnvironmentError where
+    the environment does not say how they could.
+    """
+    if launch.world_size == 1:
+        return JobStore(HashStore(), "shardfuse", True, None)
+    prefix = f"shardfuse/{launch.attempt}"
+    if launch.master_addr is not None and launch.master_port is not None:
+        is_host = launch.rank == 0 and not launch.agent_store
+        store = _tcp_store(launch, launch.master_addr, launch.master_port, is_host, timeout)
+        return JobStore(store, prefix, is_host, (launch.master_addr, launch.master_port))
+    if launch.local_size < launch.world_size or not launch.job:
+        raise LaunchEnvironmentError(
+            f"{launch.world_size} ranks and no MASTER_ADDR and MASTER_PORT", "both, the same for every rank"
+        )
+    path = _rendezvous_file(launch.job)
+    if launch.rank == 0:
+        store = _tcp_store(launch, _LOOPBACK, 0, True, timeout)
+        _publish(path, store.port)
+        port = store.port
+    else:
+        port = _await_port(path, launch, timeout)
+        store = _tcp_store(launch, _LOOPBACK, port, False, timeout)
+    _meet(store, launch, path, timeout)
+    return JobStore(store, prefix, launch.rank == 0, (_LOOPBACK, port))
+
+
+def _tcp_store(launch: LaunchConfig, addr: str, port: int, is_host: bool, timeout: float) -> TCPStore:
+    try:
+        return TCPStore(addr, port, None, is_host, timedelta(seconds=timeout), wait_for_workers=False)
+    except dist.DistError as error:
+        raise RendezvousError(launch.rank, launch.world_size, f"{addr}:{port}", timeout) from error
+
+
+def _meet(store: TCPStore, launch: LaunchConfig, path: Path, timeout: float) -> None:
+    """Wait until all ranks have read the file, then remove it: the next rendezvous of the job writes a new one."""
+    store.set(f"here/{launch.rank}", "")
+    try:
+        store.wait([f"here/{rank}" for rank in range(launch.world_size)], timedelta(seconds=timeout))
+    except dist.DistError as error:
+        raise RendezvousError(launch.rank, launch.world_size, str(path), timeout) from error
+    finally:
+        if launch.rank == 0:
+            path.unlink(missing_ok=True)
+
+
+def _rendezvous_file(job: str) -> Path:
+    folder = Path(tempfile.gettempdir()) / f"shardfuse-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"rendezvous-{hashlib.sha256(job.encode()).hexdigest()[:16]}"
+
+
+def _publish(path: Path, port: int) -> None:
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(f"{port}\n{ProcessIdentity.of_this_process().to_json()}\n")
+    partial.replace(path)
+
+
+def _await_port(path: Path, launch: LaunchConfig, timeout: float) -> int:
+    """The port in the file, once it is there and its writer runs: a crashed job's file may lie there still."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if path.exists():
+            lines = path.read_text().splitlines()
+            if len(lines) == 2 and not ProcessIdentity.from_json(lines[1]).has_ended():
+                return int(lines[0])
+        time.sleep(0.01)
+    raise RendezvousError(launch.rank, launch.world_size, str(path), timeout)
+
+
+def _this_host() -> str:
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # no /proc: nothing can be said about other processes
+        return ""
+
+
+def _started(pid: int) -> int | None:
+    """Start time of a running process, None for one that has ended (a zombie has)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,162 @@
+"""SwiGLU, the gate of a gated MLP, with its biases, on tensors that are whole or sharded over a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import ModuleArgumentError, PlacementError
+from ..frontend import FusionDefinition
+from ..ir import DataType, TensorView
+from ..mesh import DeviceMesh
+from .fused import FusedModule, FusedOp
+from .placement import TensorPlacement, define, give
+
+if TYPE_CHECKING:
+    from .placement import Placements
+
+
+class SwiGLU(FusedModule):
+    """silu(gate [+ gate_bias]) * (up [+ up_bias]), element by element.
+
+    features: unsharded size of the last axis; needed with ``bias`` only.
+    mesh, input: on a mesh, where gate, up and the result live: Shard or Replicate, one or a sequence with one per mesh
+    dimension.  ``Shard(-1)``, what column-parallel matmuls leave, cuts the biases too; row shards leave them whole,
+    with gradients summed over ranks.
+    gate, up: [..., features] (local) in float64, float32, bfloat16 or float16, computed in float32 or float64.
+    Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Shazeer 2020.
+    """
+
+    def __init__(
+        self,
+        features: int | None = None,
+        bias: bool = False,
+        *,
+        mesh: DeviceMesh | None = None,
+        input: Placements | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.features, self.mesh = features, mesh
+        self._input = TensorPlacement.of("input", input, mesh)
+        if self._input.is_partial:
+            raise PlacementError("input", (input,), "SwiGLU, which needs whole values", "pass Shard or Replicate")
+        if bias and features is None:
+            raise ModuleArgumentError("SwiGLU", "features", features, "the unsharded size, which bias=True needs")
+        if features is not None and features < 1:
+            raise ModuleArgumentError("SwiGLU", "features", features, "1 or more")
+        self.gate_bias: torch.nn.Parameter | None = None
+        self.up_bias: torch.nn.Parameter | None = None
+        self._local_size = None
+        if features is not None:
+            self._local_size = self._input.only(-1).local(mesh, torch.empty(features, device="meta")).shape[0]
+        if bias and self._local_size is not None:
+            self.gate_bias = torch.nn.Parameter(torch.zeros(self._local_size, device=device, dtype=dtype))
+            self.up_bias = torch.nn.Parameter(torch.zeros(self._local_size, device=device, dtype=dtype))
+
+    def forward(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """gate, up: [..., features] (local) of one dtype -> the same shape and dtype."""
+        self.check_same("up", up, "gate", gate)
+        if gate.ndim == 1:
+            return self(gate[None], up[None])[0]
+        if self._local_size is not None:
+            self.check_size("gate", gate, -1, self._local_size)
+        placement = self._input.resolve("input", gate.ndim)
+        biases = () if self.gate_bias is None or self.up_bias is None else (self.gate_bias, self.up_bias)
+        if biases and placement.only(gate.ndim - 1) != self._input.only(-1):
+            raise PlacementError(
+                "input", (f"Shard({gate.ndim - 1})",), "biases along the last axis", "shard the last axis as Shard(-1)"
+            )
+        spec = _Spec(
+            ndim=gate.ndim,
+            features=self.features,
+            mesh=self.mesh,
+            mesh_id=id(self.mesh),
+            placement=placement,
+            dtype=self.check_dtype("gate", gate),
+            up_dtype=self.check_dtype("up", up),
+            bias_dtype=DataType.from_torch(biases[0].dtype) if biases else None,
+        )
+        return _op(spec).apply(self.timer, gate, up, *biases)[0]
+
+    def extra_repr(self) -> str:
+        return f"features={self.features}, bias={self.gate_bias is not None}, mesh={self.mesh}"
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object."""
+
+    ndim: int
+    features: int | None
+    mesh: DeviceMesh | None
+    mesh_id: int
+    placement: TensorPlacement
+    dtype: DataType
+    up_dtype: DataType
+    bias_dtype: DataType | None
+
+    @property
+    def shape(self) -> list[int]:
+        return [-1] * (self.ndim - 1) + [-1 if self.features is None else self.features]
+
+    @property
+    def bias(self) -> TensorPlacement:
+        return self.placement.only(self.ndim - 1)
+
+    @property
+    def compute(self) -> DataType:
+        """float32, or float64 where a tensor is."""
+        is_double = DataType.Double in (self.dtype, self.up_dtype, self.bias_dtype)
+        return DataType.Double if is_double else DataType.Float
+
+
+@lru_cache(maxsize=256)
+def _op(spec: _Spec) -> FusedOp:
+    tensors = 2 if spec.bias_dtype is None else 4
+    arguments = (spec.placement, spec.placement, spec.bias, spec.bias)[:tensors]
+    everything = tuple(range(tensors))
+    return FusedOp(_forward(spec), _backward(spec), 1, everything, arguments, (spec.placement,), everything)
+
+
+def _forward(spec: _Spec) -> FusionDefinition:
+    """(gate, up[, gate_bias, up_bias]) -> silu(gate) * up."""
+    with FusionDefinition() as fd:
+        gate, up = _operands(fd, spec)
+        silu = fd.ops.mul(gate, fd.ops.sigmoid(gate))
+        give(fd, fd.ops.cast(fd.ops.mul(silu, up), dtype=spec.dtype), spec.mesh, spec.placement)
+    return fd
+
+
+def _backward(spec: _Spec) -> FusionDefinition:
+    """(gradient, gate, up[, biases]) -> (dgate, dup[, biases' gradients]), with silu'(a) = s * (1 + a * (1 - s)), s = sigmoid(a)."""
+    with FusionDefinition() as fd:
+        gradient = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
+        gate, up = _operands(fd, spec)
+        sigmoid = fd.ops.sigmoid(gate)
+        d_up = fd.ops.mul(gradient, fd.ops.mul(gate, sigmoid))
+        slope = fd.ops.mul(sigmoid, fd.ops.add(fd.ops.mul(gate, fd.ops.sub(1.0, sigmoid)), 1.0))
+        d_gate = fd.ops.mul(fd.ops.mul(gradient, up), slope)
+        give(fd, fd.ops.cast(d_gate, dtype=spec.dtype), spec.mesh, spec.placement)
+        give(fd, fd.ops.cast(d_up, dtype=spec.up_dtype), spec.mesh, spec.placement)
+        if spec.bias_dtype is not None:
+            rows = list(range(spec.ndim - 1))
+            for d_summand in (d_gate, d_up):
+                d_bias = fd.ops.cast(fd.ops.sum(d_summand, rows), dtype=spec.bias_dtype)
+                give(fd, d_bias, spec.mesh, spec.bias)
+    return fd
+
+
+def _operands(fd: FusionDefinition, spec: _Spec) -> tuple[TensorView, TensorView]:
+    """Declare gate and up, and their biases, and add those: both in the compute dtype."""
+    gate = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
+    up = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.up_dtype), dtype=spec.compute)
+    if spec.bias_dtype is None:
+        return gate, up
+    biases = [define(fd, spec.mesh, spec.bias, spec.shape[-1:], spec.bias_dtype) for _ in range(2)]
+    gate_bias, up_bias = (fd.ops.cast(bias, dtype=spec.compute) for bias in biases)
+    return fd.ops.add(gate, gate_bias), fd.ops.add(up, up_bias)

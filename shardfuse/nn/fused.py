@@ -1,0 +1,168 @@
+"""Autograd around two fusions, the modules that hold them, and the time that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol, Self, cast
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..errors import ModuleInputError
+from ..frontend import FusionDefinition
+from ..ir import DataType
+from .placement import TensorPlacement
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+_SUPPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+class FusionTimer:
+    """Seconds spent in the fusions, with their collectives, of the modules that it watches.
+
+    On a CPU by the clock; on a GPU by events on the current stream, read (and waited for) by ``seconds()``.
+    """
+
+    def __init__(self) -> None:
+        self._clocked = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def watch(self, module: torch.nn.Module) -> Self:
+        """Time every fused module in ``module`` from now on."""
+        for part in module.modules():
+            if isinstance(part, FusedModule):
+                part.timer = self
+        return self
+
+    def seconds(self) -> float:
+        """Seconds since the last ``reset()``."""
+        if self._events:
+            self._events[-1][1].synchronize()
+        self._clocked += sum(start.elapsed_time(end) for start, end in self._events) / 1e3
+        self._events.clear()
+        return self._clocked
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        self._clocked = 0.0
+        self._events.clear()
+
+    def run(self, fusion: FusionDefinition, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
+        """``fusion.execute(arguments)``, timed."""
+        if arguments[0].is_cuda:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            outputs = fusion.execute(arguments)
+            end.record()
+            self._events.append((start, end))
+        else:
+            began = perf_counter()
+            outputs = fusion.execute(arguments)
+            self._clocked += perf_counter() - began
+        return outputs
+
+
+@dataclass(frozen=True)
+class FusedOp:
+    """Two fusions that are each other's derivative, on local tensors.
+
+    forward: (tensors) -> (results..., extras...), of which the first ``results`` are the op's.
+    backward: (gradients of the results..., saved...) -> gradients.
+    saved: what backward reads, as indices into (tensors..., results..., extras...).
+    arguments: where each tensor lives; gradients: where the gradient of each result does.
+    order: for each of the first tensors, which output of backward is its gradient; the others have none.
+    """
+
+    forward: FusionDefinition
+    backward: FusionDefinition
+    results: int
+    saved: tuple[int, ...]
+    arguments: tuple[TensorPlacement, ...]
+    gradients: tuple[TensorPlacement, ...]
+    order: tuple[int, ...]
+
+    def apply(self, timer: FusionTimer | None, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The results, recorded for autograd."""
+        return cast("tuple[torch.Tensor, ...]", _Fused.apply(self, timer, *tensors))
+
+
+class _Saved(Protocol):
+    """What ``_Fused`` keeps between forward and backward."""
+
+    op: FusedOp
+    timer: FusionTimer | None
+    tensors: int
+    saved_tensors: tuple[torch.Tensor, ...]
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: FunctionCtx, op: FusedOp, timer: FusionTimer | None, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        kept = cast("_Saved", ctx)
+        outputs = _execute(op.forward, timer, tensors, op.arguments)
+        candidates = (*tensors, *outputs)
+        kept.op, kept.timer, kept.tensors = op, timer, len(tensors)
+        kept.save_for_backward(*(candidates[k] for k in op.saved))
+        return tuple(outputs[: op.results])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept = cast("_Saved", ctx)
+        op = kept.op
+        found = _execute(op.backward, kept.timer, (*gradients, *kept.saved_tensors), op.gradients)
+        return None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
+
+
+def _execute(
+    fusion: FusionDefinition,
+    timer: FusionTimer | None,
+    tensors: Sequence[torch.Tensor],
+    placements: Sequence[TensorPlacement],
+) -> list[torch.Tensor]:
+    """Run a fusion on local tensors; those beyond ``placements`` are handed over as they are."""
+    arranged = [placement.arrange(t) for placement, t in zip(placements, tensors, strict=False)]
+    arranged += [t.contiguous() for t in tensors[len(placements) :]]
+    device = arranged[0].device.type
+    # Under autocast torch would choose other dtypes for the ops of a fusion that is evaluated by torch.
+    plain = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    with plain:
+        return fusion.execute(arranged) if timer is None else timer.run(fusion, arranged)
+
+
+class FusedModule(torch.nn.Module):
+    """A module whose forward and backward are fusions.  ``timer``: where their time is counted, if anywhere."""
+
+    timer: FusionTimer | None = None
+
+    def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:
+        """The tensor's dtype.  Raises ModuleInputError unless it is one of the four that fusions compute norms in."""
+        if tensor.dtype not in _SUPPORTED:
+            expected = ", ".join(str(dtype) for dtype in _SUPPORTED)
+            raise ModuleInputError(type(self).__name__, argument, f"dtype {tensor.dtype}", f"one of {expected}", "cast it")
+        return DataType.from_torch(tensor.dtype)
+
+    def check_size(self, argument: str, tensor: torch.Tensor, dim: int, expected: int) -> None:
+        """Raise ModuleInputError unless ``tensor`` has ``expected`` elements along ``dim``."""
+        if tensor.ndim == 0 or tensor.shape[dim] != expected:
+            raise ModuleInputError(
+                type(self).__name__, argument, f"shape {tuple(tensor.shape)}", f"{expected} along dim {dim}",
+                "pass this rank's local tensor, or make the module for this size",
+            )  # fmt: skip
+
+    def check_same(self, argument: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+        """Raise ModuleInputError unless both tensors have one shape."""
+        if tensor.shape != other.shape:
+            raise ModuleInputError(
+                type(self).__name__, argument, f"shape {tuple(tensor.shape)}", f"{tuple(other.shape)}, the shape of {other_name}",
+                "pass local tensors of one placement",
+            )  # fmt: skip

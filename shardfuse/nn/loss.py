@@ -1,0 +1,205 @@
+"""Cross entropy over logits that are whole, or sharded over a mesh by rows or by classes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..frontend import FusionDefinition
+from ..ir import DataType, TensorView
+from ..mesh import DeviceMesh
+from .fused import FusedModule, FusedOp
+from .placement import TensorPlacement, define, give
+
+if TYPE_CHECKING:
+    from .placement import Placements
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class CrossEntropyLoss(FusedModule):
+    """-log softmax(logits)[target], over the last axis of the logits.
+
+    reduction: "mean" over the targets that are not ``ignore_index`` (NaN where all are), "sum", or "none".
+    label_smoothing: share of the target's weight that is spread evenly over all classes.
+    mesh, logits: on a mesh, where the logits live: ``Shard(-1)`` cuts the classes, another Shard cuts rows (of the
+    targets too), Replicate neither; one placement or a sequence with one per mesh dimension.
+    num_classes: unsharded number of classes; needed only where they are cut into parts that differ in size.
+    logits: [..., classes] (local) in float64, float32, bfloat16 or float16, computed in float32 or float64; target:
+    [...] (local) of int64.  The loss is float32 or float64, the same on every rank.
+    Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.
+    """
+
+    def __init__(
+        self,
+        *,
+        mesh: DeviceMesh | None = None,
+        logits: Placements | None = None,
+        reduction: Reduction = "mean",
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        num_classes: int | None = None,
+    ) -> None:
+        super().__init__()
+        if reduction not in ("mean", "sum", "none"):
+            raise ModuleArgumentError("CrossEntropyLoss", "reduction", reduction, '"mean", "sum" or "none"')
+        if not 0 <= label_smoothing <= 1:
+            raise ModuleArgumentError("CrossEntropyLoss", "label_smoothing", label_smoothing, "a share from 0 to 1")
+        self.mesh, self.reduction, self.ignore_index = mesh, reduction, ignore_index
+        self.label_smoothing, self.num_classes = label_smoothing, num_classes
+        self._logits = TensorPlacement.of("logits", logits, mesh)
+        if self._logits.is_partial:
+            raise PlacementError("logits", (logits,), "a loss, which needs whole values", "pass Shard or Replicate")
+
+    def forward(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """logits: [..., classes] (local), target: [...] (local) -> a scalar, or [...] (local) with reduction "none"."""
+        if logits.ndim == 1:
+            loss = self(logits[None], target[None])
+            return loss[0] if self.reduction == "none" else loss
+        spec = self._spec(logits, target)
+        (loss,) = _op(spec).apply(self.timer, logits, target[..., None])
+        return loss[..., 0] if self.reduction == "none" else loss
+
+    def _spec(self, logits: torch.Tensor, target: torch.Tensor) -> _Spec:
+        if target.dtype != torch.int64:
+            raise ModuleInputError("CrossEntropyLoss", "target", f"dtype {target.dtype}", "torch.int64", "cast it")
+        self.check_same("target", target, "the logits' rows", logits[..., 0])
+        placement = self._logits.resolve("logits", logits.ndim)
+        classes = self.num_classes
+        if classes is None:
+            classes = logits.shape[-1] * placement.parts(self.mesh, logits.ndim - 1)
+        along = placement.only(logits.ndim - 1)
+        self.check_size("logits", logits, -1, along.local(self.mesh, torch.empty(classes, device="meta")).shape[0])
+        return _Spec(
+            ndim=logits.ndim,
+            classes=classes,
+            mesh=self.mesh,
+            mesh_id=id(self.mesh),
+            placement=placement,
+            dtype=self.check_dtype("logits", logits),
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+        )
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction}, ignore_index={self.ignore_index}, mesh={self.mesh}"
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object."""
+
+    ndim: int
+    classes: int
+    mesh: DeviceMesh | None
+    mesh_id: int
+    placement: TensorPlacement
+    dtype: DataType
+    reduction: Reduction
+    ignore_index: int
+    label_smoothing: float
+
+    @property
+    def row_shape(self) -> list[int]:
+        """One number per row, with the axis of classes kept."""
+        return [*[-1] * (self.ndim - 1), 1]
+
+    @property
+    def shape(self) -> list[int]:
+        return [*self.row_shape[:-1], self.classes]
+
+    @property
+    def rows(self) -> TensorPlacement:
+        """Where one number per row lives."""
+        return self.placement.without(self.ndim - 1)
+
+    @property
+    def scalar(self) -> TensorPlacement:
+        """Replicated."""
+        return TensorPlacement((None,) * len(self.placement.shards), (False,) * len(self.placement.shards))
+
+    @property
+    def compute(self) -> DataType:
+        return DataType.Double if self.dtype is DataType.Double else DataType.Float
+
+    @property
+    def loss(self) -> tuple[list[int], TensorPlacement]:
+        """Shape and placement of the loss."""
+        return (self.row_shape, self.rows) if self.reduction == "none" else ([], self.scalar)
+
+
+@lru_cache(maxsize=256)
+def _op(spec: _Spec) -> FusedOp:
+    # forward: (logits, target) -> (loss, log_sum_exp[, count]); the count is what a mean divides by.
+    saved = (0, 1, 3, 4) if spec.reduction == "mean" else (0, 1, 3)
+    gradient = spec.loss[1]
+    return FusedOp(_forward(spec), _backward(spec), 1, saved, (spec.placement, spec.rows), (gradient,), (0,))
+
+
+def _forward(spec: _Spec) -> FusionDefinition:
+    """(logits, target) -> (loss, log_sum_exp[, count]).
+
+    The target's logit is found as a maximum, so that a target that is no class gives an infinite loss, not a wrong one.
+    """
+    with FusionDefinition() as fd:
+        logits = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
+        target = define(fd, spec.mesh, spec.rows, spec.row_shape, DataType.Int)
+        maximum = fd.ops.max(logits, [-1], keepdim=True)
+        shifted = fd.ops.sub(logits, maximum)
+        log_sum = fd.ops.log(fd.ops.sum(fd.ops.exp(shifted), [-1], keepdim=True))
+        chosen = fd.ops.where(_is_target(fd, spec, target), logits, -math.inf)
+        chosen = fd.ops.max(chosen, [-1], keepdim=True)
+        loss = fd.ops.sub(log_sum, fd.ops.sub(chosen, maximum))
+        if spec.label_smoothing:
+            even = fd.ops.sub(log_sum, fd.ops.mean(shifted, [-1], keepdim=True))
+            loss = fd.ops.add(
+                fd.ops.mul(loss, 1.0 - spec.label_smoothing), fd.ops.mul(even, spec.label_smoothing)
+            )  # fmt: skip
+        counted = fd.ops.ne(target, spec.ignore_index)
+        loss = fd.ops.where(counted, loss, 0.0)
+        count = None
+        if spec.reduction != "none":
+            loss = fd.ops.sum(loss, list(range(spec.ndim)))
+        if spec.reduction == "mean":
+            count = fd.ops.sum(fd.ops.cast(counted, dtype=DataType.Int), list(range(spec.ndim)))
+            count = fd.ops.cast(count, dtype=spec.compute)
+            loss = fd.ops.div(loss, count)
+        give(fd, loss, spec.mesh, spec.loss[1])
+        give(fd, fd.ops.add(log_sum, maximum), spec.mesh, spec.rows)
+        if count is not None:
+            give(fd, count, spec.mesh, spec.scalar)
+    return fd
+
+
+def _backward(spec: _Spec) -> FusionDefinition:
+    """(d loss, logits, target, log_sum_exp[, count]) -> d logits = (softmax - weights of the target) * d loss [/ count]."""
+    shape, placement = spec.loss
+    with FusionDefinition() as fd:
+        gradient = define(fd, spec.mesh, placement, shape, spec.compute)
+        logits = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
+        target = define(fd, spec.mesh, spec.rows, spec.row_shape, DataType.Int)
+        log_sum_exp = define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute)
+        if spec.reduction == "mean":
+            gradient = fd.ops.div(gradient, define(fd, spec.mesh, spec.scalar, [], spec.compute))
+        softmax = fd.ops.exp(fd.ops.sub(logits, log_sum_exp))
+        weight = fd.ops.cast(_is_target(fd, spec, target), dtype=spec.compute)
+        if spec.label_smoothing:
+            even = spec.label_smoothing / spec.classes
+            weight = fd.ops.add(fd.ops.mul(weight, 1.0 - spec.label_smoothing), even)
+        # An ignored row is chosen away, not multiplied by zero: its logits may be infinite.
+        row_gradient = fd.ops.mul(fd.ops.sub(softmax, weight), gradient)
+        d_logits = fd.ops.where(fd.ops.ne(target, spec.ignore_index), row_gradient, 0.0)
+        give(fd, fd.ops.cast(d_logits, dtype=spec.dtype), spec.mesh, spec.placement)
+    return fd
+
+
+def _is_target(fd: FusionDefinition, spec: _Spec, target: TensorView) -> TensorView:
+    """[..., classes] of bool: is this class the row's target?  Classes are numbered through all ranks."""
+    classes = fd.ops.iota(spec.classes, 0, 1, DataType.Int)
+    return fd.ops.eq(classes, target)

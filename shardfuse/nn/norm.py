@@ -1,0 +1,197 @@
+"""RMSNorm, and RMSNorm of a residual sum, on tensors that are whole or sharded over a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import ModuleArgumentError, PlacementError
+from ..ir import DataType
+from ..mesh import DeviceMesh
+from .fused import FusedModule
+from .norm_fusions import NormSpec, norm_op
+from .placement import TensorPlacement
+
+if TYPE_CHECKING:
+    from .placement import Placements
+
+
+class _Norm(FusedModule):
+    """What the two norms share: size, parameters and placements."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float,
+        *,
+        bias: bool,
+        mesh: DeviceMesh | None,
+        at: tuple[str, Placements | None],
+        input: Placements | None,
+        output: Placements | None,
+        output_grad: Placements | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        if hidden_size < 1:
+            raise ModuleArgumentError(type(self).__name__, "hidden_size", hidden_size, "1 or more")
+        if eps < 0:
+            raise ModuleArgumentError(type(self).__name__, "eps", eps, "0 or more")
+        self.hidden_size, self.eps, self.mesh = hidden_size, eps, mesh
+        self._input = TensorPlacement.of("input", input, mesh)
+        self._at_name = at[0]
+        self._at = TensorPlacement.of(*at, mesh)
+        self._output = self._at if output is None else TensorPlacement.of("output", output, mesh)
+        self._output_grad = self._output if output_grad is None else TensorPlacement.of("output_grad", output_grad, mesh)
+        for argument, placement, given in ((at[0], self._at, at[1]), ("output", self._output, output)):
+            if placement.is_partial:
+                raise PlacementError(argument, (given,), "a norm, which needs whole values", "pass Shard or Replicate")
+        # A parameter is cut along the hidden axis only where that is named as Shard(-1): rows are sharded otherwise.
+        self._parameter = self._at.only(-1)
+        whole = torch.empty(hidden_size, device="meta")
+        self._local_size = self._parameter.local(mesh, whole).shape[0]
+        self.weight = torch.nn.Parameter(torch.ones(self._local_size, device=device, dtype=dtype))
+        self.bias = torch.nn.Parameter(torch.zeros_like(self.weight)) if bias else None
+
+    def reset_parameters(self) -> None:
+        """Weight to one, bias to zero."""
+        torch.nn.init.ones_(self.weight)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_size}, eps={self.eps}, bias={self.bias is not None}, mesh={self.mesh}"
+
+    def _spec(self, x: torch.Tensor, residual: torch.Tensor | None) -> NormSpec:
+        at, output, output_grad, source = self._resolve(x)
+        if at.only(x.ndim - 1) != self._parameter:
+            raise PlacementError(
+                self._at_name, (f"Shard({x.ndim - 1})",), f"a hidden axis of {x.ndim} dims", "shard that axis as Shard(-1)"
+            )  # fmt: skip
+        return NormSpec(
+            ndim=x.ndim,
+            hidden_size=self.hidden_size,
+            eps=self.eps,
+            mesh=self.mesh,
+            mesh_id=id(self.mesh),
+            x=source,
+            at=at,
+            output=output,
+            output_grad=output_grad,
+            dtype=self.check_dtype("x", x),
+            weight_dtype=DataType.from_torch(self.weight.dtype),
+            residual_dtype=None if residual is None else self.check_dtype("residual", residual),
+            bias_dtype=None if self.bias is None else DataType.from_torch(self.bias.dtype),
+        )
+
+    def _resolve(self, x: torch.Tensor) -> list[TensorPlacement]:
+        """The placements (at, output, output_grad, input) of tensors with x's dims."""
+        placements = [
+            placement.resolve(argument, x.ndim)
+            for argument, placement in (
+                (self._at_name, self._at), ("output", self._output), ("output_grad", self._output_grad), ("input", self._input),
+            )
+        ]  # fmt: skip
+        # Where x is whole every rank sees the same sizes, so that all may conclude from them that shards are uneven.
+        if self._input.is_uncut:
+            uneven = any(p.cuts_unevenly(self.mesh, x.shape) for p in placements)
+            placements = [replace(p, uneven=uneven) for p in placements]
+        return placements
+
+    def _check_hidden(self, argument: str, tensor: torch.Tensor, placement: TensorPlacement) -> None:
+        is_cut = placement.resolve(argument, max(tensor.ndim, 1)).only(tensor.ndim - 1) == self._parameter
+        self.check_size(argument, tensor, -1, self._local_size if is_cut else self.hidden_size)
+
+
+class RMSNorm(_Norm):
+    """y = x * rsqrt(mean(x^2) + eps) * weight over the last axis, of ``hidden_size`` elements unsharded.
+
+    Plain, or with ``mesh`` on local tensors; placements are torch's Shard, Replicate, Partial, one or a sequence with
+    one per mesh dimension:
+    input: where x lives, with ``Partial()`` as each rank's summand; Replicate by default.
+    output: where y is wanted; where the input is by default (Replicate for a partial input).
+    output_grad: where y's gradient arrives, as ``output`` by default; ``Partial()`` where each rank has a summand.
+    Row shards leave the weight whole, with a gradient summed over ranks, bitwise the same on each; ``Shard(-1)``, the
+    hidden axis, cuts the weight too.  x: [..., hidden_size] in float64, float32, bfloat16 or float16; statistics are
+    in float32 or float64.
+    Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Zhang & Sennrich 2019.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        *,
+        mesh: DeviceMesh | None = None,
+        input: Placements | None = None,
+        output: Placements | None = None,
+        output_grad: Placements | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        is_partial = TensorPlacement.of("input", input, mesh).is_partial
+        super().__init__(
+            hidden_size, eps, bias=False, mesh=mesh, at=("output", output) if is_partial else ("input", input),
+            input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., hidden_size] (local) -> the same shape, in x's dtype, placed as ``output``."""
+        if x.ndim == 1:
+            return self(x[None])[0]
+        self._check_hidden("x", x, self._input)
+        return norm_op(self._spec(x, None)).apply(self.timer, x, self.weight)[0]
+
+
+class AddRMSNorm(_Norm):
+    """new_residual = residual + x (+ bias); normed = new_residual * rsqrt(mean(new_residual^2) + eps) * weight.
+
+    As ``RMSNorm``, and
+    residual: where the residual lives and the norm is computed, and the new residual with its gradient too.
+    With ``input=Partial(), residual=Shard(1), output=Replicate(), output_grad=Partial()`` one fusion takes the partial
+    sums of a row-parallel matmul, reduce-scatters them over the sequence, adds, norms, and all-gathers for the next
+    column-parallel matmul; its backward is the mirror image.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        bias: bool = False,
+        *,
+        mesh: DeviceMesh | None = None,
+        input: Placements | None = None,
+        residual: Placements | None = None,
+        output: Placements | None = None,
+        output_grad: Placements | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            hidden_size, eps, bias=bias, mesh=mesh, at=("residual", residual),
+            input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual: [..., hidden_size] (local) -> (normed in x's dtype, new residual in residual's dtype)."""
+        if x.ndim == 1 and residual.ndim == 1:
+            normed, new_residual = self(x[None], residual[None])
+            return normed[0], new_residual[0]
+        self._check_hidden("x", x, self._input)
+        self._check_hidden("residual", residual, self._at)
+        self._check_residual(x, residual)
+        parameters = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        normed, new_residual = norm_op(self._spec(x, residual)).apply(self.timer, x, *parameters, residual)
+        return normed, new_residual
+
+    def _check_residual(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+        """The residual is this rank's piece of what x is, where x is whole; of x's shape where both are cut alike."""
+        whole = self._input.gradient()
+        if whole.is_uncut:
+            expected = self._at.resolve("residual", x.ndim).local(self.mesh, torch.empty(x.shape, device="meta"))
+            self.check_same("residual", residual, "this rank's piece of x", expected)
+        elif whole == self._at:
+            self.check_same("residual", residual, "x", x)

@@ -1,0 +1,155 @@
+"""Where a tensor lives on a mesh, in DTensor's words, and how a fusion definition is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import PlacementError
+from ..frontend import FusionDefinition
+from ..ir import DataType, TensorView
+from ..mesh import DeviceMesh
+
+if TYPE_CHECKING:
+    # 500 modules and half a second: only the caller, who makes placements, pays for it.
+    from torch.distributed.tensor.placement_types import Placement
+
+    Placements = Placement | Sequence[Placement]
+
+
+@dataclass(frozen=True)
+class TensorPlacement:
+    """One entry per mesh dimension, outermost first: the dim that it shards, whether it holds partial sums, else a replica.
+
+    ``uneven``: shards may differ in size, as ``torch.chunk`` cuts them.
+    """
+
+    shards: tuple[int | None, ...] = ()
+    partial: tuple[bool, ...] = ()
+    uneven: bool = False
+
+    @staticmethod
+    def of(argument: str, placements: Placements | None, mesh: DeviceMesh | None) -> TensorPlacement:
+        """Read torch's placements: one, or a sequence with one per mesh dimension; None is replicated.
+
+        Raises PlacementError where their number is not the mesh's, or where there are placements but no mesh.
+        """
+        if placements is None:
+            n = mesh.ndim if mesh is not None else 0
+            return TensorPlacement((None,) * n, (False,) * n)
+        entries = tuple(placements) if isinstance(placements, Sequence) else (placements,)
+        if mesh is None:
+            raise PlacementError(argument, entries, "no mesh", "pass mesh= too, or leave the placement out")
+        if len(entries) != mesh.ndim:
+            raise PlacementError(argument, entries, f"a mesh of {mesh.ndim} dimensions", "pass one placement for each")
+        return TensorPlacement(tuple(_shard_dim(p) for p in entries), tuple(p.is_partial() for p in entries))
+
+    @property
+    def is_partial(self) -> bool:
+        return any(self.partial)
+
+    @property
+    def is_uncut(self) -> bool:
+        """Has every rank tensors of the unsharded size: replicas, or partial sums?"""
+        return all(dim is None for dim in self.shards)
+
+    @property
+    def leading(self) -> int:
+        """How many axes of partial sums stand before the tensor's own in a definition."""
+        return sum(self.partial)
+
+    def resolve(self, argument: str, ndim: int) -> TensorPlacement:
+        """Count sharded dims from the front.  Raises PlacementError for a dim that a tensor of ``ndim`` dims has not."""
+        for dim in self.shards:
+            if dim is not None and not -ndim <= dim < ndim:
+                raise PlacementError(argument, (f"Shard({dim})",), f"a tensor of {ndim} dims", "shard a dim that it has")
+        return replace(self, shards=tuple(None if d is None else d % ndim for d in self.shards))
+
+    def gradient(self) -> TensorPlacement:
+        """Where the gradient lives: with the tensor; that of a partial sum is whole on every rank."""
+        return replace(self, partial=(False,) * len(self.partial))
+
+    def without(self, dim: int) -> TensorPlacement:
+        """The placement of what is left when ``dim`` (resolved) is reduced or broadcast: replicated where ``dim`` was sharded."""
+        return replace(self, shards=tuple(None if d == dim else d for d in self.shards))
+
+    def only(self, dim: int) -> TensorPlacement:
+        """The placement of a vector along ``dim`` (resolved) of this tensor."""
+        return replace(self, shards=tuple(0 if d == dim else None for d in self.shards))
+
+    def local(self, mesh: DeviceMesh | None, unsharded: torch.Tensor) -> torch.Tensor:
+        """This rank's piece (a view) of an unsharded tensor, cut as ``torch.chunk`` does."""
+        for mesh_dim, dim in enumerate(self.shards):
+            if mesh is not None and dim is not None:
+                unsharded = mesh.shard_tensor(unsharded, dim, parallel_type=mesh.parallel_types[mesh_dim])
+        return unsharded
+
+    def parts(self, mesh: DeviceMesh | None, dim: int) -> int:
+        """Into how many parts ``dim`` (resolved) is cut."""
+        count = 1
+        for mesh_dim, shard_dim in enumerate(self.shards):
+            count *= mesh.shape[mesh_dim] if mesh is not None and shard_dim == dim else 1
+        return count
+
+    def cuts_unevenly(self, mesh: DeviceMesh | None, sizes: Sequence[int]) -> bool:
+        """Do shards of a tensor of these unsharded ``sizes`` differ in size?"""
+        return any(size % self.parts(mesh, dim) for dim, size in enumerate(sizes))
+
+    def arrange(self, local: torch.Tensor) -> torch.Tensor:
+        """The local tensor as ``define`` declares it: contiguous, one dim of extent 1 per mesh dimension of partial sums."""
+        return local.contiguous()[(None,) * self.leading]
+
+
+def _shard_dim(placement: Placement) -> int | None:
+    return placement.dim if placement.is_shard() else None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def define(
+    fd: FusionDefinition, mesh: DeviceMesh | None, placement: TensorPlacement, shape: Sequence[int], dtype: DataType
+) -> TensorView:
+    """Declare a fusion input of unsharded ``shape`` (-1 symbolic) that lives as ``placement`` says."""
+    if mesh is None:
+        return fd.define_tensor(shape=list(shape), contiguity=True, dtype=dtype)
+    leading = [mesh.shape[d] for d, is_partial in enumerate(placement.partial) if is_partial]
+    tv = fd.define_tensor(shape=[*leading, *shape], contiguity=True, dtype=dtype)
+    place(tv, mesh, placement)
+    return tv
+
+
+def place(tv: TensorView, mesh: DeviceMesh | None, placement: TensorPlacement) -> None:
+    """State where ``tv`` lives.  Dims are cut from the last to the first, so that a cut moves none that is still to be cut."""
+    if mesh is None:
+        return
+    tv.set_device_mesh(mesh)
+    for dim in reversed(range(tv.ndim - placement.leading)):
+        at = dim + placement.leading
+        for mesh_dim, shard_dim in enumerate(placement.shards):
+            if shard_dim == dim:
+                parts, extent = mesh.shape[mesh_dim], tv.axis(at).extent
+                tv.outer_split(at, parts, uneven=placement.uneven or (extent >= 0 and extent % parts != 0))
+                tv.axis(at).parallelize(mesh.parallel_types[mesh_dim])
+                at += 1
+    partial_dims = [d for d, is_partial in enumerate(placement.partial) if is_partial]
+    for axis, mesh_dim in enumerate(partial_dims):
+        tv.axis(axis).parallelize(mesh.parallel_types[mesh_dim])
+
+
+def move(
+    fd: FusionDefinition, tv: TensorView, mesh: DeviceMesh | None, source: TensorPlacement, target: TensorPlacement
+) -> TensorView:
+    """``tv`` of ``source`` as ``target`` wants it: the collective, or free slice, that shardfuse finds between the two."""
+    if source == target or mesh is None:
+        return tv
+    moved = fd.ops.sum(tv, list(range(source.leading))) if source.is_partial else fd.ops.set(tv)
+    place(moved, mesh, target)
+    return moved
+
+
+def give(fd: FusionDefinition, tv: TensorView, mesh: DeviceMesh | None, target: TensorPlacement) -> None:
+    """Return ``tv`` placed as ``target``: a tensor of its own, since ``tv`` may be an output already, or an input."""
+    output = fd.ops.set(tv)
+    place(output, mesh, target)
+    fd.add_output(output)

@@ -1,0 +1,72 @@
+"""Moving a tensor between placements, with autograd: one fusion of one op each way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import PlacementError
+from ..frontend import FusionDefinition
+from ..ir import DataType
+from ..mesh import DeviceMesh
+from .fused import FusedOp, FusionTimer
+from .placement import TensorPlacement, define, move
+
+if TYPE_CHECKING:
+    from .placement import Placements
+
+
+def redistribute(
+    x: torch.Tensor,
+    mesh: DeviceMesh,
+    source: Placements,
+    target: Placements,
+    *,
+    grad: Placements | None = None,
+    timer: FusionTimer | None = None,
+) -> torch.Tensor:
+    """The local tensor of ``target`` from the local tensor ``x`` of ``source``.
+
+    Shard to Replicate is an all-gather, Replicate to Shard a free slice, Partial to Replicate an all-reduce, Partial to
+    Shard a reduce-scatter, Shard to another Shard an all-to-all.  x: any shape, any dtype but complex; sharded sizes
+    divide by the mesh.
+    grad: where the gradient of the result arrives, as ``target`` by default; ``Partial()`` where each rank holds a
+    summand of it (what a column-parallel matmul leaves).  The gradient of x lives as x does, whole for a partial x.
+    Raises PlacementError.
+    """
+    placements = [
+        TensorPlacement.of(name, value, mesh).resolve(name, x.ndim)
+        for name, value in (("source", source), ("target", target), ("grad", target if grad is None else grad))
+    ]
+    if placements[1].is_partial:
+        raise PlacementError("target", (target,), "a redistribution", "pass Shard or Replicate")
+    op = _op(_Move(x.ndim, DataType.from_torch(x.dtype), mesh, id(mesh), *placements))
+    return op.apply(timer, x)[0]
+
+
+@dataclass(frozen=True)
+class _Move:
+    ndim: int
+    dtype: DataType
+    mesh: DeviceMesh
+    mesh_id: int
+    source: TensorPlacement
+    target: TensorPlacement
+    grad: TensorPlacement
+
+
+@lru_cache(maxsize=256)
+def _op(spec: _Move) -> FusedOp:
+    forward = _definition(spec, spec.source, spec.target)
+    backward = _definition(spec, spec.grad, spec.source.gradient())
+    return FusedOp(forward, backward, 1, (), (spec.source,), (spec.grad,), (0,))
+
+
+def _definition(spec: _Move, source: TensorPlacement, target: TensorPlacement) -> FusionDefinition:
+    with FusionDefinition() as fd:
+        x = define(fd, spec.mesh, source, [-1] * spec.ndim, spec.dtype)
+        fd.add_output(fd.ops.set(x) if source == target else move(fd, x, spec.mesh, source, target))
+    return fd

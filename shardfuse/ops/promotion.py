@@ -1,0 +1,76 @@
+"""Types of pointwise ops, as torch promotes them.
+
+Source: torch's rule of three classes. Tensors with dims decide; a zero-dim tensor, and after it a Python number, only
+raises the category (bool < integer < float < complex), and then to that class's own type or torch's default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..ir.dtype import DataType
+from ..ir.expr import BoundTensor, Scalar
+from ..ir.tensor_view import TensorView
+from .table import PointwiseOp, Rule
+
+Operand = TensorView | BoundTensor | Scalar
+
+_NUMBER = {DataType.Double: DataType.Float, DataType.ComplexDouble: DataType.ComplexFloat}
+"""A host number has its category's default type, whatever its own width."""
+
+
+def _category(dtype: DataType) -> int:
+    if dtype is DataType.Bool:
+        return 0
+    return 1 if dtype.is_integral else 2 if dtype.is_floating else 3
+
+
+def promote(operands: Sequence[Operand]) -> DataType:
+    """The common type of ``operands``."""
+    classes: list[DataType | None] = [None, None, None]
+    for v in operands:
+        which = 2 if isinstance(v, Scalar) else 1 if v.ndim == 0 else 0
+        dtype = _NUMBER.get(v.dtype, v.dtype) if isinstance(v, Scalar) else v.dtype
+        before = classes[which]
+        classes[which] = dtype if before is None else _pair(before, dtype)
+    result: DataType | None = None
+    for dtype in classes:
+        if dtype is None:
+            continue
+        if result is None:
+            result = dtype
+        elif _category(dtype) > _category(result):
+            result = _raise(result, dtype)
+    assert result is not None, "a pointwise op without operands"
+    return result
+
+
+def _pair(a: DataType, b: DataType) -> DataType:
+    return DataType.from_torch(torch.promote_types(a.torch, b.torch))
+
+
+def _raise(result: DataType, dtype: DataType) -> DataType:
+    """A complex number beside a Half or Double tensor keeps the tensor's width."""
+    return _pair(result, dtype) if dtype.is_complex and result.is_floating else dtype
+
+
+def types(op: PointwiseOp, operands: Sequence[Operand]) -> tuple[DataType, DataType]:
+    """``(compute, result)``: the type that operands are converted to before ``op``, and the type of its result.
+
+    Narrow floats are computed in float32 and rounded to the result.  A ``where``'s first operand stays Bool.
+    """
+    match op.rule:
+        case Rule.LOGICAL:
+            return DataType.Bool, DataType.Bool
+        case Rule.WHERE:
+            result = promote(operands[1:])
+        case Rule.FLOAT:
+            common = promote(operands)
+            result = DataType.Float if common.is_integral else common
+        case Rule.BOOL:
+            return promote(operands).compute, DataType.Bool
+        case Rule.PROMOTE:
+            result = promote(operands)
+    return result.compute, result

@@ -1,0 +1,23 @@
+"""Passes: from a recorded fusion to one whose shardings are settled and whose layout changes stand alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..ir.expr import BoundFusion
+from .bind import bind
+from .casts import combine_casts
+from .dead_code import remove_dead_code
+from .decompose import decompose_resharding
+from .propagate import propagate_shardings
+
+Pass = Callable[[BoundFusion], None]
+
+PASSES: tuple[Pass, ...] = (
+    remove_dead_code,  # first: nothing below works on what nobody reads
+    combine_casts,  # before shardings: a cast that goes needs none
+    propagate_shardings,  # needs the final Exprs: each of its tensors gets a mesh
+    decompose_resharding,  # last: from here on, an Expr computes or communicates, never both
+)
+
+__all__ = ["PASSES", "Pass", "bind"]

@@ -1,0 +1,318 @@
+"""bind: a recorded fusion and sizes become Exprs over tensors whose axes are digits.
+
+before::
+
+    T2 = add(T0, T1)                      T0 [-1, 4], T1 [4]
+
+after, for T0 of [8, 4]::
+
+    T2[i0, i1] = add(T0[i0, i1], T1[i1])
+
+An op's output reuses its inputs' axes.  Where an op makes two different axes meet, one side's free roots are rewritten
+in digits of the other; where neither may be, the smaller operand is read through a ``relabel``, the same storage under
+fresh roots, which is a segment edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import cast
+
+from ..errors import ShapeError, ShardingError
+from ..ir.digits import Axis, CutError, Root, axis_of, extent, reshape, root_of, substitute, unify
+from ..ir.domain import BoundDomain, IterDomain, Sharding, Split, TensorDomain
+from ..ir.dtype import DataType
+from ..ir.layout import local_extent
+from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Number, Scalar, Value
+from ..ir.fusion import Fusion, Record, Val
+from ..mesh import ParallelType
+from ..ir.tensor_view import TensorView
+from ..ops.table import POINTWISE
+from ..ops.torch_calls import TORCH_CALLS
+
+
+def bind(fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]]) -> BoundFusion:
+    """``sizes``: the unsharded shape of every input.  All of them at least 1.
+
+    Raises ``ShapeError`` where operands do not fit, ``ShardingError`` where a recorded split does not fit the sizes.
+    """
+    return _Binder(fusion, sizes).run()
+
+
+class _Binder:
+    def __init__(self, fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]]) -> None:
+        self.fusion = fusion
+        self.sizes = sizes
+        self.tensors: dict[TensorView, BoundTensor] = {}
+        self.scalars: dict[Scalar, Scalar] = {}
+        self.live: list[BoundTensor] = []
+        self.exprs: list[Expr] = []
+        self.roots = 0
+
+    def run(self) -> BoundFusion:
+        inputs: list[Value] = []
+        for declared in self.fusion.inputs:
+            if isinstance(declared.val, Scalar):
+                inputs.append(declared.val)
+            else:
+                axes = [self.fresh(n) for n in self.sizes[declared.val]]
+                inputs.append(self.define(declared.val, axes))
+        for record in self.fusion.records:
+            self.bind_record(record)
+        for tv, tensor in self.tensors.items():
+            if tv.domain.mesh is not None or tv.domain.allocation is not None or tv.allocation_rank:
+                tensor.domain = bound_domain(tv, tensor)
+        outputs = [self.tensors[tv] for tv in self.fusion.outputs]
+        return BoundFusion(inputs, outputs, self.exprs)
+
+    # axes
+
+    def fresh(self, n: int) -> Axis:
+        self.roots += 1
+        return axis_of(Root(f"i{self.roots - 1}", n))
+
+    def define(self, tv: TensorView, axes: Sequence[Axis]) -> BoundTensor:
+        tensor = BoundTensor(tv.name, tv.dtype, BoundDomain(tuple(axes)))
+        self.tensors[tv] = tensor
+        self.live.append(tensor)
+        return tensor
+
+    def value(self, val: Val) -> Value:
+        return self.tensors[val] if isinstance(val, TensorView) else self.scalars.get(val, val)
+
+    def meet(self, op: str, operands: list[BoundTensor], places: Sequence[tuple[int, int]]) -> Axis:
+        """Make the axes at ``places`` (operand, axis) one axis and return it.  May replace operands by relabels."""
+        seen = [(k, at) for k, at in places if operands[k].domain.logical[at]]
+        if not seen:
+            return ()
+        first, at = seen[0]
+        for k, other in seen[1:]:
+            a, b = operands[first].domain.logical[at], operands[k].domain.logical[other]
+            if a == b:
+                continue
+            if extent(a) != extent(b):
+                raise ShapeError(
+                    op,
+                    f"extent {extent(a)} in axis {at} of {operands[first]} and {extent(b)} in axis {other} of {operands[k]}",
+                    "equal extents, or 1",
+                    "broadcast one of them, or correct the sizes",
+                )
+            if not (self.rewrite(a, b) or self.rewrite(b, a)):
+                operands[k] = self.relabel(operands[k])
+                assert self.rewrite(a, operands[k].domain.logical[other]), "a fresh axis can always be rewritten"
+        return operands[first].domain.logical[at]
+
+    def rewrite(self, a: Axis, b: Axis) -> bool:
+        """Rewrite the roots of ``b`` in digits of ``a`` in every tensor, if that can be."""
+        wanted = {root_of(d) for d in b}
+        touched = [t for t in self.live if any(root_of(d) in wanted for axis in t.domain.logical for d in axis)]
+        try:
+            rewritten = unify(a, b, [t.domain.logical for t in touched])
+            domains = [tuple(substitute(axis, rewritten) for axis in t.domain.logical) for t in touched]
+        except CutError:
+            return False
+        for tensor, logical in zip(touched, domains, strict=True):
+            tensor.domain = BoundDomain(logical)
+        return True
+
+    def relabel(self, tensor: BoundTensor) -> BoundTensor:
+        axes = tuple(self.fresh(extent(axis)) for axis in tensor.domain.logical)
+        out = BoundTensor(f"{tensor.name}r{len(self.exprs)}", tensor.dtype, BoundDomain(axes))
+        self.live.append(out)
+        self.exprs.append(Expr("relabel", (tensor,), (out,)))
+        return out
+
+    # records
+
+    def bind_record(self, record: Record) -> None:
+        op = record.op
+        if op == "size":
+            self.bind_size(record)
+            return
+        values = [self.value(v) for v in record.inputs]
+        out = record.outputs[0]
+        if isinstance(out, Scalar):
+            self.bind_host_scalar(record, cast(list[Scalar], values), out)
+            return
+        attributes = dict(record.attributes)
+        if op in POINTWISE or op in TORCH_CALLS:
+            axes = self.pointwise_axes(op, values) if op in POINTWISE else self.call_axes(op, values)
+        else:
+            axes = self.shape_axes(op, values, attributes)
+        tensor = self.define(out, axes)
+        self.exprs.append(Expr(op, tuple(values), (tensor,), attributes))
+
+    def bind_size(self, record: Record) -> None:
+        tensor = self.tensors[cast(TensorView, record.inputs[0])]
+        dims = cast(tuple[int, ...], record.attributes["dims"])
+        out = cast(Scalar, record.outputs[0])
+        n = prod(extent(tensor.domain.logical[d]) for d in dims)
+        self.scalars[out] = Scalar(out.name, DataType.Int, n)
+
+    def bind_host_scalar(self, record: Record, operands: Sequence[Scalar], out: Scalar) -> None:
+        arithmetic: dict[str, Callable[..., Number]] = {
+            "add": lambda a, b: a + b,
+            "sub": lambda a, b: a - b,
+            "mul": lambda a, b: a * b,
+            "div": lambda a, b: a / b,
+            "neg": lambda a: -a,
+            "reciprocal": lambda a: 1 / a,
+            "cast": lambda a: a,
+        }
+        value = arithmetic[record.op](*(v.value for v in operands))
+        self.scalars[out] = Scalar(out.name, out.dtype, value)
+
+    def pointwise_axes(self, op: str, values: list[Value]) -> list[Axis]:
+        where = [k for k, v in enumerate(values) if isinstance(v, BoundTensor)]
+        operands = [cast(BoundTensor, values[k]) for k in where]
+        ndim = max((t.ndim for t in operands), default=0)
+        for position in range(ndim):
+            places = [(k, position - ndim + t.ndim) for k, t in enumerate(operands) if position - ndim + t.ndim >= 0]
+            self.meet(op, operands, places)
+        for k, t in zip(where, operands, strict=True):
+            values[k] = t
+        axes: list[Axis] = []
+        for position in range(ndim):
+            there = (t.domain.logical[position - ndim] for t in operands if t.ndim >= ndim - position)
+            axes.append(next((axis for axis in there if axis), ()))
+        return axes
+
+    def call_axes(self, op: str, values: list[Value]) -> list[Axis]:
+        operands = cast(list[BoundTensor], values)
+        *ins, outs = TORCH_CALLS[op].names([t.ndim for t in operands])
+        places: dict[str, list[tuple[int, int]]] = {}
+        for k, names in enumerate(ins):
+            for at, name in enumerate(names):
+                places.setdefault(name, []).append((k, at))
+        for at in places.values():
+            self.meet(op, operands, at)
+        found: dict[str, Axis] = {}
+        for name, at in places.items():
+            axes = (operands[k].domain.logical[i] for k, i in at)
+            found[name] = next((axis for axis in axes if axis), ())
+        return [found[name] for name in outs]
+
+    def shape_axes(self, op: str, values: list[Value], attributes: dict[str, object]) -> list[Axis]:
+        if op in ("full", "iota", "expand", "reshape"):
+            attributes["shape"] = shape = self.shape_of(op, attributes, values)
+            if op in ("full", "iota"):
+                return [self.fresh(n) for n in shape]
+        x = cast(BoundTensor, values[0])
+        logical = x.domain.logical
+        match op:
+            case "cast" | "set":
+                return list(logical)
+            case "broadcast":
+                rest = iter(logical)
+                return [() if new else next(rest) for new in cast(tuple[bool, ...], attributes["new"])]
+            case "expand":
+                return self.expand_axes(x, cast(tuple[int, ...], attributes["shape"]))
+            case "squeeze":
+                return self.squeeze_axes(x, cast(tuple[int, ...], attributes["axes"]))
+            case "permute":
+                return [logical[d] for d in cast(tuple[int, ...], attributes["dims"])]
+            case "reshape":
+                shape = cast(tuple[int, ...], attributes["shape"])
+                try:
+                    return list(reshape(logical, shape))
+                except CutError:
+                    return [self.fresh(n) for n in shape]
+            case _:
+                assert op in REDUCTIONS, f"bind does not know {op}"
+                gone = cast(tuple[int, ...], attributes["axes"])
+                return [axis for k, axis in enumerate(logical) if k not in gone]
+
+    def shape_of(self, op: str, attributes: Mapping[str, object], values: Sequence[Value]) -> tuple[int, ...]:
+        """The shape argument with host scalars and -1 resolved."""
+        asked = cast(tuple[int | Scalar, ...], attributes["shape"])
+        shape = [n if isinstance(n, int) else cast(int, self.scalars.get(n, n).value) for n in asked]
+        x = values[0] if values and isinstance(values[0], BoundTensor) else None
+        if x is None or op not in ("reshape", "expand"):
+            return tuple(shape)
+        have = [extent(axis) for axis in x.domain.logical]
+        if op == "expand":
+            return tuple(h if n == -1 else n for n, h in zip(shape, have, strict=True))
+        known = prod(n for n in shape if n != -1)
+        if -1 in shape and known and prod(have) % known == 0:
+            shape[shape.index(-1)] = prod(have) // known
+        if prod(shape) != prod(have):
+            raise ShapeError("reshape", f"{x} of {have} to {list(asked)}", f"{prod(have)} elements", "correct the shape")
+        return tuple(shape)
+
+    def expand_axes(self, x: BoundTensor, shape: tuple[int, ...]) -> list[Axis]:
+        axes: list[Axis] = []
+        for k, (axis, n) in enumerate(zip(x.domain.logical, shape, strict=True)):
+            if axis and extent(axis) != n:
+                raise ShapeError(
+                    "expand", f"{extent(axis)} in axis {k} of {x} to {n}", "an axis of 1, or the same size", "correct the shape"
+                )
+            axes.append(axis or self.fresh(n))
+        return axes
+
+    def squeeze_axes(self, x: BoundTensor, gone: tuple[int, ...]) -> list[Axis]:
+        for k in gone:
+            if x.domain.logical[k]:
+                raise ShapeError(
+                    "squeeze", f"axis {k} of {x} of extent {extent(x.domain.logical[k])}", "extent 1", "squeeze another axis"
+                )
+        return [axis for k, axis in enumerate(x.domain.logical) if k not in gone]
+
+
+def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
+    """The recorded transforms of ``tv`` replayed on the digits of ``tensor``."""
+    domain = tv.domain
+    try:
+        axes = domain.replay(dict(zip(domain.logical, tensor.domain.logical, strict=True)))
+    except CutError as error:
+        raise ShardingError(
+            f"{tv.name} of {[extent(a) for a in tensor.domain.logical]}",
+            str(error),
+            "a recorded split does not fit this size",
+            "pad the axis, or allow short shards with uneven=True",
+        ) from error
+    sharding = _sharding(tv, domain, axes)
+    bound = replace(tensor.domain, mesh=domain.mesh, sharding=sharding)
+    order = stored_axes(tv)
+    if order is None:
+        return bound
+    on_mesh = domain.mesh_axes().values()
+    return replace(bound, allocation=tuple(axes[i] for i in order if i not in on_mesh))
+
+
+def stored_axes(tv: TensorView) -> tuple[IterDomain, ...] | None:
+    """The allocation axes, mesh axes among them; ``None`` is the logical order."""
+    return tv.domain.allocation or (tv.domain.loop if tv.allocation_rank else None)
+
+
+def allocation_shape(tv: TensorView, tensor: BoundTensor, rank: int) -> tuple[int, ...]:
+    """The shape of ``rank``'s piece by allocation rank: one extent per allocation axis, 1 for a mesh axis."""
+    logical = dict(zip(tv.domain.logical, tensor.domain.logical, strict=True))
+    axes = tv.domain.replay(logical)
+    coordinates = tensor.domain.coordinates(rank)
+    on_mesh = tv.domain.mesh_axes().values()
+    order = stored_axes(tv) or tv.domain.logical
+    return tuple(1 if i in on_mesh else prod(local_extent(d, coordinates) for d in axes[i]) for i in order)
+
+
+def _sharding(tv: TensorView, domain: TensorDomain, axes: Mapping[IterDomain, Axis]) -> Sharding:
+    if domain.mesh is None:
+        return ()
+    on = domain.mesh_axes()
+    sharding: list[tuple[ParallelType, Axis]] = []
+    for parallel_type in domain.mesh.parallel_types:
+        if parallel_type not in on:
+            continue
+        digits, ranks = axes[on[parallel_type]], domain.mesh.extent(parallel_type)
+        uneven = extent(digits) < ranks and any(isinstance(t, Split) and t.uneven for t in domain.transforms)
+        if extent(digits) != ranks and not (uneven and digits):
+            raise ShardingError(
+                f"axis {on[parallel_type]} of {tv.name}",
+                f"it has extent {extent(digits)}",
+                f"mesh dimension {parallel_type.name} has {ranks} ranks",
+                f"split the axis with outer_split(axis, {ranks}), uneven=True where the size does not divide",
+            )
+        if digits:
+            sharding.append((parallel_type, digits))
+    return tuple(sharding)

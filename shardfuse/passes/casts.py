@@ -1,0 +1,62 @@
+"""combine_casts: a cast of a widening cast is a cast of the original.
+
+before::
+
+    T1 = cast(T0:BFloat16) : Float
+    T2 = cast(T1) : BFloat16
+    T3 = neg(T2)
+
+after::
+
+    T1 = cast(T0:BFloat16) : Float
+    T3 = neg(T0)
+
+Narrowing casts stay: they round.  A tensor to which its author gave a sharding or an allocation stays too.
+"""
+
+from __future__ import annotations
+
+from ..ir.dtype import DataType
+from ..ir.expr import BoundFusion, BoundTensor, Expr
+
+_EXACT_IN = {
+    DataType.Half: (DataType.Float, DataType.Double),
+    DataType.BFloat16: (DataType.Float, DataType.Double),
+    DataType.Float8_e4m3fn: (DataType.Half, DataType.BFloat16, DataType.Float, DataType.Double),
+    DataType.Float8_e5m2: (DataType.Half, DataType.BFloat16, DataType.Float, DataType.Double),
+    DataType.Float: (DataType.Double,),
+    DataType.Int32: (DataType.Int, DataType.Double),
+}
+"""The types that hold every value of a type."""
+
+
+def combine_casts(fusion: BoundFusion) -> None:
+    stands_for: dict[BoundTensor, BoundTensor] = {}
+    made_by: dict[BoundTensor, Expr] = {}
+    exprs: list[Expr] = []
+    for expr in fusion.exprs:
+        inputs = tuple(stands_for.get(v, v) if isinstance(v, BoundTensor) else v for v in expr.inputs)
+        if expr.op == "cast":
+            source = inputs[0]
+            assert isinstance(source, BoundTensor), "a cast is of a tensor"
+            before = made_by.get(source)
+            if before is not None and before.op == "cast" and _is_plain(source):
+                original = before.tensors[0]
+                if source.dtype in _EXACT_IN.get(original.dtype, ()):
+                    inputs = (original,)
+            if inputs[0].dtype is expr.output.dtype and expr.output not in fusion.outputs and _is_plain(expr.output):
+                assert isinstance(inputs[0], BoundTensor), "a cast is of a tensor"
+                stands_for[expr.output] = inputs[0]
+                continue
+        expr = Expr(expr.op if not _is_copy(expr, inputs) else "set", inputs, expr.outputs, expr.attributes)
+        made_by[expr.output] = expr
+        exprs.append(expr)
+    fusion.exprs = exprs
+
+
+def _is_plain(tensor: BoundTensor) -> bool:
+    return tensor.domain.mesh is None and tensor.domain.allocation is None
+
+
+def _is_copy(expr: Expr, inputs: tuple[object, ...]) -> bool:
+    return expr.op == "cast" and isinstance(inputs[0], BoundTensor) and inputs[0].dtype is expr.output.dtype

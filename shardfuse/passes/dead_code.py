@@ -1,0 +1,27 @@
+"""remove_dead_code: Exprs that no output needs go.
+
+before::
+
+    T1 = neg(T0)
+    T2 = exp(T0)
+    outputs: T2
+
+after::
+
+    T2 = exp(T0)
+    outputs: T2
+"""
+
+from __future__ import annotations
+
+from ..ir.expr import BoundFusion, Expr
+
+
+def remove_dead_code(fusion: BoundFusion) -> None:
+    needed = dict.fromkeys(fusion.outputs)
+    kept: list[Expr] = []
+    for expr in reversed(fusion.exprs):
+        if any(out in needed for out in expr.outputs):
+            kept.append(expr)
+            needed.update(dict.fromkeys(expr.tensors))
+    fusion.exprs = kept[::-1]

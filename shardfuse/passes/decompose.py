@@ -1,0 +1,257 @@
+"""decompose_resharding: every change of sharding becomes an Expr of its own.
+
+before::
+
+    T2[i0] = sum(T0[i0, i1@mesh_x])                  a reduction over a sharded axis
+    T3[i0, i1] = add(T0[i0, i1@mesh_x], ...)         inputs sharded, the output said to be replicated
+
+after::
+
+    T2p[i1@mesh_x, i0] = sum(T0)                     local; the partial sums are a visible axis
+    T2[i0] = sum(T2p, axes=(0,), mesh=mesh_x)        all-reduce; reduce-scatter where T2 is sharded on mesh_x
+    T3l[i0, i1@mesh_x] = add(T0, ...)                computed where the data is
+    T3[i0, i1] = set(T3l, mesh=mesh_x)               all-gather
+
+One mesh dimension at a time.  An Expr with the attribute ``mesh`` changes what that mesh dimension holds; one with
+``move`` takes a tensor from one mesh to another.  Replicated to sharded is a free local slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..analysis.sharding import computed_in, is_opaque, join, mesh_of, ordered, reduced_axes, restrict, with_sharding
+from ..analysis.sharding import carries as carries_digits
+from ..ir.digits import Axis, overlaps
+from ..ir.domain import BoundDomain, Sharding, without
+from ..ir.dtype import DataType
+from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
+from ..mesh import DeviceMesh, ParallelType
+from ..ops.torch_calls import TORCH_CALLS
+
+
+def decompose_resharding(fusion: BoundFusion) -> None:
+    fusion.exprs = _Decomposer().run(fusion)
+
+
+class _Decomposer:
+    def __init__(self) -> None:
+        self.exprs: list[Expr] = []
+        self.converted: dict[tuple[BoundTensor, DeviceMesh | None, Sharding], BoundTensor] = {}
+
+    def run(self, fusion: BoundFusion) -> list[Expr]:
+        for expr in fusion.exprs:
+            if mesh_of((*expr.tensors, *expr.outputs)) is None:
+                self.exprs.append(expr)
+            elif expr.op == "set":
+                self.change(expr.tensors[0], expr.output)
+            else:
+                self.compute(expr)
+        return self.exprs
+
+    # computing
+
+    def compute(self, expr: Expr) -> None:
+        out = expr.output
+        mesh = mesh_of(sorted(expr.tensors, key=lambda t: -t.ndim)) or out.domain.mesh
+        sharding = _space(expr)
+        reduced = reduced_axes(expr)
+        partial = tuple((p, d) for p, d in sharding if carries_digits(reduced, d))
+        inputs: list[Value] = [
+            self.having(v, mesh, restrict(sharding, v.domain.logical)) if isinstance(v, BoundTensor) else v
+            for v in expr.inputs
+        ]
+        if partial and expr.op == "linear" and len(inputs) == 3:
+            product = self.like(out, f"{out.name}x", replace(out.domain))  # the bias is added once, not by every rank
+            self.compute(Expr("linear", expr.inputs[:2], (product,)))
+            self.compute(Expr("add", (product, expr.inputs[2]), (out,)))
+            return
+        if partial:
+            self.reduce_over_mesh(expr, inputs, sharding, partial)
+            return
+        here = restrict(sharding, out.domain.logical)
+        if (out.domain.mesh, out.domain.sharding) == (mesh, here):
+            self.exprs.append(Expr(expr.op, tuple(inputs), (out,), expr.attributes))
+            return
+        local = self.like(out, f"{out.name}l", replace(out.domain, mesh=mesh, sharding=here, allocation=None))
+        self.exprs.append(Expr(expr.op, tuple(inputs), (local,), expr.attributes))
+        self.change(local, out)
+
+    def reduce_over_mesh(self, expr: Expr, inputs: list[Value], sharding: Sharding, partial: Sharding) -> None:
+        out = expr.output
+        mesh = mesh_of(v for v in inputs if isinstance(v, BoundTensor))
+        here = restrict(sharding, out.domain.logical)
+        op = expr.op if expr.op in REDUCTIONS else "sum"
+        current, visible = self.local_partial(expr, inputs, mesh, here, partial)
+        for k, (parallel_type, digits) in enumerate(partial):
+            at = visible[k]
+            logical = tuple(a for j, a in enumerate(current.domain.logical) if j != at)
+            rest = [(p, d) for p, d in current.domain.sharding if p is not parallel_type]
+            wanted = out.domain.digits_on(parallel_type) if out.domain.mesh == mesh else ()
+            if wanted and not overlaps([*(d for _, d in rest), wanted]):
+                rest.append((parallel_type, wanted))
+            domain = BoundDomain(logical, mesh, ordered(rest))
+            last = k == len(partial) - 1
+            exact = last and _same(domain, out.domain) and current.dtype is out.dtype
+            target = out if exact else self.like(current, f"{out.name}s{k}", domain)
+            attributes = {"axes": (at,), "mesh": parallel_type}
+            self.exprs.append(Expr(op, (current,), (target,), attributes))
+            visible = [v - 1 if v > at else v for v in visible]
+            current = target
+        if current is not out:
+            self.finish(current, out)
+
+    def local_partial(
+        self, expr: Expr, inputs: list[Value], mesh: DeviceMesh | None, here: Sharding, partial: Sharding
+    ) -> tuple[BoundTensor, list[int]]:
+        """This rank's part of the reduction, and where its visible mesh axes stand."""
+        out = expr.output
+        gone = tuple(d for _, digits in partial for d in digits)
+        reduced = reduced_axes(expr)
+        source = inputs[0]
+        if expr.op in REDUCTIONS and not any(without(axis, gone) for axis in reduced):
+            assert isinstance(source, BoundTensor)
+            logical = source.domain.logical
+            visible = [next((k for k, a in enumerate(logical) if a == d), None) for _, d in partial]
+            places = [k for k in visible if k is not None]
+            if len(places) == len(partial) == len([axis for axis in reduced if axis]):
+                return source, places  # the partial sums are an axis that the user sees: nothing to do locally
+        wide = expr.op in ("sum", "prod") or expr.op in TORCH_CALLS
+        dtype = DataType.Float if wide and out.dtype.is_low_precision and expr.op in REDUCTIONS else out.dtype
+        logical = (*(d for _, d in partial), *out.domain.logical)
+        domain = BoundDomain(logical, mesh, ordered([*here, *partial]))
+        tensor = BoundTensor(f"{out.name}p", dtype, domain)
+        attributes = {**expr.attributes, "partial": len(partial)}
+        self.exprs.append(Expr(expr.op, tuple(inputs), (tensor,), attributes))
+        return tensor, list(range(len(partial)))
+
+    def finish(self, current: BoundTensor, out: BoundTensor) -> None:
+        """Reach ``out``'s type, then its sharding."""
+        if current.dtype is not out.dtype:
+            same = _same(current.domain, out.domain)
+            narrow = out if same else self.like(out, f"{out.name}c", replace(current.domain))
+            self.exprs.append(Expr("cast", (current,), (narrow,)))
+            current = narrow
+        if current is not out:
+            self.change(current, out)
+
+    # changing a sharding
+
+    def having(self, tensor: BoundTensor, mesh: DeviceMesh | None, sharding: Sharding) -> BoundTensor:
+        """``tensor`` on ``mesh`` with ``sharding``, made once."""
+        if (tensor.domain.mesh, tensor.domain.sharding) == (mesh, sharding):
+            return tensor
+        if tensor.domain.mesh is None and not sharding:
+            return tensor
+        key = (tensor, mesh, sharding)
+        if key not in self.converted:
+            domain = BoundDomain(tensor.domain.logical, mesh, sharding)
+            target = self.like(tensor, f"{tensor.name}h{len(self.converted)}", domain)
+            self.converted[key] = target
+            self.change(tensor, target)
+        return self.converted[key]
+
+    def change(self, source: BoundTensor, target: BoundTensor) -> None:
+        """Emit the chain of Exprs that takes ``source`` to ``target``: the same logical axes, another home."""
+        if target.domain.allocation is not None and not _local_copy(source, target):
+            plain = self.like(target, f"{target.name}a", replace(target.domain, allocation=None))
+            self.change(source, plain)
+            self.exprs.append(Expr("set", (plain,), (target,)))
+            return
+        if source.domain.mesh != target.domain.mesh and source.domain.mesh and target.domain.mesh:
+            self.move(source, target)
+            return
+        steps = list(_steps(dict(source.domain.sharding), dict(target.domain.sharding)))
+        if not steps:
+            self.exprs.append(Expr("set", (source,), (target,)))
+            return
+        mesh = target.domain.mesh or source.domain.mesh
+        for k, (parallel_type, sharding) in enumerate(steps):
+            last = k == len(steps) - 1
+            domain = with_sharding(replace(source.domain, allocation=None), mesh, sharding)
+            step = target if last else self.like(target, f"{target.name}m{k}", domain)
+            self.exprs.append(Expr("set", (source,), (step,), {"mesh": parallel_type}))
+            source = step
+
+    def move(self, source: BoundTensor, target: BoundTensor) -> None:
+        """From one mesh to another: directly where one call does it, else by way of replicated tensors."""
+        kind = _move_kind(source.domain, target.domain)
+        if kind is not None:
+            self.exprs.append(Expr("set", (source,), (target,), {"move": kind}))
+            return
+        if source.domain.sharding:
+            whole = self.like(target, f"{target.name}w", replace(source.domain, sharding=(), allocation=None))
+            self.change(source, whole)
+            self.change(whole, target)
+            return
+        whole = self.like(target, f"{target.name}w", replace(target.domain, sharding=(), allocation=None))
+        self.change(source, whole)
+        self.change(whole, target)
+
+    @staticmethod
+    def like(tensor: BoundTensor, name: str, domain: BoundDomain) -> BoundTensor:
+        return BoundTensor(name, tensor.dtype, domain)
+
+
+def _same(a: BoundDomain, b: BoundDomain) -> bool:
+    return (a.mesh, a.sharding, a.allocation) == (b.mesh, b.sharding, b.allocation)
+
+
+def _local_copy(source: BoundTensor, target: BoundTensor) -> bool:
+    a, b = source.domain, target.domain
+    return a.mesh == b.mesh and a.sharding == b.sharding
+
+
+def _space(expr: Expr) -> Sharding:
+    """The sharding of the iteration space: what the inputs have, and free slices that the output asks for."""
+    have = computed_in(expr)
+    if is_opaque(expr):
+        return have
+    out = expr.output.domain
+    kept = restrict(have, out.logical)
+    if out.mesh is None or kept == out.sharding or not _within(kept, out.sharding):
+        return have
+    return join([have, out.sharding])
+
+
+def _within(kept: Sharding, wanted: Sharding) -> bool:
+    return all(entry in wanted for entry in kept)
+
+
+def _steps(have: dict[ParallelType, Axis], want: Mapping[ParallelType, Axis]) -> list[tuple[ParallelType, Sharding]]:
+    """One mesh dimension a step: slices first, for they are free and make what follows smaller; gathers last."""
+    steps: list[tuple[ParallelType, Sharding]] = []
+    while have != want:
+        p, digits = _next(have, want)
+        if digits:
+            have[p] = digits
+        else:
+            del have[p]
+        steps.append((p, ordered(have.items())))
+    return steps
+
+
+def _next(have: Mapping[ParallelType, Axis], want: Mapping[ParallelType, Axis]) -> tuple[ParallelType, Axis]:
+    for p, digits in want.items():
+        if p not in have and not overlaps([*have.values(), digits]):
+            return p, digits
+    for p, digits in want.items():
+        if p in have and have[p] != digits and not overlaps([*have.values(), digits]):
+            return p, digits
+    return next((p, ()) for p in reversed(list(have)) if have[p] != want.get(p))
+
+
+def _move_kind(source: BoundDomain, target: BoundDomain) -> str | None:
+    """One call that takes a tensor between two meshes, or ``None``."""
+    assert source.mesh is not None and target.mesh is not None, "a move is between two meshes"
+    one_dim = target.mesh.ndim == 1 and source.mesh.ndim == 1
+    if source.mesh.shape == target.mesh.shape and source.sharding == target.sharding:
+        return "send"
+    if not source.sharding:
+        if target.mesh.size == 1:
+            return "send"
+        if not target.sharding:
+            return "broadcast"
+        return "scatter" if one_dim else None
+    return "gather" if one_dim and target.mesh.size == 1 else None

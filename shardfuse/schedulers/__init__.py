@@ -1,0 +1,25 @@
+"""Schedulers, in order of priority: each says why it does not take a segment, or takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import communication, looped, no_op, persistent, pointwise, reduction, torch_call
+from .segment import Segment
+
+WhyNot = Callable[[Segment], str | None]
+
+ALONE = ("communication", "no_op", "torch_call")
+"""Schedulers whose segments are never joined with others."""
+
+SCHEDULERS: tuple[tuple[str, WhyNot], ...] = (
+    ("communication", communication.why_not),
+    ("no_op", no_op.why_not),
+    ("torch_call", torch_call.why_not),  # before kernels: an op without Triton text can be nothing else
+    ("persistent", persistent.why_not),  # before reduction: it reads its input once where the row fits
+    ("reduction", reduction.why_not),
+    ("pointwise", pointwise.why_not),
+    ("looped", looped.why_not),  # last: it takes what is left, and reads its input again
+)
+
+KERNEL_SCHEDULERS: dict[str, object] = {}

@@ -1,0 +1,15 @@
+"""One collective, or one move between two meshes."""
+
+from __future__ import annotations
+
+from ..analysis.resharding import communication_of
+from .segment import Segment
+
+
+def why_not(segment: Segment) -> str | None:
+    if len(segment.exprs) != 1:
+        return "a collective stands alone"
+    found = communication_of(segment.exprs[0])
+    if found is None:
+        return "it changes no sharding"
+    return "a slice moves nothing" if found.kind == "slice" else None

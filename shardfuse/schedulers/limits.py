@@ -1,0 +1,50 @@
+"""What a machine allows, stated once: the schedulers, the tests and the tuner all ask here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.dtype import DataType
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU as a scheduler sees it.  Source: NVIDIA H100/H200 tuning guide, CUDA C++ guide, compute capability 9.0."""
+
+    name: str
+    multiprocessors: int
+    registers: int
+    """32-bit registers of one multiprocessor."""
+    shared_bytes: int
+    """Largest shared memory of one program."""
+    vector_bytes: int
+    """Widest load or store of one thread."""
+
+
+H200 = Target("H200", multiprocessors=132, registers=65536, shared_bytes=227 * 1024, vector_bytes=16)
+
+WARP = 32
+MAX_WARPS = 16
+MAX_CHUNKS = 16
+"""Unrolled chunks of a row: beyond, the code outgrows the instruction cache for no gain."""
+MAX_ROW_BYTES = 64 * 1024
+"""What a program holds of all streamed inputs of its row: 128 bytes a thread with 16 warps."""
+MAX_COLUMN = 128
+"""Reduced elements that a tile of columns holds in registers."""
+PROGRAMS_PER_MULTIPROCESSOR = 2
+"""Fewer leave the memory idle while a program waits."""
+INT32_LIMIT = 2**31
+"""Offsets and indices from here on are 64-bit."""
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least ``n``."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def vector(dtype: DataType, extent: int, target: Target) -> int:
+    """Elements of one load: as many as 16 bytes hold and every row of ``extent`` elements keeps aligned."""
+    width = max(target.vector_bytes // dtype.itemsize, 1)
+    while extent % width:
+        width //= 2
+    return width

@@ -1,0 +1,47 @@
+"""looped: the fallback that always fits: its input is read again for each phase, so that the second read hits L2."""
+
+from __future__ import annotations
+
+from .limits import WARP, Target, power_of_two, vector
+from .persistent import streamed
+from .plan import KernelPlan, Params, kernel_name
+from .segment import Segment
+from .space import Space, analyse
+
+_WARPS = 8
+
+
+def why_not(segment: Segment) -> str | None:
+    """Why ``segment`` has no loop over reduced elements; ``None`` where it has."""
+    space = analyse(segment)
+    if isinstance(space, str):
+        return space
+    return None if space.r else "it has no reduction"
+
+
+def propose(segment: Segment, target: Target) -> Params:
+    """Whole rows, or columns as wide as a warp's load."""
+    space = analyse(segment)
+    assert not isinstance(space, str), space
+    return in_loop(segment, space, target)
+
+
+def in_loop(segment: Segment, space: Space, target: Target) -> Params:
+    """Blocks of a loop over the reduced elements, 16 of them a thread."""
+    inputs = streamed(segment, space)
+    elements = _WARPS * WARP * 16
+    if space.is_inner:
+        rows = 1 if space.reduced >= elements // 4 else min(elements // power_of_two(space.reduced), 16)
+        block = min(elements // rows, power_of_two(space.reduced))
+        return Params(x_block=rows, r_block=block, unrolled=False, num_warps=_WARPS)
+    width = max((vector(t.dtype, space.kept, target) for t in inputs), default=4)
+    x_block = min(WARP * width, power_of_two(space.kept))
+    r_block = min(elements // x_block, power_of_two(space.reduced))
+    return Params(x_block=x_block, r_block=r_block, unrolled=False, num_warps=_WARPS)
+
+
+def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
+    """One kernel."""
+    space = analyse(segment)
+    assert not isinstance(space, str), space
+    return (KernelPlan(kernel_name("looped", segment), segment, space, params),)

@@ -1,0 +1,17 @@
+"""Segments that run no kernel: views of one tensor, and the free slice of a replicated one."""
+
+from __future__ import annotations
+
+from ..analysis.resharding import communication_of
+from ..ir.expr import VIEWS
+from .segment import Segment
+
+
+def why_not(segment: Segment) -> str | None:
+    for expr in segment.exprs:
+        found = communication_of(expr)
+        if found is not None and found.kind != "slice":
+            return f"{expr.output} is communicated"
+        if found is None and expr.op not in (*VIEWS, "relabel"):
+            return f"{expr.output} is computed by {expr.op}"
+    return None

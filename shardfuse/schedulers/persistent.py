@@ -1,0 +1,94 @@
+"""persistent: reductions whose input is used again, read once and held in registers.
+
+Inner reductions hold rows: a warp, or a program of up to 16 warps, for each, in unrolled chunks.  Outer ones hold short
+columns, as tiles ``[r, x]``.
+"""
+
+from __future__ import annotations
+
+from ..ir.expr import BoundTensor
+from .limits import MAX_CHUNKS, MAX_COLUMN, MAX_ROW_BYTES, MAX_WARPS, WARP, Target, power_of_two, vector
+from .plan import KernelPlan, Params, kernel_name
+from .segment import Segment
+from .space import Space, analyse
+
+_HELD = 44
+"""Values of a row that a thread holds before the row gets more warps (75 registers were measured for 41)."""
+_TILE = 4096
+"""Elements of a tile of columns: 32 a thread with 4 warps."""
+
+
+def why_not(segment: Segment) -> str | None:
+    """Why ``segment`` is not persistent; ``None`` where it is."""
+    space = analyse(segment)
+    if isinstance(space, str):
+        return space
+    if not space.r:
+        return "it has no reduction"
+    if not rereads(space):
+        return "nothing is read again after the reduction"
+    return too_long(segment, space)
+
+
+def rereads(space: Space) -> bool:
+    """Is something of the reduced extent used after a reduction?"""
+    return any(phase and space.has_r(t) for t, phase in space.phase.items())
+
+
+def too_long(segment: Segment, space: Space) -> str | None:
+    """Why the registers of one program do not hold the reduced elements."""
+    if not space.is_inner:
+        if space.reduced > MAX_COLUMN:
+            return f"a column of {space.reduced} elements is longer than {MAX_COLUMN}"
+        return None
+    row = space.reduced * sum(t.dtype.itemsize for t in streamed(segment, space))
+    if row > MAX_ROW_BYTES:
+        return f"a row of {space.reduced} elements is {row} bytes of input, more than {MAX_ROW_BYTES}"
+    return None
+
+
+def streamed(segment: Segment, space: Space) -> list[BoundTensor]:
+    """Inputs that each tile reads its own part of."""
+    return [t for t in segment.inputs if space.is_streamed(t)]
+
+
+def propose(segment: Segment, target: Target) -> Params:
+    """Registers decide: how many warps share a row, or how many rows share a program."""
+    space = analyse(segment)
+    assert not isinstance(space, str), space
+    return in_registers(segment, space, target)
+
+
+def in_registers(segment: Segment, space: Space, target: Target) -> Params:
+    """Blocks with all reduced elements unrolled."""
+    inputs = streamed(segment, space)
+    held = max(len(inputs), 1)
+    if not space.is_inner:
+        r_block = power_of_two(space.reduced)
+        return Params(x_block=min(max(_TILE // (r_block * held), 16), 256), r_block=r_block)
+    n = space.reduced
+    width = max((vector(t.dtype, n, target) for t in inputs), default=4)
+    if n * held <= _HELD * WARP:
+        return _several_rows(n, width)
+    warps = min(power_of_two(-(-n * held // (_HELD * WARP))), MAX_WARPS)
+    block = max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS)))
+    narrow = n * held > _HELD * WARP * warps
+    return Params(x_block=1, r_block=min(block, power_of_two(n)), held_narrow=narrow, num_warps=warps)
+
+
+def _several_rows(n: int, width: int) -> Params:
+    """A warp takes whole rows, so that a reduction crosses no warp: chunks of one warp's load."""
+    whole = WARP * width
+    block = min(whole, power_of_two(n))
+    while n % block and block * 4 > whole:
+        block //= 2
+    if n % block or -(-n // block) > MAX_CHUNKS:
+        block = max(min(whole, power_of_two(n)), power_of_two(-(-n // MAX_CHUNKS)))
+    return Params(x_block=max(4 * whole // block, 4), r_block=block, num_warps=4)
+
+
+def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
+    """One kernel."""
+    space = analyse(segment)
+    assert not isinstance(space, str), space
+    return (KernelPlan(kernel_name("persistent", segment), segment, space, params),)

@@ -1,0 +1,51 @@
+"""What a scheduler hands to codegen: a segment, its space, and how the space is cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.digits import Digit
+from .segment import Segment
+from .space import Space
+
+
+@dataclass(frozen=True)
+class Params:
+    """How a kernel cuts its space.  Blocks are powers of two.
+
+    x_block: kept elements of one program.
+    r_block: reduced elements of one chunk (``unrolled``) or of one turn of the loop; 1 where nothing is reduced.
+    unrolled: r is held in registers, chunk by chunk; else a loop walks it, once for each phase.
+    splits: programs that share one reduction, whose partials a second kernel finishes.
+    held_narrow: inputs are held in their own dtype and converted at each use, which long rows need registers for.
+    """
+
+    x_block: int
+    r_block: int = 1
+    unrolled: bool = True
+    splits: int = 1
+    held_narrow: bool = False
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel: ``segment`` walked as ``params`` say.
+
+    ``split``: the digit that tells the partial results of a split reduction apart; every output has it outermost.
+    """
+
+    name: str
+    segment: Segment
+    space: Space
+    params: Params
+    split: Digit | None = None
+
+
+def kernel_name(scheduler: str, segment: Segment) -> str:
+    """``persistent_T7_T9``: what it does and what it stores."""
+    outputs = [str(t) for t in segment.outputs]
+    if len(outputs) > 4:
+        outputs = [*outputs[:3], f"and_{len(outputs) - 3}_more"]
+    return "_".join([scheduler, *outputs])

@@ -1,0 +1,137 @@
+"""reduction: reductions whose input is not used again; split over programs where the kept elements do not fill the machine.
+
+A split gives two kernels.  Before::
+
+    T2 = mul(T0, T1); T3 = sum(T2); T4 = rsqrt(T3)
+
+after, ``split`` being a fresh axis of the partial results::
+
+    T2 = mul(T0, T1); T3_partial[split] = sum(T2)          each program its share of the reduced elements
+    T3 = sum(T3_partial); T4 = rsqrt(T3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ..ir.digits import Axis, Digit, Root
+from ..ir.domain import BoundDomain
+from ..ir.dtype import DataType
+from ..ir.expr import REDUCTIONS, BoundTensor, Expr
+from .limits import H200, PROGRAMS_PER_MULTIPROCESSOR, Target, power_of_two
+from .looped import in_loop
+from .persistent import in_registers, rereads, streamed, too_long
+from .plan import KernelPlan, Params, kernel_name
+from .segment import Segment
+from .space import Space, analyse
+
+_UNROLLED = 8192
+"""Rows up to this length are read in one go."""
+_TURNS = 2
+"""A program of a split reduction turns at least so often."""
+_MAX_SPLITS = 512
+
+
+def why_not(segment: Segment) -> str | None:
+    """Why ``segment`` is no plain reduction; ``None`` where it is."""
+    space = analyse(segment)
+    if isinstance(space, str):
+        return space
+    if not space.r:
+        return "it has no reduction"
+    if rereads(space):
+        again = next(t for t, phase in space.phase.items() if phase and space.has_r(t))
+        return f"{again} needs reduced elements again after a reduction"
+    return None
+
+
+def propose(segment: Segment, target: Target) -> Params:
+    """In registers where rows are short and many, else a loop, split until there are two programs a multiprocessor."""
+    space = analyse(segment)
+    assert not isinstance(space, str), space
+    wanted = target.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
+    if space.reduced <= _UNROLLED and too_long(segment, space) is None:
+        params = in_registers(segment, space, target)
+        if space.kept >= wanted * params.x_block or space.reduced <= 2 * params.r_block:
+            return params
+    params = in_loop(segment, space, target)
+    programs = -(-space.kept // params.x_block)
+    turns = -(-space.reduced // params.r_block)
+    splits = 1
+    while splits < _MAX_SPLITS and programs * splits < wanted and turns >= 2 * splits * _TURNS:
+        splits *= 2
+    return replace(params, splits=splits)
+
+
+def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
+    """One kernel, or two joined by workspaces: the second reads what the first stores."""
+    space = analyse(segment)
+    assert not isinstance(space, str), space
+    if params.splits == 1:
+        return (KernelPlan(kernel_name("reduction", segment), segment, space, params),)
+    split = Digit(Root("split", params.splits), 1, params.splits)
+    partials = {e: _workspace(e, space, split) for e in segment.exprs if _reduces(e, space)}
+    first = _first(segment, space, partials)
+    second = _second(segment, space, partials)
+    first_space, second_space = analyse(first), analyse(second)
+    assert not isinstance(first_space, str), first_space
+    assert not isinstance(second_space, str), second_space
+    first_space = replace(first_space, x=tuple(a for a in first_space.x if a != split))
+    return (
+        KernelPlan(kernel_name("reduction", first), first, first_space, params, split),
+        KernelPlan(kernel_name("finish", second), second, second_space, _finishing(second, second_space)),
+    )
+
+
+def _reduces(expr: Expr, space: Space) -> bool:
+    return expr.op in REDUCTIONS and space.phase[expr.output] == 1 and space.has_r(expr.tensors[0])
+
+
+def _workspace(expr: Expr, space: Space, split: Digit) -> BoundTensor:
+    """Partial results ``[split, kept atoms...]`` in the type that the reduction accumulates in."""
+    out = expr.output
+    if expr.op in ("sum", "prod"):
+        dtype = out.dtype.accumulator
+    else:
+        dtype = expr.tensors[0].dtype.compute if expr.op in ("max", "min") else DataType.Bool
+    axes: tuple[Axis, ...] = ((split,), *((a,) for a in space.x))
+    domain = BoundDomain(axes, out.domain.mesh, out.domain.sharding)
+    return BoundTensor(f"{out.name}_partial", dtype, domain)
+
+
+def _first(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -> Segment:
+    """What leads to the reductions, and the stores of unreduced outputs."""
+    kept = [t for t in segment.outputs if space.has_r(t)]
+    before = _leading_to(segment.exprs, [*kept, *(e.tensors[0] for e in partials)])
+    exprs = [e for e in before if e not in partials]
+    exprs += [Expr(e.op, e.inputs, (w,), e.attributes) for e, w in partials.items()]
+    return Segment.of(exprs, [*kept, *partials.values()])
+
+
+def _second(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -> Segment:
+    """The reductions of the partial results, and all that follows."""
+    kept = [t for t in segment.outputs if not space.has_r(t)]
+    finished = {e.output: Expr(e.op, (w,), (e.output,), {"axes": (0,)}) for e, w in partials.items()}
+    cut = [finished.get(e.output, e) for e in segment.exprs]
+    return Segment.of(_leading_to(cut, kept), kept)
+
+
+def _leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Expr]:
+    """The exprs that ``wanted`` rests on, in order."""
+    needed = set(wanted)
+    found: list[Expr] = []
+    for expr in reversed(list(exprs)):
+        if needed.intersection(expr.outputs):
+            needed.update(expr.tensors)
+            found.append(expr)
+    return found[::-1]
+
+
+def _finishing(segment: Segment, space: Space) -> Params:
+    """All partial results of some kept elements in registers."""
+    splits = power_of_two(space.reduced)
+    if space.is_inner or space.kept == 1:
+        return in_registers(segment, space, H200)
+    lanes = max(4096 // (splits * max(len(streamed(segment, space)), 1)), 16)
+    return Params(x_block=min(lanes, power_of_two(space.kept)), r_block=splits)

@@ -1,0 +1,36 @@
+"""What a segment is: Exprs that one schedule runs, with what goes in and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..ir.expr import BoundTensor, Expr, Scalar
+
+
+@dataclass(frozen=True)
+class Segment:
+    """``exprs`` in an order in which they can run; ``outputs`` are what others read of what the segment makes."""
+
+    exprs: tuple[Expr, ...]
+    inputs: tuple[BoundTensor, ...]
+    outputs: tuple[BoundTensor, ...]
+    scalars: tuple[Scalar, ...]
+
+    @staticmethod
+    def of(exprs: Sequence[Expr], needed: Iterable[BoundTensor]) -> Segment:
+        """``needed``: tensors that are read outside of the segment, the fusion's outputs among them."""
+        made = dict.fromkeys(out for e in exprs for out in e.outputs)
+        read = dict.fromkeys(t for e in exprs for t in e.tensors)
+        wanted = frozenset(needed)
+        scalars = dict.fromkeys(v for e in exprs for v in e.inputs if isinstance(v, Scalar))
+        return Segment(
+            tuple(exprs),
+            tuple(t for t in read if t not in made),
+            tuple(t for t in made if t in wanted),
+            tuple(scalars),
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{', '.join(map(str, e.outputs))} = {e.op}({', '.join(map(str, e.inputs))})" for e in self.exprs]
+        return "\n".join(lines)

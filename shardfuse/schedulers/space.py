@@ -1,0 +1,164 @@
+"""The iteration space of a segment: local digits cut into atoms, kept ones (x) and reduced ones (r), in storage order.
+
+A tensor's value inside a tile is determined by the atoms that it holds; it is broadcast along those that it lacks, so
+that broadcast, permute and reshape are no more than another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ..ir.digits import Axis, CutError, Digit, Root, refine
+from ..ir.expr import REDUCTIONS, VIEWS, BoundTensor, Expr
+from ..ops.table import POINTWISE
+from .segment import Segment
+
+
+@dataclass(frozen=True)
+class Space:
+    """``x``: atoms that every stored tensor keeps; ``r``: atoms that the reductions take away; outermost first.
+
+    ``pieces``: every local digit as atoms.  ``phase``: how many reductions, one after the other, a tensor depends on.
+    ``is_inner``: is the atom that is fastest in memory a reduced one?
+    """
+
+    x: Axis
+    r: Axis
+    atoms: Mapping[BoundTensor, frozenset[Digit]]
+    pieces: Mapping[Digit, Axis]
+    phase: Mapping[BoundTensor, int]
+    is_inner: bool
+
+    @property
+    def kept(self) -> int:
+        """Elements of x, nominal: of the rank that holds most."""
+        return prod(a.extent for a in self.x)
+
+    @property
+    def reduced(self) -> int:
+        """Elements of r, nominal."""
+        return prod(a.extent for a in self.r)
+
+    @property
+    def phases(self) -> int:
+        """1 + the longest chain of reductions."""
+        return 1 + max(self.phase.values(), default=0)
+
+    def has_r(self, tensor: BoundTensor) -> bool:
+        return not self.atoms[tensor].isdisjoint(self.r)
+
+    def has_x(self, tensor: BoundTensor) -> bool:
+        return not self.atoms[tensor].isdisjoint(self.x)
+
+    def is_streamed(self, tensor: BoundTensor) -> bool:
+        """Is every element of it read once, in the one tile that needs it?"""
+        return len(self.atoms[tensor]) == len(self.x) + len(self.r)
+
+
+def analyse(segment: Segment) -> Space | str:
+    """The space of ``segment``, or why no single kernel can walk it."""
+    tensors = dict.fromkeys(t for e in segment.exprs for t in (*e.tensors, *e.outputs))
+    refusal = next((r for e in segment.exprs if (r := _refusal_of(e)) is not None), None)
+    if refusal is not None:
+        return refusal
+    try:
+        pieces = refine(d for t in tensors for axes in _walked(t) for axis in axes for d in axis)
+    except CutError as error:
+        return str(error)
+    atoms = {t: frozenset(_split_up(t.domain.local_axes(), pieces)) for t in tensors}
+    phase: dict[BoundTensor, int] = dict.fromkeys(segment.inputs, 0)
+    reduced: frozenset[Digit] | None = None
+    for expr in segment.exprs:
+        read = frozenset[Digit]().union(*(atoms[t] for t in expr.tensors))
+        gone = read - atoms[expr.output]
+        is_reduction = expr.op in REDUCTIONS
+        if gone and not is_reduction:
+            return f"{expr.output} = {expr.op} lacks {_listed(gone)}"
+        if is_reduction and gone:
+            if reduced is not None and gone != reduced:
+                return f"{expr.output} reduces {_listed(gone)}, others {_listed(reduced)}"
+            reduced = gone
+        phase[expr.output] = max((phase[t] for t in expr.tensors), default=0) + is_reduction
+    return _ordered(segment, atoms, pieces, phase, reduced or frozenset())
+
+
+def _refusal_of(expr: Expr) -> str | None:
+    """Why ``expr`` has no Triton text."""
+    op = POINTWISE.get(expr.op)
+    if op is None and expr.op not in (*REDUCTIONS, *VIEWS, "cast", "set", "full", "iota"):
+        return f"{expr.output} = {expr.op} is no kernel's work"
+    if op is not None and op.triton is None:
+        return f"{expr.op} has no Triton text"
+    for tensor in (*expr.tensors, *expr.outputs):
+        if tensor.dtype.is_complex:
+            return f"{tensor} is {tensor.dtype.name}, which Triton does not have"
+    out = expr.output
+    if out.dtype.itemsize == 1 and out.dtype.is_floating:
+        return f"{out} is {out.dtype.name}: Triton saturates where torch overflows to NaN"
+    return None
+
+
+def _walked(tensor: BoundTensor) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    return tensor.domain.local_axes(), tensor.domain.storage()
+
+
+def _split_up(axes: Iterable[Axis], pieces: Mapping[Digit, Axis]) -> Axis:
+    return tuple(a for axis in axes for d in axis for a in pieces[d])
+
+
+def _listed(atoms: Iterable[Digit]) -> str:
+    return ", ".join(sorted(map(str, atoms)))
+
+
+def _ordered(
+    segment: Segment,
+    atoms: Mapping[BoundTensor, frozenset[Digit]],
+    pieces: Mapping[Digit, Axis],
+    phase: Mapping[BoundTensor, int],
+    reduced: frozenset[Digit],
+) -> Space | str:
+    every = frozenset[Digit]().union(*atoms.values())
+    kept = every - reduced
+    for out in segment.outputs:
+        missing = kept - atoms[out]
+        if missing:
+            return f"{out} lacks {_listed(missing)}"
+        if atoms[out] & reduced and not reduced <= atoms[out]:
+            return f"{out} lacks {_listed(reduced - atoms[out])}"
+    # Where nothing is reduced the order of the writes decides, else that of the reads.
+    first = (segment.inputs, segment.outputs) if reduced else (segment.outputs, segment.inputs)
+    candidates = (*first[0], *first[1])
+    order = _storage_order(candidates, atoms, pieces, reduced)
+    order += [a for a in sorted(every - frozenset(order), key=str)]
+    is_inner = bool(order) and order[-1] in reduced
+    x, r = tuple(a for a in order if a in kept), tuple(a for a in order if a in reduced)
+    return Space(x, r, atoms, pieces, phase, is_inner)
+
+
+def _storage_order(
+    candidates: Sequence[BoundTensor],
+    atoms: Mapping[BoundTensor, frozenset[Digit]],
+    pieces: Mapping[Digit, Axis],
+    reduced: frozenset[Digit],
+) -> list[Digit]:
+    """The atoms of the largest tensor as it is stored; atoms that only others hold come outside of them."""
+    ranked = sorted(candidates, key=lambda t: (-len(atoms[t] & reduced), -prod(a.extent for a in atoms[t])))
+    order: list[Digit] = []
+    for tensor in ranked:
+        own = _split_up(tensor.domain.storage(), pieces)
+        order[:0] = [a for a in own if a not in order]
+    return order
+
+
+def place(atom: Digit, digit: Digit) -> int | None:
+    """How far one step of ``atom`` moves ``digit``; ``None`` where ``atom`` is no part of it."""
+    base: Root | Digit = atom.base
+    if base == digit.base:
+        inside = digit.weight <= atom.weight and (digit.is_top or atom.weight < digit.weight * digit.extent)
+        return atom.weight // digit.weight if inside else None
+    if isinstance(base, Digit):
+        outer = place(base, digit)
+        return None if outer is None else outer * atom.weight
+    return None

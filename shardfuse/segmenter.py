@@ -1,0 +1,210 @@
+"""Cuts a decomposed fusion into segments, each of which one scheduler runs.
+
+1. Casts and views of one tensor, ``full`` and ``iota`` are *cheap*: each segment that reads one makes its own copy of
+   it, so that what stands in memory between two segments is the tensor before the cast.
+2. Every other Expr starts as a segment.  Walking in order, it joins the segments of its producers where a scheduler
+   takes the two together and no third segment stands between them.
+3. Segments that read the same tensor, and do not depend on each other, join likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .analysis.resharding import communication_of
+from .analysis.sharding import is_opaque
+from .ir.expr import VIEWS, BoundFusion, BoundTensor, Expr
+from .schedulers import ALONE, SCHEDULERS
+from .schedulers.segment import Segment
+
+
+@dataclass(frozen=True)
+class ScheduledSegment:
+    """``refusals``: what each scheduler before the chosen one said."""
+
+    segment: Segment
+    scheduler: str
+    refusals: tuple[tuple[str, str], ...]
+
+
+def choose_scheduler(segment: Segment) -> tuple[str | None, tuple[tuple[str, str], ...]]:
+    """The first scheduler that takes ``segment``, and the refusals of those before it."""
+    refusals: list[tuple[str, str]] = []
+    for name, why_not in SCHEDULERS:
+        reason = why_not(segment)
+        if reason is None:
+            return name, tuple(refusals)
+        refusals.append((name, reason))
+    return None, tuple(refusals)
+
+
+def segment_fusion(fusion: BoundFusion) -> list[ScheduledSegment]:
+    """Segments in an order in which they can run."""
+    return _Segmenter(fusion).run()
+
+
+class _Segmenter:
+    def __init__(self, fusion: BoundFusion) -> None:
+        self.fusion = fusion
+        self.producer = fusion.producer_of()
+        self.position = {expr: k for k, expr in enumerate(fusion.exprs)}
+        self.readers: dict[BoundTensor, list[Expr]] = {}
+        for expr in fusion.exprs:
+            for t in expr.tensors:
+                self.readers.setdefault(t, []).append(expr)
+        self.cheap = {e: self.is_cheap(e) for e in fusion.exprs}
+        self.group_of: dict[Expr, int] = {}
+        self.groups: dict[int, list[Expr]] = {}
+        self.depends: dict[int, dict[int, None]] = {}
+        self.chosen: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
+
+    def run(self) -> list[ScheduledSegment]:
+        stored = self.stored()
+        for expr in self.fusion.exprs:
+            if not self.cheap[expr] or expr.output in stored:
+                self.place(expr)
+        self.join_siblings()
+        return [
+            ScheduledSegment(self.segment_of(self.groups[g]), *self.chosen[g]) for g in self.in_order(list(self.groups))
+        ]
+
+    # cheap producers
+
+    def is_cheap(self, expr: Expr) -> bool:
+        if communication_of(expr) is not None or is_opaque(expr):
+            return False
+        if expr.op == "cast":
+            return expr.output.dtype.itemsize >= expr.tensors[0].dtype.itemsize
+        return expr.op in (*VIEWS, "full", "iota")
+
+    def stored(self) -> dict[BoundTensor, None]:
+        """What must be in memory: the fusion's outputs, and what a segment that stands alone reads."""
+        found = dict.fromkeys(self.fusion.outputs)
+        for expr in self.fusion.exprs:
+            if self.stands_alone(expr):
+                found.update(dict.fromkeys(expr.tensors))
+        return found
+
+    def stands_alone(self, expr: Expr) -> bool:
+        name = choose_scheduler(Segment.of([expr], [expr.output]))[0]
+        return name in ALONE and not (name == "no_op" and self.cheap[expr])
+
+    def with_cheap(self, exprs: Sequence[Expr]) -> list[Expr]:
+        """``exprs`` and the cheap producers that they need, in order."""
+        found = dict.fromkeys(exprs)
+        todo = list(exprs)
+        while todo:
+            for t in todo.pop().tensors:
+                maker = self.producer.get(t)
+                if maker is not None and maker not in found and self.cheap[maker]:
+                    found[maker] = None
+                    todo.append(maker)
+        return sorted(found, key=self.position.__getitem__)
+
+    def segment_of(self, group: Sequence[Expr]) -> Segment:
+        exprs = self.with_cheap(group)
+        inside = dict.fromkeys(exprs)
+        own = dict.fromkeys(group)
+        outputs = dict.fromkeys(self.fusion.outputs)
+        needed = [
+            t for e in group for t in e.outputs if t in outputs or any(self.is_read(r, inside, own) for r in self.readers.get(t, []))
+        ]
+        return Segment.of(exprs, needed)
+
+    def is_read(self, reader: Expr, inside: Iterable[Expr], own: Iterable[Expr]) -> bool:
+        """Does ``reader``, or a segment that makes its own copy of ``reader``, stand outside?"""
+        if not self.cheap[reader]:
+            return reader not in inside
+        if reader not in own and reader in self.group_of:
+            return True
+        return any(self.is_read(r, inside, own) for r in self.readers.get(reader.output, []))
+
+    # groups
+
+    def place(self, expr: Expr) -> None:
+        g = len(self.position) and self.position[expr]
+        self.groups[g] = [expr]
+        self.group_of[expr] = g
+        self.depends[g] = dict.fromkeys(h for h in self.feeding(expr) if h != g)
+        name, refusals = choose_scheduler(self.segment_of([expr]))
+        assert name is not None, f"no scheduler takes {expr.op}: {refusals}"
+        self.chosen[g] = (name, refusals)
+        if name in ALONE:
+            return
+        for h in sorted(self.depends[g], reverse=True):
+            if h in self.depends[g]:
+                self.try_join(h, g)
+
+    def feeding(self, expr: Expr) -> list[int]:
+        """The groups whose tensors ``expr`` reads, through cheap producers too."""
+        found: dict[int, None] = {}
+        for e in self.with_cheap([expr]):
+            for t in e.tensors:
+                maker = self.producer.get(t)
+                if maker is not None and maker in self.group_of:
+                    found[self.group_of[maker]] = None
+        return list(found)
+
+    def try_join(self, a: int, b: int) -> bool:
+        """Make one group of ``a`` and ``b``, ``b`` the later, if a scheduler takes them and no other stands between."""
+        if self.chosen[a][0] in ALONE or self.chosen[b][0] in ALONE or self.between(a, b):
+            return False
+        exprs = sorted((*self.groups[a], *self.groups[b]), key=self.position.__getitem__)
+        name, refusals = choose_scheduler(self.segment_of(exprs))
+        if name is None or name in ALONE:
+            return False
+        self.groups[b] = exprs
+        self.chosen[b] = (name, refusals)
+        for e in self.groups.pop(a):
+            self.group_of[e] = b
+        self.depends[b] = {h: None for h in (*self.depends[b], *self.depends.pop(a)) if h not in (a, b)}
+        for others in self.depends.values():
+            if a in others:
+                del others[a]
+                others[b] = None
+        return True
+
+    def between(self, a: int, b: int) -> bool:
+        """Does ``b`` depend on ``a`` through a third group?"""
+        return any(h != a and self.reaches(h, a) for h in self.depends[b]) or self.reaches(a, b)
+
+    def reaches(self, g: int, target: int) -> bool:
+        """Does ``g`` depend on ``target``?"""
+        seen: dict[int, None] = {}
+        todo = [g]
+        while todo:
+            for h in self.depends[todo.pop()]:
+                if h == target:
+                    return True
+                if h not in seen:
+                    seen[h] = None
+                    todo.append(h)
+        return False
+
+    def join_siblings(self) -> None:
+        for b in list(self.groups):
+            for a in list(self.groups):
+                if a >= b or a not in self.groups or b not in self.groups or not self.share(a, b):
+                    continue
+                if not self.reaches(b, a) and not self.reaches(a, b):
+                    self.try_join(a, b)
+
+    def share(self, a: int, b: int) -> bool:
+        """Do they read one tensor of two axes or more (a weight is not worth a kernel that does two things)?"""
+        wide = dict.fromkeys(t for t in self.segment_of(self.groups[a]).inputs if len([x for x in t.domain.logical if x]) > 1)
+        return any(t in wide for t in self.segment_of(self.groups[b]).inputs)
+
+    def in_order(self, groups: Sequence[int]) -> list[int]:
+        done: dict[int, None] = {}
+
+        def visit(g: int) -> None:
+            if g in done:
+                return
+            for h in sorted(self.depends[g]):
+                visit(h)
+            done[g] = None
+
+        for g in sorted(groups):
+            visit(g)
+        return list(done)
