@@ -11,7 +11,7 @@ from .ir.printer import fusion_text
 from .ir.tensor_view import TensorView
 from .ir.verify import verify
 from .passes import PASSES, bind
-from .schedulers import KERNEL_SCHEDULERS
+from .schedulers import kernels_of
 from .schedulers.plan import KernelPlan
 from .schedulers.segment import Segment
 from .segmenter import ScheduledSegment, segment_fusion
@@ -50,7 +50,5 @@ def compile_fusion(fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]]) ->
 
 
 def _plan(scheduled: ScheduledSegment) -> PlannedSegment:
-    kernels: tuple[KernelPlan, ...] = ()
-    if scheduled.scheduler in KERNEL_SCHEDULERS:
-        kernels = KERNEL_SCHEDULERS[scheduled.scheduler](scheduled.segment)
+    kernels = kernels_of(scheduled.scheduler, scheduled.segment)
     return PlannedSegment(scheduled.segment, scheduled.scheduler, scheduled.refusals, kernels)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from shardfuse.errors import EnvironmentVariableError, LaunchEnvironmentError
@@ -216,3 +218,17 @@ def _optional_integer(env: Mapping[str, str], name: str) -> int | None:
     if not re.fullmatch(r"\d+", value.strip()):
         raise EnvironmentVariableError(name, value, "a whole number, 0 or more")
     return int(value)
+
+
+def read_cache_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """Where generated kernels are kept: SHARDFUSE_CACHE_DIR, else ~/.cache/shardfuse, else the temporary directory.
+
+    The directory need not exist, nor be writable: whoever writes there must get on without.
+    """
+    env = os.environ if environ is None else environ
+    if env.get("SHARDFUSE_CACHE_DIR"):
+        return Path(env["SHARDFUSE_CACHE_DIR"])
+    home = env.get("HOME")
+    if home and os.access(home, os.W_OK):
+        return Path(home) / ".cache" / "shardfuse"
+    return Path(tempfile.gettempdir()) / f"shardfuse-{os.getuid()}"

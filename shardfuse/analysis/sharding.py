@@ -117,5 +117,21 @@ def same_place(source: Sequence[Axis], target: Sequence[Axis], digits: Axis) -> 
     return merge(*out)
 
 
+def outermost(logical: Sequence[Axis], digits: Axis) -> int | None:
+    """The axis whose outermost part is the one digit of ``digits``, or ``None``."""
+    if len(digits) != 1:
+        return None
+    for k, axis in enumerate(logical):
+        found = cut_out(axis, digits[0])
+        if found is not None:
+            return k if not found[0] else None
+    return None
+
+
+def is_even(digits: Axis, ranks: int) -> bool:
+    """Does each of ``ranks`` hold as much as every other?"""
+    return extent(digits) == ranks and all(d.base.extent % d.weight == 0 and (d.base.extent // d.weight) % d.extent == 0 for d in digits)
+
+
 def with_sharding(domain: BoundDomain, mesh: DeviceMesh | None, sharding: Sharding) -> BoundDomain:
     return replace(domain, mesh=mesh, sharding=sharding)

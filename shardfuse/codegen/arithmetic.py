@@ -1,7 +1,7 @@
 """Types, literals and operations as Triton text.
 
-Narrow floats are carried as float32 and rounded to their own dtype after each op whose result they may not hold, so that
-a value does not depend on where a fusion is cut into kernels.
+Narrow floats are carried as float32 and rounded to their own dtype after each op whose result they may not hold, so
+that a value does not depend on where a fusion is cut into kernels.
 """
 
 from __future__ import annotations

@@ -65,10 +65,9 @@ class Emitter:
 
     def is_reduction(self, expr: Expr) -> bool:
         """Reductions over no local atom (a visible mesh axis, extents of 1) are copies."""
-        return expr.op in REDUCTIONS and self.space.has_r(expr.tensors[0]) and not self._keeps_r(expr)
-
-    def _keeps_r(self, expr: Expr) -> bool:
-        return self.space.has_r(expr.output)
+        if expr.op not in REDUCTIONS:
+            return False
+        return self.space.has_r(expr.tensors[0]) and not self.space.has_r(expr.output)
 
     def needed(self, wanted: Iterable[BoundTensor], chunk: Chunk) -> list[BoundTensor]:
         """What ``wanted`` rests on and has no value yet, inputs first; reductions are not looked behind."""

@@ -29,7 +29,7 @@ def generate(
     for tensor in (*plan.segment.inputs, *plan.segment.outputs):
         coordinates.update(tensor.domain.coordinates(rank))
     e = Emitter(plan, layouts, coordinates, interpret=interpret)
-    assert e.tile.x_total and e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
+    assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if plan.params.unrolled:
         write_unrolled(e)
     else:

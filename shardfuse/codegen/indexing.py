@@ -1,7 +1,7 @@
 """From a flat index over several atoms to the offset of one tensor, as text.
 
-A tensor's atoms that follow one another in memory are one group ``(index // below % extent) * stride``; of the outermost
-group ``%`` is left out, of the innermost ``//``.  So a contiguous tensor is read at the flat index itself.
+A tensor's atoms that follow one another in memory are one group ``(index // below % extent) * stride``; of the
+outermost group ``%`` is left out, of the innermost ``//``.  So a contiguous tensor is read at the flat index itself.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def dynamic_terms(index: str, parts: Sequence[Group]) -> list[str]:
 def chunk_terms(lane: str, start: int, size: int, parts: Sequence[Group]) -> tuple[int, list[str]]:
     """A constant and terms, for the indices ``start + lane`` with ``lane < size``.
 
-    What does not change inside the chunk is folded: a weight of one channel is a scalar where a chunk is part of a channel.
+    What does not change inside the chunk is folded: a weight of one channel is a scalar where a chunk is part of it.
     """
     constant = 0
     terms: list[str] = []

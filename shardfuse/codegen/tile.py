@@ -1,4 +1,4 @@
-"""The tile that one program walks on one rank: local extents, the shape of a block, and where each tensor lies in it."""
+"""The tile that one program walks on one rank: local extents, the shape of a block, and where each tensor lies."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ class Tile:
         if not self.r_lanes:
             return [Chunk("", 0, 1, False)]
         starts = range(0, self.r_total, block)
+        valid = [min(block, self.r_total - start) for start in starts]
         return [
-            Chunk(f"_{k}" if len(starts) > 1 else "", start, min(block, self.r_total - start), start + block > self.r_total)
-            for k, start in enumerate(starts)
+            Chunk(f"_{k}" if len(starts) > 1 else "", start, valid[k], valid[k] < block) for k, start in enumerate(starts)
         ]
 
     # offsets

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 
-from ..config import Settings
+from ..config import read_cache_directory, read_settings
 
 Backend = Literal["triton", "torch"]
 
@@ -17,16 +18,18 @@ class CompileOptions:
     """``backend``: ``None`` takes Triton for CUDA tensors, and for CPU tensors only under Triton's interpreter.
 
     ``interpret``: kernels are written for the interpreter.  ``strict``: a kernel that does not compile is an error
-    rather than a fall back to torch.
+    rather than a fall back to torch.  ``cache_directory``: where generated sources are kept.
     """
 
     backend: Backend | None = None
     interpret: bool = False
     strict: bool = False
+    cache_directory: Path = Path()
 
     @staticmethod
-    def from_settings(settings: Settings) -> CompileOptions:
-        return CompileOptions(None, settings.triton_interpret, settings.strict)
+    def from_environment(backend: Backend | None = None) -> CompileOptions:
+        settings = read_settings()
+        return CompileOptions(backend, settings.triton_interpret, settings.strict, read_cache_directory())
 
     def backend_for(self, device: torch.device) -> Backend:
         if self.backend is not None:

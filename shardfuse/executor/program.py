@@ -16,15 +16,17 @@ from typing import cast
 
 import torch
 
-from ..allocation.layouts import strides_of
+from ..allocation.layouts import layout_of, strides_of
 from ..analysis.resharding import communication_of
-from ..ir.expr import BoundFusion, BoundTensor, Expr, Number
+from ..codegen import generate
+from ..ir.expr import BoundFusion, BoundTensor, Expr, Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.evaluate import evaluate_local
 from ..schedulers.plan import KernelPlan
 from ..schedulers.segment import Segment
 from . import resharding
 from .allocation_form import from_allocation, to_allocation
+from .kernel import Kernel
 from .options import CompileOptions
 
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
@@ -157,7 +159,22 @@ class ProgramBuilder:
         return run
 
     def add_kernels(self, k: int, segment: Segment, kernels: Sequence[KernelPlan]) -> None:
-        raise NotImplementedError
+        """Storage for what each kernel makes, and its launch, arguments in the order that the kernel wants."""
+        for i, plan in enumerate(kernels):
+            made = plan.segment.outputs
+            for t in made:
+                self.contiguous(t)
+            layouts = {t: layout_of(t.domain, self.rank, self.meta[t].stride()) for t in (*plan.segment.inputs, *made)}
+            source = generate(plan, layouts, self.rank, interpret=self.options.interpret)
+            kernel = Kernel(source, self.options.cache_directory, interpret=self.options.interpret)
+            self.sources.append(source.text)
+            for t in made:
+                name = f"empty_{t}"
+                self.names[name] = _storage(self.meta[t], self.device)
+                self.lines.append(f"{t} = {name}()")
+            self.names[f"kernel_{k}_{i}"] = kernel.launcher()
+            arguments = ", ".join([*map(str, source.tensors), *(_scalar_text(s) for s in source.scalars)])
+            self.lines.append(f"kernel_{k}_{i}({arguments})")
 
     # end
 
@@ -176,6 +193,15 @@ class ProgramBuilder:
         space = dict(self.names)
         exec(compile(text, "<shardfuse program>", "exec"), space)
         return Program(cast(Host, space["program"]), text, tuple(self.sources))
+
+
+def _storage(like: torch.Tensor, device: torch.device) -> Callable[[], torch.Tensor]:
+    shape, strides, dtype = tuple(like.shape), like.stride(), like.dtype
+    return lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _scalar_text(scalar: Scalar) -> str:
+    return scalar.name if scalar.value is None else repr(scalar.value)
 
 
 def _one_or_all(results: Sequence[torch.Tensor | None]) -> object:

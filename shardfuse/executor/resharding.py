@@ -12,8 +12,9 @@ from typing import cast
 import torch
 
 from ..analysis.resharding import communication_of
+from ..analysis.sharding import outermost
 from ..errors import ShardingError
-from ..ir.digits import Axis, Digit, cut_out, refine
+from ..ir.digits import Axis, Digit, refine
 from ..ir.domain import BoundDomain
 from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import local_extent
@@ -106,7 +107,7 @@ class _Change:
         left = tuple(without_digits(axis, self.has, self.cuts()) for axis in self.source.local_axes())
         pieces = self.view(left, self.target)
         join = self.joined(self.had, left, self.target.local_axes(), pieces)
-        return lambda x: join(communication.all_to_all(expose(x), 0, 0, team).reshape(len(team.ranks), *pieces))
+        return lambda x: join(communication.all_to_all(expose(x), 0, 1, team).reshape(len(team.ranks), *pieces))
 
     # views with a dim per digit
 
@@ -156,17 +157,6 @@ def without_digits(axis: Axis, gone: Axis, cuts: dict[Digit, Axis]) -> Axis:
     """The atoms of ``axis`` less those of ``gone``."""
     lost = [atom for d in gone for atom in cuts[d]]
     return tuple(atom for d in axis for atom in cuts[d] if atom not in lost)
-
-
-def outermost(logical: Sequence[Axis], digits: Axis) -> int | None:
-    """The axis whose outermost part is the one digit of ``digits``, or ``None``."""
-    if len(digits) != 1:
-        return None
-    for k, axis in enumerate(logical):
-        found = cut_out(axis, digits[0])
-        if found is not None:
-            return k if not found[0] else None
-    return None
 
 
 def _move(kind: str, source: BoundTensor, target: BoundTensor, rank: int, device: torch.device) -> Step:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..config import read_settings
 from ..errors import DefinitionError
 from ..executor.binding import Argument
 from ..executor.options import Backend, CompileOptions
@@ -36,8 +35,7 @@ class FusionDefinition:
     def __init__(self, *, backend: Backend | None = None) -> None:
         self.fusion = Fusion()
         self.ops = Ops(self.fusion)
-        settings = CompileOptions.from_settings(read_settings())
-        self._options = CompileOptions(backend, settings.interpret, settings.strict)
+        self._options = CompileOptions.from_environment(backend)
         self._fec: FusionExecutorCache | None = None
 
     def __enter__(self) -> FusionDefinition:

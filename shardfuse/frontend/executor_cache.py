@@ -19,6 +19,7 @@ from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from ..mesh import current_rank, world_size
 from ..passes.bind import allocation_shape
+from ..passes.settle_inputs import settle_inputs
 
 Sizes = Mapping[TensorView, Sequence[int]]
 
@@ -30,6 +31,7 @@ class FusionExecutorCache:
     """Runs one fusion at any sizes.  Plans are kept by unsharded sizes, programs by sizes, strides and alignment too."""
 
     def __init__(self, fusion: Fusion, options: CompileOptions) -> None:
+        settle_inputs(fusion)
         self.fusion = fusion
         self.options = options
         self.last_plan: Plan | None = None

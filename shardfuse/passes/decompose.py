@@ -18,12 +18,23 @@ One mesh dimension at a time.  An Expr with the attribute ``mesh`` changes what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ..analysis.sharding import computed_in, is_opaque, join, mesh_of, ordered, reduced_axes, restrict, with_sharding
+from ..analysis.sharding import (
+    computed_in,
+    is_even,
+    is_opaque,
+    join,
+    mesh_of,
+    ordered,
+    outermost,
+    reduced_axes,
+    restrict,
+    with_sharding,
+)
 from ..analysis.sharding import carries as carries_digits
-from ..ir.digits import Axis, overlaps
+from ..ir.digits import Axis, Root, axis_of, overlaps
 from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
@@ -119,8 +130,11 @@ class _Decomposer:
                 return source, places  # the partial sums are an axis that the user sees: nothing to do locally
         wide = expr.op in ("sum", "prod") or expr.op in TORCH_CALLS
         dtype = DataType.Float if wide and out.dtype.is_low_precision and expr.op in REDUCTIONS else out.dtype
-        logical = (*(d for _, d in partial), *out.domain.logical)
-        domain = BoundDomain(logical, mesh, ordered([*here, *partial]))
+        assert mesh is not None, "partial sums are of a mesh"
+        # an axis of its own: of an uneven cut every rank has a partial sum, also one that holds no row
+        ranks = [(p, axis_of(Root(f"{p}_of_{out.name}", mesh.extent(p)))) for p, _ in partial]
+        logical = (*(axis for _, axis in ranks), *out.domain.logical)
+        domain = BoundDomain(logical, mesh, ordered([*here, *ranks]))
         tensor = BoundTensor(f"{out.name}p", dtype, domain)
         attributes = {**expr.attributes, "partial": len(partial)}
         self.exprs.append(Expr(expr.op, tuple(inputs), (tensor,), attributes))
@@ -162,11 +176,11 @@ class _Decomposer:
         if source.domain.mesh != target.domain.mesh and source.domain.mesh and target.domain.mesh:
             self.move(source, target)
             return
-        steps = list(_steps(dict(source.domain.sharding), dict(target.domain.sharding)))
+        mesh = target.domain.mesh or source.domain.mesh
+        steps = _steps(mesh, source.domain.logical, dict(source.domain.sharding), dict(target.domain.sharding))
         if not steps:
             self.exprs.append(Expr("set", (source,), (target,)))
             return
-        mesh = target.domain.mesh or source.domain.mesh
         for k, (parallel_type, sharding) in enumerate(steps):
             last = k == len(steps) - 1
             domain = with_sharding(replace(source.domain, allocation=None), mesh, sharding)
@@ -219,11 +233,16 @@ def _within(kept: Sharding, wanted: Sharding) -> bool:
     return all(entry in wanted for entry in kept)
 
 
-def _steps(have: dict[ParallelType, Axis], want: Mapping[ParallelType, Axis]) -> list[tuple[ParallelType, Sharding]]:
+Entries = dict[ParallelType, Axis]
+
+
+def _steps(
+    mesh: DeviceMesh | None, logical: Sequence[Axis], have: Entries, want: Entries
+) -> list[tuple[ParallelType, Sharding]]:
     """One mesh dimension a step: slices first, for they are free and make what follows smaller; gathers last."""
     steps: list[tuple[ParallelType, Sharding]] = []
     while have != want:
-        p, digits = _next(have, want)
+        p, digits = _next(mesh, logical, have, want)
         if digits:
             have[p] = digits
         else:
@@ -232,14 +251,25 @@ def _steps(have: dict[ParallelType, Axis], want: Mapping[ParallelType, Axis]) ->
     return steps
 
 
-def _next(have: Mapping[ParallelType, Axis], want: Mapping[ParallelType, Axis]) -> tuple[ParallelType, Axis]:
+def _next(
+    mesh: DeviceMesh | None, logical: Sequence[Axis], have: Entries, want: Entries
+) -> tuple[ParallelType, Axis]:
+    assert mesh is not None, "a sharding is on a mesh"
     for p, digits in want.items():
         if p not in have and not overlaps([*have.values(), digits]):
             return p, digits
     for p, digits in want.items():
         if p in have and have[p] != digits and not overlaps([*have.values(), digits]):
-            return p, digits
+            ranks = mesh.extent(p)
+            if (is_even(have[p], ranks) and is_even(digits, ranks)) or _two_axes(logical, have[p], digits):
+                return p, digits
     return next((p, ()) for p in reversed(list(have)) if have[p] != want.get(p))
+
+
+def _two_axes(logical: Sequence[Axis], a: Axis, b: Axis) -> bool:
+    """Are they the outermost parts of two axes?  Then pieces may be uneven."""
+    places = outermost(logical, a), outermost(logical, b)
+    return None not in places and places[0] != places[1]
 
 
 def _move_kind(source: BoundDomain, target: BoundDomain) -> str | None:

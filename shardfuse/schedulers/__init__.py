@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from . import communication, looped, no_op, persistent, pointwise, reduction, torch_call
+from .limits import H200, Target
+from .plan import KernelPlan, Params
 from .segment import Segment
 
 WhyNot = Callable[[Segment], str | None]
@@ -22,4 +24,17 @@ SCHEDULERS: tuple[tuple[str, WhyNot], ...] = (
     ("looped", looped.why_not),  # last: it takes what is left, and reads its input again
 )
 
-KERNEL_SCHEDULERS: dict[str, object] = {}
+_KERNELS: dict[str, tuple[Callable[[Segment, Target], Params], Callable[[Segment, Params], tuple[KernelPlan, ...]]]] = {
+    "persistent": (persistent.propose, persistent.schedule),
+    "reduction": (reduction.propose, reduction.schedule),
+    "pointwise": (pointwise.propose, pointwise.schedule),
+    "looped": (looped.propose, looped.schedule),
+}
+
+
+def kernels_of(scheduler: str, segment: Segment, target: Target = H200) -> tuple[KernelPlan, ...]:
+    """The kernels that ``segment`` comes to under a scheduler that took it; none where it runs no generated kernel."""
+    if scheduler not in _KERNELS:
+        return ()
+    propose, schedule = _KERNELS[scheduler]
+    return schedule(segment, propose(segment, target))

@@ -19,7 +19,7 @@ def why_not(segment: Segment) -> str | None:
 
 
 def propose(segment: Segment, target: Target) -> Params:
-    """Two 16-byte loads a thread of the widest streamed tensor; smaller blocks where they would not fill the machine."""
+    """Two 16-byte loads a thread of the widest streamed tensor; less where that would not fill the machine."""
     space = analyse(segment)
     assert not isinstance(space, str), space
     streamed = [t for t in (*segment.inputs, *segment.outputs) if space.is_streamed(t)]

@@ -1,4 +1,4 @@
-"""reduction: reductions whose input is not used again; split over programs where the kept elements do not fill the machine.
+"""reduction: reductions whose input is not used again, split over programs where the kept elements are too few.
 
 A split gives two kernels.  Before::
 
@@ -85,7 +85,7 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
 
 
 def _reduces(expr: Expr, space: Space) -> bool:
-    return expr.op in REDUCTIONS and space.phase[expr.output] == 1 and space.has_r(expr.tensors[0])
+    return expr.op in REDUCTIONS and space.has_r(expr.tensors[0]) and not space.has_r(expr.output)
 
 
 def _workspace(expr: Expr, space: Space, split: Digit) -> BoundTensor:

@@ -73,14 +73,13 @@ def analyse(segment: Segment) -> Space | str:
     for expr in segment.exprs:
         read = frozenset[Digit]().union(*(atoms[t] for t in expr.tensors))
         gone = read - atoms[expr.output]
-        is_reduction = expr.op in REDUCTIONS
-        if gone and not is_reduction:
+        if gone and expr.op not in REDUCTIONS:
             return f"{expr.output} = {expr.op} lacks {_listed(gone)}"
-        if is_reduction and gone:
+        if gone:
             if reduced is not None and gone != reduced:
                 return f"{expr.output} reduces {_listed(gone)}, others {_listed(reduced)}"
             reduced = gone
-        phase[expr.output] = max((phase[t] for t in expr.tensors), default=0) + is_reduction
+        phase[expr.output] = max((phase[t] for t in expr.tensors), default=0) + bool(gone)
     return _ordered(segment, atoms, pieces, phase, reduced or frozenset())
 
 
@@ -131,7 +130,7 @@ def _ordered(
     first = (segment.inputs, segment.outputs) if reduced else (segment.outputs, segment.inputs)
     candidates = (*first[0], *first[1])
     order = _storage_order(candidates, atoms, pieces, reduced)
-    order += [a for a in sorted(every - frozenset(order), key=str)]
+    order[:0] = sorted(every - frozenset(order), key=str)
     is_inner = bool(order) and order[-1] in reduced
     x, r = tuple(a for a in order if a in kept), tuple(a for a in order if a in reduced)
     return Space(x, r, atoms, pieces, phase, is_inner)

@@ -1,0 +1,208 @@
+"""A decoder-only transformer over bytes, twice: sharded over a device mesh, and whole in plain torch.
+
+The sharded one is tensor parallel in the blocks and sequence parallel between them.  A rank holds some attention heads
+and some columns of the MLP, whose matmuls leave partial sums [batch, sequence, dim]; `AddRMSNorm` reduces those onto
+the rank's part of the sequence, adds bias and residual, norms, and gathers the whole sequence for the next matmul.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from shardfuse import DeviceMesh
+from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, SwiGLU, redistribute
+
+# The dim along which a parameter is sharded, by the last part of its name; all others are replicated.
+SHARDED_DIM = {"qkv": 1, "out": 1, "gate_up": 1, "down": 1, "head": 0, "gate_bias": 0, "up_bias": 0}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the model, unsharded."""
+
+    dim: int
+    layers: int
+    heads: int
+    hidden: int
+    sequence: int
+    vocabulary: int = 256
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    def sharded_sizes(self) -> dict[str, int]:
+        """What the number of ranks has to divide."""
+        return {"heads": self.heads, "hidden": self.hidden, "sequence": self.sequence, "vocabulary": self.vocabulary}
+
+
+class Block(torch.nn.Module):
+    """This rank's heads and MLP columns of one layer, and the norm that follows each of the two halves."""
+
+    def __init__(self, config: ModelConfig, mesh: DeviceMesh) -> None:
+        super().__init__()
+        heads, hidden = config.heads // mesh.size, config.hidden // mesh.size
+        self.qkv = parameter(3, heads, config.head_dim, config.dim)
+        self.out = parameter(config.dim, heads, config.head_dim)
+        self.gate_up = parameter(2, hidden, config.dim)
+        self.down = parameter(config.dim, hidden)
+        self.swiglu = SwiGLU(config.hidden, bias=True, mesh=mesh, input=Shard(-1))
+        self.attention_norm, self.mlp_norm = (
+            AddRMSNorm(
+                config.dim,
+                bias=True,
+                mesh=mesh,
+                input=Partial(),  # what a row-parallel matmul leaves
+                residual=Shard(1),  # [batch, sequence, dim]: the sequence
+                output=Replicate(),  # what a column-parallel matmul takes
+                output_grad=Partial(),
+            )
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [batch, sequence, dim], normed; residual: [batch, sequence / ranks, dim] -> the same for the next block."""
+        x, residual = self.attention_norm(attention(x, self.qkv, self.out, rotary), residual)
+        gate, up = linear(x, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
+        return self.mlp_norm(linear(self.swiglu(gate, up), self.down), residual)
+
+
+class LanguageModel(torch.nn.Module):
+    """The model on a 1-D mesh.  ``dtype`` is that of matmuls and activations; parameters stay float32."""
+
+    def __init__(self, config: ModelConfig, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.mesh, self.dtype = mesh, torch.float32
+        self.embedding = parameter(config.vocabulary, config.dim)
+        self.norm = RMSNorm(config.dim, mesh=mesh, input=Shard(1), output=Replicate(), output_grad=Partial())
+        self.blocks = torch.nn.ModuleList(Block(config, mesh) for _ in range(config.layers))
+        self.head = parameter(config.vocabulary // mesh.size, config.dim)
+        self.loss = CrossEntropyLoss(mesh=mesh, logits=Shard(-1))
+        self.register_buffer("rotary", rotary_table(config), persistent=False)
+        self.timer = FusionTimer().watch(self)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """tokens, targets: [batch, sequence], the same on every rank -> the mean loss, the same on every rank."""
+        x = F.embedding(tokens, self.embedding).to(self.dtype)
+        residual = redistribute(x, self.mesh, Replicate(), Shard(1), timer=self.timer)
+        x = self.norm(residual)
+        for block in self.blocks:
+            x, residual = block(x, residual, self.rotary)
+        return self.loss(linear(x, self.head), targets)
+
+    @torch.no_grad()
+    def load_unsharded(self, weights: dict[str, Tensor]) -> None:
+        """Take this rank's piece of every weight of a whole model."""
+        for name, weight in self.named_parameters():
+            weight.copy_(self.shard(name, weights[name]))
+
+    def shard(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's piece of the parameter ``name``, or of anything of its shape."""
+        dim = sharded_dim(name)
+        return whole if dim is None else self.mesh.shard_tensor(whole, dim)
+
+    def gather(self, name: str, piece: Tensor) -> Tensor:
+        """The whole of the parameter ``name`` (or of anything of its shape) from all ranks' pieces, on every rank."""
+        dim = sharded_dim(name)
+        return piece if dim is None else redistribute(piece, self.mesh, Shard(dim), Replicate())
+
+
+class UnshardedBlock(torch.nn.Module):
+    """One layer in plain torch.  The names of the parameters are those of ``Block``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.qkv = parameter(3, config.heads, config.head_dim, config.dim)
+        self.out = parameter(config.dim, config.heads, config.head_dim)
+        self.gate_up = parameter(2, config.hidden, config.dim)
+        self.down = parameter(config.dim, config.hidden)
+        self.swiglu = torch.nn.ParameterDict(
+            {"gate_bias": parameter(config.hidden), "up_bias": parameter(config.hidden)}
+        )
+        self.attention_norm, self.mlp_norm = (
+            torch.nn.ParameterDict({"weight": parameter(config.dim), "bias": parameter(config.dim)}) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
+        residual = residual + attention(x, self.qkv, self.out, rotary) + self.attention_norm["bias"]
+        x = rms_norm(residual, self.attention_norm["weight"])
+        gate, up = linear(x, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
+        x = F.silu(gate + self.swiglu["gate_bias"]) * (up + self.swiglu["up_bias"])
+        residual = residual + linear(x, self.down) + self.mlp_norm["bias"]
+        return rms_norm(residual, self.mlp_norm["weight"]), residual
+
+
+class UnshardedLanguageModel(torch.nn.Module):
+    """The same model whole, in plain torch: where the weights come from, and what ``--check`` compares with."""
+
+    def __init__(self, config: ModelConfig, seed: int) -> None:
+        super().__init__()
+        self.embedding = parameter(config.vocabulary, config.dim)
+        self.norm = torch.nn.ParameterDict({"weight": parameter(config.dim)})
+        self.blocks = torch.nn.ModuleList(UnshardedBlock(config) for _ in range(config.layers))
+        self.head = parameter(config.vocabulary, config.dim)
+        self.register_buffer("rotary", rotary_table(config), persistent=False)
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in self.named_parameters():
+            if weight.ndim > 1:
+                is_branch_end = name.endswith((".out", ".down"))
+                scale = (2 * config.layers) ** -0.5 if is_branch_end else 1.0
+                torch.nn.init.normal_(weight, std=0.02 * scale, generator=generator)
+            else:
+                torch.nn.init.constant_(weight, 1.0 if name.endswith("weight") else 0.0)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        residual = F.embedding(tokens, self.embedding)
+        x = rms_norm(residual, self.norm["weight"])
+        for block in self.blocks:
+            x, residual = block(x, residual, self.rotary)
+        return F.cross_entropy(linear(x, self.head).flatten(0, 1), targets.flatten())
+
+
+def attention(x: Tensor, qkv: Tensor, out: Tensor, rotary: Tensor) -> Tensor:
+    """Causal attention of the heads in ``qkv`` [3, heads, head_dim, dim] and ``out`` [dim, heads, head_dim].
+
+    x: [batch, sequence, dim] -> the same shape: the sum over these heads.
+    """
+    batch, sequence, _ = x.shape
+    _, heads, head_dim, _ = qkv.shape
+    projected = linear(x, qkv.flatten(0, 2)).view(batch, sequence, 3, heads, head_dim)
+    q, k, v = projected.permute(2, 0, 3, 1, 4)  # each [batch, heads, sequence, head_dim]
+    mixed = F.scaled_dot_product_attention(rotate(q, rotary), rotate(k, rotary), v, is_causal=True)
+    return linear(mixed.transpose(1, 2).flatten(2), out.flatten(1))
+
+
+def rotary_table(config: ModelConfig) -> Tensor:
+    """[2, sequence, head_dim / 2]: cosine and sine of the angle by which a position turns each pair."""
+    frequencies = 10_000.0 ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
+    angles = torch.arange(config.sequence)[:, None] * frequencies
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
+    """Turn the pairs (x[i], x[i + head_dim / 2]) of x [batch, heads, sequence, head_dim]."""
+    cos, sin = rotary.to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(x, weight.to(x.dtype))
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps=1e-6)
+
+
+def parameter(*shape: int) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.empty(shape))
+
+
+def sharded_dim(name: str) -> int | None:
+    return SHARDED_DIM.get(name.rpartition(".")[2])
+

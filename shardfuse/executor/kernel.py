@@ -1,0 +1,116 @@
+"""Generated text to something that launches: written to a cache directory, imported, bound to its arguments."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import linecache
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+
+from ..codegen.source import KernelSource
+from ..errors import KernelCompileError
+from ..ir.expr import Number
+
+Argument = torch.Tensor | Number
+
+
+class Kernel:
+    """A kernel of one rank, ready to launch.
+
+    source: what ``generate`` gave.  interpret: does Triton's interpreter run it?
+    """
+
+    def __init__(self, source: KernelSource, directory: Path, *, interpret: bool = False) -> None:
+        self.source = source
+        self._interpret = interpret
+        self._function = _function(source.text, source.name, directory)
+        self._options = {
+            "num_warps": source.num_warps,
+            "num_stages": source.num_stages,
+            "enable_fp_fusion": True,
+        }
+
+    def launcher(self) -> Callable[..., None]:
+        """``launch(*tensors, *scalars)`` in the order of ``source.tensors``, ``source.scalars``; extents are bound."""
+        run = self._function[(self.source.grid,)]
+        fixed = self.source.integers
+        options = self._options
+
+        def launch(*arguments: Argument) -> None:
+            run(*arguments, *fixed, **options)
+
+        return launch
+
+    def compile(self, arguments: Sequence[Argument]) -> None:
+        """Have Triton compile for ``arguments`` (tensors and scalars as for a launch), without running.
+
+        Raises ``KernelCompileError``.  Alignment of pointers is part of what is compiled for.
+        """
+        if self._interpret:
+            return
+        from triton.errors import TritonError
+
+        try:
+            self._function.warmup(*arguments, *self.source.integers, grid=(self.source.grid,), **self._options)
+        except (TritonError, RuntimeError) as error:
+            raise KernelCompileError(self.source.name, str(error), self.source.text) from error
+
+
+def read_versions() -> str:
+    """What a kernel's text is read by: a part of the key that it is cached under."""
+    import triton
+
+    return f"torch {torch.__version__} triton {triton.__version__}"
+
+
+@functools.cache
+def _function(text: str, name: str, directory: Path) -> Any:
+    """The ``@triton.jit`` function ``name`` of ``text``.  One object for one text: Triton keeps binaries by it."""
+    key = hashlib.sha256(f"{read_versions()}\n{text}".encode()).hexdigest()[:32]
+    path = directory / f"{name}_{key}.py"
+    module = _from_file(path) if _publish(path, text) else _from_memory(text, path.stem)
+    return cast(Any, getattr(module, name))
+
+
+def _publish(path: Path, text: str) -> bool:
+    """Is ``text`` at ``path`` now?  One atomic rename, so that a reader never meets half of a file."""
+    try:
+        if path.read_text() == text:
+            return True
+    except (OSError, UnicodeDecodeError):
+        pass
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+        return path.read_text() == text
+    except OSError:
+        return False
+
+
+def _from_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_memory(text: str, name: str) -> ModuleType:
+    """Without a writable directory: Triton reads a function's source through ``linecache``."""
+    module = ModuleType(name)
+    filename = f"<{name}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    exec(compile(text, filename, "exec"), module.__dict__)
+    return module

@@ -1,0 +1,29 @@
+"""What every test has: strict mode, one thread, and no GPU test where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# Before anything reads it: a kernel that does not compile is an error here, never a fallback.
+os.environ["SHARDFUSE_STRICT"] = "1"
+
+import torch
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for item in items:
+        if item.get_closest_marker("gpu") and gpus < 1:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        if item.get_closest_marker("multi_gpu") and gpus < 2:
+            item.add_marker(pytest.mark.skip(reason=f"needs two GPUs or more, {gpus} found"))
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """A GPU where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,119 @@
+"""pytest as every rank of a job: a fresh process group for each test, one verdict for all ranks, one rank that prints.
+
+Works under mpirun, torchrun and srun, and by plain `pytest` as a world of one. Every rank runs the same tests in the
+same order; a test that fails on one rank fails on all, and the next one starts with a clean group.
+SHARDFUSE_TEST_DEVICE (cpu or cuda; cuda where every rank has a GPU of its own, if left out) says where tensors live,
+SHARDFUSE_TEST_TIMEOUT (seconds, default 20) how long a collective waits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardfuse.config import read_launch, set_process_defaults
+from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
+
+LAUNCH = read_launch()
+set_process_defaults(LAUNCH)
+TIMEOUT = float(os.environ.get("SHARDFUSE_TEST_TIMEOUT", "20"))
+# A failing rank tells its verdict at once, the others when their collective gives up.
+VERDICT_TIMEOUT = timedelta(seconds=TIMEOUT + 30)
+VERDICTS = pytest.StashKey[dict[str, str]]()
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """This rank in the test's world. device: where its tensors live. store: for what a test tells other ranks."""
+
+    rank: int
+    size: int
+    device: torch.device
+    store: dist.Store
+
+
+def test_device() -> torch.device:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    asked = os.environ.get("SHARDFUSE_TEST_DEVICE") or ("cuda" if gpus >= LAUNCH.local_size else "cpu")
+    if asked == "cpu":
+        return torch.device("cpu")
+    if gpus < LAUNCH.local_size:
+        raise pytest.UsageError(f"SHARDFUSE_TEST_DEVICE={asked}: {LAUNCH.local_size} ranks here and {gpus} GPUs")
+    return torch.device("cuda", LAUNCH.local_rank)
+
+
+test_device.__test__ = False
+
+
+@pytest.fixture(scope="session")
+def job() -> Iterator[JobStore]:
+    """The store that all ranks share for the whole session; nobody leaves before the last is done with it."""
+    job = open_job_store(LAUNCH, 60.0)
+    yield job
+    exchange(PrefixStore("session", job.store), "")
+
+
+@pytest.fixture
+def pg(request: pytest.FixtureRequest, job: JobStore) -> Iterator[ProcessGroup]:
+    """The default process group of one test, over a part of the store of its own."""
+    device = test_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    store = PrefixStore(f"{job.prefix}/{LAUNCH.attempt}/{request.node.nodeid}", job.store)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore("group", store),
+        rank=LAUNCH.rank,
+        world_size=LAUNCH.world_size,
+        timeout=timedelta(seconds=TIMEOUT),
+    )
+    yield ProcessGroup(LAUNCH.rank, LAUNCH.world_size, device, store)
+    dist.destroy_process_group()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test passes where it passes on every rank; the report of one that does not names the ranks that failed."""
+    report = yield
+    funcargs = getattr(item, "funcargs", {})
+    if LAUNCH.world_size == 1 or report.when != "call" or "pg" not in funcargs:
+        return report
+    verdict = "" if report.passed or report.skipped else f"{call.excinfo.typename}: {str(call.excinfo.value)[:300]}"
+    failed = {rank: text for rank, text in exchange(funcargs["pg"].store, verdict).items() if text}
+    if failed and report.passed:
+        report.outcome = "failed"
+        report.longrepr = "passed here, failed on other ranks: " + "; ".join(
+            f"rank {r}: {t}" for r, t in failed.items()
+        )
+    elif failed:
+        report.sections.append(("ranks that failed", "\n".join(f"rank {r}: {t}" for r, t in failed.items())))
+    return report
+
+
+def exchange(store: dist.Store, verdict: str) -> dict[int, str]:
+    """Every rank's verdict, "" for one that has nothing to complain of."""
+    ranks = range(LAUNCH.world_size)
+    store.set(f"verdict/{LAUNCH.rank}", verdict)
+    with suppress(dist.DistError):  # the ranks that are missing are named below
+        store.wait([f"verdict/{rank}" for rank in ranks], VERDICT_TIMEOUT)
+    return {
+        rank: store.get(f"verdict/{rank}").decode() if store.check([f"verdict/{rank}"]) else "gave no verdict in time"
+        for rank in ranks
+    }
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if LAUNCH.rank != 0:
+        reporter = config.pluginmanager.getplugin("terminalreporter")
+        if reporter is not None:
+            reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 open until the process ends

@@ -1,0 +1,39 @@
+"""Every collective over processes: gloo on the CPU, NCCL where every rank has a GPU of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from collective_cases import CHECKS, Check
+
+from shardfuse.executor import communication as comm
+from shardfuse.mesh.groups import Team
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_over_processes(check: Check, pg) -> None:
+    check(pg.rank, pg.size, pg.device)
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_cpu_tensors_beside_nccl(check: Check, pg) -> None:
+    check(pg.rank, pg.size, torch.device("cpu"))
+
+
+def test_no_warning_about_torchs_names(pg, recwarn: pytest.WarningsRecorder) -> None:
+    team = Team.of(range(pg.size), pg.rank)
+    x = torch.ones(pg.size, 2, device=pg.device)
+    comm.all_gather(comm.reduce_scatter(x, 0, "sum", team), 0, team)
+    assert [str(w.message) for w in recwarn if issubclass(w.category, FutureWarning)] == []
+
+
+def test_ranks_make_groups_in_different_numbers(pg) -> None:
+    """A chain of pairs: every rank has made another number of groups when it meets the next."""
+    for left in range(pg.size - 1):
+        if pg.rank in (left, left + 1):
+            team = Team.of((left, left + 1), pg.rank)
+            total = comm.all_reduce(torch.tensor(float(pg.rank), device=pg.device), "sum", team)
+            assert total.item() == 2 * left + 1

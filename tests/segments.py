@@ -1,0 +1,160 @@
+"""Segments written by hand: a few lines a fusion, local tensors only, and torch's word on what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+
+from shardfuse.ir.digits import Axis, Root, axis_of, extent, merge, split
+from shardfuse.ir.domain import BoundDomain
+from shardfuse.ir.dtype import DataType
+from shardfuse.ir.expr import BoundTensor, Expr, Number, Scalar, Value
+from shardfuse.ir.layout import Layout
+from shardfuse.ops.evaluate import evaluate_local
+from shardfuse.ops.promotion import types
+from shardfuse.ops.table import POINTWISE
+from shardfuse.schedulers.segment import Segment
+
+Operand = BoundTensor | Scalar | float | int | bool
+
+
+class Builder:
+    """Exprs, one call each; operands of lower rank are broadcast as numpy does."""
+
+    def __init__(self) -> None:
+        self.exprs: list[Expr] = []
+        self.inputs: list[BoundTensor] = []
+        self.count = 0
+        self.roots = 0
+
+    def axis(self, size: int) -> Axis:
+        self.roots += 1
+        return axis_of(Root(f"i{self.roots - 1}", size))
+
+    def define(self, dtype: DataType, axes: Sequence[Axis]) -> BoundTensor:
+        self.count += 1
+        return BoundTensor(f"T{self.count - 1}", dtype, BoundDomain(tuple(axes)))
+
+    def input(self, dtype: DataType, *axes: Axis) -> BoundTensor:
+        tensor = self.define(dtype, axes)
+        self.inputs.append(tensor)
+        return tensor
+
+    def emit(self, op: str, inputs: Sequence[Value], dtype: DataType, axes: Sequence[Axis], **attributes: object) -> BoundTensor:
+        out = self.define(dtype, axes)
+        self.exprs.append(Expr(op, tuple(inputs), (out,), attributes))
+        return out
+
+    def op(self, name: str, *operands: Operand) -> BoundTensor:
+        """A pointwise op; Python numbers are literals."""
+        values: list[Value] = [v if isinstance(v, (BoundTensor, Scalar)) else number(v) for v in operands]
+        ndim = max(v.ndim for v in values if isinstance(v, BoundTensor))
+        aligned = [self.aligned(v, ndim) if isinstance(v, BoundTensor) else v for v in values]
+        axes = [
+            next((v.domain.logical[k] for v in aligned if isinstance(v, BoundTensor) and v.domain.logical[k]), ())
+            for k in range(ndim)
+        ]
+        return self.emit(name, aligned, types(POINTWISE[name], values)[1], axes)
+
+    def aligned(self, tensor: BoundTensor, ndim: int) -> BoundTensor:
+        new = ndim - tensor.ndim
+        if not new:
+            return tensor
+        flags = (True,) * new + (False,) * tensor.ndim
+        return self.emit("broadcast", [tensor], tensor.dtype, ((),) * new + tensor.domain.logical, new=flags)
+
+    def cast(self, tensor: BoundTensor, dtype: DataType) -> BoundTensor:
+        return self.emit("cast", [tensor], dtype, tensor.domain.logical, dtype=dtype)
+
+    def reduce(
+        self, op: str, tensor: BoundTensor, axes: Sequence[int], *, keepdim: bool = True, dtype: DataType | None = None
+    ) -> BoundTensor:
+        gone = tuple(a % tensor.ndim for a in axes)
+        kept = [axis for k, axis in enumerate(tensor.domain.logical) if k not in gone]
+        out = self.emit(op, [tensor], dtype or tensor.dtype, kept, axes=gone)
+        if not keepdim:
+            return out
+        flags = tuple(k in gone for k in range(tensor.ndim))
+        shape = [() if k in gone else axis for k, axis in enumerate(tensor.domain.logical)]
+        return self.emit("broadcast", [out], out.dtype, shape, new=flags)
+
+    def mean(self, tensor: BoundTensor, axes: Sequence[int]) -> BoundTensor:
+        size = 1
+        for a in axes:
+            size *= extent(tensor.domain.logical[a])
+        return self.op("div", self.reduce("sum", tensor, axes), float(size))
+
+    def permute(self, tensor: BoundTensor, dims: Sequence[int]) -> BoundTensor:
+        axes = [tensor.domain.logical[d] for d in dims]
+        return self.emit("permute", [tensor], tensor.dtype, axes, dims=tuple(dims))
+
+    def unflatten(self, tensor: BoundTensor, dim: int, inner: int) -> BoundTensor:
+        """``dim`` as two dims, the second of extent ``inner``."""
+        before = tensor.domain.logical
+        axes = [*before[:dim], *split(before[dim], inner), *before[dim + 1 :]]
+        return self.emit("reshape", [tensor], tensor.dtype, axes, shape=tuple(map(extent, axes)))
+
+    def flatten(self, tensor: BoundTensor, first: int, last: int) -> BoundTensor:
+        before = tensor.domain.logical
+        axes = [*before[:first], merge(*before[first : last + 1]), *before[last + 1 :]]
+        return self.emit("reshape", [tensor], tensor.dtype, axes, shape=tuple(map(extent, axes)))
+
+    def expand(self, tensor: BoundTensor, axes: Sequence[Axis]) -> BoundTensor:
+        return self.emit("expand", [tensor], tensor.dtype, axes, shape=tuple(map(extent, axes)))
+
+    def iota(self, axis: Axis, start: int = 0, step: int = 1, dtype: DataType = DataType.Int) -> BoundTensor:
+        return self.emit("iota", [], dtype, [axis], start=start, step=step)
+
+    def segment(self, *outputs: BoundTensor) -> Segment:
+        return Segment.of(self.exprs, outputs)
+
+
+def number(value: Number) -> Scalar:
+    """A literal of Python's own type."""
+    match value:
+        case bool():
+            dtype = DataType.Bool
+        case int():
+            dtype = DataType.Int
+        case _:
+            dtype = DataType.Double
+    return Scalar(f"{value}", dtype, value, is_literal=True)
+
+
+def layout_of(tensor: BoundTensor, value: torch.Tensor) -> Layout:
+    """The storage of ``value``, in digits: a strided dim of several digits is cut."""
+    digits: list[tuple[object, int, int]] = []
+    for axis, stride in zip(tensor.domain.local_axes(), value.stride(), strict=True):
+        step = stride
+        inner: list[tuple[object, int, int]] = []
+        for d in reversed(axis):
+            inner.insert(0, (d, d.extent, step))
+            step *= d.extent
+        digits += inner
+    return Layout(
+        cast(Axis, tuple(d for d, _, _ in digits)), tuple(n for _, n, _ in digits), tuple(s for _, _, s in digits)
+    )
+
+
+def evaluate(segment: Segment, inputs: Mapping[BoundTensor, torch.Tensor]) -> list[torch.Tensor]:
+    """Every output by torch, dtype for dtype."""
+    env = dict(inputs)
+    for expr in segment.exprs:
+        env[expr.output] = evaluate_local(expr, env, {}, 0, torch.device("cpu"))
+    return [env[t] for t in segment.outputs]
+
+
+def rms_norm(rows: int, columns: int, dtype: DataType, *, residual: bool = False) -> Segment:
+    """x (+ residual, stored) normalised over its rows and scaled."""
+    b = Builder()
+    i, j = b.axis(rows), b.axis(columns)
+    x = b.input(dtype, i, j)
+    more = b.input(dtype, i, j) if residual else None
+    weight = b.input(dtype, j)
+    total = b.op("add", x, more) if more else x
+    wide = b.cast(total, DataType.Float)
+    scale = b.op("rsqrt", b.op("add", b.mean(b.op("mul", wide, wide), [1]), 1e-6))
+    out = b.cast(b.op("mul", b.op("mul", wide, scale), b.cast(weight, DataType.Float)), dtype)
+    return b.segment(*((total, out) if residual else (out,)))
