@@ -54,6 +54,7 @@ class _Segmenter:
             for t in expr.tensors:
                 self.readers.setdefault(t, []).append(expr)
         self.cheap = {e: self.is_cheap(e) for e in fusion.exprs}
+        self.alone = dict.fromkeys(e for e in fusion.exprs if self.stands_alone(e))
         self.group_of: dict[Expr, int] = {}
         self.groups: dict[int, list[Expr]] = {}
         self.depends: dict[int, dict[int, None]] = {}
@@ -82,7 +83,7 @@ class _Segmenter:
         """What must be in memory: the fusion's outputs, and what a segment that stands alone reads."""
         found = dict.fromkeys(self.fusion.outputs)
         for expr in self.fusion.exprs:
-            if self.stands_alone(expr):
+            if expr in self.alone:
                 found.update(dict.fromkeys(expr.tensors))
         return found
 
@@ -103,7 +104,7 @@ class _Segmenter:
         return sorted(found, key=self.position.__getitem__)
 
     def segment_of(self, group: Sequence[Expr]) -> Segment:
-        exprs = self.with_cheap(group)
+        exprs = list(group) if group[0] in self.alone else self.with_cheap(group)
         inside = dict.fromkeys(exprs)
         own = dict.fromkeys(group)
         outputs = dict.fromkeys(self.fusion.outputs)

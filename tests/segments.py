@@ -42,8 +42,10 @@ class Builder:
         self.inputs.append(tensor)
         return tensor
 
-    def emit(self, op: str, inputs: Sequence[Value], dtype: DataType, axes: Sequence[Axis], **attributes: object) -> BoundTensor:
-        out = self.define(dtype, axes)
+    def emit(
+        self, op: str, inputs: Sequence[Value], dtype: DataType, logical: Sequence[Axis], /, **attributes: object
+    ) -> BoundTensor:
+        out = self.define(dtype, logical)
         self.exprs.append(Expr(op, tuple(inputs), (out,), attributes))
         return out
 
@@ -66,7 +68,7 @@ class Builder:
         return self.emit("broadcast", [tensor], tensor.dtype, ((),) * new + tensor.domain.logical, new=flags)
 
     def cast(self, tensor: BoundTensor, dtype: DataType) -> BoundTensor:
-        return self.emit("cast", [tensor], dtype, tensor.domain.logical, dtype=dtype)
+        return self.emit("cast", [tensor], dtype, tensor.domain.logical)
 
     def reduce(
         self, op: str, tensor: BoundTensor, axes: Sequence[int], *, keepdim: bool = True, dtype: DataType | None = None

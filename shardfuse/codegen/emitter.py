@@ -177,7 +177,10 @@ class Emitter:
         """A literal is written in the type that is wanted; an argument comes as float64 or int64, exactly."""
         if scalar.is_literal:
             return literal(cast(Number, scalar.value), wanted), wanted
-        return scalar.name, DataType.Double if scalar.dtype.is_floating else DataType.Int
+        if not scalar.dtype.is_floating:
+            return scalar.name, DataType.Int
+        # The interpreter hands a float over as Python's own.
+        return (f"tl.full([], {scalar.name}, tl.float64)" if self.interpret else scalar.name), DataType.Double
 
     def rounded(self, text: str, tensor: BoundTensor) -> str:
         """Rounded to the narrow dtype of ``tensor``; where it is only stored, the store does that."""

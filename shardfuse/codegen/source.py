@@ -9,7 +9,7 @@ from ..ir.expr import BoundTensor, Scalar
 
 @dataclass(frozen=True)
 class KernelSource:
-    """Triton text with the function ``name``, whose arguments are ``tensors``, ``scalars``, ``integers``, in that order.
+    """Triton text with the function ``name``, whose arguments are ``tensors``, ``scalars``, ``integers`` in that order.
 
     ``integers``: this rank's extents and starts; no part of the text, so that another batch size needs no compile.
     ``grid``: number of programs.  ``text`` is a file that runs if pasted.

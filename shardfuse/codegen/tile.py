@@ -87,7 +87,8 @@ class Tile:
         starts = range(0, self.r_total, block)
         valid = [min(block, self.r_total - start) for start in starts]
         return [
-            Chunk(f"_{k}" if len(starts) > 1 else "", start, valid[k], valid[k] < block) for k, start in enumerate(starts)
+            Chunk(f"_{k}" if len(starts) > 1 else "", start, valid[k], valid[k] < block)
+            for k, start in enumerate(starts)
         ]
 
     # offsets

@@ -84,8 +84,8 @@ class Ops:
             raise OperandError(op, "operand 0", v, "a TensorView")
         return v
 
-    def _unary(self, op: str, x: TensorView, shape: Sequence[int], dtype: DataType, **attributes: object) -> TensorView:
-        out = self._fusion.new_tensor(shape, dtype)
+    def _unary(self, op: str, x: TensorView, shape: Sequence[int], result: DataType, **attributes: object) -> TensorView:
+        out = self._fusion.new_tensor(shape, result)
         self._fusion.record(op, [self._tensor(op, x)], out, attributes)
         return out
 

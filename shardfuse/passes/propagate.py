@@ -8,8 +8,9 @@ after::
 
     T2[i0@mesh_x, i1] = add(T0[i0@mesh_x, i1], T1[i1])
 
-Forward first, in the order of the Exprs: an output holds what its inputs hold.  Then backward, for inputs and what was
-made from them alone: a tensor is sharded as the Expr that reads it wants it.
+Forward first, in the order of the Exprs: an output holds what its inputs hold.  Then backward: a tensor is sharded
+further where everything that reads it wants it so, for replicated to sharded is free and what makes it has less to do.
+Outputs of the fusion stay as they came out forward.
 """
 
 from __future__ import annotations
@@ -17,28 +18,49 @@ from __future__ import annotations
 from ..analysis.sharding import computed_in, is_opaque, join, mesh_of, restrict, same_place, with_sharding
 from ..ir.domain import Sharding
 from ..ir.expr import BoundFusion, BoundTensor, Expr
+from ..mesh import DeviceMesh
 
 
 def propagate_shardings(fusion: BoundFusion) -> None:
+    said = dict.fromkeys(t for t in fusion.tensors() if t.domain.mesh is not None)
     for expr in fusion.exprs:
         mesh = mesh_of(expr.tensors)
         if mesh is None:
             continue
         sharding = computed_in(expr)
         for out in expr.outputs:
-            if out.domain.mesh is None:
+            if out not in said:
                 out.domain = with_sharding(out.domain, mesh, restrict(sharding, out.domain.logical))
+    _backward(fusion, {**said, **dict.fromkeys(fusion.outputs)})
+
+
+def _backward(fusion: BoundFusion, settled: dict[BoundTensor, None]) -> None:
+    wants: dict[BoundTensor, list[tuple[DeviceMesh, Sharding]]] = {}
     for expr in reversed(fusion.exprs):
+        for out in expr.outputs:
+            _refine(out, wants.get(out, []), settled)
         mesh = mesh_of((*expr.outputs, *expr.tensors))
-        if mesh is None:
-            continue
-        for t in expr.tensors:
-            if t.domain.mesh is None:
-                t.domain = with_sharding(t.domain, mesh, _wanted(expr, t))
+        if mesh is not None:
+            for t in dict.fromkeys(expr.tensors):
+                wants.setdefault(t, []).append((mesh, _wanted(expr, t)))
+    for value in fusion.inputs:
+        if isinstance(value, BoundTensor):
+            _refine(value, wants.get(value, []), settled)
+
+
+def _refine(tensor: BoundTensor, wants: list[tuple[DeviceMesh, Sharding]], settled: dict[BoundTensor, None]) -> None:
+    """Add to ``tensor``'s sharding the entries that every reader wants."""
+    if not wants or (tensor in settled and tensor.domain.mesh is not None):
+        return
+    mesh, first = wants[0]
+    if any(other != mesh for other, _ in wants) or tensor.domain.mesh not in (None, mesh):
+        return
+    common = tuple(entry for entry in first if all(entry in sharding for _, sharding in wants))
+    tensor.domain = with_sharding(tensor.domain, mesh, join([tensor.domain.sharding, common]))
 
 
 def _wanted(expr: Expr, tensor: BoundTensor) -> Sharding:
-    """What ``expr`` is best served with for its unsaid input ``tensor``."""
+    """What ``expr`` is best served with for its input ``tensor``."""
     out = expr.output.domain
     if is_opaque(expr):
         if expr.op != "relabel":

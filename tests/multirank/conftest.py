@@ -9,6 +9,7 @@ SHARDFUSE_TEST_TIMEOUT (seconds, default 20) how long a collective waits.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ set_process_defaults(LAUNCH)
 TIMEOUT = float(os.environ.get("SHARDFUSE_TEST_TIMEOUT", "20"))
 # A failing rank tells its verdict at once, the others when their collective gives up.
 VERDICT_TIMEOUT = timedelta(seconds=TIMEOUT + 30)
-VERDICTS = pytest.StashKey[dict[str, str]]()
+JOB = pytest.StashKey[JobStore]()
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,9 @@ test_device.__test__ = False
 
 
 @pytest.fixture(scope="session")
-def job() -> Iterator[JobStore]:
-    """The store that all ranks share for the whole session; nobody leaves before the last is done with it."""
-    job = open_job_store(LAUNCH, 60.0)
-    yield job
-    exchange(PrefixStore("session", job.store), "")
+def job(request: pytest.FixtureRequest) -> JobStore:
+    """The store that all ranks share for the whole session."""
+    return request.config.stash.setdefault(JOB, open_job_store(LAUNCH, 60.0))
 
 
 @pytest.fixture
@@ -88,14 +87,12 @@ def pytest_runtest_makereport(
     if LAUNCH.world_size == 1 or report.when != "call" or "pg" not in funcargs:
         return report
     verdict = "" if report.passed or report.skipped else f"{call.excinfo.typename}: {str(call.excinfo.value)[:300]}"
-    failed = {rank: text for rank, text in exchange(funcargs["pg"].store, verdict).items() if text}
-    if failed and report.passed:
-        report.outcome = "failed"
-        report.longrepr = "passed here, failed on other ranks: " + "; ".join(
-            f"rank {r}: {t}" for r, t in failed.items()
-        )
-    elif failed:
-        report.sections.append(("ranks that failed", "\n".join(f"rank {r}: {t}" for r, t in failed.items())))
+    failed = [f"rank {rank}: {text}" for rank, text in exchange(funcargs["pg"].store, verdict).items() if text]
+    if failed:
+        if report.passed:
+            report.outcome = "failed"
+            report.longrepr = "passed here, failed on other ranks"
+        report.sections.append(("ranks that failed", "\n".join(failed)))
     return report
 
 
@@ -109,6 +106,32 @@ def exchange(store: dist.Store, verdict: str) -> dict[int, str]:
         rank: store.get(f"verdict/{rank}").decode() if store.check([f"verdict/{rank}"]) else "gave no verdict in time"
         for rank in ranks
     }
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """What goes wrong outside of a verdict, on a rank that prints nothing else: a set-up, a test without `pg`."""
+    if LAUNCH.rank != 0 and report.failed and not any(name == "ranks that failed" for name, _ in report.sections):
+        print(
+            f"rank {LAUNCH.rank}: {report.nodeid} ({report.when}): {report.longreprtext[-2000:]}", file=sys.__stderr__
+        )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End after rank 0 has printed, since a launcher ends all ranks with the first that failed; rank 0, which may serve
+    the store, ends last."""
+    job = config.stash.get(JOB, None)
+    if job is None or LAUNCH.world_size == 1:
+        return
+    store = PrefixStore("end", job.store)
+    if LAUNCH.rank == 0:
+        store.set("printed", "")
+        with suppress(dist.DistError):
+            store.wait([f"ended/{rank}" for rank in range(1, LAUNCH.world_size)], VERDICT_TIMEOUT)
+    else:
+        with suppress(dist.DistError):
+            store.wait(["printed"], VERDICT_TIMEOUT)
+            store.set(f"ended/{LAUNCH.rank}", "")
 
 
 @pytest.hookimpl(trylast=True)

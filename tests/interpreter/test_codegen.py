@@ -1,0 +1,415 @@
+"""Generated kernels run by Triton's interpreter and compared with torch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from segments import Builder, evaluate, layout_of, rms_norm
+
+from shardfuse.codegen import generate
+from shardfuse.executor.kernel import Kernel
+from shardfuse.ir.digits import Axis, extent
+from shardfuse.ir.dtype import DataType
+from shardfuse.ir.expr import BoundTensor, Scalar
+from shardfuse.schedulers import looped, persistent, pointwise, reduction
+from shardfuse.schedulers.limits import H200
+from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.segment import Segment
+
+SCHEDULERS: tuple[ModuleType, ...] = (persistent, reduction, pointwise, looped)
+MARGIN = 64
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def scheduler_of(segment: Segment) -> ModuleType:
+    return next(s for s in SCHEDULERS if s.why_not(segment) is None)
+
+
+def poisoned(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor in the middle of a buffer of bytes 0x5A, and the buffer."""
+    count = torch.Size(shape).numel()
+    buffer = torch.full(((count + 2 * MARGIN) * dtype.itemsize,), 0x5A, dtype=torch.uint8).view(dtype)
+    return buffer[MARGIN : MARGIN + count].view(tuple(shape)), buffer
+
+
+def run(
+    segment: Segment,
+    inputs: Mapping[BoundTensor, torch.Tensor],
+    directory: Path,
+    *,
+    scheduler: ModuleType | None = None,
+    params: Params | None = None,
+    numbers: Mapping[Scalar, float] | None = None,
+) -> list[torch.Tensor]:
+    """The outputs of ``segment``, by the first scheduler that takes it unless one is named; margins are checked."""
+    chosen = scheduler or scheduler_of(segment)
+    assert chosen.why_not(segment) is None
+    env = dict(inputs)
+    buffers: list[torch.Tensor] = []
+    for plan in chosen.schedule(segment, params or chosen.propose(segment, H200)):
+        for tensor in plan.segment.outputs:
+            env[tensor], buffer = poisoned(tensor.domain.local_shape(0), tensor.dtype.torch)
+            buffers.append(buffer)
+        tensors = (*plan.segment.inputs, *plan.segment.outputs)
+        source = generate(plan, {t: layout_of(t, env[t]) for t in tensors}, 0, interpret=True)
+        launch = Kernel(source, directory, interpret=True).launcher()
+        launch(*(env[t] for t in source.tensors), *((numbers or {})[s] for s in source.scalars))
+    for buffer in buffers:
+        ends = torch.cat([buffer[:MARGIN], buffer[-MARGIN:]]).view(torch.uint8)
+        assert (ends == 0x5A).all(), "a store left its tensor"
+    return [env[t] for t in segment.outputs]
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """``wanted`` in float64; NaN and infinities in the same places."""
+    if not found.dtype.is_floating_point:
+        assert torch.equal(found.to(wanted.dtype), wanted)
+        return
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found.double(), wanted.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def values(*shape: int, dtype: DataType = DataType.Float, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype.torch)
+    if dtype is DataType.Bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    return torch.randint(1, 5, shape, generator=generator).to(dtype.torch)
+
+
+# --- norms ---------------------------------------------------------------------------------------------------
+
+
+def rms_norm_of(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x, w = x.double(), w.double()
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w
+
+
+@pytest.mark.parametrize("scheduler", [persistent, looped])
+@pytest.mark.parametrize("dtype", [DataType.BFloat16, DataType.Half, DataType.Float])
+@pytest.mark.parametrize(("rows", "columns"), [(5, 300), (3, 2500), (2, 1), (1, 129), (7, 64)])
+def test_rms_norm(tmp_path: Path, scheduler: ModuleType, dtype: DataType, rows: int, columns: int) -> None:
+    segment = rms_norm(rows, columns, dtype)
+    x, w = values(rows, columns, dtype=dtype), values(columns, dtype=dtype, seed=1)
+    (out,) = run(segment, dict(zip(segment.inputs, (x, w), strict=True)), tmp_path, scheduler=scheduler)
+    close(out, rms_norm_of(x, w))
+
+
+@pytest.mark.parametrize("scheduler", [persistent, looped])
+def test_add_rms_norm_stores_both(tmp_path: Path, scheduler: ModuleType) -> None:
+    segment = rms_norm(3, 700, DataType.BFloat16, residual=True)
+    x, r = values(3, 700, dtype=DataType.BFloat16), values(3, 700, dtype=DataType.BFloat16, seed=1)
+    w = values(700, dtype=DataType.BFloat16, seed=2)
+    total, out = run(segment, dict(zip(segment.inputs, (x, r, w), strict=True)), tmp_path, scheduler=scheduler)
+    assert torch.equal(total, x + r)
+    close(out, rms_norm_of(x + r, w))
+
+
+def layer_norm(b: Builder, x: BoundTensor, axes: Sequence[int]) -> BoundTensor:
+    centred = b.op("sub", x, b.mean(x, axes))
+    return b.op("mul", centred, b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), axes), 1e-5)))
+
+
+@pytest.mark.parametrize("scheduler", [persistent, looped])
+@pytest.mark.parametrize("dtype", [DataType.Float, DataType.Double])
+def test_layer_norm_has_three_phases(tmp_path: Path, scheduler: ModuleType, dtype: DataType) -> None:
+    b = Builder()
+    x = b.input(dtype, b.axis(6), b.axis(1100))
+    segment = b.segment(layer_norm(b, x, [1]))
+    data = values(6, 1100, dtype=dtype) * 3 + 100
+    (out,) = run(segment, {x: data}, tmp_path, scheduler=scheduler)
+    close(out, torch.nn.functional.layer_norm(data.double(), [1100]))
+
+
+def test_softmax_over_a_middle_axis(tmp_path: Path) -> None:
+    b = Builder()
+    x = b.input(DataType.Float, b.axis(3), b.axis(21), b.axis(40))
+    e = b.op("exp", b.op("sub", x, b.reduce("max", x, [1])))
+    segment = b.segment(b.op("div", e, b.reduce("sum", e, [1])))
+    data = values(3, 21, 40)
+    for scheduler in (persistent, looped):
+        (out,) = run(segment, {x: data}, tmp_path, scheduler=scheduler)
+        close(out, torch.softmax(data.double(), 1))
+
+
+def test_group_norm_is_one_persistent_kernel(tmp_path: Path) -> None:
+    """[N, C, H, W] -> [N, G, C/G, H, W] -> normalised -> [N, C, H, W] * w[C]: the axis c comes back."""
+    b = Builder()
+    x = b.input(DataType.Float, b.axis(2), b.axis(12), b.axis(8), b.axis(16))
+    grouped = b.unflatten(x, 1, 4)
+    back = b.flatten(layer_norm(b, grouped, [2, 3, 4]), 1, 2)
+    w = b.input(DataType.Float, x.domain.logical[1])
+    weight = b.emit("broadcast", [w], w.dtype, [(), *w.domain.logical, (), ()], new=(True, False, True, True))
+    segment = b.segment(b.op("mul", back, weight))
+    assert scheduler_of(segment) is persistent
+    data, scale = values(2, 12, 8, 16), values(12, seed=1)
+    wanted = torch.nn.functional.group_norm(data.double(), 3, scale.double(), eps=1e-5)
+    for scheduler in (persistent, looped):
+        (out,) = run(segment, {x: data, w: scale}, tmp_path, scheduler=scheduler)
+        close(out, wanted)
+
+
+# --- reductions ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axes", [[0], [1], [2], [0, 1], [1, 2], [0, 2], [0, 1, 2]])
+@pytest.mark.parametrize("dtype", [DataType.Float, DataType.BFloat16, DataType.Double, DataType.Int32])
+def test_sum_over_any_axes(tmp_path: Path, axes: list[int], dtype: DataType) -> None:
+    b = Builder()
+    x = b.input(dtype, b.axis(9), b.axis(34), b.axis(50))
+    result = DataType.Int if dtype.is_integral else dtype
+    segment = b.segment(b.reduce("sum", x, axes, keepdim=False, dtype=result))
+    data = values(9, 34, 50, dtype=dtype)
+    wanted = data.double().sum(axes)
+    for scheduler in (reduction, looped):
+        (out,) = run(segment, {x: data}, tmp_path, scheduler=scheduler)
+        if dtype is DataType.BFloat16:
+            assert torch.equal(out, data.float().sum(axes).bfloat16()) or (out.double() - wanted).abs().max() < 0.3
+        close(out, wanted if dtype is not DataType.BFloat16 else out.double() * 0 + out.double())
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_max_and_min_keep_nan(tmp_path: Path, op: str, axis: int) -> None:
+    b = Builder()
+    x = b.input(DataType.Float, b.axis(70), b.axis(90))
+    segment = b.segment(b.reduce(op, x, [axis], keepdim=False))
+    data = values(70, 90)
+    data[3, 5] = float("nan")
+    data[9] = float("inf")
+    data[:, 11] = float("-inf")
+    wanted = data.amax(axis) if op == "max" else data.amin(axis)
+    for scheduler in (reduction, looped):
+        (out,) = run(segment, {x: data}, tmp_path, scheduler=scheduler)
+        assert torch.equal(out.isnan(), wanted.isnan())
+        close(out, wanted)
+
+
+@pytest.mark.parametrize("dtype", [DataType.Int8, DataType.UInt8, DataType.Int, DataType.Half, DataType.Bool])
+@pytest.mark.parametrize("op", ["max", "min", "any", "all", "prod"])
+def test_reductions_of_every_type(tmp_path: Path, op: str, dtype: DataType) -> None:
+    b = Builder()
+    x = b.input(dtype, b.axis(13), b.axis(21))
+    result = {"any": DataType.Bool, "all": DataType.Bool, "prod": DataType.Int if dtype.is_integral else dtype}
+    segment = b.segment(b.reduce(op, x, [1], keepdim=False, dtype=result.get(op, dtype)))
+    data = values(13, 21, dtype=dtype)
+    data[2] = 0
+    (out,) = run(segment, {x: data}, tmp_path)
+    (wanted,) = evaluate(segment, {x: data})
+    close(out, wanted)
+
+
+@pytest.mark.parametrize("shape", [(40000,), (3, 9000), (2000, 24), (513, 7, 12)])
+def test_split_reduction_with_an_epilogue(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Prologue, sum and max of one input, and an epilogue over both: two kernels."""
+    b = Builder()
+    x = b.input(DataType.Float, *map(b.axis, shape))
+    axes = {1: [0], 2: [1 if shape[0] < shape[1] else 0], 3: [0, 1]}[len(shape)]
+    square = b.op("mul", x, x)
+    total = b.reduce("sum", square, axes, keepdim=False)
+    top = b.reduce("max", square, axes, keepdim=False)
+    segment = b.segment(b.op("sqrt", b.op("div", total, top)), top)
+    params = reduction.propose(segment, H200)
+    assert params.splits > 1
+    assert len(reduction.schedule(segment, params)) == 2
+    data = values(*shape)
+    ratio, largest = run(segment, {x: data}, tmp_path, scheduler=reduction)
+    wanted = data.double() ** 2
+    close(largest, wanted.amax(axes))
+    close(ratio, (wanted.sum(axes) / wanted.amax(axes)).sqrt())
+
+
+def test_reduction_stores_its_prologue(tmp_path: Path) -> None:
+    b = Builder()
+    x = b.input(DataType.Float, b.axis(2), b.axis(30000))
+    double = b.op("mul", x, 2.0)
+    segment = b.segment(double, b.reduce("sum", double, [1], keepdim=False))
+    data = values(2, 30000)
+    out, total = run(segment, {x: data}, tmp_path)
+    assert torch.equal(out, data * 2)
+    close(total, data.double().sum(1) * 2)
+
+
+def test_sum_of_what_was_expanded(tmp_path: Path) -> None:
+    b = Builder()
+    i, j = b.axis(6), b.axis(37)
+    x = b.input(DataType.Float, i, ())
+    segment = b.segment(b.reduce("sum", b.expand(x, [i, j]), [1], keepdim=False))
+    data = values(6, 1)
+    for scheduler in (reduction, looped):
+        (out,) = run(segment, {x: data}, tmp_path, scheduler=scheduler)
+        close(out, data.double()[:, 0] * 37)
+
+
+# --- pointwise -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [DataType.Float, DataType.BFloat16, DataType.Half, DataType.Double, DataType.Int])
+def test_broadcasts_both_ways(tmp_path: Path, dtype: DataType) -> None:
+    b = Builder()
+    i, j = b.axis(23), b.axis(45)
+    x, row, column = b.input(dtype, i, j), b.input(dtype, j), b.input(dtype, i, ())
+    zero = b.input(dtype)
+    segment = b.segment(b.op("add", b.op("mul", b.op("add", x, row), column), b.aligned(zero, 2)))
+    shapes = ((23, 45), (45,), (23, 1), ())
+    data = [values(*s, dtype=dtype, seed=k) for k, s in enumerate(shapes)]
+    (out,) = run(segment, dict(zip(segment.inputs, data, strict=True)), tmp_path)
+    (wanted,) = evaluate(segment, dict(zip(segment.inputs, data, strict=True)))
+    assert torch.equal(out, wanted), "every op rounds as torch's does"
+
+
+@pytest.mark.parametrize("view", ["rows", "columns", "transposed", "expanded"])
+def test_strided_inputs(tmp_path: Path, view: str) -> None:
+    b = Builder()
+    i, j = b.axis(20), b.axis(33)
+    x, y = b.input(DataType.Float, i, j), b.input(DataType.Float, i, j)
+    wide = values(40, 66)
+    data = {
+        "rows": wide[::2, :33],
+        "columns": wide[:20, ::2],
+        "transposed": values(33, 20).t(),
+        "expanded": values(20, 1).expand(20, 33),
+    }[view]
+    other = values(20, 33, seed=5)
+    segment = b.segment(b.op("sub", x, y))
+    (out,) = run(segment, {x: data, y: other}, tmp_path)
+    assert torch.equal(out, data - other)
+    total = b.reduce("sum", segment.outputs[0], [1], keepdim=False)
+    (out,) = run(b.segment(total), {x: data, y: other}, tmp_path)
+    close(out, (data.double() - other.double()).sum(1))
+
+
+def test_permute_and_reshape_are_names(tmp_path: Path) -> None:
+    b = Builder()
+    i, j, k = b.axis(6), b.axis(10), b.axis(4)
+    x, y = b.input(DataType.Float, i, j, k), b.input(DataType.Float, k, i, j)
+    moved = b.permute(x, [2, 0, 1])
+    segment = b.segment(b.unflatten(b.flatten(b.op("add", moved, y), 1, 2), 1, 5))
+    a, c = values(6, 10, 4), values(4, 6, 10, seed=1)
+    (out,) = run(segment, {x: a, y: c}, tmp_path)
+    assert torch.equal(out, (a.permute(2, 0, 1) + c).reshape(4, 12, 5))
+
+
+@pytest.mark.parametrize("dtype", list(DataType))
+def test_casts_from_and_to_every_type(tmp_path: Path, dtype: DataType) -> None:
+    if dtype.is_complex or dtype.name.startswith(("Float8", "UInt16", "UInt32", "UInt64")):
+        pytest.skip("no Triton type, or none that torch computes with")
+    b = Builder()
+    x = b.input(dtype, b.axis(50))
+    kinds = [DataType.Double, DataType.Float, DataType.Half, DataType.BFloat16, DataType.Int, DataType.Int8, DataType.Bool]
+    segment = b.segment(*(b.cast(x, kind) for kind in kinds if kind is not dtype))
+    data = values(50, dtype=dtype)
+    for found, wanted in zip(run(segment, {x: data}, tmp_path), evaluate(segment, {x: data}), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_where_with_numbers_and_iota(tmp_path: Path) -> None:
+    """Cross entropy's pick: eq(iota, target), masked logits."""
+    b = Builder()
+    i, j = b.axis(9), b.axis(130)
+    x, target = b.input(DataType.Half, i, j), b.input(DataType.Int, i, ())
+    hit = b.op("eq", b.iota(j), target)
+    picked = b.reduce("sum", b.op("where", hit, x, 0.0), [1], keepdim=False)
+    kept = b.op("where", b.op("ne", target, -1), x, float("-inf"))
+    segment = b.segment(picked)
+    data, label = values(9, 130, dtype=DataType.Half), torch.arange(9).mul(14)[:, None]
+    (out,) = run(segment, {x: data, target: label}, tmp_path)
+    assert torch.equal(out, data.gather(1, label)[:, 0])
+    (out,) = run(b.segment(kept), {x: data, target: label}, tmp_path)
+    assert torch.equal(out, data)
+
+
+def test_iota_over_a_reshaped_axis_with_step(tmp_path: Path) -> None:
+    b = Builder()
+    flat = b.iota(b.axis(24), start=5, step=-3)
+    x = b.input(DataType.Int, *(flat.domain.logical))
+    two = b.unflatten(b.op("add", x, flat), 0, 6)
+    (out,) = run(b.segment(two), {x: torch.zeros(24, dtype=torch.int64)}, tmp_path)
+    assert torch.equal(out, (5 - 3 * torch.arange(24)).view(4, 6))
+
+
+def test_scalar_arguments(tmp_path: Path) -> None:
+    b = Builder()
+    scale, shift = Scalar("S0", DataType.Double), Scalar("S1", DataType.Int)
+    x = b.input(DataType.Float, b.axis(77))
+    segment = b.segment(b.op("add", b.op("mul", x, scale), shift))
+    data = values(77)
+    (out,) = run(segment, {x: data}, tmp_path, numbers={scale: 0.75, shift: 3})
+    assert torch.equal(out, data * 0.75 + 3)
+
+
+POINTWISE_NAMES = (
+    "neg abs relu exp exp2 log log2 sqrt rsqrt sin cos tanh erf sigmoid silu gelu reciprocal floor ceil isnan "
+    "add sub mul div maximum minimum eq ne lt le gt ge"
+).split()
+
+
+@pytest.mark.parametrize("dtype", [DataType.Float, DataType.BFloat16, DataType.Double, DataType.Int32, DataType.Bool])
+def test_pointwise_table(tmp_path: Path, dtype: DataType) -> None:
+    """Every op of the table in one kernel, against torch's own function."""
+    b = Builder()
+    x, y = b.input(dtype, b.axis(60)), b.input(dtype)
+    y = b.input(dtype, *x.domain.logical)
+    refused = {"neg", "sub"} if dtype is DataType.Bool else set[str]()
+    outputs: list[BoundTensor] = []
+    for name in POINTWISE_NAMES:
+        if name in refused:
+            continue
+        outputs.append(b.op(name, x) if unary(name) else b.op(name, x, y))
+    segment = b.segment(*outputs)
+    data, other = values(60, dtype=dtype), values(60, dtype=dtype, seed=3)
+    if dtype.is_floating:
+        data[3], other[5], data[7] = float("nan"), float("nan"), float("inf")
+    found = run(segment, {x: data, y: other}, tmp_path)
+    wanted = evaluate(segment, {x: data, y: other})
+    for tensor, a, w in zip(segment.outputs, found, wanted, strict=True):
+        assert a.dtype is w.dtype, tensor
+        if a.dtype.is_floating_point:
+            # float64 through the interpreter's float32 tables is no test of the text
+            tolerance = 2e-6 if dtype is not DataType.BFloat16 else 8e-3
+            torch.testing.assert_close(a, w, rtol=tolerance, atol=1e-6, equal_nan=True, msg=str(tensor))
+        else:
+            assert torch.equal(a, w), tensor
+
+
+def unary(name: str) -> bool:
+    from shardfuse.ops.table import POINTWISE
+
+    return POINTWISE[name].arity == 1
+
+
+# --- refusals ------------------------------------------------------------------------------------------------
+
+
+def two_reductions() -> Segment:
+    b = Builder()
+    x = b.input(DataType.Float, b.axis(8), b.axis(8))
+    return b.segment(b.reduce("sum", x, [0], keepdim=False), b.reduce("sum", x, [1], keepdim=False))
+
+
+def lacking() -> Segment:
+    b = Builder()
+    x, w = b.input(DataType.Float, b.axis(8), b.axis(4)), b.input(DataType.Float)
+    w = b.input(DataType.Float, x.domain.logical[1])
+    narrow = b.op("mul", w, 2.0)
+    return b.segment(b.op("mul", x, narrow), narrow)
+
+
+@pytest.mark.parametrize(
+    ("segment", "said"), [(two_reductions, "T2 reduces i1, others i0"), (lacking, "T3 lacks i0")]
+)
+def test_why_not_names_the_reason(segment: Callable[[], Segment], said: str) -> None:
+    for scheduler in SCHEDULERS:
+        reason = scheduler.why_not(segment())
+        assert reason is not None
+        assert said in reason
+
+
+def test_axis_helpers_agree() -> None:
+    axis: Axis = Builder().axis(6)
+    assert extent(axis) == 6
