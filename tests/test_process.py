@@ -185,7 +185,7 @@ def test_refused_backends_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
         BackendUnavailableError, match="backend 'mpi' cannot be used here: shardfuse knows gloo and nccl"
     ):
         initialize("mpi")
-    with pytest.raises(BackendUnavailableError, match="backend 'nccl' cannot be used here: 1 ranks .* have 0 GPUs"):
+    with pytest.raises(BackendUnavailableError, match=r"backend 'nccl' cannot be used here: 1 ranks .* have 0 GPUs"):
         initialize("nccl")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

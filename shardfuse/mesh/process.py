@@ -111,7 +111,7 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     settings, launch = read_settings(), read_launch()
     set_process_defaults(launch)
     context = _choose(backend, launch, settings.timeout if timeout is None else timeout)
-    job = open_job_store(launch, min(context.timeout, _RENDEZVOUS_TIMEOUT))
+    job = open_job_store(launch, _RENDEZVOUS_TIMEOUT)
     world = _agree(job, context)
     guard = None
     if watchdog and context.world_size > 1:
@@ -181,11 +181,10 @@ def _meet(job: JobStore, key: str, context: ProcessContext) -> None:
     """A barrier in the store."""
     store = PrefixStore(job.prefix, job.store)
     store.set(f"{key}/{context.rank}", "")
-    timeout = min(context.timeout, _RENDEZVOUS_TIMEOUT)
     try:
-        store.wait([f"{key}/{rank}" for rank in range(context.world_size)], timedelta(seconds=timeout))
+        store.wait([f"{key}/{rank}" for rank in range(context.world_size)], timedelta(seconds=_RENDEZVOUS_TIMEOUT))
     except dist.DistError as error:
-        raise RendezvousError(context.rank, context.world_size, "the job's store", timeout) from error
+        raise RendezvousError(context.rank, context.world_size, "the job's store", _RENDEZVOUS_TIMEOUT) from error
 
 
 def _report_and_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:

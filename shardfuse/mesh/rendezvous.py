@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -74,8 +75,11 @@ class JobStore:
         return PrefixStore(self.prefix, client)
 
 
+@functools.cache
 def open_job_store(launch: LaunchConfig, timeout: float) -> JobStore:
     """Open the job's store, serving it where this rank is the one to do so.
+
+    Opened once in a process and kept until its end: a second world of the same job finds the same store.
 
     torchrun's agent serves one; else rank 0 does, at MASTER_ADDR and MASTER_PORT where they are set, and on one
     host at a free port that it tells the others in a file named after the job.

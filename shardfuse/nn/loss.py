@@ -136,15 +136,16 @@ class _Spec:
 
 @lru_cache(maxsize=256)
 def _op(spec: _Spec) -> FusedOp:
-    # forward: (logits, target) -> (loss, log_sum_exp[, count]); the count is what a mean divides by.
-    saved = (0, 1, 3, 4) if spec.reduction == "mean" else (0, 1, 3)
+    # The tensors are (logits, target), the outputs (loss, maximum, log_sum[, count]).
+    saved = (0, 1, 3, 4, 5) if spec.reduction == "mean" else (0, 1, 3, 4)
     gradient = spec.loss[1]
     return FusedOp(_forward(spec), _backward(spec), 1, saved, (spec.placement, spec.rows), (gradient,), (0,))
 
 
 def _forward(spec: _Spec) -> FusionDefinition:
-    """(logits, target) -> (loss, log_sum_exp[, count]).
+    """(logits, target) -> (loss, maximum, log_sum[, count]), with log_sum = log(sum(exp(logits - maximum))).
 
+    maximum and log_sum are kept apart, since their sum is rounded to the maximum's size; a mean divides by the count.
     The target's logit is found as a maximum, so that a target that is no class gives an infinite loss, not a wrong one.
     """
     with FusionDefinition() as fd:
@@ -171,23 +172,25 @@ def _forward(spec: _Spec) -> FusionDefinition:
             count = fd.ops.cast(count, dtype=spec.compute)
             loss = fd.ops.div(loss, count)
         give(fd, loss, spec.mesh, spec.loss[1])
-        give(fd, fd.ops.add(log_sum, maximum), spec.mesh, spec.rows)
+        give(fd, maximum, spec.mesh, spec.rows)
+        give(fd, log_sum, spec.mesh, spec.rows)
         if count is not None:
             give(fd, count, spec.mesh, spec.scalar)
     return fd
 
 
 def _backward(spec: _Spec) -> FusionDefinition:
-    """(d loss, logits, target, log_sum_exp[, count]) -> d logits = (softmax - weights of the target) * d loss [/ count]."""
+    """(d loss, logits, target, maximum, log_sum[, count]) -> d logits = (softmax - weights of the target) * d loss [/ count]."""
     shape, placement = spec.loss
     with FusionDefinition() as fd:
         gradient = define(fd, spec.mesh, placement, shape, spec.compute)
         logits = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
         target = define(fd, spec.mesh, spec.rows, spec.row_shape, DataType.Int)
-        log_sum_exp = define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute)
+        maximum = define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute)
+        log_sum = define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute)
         if spec.reduction == "mean":
             gradient = fd.ops.div(gradient, define(fd, spec.mesh, spec.scalar, [], spec.compute))
-        softmax = fd.ops.exp(fd.ops.sub(logits, log_sum_exp))
+        softmax = fd.ops.exp(fd.ops.sub(fd.ops.sub(logits, maximum), log_sum))
         weight = fd.ops.cast(_is_target(fd, spec, target), dtype=spec.compute)
         if spec.label_smoothing:
             even = spec.label_smoothing / spec.classes

@@ -67,7 +67,7 @@ class _Norm(FusedModule):
 
     def _spec(self, x: torch.Tensor, residual: torch.Tensor | None) -> NormSpec:
         at, output, output_grad, source = self._resolve(x)
-        if at.only(x.ndim - 1) != self._parameter:
+        if at.only(x.ndim - 1).shards != self._parameter.shards:
             raise PlacementError(
                 self._at_name, (f"Shard({x.ndim - 1})",), f"a hidden axis of {x.ndim} dims", "shard that axis as Shard(-1)"
             )  # fmt: skip
@@ -102,7 +102,7 @@ class _Norm(FusedModule):
         return placements
 
     def _check_hidden(self, argument: str, tensor: torch.Tensor, placement: TensorPlacement) -> None:
-        is_cut = placement.resolve(argument, max(tensor.ndim, 1)).only(tensor.ndim - 1) == self._parameter
+        is_cut = placement.resolve(argument, max(tensor.ndim, 1)).only(tensor.ndim - 1).shards == self._parameter.shards
         self.check_size(argument, tensor, -1, self._local_size if is_cut else self.hidden_size)
 
 

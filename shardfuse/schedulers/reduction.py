@@ -28,8 +28,8 @@ from .space import Space, analyse
 
 _UNROLLED = 8192
 """Rows up to this length are read in one go."""
-_TURNS = 2
-"""A program of a split reduction turns at least so often."""
+_TURNS = 1
+"""A program of a split reduction has at least so many turns of its loop."""
 _MAX_SPLITS = 512
 
 
