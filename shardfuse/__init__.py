@@ -8,6 +8,7 @@ from .ir.dtype import DataType
 from .ir.expr import Scalar
 from .ir.tensor_view import TensorView
 from .mesh import DeviceMesh, ParallelType
+from .mesh.process import ProcessContext, finalize, initialize
 
 __version__ = "0.1.0"
 
@@ -16,7 +17,10 @@ __all__ = [
     "DeviceMesh",
     "FusionDefinition",
     "ParallelType",
+    "ProcessContext",
     "Scalar",
     "ShardfuseError",
     "TensorView",
+    "finalize",
+    "initialize",
 ]

@@ -83,17 +83,20 @@ def read_launch(environ: Mapping[str, str] | None = None) -> LaunchConfig:
     return LaunchConfig()
 
 
-def set_process_defaults(launch: LaunchConfig, environ: MutableMapping[str, str] | None = None) -> None:
+def set_process_defaults(launch: LaunchConfig, environ: MutableMapping[str, str] | None = None) -> bool:
     """Set what several ranks on one host need and nobody has set: gloo on the loopback interface, one OpenMP thread.
 
     gloo otherwise binds to what the host name resolves to, which may be nothing; OpenMP otherwise takes every core
-    in every rank.
+    in every rank. Returns True where the number of threads was set here: libraries that are loaded by now have to be
+    told by other means.
     """
     env = os.environ if environ is None else environ
     if launch.world_size == launch.local_size:
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if launch.world_size > 1:
-        env.setdefault("OMP_NUM_THREADS", "1")
+    limit_threads = launch.local_size > 1 and "OMP_NUM_THREADS" not in env
+    if limit_threads:
+        env["OMP_NUM_THREADS"] = "1"
+    return limit_threads
 
 
 def _from_rank_variables(env: Mapping[str, str], launcher: Launcher) -> LaunchConfig:

@@ -259,7 +259,9 @@ class InputCountError(ShardfuseError):
     """``execute`` was given too many or too few arguments."""
 
     def __init__(self, found: int, expected: int) -> None:
-        super().__init__(f"execute was given {found} inputs, the fusion declares {expected}: pass them in order of definition")
+        super().__init__(
+            f"execute was given {found} inputs, the fusion declares {expected}: pass them in order of definition"
+        )
 
 
 class NoPlanError(ShardfuseError):

@@ -28,7 +28,7 @@ def misbehave(case: str, context: ProcessContext) -> None:
     match case:
         case "raise":
             raise ValueError("a bug\nin two lines")
-        case "refuse" | "refuse_on_all":
+        case "refuse_on_all":
             DeviceMesh([[0, 1], [2, 3]]).validate_in_world(context.world_size)
         case "fail":
             fail("cannot go on")
@@ -48,7 +48,7 @@ def main(case: str) -> None:
         finalize()
         assert initialize() == initialize()
         reduce_over_all(context)
-        time.sleep((1 - context.rank) * 4)
+        time.sleep((1 - context.rank) * 3.5)
         return
     guilty = 0 if case.endswith("_0") else 1
     if context.rank == guilty or case.endswith("_on_all"):

@@ -115,6 +115,9 @@ class Emitter:
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         pointer, has_x, has_r = self.pointer(tensor, chunk)
         options = self.mask(has_x, has_r and chunk.is_masked)
+        if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner:
+            # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
+            pointer = f"tl.broadcast_to({pointer}, {self.tile.shape})"
         if self.space.r and self.space.is_streamed(tensor):
             options += ', eviction_policy="evict_last"'
         text = f"tl.load({pointer}{options})"
@@ -135,8 +138,6 @@ class Emitter:
         has_x, has_r = any(v.has_x for v in inputs), any(v.has_r for v in inputs)
         if expr.op == "cast":
             text, dtype, inexact = self.cast(expr, inputs[0])
-            if text == inputs[0].text and not inexact:
-                return inputs[0]
         elif expr.op in REDUCTIONS:
             acc = accumulator(expr)
             text = acc.finished(acc.prepared(inputs[0].text, inputs[0].dtype), expr.output.dtype.compute)
@@ -147,6 +148,8 @@ class Emitter:
             inexact = must_round(expr)
         if inexact:
             text = self.rounded(text, expr.output)
+        if inputs and text == inputs[0].text:
+            return inputs[0]
         return self.assign(self.name(expr.output, chunk), text, dtype, has_x, has_r)
 
     def cast(self, expr: Expr, source: Text) -> tuple[str, DataType, bool]:

@@ -78,7 +78,7 @@ class _HasToList(Protocol):
 class DeviceMesh:
     """A box of distinct ranks, immutable; equal and hashed by ranks, shape and names.
 
-    ranks: a nested list or tuple, or an integer numpy array or torch tensor; a flat one is a 1-D mesh.
+    ranks: a range, a nested list or tuple, or an integer numpy array or torch tensor; a flat one is a 1-D mesh.
     dim_names: one string per mesh dimension, outermost first, or None.
     Raises MeshRanksError and MeshDimNamesError.
     """
@@ -86,7 +86,7 @@ class DeviceMesh:
     __slots__ = ("_coordinates", "_dim_names", "_ranks", "_shape")
 
     def __init__(self, ranks: object, dim_names: Sequence[str] | None = None) -> None:
-        nested = ranks.tolist() if isinstance(ranks, _HasToList) else ranks
+        nested = ranks.tolist() if isinstance(ranks, _HasToList) else list(ranks) if isinstance(ranks, range) else ranks
         shape = _shape_of(nested)
         flat = tuple(_flatten(nested, shape, ()))
         _check_ranks(flat, shape)

@@ -92,6 +92,13 @@ def process_group(ranks: Sequence[int]) -> dist.ProcessGroup:
     return group
 
 
+def destroy_groups() -> None:
+    """Destroy the default process group and all others, and let go of them: that is what closes gloo's connections."""
+    with _groups_lock:
+        _groups.pop(default_group(), None)
+    dist.destroy_process_group()
+
+
 def default_group() -> dist.ProcessGroup:
     """The default process group. Raises NotInitializedError where there is none."""
     if not dist.is_initialized():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from shardfuse.errors import (
     RendezvousError,
     ShardfuseError,
 )
+from shardfuse.mesh.groups import destroy_groups
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
 from shardfuse.mesh.watchdog import Watchdog, say
 
@@ -76,11 +78,11 @@ class _Life:
         together = guard is None or guard.leave(_GRACE)
         # Closed connections are how gloo tells a rank that still waits for this one; NCCL's end needs all ranks.
         if self.has_group() and (together or self.context.backend == "gloo"):
-            dist.destroy_process_group()
+            destroy_groups()
         if guard is not None:
             guard.stop(self.context.timeout)
         if self.has_group():
-            dist.destroy_process_group()
+            destroy_groups()
         if guard is not None and self.job.is_host:
             guard.wait_for_the_last()
         sys.excepthook = self.previous_hook
@@ -97,8 +99,9 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     timeout: seconds that a collective waits for other ranks; SHARDFUSE_TIMEOUT, else 300, where left out.
     watchdog: watch the other ranks, and end this one with a line where one of them that it needs is gone.
 
-    Also sets the CUDA device, makes an error that nobody catches end all ranks with one line, and has `finalize`
-    called at exit. Called again it returns what it returned before.
+    Also sets the CUDA device and, for several ranks on a host, one thread for each; makes an error that nobody
+    catches end all ranks with one line; and has `finalize` called at exit. Called again it returns what it returned
+    before.
     Raises BackendUnavailableError, BackendsDisagreeError, LaunchEnvironmentError, RendezvousError and
     AlreadyInitializedError.
     """
@@ -109,7 +112,8 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         return life.context
     sys.excepthook, previous_hook = _report_and_exit, sys.excepthook
     settings, launch = read_settings(), read_launch()
-    set_process_defaults(launch)
+    if set_process_defaults(launch):
+        torch.set_num_threads(1)
     context = _choose(backend, launch, settings.timeout if timeout is None else timeout)
     job = open_job_store(launch, _RENDEZVOUS_TIMEOUT)
     world = _agree(job, context)
@@ -126,6 +130,7 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         world_size=context.world_size,
         timeout=timedelta(seconds=context.timeout),
     )
+    sys.excepthook = _report_and_exit  # torch has set one that holds back what the one before prints
     if guard is not None:
         _meet(job, f"{world}/formed", context)
         guard.start()
@@ -200,7 +205,9 @@ def _report_and_exit(kind: type[BaseException], error: BaseException, trace: Tra
         culprit = None if guard is None else guard.culprit(_COMMUNICATION_PATIENCE if is_communication else 0.0)
         if culprit is not None and is_communication:
             _end(life, str(culprit), culprit.reason, culprit.rank)
-        traceback.print_exception(kind, error, trace)
+        rank = _launched_rank() if life is None else life.context.rank
+        text = "".join(traceback.format_exception(kind, error, trace))
+        sys.stderr.write(textwrap.indent(text, f"[rank{rank}]: ", lambda line: True))
     line = str(error) if isinstance(error, ShardfuseError) else f"{kind.__name__}: {error}"
     _end(life, line, f"failed: {line}")
 

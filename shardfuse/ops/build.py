@@ -84,8 +84,10 @@ class Ops:
             raise OperandError(op, "operand 0", v, "a TensorView")
         return v
 
-    def _unary(self, op: str, x: TensorView, shape: Sequence[int], result: DataType, **attributes: object) -> TensorView:
-        out = self._fusion.new_tensor(shape, result)
+    def _unary(
+        self, op: str, x: TensorView, sizes: Sequence[int], dtype: DataType, /, **attributes: object
+    ) -> TensorView:
+        out = self._fusion.new_tensor(sizes, dtype)
         self._fusion.record(op, [self._tensor(op, x)], out, attributes)
         return out
 

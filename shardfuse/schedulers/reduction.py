@@ -74,12 +74,10 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     partials = {e: _workspace(e, space, split) for e in segment.exprs if _reduces(e, space)}
     first = _first(segment, space, partials)
     second = _second(segment, space, partials)
-    first_space, second_space = analyse(first), analyse(second)
-    assert not isinstance(first_space, str), first_space
+    second_space = analyse(second)
     assert not isinstance(second_space, str), second_space
-    first_space = replace(first_space, x=tuple(a for a in first_space.x if a != split))
     return (
-        KernelPlan(kernel_name("reduction", first), first, first_space, params, split),
+        KernelPlan(kernel_name("reduction", first), first, _with(space, partials, split), params, split),
         KernelPlan(kernel_name("finish", second), second, second_space, _finishing(second, second_space)),
     )
 
@@ -98,6 +96,14 @@ def _workspace(expr: Expr, space: Space, split: Digit) -> BoundTensor:
     axes: tuple[Axis, ...] = ((split,), *((a,) for a in space.x))
     domain = BoundDomain(axes, out.domain.mesh, out.domain.sharding)
     return BoundTensor(f"{out.name}_partial", dtype, domain)
+
+
+def _with(space: Space, partials: dict[Expr, BoundTensor], split: Digit) -> Space:
+    """``space`` with the workspaces: ``split`` is the program's own, no atom that a tile walks."""
+    atoms = {w: space.atoms[e.output] | {split} for e, w in partials.items()}
+    phase = dict.fromkeys(partials.values(), 1)
+    pieces = {**space.pieces, split: (split,)}
+    return replace(space, atoms={**space.atoms, **atoms}, phase={**space.phase, **phase}, pieces=pieces)
 
 
 def _first(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -> Segment:

@@ -1,0 +1,253 @@
+"""Random small fusions with random shardings; a seed replays a case.
+
+Values are small integers (and now and then a NaN), so that sums and products are exact and a wrong element is far off.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import cast
+
+import torch
+
+from shardfuse import DataType, DeviceMesh, FusionDefinition
+from shardfuse.executor.options import Backend
+from shardfuse.ir.tensor_view import TensorView
+
+SIZES = (1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 12)
+FLOATS = (DataType.Double, DataType.Float, DataType.BFloat16)
+
+
+@dataclass
+class Case:
+    """``inputs``: unsharded.  ``sizes``: unsharded shapes, for shards that may be uneven."""
+
+    seed: int
+    world: int
+    fd: FusionDefinition
+    inputs: list[torch.Tensor]
+    sizes: dict[TensorView, Sequence[int]]
+
+    def __str__(self) -> str:
+        shapes = [f"{list(x.shape)}" for x in self.inputs]
+        return f"seed {self.seed}, {self.world} ranks, inputs {', '.join(shapes)}:\n{self.fd!r}"
+
+
+def random_case(seed: int, worlds: Sequence[int] = (2, 3, 4), backend: Backend = "torch", *, with_zero: bool = False) -> Case:
+    """The case of ``seed``: 1 to 3 inputs, 1 to 7 ops, 1 to 3 outputs, shardings on some of them."""
+    return _Maker(random.Random(seed), backend, with_zero).make(seed, worlds)
+
+
+Known = tuple[TensorView, tuple[int, ...]]
+
+
+@dataclass
+class _Maker:
+    rng: random.Random
+    backend: Backend
+    with_zero: bool
+    known: list[Known] = field(default_factory=list[Known])
+
+    def make(self, seed: int, worlds: Sequence[int]) -> Case:
+        rng = self.rng
+        world = rng.choice(worlds)
+        self.fd = FusionDefinition(backend=self.backend)
+        self.wide = rng.choice(FLOATS)
+        inputs = [self.input() for _ in range(rng.randint(1, 3))]
+        given = list(self.known)
+        for _ in range(rng.randint(1, 7)):
+            self.op()
+        made = self.known[len(given) :] or given
+        outputs = [made[-1], *rng.sample(made, min(len(made), rng.randint(0, 2)))]
+        for tv, _ in dict.fromkeys(outputs):
+            self.fd.add_output(tv)
+        mesh = self.mesh(world)
+        shape_of = {tv: shape for tv, shape in self.known}
+        for tv in self.fd.fusion.tensors():
+            chance = 0.6 if tv in self.fd.fusion.outputs or any(tv is g for g, _ in given) else 0.1
+            if tv in shape_of and rng.random() < chance:
+                self.shard(tv, shape_of[tv], mesh)
+        sizes = {tv: shape for tv, shape in given}
+        return Case(seed, world, self.fd, inputs, sizes)
+
+    # the program
+
+    def size(self) -> int:
+        return 0 if self.with_zero and self.rng.random() < 0.2 else self.rng.choice(SIZES)
+
+    def input(self) -> torch.Tensor:
+        """Of a fresh shape, or of one that an earlier input can be broadcast with."""
+        rng = self.rng
+        if self.known and rng.random() < 0.8:
+            whole = rng.choice(self.known)[1]
+            shape = [n if rng.random() < 0.8 else 1 for n in whole[rng.randint(0, len(whole)) :]]
+        else:
+            shape = [self.size() for _ in range(rng.randint(1, 3))]
+        dtype = rng.choice((self.wide, self.wide, self.wide, DataType.Int))
+        declared = [n if rng.random() < 0.4 else -1 for n in shape]
+        tv = self.fd.define_tensor(declared, dtype=dtype)
+        self.known.append((tv, tuple(shape)))
+        generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
+        x = torch.randint(-2, 4, shape, generator=generator).to(dtype.torch)
+        if dtype.is_floating and x.numel() and rng.random() < 0.05:
+            x.view(-1)[rng.randrange(x.numel())] = float("nan")
+        return x
+
+    def op(self) -> None:
+        pick = self.rng.choice(
+            (self.unary, self.binary, self.binary, self.reduce, self.reduce, self.statistics, self.permute, self.reshape,
+             self.broadcast, self.cast, self.copy, self.select)
+        )  # fmt: skip
+        pick(*self.rng.choice(self.known))
+
+    def add(self, tv: TensorView, shape: Sequence[int]) -> None:
+        if all(tv is not old for old, _ in self.known):
+            self.known.append((tv, tuple(shape)))
+
+    def unary(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        name = self.rng.choice(("neg", "abs", "relu", "tanh", "sigmoid"))
+        self.add(getattr(self.fd.ops, name)(x), shape)
+
+    def partner(self, shape: tuple[int, ...]) -> Known:
+        """A tensor that ``shape`` can be broadcast with; often an axis of it meets another one."""
+        fits = [(tv, s) for tv, s in self.known if _broadcast(s, shape) is not None]
+        return self.rng.choice(fits)
+
+    def binary(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        y, other = self.partner(shape)
+        name = self.rng.choice(("add", "sub", "mul", "maximum", "minimum"))
+        if self.rng.random() < 0.2:
+            self.add(getattr(self.fd.ops, name)(x, self.rng.choice((2, 0.5))), shape)
+            return
+        self.add(getattr(self.fd.ops, name)(x, y), cast("tuple[int, ...]", _broadcast(shape, other)))
+
+    def select(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        """A choice by a comparison of an input, which is exact."""
+        first, its_shape = self.known[0]
+        if _broadcast(its_shape, shape) is None:
+            return
+        condition = self.fd.ops.gt(first, 0)
+        self.add(self.fd.ops.where(condition, x, 1.0), cast("tuple[int, ...]", _broadcast(its_shape, shape)))
+
+    def reduce(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        if not shape:
+            return
+        axes = self.rng.sample(range(len(shape)), self.rng.randint(1, len(shape)))
+        keepdim = self.rng.random() < 0.5
+        empty = 0 in [shape[k] for k in axes]
+        name = "sum" if empty else self.rng.choice(("sum", "sum", "max", "min", "mean"))
+        self.add(getattr(self.fd.ops, name)(x, axes, keepdim=keepdim), _reduced(shape, axes, keepdim))
+
+    def statistics(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        """The variance, and the input less its mean."""
+        if not shape or not x.dtype.is_floating:
+            return
+        axes = self.rng.sample(range(len(shape)), self.rng.randint(1, len(shape)))
+        var, mean = self.fd.ops.var_mean(x, axes, correction=0, keepdim=True)
+        self.add(var, _reduced(shape, axes, True))
+        self.add(self.fd.ops.sub(x, mean), shape)
+
+    def permute(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        order = self.rng.sample(range(len(shape)), len(shape))
+        if len(shape) > 1:
+            self.add(self.fd.ops.permute(x, order), [shape[d] for d in order])
+
+    def reshape(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        new = self.regrouped(shape) if self.rng.random() < 0.7 else _factors(prod(shape), self.rng)
+        if new != list(shape):
+            self.add(self.fd.ops.reshape(x, new), new)
+
+    def regrouped(self, shape: Sequence[int]) -> list[int]:
+        """Two neighbours joined, or one axis cut in two."""
+        k = self.rng.randrange(max(len(shape), 1))
+        if len(shape) > 1 and self.rng.random() < 0.5:
+            k = min(k, len(shape) - 2)
+            return [*shape[:k], shape[k] * shape[k + 1], *shape[k + 2 :]]
+        if not shape or shape[k] == 0:
+            return list(shape)
+        inner = self.rng.choice([d for d in range(1, shape[k] + 1) if shape[k] % d == 0])
+        return [*shape[:k], shape[k] // inner, inner, *shape[k + 1 :]]
+
+    def broadcast(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        if len(shape) > 3:
+            return
+        at = self.rng.randint(0, len(shape))
+        size = self.size()
+        out = self.fd.ops.unsqueeze(x, at)
+        new = [*shape[:at], 1, *shape[at:]]
+        if self.rng.random() < 0.6:
+            new[at] = size
+            out = self.fd.ops.expand(out, new)
+        self.add(out, new)
+
+    def cast(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        if x.dtype.is_floating:
+            self.add(self.fd.ops.cast(x, self.rng.choice(FLOATS)), shape)
+
+    def copy(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        self.add(self.fd.ops.set(x), shape)
+
+    # shardings
+
+    def mesh(self, world: int) -> DeviceMesh:
+        rng = self.rng
+        ranks = rng.sample(range(world), world)
+        if rng.random() < 0.5:
+            ranks.sort()
+        rows = [d for d in range(1, world + 1) if world % d == 0]
+        if rng.random() < 0.35:
+            n = rng.choice(rows)
+            return DeviceMesh([ranks[k * (world // n) : (k + 1) * (world // n)] for k in range(n)])
+        return DeviceMesh(ranks)
+
+    def shard(self, tv: TensorView, shape: tuple[int, ...], mesh: DeviceMesh) -> None:
+        """Each mesh dimension takes the outer part of an axis, its inner part, or nothing."""
+        tv.set_device_mesh(mesh)
+        extents = list(shape)  # of the loop axes, as they are cut
+        free = list(range(len(shape)))  # loop axes not yet on a mesh dimension
+        for parallel_type in self.rng.sample(mesh.parallel_types, mesh.ndim):
+            ranks = mesh.extent(parallel_type)
+            if not free or self.rng.random() < 0.25:
+                continue
+            at = self.rng.choice(free)
+            if extents[at] == 1 and ranks > 1:
+                continue
+            is_whole = extents[at] == shape[at] if len(extents) == len(shape) else False
+            inner = self.rng.random() < 0.3 and extents[at] % ranks == 0
+            if inner:
+                tv.inner_split(at, ranks)
+                tv.axis(at + 1).parallelize(parallel_type)
+                extents[at : at + 1] = [extents[at] // ranks, ranks]
+            else:
+                even = extents[at] % ranks == 0 and self.rng.random() < 0.7
+                if not even and not is_whole:
+                    continue
+                tv.outer_split(at, ranks, uneven=not even)
+                tv.axis(at).parallelize(parallel_type)
+                extents[at : at + 1] = [ranks, -(-extents[at] // ranks)]
+            taken = at + 1 if inner else at
+            free = [k + (k > at) for k in free if k != at] + [at if inner else at + 1]
+            assert taken not in free
+
+
+def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
+    try:
+        return tuple(torch.broadcast_shapes(tuple(a), tuple(b)))
+    except RuntimeError:
+        return None
+
+
+def _reduced(shape: Sequence[int], axes: Sequence[int], keepdim: bool) -> list[int]:
+    return [1 if k in axes else n for k, n in enumerate(shape) if keepdim or k not in axes]
+
+
+def _factors(total: int, rng: random.Random) -> list[int]:
+    """A random shape of ``total`` elements."""
+    out: list[int] = []
+    while total > 1 and len(out) < 3:
+        out.append(rng.choice([d for d in range(1, total + 1) if total % d == 0]))
+        total //= out[-1]
+    return [*out, total] if total != 1 or not out else out
