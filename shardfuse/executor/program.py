@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -19,6 +20,7 @@ import torch
 from ..allocation.layouts import layout_of, strides_of
 from ..analysis.resharding import communication_of
 from ..codegen import generate
+from ..errors import KernelCompileError
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.evaluate import evaluate_local
@@ -51,12 +53,10 @@ class ProgramBuilder:
     device: torch.device
     options: CompileOptions
     samples: Mapping[BoundTensor, torch.Tensor]
-    aligned: Mapping[BoundTensor, bool]
     lines: list[str] = field(default_factory=list[str])
     names: dict[str, object] = field(default_factory=dict[str, object])
     sources: list[str] = field(default_factory=list[str])
     meta: dict[BoundTensor, torch.Tensor] = field(default_factory=dict[BoundTensor, torch.Tensor])
-    base_aligned: dict[BoundTensor, bool] = field(default_factory=dict[BoundTensor, bool])
 
     def begin(self, forms: Sequence[TensorView | None]) -> None:
         """``forms``: for each input its TensorView where it comes by allocation rank, else ``None``."""
@@ -64,7 +64,6 @@ class ProgramBuilder:
             if not isinstance(value, BoundTensor):
                 continue
             self.meta[value] = self.samples[value]
-            self.base_aligned[value] = self.aligned[value]
             if form is not None and self.holds(value):
                 self.names[f"from_allocation_{value}"] = from_allocation(value.domain, self.rank)
                 self.lines.append(f"{value} = from_allocation_{value}({value})")
@@ -75,12 +74,11 @@ class ProgramBuilder:
         return tensor.domain.mesh is None or self.rank in tensor.domain.mesh.ranks
 
     def contiguous(self, tensor: BoundTensor) -> None:
-        """``tensor`` is stored as its allocation domain says, from an aligned start."""
+        """``tensor`` is stored as its allocation domain says."""
         shape = tensor.domain.local_shape(self.rank)
         strides = strides_of(tensor.domain, self.rank)
         strides = strides or torch.empty(shape, device="meta").stride()
         self.meta[tensor] = torch.empty_strided(shape, strides, dtype=tensor.dtype.torch, device="meta")
-        self.base_aligned[tensor] = True
 
     # segments
 
@@ -127,7 +125,6 @@ class ProgramBuilder:
         results = (made,) if isinstance(made, torch.Tensor) else cast(tuple[torch.Tensor, ...], made)
         for t, result in zip(segment.outputs, results, strict=True):
             self.meta[t] = result
-            self.base_aligned[t] = all(self.base_aligned[i] for i in segment.inputs)
 
     def views(self, segment: Segment) -> Callable[..., object]:
         slices = {e: self.communication(e) for e in segment.exprs if communication_of(e) is not None}
@@ -158,23 +155,35 @@ class ProgramBuilder:
 
         return run
 
-    def add_kernels(self, k: int, segment: Segment, kernels: Sequence[KernelPlan]) -> None:
-        """Storage for what each kernel makes, and its launch, arguments in the order that the kernel wants."""
-        for i, plan in enumerate(kernels):
-            made = plan.segment.outputs
-            for t in made:
-                self.contiguous(t)
-            layouts = {t: layout_of(t.domain, self.rank, self.meta[t].stride()) for t in (*plan.segment.inputs, *made)}
-            source = generate(plan, layouts, self.rank, interpret=self.options.interpret)
-            kernel = Kernel(source, self.options.cache_directory, interpret=self.options.interpret)
-            self.sources.append(source.text)
-            for t in made:
-                name = f"empty_{t}"
-                self.names[name] = _storage(self.meta[t], self.device)
-                self.lines.append(f"{t} = {name}()")
+    def add_kernels(self, k: int, segment: Segment, plans: Sequence[KernelPlan]) -> None:
+        """Kernels, compiled now: one that cannot be is known before anything runs."""
+        for t in (made for plan in plans for made in plan.segment.outputs):
+            self.contiguous(t)
+        try:
+            kernels = [self.compiled(plan) for plan in plans]
+        except KernelCompileError as error:
+            if self.options.strict:
+                raise
+            warnings.warn(f"{error}\nsegment {k} runs by torch instead", stacklevel=2)
+            self.add_call(f"torch_{k}", segment, self.evaluation(segment))
+            return
+        for i, (plan, kernel) in enumerate(zip(plans, kernels, strict=True)):
+            self.sources.append(kernel.source.text)
+            for t in plan.segment.outputs:
+                self.names[f"empty_{t}"] = _storage(self.meta[t], self.device)
+                self.lines.append(f"{t} = empty_{t}()")
             self.names[f"kernel_{k}_{i}"] = kernel.launcher()
-            arguments = ", ".join([*map(str, source.tensors), *(_scalar_text(s) for s in source.scalars)])
+            arguments = ", ".join([*map(str, kernel.source.tensors), *map(_scalar_text, kernel.source.scalars)])
             self.lines.append(f"kernel_{k}_{i}({arguments})")
+
+    def compiled(self, plan: KernelPlan) -> Kernel:
+        tensors = (*plan.segment.inputs, *plan.segment.outputs)
+        layouts = {t: layout_of(t.domain, self.rank, self.meta[t].stride()) for t in tensors}
+        source = generate(plan, layouts, self.rank, interpret=self.options.interpret)
+        kernel = Kernel(source, self.options.cache_directory, interpret=self.options.interpret)
+        # numbers of a kind that no specialisation applies to: the values are those of a call
+        kernel.compile([*(self.meta[t] for t in source.tensors), *(_sample(s) for s in source.scalars)])
+        return kernel
 
     # end
 
@@ -198,6 +207,12 @@ class ProgramBuilder:
 def _storage(like: torch.Tensor, device: torch.device) -> Callable[[], torch.Tensor]:
     shape, strides, dtype = tuple(like.shape), like.stride(), like.dtype
     return lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _sample(scalar: Scalar) -> Number:
+    if scalar.value is not None:
+        return scalar.value
+    return 0.5 if scalar.dtype.is_floating else 3
 
 
 def _scalar_text(scalar: Scalar) -> str:

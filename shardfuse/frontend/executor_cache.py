@@ -28,7 +28,7 @@ PROGRAMS = 256
 
 
 class FusionExecutorCache:
-    """Runs one fusion at any sizes.  Plans are kept by unsharded sizes, programs by sizes, strides and alignment too."""
+    """Runs one fusion at any sizes.  Plans are kept by unsharded sizes, programs by sizes and strides too."""
 
     def __init__(self, fusion: Fusion, options: CompileOptions) -> None:
         settle_inputs(fusion)
@@ -102,7 +102,7 @@ class FusionExecutorCache:
 
     def _key(self, arguments: Sequence[Argument], rank: int, device: torch.device | None) -> Hashable:
         described = [
-            (a.shape, a.stride(), a.dtype, a.device, a.data_ptr() % 16 == 0) if isinstance(a, torch.Tensor) else type(a)
+            (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else type(a)
             for a in arguments
         ]
         return rank, device, *described
@@ -141,7 +141,6 @@ class FusionExecutorCache:
     def _build(self, plan: Plan, bound: Bound, sizes: Sizes, rank: int) -> Program:
         inputs = dict(zip((i.val for i in self.fusion.inputs), plan.fusion.inputs, strict=True))
         samples: dict[BoundTensor, torch.Tensor] = {}
-        aligned: dict[BoundTensor, bool] = {}
         for k, declared in enumerate(self.fusion.inputs):
             tv = declared.val
             if not isinstance(tv, TensorView):
@@ -151,8 +150,7 @@ class FusionExecutorCache:
             if tv.domain.mesh is None or rank in tv.domain.mesh.ranks:
                 check_local_shape(k, tv, tensor.domain, bound.local_shapes[tv], rank, sizes[tv])
             samples[tensor] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-            aligned[tensor] = value.data_ptr() % 16 == 0
-        builder = ProgramBuilder(plan.fusion, rank, bound.device, self.options, samples, aligned)
+        builder = ProgramBuilder(plan.fusion, rank, bound.device, self.options, samples)
         builder.begin([tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs])
         for k, s in enumerate(plan.segments):
             builder.add(k, s.segment, s.scheduler, s.kernels)
