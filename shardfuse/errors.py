@@ -6,7 +6,7 @@ about the caller's program; a bug in shardfuse itself is an `AssertionError`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class ShardfuseError(Exception):
@@ -276,3 +276,54 @@ class DefinitionError(ShardfuseError):
 
     def __init__(self, method: str, found: str, expected: str) -> None:
         super().__init__(f"{method}: found {found}, expected {expected}")
+
+
+# --- programs of several ranks -----------------------------------------------------------------------------
+
+
+class ProgramMismatchError(ShardfuseError):
+    """The ranks of a mesh came to run different programs. ``texts``: what each rank has, by rank."""
+
+    def __init__(self, texts: Mapping[int, str]) -> None:
+        lines = {rank: text.splitlines() for rank, text in texts.items()}
+        longest = max(map(len, lines.values()))
+        column = [{rank: _line(own, k) for rank, own in lines.items()} for k in range(longest)]
+        at = next((k for k in range(longest) if len(set(column[k].values())) > 1), 0)
+        found: dict[str, list[int]] = {}
+        for rank, line in column[at].items():
+            found.setdefault(line, []).append(rank)
+        have = "; ".join(f"{_rank_names(ranks)} {line}" for line, ranks in found.items())
+        super().__init__(
+            f"the ranks do not run the same program, line {at + 1} is the first that differs: {have}. Give every rank of "
+            "the mesh the same definition, unsharded sizes, mesh and options, in the same order"
+        )
+        self.ranks = tuple(tuple(ranks) for ranks in found.values())
+        self.line = at + 1
+
+
+def _line(lines: Sequence[str], k: int) -> str:
+    return f"`{lines[k].strip()}`" if k < len(lines) else "nothing more"
+
+
+def _rank_names(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+
+
+class RanksLateError(ShardfuseError):
+    """Some ranks of a mesh did not come to a program within the timeout."""
+
+    def __init__(self, ranks: Sequence[int], timeout: float, program: str) -> None:
+        who = "rank" if len(ranks) == 1 else "ranks"
+        super().__init__(
+            f"{who} {', '.join(map(str, ranks))} did not come within {timeout:g} s to a program that this rank is about to "
+            f"run, of {len(program.splitlines())} lines that end in `{program.splitlines()[-1].strip()}`: see what "
+            f"{'it is' if len(ranks) == 1 else 'they are'} doing, or allow more time with initialize(timeout=...)"
+        )
+        self.ranks = tuple(ranks)
+
+
+class PromotionError(ShardfuseError):
+    """Two operand types have no common type."""
+
+    def __init__(self, a: str, b: str) -> None:
+        super().__init__(f"{a} and {b} are not promoted to a common type: cast one of the operands first")

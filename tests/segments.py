@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from dataclasses import replace
 
 import torch
 
-from shardfuse.ir.digits import Axis, Root, axis_of, extent, merge, split
+from shardfuse.ir.digits import Axis, Digit, Root, axis_of, extent, merge, roots, split
 from shardfuse.ir.domain import BoundDomain
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Expr, Number, Scalar, Value
-from shardfuse.ir.layout import Layout
+from shardfuse.ir.layout import Layout, local_extent
+from shardfuse.mesh import DeviceMesh, ParallelType
 from shardfuse.ops.evaluate import evaluate_local
 from shardfuse.ops.promotion import types
 from shardfuse.ops.table import POINTWISE
@@ -125,19 +126,31 @@ def number(value: Number) -> Scalar:
     return Scalar(f"{value}", dtype, value, is_literal=True)
 
 
-def layout_of(tensor: BoundTensor, value: torch.Tensor) -> Layout:
+def layout_of(tensor: BoundTensor, value: torch.Tensor, rank: int = 0) -> Layout:
     """The storage of ``value``, in digits: a strided dim of several digits is cut."""
-    digits: list[tuple[object, int, int]] = []
+    coordinates = tensor.domain.coordinates(rank)
+    digits: list[Digit] = []
+    extents: list[int] = []
+    strides: list[int] = []
     for axis, stride in zip(tensor.domain.local_axes(), value.stride(), strict=True):
         step = stride
-        inner: list[tuple[object, int, int]] = []
+        at = len(digits)
         for d in reversed(axis):
-            inner.insert(0, (d, d.extent, step))
-            step *= d.extent
-        digits += inner
-    return Layout(
-        cast(Axis, tuple(d for d, _, _ in digits)), tuple(n for _, n, _ in digits), tuple(s for _, _, s in digits)
-    )
+            digits.insert(at, d)
+            extents.insert(at, local_extent(d, coordinates))
+            strides.insert(at, step)
+            step *= extents[at]
+    return Layout(tuple(digits), tuple(extents), tuple(strides))
+
+
+def shard(segment: Segment, root: Root, ranks: int) -> Segment:
+    """Cut the outer part of ``root`` over a 1-D mesh in every tensor that has it, unevenly where it must be."""
+    mesh = DeviceMesh(list(range(ranks)))
+    outer, _ = split(axis_of(root), -(-root.extent // ranks), uneven=True)
+    for tensor in dict.fromkeys(t for e in segment.exprs for t in (*e.tensors, *e.outputs)):
+        if any(root in roots(axis) for axis in tensor.domain.logical):
+            tensor.domain = replace(tensor.domain, mesh=mesh, sharding=((ParallelType.mesh_x, outer),))
+    return segment
 
 
 def evaluate(segment: Segment, inputs: Mapping[BoundTensor, torch.Tensor]) -> list[torch.Tensor]:

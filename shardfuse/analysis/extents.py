@@ -51,7 +51,8 @@ def _meetings(record: Record) -> list[list[IterDomain]]:
         lined_up = [[t.domain.logical[-k] for t in (*ins, out) if t.ndim >= k] for k in range(1, len(to) + 1)]
         return [[axis for axis in column if axis.extent != 1] for column in lined_up]
     if op in TORCH_CALLS:
-        return _named(op, [*ins, out])
+        outputs = [v for v in record.outputs if isinstance(v, TensorView)]
+        return _named(record, ins, outputs)
     if op == "permute":
         return [[x[d], to[k]] for k, d in enumerate(cast(Sequence[int], record.attributes["dims"]))]
     if op == "broadcast":
@@ -61,14 +62,14 @@ def _meetings(record: Record) -> list[list[IterDomain]]:
         gone = cast(Sequence[int], record.attributes["axes"])
         return [[a, b] for a, b in zip([a for k, a in enumerate(x) if k not in gone], to, strict=True)]
     if op == "expand":
-        return [[a, b] for a, b in zip(x, to, strict=True) if a.extent == b.extent == -1]
+        return [[a, b] for a, b in zip(x, to, strict=True) if a.extent != 1]
     return []
 
 
-def _named(op: str, tensors: Sequence[TensorView]) -> list[list[IterDomain]]:
+def _named(record: Record, ins: Sequence[TensorView], outs: Sequence[TensorView]) -> list[list[IterDomain]]:
     columns: dict[str, list[IterDomain]] = {}
-    names = TORCH_CALLS[op].names([t.ndim for t in tensors[:-1]])
-    for t, axes in zip(tensors, names, strict=True):
+    signature = TORCH_CALLS[record.op].signature([t.shape for t in ins], record.attributes)
+    for t, axes in zip((*ins, *outs), (*signature.inputs, *signature.outputs), strict=True):
         for name, axis in zip(axes, t.domain.logical, strict=True):
             columns.setdefault(name, []).append(axis)
     return [[axis for axis in column if axis.extent != 1] for column in columns.values()]

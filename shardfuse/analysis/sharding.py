@@ -7,11 +7,11 @@ from dataclasses import replace
 from math import prod
 from typing import cast
 
-from ..ir.digits import Axis, CutError, cut_out, extent, merge, overlaps, split
+from ..ir.digits import Axis, CutError, cut_out, extent, merge, overlaps, refine, split
 from ..ir.domain import BoundDomain, Sharding
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from ..mesh import DeviceMesh, ParallelType
-from ..ops.torch_calls import TORCH_CALLS
+from ..ops.torch_calls import TORCH_CALLS, Signature
 
 
 def carries(logical: Sequence[Axis], digits: Axis) -> bool:
@@ -28,10 +28,21 @@ def join(shardings: Iterable[Sharding]) -> Sharding:
     taken: dict[ParallelType, Axis] = {}
     for sharding in shardings:
         for parallel_type, digits in sharding:
-            if parallel_type in taken or overlaps([*taken.values(), digits]):
+            if parallel_type in taken or not stand_together([*taken.values(), digits]):
                 continue
             taken[parallel_type] = digits
     return ordered(taken.items())
+
+
+def stand_together(axes: Sequence[Axis]) -> bool:
+    """Can one tensor have all of them on mesh dimensions?  They are disjoint, and common cuts part them."""
+    if overlaps(axes):
+        return False
+    try:
+        refine(d for axis in axes for d in axis)
+    except CutError:
+        return False
+    return True
 
 
 def ordered(entries: Iterable[tuple[ParallelType, Axis]]) -> Sharding:
@@ -39,9 +50,21 @@ def ordered(entries: Iterable[tuple[ParallelType, Axis]]) -> Sharding:
     return tuple(sorted(entries, key=lambda entry: -entry[0].mesh_index))
 
 
-def restrict(sharding: Sharding, logical: Sequence[Axis]) -> Sharding:
-    """The entries whose digits a tensor of these axes holds; it is replicated over the other mesh dimensions."""
-    return tuple((p, digits) for p, digits in sharding if carries(logical, digits))
+def holds(logical: Sequence[Axis], digits: Axis, ranks: int) -> bool:
+    """Can a tensor of these axes be sharded by ``digits``?  Short shards only of the outermost part of an axis."""
+    return carries(logical, digits) and (is_even(digits, ranks) or outermost(logical, digits) is not None)
+
+
+def restrict(sharding: Sharding, logical: Sequence[Axis], mesh: DeviceMesh | None) -> Sharding:
+    """The entries that a tensor of these axes can have; it is replicated over the other mesh dimensions."""
+    if mesh is None:
+        return ()
+    return tuple((p, digits) for p, digits in sharding if holds(logical, digits, mesh.extent(p)))
+
+
+def is_untouched(logical: Sequence[Axis], digits: Axis) -> bool:
+    """Is a tensor of these axes the same for all values of ``digits``?"""
+    return not overlaps([*logical, digits])
 
 
 def is_opaque(expr: Expr) -> bool:
@@ -69,7 +92,7 @@ def computed_in(expr: Expr) -> Sharding:
     if expr.op in REDUCTIONS:
         reduced, rest = reduced_axes(expr), expr.output.domain.logical
         return tuple((p, d) for p, d in joined if carries(reduced, d) or carries(rest, d))
-    return joined
+    return restrict(joined, expr.output.domain.logical, mesh_of(expr.tensors))
 
 
 def reduced_axes(expr: Expr) -> tuple[Axis, ...]:
@@ -78,19 +101,46 @@ def reduced_axes(expr: Expr) -> tuple[Axis, ...]:
         logical = expr.tensors[0].domain.logical
         return tuple(logical[k] for k in cast(tuple[int, ...], expr.attributes["axes"]))
     if expr.op in TORCH_CALLS:
-        *ins, outs = TORCH_CALLS[expr.op].names([t.ndim for t in expr.tensors])
-        named = ((name, t.domain.logical[k]) for t, names in zip(expr.tensors, ins, strict=True) for k, name in enumerate(names))
-        return tuple(axis for name, axis in named if name not in outs and not name.endswith("*"))
+        signature = signature_of(expr)
+        kept = [name for names in signature.outputs for name in names]
+        return tuple(axis for name, axis in _named(expr, signature) if name not in kept and not name.endswith("*"))
     return ()
 
 
 def _shardable(expr: Expr) -> tuple[Axis, ...]:
-    *ins, _ = TORCH_CALLS[expr.op].names([t.ndim for t in expr.tensors])
+    return tuple(axis for name, axis in _named(expr, signature_of(expr)) if not name.endswith("*"))
+
+
+def signature_of(expr: Expr) -> Signature:
+    """The names of the axes of a torch call."""
+    shapes = [[extent(axis) for axis in t.domain.logical] for t in expr.tensors]
+    return TORCH_CALLS[expr.op].signature(shapes, expr.attributes)
+
+
+def _named(expr: Expr, signature: Signature) -> list[tuple[str, Axis]]:
+    """Every axis of the inputs with its name."""
+    pairs = zip(expr.tensors, signature.inputs, strict=True)
+    return [(name, axis) for t, names in pairs for name, axis in zip(names, t.domain.logical, strict=True)]
+
+
+def needed_of(expr: Expr, tensor: BoundTensor, space: Sharding, mesh: DeviceMesh | None) -> Sharding:
+    """What input ``tensor`` must have for ``expr`` to be computed in ``space``."""
+    if expr.op != "relabel":
+        return restrict(space, tensor.domain.logical, mesh)
+    kept = dict(space)
+    return tuple(entry for entry in tensor.domain.sharding if entry[0] in kept)
+
+
+def restrict_to_inputs(sharding: Sharding, expr: Expr, mesh: DeviceMesh) -> Sharding:
+    """The entries by which every input of ``expr`` can be sharded, or that do not matter to it."""
+
+    def fits(logical: Sequence[Axis], digits: Axis, ranks: int) -> bool:
+        return holds(logical, digits, ranks) or is_untouched(logical, digits)
+
     return tuple(
-        t.domain.logical[k]
-        for t, names in zip(expr.tensors, ins, strict=True)
-        for k, name in enumerate(names)
-        if not name.endswith("*")
+        (p, digits)
+        for p, digits in sharding
+        if all(fits(t.domain.logical, digits, mesh.extent(p)) for t in expr.tensors)
     )
 
 

@@ -32,8 +32,6 @@ def write_unrolled(e: Emitter) -> None:
                 e.value(tensor, chunk)
         for expr in reductions:
             _reduce_chunks(e, expr, chunks)
-        if e.params.held_narrow:
-            _forget_computed(e)
         e.out.paragraph()
     for tensor in e.plan.segment.outputs:
         for chunk in chunks if e.space.has_r(tensor) else chunks[:1]:
@@ -50,18 +48,25 @@ def _reduce_chunks(e: Emitter, expr: Expr, chunks: list[Chunk]) -> None:
         return
     name = f"{expr.output}_acc"
     e.out.line(f"{name} = {texts[0]}")
-    for text in texts[1:]:
+    for text in texts[1:] if acc.helper else _packed(texts[1:]):
         _accumulate(e, acc, name, text)
     e.finish(expr, name)
 
 
+def _packed(texts: list[str]) -> list[str]:
+    """Sums of ``texts`` that fit on a line each."""
+    lines = [""]
+    for text in texts:
+        joined = f"{lines[-1]} + {text}" if lines[-1] else text
+        if len(joined) < MARGIN - 40:
+            lines[-1] = joined
+        else:
+            lines.append(text)
+    return lines
+
+
 def _accumulate(e: Emitter, acc: Accumulator, name: str, text: str) -> None:
     e.out.line(f"{name} = {acc.combined(name, text)}" if acc.helper else f"{name} += {text}")
-
-
-def _forget_computed(e: Emitter) -> None:
-    """Chunk values are computed anew from what was loaded: only the loads stay in registers between phases."""
-    e.values = {k: v for k, v in e.values.items() if not (e.space.has_r(k[0]) and k[0] in e.producer)}
 
 
 def write_loops(e: Emitter) -> None:

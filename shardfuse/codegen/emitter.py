@@ -93,9 +93,9 @@ class Emitter:
 
     def load_needed(self, wanted: Iterable[BoundTensor], chunk: Chunk) -> None:
         """Loads first, so that all of them are under way before the first is used."""
-        for tensor in self.needed(wanted, chunk):
-            if tensor not in self.producer:
-                self.value(tensor, chunk)
+        loads = [t for t in self.needed(wanted, chunk) if t not in self.producer]
+        for tensor in sorted(loads, key=self.space.has_r):
+            self.value(tensor, chunk)
 
     def value(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         """The value of ``tensor`` in ``chunk``; emits what it takes to have it."""
@@ -122,7 +122,7 @@ class Emitter:
             options += ', eviction_policy="evict_last"'
         text = f"tl.load({pointer}{options})"
         dtype = tensor.dtype
-        if dtype.is_low_precision and not (self.params.held_narrow and has_r):
+        if dtype.is_low_precision:
             text, dtype = f"{text}.to(tl.float32)", DataType.Float
         return self.assign(self.name(tensor, chunk), text, dtype, has_x and self.tile.x_lanes, has_r)
 
@@ -205,15 +205,14 @@ class Emitter:
 
     def iota(self, expr: Expr, chunk: Chunk) -> Text:
         strides, start = self.tile.index_strides(expr)
-        constant, terms, has_x, has_r = self.terms(self.tile.x_groups(strides), self.tile.r_groups(strides), chunk)
+        terms, has_x, has_r = self.terms(self.tile.x_groups(strides), self.tile.r_groups(strides), chunk)
         name = self.name(expr.output, chunk)
         if expr.output.domain.mesh_digits:
             self.starts[f"start_{expr.output}"] = start
             terms.insert(0, f"start_{expr.output}")
-        if constant or not terms:
-            terms.append(str(constant))
-        joined = " + ".join(terms)
-        index = f"tl.full([], {constant}, tl.int64)" if terms == [str(constant)] else f"({joined}).to(tl.int64)"
+        elif not (has_x or has_r):
+            terms = [f"tl.full([], {terms[0] if terms else 0}, tl.int64)"]
+        index = converted(" + ".join(terms), DataType.Int32, DataType.Int)
         first, step = (cast(int, expr.attributes[k]) for k in ("start", "step"))
         text = index if step == 1 else f"{index} * {step}"
         text = text if first == 0 else f"{text} + {first}"
@@ -233,8 +232,8 @@ class Emitter:
 
     # addresses
 
-    def terms(self, x: list[Group], r: list[Group], chunk: Chunk) -> tuple[int, list[str], bool, bool]:
-        """Constant and terms of an offset, and whether it has terms in x and in r."""
+    def terms(self, x: list[Group], r: list[Group], chunk: Chunk) -> tuple[list[str], bool, bool]:
+        """Terms of an offset, and whether it has any in x and in r."""
         x_terms = dynamic_terms("x", x)
         if chunk.start is None:
             constant, r_terms = 0, dynamic_terms("r", r)
@@ -242,14 +241,14 @@ class Emitter:
             constant, r_terms = chunk_terms("c", chunk.start, chunk.valid, r)
         if len(x_terms) > 1 or (x_terms and " " in x_terms[0] and self.space.r):
             x_terms = [self.offset(" + ".join(x_terms))]
-        return constant, [*x_terms, *([str(constant)] if constant else []), *r_terms], bool(x_terms), bool(r_terms)
+        return [*x_terms, *([str(constant)] if constant else []), *r_terms], bool(x_terms), bool(r_terms)
 
     def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
         strides = self.tile.strides[tensor]
-        _, terms, has_x, has_r = self.terms(self.tile.x_groups(strides), self.tile.r_groups(strides), chunk)
+        terms, has_x, has_r = self.terms(self.tile.x_groups(strides), self.tile.r_groups(strides), chunk)
         split = self.plan.split
         if split is not None and split in strides:
-            terms.insert(0, "split * i0")
+            terms.insert(0, "split * i0" if self.tile.x_total > 1 else "split")
         return " + ".join([f"{tensor}_ptr", *terms]), has_x, has_r
 
     def offset(self, text: str) -> str:

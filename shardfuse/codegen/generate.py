@@ -49,6 +49,7 @@ def generate(
     return KernelSource(
         plan.name, text, _tensors(plan), scalars, tuple(v for v, _ in integers.values()),
         blocks * plan.params.splits, plan.params.num_warps, plan.params.num_stages,
+        plan.params.max_registers,
     )  # fmt: skip
 
 
@@ -72,7 +73,7 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
         if promised and value % 16 == 0:
             lines.append(f"{name} = {name} // 16 * 16")
 
-    if tile.x_masked or e.plan.split is not None:
+    if tile.x_masked or (e.plan.split is not None and tile.x_total > 1):
         extent(X_SIZE, tile.x_total, wide=False, promised=tile.x_masked)
     if not params.unrolled:
         extent(R_SIZE, tile.r_total, wide=tile.r_wide, promised=tile.r_total % params.r_block != 0)

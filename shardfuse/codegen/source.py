@@ -23,6 +23,7 @@ class KernelSource:
     grid: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 MARGIN = 120

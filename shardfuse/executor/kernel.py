@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -31,12 +31,14 @@ class Kernel:
     def __init__(self, source: KernelSource, directory: Path, *, interpret: bool = False) -> None:
         self.source = source
         self._interpret = interpret
-        self._function = _function(source.text, source.name, directory)
-        self._options = {
+        self._function = load_function(source.text, source.name, directory)
+        self._options: dict[str, int | bool] = {
             "num_warps": source.num_warps,
             "num_stages": source.num_stages,
             "enable_fp_fusion": True,
         }
+        if source.max_registers is not None:
+            self._options["maxnreg"] = source.max_registers
 
     def launcher(self) -> Callable[..., None]:
         """``launch(*tensors, *scalars)`` in the order of ``source.tensors``, ``source.scalars``; extents are bound."""
@@ -56,7 +58,7 @@ class Kernel:
         """
         if self._interpret:
             return
-        from triton.errors import TritonError
+        from triton.errors import TritonError  # pyright: ignore[reportMissingTypeStubs]
 
         try:
             self._function.warmup(*arguments, *self.source.integers, grid=(self.source.grid,), **self._options)
@@ -66,18 +68,18 @@ class Kernel:
 
 def read_versions() -> str:
     """What a kernel's text is read by: a part of the key that it is cached under."""
-    import triton
+    import triton  # pyright: ignore[reportMissingTypeStubs]
 
     return f"torch {torch.__version__} triton {triton.__version__}"
 
 
 @functools.cache
-def _function(text: str, name: str, directory: Path) -> Any:
+def load_function(text: str, name: str, directory: Path) -> Any:
     """The ``@triton.jit`` function ``name`` of ``text``.  One object for one text: Triton keeps binaries by it."""
     key = hashlib.sha256(f"{read_versions()}\n{text}".encode()).hexdigest()[:32]
     path = directory / f"{name}_{key}.py"
     module = _from_file(path) if _publish(path, text) else _from_memory(text, path.stem)
-    return cast(Any, getattr(module, name))
+    return getattr(module, name)
 
 
 def _publish(path: Path, text: str) -> bool:

@@ -9,6 +9,7 @@ import torch
 from ..allocation.global_sizes import Unknown, global_sizes
 from ..compiler import Plan, compile_fusion
 from ..errors import EmptyFusionError, NoPlanError
+from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape
 from ..executor.cache import LRUCache
 from ..executor.options import CompileOptions
@@ -18,8 +19,10 @@ from ..ir.expr import BoundTensor
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from ..mesh import current_rank, world_size
+from ..mesh.groups import world_key
 from ..passes.bind import allocation_shape
 from ..passes.settle_inputs import settle_inputs
+from .script import definition_script
 
 Sizes = Mapping[TensorView, Sequence[int]]
 
@@ -39,6 +42,7 @@ class FusionExecutorCache:
         self._plans: LRUCache[Hashable, Plan] = LRUCache(PROGRAMS)
         self._programs: LRUCache[Hashable, Program] = LRUCache(PROGRAMS)
         self._asks = _asks_other_ranks(fusion)
+        self._script: str | None = None
 
     def execute(
         self, arguments: Sequence[Argument], *, sizes: Sizes | None = None, device: torch.device | None = None
@@ -47,17 +51,16 @@ class FusionExecutorCache:
 
         ``sizes``: unsharded shapes of inputs, for uneven shards of symbolic size.
         """
-        rank = current_rank()
-        key = self._key(arguments, rank, device)
+        key = self._key(arguments, device)
         if not self._asks and not sizes:
             program = self._programs.get(key)
             if program is not None:
                 return list(program.run(*arguments))
-        program = self._bind(key, arguments, rank, dict(sizes or {}), device)
+        program = self._bind(key, arguments, current_rank(), dict(sizes or {}), device)
         return list(program.run(*arguments))
 
     def is_compiled(self, arguments: Sequence[Argument]) -> bool:
-        return self._programs.get(self._key(arguments, current_rank(), None)) is not None
+        return self._programs.get(self._key(arguments, None)) is not None
 
     def plan(self, sizes: Sizes) -> Plan:
         """The plan for these unsharded sizes, made or found."""
@@ -100,12 +103,12 @@ class FusionExecutorCache:
     def tensors(self) -> list[TensorView]:
         return [i.val for i in self.fusion.inputs if isinstance(i.val, TensorView)]
 
-    def _key(self, arguments: Sequence[Argument], rank: int, device: torch.device | None) -> Hashable:
+    def _key(self, arguments: Sequence[Argument], device: torch.device | None) -> Hashable:
         described = [
             (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else type(a)
             for a in arguments
         ]
-        return rank, device, *described
+        return world_key(), device, *described
 
     def _bind(
         self, key: Hashable, arguments: Sequence[Argument], rank: int, said: dict[TensorView, Sequence[int]],
@@ -114,15 +117,19 @@ class FusionExecutorCache:
         if not self.fusion.outputs:
             raise EmptyFusionError
         self._check_meshes()
-        bound = bind_arguments(self.fusion, arguments, rank, device)
-        sizes, unknown = global_sizes(self.fusion, bound.local_shapes, said)
+        ranks = self._ranks()
+        with failures_told(ranks):
+            bound = bind_arguments(self.fusion, arguments, rank, device)
+            sizes, unknown = global_sizes(self.fusion, bound.local_shapes, said)
+        if unknown:  # the exchange is a collective: all have to come to the same one
+            agree(ranks, self._description({}, bound.device))
         for u in unknown:
             sizes[u.tv][u.axis] = self._exchange(u, rank, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if self._asks or said else key
         program = self._programs.get(key)
         if program is None:
-            plan = self.plan(sizes)
-            program = self._build(plan, bound, sizes, rank)
+            with agreed(ranks, self._description(sizes, bound.device)):
+                program = self._build(self.plan(sizes), bound, sizes, rank)
             self._programs.put(key, program)
         self.last_program = program
         return program
@@ -131,6 +138,16 @@ class FusionExecutorCache:
         for tv in self.fusion.tensors():
             if tv.domain.mesh is not None:
                 tv.domain.mesh.validate_in_world(world_size())
+
+    def _ranks(self) -> tuple[int, ...]:
+        """The ranks of all meshes of the fusion, ascending: those that have to run the same program."""
+        meshes = [tv.domain.mesh for tv in self.fusion.tensors() if tv.domain.mesh is not None]
+        return tuple(sorted(dict.fromkeys(r for mesh in meshes for r in mesh.ranks)))
+
+    def _description(self, sizes: Sizes, device: torch.device) -> str:
+        if self._script is None:
+            self._script = definition_script(self.fusion)
+        return describe(self._script, {tv.name: shape for tv, shape in sizes.items()}, self.options, device)
 
     @staticmethod
     def _exchange(unknown: Unknown, rank: int, device: torch.device) -> int:

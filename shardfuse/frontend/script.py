@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..ir.domain import IterDomain, Merge
 from ..ir.expr import Scalar
@@ -40,6 +40,8 @@ def _input_line(declared: FusionInput) -> str:
 def _record_line(record: Record) -> str:
     out = record.outputs[0]
     names = [v.name for v in record.inputs]
+    if record.op == "full":
+        names.insert(0, _text(record.attributes["shape"]))
     arguments = ", ".join([*names, *_arguments(record, record.attributes)])
     return f"{out.name} = fd.ops.{record.op}({arguments})"
 
@@ -47,8 +49,7 @@ def _record_line(record: Record) -> str:
 def _arguments(record: Record, attributes: Mapping[str, object]) -> list[str]:
     match record.op:
         case "size":
-            (dim,) = attributes["dims"] if isinstance(attributes["dims"], tuple) else (0,)
-            return [str(dim)]
+            return [_text(attributes["dims"])]
         case "broadcast":
             return [_text(attributes["new"])]
         case "cast":
@@ -79,7 +80,10 @@ def _schedule_lines(tv: TensorView) -> list[str]:
     if domain.mesh is not None:
         lines.append(f"{tv.name}.set_device_mesh({domain.mesh!r})")
     loop = list(domain.logical)
+    handles = [axis for axis in domain.allocation or () if axis not in (*domain.loop, *domain.logical)]
     for t in domain.transforms:
+        for axis in (a for a in handles if a in loop and a in (t.axes if isinstance(t, Merge) else (t.axis,))):
+            lines.append(f"{_handle(tv, handles, axis)} = {tv.name}.axis({loop.index(axis)})")
         if isinstance(t, Merge):
             a, b = (loop.index(i) for i in t.axes)
             lines.append(f"{tv.name}.merge({a}, {b})")
@@ -96,9 +100,16 @@ def _schedule_lines(tv: TensorView) -> list[str]:
         if axis in domain.parallel:
             lines.append(f"{tv.name}.axis({k}).parallelize(ParallelType.{domain.parallel[axis].name})")
     if domain.allocation is not None:
-        where = ", ".join(_axis_expr(tv, axis) for axis in domain.allocation)
+        where = ", ".join(
+            _handle(tv, handles, axis) if axis in handles else _axis_expr(tv, axis) for axis in domain.allocation
+        )
         lines.append(f"{tv.name}.set_allocation_domain([{where}], {list(domain.contiguity)})")
     return lines
+
+
+def _handle(tv: TensorView, handles: Sequence[IterDomain], axis: IterDomain) -> str:
+    """The name of an allocation axis that later splits and merges took apart."""
+    return f"{tv.name}_axis{handles.index(axis)}"
 
 
 def _axis_expr(tv: TensorView, axis: IterDomain) -> str:

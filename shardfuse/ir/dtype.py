@@ -16,6 +16,7 @@ class DataType(Enum):
     BFloat16 = "BFloat16"
     Float8_e4m3fn = "Float8_e4m3fn"
     Float8_e5m2 = "Float8_e5m2"
+    Float8_e8m0fnu = "Float8_e8m0fnu"
     Int = "Int"
     Int32 = "Int32"
     Int16 = "Int16"
@@ -83,6 +84,7 @@ _TORCH: dict[DataType, torch.dtype] = {
     DataType.BFloat16: torch.bfloat16,
     DataType.Float8_e4m3fn: torch.float8_e4m3fn,
     DataType.Float8_e5m2: torch.float8_e5m2,
+    DataType.Float8_e8m0fnu: torch.float8_e8m0fnu,
     DataType.Int: torch.int64,
     DataType.Int32: torch.int32,
     DataType.Int16: torch.int16,

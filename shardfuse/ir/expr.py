@@ -78,7 +78,18 @@ class Expr:
         return tuple(v for v in self.inputs if isinstance(v, BoundTensor))
 
 
+@dataclass(frozen=True, eq=False)
+class HostExpr:
+    """``output = op(*inputs)`` on numbers, worked out on the host in every call."""
+
+    op: str
+    inputs: tuple[Scalar, ...]
+    output: Scalar
+
+
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
+FACTORIES = ("full", "iota", "uniform", "normal")
+"""Ops that make a tensor from a shape and numbers; each element depends on its unsharded index alone."""
 VIEWS = ("broadcast", "expand", "squeeze", "permute", "reshape")
 """Ops that compute nothing: the same elements under regrouped axes."""
 
@@ -90,6 +101,10 @@ class BoundFusion:
     inputs: list[Value]
     outputs: list[BoundTensor]
     exprs: list[Expr]
+    host: list[HostExpr] = field(default_factory=list[HostExpr])
+    """What host scalars are computed from scalar inputs, in order."""
+    aliases: dict[BoundTensor, BoundTensor] = field(default_factory=dict["BoundTensor", "BoundTensor"])
+    """Outputs that are written into an input's storage, and that input."""
 
     def producer_of(self) -> dict[BoundTensor, Expr]:
         return {out: expr for expr in self.exprs for out in expr.outputs}

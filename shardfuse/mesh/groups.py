@@ -6,12 +6,14 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import Store  # torch.distributed has it untyped
 
 from shardfuse.errors import NotInitializedError, RankNotInMeshError, TeamRanksError
 
@@ -106,6 +108,41 @@ def default_group() -> dist.ProcessGroup:
     return cast("dist.ProcessGroup", dist.group.WORLD)
 
 
+def default_store() -> Store:
+    """The store through which the default process group was formed. Raises NotInitializedError."""
+    default_group()
+    return cast("Any", c10d)._get_default_store()
+
+
+def default_timeout() -> timedelta | None:
+    """How long the default group's collectives wait; None where its backend (a test's) does not tell."""
+    return _told_timeout(default_group())
+
+
+def world_key() -> tuple[int, int]:
+    """This process's rank, and a number that each default process group of this process has of its own (0 without one)."""
+    group = dist.group.WORLD
+    if group is None:
+        return 0, 0
+    if _seen.group is None or _seen.group() is not group:
+        with _groups_lock:
+            number = _numbers.setdefault(group, next(_counter))
+        _seen.group, _seen.key = ref(group), (group.rank(), number)
+    return _seen.key
+
+
+class _Seen(threading.local):
+    """The default group that this thread saw last: `world_key` stands on the way of every call."""
+
+    group: ref[dist.ProcessGroup] | None = None
+    key: tuple[int, int] = (0, 0)
+
+
+_seen = _Seen()
+_numbers: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+_counter = count(1)
+
+
 def stages_through_host(group: dist.ProcessGroup, device: torch.device) -> bool:
     """True where the group moves this device's tensors by gloo, which lacks most collectives on a GPU."""
     if device.type == "cpu":
@@ -157,8 +194,12 @@ def _new_group(default: dist.ProcessGroup, members: tuple[int, ...]) -> dist.Pro
 
 def _timeout(group: dist.ProcessGroup) -> timedelta:
     """How long the group's collectives wait; torch's own default where the backend (a test's) does not tell."""
+    return _told_timeout(group) or c10d.default_pg_timeout
+
+
+def _told_timeout(group: dist.ProcessGroup) -> timedelta | None:
     for device in cast("Any", group)._device_types:
         options = getattr(cast("Any", group)._get_backend(device), "options", None)
         if options is not None:
             return cast("timedelta", options._timeout)
-    return c10d.default_pg_timeout
+    return None

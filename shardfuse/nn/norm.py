@@ -10,7 +10,7 @@ import torch
 from ..errors import ModuleArgumentError, PlacementError
 from ..ir import DataType
 from ..mesh import DeviceMesh
-from .fused import FusedModule
+from .fused import FusedModule, FusedOp
 from .norm_fusions import NormSpec, norm_op
 from .placement import TensorPlacement
 
@@ -143,7 +143,11 @@ class RMSNorm(_Norm):
         if x.ndim == 1:
             return self(x[None])[0]
         self._check_hidden("x", x, self._input)
-        return norm_op(self._spec(x, None)).apply(self.timer, x, self.weight)[0]
+        return self.op(x).apply(self.timer, x, self.weight)[0]
+
+    def op(self, x: torch.Tensor) -> FusedOp:
+        """The fusions for such an x, forward and backward; equal modules share them.  x: [rows..., hidden_size]."""
+        return norm_op(self._spec(x, None))
 
 
 class AddRMSNorm(_Norm):
@@ -184,8 +188,12 @@ class AddRMSNorm(_Norm):
         self._check_hidden("residual", residual, self._at)
         self._check_residual(x, residual)
         parameters = (self.weight,) if self.bias is None else (self.weight, self.bias)
-        normed, new_residual = norm_op(self._spec(x, residual)).apply(self.timer, x, *parameters, residual)
+        normed, new_residual = self.op(x, residual).apply(self.timer, x, *parameters, residual)
         return normed, new_residual
+
+    def op(self, x: torch.Tensor, residual: torch.Tensor) -> FusedOp:
+        """The fusions for such tensors, forward and backward; equal modules share them."""
+        return norm_op(self._spec(x, residual))
 
     def _check_residual(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         """The residual is this rank's piece of what x is, where x is whole; of x's shape where both are cut alike."""

@@ -120,7 +120,7 @@ def _forward(spec: NormSpec) -> FusionDefinition:
         rstd = fd.ops.rsqrt(fd.ops.add(mean_square, spec.eps))
         normed = fd.ops.mul(fd.ops.mul(total, rstd), fd.ops.cast(weight, dtype=compute))
         normed = fd.ops.cast(normed, dtype=spec.dtype)
-        give(fd, normed, mesh, spec.output)
+        give(fd, normed, mesh, spec.output, spec.at)
         if not spec.keeps_input:
             give(fd, fd.ops.cast(total, dtype=spec.stored_dtype), mesh, spec.at)
         give(fd, rstd, mesh, spec.statistic)
@@ -150,7 +150,7 @@ def _backward(spec: NormSpec) -> FusionDefinition:
         if from_sum is not None:
             d_total = fd.ops.add(d_total, fd.ops.cast(from_sum, dtype=compute))
 
-        give(fd, fd.ops.cast(d_total, dtype=spec.dtype), mesh, spec.x.gradient())
+        give(fd, fd.ops.cast(d_total, dtype=spec.dtype), mesh, spec.x.gradient(), spec.at)
         d_weight = fd.ops.sum(fd.ops.mul(dy, unit), spec.rows)
         give(fd, fd.ops.cast(d_weight, dtype=spec.weight_dtype), mesh, spec.parameter)
         if spec.bias_dtype is not None:

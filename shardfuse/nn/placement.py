@@ -148,8 +148,16 @@ def move(
     return moved
 
 
-def give(fd: FusionDefinition, tv: TensorView, mesh: DeviceMesh | None, target: TensorPlacement) -> None:
-    """Return ``tv`` placed as ``target``: a tensor of its own, since ``tv`` may be an output already, or an input."""
-    output = fd.ops.set(tv)
-    place(output, mesh, target)
-    fd.add_output(output)
+def give(
+    fd: FusionDefinition,
+    tv: TensorView,
+    mesh: DeviceMesh | None,
+    target: TensorPlacement,
+    source: TensorPlacement | None = None,
+) -> None:
+    """Return ``tv`` placed as ``target``.  ``source``: where it is computed, where that is another place."""
+    if mesh is not None:
+        is_elsewhere = source is not None and source != target
+        tv = fd.ops.set(tv) if is_elsewhere or tv.has_device_mesh() else tv
+        place(tv, mesh, target)
+    fd.add_output(tv)

@@ -177,9 +177,9 @@ class Ops:
         self._fusion.record("size", [x], out, {"dims": tuple(axes)})
         return out
 
-    def size(self, x: TensorView, dim: int) -> Operand:
-        """The unsharded extent of ``dim``."""
-        return self._count(x, normalize_dims("size", x, [dim]))
+    def size(self, x: TensorView, dim: int | Sequence[int]) -> Operand:
+        """The unsharded extent of ``dim``; of several dims the product."""
+        return self._count(x, normalize_dims("size", x, dim))
 
     def shape(self, x: TensorView) -> list[Operand]:
         return [self.size(x, k) for k in range(x.ndim)]

@@ -11,13 +11,15 @@ from typing import cast
 
 import torch
 
-from ..ir.digits import Axis, Digit, cut_out, extent
+from ..ir.digits import Axis, Digit, extent
+from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
-from ..ir.expr import REDUCTIONS, BoundTensor, Expr, Number, Scalar
+from ..ir.expr import FACTORIES, REDUCTIONS, BoundTensor, Expr, Number, Scalar
 from ..ir.layout import local_extent
-from . import torch_calls
+from . import random
 from .promotion import types
 from .table import POINTWISE
+from .torch_calls import TORCH_CALLS
 
 Environment = Mapping[BoundTensor, torch.Tensor]
 Numbers = Mapping[Scalar, Number]
@@ -25,23 +27,33 @@ Numbers = Mapping[Scalar, Number]
 
 def evaluate_local(expr: Expr, env: Environment, numbers: Numbers, rank: int, device: torch.device) -> torch.Tensor:
     """The local output of ``expr`` on ``rank``, of the shape that its output's domain gives that rank."""
+    return evaluate_all(expr, env, numbers, rank, device)[0]
+
+
+def evaluate_all(
+    expr: Expr, env: Environment, numbers: Numbers, rank: int, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """As ``evaluate_local``, every output."""
     inputs = [number(v, numbers) if isinstance(v, Scalar) else env[v] for v in expr.inputs]
+    shapes = [t.domain.local_shape(rank) for t in expr.outputs]
     out = expr.output
     if expr.op in POINTWISE:
-        return pointwise(expr, inputs, device)
-    if expr.op in torch_calls.TORCH_CALLS:
-        result = torch_calls.TORCH_CALLS[expr.op].evaluate(cast(list[torch.Tensor], inputs), expr.attributes)
-        return result.reshape(out.domain.local_shape(rank))
+        return (pointwise(expr, inputs, device),)
+    if expr.op in TORCH_CALLS:
+        result = TORCH_CALLS[expr.op].evaluate(inputs, expr.attributes)
+        found = (result,) if isinstance(result, torch.Tensor) else result
+        return tuple(t.reshape(shape) for t, shape in zip(found, shapes, strict=True))
     if expr.op == "full":
-        shape = out.domain.local_shape(rank)
-        return torch.full(shape, cast(float, inputs[0]), dtype=out.dtype.torch, device=device)
+        return (torch.full(shapes[0], cast(float, inputs[0]), dtype=out.dtype.torch, device=device),)
     if expr.op == "iota":
-        return _iota(expr, rank, device)
+        return (_iota(expr, rank, device),)
+    if expr.op in FACTORIES:
+        return (_draw(expr, cast(list[Number], inputs), rank, device),)
     x = cast(torch.Tensor, inputs[0])
     if expr.op in REDUCTIONS:
         axes = cast(tuple[int, ...], expr.attributes["axes"])
-        return reduce(expr.op, x, axes, out.dtype).reshape(out.domain.local_shape(rank))
-    return _shape_op(expr, x, out.domain.local_shape(rank))
+        return (reduce(expr.op, x, axes, out.dtype).reshape(shapes[0]),)
+    return (_shape_op(expr, x, shapes[0]),)
 
 
 def number(scalar: Scalar, numbers: Numbers) -> Number:
@@ -54,10 +66,16 @@ def pointwise(expr: Expr, inputs: Sequence[torch.Tensor | Number], device: torch
     op = POINTWISE[expr.op]
     compute, result = types(op, expr.inputs)
     operands = [
-        torch.as_tensor(v, device=device).to(DataType.Bool.torch if k == 0 and expr.op == "where" else compute.torch)
+        _operand(v, DataType.Bool if k == 0 and expr.op == "where" else compute, device)
         for k, v in enumerate(inputs)
     ]
     return op.torch(*operands).to(result.torch)
+
+
+def _operand(value: torch.Tensor | Number, dtype: DataType, device: torch.device) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype.torch)
+    return torch.full((), value, dtype=dtype.torch, device=device)
 
 
 def _shape_op(expr: Expr, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -81,28 +99,61 @@ def _shape_op(expr: Expr, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tens
 
 
 def _iota(expr: Expr, rank: int, device: torch.device) -> torch.Tensor:
-    """Global indices of the only axis, mesh digits at their coordinate, in the order of the local axis."""
+    """``start + step * k``, k the unsharded index along the only axis."""
     out = expr.output
-    domain = out.domain
-    start, step = (cast(int, expr.attributes[k]) for k in ("start", "step"))
-    (axis,) = domain.logical
+    start, step = (cast(Number, expr.attributes[k]) for k in ("start", "step"))
+    index = unsharded_index(out.domain, 0, rank, device)
+    if out.dtype.is_floating:
+        index = index.double()
+    return (start + step * index).to(out.dtype.torch)
+
+
+def _draw(expr: Expr, inputs: Sequence[Number], rank: int, device: torch.device) -> torch.Tensor:
+    """Random numbers by the row-major unsharded index of each element."""
+    out = expr.output
+    first, second, seed, offset = inputs
+    index = torch.zeros((), dtype=torch.int64, device=device)
+    for k, axis in enumerate(out.domain.logical):
+        index = index.unsqueeze(-1) * extent(axis) + unsharded_index(out.domain, k, rank, device)
+    index = index.reshape(out.domain.local_shape(rank))
+    key, count = int(cast(int, seed)), int(cast(int, offset))
+    dtype = out.dtype.torch
+    if expr.op == "uniform":
+        drawn = random.uniform(key, count, index, dtype)
+        return random.between(drawn, cast(float, first), cast(float, second))
+    wide = dtype if dtype == torch.float64 else torch.float32
+    return (cast(float, first) + cast(float, second) * random.normal(key, count, index, wide)).to(dtype)
+
+
+def unsharded_index(domain: BoundDomain, k: int, rank: int, device: torch.device) -> torch.Tensor:
+    """For each local index along axis ``k`` the unsharded one: mesh digits at ``rank``'s coordinate."""
+    axis, local = domain.logical[k], domain.local_axes()[k]
     coordinates = domain.coordinates(rank)
     index = torch.zeros((), dtype=torch.int64, device=device)
-    (local,) = domain.local_axes()
-    for mesh_digit, k in coordinates.items():
-        index = index + weight_in(axis, mesh_digit) * k
+    for mesh_digit, at in coordinates.items():
+        if holds_digit(axis, mesh_digit):
+            index = index + weight_in(axis, mesh_digit) * at
     for d in local:
         steps = torch.arange(local_extent(d, coordinates), device=device) * weight_in(axis, d)
         index = index.unsqueeze(-1) + steps
-    index = index.reshape(-1) if domain.local_shape(rank) != (0,) else index.new_empty((0,))
-    return (start + step * index).to(out.dtype.torch)
+    return index.reshape(-1) if domain.local_shape(rank)[k] else index.new_empty((0,))
+
+
+def holds_digit(axis: Axis, digit: Digit) -> bool:
+    """Is ``digit`` a part of ``axis``?"""
+    return any(
+        digit.base == d or (digit.base == d.base and d.weight <= digit.weight < d.weight * d.extent) for d in axis
+    )
 
 
 def weight_in(axis: Axis, digit: Digit) -> int:
     """How far one step of ``digit``, a part of ``axis``, moves along the axis."""
-    found = cut_out(axis, digit)
-    assert found is not None, f"{digit} is not in {axis}"
-    return extent(found[1])
+    for k, d in enumerate(axis):
+        if digit.base == d:  # an uneven cut of a whole digit
+            return digit.weight * extent(axis[k + 1 :])
+        if digit.base == d.base and d.weight <= digit.weight < d.weight * d.extent:
+            return digit.weight // d.weight * extent(axis[k + 1 :])
+    raise AssertionError(f"{digit} is not in {axis}")
 
 
 def reduce(op: str, x: torch.Tensor, axes: tuple[int, ...], dtype: DataType) -> torch.Tensor:

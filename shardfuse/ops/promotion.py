@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..errors import PromotionError
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Scalar
 from ..ir.tensor_view import TensorView
@@ -48,7 +49,12 @@ def promote(operands: Sequence[Operand]) -> DataType:
 
 
 def _pair(a: DataType, b: DataType) -> DataType:
-    return DataType.from_torch(torch.promote_types(a.torch, b.torch))
+    if a is b:
+        return a
+    try:
+        return DataType.from_torch(torch.promote_types(a.torch, b.torch))
+    except RuntimeError as error:  # unsigned integers of 16 bits and more, and 8-bit floats, are not promoted
+        raise PromotionError(a.name, b.name) from error
 
 
 def _raise(result: DataType, dtype: DataType) -> DataType:
@@ -73,4 +79,16 @@ def types(op: PointwiseOp, operands: Sequence[Operand]) -> tuple[DataType, DataT
             return promote(operands).compute, DataType.Bool
         case Rule.PROMOTE:
             result = promote(operands)
+        case Rule.REAL:
+            common = promote(operands)
+            return common.compute, real_type(common)
+        case Rule.COMPLEX:
+            common = promote(operands)
+            wide = common if common is DataType.Double else DataType.Float
+            return wide, DataType.ComplexDouble if wide is DataType.Double else DataType.ComplexFloat
     return result.compute, result
+
+
+def real_type(dtype: DataType) -> DataType:
+    """Of a complex type the type of its parts; else ``dtype``."""
+    return {DataType.ComplexFloat: DataType.Float, DataType.ComplexDouble: DataType.Double}.get(dtype, dtype)

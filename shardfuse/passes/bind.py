@@ -9,44 +9,50 @@ after, for T0 of [8, 4]::
     T2[i0, i1] = add(T0[i0, i1], T1[i1])
 
 An op's output reuses its inputs' axes.  Where an op makes two different axes meet, one side's free roots are rewritten
-in digits of the other; where neither may be, the smaller operand is read through a ``relabel``, the same storage under
-fresh roots, which is a segment edge.
+in digits of the other; where neither may be, and where an output would hold one index twice (``x[:, None] + x``), an
+operand is read through a ``relabel``, the same storage under fresh roots, which is a segment edge.  So is a tensor whose
+recorded splits do not fit the digits that it would have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import cast
 
 from ..errors import ShapeError, ShardingError
-from ..ir.digits import Axis, CutError, Root, axis_of, extent, reshape, root_of, substitute, unify
+from ..ir.digits import Axis, CutError, Root, axis_of, extent, overlaps, reshape, root_of, substitute, unify
 from ..ir.domain import BoundDomain, IterDomain, Sharding, Split, TensorDomain
-from ..ir.dtype import DataType
-from ..ir.layout import local_extent
-from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Number, Scalar, Value
+from ..ir.expr import FACTORIES, REDUCTIONS, BoundFusion, BoundTensor, Expr, Number, Scalar, Value
 from ..ir.fusion import Fusion, Record, Val
-from ..mesh import ParallelType
+from ..ir.layout import local_extent
 from ..ir.tensor_view import TensorView
+from ..mesh import ParallelType
 from ..ops.table import POINTWISE
 from ..ops.torch_calls import TORCH_CALLS
+from .host_scalars import HostScalars
 
 
-def bind(fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]]) -> BoundFusion:
-    """``sizes``: the unsharded shape of every input.  All of them at least 1.
+def bind(
+    fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]], numbers: Mapping[Scalar, Number] | None = None
+) -> BoundFusion:
+    """``sizes``: the unsharded shape of every input.  ``numbers``: the scalar inputs that shapes depend on.
 
     Raises ``ShapeError`` where operands do not fit, ``ShardingError`` where a recorded split does not fit the sizes.
     """
-    return _Binder(fusion, sizes).run()
+    return _Binder(fusion, sizes, numbers or {}).run()
 
 
 class _Binder:
-    def __init__(self, fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]]) -> None:
+    def __init__(
+        self, fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]], numbers: Mapping[Scalar, Number]
+    ) -> None:
         self.fusion = fusion
         self.sizes = sizes
         self.tensors: dict[TensorView, BoundTensor] = {}
-        self.scalars: dict[Scalar, Scalar] = {}
+        self.views: dict[BoundTensor, TensorView] = {}
+        self.scalars = HostScalars(numbers)
         self.live: list[BoundTensor] = []
         self.exprs: list[Expr] = []
         self.roots = 0
@@ -65,7 +71,8 @@ class _Binder:
             if tv.domain.mesh is not None or tv.domain.allocation is not None or tv.allocation_rank:
                 tensor.domain = bound_domain(tv, tensor)
         outputs = [self.tensors[tv] for tv in self.fusion.outputs]
-        return BoundFusion(inputs, outputs, self.exprs)
+        aliases = {self.tensors[out]: self.tensors[source] for out, source in self.fusion.aliases.items()}
+        return BoundFusion(inputs, outputs, self.exprs, self.scalars.left, aliases)
 
     # axes
 
@@ -76,11 +83,29 @@ class _Binder:
     def define(self, tv: TensorView, axes: Sequence[Axis]) -> BoundTensor:
         tensor = BoundTensor(tv.name, tv.dtype, BoundDomain(tuple(axes)))
         self.tensors[tv] = tensor
+        self.views[tensor] = tv
         self.live.append(tensor)
         return tensor
 
     def value(self, val: Val) -> Value:
-        return self.tensors[val] if isinstance(val, TensorView) else self.scalars.get(val, val)
+        return self.tensors[val] if isinstance(val, TensorView) else self.scalars.value(val)
+
+    def meet_all(
+        self, op: str, operands: list[BoundTensor], columns: Mapping[str, Sequence[tuple[int, int]]]
+    ) -> dict[str, Axis]:
+        """The axis of each column of places; may replace operands by relabels, so that no index comes twice."""
+        for k in (0, *reversed(range(1, len(operands)))):
+            if k:
+                operands[k] = self.relabel(operands[k])
+            for places in columns.values():
+                self.meet(op, operands, places)
+            found = {
+                name: next((axis for j, at in places if (axis := operands[j].domain.logical[at])), ())
+                for name, places in columns.items()
+            }
+            if not overlaps(found.values()):
+                return found
+        raise AssertionError(f"{op} of {operands} holds an index twice")
 
     def meet(self, op: str, operands: list[BoundTensor], places: Sequence[tuple[int, int]]) -> Axis:
         """Make the axes at ``places`` (operand, axis) one axis and return it.  May replace operands by relabels."""
@@ -114,15 +139,26 @@ class _Binder:
         except CutError:
             return False
         for tensor, logical in zip(touched, domains, strict=True):
+            tv = self.views.get(tensor)
+            if tv is not None and _fits(tv, tensor.domain.logical) and not _fits(tv, logical):
+                return False
+        for tensor, logical in zip(touched, domains, strict=True):
             tensor.domain = BoundDomain(logical)
         return True
 
     def relabel(self, tensor: BoundTensor) -> BoundTensor:
-        axes = tuple(self.fresh(extent(axis)) for axis in tensor.domain.logical)
-        out = BoundTensor(f"{tensor.name}r{len(self.exprs)}", tensor.dtype, BoundDomain(axes))
-        self.live.append(out)
+        out = self.unnamed(f"{tensor.name}r{len(self.exprs)}", tensor, self.fresh_like(tensor.domain.logical))
         self.exprs.append(Expr("relabel", (tensor,), (out,)))
         return out
+
+    def unnamed(self, name: str, like: BoundTensor | TensorView, axes: Sequence[Axis]) -> BoundTensor:
+        """A tensor that the definition does not have."""
+        tensor = BoundTensor(name, like.dtype, BoundDomain(tuple(axes)))
+        self.live.append(tensor)
+        return tensor
+
+    def fresh_like(self, axes: Sequence[Axis]) -> list[Axis]:
+        return [self.fresh(extent(axis)) for axis in axes]
 
     # records
 
@@ -134,70 +170,71 @@ class _Binder:
         values = [self.value(v) for v in record.inputs]
         out = record.outputs[0]
         if isinstance(out, Scalar):
-            self.bind_host_scalar(record, cast(list[Scalar], values), out)
+            self.scalars.compute(record, cast(list[Scalar], values), out)
             return
-        attributes = dict(record.attributes)
-        if op in POINTWISE or op in TORCH_CALLS:
-            axes = self.pointwise_axes(op, values) if op in POINTWISE else self.call_axes(op, values)
+        attributes = self.scalars.resolve(record.attributes)
+        if op in POINTWISE:
+            axes = [self.pointwise_axes(op, values)]
+        elif op in TORCH_CALLS:
+            axes = self.call_axes(op, values, attributes)
         else:
-            axes = self.shape_axes(op, values, attributes)
-        tensor = self.define(out, axes)
-        self.exprs.append(Expr(op, tuple(values), (tensor,), attributes))
+            axes = [self.shape_axes(op, values, attributes)]
+        self.record_outputs(op, values, attributes, cast(tuple[TensorView, ...], record.outputs), axes)
+
+    def record_outputs(
+        self, op: str, values: list[Value], attributes: Mapping[str, object], outputs: Sequence[TensorView],
+        axes: Sequence[Sequence[Axis]],
+    ) -> None:  # fmt: skip
+        """An output whose recorded splits its axes do not allow is the same storage under fresh roots."""
+        made: list[BoundTensor] = []
+        relabels: list[Expr] = []
+        for out, own in zip(outputs, axes, strict=True):
+            if _fits(out, own):
+                made.append(self.define(out, own))
+                continue
+            made.append(self.unnamed(f"{out.name}u", out, own))
+            relabels.append(Expr("relabel", (made[-1],), (self.define(out, self.fresh_like(own)),)))
+        self.exprs += [Expr(op, tuple(values), tuple(made), attributes), *relabels]
 
     def bind_size(self, record: Record) -> None:
         tensor = self.tensors[cast(TensorView, record.inputs[0])]
         dims = cast(tuple[int, ...], record.attributes["dims"])
         out = cast(Scalar, record.outputs[0])
         n = prod(extent(tensor.domain.logical[d]) for d in dims)
-        self.scalars[out] = Scalar(out.name, DataType.Int, n)
-
-    def bind_host_scalar(self, record: Record, operands: Sequence[Scalar], out: Scalar) -> None:
-        arithmetic: dict[str, Callable[..., Number]] = {
-            "add": lambda a, b: a + b,
-            "sub": lambda a, b: a - b,
-            "mul": lambda a, b: a * b,
-            "div": lambda a, b: a / b,
-            "neg": lambda a: -a,
-            "reciprocal": lambda a: 1 / a,
-            "cast": lambda a: a,
-        }
-        value = arithmetic[record.op](*(v.value for v in operands))
-        self.scalars[out] = Scalar(out.name, out.dtype, value)
+        self.scalars.define(out, n)
 
     def pointwise_axes(self, op: str, values: list[Value]) -> list[Axis]:
         where = [k for k, v in enumerate(values) if isinstance(v, BoundTensor)]
         operands = [cast(BoundTensor, values[k]) for k in where]
         ndim = max((t.ndim for t in operands), default=0)
-        for position in range(ndim):
-            places = [(k, position - ndim + t.ndim) for k, t in enumerate(operands) if position - ndim + t.ndim >= 0]
-            self.meet(op, operands, places)
+        columns = {
+            str(at): [(k, at - ndim + t.ndim) for k, t in enumerate(operands) if at - ndim + t.ndim >= 0]
+            for at in range(ndim)
+        }
+        found = self.meet_all(op, operands, columns)
         for k, t in zip(where, operands, strict=True):
             values[k] = t
-        axes: list[Axis] = []
-        for position in range(ndim):
-            there = (t.domain.logical[position - ndim] for t in operands if t.ndim >= ndim - position)
-            axes.append(next((axis for axis in there if axis), ()))
-        return axes
+        return list(found.values())
 
-    def call_axes(self, op: str, values: list[Value]) -> list[Axis]:
-        operands = cast(list[BoundTensor], values)
-        *ins, outs = TORCH_CALLS[op].names([t.ndim for t in operands])
+    def call_axes(self, op: str, values: list[Value], attributes: Mapping[str, object]) -> list[list[Axis]]:
+        where = [k for k, v in enumerate(values) if isinstance(v, BoundTensor)]
+        operands = [cast(BoundTensor, values[k]) for k in where]
+        signature = TORCH_CALLS[op].signature([[extent(a) for a in t.domain.logical] for t in operands], attributes)
         places: dict[str, list[tuple[int, int]]] = {}
-        for k, names in enumerate(ins):
+        for k, names in enumerate(signature.inputs):
             for at, name in enumerate(names):
                 places.setdefault(name, []).append((k, at))
-        for at in places.values():
-            self.meet(op, operands, at)
-        found: dict[str, Axis] = {}
-        for name, at in places.items():
-            axes = (operands[k].domain.logical[i] for k, i in at)
-            found[name] = next((axis for axis in axes if axis), ())
-        return [found[name] for name in outs]
+        found = self.meet_all(op, operands, places)
+        for k, t in zip(where, operands, strict=True):
+            values[k] = t
+        for name in (name for names in signature.outputs for name in names if name not in found):
+            found[name] = self.fresh(signature.extents[name])
+        return [[found[name] for name in names] for names in signature.outputs]
 
     def shape_axes(self, op: str, values: list[Value], attributes: dict[str, object]) -> list[Axis]:
-        if op in ("full", "iota", "expand", "reshape"):
+        if op in (*FACTORIES, "expand", "reshape"):
             attributes["shape"] = shape = self.shape_of(op, attributes, values)
-            if op in ("full", "iota"):
+            if op in FACTORIES:
                 return [self.fresh(n) for n in shape]
         x = cast(BoundTensor, values[0])
         logical = x.domain.logical
@@ -226,8 +263,8 @@ class _Binder:
 
     def shape_of(self, op: str, attributes: Mapping[str, object], values: Sequence[Value]) -> tuple[int, ...]:
         """The shape argument with host scalars and -1 resolved."""
-        asked = cast(tuple[int | Scalar, ...], attributes["shape"])
-        shape = [n if isinstance(n, int) else cast(int, self.scalars.get(n, n).value) for n in asked]
+        asked = cast(tuple[int, ...], attributes["shape"])
+        shape = list(asked)
         x = values[0] if values and isinstance(values[0], BoundTensor) else None
         if x is None or op not in ("reshape", "expand"):
             return tuple(shape)
@@ -258,6 +295,15 @@ class _Binder:
                     "squeeze", f"axis {k} of {x} of extent {extent(x.domain.logical[k])}", "extent 1", "squeeze another axis"
                 )
         return [axis for k, axis in enumerate(x.domain.logical) if k not in gone]
+
+
+def _fits(tv: TensorView, axes: Sequence[Axis]) -> bool:
+    """Can the recorded splits and merges of ``tv`` be replayed on ``axes``?"""
+    try:
+        tv.domain.replay(dict(zip(tv.domain.logical, axes, strict=True)))
+    except CutError:
+        return False
+    return True
 
 
 def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:

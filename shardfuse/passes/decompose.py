@@ -27,14 +27,17 @@ from ..analysis.sharding import (
     is_opaque,
     join,
     mesh_of,
+    needed_of,
     ordered,
     outermost,
     reduced_axes,
     restrict,
+    restrict_to_inputs,
+    stand_together,
     with_sharding,
 )
 from ..analysis.sharding import carries as carries_digits
-from ..ir.digits import Axis, Root, axis_of, overlaps
+from ..ir.digits import Axis, Root, axis_of
 from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
@@ -70,8 +73,7 @@ class _Decomposer:
         reduced = reduced_axes(expr)
         partial = tuple((p, d) for p, d in sharding if carries_digits(reduced, d))
         inputs: list[Value] = [
-            self.having(v, mesh, restrict(sharding, v.domain.logical)) if isinstance(v, BoundTensor) else v
-            for v in expr.inputs
+            self.having(v, mesh, needed_of(expr, v, sharding, mesh)) if isinstance(v, BoundTensor) else v for v in expr.inputs
         ]
         if partial and expr.op == "linear" and len(inputs) == 3:
             product = self.like(out, f"{out.name}x", replace(out.domain))  # the bias is added once, not by every rank
@@ -81,7 +83,7 @@ class _Decomposer:
         if partial:
             self.reduce_over_mesh(expr, inputs, sharding, partial)
             return
-        here = restrict(sharding, out.domain.logical)
+        here = restrict(sharding, out.domain.logical, mesh)
         if (out.domain.mesh, out.domain.sharding) == (mesh, here):
             self.exprs.append(Expr(expr.op, tuple(inputs), (out,), expr.attributes))
             return
@@ -92,7 +94,7 @@ class _Decomposer:
     def reduce_over_mesh(self, expr: Expr, inputs: list[Value], sharding: Sharding, partial: Sharding) -> None:
         out = expr.output
         mesh = mesh_of(v for v in inputs if isinstance(v, BoundTensor))
-        here = restrict(sharding, out.domain.logical)
+        here = restrict(sharding, out.domain.logical, mesh)
         op = expr.op if expr.op in REDUCTIONS else "sum"
         current, visible = self.local_partial(expr, inputs, mesh, here, partial)
         for k, (parallel_type, digits) in enumerate(partial):
@@ -100,7 +102,7 @@ class _Decomposer:
             logical = tuple(a for j, a in enumerate(current.domain.logical) if j != at)
             rest = [(p, d) for p, d in current.domain.sharding if p is not parallel_type]
             wanted = out.domain.digits_on(parallel_type) if out.domain.mesh == mesh else ()
-            if wanted and not overlaps([*(d for _, d in rest), wanted]):
+            if wanted and stand_together([*(d for _, d in rest), wanted]):
                 rest.append((parallel_type, wanted))
             domain = BoundDomain(logical, mesh, ordered(rest))
             last = k == len(partial) - 1
@@ -121,7 +123,8 @@ class _Decomposer:
         gone = tuple(d for _, digits in partial for d in digits)
         reduced = reduced_axes(expr)
         source = inputs[0]
-        if expr.op in REDUCTIONS and not any(without(axis, gone) for axis in reduced):
+        whole = mesh is not None and all(is_even(d, mesh.extent(p)) for p, d in partial)
+        if whole and expr.op in REDUCTIONS and not any(without(axis, gone) for axis in reduced):
             assert isinstance(source, BoundTensor)
             logical = source.domain.logical
             visible = [next((k for k, a in enumerate(logical) if a == d), None) for _, d in partial]
@@ -223,10 +226,10 @@ def _space(expr: Expr) -> Sharding:
     if is_opaque(expr):
         return have
     out = expr.output.domain
-    kept = restrict(have, out.logical)
+    kept = restrict(have, out.logical, out.mesh)
     if out.mesh is None or kept == out.sharding or not _within(kept, out.sharding):
         return have
-    return join([have, out.sharding])
+    return join([have, restrict_to_inputs(out.sharding, expr, out.mesh)])
 
 
 def _within(kept: Sharding, wanted: Sharding) -> bool:
@@ -256,10 +259,10 @@ def _next(
 ) -> tuple[ParallelType, Axis]:
     assert mesh is not None, "a sharding is on a mesh"
     for p, digits in want.items():
-        if p not in have and not overlaps([*have.values(), digits]):
+        if p not in have and stand_together([*have.values(), digits]):
             return p, digits
     for p, digits in want.items():
-        if p in have and have[p] != digits and not overlaps([*have.values(), digits]):
+        if p in have and have[p] != digits and stand_together([*have.values(), digits]):
             ranks = mesh.extent(p)
             if (is_even(have[p], ranks) and is_even(digits, ranks)) or _two_axes(logical, have[p], digits):
                 return p, digits

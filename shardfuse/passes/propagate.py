@@ -22,16 +22,25 @@ from ..mesh import DeviceMesh
 
 
 def propagate_shardings(fusion: BoundFusion) -> None:
-    said = dict.fromkeys(t for t in fusion.tensors() if t.domain.mesh is not None)
+    said = _on_a_mesh(fusion)
+    _forward(fusion, said)
+    _backward(fusion, {**said, **dict.fromkeys(fusion.outputs)})
+    _forward(fusion, _on_a_mesh(fusion))  # what is made of inputs that got their mesh backward
+
+
+def _on_a_mesh(fusion: BoundFusion) -> dict[BoundTensor, None]:
+    return dict.fromkeys(t for t in fusion.tensors() if t.domain.mesh is not None)
+
+
+def _forward(fusion: BoundFusion, settled: dict[BoundTensor, None]) -> None:
     for expr in fusion.exprs:
         mesh = mesh_of(expr.tensors)
         if mesh is None:
             continue
         sharding = computed_in(expr)
         for out in expr.outputs:
-            if out not in said:
-                out.domain = with_sharding(out.domain, mesh, restrict(sharding, out.domain.logical))
-    _backward(fusion, {**said, **dict.fromkeys(fusion.outputs)})
+            if out not in settled:
+                out.domain = with_sharding(out.domain, mesh, restrict(sharding, out.domain.logical, mesh))
 
 
 def _backward(fusion: BoundFusion, settled: dict[BoundTensor, None]) -> None:
@@ -67,4 +76,5 @@ def _wanted(expr: Expr, tensor: BoundTensor) -> Sharding:
             return ()
         moved = ((p, same_place(out.logical, tensor.domain.logical, digits)) for p, digits in out.sharding)
         return tuple((p, digits) for p, digits in moved if digits)
-    return restrict(join([out.sharding, computed_in(expr)]), tensor.domain.logical)
+    wanted = join([out.sharding, computed_in(expr)])
+    return restrict(wanted, tensor.domain.logical, mesh_of((*expr.outputs, *expr.tensors)))

@@ -9,66 +9,100 @@ after::
     T2 = add(T0[i0o@mesh_x, i0i, i1], T1[i0o@mesh_x, i0i, i1])
 
 What a rank hands over for T1 is then its shard, as for T0.  Sizes are needed to follow axes through the ops, so the
-fusion is bound to sizes that any cut divides, and what propagation finds for T1 is recorded in T1's own domain.
+fusion is bound to sizes that any cut divides, and what propagation finds for T1 is recorded in T1's own domain.  Where
+that is no split that can be said without sizes, or the fusion cannot be bound without them, T1 is replicated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
+from ..analysis.extents import equal_extents
 from ..errors import ShapeError, ShardingError
-from ..ir.digits import cut_out
-from ..ir.domain import BoundDomain, Merge
+from ..ir.digits import Axis, Digit, cut_out
+from ..ir.domain import BoundDomain, IterDomain, Merge
 from ..ir.expr import BoundTensor
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
+from ..mesh import DeviceMesh, ParallelType
 from .bind import bind
 from .propagate import propagate_shardings
 
 
 def settle_inputs(fusion: Fusion) -> None:
-    """Changes the domains of inputs without a mesh.  A fusion whose shapes need their real sizes is left as it is."""
+    """Changes the domains of inputs without a mesh, where some tensor of the fusion has one."""
     inputs = [i.val for i in fusion.inputs if isinstance(i.val, TensorView)]
-    meshes = dict.fromkeys(tv.domain.mesh for tv in fusion.tensors() if tv.domain.mesh is not None)
+    meshes = list(dict.fromkeys(tv.domain.mesh for tv in fusion.tensors() if tv.domain.mesh is not None))
     unsaid = [tv for tv in inputs if tv.domain.mesh is None]
     if not meshes or not unsaid:
         return
-    size = 8 * prod(mesh.size for mesh in meshes) ** 2
     try:
-        bound = bind(fusion, {tv: [size if n < 0 else n for n in tv.shape] for tv in inputs})
+        bound = bind(fusion, _stand_ins(fusion, meshes))
     except (ShapeError, ShardingError):
-        return  # told again, with the real sizes, when the fusion is run
+        for tv in unsaid if len(meshes) == 1 else ():
+            tv.set_device_mesh(meshes[0])
+        return
     propagate_shardings(bound)
     uneven = _has_uneven(fusion)
     for declared, tensor in zip(fusion.inputs, bound.inputs, strict=True):
         tv = declared.val
         if isinstance(tv, TensorView) and isinstance(tensor, BoundTensor) and tv in unsaid and tensor.domain.mesh:
-            _record(tv, tensor.domain, uneven)
+            _record(tv, tensor.domain, tensor.domain.mesh, uneven)
+
+
+def _stand_ins(fusion: Fusion, meshes: list[DeviceMesh]) -> dict[TensorView, list[int]]:
+    """For a symbolic size the static one of an axis that it must equal, else one that any cut divides."""
+    classes = equal_extents(fusion)
+    static = {classes[a]: a.extent for tv in fusion.tensors() for a in tv.domain.logical if a.extent not in (-1, 1)}
+    size = 8 * prod(mesh.size for mesh in meshes) ** 2
+    inputs = [i.val for i in fusion.inputs if isinstance(i.val, TensorView)]
+    return {
+        tv: [a.extent if a.extent >= 0 else static.get(classes[a], size) for a in tv.domain.logical] for tv in inputs
+    }
 
 
 def _has_uneven(fusion: Fusion) -> bool:
     return any(not isinstance(t, Merge) and t.uneven for tv in fusion.tensors() for t in tv.domain.transforms)
 
 
-def _record(tv: TensorView, domain: BoundDomain, uneven: bool) -> None:
-    """Write ``domain``'s sharding as splits of ``tv``: outer parts of axes, outermost mesh dimension first, or inner parts."""
-    mesh = domain.mesh
-    assert mesh is not None, "only a tensor on a mesh is recorded"
+def _record(tv: TensorView, domain: BoundDomain, mesh: DeviceMesh, uneven: bool) -> None:
+    """Write ``domain``'s sharding as splits of ``tv``: outer and inner parts of what is left of an axis."""
     tv.set_device_mesh(mesh)
-    left = list(domain.logical)
-    for parallel_type, digits in domain.sharding:
-        for k, axis in enumerate(domain.logical):
-            found = cut_out(left[k], digits[0]) if len(digits) == 1 else None
-            if found is None:
-                continue
-            at = tv.domain.loop.index(next(i for i in reversed(tv.domain.loop) if i.name.startswith(f"i{k}")))
-            above, below = found
-            if axis == digits:
-                tv.axis(at).parallelize(parallel_type)
-            elif not above:
-                tv.outer_split(at, mesh.extent(parallel_type), uneven=uneven)
-                tv.axis(at).parallelize(parallel_type)
-            elif not below:
-                tv.inner_split(at, mesh.extent(parallel_type))
-                tv.axis(at + 1).parallelize(parallel_type)
-            left[k] = below or above
+    left = dict(zip(tv.domain.loop, domain.logical, strict=True))
+    todo = [(p, digits[0]) for p, digits in domain.sharding if len(digits) == 1]
+    while todo:
+        found = next((entry for entry in todo if _place(left, entry[1]) is not None), None)
+        if found is None:
+            return
+        todo.remove(found)
+        _split(tv, left, *found, mesh.extent(found[0]), uneven)
+
+
+Left = dict[IterDomain, Axis]
+"""What each loop axis that is not on the mesh walks."""
+
+
+def _place(left: Mapping[IterDomain, Axis], digit: Digit) -> tuple[IterDomain, Axis, Axis] | None:
+    """The loop axis whose outer or inner part ``digit`` is, and what stands above and below."""
+    for axis, walked in left.items():
+        found = cut_out(walked, digit)
+        if found is not None and not (found[0] and found[1]):
+            return axis, *found
+    return None
+
+
+def _split(tv: TensorView, left: Left, parallel_type: ParallelType, digit: Digit, ranks: int, uneven: bool) -> None:
+    place = _place(left, digit)
+    assert place is not None, f"{digit} is no part of an axis of {tv}"
+    axis, above, below = place
+    at = tv.domain.loop.index(axis)
+    del left[axis]
+    if above:
+        tv.inner_split(at, ranks)
+        left[tv.domain.loop[at]] = above
+        at += 1
+    elif below or digit.extent != ranks:
+        tv.outer_split(at, ranks, uneven=uneven)
+        left[tv.domain.loop[at + 1]] = below
+    tv.axis(at).parallelize(parallel_type)

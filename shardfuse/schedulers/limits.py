@@ -25,7 +25,7 @@ H200 = Target("H200", multiprocessors=132, registers=65536, shared_bytes=227 * 1
 
 WARP = 32
 MAX_WARPS = 16
-MAX_CHUNKS = 16
+MAX_CHUNKS = 24
 """Unrolled chunks of a row: beyond, the code outgrows the instruction cache for no gain."""
 MAX_ROW_BYTES = 64 * 1024
 """What a program holds of all streamed inputs of its row: 128 bytes a thread with 16 warps."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..analysis.resharding import communication_of
-from ..ir.expr import VIEWS
+from ..ir.expr import VIEWS, Expr
+from ..ops.torch_calls import TORCH_CALLS
 from .segment import Segment
 
 
@@ -12,6 +13,10 @@ def why_not(segment: Segment) -> str | None:
         found = communication_of(expr)
         if found is not None and found.kind != "slice":
             return f"{expr.output} is communicated"
-        if found is None and expr.op not in (*VIEWS, "relabel"):
+        if found is None and expr.op not in (*VIEWS, "relabel") and not _is_view(expr):
             return f"{expr.output} is computed by {expr.op}"
     return None
+
+
+def _is_view(expr: Expr) -> bool:
+    return expr.op in TORCH_CALLS and TORCH_CALLS[expr.op].is_view

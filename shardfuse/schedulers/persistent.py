@@ -72,8 +72,8 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
         return _several_rows(n, width)
     warps = min(power_of_two(-(-n * held // (_HELD * WARP))), MAX_WARPS)
     block = max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS)))
-    narrow = n * held > _HELD * WARP * warps
-    return Params(x_block=1, r_block=min(block, power_of_two(n)), held_narrow=narrow, num_warps=warps)
+    bound = 64 if warps == MAX_WARPS and held == 1 and n <= 40 * WARP * warps else None
+    return Params(x_block=1, r_block=min(block, power_of_two(n)), num_warps=warps, max_registers=bound)
 
 
 def _several_rows(n: int, width: int) -> Params:

@@ -17,16 +17,16 @@ class Params:
     r_block: reduced elements of one chunk (``unrolled``) or of one turn of the loop; 1 where nothing is reduced.
     unrolled: r is held in registers, chunk by chunk; else a loop walks it, once for each phase.
     splits: programs that share one reduction, whose partials a second kernel finishes.
-    held_narrow: inputs are held in their own dtype and converted at each use, which long rows need registers for.
+    max_registers: a bound for the compiler, where one more program a multiprocessor is worth recomputing for.
     """
 
     x_block: int
     r_block: int = 1
     unrolled: bool = True
     splits: int = 1
-    held_narrow: bool = False
     num_warps: int = 4
     num_stages: int = 3
+    max_registers: int | None = None
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Space:
 def analyse(segment: Segment) -> Space | str:
     """The space of ``segment``, or why no single kernel can walk it."""
     tensors = dict.fromkeys(t for e in segment.exprs for t in (*e.tensors, *e.outputs))
-    refusal = next((r for e in segment.exprs if (r := _refusal_of(e)) is not None), None)
+    refusal = next((r for e in segment.exprs if (r := refusal_of(e)) is not None), None)
     if refusal is not None:
         return refusal
     try:
@@ -83,7 +83,7 @@ def analyse(segment: Segment) -> Space | str:
     return _ordered(segment, atoms, pieces, phase, reduced or frozenset())
 
 
-def _refusal_of(expr: Expr) -> str | None:
+def refusal_of(expr: Expr) -> str | None:
     """Why ``expr`` has no Triton text."""
     op = POINTWISE.get(expr.op)
     if op is None and expr.op not in (*REDUCTIONS, *VIEWS, "cast", "set", "full", "iota"):

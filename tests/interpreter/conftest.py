@@ -1,4 +1,4 @@
-"""Generated kernels under Triton's interpreter, which must be chosen before Triton is imported: a process of its own."""
+"""Generated kernels under Triton's interpreter, chosen before Triton is imported: a pytest process of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,5 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-if "triton" in sys.modules and not getattr(sys.modules["triton"].knobs.runtime, "interpret", False):
-    raise RuntimeError(
-        "Triton was imported before TRITON_INTERPRET=1: run tests/interpreter as a pytest process of its own"
-    )
+if "triton" in sys.modules and not sys.modules["triton"].knobs.runtime.interpret:
+    raise RuntimeError("Triton was imported before TRITON_INTERPRET=1: run tests/interpreter in a process of its own")

@@ -2,84 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-from segments import Builder, evaluate, layout_of, rms_norm
+from interpreted import SCHEDULERS, close, run, scheduler_of, values
+from segments import Builder, evaluate, rms_norm
 
-from shardfuse.codegen import generate
-from shardfuse.executor.kernel import Kernel
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar
+from shardfuse.ops.table import POINTWISE
 from shardfuse.schedulers import looped, persistent, pointwise, reduction
 from shardfuse.schedulers.limits import H200
-from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
-
-SCHEDULERS: tuple[ModuleType, ...] = (persistent, reduction, pointwise, looped)
-MARGIN = 64
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-
-
-def scheduler_of(segment: Segment) -> ModuleType:
-    return next(s for s in SCHEDULERS if s.why_not(segment) is None)
-
-
-def poisoned(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor in the middle of a buffer of bytes 0x5A, and the buffer."""
-    count = torch.Size(shape).numel()
-    buffer = torch.full(((count + 2 * MARGIN) * dtype.itemsize,), 0x5A, dtype=torch.uint8).view(dtype)
-    return buffer[MARGIN : MARGIN + count].view(tuple(shape)), buffer
-
-
-def run(
-    segment: Segment,
-    inputs: Mapping[BoundTensor, torch.Tensor],
-    directory: Path,
-    *,
-    scheduler: ModuleType | None = None,
-    params: Params | None = None,
-    numbers: Mapping[Scalar, float] | None = None,
-) -> list[torch.Tensor]:
-    """The outputs of ``segment``, by the first scheduler that takes it unless one is named; margins are checked."""
-    chosen = scheduler or scheduler_of(segment)
-    assert chosen.why_not(segment) is None
-    env = dict(inputs)
-    buffers: list[torch.Tensor] = []
-    for plan in chosen.schedule(segment, params or chosen.propose(segment, H200)):
-        for tensor in plan.segment.outputs:
-            env[tensor], buffer = poisoned(tensor.domain.local_shape(0), tensor.dtype.torch)
-            buffers.append(buffer)
-        tensors = (*plan.segment.inputs, *plan.segment.outputs)
-        source = generate(plan, {t: layout_of(t, env[t]) for t in tensors}, 0, interpret=True)
-        launch = Kernel(source, directory, interpret=True).launcher()
-        launch(*(env[t] for t in source.tensors), *((numbers or {})[s] for s in source.scalars))
-    for buffer in buffers:
-        ends = torch.cat([buffer[:MARGIN], buffer[-MARGIN:]]).view(torch.uint8)
-        assert (ends == 0x5A).all(), "a store left its tensor"
-    return [env[t] for t in segment.outputs]
-
-
-def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """``wanted`` in float64; NaN and infinities in the same places."""
-    if not found.dtype.is_floating_point:
-        assert torch.equal(found.to(wanted.dtype), wanted)
-        return
-    tolerance = TOLERANCE[found.dtype]
-    torch.testing.assert_close(found.double(), wanted.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-def values(*shape: int, dtype: DataType = DataType.Float, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    if dtype.is_floating:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype.torch)
-    if dtype is DataType.Bool:
-        return torch.randint(0, 2, shape, generator=generator).bool()
-    return torch.randint(1, 5, shape, generator=generator).to(dtype.torch)
-
 
 # --- norms ---------------------------------------------------------------------------------------------------
 
@@ -350,10 +287,9 @@ def test_scalar_arguments(tmp_path: Path) -> None:
     assert torch.equal(out, data * 0.75 + 3)
 
 
-POINTWISE_NAMES = (
-    "neg abs relu exp exp2 log log2 sqrt rsqrt sin cos tanh erf sigmoid silu gelu reciprocal floor ceil isnan "
-    "add sub mul div maximum minimum eq ne lt le gt ge"
-).split()
+NOT_FOR_BOOL = ("neg", "sub", "abs", "relu", "floor", "ceil")
+NOT_FOR_FLOAT = ("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor")
+POINTWISE_NAMES = [name for name, op in POINTWISE.items() if op.triton is not None and name != "where"]
 
 
 @pytest.mark.parametrize("dtype", [DataType.Float, DataType.BFloat16, DataType.Double, DataType.Int32, DataType.Bool])
@@ -362,12 +298,12 @@ def test_pointwise_table(tmp_path: Path, dtype: DataType) -> None:
     b = Builder()
     x, y = b.input(dtype, b.axis(60)), b.input(dtype)
     y = b.input(dtype, *x.domain.logical)
-    refused = {"neg", "sub", "abs", "relu"} if dtype is DataType.Bool else set[str]()
+    refused = NOT_FOR_BOOL if dtype is DataType.Bool else NOT_FOR_FLOAT if dtype.is_floating else ()
     outputs: list[BoundTensor] = []
     for name in POINTWISE_NAMES:
         if name in refused:
             continue
-        outputs.append(b.op(name, x) if unary(name) else b.op(name, x, y))
+        outputs.append(b.op(name, x) if POINTWISE[name].arity == 1 else b.op(name, x, y))
     segment = b.segment(*outputs)
     data, other = values(60, dtype=dtype), values(60, dtype=dtype, seed=3)
     if dtype.is_floating:
@@ -381,12 +317,6 @@ def test_pointwise_table(tmp_path: Path, dtype: DataType) -> None:
             torch.testing.assert_close(a, w, rtol=tolerance, atol=1e-6, equal_nan=True, msg=str(tensor))
         else:
             assert torch.equal(a, w), tensor
-
-
-def unary(name: str) -> bool:
-    from shardfuse.ops.table import POINTWISE
-
-    return POINTWISE[name].arity == 1
 
 
 # --- refusals ------------------------------------------------------------------------------------------------

@@ -1,0 +1,233 @@
+"""Before a program's first run its ranks compare it: through the store, with a timeout, never by a collective.
+
+What is compared is a text that every rank must have alike: the definition with its shardings, unsharded sizes, options
+and versions. Only such agreed facts start a comparison, each text once for each rank, so that a rank that binds a program
+anew for facts of its own (strides, alignment, an evicted cache entry) waits for nobody.
+
+1. Every rank counts the comparisons of its team. At count k it puts the digest of its text under `team/k/rank`, and
+   waits until all of the team have done so. Equal digests: done, two round trips.
+2. Digests that differ are seen by all: each puts its text under `team/k/text/rank`, and names the first line that differs.
+3. A rank that could not make its program puts the reason in place of the digest, so that nobody waits for it.
+4. A rank that waits for longer says under `at/rank` where it waits and with which text; one that fails says why. So two
+   ranks that wait for each other with different teams, and all that wait for those two, end at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from ..config import read_settings
+from ..errors import PeerLostError, ProgramMismatchError, RanksLateError, ShardfuseError
+from ..mesh.groups import current_rank, default_group, default_store, default_timeout, world_size
+from ..mesh.rendezvous import PrefixStore, Store
+from .options import CompileOptions
+
+_QUIET = 0.2  # seconds of waiting before a rank says where it waits
+_SHORTEST, _LONGEST = 20e-6, 0.05  # seconds between two looks into the store
+_OK = "ok"
+
+
+def describe(script: str, sizes: Mapping[str, Sequence[int]], options: CompileOptions, device: torch.device) -> str:
+    """What all ranks must have alike, a fact a line. ``sizes``: the unsharded shape of each input by name."""
+    head = [
+        f"torch {torch.__version__}",
+        f"device: {device.type}",
+        f"options: backend={options.backend}, interpret={options.interpret}, strict={options.strict}",
+        *(f"{name}: unsharded {list(shape)}" for name, shape in sizes.items()),
+    ]
+    return "\n".join([*head, *script.splitlines()])
+
+
+@contextmanager
+def agreed(ranks: Sequence[int], text: str) -> Iterator[None]:
+    """Compare ``text`` with the other ``ranks``' once the body has made the program; a failure in it is told to them.
+
+    Raises ProgramMismatchError, RanksLateError and PeerLostError, on every rank that does not raise what its body did.
+    """
+    side = _side_of(ranks)
+    try:
+        yield
+    except Exception as error:
+        if side is not None and not side.compare(ranks, text, error):
+            side.tell_failure(error)
+        raise
+    if side is not None:
+        side.compare(ranks, text, None)
+
+
+def agree(ranks: Sequence[int], text: str) -> None:
+    """`agreed` where there is nothing to make."""
+    with agreed(ranks, text):
+        pass
+
+
+@contextmanager
+def failures_told(ranks: Sequence[int]) -> Iterator[None]:
+    """What fails in the body, before this rank knows what it would compare, is told to the ``ranks`` that wait for it."""
+    try:
+        yield
+    except Exception as error:
+        side = _side_of(ranks)
+        if side is not None:
+            side.tell_failure(error)
+        raise
+
+
+# By default process group, so that a new world starts from zero on every rank.
+_sides: WeakKeyDictionary[dist.ProcessGroup, _Side] = WeakKeyDictionary()
+
+
+def _side_of(ranks: Sequence[int]) -> _Side | None:
+    if len(ranks) < 2 or world_size() < 2 or current_rank() not in ranks:
+        return None
+    group = default_group()
+    side = _sides.get(group)
+    if side is None:
+        limit = default_timeout()
+        seconds = read_settings().timeout if limit is None else limit.total_seconds()
+        store = PrefixStore("shardfuse/agreement", default_store())
+        side = _sides[group] = _Side(store, current_rank(), seconds)
+    return side
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The k-th comparison of a team."""
+
+    ranks: tuple[int, ...]
+    k: int
+    text: str
+
+    def key(self, rank: int, what: str = "") -> str:
+        return f"{_digest(str(self.ranks))}/{self.k}/{what}{rank}"
+
+
+class _Side:
+    """This rank's part in all comparisons of one world."""
+
+    def __init__(self, store: Store, rank: int, timeout: float) -> None:
+        self.store = store
+        self.rank = rank
+        self.timeout = timeout
+        self.agreed: dict[str, None] = {}
+        self.counts: dict[tuple[int, ...], int] = {}
+        self.failures = 0
+        self.has_told = False
+
+    def compare(self, ranks: Sequence[int], text: str, failure: Exception | None) -> bool:
+        """False where this text was agreed before, and nothing was compared."""
+        team = tuple(ranks)
+        mark = _digest(f"{team}\n{text}")
+        if mark in self.agreed:
+            return False
+        comparison = _Comparison(team, self.counts.get(team, 0), text)
+        self.counts[team] = comparison.k + 1
+        try:
+            self.run(comparison, mark, failure)
+        except (dist.DistNetworkError, ConnectionError) as error:
+            raise PeerLostError(0, "or its launcher served a store that cannot be reached any longer") from error
+        self.agreed[mark] = None
+        return True
+
+    def run(self, comparison: _Comparison, mark: str, failure: Exception | None) -> None:
+        mine = json.dumps([mark, _OK if failure is None else _sentence(failure)])
+        self.store.set(comparison.key(self.rank), mine)
+        self.take_back()
+        try:
+            self.wait(comparison, [comparison.key(r) for r in comparison.ranks])
+        except ShardfuseError as error:  # who comes too late must not go on alone
+            self.store.set(comparison.key(self.rank), json.dumps([mark, _sentence(error)]))
+            raise
+        if comparison.k > 0:  # all have come to k, so nobody reads k - 1 any longer
+            self.store.delete_key(_Comparison(comparison.ranks, comparison.k - 1, "").key(self.rank))
+        found = self.store.multi_get([comparison.key(r) for r in comparison.ranks])
+        told = {r: cast("tuple[str, str]", json.loads(v)) for r, v in zip(comparison.ranks, found, strict=True)}
+        if any(other != mark for other, _ in told.values()):
+            raise self.mismatch(comparison)
+        failed = next((r for r, (_, verdict) in told.items() if verdict != _OK), None)
+        if failed is not None and failure is None:
+            self.failures += 1
+            raise PeerLostError(failed, f"failed: {told[failed][1]}")
+        self.failures += failure is not None
+
+    def mismatch(self, comparison: _Comparison) -> ProgramMismatchError:
+        """Every rank sees that digests differ, so every rank gives its text."""
+        self.store.set(comparison.key(self.rank, "text/"), comparison.text)
+        keys = [comparison.key(r, "text/") for r in comparison.ranks]
+        self.wait(comparison, keys)
+        texts = [value.decode() for value in self.store.multi_get(keys)]
+        error = ProgramMismatchError(dict(zip(comparison.ranks, texts, strict=True)))
+        self.tell_failure(error)
+        return error
+
+    def wait(self, comparison: _Comparison, keys: Sequence[str]) -> None:
+        """Until all keys are there. Looks instead of waiting in the store: that would hold up its other users."""
+        began = time.monotonic()
+        pause, is_quiet = _SHORTEST, True
+        while not self.store.check(list(keys)):
+            waited = time.monotonic() - began
+            if waited > self.timeout:
+                missing = [r for r, key in zip(comparison.ranks, keys, strict=True) if not self.store.check([key])]
+                late = RanksLateError(missing, self.timeout, comparison.text)
+                self.tell_failure(late)
+                raise late
+            if waited > _QUIET:
+                if is_quiet:
+                    self.tell("waits", ranks=comparison.ranks, k=comparison.k, text=comparison.text)
+                    is_quiet = False
+                self.look_at_missing(comparison, keys)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+        if not is_quiet:
+            self.take_back()
+
+    def look_at_missing(self, comparison: _Comparison, keys: Sequence[str]) -> None:
+        """Raise where a rank that is waited for never comes: it failed, or waits for this one in another team."""
+        for rank, key in zip(comparison.ranks, keys, strict=True):
+            if rank == self.rank or self.store.check([key]) or not self.store.check([f"at/{rank}"]):
+                continue
+            state = cast("dict[str, object]", json.loads(self.store.get(f"at/{rank}")))
+            if state["what"] == "failed" and cast(int, state["failures"]) > self.failures:
+                error = PeerLostError(rank, f"failed: {state['reason']}")
+                self.tell_failure(error)
+                raise error
+            if state["what"] == "waits" and not self.store.check([key]):
+                team = tuple(cast("list[int]", state["ranks"]))
+                if team != comparison.ranks and self.rank in team and self.counts.get(team, 0) == state["k"]:
+                    crossed = ProgramMismatchError({self.rank: comparison.text, rank: str(state["text"])})
+                    self.tell_failure(crossed)
+                    raise crossed
+
+    # what this rank says of itself
+
+    def tell_failure(self, error: Exception) -> None:
+        self.failures += 1
+        self.tell("failed", reason=_sentence(error), failures=self.failures)
+
+    def tell(self, what: str, **facts: object) -> None:
+        self.store.set(f"at/{self.rank}", json.dumps({"what": what, **facts}))
+        self.has_told = True
+
+    def take_back(self) -> None:
+        """A failure that the caller got over is nobody's concern any longer."""
+        if self.has_told:
+            self.store.delete_key(f"at/{self.rank}")
+            self.has_told = False
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, ShardfuseError) else f"{type(error).__name__}: {error}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

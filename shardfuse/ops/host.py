@@ -1,0 +1,85 @@
+"""Arithmetic on host scalars: sizes, and what is computed from scalar inputs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+
+from ..ir.dtype import DataType
+from ..ir.expr import Number, Scalar
+from .table import POINTWISE, Rule
+
+_WIDE = (DataType.Bool, DataType.Int, DataType.Double, DataType.ComplexDouble)
+"""The types of host arithmetic, by category: Python's own."""
+
+_DIRECT: dict[str, Callable[..., Number]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "neg": operator.neg,
+    "maximum": max,
+    "minimum": min,
+}
+
+
+def wide_type(dtype: DataType) -> DataType:
+    """The host type that holds ``dtype``."""
+    if dtype is DataType.Bool:
+        return dtype
+    return _WIDE[1 if dtype.is_integral else 2 if dtype.is_floating else 3]
+
+
+def host_type(op: str, operands: Sequence[Scalar]) -> DataType:
+    """The type of ``op`` on host scalars."""
+    entry = POINTWISE[op]
+    considered = operands[1:] if entry.rule is Rule.WHERE else operands
+    common = max((wide_type(v.dtype) for v in considered), key=_WIDE.index)
+    match entry.rule:
+        case Rule.BOOL | Rule.LOGICAL:
+            return DataType.Bool
+        case Rule.FLOAT:
+            return DataType.Double if common.is_integral else common
+        case Rule.REAL:
+            return DataType.Double if common.is_complex else common
+        case _:
+            return common
+
+
+def host_value(op: str, values: Sequence[Number], dtype: DataType) -> Number:
+    """``op`` on numbers; ``dtype``: of the result.  Integers are 64 bits wide and division by 0 is torch's."""
+    if op == "cast":
+        return to_number(values[0], dtype)
+    if op in _DIRECT and not isinstance(values[0], bool) and DataType.Int is dtype:
+        return _DIRECT[op](*values)
+    entry = POINTWISE[op]
+    compute = max((_type_of(v) for v in (values[1:] if entry.rule is Rule.WHERE else values)), key=_WIDE.index)
+    if entry.rule is Rule.FLOAT and compute.is_integral:
+        compute = DataType.Double
+    if entry.rule is Rule.LOGICAL:
+        compute = DataType.Bool
+    operands = [
+        torch.tensor(v, dtype=torch.bool if entry.rule is Rule.WHERE and k == 0 else compute.torch)
+        for k, v in enumerate(values)
+    ]
+    return cast(Number, entry.torch(*operands).to(dtype.torch).item())
+
+
+def to_number(value: Number, dtype: DataType) -> Number:
+    """``value`` as Python's number of ``dtype``'s category."""
+    if dtype is DataType.Bool:
+        return bool(value)
+    if dtype.is_complex:
+        return complex(value)
+    real = value.real if isinstance(value, complex) else value
+    return int(real) if dtype.is_integral else float(real)
+
+
+def _type_of(value: Number) -> DataType:
+    if isinstance(value, bool):
+        return DataType.Bool
+    if isinstance(value, int):
+        return DataType.Int
+    return DataType.Double if isinstance(value, float) else DataType.ComplexDouble

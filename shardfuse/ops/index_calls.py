@@ -1,0 +1,122 @@
+"""Torch calls that read or write at indices: index_select, gather, take_along_axis, scatter, embedding and the like."""
+
+from __future__ import annotations
+
+import torch
+
+from .shape_calls import renamed
+from .torch_call import (
+    Arguments,
+    Attributes,
+    AxisNames,
+    Shapes,
+    Signature,
+    TorchCall,
+    axis_names,
+    integer,
+    tensor_of,
+    tensors_of,
+)
+
+
+def _index_select(shapes: Shapes, attributes: Attributes) -> Signature:
+    dim = integer(attributes, "dim")
+    names = axis_names(len(shapes[0]))
+    index = ("k",) if len(shapes[1]) else ()
+    target = renamed(names, dim, "k") if index else (*names[:dim], "k", *names[dim + 1 :])
+    return Signature((renamed(names, dim, "s*"), index), (target,), {} if index else {"k": 1})
+
+
+def _run_index_select(values: Arguments, attributes: Attributes) -> torch.Tensor:
+    x, index = tensors_of(values)
+    return torch.index_select(x, integer(attributes, "dim"), index)
+
+
+def _gather(shapes: Shapes, attributes: Attributes) -> Signature:
+    """Axes of the index are the result's; an axis of the source is one of them where the two are equally long."""
+    dim = integer(attributes, "dim")
+    x, index = shapes
+    target = renamed(axis_names(len(index), "k"), dim, "k*")
+    source: AxisNames = tuple(
+        target[k] if k != dim and n == index[k] and n >= 0 else f"a{k}*" for k, n in enumerate(x)
+    )
+    target = tuple(name if k == dim or source[k] == name else f"k{k}*" for k, name in enumerate(target))
+    return Signature((source, target), (target,))
+
+
+def _run_gather(values: Arguments, attributes: Attributes) -> torch.Tensor:
+    x, index = tensors_of(values)
+    return torch.gather(x, integer(attributes, "dim"), index.to(torch.int64))
+
+
+def _take_along_axis(shapes: Shapes, attributes: Attributes) -> Signature:
+    dim = integer(attributes, "dim")
+    names = axis_names(len(shapes[0]))
+    target = renamed(names, dim, "k")
+    return Signature((renamed(names, dim, "s*"), target), (target,))
+
+
+def _run_take_along_axis(values: Arguments, attributes: Attributes) -> torch.Tensor:
+    x, index = tensors_of(values)
+    return torch.take_along_dim(x, index.to(torch.int64), integer(attributes, "dim"))
+
+
+def _scatter(shapes: Shapes, attributes: Attributes) -> Signature:
+    """An axis of the index is the source's where all are equally long: then each rank writes its own."""
+    dim = integer(attributes, "dim")
+    x, *others = shapes
+    names = renamed(axis_names(len(x)), dim, "a*")
+    for k, n in enumerate(x):
+        if k != dim and (n < 0 or any(s[k] != n for s in others)):
+            names = renamed(names, k, f"a{k}*")
+    inputs = [names]
+    for j, shape in enumerate(others):
+        inputs.append(tuple(names[k] if n == x[k] and n >= 0 and k != dim else f"i{j}_{k}*" for k, n in enumerate(shape)))
+    return Signature(tuple(inputs), (names,))
+
+
+def _run_scatter(values: Arguments, attributes: Attributes) -> torch.Tensor:
+    x, index, src = tensor_of(values, 0), tensor_of(values, 1).to(torch.int64), values[2]
+    dim = integer(attributes, "dim")
+    if isinstance(src, torch.Tensor):
+        return torch.scatter(x, dim, index, src)
+    return torch.scatter(x, dim, index, src)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def _index_put(shapes: Shapes, attributes: Attributes) -> Signature:
+    rest = axis_names(len(shapes[0]) - 1)
+    return Signature((("v*", *rest), ("k*",), ("k*", *rest)), (("v*", *rest),))
+
+
+def _run_index_put(values: Arguments, attributes: Attributes) -> torch.Tensor:
+    x, index, src = tensors_of(values)
+    return torch.index_put(x, (index,), src, accumulate=True)
+
+
+def _embedding(shapes: Shapes, attributes: Attributes) -> Signature:
+    index = axis_names(len(shapes[0]), "b")
+    return Signature((index, ("v*", "d*" if attributes.get("max_norm") is not None else "d")), ((*index, "d"),))
+
+
+def _run_embedding(values: Arguments, attributes: Attributes) -> torch.Tensor:
+    index, weight = tensors_of(values)
+    padding, max_norm = attributes.get("padding_idx"), attributes.get("max_norm")
+    if max_norm is not None:  # torch renormalises the rows that it reads in place
+        weight = weight.clone()
+    return torch.nn.functional.embedding(
+        index,
+        weight,
+        padding_idx=padding if isinstance(padding, int) else None,
+        max_norm=float(max_norm) if isinstance(max_norm, int | float) else None,
+        norm_type=float(norm) if isinstance(norm := attributes.get("norm_type"), int | float) else 2.0,
+    )
+
+
+INDEX_CALLS: dict[str, TorchCall] = {
+    "index_select": TorchCall(_index_select, _run_index_select, "slices of an axis at the indices of a vector"),
+    "gather": TorchCall(_gather, _run_gather, "elements at indices along an axis, as torch.gather"),
+    "take_along_axis": TorchCall(_take_along_axis, _run_take_along_axis, "as gather, the other axes broadcast"),
+    "scatter": TorchCall(_scatter, _run_scatter, "a copy with elements at indices along an axis replaced"),
+    "index_put_accumulate": TorchCall(_index_put, _run_index_put, "a copy with values added to rows at indices"),
+    "embedding": TorchCall(_embedding, _run_embedding, "rows of a weight at indices"),
+}

@@ -1,0 +1,142 @@
+"""Torch calls on matrices: matmul, linear, grouped and scaled products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .torch_call import Arguments, Attributes, AxisNames, Result, Shapes, Signature, TorchCall, axis_names, tensors_of
+
+
+def roles_of(attributes: Attributes) -> tuple[str, ...]:
+    """The parameter that each input stands for, where an op has optional ones."""
+    roles = attributes["roles"]
+    assert isinstance(roles, tuple), "roles is a tuple of names"
+    return tuple(str(r) for r in roles)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _matmul(shapes: Shapes, _: Attributes) -> Signature:
+    a, b = (len(s) for s in shapes)
+    batch = tuple(f"b{k}" for k in range(max(a, b) - 2, 0, -1))
+    left = (*batch[len(batch) - max(a - 2, 0) :], "m", "k") if a > 1 else ("k",)
+    right = (*batch[len(batch) - max(b - 2, 0) :], "k", "n") if b > 1 else ("k",)
+    out = (*batch, *(("m",) if a > 1 else ()), *(("n",) if b > 1 else ()))
+    return Signature((left, right), (out,))
+
+
+def _linear(shapes: Shapes, _: Attributes) -> Signature:
+    rows = axis_names(len(shapes[0]) - 1, "b")
+    is_matrix = len(shapes[1]) == 2
+    weight = ("n", "k") if is_matrix else ("k",)
+    bias: list[AxisNames] = [("n",) if len(s) else () for s in shapes[2:]]
+    return Signature(((*rows, "k"), weight, *bias), ((*rows, "n") if is_matrix else rows,))
+
+
+def _grouped_axes(a: int, b: int) -> tuple[AxisNames, AxisNames, AxisNames, AxisNames]:
+    """Axes of mat1, mat2, offsets and the result: the groups lie along m, k or n, or are an axis of their own."""
+    if a == 2 and b == 2:
+        return ("m", "k*"), ("k*", "n"), ("g*",), ("g*", "m", "n")
+    if a == 2:
+        return ("m*", "k*"), ("g*", "k*", "n"), ("g*",), ("m*", "n")
+    if b == 2:
+        return ("g*", "m", "k*"), ("k*", "n*"), ("g*",), ("m", "n*")
+    return ("g", "m", "k*"), ("g", "k*", "n"), ("g",), ("g", "m", "n")
+
+
+def _grouped_mm(shapes: Shapes, attributes: Attributes) -> Signature:
+    left, right, groups, out = _grouped_axes(len(shapes[0]), len(shapes[1]))
+    inputs: list[AxisNames] = [left, right, groups]
+    if len(shapes) == 3:
+        return Signature(tuple(inputs), (out,))
+    inputs += [axis_names(len(s), role) for role, s in zip(roles_of(attributes)[3:], shapes[3:], strict=True)]
+    return Signature(tuple(map(_starred, inputs)), (_starred(out),))  # scales are per group and row: nothing is sharded
+
+
+def _starred(names: AxisNames) -> AxisNames:
+    return tuple(n if n.endswith("*") else f"{n}*" for n in names)
+
+
+def _run_grouped_mm(values: Arguments, attributes: Attributes) -> torch.Tensor:
+    given = dict(zip(roles_of(attributes), tensors_of(values), strict=True))
+    a, b, offsets = given["mat1"], given["mat2"], given["offsets"]
+    dtype = attributes["dtype"]
+    assert isinstance(dtype, torch.dtype), "the result's dtype"
+    if "scale1" in given:
+        a = a.float() * _scale_of(given["scale1"], a)
+        b = b.float() * _scale_of(given["scale2"], b)
+    elif a.is_cuda and a.dtype == torch.bfloat16:
+        return torch._grouped_mm(a, b, offsets)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
+    result = _grouped(a, b, offsets.tolist())
+    if "alpha" in given:
+        result = result * given["alpha"]
+    if "bias" in given:
+        bias = given["bias"]
+        result = result + (bias * given["beta"] if "beta" in given else bias)
+    return result.to(dtype)
+
+
+def _scale_of(scale: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """One scale for each block of the contracted axis, repeated to the matrix's shape."""
+    scale = scale.float()
+    for k, (n, m) in enumerate(zip(scale.shape, matrix.shape[-scale.ndim :], strict=True)):
+        if n not in (1, m):
+            scale = scale.repeat_interleave(m // n, k)
+    return scale
+
+
+def _grouped(a: torch.Tensor, b: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
+    """Group g is rows (or columns, or contracted elements) from ``ends[g - 1]`` to ``ends[g]``."""
+    starts = [0, *ends[:-1]]
+    spans = list(zip(starts, ends, strict=True))
+    if a.ndim == 3 and b.ndim == 3:
+        return a @ b
+    if a.ndim == 2 and b.ndim == 2:
+        return torch.stack([a[:, i:j] @ b[i:j] for i, j in spans])
+    if a.ndim == 2:
+        out = a.new_zeros((a.shape[0], b.shape[-1]))
+        for g, (i, j) in enumerate(spans):
+            out[i:j] = a[i:j] @ b[g]
+        return out
+    out = a.new_zeros((a.shape[1], b.shape[-1]))
+    for g, (i, j) in enumerate(spans):
+        out[:, i:j] = a[g] @ b[:, i:j]
+    return out
+
+
+def _scaled_mm(shapes: Shapes, attributes: Attributes) -> Signature:
+    inputs: list[AxisNames] = [("m*", "k*"), ("k*", "n*")]
+    inputs += [tuple(f"{n}*" for n in axis_names(len(s), role)) for role, s in zip(roles_of(attributes)[2:], shapes[2:], strict=True)]
+    return Signature(tuple(inputs), (("m*", "n*"),))
+
+
+def _run_scaled_mm(values: Arguments, attributes: Attributes) -> Result:
+    given = dict(zip(roles_of(attributes), tensors_of(values), strict=True))
+    a, b = given["mat1"], given["mat2"]
+    dtype = attributes["dtype"]
+    assert isinstance(dtype, torch.dtype), "the result's dtype"
+    result = (a.float() * _scale_of(given["scale1"], a)) @ (b.float() * _scale_of(given["scale2"], b))
+    if "alpha" in given:
+        result = result * given["alpha"]
+    if "bias" in given:
+        bias = given["bias"]
+        result = result + (bias * given["beta"] if "beta" in given else bias)
+    return result.to(dtype)
+
+
+def _run_matmul(values: Arguments, _: Attributes) -> torch.Tensor:
+    a, b = tensors_of(values)
+    return torch.matmul(a, b)
+
+
+def _run_linear(values: Arguments, _: Attributes) -> torch.Tensor:
+    x, weight, *bias = tensors_of(values)
+    return torch.nn.functional.linear(x, weight, bias[0] if bias else None)
+
+
+MATMUL_CALLS: dict[str, TorchCall] = {
+    "matmul": TorchCall(_matmul, _run_matmul, "torch.matmul"),
+    "linear": TorchCall(_linear, _run_linear, "x @ weight.T + bias"),
+    "grouped_mm": TorchCall(_grouped_mm, _run_grouped_mm, "a matrix product for each group of rows"),
+    "scaled_mm": TorchCall(_scaled_mm, _run_scaled_mm, "a matrix product of scaled blocks"),
+}

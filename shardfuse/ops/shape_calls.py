@@ -1,0 +1,120 @@
+"""Torch calls that rearrange elements: slice, pad, cat, flip, select."""
+
+from __future__ import annotations
+
+import torch
+
+from .torch_call import (
+    Arguments,
+    Attributes,
+    AxisNames,
+    Shapes,
+    Signature,
+    TorchCall,
+    axis_names,
+    integer,
+    integers,
+    tensor_of,
+    tensors_of,
+)
+
+UNKNOWN = -1
+
+
+def renamed(names: AxisNames, at: int, name: str) -> AxisNames:
+    return (*names[:at], name, *names[at + 1 :])
+
+
+def slice_bounds(extent: int, start: int, stop: int) -> tuple[int, int]:
+    """As Python has it: negative counts from the end, and both are clamped to the axis."""
+    first, last, _ = slice(start, stop).indices(extent)
+    return first, max(first, last)
+
+
+def _slice(shapes: Shapes, attributes: Attributes) -> Signature:
+    (shape,) = shapes
+    starts, stops, steps = (integers(attributes, k) for k in ("starts", "stops", "steps"))
+    known = not _has_symbols(attributes)
+    source = target = axis_names(len(shape))
+    extents: dict[str, int] = {}
+    for k, n in enumerate(shape):
+        if n < 0 or not known:
+            size = UNKNOWN
+        else:
+            first, last = slice_bounds(n, starts[k], stops[k])
+            size = -(-(last - first) // steps[k])
+        if size == n and n >= 0 and steps[k] == 1:
+            continue
+        source, target = renamed(source, k, f"a{k}*"), renamed(target, k, f"s{k}*")
+        extents[f"s{k}*"] = size
+    return Signature((source,), (target,), extents)
+
+
+def _has_symbols(attributes: Attributes) -> bool:
+    return any(not isinstance(n, int) for v in attributes.values() if isinstance(v, tuple) for n in v)  # pyright: ignore[reportUnknownVariableType]
+
+
+def _run_slice(values: Arguments, attributes: Attributes) -> torch.Tensor:
+    x = tensor_of(values, 0)
+    starts, stops, steps = (integers(attributes, k) for k in ("starts", "stops", "steps"))
+    return x[tuple(slice(a, max(b, 0) if a >= 0 and b < 0 and b < -n else b, s) for a, b, s, n in zip(starts, stops, steps, x.shape, strict=True))]
+
+
+def _pad(shapes: Shapes, attributes: Attributes) -> Signature:
+    shape = shapes[0]
+    widths = integers(attributes, "widths")
+    known = not _has_symbols(attributes)
+    source = target = axis_names(len(shape))
+    extents: dict[str, int] = {}
+    for k, n in enumerate(shape):
+        before, after = widths[2 * k], widths[2 * k + 1]
+        if known and before == after == 0:
+            continue
+        source, target = renamed(source, k, f"a{k}*"), renamed(target, k, f"p{k}*")
+        extents[f"p{k}*"] = n + before + after if known and n >= 0 else UNKNOWN
+    return Signature((source,), (target,), extents)
+
+
+def _run_pad(values: Arguments, attributes: Attributes) -> torch.Tensor:
+    x, value = tensor_of(values, 0), values[1]
+    widths = integers(attributes, "widths")
+    shape = [n + widths[2 * k] + widths[2 * k + 1] for k, n in enumerate(x.shape)]
+    out = torch.full(shape, 0, dtype=x.dtype, device=x.device)
+    out.fill_(value)  # pyright: ignore[reportArgumentType]
+    source = tuple(slice(max(-widths[2 * k], 0), n - max(-widths[2 * k + 1], 0)) for k, n in enumerate(x.shape))
+    target = tuple(slice(max(widths[2 * k], 0), n - max(widths[2 * k + 1], 0)) for k, n in enumerate(shape))
+    out[target] = x[source]
+    return out
+
+
+def _cat(shapes: Shapes, attributes: Attributes) -> Signature:
+    dim = integer(attributes, "dim")
+    names = axis_names(len(shapes[0]))
+    sizes = [s[dim] for s in shapes]
+    total = sum(sizes) if min(sizes) >= 0 else UNKNOWN
+    inputs = tuple(renamed(names, dim, f"c{k}*") for k in range(len(shapes)))
+    return Signature(inputs, (renamed(names, dim, "c*"),), {"c*": total})
+
+
+def _flip(shapes: Shapes, attributes: Attributes) -> Signature:
+    names = axis_names(len(shapes[0]))
+    for k in integers(attributes, "dims"):
+        names = renamed(names, k, f"a{k}*")
+    return Signature((names,), (names,))
+
+
+def _select(shapes: Shapes, attributes: Attributes) -> Signature:
+    dim = integer(attributes, "dim")
+    names = renamed(axis_names(len(shapes[0])), dim, "s*")
+    return Signature((names,), ((*names[:dim], *names[dim + 1 :]),))
+
+
+SHAPE_CALLS: dict[str, TorchCall] = {
+    "slice": TorchCall(_slice, _run_slice, "elements from starts to stops by steps, a view", is_view=True),
+    "pad": TorchCall(_pad, _run_pad, "elements of a value before and after each axis"),
+    "cat": TorchCall(_cat, lambda x, a: torch.cat(tensors_of(x), integer(a, "dim")), "tensors one after another along an axis"),
+    "flip": TorchCall(_flip, lambda x, a: torch.flip(tensor_of(x, 0), integers(a, "dims")), "axes in reverse"),
+    "select": TorchCall(
+        _select, lambda x, a: tensor_of(x, 0).select(integer(a, "dim"), int(x[1].real)), "one index of an axis"
+    ),
+}

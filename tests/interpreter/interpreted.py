@@ -1,0 +1,81 @@
+"""Running a segment's kernels under Triton's interpreter, outputs between poisoned margins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from segments import layout_of
+
+from shardfuse.codegen import generate
+from shardfuse.executor.kernel import Kernel
+from shardfuse.ir.dtype import DataType
+from shardfuse.ir.expr import BoundTensor, Scalar
+from shardfuse.schedulers import looped, persistent, pointwise, reduction
+from shardfuse.schedulers.limits import H200
+from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.segment import Segment
+
+SCHEDULERS: tuple[ModuleType, ...] = (persistent, reduction, pointwise, looped)
+MARGIN = 64
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def scheduler_of(segment: Segment) -> ModuleType:
+    return next(s for s in SCHEDULERS if s.why_not(segment) is None)
+
+
+def poisoned(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor in the middle of a buffer of bytes 0x5A, and the buffer."""
+    count = torch.Size(shape).numel()
+    buffer = torch.full(((count + 2 * MARGIN) * dtype.itemsize,), 0x5A, dtype=torch.uint8).view(dtype)
+    return buffer[MARGIN : MARGIN + count].view(tuple(shape)), buffer
+
+
+def run(
+    segment: Segment,
+    inputs: Mapping[BoundTensor, torch.Tensor],
+    directory: Path,
+    *,
+    scheduler: ModuleType | None = None,
+    params: Params | None = None,
+    numbers: Mapping[Scalar, float] | None = None,
+    rank: int = 0,
+) -> list[torch.Tensor]:
+    """The outputs of ``segment``, by the first scheduler that takes it unless one is named; margins are checked."""
+    chosen = scheduler or scheduler_of(segment)
+    assert chosen.why_not(segment) is None
+    env = dict(inputs)
+    buffers: list[torch.Tensor] = []
+    for plan in chosen.schedule(segment, params or chosen.propose(segment, H200)):
+        for tensor in plan.segment.outputs:
+            env[tensor], buffer = poisoned(tensor.domain.local_shape(rank), tensor.dtype.torch)
+            buffers.append(buffer)
+        tensors = (*plan.segment.inputs, *plan.segment.outputs)
+        source = generate(plan, {t: layout_of(t, env[t], rank) for t in tensors}, rank, interpret=True)
+        launch = Kernel(source, directory, interpret=True).launcher()
+        launch(*(env[t] for t in source.tensors), *((numbers or {})[s] for s in source.scalars))
+    for buffer in buffers:
+        ends = torch.cat([buffer[:MARGIN], buffer[-MARGIN:]]).view(torch.uint8)
+        assert (ends == 0x5A).all(), "a store left its tensor"
+    return [env[t] for t in segment.outputs]
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """``wanted`` in float64; NaN and infinities in the same places."""
+    if not found.dtype.is_floating_point:
+        assert torch.equal(found.to(wanted.dtype), wanted)
+        return
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found.double(), wanted.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def values(*shape: int, dtype: DataType = DataType.Float, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype.torch)
+    if dtype is DataType.Bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    return torch.randint(1, 5, shape, generator=generator).to(dtype.torch)

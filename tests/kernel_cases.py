@@ -1,0 +1,145 @@
+"""Fusions whose generated kernels are looked at: their text (golden), and what sm_90 makes of them."""
+
+from __future__ import annotations
+
+from segments import Builder, rms_norm
+
+from shardfuse.ir.dtype import DataType
+from shardfuse.ir.expr import BoundTensor
+from shardfuse.schedulers.segment import Segment
+
+FLOAT = DataType.Float
+
+
+def layer_norm(rows: int, columns: int, dtype: DataType) -> Segment:
+    """layer_norm(x + bias + residual_bias) * weight + shift, biases along the row."""
+    b = Builder()
+    i, j = b.axis(rows), b.axis(columns)
+    x = b.input(dtype, i, j)
+    bias, more, weight, shift = (b.cast(b.input(dtype, j), FLOAT) for _ in range(4))
+    total = b.op("add", b.cast(x, FLOAT), b.op("add", bias, more))
+    return b.segment(b.cast(b.op("add", b.op("mul", normalised(b, total, [1]), weight), shift), dtype))
+
+
+def normalised(b: Builder, x: BoundTensor, axes: list[int]) -> BoundTensor:
+    centred = b.op("sub", x, b.mean(x, axes))
+    variance = b.mean(b.op("mul", centred, centred), axes)
+    return b.op("mul", centred, b.op("rsqrt", b.op("add", variance, 1e-5)))
+
+
+def rms_norm_dx(rows: int, columns: int, dtype: DataType) -> Segment:
+    """The gradient of RMSNorm's input, from x, dy, weight and the saved reciprocal root."""
+    b = Builder()
+    i, j = b.axis(rows), b.axis(columns)
+    x, dy, weight, rstd = b.input(dtype, i, j), b.input(dtype, i, j), b.input(dtype, j), b.input(FLOAT, i, ())
+    unit = b.op("mul", b.cast(x, FLOAT), rstd)
+    scaled = b.op("mul", b.cast(dy, FLOAT), b.cast(weight, FLOAT))
+    mean = b.mean(b.op("mul", scaled, unit), [1])
+    return b.segment(b.cast(b.op("mul", b.op("sub", scaled, b.op("mul", unit, mean)), rstd), dtype))
+
+
+def rms_norm_dw(rows: int, columns: int, dtype: DataType) -> Segment:
+    """The gradient of RMSNorm's weight: sums of columns."""
+    b = Builder()
+    i, j = b.axis(rows), b.axis(columns)
+    x, dy, rstd = b.input(dtype, i, j), b.input(dtype, i, j), b.input(FLOAT, i, ())
+    product = b.op("mul", b.cast(dy, FLOAT), b.op("mul", b.cast(x, FLOAT), rstd))
+    return b.segment(b.cast(b.reduce("sum", product, [0], keepdim=False), dtype))
+
+
+def swiglu(rows: int, columns: int, dtype: DataType) -> Segment:
+    b = Builder()
+    i, j = b.axis(rows), b.axis(columns)
+    gate, up = b.input(dtype, i, j), b.input(dtype, i, j)
+    return b.segment(b.cast(b.op("mul", b.op("silu", b.cast(gate, FLOAT)), b.cast(up, FLOAT)), dtype))
+
+
+def cross_entropy(rows: int, classes: int, dtype: DataType) -> Segment:
+    """The loss of each row, and its logarithm of the sum of exponentials."""
+    b = Builder()
+    i, j = b.axis(rows), b.axis(classes)
+    x, target = b.cast(b.input(dtype, i, j), FLOAT), b.input(DataType.Int, i, ())
+    top = b.reduce("max", x, [1])
+    total = b.reduce("sum", b.op("exp", b.op("sub", x, top)), [1])
+    spread = b.op("add", b.op("log", total), top)
+    picked = b.reduce("sum", b.op("where", b.op("eq", b.iota(j), target), x, 0.0), [1])
+    return b.segment(spread, b.op("sub", spread, picked))
+
+
+def softmax(rows: int, columns: int, dtype: DataType, axis: int = 1) -> Segment:
+    b = Builder()
+    x = b.cast(b.input(dtype, b.axis(rows), b.axis(columns)), FLOAT)
+    e = b.op("exp", b.op("sub", x, b.reduce("max", x, [axis])))
+    return b.segment(b.cast(b.op("div", e, b.reduce("sum", e, [axis])), dtype))
+
+
+def group_norm_silu(n: int, c: int, h: int, w: int, groups: int, dtype: DataType) -> Segment:
+    """NCHW, reshaped to groups and back as people write it."""
+    b = Builder()
+    x = b.input(dtype, b.axis(n), b.axis(c), b.axis(h), b.axis(w))
+    channels = x.domain.logical[1]
+    grouped = b.unflatten(b.cast(x, FLOAT), 1, c // groups)
+    flat = b.flatten(normalised(b, grouped, [2, 3, 4]), 1, 2)
+    weight, shift = (
+        b.emit("broadcast", [b.cast(b.input(dtype, channels), FLOAT)], FLOAT, [(), channels, (), ()],
+               new=(True, False, True, True))
+        for _ in range(2)
+    )  # fmt: skip
+    return b.segment(b.cast(b.op("silu", b.op("add", b.op("mul", flat, weight), shift)), dtype))
+
+
+def total(rows: int, columns: int, dtype: DataType) -> Segment:
+    """The sum of everything, in float32."""
+    b = Builder()
+    x = b.input(dtype, b.axis(rows), b.axis(columns))
+    return b.segment(b.reduce("sum", b.cast(x, FLOAT), [0, 1], keepdim=False))
+
+
+def row_sums(rows: int, columns: int, dtype: DataType) -> Segment:
+    b = Builder()
+    x = b.input(dtype, b.axis(rows), b.axis(columns))
+    return b.segment(b.cast(b.reduce("sum", b.cast(x, FLOAT), [1], keepdim=False), dtype))
+
+
+def permuted(a: int, b_size: int, c: int, dtype: DataType) -> Segment:
+    b = Builder()
+    x = b.input(dtype, b.axis(a), b.axis(b_size), b.axis(c))
+    return b.segment(b.op("mul", b.permute(x, [1, 0, 2]), 2.0))
+
+
+BF16, HALF = DataType.BFloat16, DataType.Half
+
+GOLDEN: dict[str, Segment] = {
+    "rms_norm": rms_norm(8192, 4096, BF16),
+    "add_rms_norm": rms_norm(8192, 4096, BF16, residual=True),
+    "rms_norm_dx": rms_norm_dx(8192, 4096, BF16),
+    "rms_norm_dw": rms_norm_dw(8192, 4096, BF16),
+    "swiglu": swiglu(8192, 4096, BF16),
+    "cross_entropy": cross_entropy(4096, 32000, BF16),
+    "total": total(8192, 4096, BF16),
+    "group_norm": group_norm_silu(8, 128, 16, 32, 32, HALF),
+}
+"""Name -> the fusion whose kernels' text stands in tests/golden/."""
+
+WIDTHS = (64, 384, 768, 1024, 1280, 1600, 2048, 4096, 5140, 8192, 12288, 16384, 20480)
+
+SM90: dict[str, Segment] = {
+    **GOLDEN,
+    **{f"layer_norm {n}": layer_norm(8192, n, HALF) for n in WIDTHS},
+    **{f"rms_norm {n}": rms_norm(8192, n, BF16) for n in (*WIDTHS, 32768, 65536, 131072)},
+    **{f"rms_norm float {n}": rms_norm(8192, n, FLOAT) for n in (768, 4096, 16384)},
+    **{f"add_rms_norm {n}": rms_norm(8192, n, BF16, residual=True) for n in WIDTHS},
+    **{f"rms_norm_dx {n}": rms_norm_dx(8192, n, BF16) for n in (384, 1024, 4096, 8192, 16384)},
+    **{f"rms_norm_dw {n}": rms_norm_dw(8192, n, BF16) for n in (384, 1024, 4096, 8192, 5140)},
+    **{f"cross_entropy {n}": cross_entropy(4096, n, BF16) for n in (8192, 16384, 50257, 128256)},
+    **{f"softmax {n}": softmax(8192, n, BF16) for n in (128, 1000, 4096, 32000)},
+    "softmax of columns": softmax(64, 8192, BF16, axis=0),
+    "softmax of long columns": softmax(4096, 4096, BF16, axis=0),
+    "group_norm of large groups": group_norm_silu(2, 320, 128, 128, 32, HALF),
+    **{f"row_sums {n}": row_sums(8192, n, BF16) for n in (96, 1024, 8192, 65536)},
+    "total of few": total(3, 100, FLOAT),
+    "swiglu of odd rows": swiglu(8191, 4095, BF16),
+    "swiglu float": swiglu(4096, 4096, FLOAT),
+    "permuted": permuted(64, 128, 512, BF16),
+}
+"""Name -> a fusion whose kernels are compiled for sm_90."""

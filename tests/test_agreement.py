@@ -1,0 +1,230 @@
+"""Ranks that would run different programs learn it before the first collective, all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from planted_differences import BASE, DIFFERENCES, Variant
+from ranks import run_ranks
+
+from shardfuse import DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.errors import InputError, PeerLostError, ProgramMismatchError, RanksLateError, ShardfuseError
+from shardfuse.executor import agreement
+
+WORLD = 3
+
+
+def caught(run: Callable[[], object]) -> ShardfuseError | None:
+    try:
+        run()
+    except ShardfuseError as error:
+        return error
+    return None
+
+
+def test_enough_differences_are_planted() -> None:
+    assert len(DIFFERENCES) >= 60
+    texts = [repr(make(BASE).define()) + str(make(BASE)) for make in DIFFERENCES.values()]
+    assert len(dict.fromkeys([repr(BASE), *texts])) == len(DIFFERENCES) + 1
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_planted_difference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = list(DIFFERENCES).index(name) % WORLD
+    collectives: list[str] = []
+    for call in ("all_reduce", "all_gather_into_tensor", "all_gather_single", "all_to_all_single", "broadcast"):
+        if hasattr(dist, call):
+            monkeypatch.setattr(dist, call, lambda *_, call=call: collectives.append(call))
+
+    def run(rank: int, size: int) -> ShardfuseError | None:
+        variant = DIFFERENCES[name](BASE) if rank == odd else BASE
+        return caught(lambda: variant.run(rank))
+
+    errors = run_ranks(WORLD, run)
+    others = tuple(r for r in range(WORLD) if r != odd)
+    for error in errors:
+        assert isinstance(error, ProgramMismatchError), f"{name}: {error!r}"
+        assert sorted(error.ranks) == sorted([(odd,), others])
+        assert f"rank {odd} has " in str(error)
+    assert len({str(e) for e in errors}) == 1
+    assert collectives == []
+
+
+def test_the_line_that_differs_is_named() -> None:
+    def run(rank: int, size: int) -> str:
+        return str(caught(lambda: replace(BASE, first="mul" if rank else "sub").run(rank)))
+
+    first, *rest = run_ranks(WORLD, run)
+    assert "rank 0 has `T2 = fd.ops.sub(T0, T1)`; ranks 1, 2 have `T2 = fd.ops.mul(T0, T1)`" in first
+    assert rest == [first] * (WORLD - 1)
+
+
+def test_three_programs_on_three_ranks() -> None:
+    error = run_ranks(WORLD, lambda rank, size: caught(lambda: replace(BASE, constant=float(rank)).run(rank)))[1]
+    assert isinstance(error, ProgramMismatchError)
+    assert error.ranks == ((0,), (1,), (2,))
+
+
+def test_order_of_programs() -> None:
+    def run(rank: int, size: int) -> ShardfuseError | None:
+        programs = [BASE, replace(BASE, unary="exp")]
+        for program in reversed(programs) if rank == 2 else programs:
+            error = caught(lambda program=program: program.run(rank))
+            if error is not None:
+                return error
+        return None
+
+    assert [type(e) for e in run_ranks(WORLD, run)] == [ProgramMismatchError] * WORLD
+
+
+def test_meshes_of_different_ranks() -> None:
+    """Ranks 0 and 1 wait for each other in different teams; rank 2 waits for rank 0, which will not come."""
+
+    def run(rank: int, size: int) -> ShardfuseError | None:
+        return caught(lambda: replace(BASE, mesh=(0, 1) if rank == 0 else (0, 1, 2)).run(rank))
+
+    began = time.monotonic()
+    errors = run_ranks(WORLD, run)
+    assert time.monotonic() - began < 5
+    assert any(isinstance(error, ProgramMismatchError) for error in errors[:2])
+    for error in errors:
+        assert isinstance(error, PeerLostError | ProgramMismatchError)
+        assert "DeviceMesh([0, 1])" in str(error)
+        assert "DeviceMesh([0, 1, 2])" in str(error)
+
+
+def test_late_rank_is_named_and_does_not_go_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDFUSE_TIMEOUT", "0.5")
+
+    def run(rank: int, size: int) -> ShardfuseError | None:
+        if rank == 1:
+            time.sleep(1.0)
+        return caught(lambda: BASE.run(rank))
+
+    zero, one, two = run_ranks(WORLD, run)
+    for error in (zero, two):
+        assert isinstance(error, RanksLateError)
+        assert error.ranks == (1,)
+        assert "rank 1 did not come within 0.5 s" in str(error)
+    assert isinstance(one, PeerLostError)
+    assert "did not come within" in str(one)
+
+
+def test_failure_of_one_rank_is_told_to_all() -> None:
+    def run(rank: int, size: int) -> ShardfuseError | None:
+        fd = BASE.define()
+        x, w = torch.ones(4, 24), torch.ones(24)
+        return caught(lambda: fd.execute([x.double() if rank == 1 else x, w]))
+
+    zero, one, two = run_ranks(WORLD, run)
+    assert isinstance(one, InputError)
+    for error in (zero, two):
+        assert isinstance(error, PeerLostError)
+        assert error.rank == 1
+        assert str(one) in str(error)
+
+
+def test_failure_on_all_ranks_disturbs_no_later_program() -> None:
+    def run(rank: int, size: int) -> list[float]:
+        fd = BASE.define()
+        assert isinstance(caught(lambda: fd.execute([torch.ones(4, 24).double(), torch.ones(24)])), InputError)
+        if rank == 1:
+            time.sleep(0.5)  # the others look at what ranks have told meanwhile
+        return BASE.run(rank)[1].tolist()
+
+    assert run_ranks(WORLD, run) == [[36.0] * 4] * WORLD
+
+
+def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """By rank: how often it has compared a program, as long as the test runs."""
+    counts = [0] * 8
+    original = agreement._Side.run
+
+    def run(self, *arguments: object) -> None:
+        counts[self.rank] += 1
+        original(self, *arguments)
+
+    monkeypatch.setattr(agreement._Side, "run", run)
+    return counts
+
+
+def test_only_agreed_facts_start_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strides, and a definition that was made anew, are a rank's own affair: it compares nothing and waits for nobody."""
+    counts = comparisons(monkeypatch)
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(list(range(size)))
+
+        def define() -> FusionDefinition:
+            with FusionDefinition() as fd:
+                x = fd.define_tensor([-1, 8])
+                fd.add_output(fd.ops.sum(x, [0]))
+                x.set_device_mesh(mesh)
+                x.outer_split(0, size)
+                x.axis(0).parallelize(ParallelType.mesh_x)
+            return fd
+
+        fd = define()
+        x = torch.arange(32.0).reshape(4, 8)
+        strided = torch.arange(64.0).reshape(4, 16)[:, ::2].contiguous().t().contiguous().t()
+        for turn in range(4):
+            if rank == turn:
+                fd.fec._programs._entries.clear()  # an eviction
+                fd = define() if rank == 1 else fd
+            (out,) = fd.execute([x if rank != turn else strided / 2])
+            assert torch.equal(out, x.sum(0) * size)
+        x = torch.ones(2, 8)
+        fd.execute([x])
+
+    run_ranks(3, run)
+    assert counts[:3] == [2, 2, 2]  # one for each unsharded size
+
+
+def test_a_world_after_a_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A definition that outlives a world is compared again in the next, though one rank would find its old program."""
+    counts = comparisons(monkeypatch)
+    fd = BASE.define()
+    for _ in range(2):
+        run_ranks(WORLD, lambda rank, size: fd.execute([torch.ones(4, 24), torch.ones(24)]))
+    assert counts[:WORLD] == [2, 2, 2]
+
+
+def test_uneven_sizes_are_asked_for_after_the_definition_is_agreed() -> None:
+    def run(rank: int, size: int) -> ShardfuseError | None:
+        variant = Variant(uneven=True, rows=7, unary="exp" if rank == 1 else "relu", axes=(0,))
+        return caught(lambda: variant.run(rank))
+
+    assert [type(e) for e in run_ranks(WORLD, run)] == [ProgramMismatchError] * WORLD
+
+
+def test_part_of_the_world() -> None:
+    """Ranks outside of the mesh take no part; teams that overlap keep their own count."""
+
+    def run(rank: int, size: int) -> list[float]:
+        totals: list[float] = []
+        for members in ((0, 1), (1, 2), (0, 1, 2), (1, 2), (2, 3)):
+            if rank in members:
+                variant = Variant(rows=6, mesh=members, constant=float(len(totals)), unary="neg", axes=(0,))
+                if members != (1, 2):
+                    variant = replace(variant, constant=3.0)
+                else:
+                    variant = replace(variant, constant=4.0)
+                totals.append(float(variant.run(rank)[1].sum()))
+        return totals
+
+    assert run_ranks(4, run) == [[288.0] * 2, [288.0, 432.0, 288.0, 432.0], [432.0, 288.0, 432.0, 288.0], [288.0]]
+
+
+def test_nothing_is_compared_by_a_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = comparisons(monkeypatch)
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1], contiguity=True)
+        fd.add_output(fd.ops.add(x, 1.0))
+    assert fd.execute([torch.zeros(2)])[0].tolist() == [1.0, 1.0]
+    run_ranks(2, lambda rank, size: fd.execute([torch.zeros(2 + rank)]))
+    assert counts[:2] == [0, 0]

@@ -1,0 +1,325 @@
+"""shardfuse.nn over threads, plain, and what its modules refuse."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from nn_cases import ON_LINE, ON_SQUARE, P, R, S0, S1, Here, add_rms_norm, assert_close, leaf, reference, rms_norm, swiglu
+from ranks import run_ranks
+from torch import Tensor
+from torch.distributed.tensor import Shard
+
+from shardfuse import DeviceMesh, ShardfuseError
+from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
+from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, SwiGLU, redistribute
+
+CPU = torch.device("cpu")
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("name", ON_LINE)
+@pytest.mark.parametrize("size", [2, 4])
+def test_on_a_line_of_ranks(name: str, size: int) -> None:
+    run_ranks(size, lambda rank, size: ON_LINE[name](Here(DeviceMesh(list(range(size))), CPU)))
+
+
+@pytest.mark.parametrize("name", ON_SQUARE)
+def test_on_a_square_of_ranks(name: str) -> None:
+    run_ranks(4, lambda rank, size: ON_SQUARE[name](Here(DeviceMesh([[0, 1], [2, 3]]), CPU)))
+
+
+@pytest.mark.parametrize("name", ["norm_add_sequence_parallel", "loss_classes", "redistribute_all_to_all"])
+def test_ranks_in_another_order(name: str) -> None:
+    run_ranks(4, lambda rank, size: ON_LINE[name](Here(DeviceMesh([2, 0, 3, 1]), CPU)))
+
+
+@pytest.mark.parametrize("name", ON_LINE)
+def test_on_one_rank(name: str) -> None:
+    ON_LINE[name](Here(DeviceMesh([0]), CPU))
+
+
+# --- without a mesh ----------------------------------------------------------------------------------------
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + 1000 * len(shape))
+    return torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
+
+
+def check_plain(
+    module: Callable[..., Tensor | tuple[Tensor, ...]],
+    function: Callable[..., tuple[Tensor, ...]],
+    inputs: list[Tensor],
+    parameters: list[torch.nn.Parameter],
+    order: list[int] | None = None,
+) -> None:
+    """A module against a function of (inputs..., parameters...), taken in ``order`` where that is another one."""
+    leaves = [leaf(t) for t in inputs]
+    results = module(*leaves)
+    results = (results,) if isinstance(results, Tensor) else results
+    gradients = [normal(*out.shape, dtype=out.dtype, seed=50 + k) for k, out in enumerate(results)]
+    torch.autograd.backward(results, gradients)
+    tensors = [*leaves, *parameters]
+    tensors = [tensors[k] for k in order] if order else tensors
+    for dtype in (torch.float64, inputs[0].dtype):
+        values, derivatives = reference(function, tensors, gradients, dtype)
+        if dtype is torch.float64:
+            full, full_grad = values, derivatives
+    for got, want, eager in zip(results, full, values, strict=True):
+        assert_close(got, want, eager, "result")
+    for tensor, want, eager in zip(tensors, full_grad, derivatives, strict=True):
+        assert_close(tensor.grad, want, eager.to(tensor.dtype), "gradient")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(48,), (5, 48), (2, 5, 48), (2, 3, 5, 48), (300, 48)])
+def test_plain_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, residual = normal(*shape, dtype=dtype, seed=1), normal(*shape, dtype=dtype, seed=2)
+    norm, add_norm = RMSNorm(48, dtype=dtype), AddRMSNorm(48, bias=True, dtype=dtype)
+    for seed, parameter in enumerate([norm.weight, add_norm.weight, add_norm.bias]):
+        parameter.data.copy_(normal(48, dtype=dtype, seed=seed + 3))
+    check_plain(norm, rms_norm, [x], [norm.weight])
+    check_plain(add_norm, add_rms_norm, [x, residual], [add_norm.weight, add_norm.bias], [0, 2, 3, 1])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(24,), (5, 24), (2, 5, 24)])
+def test_plain_swiglu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    gate, up = normal(*shape, dtype=dtype, seed=1), normal(*shape, dtype=dtype, seed=2)
+    check_plain(SwiGLU(), lambda a, b: (F.silu(a) * b,), [gate, up], [])
+    module = SwiGLU(24, bias=True, dtype=dtype)
+    for seed, parameter in enumerate(module.parameters()):
+        parameter.data.copy_(normal(24, dtype=dtype, seed=seed + 3))
+    check_plain(module, swiglu, [gate, up], list(module.parameters()))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2, 1.0])
+def test_plain_loss(reduction: str, smoothing: float) -> None:
+    target = torch.arange(12).view(3, 4) % 7
+    target[1, 2] = -1
+    module = CrossEntropyLoss(reduction=reduction, ignore_index=-1, label_smoothing=smoothing)
+
+    def cross_entropy(x: Tensor) -> tuple[Tensor, ...]:
+        return (F.cross_entropy(x.mT, target, reduction=reduction, ignore_index=-1, label_smoothing=smoothing),)
+
+    check_plain(lambda x: module(x, target), cross_entropy, [normal(3, 4, 7)], [])
+
+
+def test_residual_and_parameters_of_other_dtypes() -> None:
+    """A float32 residual stream and parameters beside bfloat16 activations: each result and gradient in its own dtype."""
+    module = AddRMSNorm(64, bias=True)
+    x, residual = leaf(normal(6, 64, dtype=torch.bfloat16)), leaf(normal(6, 64, dtype=torch.float32, seed=1))
+    normed, total = module(x, residual)
+    (normed.float().square().sum() + total.sum()).backward()
+    full = [leaf(t.double()) for t in (x, module.weight, module.bias, residual)]
+    want, want_total = add_rms_norm(*full)
+    torch.autograd.backward([want, want_total], [2 * normed.double(), torch.ones_like(want_total)])
+    assert [t.dtype for t in (normed, total, x.grad, residual.grad)] == [torch.bfloat16, torch.float32] * 2
+    torch.testing.assert_close(total.double(), want_total, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(normed.double(), want, rtol=2**-8, atol=0)
+    torch.testing.assert_close(residual.grad.double(), full[3].grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(module.bias.grad.double(), full[2].grad, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(x.grad.double(), full[0].grad, rtol=2**-8, atol=1e-5)
+
+
+def test_strided_arguments_and_gradients() -> None:
+    module = RMSNorm(16, dtype=torch.float64)
+    x, gradient = normal(16, 6), normal(16, 6, seed=1)
+    given = leaf(x)
+    module(given.T).backward(gradient.T)
+    want = leaf(x)
+    F.rms_norm(want.T, (16,), eps=1e-6).backward(gradient.T)
+    torch.testing.assert_close(given.grad, want.grad)
+    module(given.T).sum().backward()  # a gradient of stride 0
+
+
+def test_no_rows() -> None:
+    module = AddRMSNorm(8, bias=True)
+    x = torch.zeros(0, 3, 8, requires_grad=True)
+    normed, total = module(x, torch.zeros(0, 3, 8))
+    (normed.sum() + total.sum()).backward()
+    assert normed.shape == total.shape == x.grad.shape == (0, 3, 8)
+    assert torch.equal(module.weight.grad, torch.zeros(8))
+
+
+def test_autocast_changes_nothing_inside() -> None:
+    module, x = RMSNorm(32), normal(4, 32, dtype=torch.float32)
+    plain = module(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = module(x)
+    assert torch.equal(plain, cast)
+    assert cast.dtype == torch.float32
+
+
+def test_without_gradients() -> None:
+    module = RMSNorm(32)
+    with torch.no_grad():
+        assert not module(torch.ones(2, 32)).requires_grad
+    module.weight.requires_grad_(False)
+    x = torch.ones(2, 32, requires_grad=True)
+    module(x).sum().backward()
+    assert module.weight.grad is None
+    assert x.grad is not None
+
+
+def test_targets_that_are_no_class_and_none_that_count() -> None:
+    loss = CrossEntropyLoss()
+    x = normal(4, 5).requires_grad_()
+    assert loss(x, torch.tensor([0, 5, 1, 2])).item() == math.inf
+    nothing = loss(x, torch.full((4,), -100))
+    nothing.backward()
+    assert nothing.isnan()
+    assert torch.equal(x.grad, torch.zeros(4, 5, dtype=torch.float64))
+
+
+def test_infinite_logits_of_ignored_rows() -> None:
+    x = normal(3, 5)
+    x[1] = math.inf
+    x = leaf(x)
+    loss = CrossEntropyLoss()(x, torch.tensor([0, -100, 2]))
+    loss.backward()
+    assert loss.isfinite()
+    assert x.grad.isfinite().all()
+
+
+def test_reset_parameters_and_repr() -> None:
+    module = AddRMSNorm(4, bias=True)
+    module.load_state_dict({"weight": torch.rand(4), "bias": torch.rand(4)})
+    module.reset_parameters()
+    assert torch.equal(module.weight, torch.ones(4))
+    assert torch.equal(module.bias, torch.zeros(4))
+    assert repr(module) == "AddRMSNorm(4, eps=1e-06, bias=True, mesh=None)"
+
+
+def test_timer_counts_what_it_watches() -> None:
+    watched, other = torch.nn.Sequential(RMSNorm(8), RMSNorm(8)), RMSNorm(8)
+    timer = FusionTimer().watch(watched)
+    x = torch.ones(2, 8, requires_grad=True)
+    other(x).sum().backward()
+    assert timer.seconds() == 0.0
+    y = watched(x)
+    forward = timer.seconds()
+    y.sum().backward()
+    assert 0.0 < forward < timer.seconds() < 60.0
+    timer.reset()
+    assert timer.seconds() == 0.0
+
+
+# --- plans -------------------------------------------------------------------------------------------------
+
+
+def test_sequence_parallel_norm_is_one_fusion_each_way() -> None:
+    """Reduce-scatter, one kernel, all-gather; backward the same with the parameters' gradients summed over ranks."""
+
+    def plans(rank: int, size: int) -> tuple[list[str], int, list[str]]:
+        mesh = DeviceMesh([0, 1])
+        module = AddRMSNorm(64, bias=True, mesh=mesh, input=P, residual=S1, output=R, output_grad=P)
+        x, residual = torch.ones(2, 8, 64, requires_grad=True), torch.ones(2, 4, 64, requires_grad=True)
+        normed, _ = module(x, residual)
+        normed.sum().backward()
+        op = module.op(x, residual)
+        forward, backward = op.forward.explain(), op.backward.explain()
+        return [c.kind for c in forward.collectives], forward.kernels, sorted(c.kind for c in backward.collectives)
+
+    forward, kernels, backward = run_ranks(2, plans)[0]
+    assert forward == ["reduce_scatter", "all_gather"]
+    assert kernels == 1
+    assert backward == ["all_gather", "all_reduce", "all_reduce", "reduce_scatter"]
+
+
+def test_equal_modules_share_their_fusions() -> None:
+    x = torch.ones(2, 8)
+    a, b, c = RMSNorm(8), RMSNorm(8), RMSNorm(8, eps=1e-5)
+    assert a.op(x) is b.op(x)
+    assert a.op(x) is not c.op(x)
+    assert a.op(x) is not a.op(x[None])
+
+
+def test_import_is_light() -> None:
+    heavy = "triton", "torch.distributed.tensor", "matplotlib"
+    program = f"import sys, shardfuse.nn; print([m for m in {heavy!r} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+# --- refusals ----------------------------------------------------------------------------------------------
+
+MESH = DeviceMesh([0])
+X = torch.ones(2, 3, 8)
+ARGUMENT_REFUSALS: dict[str, tuple[Callable[[], object], type[ShardfuseError], str]] = {
+    "no hidden size": (lambda: RMSNorm(0), ModuleArgumentError, r"RMSNorm\(hidden_size=0\): expected 1 or more"),
+    "negative eps": (lambda: RMSNorm(8, -1.0), ModuleArgumentError, r"RMSNorm\(eps=-1.0\)"),
+    "no mesh": (lambda: RMSNorm(8, input=S1), PlacementError, r"input=S\(1\) does not fit no mesh: pass mesh="),
+    "two placements": (
+        lambda: RMSNorm(8, mesh=MESH, input=[S0, S1]), PlacementError,
+        r"input=S\(0\), S\(1\) does not fit a mesh of 1 dimensions: pass one placement for each",
+    ),
+    "partial residual": (
+        lambda: AddRMSNorm(8, mesh=MESH, residual=P), PlacementError, "residual=P.* does not fit a norm, which needs whole",
+    ),
+    "partial output": (lambda: RMSNorm(8, mesh=MESH, output=P), PlacementError, "output=P.* does not fit a norm"),
+    "biases of no size": (lambda: SwiGLU(bias=True), ModuleArgumentError, "features=None.: expected the unsharded size"),
+    "partial gate": (lambda: SwiGLU(mesh=MESH, input=P), PlacementError, "does not fit SwiGLU"),
+    "no features": (lambda: SwiGLU(0), ModuleArgumentError, "features=0"),
+    "a reduction": (lambda: CrossEntropyLoss(reduction="max"), ModuleArgumentError, 'expected "mean", "sum" or "none"'),
+    "smoothing": (lambda: CrossEntropyLoss(label_smoothing=1.5), ModuleArgumentError, "a share from 0 to 1"),
+    "partial logits": (lambda: CrossEntropyLoss(mesh=MESH, logits=P), PlacementError, "does not fit a loss"),
+    "partial target": (lambda: redistribute(X, MESH, R, P), PlacementError, "target=P.* does not fit a redistribution"),
+    "a dim too far": (lambda: redistribute(X, MESH, R, Shard(3)), PlacementError, r"target=Shard\(3\) does not fit a tensor of 3"),
+}  # fmt: skip
+CALL_REFUSALS: dict[str, tuple[Callable[[], object], type[ShardfuseError], str]] = {
+    "another hidden size": (
+        lambda: RMSNorm(16)(X), ModuleInputError, r"RMSNorm: x has shape \(2, 3, 8\), expected 16 along dim -1",
+    ),
+    "integers": (lambda: RMSNorm(8)(X.long()), ModuleInputError, "x has dtype torch.int64, expected one of torch.float64"),
+    "another residual": (
+        lambda: AddRMSNorm(8)(X, X[:1]), ModuleInputError, r"residual has shape \(1, 3, 8\), expected \(2, 3, 8\)",
+    ),
+    "hidden by number": (
+        lambda: RMSNorm(8, mesh=MESH, input=Shard(2))(X), PlacementError, r"Shard\(2\) .* shard that axis as Shard\(-1\)",
+    ),
+    "gate and up": (lambda: SwiGLU()(X, X[0]), ModuleInputError, r"up has shape \(3, 8\), expected \(2, 3, 8\)"),
+    "gate's features": (lambda: SwiGLU(4)(X, X), ModuleInputError, "gate has shape .* expected 4 along dim -1"),
+    "columns by number": (
+        lambda: SwiGLU(8, bias=True, mesh=MESH, input=Shard(2))(X, X), PlacementError, r"as Shard\(-1\)",
+    ),
+    "targets' dtype": (
+        lambda: CrossEntropyLoss()(X, torch.zeros(2, 3)), ModuleInputError, "target has dtype torch.float32, expected torch.int64",
+    ),
+    "targets' shape": (
+        lambda: CrossEntropyLoss()(X, torch.zeros(3, 2).long()), ModuleInputError, r"target has shape \(3, 2\), expected \(2, 3\)",
+    ),
+    "classes": (
+        lambda: CrossEntropyLoss(num_classes=9)(X, torch.zeros(2, 3).long()), ModuleInputError, "expected 9 along dim -1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARGUMENT_REFUSALS)
+def test_arguments_are_refused(name: str) -> None:
+    make, error, message = ARGUMENT_REFUSALS[name]
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize("name", CALL_REFUSALS)
+def test_calls_are_refused(name: str) -> None:
+    call, error, message = CALL_REFUSALS[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_whole_tensor_where_a_shard_is_due() -> None:
+    def call(rank: int, size: int) -> None:
+        module = AddRMSNorm(8, mesh=DeviceMesh([0, 1]), input=P, residual=S1, output=R)
+        module(torch.ones(2, 4, 8), torch.ones(2, 4, 8))
+
+    with pytest.raises(ModuleInputError, match=r"residual has shape \(2, 4, 8\), expected \(2, 2, 8\), .*this rank's piece"):
+        run_ranks(2, call)

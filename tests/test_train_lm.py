@@ -1,0 +1,185 @@
+"""examples/train_lm.py from outside: what a run prints and leaves, how it goes on, how it ends where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "examples" / "train_lm.py"
+TORCHRUN = [sys.executable, str(ROOT / "scripts" / "torchrun.py"), "--nproc-per-node"]
+SMALL = ["--layers", "1", "--batch", "2", "--steps", "24", "--eval-every", "12", "--save-every", "5"]
+CHECK = re.compile(r"^check: (\d+) steps, loss ([\d.]+) \(unsharded eager ([\d.]+), largest relative difference (\S+)\)$", re.M)
+FINAL = re.compile(r"^final loss ([\d.]+), validation ([\d.]+)$", re.M)
+
+
+def environment() -> dict[str, str]:
+    """Ranks on the CPU, with one thread each: several are started on few cores."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def launch(*arguments: str | Path, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, SCRIPT] if ranks == 1 else [*TORCHRUN, str(ranks), SCRIPT]
+    return subprocess.run(
+        [*map(str, command), *map(str, arguments)], env=environment(), capture_output=True, text=True, timeout=200
+    )
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> list[tuple[float, float]]:
+    return [(line["step"], line["loss"]) for line in metrics(folder)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one finished run on 2 ranks, "whole", and its output."""
+    folder = tmp_path_factory.mktemp("runs")
+    done = launch(*SMALL, "--runs", folder, "--name", "whole", ranks=2)
+    assert done.returncode == 0, done.stderr
+    (folder / "output").write_text(done.stdout)
+    return folder
+
+
+@pytest.mark.slow
+def test_what_a_run_prints_and_leaves(runs: Path) -> None:
+    output = (runs / "output").read_text()
+    check = CHECK.search(output)
+    assert check is not None, output
+    assert int(check[1]) == 20
+    assert float(check[4]) <= 1e-4
+    assert abs(float(check[2]) - float(check[3])) <= 1e-4 * float(check[3])
+    lines = metrics(runs / "whole")
+    assert [line["step"] for line in lines] == list(range(1, 25))
+    assert [line["step"] for line in lines if "validation" in line] == [12, 24]
+    assert all(line["tokens_per_s"] > 0 and 0 < line["fusion_share"] < 1 for line in lines)
+    assert lines[0]["loss"] > 5.4  # ln 256 = 5.55, before anything is learnt
+    assert lines[-1]["loss"] < 4.0
+    final = FINAL.search(output)
+    assert final is not None
+    assert output.endswith(final[0] + "\n")
+    assert float(final[1]) == round(lines[-1]["loss"], 4)
+    assert float(final[2]) == round(lines[-1]["validation"], 4)
+    assert (runs / "whole" / "loss.png").stat().st_size > 5000
+    assert "\r" not in output
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_the_run_that_never_stopped(runs: Path) -> None:
+    """Stopped after a step that is no multiple of --save-every, and gone on with: bitwise the same losses."""
+    first = launch(*SMALL, "--runs", runs, "--name", "two_parts", "--stop-after", 11, ranks=2)
+    assert first.returncode == 0, first.stderr
+    assert losses(runs / "two_parts") == losses(runs / "whole")[:11]
+    second = launch(*SMALL, "--runs", runs, "--name", "two_parts", "--resume", ranks=2)
+    assert second.returncode == 0, second.stderr
+    assert "going on after step 11" in second.stdout
+    assert losses(runs / "two_parts") == losses(runs / "whole")
+    assert metrics(runs / "two_parts")[-1]["validation"] == metrics(runs / "whole")[-1]["validation"]
+    assert not list((runs / "two_parts").glob("*.unfinished"))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_ranks_goes_on_on_one(runs: Path) -> None:
+    """It holds the whole model; the curve is that of two ranks to rounding."""
+    folder = runs / "on_one"
+    folder.mkdir()
+    for name in ("metrics.jsonl", "checkpoint.pt"):
+        (folder / name).write_bytes((runs / "whole" / name).read_bytes())
+    done = launch(*SMALL, "--steps", 26, "--runs", runs, "--name", "on_one", "--resume")
+    assert done.returncode == 0, done.stderr
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert saved["step"] == 26
+    assert saved["weights"]["blocks.0.qkv"]["weight"].shape == (3, 4, 32, 128)
+    assert [line["step"] for line in metrics(folder)] == list(range(1, 27))
+
+
+@pytest.mark.slow
+def test_bfloat16_after_the_check(tmp_path: Path) -> None:
+    done = launch(*SMALL, "--dtype", "bfloat16", "--runs", tmp_path)
+    assert done.returncode == 0, done.stderr
+    check, final = CHECK.search(done.stdout), FINAL.search(done.stdout)
+    assert check is not None
+    assert float(check[4]) <= 1e-4
+    assert final is not None
+    assert float(final[1]) < 4.0
+
+
+@pytest.mark.slow
+def test_a_failed_check_ends_the_run(tmp_path: Path) -> None:
+    """The sharded model's loss is falsified, so that the eager one differs."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import train_lm\n"
+        "train = train_lm.train_step\n"
+        "train_lm.train_step = lambda model, *rest: train(model, *rest) * (1.001 if hasattr(model, 'mesh') else 1)\n"
+        "sys.exit(train_lm.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, *SMALL, "--runs", str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert re.fullmatch(r"train_lm.py: check: 1 steps, loss .* relative difference 1.0e-03\): that is over 0.0001\n", done.stderr)
+    assert "final" not in done.stdout
+
+
+BAD_CALLS = {
+    "ranks that do not divide the heads": (3, [], "3 ranks do not divide the model's heads, 4: use another number of ranks"),
+    "a mesh larger than the world": (2, ["--mesh-size", "4"], "--mesh-size 4 is more than the world's 2 ranks: start 4"),
+    "a mesh smaller than the world": (2, ["--mesh-size", "1"], "leaves 1 of the world's 2 ranks idle: start 1"),
+    "no checkpoint": (1, ["--resume"], "checkpoint.pt: run without --resume first, or give the run's --name"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_calls_end_with_one_line(name: str, tmp_path: Path) -> None:
+    ranks, arguments, message = BAD_CALLS[name]
+    done = launch(*arguments, "--runs", tmp_path, ranks=ranks)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("train_lm.py: ")
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_model_or_a_finished_run(runs: Path) -> None:
+    other = launch(*SMALL, "--layers", 2, "--runs", runs, "--name", "whole", "--resume")
+    assert other.returncode == 2
+    assert "checkpoint.pt is of a model with {'dim': 128, 'layers': 1" in other.stderr
+    finished = launch(*SMALL, "--runs", runs, "--name", "whole", "--resume")
+    assert finished.returncode == 2
+    assert "is of step 24, nothing is left to do: give more --steps" in finished.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_all(tmp_path: Path) -> None:
+    command = [*TORCHRUN, "2", str(SCRIPT), "--layers", "1", "--steps", "100000", "--no-check", "--runs", str(tmp_path)]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "lm" / "metrics.jsonl").exists() or len(metrics(tmp_path / "lm")) < 3:
+            assert job.poll() is None, job.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        os.kill(child_of(job.pid, "RANK=1"), signal.SIGKILL)
+        killed = time.monotonic()
+        _, errors = job.communicate(timeout=60)
+    assert time.monotonic() - killed < 10
+    assert job.returncode != 0
+    assert "rank 0: rank 1 ended without a word (killed, or crashed)" in errors
+    assert "Traceback" not in errors
+
+
+def child_of(parent: int, variable: str) -> int:
+    """The child process whose environment has the variable."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return next(int(pid) for pid in children if variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
