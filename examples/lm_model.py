@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.nn import functional
 
 from shardfuse import DeviceMesh
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, SwiGLU, redistribute
@@ -66,7 +66,7 @@ class Block(torch.nn.Module):
         )
 
     def forward(self, x: Tensor, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [batch, sequence, dim], normed; residual: [batch, sequence / ranks, dim] -> the same for the next block."""
+        """x: [batch, sequence, dim], normed; residual: [batch, sequence / ranks, dim] -> those of the next block."""
         x, residual = self.attention_norm(attention(x, self.qkv, self.out, rotary), residual)
         gate, up = linear(x, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
         return self.mlp_norm(linear(self.swiglu(gate, up), self.down), residual)
@@ -77,7 +77,7 @@ class LanguageModel(torch.nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: DeviceMesh) -> None:
         super().__init__()
-        self.mesh, self.dtype = mesh, torch.float32
+        self.mesh, self.sequence, self.dtype = mesh, config.sequence, torch.float32
         self.embedding = parameter(config.vocabulary, config.dim)
         self.norm = RMSNorm(config.dim, mesh=mesh, input=Shard(1), output=Replicate(), output_grad=Partial())
         self.blocks = torch.nn.ModuleList(Block(config, mesh) for _ in range(config.layers))
@@ -88,7 +88,7 @@ class LanguageModel(torch.nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """tokens, targets: [batch, sequence], the same on every rank -> the mean loss, the same on every rank."""
-        x = F.embedding(tokens, self.embedding).to(self.dtype)
+        x = functional.embedding(tokens, self.embedding).to(self.dtype)
         residual = redistribute(x, self.mesh, Replicate(), Shard(1), timer=self.timer)
         x = self.norm(residual)
         for block in self.blocks:
@@ -113,7 +113,7 @@ class LanguageModel(torch.nn.Module):
 
 
 class UnshardedBlock(torch.nn.Module):
-    """One layer in plain torch.  The names of the parameters are those of ``Block``."""
+    """One layer in plain torch.  Its parameters have the names of ``Block``'s."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class UnshardedBlock(torch.nn.Module):
         residual = residual + attention(x, self.qkv, self.out, rotary) + self.attention_norm["bias"]
         x = rms_norm(residual, self.attention_norm["weight"])
         gate, up = linear(x, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
-        x = F.silu(gate + self.swiglu["gate_bias"]) * (up + self.swiglu["up_bias"])
+        x = functional.silu(gate + self.swiglu["gate_bias"]) * (up + self.swiglu["up_bias"])
         residual = residual + linear(x, self.down) + self.mlp_norm["bias"]
         return rms_norm(residual, self.mlp_norm["weight"]), residual
 
@@ -157,11 +157,11 @@ class UnshardedLanguageModel(torch.nn.Module):
                 torch.nn.init.constant_(weight, 1.0 if name.endswith("weight") else 0.0)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        residual = F.embedding(tokens, self.embedding)
+        residual = functional.embedding(tokens, self.embedding)
         x = rms_norm(residual, self.norm["weight"])
         for block in self.blocks:
             x, residual = block(x, residual, self.rotary)
-        return F.cross_entropy(linear(x, self.head).flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(linear(x, self.head).flatten(0, 1), targets.flatten())
 
 
 def attention(x: Tensor, qkv: Tensor, out: Tensor, rotary: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def attention(x: Tensor, qkv: Tensor, out: Tensor, rotary: Tensor) -> Tensor:
     _, heads, head_dim, _ = qkv.shape
     projected = linear(x, qkv.flatten(0, 2)).view(batch, sequence, 3, heads, head_dim)
     q, k, v = projected.permute(2, 0, 3, 1, 4)  # each [batch, heads, sequence, head_dim]
-    mixed = F.scaled_dot_product_attention(rotate(q, rotary), rotate(k, rotary), v, is_causal=True)
+    mixed = functional.scaled_dot_product_attention(rotate(q, rotary), rotate(k, rotary), v, is_causal=True)
     return linear(mixed.transpose(1, 2).flatten(2), out.flatten(1))
 
 
@@ -192,11 +192,11 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x, weight.to(x.dtype))
+    return functional.linear(x, weight.to(x.dtype))
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps=1e-6)
+    return functional.rms_norm(x, weight.shape, weight, eps=1e-6)
 
 
 def parameter(*shape: int) -> torch.nn.Parameter:
@@ -205,4 +205,3 @@ def parameter(*shape: int) -> torch.nn.Parameter:
 
 def sharded_dim(name: str) -> int | None:
     return SHARDED_DIM.get(name.rpartition(".")[2])
-

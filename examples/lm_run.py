@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lm_model import LanguageModel, ModelConfig
+from lm_model import LanguageModel
 
 
 class RunLog:
@@ -50,8 +49,8 @@ class RunLog:
         lines = self.read()
         figure, axes = pyplot.subplots(figsize=(8, 4.5))
         axes.plot([line["step"] for line in lines], [line["loss"] for line in lines], linewidth=0.8, label="training")
-        held_out = [line for line in lines if "validation" in line]
-        axes.plot([x["step"] for x in held_out], [x["validation"] for x in held_out], marker="o", label="held-out files")
+        seen = [line for line in lines if "validation" in line]
+        axes.plot([line["step"] for line in seen], [line["validation"] for line in seen], marker="o", label="held out")
         axes.set(xlabel="step", ylabel="loss (nats per byte)", title=self.directory.name)
         axes.grid(alpha=0.3)
         axes.legend()
@@ -80,11 +79,17 @@ class ProgressBar:
 
 
 def save_checkpoint(
-    path: Path, step: int, config: ModelConfig, model: LanguageModel, optimizer: torch.optim.Optimizer, *, is_writer: bool
+    path: Path,
+    step: int,
+    made_with: dict[str, int],
+    model: LanguageModel,
+    optimizer: torch.optim.Optimizer,
+    *,
+    is_writer: bool,
 ) -> None:
-    """Write the whole model with its optimizer's moments, gathered from all ranks, so that any number of ranks can go on.
+    """Write the whole model with its optimizer's moments, gathered from all ranks: any number of ranks can go on.
 
-    A file of the old name stays whole until the new one has taken its place.
+    made_with: what a run has to share to go on.  An older file stays whole until the new one takes its place.
     """
     weights: dict[str, dict[str, torch.Tensor]] = {}
     for name, weight in model.named_parameters():
@@ -95,7 +100,7 @@ def save_checkpoint(
             weights[name] = {key: tensor.cpu() for key, tensor in whole.items()}
     if is_writer:
         unfinished = path.with_suffix(".unfinished")
-        torch.save({"step": step, "model": dataclasses.asdict(config), "weights": weights}, unfinished)
+        torch.save({"step": step, "made_with": made_with, "weights": weights}, unfinished)
         os.replace(unfinished, path)
 
 

@@ -1,11 +1,11 @@
 """Train a byte-level language model on the Python standard library's sources, sharded over all ranks.
 
-    scripts/launch.sh                                     2 ranks, on the GPUs if there are two, else on the CPU
-    scripts/launch.sh --nproc 4 examples/train_lm.py --preset gpu
-    python examples/train_lm.py                           one rank
+    scripts/launch.sh                                2 ranks, on the GPUs if there are two, else on the CPU
+    scripts/launch.sh --nproc 4 --preset gpu         4 ranks, and a model worth a GPU
+    python examples/train_lm.py                      one rank
 
 Every norm, residual, bias, activation and loss reduction of the model is a shardfuse fusion (see lm_model.py); matmuls
-and attention are torch's.  What a run measures is in runs/<name>/: metrics.jsonl, loss.png, checkpoint.pt.
+and attention are torch's.  A run leaves metrics.jsonl, loss.png and checkpoint.pt in runs/<name>/.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lm_data import Corpus
+from lm_data import Batch, Corpus
 from lm_model import LanguageModel, ModelConfig, UnshardedLanguageModel
 from lm_run import ProgressBar, RunLog, load_checkpoint, save_checkpoint
 
@@ -29,20 +29,19 @@ from shardfuse import DeviceMesh, initialize
 CHECK_STEPS = 20
 CHECK_TOLERANCE = 1e-4
 VALIDATION_BATCHES = 8
-CHECKPOINT = "checkpoint.pt"
 
 
-class BadCall(Exception):
+class BadCallError(Exception):
     """What was asked for cannot be done; the same on every rank."""
 
 
-class CheckFailed(Exception):
+class CheckFailedError(Exception):
     """The sharded model and the unsharded one do not learn the same; the same on every rank."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """The model's sizes, and how it is trained.  A step takes ``batch`` sequences."""
+    """The model, and how it is trained: ``batch`` sequences a step, matmuls and activations in ``dtype``."""
 
     model: ModelConfig
     batch: int
@@ -54,14 +53,26 @@ class Training:
 
 PRESETS = {
     "cpu": Training(
-        ModelConfig(dim=128, layers=4, heads=4, hidden=384, sequence=128),
-        batch=8, steps=300, learning_rate=3e-3, corpus_bytes=8_000_000, dtype="float32",
+        model=ModelConfig(dim=128, layers=4, heads=4, hidden=384, sequence=128),
+        batch=8,
+        steps=300,
+        learning_rate=3e-3,
+        corpus_bytes=8_000_000,
+        dtype="float32",
     ),
     "gpu": Training(
-        ModelConfig(dim=1024, layers=12, heads=16, hidden=2816, sequence=1024),
-        batch=16, steps=600, learning_rate=6e-4, corpus_bytes=40_000_000, dtype="bfloat16",
+        model=ModelConfig(dim=1024, layers=12, heads=16, hidden=2816, sequence=1024),
+        batch=16,
+        steps=600,
+        learning_rate=6e-4,
+        corpus_bytes=40_000_000,
+        dtype="bfloat16",
     ),
-}  # fmt: skip
+}
+
+CHECK_HELP = f"""train the same model unsharded in eager torch beside the first {CHECK_STEPS} steps, and end the run
+where a loss differs by more than {CHECK_TOLERANCE:g}, relatively; these steps are in float32, whatever --dtype says
+(on)"""
 
 
 def parse_options(arguments: list[str] | None) -> argparse.Namespace:
@@ -71,18 +82,16 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     add("--layers", type=positive, help="layers of the model (the preset's)")
     add("--steps", type=positive, help="training steps (the preset's)")
     add("--batch", type=positive, help="sequences in a batch (the preset's)")
-    add("--dtype", choices=["float32", "bfloat16"], help="of matmuls and activations; parameters are float32 (the preset's)")
+    add("--dtype", choices=["float32", "bfloat16"], help="of matmuls and activations (the preset's)")
     add("--seed", type=int, default=0, help="of weights and batches (0)")
     add("--mesh-size", type=positive, help="how many ranks the model is sharded over (all)")
+    add("--check", action=argparse.BooleanOptionalAction, default=True, help=CHECK_HELP)
     add("--runs", type=Path, default=Path("runs"), help="the folder of all runs (runs)")
     add("--name", default="lm", help="the run's own folder in it (lm)")
-    add("--check", action=argparse.BooleanOptionalAction, default=True,
-        help=f"train the same model unsharded, in eager torch, beside the first {CHECK_STEPS} steps, and end the run where a "
-        f"loss differs by more than {CHECK_TOLERANCE:g}, relatively; these steps are in float32 whatever --dtype says (on)")  # fmt: skip
     add("--eval-every", type=positive, default=50, help="steps between two looks at the held-out files (50)")
     add("--save-every", type=positive, default=100, help="steps between two checkpoints (100)")
-    add("--resume", action="store_true", help="go on from the run's checkpoint")
     add("--stop-after", type=positive, help="save and end after this step; --resume goes on from there (never)")
+    add("--resume", action="store_true", help="go on from the run's checkpoint")
     return parser.parse_args(arguments)
 
 
@@ -94,12 +103,12 @@ def positive(text: str) -> int:
 
 
 def settle(options: argparse.Namespace, ranks: int) -> Training:
-    """The preset with what the options change.  Raises BadCall where it cannot be sharded over so many ranks."""
+    """The preset with what the options change.  Raises BadCallError where so many ranks cannot share the model."""
     preset = PRESETS[options.preset]
     model = dataclasses.replace(preset.model, layers=options.layers or preset.model.layers)
     for name, size in model.sharded_sizes().items():
         if size % ranks:
-            raise BadCall(f"{ranks} ranks do not divide the model's {name}, {size}: use another number of ranks")
+            raise BadCallError(f"{ranks} ranks do not divide the model's {name}, {size}: use another number of ranks")
     return dataclasses.replace(
         preset,
         model=model,
@@ -107,6 +116,47 @@ def settle(options: argparse.Namespace, ranks: int) -> Training:
         batch=options.batch or preset.batch,
         dtype=options.dtype or preset.dtype,
     )
+
+
+def make_mesh(size: int | None, world_size: int) -> DeviceMesh:
+    """A 1-D mesh of ``size`` ranks, all by default.  Raises BadCallError where those are not just the world's."""
+    size = size or world_size
+    if size > world_size:
+        raise BadCallError(f"--mesh-size {size} is more than the world's {world_size} ranks: start {size} ranks")
+    if size < world_size:
+        idle = world_size - size
+        raise BadCallError(
+            f"--mesh-size {size} leaves {idle} of the world's {world_size} ranks idle: start {size} ranks"
+        )
+    return DeviceMesh(list(range(size)))
+
+
+def make_optimizer(model: torch.nn.Module, training: Training) -> torch.optim.Optimizer:
+    """AdamW, which goes element by element: a shard is updated as it would be in the whole."""
+    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
+    vectors = [weight for weight in model.parameters() if weight.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=training.learning_rate, betas=(0.9, 0.95))
+
+
+def learning_rate(training: Training, step: int) -> float:
+    """Up in the first tenth of the steps (100 at most), then down along a cosine, to a tenth."""
+    warmup = min(100, training.steps // 10 + 1)
+    progress = max(0, step - warmup) / max(1, training.steps - warmup)
+    return training.learning_rate * min(step / warmup, 0.55 + 0.45 * math.cos(math.pi * progress))
+
+
+def train_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, training: Training, step: int, batch: Batch
+) -> float:
+    """One update; returns the loss before it."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(training, step)
+    loss = model(*batch)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
 
 
 class Check:
@@ -119,8 +169,8 @@ class Check:
         self.largest = 0.0
         self.line = ""
 
-    def compare(self, step: int, loss: float, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Train a step, and compare its loss with the sharded model's.  Raises CheckFailed."""
+    def compare(self, step: int, loss: float, batch: Batch) -> None:
+        """Train a step, and compare its loss with the sharded model's.  Raises CheckFailedError."""
         eager = train_step(self.model, self.optimizer, self.training, step, batch)
         self.largest = max(abs(loss - eager) / abs(eager), self.largest)
         self.line = (
@@ -128,40 +178,7 @@ class Check:
             f"(unsharded eager {eager:.6f}, largest relative difference {self.largest:.1e})"
         )
         if not self.largest <= CHECK_TOLERANCE:
-            raise CheckFailed(f"{self.line}: that is over {CHECK_TOLERANCE:g}")
-
-
-def make_optimizer(model: torch.nn.Module, training: Training) -> torch.optim.Optimizer:
-    """AdamW; element by element, so that a shard is updated as it would be in the whole."""
-    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
-    vectors = [weight for weight in model.parameters() if weight.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=training.learning_rate, betas=(0.9, 0.95))
-
-
-def learning_rate(training: Training, step: int) -> float:
-    """Up from zero in the first tenth of the steps (100 at most), then down to a tenth along a cosine."""
-    warmup = min(100, training.steps // 10 + 1)
-    progress = max(0, step - warmup) / max(1, training.steps - warmup)
-    return training.learning_rate * min(step / warmup, 0.55 + 0.45 * math.cos(math.pi * progress))
-
-
-def train_step(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    training: Training,
-    step: int,
-    batch: tuple[torch.Tensor, torch.Tensor],
-) -> float:
-    """One update; returns the loss before it."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(training, step)
-    loss = model(*batch)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
-
+            raise CheckFailedError(f"{self.line}: that is over {CHECK_TOLERANCE:g}")
 
 
 class Run:
@@ -171,6 +188,7 @@ class Run:
         self.options, self.device, self.is_first = options, device, rank == 0
         self.training = settle(options, mesh.size)
         self.directory = options.runs / options.name
+        self.checkpoint = self.directory / "checkpoint.pt"
         saved = self.read_checkpoint()
         self.corpus = Corpus(self.training.corpus_bytes)
         unsharded = UnshardedLanguageModel(self.training.model, options.seed)
@@ -181,12 +199,15 @@ class Run:
         self.done = load_checkpoint(saved, self.model, self.optimizer) if saved else 0
         self.check = Check(unsharded.to(device), self.training) if options.check and not saved else None
         self.log = RunLog(self.directory, first_step=self.done, is_writer=self.is_first)
+        if self.is_first and not saved:
+            self.checkpoint.unlink(missing_ok=True)  # an older run's
         parameters = sum(weight.numel() for weight in unsharded.parameters())
         self.say(
-            f"{mesh.size} {'rank' if mesh.size == 1 else 'ranks'} on {device.type}, {parameters / 1e6:.1f} M parameters, "
-            f"{len(self.corpus.train) / 1e6:.1f} MB of text from {self.corpus.files} files, "
-            f"{len(self.corpus.held_out) / 1e6:.1f} MB held out" + (f", going on after step {self.done}" if saved else "")
+            f"{mesh.size} {'rank' if mesh.size == 1 else 'ranks'} on {device.type}, {parameters / 1e6:.1f} M parameters"
         )
+        self.say(str(self.corpus))
+        if saved:
+            self.say(f"going on after step {self.done}")
 
     def train(self) -> None:
         """All steps that are not done yet."""
@@ -194,75 +215,82 @@ class Run:
         last = min(steps, options.stop_after or steps)
         bar = ProgressBar(steps, is_shown=self.is_first)
         lines: list[dict[str, float]] = []
-        while self.done < last:
-            line = self.step()
+        for step in range(self.done + 1, last + 1):
+            line = self.step(step)
             lines.append(line)
-            bar.show(self.done, f"loss {line['loss']:.4f}  {line['tokens_per_s']:,.0f} tokens/s")
-            if self.check is not None and self.done == min(CHECK_STEPS, last):
+            bar.show(step, f"loss {line['loss']:.4f}  {line['tokens_per_s']:,.0f} tokens/s")
+            if self.check is not None and step == min(CHECK_STEPS, last):
                 bar.clear()
                 self.say(self.check.line)
                 self.check = None
-            if self.done % options.eval_every == 0 or self.done == last:
+            if step % options.eval_every == 0 or step == last:
                 line["validation"] = self.validation_loss()
                 bar.clear()
                 self.say(summary(lines, steps))
                 lines.clear()
             self.log.write(line)
-            if self.done % options.save_every == 0 or self.done == last:
-                self.save()
+            if step % options.save_every == 0 or step == last:
+                self.save(step)
         if self.is_first:
             self.say(self.log.draw())
         self.say(f"final loss {line['loss']:.4f}, validation {line['validation']:.4f}")
 
-    def step(self) -> dict[str, float]:
+    def step(self, step: int) -> dict[str, float]:
         """One step; returns its line of metrics."""
-        self.done += 1
-        is_checked = self.options.check and self.done <= CHECK_STEPS
+        is_checked = self.options.check and step <= CHECK_STEPS
         self.model.dtype = torch.float32 if is_checked else getattr(torch, self.training.dtype)
-        shape = (self.training.batch, self.training.model.sequence)
-        batch = self.on_device(self.corpus.training_batch(self.options.seed, self.done, *shape))
+        batch = self.corpus.training_batch(self.options.seed, step, self.training.batch, self.model.sequence)
+        batch = self.on_device(batch)
         self.model.timer.reset()
         began = time.perf_counter()
-        loss = train_step(self.model, self.optimizer, self.training, self.done, batch)
+        loss = train_step(self.model, self.optimizer, self.training, step, batch)
         seconds = time.perf_counter() - began
         if self.check is not None:
-            self.check.compare(self.done, loss, batch)
+            self.check.compare(step, loss, batch)
         return {
-            "step": self.done,
+            "step": step,
             "loss": loss,
-            "tokens_per_s": round(math.prod(shape) / seconds, 1),
+            "tokens_per_s": round(batch[0].numel() / seconds, 1),
             "fusion_share": round(self.model.timer.seconds() / seconds, 4),
         }
 
     @torch.no_grad()
     def validation_loss(self) -> float:
         """Mean loss over windows spread evenly over the held-out files."""
-        shape = (self.training.batch, self.training.model.sequence)
-        batches = [self.corpus.validation_batch(k, VALIDATION_BATCHES, *shape) for k in range(VALIDATION_BATCHES)]
-        return sum(self.model(*self.on_device(batch)).item() for batch in batches) / VALIDATION_BATCHES
-
-    def on_device(self, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens, targets = batch
-        return tokens.to(self.device), targets.to(self.device)
+        losses: list[float] = []
+        for k in range(VALIDATION_BATCHES):
+            batch = self.corpus.validation_batch(k, VALIDATION_BATCHES, self.training.batch, self.model.sequence)
+            losses.append(self.model(*self.on_device(batch)).item())
+        return sum(losses) / len(losses)
 
     def read_checkpoint(self) -> dict[str, Any] | None:
-        """The checkpoint to go on from, if that was asked for.  Raises BadCall where there is none, or another model's."""
-        path = self.directory / CHECKPOINT
+        """The checkpoint to go on from, if that was asked for.  Raises BadCallError where it does not fit."""
         if not self.options.resume:
             return None
-        if not path.exists():
-            raise BadCall(f"--resume: there is no {path}: run without --resume first, or give the run's --name")
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        if saved["model"] != dataclasses.asdict(self.training.model):
-            raise BadCall(f"--resume: {path} is of a model with {saved['model']}: give the options of that run")
-        if saved["step"] >= self.training.steps:
-            raise BadCall(f"--resume: {path} is of step {saved['step']}, nothing is left to do: give more --steps")
+        if not self.checkpoint.exists():
+            raise BadCallError(
+                f"--resume: there is no {self.checkpoint}: run without --resume first, or give its --name"
+            )
+        saved = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        if saved["made_with"] != self.made_with():
+            raise BadCallError(
+                f"--resume: {self.checkpoint} was made with {saved['made_with']}: give that run's options"
+            )
+        if saved["step"] >= min(self.training.steps, self.options.stop_after or self.training.steps):
+            raise BadCallError(f"--resume: {self.checkpoint} is of step {saved['step']}, nothing is left to do")
         return saved
 
-    def save(self) -> None:
-        save_checkpoint(
-            self.directory / CHECKPOINT, self.done, self.training.model, self.model, self.optimizer, is_writer=self.is_first
-        )
+    def save(self, step: int) -> None:
+        save_checkpoint(self.checkpoint, step, self.made_with(), self.model, self.optimizer, is_writer=self.is_first)
+
+    def made_with(self) -> dict[str, int]:
+        """What has to be the same for a run to go on."""
+        sizes = dataclasses.asdict(self.training.model)
+        return {**sizes, "batch": self.training.batch, "seed": self.options.seed}
+
+    def on_device(self, batch: Batch) -> Batch:
+        tokens, targets = batch
+        return tokens.to(self.device), targets.to(self.device)
 
     def say(self, text: str) -> None:
         if self.is_first:
@@ -271,23 +299,14 @@ class Run:
 
 def summary(lines: list[dict[str, float]], steps: int) -> str:
     """Means over some steps' lines of metrics, as a line of text."""
-    loss, tokens_per_s, share = (
+    last = lines[-1]
+    loss, speed, share = (
         sum(line[key] for line in lines) / len(lines) for key in ("loss", "tokens_per_s", "fusion_share")
     )
     return (
-        f"step {lines[-1]['step']:>{len(str(steps))}}/{steps}  loss {loss:.4f}  validation {lines[-1]['validation']:.4f}  "
-        f"{tokens_per_s:,.0f} tokens/s  {share:.0%} of the time in fusions"
+        f"step {last['step']:>{len(str(steps))}}/{steps}  loss {loss:.4f}  validation {last['validation']:.4f}  "
+        f"{speed:,.0f} tokens/s  {share:.0%} of the time in fusions"
     )
-
-
-def make_mesh(size: int | None, world_size: int) -> DeviceMesh:
-    """A 1-D mesh of the first ``size`` ranks, all by default.  Raises BadCall where those are not the world's."""
-    size = size or world_size
-    if size > world_size:
-        raise BadCall(f"--mesh-size {size} is more than the world's {world_size} ranks: start {size}, or give a smaller mesh")
-    if size < world_size:
-        raise BadCall(f"--mesh-size {size} leaves {world_size - size} of the world's {world_size} ranks idle: start {size}")
-    return DeviceMesh(list(range(size)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -295,11 +314,11 @@ def main(arguments: list[str] | None = None) -> int:
     world = initialize()
     try:
         Run(options, make_mesh(options.mesh_size, world.world_size), world.rank, world.device).train()
-    except (BadCall, CheckFailed) as error:
-        # Every rank has come here, so one of them says why; any other error is initialize()'s to report.
+    except (BadCallError, CheckFailedError) as error:
+        # Every rank has come here, so one of them says why; any other error is for initialize() to report.
         if world.rank == 0:
             print(f"train_lm.py: {error}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, BadCall) else 1
+        return 2 if isinstance(error, BadCallError) else 1
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .ir.expr import BoundFusion
+from .ir.expr import BoundFusion, Number, Scalar
 from .ir.fusion import Fusion
 from .ir.printer import fusion_text
 from .ir.tensor_view import TensorView
@@ -36,9 +36,11 @@ class Plan:
     trace: tuple[tuple[str, str], ...]
 
 
-def compile_fusion(fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]]) -> Plan:
-    """``sizes``: the unsharded shape of every input tensor."""
-    bound = bind(fusion, sizes)
+def compile_fusion(
+    fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]], numbers: Mapping[Scalar, Number] | None = None
+) -> Plan:
+    """``sizes``: the unsharded shape of every input tensor.  ``numbers``: the scalar inputs that shapes depend on."""
+    bound = bind(fusion, sizes, numbers)
     trace = [("bind", fusion_text(bound))]
     for run in PASSES:
         run(bound)

@@ -55,16 +55,16 @@ class _Segmenter:
                 self.readers.setdefault(t, []).append(expr)
         self.cheap = {e: self.is_cheap(e) for e in fusion.exprs}
         self.alone = dict.fromkeys(e for e in fusion.exprs if self.stands_alone(e))
+        stored = self.stored()
+        self.placed = dict.fromkeys(e for e in fusion.exprs if not self.cheap[e] or e.output in stored)
         self.group_of: dict[Expr, int] = {}
         self.groups: dict[int, list[Expr]] = {}
         self.depends: dict[int, dict[int, None]] = {}
         self.chosen: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
 
     def run(self) -> list[ScheduledSegment]:
-        stored = self.stored()
-        for expr in self.fusion.exprs:
-            if not self.cheap[expr] or expr.output in stored:
-                self.place(expr)
+        for expr in self.placed:
+            self.place(expr)
         self.join_siblings()
         return [
             ScheduledSegment(self.segment_of(self.groups[g]), *self.chosen[g]) for g in self.in_order(list(self.groups))
@@ -117,7 +117,7 @@ class _Segmenter:
         """Does ``reader``, or a segment that makes its own copy of ``reader``, stand outside?"""
         if not self.cheap[reader]:
             return reader not in inside
-        if reader not in own and reader in self.group_of:
+        if reader not in own and reader in self.placed:
             return True
         return any(self.is_read(r, inside, own) for r in self.readers.get(reader.output, []))
 

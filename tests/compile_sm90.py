@@ -16,30 +16,19 @@ from pathlib import Path
 
 import triton
 from kernel_cases import SM90
+from segments import kernels_of
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from shardfuse.codegen import KernelSource, generate
+from shardfuse.codegen import KernelSource
 from shardfuse.executor.kernel import load_function
 from shardfuse.ir.dtype import DataType
-from shardfuse.schedulers import looped, persistent, pointwise, reduction
-from shardfuse.schedulers.limits import H200
-from shardfuse.schedulers.segment import Segment
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 POINTERS = {
     DataType.BFloat16: "*bf16", DataType.Half: "*fp16", DataType.Float: "*fp32", DataType.Double: "*fp64",
     DataType.Int: "*i64", DataType.Int32: "*i32", DataType.Bool: "*i1",
 }  # fmt: skip
-
-
-def sources(segment: Segment) -> list[KernelSource]:
-    """The kernels of ``segment`` on contiguous tensors."""
-    scheduler = next(s for s in (persistent, reduction, pointwise, looped) if s.why_not(segment) is None)
-    plans = scheduler.schedule(segment, scheduler.propose(segment, H200))
-    return [
-        generate(p, {t: t.domain.layout(0) for t in (*p.segment.inputs, *p.segment.outputs)}, 0) for p in plans
-    ]
 
 
 def compile_for_sm90(source: KernelSource, directory: Path) -> dict[str, int | str]:
@@ -89,7 +78,7 @@ def _run(flag: str, path: str) -> str:
 def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         for name in names or SM90:
-            for source in sources(SM90[name]):
+            for source in kernels_of(SM90[name]):
                 print(json.dumps({"case": name, **compile_for_sm90(source, Path(directory))}), flush=True)
 
 

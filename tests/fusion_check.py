@@ -164,7 +164,10 @@ def _operands(record: Record, values: Sequence[Any]) -> list[Any]:
 def _shape(record: Record, env: Mapping[object, Pair]) -> list[int]:
     """The shape argument of a record that has one, host scalars filled in."""
     asked = cast("Sequence[int | Scalar]", record.attributes.get("shape", ()))
-    return [int(env[n][0]) if isinstance(n, Scalar) and n in env else int(cast("Any", getattr(n, "value", n))) for n in asked]
+    return [
+        int(env[n][0]) if isinstance(n, Scalar) and n in env else int(cast("Any", getattr(n, "value", n)))
+        for n in asked
+    ]
 
 
 def _apply(record: Record, values: Sequence[Any], shape: list[int], dtype: torch.dtype) -> torch.Tensor:

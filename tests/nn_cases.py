@@ -12,10 +12,10 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
+from torch.nn import functional
 
 from shardfuse import DeviceMesh
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
@@ -33,7 +33,9 @@ class Here:
     mesh: DeviceMesh
     device: torch.device
 
-    def sample(self, placements: Placements, shape: Sequence[int], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Sample:
+    def sample(
+        self, placements: Placements, shape: Sequence[int], dtype: torch.dtype, seed: int, scale: float = 1.0
+    ) -> Sample:
         """Normal values; a partial sum's summands are normal too, and rounded to ``dtype`` each."""
         coordinate = self.mesh.coordinate(dist.get_rank() if dist.is_initialized() else 0)
         assert coordinate is not None
@@ -131,7 +133,7 @@ def compare(
     found: Sequence[Tensor | None],
     dtype: torch.dtype,
 ) -> None:
-    """Results (with the sample that lives where each does) and inputs' gradients against torch's on unsharded tensors."""
+    """Results (each with a sample that lives where it does) and gradients, against torch's on unsharded tensors."""
     values, upstream = [t.full for t in inputs.values()], [g.full for g in gradients]
     full, full_grad = reference(function, values, upstream, torch.float64)
     eager, eager_grad = reference(function, values, upstream, dtype)
@@ -163,12 +165,12 @@ class Norm:
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-    return (F.rms_norm(x, weight.shape, weight, EPS),)
+    return (functional.rms_norm(x, weight.shape, weight, EPS),)
 
 
 def add_rms_norm(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
     total = residual + (x + bias)
-    return F.rms_norm(total, weight.shape, weight, EPS), total
+    return functional.rms_norm(total, weight.shape, weight, EPS), total
 
 
 def check_norm(here: Here, case: Norm, dtype: torch.dtype) -> None:
@@ -248,7 +250,7 @@ class Gate:
 
 
 def swiglu(gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor) -> tuple[Tensor, ...]:
-    return (F.silu(gate + gate_bias) * (up + up_bias),)
+    return (functional.silu(gate + gate_bias) * (up + up_bias),)
 
 
 def check_swiglu(here: Here, case: Gate, dtype: torch.dtype) -> None:
@@ -319,7 +321,7 @@ def check_loss(here: Here, case: Loss, dtype: torch.dtype) -> None:
     def cross_entropy(x: Tensor) -> tuple[Tensor, ...]:
         x = x.to(torch.promote_types(x.dtype, torch.float32)).flatten(0, -2)
         options = {"reduction": case.reduction, "label_smoothing": case.label_smoothing}
-        loss = F.cross_entropy(x, target.flatten(), **options)
+        loss = functional.cross_entropy(x, target.flatten(), **options)
         return (loss.view(target.shape) if by_row else loss,)
 
     compare(cross_entropy, {"logits": logits}, [gradient], {"loss": (result, gradient)}, [given.grad], dtype)

@@ -120,12 +120,21 @@ BASE = Variant()
 
 DIFFERENCES: dict[str, Callable[[Variant], Variant]] = {
     **{f"op {op}": lambda v, op=op: replace(v, first=op) for op in ("add", "sub", "div", "maximum", "minimum", "pow")},
-    **{f"unary {op}": lambda v, op=op: replace(v, unary=op) for op in ("neg", "exp", "tanh", "abs", "sigmoid", "gelu", "silu")},
+    **{
+        f"unary {op}": lambda v, op=op: replace(v, unary=op)
+        for op in ("neg", "exp", "tanh", "abs", "sigmoid", "gelu", "silu")
+    },
     **{f"second {op}": lambda v, op=op: replace(v, second=op) for op in ("mul", "sub", "gt", "le")},
     **{f"reduction {op}": lambda v, op=op: replace(v, reduction=op) for op in ("max", "min", "prod", "mean", "any")},
     **{f"constant {c}": lambda v, c=c: replace(v, constant=c) for c in (0.25, 0.5000001, -0.5, 1, float("inf"))},
-    **{f"dtype {t.name}": lambda v, t=t: replace(v, dtype=t) for t in (DataType.Half, DataType.BFloat16, DataType.Double)},
-    **{f"result {t.name}": lambda v, t=t: replace(v, result=t) for t in (DataType.Half, DataType.BFloat16, DataType.Double)},
+    **{
+        f"dtype {t.name}": lambda v, t=t: replace(v, dtype=t)
+        for t in (DataType.Half, DataType.BFloat16, DataType.Double)
+    },
+    **{
+        f"result {t.name}": lambda v, t=t: replace(v, result=t)
+        for t in (DataType.Half, DataType.BFloat16, DataType.Double)
+    },
     **{f"rows {n}": lambda v, n=n: replace(v, rows=n) for n in (3, 9, 15, 24)},
     **{f"columns {n}": lambda v, n=n: replace(v, columns=n) for n in (12, 48)},
     **{f"mesh {m}": lambda v, m=m: replace(v, mesh=m) for m in ((1, 0, 2), (2, 1, 0), (0, 2, 1), ((0,), (1,), (2,)))},

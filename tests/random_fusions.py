@@ -36,7 +36,9 @@ class Case:
         return f"seed {self.seed}, {self.world} ranks, inputs {', '.join(shapes)}:\n{self.fd!r}"
 
 
-def random_case(seed: int, worlds: Sequence[int] = (2, 3, 4), backend: Backend = "torch", *, with_zero: bool = False) -> Case:
+def random_case(
+    seed: int, worlds: Sequence[int] = (2, 3, 4), backend: Backend = "torch", *, with_zero: bool = False
+) -> Case:
     """The case of ``seed``: 1 to 3 inputs, 1 to 7 ops, 1 to 3 outputs, shardings on some of them."""
     return _Maker(random.Random(seed), backend, with_zero).make(seed, worlds)
 
@@ -87,7 +89,7 @@ class _Maker:
         else:
             shape = [self.size() for _ in range(rng.randint(1, 3))]
         dtype = rng.choice((self.wide, self.wide, self.wide, DataType.Int))
-        declared = [n if rng.random() < 0.4 else -1 for n in shape]
+        declared = [n if n == 1 or rng.random() < 0.4 else -1 for n in shape]
         tv = self.fd.define_tensor(declared, dtype=dtype)
         self.known.append((tv, tuple(shape)))
         generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
@@ -208,6 +210,7 @@ class _Maker:
         tv.set_device_mesh(mesh)
         extents = list(shape)  # of the loop axes, as they are cut
         free = list(range(len(shape)))  # loop axes not yet on a mesh dimension
+        ragged: list[int] = []  # loop axes below an uneven cut
         for parallel_type in self.rng.sample(mesh.parallel_types, mesh.ndim):
             ranks = mesh.extent(parallel_type)
             if not free or self.rng.random() < 0.25:
@@ -215,22 +218,19 @@ class _Maker:
             at = self.rng.choice(free)
             if extents[at] == 1 and ranks > 1:
                 continue
-            is_whole = extents[at] == shape[at] if len(extents) == len(shape) else False
-            inner = self.rng.random() < 0.3 and extents[at] % ranks == 0
+            inner = self.rng.random() < 0.3 and extents[at] % ranks == 0 and at not in ragged
             if inner:
                 tv.inner_split(at, ranks)
                 tv.axis(at + 1).parallelize(parallel_type)
                 extents[at : at + 1] = [extents[at] // ranks, ranks]
             else:
-                even = extents[at] % ranks == 0 and self.rng.random() < 0.7
-                if not even and not is_whole:
-                    continue
+                even = extents[at] % ranks == 0 and at not in ragged and self.rng.random() < 0.7
                 tv.outer_split(at, ranks, uneven=not even)
                 tv.axis(at).parallelize(parallel_type)
                 extents[at : at + 1] = [ranks, -(-extents[at] // ranks)]
             taken = at + 1 if inner else at
             free = [k + (k > at) for k in free if k != at] + [at if inner else at + 1]
-            assert taken not in free
+            ragged = [k + (k > at) for k in ragged] + ([] if inner or even else [taken + 1])
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:

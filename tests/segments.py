@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType
 
 import torch
 
+from shardfuse.codegen import KernelSource, generate
 from shardfuse.ir.digits import Axis, Digit, Root, axis_of, extent, merge, roots, split
 from shardfuse.ir.domain import BoundDomain
 from shardfuse.ir.dtype import DataType
@@ -16,6 +18,8 @@ from shardfuse.mesh import DeviceMesh, ParallelType
 from shardfuse.ops.evaluate import evaluate_local
 from shardfuse.ops.promotion import types
 from shardfuse.ops.table import POINTWISE
+from shardfuse.schedulers import looped, persistent, pointwise, reduction
+from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.segment import Segment
 
 Operand = BoundTensor | Scalar | float | int | bool
@@ -173,3 +177,15 @@ def rms_norm(rows: int, columns: int, dtype: DataType, *, residual: bool = False
     scale = b.op("rsqrt", b.op("add", b.mean(b.op("mul", wide, wide), [1]), 1e-6))
     out = b.cast(b.op("mul", b.op("mul", wide, scale), b.cast(weight, DataType.Float)), dtype)
     return b.segment(*((total, out) if residual else (out,)))
+
+
+def scheduler_of(segment: Segment) -> ModuleType:
+    """The first scheduler that takes ``segment``, in order of priority."""
+    return next(s for s in (persistent, reduction, pointwise, looped) if s.why_not(segment) is None)
+
+
+def kernels_of(segment: Segment) -> list[KernelSource]:
+    """The kernels of ``segment`` on contiguous tensors."""
+    scheduler = scheduler_of(segment)
+    plans = scheduler.schedule(segment, scheduler.propose(segment, H200))
+    return [generate(p, {t: t.domain.layout(0) for t in (*p.segment.inputs, *p.segment.outputs)}, 0) for p in plans]

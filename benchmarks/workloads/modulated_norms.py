@@ -70,9 +70,8 @@ def _gradient_fusion(case: Case) -> FusionDefinition:
 
 
 def _gradient_reference(case: Case, x: torch.Tensor, dy: torch.Tensor, *modulation: torch.Tensor) -> Tensors:
-    with torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in (x, *modulation)]
-        return torch.autograd.grad(_twice(case, *leaves), leaves, (dy,))
+    leaves = [t.detach().requires_grad_() for t in (x, *modulation)]
+    return torch.autograd.grad(_twice(case, *leaves), leaves, (dy,))
 
 
 def _gradient_eager(case: Case, x: torch.Tensor, *rest: torch.Tensor) -> Tensors:
@@ -103,3 +102,4 @@ MODULATED_NORMS_BACKWARD = Workload(
     rows=(True, True, True, True),
     sums=(False, False, False),
 )
+WORKLOADS = (MODULATED_NORMS, MODULATED_NORMS_BACKWARD)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import cast
 
 from ..ir.digits import Axis, CutError, cut_out, extent, merge, overlaps, refine, split
-from ..ir.domain import BoundDomain, Sharding
+from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from ..mesh import DeviceMesh, ParallelType
 from ..ops.torch_calls import TORCH_CALLS, Signature
@@ -50,16 +50,27 @@ def ordered(entries: Iterable[tuple[ParallelType, Axis]]) -> Sharding:
     return tuple(sorted(entries, key=lambda entry: -entry[0].mesh_index))
 
 
-def holds(logical: Sequence[Axis], digits: Axis, ranks: int) -> bool:
-    """Can a tensor of these axes be sharded by ``digits``?  Short shards only of the outermost part of an axis."""
-    return carries(logical, digits) and (is_even(digits, ranks) or outermost(logical, digits) is not None)
-
-
 def restrict(sharding: Sharding, logical: Sequence[Axis], mesh: DeviceMesh | None) -> Sharding:
     """The entries that a tensor of these axes can have; it is replicated over the other mesh dimensions."""
-    if mesh is None:
-        return ()
-    return tuple((p, digits) for p, digits in sharding if holds(logical, digits, mesh.extent(p)))
+    kept: dict[ParallelType, Axis] = {}
+    todo = dict(sharding) if mesh is not None else {}
+    while mesh is not None:
+        local = [without(axis, tuple(d for digits in kept.values() for d in digits)) for axis in logical]
+        found = next((p for p, digits in todo.items() if _holds(local, digits, mesh.extent(p))), None)
+        if found is None:
+            break
+        kept[found] = todo.pop(found)
+    return tuple(entry for entry in sharding if entry[0] in kept)
+
+
+def _holds(local: Sequence[Axis], digits: Axis, ranks: int) -> bool:
+    """Can a tensor of which a rank walks ``local`` be cut by ``digits``?  Short shards only of the outermost part of an axis."""
+    return carries(local, digits) and (is_even(digits, ranks) or outermost(local, digits) is not None)
+
+
+def is_possible(entries: Mapping[ParallelType, Axis], logical: Sequence[Axis], mesh: DeviceMesh) -> bool:
+    """Can a tensor of these axes have all of ``entries``?"""
+    return stand_together(list(entries.values())) and len(restrict(tuple(entries.items()), logical, mesh)) == len(entries)
 
 
 def is_untouched(logical: Sequence[Axis], digits: Axis) -> bool:
@@ -87,8 +98,7 @@ def computed_in(expr: Expr) -> Sharding:
     inputs = sorted(expr.tensors, key=unsharded_bytes, reverse=True)
     joined = join(t.domain.sharding for t in inputs)
     if expr.op in TORCH_CALLS:
-        kept = _shardable(expr)
-        return tuple((p, digits) for p, digits in joined if carries(kept, digits))
+        return allowed(expr, joined)
     if expr.op in REDUCTIONS:
         reduced, rest = reduced_axes(expr), expr.output.domain.logical
         return tuple((p, d) for p, d in joined if carries(reduced, d) or carries(rest, d))
@@ -109,6 +119,14 @@ def reduced_axes(expr: Expr) -> tuple[Axis, ...]:
 
 def _shardable(expr: Expr) -> tuple[Axis, ...]:
     return tuple(axis for name, axis in _named(expr, signature_of(expr)) if not name.endswith("*"))
+
+
+def allowed(expr: Expr, sharding: Sharding) -> Sharding:
+    """The entries that ``expr`` can be computed in: a torch call says which axes may be sharded."""
+    if expr.op not in TORCH_CALLS:
+        return sharding
+    kept = _shardable(expr)
+    return tuple((p, digits) for p, digits in sharding if carries(kept, digits))
 
 
 def signature_of(expr: Expr) -> Signature:
@@ -134,13 +152,9 @@ def needed_of(expr: Expr, tensor: BoundTensor, space: Sharding, mesh: DeviceMesh
 def restrict_to_inputs(sharding: Sharding, expr: Expr, mesh: DeviceMesh) -> Sharding:
     """The entries by which every input of ``expr`` can be sharded, or that do not matter to it."""
 
-    def fits(logical: Sequence[Axis], digits: Axis, ranks: int) -> bool:
-        return holds(logical, digits, ranks) or is_untouched(logical, digits)
-
+    held = [(t.domain.logical, restrict(sharding, t.domain.logical, mesh)) for t in expr.tensors]
     return tuple(
-        (p, digits)
-        for p, digits in sharding
-        if all(fits(t.domain.logical, digits, mesh.extent(p)) for t in expr.tensors)
+        entry for entry in sharding if all(entry in own or is_untouched(logical, entry[1]) for logical, own in held)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 
 from ..ir.digits import Digit
 from ..ir.expr import BoundTensor, Scalar
@@ -68,10 +69,11 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
     lines: list[str] = []
 
     def extent(name: str, value: int, *, wide: bool, promised: bool) -> None:
-        """``promised``: the compiler learns that it is a multiple of 16, without which it splits vector loads."""
+        """``promised``: the compiler learns what power of two divides it, without which it splits vector loads."""
         integers[name] = (value, "tl.int64" if wide or value >= INT32_LIMIT else "tl.int32")
-        if promised and value % 16 == 0:
-            lines.append(f"{name} = {name} // 16 * 16")
+        divisor = gcd(value, 16)
+        if promised and divisor > 1:
+            lines.append(f"{name} = {name} // {divisor} * {divisor}")
 
     if tile.x_masked or (e.plan.split is not None and tile.x_total > 1):
         extent(X_SIZE, tile.x_total, wide=False, promised=tile.x_masked)

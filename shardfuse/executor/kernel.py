@@ -18,6 +18,7 @@ import torch
 from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
 from ..ir.expr import Number
+from .launch import direct_launcher
 
 Argument = torch.Tensor | Number
 
@@ -32,6 +33,7 @@ class Kernel:
         self.source = source
         self._interpret = interpret
         self._function = load_function(source.text, source.name, directory)
+        self._binary: Any = None
         self._options: dict[str, int | bool] = {
             "num_warps": source.num_warps,
             "num_stages": source.num_stages,
@@ -49,7 +51,9 @@ class Kernel:
         def launch(*arguments: Argument) -> None:
             run(*arguments, *fixed, **options)
 
-        return launch
+        if self._binary is None:
+            return launch
+        return direct_launcher(self._binary, self.source.grid, len(self.source.tensors), fixed, launch)
 
     def compile(self, arguments: Sequence[Argument]) -> None:
         """Have Triton compile for ``arguments`` (tensors and scalars as for a launch), without running.
@@ -61,7 +65,7 @@ class Kernel:
         from triton.errors import TritonError  # pyright: ignore[reportMissingTypeStubs]
 
         try:
-            self._function.warmup(*arguments, *self.source.integers, grid=(self.source.grid,), **self._options)
+            self._binary = self._function.warmup(*arguments, *self.source.integers, grid=(self.source.grid,), **self._options)
         except (TritonError, RuntimeError) as error:
             raise KernelCompileError(self.source.name, str(error), self.source.text) from error
 

@@ -23,11 +23,13 @@ from ..codegen import generate
 from ..errors import KernelCompileError
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Number, Scalar
 from ..ir.tensor_view import TensorView
-from ..ops.evaluate import evaluate_local
+from ..ops.evaluate import evaluate_all, evaluate_local
 from ..schedulers.plan import KernelPlan
 from ..schedulers.segment import Segment
 from . import resharding
+from .aliasing import alias_lines
 from .allocation_form import from_allocation, to_allocation
+from .host_scalars import host_lines
 from .kernel import Kernel
 from .options import CompileOptions
 
@@ -58,8 +60,16 @@ class ProgramBuilder:
     sources: list[str] = field(default_factory=list[str])
     meta: dict[BoundTensor, torch.Tensor] = field(default_factory=dict[BoundTensor, torch.Tensor])
 
-    def begin(self, forms: Sequence[TensorView | None]) -> None:
-        """``forms``: for each input its TensorView where it comes by allocation rank, else ``None``."""
+    def begin(self, forms: Sequence[TensorView | None], on_cpu: Sequence[bool] | None = None) -> None:
+        """``forms``: for each input its TensorView where it comes by allocation rank, else ``None``.
+
+        ``on_cpu``: is the input declared to come on the CPU, whatever the device?
+        """
+        for value, there in zip(self.fusion.inputs, on_cpu or (), strict=False):
+            if there and isinstance(value, BoundTensor) and self.device.type != "cpu":
+                self.names["home"] = self.device
+                self.lines.append(f"{value} = {value}.to(home)")
+        self.lines += host_lines(self.fusion, self.names, self.device)
         for value, form in zip(self.fusion.inputs, forms, strict=True):
             if not isinstance(value, BoundTensor):
                 continue
@@ -150,7 +160,7 @@ class ProgramBuilder:
             env = dict(zip(segment.inputs, tensors, strict=True))
             numbers = dict(zip(scalars, cast(tuple[Number, ...], arguments[count:]), strict=True))
             for e in segment.exprs:
-                env[e.output] = evaluate_local(e, env, numbers, rank, device)
+                env.update(zip(e.outputs, evaluate_all(e, env, numbers, rank, device), strict=True))
             return _one_or_all([_stored(env[t], shape, strides, tensors) for t, shape, strides in layouts])
 
         return run
@@ -190,14 +200,17 @@ class ProgramBuilder:
     def finish(self, forms: Sequence[tuple[int, ...] | None]) -> Program:
         """``forms``: for each output its shape where it is wanted by allocation rank, else ``None``."""
         results: list[str] = []
+        self.lines += alias_lines(self.fusion, self.names, self.holds)
         for k, (t, form) in enumerate(zip(self.fusion.outputs, forms, strict=True)):
+            if t in self.fusion.aliases:
+                continue
             if form is not None and self.holds(t):
                 self.names[f"to_allocation_{k}"] = to_allocation(t.domain, self.rank, form)
                 results.append(f"to_allocation_{k}({t})")
             else:
                 results.append(t.name)
         head = ", ".join(v.name for v in self.fusion.inputs)
-        body = "\n    ".join([*_freed(self.lines, [t.name for t in self.fusion.outputs]), f"return {', '.join(results)},"])
+        body = "\n    ".join([*_freed(self.lines, [t.name for t in self.fusion.outputs]), f"return ({''.join(f'{r}, ' for r in results)})"])
         text = f"def program({head}):\n    {body}\n"
         space = dict(self.names)
         exec(compile(text, "<shardfuse program>", "exec"), space)

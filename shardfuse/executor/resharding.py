@@ -13,9 +13,8 @@ import torch
 
 from ..analysis.resharding import communication_of
 from ..analysis.sharding import outermost
-from ..errors import ShardingError
 from ..ir.digits import Axis, Digit, refine
-from ..ir.domain import BoundDomain
+from ..ir.domain import BoundDomain, without
 from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import local_extent
 from ..mesh import DeviceMesh, ParallelType, Team
@@ -47,6 +46,10 @@ def prepare(expr: Expr, rank: int, device: torch.device) -> Step:
             return change.all_reduce(op, axis) if found.kind == "all_reduce" else change.reduce_scatter(op, axis)
 
 
+def _others(domain: BoundDomain, p: ParallelType) -> Axis:
+    return tuple(d for q, digits in domain.sharding if q is not p for d in digits)
+
+
 class _Change:
     """What one mesh dimension holds, before and after."""
 
@@ -56,15 +59,16 @@ class _Change:
         self.source = source
         self.target = target
         self.team = team
+        self.rank = rank
         self.index = team.index
         self.shape = target.local_shape(rank)
         self.had, self.has = source.digits_on(p), target.digits_on(p)
+        self.whole = [without(axis, _others(source, p)) for axis in source.logical]
         self.source_shapes = [source.local_shape(r) for r in team.ranks]
         self.target_shapes = [target.local_shape(r) for r in team.ranks]
-        self.coordinates = {**source.coordinates(rank), **target.coordinates(rank)}
 
     def all_gather(self) -> Step:
-        at = outermost(self.source.logical, self.had)
+        at = outermost(self.whole, self.had)
         team, shape = self.team, self.shape
         if at is not None:
             sizes = [s[at] for s in self.source_shapes]
@@ -79,8 +83,7 @@ class _Change:
 
     def reduce_scatter(self, op: communication.Reduction, axis: int) -> Step:
         team, shape = self.team, self.shape
-        logical = tuple(a for k, a in enumerate(self.source.logical) if k != axis)
-        at = outermost(logical, self.has)
+        at = outermost([a for k, a in enumerate(self.whole) if k != axis], self.has)
         if at is not None:
             sizes = [s[at] for s in self.target_shapes]
             return lambda x: communication.reduce_scatter(x.squeeze(axis), at, op, team, sizes).reshape(shape)
@@ -89,7 +92,7 @@ class _Change:
         return lambda x: communication.reduce_scatter(expose(x.squeeze(axis)), 0, op, team).reshape(shape)
 
     def slice(self) -> Step:
-        at = outermost(self.target.logical, self.has)
+        at = outermost(self.whole, self.has)
         shape = self.shape
         if at is not None:
             start = sum(s[at] for s in self.target_shapes[: self.index])
@@ -99,7 +102,7 @@ class _Change:
 
     def all_to_all(self) -> Step:
         team, shape = self.team, self.shape
-        a, b = outermost(self.source.logical, self.had), outermost(self.target.logical, self.has)
+        a, b = outermost(self.whole, self.had), outermost(self.whole, self.has)
         if a is not None and b is not None and a != b:
             split, concat = [s[b] for s in self.target_shapes], [s[a] for s in self.source_shapes]
             return lambda x: communication.all_to_all(x, b, a, team, split, concat).reshape(shape)
@@ -117,20 +120,10 @@ class _Change:
         return refine([*(d for axis in axes for d in axis), *self.had, *self.has])
 
     def view(self, axes: Sequence[Axis], domain: BoundDomain) -> tuple[int, ...]:
-        """One extent for every atom of ``axes``; atoms below an uneven cut cannot be had this way."""
+        """One extent for every atom of ``axes``."""
         cuts = self.cuts()
-        atoms = [atom for axis in axes for d in axis for atom in cuts.get(d, (d,))]
-        for atom in (*atoms, *self.had, *self.has):
-            if local_extent(atom, self.coordinates) != atom.extent or any(
-                d.base == atom.base and d.base.extent % d.weight for d in (*self.had, *self.has)
-            ):
-                raise ShardingError(
-                    f"{[str(a) for a in domain.logical]}",
-                    "this change of sharding moves a part of an axis that is sharded unevenly",
-                    "it needs even shards",
-                    "pad the axis to a multiple of the ranks, or shard the outermost part of it",
-                )
-        return tuple(atom.extent for atom in atoms)
+        here = domain.coordinates(self.rank)
+        return tuple(local_extent(atom, here) for axis in axes for d in axis for atom in cuts.get(d, (d,)))
 
     def exposed(self, local: Sequence[Axis]) -> Step:
         """From a local tensor to [team, the rest]: the digits that the target has on the mesh in front."""

@@ -15,7 +15,7 @@ from ..executor.cache import LRUCache
 from ..executor.options import CompileOptions
 from ..executor.program import Program, ProgramBuilder
 from ..executor.resharding import sum_over_mesh
-from ..ir.expr import BoundTensor
+from ..ir.expr import BoundTensor, Number, Scalar
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from ..mesh import current_rank, world_size
@@ -41,6 +41,8 @@ class FusionExecutorCache:
         self.last_program: Program | None = None
         self._plans: LRUCache[Hashable, Plan] = LRUCache(PROGRAMS)
         self._programs: LRUCache[Hashable, Program] = LRUCache(PROGRAMS)
+        shapes = fusion.shape_scalars()
+        self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
         self._asks = _asks_other_ranks(fusion)
         self._script: str | None = None
 
@@ -62,14 +64,14 @@ class FusionExecutorCache:
     def is_compiled(self, arguments: Sequence[Argument]) -> bool:
         return self._programs.get(self._key(arguments, None)) is not None
 
-    def plan(self, sizes: Sizes) -> Plan:
-        """The plan for these unsharded sizes, made or found."""
+    def plan(self, sizes: Sizes, numbers: Mapping[Scalar, Number] | None = None) -> Plan:
+        """The plan for these unsharded sizes, made or found.  ``numbers``: the scalar inputs that shapes depend on."""
         if not self.fusion.outputs:
             raise EmptyFusionError
-        key = tuple(tuple(sizes[tv]) for tv in self.tensors())
+        key = (*(tuple(sizes[tv]) for tv in self.tensors()), *(numbers or {}).values())
         plan = self._plans.get(key)
         if plan is None:
-            plan = compile_fusion(self.fusion, sizes)
+            plan = compile_fusion(self.fusion, sizes, numbers)
             self._plans.put(key, plan)
         self.last_plan = plan
         return plan
@@ -81,7 +83,7 @@ class FusionExecutorCache:
             found, unknown = global_sizes(self.fusion, bound.local_shapes, sizes or {})
             if unknown:
                 raise NoPlanError
-            return self.plan(found)
+            return self.plan(found, self._numbers(arguments))
         if sizes is None and all(n >= 0 for tv in self.tensors() for n in tv.shape):
             sizes = {tv: tv.shape for tv in self.tensors()}
         if sizes is not None:
@@ -108,6 +110,7 @@ class FusionExecutorCache:
             (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else type(a)
             for a in arguments
         ]
+        described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
         return world_key(), device, *described
 
     def _bind(
@@ -129,10 +132,15 @@ class FusionExecutorCache:
         program = self._programs.get(key)
         if program is None:
             with agreed(ranks, self._description(sizes, bound.device)):
-                program = self._build(self.plan(sizes), bound, sizes, rank)
+                program = self._build(self.plan(sizes, self._numbers(arguments)), bound, sizes, rank)
             self._programs.put(key, program)
         self.last_program = program
         return program
+
+    def _numbers(self, arguments: Sequence[Argument]) -> dict[Scalar, Number]:
+        """The values of the scalar inputs that shapes depend on."""
+        found = {self.fusion.inputs[k].val: arguments[k] for k in self._shape_scalars}
+        return {s: v for s, v in found.items() if isinstance(s, Scalar) and not isinstance(v, torch.Tensor)}
 
     def _check_meshes(self) -> None:
         for tv in self.fusion.tensors():
@@ -168,7 +176,10 @@ class FusionExecutorCache:
                 check_local_shape(k, tv, tensor.domain, bound.local_shapes[tv], rank, sizes[tv])
             samples[tensor] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         builder = ProgramBuilder(plan.fusion, rank, bound.device, self.options, samples)
-        builder.begin([tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs])
+        builder.begin(
+            [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],
+            [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],
+        )
         for k, s in enumerate(plan.segments):
             builder.add(k, s.segment, s.scheduler, s.kernels)
         forms = [

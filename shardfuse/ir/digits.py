@@ -124,7 +124,7 @@ def reshape(axes: Iterable[Axis], shape: Sequence[int]) -> tuple[Axis, ...]:
 def cut_out(axis: Axis, digit: Digit) -> tuple[Axis, Axis] | None:
     """What stands above and below ``digit`` in ``axis``; ``None`` where the axis does not hold it whole.
 
-    ``cut_out((i,), i/4%2)`` is ``((i/8,), (i%4,))``.
+    ``cut_out((i,), i/4%2)`` is ``((i/8,), (i%4,))``.  What stands above may be cut unevenly where it is outermost.
     """
     for k, d in enumerate(axis):
         if d == digit:
@@ -133,20 +133,24 @@ def cut_out(axis: Axis, digit: Digit) -> tuple[Axis, Axis] | None:
             below = Digit(d, 1, digit.weight)
             above = () if digit.is_top else (Digit(d, digit.weight * digit.extent, -(-d.extent // (digit.weight * digit.extent))),)
             return merge(axis[:k], above), merge((below,), axis[k + 1 :])
-        if d.base == digit.base and _within(digit, d):
+        if d.base == digit.base and _within(digit, d, outermost=k == 0):
             below = Digit(d.base, d.weight, digit.weight // d.weight)
             top = digit.weight * digit.extent
             above = Digit(d.base, top, -(-d.weight * d.extent // top))
             return merge(axis[:k], (above,)), merge((below,), axis[k + 1 :])
+    if isinstance(digit.base, Digit):  # of a part that is itself not cut out yet
+        whole, part = cut_out(axis, digit.base), cut_out((digit.base,), digit)
+        if whole is not None and part is not None:
+            return merge(whole[0], part[0]), merge(part[1], whole[1])
     return None
 
 
-def _within(inner: Digit, outer: Digit) -> bool:
-    """Is ``inner`` a part of ``outer`` (of one base) with exact cuts, or an uneven cut at its top?"""
+def _within(inner: Digit, outer: Digit, *, outermost: bool) -> bool:
+    """Is ``inner`` a part of ``outer`` (of one base) with exact cuts, or with an uneven one where that may be?"""
     if inner.weight % outer.weight:
         return False
     top, whole = inner.weight * inner.extent, outer.weight * outer.extent
-    return (top <= whole and whole % top == 0) or (inner.is_top and outer.is_top)
+    return (top <= whole and (whole % top == 0 or (outermost and outer.is_top))) or (inner.is_top and outer.is_top)
 
 
 def roots(axis: Axis) -> set[Root]:

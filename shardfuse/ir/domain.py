@@ -136,7 +136,7 @@ class BoundDomain:
             here = {d: k for d, k in coordinates.items() if cut_out(whole, d) is not None}
             size = 1 if is_present(here) else 0
             for d in axis:
-                size *= local_extent(d, coordinates)
+                size *= local_extent(d, here)
             shape.append(size)
         return tuple(shape)
 

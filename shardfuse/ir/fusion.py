@@ -51,11 +51,37 @@ class Fusion:
         self._scalars += 1
         return Scalar(f"S{self._scalars - 1}", dtype, value, is_literal)
 
-    def record(self, op: str, inputs: Sequence[Val], output: Val, attributes: Mapping[str, object] | None = None) -> None:
-        self.records.append(Record(op, tuple(inputs), (output,), dict(attributes or {})))
+    def record(
+        self,
+        op: str,
+        inputs: Sequence[Val],
+        output: Val | Sequence[Val],
+        attributes: Mapping[str, object] | None = None,
+    ) -> None:
+        outputs = (output,) if isinstance(output, TensorView | Scalar) else tuple(output)
+        self.records.append(Record(op, tuple(inputs), outputs, dict(attributes or {})))
+
+    def shape_scalars(self) -> list[Scalar]:
+        """The scalar inputs that shapes depend on, in order: a plan holds for their values only."""
+        made = {out: r for r in self.records for out in r.outputs if isinstance(out, Scalar)}
+        todo = [v for r in self.records for v in _scalars_in(tuple(r.attributes.values()))]
+        found: dict[Scalar, None] = {}
+        while todo:
+            scalar = todo.pop()
+            if scalar in made:
+                todo += [v for v in made[scalar].inputs if isinstance(v, Scalar)]
+            else:
+                found[scalar] = None
+        return [i.val for i in self.inputs if isinstance(i.val, Scalar) and i.val in found]
 
     def tensors(self) -> list[TensorView]:
         """Every TensorView once, in order of definition."""
         found = [i.val for i in self.inputs if isinstance(i.val, TensorView)]
         found += [out for r in self.records for out in r.outputs if isinstance(out, TensorView)]
         return found
+
+
+def _scalars_in(value: object) -> list[Scalar]:
+    if isinstance(value, Scalar):
+        return [value]
+    return [s for v in value for s in _scalars_in(v)] if isinstance(value, tuple) else []  # pyright: ignore[reportUnknownVariableType]

@@ -133,7 +133,10 @@ def _forward(spec: _Spec) -> FusionDefinition:
 
 
 def _backward(spec: _Spec) -> FusionDefinition:
-    """(gradient, gate, up[, biases]) -> (dgate, dup[, biases' gradients]), with silu'(a) = s * (1 + a * (1 - s)), s = sigmoid(a)."""
+    """(gradient, gate, up[, biases]) -> (dgate, dup[, biases' gradients]).
+
+    With s = sigmoid(a), silu(a) is a * s, and its slope s * (1 + a * (1 - s)).
+    """
     with FusionDefinition() as fd:
         gradient = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
         gate, up = _operands(fd, spec)

@@ -147,22 +147,19 @@ class FusedModule(torch.nn.Module):
     def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:
         """The tensor's dtype.  Raises ModuleInputError unless it is one of the four that fusions compute norms in."""
         if tensor.dtype not in _SUPPORTED:
-            expected = ", ".join(str(dtype) for dtype in _SUPPORTED)
-            raise ModuleInputError(type(self).__name__, argument, f"dtype {tensor.dtype}", f"one of {expected}", "cast it")
+            expected = f"one of {', '.join(map(str, _SUPPORTED))}"
+            raise ModuleInputError(type(self).__name__, argument, f"dtype {tensor.dtype}", expected, "cast it")
         return DataType.from_torch(tensor.dtype)
 
     def check_size(self, argument: str, tensor: torch.Tensor, dim: int, expected: int) -> None:
         """Raise ModuleInputError unless ``tensor`` has ``expected`` elements along ``dim``."""
         if tensor.ndim == 0 or tensor.shape[dim] != expected:
-            raise ModuleInputError(
-                type(self).__name__, argument, f"shape {tuple(tensor.shape)}", f"{expected} along dim {dim}",
-                "pass this rank's local tensor, or make the module for this size",
-            )  # fmt: skip
+            found, wanted = f"shape {tuple(tensor.shape)}", f"{expected} along dim {dim}"
+            advice = "pass this rank's local tensor, or make the module for this size"
+            raise ModuleInputError(type(self).__name__, argument, found, wanted, advice)
 
     def check_same(self, argument: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
         """Raise ModuleInputError unless both tensors have one shape."""
         if tensor.shape != other.shape:
-            raise ModuleInputError(
-                type(self).__name__, argument, f"shape {tuple(tensor.shape)}", f"{tuple(other.shape)}, the shape of {other_name}",
-                "pass local tensors of one placement",
-            )  # fmt: skip
+            found, wanted = f"shape {tuple(tensor.shape)}", f"{tuple(other.shape)}, the shape of {other_name}"
+            raise ModuleInputError(type(self).__name__, argument, found, wanted, "pass local tensors of one placement")

@@ -159,9 +159,8 @@ def _forward(spec: _Spec) -> FusionDefinition:
         loss = fd.ops.sub(log_sum, fd.ops.sub(chosen, maximum))
         if spec.label_smoothing:
             even = fd.ops.sub(log_sum, fd.ops.mean(shifted, [-1], keepdim=True))
-            loss = fd.ops.add(
-                fd.ops.mul(loss, 1.0 - spec.label_smoothing), fd.ops.mul(even, spec.label_smoothing)
-            )  # fmt: skip
+            even = fd.ops.mul(even, spec.label_smoothing)
+            loss = fd.ops.add(fd.ops.mul(loss, 1.0 - spec.label_smoothing), even)
         counted = fd.ops.ne(target, spec.ignore_index)
         loss = fd.ops.where(counted, loss, 0.0)
         count = None
@@ -180,7 +179,10 @@ def _forward(spec: _Spec) -> FusionDefinition:
 
 
 def _backward(spec: _Spec) -> FusionDefinition:
-    """(d loss, logits, target, maximum, log_sum[, count]) -> d logits = (softmax - weights of the target) * d loss [/ count]."""
+    """(d loss, logits, target, maximum, log_sum[, count]) -> d logits.
+
+    d logits = (softmax - the target's weights) * d loss [/ count].
+    """
     shape, placement = spec.loss
     with FusionDefinition() as fd:
         gradient = define(fd, spec.mesh, placement, shape, spec.compute)

@@ -44,8 +44,11 @@ class _Norm(FusedModule):
         self._input = TensorPlacement.of("input", input, mesh)
         self._at_name = at[0]
         self._at = TensorPlacement.of(*at, mesh)
-        self._output = self._at if output is None else TensorPlacement.of("output", output, mesh)
-        self._output_grad = self._output if output_grad is None else TensorPlacement.of("output_grad", output_grad, mesh)
+        self._output = self._output_grad = self._at
+        if output is not None:
+            self._output = self._output_grad = TensorPlacement.of("output", output, mesh)
+        if output_grad is not None:
+            self._output_grad = TensorPlacement.of("output_grad", output_grad, mesh)
         for argument, placement, given in ((at[0], self._at, at[1]), ("output", self._output, output)):
             if placement.is_partial:
                 raise PlacementError(argument, (given,), "a norm, which needs whole values", "pass Shard or Replicate")
@@ -68,9 +71,8 @@ class _Norm(FusedModule):
     def _spec(self, x: torch.Tensor, residual: torch.Tensor | None) -> NormSpec:
         at, output, output_grad, source = self._resolve(x)
         if at.only(x.ndim - 1).shards != self._parameter.shards:
-            raise PlacementError(
-                self._at_name, (f"Shard({x.ndim - 1})",), f"a hidden axis of {x.ndim} dims", "shard that axis as Shard(-1)"
-            )  # fmt: skip
+            found = (f"Shard({x.ndim - 1})",)
+            raise PlacementError(self._at_name, found, "the hidden axis", "shard that axis as Shard(-1)")
         return NormSpec(
             ndim=x.ndim,
             hidden_size=self.hidden_size,
@@ -90,11 +92,11 @@ class _Norm(FusedModule):
     def _resolve(self, x: torch.Tensor) -> list[TensorPlacement]:
         """The placements (at, output, output_grad, input) of tensors with x's dims."""
         placements = [
-            placement.resolve(argument, x.ndim)
-            for argument, placement in (
-                (self._at_name, self._at), ("output", self._output), ("output_grad", self._output_grad), ("input", self._input),
-            )
-        ]  # fmt: skip
+            self._at.resolve(self._at_name, x.ndim),
+            self._output.resolve("output", x.ndim),
+            self._output_grad.resolve("output_grad", x.ndim),
+            self._input.resolve("input", x.ndim),
+        ]
         # Where x is whole every rank sees the same sizes, so that all may conclude from them that shards are uneven.
         if self._input.is_uncut:
             uneven = any(p.cuts_unevenly(self.mesh, x.shape) for p in placements)

@@ -74,7 +74,7 @@ class NormSpec:
 
     @property
     def keeps_input(self) -> bool:
-        """Is the input itself what the backward reads?  Else forward returns what it normed, as an extra or a result."""
+        """Is the input itself what the backward reads?  Else forward returns what it normed, an extra or a result."""
         return self.residual_dtype is None and self.bias_dtype is None and self.x == self.at
 
     @property

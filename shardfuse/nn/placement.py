@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorPlacement:
-    """One entry per mesh dimension, outermost first: the dim that it shards, whether it holds partial sums, else a replica.
+    """Per mesh dimension, outermost first, the dim that it shards, or whether it holds partial sums; else replicas.
 
     ``uneven``: shards may differ in size, as ``torch.chunk`` cuts them.
     """
@@ -62,10 +62,11 @@ class TensorPlacement:
         return sum(self.partial)
 
     def resolve(self, argument: str, ndim: int) -> TensorPlacement:
-        """Count sharded dims from the front.  Raises PlacementError for a dim that a tensor of ``ndim`` dims has not."""
+        """Count sharded dims from the front.  Raises PlacementError for one that a tensor of ``ndim`` dims has not."""
         for dim in self.shards:
             if dim is not None and not -ndim <= dim < ndim:
-                raise PlacementError(argument, (f"Shard({dim})",), f"a tensor of {ndim} dims", "shard a dim that it has")
+                found = (f"Shard({dim})",)
+                raise PlacementError(argument, found, f"a tensor of {ndim} dims", "shard a dim that it has")
         return replace(self, shards=tuple(None if d is None else d % ndim for d in self.shards))
 
     def gradient(self) -> TensorPlacement:
@@ -73,7 +74,7 @@ class TensorPlacement:
         return replace(self, partial=(False,) * len(self.partial))
 
     def without(self, dim: int) -> TensorPlacement:
-        """The placement of what is left when ``dim`` (resolved) is reduced or broadcast: replicated where ``dim`` was sharded."""
+        """The placement of what is left when ``dim`` (resolved) is reduced: replicated where ``dim`` was sharded."""
         return replace(self, shards=tuple(None if d == dim else d for d in self.shards))
 
     def only(self, dim: int) -> TensorPlacement:
@@ -99,7 +100,7 @@ class TensorPlacement:
         return any(size % self.parts(mesh, dim) for dim, size in enumerate(sizes))
 
     def arrange(self, local: torch.Tensor) -> torch.Tensor:
-        """The local tensor as ``define`` declares it: contiguous, one dim of extent 1 per mesh dimension of partial sums."""
+        """The local tensor as ``define`` declares it: contiguous, a dim of 1 per mesh dimension of partial sums."""
         return local.contiguous()[(None,) * self.leading]
 
 
@@ -120,7 +121,7 @@ def define(
 
 
 def place(tv: TensorView, mesh: DeviceMesh | None, placement: TensorPlacement) -> None:
-    """State where ``tv`` lives.  Dims are cut from the last to the first, so that a cut moves none that is still to be cut."""
+    """State where ``tv`` lives.  Dims are cut from the last to the first: a cut moves none that is still to be cut."""
     if mesh is None:
         return
     tv.set_device_mesh(mesh)
@@ -140,7 +141,7 @@ def place(tv: TensorView, mesh: DeviceMesh | None, placement: TensorPlacement) -
 def move(
     fd: FusionDefinition, tv: TensorView, mesh: DeviceMesh | None, source: TensorPlacement, target: TensorPlacement
 ) -> TensorView:
-    """``tv`` of ``source`` as ``target`` wants it: the collective, or free slice, that shardfuse finds between the two."""
+    """``tv`` of ``source`` as ``target`` wants it, by the collective or free slice that shardfuse finds for it."""
     if source == target or mesh is None:
         return tv
     moved = fd.ops.sum(tv, list(range(source.leading))) if source.is_partial else fd.ops.set(tv)

@@ -21,6 +21,7 @@ from dataclasses import replace
 from math import prod
 from typing import cast
 
+from ..analysis.sharding import restrict
 from ..errors import ShapeError, ShardingError
 from ..ir.digits import Axis, CutError, Root, axis_of, extent, overlaps, reshape, root_of, substitute, unify
 from ..ir.domain import BoundDomain, IterDomain, Sharding, Split, TensorDomain
@@ -97,8 +98,11 @@ class _Binder:
         for k in (0, *reversed(range(1, len(operands)))):
             if k:
                 operands[k] = self.relabel(operands[k])
-            for places in columns.values():
-                self.meet(op, operands, places)
+            before: list[BoundTensor] = []
+            while before != operands:  # a relabel anew: all of its axes are to meet
+                before = list(operands)
+                for places in columns.values():
+                    self.meet(op, operands, places)
             found = {
                 name: next((axis for j, at in places if (axis := operands[j].domain.logical[at])), ())
                 for name, places in columns.items()
@@ -319,6 +323,13 @@ def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
             "pad the axis, or allow short shards with uneven=True",
         ) from error
     sharding = _sharding(tv, domain, axes)
+    if restrict(sharding, tensor.domain.logical, domain.mesh) != sharding:
+        raise ShardingError(
+            f"{tv.name} of {[extent(a) for a in tensor.domain.logical]}",
+            f"a part of an axis that is not its outermost is cut unevenly ({tv!r})",
+            "only the last shards of an axis may be short",
+            "pad the axis, or cut its outermost part with outer_split",
+        )
     bound = replace(tensor.domain, mesh=domain.mesh, sharding=sharding)
     order = stored_axes(tv)
     if order is None:
@@ -357,7 +368,9 @@ def _sharding(tv: TensorView, domain: TensorDomain, axes: Mapping[IterDomain, Ax
                 f"axis {on[parallel_type]} of {tv.name}",
                 f"it has extent {extent(digits)}",
                 f"mesh dimension {parallel_type.name} has {ranks} ranks",
-                f"split the axis with outer_split(axis, {ranks}), uneven=True where the size does not divide",
+                f"split the axis with outer_split(axis, {ranks}), uneven=True where the size does not divide"
+                if digits
+                else "an axis of one element stays replicated: leave it off the mesh, or pad it",
             )
         if digits:
             sharding.append((parallel_type, digits))

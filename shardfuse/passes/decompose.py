@@ -22,9 +22,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..analysis.sharding import (
+    allowed,
     computed_in,
     is_even,
     is_opaque,
+    is_possible,
     join,
     mesh_of,
     needed_of,
@@ -83,13 +85,17 @@ class _Decomposer:
         if partial:
             self.reduce_over_mesh(expr, inputs, sharding, partial)
             return
-        here = restrict(sharding, out.domain.logical, mesh)
+        made = [self.computed(out, mesh, restrict(sharding, out.domain.logical, mesh)) for out in expr.outputs]
+        self.exprs.append(Expr(expr.op, tuple(inputs), tuple(made), expr.attributes))
+        for local, out in zip(made, expr.outputs, strict=True):
+            if local is not out:
+                self.change(local, out)
+
+    def computed(self, out: BoundTensor, mesh: DeviceMesh | None, here: Sharding) -> BoundTensor:
+        """``out`` as it is computed; itself where that is how it is wanted."""
         if (out.domain.mesh, out.domain.sharding) == (mesh, here):
-            self.exprs.append(Expr(expr.op, tuple(inputs), (out,), expr.attributes))
-            return
-        local = self.like(out, f"{out.name}l", replace(out.domain, mesh=mesh, sharding=here, allocation=None))
-        self.exprs.append(Expr(expr.op, tuple(inputs), (local,), expr.attributes))
-        self.change(local, out)
+            return out
+        return self.like(out, f"{out.name}l", replace(out.domain, mesh=mesh, sharding=here, allocation=None))
 
     def reduce_over_mesh(self, expr: Expr, inputs: list[Value], sharding: Sharding, partial: Sharding) -> None:
         out = expr.output
@@ -229,7 +235,7 @@ def _space(expr: Expr) -> Sharding:
     kept = restrict(have, out.logical, out.mesh)
     if out.mesh is None or kept == out.sharding or not _within(kept, out.sharding):
         return have
-    return join([have, restrict_to_inputs(out.sharding, expr, out.mesh)])
+    return join([have, restrict_to_inputs(allowed(expr, out.sharding), expr, out.mesh)])
 
 
 def _within(kept: Sharding, wanted: Sharding) -> bool:
@@ -259,19 +265,23 @@ def _next(
 ) -> tuple[ParallelType, Axis]:
     assert mesh is not None, "a sharding is on a mesh"
     for p, digits in want.items():
-        if p not in have and stand_together([*have.values(), digits]):
+        if p not in have and is_possible({**have, p: digits}, logical, mesh):
             return p, digits
     for p, digits in want.items():
-        if p in have and have[p] != digits and stand_together([*have.values(), digits]):
-            ranks = mesh.extent(p)
-            if (is_even(have[p], ranks) and is_even(digits, ranks)) or _two_axes(logical, have[p], digits):
+        if p in have and have[p] != digits and is_possible({**have, p: digits}, logical, mesh):
+            others = tuple(d for q, digits in have.items() if q is not p for d in digits)
+            if _is_exchange([without(axis, others) for axis in logical], have[p], digits, mesh.extent(p)):
                 return p, digits
-    return next((p, ()) for p in reversed(list(have)) if have[p] != want.get(p))
+    gone = [p for p in reversed(list(have)) if have[p] != want.get(p)]
+    rest = {p: {q: digits for q, digits in have.items() if q is not p} for p in gone}
+    return next((p for p in gone if is_possible(rest[p], logical, mesh)), gone[0]), ()
 
 
-def _two_axes(logical: Sequence[Axis], a: Axis, b: Axis) -> bool:
-    """Are they the outermost parts of two axes?  Then pieces may be uneven."""
-    places = outermost(logical, a), outermost(logical, b)
+def _is_exchange(local: Sequence[Axis], had: Axis, has: Axis, ranks: int) -> bool:
+    """Does one all-to-all do it?  Between even parts, or the outermost parts of two axes: then pieces may be uneven."""
+    if is_even(had, ranks) and is_even(has, ranks):
+        return stand_together([had, has])
+    places = outermost(local, had), outermost(local, has)
     return None not in places and places[0] != places[1]
 
 

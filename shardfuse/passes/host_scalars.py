@@ -30,7 +30,7 @@ class HostScalars:
     def compute(self, record: Record, operands: Sequence[Scalar], out: Scalar) -> None:
         """The value of ``out`` now, or a line of every call."""
         values = [v.value for v in operands]
-        if all(v is not None for v in values) and record.op != "rng_seed":
+        if all(v is not None for v in values) and record.op not in ("rng_seed", "rng_offset"):
             self.define(out, host_value(record.op, cast(list[Number], values), out.dtype))
             return
         fresh = Scalar(out.name, out.dtype)

@@ -15,7 +15,7 @@ Outputs of the fusion stay as they came out forward.
 
 from __future__ import annotations
 
-from ..analysis.sharding import computed_in, is_opaque, join, mesh_of, restrict, same_place, with_sharding
+from ..analysis.sharding import allowed, computed_in, is_opaque, join, mesh_of, restrict, same_place, with_sharding
 from ..ir.domain import Sharding
 from ..ir.expr import BoundFusion, BoundTensor, Expr
 from ..mesh import DeviceMesh
@@ -76,5 +76,5 @@ def _wanted(expr: Expr, tensor: BoundTensor) -> Sharding:
             return ()
         moved = ((p, same_place(out.logical, tensor.domain.logical, digits)) for p, digits in out.sharding)
         return tuple((p, digits) for p, digits in moved if digits)
-    wanted = join([out.sharding, computed_in(expr)])
+    wanted = join([allowed(expr, out.sharding), computed_in(expr)])
     return restrict(wanted, tensor.domain.logical, mesh_of((*expr.outputs, *expr.tensors)))

@@ -85,6 +85,8 @@ def analyse(segment: Segment) -> Space | str:
 
 def refusal_of(expr: Expr) -> str | None:
     """Why ``expr`` has no Triton text."""
+    if len(expr.outputs) != 1:
+        return f"{expr.op} has {len(expr.outputs)} outputs"
     op = POINTWISE.get(expr.op)
     if op is None and expr.op not in (*REDUCTIONS, *VIEWS, "cast", "set", "full", "iota"):
         return f"{expr.output} = {expr.op} is no kernel's work"

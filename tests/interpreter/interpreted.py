@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from segments import layout_of
+from segments import layout_of, scheduler_of
 
 from shardfuse.codegen import generate
 from shardfuse.executor.kernel import Kernel
@@ -21,10 +21,6 @@ from shardfuse.schedulers.segment import Segment
 SCHEDULERS: tuple[ModuleType, ...] = (persistent, reduction, pointwise, looped)
 MARGIN = 64
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-
-
-def scheduler_of(segment: Segment) -> ModuleType:
-    return next(s for s in SCHEDULERS if s.why_not(segment) is None)
 
 
 def poisoned(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 import torch
-from interpreted import SCHEDULERS, close, run, scheduler_of, values
-from segments import Builder, evaluate, rms_norm
+from interpreted import SCHEDULERS, close, run, values
+from segments import Builder, evaluate, rms_norm, scheduler_of
 
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar

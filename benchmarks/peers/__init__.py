@@ -1,0 +1,42 @@
+"""Those that shardfuse is compared with, each imported only where it is asked for and installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+
+import torch
+
+from ..workload import Case, Tensors, Workload
+from . import copy, liger, quack, torch_peers
+
+Run = Callable[[], Tensors]
+
+PEERS = ("copy", "eager", "inductor", "liger", "quack")
+_PACKAGES = {"liger": ("liger_kernel", "liger-kernel==0.8.5"), "quack": ("quack", "quack-kernels==0.6.5")}
+
+
+def why_absent(peer: str) -> str | None:
+    """Why ``peer`` is left out of every case; ``None`` where it is here."""
+    package, requirement = _PACKAGES.get(peer, (None, None))
+    if package is None or find_spec(package) is not None:
+        return None
+    return f"{peer} is left out: {package} is not installed (pip install {requirement})"
+
+
+def prepare(peer: str, workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Run | None:
+    """A call that gives the workload's outputs; ``None`` where the peer has no such function."""
+    match peer:
+        case "eager":
+            return torch_peers.prepare_eager(workload, case, inputs)
+        case "inductor":
+            return torch_peers.prepare_inductor(workload, case, inputs)
+        case "liger":
+            return liger.prepare(workload.name, case, inputs)
+        case "quack":
+            return quack.prepare(workload.name, case, inputs)
+        case _:
+            raise AssertionError(f"{peer} is no peer that computes")
+
+
+__all__ = ["PEERS", "Run", "copy", "prepare", "why_absent"]

@@ -1,0 +1,78 @@
+"""Host scalars that are worked out in every call: arithmetic on scalar inputs, and seeds of random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..ir.expr import BoundFusion, HostExpr, Number, Scalar
+from ..mesh import DeviceMesh
+from ..ops.host import host_value
+from . import communication
+
+
+def host_lines(fusion: BoundFusion, names: dict[str, object], device: torch.device) -> list[str]:
+    """Lines of the program; the functions that they call are put in ``names``."""
+    lines: list[str] = []
+    for k, expr in enumerate(fusion.host):
+        if expr.op == "rng_seed":
+            names["draw_seed"] = SeedSource(device, _meshes(fusion))
+            lines.append(f"{expr.output.name}, {expr.output.name}_offset = draw_seed()")
+            continue
+        if expr.op == "rng_offset":
+            lines.append(f"{expr.output.name} = {expr.inputs[0].name}_offset")
+            continue
+        names[f"host_{k}"] = _function(expr)
+        lines.append(f"{expr.output.name} = host_{k}({', '.join(map(_text, expr.inputs))})")
+    return lines
+
+
+def _function(expr: HostExpr) -> Callable[..., Number]:
+    op, dtype = expr.op, expr.output.dtype
+    return lambda *values: host_value(op, values, dtype)
+
+
+def _text(scalar: Scalar) -> str:
+    return scalar.name if scalar.value is None else repr(scalar.value)
+
+
+def _meshes(fusion: BoundFusion) -> list[DeviceMesh]:
+    return list(dict.fromkeys(t.domain.mesh for t in fusion.tensors() if t.domain.mesh is not None))
+
+
+@dataclass(frozen=True)
+class SeedSource:
+    """Seed and offset of one draw from torch's default generator of ``device``, the same on all ranks of the meshes.
+
+    A CUDA generator's own seed and offset, which advances by one draw; a CPU generator has no offset: a number drawn
+    from it is the seed.  Ranks that were seeded differently take the first rank's.
+    """
+
+    device: torch.device
+    meshes: list[DeviceMesh]
+
+    def __call__(self) -> tuple[int, int]:
+        seed, offset = self._draw()
+        ranks = sorted(dict.fromkeys(r for mesh in self.meshes for r in mesh.ranks))
+        if len(ranks) < 2:
+            return seed, offset
+        pair = torch.tensor([seed, offset], dtype=torch.int64, device=self.device)
+        first = communication.broadcast(pair, (2,), torch.int64, self.device, ranks[0], tuple(ranks))
+        agreed = [int(n) for n in first.tolist()]
+        return agreed[0], agreed[1]
+
+    def _draw(self) -> tuple[int, int]:
+        if self.device.type != "cuda":
+            return int(torch.randint(0, 2**63 - 1, ()).item()), 0
+        index = self.device.index if self.device.index is not None else torch.cuda.current_device()
+        generator = torch.cuda.default_generators[index]
+        offset = generator.get_offset()
+        generator.set_offset(offset + _WORDS)
+        seed = generator.initial_seed()
+        return seed - 2**64 if seed >= 2**63 else seed, offset // _WORDS
+
+
+_WORDS = 4
+"""Random words that torch counts a draw of one element as; its offsets are multiples of this."""

@@ -1,0 +1,18 @@
+# finish_T8
+#   T7 = sum(T7_partial)
+#   T8 = cast(T7)
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def finish_T8(T7_partial_ptr, T8_ptr):
+    x = tl.program_id(0) * 128 + tl.arange(0, 128)[None, :]
+    c = tl.arange(0, 32)[:, None]
+
+    T7_partial = tl.load(T7_partial_ptr + x + c * 4096, eviction_policy="evict_last")
+
+    T7 = tl.sum(T7_partial, axis=0)[None, :]
+
+    tl.store(T8_ptr + x, T7)

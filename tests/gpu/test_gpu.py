@@ -1,0 +1,38 @@
+"""What CPU tests hold generated kernels to under the interpreter, on a GPU: random fusions and the modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fusion_check import check
+from nn_cases import ON_LINE, Here
+from random_fusions import random_case
+
+from shardfuse import DeviceMesh
+
+pytestmark = pytest.mark.gpu
+
+CASES = 400
+PER_TEST = 20
+
+
+@pytest.mark.parametrize("first", range(0, CASES, PER_TEST))
+def test_random_fusions(first: int) -> None:
+    for seed in range(first, first + PER_TEST):
+        case = random_case(seed, worlds=(1,), backend="triton")
+        check(case.fd, [x.cuda() for x in case.inputs], sizes=case.sizes)
+
+
+@pytest.mark.parametrize("name", ON_LINE)
+def test_modules(name: str) -> None:
+    ON_LINE[name](Here(DeviceMesh([0]), torch.device("cuda")))
+
+
+def test_runs_are_bitwise_equal() -> None:
+    for seed in range(40):
+        case = random_case(seed, worlds=(1,), backend="triton")
+        inputs = [x.cuda() for x in case.inputs]
+        first = case.fd.execute(inputs, sizes=case.sizes)
+        for _ in range(5):
+            for a, b in zip(first, case.fd.execute(inputs, sizes=case.sizes), strict=True):
+                assert torch.equal(a.view(torch.uint8) if a.ndim else a, b.view(torch.uint8) if b.ndim else b), str(case)
