@@ -9,6 +9,7 @@ from .ir.expr import Scalar
 from .ir.tensor_view import TensorView
 from .mesh import DeviceMesh, ParallelType
 from .mesh.process import ProcessContext, finalize, initialize
+from .tools.simulate import simulate
 
 __version__ = "0.1.0"
 
@@ -23,4 +24,5 @@ __all__ = [
     "TensorView",
     "finalize",
     "initialize",
+    "simulate",
 ]

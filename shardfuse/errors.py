@@ -327,3 +327,40 @@ class PromotionError(ShardfuseError):
 
     def __init__(self, a: str, b: str) -> None:
         super().__init__(f"{a} and {b} are not promoted to a common type: cast one of the operands first")
+
+
+class SimulationError(ShardfuseError):
+    """`simulate` cannot run here, or so."""
+
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(f"simulate() found {found}: {remedy}")
+
+
+class SimulationStuckError(ShardfuseError):
+    """In a simulation every rank that still runs waits in a collective to which the others do not come."""
+
+    def __init__(self, world_size: int, places: Mapping[int, str]) -> None:
+        stand = "; ".join(f"rank {rank} in {place}" for rank, place in sorted(places.items()))
+        ended = [rank for rank in range(world_size) if rank not in places]
+        also = f"; ranks {ended} have ended" if ended else ""
+        super().__init__(
+            f"the simulated ranks wait for each other and none can go on: {stand}{also}: every rank has to come to the same "
+            "collectives in the same order"
+        )
+        self.places = dict(places)
+
+
+class NoReproError(ShardfuseError, AssertionError):
+    """``last_repro_script`` before any inputs were saved."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "fd.last_repro_script() cannot provide a repro because fd.execute(inputs, save_repro_inputs=True) was not executed!"
+        )
+
+
+class ValidationError(ShardfuseError, AssertionError):
+    """Outputs are not what eager torch, or the caller's references, have."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        super().__init__(f"validate: found {found}, expected {expected}: please report it with fd.repro_script_for(inputs)")

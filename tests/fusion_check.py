@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from shardfuse import FusionDefinition
-from shardfuse.ir.digits import cut_out, extent
+from shardfuse.ir.digits import Axis, Digit
 from shardfuse.ir.domain import BoundDomain, IterDomain, Merge, TensorDomain
 from shardfuse.ir.expr import Number, Scalar
 from shardfuse.ir.fusion import Fusion, Record
@@ -299,11 +299,29 @@ def bound_piece(domain: BoundDomain, x: torch.Tensor, rank: int) -> torch.Tensor
         at = place[domain.mesh.mesh_dim(parallel_type)]
         for d in reversed(digits):
             at, value = divmod(at, d.extent) if d is not digits[0] else (0, at)
-            k, below = next((k, found[1]) for k, axis in enumerate(domain.logical) if (found := cut_out(axis, d)))
-            kept[k] = kept[k][kept[k] // extent(below) % d.extent == value]
+            k, along = next(
+                (k, index)
+                for k, axis in enumerate(domain.logical)
+                if (index := _along(axis, d, kept[k])) is not None
+            )
+            kept[k] = kept[k][along == value]
     for k, indices in enumerate(kept):
-        x = x.index_select(k, indices)
+        x = x.index_select(k, indices.to(x.device))
     return x
+
+
+def _along(axis: Axis, digit: Digit, index: torch.Tensor) -> torch.Tensor | None:
+    """The value of ``digit`` at each of these indices along ``axis``; None where the axis does not hold it."""
+    if isinstance(digit.base, Digit):
+        base = _along(axis, digit.base, index)
+        return None if base is None else base // digit.weight % digit.extent
+    below = 1
+    for k, d in reversed(list(enumerate(axis))):
+        if d.base == digit.base and d.weight <= digit.weight < d.weight * d.extent:
+            value = index // below if k == 0 else index // below % d.extent
+            return value // (digit.weight // d.weight) % digit.extent
+        below *= d.extent
+    return None
 
 
 # --- comparison --------------------------------------------------------------------------------------------

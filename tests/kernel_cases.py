@@ -140,6 +140,9 @@ SM90: dict[str, Segment] = {
     "total of few": total(3, 100, FLOAT),
     "swiglu of odd rows": swiglu(8191, 4095, BF16),
     "swiglu float": swiglu(4096, 4096, FLOAT),
+    "swiglu past 32 bits": swiglu(70000, 40000, BF16),
+    "rms_norm past 32 bits": rms_norm(1 << 20, 4096, BF16),
+    "rms_norm_dw past 32 bits": rms_norm_dw(1 << 20, 4096, BF16),
     "permuted": permuted(64, 128, 512, BF16),
 }
 """Name -> a fusion whose kernels are compiled for sm_90."""

@@ -18,7 +18,10 @@ TESTS = Path(__file__).parent
 UNALIGNED = {"swiglu of odd rows", "cross_entropy 50257"}
 """Neither 128-bit nor 64-bit accesses: rows, or everything, of an odd number of elements."""
 BY_64_BITS = {"layer_norm 5140", "rms_norm 5140", "add_rms_norm 5140", "rms_norm_dw 5140", "softmax 1000"}
-QUICK = [*GOLDEN, "layer_norm 768", "layer_norm 5140", "rms_norm 20480", "rms_norm 65536", "rms_norm_dw 5140"]
+QUICK = [
+    *GOLDEN, "layer_norm 768", "layer_norm 5140", "rms_norm 20480", "rms_norm 65536", "rms_norm_dw 5140",
+    "swiglu past 32 bits",
+]  # fmt: skip
 
 
 def compiled(names: Sequence[str]) -> list[dict[str, int | str]]:

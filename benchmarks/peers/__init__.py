@@ -13,15 +13,19 @@ from . import copy, liger, quack, torch_peers
 Run = Callable[[], Tensors]
 
 PEERS = ("copy", "eager", "inductor", "liger", "quack")
-_PACKAGES = {"liger": ("liger_kernel", "liger-kernel==0.8.5"), "quack": ("quack", "quack-kernels==0.6.5")}
+_PACKAGES = {
+    "liger": (("liger_kernel",), "liger-kernel==0.8.5"),
+    "quack": (("quack", "cutlass"), "quack-kernels==0.6.5"),
+}
 
 
 def why_absent(peer: str) -> str | None:
     """Why ``peer`` is left out of every case; ``None`` where it is here."""
-    package, requirement = _PACKAGES.get(peer, (None, None))
-    if package is None or find_spec(package) is not None:
+    packages, requirement = _PACKAGES.get(peer, ((), ""))
+    missing = [name for name in packages if find_spec(name) is None]
+    if not missing:
         return None
-    return f"{peer} is left out: {package} is not installed (pip install {requirement})"
+    return f"{peer} is left out: {' and '.join(missing)} not installed (pip install {requirement})"
 
 
 def prepare(peer: str, workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Run | None:

@@ -55,7 +55,7 @@ def _batch_fusion(case: Case) -> FusionDefinition:
         give(fd, fd.ops.add(fd.ops.mul(h, along_channels(fd, weight, case)), along_channels(fd, shift, case)), case)
         count = prod(case.shape) // case.shape[1]
         for old, new in zip(running, (mean, fd.ops.mul(var, count / (count - 1))), strict=True):
-            fd.addgive(fd.ops.add(fd.ops.mul(old, 1 - MOMENTUM), fd.ops.mul(new, MOMENTUM)))
+            fd.add_output(fd.ops.add(fd.ops.mul(old, 1 - MOMENTUM), fd.ops.mul(new, MOMENTUM)))
     return fd
 
 
@@ -106,7 +106,7 @@ def _batch_gradient_fusion(case: Case) -> FusionDefinition:
         factor = fd.ops.mul(rstd, fd.ops.cast(weight, dtype=case.compute))
         give(fd, fd.ops.mul(off, along_channels(fd, factor, case)), case)
         for t in (d_weight, d_shift):
-            fd.addgive(fd.ops.cast(t, dtype=case.data_type))
+            fd.add_output(fd.ops.cast(t, dtype=case.data_type))
     return fd
 
 

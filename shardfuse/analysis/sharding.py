@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import cast
 
-from ..ir.digits import Axis, CutError, cut_out, extent, merge, overlaps, refine, split
+from ..ir.digits import Axis, CutError, Digit, cut_out, extent, merge, overlaps, refine, split
 from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from ..mesh import DeviceMesh, ParallelType
@@ -167,18 +167,24 @@ def _through_relabel(expr: Expr) -> Sharding:
 
 def same_place(source: Sequence[Axis], target: Sequence[Axis], digits: Axis) -> Axis:
     """The digits of ``target`` at the positions that ``digits`` have in ``source``; empty where there is no such cut."""
-    out: list[Axis] = []
-    for d in digits:
-        for a, b in zip(source, target, strict=True):
-            found = cut_out(a, d)
-            if found is None:
-                continue
-            try:
-                upper, _ = split(b, extent(found[1]), uneven=True)
-                out.append(upper if extent(upper) <= d.extent else split(upper, d.extent)[1])
-            except CutError:
-                return ()
-    return merge(*out)
+    try:
+        return merge(*(_placed(source, target, d) for d in digits))
+    except CutError:
+        return ()
+
+
+def _placed(source: Sequence[Axis], target: Sequence[Axis], d: Digit) -> Axis:
+    if isinstance(d.base, Digit):  # an uneven cut: of the same part
+        (base,) = _placed(source, target, d.base) or (None,)
+        if base is None:
+            raise CutError(f"{d} has no place in {target}")
+        return (Digit(base, d.weight, d.extent),)
+    for a, b in zip(source, target, strict=True):
+        found = cut_out(a, d)
+        if found is not None:
+            upper, _ = split(b, extent(found[1]), uneven=True)
+            return upper if extent(upper) <= d.extent else split(upper, d.extent)[1]
+    raise CutError(f"{d} is not in {source}")
 
 
 def outermost(logical: Sequence[Axis], digits: Axis) -> int | None:

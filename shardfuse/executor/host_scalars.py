@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from ..ir.expr import BoundFusion, HostExpr, Number, Scalar
-from ..mesh import DeviceMesh
+from ..mesh import DeviceMesh, current_rank
 from ..ops.host import host_value
 from . import communication
 
@@ -27,6 +27,21 @@ def host_lines(fusion: BoundFusion, names: dict[str, object], device: torch.devi
         names[f"host_{k}"] = _function(expr)
         lines.append(f"{expr.output.name} = host_{k}({', '.join(map(_text, expr.inputs))})")
     return lines
+
+
+def host_values(fusion: BoundFusion, known: Mapping[Scalar, Number], device: torch.device) -> dict[Scalar, Number]:
+    """The values of all host scalars that are worked out in every call, given those of the inputs."""
+    values = dict(known)
+    offsets: dict[Scalar, int] = {}
+    for expr in fusion.host:
+        if expr.op == "rng_seed":
+            values[expr.output], offsets[expr.output] = SeedSource(device, _meshes(fusion))()
+        elif expr.op == "rng_offset":
+            values[expr.output] = offsets[expr.inputs[0]]
+        else:
+            operands = [values[s] if s.value is None else s.value for s in expr.inputs]
+            values[expr.output] = host_value(expr.op, operands, expr.output.dtype)
+    return values
 
 
 def _function(expr: HostExpr) -> Callable[..., Number]:
@@ -56,7 +71,7 @@ class SeedSource:
     def __call__(self) -> tuple[int, int]:
         seed, offset = self._draw()
         ranks = sorted(dict.fromkeys(r for mesh in self.meshes for r in mesh.ranks))
-        if len(ranks) < 2:
+        if len(ranks) < 2 or current_rank() not in ranks:
             return seed, offset
         pair = torch.tensor([seed, offset], dtype=torch.int64, device=self.device)
         first = communication.broadcast(pair, (2,), torch.int64, self.device, ranks[0], tuple(ranks))

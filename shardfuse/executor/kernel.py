@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import importlib.util
 import linecache
 import os
 import tempfile
@@ -65,7 +65,9 @@ class Kernel:
         from triton.errors import TritonError  # pyright: ignore[reportMissingTypeStubs]
 
         try:
-            self._binary = self._function.warmup(*arguments, *self.source.integers, grid=(self.source.grid,), **self._options)
+            self._binary = self._function.warmup(
+                *arguments, *self.source.integers, grid=(self.source.grid,), **self._options
+            )
         except (TritonError, RuntimeError) as error:
             raise KernelCompileError(self.source.name, str(error), self.source.text) from error
 
@@ -79,44 +81,31 @@ def read_versions() -> str:
 
 @functools.cache
 def load_function(text: str, name: str, directory: Path) -> Any:
-    """The ``@triton.jit`` function ``name`` of ``text``.  One object for one text: Triton keeps binaries by it."""
+    """The ``@triton.jit`` function ``name`` of ``text``.  One object for one text: Triton keeps binaries by it.
+
+    What runs is ``text`` itself, never what a file or a bytecode cache says; the file is there to be read.
+    """
     key = hashlib.sha256(f"{read_versions()}\n{text}".encode()).hexdigest()[:32]
     path = directory / f"{name}_{key}.py"
-    module = _from_file(path) if _publish(path, text) else _from_memory(text, path.stem)
+    _publish(path, text)
+    # Triton asks for a function's source by way of linecache.
+    linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
+    module = ModuleType(path.stem)
+    exec(compile(text, str(path), "exec"), module.__dict__)
     return getattr(module, name)
 
 
-def _publish(path: Path, text: str) -> bool:
-    """Is ``text`` at ``path`` now?  One atomic rename, so that a reader never meets half of a file."""
-    try:
-        if path.read_text() == text:
-            return True
-    except (OSError, UnicodeDecodeError):
-        pass
+def _publish(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` by one atomic rename; a directory that cannot be written is gone without."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    except OSError:
+        return
+    try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
         os.replace(temporary, path)
-        return path.read_text() == text
     except OSError:
-        return False
-
-
-def _from_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _from_memory(text: str, name: str) -> ModuleType:
-    """Without a writable directory: Triton reads a function's source through ``linecache``."""
-    module = ModuleType(name)
-    filename = f"<{name}>"
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    exec(compile(text, filename, "exec"), module.__dict__)
-    return module
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)

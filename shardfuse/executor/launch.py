@@ -35,9 +35,14 @@ def direct_launcher(
             if t.data_ptr() % ALIGNMENT:
                 otherwise(*arguments)
                 return
-        if hooks.launch_enter_hook is not None or hooks.launch_exit_hook is not None:
+        if _is_hooked(hooks.launch_enter_hook) or _is_hooked(hooks.launch_exit_hook):
             otherwise(*arguments)
             return
         run(grid, 1, 1, current_stream(current_device()), function, metadata, None, None, None, *arguments, *fixed)
 
     return launch
+
+
+def _is_hooked(hook: Any) -> bool:
+    """A chain of hooks that is empty, as Triton begins with, is none."""
+    return bool(getattr(hook, "calls", hook is not None))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..errors import DefinitionError
+from ..errors import DefinitionError, NoReproError
 from ..executor.binding import Argument
 from ..executor.options import Backend, CompileOptions
 from ..ir.dtype import DataType
@@ -14,11 +14,12 @@ from ..ir.expr import Number, Scalar
 from ..ir.fusion import Fusion, FusionInput
 from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
+from .descriptor import Contiguity, checked_layout, data_type_of, like
 from .executor_cache import FusionExecutorCache
 from .explain import Explanation, explain_plan
+from .repro import Described, repro_script
 from .script import definition_script
-
-Contiguity = bool | Sequence[bool | None] | None
+from .validation import validated
 
 
 class FusionDefinition:
@@ -37,6 +38,7 @@ class FusionDefinition:
         self.ops = Ops(self.fusion)
         self._options = CompileOptions.from_environment(backend)
         self._fec: FusionExecutorCache | None = None
+        self._described: list[Described] | None = None
 
     def __enter__(self) -> FusionDefinition:
         return self
@@ -48,34 +50,54 @@ class FusionDefinition:
 
     def define_tensor(
         self,
-        shape: Sequence[int],
+        shape: Sequence[int] | None = None,
         contiguity: Contiguity = None,
         dtype: DataType = DataType.Float,
         is_cpu: bool = False,
         stride_order: Sequence[int] | None = None,
         *,
+        sizes: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+        static_sizes: bool = False,
         allocation_rank: bool = False,
     ) -> TensorView:
         """An input.
 
         ``shape``: unsharded sizes, -1 where symbolic.  ``contiguity``: for each dim in stride order, whether it is laid
-        out without a gap before the next (``None`` for a broadcast); a bool says it of all; left out, any strides fit.
-        ``stride_order``: for each dim its place in memory, 0 innermost.  ``allocation_rank``: tensors come with one dim
-        for each allocation axis, a mesh axis being 1.  Raises ``DefinitionError``.
+        out without a gap before the next (``None`` for a broadcast: a size of 1, or an expanded one); a bool says it of
+        all; left out, any strides fit.  ``stride_order``: for each dim its place in memory, 0 innermost.
+
+        ``sizes``, ``strides``: those of a tensor like which the input is, symbolic unless ``static_sizes``.
+        ``allocation_rank``: tensors come with one dim for each allocation axis, a mesh axis being 1.
+        Raises ``DefinitionError``.
         """
         self._open("define_tensor")
-        ndim = len(shape)
-        for k, n in enumerate(shape):
-            if n < -1:
-                raise DefinitionError("define_tensor", f"shape[{k}] = {n}", "a size, or -1 where it is symbolic")
-        flags = _contiguity(contiguity, ndim)
-        order = tuple(k % ndim for k in stride_order or ())
-        if order and sorted(order) != list(range(ndim)):
-            raise DefinitionError("define_tensor", f"stride_order={stride_order}", f"a permutation of {ndim} places")
+        if sizes is not None or strides is not None:
+            shape, contiguity, stride_order = like(sizes, strides, static_sizes)
+        if shape is None:
+            raise DefinitionError("define_tensor", "neither shape nor sizes", "one of them")
+        flags, order = checked_layout(shape, contiguity, stride_order)
         tv = self.fusion.new_tensor(shape, dtype, is_cpu=is_cpu)
         tv.allocation_rank = allocation_rank
         self.fusion.inputs.append(FusionInput(tv, flags, order))
         return tv
+
+    def from_pytorch(self, tensor: torch.Tensor, static_sizes: bool = False) -> TensorView:
+        """An input like ``tensor``: its dtype and layout, sizes symbolic unless ``static_sizes``.
+
+        A CPU tensor without dims is one also where the fusion runs on a GPU.
+        """
+        return self.define_tensor(
+            sizes=tensor.shape,
+            strides=tensor.stride(),
+            dtype=data_type_of(tensor),
+            static_sizes=static_sizes,
+            is_cpu=tensor.device.type == "cpu" and tensor.ndim == 0,
+        )
+
+    def define_vector(self, size: int) -> list[Scalar]:
+        """``size`` integer inputs, to be used as a shape."""
+        return [self.define_scalar(dtype=DataType.Int) for _ in range(size)]
 
     def define_scalar(self, value: Number | DataType | None = None, dtype: DataType | None = None) -> Scalar:
         """With a value a constant, else an input of the fusion (``dtype`` Double where nothing is said)."""
@@ -91,24 +113,34 @@ class FusionDefinition:
     def add_output(
         self,
         tv: TensorView,
+        alias_input: TensorView | None = None,
         *,
         stride_order: Sequence[int] | None = None,
         allocation_rank: bool = False,
     ) -> None:
         """``tv`` is returned by ``execute``, in the order of the calls.
 
-        ``stride_order``: for each dim its place in memory, 0 innermost.  An input that is an output comes as a copy.
+        ``alias_input``: an input into whose storage ``tv`` is written instead, at the end of the call; it is not returned
+        then.  ``stride_order``: for each dim its place in memory, 0 innermost.  An input that is an output comes as a copy.
         """
         self._open("add_output")
         if not isinstance(tv, TensorView):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DefinitionError("add_output", repr(tv), "a TensorView of this definition")
-        if any(i.val is tv for i in self.fusion.inputs) or tv in self.fusion.outputs:
+        inputs = [i.val for i in self.fusion.inputs]
+        if alias_input is not None:
+            if alias_input not in inputs or alias_input in self.fusion.aliases.values():
+                raise DefinitionError("add_output", f"alias_input={alias_input}", "an input that no other output is written to")
+            if alias_input.dtype is not tv.dtype or alias_input.ndim != tv.ndim:
+                raise DefinitionError("add_output", f"{tv} for {alias_input}", "the rank and dtype of the input")
+        if tv in inputs or tv in self.fusion.outputs:
             tv = self.ops.set(tv)
         if stride_order is not None:
             order = sorted(range(tv.ndim), key=lambda d: -(stride_order[d] % tv.ndim))
             tv.set_allocation_domain([tv.domain.logical[d] for d in order])
         tv.allocation_rank = tv.allocation_rank or allocation_rank
         self.fusion.outputs.append(tv)
+        if alias_input is not None:
+            self.fusion.aliases[tv] = alias_input
 
     def _open(self, what: str) -> None:
         if self._fec is not None:
@@ -128,16 +160,41 @@ class FusionDefinition:
         inputs: Sequence[Argument],
         *,
         sizes: Mapping[TensorView, Sequence[int]] | None = None,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
+        save_repro_inputs: bool = False,
     ) -> list[torch.Tensor]:
         """Run on this rank's tensors; returns this rank's outputs.
+
+        ``device``: where outputs come to be; left out, where the inputs are.  ``save_repro_inputs``: remember shapes,
+        strides and dtypes for ``last_repro_script``.
 
         ``sizes``: unsharded shapes of inputs where a shard of symbolic size is uneven; without it such a size costs an
         exchange of 8 bytes a call.  An output that is not on this rank's mesh comes as ``None``.
         Raises ``InputError``, ``InputCountError``, ``ShapeError``, ``ShardingError``, ``EmptyFusionError``.
         """
-        home = torch.device(device) if isinstance(device, str) else device
+        if save_repro_inputs:
+            self._described = [Described.of(v) for v in inputs]
+        home = torch.device("cuda", device) if isinstance(device, int) else None if device is None else torch.device(device)
         return self.fec.execute(inputs, sizes=sizes, device=home)  # pyright: ignore[reportReturnType]
+
+    def validate(
+        self, inputs: Sequence[Argument], reference_outputs: Sequence[torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """``execute``, with the outputs compared to ``reference_outputs``, or to the same ops one by one in torch.
+
+        One rank only.  Raises ``ValidationError``.
+        """
+        return validated(self.fusion, inputs, lambda: self.execute(inputs), reference_outputs)
+
+    def repro_script_for(self, inputs: Sequence[Argument] | None = None) -> str:
+        """A script that defines this fusion and, with ``inputs``, runs it on random tensors of their shapes and strides."""
+        return repro_script(self, None if inputs is None else [Described.of(v) for v in inputs])
+
+    def last_repro_script(self) -> str:
+        """``repro_script_for`` the inputs of the last ``execute(..., save_repro_inputs=True)``.  Raises ``NoReproError``."""
+        if self._described is None:
+            raise NoReproError
+        return repro_script(self, self._described)
 
     def explain(
         self,
@@ -157,16 +214,6 @@ class FusionDefinition:
 
     def __repr__(self) -> str:
         return definition_script(self.fusion)
-
-
-def _contiguity(contiguity: Contiguity, ndim: int) -> tuple[bool | None, ...]:
-    if contiguity is None:
-        return ()
-    if isinstance(contiguity, bool):
-        return (contiguity,) * ndim
-    if len(contiguity) != ndim:
-        raise DefinitionError("define_tensor", f"contiguity={list(contiguity)}", f"{ndim} entries, one for each dim, or a bool")
-    return tuple(contiguity)
 
 
 def _number_type(value: Number) -> DataType:

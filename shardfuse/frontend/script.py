@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from ..ir.domain import IterDomain, Merge
-from ..ir.expr import Scalar
+from ..ir.dtype import DataType
+from ..ir.expr import Number, Scalar
 from ..ir.fusion import Fusion, FusionInput, Record
 from ..ir.tensor_view import TensorView
 
@@ -13,65 +16,154 @@ from ..ir.tensor_view import TensorView
 def definition_script(fusion: Fusion) -> str:
     """``def nvfuser_fusion(fd)``, which records the same fusion in ``fd``."""
     lines = [_input_line(i) for i in fusion.inputs]
-    literal: dict[Scalar, None] = {}
     for record in fusion.records:
-        for v in record.inputs:
-            if isinstance(v, Scalar) and v.is_literal and v not in literal:
-                literal[v] = None
-                lines.append(f"{v.name} = fd.define_scalar({v.value!r}, dtype={v.dtype!r})")
-        lines.append(_record_line(record))
+        lines += _record_lines(record)
     for tv in fusion.tensors():
         lines += _schedule_lines(tv)
-    lines += [f"fd.add_output({tv.name}{', allocation_rank=True' if tv.allocation_rank else ''})" for tv in fusion.outputs]
-    return "def nvfuser_fusion(fd):\n" + "".join(f"    {line}\n" for line in lines)
+    for tv in fusion.outputs:
+        alias = f", alias_input={fusion.aliases[tv].name}" if tv in fusion.aliases else ""
+        lines.append(f"fd.add_output({tv.name}{alias}{', allocation_rank=True' if tv.allocation_rank else ''})")
+    return "def nvfuser_fusion(fd : FusionDefinition) -> None :\n" + "".join(f"    {line}\n" for line in lines)
 
 
 def _input_line(declared: FusionInput) -> str:
     val = declared.val
     if isinstance(val, Scalar):
         return f"{val.name} = fd.define_scalar(dtype={val.dtype!r})"
-    extra = f", is_cpu={val.is_cpu}" if val.is_cpu else ""
-    extra += f", stride_order={list(declared.stride_order)}" if declared.stride_order else ""
+    extra = f", stride_order={list(declared.stride_order)}" if declared.stride_order else ""
     extra += ", allocation_rank=True" if val.allocation_rank else ""
-    contiguity = list(declared.contiguity) if declared.contiguity else None
-    return f"{val.name} = fd.define_tensor({list(val.shape)}, contiguity={contiguity}, dtype={val.dtype!r}{extra})"
+    contiguity = f"contiguity={list(declared.contiguity)}, " if declared.contiguity else ""
+    return f"{val.name} = fd.define_tensor(shape={list(val.shape)}, {contiguity}dtype={val.dtype!r}, is_cpu={val.is_cpu}{extra})"
 
 
-def _record_line(record: Record) -> str:
+def _record_lines(record: Record) -> list[str]:
+    """One line; none for seeds that are drawn, which the random op draws anew."""
+    if record.op in ("rng_seed", "rng_offset"):
+        return []
+    names = ", ".join(out.name for out in record.outputs)
+    roles = record.attributes.get("roles")
+    op = "truediv" if record.op == "div" else record.op
+    values = [_text(v) for v in record.inputs]
+    if isinstance(roles, tuple):
+        values = [f"{role}={value}" for role, value in zip(cast(tuple[str, ...], roles), values, strict=True)]
+    arguments = _ARGUMENTS.get(record.op, _plain)(record, values)
+    return [f"{names} = fd.ops.{op}({', '.join(arguments)})"]
+
+
+Arguments = Callable[[Record, list[str]], list[str]]
+
+
+def _plain(record: Record, values: list[str]) -> list[str]:
+    """The inputs, then every attribute by position."""
+    return [*values, *(_text(v) for v in record.attributes.values())]
+
+
+def _with(*keywords: str) -> Arguments:
+    """The inputs, then attributes under the keywords ``attribute=keyword``; those that are ``None`` are left out."""
+    pairs = [word.split(":") for word in keywords]
+
+    def arguments(record: Record, values: list[str]) -> list[str]:
+        given = record.attributes
+        return [*values, *(f"{p[-1]}={_text(given[p[0]])}" for p in pairs if given.get(p[0]) is not None)]
+
+    return arguments
+
+
+def _dtype(record: Record) -> str:
     out = record.outputs[0]
-    names = [v.name for v in record.inputs]
-    if record.op == "full":
-        names.insert(0, _text(record.attributes["shape"]))
-    arguments = ", ".join([*names, *_arguments(record, record.attributes)])
-    return f"{out.name} = fd.ops.{record.op}({arguments})"
+    return f"dtype={out.dtype!r}"
 
 
-def _arguments(record: Record, attributes: Mapping[str, object]) -> list[str]:
-    match record.op:
-        case "size":
-            return [_text(attributes["dims"])]
-        case "broadcast":
-            return [_text(attributes["new"])]
-        case "cast":
-            return [f"dtype={attributes['dtype']!r}"]
-        case "sum" | "prod":
-            out = record.outputs[0]
-            return [_text(attributes["axes"]), f"dtype={out.dtype!r}"]
-        case "full":
-            return [f"dtype={record.outputs[0].dtype!r}"]
-        case "iota":
-            (length,) = attributes["shape"] if isinstance(attributes["shape"], tuple) else (0,)
-            return [_text(length), _text(attributes["start"]), _text(attributes["step"]), f"dtype={record.outputs[0].dtype!r}"]
-        case _:
-            return [_text(v) for v in attributes.values()]
+def _full(record: Record, values: list[str]) -> list[str]:
+    return [f"shape={_text(record.attributes['shape'])}", f"fill_value={values[0]}", _dtype(record)]
+
+
+def _iota(record: Record, values: list[str]) -> list[str]:
+    given = record.attributes
+    (length,) = cast(tuple[object, ...], given["shape"])
+    return [_text(length), *(f"{k}={_text(given[k])}" for k in ("start", "step")), _dtype(record)]
+
+
+def _draw(record: Record, values: list[str]) -> list[str]:
+    low, high, seed, offset = values
+    key = [f"rng_seed={seed}", f"rng_offset={offset}"] if not record.attributes.get("drawn") else []
+    return [low, high, f"shape={_text(record.attributes['shape'])}", *key, _dtype(record)]
+
+
+def _pad(record: Record, values: list[str]) -> list[str]:
+    """Widths in pairs, the last axis first."""
+    widths = cast(tuple[object, ...], record.attributes["widths"])
+    pairs = [widths[k : k + 2] for k in range(0, len(widths), 2)]
+    flat = tuple(n for pair in reversed(pairs) for n in pair)
+    return [values[0], f"pad_widths={_text(flat)}", f"value={values[1]}"]
+
+
+def _with_dtype(record: Record, values: list[str]) -> list[str]:
+    return [values[0], f"dims={_text(record.attributes['axes'])}", _dtype(record)]
+
+
+def _cat(record: Record, values: list[str]) -> list[str]:
+    return [f"[{', '.join(values)}]", f"dim={_text(record.attributes['dim'])}"]
+
+
+_ARGUMENTS: dict[str, Arguments] = {
+    "cast": lambda record, values: [values[0], f"dtype={record.attributes['dtype']!r}"],
+    "broadcast": _with("new:is_broadcast_dim"),
+    "broadcast_in_dim": _with("shape", "dims:broadcast_dims"),
+    "expand": _with("shape"),
+    "squeeze": _with("axes:dims"),
+    "permute": _with("dims"),
+    "reshape": _with("shape:new_shape"),
+    "size": _with("dims:dim"),
+    "sum": _with_dtype,
+    "prod": _with_dtype,
+    **{op: _with("axes:dims") for op in ("max", "min", "any", "all")},
+    "full": _full,
+    "iota": _iota,
+    "uniform": _draw,
+    "normal": _draw,
+    "pad": _pad,
+    "cat": _cat,
+    "slice": _with("starts:start_indices", "stops:end_indices", "steps:strides"),
+    "flip": _with("dims"),
+    **{op: _with("dim") for op in ("select", "index_select", "gather", "take_along_axis", "scatter", "cumsum", "cumprod")},
+    **{op: _with("dim") for op in ("cummax", "cummin", "argmax", "argmin")},
+    "argsort": _with("dim", "descending", "stable"),
+    "topk": _with("k", "dim", "largest", "sorted"),
+    "embedding": _with("padding_idx", "max_norm", "norm_type"),
+    "grouped_mm": lambda record, values: [*values, _dtype(record)],
+    "scaled_mm": lambda record, values: [*values, _dtype(record)],
+    "sdpfa_fwd": lambda record, values: values,
+    "sdpfa_bwd": lambda record, values: [*values, *_absent(record)],
+}
+
+
+def _absent(record: Record) -> list[str]:
+    roles = cast(tuple[str, ...], record.attributes["roles"])
+    return [f"{role}=None" for role in ("dropout_p", "is_causal", "scale") if role not in roles]
 
 
 def _text(value: object) -> str:
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_text(v) for v in value)}]"
-    if isinstance(value, Scalar):
-        return value.name
-    return repr(value)
+    match value:
+        case tuple() | list():
+            return f"[{', '.join(_text(v) for v in cast(Sequence[object], value))}]"
+        case Scalar(is_literal=True, dtype=dtype, value=number) if number is not None:
+            return _number_text(number, dtype)
+        case Scalar():
+            return value.name
+        case TensorView():
+            return value.name
+        case float():
+            return _number_text(value, DataType.Double)
+        case _:
+            return repr(value)
+
+
+def _number_text(value: Number, dtype: DataType) -> str:
+    """The number itself where Python's own type says its dtype, else a defined scalar."""
+    text = f"float({str(value)!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)
+    own = {bool: DataType.Bool, int: DataType.Int, float: DataType.Double, complex: DataType.ComplexDouble}[type(value)]
+    return text if own is dtype else f"fd.define_scalar({text}, dtype={dtype!r})"
 
 
 def _schedule_lines(tv: TensorView) -> list[str]:

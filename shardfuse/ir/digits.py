@@ -54,8 +54,11 @@ class CutError(ValueError):
 
 
 def axis_of(root: Root) -> Axis:
-    """The whole of ``root`` as one axis; a root of extent 1 has nothing to walk and is a broadcast axis."""
-    if root.extent < 1:
+    """The whole of ``root`` as one axis; a root of extent 1 has nothing to walk and is a broadcast axis.
+
+    The digit of a root of extent 0 is never cut: it stands in an axis to make it empty.
+    """
+    if root.extent < 0:
         raise ValueError(f"{root} has extent {root.extent}")
     return (Digit(root, 1, root.extent),) if root.extent != 1 else ()
 
@@ -85,6 +88,10 @@ def split(axis: Axis, inner: int, *, uneven: bool = False) -> tuple[Axis, Axis]:
     Only the outermost digit may be cut unevenly (the last outer index is then short): below another digit the
     indices would no longer be digits.  Raises ``CutError`` where there is no such cut.
     """
+    if extent(axis) == 0:
+        return _split_empty(axis, inner)
+    if inner == 0:
+        raise CutError(f"cannot cut {axis} at 0")
     digits = list(axis)
     low: list[Digit] = []
     need = inner
@@ -107,6 +114,15 @@ def split(axis: Axis, inner: int, *, uneven: bool = False) -> tuple[Axis, Axis]:
             raise CutError(f"cannot cut {axis} at {inner}: {need} and {d.extent} share no cut")
         need = 1
     return merge(tuple(digits)), merge(tuple(low))
+
+
+def _split_empty(axis: Axis, inner: int) -> tuple[Axis, Axis]:
+    """An axis without elements is cut below the innermost digit that empties it, or just above that."""
+    last = max(k for k, d in enumerate(axis) if d.extent == 0)
+    if inner == 0:
+        return axis[:last], axis[last:]
+    upper, low = split(axis[last + 1 :], inner)
+    return axis[: last + 1] + upper, low
 
 
 def reshape(axes: Iterable[Axis], shape: Sequence[int]) -> tuple[Axis, ...]:
@@ -227,7 +243,8 @@ def refine(digits: Iterable[Digit]) -> dict[Digit, Axis]:
 
     Raises ``CutError`` where two digits of one base share no common cut (``i%4`` and ``i%6``).
     """
-    wanted = tuple(dict.fromkeys(digits))
+    given = tuple(dict.fromkeys(digits))
+    wanted = tuple(d for d in given if d.extent != 0)
     cuts: dict[Root | Digit, list[int]] = {}
     for d in wanted:
         marks = cuts.setdefault(d.base, [])
@@ -238,7 +255,7 @@ def refine(digits: Iterable[Digit]) -> dict[Digit, Axis]:
         for low, high in zip(marks, marks[1:], strict=False):
             if high % low and high != base.extent:
                 raise CutError(f"cuts of {base} at {low} and {high} share no common cut")
-    return {d: _atoms(d, cuts[d.base]) for d in wanted}
+    return {d: _atoms(d, cuts[d.base]) if d.extent != 0 else (d,) for d in given}
 
 
 def _atoms(d: Digit, marks: Sequence[int]) -> Axis:

@@ -80,6 +80,8 @@ def _cut(axis: Axis, transform: Split) -> tuple[Axis, Axis]:
     total = 1
     for d in axis:
         total *= d.extent
+    if total == 0:
+        return (), axis
     inner = transform.factor if transform.inner else -(-total // transform.factor)
     return split(axis, min(inner, total), uneven=transform.uneven)
 

@@ -90,6 +90,7 @@ class _Life:
 
 # By default process group, so that the end of one world is no part of the next.
 _lives: WeakKeyDictionary[dist.ProcessGroup, _Life] = WeakKeyDictionary()
+_adopted: WeakKeyDictionary[dist.ProcessGroup, ProcessContext] = WeakKeyDictionary()
 
 
 def initialize(backend: str | None = None, *, timeout: float | None = None, watchdog: bool = True) -> ProcessContext:
@@ -106,6 +107,8 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     AlreadyInitializedError.
     """
     if dist.is_initialized():
+        if _default_group() in _adopted:
+            return _adopted[_default_group()]
         life = _find_life()
         if life is None:
             raise AlreadyInitializedError
@@ -149,8 +152,18 @@ def finalize() -> None:
         life.end()
 
 
+def adopt(context: ProcessContext) -> None:
+    """Have `initialize` return ``context`` for a default process group that somebody else made and will end."""
+    _adopted[_default_group()] = context
+
+
 def fail(error: ShardfuseError | str) -> NoReturn:
-    """End every rank: print one line here, have the others print one that names this rank, exit with 1."""
+    """End every rank: print one line here, have the others print one that names this rank, exit with 1.
+
+    Where the world is somebody else's, the error is raised, and he ends it.
+    """
+    if dist.is_initialized() and _default_group() in _adopted:
+        raise error if isinstance(error, ShardfuseError) else PeerLostError(dist.get_rank(), f"failed: {error}")
     life = _find_life()
     _end(life, str(error), f"failed: {error}")
 

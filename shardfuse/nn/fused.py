@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
@@ -88,7 +88,8 @@ class FusedOp:
 
     def apply(self, timer: FusionTimer | None, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The results, recorded for autograd."""
-        return cast("tuple[torch.Tensor, ...]", _Fused.apply(self, timer, *tensors))
+        apply = cast("Callable[..., tuple[torch.Tensor, ...]]", _Fused.apply)  # pyright: ignore[reportUnknownMemberType]
+        return apply(self, timer, *tensors)
 
 
 class _Saved(Protocol):

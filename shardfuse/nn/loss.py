@@ -50,8 +50,9 @@ class CrossEntropyLoss(FusedModule):
             raise ModuleArgumentError("CrossEntropyLoss", "reduction", reduction, '"mean", "sum" or "none"')
         if not 0 <= label_smoothing <= 1:
             raise ModuleArgumentError("CrossEntropyLoss", "label_smoothing", label_smoothing, "a share from 0 to 1")
-        self.mesh, self.reduction, self.ignore_index = mesh, reduction, ignore_index
-        self.label_smoothing, self.num_classes = label_smoothing, num_classes
+        self.mesh, self.ignore_index, self.num_classes = mesh, ignore_index, num_classes
+        self.reduction: Reduction = reduction
+        self.label_smoothing = label_smoothing
         self._logits = TensorPlacement.of("logits", logits, mesh)
         if self._logits.is_partial:
             raise PlacementError("logits", (logits,), "a loss, which needs whole values", "pass Shard or Replicate")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -105,7 +105,7 @@ class TensorPlacement:
 
 
 def _shard_dim(placement: Placement) -> int | None:
-    return placement.dim if placement.is_shard() else None  # pyright: ignore[reportAttributeAccessIssue]
+    return int(cast("Any", placement).dim) if placement.is_shard() else None  # torch leaves dim without a type
 
 
 def define(

@@ -41,9 +41,6 @@ _MAX = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 _MIN = "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 _TANH_SMALL = "{0} * (1 + {0} * {0} * (-1 / 3 + {0} * {0} * (2 / 15 + {0} * {0} * (-17 / 315 + {0} * {0} * 62 / 2835))))"
 _TANH = f"tl.where(tl.abs({{0}}) < 0.25, {_TANH_SMALL}, 2 * tl.sigmoid(2 * {{0}}) - 1)"
-_CLAMP = (
-    "tl.minimum(tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL), {2}, propagate_nan=tl.PropagateNan.ALL)"
-)
 
 
 def _erfcinv(x: torch.Tensor) -> torch.Tensor:
@@ -65,10 +62,6 @@ def _trunc_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _floor_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, b, rounding_mode="floor")
-
-
-def _clamp(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    return torch.minimum(torch.maximum(x, low), high)
 
 
 def _lerp(start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -184,7 +177,6 @@ _ROWS = (
     PointwiseOp("complex", 2, Rule.COMPLEX, torch.complex, None),
     # ternary and more
     PointwiseOp("where", 3, Rule.WHERE, torch.where, "tl.where({0}, {1}, {2})", exact=True),
-    PointwiseOp("clamp", 3, Rule.PROMOTE, _clamp, _CLAMP, exact=True),
     PointwiseOp("lerp", 3, Rule.PROMOTE, _lerp, None),
     PointwiseOp("threshold", 3, Rule.PROMOTE, _threshold, "tl.where({0} <= {1}, {2}, {0})", exact=True),
     PointwiseOp("addcmul", 4, Rule.PROMOTE, _addcmul, "{0} + {3} * ({1} * {2})"),

@@ -24,7 +24,7 @@ from typing import cast
 from ..analysis.sharding import restrict
 from ..errors import ShapeError, ShardingError
 from ..ir.digits import Axis, CutError, Root, axis_of, extent, overlaps, reshape, root_of, substitute, unify
-from ..ir.domain import BoundDomain, IterDomain, Sharding, Split, TensorDomain
+from ..ir.domain import BoundDomain, IterDomain, Sharding, Split
 from ..ir.expr import FACTORIES, REDUCTIONS, BoundFusion, BoundTensor, Expr, Number, Scalar, Value
 from ..ir.fusion import Fusion, Record, Val
 from ..ir.layout import local_extent
@@ -38,7 +38,7 @@ from .host_scalars import HostScalars
 def bind(
     fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]], numbers: Mapping[Scalar, Number] | None = None
 ) -> BoundFusion:
-    """``sizes``: the unsharded shape of every input.  ``numbers``: the scalar inputs that shapes depend on.
+    """``sizes``: the unsharded shape of every input; an extent may be 0.  ``numbers``: the scalar inputs that shapes depend on.
 
     Raises ``ShapeError`` where operands do not fit, ``ShardingError`` where a recorded split does not fit the sizes.
     """
@@ -263,6 +263,9 @@ class _Binder:
             case _:
                 assert op in REDUCTIONS, f"bind does not know {op}"
                 gone = cast(tuple[int, ...], attributes["axes"])
+                if op in ("max", "min") and any(extent(logical[k]) == 0 for k in gone):
+                    found = f"{x} of {[extent(axis) for axis in logical]} over axes {list(gone)}"
+                    raise ShapeError(op, found, "at least one element", f"nothing has no {op}: leave these axes out")
                 return [axis for k, axis in enumerate(logical) if k not in gone]
 
     def shape_of(self, op: str, attributes: Mapping[str, object], values: Sequence[Value]) -> tuple[int, ...]:
@@ -322,7 +325,7 @@ def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
             "a recorded split does not fit this size",
             "pad the axis, or allow short shards with uneven=True",
         ) from error
-    sharding = _sharding(tv, domain, axes)
+    sharding = _sharding(tv, tensor, axes)
     if restrict(sharding, tensor.domain.logical, domain.mesh) != sharding:
         raise ShardingError(
             f"{tv.name} of {[extent(a) for a in tensor.domain.logical]}",
@@ -332,7 +335,7 @@ def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
         )
     bound = replace(tensor.domain, mesh=domain.mesh, sharding=sharding)
     order = stored_axes(tv)
-    if order is None:
+    if order is None or is_empty(tensor):
         return bound
     on_mesh = domain.mesh_axes().values()
     return replace(bound, allocation=tuple(axes[i] for i in order if i not in on_mesh))
@@ -353,7 +356,12 @@ def allocation_shape(tv: TensorView, tensor: BoundTensor, rank: int) -> tuple[in
     return tuple(1 if i in on_mesh else prod(local_extent(d, coordinates) for d in axes[i]) for i in order)
 
 
-def _sharding(tv: TensorView, domain: TensorDomain, axes: Mapping[IterDomain, Axis]) -> Sharding:
+def is_empty(tensor: BoundTensor) -> bool:
+    return any(extent(axis) == 0 for axis in tensor.domain.logical)
+
+
+def _sharding(tv: TensorView, tensor: BoundTensor, axes: Mapping[IterDomain, Axis]) -> Sharding:
+    domain = tv.domain
     if domain.mesh is None:
         return ()
     on = domain.mesh_axes()
@@ -362,6 +370,8 @@ def _sharding(tv: TensorView, domain: TensorDomain, axes: Mapping[IterDomain, Ax
         if parallel_type not in on:
             continue
         digits, ranks = axes[on[parallel_type]], domain.mesh.extent(parallel_type)
+        if extent(digits) == 0 or (not digits and is_empty(tensor)):
+            continue  # nothing to share out
         uneven = extent(digits) < ranks and any(isinstance(t, Split) and t.uneven for t in domain.transforms)
         if extent(digits) != ranks and not (uneven and digits):
             raise ShardingError(

@@ -23,9 +23,11 @@ from ..mesh import DeviceMesh
 
 def propagate_shardings(fusion: BoundFusion) -> None:
     said = _on_a_mesh(fusion)
-    _forward(fusion, said)
-    _backward(fusion, {**said, **dict.fromkeys(fusion.outputs)})
-    _forward(fusion, _on_a_mesh(fusion))  # what is made of inputs that got their mesh backward
+    settled: dict[BoundTensor, None] | None = None
+    while settled is None or len(_on_a_mesh(fusion)) > len(settled):  # backward may reach what other tensors are made of
+        settled = _on_a_mesh(fusion)
+        _forward(fusion, settled)
+        _backward(fusion, {**said, **dict.fromkeys(fusion.outputs)})
 
 
 def _on_a_mesh(fusion: BoundFusion) -> dict[BoundTensor, None]:

@@ -28,7 +28,9 @@ from .space import Space, analyse
 
 _UNROLLED = 8192
 """Rows up to this length are read in one go."""
-_TURNS = 1
+_WORTH_SPLITTING = 8
+"""Turns of the loop below which a second kernel costs more than it saves."""
+_TURNS = 2
 """A program of a split reduction has at least so many turns of its loop."""
 _MAX_SPLITS = 512
 
@@ -47,19 +49,21 @@ def why_not(segment: Segment) -> str | None:
 
 
 def propose(segment: Segment, target: Target) -> Params:
-    """In registers where rows are short and many, else a loop, split until there are two programs a multiprocessor."""
+    """In registers where rows are short, else a loop, split until there are two programs a multiprocessor."""
     space = analyse(segment)
     assert not isinstance(space, str), space
     wanted = target.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
-    if space.reduced <= _UNROLLED and too_long(segment, space) is None:
-        params = in_registers(segment, space, target)
-        if space.kept >= wanted * params.x_block or space.reduced <= 2 * params.r_block:
-            return params
     params = in_loop(segment, space, target)
     programs = -(-space.kept // params.x_block)
     turns = -(-space.reduced // params.r_block)
+    if space.reduced <= _UNROLLED and too_long(segment, space) is None:
+        held = in_registers(segment, space, target)
+        if turns < _WORTH_SPLITTING or space.kept >= wanted * held.x_block:
+            return held
     splits = 1
-    while splits < _MAX_SPLITS and programs * splits < wanted and turns >= 2 * splits * _TURNS:
+    while turns >= _WORTH_SPLITTING and splits < _MAX_SPLITS and programs * splits < wanted:
+        if turns < 2 * splits * _TURNS:
+            break
         splits *= 2
     return replace(params, splits=splits)
 

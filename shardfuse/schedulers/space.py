@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ..ir.digits import Axis, CutError, Digit, Root, refine
+from ..ir.digits import Axis, CutError, Digit, Root, extent, refine
 from ..ir.expr import REDUCTIONS, VIEWS, BoundTensor, Expr
 from ..ops.table import POINTWISE
 from .segment import Segment
@@ -95,6 +95,8 @@ def refusal_of(expr: Expr) -> str | None:
     for tensor in (*expr.tensors, *expr.outputs):
         if tensor.dtype.is_complex:
             return f"{tensor} is {tensor.dtype.name}, which Triton does not have"
+        if any(extent(axis) == 0 for axis in tensor.domain.logical):
+            return f"{tensor} has no elements"
     out = expr.output
     if out.dtype.itemsize == 1 and out.dtype.is_floating:
         return f"{out} is {out.dtype.name}: Triton saturates where torch overflows to NaN"

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Measures shardfuse against what else there is, on one GPU.
+
+    python benchmarks/run.py forward --json forward.json
+    python benchmarks/run.py forward --case 8192x5140:float16 --only layer_norm --peers copy,inductor
+    python benchmarks/run.py backward --write                 # a section of docs/measured.md, and its plot
+    python benchmarks/run.py groupnorm --dry --compile        # without a GPU: plans, and kernels compiled for sm_90
+
+Times are medians of interleaved rounds behind L2 flushes; GB/s counts each input read once and each output written
+once; "of copy" is against a device-to-device copy that moves as many bytes; errors are ||out - ref|| / ||ref|| against
+float64, the largest over the outputs.  Ends with code 1 where shardfuse fails or is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])
+    os.environ.setdefault("SHARDFUSE_STRICT", "1")  # a kernel that does not compile is a failure, not a slow success
+
+import torch
+
+from benchmarks import peers
+from benchmarks.dry import Planned, plan_case
+from benchmarks.host import CALLED
+from benchmarks.plot import plot
+from benchmarks.report import Results, Row, as_text, columns, write_section
+from benchmarks.suite import OWN, STARTED, run_host, run_startup, run_tables
+from benchmarks.workload import Case, CaseError, Workload
+from benchmarks.workloads import SUITES, WORKLOADS
+
+Work = list[tuple[Workload, Case]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        work = _work(options)
+    except CaseError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not work:
+        print(f"no workload of {options.suite} takes these cases", file=sys.stderr)
+        return 2
+    if options.dry:
+        return _dry(work, compiled=options.compile)
+    if not torch.cuda.is_available():
+        print("no GPU is visible: --dry plans every case without one", file=sys.stderr)
+        return 2
+    return _measure(options, work)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", choices=(*SUITES, "host", "compile"))
+    parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite")
+    parser.add_argument("--peers", default=",".join(peers.PEERS), help=f"of {','.join(peers.PEERS)}")
+    parser.add_argument("--seconds", type=float, default=40.0, help="GPU time for all cases together")
+    parser.add_argument("--kernels", action="store_true", help="count kernels with the profiler")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--write", action="store_true", help="put the results in docs/")
+    parser.add_argument("--dry", action="store_true", help="plan only, without a GPU")
+    parser.add_argument("--compile", action="store_true", help="with --dry: compile the kernels for sm_90")
+    options = parser.parse_args(arguments)
+    options.peers = [p for p in options.peers.split(",") if p]
+    unknown = [p for p in options.peers if p not in peers.PEERS]
+    unknown += [name for name in options.only if name not in WORKLOADS]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}")
+    return options
+
+
+def _work(options: argparse.Namespace) -> Work:
+    """The cases of the suite's workloads; of those given, the ones of a rank that the workload has."""
+    if options.suite == "host":
+        return [(workload, Case.parse(text)) for workload, text in CALLED]
+    if options.suite == "compile":
+        return [(WORKLOADS[STARTED[0]], Case.parse(STARTED[1]))]
+    found: Work = []
+    for workload in SUITES[options.suite]:
+        if options.only and workload.name not in options.only:
+            continue
+        own = [Case.parse(text) for text in workload.cases]
+        ranks = [len(case.shape) for case in own]
+        given = [Case.parse(text) for text in options.case]
+        fits = [c for c in given if len(c.shape) in ranks and c.channels_last in [o.channels_last for o in own]]
+        found += [(workload, case) for case in (fits if given else own)]
+    return found
+
+
+def _measure(options: argparse.Namespace, work: Work) -> int:
+    left_out = [reason for p in options.peers if (reason := peers.why_absent(p)) is not None]
+    chosen = [p for p in options.peers if peers.why_absent(p) is None]
+    rows: list[Row] = []
+    for found in _rows(options, work, chosen):
+        rows += found
+        results = Results.now(options.suite, _machine(), f"benchmarks/run.py {options.suite}", rows, left_out)
+        if options.json:  # after each case, so that a run that is cut short leaves what it had
+            options.json.write_text(results.to_json())
+        for row in found:
+            speed = row.note if row.us is None else f"{row.us:.1f} us"
+            print(f"{row.workload} {row.case} {row.impl}: {speed}", file=sys.stderr, flush=True)
+    print(as_text(results))
+    if options.write:
+        write_section(results)
+        if any(r.bytes for r in rows) and find_spec("matplotlib") is not None:
+            plot(results)
+    return 1 if any(r.impl == OWN and r.note for r in rows) else 0
+
+
+def _rows(options: argparse.Namespace, work: Work, chosen: Sequence[str]) -> Iterator[list[Row]]:
+    match options.suite:
+        case "host":
+            return run_host(chosen)
+        case "compile":
+            return run_startup(chosen)
+        case _:
+            return run_tables(work, chosen, options.seconds, options.kernels)
+
+
+def _machine() -> str:
+    import triton
+
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}"
+
+
+DRY_HEADERS = ("workload", "case", "kernels", "schedulers", "MB", "moved", "plan ms")
+
+
+def _dry(work: Work, *, compiled: bool) -> int:
+    planned = [plan_case(workload, case, compiled=compiled) for workload, case in work]
+    print("\n".join(columns([DRY_HEADERS, *map(_dry_cells, planned)])))
+    spilled = 0
+    for p in planned:
+        for r in p.compiled:
+            spilled += bool(r.spills or r.stack)
+            print(f"{p.workload} {p.case} {r}")
+    if compiled:
+        print(f"{sum(len(p.compiled) for p in planned)} kernels compiled for sm_90, {spilled} with spills")
+    return 0
+
+
+def _dry_cells(p: Planned) -> tuple[str, ...]:
+    """moved: what the segments read and write, over what the fusion takes and gives."""
+    kernels = f"{p.kernels}" + (f" + {p.torch_calls} torch" if p.torch_calls else "")
+    share = f"{p.moved / p.bytes:.2f} x"
+    return p.workload, p.case, kernels, " ".join(p.schedulers), f"{p.bytes / 1e6:.1f}", share, f"{p.seconds * 1e3:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The first calls of a fresh process: ``python -m benchmarks.startup WORKLOAD CASE IMPLEMENTATION`` prints them as JSON.
+
+With ``measure`` the same in processes of their own, with empty caches and then with those that the first one left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from . import peers
+from .workload import Case, Draw
+from .workloads import WORKLOADS
+
+ROOT = Path(__file__).parents[1]
+NEW_SIZES = 21
+CACHES = ("SHARDFUSE_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+
+
+def measure(workload: str, case: str, impl: str, limit: float = 180.0) -> dict[str, dict[str, float]]:
+    """``{"cold": ..., "warm": ...}``, seconds each as ``first_calls`` names them."""
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        env = {**os.environ, **{name: str(Path(directory) / name) for name in CACHES}}
+        for start in ("cold", "warm"):
+            command = [sys.executable, "-m", "benchmarks.startup", workload, case, impl]
+            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+            found[start] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def first_calls(workload: str, case: Case, impl: str) -> dict[str, float]:
+    """first: from the definition to the first result; second: the next call; new_size: the first call at another
+    batch size; plan: the part of it that plans (medians over ``NEW_SIZES`` sizes, shardfuse only)."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    work = WORKLOADS[workload]
+    inputs = work.arguments(case, Draw(device))
+    _wait(device)
+    found: dict[str, float] = {}
+    began = perf_counter()
+    if impl == "shardfuse":
+        fd, bound = work.fusion(case), work.bind(inputs)
+        run = lambda: fd.execute(bound)  # noqa: E731
+    else:
+        prepared = peers.prepare(impl, work, case, inputs)
+        assert prepared is not None, f"{impl} does not do {workload}"
+        run = prepared
+    for name in ("first", "second"):
+        run()
+        _wait(device)
+        found[name] = perf_counter() - began
+        began = perf_counter()
+    if impl == "shardfuse":
+        found |= _new_sizes(workload, case, device)
+    return found
+
+
+def _new_sizes(workload: str, case: Case, device: torch.device) -> dict[str, float]:
+    """The rows of the case and one more each time, with one definition."""
+    work = WORKLOADS[workload]
+    fd = work.fusion(case)
+    plans: list[float] = []
+    calls: list[float] = []
+    for k in range(1, NEW_SIZES + 1):
+        other = Case((case.shape[0] + k, *case.shape[1:]), case.dtype, case.channels_last, case.groups)
+        bound = work.bind(work.arguments(other, Draw(device)))
+        _wait(device)
+        began = perf_counter()
+        fd.explain(bound)
+        plans.append(perf_counter() - began)
+        fd.execute(bound)
+        _wait(device)
+        calls.append(perf_counter() - began)
+    return {"plan": median(plans), "new_size": median(calls)}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    print(json.dumps(first_calls(sys.argv[1], Case.parse(sys.argv[2]), sys.argv[3])))

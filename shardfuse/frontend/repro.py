@@ -1,0 +1,65 @@
+"""Scripts that reproduce a run: the definition, and random inputs of the same shapes, strides and dtypes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ..executor.binding import Argument
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a script must know of an argument: of a tensor no data."""
+
+    text: str
+
+    @staticmethod
+    def of(value: Argument) -> Described:
+        if isinstance(value, torch.Tensor):
+            return Described(_tensor_text(value))
+        if isinstance(value, float):
+            return Described(f"float({str(value)!r})" if value != value or value in (float("inf"), -float("inf")) else repr(value))
+        return Described(repr(value))
+
+
+def _tensor_text(x: torch.Tensor) -> str:
+    where = f"dtype={x.dtype}, device={str(x.device)!r}"
+    shape = tuple(x.shape)
+    if x.is_contiguous():
+        return f"torch.testing.make_tensor({shape}, {where})"
+    stored = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, x.stride(), strict=True))
+    strides = tuple(x.stride())
+    if x.dtype.is_floating_point:
+        return f"torch.randn({stored}, {where}).as_strided({shape}, {strides})"
+    high = 2 if x.dtype == torch.bool else 10
+    return f"torch.randint(0, {high}, ({stored},), {where}).as_strided({shape}, {strides})"
+
+
+class Printable(Protocol):
+    """Its ``repr`` is Python that defines ``nvfuser_fusion``."""
+
+    def __repr__(self) -> str: ...
+
+
+def repro_script(definition: Printable, inputs: list[Described] | None, module: str = "shardfuse") -> str:
+    """``module``: where the script has its names from."""
+    lines = [f"#  {i}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    text = repr(definition)
+    names = ["FusionDefinition", "DataType", *(n for n in ("DeviceMesh", "ParallelType") if n in text)]
+    head = [
+        "# CUDA devices:",
+        *lines,
+        f"# torch version: {torch.__version__}",
+        f"# cuda version: {torch.version.cuda}",
+        "import torch",
+        f"from {module} import {', '.join(names)}",
+    ]
+    body = f"{text}with FusionDefinition() as fd:\n    nvfuser_fusion(fd)\n"
+    script = "\n".join(head) + "\n" + body
+    if inputs is None:
+        return script
+    arguments = "".join(f"    {v.text},\n" for v in inputs)
+    return f"{script}\ninputs = [\n{arguments}]\nfd.execute(inputs)\n"

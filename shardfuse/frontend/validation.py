@@ -1,0 +1,80 @@
+"""Comparison of a fusion's outputs with references, or with its own ops one by one in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..errors import ValidationError
+from ..executor.binding import Argument
+from ..ir.fusion import Fusion
+from .eager import evaluate_eager
+
+_STEPS = 16
+"""Units in the last place, of the largest element, that an element may be off, times the root of the operations behind it."""
+
+
+def validated(
+    fusion: Fusion,
+    inputs: Sequence[Argument],
+    run: Callable[[], list[torch.Tensor]],
+    reference_outputs: Sequence[torch.Tensor] | None,
+) -> list[torch.Tensor]:
+    """The outputs of ``run``.  Raises ``ValidationError``."""
+    expected = reference_outputs
+    if expected is None:
+        device = next((x.device for x in inputs if isinstance(x, torch.Tensor) and x.ndim), torch.device("cpu"))
+        state = _generator_state(device)
+        expected = [x.clone() for x in evaluate_eager(fusion, inputs, device)]
+        _set_generator_state(device, state)
+    outputs = run()
+    if len(outputs) != len(expected):
+        raise ValidationError(f"{len(outputs)} outputs", f"{len(expected)} references")
+    tolerances = val_tolerances(fusion, inputs)
+    for k, (found, wanted) in enumerate(zip(outputs, expected, strict=True)):
+        _compare(k, found, wanted, tolerances[k][1])
+    return outputs
+
+
+def val_tolerances(fusion: Fusion, inputs: Sequence[Argument]) -> list[tuple[float, float]]:
+    """``(absolute, relative)`` for each output: the rounding of its dtype, growing with the elements that go into one."""
+    largest = max((x.numel() for x in inputs if isinstance(x, torch.Tensor)), default=1)
+    outputs = [t for t in fusion.outputs if t not in fusion.aliases]
+    found: list[tuple[float, float]] = []
+    for t in outputs:
+        if t.dtype.is_integral:
+            found.append((0.0, 0.0))
+            continue
+        eps = torch.finfo(t.dtype.torch).eps
+        tolerance = min(_STEPS * eps * max(largest, 1) ** 0.5, 0.1)
+        found.append((tolerance, tolerance))
+    return found
+
+
+def _compare(k: int, found: torch.Tensor, wanted: torch.Tensor, relative: float) -> None:
+    if found.shape != wanted.shape:
+        raise ValidationError(f"output {k} of shape {list(found.shape)}", f"{list(wanted.shape)}")
+    if not (found.dtype.is_floating_point or found.dtype.is_complex):
+        if not torch.equal(found, wanted.to(found.dtype)):
+            raise ValidationError(f"output {k}", "equal integers")
+        return
+    wide = torch.complex128 if found.dtype.is_complex else torch.float64
+    a, b = found.to(wide), wanted.to(wide)
+    finite = torch.isfinite(b)
+    scale = b[finite].abs().max().item() if finite.any() else 0.0
+    if not torch.allclose(a, b, rtol=relative, atol=relative * max(scale, 1e-30), equal_nan=True):
+        worst = (a - b)[finite].abs().max().item() if finite.any() else float("nan")
+        raise ValidationError(f"output {k}, off by {worst:.3g}", f"within {relative:.3g} of {scale:.3g}")
+
+
+def _generator_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_generator_state(device: torch.device, state: torch.Tensor) -> None:
+    """Random ops draw what they drew for the reference."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)

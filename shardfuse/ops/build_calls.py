@@ -1,0 +1,183 @@
+"""Builders of torch calls: matrices, attention, indexing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..errors import OperandError
+from ..ir.dtype import DataType
+from ..ir.expr import Scalar
+from ..ir.tensor_view import TensorView
+from .build_reductions import ReductionBuilder
+from .builder import Operand, Size, normalize_dim
+
+
+class CallBuilder(ReductionBuilder):
+    """Ops that are one torch call each."""
+
+    def matmul(self, a: TensorView, b: TensorView) -> TensorView:
+        """torch.matmul; where the contracted axis is sharded, partial products and a collective."""
+        for k, t in enumerate((a, b)):
+            if self._tensor("matmul", t, k).ndim == 0:
+                raise OperandError("matmul", f"operand {k}", t, "a tensor of at least 1 dim")
+        self._same_type("matmul", a, b)
+        return self._call("matmul", [a, b], [a.dtype])[0]
+
+    def linear(self, x: TensorView, weight: TensorView, bias: TensorView | None = None) -> TensorView:
+        """``x @ weight.T + bias``; x [..., k], weight [n, k] or [k], bias [n]."""
+        operands = [x, weight] if bias is None else [x, weight, bias]
+        for k, t in enumerate(operands):
+            self._tensor("linear", t, k)
+        if x.ndim < 1 or weight.ndim not in (1, 2):
+            raise OperandError("linear", "weight", weight, "a tensor of 1 or 2 dims, and x of at least 1")
+        if bias is not None and bias.ndim != weight.ndim - 1:
+            raise OperandError("linear", "bias", bias, f"a tensor of {weight.ndim - 1} dims")
+        self._same_type("linear", *operands)
+        return self._call("linear", operands, [x.dtype])[0]
+
+    def grouped_mm(
+        self,
+        mat1: TensorView,
+        mat2: TensorView,
+        offsets: TensorView,
+        scale1: TensorView | None = None,
+        scale2: TensorView | None = None,
+        alpha: TensorView | None = None,
+        bias: TensorView | None = None,
+        beta: TensorView | None = None,
+        dtype: DataType | None = None,
+    ) -> TensorView:
+        """A product for each group; group g ends at ``offsets[g]`` along m (3-D mat2), n (3-D mat1) or k (both 2-D)."""
+        given = {"mat1": mat1, "mat2": mat2, "offsets": offsets, "scale1": scale1, "scale2": scale2}
+        given |= {"alpha": alpha, "bias": bias, "beta": beta}
+        result = dtype or (mat1.dtype if scale1 is None else DataType.BFloat16)
+        return self._with_roles("grouped_mm", given, [result], dtype=result.torch)[0]
+
+    def scaled_mm(
+        self,
+        mat1: TensorView,
+        mat2: TensorView,
+        scale1: TensorView,
+        scale2: TensorView,
+        alpha: TensorView | None = None,
+        bias: TensorView | None = None,
+        beta: TensorView | None = None,
+        dtype: DataType = DataType.BFloat16,
+    ) -> TensorView:
+        """``(mat1 * scale1) @ (mat2 * scale2)`` with a scale for each block of the contracted axis, in float32."""
+        given = {"mat1": mat1, "mat2": mat2, "scale1": scale1, "scale2": scale2}
+        given |= {"alpha": alpha, "bias": bias, "beta": beta}
+        return self._with_roles("scaled_mm", given, [dtype], dtype=dtype.torch)[0]
+
+    def sdpfa_fwd(
+        self,
+        query: TensorView,
+        key: TensorView,
+        value: TensorView,
+        bias: TensorView | None = None,
+        mask: TensorView | None = None,
+        dropout_p: Operand | None = None,
+        is_causal: Operand | None = None,
+        scale: Operand | None = None,
+    ) -> tuple[TensorView, ...]:
+        """Flash attention of [..., heads, length, features]: output, log of sums (Float), seed and offset of the dropout."""
+        given = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
+        numbers = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        return self._with_roles(
+            "sdpfa_fwd", {**given, **numbers}, [query.dtype, DataType.Float, DataType.UInt64, DataType.UInt64]
+        )
+
+    def sdpfa_bwd(
+        self,
+        grad_output: TensorView,
+        query: TensorView,
+        key: TensorView,
+        value: TensorView,
+        output: TensorView,
+        logsumexp: TensorView,
+        dropout_p: Operand | None,
+        is_causal: Operand | None,
+        philox_seed: TensorView,
+        philox_offset: TensorView,
+        scale: Operand | None = None,
+    ) -> tuple[TensorView, ...]:
+        """Gradients of query, key and value."""
+        given = {"grad_output": grad_output, "query": query, "key": key, "value": value, "output": output}
+        given |= {"logsumexp": logsumexp, "philox_seed": philox_seed, "philox_offset": philox_offset}
+        numbers = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        return self._with_roles("sdpfa_bwd", {**given, **numbers}, [query.dtype, key.dtype, value.dtype])
+
+    def _with_roles(
+        self, op: str, given: Mapping[str, object], dtypes: list[DataType], **attributes: object
+    ) -> tuple[TensorView, ...]:
+        """A call whose inputs may be left out: the names of those that are there are kept."""
+        there = {role: self._operand(op, k, v) for k, (role, v) in enumerate(given.items()) if v is not None}
+        return self._call(op, list(there.values()), dtypes, roles=tuple(there), **attributes)
+
+    def _same_type(self, op: str, *operands: TensorView) -> None:
+        for t in operands[1:]:
+            if t.dtype is not operands[0].dtype:
+                raise OperandError(op, t.name, f"of {t.dtype.name}", f"{operands[0].dtype.name}, as {operands[0].name}")
+
+    # indexing
+
+    def _index(self, op: str, index: TensorView) -> TensorView:
+        if not self._tensor(op, index, 1).dtype.is_integral or index.dtype is DataType.Bool:
+            raise OperandError(op, "index", f"a tensor of {index.dtype.name}", "integers")
+        return index
+
+    def index_select(self, x: TensorView, index: TensorView, dim: int) -> TensorView:
+        """Slices of ``dim`` at the indices of a vector."""
+        at = normalize_dim("index_select", self._tensor("index_select", x), dim)
+        if self._index("index_select", index).ndim > 1:
+            raise OperandError("index_select", "index", f"a tensor of {index.ndim} dims", "a vector")
+        return self._call("index_select", [x, index], [x.dtype], dim=at)[0]
+
+    def gather(self, x: TensorView, index: TensorView, dim: int) -> TensorView:
+        """torch.gather: ``x[i][index[i][j][k]][k]`` for dim 1."""
+        at = self._ranks_fit("gather", x, index, dim)
+        return self._call("gather", [x, index], [x.dtype], dim=at)[0]
+
+    def take_along_axis(self, x: TensorView, index: TensorView, dim: int) -> TensorView:
+        """As ``gather``; the other axes of the two are broadcast."""
+        at = self._ranks_fit("take_along_axis", x, index, dim)
+        return self._call("take_along_axis", [x, index], [x.dtype], dim=at)[0]
+
+    def scatter(self, x: TensorView, index: TensorView, src: Operand, dim: int) -> TensorView:
+        """A copy of ``x`` with the elements at ``index`` along ``dim`` replaced by ``src``'s."""
+        at = self._ranks_fit("scatter", x, index, dim)
+        source = self._operand("scatter", 2, src)
+        if isinstance(source, TensorView):
+            self._same_type("scatter", x, source)
+        return self._call("scatter", [x, index, source], [x.dtype], dim=at)[0]
+
+    def index_put_accumulate(self, x: TensorView, index: TensorView, value: TensorView) -> TensorView:
+        """A copy of ``x`` with ``value`` added to the rows at ``index``, a vector."""
+        return self._call("index_put_accumulate", [x, self._index("index_put_accumulate", index), value], [x.dtype])[0]
+
+    def _ranks_fit(self, op: str, x: TensorView, index: TensorView, dim: int) -> int:
+        at = normalize_dim(op, self._tensor(op, x), dim)
+        if self._index(op, index).ndim != x.ndim:
+            raise OperandError(op, "index", f"a tensor of {index.ndim} dims", f"{x.ndim} dims, as the source")
+        return at
+
+    def embedding(
+        self,
+        index: TensorView,
+        weight: TensorView,
+        padding_idx: Size | None = None,
+        max_norm: Operand | None = None,
+        norm_type: Operand | None = None,
+    ) -> TensorView:
+        """Rows of ``weight`` [v, d] at ``index`` (integers, any shape)."""
+        self._tensor("embedding", weight, 1)
+        self._index("embedding", index)
+        if weight.ndim != 2:
+            raise OperandError("embedding", "weight", f"a tensor of {weight.ndim} dims", "2 dims")
+        given = {"padding_idx": padding_idx, "max_norm": max_norm, "norm_type": norm_type}
+        options = {k: _constant(v) for k, v in given.items() if v is not None}
+        return self._call("embedding", [index, weight], [weight.dtype], **options)[0]
+
+
+def _constant(value: object) -> object:
+    return value.value if isinstance(value, Scalar) and value.is_literal else value

@@ -1,0 +1,176 @@
+"""Builders of reductions, scans and sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import OperandError
+from ..ir.dtype import DataType
+from ..ir.expr import Scalar
+from ..ir.tensor_view import TensorView
+from .build_shapes import ShapeBuilder
+from .builder import Operand, normalize_dim, normalize_dims
+from .promotion import real_type
+
+Dims = Sequence[int] | int | None
+
+
+class ReductionBuilder(ShapeBuilder):
+    """Reductions over ``dims`` (all where left out), scans and sorting."""
+
+    def _reduce(self, op: str, x: TensorView, dims: Dims, keepdim: bool, dtype: DataType) -> TensorView:
+        self._tensor(op, x)
+        axes = normalize_dims(op, x, dims)
+        if not axes:
+            return self._cast(x, dtype) if dtype is not x.dtype else self.set(x)
+        rest = [n for k, n in enumerate(x.shape) if k not in axes]
+        out = self._unary(op, x, rest, dtype, axes=axes)
+        return self.broadcast(out, [k in axes for k in range(x.ndim)]) if keepdim else out
+
+    def sum(self, x: TensorView, dims: Dims = None, keepdim: bool = False, dtype: DataType | None = None) -> TensorView:
+        """Sum over ``dims`` (all where left out); accumulated in float32, float64 or int64; bools and integers sum to Int."""
+        return self._accumulate("sum", x, dims, keepdim, dtype)
+
+    def prod(self, x: TensorView, dims: Dims = None, keepdim: bool = False, dtype: DataType | None = None) -> TensorView:
+        """Product over ``dims``; types as for ``sum``."""
+        return self._accumulate("prod", x, dims, keepdim, dtype)
+
+    def _accumulate(self, op: str, x: TensorView, dims: Dims, keepdim: bool, dtype: DataType | None) -> TensorView:
+        self._tensor(op, x)
+        result = dtype or (DataType.Int if x.dtype.is_integral else x.dtype)
+        if dtype is not None and dtype.is_complex != x.dtype.is_complex:
+            x = self._cast(x, dtype)
+        if dtype is not None and dtype.is_integral and not x.dtype.is_integral:
+            x = self._cast(x, dtype)
+        return self._reduce(op, x, dims, keepdim, result)
+
+    def max(self, x: TensorView, dims: Dims = None, keepdim: bool = False) -> TensorView:
+        """The largest element over ``dims``; NaN where there is one."""
+        return self._reduce("max", x, dims, keepdim, self._tensor("max", x).dtype)
+
+    def min(self, x: TensorView, dims: Dims = None, keepdim: bool = False) -> TensorView:
+        """The smallest element over ``dims``; NaN where there is one."""
+        return self._reduce("min", x, dims, keepdim, self._tensor("min", x).dtype)
+
+    amax = max
+    amin = min
+
+    def any(self, x: TensorView, dims: Dims = None, keepdim: bool = False) -> TensorView:
+        """Is any element over ``dims`` not zero?"""
+        return self._reduce("any", x, dims, keepdim, DataType.Bool)
+
+    def all(self, x: TensorView, dims: Dims = None, keepdim: bool = False) -> TensorView:
+        """Is no element over ``dims`` zero?"""
+        return self._reduce("all", x, dims, keepdim, DataType.Bool)
+
+    def mean(self, x: TensorView, dims: Dims = None, keepdim: bool = False, dtype: DataType | None = None) -> TensorView:
+        """Mean over ``dims``; of integers in Float."""
+        self._tensor("mean", x)
+        wide = self._cast(x, dtype or (DataType.Float if x.dtype.is_integral else x.dtype))
+        total = self.sum(wide, dims, keepdim)
+        return self._tensors("div", total, self._count(x, normalize_dims("mean", x, dims)))
+
+    def var_mean(
+        self, x: TensorView, dims: Dims = None, correction: float = 1, keepdim: bool = False
+    ) -> tuple[TensorView, TensorView]:
+        """Variance with ``count - correction`` below (0 where that is negative), and mean.
+
+        Two passes, so that a mean of 1e4 costs no digits.  Of complex elements the variance of both parts.
+        """
+        axes, mean, squares = self._moments("var_mean", x, dims)
+        count = self._count(x, axes)
+        below = self._pointwise("maximum", [self._pointwise("sub", [count, correction]), 0]) if correction else count
+        var = self._tensors("div", squares, below)
+        if keepdim:
+            return self.broadcast(var, [k in axes for k in range(x.ndim)]) if axes else var, mean
+        return var, self.squeeze(mean, axes) if axes else mean
+
+    def var(self, x: TensorView, dims: Dims = None, correction: float = 1, keepdim: bool = False) -> TensorView:
+        """The first of ``var_mean``."""
+        return self.var_mean(x, dims, correction, keepdim)[0]
+
+    def welford(self, x: TensorView, dims: Dims = None) -> tuple[TensorView, TensorView, TensorView]:
+        """Mean, sum of squared deviations, and count (Int, of the same shape)."""
+        axes, mean, squares = self._moments("welford", x, dims)
+        count = self.full_like(squares, self._count(x, axes), DataType.Int)
+        return self.squeeze(mean, axes) if axes else mean, squares, count
+
+    def _moments(self, op: str, x: TensorView, dims: Dims) -> tuple[tuple[int, ...], TensorView, TensorView]:
+        """Axes, mean with the axes kept, and sum of squared deviations without them."""
+        if self._tensor(op, x).dtype.is_integral:
+            raise OperandError(op, x.name, f"a tensor of {x.dtype.name}", "floats or complex numbers: cast it first")
+        axes = normalize_dims(op, x, dims)
+        mean = self.mean(x, axes, keepdim=True)
+        off = self._tensors("sub", x, mean)
+        squares = self._tensors("square", self._tensors("abs", off) if x.dtype.is_complex else off)
+        total = self.sum(squares, axes) if axes else self._cast(squares, real_type(x.dtype))
+        return axes, mean, total
+
+    def _count(self, x: TensorView, axes: Sequence[int]) -> Operand:
+        """Elements under ``axes``: a literal where the sizes are static."""
+        n = 1
+        for k in axes:
+            n = -1 if n < 0 or x.shape[k] < 0 else n * x.shape[k]
+        if n >= 0:
+            return n
+        out = self._fusion.new_scalar(DataType.Int)
+        self._fusion.record("size", [x], out, {"dims": tuple(axes)})
+        return out
+
+    def size(self, x: TensorView, dim: int | Sequence[int]) -> Operand:
+        """The unsharded extent of ``dim``; of several dims the product."""
+        return self._count(self._tensor("size", x), normalize_dims("size", x, dim))
+
+    def shape(self, x: TensorView) -> list[Operand]:
+        """The unsharded extents: numbers where they are static, else scalars."""
+        return [self.size(x, k) for k in range(self._tensor("shape", x).ndim)]
+
+    # along one axis
+
+    def _along(self, op: str, x: TensorView, dim: int, dtype: DataType, **attributes: object) -> TensorView:
+        at = normalize_dim(op, self._tensor(op, x), dim) if x.ndim else 0
+        return self._call(op, [x], [dtype], dim=at, **attributes)[0]
+
+    def cumsum(self, x: TensorView, dim: int) -> TensorView:
+        """Sums up to and with each index; accumulated in float32; integers sum to Int."""
+        return self._along("cumsum", x, dim, DataType.Int if x.dtype.is_integral else x.dtype)
+
+    def cumprod(self, x: TensorView, dim: int) -> TensorView:
+        """Products up to and with each index."""
+        return self._along("cumprod", x, dim, DataType.Int if x.dtype.is_integral else x.dtype)
+
+    def cummax(self, x: TensorView, dim: int) -> TensorView:
+        """The largest up to and with each index."""
+        return self._along("cummax", x, dim, x.dtype)
+
+    def cummin(self, x: TensorView, dim: int) -> TensorView:
+        """The smallest up to and with each index."""
+        return self._along("cummin", x, dim, x.dtype)
+
+    def argsort(self, x: TensorView, dim: int = -1, descending: bool = False, stable: bool = False) -> TensorView:
+        """The indices that sort ``dim``."""
+        return self._along("argsort", x, dim, DataType.Int, descending=descending, stable=stable)
+
+    def topk(
+        self, x: TensorView, k: int | Scalar, dim: int = -1, largest: bool = True, sorted: bool = True
+    ) -> tuple[TensorView, TensorView]:
+        """The ``k`` largest (or smallest) along ``dim``, and their indices."""
+        at = normalize_dim("topk", self._tensor("topk", x), dim) if x.ndim else 0
+        values, indices = self._call(
+            "topk", [x], [x.dtype, DataType.Int], k=k, dim=at, largest=largest, sorted=sorted
+        )
+        return values, indices
+
+    def argmax(self, x: TensorView, dim: int | None = None, keepdim: bool = False) -> TensorView:
+        """The index of the largest along ``dim``; of the flattened tensor where left out."""
+        return self._arg("argmax", x, dim, keepdim)
+
+    def argmin(self, x: TensorView, dim: int | None = None, keepdim: bool = False) -> TensorView:
+        """The index of the smallest along ``dim``."""
+        return self._arg("argmin", x, dim, keepdim)
+
+    def _arg(self, op: str, x: TensorView, dim: int | None, keepdim: bool) -> TensorView:
+        at = None if dim is None else normalize_dim(op, self._tensor(op, x), dim)
+        (out,) = self._call(op, [x], [DataType.Int], dim=at)
+        gone = [at is None or k == at for k in range(x.ndim)]
+        return self.broadcast(out, gone) if keepdim else out

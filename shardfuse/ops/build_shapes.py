@@ -1,0 +1,226 @@
+"""Builders of ops that rearrange elements, and of tensors made from a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from ..errors import OperandError
+from ..ir.dtype import DataType
+from ..ir.expr import Number, Scalar
+from ..ir.tensor_view import TensorView
+from .builder import Builder, Operand, Size, literal, normalize_dim, normalize_dims, static
+from .promotion import promote
+
+
+class ShapeBuilder(Builder):
+    """Copies, views, slices, and factories."""
+
+    def set(self, x: TensorView) -> TensorView:
+        """A copy; where the result is given another sharding or allocation domain, that change of layout."""
+        return self._unary("set", self._tensor("set", x), x.shape, x.dtype)
+
+    def segment_set(self, x: TensorView) -> TensorView:
+        """A copy."""
+        return self.set(x)
+
+    def stride_order(self, x: TensorView, stride_order: Sequence[int]) -> TensorView:
+        """A copy laid out with dim d at place ``stride_order[d]`` in memory, 0 innermost."""
+        ndim = self._tensor("stride_order", x).ndim
+        places = [k % ndim for k in stride_order]
+        if sorted(places) != list(range(ndim)):
+            raise OperandError("stride_order", "stride_order", stride_order, f"a permutation of {ndim} places")
+        out = self.set(x)
+        order = sorted(range(ndim), key=lambda d: -places[d])
+        out.set_allocation_domain([out.domain.logical[d] for d in order])
+        return out
+
+    def broadcast(self, x: TensorView, is_broadcast_dim: Sequence[bool]) -> TensorView:
+        """New axes of extent 1 where ``is_broadcast_dim``; the others are ``x``'s, in order."""
+        flags = tuple(bool(f) for f in is_broadcast_dim)
+        if len([f for f in flags if not f]) != self._tensor("broadcast", x).ndim:
+            raise OperandError("broadcast", "is_broadcast_dim", flags, f"{x.ndim} entries that are False")
+        rest = iter(x.shape)
+        return self._unary("broadcast", x, [1 if f else next(rest) for f in flags], x.dtype, new=flags)
+
+    def broadcast_in_dim(self, x: TensorView, shape: Sequence[Size], broadcast_dims: Sequence[int]) -> TensorView:
+        """``x`` expanded to ``shape``; its axis k becomes axis ``broadcast_dims[k]``."""
+        if len(broadcast_dims) != self._tensor("broadcast_in_dim", x).ndim:
+            raise OperandError("broadcast_in_dim", "broadcast_dims", broadcast_dims, f"{x.ndim} axes")
+        dims = list(broadcast_dims)
+        if any(not 0 <= d < len(shape) for d in dims) or sorted(dict.fromkeys(dims)) != dims:
+            raise OperandError("broadcast_in_dim", "broadcast_dims", dims, f"ascending axes of a shape of {len(shape)} dims")
+        wide = self.broadcast(x, [k not in dims for k in range(len(shape))])
+        return self.expand(wide, shape)
+
+    def expand(self, x: TensorView, shape: Sequence[Size]) -> TensorView:
+        """Axes of 1 repeated to ``shape``, -1 keeps an axis."""
+        if len(shape) != self._tensor("expand", x).ndim:
+            raise OperandError("expand", "shape", shape, f"{x.ndim} sizes")
+        wanted = [literal(n) for n in shape]
+        sizes = [old if n == -1 else (n if isinstance(n, int) else -1) for n, old in zip(wanted, x.shape, strict=True)]
+        for k, (n, old) in enumerate(zip(sizes, x.shape, strict=True)):
+            if old not in (1, -1, n) and n != -1:
+                raise OperandError("expand", f"shape[{k}]", n, f"{old}, the size of that axis, which is not 1")
+        return self._unary("expand", x, sizes, x.dtype, shape=tuple(wanted))
+
+    def squeeze(self, x: TensorView, dims: Sequence[int] | int, squeeze_expanded: bool = False) -> TensorView:
+        """Without the axes ``dims``, which are 1; with ``squeeze_expanded`` also expanded ones, of which index 0 is taken."""
+        axes = normalize_dims("squeeze", self._tensor("squeeze", x), dims)
+        if squeeze_expanded:
+            for k in reversed(axes):
+                x = self.select(x, 0, k) if x.shape[k] != 1 else self.squeeze(x, k)
+            return x
+        for k in axes:
+            if x.shape[k] > 1:
+                raise OperandError("squeeze", f"axis {k} of {x.name}", f"of extent {x.shape[k]}", "an axis of extent 1")
+        return self._unary("squeeze", x, [n for k, n in enumerate(x.shape) if k not in axes], x.dtype, axes=axes)
+
+    def unsqueeze(self, x: TensorView, dim: int) -> TensorView:
+        """A new axis of 1 at ``dim``."""
+        at = dim % (x.ndim + 1)
+        return self.broadcast(x, [k == at for k in range(x.ndim + 1)])
+
+    def permute(self, x: TensorView, dims: Sequence[int]) -> TensorView:
+        """Axis k of the result is axis ``dims[k]`` of ``x``."""
+        order = tuple(normalize_dim("permute", self._tensor("permute", x), d) for d in dims)
+        if sorted(order) != list(range(x.ndim)):
+            raise OperandError("permute", "dims", dims, f"a permutation of {x.ndim} axes")
+        return self._unary("permute", x, [x.shape[d] for d in order], x.dtype, dims=order)
+
+    def transpose(self, x: TensorView, dim0: int, dim1: int) -> TensorView:
+        """Two axes changed for each other."""
+        order = list(range(x.ndim))
+        order[dim0], order[dim1] = order[dim1], order[dim0]
+        return self.permute(x, order)
+
+    def reshape(self, x: TensorView, new_shape: Sequence[Size]) -> TensorView:
+        """The same elements in row-major order under ``new_shape``; one size may be -1."""
+        shape = [literal(n) for n in new_shape]
+        asked = [n for n in shape if isinstance(n, int)]
+        if any(n < -1 for n in asked) or asked.count(-1) > 1:
+            raise OperandError("reshape", "new_shape", list(new_shape), "sizes of 0 or more, and one -1 at most")
+        sizes = static(shape)
+        have = x.shape
+        if min((*have, *sizes), default=0) >= 0 and _product(have) != _product(sizes):
+            raise OperandError("reshape", "new_shape", sizes, f"{_product(have)} elements, those of {x.name} {list(have)}")
+        return self._unary("reshape", x, sizes, self._tensor("reshape", x).dtype, shape=tuple(shape))
+
+    # parts
+
+    def slice(
+        self,
+        x: TensorView,
+        start_indices: Sequence[Size],
+        end_indices: Sequence[Size],
+        strides: Sequence[Size] | None = None,
+    ) -> TensorView:
+        """A view of the elements from start to end by steps, for each axis; indices as in Python."""
+        ndim = self._tensor("slice", x).ndim
+        steps = [1] * ndim if strides is None else [literal(n) for n in strides]
+        starts, stops = [literal(n) for n in start_indices], [literal(n) for n in end_indices]
+        for name, given in (("start_indices", starts), ("end_indices", stops), ("strides", steps)):
+            if len(given) != ndim:
+                raise OperandError("slice", name, given, f"{ndim} of them, one for each axis")
+        if any(isinstance(n, int) and n < 1 for n in steps):
+            raise OperandError("slice", "strides", steps, "steps of 1 or more")
+        if any(not isinstance(n, int) for n in steps):
+            raise OperandError("slice", "strides", steps, "numbers")
+        return self._call("slice", [x], [x.dtype], starts=tuple(starts), stops=tuple(stops), steps=tuple(steps))[0]
+
+    def pad(self, x: TensorView, pad_widths: Sequence[Size], value: Operand | None = None) -> TensorView:
+        """``value`` (0 where left out) before and after axes: widths in pairs, the last axis first, as torch has it."""
+        ndim = self._tensor("pad", x).ndim
+        given = [literal(n) for n in pad_widths]
+        if len(given) % 2 or len(given) > 2 * ndim:
+            raise OperandError("pad", "pad_widths", given, f"a pair for each of at most {ndim} axes")
+        pairs = [(given[k], given[k + 1]) for k in range(0, len(given), 2)]
+        pairs = [(0, 0)] * (ndim - len(pairs)) + pairs[::-1]
+        fill = self._operand("pad", 2, _zero(x.dtype) if value is None else value)
+        widths = tuple(n for pair in pairs for n in pair)
+        if not isinstance(fill, Scalar):
+            raise OperandError("pad", "value", fill, "a number or a scalar")
+        return self._call("pad", [x, fill], [x.dtype], widths=widths)[0]
+
+    def cat(self, tensors: Sequence[TensorView], dim: int = 0) -> TensorView:
+        """One after another along ``dim``, in their common type."""
+        if not tensors:
+            raise OperandError("cat", "tensors", list(tensors), "at least one")
+        first = self._tensor("cat", tensors[0])
+        at = normalize_dim("cat", first, dim)
+        for k, t in enumerate(tensors):
+            if self._tensor("cat", t, k).ndim != first.ndim:
+                raise OperandError("cat", f"operand {k}", t, f"a tensor of {first.ndim} dims")
+            for d, (n, m) in enumerate(zip(t.shape, first.shape, strict=True)):
+                if d != at and n != m and min(n, m) >= 0:
+                    raise OperandError("cat", f"axis {d} of operand {k}", n, f"{m}, as in the first")
+        dtype = promote(list(tensors))
+        return self._call("cat", [self._cast(t, dtype) for t in tensors], [dtype], dim=at)[0]
+
+    def flip(self, x: TensorView, dims: Sequence[int] | int) -> TensorView:
+        """The axes ``dims`` in reverse."""
+        return self._call("flip", [x], [x.dtype], dims=normalize_dims("flip", self._tensor("flip", x), dims))[0]
+
+    def select(self, x: TensorView, index: Size, dim: int) -> TensorView:
+        """Index ``index`` of ``dim``, without that axis."""
+        at = normalize_dim("select", self._tensor("select", x), dim)
+        place = self._operand("select", 1, index)
+        if not isinstance(place, Scalar):
+            raise OperandError("select", "index", place, "a number or a scalar")
+        return self._call("select", [x, place], [x.dtype], dim=at)[0]
+
+    # factories
+
+    def full(self, shape: Sequence[Size], fill_value: Operand, dtype: DataType) -> TensorView:
+        """``fill_value`` everywhere."""
+        sizes = self._shape_argument("full", shape)
+        fill = self._operand("full", 1, fill_value)
+        if not isinstance(fill, Scalar):
+            raise OperandError("full", "fill_value", fill, "a number or a scalar")
+        out = self._fusion.new_tensor(static(sizes), dtype)
+        self._fusion.record("full", [fill], out, {"shape": tuple(sizes)})
+        return out
+
+    def full_like(self, x: TensorView, fill_value: Operand, dtype: DataType | None = None) -> TensorView:
+        """``fill_value`` in the shape and the sharding of ``x``."""
+        probe = self._tensors("ne", self._tensor("full_like", x), x)
+        return self._cast(self._tensors("where", probe, fill_value, fill_value), dtype or x.dtype)
+
+    def iota(
+        self, length: Size, start: Operand = 0, step: Operand = 1, dtype: DataType = DataType.Int
+    ) -> TensorView:
+        """``start + step * k``; k is the unsharded index, however the tensor is sharded."""
+        (n,) = self._shape_argument("iota", [length])
+        first, by = (_number(self._operand("iota", k, v)) for k, v in ((1, start), (2, step)))
+        if not (dtype.is_integral or dtype.is_floating) or dtype is DataType.Bool:
+            raise OperandError("iota", "dtype", dtype, "an integer or floating type")
+        if by == 0:
+            raise OperandError("iota", "step", step, "a step that is not 0")
+        out = self._fusion.new_tensor(static([n]), dtype)
+        self._fusion.record("iota", [], out, {"shape": (n,), "start": first, "step": by})
+        return out
+
+    def _shape_argument(self, op: str, shape: Sequence[Size]) -> list[Size]:
+        sizes = [literal(n) for n in shape]
+        for k, n in enumerate(sizes):
+            if not isinstance(n, int | Scalar):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise OperandError(op, f"shape[{k}]", n, "a number or an integer scalar")
+            if isinstance(n, int) and n < 0:
+                raise OperandError(op, f"shape[{k}]", n, "0 or more")
+        return sizes
+
+
+def _number(value: object) -> object:
+    """The value of a constant; a scalar of the fusion as it is."""
+    return value.value if isinstance(value, Scalar) and value.is_literal else value
+
+
+def _product(sizes: Sequence[int]) -> int:
+    total = 1
+    for n in sizes:
+        total *= n
+    return total
+
+
+def _zero(dtype: DataType) -> Number:
+    return cast(Number, 0 if dtype.is_integral else 0.0)

@@ -1,0 +1,147 @@
+"""What all builders share: operands, records, and pointwise ops by the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from ..errors import AxisError, OperandError
+from ..ir.dtype import DataType
+from ..ir.expr import Number, Scalar
+from ..ir.fusion import Fusion
+from ..ir.tensor_view import TensorView
+from .host import host_type, wide_type
+from .promotion import types
+from .table import POINTWISE
+from .torch_calls import TORCH_CALLS
+
+Operand = TensorView | Scalar | Number
+Size = int | Scalar
+
+
+class Builder:
+    """Records ops in ``fusion``."""
+
+    def __init__(self, fusion: Fusion) -> None:
+        self._fusion = fusion
+
+    def _pointwise(self, name: str, operands: Sequence[Operand]) -> TensorView | Scalar:
+        op = POINTWISE[name]
+        if len(operands) != op.arity:
+            raise OperandError(name, "the argument list", operands, f"{op.arity} operands")
+        values = [self._operand(name, k, v) for k, v in enumerate(operands)]
+        if all(isinstance(v, Scalar) for v in values):
+            return self._host(name, cast(list[Scalar], values))
+        _, dtype = types(op, values)
+        tensors = [v for v in values if isinstance(v, TensorView)]
+        out = self._fusion.new_tensor(broadcast_shape([t.shape for t in tensors]), dtype)
+        self._fusion.record(name, values, out)
+        return out
+
+    def _tensors(self, name: str, *operands: Operand) -> TensorView:
+        """As ``_pointwise`` where an operand is a tensor."""
+        return cast(TensorView, self._pointwise(name, operands))
+
+    def _host(self, name: str, values: list[Scalar]) -> Scalar:
+        """Numbers stay on the host: known when sizes are bound, or worked out in every call."""
+        out = self._fusion.new_scalar(host_type(name, values))
+        self._fusion.record(name, values, out)
+        return out
+
+    def _operand(self, op: str, k: int, v: object) -> TensorView | Scalar:
+        if isinstance(v, TensorView | Scalar):
+            return v
+        if isinstance(v, bool):
+            return self._fusion.new_scalar(DataType.Bool, v, is_literal=True)
+        if isinstance(v, int):
+            return self._fusion.new_scalar(DataType.Int, v, is_literal=True)
+        if isinstance(v, float):
+            return self._fusion.new_scalar(DataType.Double, v, is_literal=True)
+        if isinstance(v, complex):
+            return self._fusion.new_scalar(DataType.ComplexDouble, v, is_literal=True)
+        raise OperandError(op, f"operand {k}", v, "a TensorView, a scalar of this fusion, or a number")
+
+    def _tensor(self, op: str, v: object, k: int = 0) -> TensorView:
+        if not isinstance(v, TensorView):
+            raise OperandError(op, f"operand {k}", v, "a TensorView")
+        return v
+
+    def _unary(
+        self, op: str, x: TensorView, sizes: Sequence[int], result: DataType, /, **attributes: object
+    ) -> TensorView:
+        out = self._fusion.new_tensor(sizes, result)
+        self._fusion.record(op, [self._tensor(op, x)], out, attributes)
+        return out
+
+    def _call(
+        self, op: str, values: Sequence[TensorView | Scalar], dtypes: Sequence[DataType], **attributes: object
+    ) -> tuple[TensorView, ...]:
+        """A torch call; ``dtypes``: of its outputs."""
+        tensors = [v for v in values if isinstance(v, TensorView)]
+        signature = TORCH_CALLS[op].signature([t.shape for t in tensors], attributes)
+        sizes = dict(signature.extents)
+        for t, names in zip(tensors, signature.inputs, strict=True):
+            if len(names) != t.ndim:
+                raise OperandError(op, t.name, f"a tensor of {t.ndim} dims", f"one of {len(names)} dims")
+            for name, n in zip(names, t.shape, strict=True):
+                sizes[name] = n if sizes.get(name, 1) in (1, -1) else sizes[name]
+        outputs = [
+            self._fusion.new_tensor([sizes[name] for name in names], dtype)
+            for names, dtype in zip(signature.outputs, dtypes, strict=True)
+        ]
+        self._fusion.record(op, values, outputs, attributes)
+        return tuple(outputs)
+
+    def cast(self, x: Operand, dtype: DataType) -> TensorView | Scalar:
+        """``x`` rounded to ``dtype``; ``x`` itself where it has that type."""
+        value = self._operand("cast", 0, x)
+        if isinstance(value, Scalar):
+            out = self._fusion.new_scalar(wide_type(dtype))
+            self._fusion.record("cast", [value], out, {"dtype": dtype})
+            return out
+        if value.dtype is dtype:
+            return value
+        return self._unary("cast", value, value.shape, dtype, dtype=dtype)
+
+    def _cast(self, x: TensorView, dtype: DataType) -> TensorView:
+        return cast(TensorView, self.cast(x, dtype))
+
+
+def broadcast_shape(shapes: Sequence[Sequence[int]]) -> list[int]:
+    """numpy's rule as far as sizes are known; -1 where they are not."""
+    ndim = max(len(s) for s in shapes)
+    out: list[int] = []
+    for k in range(1, ndim + 1):
+        known = [s[-k] for s in shapes if len(s) >= k and s[-k] != 1]
+        out.insert(0, next((n for n in known if n >= 0), -1) if known else 1)
+    return out
+
+
+def normalize_dim(op: str, x: TensorView, dim: int) -> int:
+    """Non-negative.  Raises ``AxisError``."""
+    if not -x.ndim <= dim < x.ndim:
+        raise AxisError(f"ops.{op}: {x.name}", "logical", dim, x.ndim)
+    return dim % x.ndim
+
+
+def normalize_dims(op: str, x: TensorView, dims: Sequence[int] | int | None) -> tuple[int, ...]:
+    """Ascending, non-negative; all axes where ``dims`` is None.  Raises ``AxisError`` and ``OperandError``."""
+    if dims is None:
+        return tuple(range(x.ndim))
+    given = [dims] if isinstance(dims, int) else list(dims)
+    axes = sorted(normalize_dim(op, x, d) for d in given)
+    if len(dict.fromkeys(axes)) != len(axes):
+        raise OperandError(op, "dims", dims, "each axis once")
+    return tuple(axes)
+
+
+def static(sizes: Sequence[Size]) -> list[int]:
+    """-1 where a size is a scalar of the fusion."""
+    return [n if isinstance(n, int) else n.value if n.is_literal and isinstance(n.value, int) else -1 for n in sizes]
+
+
+def literal(size: Size) -> Size:
+    """The number of a constant scalar; any other scalar as it is."""
+    if isinstance(size, Scalar) and size.is_literal and isinstance(size.value, int):
+        return size.value
+    return size

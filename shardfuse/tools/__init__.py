@@ -1,0 +1,5 @@
+"""Tools around sharded programs."""
+
+from .simulate import simulate
+
+__all__ = ["simulate"]

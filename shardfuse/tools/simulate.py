@@ -1,0 +1,273 @@
+"""Simulation: a sharded program on threads of one process on a CPU, a thread a rank, with real values.
+
+1. Each thread forms the default process group of its rank over torch's threaded test group; `initialize()` finds it.
+2. One rank runs at a time. It hands the baton on where it would wait for others: in a collective, in the store, asleep.
+3. With the baton goes the state of the random number generators, which are one for the process: each rank draws the
+   numbers that it would draw in a process of its own, and every run gives the same numbers.
+4. Where a rank raises, all end, and `simulate` raises what it raised. Where every rank waits in a collective, none can go
+   on: `simulate` says where each of them stands.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.multi_threaded_pg as _threaded
+from torch._C._distributed_c10d import HashStore, Store, _set_thread_isolation_mode
+
+from ..errors import SimulationError, SimulationStuckError
+from ..mesh.process import ProcessContext, adopt
+
+T = TypeVar("T")
+
+_STANDSTILL = 1.0  # seconds without a step after which ranks that all wait in collectives count as stuck
+_GRACE = 2.0  # seconds that the others get to end once a rank has raised
+_threads: Any = _threaded  # torch's test group has no types
+
+
+def simulate(
+    fn: Callable[..., T], world_size: int = 8, *, args: Sequence[object] = (), timeout: float | None = None
+) -> list[T]:
+    """Run ``fn(*args)`` as every rank of a world of ``world_size``; returns what the ranks returned, by rank.
+
+    In ``fn``, `shardfuse.initialize()` gives the rank's place, and torch.distributed works as on a CPU.  What a rank
+    raises is raised here, with a note that names the rank.  ``timeout``: seconds for the whole run, no limit where left out.
+    Raises SimulationError inside of another world, SimulationStuckError where no rank can go on.
+    """
+    if dist.is_initialized():
+        raise SimulationError("a process group is initialised already", "call simulate() where there is none")
+    if world_size < 1:
+        raise SimulationError(f"world_size={world_size}", "pass 1 or more")
+    return _World(world_size).run(lambda: fn(*args), timeout)
+
+
+class _World:
+    """The ranks of one simulation."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.baton = _Baton()
+        self.store = _SharedStore(HashStore(), self.baton)
+        self.errors: dict[int, BaseException] = {}
+        self.where: dict[int, threading.Thread] = {}
+
+    def run(self, fn: Callable[[], T], timeout: float | None) -> list[T]:
+        results: dict[int, T] = {}
+
+        def rank_main(rank: int) -> None:
+            try:
+                with self.baton.held():
+                    self.enter(rank)
+                    results[rank] = fn()
+                    dist.destroy_process_group()
+            except BaseException as error:  # noqa: BLE001 raised again in the caller's thread
+                self.errors[rank] = error
+                _threads.ProcessLocalGroup.exception_handle(error)
+
+        with _threaded_world(self.baton):
+            for rank in range(self.size):
+                thread = threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True)
+                self.where[rank] = thread
+                thread.start()
+            stuck = self.watch(timeout)
+        own = {rank: error for rank, error in self.errors.items() if not _was_interrupted(error)}
+        if own:
+            rank = min(own)
+            own[rank].add_note(f"raised on rank {rank} of {self.size}; ranks that raised: {sorted(own)}")
+            raise own[rank]
+        if stuck is not None:
+            raise stuck
+        return [results[rank] for rank in range(self.size)]
+
+    def enter(self, rank: int) -> None:
+        limit = timedelta(days=1)  # the standstill is noticed long before
+        dist.init_process_group("threaded", store=self.store, rank=rank, world_size=self.size, timeout=limit)
+        adopt(ProcessContext(rank, self.size, rank, torch.device("cpu"), "gloo", limit.total_seconds()))
+
+    def watch(self, timeout: float | None) -> SimulationStuckError | None:
+        """Until all have ended, or none can go on."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while any(thread.is_alive() for thread in self.where.values()):
+            if self.errors:
+                self.let_end()
+                return None
+            late = end is not None and time.monotonic() > end
+            if late or self.baton.standstill() > _STANDSTILL:
+                places = {rank: _place(thread) for rank, thread in self.where.items() if thread.is_alive()}
+                _threads.ProcessLocalGroup.exception_handle(None)
+                self.let_end()
+                return SimulationStuckError(self.size, places)
+            next(thread for thread in self.where.values() if thread.is_alive()).join(0.02)
+        return None
+
+    def let_end(self) -> None:
+        deadline = time.monotonic() + _GRACE
+        for thread in self.where.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Baton:
+    """Held by the one rank that runs; handed on in the order in which ranks asked for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.queue: deque[threading.Event] = deque()
+        self.is_held = False
+        self.blocked = 0
+        self.asleep = 0
+        self.last_step = time.monotonic()
+        self.random = _random_state()
+        self.ranks: dict[int, None] = {}
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.ranks[threading.get_ident()] = None
+        self.take(self.random)
+        try:
+            yield
+        finally:
+            del self.ranks[threading.get_ident()]
+            self.give()
+
+    @contextmanager
+    def handed_on(self, *, asleep: bool = False) -> Iterator[None]:
+        """The body waits, and others run; in a thread that is no rank it just waits."""
+        if threading.get_ident() not in self.ranks:
+            yield
+            return
+        state = _random_state()
+        self.give(asleep=asleep)
+        try:
+            yield
+        finally:
+            self.take(state, asleep=asleep)
+
+    def take(self, state: tuple[object, ...], *, asleep: bool = False) -> None:
+        turn = threading.Event()
+        with self.lock:
+            self.asleep -= asleep
+            if self.is_held:
+                self.queue.append(turn)
+            else:
+                self.is_held = True
+                turn.set()
+        turn.wait()
+        self.last_step = time.monotonic()
+        _set_random_state(state)
+
+    def give(self, *, asleep: bool = False) -> None:
+        self.last_step = time.monotonic()
+        with self.lock:
+            self.asleep += asleep
+            if self.queue:
+                self.queue.popleft().set()
+            else:
+                self.is_held = False
+
+    def standstill(self) -> float:
+        """For how long no rank has held the baton, asked for it, or slept: all that live wait for each other."""
+        with self.lock:
+            return 0.0 if self.is_held or self.asleep else time.monotonic() - self.last_step
+
+
+class _SharedStore(Store):
+    """A store that all ranks share. One that waits in it hands the baton on."""
+
+    def __init__(self, inner: Store, baton: _Baton) -> None:
+        super().__init__()
+        self.inner = inner
+        self.baton = baton
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        self.inner.set(key, value)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes:
+        with self.baton.handed_on(asleep=True):
+            return self.inner.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        return self.inner.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self.inner.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(minutes=5)) -> None:  # type: ignore[override]
+        with self.baton.handed_on(asleep=True):
+            self.inner.wait(keys, timeout)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self.inner.compare_set(key, expected, desired)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        with self.baton.handed_on(asleep=True):
+            return self.inner.multi_get(keys)
+
+    def deleteKey(self, key: str) -> bool:  # noqa: N802 torch calls it by its C++ name
+        return self.inner.delete_key(key)
+
+
+@contextmanager
+def _threaded_world(baton: _Baton) -> Iterator[None]:
+    """torch.distributed with a world of its own for each thread, as torch's tests have it, for as long as the body runs."""
+    join, sleep = _threads.Collective.join, time.sleep
+
+    def join_without_baton(self: object, rank: int, data: object) -> object:
+        with baton.handed_on():
+            return join(self, rank, data)
+
+    def sleep_without_baton(seconds: float) -> None:
+        with baton.handed_on(asleep=True):
+            sleep(seconds)
+
+    _set_thread_isolation_mode(True)
+    _threads._install_threaded_pg()
+    _threads.Collective.join, time.sleep = join_without_baton, sleep_without_baton
+    try:
+        yield
+    finally:
+        _threads.Collective.join, time.sleep = join, sleep
+        _threads.ProcessLocalGroup.reset()
+        _threads._uninstall_threaded_pg()
+        _set_thread_isolation_mode(False)
+
+
+def _random_state() -> tuple[object, ...]:
+    """The state of torch's generator of the CPU, Python's, and numpy's where numpy is there."""
+    numpy = cast(Any, sys.modules.get("numpy"))
+    return torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _set_random_state(state: tuple[object, ...]) -> None:
+    of_torch, of_python, of_numpy = cast("tuple[torch.Tensor, Any, Any]", state)
+    torch.set_rng_state(of_torch)
+    random.setstate(of_python)
+    if of_numpy is not None:
+        cast(Any, sys.modules["numpy"]).random.set_state(of_numpy)
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """True for what torch's group raises in the others once one rank has raised."""
+    return isinstance(error, SystemExit) and str(error) == "Test termination event occurs."
+
+
+def _place(thread: threading.Thread) -> str:
+    """Where a rank waits: the innermost line outside of torch and of this file."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    stack = traceback.extract_stack(frame) if frame is not None else []
+    foreign = ("/torch/", "/threading.py", "/contextlib.py", __file__)
+    own = [f for f in stack if not any(part in f.filename for part in foreign)]
+    called = [f.name for f in stack if "/torch/distributed/" in f.filename and not f.name.startswith(("wrapper", "_"))]
+    if not own:
+        return "at its end"
+    return f"{own[-1].filename}:{own[-1].lineno} ({called[-1] if called else own[-1].name})"

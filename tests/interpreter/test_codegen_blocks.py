@@ -1,0 +1,110 @@
+"""Any block sizes, splits, axes and strides give the same numbers: cases of a seeded generator, small and odd."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from interpreted import close, run, values
+from segments import Builder
+
+from shardfuse.ir.dtype import DataType
+from shardfuse.ir.expr import BoundTensor
+from shardfuse.schedulers import looped, persistent, pointwise, reduction
+from shardfuse.schedulers.limits import H200
+from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.segment import Segment
+
+CASES = 40
+
+
+def strided(rng: random.Random, shape: list[int], seed: int) -> torch.Tensor:
+    """A tensor of ``shape``: dims permuted in memory, or every other element of a larger one, or expanded."""
+    match rng.randrange(4):
+        case 0:
+            order = rng.sample(range(len(shape)), len(shape))
+            back = [order.index(k) for k in range(len(shape))]
+            return values(*(shape[k] for k in order), seed=seed).permute(back)
+        case 1:
+            return values(*(2 * n for n in shape), seed=seed)[tuple(slice(None, None, 2) for _ in shape)]
+        case 2:
+            gone = rng.randrange(len(shape))
+            return values(*(1 if k == gone else n for k, n in enumerate(shape)), seed=seed).expand(shape)
+        case _:
+            return values(*shape, seed=seed)
+
+
+def reduced_axes(rng: random.Random, ndim: int) -> list[int]:
+    return sorted(rng.sample(range(ndim), rng.randint(1, ndim)))
+
+
+def blocks(rng: random.Random, params: Params, *, splits: bool) -> Params:
+    """Other block sizes than proposed, the number of chunks of an unrolled kernel kept small."""
+    params = replace(params, x_block=1 << rng.randrange(5), r_block=max(params.r_block >> rng.randrange(3), 1))
+    return replace(params, splits=rng.choice([1, 2, 4]), unrolled=False) if splits else params
+
+
+def normalised(b: Builder, x: BoundTensor, axes: list[int]) -> Segment:
+    """Two reductions, one after the other, and the input again."""
+    centred = b.op("sub", x, b.mean(x, axes))
+    scale = b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), axes), 1e-2))
+    return b.segment(b.op("mul", centred, scale))
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_normalise(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    shape = [rng.choice([2, 3, 4, 5, 8, 13]) for _ in range(rng.randint(1, 4))]
+    axes = reduced_axes(rng, len(shape))
+    b = Builder()
+    x = b.input(DataType.Float, *map(b.axis, shape))
+    segment = normalised(b, x, axes)
+    data = strided(rng, shape, seed)
+    wide = data.double()
+    centred = wide - wide.mean(axes, keepdim=True)
+    wanted = centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + 1e-2)
+    for scheduler in (persistent, looped):
+        if scheduler.why_not(segment) is None:
+            params = blocks(rng, scheduler.propose(segment, H200), splits=False)
+            (out,) = run(segment, {x: data}, tmp_path, scheduler=scheduler, params=params)
+            close(out, wanted)
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_reduce(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(1000 + seed)
+    shape = [rng.choice([2, 3, 4, 5, 8, 13, 40]) for _ in range(rng.randint(1, 3))]
+    axes = reduced_axes(rng, len(shape))
+    b = Builder()
+    x, y = (b.input(DataType.Float, *axis) for axis in [[b.axis(n) for n in shape]] * 2)
+    product = b.op("mul", x, y)
+    total = b.reduce("sum", product, axes, keepdim=False)
+    top = b.reduce("max", product, axes, keepdim=False)
+    segment = b.segment(b.op("add", total, top))
+    data, other = strided(rng, shape, seed), strided(rng, shape, seed + 1)
+    wanted = data.double() * other.double()
+    params = blocks(rng, reduction.propose(segment, H200), splits=rng.random() < 0.7)
+    (out,) = run(segment, {x: data, y: other}, tmp_path, scheduler=reduction, params=params)
+    close(out, wanted.sum(axes) + wanted.amax(axes))
+
+
+@pytest.mark.parametrize("seed", range(CASES // 2))
+def test_pointwise_of_strided_inputs(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(2000 + seed)
+    shape = [rng.choice([1, 2, 3, 4, 5, 8, 13]) for _ in range(rng.randint(1, 4))]
+    b = Builder()
+    axes = [b.axis(n) for n in shape]
+    held = [rng.random() < 0.7 for _ in shape]
+    x, part = (
+        b.input(DataType.Float, *axes),
+        b.input(DataType.Float, *(a if h else () for a, h in zip(axes, held, strict=True))),
+    )
+    segment = b.segment(b.op("sub", x, part))
+    data = strided(rng, shape, seed)
+    other = values(*(n if h else 1 for n, h in zip(shape, held, strict=True)), seed=seed)
+    params = replace(pointwise.propose(segment, H200), x_block=1 << rng.randrange(7))
+    (out,) = run(segment, {x: data, part: other}, tmp_path, params=params, scheduler=pointwise)
+    assert torch.equal(out, data - other)

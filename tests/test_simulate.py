@@ -1,0 +1,202 @@
+"""Simulated ranks: real values, one set of random numbers a rank, and an error instead of a hang."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import shardfuse
+from shardfuse import DeviceMesh, FusionDefinition, ParallelType, simulate
+from shardfuse.errors import ModuleInputError, ProgramMismatchError, SimulationError, SimulationStuckError
+from shardfuse.nn import RMSNorm
+
+SCRIPT = Path(__file__).with_name("simulate_script.py")
+
+
+def sharded_norm(rows: int, hidden: int) -> tuple[int, torch.Tensor]:
+    context = shardfuse.initialize()
+    mesh = DeviceMesh(list(range(context.world_size)))
+    torch.manual_seed(7)
+    x, w = torch.randn(rows, hidden), torch.randn(hidden)
+    with FusionDefinition() as fd:
+        tx, tw = fd.define_tensor([-1, hidden], contiguity=True), fd.define_tensor([hidden], contiguity=True)
+        mean = fd.ops.mean(fd.ops.mul(tx, tx), [-1], keepdim=True)
+        fd.add_output(fd.ops.mul(fd.ops.mul(tx, fd.ops.rsqrt(fd.ops.add(mean, 1e-6))), tw))
+        tx.set_device_mesh(mesh)
+        tx.outer_split(1, mesh.size)
+        tx.axis(1).parallelize(ParallelType.mesh_x)
+    (y,) = fd.execute([mesh.shard_tensor(x, 1), mesh.shard_tensor(w, 0)])
+    return context.rank, y
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 64])
+def test_values(size: int) -> None:
+    hidden = 2 * size
+    results = simulate(sharded_norm, size, args=(3, hidden))
+    torch.manual_seed(7)
+    x, w = torch.randn(3, hidden), torch.randn(hidden)
+    expected = torch.nn.functional.rms_norm(x, (hidden,), w, 1e-6)
+    assert [rank for rank, _ in results] == list(range(size))
+    torch.testing.assert_close(torch.cat([y for _, y in results], 1), expected)
+    assert not dist.is_initialized()
+
+
+def test_eight_ranks_by_default() -> None:
+    assert simulate(lambda: shardfuse.initialize().world_size) == [8] * 8
+
+
+def test_initialize_again_and_finalize() -> None:
+    def run() -> bool:
+        same = shardfuse.initialize() is shardfuse.initialize(timeout=5)
+        shardfuse.finalize()
+        return same and dist.is_initialized() and shardfuse.initialize().device.type == "cpu"
+
+    assert simulate(run, 2) == [True, True]
+
+
+def test_each_rank_has_random_numbers_of_its_own() -> None:
+    """As in processes: equal seeds, equal numbers, however the ranks meet in between."""
+
+    def draw() -> list[float]:
+        rank = shardfuse.initialize().rank
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        found: list[float] = []
+        for k in range(6):
+            found += [float(torch.randn(())), random.random(), float(np.random.rand())]
+            if k % 2 == 0:
+                dist.barrier()
+            elif rank == 1:
+                time.sleep(0.001)
+        dropped = torch.nn.functional.dropout(torch.ones(64), 0.5)
+        dist.all_reduce(torch.ones(1))
+        return [*found, *dropped.tolist()]
+
+    first, *rest = simulate(draw, 4)
+    assert rest == [first] * 3
+    assert len(dict.fromkeys(first[:18])) == 18
+
+
+def test_modules_and_their_gradients() -> None:
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        rank = shardfuse.initialize().rank
+        from torch.distributed.tensor import Shard
+
+        mesh = DeviceMesh([0, 1, 2, 3])
+        norm = RMSNorm(16, 1e-6, mesh=mesh, input=Shard(0))
+        x = torch.arange(128.0).reshape(8, 16).sin()
+        mine = mesh.shard_tensor(x, 0, rank).requires_grad_()
+        norm(mine).square().sum().backward()
+        assert mine.grad is not None
+        return mine.grad, norm.weight.grad
+
+    results = simulate(run, 4)
+    x = torch.arange(128.0).reshape(8, 16).sin().requires_grad_()
+    w = torch.ones(16, requires_grad=True)
+    torch.nn.functional.rms_norm(x, (16,), w, 1e-6).square().sum().backward()
+    torch.testing.assert_close(torch.cat([dx for dx, _ in results]), x.grad, rtol=1e-4, atol=1e-5)
+    for _, dw in results:
+        torch.testing.assert_close(dw, w.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_an_exception_ends_all() -> None:
+    def run() -> None:
+        if shardfuse.initialize().rank == 1:
+            raise ModuleInputError("M", "x", "nothing", "a tensor", "pass one")
+        dist.barrier()
+
+    began = time.monotonic()
+    with pytest.raises(ModuleInputError, match="pass one") as caught:
+        simulate(run, 4)
+    assert caught.value.__notes__ == ["raised on rank 1 of 4; ranks that raised: [1]"]
+    assert time.monotonic() - began < 5
+    assert simulate(lambda: shardfuse.initialize().rank, 2) == [0, 1]
+
+
+def test_fail_raises() -> None:
+    def run() -> None:
+        shardfuse.initialize()
+        dist.barrier()
+        shardfuse.mesh.fail("cannot go on")
+
+    with pytest.raises(shardfuse.ShardfuseError, match="failed: cannot go on"):
+        simulate(run, 2)
+
+
+def test_ranks_that_wait_for_each_other_are_told_where() -> None:
+    def run() -> None:
+        if shardfuse.initialize().rank != 2:
+            dist.all_reduce(torch.ones(2))
+        if shardfuse.initialize().rank == 0:
+            dist.barrier()
+
+    began = time.monotonic()
+    with pytest.raises(SimulationStuckError, match=r"ranks \[2\] have ended") as caught:
+        simulate(run, 3)
+    assert sorted(caught.value.places) == [0, 1]
+    assert all("test_simulate.py" in place and "all_reduce" in place for place in caught.value.places.values())
+    assert time.monotonic() - began < 6
+
+
+def test_programs_that_differ() -> None:
+    def run() -> None:
+        rank = shardfuse.initialize().rank
+        sharded_norm(3, 8 if rank else 16)
+
+    with pytest.raises(ProgramMismatchError, match="rank 0 has"):
+        simulate(run, 4)
+
+
+def test_a_sleeping_rank_is_not_stuck() -> None:
+    def run() -> float:
+        rank = shardfuse.initialize().rank
+        if rank == 0:
+            time.sleep(1.5)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return float(total)
+
+    assert simulate(run, 3) == [3.0] * 3
+
+
+def test_refusals() -> None:
+    with pytest.raises(SimulationError, match="world_size=0"):
+        simulate(lambda: None, 0)
+    with pytest.raises(SimulationError, match="already"):
+        simulate(lambda: simulate(lambda: None, 2), 2)
+    with pytest.raises(SimulationStuckError, match="rank 0 in"):
+        simulate(lambda: time.sleep(3), 1, timeout=0.2)
+
+
+def test_the_module_does_not_hide_the_function() -> None:
+    importlib.import_module("shardfuse.simulate")
+    assert callable(shardfuse.simulate)
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "shardfuse.simulate", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_command() -> None:
+    done = command("-n", "4", str(SCRIPT), "6")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 4: (6, 4)" for rank in range(4)]
+    assert "shardfuse" not in done.stderr, done.stderr
+
+
+def test_command_shows_what_a_rank_raises() -> None:
+    done = command("-n", "2", str(SCRIPT), "2", "boom")
+    assert done.returncode == 1
+    assert "ValueError: boom" in done.stderr
+    assert "raised on rank 1 of 2" in done.stderr
