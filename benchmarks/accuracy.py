@@ -35,7 +35,9 @@ class _Sums:
         return sqrt(self.difference / self.reference) if self.reference else sqrt(self.difference)
 
 
-def errors(workload: Workload, case: Case, inputs: Sequence[torch.Tensor], results: dict[str, list[torch.Tensor]]) -> dict[str, list[float]]:
+def errors(
+    workload: Workload, case: Case, inputs: Sequence[torch.Tensor], results: dict[str, list[torch.Tensor]]
+) -> dict[str, list[float]]:
     """For each implementation the error of each output.  A result of another shape has an infinite error."""
     sums = {name: [_Sums() for _ in workload.sums] for name in results}
     totals: list[torch.Tensor | None] = [None for _ in workload.sums]

@@ -53,9 +53,11 @@ CALLED: tuple[tuple[Workload, str], ...] = (
 )
 
 
-def host_microseconds(run: Callable[[], object], calls: int = CALLS, batches: int = BATCHES) -> tuple[float, float, float]:
+def host_microseconds(
+    run: Callable[[], object], calls: int = CALLS, batches: int = BATCHES
+) -> tuple[float, float, float]:
     """Median, 20th and 80th of a hundred, over batches of calls that nothing waits for."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for _ in range(10):
         run()
     found: list[float] = []
@@ -67,7 +69,3 @@ def host_microseconds(run: Callable[[], object], calls: int = CALLS, batches: in
         found.append((perf_counter() - began) / calls * 1e6)
     found.sort()
     return median(found), found[len(found) // 5], found[len(found) * 4 // 5]
-
-
-def _nothing() -> None:
-    """There is no GPU to wait for."""

@@ -1,18 +1,18 @@
-"""Bandwidth against size, a panel a workload: ``python benchmarks/plot.py FILE.json ...`` writes ``docs/bandwidth_SUITE.svg``."""
+"""Bandwidth against size in ``docs/bandwidth_SUITE.svg``, a panel a workload: ``python benchmarks/plot.py FILE``."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
+    sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks.report import Results, Row
+from benchmarks.report import ROOT, Results, Row
 
 COLOURS = {
-    "shardfuse": "#d62728", "copy": "#888888", "eager": "#8c564b", "inductor": "#1f77b4", "liger": "#2ca02c", "quack": "#9467bd",
+    "shardfuse": "#d62728", "copy": "#888888", "eager": "#8c564b",
+    "inductor": "#1f77b4", "liger": "#2ca02c", "quack": "#9467bd",
 }  # fmt: skip
 WIDTH = 3
 
@@ -28,8 +28,8 @@ def plot(results: Results, directory: Path = ROOT / "docs") -> Path:
     panels: dict[str, list[Row]] = {}
     for row in results.rows:
         panels.setdefault(row.workload, []).append(row)
-    deep = -(-len(panels) // WIDTH)
-    figure, axes = pyplot.subplots(deep, min(WIDTH, len(panels)), figsize=(5 * min(WIDTH, len(panels)), 3.6 * deep), squeeze=False)
+    wide, deep = min(WIDTH, len(panels)), -(-len(panels) // WIDTH)
+    figure, axes = pyplot.subplots(deep, wide, figsize=(5 * wide, 3.6 * deep), squeeze=False)
     for panel in axes.flat[len(panels) :]:
         panel.set_visible(False)
     for panel, (workload, rows) in zip(axes.flat, panels.items(), strict=False):
@@ -46,8 +46,9 @@ def _draw(panel, workload: str, rows: list[Row]) -> None:
     for impl in dict.fromkeys(r.impl for r in rows):
         points = sorted((r.bytes / 1e6, r.gb_per_s) for r in rows if r.impl == impl and r.gb_per_s is not None)
         if points:
-            wide = 2.2 if impl == "shardfuse" else 1.0
-            panel.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=wide, label=impl, color=COLOURS.get(impl))
+            width = 2.2 if impl == "shardfuse" else 1.0
+            sizes, speeds = zip(*points, strict=True)
+            panel.plot(sizes, speeds, marker="o", markersize=3, linewidth=width, label=impl, color=COLOURS.get(impl))
     panel.set_xscale("log")
     panel.set_ylim(bottom=0)
     panel.set_title(workload, fontsize=9)

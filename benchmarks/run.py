@@ -63,7 +63,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite")
     parser.add_argument("--peers", default=",".join(peers.PEERS), help=f"of {','.join(peers.PEERS)}")
     parser.add_argument("--seconds", type=float, default=40.0, help="GPU time for all cases together")
-    parser.add_argument("--kernels", action="store_true", help="count kernels with the profiler")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--write", action="store_true", help="put the results in docs/")
     parser.add_argument("--dry", action="store_true", help="plan only, without a GPU")
@@ -122,7 +121,7 @@ def _rows(options: argparse.Namespace, work: Work, chosen: Sequence[str]) -> Ite
         case "compile":
             return run_startup(chosen)
         case _:
-            return run_tables(work, chosen, options.seconds, options.kernels)
+            return run_tables(work, chosen, options.seconds)
 
 
 def _machine() -> str:

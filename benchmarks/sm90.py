@@ -79,7 +79,10 @@ def compile_sm90(source: KernelSource) -> Resources:
         signature = _signature(function, source)
         aligned = {(k,): [["tt.divisibility", 16]] for k in range(len(source.tensors))}
         options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
-        made = triton.compile(ASTSource(function, signature, {}, aligned), target=GPUTarget("cuda", 90, 32), options=options)
+        if source.max_registers is not None:
+            options["maxnreg"] = source.max_registers
+        text = ASTSource(function, signature, {}, aligned)
+        made = triton.compile(text, target=GPUTarget("cuda", 90, 32), options=options)
         tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
         return _resources(source, made, tool, Path(directory) / "kernel.cubin")
 
@@ -117,7 +120,7 @@ def _resources(source: KernelSource, made: Any, tool: Path, path: Path) -> Resou
         registers=int(found[1]),
         stack=int(found[2]),
         spills=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
-        loads_128=len(re.findall(r"\bLDG\.E[\w.]*\.128\b", sass)),
+        loads_128=len(re.findall(r"\b(?:LDG|LDGSTS)\.E[\w.]*\.128\b", sass)),
         stores_128=len(re.findall(r"\bSTG\.E[\w.]*\.128\b", sass)),
         shared=made.metadata.shared,
     )

@@ -1,4 +1,4 @@
-"""The first calls of a fresh process: ``python -m benchmarks.startup WORKLOAD CASE IMPLEMENTATION`` prints them as JSON.
+"""The first calls of a fresh process, as JSON: ``python -m benchmarks.startup WORKLOAD CASE IMPLEMENTATION``.
 
 With ``measure`` the same in processes of their own, with empty caches and then with those that the first one left.
 """
@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -17,7 +19,7 @@ from time import perf_counter
 import torch
 
 from . import peers
-from .workload import Case, Draw
+from .workload import Case, Draw, Workload
 from .workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +34,7 @@ def measure(workload: str, case: str, impl: str, limit: float = 180.0) -> dict[s
         env = {**os.environ, **{name: str(Path(directory) / name) for name in CACHES}}
         for start in ("cold", "warm"):
             command = [sys.executable, "-m", "benchmarks.startup", workload, case, impl]
-            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit, check=False)
+            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit)
             if done.returncode:
                 raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
             found[start] = json.loads(done.stdout.splitlines()[-1])
@@ -48,13 +50,8 @@ def first_calls(workload: str, case: Case, impl: str) -> dict[str, float]:
     _wait(device)
     found: dict[str, float] = {}
     began = perf_counter()
-    if impl == "shardfuse":
-        fd, bound = work.fusion(case), work.bind(inputs)
-        run = lambda: fd.execute(bound)  # noqa: E731
-    else:
-        prepared = peers.prepare(impl, work, case, inputs)
-        assert prepared is not None, f"{impl} does not do {workload}"
-        run = prepared
+    run = _own(work, case, inputs) if impl == "shardfuse" else peers.prepare(impl, work, case, inputs)
+    assert run is not None, f"{impl} does not do {workload}"
     for name in ("first", "second"):
         run()
         _wait(device)
@@ -65,6 +62,11 @@ def first_calls(workload: str, case: Case, impl: str) -> dict[str, float]:
     return found
 
 
+def _own(work: Workload, case: Case, inputs: list[torch.Tensor]) -> Callable[[], object]:
+    fd, bound = work.fusion(case), work.bind(inputs)
+    return lambda: fd.execute(bound)
+
+
 def _new_sizes(workload: str, case: Case, device: torch.device) -> dict[str, float]:
     """The rows of the case and one more each time, with one definition."""
     work = WORKLOADS[workload]
@@ -72,7 +74,7 @@ def _new_sizes(workload: str, case: Case, device: torch.device) -> dict[str, flo
     plans: list[float] = []
     calls: list[float] = []
     for k in range(1, NEW_SIZES + 1):
-        other = Case((case.shape[0] + k, *case.shape[1:]), case.dtype, case.channels_last, case.groups)
+        other = replace(case, shape=(case.shape[0] + k, *case.shape[1:]))
         bound = work.bind(work.arguments(other, Draw(device)))
         _wait(device)
         began = perf_counter()

@@ -8,6 +8,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 FLUSH_BYTES = 256 << 20
 """More than five times the L2 of an H200; a flush of that size takes about 75 us, behind which a launch hides."""
@@ -27,46 +28,68 @@ class Timed:
     rounds: int
 
 
-def measure(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, Timed]:
-    """Time all of ``runs``, which are compiled, in about ``seconds``."""
-    flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
-    flushes = {name: 1 + int(_host_seconds(run) / HIDDEN) for name, run in runs.items()}
-    first = [_round(runs, flush, flushes) for _ in range(2)]
-    torch.cuda.synchronize()
+def measure(runs: dict[str, Callable[[], object]], seconds: float, device: torch.device) -> dict[str, Timed]:
+    """Time all of ``runs``, which are compiled, in about ``seconds``.
+
+    On a CPU, where tests run it, there is nothing to flush and the clock is the host's.
+    """
+    one_round = _rounds_on_gpu(runs, device) if device.type == "cuda" else _rounds_on_cpu(runs)
+    one_round()
+    synchronize(device)
     began = perf_counter()
-    last = _round(runs, flush, flushes)
-    torch.cuda.synchronize()
+    one_round()
+    synchronize(device)
     least, most = ROUNDS
     count = min(max(int(seconds / (perf_counter() - began)), least), most)
-    rounds = [*first, last, *(_round(runs, flush, flushes) for _ in range(count))][len(first) :]
-    torch.cuda.synchronize()
-    return {name: _summary([start.elapsed_time(end) * 1e3 for start, end in (r[name] for r in rounds)]) for name in runs}
+    taken = [one_round() for _ in range(count)]
+    synchronize(device)
+    return {name: _summary([read() for read in (t[name] for t in taken)]) for name in runs}
 
 
-def _round(
-    runs: dict[str, Callable[[], object]], flush: torch.Tensor, flushes: dict[str, int]
-) -> dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]:
-    found: dict[str, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
-    for name, run in runs.items():
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+Round = Callable[[], dict[str, Callable[[], float]]]
+"""Runs everything once; for each name, how to read the microseconds once all is done."""
+
+
+def _rounds_on_gpu(runs: dict[str, Callable[[], object]], device: torch.device) -> Round:
+    flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+    flushes = {name: 1 + int(_host_seconds(run, device) / HIDDEN) for name, run in runs.items()}
+
+    def timed(name: str, run: Callable[[], object]) -> Callable[[], float]:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         for _ in range(flushes[name]):
             flush.zero_()
         start.record()
         run()
         end.record()
-        found[name] = start, end
-    return found
+        return lambda: start.elapsed_time(end) * 1e3
+
+    return lambda: {name: timed(name, run) for name, run in runs.items()}
 
 
-def _host_seconds(run: Callable[[], object]) -> float:
+def _rounds_on_cpu(runs: dict[str, Callable[[], object]]) -> Round:
+    def timed(run: Callable[[], object]) -> Callable[[], float]:
+        began = perf_counter()
+        run()
+        spent = perf_counter() - began
+        return lambda: spent * 1e6
+
+    return lambda: {name: timed(run) for name, run in runs.items()}
+
+
+def _host_seconds(run: Callable[[], object], device: torch.device) -> float:
     """Of one call, after the warm-up."""
     for _ in range(WARM_UP):
         run()
-    torch.cuda.synchronize()
+    synchronize(device)
     began = perf_counter()
     run()
     spent = perf_counter() - began
-    torch.cuda.synchronize()
+    synchronize(device)
     return spent
 
 
@@ -77,8 +100,6 @@ def _summary(us: list[float]) -> Timed:
 
 def count_kernels(run: Callable[[], object]) -> int | None:
     """Kernels, copies and fills that one call puts on the GPU; ``None`` where the profiler sees no GPU work."""
-    from torch.profiler import ProfilerActivity, profile
-
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         run()

@@ -1,17 +1,21 @@
 """Random small fusions with random shardings; a seed replays a case.
 
 Values are small integers (and now and then a NaN), so that sums and products are exact and a wrong element is far off.
+
+A seed that fails: ``print(random_case(seed))`` shows the definition, ``run_cases([seed])`` runs it again.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import cast
 
 import torch
+from fusion_check import Expected, check, evaluate
+from ranks import run_ranks
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.executor.options import Backend
@@ -41,6 +45,34 @@ def random_case(
 ) -> Case:
     """The case of ``seed``: 1 to 3 inputs, 1 to 7 ops, 1 to 3 outputs, shardings on some of them."""
     return _Maker(random.Random(seed), backend, with_zero).make(seed, worlds)
+
+
+def run_cases(
+    seeds: Iterable[int], worlds: Sequence[int] = (2, 3, 4), backend: Backend = "torch", *, with_zero: bool = False
+) -> None:
+    """Run the case of every seed on ranks that are threads, and compare; each world is made once."""
+    prepared: dict[int, list[tuple[Case, list[Expected]]]] = {}
+    for seed in seeds:
+        case = random_case(seed, worlds, backend, with_zero=with_zero)
+        expected = evaluate(case.fd.fusion, case.inputs)
+        try:
+            case.fd.fec.plan(case.sizes)  # once, for all threads
+        except Exception as error:
+            error.add_note(f"planning {case}")
+            raise
+        prepared.setdefault(case.world, []).append((case, expected))
+
+    for world, cases in prepared.items():
+
+        def run(rank: int, size: int, cases: list[tuple[Case, list[Expected]]] = cases) -> None:
+            for case, expected in cases:
+                try:
+                    check(case.fd, case.inputs, sizes=case.sizes, expected=expected)
+                except Exception as error:
+                    error.add_note(f"rank {rank} of {case}")
+                    raise
+
+        run_ranks(world, run)
 
 
 Known = tuple[TensorView, tuple[int, ...]]

@@ -12,8 +12,8 @@ import torch
 BLOCK = 4096
 
 
-def prepare(nbytes: int) -> Callable[[], torch.Tensor]:
-    source = torch.empty(max(nbytes // 2, 1), dtype=torch.uint8, device="cuda").random_()
+def prepare(nbytes: int, device: torch.device) -> Callable[[], torch.Tensor]:
+    source = torch.empty(max(nbytes // 2, 1), dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 

@@ -76,7 +76,9 @@ def _inference_fusion(case: Case) -> FusionDefinition:
     return fd
 
 
-def _inference_eager(case: Case, x: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor, *old: torch.Tensor) -> Tensors:
+def _inference_eager(
+    case: Case, x: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor, *old: torch.Tensor
+) -> Tensors:
     return (functional.batch_norm(x, *old, weight.to(old[0]), shift.to(old[0]), False, MOMENTUM, EPS),)
 
 
@@ -110,13 +112,17 @@ def _batch_gradient_fusion(case: Case) -> FusionDefinition:
     return fd
 
 
-def _batch_gradient_reference(case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor) -> Tensors:
+def _batch_gradient_reference(
+    case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor
+) -> Tensors:
     leaves = [t.detach().requires_grad_() for t in (x, weight, torch.zeros_like(weight))]
     y = functional.batch_norm(leaves[0], None, None, leaves[1], leaves[2], True, MOMENTUM, EPS)
     return torch.autograd.grad(y, leaves, dy)
 
 
-def _batch_gradient_eager(case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, *moments: torch.Tensor) -> Tensors:
+def _batch_gradient_eager(
+    case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, *moments: torch.Tensor
+) -> Tensors:
     wide = weight.to(moments[0])
     backward = torch.ops.aten.native_batch_norm_backward.default
     dx, dw, db = backward(dy, x, wide, None, None, *moments, True, EPS, [True, True, True])

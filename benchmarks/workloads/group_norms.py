@@ -17,7 +17,6 @@ SHAPES = ("2x320x128x128", "2x640x64x64", "2x1280x32x32", "1x512x256x256", "32x1
 VIDEO = "1x128x20x256x256:bfloat16"
 
 
-
 def _grouped(case: Case) -> list[int]:
     n, c, *space = case.shape
     return [n, case.groups, c // case.groups, *space]

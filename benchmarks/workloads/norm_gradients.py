@@ -53,12 +53,16 @@ def _layer_norm_fusion(case: Case) -> FusionDefinition:
     return fd
 
 
-def _layer_norm_eager(case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, *moments: torch.Tensor) -> Tensors:
+def _layer_norm_eager(
+    case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, *moments: torch.Tensor
+) -> Tensors:
     backward = torch.ops.aten.native_layer_norm_backward.default
     return tuple(backward(dy, x, [case.columns], *moments, weight, weight, [True, True, True]))
 
 
-def _layer_norm_reference(case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor) -> Tensors:
+def _layer_norm_reference(
+    case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor
+) -> Tensors:
     leaves = [t.detach().requires_grad_() for t in (x, weight, torch.zeros_like(weight))]
     y = functional.layer_norm(leaves[0], (case.columns,), leaves[1], leaves[2], EPS)
     return torch.autograd.grad(y, leaves, dy)
@@ -93,7 +97,9 @@ def _rms_norm_eager(case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch
     return tuple(backward(dy, x, [case.columns], rstd, weight, [True, True]))
 
 
-def _rms_norm_reference(case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, _: torch.Tensor) -> Tensors:
+def _rms_norm_reference(
+    case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, _: torch.Tensor
+) -> Tensors:
     leaves = [t.detach().requires_grad_() for t in (x, weight)]
     return torch.autograd.grad(functional.rms_norm(leaves[0], (case.columns,), leaves[1], EPS), leaves, dy)
 

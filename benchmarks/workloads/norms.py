@@ -92,7 +92,9 @@ def _add_rms_norm_fusion(case: Case) -> FusionDefinition:
     return fd
 
 
-def _add_rms_norm(case: Case, x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor) -> Tensors:
+def _add_rms_norm(
+    case: Case, x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor
+) -> Tensors:
     total = x.to(case.accurate) + bias + residual
     normed = functional.rms_norm(total, (case.columns,), weight.to(total.dtype), EPS)
     return functional.gelu(normed).to(x.dtype), total.to(x.dtype)

@@ -37,13 +37,23 @@ _SHORTEST, _LONGEST = 20e-6, 0.05  # seconds between two looks into the store
 _OK = "ok"
 
 
-def describe(script: str, sizes: Mapping[str, Sequence[int]], options: CompileOptions, device: torch.device) -> str:
-    """What all ranks must have alike, a fact a line. ``sizes``: the unsharded shape of each input by name."""
+def describe(
+    script: str,
+    sizes: Mapping[str, Sequence[int]],
+    numbers: Mapping[str, object],
+    options: CompileOptions,
+    device: torch.device,
+) -> str:
+    """What all ranks must have alike, a fact a line.
+
+    ``sizes``: the unsharded shape of each input by name; ``numbers``: the scalar inputs that shapes depend on.
+    """
     head = [
         f"torch {torch.__version__}",
         f"device: {device.type}",
         f"options: backend={options.backend}, interpret={options.interpret}, strict={options.strict}",
         *(f"{name}: unsharded {list(shape)}" for name, shape in sizes.items()),
+        *(f"{name} = {value!r}" for name, value in numbers.items()),
     ]
     return "\n".join([*head, *script.splitlines()])
 

@@ -21,6 +21,7 @@ from ..allocation.layouts import layout_of, strides_of
 from ..analysis.resharding import communication_of
 from ..codegen import generate
 from ..errors import KernelCompileError
+from ..ir.domain import BoundDomain
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.evaluate import evaluate_all, evaluate_local
@@ -44,6 +45,8 @@ class Program:
     text: str
     kernels: tuple[str, ...] = ()
     """The generated sources."""
+    domains: tuple[BoundDomain | None, ...] = ()
+    """Of each output that is returned; ``None`` for one that comes by allocation rank."""
 
 
 @dataclass
@@ -200,10 +203,12 @@ class ProgramBuilder:
     def finish(self, forms: Sequence[tuple[int, ...] | None]) -> Program:
         """``forms``: for each output its shape where it is wanted by allocation rank, else ``None``."""
         results: list[str] = []
+        domains: list[BoundDomain | None] = []
         self.lines += alias_lines(self.fusion, self.names, self.holds)
         for k, (t, form) in enumerate(zip(self.fusion.outputs, forms, strict=True)):
             if t in self.fusion.aliases:
                 continue
+            domains.append(t.domain if form is None else None)
             if form is not None and self.holds(t):
                 self.names[f"to_allocation_{k}"] = to_allocation(t.domain, self.rank, form)
                 results.append(f"to_allocation_{k}({t})")
@@ -214,7 +219,7 @@ class ProgramBuilder:
         text = f"def program({head}):\n    {body}\n"
         space = dict(self.names)
         exec(compile(text, "<shardfuse program>", "exec"), space)
-        return Program(cast(Host, space["program"]), text, tuple(self.sources))
+        return Program(cast(Host, space["program"]), text, tuple(self.sources), tuple(domains))
 
 
 def _storage(like: torch.Tensor, device: torch.device) -> Callable[[], torch.Tensor]:

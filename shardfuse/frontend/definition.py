@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..errors import DefinitionError, NoReproError
+from ..errors import DefinitionError, InputError, NoReproError
 from ..executor.binding import Argument
 from ..executor.options import Backend, CompileOptions
 from ..ir.dtype import DataType
@@ -15,6 +15,7 @@ from ..ir.fusion import Fusion, FusionInput
 from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
 from .descriptor import Contiguity, checked_layout, data_type_of, like
+from .dtensor import DTensorExecutor, has_dtensor
 from .executor_cache import FusionExecutorCache
 from .explain import Explanation, explain_plan
 from .repro import Described, repro_script
@@ -38,7 +39,16 @@ class FusionDefinition:
         self.ops = Ops(self.fusion)
         self._options = CompileOptions.from_environment(backend)
         self._fec: FusionExecutorCache | None = None
+        self._dtensors: DTensorExecutor | None = None
         self._described: list[Described] | None = None
+
+    @classmethod
+    def recording(cls, fusion: Fusion) -> FusionDefinition:
+        """A definition that goes on recording in ``fusion``."""
+        fd = cls()
+        fd.fusion = fusion
+        fd.ops = Ops(fusion)
+        return fd
 
     def __enter__(self) -> FusionDefinition:
         return self
@@ -152,8 +162,16 @@ class FusionDefinition:
     def fec(self) -> FusionExecutorCache:
         """The executor; with it the definition is closed."""
         if self._fec is None:
+            said = [i.val.domain if isinstance(i.val, TensorView) else None for i in self.fusion.inputs]
             self._fec = FusionExecutorCache(self.fusion, self._options)
+            self._dtensors = DTensorExecutor(self.fusion, said, self._options)
         return self._fec
+
+    @property
+    def _last(self) -> FusionExecutorCache:
+        """The executor of the last call."""
+        fec = self.fec
+        return fec if self._dtensors is None or self._dtensors.last is None else self._dtensors.last
 
     def execute(
         self,
@@ -163,7 +181,7 @@ class FusionDefinition:
         device: torch.device | str | int | None = None,
         save_repro_inputs: bool = False,
     ) -> list[torch.Tensor]:
-        """Run on this rank's tensors; returns this rank's outputs.
+        """Run on this rank's tensors; returns this rank's outputs.  With a DTensor among them, outputs are DTensors.
 
         ``device``: where outputs come to be; left out, where the inputs are.  ``save_repro_inputs``: remember shapes,
         strides and dtypes for ``last_repro_script``.
@@ -175,7 +193,26 @@ class FusionDefinition:
         if save_repro_inputs:
             self._described = [Described.of(v) for v in inputs]
         home = torch.device("cuda", device) if isinstance(device, int) else None if device is None else torch.device(device)
-        return self.fec.execute(inputs, sizes=sizes, device=home)  # pyright: ignore[reportReturnType]
+        fec = self.fec
+        assert self._dtensors is not None, "made with the executor"
+        if has_dtensor(inputs):
+            return self._dtensors.execute(inputs, sizes, home)  # pyright: ignore[reportReturnType]
+        self._dtensors.last = None
+        return fec.execute(inputs, sizes=sizes, device=home)  # pyright: ignore[reportReturnType]
+
+    def execute_with_dtensors(self, inputs: Sequence[Argument]) -> list[torch.Tensor]:
+        """Run on DTensors; returns DTensors.
+
+        An input about which the definition says nothing is sharded as its DTensor is; unsharded sizes are the DTensors'.
+        A plain tensor among them is this rank's piece.
+        Raises ``InputError`` where a DTensor contradicts the definition, ``PlacementError``, and what ``execute`` does.
+        """
+        if not has_dtensor(inputs):
+            for k, (declared, value) in enumerate(zip(self.fusion.inputs, inputs, strict=False)):
+                if isinstance(declared.val, TensorView):
+                    kind = type(value).__name__
+                    raise InputError(k, declared.val.name, kind, "a DTensor", "use execute() where there are none")
+        return self.execute(inputs)
 
     def validate(
         self, inputs: Sequence[Argument], reference_outputs: Sequence[torch.Tensor] | None = None
@@ -206,11 +243,11 @@ class FusionDefinition:
 
         With neither, of the last plan that ran.  Raises ``NoPlanError``.
         """
-        return explain_plan(self.fec.plan_for(inputs, sizes))
+        return explain_plan(self._last.plan_for(inputs, sizes))
 
     def last_trace(self) -> str:
         """The text of every stage of the last plan, and of the host program and kernels that ran."""
-        return self.fec.last_trace()
+        return self._last.last_trace()
 
     def __repr__(self) -> str:
         return definition_script(self.fusion)

@@ -53,13 +53,18 @@ class FusionExecutorCache:
 
         ``sizes``: unsharded shapes of inputs, for uneven shards of symbolic size.
         """
+        return list(self.program(arguments, sizes, device).run(*arguments))
+
+    def program(
+        self, arguments: Sequence[Argument], sizes: Sizes | None = None, device: torch.device | None = None
+    ) -> Program:
+        """The program for these arguments, found or made."""
         key = self._key(arguments, device)
         if not self._asks and not sizes:
             program = self._programs.get(key)
             if program is not None:
-                return list(program.run(*arguments))
-        program = self._bind(key, arguments, current_rank(), dict(sizes or {}), device)
-        return list(program.run(*arguments))
+                return program
+        return self._bind(key, arguments, current_rank(), dict(sizes or {}), device)
 
     def is_compiled(self, arguments: Sequence[Argument]) -> bool:
         return self._programs.get(self._key(arguments, None)) is not None
@@ -131,8 +136,9 @@ class FusionExecutorCache:
         key = (key, tuple(map(tuple, sizes.values()))) if self._asks or said else key
         program = self._programs.get(key)
         if program is None:
-            with agreed(ranks, self._description(sizes, bound.device)):
-                program = self._build(self.plan(sizes, self._numbers(arguments)), bound, sizes, rank)
+            numbers = self._numbers(arguments)
+            with agreed(ranks, self._description(sizes, bound.device, numbers)):
+                program = self._build(self.plan(sizes, numbers), bound, sizes, rank)
             self._programs.put(key, program)
         self.last_program = program
         return program
@@ -152,10 +158,11 @@ class FusionExecutorCache:
         meshes = [tv.domain.mesh for tv in self.fusion.tensors() if tv.domain.mesh is not None]
         return tuple(sorted(dict.fromkeys(r for mesh in meshes for r in mesh.ranks)))
 
-    def _description(self, sizes: Sizes, device: torch.device) -> str:
+    def _description(self, sizes: Sizes, device: torch.device, numbers: Mapping[Scalar, Number] | None = None) -> str:
         if self._script is None:
             self._script = definition_script(self.fusion)
-        return describe(self._script, {tv.name: shape for tv, shape in sizes.items()}, self.options, device)
+        values = {scalar.name: value for scalar, value in (numbers or {}).items()}
+        return describe(self._script, {tv.name: shape for tv, shape in sizes.items()}, values, self.options, device)
 
     @staticmethod
     def _exchange(unknown: Unknown, rank: int, device: torch.device) -> int:

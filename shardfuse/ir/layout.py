@@ -38,14 +38,19 @@ class Layout:
 
 
 def local_extent(d: Digit, coordinates: Coordinates) -> int:
-    """How many values ``d`` takes on the rank at ``coordinates``: fewer than its extent below an uneven cut."""
-    top = d.weight * d.extent
-    for m, k in coordinates.items():
-        if m.base == d.base and m.weight == top:
-            return max(0, min(d.extent, -(-(_base_extent(d, coordinates) - k * m.weight) // d.weight)))
-    if d.is_top and isinstance(d.base, Digit):
-        return max(0, min(d.extent, -(-_base_extent(d, coordinates) // d.weight)))
-    return d.extent
+    """How many values ``d`` takes on the rank at ``coordinates``: fewer than its extent at the end of an uneven cut.
+
+    Only where mesh digits are all that stands above ``d`` is it known which part of the base the rank holds.
+    """
+    above = {m.weight: (m, k) for m, k in coordinates.items() if m.base == d.base}
+    top, start = d.weight * d.extent, 0
+    while top < d.base.extent:
+        if top not in above:
+            return d.extent
+        m, k = above[top]
+        start += k * m.weight
+        top = m.weight * m.extent
+    return max(0, min(d.extent, -(-(_base_extent(d, coordinates) - start) // d.weight)))
 
 
 def _base_extent(d: Digit, coordinates: Coordinates) -> int:

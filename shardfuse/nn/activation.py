@@ -10,8 +10,10 @@ import torch
 
 from ..errors import ModuleArgumentError, PlacementError
 from ..frontend import FusionDefinition
+from ..frontend.dtensor import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
+from .dtensor import Given, Result, on_local_tensors
 from .fused import FusedModule, FusedOp
 from .placement import TensorPlacement, define, give
 
@@ -60,6 +62,9 @@ class SwiGLU(FusedModule):
 
     def forward(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """gate, up: [..., features] (local) of one dtype -> the same shape and dtype."""
+        if has_dtensor((gate, up)):
+            given = [Given("gate", gate, self._input), Given("up", up, self._input)]
+            return on_local_tensors(self.forward, self.mesh, given, [Result(self._input, self._input)])
         self.check_same("up", up, "gate", gate)
         if gate.ndim == 1:
             return self(gate[None], up[None])[0]

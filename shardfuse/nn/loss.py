@@ -11,8 +11,10 @@ import torch
 
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend import FusionDefinition
+from ..frontend.dtensor import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
+from .dtensor import Given, Result, on_local_tensors
 from .fused import FusedModule, FusedOp
 from .placement import TensorPlacement, define, give
 
@@ -59,12 +61,20 @@ class CrossEntropyLoss(FusedModule):
 
     def forward(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """logits: [..., classes] (local), target: [...] (local) -> a scalar, or [...] (local) with reduction "none"."""
+        if has_dtensor((logits, target)):
+            return self._on_dtensors(logits, target)
         if logits.ndim == 1:
             loss = self(logits[None], target[None])
             return loss[0] if self.reduction == "none" else loss
         spec = self._spec(logits, target)
         (loss,) = _op(spec).apply(self.timer, logits, target[..., None])
         return loss[..., 0] if self.reduction == "none" else loss
+
+    def _on_dtensors(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        rows = self._logits.resolve("logits", logits.ndim).without(logits.ndim - 1)
+        loss = rows if self.reduction == "none" else rows.replicated()
+        given = [Given("logits", logits, self._logits), Given("target", target, rows)]
+        return on_local_tensors(self.forward, self.mesh, given, [Result(loss, loss)])
 
     def _spec(self, logits: torch.Tensor, target: torch.Tensor) -> _Spec:
         if target.dtype != torch.int64:
@@ -123,7 +133,7 @@ class _Spec:
     @property
     def scalar(self) -> TensorPlacement:
         """Replicated."""
-        return TensorPlacement((None,) * len(self.placement.shards), (False,) * len(self.placement.shards))
+        return self.placement.replicated()
 
     @property
     def compute(self) -> DataType:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ModuleArgumentError, PlacementError
+from ..frontend.dtensor import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
+from .dtensor import Given, Result, local_of, on_local_tensors
 from .fused import FusedModule, FusedOp
 from .norm_fusions import NormSpec, norm_op
 from .placement import TensorPlacement
@@ -103,6 +105,11 @@ class _Norm(FusedModule):
             placements = [replace(p, uneven=uneven) for p in placements]
         return placements
 
+    def _parameters_here(self) -> tuple[torch.Tensor, ...]:
+        """Weight and bias, of which there may be DTensors, as local tensors."""
+        parameters = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
+        return tuple(local_of(name, p, self.mesh, self._parameter) for name, p in parameters.items())
+
     def _check_hidden(self, argument: str, tensor: torch.Tensor, placement: TensorPlacement) -> None:
         is_cut = placement.resolve(argument, max(tensor.ndim, 1)).only(tensor.ndim - 1).shards == self._parameter.shards
         self.check_size(argument, tensor, -1, self._local_size if is_cut else self.hidden_size)
@@ -142,10 +149,13 @@ class RMSNorm(_Norm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., hidden_size] (local) -> the same shape, in x's dtype, placed as ``output``."""
+        if has_dtensor((x,)):
+            result = Result(self._output, self._output_grad)
+            return on_local_tensors(self.forward, self.mesh, [Given("x", x, self._input)], [result])
         if x.ndim == 1:
             return self(x[None])[0]
         self._check_hidden("x", x, self._input)
-        return self.op(x).apply(self.timer, x, self.weight)[0]
+        return self.op(x).apply(self.timer, x, *self._parameters_here())[0]
 
     def op(self, x: torch.Tensor) -> FusedOp:
         """The fusions for such an x, forward and backward; equal modules share them.  x: [rows..., hidden_size]."""
@@ -183,13 +193,17 @@ class AddRMSNorm(_Norm):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual: [..., hidden_size] (local) -> (normed in x's dtype, new residual in residual's dtype)."""
+        if has_dtensor((x, residual)):
+            given = [Given("x", x, self._input), Given("residual", residual, self._at)]
+            results = [Result(self._output, self._output_grad), Result(self._at, self._at)]
+            return on_local_tensors(self.forward, self.mesh, given, results)
         if x.ndim == 1 and residual.ndim == 1:
             normed, new_residual = self(x[None], residual[None])
             return normed[0], new_residual[0]
         self._check_hidden("x", x, self._input)
         self._check_hidden("residual", residual, self._at)
         self._check_residual(x, residual)
-        parameters = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        parameters = self._parameters_here()
         normed, new_residual = self.op(x, residual).apply(self.timer, x, *parameters, residual)
         return normed, new_residual
 

@@ -73,6 +73,10 @@ class TensorPlacement:
         """Where the gradient lives: with the tensor; that of a partial sum is whole on every rank."""
         return replace(self, partial=(False,) * len(self.partial))
 
+    def replicated(self) -> TensorPlacement:
+        """Whole on every rank of the mesh."""
+        return TensorPlacement((None,) * len(self.shards), (False,) * len(self.partial))
+
     def without(self, dim: int) -> TensorPlacement:
         """The placement of what is left when ``dim`` (resolved) is reduced: replicated where ``dim`` was sharded."""
         return replace(self, shards=tuple(None if d == dim else d for d in self.shards))

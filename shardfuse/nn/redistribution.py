@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import PlacementError
 from ..frontend import FusionDefinition
+from ..frontend.dtensor import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
+from .dtensor import Given, Result, on_local_tensors
 from .fused import FusedOp, FusionTimer
 from .placement import TensorPlacement, define, move
 
@@ -41,6 +43,9 @@ def redistribute(
         TensorPlacement.of(name, value, mesh).resolve(name, x.ndim)
         for name, value in (("source", source), ("target", target), ("grad", target if grad is None else grad))
     ]
+    if has_dtensor((x,)):
+        local = partial(redistribute, mesh=mesh, source=source, target=target, grad=grad, timer=timer)
+        return on_local_tensors(local, mesh, [Given("x", x, placements[0])], [Result(placements[1], placements[2])])
     if placements[1].is_partial:
         raise PlacementError("target", (target,), "a redistribution", "pass Shard or Replicate")
     op = _op(_Move(x.ndim, DataType.from_torch(x.dtype), mesh, id(mesh), *placements))

@@ -72,9 +72,10 @@ def _record(tv: TensorView, domain: BoundDomain, mesh: DeviceMesh, uneven: bool)
     left = dict(zip(tv.domain.loop, domain.logical, strict=True))
     todo = [(p, digits[0]) for p, digits in domain.sharding if len(digits) == 1]
     while todo:
-        found = next((entry for entry in todo if _place(left, entry[1]) is not None), None)
-        if found is None:
+        places = [(place, entry) for entry in todo if (place := _place(left, entry[1])) is not None]
+        if not places:
             return
+        found = min(places, key=lambda item: bool(item[0][1]))[1]  # outer parts first: they may be cut unevenly
         todo.remove(found)
         _split(tv, left, *found, mesh.extent(found[0]), uneven)
 

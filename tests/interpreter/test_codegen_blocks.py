@@ -18,7 +18,7 @@ from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 
-CASES = 40
+CASES = 25
 
 
 def strided(rng: random.Random, shape: list[int], seed: int) -> torch.Tensor:

@@ -1,0 +1,56 @@
+"""nvFuser's multidevice names: Communicator, DeviceMesh, shard_tensor."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from shardfuse.compat.nvfuser_direct.execution import Sharding as Sharding
+from shardfuse.compat.nvfuser_direct.values import TensorView
+from shardfuse.config import read_launch
+from shardfuse.ir.digits import Root, axis_of
+from shardfuse.ir.domain import BoundDomain
+from shardfuse.ir.expr import BoundTensor
+from shardfuse.mesh import DeviceMesh as DeviceMesh
+from shardfuse.mesh import current_rank, initialize, world_size
+from shardfuse.ops.evaluate import unsharded_index
+from shardfuse.passes.bind import bound_domain
+
+
+class Communicator:
+    """Rank and size from the launch environment."""
+
+    _only: Communicator | None = None
+
+    @staticmethod
+    def instance() -> Communicator:
+        """The process's communicator; the process group is made with it."""
+        if Communicator._only is None:
+            initialize()
+            Communicator._only = Communicator()
+        return Communicator._only
+
+    def size(self) -> int:
+        return world_size()
+
+    def rank(self) -> int:
+        return current_rank()
+
+    def local_size(self) -> int:
+        return read_launch().local_world_size
+
+    def local_rank(self) -> int:
+        return read_launch().local_rank
+
+    def barrier(self) -> None:
+        if dist.is_initialized():
+            dist.barrier()
+
+
+def shard_tensor(tensor: torch.Tensor, tv: TensorView) -> torch.Tensor:
+    """This rank's piece of the unsharded ``tensor``, as the splits of ``tv`` say."""
+    axes = tuple(axis_of(Root(f"i{k}", n)) for k, n in enumerate(tensor.shape))
+    domain = bound_domain(tv.native, BoundTensor(tv.native.name, tv.native.dtype, BoundDomain(axes)))
+    for k in range(tensor.ndim):
+        tensor = tensor.index_select(k, unsharded_index(domain, k, current_rank(), tensor.device))
+    return tensor

@@ -1,0 +1,400 @@
+"""DTensors in and out: placements become the shardings of inputs, and shardings of outputs become placements.
+
+    DTensor [8, 12] of (Shard(0), _StridedShard(1, sf=3)) on (2, 4)    T0[i0/4@mesh_y, i0%4, i1/4, i1%4@mesh_x]
+
+1. An input about which the definition says nothing gets the sharding of the DTensor; one about which it says something
+   has to come so.  Each combination of placements has a copy of the fusion of its own, made at its first use.
+2. A Partial DTensor is an input with one more axis for each mesh dimension of partial values, reduced first.
+3. An output's placements are read off the domain that the plan gave it, and its sizes are the unsharded ones.
+
+torch.distributed.tensor is slow to import: nothing here imports it before somebody has made a DTensor.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from ..errors import InputCountError, InputError, PlacementError
+from ..executor.binding import Argument
+from ..executor.options import CompileOptions
+from ..ir.digits import Axis, Root, axis_of, cut_out, extent, root_of
+from ..ir.domain import BoundDomain, IterDomain, TensorDomain
+from ..ir.dtype import DataType
+from ..ir.expr import BoundTensor
+from ..ir.fusion import Fusion, FusionInput, Record
+from ..ir.tensor_view import TensorView
+from ..mesh import DeviceMesh
+from ..passes.bind import bound_domain
+from .executor_cache import FusionExecutorCache
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
+
+_REDUCTIONS = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "product": "prod"}
+
+
+def has_dtensor(values: Sequence[object]) -> bool:
+    """Is one of them a DTensor?  Costs no import: where nobody has imported DTensor there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(value, module.DTensor) for value in values)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a DTensor argument says of itself.  ``uneven``: for each mesh dimension, whether it cuts into short shards."""
+
+    mesh: TorchDeviceMesh
+    placements: tuple[Placement, ...]
+    uneven: tuple[bool, ...]
+
+    @property
+    def partial(self) -> tuple[int, ...]:
+        """The mesh dimensions over which it holds partial values."""
+        return tuple(k for k, placement in enumerate(self.placements) if placement.is_partial())
+
+
+class DTensorExecutor:
+    """Runs a fusion on DTensors.  ``said``: the domains that the definition gave its inputs, by place."""
+
+    def __init__(self, fusion: Fusion, said: Sequence[TensorDomain | None], options: CompileOptions) -> None:
+        self.fusion = fusion
+        self.said = said
+        self.options = options
+        self.variants: dict[Hashable, _Variant] = {}
+        self.last: FusionExecutorCache | None = None
+
+    def execute(
+        self, arguments: Sequence[Argument], sizes: Mapping[TensorView, Sequence[int]] | None, device: torch.device | None
+    ) -> list[torch.Tensor | None]:
+        """As `FusionExecutorCache.execute`; outputs are DTensors.
+
+        Raises PlacementError for placements that no sharding is, and InputError for such as the definition contradicts.
+        """
+        if len(arguments) != len(self.fusion.inputs):
+            raise InputCountError(len(arguments), len(self.fusion.inputs))
+        given = [_given(k, cast("DTensor", a)) if has_dtensor((a,)) else None for k, a in enumerate(arguments)]
+        key = tuple(given)
+        variant = self.variants.get(key)
+        if variant is None:
+            shapes = [tuple(a.shape) if isinstance(a, torch.Tensor) else () for a in arguments]
+            fusion = self.copy()
+            variant = self.variants[key] = _Variant(fusion, given, shapes, self.options)
+        self.last = variant.cache
+        return variant.execute(arguments, self.by_place(sizes or {}), device)
+
+    def copy(self) -> Fusion:
+        """The fusion as it was defined."""
+        meshes = [tv.domain.mesh for tv in self.fusion.tensors() if tv.domain.mesh is not None]
+        memo = {id(mesh): mesh for mesh in meshes}
+        fusion, said = copy.deepcopy((self.fusion, list(self.said)), memo)
+        for declared, domain in zip(fusion.inputs, said, strict=True):
+            if isinstance(declared.val, TensorView) and domain is not None:
+                declared.val.domain = domain
+        return fusion
+
+    def by_place(self, sizes: Mapping[TensorView, Sequence[int]]) -> dict[int, Sequence[int]]:
+        return {k: sizes[i.val] for k, i in enumerate(self.fusion.inputs) if isinstance(i.val, TensorView) and i.val in sizes}
+
+
+class _Variant:
+    """The fusion for one combination of placements."""
+
+    def __init__(
+        self, fusion: Fusion, given: Sequence[_Given | None], shapes: Sequence[tuple[int, ...]], options: CompileOptions
+    ) -> None:
+        self.given = given
+        self.torch_meshes: dict[tuple[tuple[int, ...], tuple[int, ...]], TorchDeviceMesh] = {}
+        meshes = [tv.domain.mesh for tv in fusion.tensors() if tv.domain.mesh is not None]
+        for k, (g, shape) in enumerate(zip(given, shapes, strict=True)):
+            if g is not None:
+                mesh = _known(meshes, DeviceMesh.from_torch(g.mesh))
+                self.torch_meshes[mesh.ranks, mesh.shape] = g.mesh
+                _take(fusion, k, g, mesh, shape)
+        self.cache = FusionExecutorCache(fusion, options)
+
+    def execute(
+        self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]], device: torch.device | None
+    ) -> list[torch.Tensor | None]:
+        sizes: dict[TensorView, Sequence[int]] = {}
+        values: list[Argument] = []
+        for k, (argument, given, declared) in enumerate(
+            zip(arguments, self.given, self.cache.fusion.inputs, strict=True)
+        ):
+            tv = declared.val
+            if given is None or not isinstance(argument, torch.Tensor) or not isinstance(tv, TensorView):
+                values.append(argument)
+                if k in said and isinstance(tv, TensorView):
+                    sizes[tv] = said[k]
+                continue
+            values.append(_local(argument)[(None,) * len(given.partial)])
+            if any(given.uneven):
+                sizes[tv] = (*(given.mesh.size(d) for d in given.partial), *argument.shape)
+        program = self.cache.program(values, sizes, device)
+        outputs = program.run(*values)
+        return [
+            x if x is None or domain is None else self.wrap(k, x, domain)
+            for k, (x, domain) in enumerate(zip(outputs, program.domains, strict=True))
+        ]
+
+    def wrap(self, k: int, local: torch.Tensor, domain: BoundDomain) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor, Replicate
+
+        if domain.mesh is None:
+            mesh = next(iter(self.torch_meshes.values()))
+            placements: list[Placement] = [Replicate()] * mesh.ndim
+        else:
+            mesh = self.torch_mesh(domain.mesh, local.device.type)
+            placements = placements_of(f"output {k}", domain)
+        shape = torch.Size(extent(axis) for axis in domain.logical)
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=_strides(domain))
+
+    def torch_mesh(self, mesh: DeviceMesh, device_type: str) -> TorchDeviceMesh:
+        key = mesh.ranks, mesh.shape
+        if key not in self.torch_meshes:
+            self.torch_meshes[key] = mesh.to_torch(device_type)
+        return self.torch_meshes[key]
+
+
+# --- in ----------------------------------------------------------------------------------------------------
+
+
+def _given(k: int, dtensor: DTensor) -> _Given:
+    placements = tuple(dtensor.placements)
+    mesh = dtensor.device_mesh
+    sizes = list(dtensor.shape)
+    uneven: list[bool] = []
+    cut: dict[int, list[int]] = {}
+    for mesh_dim, placement in enumerate(placements):
+        if not _is_sharded(placement):
+            uneven.append(False)
+            continue
+        ranks, dim = mesh.size(mesh_dim), _dim(placement)
+        factor = _split_factor(placement)
+        pieces = cut.setdefault(dim, [sizes[dim]])
+        short = pieces[0] % (ranks * factor) != 0
+        if short and factor > 1:
+            raise PlacementError(
+                f"input {k}", placements, f"{sizes[dim]} elements along dim {dim}", f"pad it to a multiple of {ranks * factor}"
+            )
+        chunk = -(-pieces[0] // ranks)
+        if any(piece and min(-(-piece // ranks), piece) != min(chunk, piece) for piece in pieces):
+            raise PlacementError(
+                f"input {k}", placements, f"{sizes[dim]} elements along dim {dim}",
+                "two mesh dimensions cut its short shards and its whole ones at different places: pad it",
+            )  # fmt: skip
+        uneven.append(short)
+        cut[dim] = list(dict.fromkeys(n for piece in pieces for n in (chunk, piece - piece // chunk * chunk if chunk else 0)))
+    return _Given(mesh, placements, tuple(uneven))
+
+
+def _is_sharded(placement: Placement) -> bool:
+    return not placement.is_partial() and not placement.is_replicate()
+
+
+def _dim(placement: Placement) -> int:
+    return cast(int, placement.dim)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+def _split_factor(placement: Placement) -> int:
+    """How often the shards of this mesh dimension repeat along the dim: 1 for Shard, more for _StridedShard."""
+    return cast(int, getattr(placement, "split_factor", 1))
+
+
+def _known(meshes: list[DeviceMesh], mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh of these ranks that the fusion has already, whatever its dimensions are called there."""
+    found = next((m for m in meshes if (m.ranks, m.shape) == (mesh.ranks, mesh.shape)), None)
+    if found is None:
+        meshes.append(mesh)
+    return found or mesh
+
+
+def _take(fusion: Fusion, k: int, given: _Given, mesh: DeviceMesh, shape: tuple[int, ...]) -> None:
+    """Have input ``k`` come as ``given`` says, or check that it does."""
+    declared = fusion.inputs[k]
+    tv, partial = declared.val, given.partial
+    if not isinstance(tv, TensorView):
+        raise InputError(k, tv.name, "a DTensor", f"a {tv.dtype.name} scalar", "pass a Python number")
+    whole = (*(mesh.shape[d] for d in partial), *shape)
+    if tv.domain.mesh is not None and tv.ndim == len(whole):
+        _check(k, tv, given, mesh, whole)
+        return
+    if partial and tv.ndim == len(shape):
+        tv = _with_partial_values(fusion, k, given, mesh)
+    if tv.ndim != len(whole):
+        raise InputError(
+            k, tv.name, f"a DTensor of shape {list(shape)}", f"a tensor of {tv.ndim} dims", "pass one of the declared rank"
+        )
+    _place(tv, given, mesh)
+
+
+def _check(k: int, tv: TensorView, given: _Given, mesh: DeviceMesh, whole: Sequence[int]) -> None:
+    """Is the DTensor sharded as the definition says that ``tv`` is?"""
+    assert tv.domain.mesh is not None, "only what was said is checked"
+    axes = tuple(axis_of(Root(f"i{d}", n)) for d, n in enumerate(whole))
+    expected = TensorView(tv.name, tv.shape, tv.dtype)
+    _place(expected, given, tv.domain.mesh)
+    said, comes = (bound_domain(t, BoundTensor(tv.name, tv.dtype, BoundDomain(axes))) for t in (tv, expected))
+    is_same_mesh = (mesh.ranks, mesh.shape) == (tv.domain.mesh.ranks, tv.domain.mesh.shape)
+    if not is_same_mesh or said.sharding != comes.sharding:
+        raise InputError(
+            k, tv.name, f"a DTensor of {given.placements} on {mesh}", f"sharded as {tv} on {tv.domain.mesh}",
+            "redistribute it, or leave the sharding of this input to the DTensor",
+        )  # fmt: skip
+
+
+def _with_partial_values(fusion: Fusion, k: int, given: _Given, mesh: DeviceMesh) -> TensorView:
+    """Put an input with one more axis for each partial mesh dimension, and its reduction, in the place of input ``k``."""
+    declared = fusion.inputs[k]
+    tv = cast(TensorView, declared.val)
+    ops = {_reduce_op(given.placements[d]) for d in given.partial}
+    if len(ops) > 1 or not ops <= set(_REDUCTIONS):
+        raise PlacementError(
+            f"input {k}", given.placements, "a fusion", f"reduce it first, or use one of {', '.join(_REDUCTIONS)}"
+        )
+    op = ops.pop()
+    extents = [mesh.shape[d] for d in given.partial]
+    n = len(extents)
+    stacked = fusion.new_tensor([*extents, *tv.shape], tv.dtype)
+    order = (*range(tv.ndim + n - 1, tv.ndim - 1, -1), *declared.stride_order) if declared.stride_order else ()
+    fusion.inputs[k] = FusionInput(stacked, (True,) * n + declared.contiguity if declared.contiguity else (), order)
+    axes = {"axes": tuple(range(n))}
+    if op != "avg":
+        fusion.records.insert(0, Record(_REDUCTIONS[op], (stacked,), (tv,), axes))
+        return stacked
+    total = fusion.new_tensor(tv.shape, tv.dtype)
+    count = fusion.new_scalar(DataType.Double, float(prod(extents)), is_literal=True)
+    fusion.records[:0] = [Record("sum", (stacked,), (total,), axes), Record("div", (total, count), (tv,))]
+    return stacked
+
+
+def _reduce_op(placement: Placement) -> str:
+    return cast(str, placement.reduce_op)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+def _place(tv: TensorView, given: _Given, mesh: DeviceMesh) -> None:
+    """Record the placements as splits of ``tv``; mesh dimensions cut what those before them have left, from the outside."""
+    tv.set_device_mesh(mesh)
+    leading = len(given.partial)
+    left: dict[int, list[_Piece]] = {d: [_Piece(axis, None)] for d, axis in enumerate(tv.domain.loop[leading:])}
+    for at, mesh_dim in enumerate(given.partial):
+        tv.axis(at).parallelize(mesh.parallel_types[mesh_dim])
+    for mesh_dim, placement in enumerate(given.placements):
+        if not _is_sharded(placement) or mesh.shape[mesh_dim] == 1:
+            continue
+        pieces, ranks = left[_dim(placement)], mesh.shape[mesh_dim]
+        above = _cut_front(tv, pieces, _split_factor(placement), uneven=False)
+        mine = _cut_front(tv, pieces, ranks, uneven=given.uneven[mesh_dim])
+        if above is None or mine is None:
+            raise PlacementError(
+                tv.name, given.placements, f"the mesh {list(mesh.shape)}", "use split factors that the mesh dimensions divide"
+            )
+        axis = mine[0].axis
+        for piece in mine[1:]:
+            at, other = tv.domain.loop.index(axis), tv.domain.loop.index(piece.axis)
+            tv.merge(at, other)
+            axis = tv.domain.loop[at]
+        tv.axis(tv.domain.loop.index(axis)).parallelize(mesh.parallel_types[mesh_dim])
+        pieces[:0] = above
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a dim that no mesh dimension has yet.  ``extent``: ``None`` for a rest, whose extent the size decides."""
+
+    axis: IterDomain
+    extent: int | None
+
+
+def _cut_front(tv: TensorView, pieces: list[_Piece], factor: int, *, uneven: bool) -> list[_Piece] | None:
+    """Take the outermost ``factor`` values off ``pieces``; ``None`` where they share no cut."""
+    front: list[_Piece] = []
+    while factor > 1:
+        first = pieces.pop(0)
+        if first.extent is not None and factor % first.extent == 0:
+            front.append(first)
+            factor //= first.extent
+            continue
+        if first.extent is not None and first.extent % factor:
+            return None
+        at = tv.domain.loop.index(first.axis)
+        tv.outer_split(at, factor, uneven=uneven)
+        front.append(_Piece(tv.domain.loop[at], factor))
+        pieces.insert(0, _Piece(tv.domain.loop[at + 1], None if first.extent is None else first.extent // factor))
+        factor = 1
+    return front
+
+
+def _local(dtensor: torch.Tensor) -> torch.Tensor:
+    """This rank's tensor, without autograd, after the collective that may still be filling it."""
+    with torch.no_grad():
+        local = cast("DTensor", dtensor).to_local()
+    wait = getattr(local, "wait", None)
+    return local if wait is None else cast(torch.Tensor, wait())
+
+
+# --- out ---------------------------------------------------------------------------------------------------
+
+
+def placements_of(argument: str, domain: BoundDomain) -> list[Placement]:
+    """The placements of a tensor of this domain, one for each mesh dimension.
+
+    Raises PlacementError where a mesh dimension walks parts of several dims, which no placement says.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard  # pyright: ignore[reportPrivateUsage]
+
+    assert domain.mesh is not None, "placements are on a mesh"
+    left = list(domain.logical)
+    placements: list[Placement] = []
+    for parallel_type in domain.mesh.parallel_types:
+        digits = domain.digits_on(parallel_type)
+        if not digits:
+            placements.append(Replicate())
+            continue
+        place = next(((d, found) for d, axis in enumerate(left) if (found := _cut(axis, digits)) is not None), None)
+        if place is None:
+            raise PlacementError(
+                argument, digits, "DTensor's placements", "give this output a sharding of one dim, or take local tensors"
+            )
+        dim, (above, below) = place
+        factor = extent(above)
+        placements.append(Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor))
+        left[dim] = (*above, *below)
+    return placements
+
+
+def _cut(axis: Axis, digits: Axis) -> tuple[Axis, Axis] | None:
+    """What stands above and below ``digits``, neighbours, in ``axis``."""
+    found = cut_out(axis, digits[0])
+    if found is None:
+        return None
+    above, below = found
+    for digit in digits[1:]:
+        following = cut_out(below, digit)
+        if following is None or following[0]:
+            return None
+        below = following[1]
+    return above, below
+
+
+def _strides(domain: BoundDomain) -> tuple[int, ...]:
+    """Strides of the unsharded tensor, its dims in the order in which the domain stores them."""
+    logical = domain.logical
+    stored = [root_of(d) for axis in domain.storage() for d in axis]
+    # A dim of which a rank has one element only is stored anywhere: outside of the others.
+    place = {d: next((stored.index(root_of(e)) for e in axis if root_of(e) in stored), -1) for d, axis in enumerate(logical)}
+    strides = [1] * len(logical)
+    step = 1
+    for d in sorted(range(len(logical)), key=lambda d: (place[d], d), reverse=True):
+        strides[d] = step
+        step *= extent(logical[d])
+    return tuple(strides)

@@ -1,0 +1,117 @@
+"""DTensors into the modules and out of them, through autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from ..errors import PlacementError
+from ..frontend.dtensor import has_dtensor
+from ..mesh import DeviceMesh
+from .placement import TensorPlacement
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
+
+
+@dataclass(frozen=True)
+class Given:
+    """An argument of a module: what it is called, and where the module has it live."""
+
+    name: str
+    tensor: torch.Tensor
+    placement: TensorPlacement
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a result lives, and where the module wants its gradient."""
+
+    placement: TensorPlacement
+    gradient: TensorPlacement
+
+
+def on_local_tensors(
+    call: Callable[..., object], mesh: DeviceMesh | None, arguments: Sequence[Given], results: Sequence[Result]
+) -> Any:
+    """``call`` on the local tensors of DTensors; its results as DTensors.  A plain tensor is local already.
+
+    Raises PlacementError for a DTensor that does not live where the module has been told that it does.
+    """
+    found = next(a.tensor for a in arguments if has_dtensor((a.tensor,)))
+    torch_mesh = cast("DTensor", found).device_mesh
+    outputs = call(*(local_of(a.name, a.tensor, mesh, a.placement) for a in arguments))
+    several = cast("tuple[torch.Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
+    wrap = cast("Callable[..., torch.Tensor]", _ToDTensor.apply)  # pyright: ignore[reportUnknownMemberType]
+    wrapped = tuple(
+        wrap(x, torch_mesh, placements_of(r.placement, x.ndim), placements_of(r.gradient, x.ndim))
+        for x, r in zip(several, results, strict=True)
+    )
+    return wrapped if isinstance(outputs, tuple) else wrapped[0]
+
+
+def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement) -> torch.Tensor:
+    """The local tensor of a DTensor that lives as ``placement`` says; any other tensor as it is."""
+    if not has_dtensor((tensor,)):
+        return tensor
+    dtensor = cast("DTensor", tensor)
+    own = DeviceMesh.from_torch(dtensor.device_mesh)
+    if mesh is None or (mesh.ranks, mesh.shape) != (own.ranks, own.shape):
+        raise PlacementError(name, dtensor.placements, f"the module's mesh, {mesh}", f"make the module with mesh={own!r}")
+    wanted = placements_of(placement, tensor.ndim)
+    if tuple(dtensor.placements) != wanted:
+        raise PlacementError(
+            name, dtensor.placements, f"{wanted}, which the module was made for", "redistribute it, or make the module so"
+        )
+    return dtensor.to_local(grad_placements=placements_of(placement.gradient(), tensor.ndim))
+
+
+def placements_of(placement: TensorPlacement, ndim: int) -> tuple[Placement, ...]:
+    """In torch's words, for a tensor of ``ndim`` dims."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    resolved = placement.resolve("placement", ndim)
+    pairs = zip(resolved.shards, resolved.partial, strict=True)
+    return tuple(Partial() if is_partial else Replicate() if dim is None else Shard(dim) for dim, is_partial in pairs)
+
+
+class _ToDTensor(torch.autograd.Function):
+    """A local tensor as a DTensor; the gradient comes back as the local tensor of ``gradient``."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: FunctionCtx,
+        x: torch.Tensor,
+        mesh: TorchDeviceMesh,
+        placements: tuple[Placement, ...],
+        gradient: tuple[Placement, ...],
+    ) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor
+
+        kept = cast(Any, ctx)
+        kept.placements, kept.gradient = placements, gradient
+        return DTensor.from_local(x.detach(), mesh, placements, run_check=False)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept = cast(Any, ctx)
+        return _gradient_as(cast("DTensor", grad), kept.placements, kept.gradient), None, None, None
+
+
+def _gradient_as(grad: DTensor, placements: Sequence[Placement], wanted: Sequence[Placement]) -> torch.Tensor:
+    """The local tensor of ``wanted``.  A whole gradient becomes summands by being one of them, the others being 0."""
+    by_way_of = [
+        w if not w.is_partial() or g.is_partial() else p
+        for g, p, w in zip(grad.placements, placements, wanted, strict=True)
+    ]
+    local = grad.redistribute(grad.device_mesh, by_way_of).to_local()
+    for mesh_dim, (has, want) in enumerate(zip(by_way_of, wanted, strict=True)):
+        if want.is_partial() and not has.is_partial() and grad.device_mesh.get_local_rank(mesh_dim) != 0:
+            local = torch.zeros_like(local)
+    return local

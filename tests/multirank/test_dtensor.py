@@ -1,0 +1,40 @@
+"""DTensors in and out over processes."""
+
+from __future__ import annotations
+
+import pytest
+from dtensor_cases import check_norm, check_sum, make_mesh, numbers
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from shardfuse import FusionDefinition
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate(), Partial(), _StridedShard(1, split_factor=2)], ids=str)
+def test_norm(placement: Placement, pg) -> None:
+    check_norm((pg.size,), (2 * pg.size, 4 * pg.size), (placement,), pg.device.type)
+
+
+def test_uneven(pg) -> None:
+    check_norm((pg.size,), (2 * pg.size + 1, 12), (Shard(0),), pg.device.type)
+
+
+def test_two_mesh_dimensions(pg) -> None:
+    if pg.size % 2 == 0:
+        shape = (2, pg.size // 2)
+        check_norm(shape, (8, 4 * pg.size), (Shard(0), Shard(1)), pg.device.type)
+        check_norm(shape, (4 * pg.size, 8), (_StridedShard(0, split_factor=pg.size // 2), Shard(0)), pg.device.type)
+
+
+def test_sums(pg) -> None:
+    x = numbers((2 * pg.size, 6))
+
+    def define(fd: FusionDefinition) -> None:
+        t = fd.define_tensor([-1, -1], contiguity=True)
+        fd.add_output(fd.ops.sum(t, [0]))
+        fd.add_output(fd.ops.sum(t, [1]))
+
+    outputs = check_sum(define, [(x, (Shard(0),))], make_mesh((pg.size,), pg.device.type), [x.sum(0), x.sum(1)])
+    assert [y.placements for y in outputs] == [(Replicate(),), (Shard(0),)]

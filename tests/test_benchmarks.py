@@ -1,0 +1,253 @@
+"""The benchmarks' own correctness, without a GPU: fusions and peers against float64, plans, reports, the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import peers, plot, report, run, startup, suite
+from benchmarks.accuracy import TOLERANCE, errors
+from benchmarks.dry import plan_case
+from benchmarks.host import CALLED, independent_segments
+from benchmarks.workload import Case, CaseError, Draw, Workload, moved_bytes, vector_bytes
+from benchmarks.workloads import SUITES, WORKLOADS
+from benchmarks.workloads.norms import LAYER_NORM, RMS_NORM
+
+CPU = torch.device("cpu")
+EAGER_ON_GPU_ONLY = ("layer_norm_backward", "rms_norm_backward")
+"""torch has these ops, with moments in float32, on a GPU only."""
+EVERY = [*WORKLOADS.values(), independent_segments(3)]
+TINY = [(w, text) for w in EVERY for text in w.tiny]
+
+
+def drawn(workload: Workload, case: Case, seed: int = 0) -> list[torch.Tensor]:
+    return workload.arguments(case, Draw(CPU, seed))
+
+
+@pytest.mark.parametrize(("workload", "text"), TINY, ids=[f"{w.name}-{text}" for w, text in TINY])
+def test_fusion_and_eager_are_the_reference(workload: Workload, text: str) -> None:
+    case = Case.parse(text)
+    inputs = drawn(workload, case)
+    results = {"shardfuse": workload.join(workload.fusion(case).execute(workload.bind(inputs)))}
+    if workload.name not in EAGER_ON_GPU_ONLY:
+        results["eager"] = list(workload.eager(case, *inputs))
+    for name, found in errors(workload, case, inputs, results).items():
+        for error, output in zip(found, results[name], strict=True):
+            assert error <= TOLERANCE[output.dtype] / 2, (name, found)
+    if case.channels_last:
+        assert results["shardfuse"][0].stride() == inputs[0].stride()
+
+
+@pytest.mark.parametrize("workload", EVERY, ids=lambda w: w.name)
+def test_every_case_of_the_grid_is_planned(workload: Workload) -> None:
+    case = Case.parse(workload.cases[-1])
+    planned = plan_case(workload, case)
+    inputs = workload.arguments(case, Draw(torch.device("meta")))
+    assert planned.torch_calls == 0, planned
+    assert planned.kernels >= 1
+    assert planned.bytes > moved_bytes(inputs, [])
+    assert planned.moved >= planned.bytes
+
+
+@pytest.mark.parametrize("name", [*SUITES, "host", "compile"])
+def test_dry_prints_every_case(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main([name, "--dry"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    expected = [c for w in SUITES.get(name, ()) for c in w.cases] or {"host": CALLED, "compile": [0]}[name]
+    assert len(lines) == len(expected)
+
+
+def test_dry_compiles_for_sm90() -> None:
+    """In a process of its own, as it is called."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "benchmarks/run.py", "forward", "--dry", "--compile", "--case", "8192x1024:float16"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "3 kernels compiled for sm_90, 0 with spills" in done.stdout
+    kernels = [line for line in done.stdout.splitlines() if "registers" in line]
+    assert [line.split()[0] for line in kernels] == ["layer_norm", "rms_norm", "add_rms_norm"]
+    assert not any(" 0 loads and" in line for line in kernels), kernels
+
+
+# numerics
+
+
+def test_the_reference_in_pieces_is_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload, case = WORKLOADS["layer_norm_backward"], Case.parse("40x16")
+    inputs = drawn(workload, case)
+    results = {"shardfuse": workload.fusion(case).execute(inputs)}
+    whole = errors(workload, case, inputs, results)["shardfuse"]
+    monkeypatch.setattr("benchmarks.accuracy.PIECE", 7 * 16)
+    assert errors(workload, case, inputs, results)["shardfuse"] == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "least"),
+    [
+        (lambda t: t.index_fill(0, torch.tensor(2), math.nan), math.inf),
+        (lambda t: t.index_fill(0, torch.tensor(2), math.inf), math.inf),
+        (lambda t: t[:-1], math.inf),
+        (lambda t: t.index_fill(0, torch.tensor(2), 0.0), 0.2),
+    ],
+    ids=["nan", "inf", "shape", "row"],
+)
+def test_wrong_results_do_not_pass(spoil, least: float) -> None:
+    case = Case.parse("5x16:float32")
+    inputs = drawn(RMS_NORM, case)
+    (right,) = RMS_NORM.eager(case, *inputs)
+    ((error,),) = errors(RMS_NORM, case, inputs, {"spoilt": [spoil(right)]}).values()
+    assert error >= least
+
+
+def test_wrong_and_failed_implementations_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(peer: str, workload: Workload, case: Case, inputs: list[torch.Tensor]) -> peers.Run:
+        if peer == "eager":
+            return lambda: (torch.zeros(case.shape, dtype=case.dtype),)
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(peers, "prepare", wrong)
+    case = Case.parse("5x16")
+    ((own, eager, copy, failed),) = suite.run_tables([(RMS_NORM, case)], ["copy", "eager", "liger"], 0.01, CPU)
+    assert (own.impl, own.note) == ("shardfuse", "")
+    assert own.us is not None
+    assert eager.note.startswith("WRONG: 1.0e+00")
+    assert (copy.impl, failed.impl) == ("copy", "liger")
+    assert failed.us is None
+    assert failed.note == "failed: RuntimeError: no such kernel"
+
+
+# cases and peers
+
+
+def test_cases() -> None:
+    case = Case.parse("2x320x128x128:float16:channels_last:groups=16")
+    assert case == Case((2, 320, 128, 128), torch.float16, channels_last=True, groups=16)
+    assert Case.parse(str(case)) == case
+    assert case.stride_order == [3, 0, 2, 1]
+    x = Draw(CPU).normal((2, 6, 3, 4, 5), torch.float32)
+    assert replace(case, shape=(2, 6, 3, 4, 5)).arranged(x).stride() == (360, 1, 120, 30, 6)
+    assert [vector_bytes(Case.parse(t)) for t in ("8x5140:float16", "8x5139", "8x4096")] == [8, 2, 16]
+    for text, part in (("8x-1", "8x-1"), ("8x16:half16", "half16"), ("8x16:groups=x", "groups=x")):
+        with pytest.raises(CaseError, match=part):
+            Case.parse(text)
+
+
+def test_cases_go_to_the_workloads_of_their_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["pointwise", "--dry", "--case", "64x2048", "2x64x4x32:float16"]) == 0
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]]
+    names = ["swiglu", "broadcast", "rope", "transpose", "transpose_add"]
+    shapes = ["2x64x4x32:float16" if n == "rope" else "64x2048:bfloat16" for n in names]
+    assert lines == [[n, s] for n, s in zip(names, shapes, strict=True)]
+    assert run.main(["forward", "--dry", "--case", "8x16:nonsense"]) == 2
+    assert "nonsense" in capsys.readouterr().err
+
+
+def test_a_peer_that_is_not_installed_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda name: None if name == "cutlass" else object())
+    assert peers.why_absent("liger") is None
+    assert peers.why_absent("eager") is None
+    assert peers.why_absent("quack") == "quack is left out: cutlass not installed (pip install quack-kernels==0.6.5)"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["forward"]) == 2
+    assert "--dry" in capsys.readouterr().err
+
+
+# start-up and host
+
+
+def test_first_calls_are_timed_in_fresh_processes() -> None:
+    found = startup.measure("rms_norm", "5x16", "shardfuse")
+    assert list(found) == ["cold", "warm"]
+    for seconds in found.values():
+        assert list(seconds) == ["first", "second", "plan", "new_size"]
+        assert 0 < seconds["second"] < seconds["first"]
+        assert 0 < seconds["plan"] < seconds["new_size"]
+
+
+def test_host_time_is_of_as_many_segments_as_it_says() -> None:
+    for workload, text in CALLED[2:]:
+        assert plan_case(workload, Case.parse(text)).kernels == int(workload.name.removeprefix("segments_"))
+
+
+# reports
+
+
+def results() -> report.Results:
+    rows = [
+        report.Row("rms_norm", "8x16:bfloat16", "shardfuse", 2000, 2.0, 1.9, 2.1, (1e-3,), 1, 1),
+        report.Row("rms_norm", "8x16:bfloat16", "copy", 2000, 1.5, 1.4, 1.6),
+        report.Row("rms_norm", "8x16:bfloat16", "inductor", 2000, 3.0, 2.9, 3.1, (2e-3,), 2),
+        report.Row("rms_norm", "8x32:bfloat16", "shardfuse", 4000, 3.0, 2.9, 3.1, (1e-3,), None, 1),
+        report.Row("rms_norm", "8x32:bfloat16", "inductor", 4000, 18.0, 2.9, 3.1, (2e-3,)),
+        report.Row("rms_norm", "8x32:bfloat16", "quack", 4000, note="failed: RuntimeError: no"),
+    ]
+    return report.Results(
+        "forward", "2026-01-02", "a machine", "benchmarks/run.py forward", tuple(rows), ("liger is left out",)
+    )
+
+
+def test_the_table_has_both_numbers_of_each_ratio() -> None:
+    ((workload, rows),) = report.table(results())
+    assert workload == "rms_norm"
+    assert rows[0] == ("8x16:bfloat16", "shardfuse", "2.0", "1000"[:1], "0.75", "", "1", "1.0e-03")
+    assert rows[2][2:7] == ("3.0", "1", "0.50", "1.50 x", "2")
+    assert rows[5][2] == "failed: RuntimeError: no"
+    assert report.means(results()) == ["rms_norm: copy 0.75 (least 0.75), inductor 3.00 (least 1.50)"]
+    text = report.as_text(results())
+    assert "liger is left out" in text
+    assert "a machine" in text
+
+
+def test_results_survive_json() -> None:
+    assert report.Results.from_json(results().to_json()) == results()
+    assert json.loads(results().to_json())["rows"][5]["us"] is None
+
+
+def test_a_section_is_replaced_where_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "measured.md"
+    path.write_text("# Measured\n\nWhat was seen.\n\n## forward\n\nold\n\n## mesh\n\nkept\n")
+    report.write_section(results(), path)
+    once = path.read_text()
+    report.write_section(results(), path)
+    assert path.read_text() == once
+    assert [line for line in once.splitlines() if line.startswith("## ")] == ["## forward", "## mesh"]
+    assert "old" not in once
+    assert once.startswith(
+        "# Measured\n\nWhat was seen.\n\n## forward\n\n2026-01-02, a machine; `benchmarks/run.py forward`."
+    )
+    assert once.endswith("## mesh\n\nkept\n")
+    report.write_section(replace(results(), suite="softmax"), path)
+    assert path.read_text().startswith(once.rstrip())
+
+
+def test_a_plot_is_drawn_from_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    (path := tmp_path / "forward.json").write_text(results().to_json())
+    drawn_to = plot.plot(report.Results.from_json(path.read_text()), tmp_path)
+    first = drawn_to.read_text()
+    assert drawn_to.name == "bandwidth_forward.svg"
+    assert "shardfuse" in first
+    assert "inductor" in first
+    plot.plot(results(), tmp_path)
+    assert drawn_to.read_text() == first
+
+
+def test_layer_norm_is_written_as_people_write_it() -> None:
+    """The grid measures what the fusions say: their ops, unfused."""
+    text = repr(LAYER_NORM.fusion(Case.parse("8192x5140:float16")))
+    assert text.count("fd.ops.cast") == 6
+    assert "rsqrt" in text

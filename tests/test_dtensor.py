@@ -1,0 +1,328 @@
+"""DTensors in and out, on meshes of 1 to 3 dimensions whose ranks are threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from dtensor_cases import check_norm, check_sum, distribute, make_mesh, numbers, rms_norm
+from ranks import run_ranks
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.errors import InputError, PlacementError
+from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
+
+R = Replicate()
+
+
+def strided(dim: int, factor: int) -> Placement:
+    return _StridedShard(dim, split_factor=factor)
+
+
+NORMS: list[tuple[tuple[int, ...], tuple[int, ...], tuple[Placement, ...]]] = [
+    ((4,), (8, 6, 12), (Shard(0),)),
+    ((4,), (8, 6, 12), (Shard(2),)),
+    ((4,), (8, 6, 12), (R,)),
+    ((4,), (8, 6, 12), (Partial(),)),
+    ((4,), (8, 6, 12), (Partial("avg"),)),
+    ((4,), (8, 6, 12), (Partial("max"),)),
+    ((4,), (8, 6, 12), (Partial("min"),)),
+    ((4,), (7, 12), (Shard(0),)),
+    ((4,), (5, 12), (Shard(0),)),
+    ((4,), (3, 10), (Shard(1),)),
+    ((4,), (2, 3), (Shard(0),)),
+    ((4,), (8, 12), (strided(1, 3),)),
+    ((4,), (16, 12), (strided(0, 2),)),
+    ((2, 2), (8, 12), (Shard(0), Shard(1))),
+    ((2, 2), (8, 12), (Shard(1), Shard(0))),
+    ((2, 2), (8, 12), (Shard(0), Shard(0))),
+    ((2, 2), (8, 12), (Shard(1), Shard(1))),
+    ((2, 2), (10, 12), (Shard(0), Shard(0))),
+    ((2, 2), (8, 12), (strided(0, 2), Shard(0))),
+    ((2, 2), (8, 12), (strided(1, 2), Shard(1))),
+    ((2, 2), (8, 12), (R, Shard(1))),
+    ((2, 2), (8, 12), (Partial(), Shard(1))),
+    ((2, 2), (7, 11), (Shard(1), Shard(0))),
+    ((2, 2), (8, 12), (Partial(), Partial())),
+    ((2, 3), (12, 12), (strided(0, 3), Shard(0))),
+    ((2, 2, 2), (8, 4, 16), (Shard(0), Shard(2), Shard(1))),
+    ((2, 2, 2), (8, 4, 16), (strided(2, 4), Shard(2), Shard(2))),
+    ((2, 2, 2), (8, 4, 16), (Shard(0), R, Shard(2))),
+    ((2, 2, 2), (8, 16), (Shard(0), Partial(), Shard(1))),
+]
+
+
+@pytest.mark.parametrize(("mesh", "shape", "placements"), NORMS, ids=str)
+def test_norm(mesh: tuple[int, ...], shape: tuple[int, ...], placements: tuple[Placement, ...]) -> None:
+    run_ranks(torch.Size(mesh).numel(), lambda rank, size: check_norm(mesh, shape, placements).placements)
+
+
+def test_one_definition_for_all_placements_and_sizes() -> None:
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((2, 2))
+        with FusionDefinition() as fd:
+            rms_norm(fd, [-1, -1], -1)
+        for shape in ((8, 12), (6, 8), (8, 12), (5, 7)):
+            for placements in ((Shard(0), R), (R, Shard(1)), (Shard(0), Shard(1)), (R, R), (Shard(0), R)):
+                x, w = numbers(shape), numbers(shape[1:], 1)
+                on_w = [Shard(0) if p == Shard(1) else R for p in placements]
+                (y,) = fd.execute([distribute(x, mesh, placements), distribute(w, mesh, on_w)])
+                assert isinstance(y, DTensor)
+                assert y.placements == placements
+                torch.testing.assert_close(y.full_tensor(), torch.nn.functional.rms_norm(x, shape[1:], w, 1e-6))
+        plain = fd.execute([numbers((3, 4)), numbers((4,), 1)])[0]
+        assert type(plain) is torch.Tensor
+        torch.testing.assert_close(plain, torch.nn.functional.rms_norm(numbers((3, 4)), (4,), numbers((4,), 1), 1e-6))
+
+    run_ranks(4, run)
+
+
+def test_outputs_of_reductions() -> None:
+    x = numbers((8, 12))
+
+    def define(fd: FusionDefinition) -> None:
+        t = fd.define_tensor([-1, -1], contiguity=True)
+        for axes in ([0], [1], [0, 1]):
+            fd.add_output(fd.ops.sum(t, axes))
+        fd.add_output(fd.ops.permute(t, [1, 0]))
+        fd.add_output(fd.ops.cast(fd.ops.gt(t, 0.0), dtype=DataType.Int))
+
+    def run(rank: int, size: int) -> list[tuple[Placement, ...]]:
+        expected = [x.sum(0), x.sum(1), x.sum(), x.t(), (x > 0).long()]
+        outputs = check_sum(define, [(x, (Shard(0), Shard(1)))], make_mesh((2, 2)), expected)
+        return [y.placements for y in outputs]
+
+    placements = run_ranks(4, run)[0]
+    assert placements == [(R, Shard(0)), (Shard(0), R), (R, R), (Shard(1), Shard(0)), (Shard(0), Shard(1))]
+
+
+def test_output_that_the_definition_places() -> None:
+    """Partial in, reduce-scattered out; rows in, columns out."""
+    x = numbers((8, 12))
+
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((4,))
+
+        def define(fd: FusionDefinition) -> None:
+            t = fd.define_tensor([-1, -1], contiguity=True)
+            y = fd.ops.mul(t, 2.0)
+            fd.add_output(y)
+            y.set_device_mesh(DeviceMesh([0, 1, 2, 3]))
+            y.outer_split(1, 4)
+            y.axis(1).parallelize(ParallelType.mesh_x)
+
+        for source in (Partial(), Shard(0), Shard(1), R):
+            (y,) = check_sum(define, [(x, (source,))], mesh, [2 * x])
+            assert y.placements == (Shard(1),)
+            assert y.device_mesh is mesh
+
+    run_ranks(4, run)
+
+
+def test_visible_axis_of_partial_sums() -> None:
+    x = numbers((8, 12))
+
+    def run(rank: int, size: int) -> None:
+        def define(fd: FusionDefinition) -> None:
+            t = fd.define_tensor([2, -1, -1], contiguity=True)
+            fd.add_output(fd.ops.sum(t, [0]))
+            t.set_device_mesh(DeviceMesh([0, 1]))
+            t.axis(0).parallelize(ParallelType.mesh_x)
+
+        (y,) = check_sum(define, [(x, (Partial(),))], make_mesh((2,)), [x])
+        assert y.placements == (R,)
+
+    run_ranks(2, run)
+
+
+def test_plain_tensors_beside_dtensors() -> None:
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((2,))
+        x, w = numbers((4, 12)), numbers((12,), 1)
+        with FusionDefinition() as fd:
+            rms_norm(fd, [-1, 12], 12)
+        (y,) = fd.execute([distribute(x, mesh, [Shard(1)]), w[6 * rank : 6 * rank + 6]])
+        assert isinstance(y, DTensor)
+        torch.testing.assert_close(y.full_tensor(), torch.nn.functional.rms_norm(x, (12,), w, 1e-6))
+
+    run_ranks(2, run)
+
+
+def test_channels_last() -> None:
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((2,))
+        x = numbers((2, 4, 3, 3)).to(memory_format=torch.channels_last)
+        local = x.chunk(2, 0)[rank]
+        d = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=x.shape, stride=x.stride())
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([-1, 4, -1, -1], stride_order=[3, 0, 2, 1], contiguity=True)
+            fd.add_output(fd.ops.relu(t), stride_order=[3, 0, 2, 1])
+        (y,) = fd.execute([d])
+        assert isinstance(y, DTensor)
+        assert y.stride() == x.stride()
+        torch.testing.assert_close(y.full_tensor(), x.relu())
+
+    run_ranks(2, run)
+
+
+def said_rows() -> FusionDefinition:
+    with FusionDefinition() as fd:
+        t = fd.define_tensor([-1, -1], contiguity=True)
+        fd.add_output(fd.ops.neg(t))
+        t.set_device_mesh(DeviceMesh([0, 1]))
+        t.outer_split(0, 2)
+        t.axis(0).parallelize(ParallelType.mesh_x)
+    return fd
+
+
+def test_a_dtensor_that_contradicts_the_definition() -> None:
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((2,))
+        x = numbers((8, 12))
+        fd = said_rows()
+        (y,) = fd.execute([distribute(x, mesh, [Shard(0)])])
+        assert isinstance(y, DTensor)
+        assert y.placements == (Shard(0),)
+        for placement in (Shard(1), R, strided(0, 2)):
+            with pytest.raises(InputError, match=r"input 0, T0, to be sharded as T0\[i0o\{2\}@mesh_x.*redistribute it"):
+                fd.execute([distribute(x, mesh, [placement])])
+
+    run_ranks(2, run)
+
+
+def test_refusals() -> None:
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((2,))
+        with pytest.raises(InputError, match="a DTensor"):
+            said_rows().execute_with_dtensors([torch.ones(4, 4)])
+        with FusionDefinition() as fd:
+            fd.add_output(fd.ops.neg(fd.define_tensor([-1, -1, -1])))
+        with pytest.raises(InputError, match="3 dims"):
+            fd.execute([distribute(numbers((4, 4)), mesh, [Shard(0)])])
+        with FusionDefinition() as fd:
+            fd.add_output(fd.ops.mul(fd.define_tensor([-1, -1]), fd.define_scalar(dtype=DataType.Double)))
+        with pytest.raises(InputError, match="scalar"):
+            fd.execute([distribute(numbers((4, 4)), mesh, [Shard(0)])] * 2)
+        with pytest.raises(PlacementError, match="pad it to a multiple of 4"):
+            fd.execute([distribute(numbers((6, 4)), mesh, [strided(0, 2)]), 2.0])
+
+    run_ranks(2, run)
+
+    def nested(rank: int, size: int) -> None:
+        mesh = make_mesh((3, 2))
+        with FusionDefinition() as fd:
+            fd.add_output(fd.ops.neg(fd.define_tensor([-1])))
+        with pytest.raises(PlacementError, match="different places: pad it"):
+            fd.execute([distribute(numbers((10,)), mesh, [Shard(0), Shard(0)])])
+
+    run_ranks(6, nested)
+
+
+def test_no_import_of_dtensor_without_dtensors() -> None:
+    text = (
+        "import sys, torch, shardfuse\n"
+        "with shardfuse.FusionDefinition() as fd:\n"
+        "    fd.add_output(fd.ops.neg(fd.define_tensor([-1])))\n"
+        "assert fd.execute([torch.ones(2)])[0].tolist() == [-1.0, -1.0]\n"
+        "assert 'torch.distributed.tensor' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
+
+
+def gradients_of(outputs: tuple[torch.Tensor, ...], weights: list[torch.Tensor], leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of a sum of the outputs with these weights."""
+    total = sum((y * w).sum() for y, w in zip(outputs, weights, strict=True))
+    total = total.redistribute(placements=[R] * total.device_mesh.ndim) if isinstance(total, DTensor) else total
+    total.backward()
+    return [leaf.grad for leaf in leaves]
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "output_grad"),
+    [(Shard(0), None, None), (Shard(1), None, None), (R, None, None), (Partial(), R, None), (Partial(), Shard(0), None), (R, R, Partial())],
+    ids=str,
+)
+def test_modules(source: Placement, output: Placement | None, output_grad: Placement | None) -> None:
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((4,))
+        x, w = numbers((8, 12)), numbers((8, 12), 3)
+        at = Shard(-1) if source == Shard(1) else source
+        norm = RMSNorm(12, mesh=DeviceMesh([0, 1, 2, 3]), input=at, output=output, output_grad=output_grad)
+        d = distribute(x, mesh, [source]).requires_grad_()
+        y = norm(d)
+        assert isinstance(y, DTensor)
+        assert y.placements == (source if output is None else output,)
+        (dx,) = gradients_of((y,), [distribute(w, mesh, y.placements)], [d])
+        full = x.clone().requires_grad_()
+        ones = torch.ones(12, requires_grad=True)
+        expected = torch.nn.functional.rms_norm(full, (12,), ones, 1e-6)
+        want_dx, want_dw = gradients_of((expected,), [w], [full, ones])
+        torch.testing.assert_close(y.full_tensor(), expected, rtol=1e-4, atol=1e-5)
+        assert isinstance(dx, DTensor)
+        torch.testing.assert_close(dx.full_tensor(), want_dx, rtol=1e-4, atol=1e-5)
+        dw = norm.weight.grad
+        own = want_dw.chunk(4)[rank] if source == Shard(1) else want_dw
+        torch.testing.assert_close(dw, own, rtol=1e-4, atol=1e-5)
+
+    run_ranks(4, run)
+
+
+def test_modules_of_two_tensors() -> None:
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((2,))
+        x, r, w = numbers((4, 6)), numbers((4, 6), 1), numbers((4, 6), 2)
+        ours = DeviceMesh([0, 1])
+        add_norm = AddRMSNorm(6, mesh=ours, input=Partial(), residual=Shard(0), output=R, output_grad=Partial())
+        normed, residual = add_norm(distribute(x, mesh, [Partial()]), distribute(r, mesh, [Shard(0)]))
+        assert (normed.placements, residual.placements) == ((R,), (Shard(0),))
+        torch.testing.assert_close(normed.full_tensor(), torch.nn.functional.rms_norm(x + r, (6,), eps=1e-6))
+        torch.testing.assert_close(residual.full_tensor(), x + r)
+        gate, up = distribute(x, mesh, [Shard(1)]), distribute(r, mesh, [Shard(1)])
+        torch.testing.assert_close(
+            SwiGLU(mesh=ours, input=Shard(1))(gate, up).full_tensor(), torch.nn.functional.silu(x) * r
+        )
+        logits = distribute(w, mesh, [Shard(1)]).requires_grad_()
+        target = torch.tensor([0, 5, 2, 3])
+        loss = CrossEntropyLoss(mesh=ours, logits=Shard(-1))(logits, distribute(target, mesh, [R]))
+        loss.backward()
+        full = w.clone().requires_grad_()
+        expected = torch.nn.functional.cross_entropy(full, target)
+        expected.backward()
+        torch.testing.assert_close(loss.full_tensor(), expected)
+        torch.testing.assert_close(logits.grad.full_tensor(), full.grad)
+        moved = redistribute(distribute(x, mesh, [Shard(0)]), ours, Shard(0), Shard(1))
+        assert moved.placements == (Shard(1),)
+        torch.testing.assert_close(moved.full_tensor(), x)
+
+    run_ranks(2, run)
+
+
+def test_a_module_for_another_placement() -> None:
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((2,))
+        norm = RMSNorm(6, mesh=DeviceMesh([0, 1]), input=Shard(0))
+        with pytest.raises(PlacementError, match="redistribute it"):
+            norm(distribute(numbers((4, 6)), mesh, [Shard(1)]))
+        with pytest.raises(PlacementError, match="make the module with mesh"):
+            RMSNorm(6)(distribute(numbers((4, 6)), mesh, [R]))
+
+    run_ranks(2, run)
+
+
+def test_parameters_that_are_dtensors() -> None:
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((2,))
+        norm = RMSNorm(6, mesh=DeviceMesh([0, 1]), input=Shard(-1))
+        norm.weight = torch.nn.Parameter(distribute(numbers((6,), 5), mesh, [Shard(0)]))
+        x = numbers((4, 6))
+        y = norm(distribute(x, mesh, [Shard(1)]))
+        torch.testing.assert_close(y.full_tensor(), torch.nn.functional.rms_norm(x, (6,), numbers((6,), 5), 1e-6))
+        y.sum().redistribute(placements=[R]).backward()
+        assert isinstance(norm.weight.grad, DTensor)
+        assert norm.weight.grad.placements == (Shard(0),)
+
+    run_ranks(2, run)
