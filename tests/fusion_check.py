@@ -7,7 +7,6 @@ rank's piece is found element by element from the splits and merges that the def
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -22,6 +21,7 @@ from shardfuse.ir.fusion import Fusion, Record
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import current_rank
 from shardfuse.ops.table import POINTWISE, Rule
+from shardfuse.ops.torch_calls import TORCH_CALLS
 
 Argument = torch.Tensor | Number
 Reference = Callable[..., torch.Tensor | Sequence[torch.Tensor]]
@@ -126,18 +126,15 @@ def evaluate(fusion: Fusion, inputs: Sequence[Argument]) -> list[Expected]:
 
 
 def _host(record: Record, values: Sequence[Any]) -> Number:
+    """A number worked out before anything runs: Python's integers and floats."""
     if record.op == "size":
         return math.prod(values[0].shape[d] for d in cast("tuple[int, ...]", record.attributes["dims"]))
-    ops: dict[str, Callable[..., Number]] = {
-        "add": operator.add,
-        "sub": operator.sub,
-        "mul": operator.mul,
-        "div": operator.truediv,
-        "neg": operator.neg,
-        "reciprocal": lambda a: 1 / a,
-        "maximum": max,
-    }
-    return ops[record.op](*values)
+    if record.op == "cast":
+        return torch.tensor(values[0]).to(record.outputs[0].dtype.torch).item()
+    wide = [torch.tensor(v, dtype=torch.float64) if isinstance(v, float) else torch.tensor(v) for v in values]
+    if POINTWISE[record.op].rule is Rule.FLOAT:
+        wide = [v if v.is_complex() else v.double() for v in wide]
+    return POINTWISE[record.op].torch(*wide).item()
 
 
 def _pointwise(record: Record, pairs: Sequence[Pair]) -> Pair:
@@ -155,10 +152,22 @@ def _operands(record: Record, values: Sequence[Any]) -> list[Any]:
     """Python numbers as tensors of the type that torch promotes them to: most of its functions take tensors only."""
     if all(isinstance(v, torch.Tensor) for v in values):
         return list(values)
-    promoted = values[1:] if record.op == "where" else values
-    dtype = torch.result_type(promoted[0], promoted[-1])
-    tensors = [torch.as_tensor(v, dtype=dtype) for v in promoted]
-    return [torch.as_tensor(values[0]), *tensors] if record.op == "where" else tensors
+    if record.op == "where":
+        return [torch.as_tensor(values[0]), *_promoted(values[1:])]
+    return _promoted(values)
+
+
+def _promoted(values: Sequence[Any]) -> list[torch.Tensor]:
+    def strength(v: Any) -> int:
+        return 2 if not isinstance(v, torch.Tensor) else 1 if v.ndim == 0 else 0
+
+    ranked = sorted(values, key=strength)
+    common = ranked[0]
+    for v in ranked[1:]:
+        dtype = torch.result_type(common, v)
+        common = torch.empty((1,) if strength(common) == 0 else (), dtype=dtype)
+    dtype = common.dtype if isinstance(common, torch.Tensor) else torch.as_tensor(common).dtype
+    return [torch.as_tensor(v, dtype=dtype) for v in values]
 
 
 def _shape(record: Record, env: Mapping[object, Pair]) -> list[int]:
@@ -193,9 +202,15 @@ def _apply(record: Record, values: Sequence[Any], shape: list[int], dtype: torch
         "iota": lambda: torch.arange(shape[0]).mul(cast("int", at["step"])).add(cast("int", at["start"])).to(dtype),
         "matmul": lambda: torch.matmul(*values),
         "linear": lambda: torch.nn.functional.linear(*values),
-        "embedding": lambda: torch.nn.functional.embedding(*values),
     }
-    return calls[record.op]()
+    return calls[record.op]() if record.op in calls else _call(record, values)
+
+
+def _call(record: Record, values: Sequence[Any]) -> torch.Tensor:
+    """One function of torch's, of one output."""
+    result = TORCH_CALLS[record.op].evaluate(values, record.attributes)
+    assert isinstance(result, torch.Tensor), f"{record.op} has several outputs"
+    return result
 
 
 def _one_by_one(

@@ -86,4 +86,5 @@ _MAKERS: dict[str, Callable[[Case, Sequence[torch.Tensor]], Run]] = {
     "cross_entropy": _cross_entropy,
     "cross_entropy_backward": _cross_entropy_backward,
     "rope": _rope,
+    "rope_halves": _rope,
 }

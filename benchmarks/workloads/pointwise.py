@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
 
 from shardfuse import FusionDefinition
+from shardfuse.ir.tensor_view import TensorView
 
 from ..workload import Case, Draw, Tensors, Workload, define
 
@@ -55,13 +57,39 @@ def _broadcast(case: Case, x: torch.Tensor, bias: torch.Tensor, scale: torch.Ten
     return (functional.gelu(x + bias) * scale,)
 
 
-# RoPE: x is [batch, sequence, heads, 2 * half]; the fusion takes the two halves as views and gives two halves
+# RoPE: x is [batch, sequence, heads, 2 * half]
 
 
 def _rope_arguments(case: Case, draw: Draw) -> list[torch.Tensor]:
     _, sequence, _, width = case.shape
     angle = draw.normal([sequence, width // 2], torch.float32)
     return [draw.normal(case.shape, case.dtype), angle.cos().to(case.dtype), angle.sin().to(case.dtype)]
+
+
+def _rope_fusion(case: Case) -> FusionDefinition:
+    """Halves are sliced from x and put together again."""
+    *outer, columns = case.shape
+    with FusionDefinition() as fd:
+        x = define(fd, case.shape, case.dtype)
+        angles = [define(fd, [-1, columns // 2], case.dtype) for _ in range(2)]
+        low = fd.ops.slice(x, [0, 0, 0, 0], [*outer, columns // 2])
+        high = fd.ops.slice(x, [0, 0, 0, columns // 2], [*outer, columns])
+        fd.add_output(fd.ops.cat(_rotated(fd, case, [low, high, *angles]), -1))
+    return fd
+
+
+def _rotated(fd: FusionDefinition, case: Case, given: Sequence[TensorView]) -> list[TensorView]:
+    """Both halves turned by the angle of their place in the sequence."""
+    low, high, cos, sin = (fd.ops.cast(t, dtype=case.compute) for t in given)
+    cos, sin = (fd.ops.unsqueeze(t, 1) for t in (cos, sin))
+    turned = (
+        fd.ops.sub(fd.ops.mul(low, cos), fd.ops.mul(high, sin)),
+        fd.ops.add(fd.ops.mul(high, cos), fd.ops.mul(low, sin)),
+    )
+    return [fd.ops.cast(t, dtype=case.data_type) for t in turned]
+
+
+# the same on halves that come as views and go apart
 
 
 def _halves(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -72,18 +100,13 @@ def _joined(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.cat(tuple(outputs), -1)]
 
 
-def _rope_fusion(case: Case) -> FusionDefinition:
+def _rope_halves_fusion(case: Case) -> FusionDefinition:
     half = case.columns // 2
     with FusionDefinition() as fd:
         halves = [fd.define_tensor([-1, -1, -1, half], dtype=case.data_type) for _ in range(2)]
         angles = [define(fd, [-1, half], case.dtype) for _ in range(2)]
-        low, high, cos, sin = (fd.ops.cast(t, dtype=case.compute) for t in (*halves, *angles))
-        cos, sin = (fd.ops.unsqueeze(t, 1) for t in (cos, sin))
-        for t in (
-            fd.ops.sub(fd.ops.mul(low, cos), fd.ops.mul(high, sin)),
-            fd.ops.add(fd.ops.mul(high, cos), fd.ops.mul(low, sin)),
-        ):
-            fd.add_output(fd.ops.cast(t, dtype=case.data_type))
+        for t in _rotated(fd, case, [*halves, *angles]):
+            fd.add_output(t)
     return fd
 
 
@@ -186,6 +209,12 @@ ROPE = Workload(
     eager=_rope,
     reference=_rope,
     rows=(True, False, False),
+)
+ROPE_HALVES = replace(
+    ROPE,
+    name="rope_halves",
+    title="rotary embedding of two halves",
+    fusion=_rope_halves_fusion,
     bind=_halves,
     join=_joined,
 )
@@ -223,4 +252,4 @@ ADAMW = Workload(
     rows=(True, True, True, True),
     sums=(False, False, False),
 )
-WORKLOADS = (SWIGLU, BROADCAST, ROPE, TRANSPOSE, TRANSPOSE_ADD, ADAMW)
+WORKLOADS = (SWIGLU, BROADCAST, ROPE, ROPE_HALVES, TRANSPOSE, TRANSPOSE_ADD, ADAMW)

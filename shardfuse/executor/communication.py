@@ -13,6 +13,7 @@ other collectives. All return new contiguous tensors that do not require grad. A
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -37,6 +38,9 @@ from shardfuse.mesh.groups import Team, process_group, stages_through_host
 _c10d = cast("Any", dist)
 _all_gather_single: Callable[[Tensor, Tensor, dist.ProcessGroup], object] = (
     getattr(_c10d, "all_gather_single", None) or _c10d.all_gather_into_tensor
+)
+_reduce_scatter_single: Callable[[Tensor, Tensor, dist.ReduceOp.RedOpType, dist.ProcessGroup], object] = (
+    getattr(_c10d, "reduce_scatter_single", None) or _c10d.reduce_scatter_tensor
 )
 
 # Up to here all-reduce is one all-gather (n times the bytes, one latency), above it two steps (twice the bytes).
@@ -247,6 +251,42 @@ def chunk_sizes(extent: int, parts: int) -> list[int]:
     """The extents of the pieces that `torch.chunk` cuts, with 0 for parts past the end: 5 by 4 is [2, 2, 1, 0]."""
     chunk = -(-extent // parts)
     return [min(chunk, max(extent - i * chunk, 0)) for i in range(parts)]
+
+
+# --- equal pieces on a GPU ---------------------------------------------------------------------------------
+
+_DIRECT = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.int8)
+
+
+def equal_all_gather(x: Tensor, dim: int, team: Team) -> Tensor:
+    """`all_gather` of pieces of one shape, with arguments that the caller has checked: one call and at most one copy."""
+    group = process_group(team.ranks)
+    if not _is_direct(x, team, group):
+        return all_gather(x, dim, team)
+    out = x.new_empty((team.size, *x.shape))
+    _all_gather_single(out, x.contiguous(), group)
+    return out.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def equal_reduce_scatter(x: Tensor, dim: int, op: Reduction, team: Team) -> Tensor:
+    """`reduce_scatter` into pieces of one shape, with arguments that the caller has checked."""
+    group = process_group(team.ranks)
+    if op != "sum" or not _is_direct(x, team, group):
+        return reduce_scatter(x, dim, op, team)
+    rows = x.unflatten(dim, (team.size, -1)).movedim(dim, 0).contiguous()
+    if x.dtype in _NCCL_SUMS or team.size == 2:  # two addends are rounded once in any order
+        out = rows.new_empty(rows.shape[1:])
+        _reduce_scatter_single(out, rows, dist.ReduceOp.SUM, group)
+        return out
+    received = torch.empty_like(rows)
+    _c10d.all_to_all_single(received, rows, group=group)
+    return received.sum(0, dtype=x.dtype)  # on a GPU accumulated in float32, rounded once
+
+
+def _is_direct(x: Tensor, team: Team, group: dist.ProcessGroup) -> bool:
+    """Does NCCL take `x` as it is, with the team's order its own?"""
+    in_order = all(a < b for a, b in pairwise(team.ranks))
+    return x.is_cuda and in_order and x.dtype in _DIRECT and not stages_through_host(group, x.device)
 
 
 # --- movement of bytes -------------------------------------------------------------------------------------

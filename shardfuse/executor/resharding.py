@@ -72,6 +72,8 @@ class _Change:
         team, shape = self.team, self.shape
         if at is not None:
             sizes = [s[at] for s in self.source_shapes]
+            if _equal(sizes):
+                return lambda x: communication.equal_all_gather(x, at, team).reshape(shape)
             return lambda x: communication.all_gather(x, at, team, sizes).reshape(shape)
         pieces = self.view(self.source.local_axes(), self.source)
         join = self.joined((*self.had,), self.source.local_axes(), self.target.local_axes(), pieces)
@@ -86,6 +88,8 @@ class _Change:
         at = outermost([a for k, a in enumerate(self.whole) if k != axis], self.has)
         if at is not None:
             sizes = [s[at] for s in self.target_shapes]
+            if _equal(sizes):
+                return lambda x: communication.equal_reduce_scatter(x.squeeze(axis), at, op, team).reshape(shape)
             return lambda x: communication.reduce_scatter(x.squeeze(axis), at, op, team, sizes).reshape(shape)
         local = tuple(a for k, a in enumerate(self.source.local_axes()) if k != axis)
         expose = self.exposed(local)
@@ -144,6 +148,10 @@ class _Change:
         order = [atoms.index(atom) for atom in wanted]
         shape, extents = self.shape, tuple(atom.extent for atom in front)
         return lambda x: x.reshape(*extents, *pieces).permute(order).reshape(shape)
+
+
+def _equal(sizes: Sequence[int]) -> bool:
+    return sizes[0] > 0 and sizes.count(sizes[0]) == len(sizes)
 
 
 def without_digits(axis: Axis, gone: Axis, cuts: dict[Digit, Axis]) -> Axis:

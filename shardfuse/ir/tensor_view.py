@@ -123,11 +123,11 @@ class TensorView:
     def reorder(self, moves: Mapping[int, int] | Sequence[int]) -> TensorView:
         """Move loop axes: ``{old: new}``, the others keep their order; or a whole permutation of old positions."""
         n = len(self.domain.loop)
-        pairs = moves.items() if isinstance(moves, Mapping) else ((old, new) for new, old in enumerate(moves))
+        pairs = list(moves.items() if isinstance(moves, Mapping) else ((old, new) for new, old in enumerate(moves)))
         placed = {self._loop_index(new): self._loop_index(old) for old, new in pairs}
         rest = iter([k for k in range(n) if k not in placed.values()])
-        order = [placed[k] if k in placed else next(rest) for k in range(n)]
-        if sorted(order) != list(range(n)):
+        order = [placed[k] if k in placed else next(rest, -1) for k in range(n)]
+        if len(placed) != len(pairs) or sorted(order) != list(range(n)):
             raise ScheduleError(f"{self.name}.reorder", repr(moves), "two axes go to one place", "give a permutation")
         self.domain = replace(self.domain, loop=tuple(self.domain.loop[k] for k in order))
         return self

@@ -149,6 +149,8 @@ def holds_digit(axis: Axis, digit: Digit) -> bool:
 def weight_in(axis: Axis, digit: Digit) -> int:
     """How far one step of ``digit``, a part of ``axis``, moves along the axis."""
     for k, d in enumerate(axis):
+        if digit == d:
+            return extent(axis[k + 1 :])
         if digit.base == d:  # an uneven cut of a whole digit
             return digit.weight * extent(axis[k + 1 :])
         if digit.base == d.base and d.weight <= digit.weight < d.weight * d.extent:

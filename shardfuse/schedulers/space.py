@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from ..ir.digits import Axis, CutError, Digit, Root, extent, refine
@@ -57,6 +58,7 @@ class Space:
         return len(self.atoms[tensor]) == len(self.x) + len(self.r)
 
 
+@lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn
 def analyse(segment: Segment) -> Space | str:
     """The space of ``segment``, or why no single kernel can walk it."""
     tensors = dict.fromkeys(t for e in segment.exprs for t in (*e.tensors, *e.outputs))

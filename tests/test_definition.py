@@ -1,0 +1,437 @@
+"""Definitions without a mesh: what they compute, what they refuse, and that they print as Python that rebuilds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fusion_check import check
+
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.errors import (
+    AxisError,
+    DefinitionError,
+    EmptyFusionError,
+    OperandError,
+    ScheduleError,
+    ShapeError,
+    UnknownOpError,
+)
+
+Define = Callable[[FusionDefinition], None]
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def unary(name: str, *arguments: Any, shape: tuple[int, ...] = (-1, -1, -1), **keywords: Any) -> FusionDefinition:
+    """One op of one tensor."""
+    with FusionDefinition() as fd:
+        fd.add_output(getattr(fd.ops, name)(fd.define_tensor(list(shape)), *arguments, **keywords))
+    return fd
+
+
+# --- what they compute -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min", "mean", "any", "all"])
+@pytest.mark.parametrize("dims", [None, [0], [-1], [0, 2], [-2, 0], [0, 1, 2], 1])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_reductions(op: str, dims: list[int] | int | None, keepdim: bool) -> None:
+    torch_op = {"max": torch.amax, "min": torch.amin}.get(op)
+    axes = (0, 1, 2) if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        if torch_op is not None:
+            return torch_op(x, axes, keepdim)
+        if op in ("sum", "mean"):
+            return getattr(torch, op)(x, axes, keepdim)
+        for axis in sorted((a % 3 for a in axes), reverse=True):
+            x = getattr(torch, op)(x, axis, keepdim)
+        return x
+
+    check(unary(op, dims, keepdim=keepdim), [values(3, 4, 5)], reference=reference)
+
+
+@pytest.mark.parametrize("correction", [0, 1])
+@pytest.mark.parametrize(("dims", "keepdim"), [([1], False), ([0, 1], True), ([-1], True)])
+def test_variance_far_from_zero(correction: int, dims: list[int], keepdim: bool) -> None:
+    """A mean of 1e4 and a deviation of 1: E[x * x] - E[x] * E[x] would keep no digit in float32."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1])
+        for out in fd.ops.var_mean(x, dims, correction, keepdim):
+            fd.add_output(out)
+    data = values(8, 1000) + 1e4
+    check(fd, [data], reference=lambda x: torch.var_mean(x, dims, correction=correction, keepdim=keepdim))
+    (var, _) = fd.execute([data])
+    assert torch.allclose(var.double(), data.double().var(dims, correction=correction, keepdim=keepdim), rtol=1e-3)
+
+
+@pytest.mark.parametrize("shapes", [[(4, 5), (5,)], [(4, 1), (1, 5)], [(3, 1, 5), (4, 1)], [(), (4, 5)], [(1,), (4,)]])
+@pytest.mark.parametrize("static", [False, True])
+def test_broadcasting_as_numpy(shapes: list[tuple[int, ...]], static: bool) -> None:
+    with FusionDefinition() as fd:
+        a, b = (fd.define_tensor([n if static or n == 1 else -1 for n in shape]) for shape in shapes)
+        fd.add_output(fd.ops.add(a, b))
+        fd.add_output(fd.ops.sub(b, a))
+    inputs = [values(*shape, seed=k) for k, shape in enumerate(shapes)]
+    check(fd, inputs, reference=lambda a, b: (a + b, b - a))
+
+
+def test_a_symbolic_size_may_be_one() -> None:
+    with FusionDefinition() as fd:
+        a, b = fd.define_tensor([-1, -1]), fd.define_tensor([-1])
+        fd.add_output(fd.ops.mul(a, b))
+    for shape in ((4, 5), (1, 5), (4, 1)):
+        check(fd, [values(*shape), values(5 if shape[1] == 5 else 1)], reference=lambda a, b: a * b)
+
+
+def transposed(fd: FusionDefinition) -> None:
+    x = fd.define_tensor([-1, -1])
+    fd.add_output(fd.ops.add(x, fd.ops.permute(x, [1, 0])))
+
+
+def outer(fd: FusionDefinition) -> None:
+    x = fd.define_tensor([-1])
+    fd.add_output(fd.ops.sub(fd.ops.unsqueeze(x, 1), x))
+
+
+def row_and_column_sums(fd: FusionDefinition) -> None:
+    x = fd.define_tensor([-1, -1])
+    fd.add_output(fd.ops.add(fd.ops.sum(x, [0]), fd.ops.sum(x, [1])))
+
+
+def regrouped(fd: FusionDefinition) -> None:
+    """[2, 6] and [3, 4] share no cut."""
+    x = fd.define_tensor([2, 6])
+    y = fd.ops.reshape(x, [3, 4])
+    fd.add_output(fd.ops.mul(y, y))
+    fd.add_output(fd.ops.sum(y, [0]))
+
+
+def regrouped_and_added(fd: FusionDefinition) -> None:
+    x, y = fd.define_tensor([2, 6]), fd.define_tensor([3, 4])
+    fd.add_output(fd.ops.add(fd.ops.reshape(x, [3, 4]), y))
+    fd.add_output(fd.ops.add(fd.ops.reshape(y, [12]), fd.ops.reshape(x, [12])))
+
+
+def group_norm(fd: FusionDefinition) -> None:
+    x, w = fd.define_tensor([-1, 8, -1, -1]), fd.define_tensor([8])
+    n, _, h, v = fd.ops.shape(x)
+    groups = fd.ops.reshape(x, [n, 2, 4, h, v])
+    mean = fd.ops.mean(groups, [2, 3, 4], keepdim=True)
+    off = fd.ops.reshape(fd.ops.sub(groups, mean), [n, 8, h, v])
+    fd.add_output(fd.ops.mul(off, fd.ops.broadcast(w, [True, False, True, True])))
+
+
+def x_times_its_transpose(fd: FusionDefinition) -> None:
+    x = fd.define_tensor([-1, -1])
+    fd.add_output(fd.ops.matmul(x, fd.ops.permute(x, [1, 0])))
+
+
+CLASHES: dict[str, tuple[Define, list[tuple[int, ...]], Callable[..., Any]]] = {
+    "x + x.T": (transposed, [(5, 5)], lambda x: x + x.T),
+    "x[:, None] - x": (outer, [(7,)], lambda x: x[:, None] - x),
+    "x.sum(0) + x.sum(1)": (row_and_column_sums, [(4, 4)], lambda x: x.sum(0) + x.sum(1)),
+    "[2, 6] as [3, 4]": (regrouped, [(2, 6)], lambda x: (x.reshape(3, 4) ** 2, x.reshape(3, 4).sum(0))),
+    "[2, 6] + [3, 4]": (
+        regrouped_and_added,
+        [(2, 6), (3, 4)],
+        lambda x, y: (x.reshape(3, 4) + y, y.reshape(12) + x.reshape(12)),
+    ),
+    "group norm": (
+        group_norm,
+        [(2, 8, 3, 5), (8,)],
+        lambda x, w: (x.reshape(2, 2, -1) - x.reshape(2, 2, -1).mean(-1, keepdim=True)).reshape(x.shape)
+        * w[:, None, None],
+    ),
+    "x @ x.T": (x_times_its_transpose, [(3, 4)], lambda x: x @ x.T),
+}
+
+
+@pytest.mark.parametrize("case", CLASHES)
+def test_axes_that_meet(case: str) -> None:
+    define, shapes, reference = CLASHES[case]
+    with FusionDefinition() as fd:
+        define(fd)
+    check(fd, [values(*shape, seed=k) for k, shape in enumerate(shapes)], reference=reference)
+
+
+def test_shape_changes() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([2, 1, -1])
+        n = fd.ops.size(x, 2)
+        fd.add_output(fd.ops.squeeze(x, [1]))
+        fd.add_output(fd.ops.expand(x, [2, 5, -1]))
+        fd.add_output(fd.ops.permute(x, [2, 0, 1]))
+        fd.add_output(fd.ops.reshape(x, [-1]))
+        fd.add_output(fd.ops.broadcast_in_dim(x, [2, 3, 1, n], [0, 2, 3]))
+        fd.add_output(fd.ops.reshape(x, [n, 2]))
+    check(
+        fd,
+        [values(2, 1, 6)],
+        reference=lambda x: (
+            x.squeeze(1), x.expand(2, 5, 6), x.permute(2, 0, 1), x.reshape(-1), x[:, None].expand(2, 3, 1, 6),
+            x.reshape(6, 2),
+        ),
+    )  # fmt: skip
+
+
+def test_numbers_and_scalar_inputs() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1])
+        scale, count = fd.define_scalar(dtype=DataType.Double), fd.define_scalar(dtype=DataType.Int)
+        half = fd.define_scalar(0.5)
+        fd.add_output(fd.ops.mul(x, fd.ops.add(scale, half)))
+        fd.add_output(fd.ops.div(x, count))
+        fd.add_output(fd.ops.add(fd.ops.mul(2, x), True))
+    for scale, count in ((3.0, 7), (-1.5, 2)):
+        check(fd, [values(9), scale, count], reference=lambda x, s, n: (x * (s + 0.5), x / n, 2 * x + 1))
+
+
+def test_inputs_and_outputs_that_are_one() -> None:
+    """An input that is not used, one that is an output, one that comes twice; a tensor that is two outputs."""
+    with FusionDefinition() as fd:
+        x, y, _ = (fd.define_tensor([-1, -1]) for _ in range(3))
+        total = fd.ops.add(x, y)
+        for tv in (x, total, total, x):
+            fd.add_output(tv)
+    data = values(3, 4)
+    outputs = check(fd, [data, data, values(9, 1)], reference=lambda x, y, _: (x, x + y, x + y, x))
+    storages = [out.untyped_storage().data_ptr() for out in outputs if out is not None]
+    assert len(dict.fromkeys([*storages, data.untyped_storage().data_ptr()])) == 5, "an output shares storage"
+
+
+@pytest.mark.parametrize("name", ["permuted", "strided", "expanded", "offset"])
+def test_inputs_that_are_not_contiguous(name: str) -> None:
+    data = {
+        "permuted": values(5, 4).t(),
+        "strided": values(8, 10)[::2, ::2],
+        "expanded": values(1, 5).expand(4, 5),
+        "offset": values(21)[1:].reshape(4, 5),
+    }[name]
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1])
+        fd.add_output(fd.ops.mul(x, 2.0))
+        fd.add_output(fd.ops.sum(x, [0]))
+        fd.add_output(fd.ops.permute(x, [1, 0]))
+    check(fd, [data], reference=lambda x: (x * 2, x.sum(0), x.T))
+
+
+def test_tensors_without_dims_and_sizes_of_one() -> None:
+    with FusionDefinition() as fd:
+        x, one = fd.define_tensor([]), fd.define_tensor([1, -1, 1])
+        fd.add_output(fd.ops.exp(x))
+        fd.add_output(fd.ops.sum(fd.ops.mul(one, x)))
+        fd.add_output(fd.ops.sum(one, [0, 2]))
+        fd.add_output(fd.ops.reshape(fd.ops.exp(x), [1, 1]))
+    data = [values(), values(1, 1, 1, seed=1)]
+    check(fd, data, reference=lambda x, o: (x.exp(), (o * x).sum(), o.sum((0, 2)), x.exp().reshape(1, 1)))
+    check(fd, [values(), values(1, 4, 1, seed=1)])
+
+
+def test_factories() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1])
+        rows, columns = fd.ops.shape(x)
+        fd.add_output(fd.ops.add(x, fd.ops.iota(columns, 3, 2)))
+        fd.add_output(fd.ops.mul(x, fd.ops.full([rows, 1], 2.5, DataType.Float)))
+        fd.add_output(fd.ops.full([2, 3], 7, DataType.Int))
+    check(
+        fd,
+        [values(4, 5)],
+        reference=lambda x: (x + torch.arange(5) * 2 + 3, x * 2.5, torch.full((2, 3), 7)),
+    )
+
+
+def test_the_sizes_may_change_from_call_to_call() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1])
+        fd.add_output(fd.ops.sub(x, fd.ops.mean(x, [1], keepdim=True)))
+    for shape in ((3, 4), (5, 4), (3, 7), (1, 1), (3, 4)):
+        check(fd, [values(*shape)], reference=lambda x: x - x.mean(1, keepdim=True))
+
+
+# --- no elements -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:var")
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (3, 4)])
+def test_extents_of_zero(shape: tuple[int, int]) -> None:
+    """Sums of nothing are 0, products 1, means and variances NaN, as torch has them."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1])
+        rows, columns = fd.ops.shape(x)
+        var, mean = fd.ops.var_mean(x, [1])
+        outputs = (
+            fd.ops.exp(x), fd.ops.sum(x, [0]), fd.ops.sum(x), fd.ops.prod(x, [1], keepdim=True), mean, var,
+            fd.ops.any(x, [0]), fd.ops.all(x, [1]), fd.ops.permute(x, [1, 0]), fd.ops.reshape(x, [-1]),
+            fd.ops.add(fd.ops.iota(columns), x), fd.ops.matmul(fd.ops.permute(x, [1, 0]), x),
+            fd.ops.expand(fd.ops.unsqueeze(fd.ops.sum(x, [1]), 1), [rows, 3]), fd.ops.cast(x, DataType.Half),
+        )  # fmt: skip
+        for out in outputs:
+            fd.add_output(out)
+    n, m = shape
+    check(
+        fd,
+        [values(*shape)],
+        reference=lambda x: (
+            x.exp(), x.sum(0), x.sum(), x.prod(1, keepdim=True), x.mean(1), x.var(1), x.bool().any(0), x.bool().all(1), x.T,
+            x.reshape(n * m), torch.arange(m) + x, x.T @ x, x.sum(1)[:, None].expand(n, 3), x,
+        ),
+    )  # fmt: skip
+
+
+def test_nothing_is_computed_without_elements() -> None:
+    fd = unary("exp", shape=(-1,))
+    check(fd, [values(0)])
+    assert fd.explain().kernels == 0
+    check(fd, [values(3)])
+    assert fd.explain().kernels == 1
+
+
+def test_nothing_has_no_largest_element() -> None:
+    fd = unary("max", [1])
+    with pytest.raises(ShapeError, match=r"max: found T0 of \[3, 0, 5\] over axes \[1\], expected at least one element"):
+        fd.execute([values(3, 0, 5)])
+    check(unary("max", [2]), [values(3, 0, 5)], reference=lambda x: x.amax(2))
+
+
+# --- what they refuse --------------------------------------------------------------------------------------
+
+
+def refusals() -> dict[str, tuple[Callable[[FusionDefinition], Any], type[Exception], str]]:
+    x: Callable[[FusionDefinition], Any] = lambda fd: fd.define_tensor([-1, 4])  # noqa: E731
+    return {
+        "an op that is none": (lambda fd: fd.ops.ad(x(fd), 1), UnknownOpError, "no op 'ad': did you mean"),
+        "too few operands": (lambda fd: fd.ops.add(x(fd)), OperandError, "ops.add: the argument list .* 2 operands"),
+        "a text": (lambda fd: fd.ops.add(x(fd), "1"), OperandError, "ops.add: operand 1 is '1', expected a TensorView"),
+        "a tensor of torch": (lambda fd: fd.ops.exp(values(2)), OperandError, "ops.exp: operand 0"),
+        "a dim too far": (lambda fd: fd.ops.sum(x(fd), [2]), AxisError, "no logical axis 2: it has 2, pass one from -2 to 1"),
+        "a dim twice": (lambda fd: fd.ops.sum(x(fd), [0, -2]), OperandError, "each axis once"),
+        "no permutation": (lambda fd: fd.ops.permute(x(fd), [0, 0]), OperandError, "a permutation of 2 axes"),
+        "flags that do not fit": (lambda fd: fd.ops.broadcast(x(fd), [True, False]), OperandError, "2 entries that are"),
+        "a size below -1": (lambda fd: fd.define_tensor([-2]), DefinitionError, r"shape\[0\] = -2, expected a size, or -1"),
+        "flags of another number": (
+            lambda fd: fd.define_tensor([-1, 4], contiguity=[True]), DefinitionError, r"contiguity=\[True\]",
+        ),
+        "an order that is none": (
+            lambda fd: fd.define_tensor([-1, 4], stride_order=[0, 0]), DefinitionError, "stride_order",
+        ),
+        "an output that is none": (lambda fd: fd.add_output(3), DefinitionError, "add_output: found 3"),
+        "a factor of 0": (lambda fd: x(fd).split(0, 0), ScheduleError, "factor=0 cannot be done: it is below 1"),
+        "a factor that does not divide": (
+            lambda fd: x(fd).outer_split(1, 3), ScheduleError, "3 does not divide 4; pad the axis to 6, or allow short shards",
+        ),
+        "a loop axis too far": (lambda fd: x(fd).axis(2), AxisError, "T0 has no loop axis 2"),
+        "two axes on one mesh dimension": (
+            lambda fd: two_on_one(x(fd)), ScheduleError, r"mesh_x is already taken by axis i0; one mesh dimension holds one",
+        ),
+        "two axes to one place": (lambda fd: x(fd).reorder({0: 1, 1: 1}), ScheduleError, "give a permutation"),
+    }  # fmt: skip
+
+
+def two_on_one(tv: Any) -> None:
+    tv.axis(0).parallelize(ParallelType.mesh_x)
+    tv.axis(1).parallelize(ParallelType.mesh_x)
+
+
+@pytest.mark.parametrize("case", refusals())
+def test_refusals_of_the_definition(case: str) -> None:
+    define, error, message = refusals()[case]
+    with FusionDefinition() as fd, pytest.raises(error, match=message):
+        define(fd)
+
+
+def sizes_that_do_not_fit() -> dict[str, tuple[Define, list[tuple[int, ...]], str]]:
+    def add(fd: FusionDefinition) -> None:
+        fd.add_output(fd.ops.add(fd.define_tensor([-1, -1]), fd.define_tensor([-1])))
+
+    def flat(fd: FusionDefinition) -> None:
+        fd.add_output(fd.ops.reshape(fd.define_tensor([-1, -1]), [5, -1]))
+
+    def squeezed(fd: FusionDefinition) -> None:
+        fd.add_output(fd.ops.squeeze(fd.define_tensor([-1, -1]), [1]))
+
+    def expanded(fd: FusionDefinition) -> None:
+        fd.add_output(fd.ops.expand(fd.define_tensor([-1, -1]), [3, 7]))
+
+    return {
+        "add": (add, [(3, 4), (5,)], r"add: found extent 4 in axis 1 of T0 and 5 in axis 0 of T1, expected equal extents, or 1"),
+        "reshape": (flat, [(3, 4)], r"reshape: found T0 of \[3, 4\] to \[5, -1\], expected 12 elements"),
+        "squeeze": (squeezed, [(3, 4)], "squeeze: found axis 1 of T0 of extent 4, expected extent 1"),
+        "expand": (expanded, [(3, 4)], "expand: found 4 in axis 1 of T0 to 7, expected an axis of 1, or the same size"),
+    }
+
+
+@pytest.mark.parametrize("case", sizes_that_do_not_fit())
+def test_refusals_of_sizes(case: str) -> None:
+    define, shapes, message = sizes_that_do_not_fit()[case]
+    with FusionDefinition() as fd:
+        define(fd)
+    with pytest.raises(ShapeError, match=message):
+        fd.execute([values(*shape) for shape in shapes])
+
+
+def test_a_fusion_without_outputs() -> None:
+    with FusionDefinition() as fd:
+        fd.define_tensor([-1])
+    with pytest.raises(EmptyFusionError, match="Fusion is empty!"):
+        fd.execute([values(3)])
+
+
+def test_a_definition_is_closed_by_its_first_run() -> None:
+    fd = unary("exp", shape=(-1,))
+    fd.execute([values(3)])
+    with pytest.raises(DefinitionError, match="after the fusion was first run"):
+        fd.define_tensor([-1])
+
+
+# --- as text -----------------------------------------------------------------------------------------------
+
+
+def sharded_and_stored(fd: FusionDefinition) -> None:
+    mesh = DeviceMesh([[0]], dim_names=("dp", "tp"))
+    x = fd.define_tensor([-1, 8, -1], contiguity=[True, None, False], dtype=DataType.BFloat16, stride_order=[2, 0, 1])
+    s = fd.define_scalar(dtype=DataType.Int)
+    y = fd.ops.add(fd.ops.cast(x, DataType.Float), fd.ops.mul(s, 2))
+    z = fd.ops.sum(fd.ops.where(fd.ops.gt(y, 0), y, float("inf")), [0], keepdim=True)
+    out = fd.ops.sub(fd.ops.set(z), fd.ops.full([1, 8, 1], 0.5, DataType.Double))
+    fd.add_output(out, stride_order=[0, 2, 1])
+    for tv in (x, out):
+        tv.set_device_mesh(mesh)
+        tv.outer_split(1, 1, uneven=True).inner_split(3, 1)
+        tv.axis(1).parallelize(ParallelType.mesh_x)
+        tv.merge(2, 3)
+        tv.reorder({0: 1})
+    whole = z.axis(1)
+    z.outer_split(1, 2)
+    z.set_allocation_domain([whole, z.axis(0), z.axis(3)], [True, None, True])
+
+
+TEXTS: dict[str, tuple[Define, list[Any]]] = {
+    **{name: (case[0], [values(*shape, seed=k) for k, shape in enumerate(case[1])]) for name, case in CLASHES.items()},
+    "sharded and stored": (sharded_and_stored, [values(4, 8, 6, dtype=torch.bfloat16).permute(0, 1, 2), 3]),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_a_definition_prints_as_python_that_rebuilds_it(case: str) -> None:
+    define, inputs = TEXTS[case]
+    with FusionDefinition() as fd:
+        define(fd)
+    space: dict[str, Any] = {
+        "FusionDefinition": FusionDefinition, "DataType": DataType, "DeviceMesh": DeviceMesh, "ParallelType": ParallelType,
+    }  # fmt: skip
+    exec(repr(fd), space)
+    with FusionDefinition() as again:
+        space["nvfuser_fusion"](again)
+    assert repr(again) == repr(fd)
+    if case == "sharded and stored":
+        return
+    for found, wanted in zip(again.execute(inputs), fd.execute(inputs), strict=True):
+        assert torch.equal(found, wanted)
+    assert repr(again) == repr(fd)
