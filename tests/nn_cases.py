@@ -91,8 +91,7 @@ def named(placements: Placements, last: int) -> Placements:
 
 
 def assert_close(got: Tensor, full: Tensor, eager: Tensor, what: str) -> None:
-    assert got.shape == full.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(full.shape)}"
-    assert got.dtype == eager.dtype, f"{what}: {got.dtype}, expected {eager.dtype}"
+    assert (got.shape, got.dtype) == (full.shape, eager.dtype), f"{what}: {got.dtype} of shape {tuple(got.shape)}"
     if got.numel() == 0:
         return
     error, eager_error = ((x.double() - full).square().mean().sqrt().item() for x in (got, eager))
@@ -255,7 +254,7 @@ def swiglu(gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor) -> tupl
 
 def check_swiglu(here: Here, case: Gate, dtype: torch.dtype) -> None:
     features, last = case.shape[-1], len(case.shape) - 1
-    bias = along(case.placements, last)
+    bias, where = along(case.placements, last), named(case.placements, last)
     inputs = {
         "gate": here.sample(case.placements, case.shape, dtype, 1),
         "up": here.sample(case.placements, case.shape, dtype, 2),
@@ -263,7 +262,6 @@ def check_swiglu(here: Here, case: Gate, dtype: torch.dtype) -> None:
         "up_bias": here.sample(bias, [features], dtype, 4),
     }
     gradient = here.sample(case.placements, case.shape, dtype, 5)
-    where = named(case.placements, last)
     module = SwiGLU(features, bias=True, mesh=here.mesh, input=where, device=here.device, dtype=dtype)
     module.load_state_dict({name: inputs[name].local for name in module.state_dict()})
     gate, up = leaf(inputs["gate"].local), leaf(inputs["up"].local)
@@ -304,23 +302,16 @@ def check_loss(here: Here, case: Loss, dtype: torch.dtype) -> None:
     target = torch.randint(classes, case.shape[:-1], generator=torch.Generator().manual_seed(2)).to(here.device)
     target.view(-1)[: case.ignored] = -100
     statistics = torch.float64 if dtype == torch.float64 else torch.float32
-    gradient = here.sample(
-        rows if by_row else [R] * here.mesh.ndim, case.shape[:-1] if by_row else (), statistics, 3
-    )  # fmt: skip
-    module = CrossEntropyLoss(
-        mesh=here.mesh,
-        logits=named(case.logits, last),
-        reduction=case.reduction,
-        label_smoothing=case.label_smoothing,
-        num_classes=classes,
-    )
+    at, shape = (rows, case.shape[:-1]) if by_row else ([R] * here.mesh.ndim, ())
+    gradient = here.sample(at, shape, statistics, 3)
+    options = {"reduction": case.reduction, "label_smoothing": case.label_smoothing}
+    module = CrossEntropyLoss(mesh=here.mesh, logits=named(case.logits, last), num_classes=classes, **options)
     given = leaf(logits.local)
     result = module(given, here.cut(target, rows))
     result.backward(gradient.local)
 
     def cross_entropy(x: Tensor) -> tuple[Tensor, ...]:
         x = x.to(torch.promote_types(x.dtype, torch.float32)).flatten(0, -2)
-        options = {"reduction": case.reduction, "label_smoothing": case.label_smoothing}
         loss = functional.cross_entropy(x, target.flatten(), **options)
         return (loss.view(target.shape) if by_row else loss,)
 

@@ -22,10 +22,13 @@ _NUMBER = {DataType.Double: DataType.Float, DataType.ComplexDouble: DataType.Com
 """A host number has its category's default type, whatever its own width."""
 
 
-def _category(dtype: DataType) -> int:
-    if dtype is DataType.Bool:
-        return 0
-    return 1 if dtype.is_integral else 2 if dtype.is_floating else 3
+_COMPLEX = {
+    DataType.Half: DataType.ComplexFloat,
+    DataType.BFloat16: DataType.ComplexFloat,
+    DataType.Float: DataType.ComplexFloat,
+    DataType.Double: DataType.ComplexDouble,
+}
+"""The complex type of a float's width; of a half float's it is the next wider one."""
 
 
 def promote(operands: Sequence[Operand]) -> DataType:
@@ -38,14 +41,21 @@ def promote(operands: Sequence[Operand]) -> DataType:
         classes[which] = dtype if before is None else _pair(before, dtype)
     result: DataType | None = None
     for dtype in classes:
-        if dtype is None:
-            continue
-        if result is None:
-            result = dtype
-        elif _category(dtype) > _category(result):
-            result = _raise(result, dtype)
+        if dtype is not None:
+            result = dtype if result is None else _combine(result, dtype)
     assert result is not None, "a pointwise op without operands"
     return result
+
+
+def _combine(higher: DataType, lower: DataType) -> DataType:
+    """The type of a class of operands and of one that counts less: torch's ``combine_categories``."""
+    if higher.is_complex or (higher.is_floating and not lower.is_complex):
+        return higher
+    if higher.is_floating:
+        if higher not in _COMPLEX:
+            raise PromotionError(higher.name, lower.name)
+        return _COMPLEX[higher]
+    return lower if higher is DataType.Bool or not lower.is_integral else higher
 
 
 def _pair(a: DataType, b: DataType) -> DataType:
@@ -57,15 +67,10 @@ def _pair(a: DataType, b: DataType) -> DataType:
         raise PromotionError(a.name, b.name) from error
 
 
-def _raise(result: DataType, dtype: DataType) -> DataType:
-    """A complex number beside a Half or Double tensor keeps the tensor's width."""
-    return _pair(result, dtype) if dtype.is_complex and result.is_floating else dtype
-
-
 def types(op: PointwiseOp, operands: Sequence[Operand]) -> tuple[DataType, DataType]:
     """``(compute, result)``: the type that operands are converted to before ``op``, and the type of its result.
 
-    Narrow floats are computed in float32 and rounded to the result.  A ``where``'s first operand stays Bool.
+    Narrow floats are computed in float32 (but where the rule says otherwise) and rounded to the result.  A ``where``'s first operand stays Bool.
     """
     match op.rule:
         case Rule.LOGICAL:
@@ -79,6 +84,12 @@ def types(op: PointwiseOp, operands: Sequence[Operand]) -> tuple[DataType, DataT
             return promote(operands).compute, DataType.Bool
         case Rule.PROMOTE:
             result = promote(operands)
+        case Rule.NARROW:
+            result = promote(operands)
+            return result, result
+        case Rule.INTEGER:
+            common = promote(operands)
+            result = DataType.Int if common is DataType.Bool else common
         case Rule.REAL:
             common = promote(operands)
             return common.compute, real_type(common)

@@ -17,6 +17,8 @@ class Rule(Enum):
     """How an op computes and what it returns, given the promoted type P of its operands."""
 
     PROMOTE = "computes in P, returns P"
+    INTEGER = "Bool becomes Int; computes in P, returns P"
+    NARROW = "computes in P, also where that is a narrow float, returns P"
     FLOAT = "integers become float32; computes in that, returns it"
     BOOL = "computes in P, returns Bool"
     LOGICAL = "operands become Bool, returns Bool"
@@ -90,7 +92,7 @@ _ROWS = (
     PointwiseOp("abs", 1, Rule.REAL, torch.abs, "tl.abs({0})", exact=True),
     PointwiseOp("sign", 1, Rule.PROMOTE, torch.sgn, "tl.where({0} > 0, 1, tl.where({0} < 0, -1, {0}))", exact=True),
     PointwiseOp("relu", 1, Rule.PROMOTE, torch.relu, "tl.where({0} < 0, 0, {0})", exact=True),
-    PointwiseOp("square", 1, Rule.PROMOTE, torch.square, "{0} * {0}"),
+    PointwiseOp("square", 1, Rule.INTEGER, torch.square, "{0} * {0}"),
     PointwiseOp("exp", 1, Rule.FLOAT, torch.exp, "tl.exp({0})"),
     PointwiseOp("exp2", 1, Rule.FLOAT, torch.exp2, "tl.exp2({0})"),
     PointwiseOp("expm1", 1, Rule.FLOAT, torch.expm1, None),
@@ -155,7 +157,7 @@ _ROWS = (
     PointwiseOp("atan2", 2, Rule.FLOAT, torch.atan2, None),
     PointwiseOp("hypot", 2, Rule.FLOAT, torch.hypot, None),
     PointwiseOp("copysign", 2, Rule.FLOAT, torch.copysign, None, exact=True),
-    PointwiseOp("nextafter", 2, Rule.PROMOTE, torch.nextafter, None, exact=True),
+    PointwiseOp("nextafter", 2, Rule.NARROW, torch.nextafter, None, exact=True),
     PointwiseOp("gcd", 2, Rule.PROMOTE, torch.gcd, None),
     PointwiseOp("maximum", 2, Rule.PROMOTE, torch.maximum, _MAX, exact=True),
     PointwiseOp("minimum", 2, Rule.PROMOTE, torch.minimum, _MIN, exact=True),

@@ -28,6 +28,8 @@ TIMEOUT = float(os.environ.get("SHARDFUSE_TEST_TIMEOUT", "20"))
 # A failing rank tells its verdict at once, the others when their collective gives up.
 VERDICT_TIMEOUT = timedelta(seconds=TIMEOUT + 30)
 JOB = pytest.StashKey[JobStore]()
+FAILED = pytest.StashKey[bool]()
+"""Of a test: did it fail on any rank?"""
 
 
 @dataclass(frozen=True)
@@ -61,20 +63,33 @@ def job(request: pytest.FixtureRequest) -> JobStore:
 
 @pytest.fixture
 def pg(request: pytest.FixtureRequest, job: JobStore) -> Iterator[ProcessGroup]:
-    """The default process group of one test, over a part of the store of its own."""
+    """The default process group of one test, over a part of the store of its own.
+
+    NCCL takes seconds to come up, so on GPUs tests share a group until one of them fails.
+    """
     device = test_device()
+    store = PrefixStore(f"{job.prefix}/{LAUNCH.attempt}/{request.node.nodeid}", job.store)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store = PrefixStore(f"{job.prefix}/{LAUNCH.attempt}/{request.node.nodeid}", job.store)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore("group", store),
-        rank=LAUNCH.rank,
-        world_size=LAUNCH.world_size,
-        timeout=timedelta(seconds=TIMEOUT),
-    )
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore("group", store),
+            rank=LAUNCH.rank,
+            world_size=LAUNCH.world_size,
+            timeout=timedelta(seconds=TIMEOUT),
+        )
     yield ProcessGroup(LAUNCH.rank, LAUNCH.world_size, device, store)
-    dist.destroy_process_group()
+    if device.type == "cpu" or request.node.stash.get(FAILED, False):
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def end_of_group() -> Iterator[None]:
+    """The group that the last test left goes when all are done."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -89,6 +104,7 @@ def pytest_runtest_makereport(
     verdict = "" if report.passed or report.skipped else f"{call.excinfo.typename}: {str(call.excinfo.value)[:300]}"
     failed = [f"rank {rank}: {text}" for rank, text in exchange(funcargs["pg"].store, verdict).items() if text]
     if failed:
+        item.stash[FAILED] = True
         if report.passed:
             report.outcome = "failed"
             report.longrepr = "passed here, failed on other ranks"
