@@ -84,9 +84,9 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
         return row.case, row.impl, row.note, "", "", "", "", error
     share = f"{copy.us / row.us:.2f}" if copy is not None and copy.us else ""
     faster = f"{row.us / own.us:.2f} x" if own is not None and own.us and row is not own else ""
-    kernels = "" if row.kernels is None else str(row.kernels)
-    if row.planned is not None and row.planned != row.kernels:
-        kernels = f"{row.planned} planned" + (f", {kernels} seen" if kernels else "")
+    kernels = next((str(n) for n in (row.kernels, row.planned) if n is not None), "")
+    if row.kernels is not None and row.planned not in (None, row.kernels):
+        kernels = f"{row.planned} planned, {row.kernels} seen"
     speed = "" if row.gb_per_s is None else f"{row.gb_per_s:.0f}"
     return row.case, row.impl, f"{row.us:.1f}", speed, share, faster, kernels, f"{error} {row.note}".strip()
 

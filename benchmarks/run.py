@@ -4,6 +4,7 @@
     python benchmarks/run.py forward --json forward.json
     python benchmarks/run.py forward --case 8192x5140:float16 --only layer_norm --peers copy,inductor
     python benchmarks/run.py backward --write                 # a section of docs/measured.md, and its plot
+    python benchmarks/run.py forward --read forward.json --write          # the same from another machine's results
     python benchmarks/run.py groupnorm --dry --compile        # without a GPU: plans, and kernels compiled for sm_90
 
 Times are medians of interleaved rounds behind L2 flushes; GB/s counts each input read once and each output written
@@ -40,6 +41,8 @@ Work = list[tuple[Workload, Case]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
+    if options.read:
+        return _show(options, Results.from_json(options.read.read_text()))
     try:
         work = _work(options)
     except CaseError as error:
@@ -65,6 +68,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=40.0, help="GPU time for all cases together")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--write", action="store_true", help="put the results in docs/")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="take results from such JSON instead of measuring")
     parser.add_argument("--dry", action="store_true", help="plan only, without a GPU")
     parser.add_argument("--compile", action="store_true", help="with --dry: compile the kernels for sm_90")
     options = parser.parse_args(arguments)
@@ -106,12 +110,16 @@ def _measure(options: argparse.Namespace, work: Work) -> int:
         for row in found:
             speed = row.note if row.us is None else f"{row.us:.1f} us"
             print(f"{row.workload} {row.case} {row.impl}: {speed}", file=sys.stderr, flush=True)
+    return _show(options, results)
+
+
+def _show(options: argparse.Namespace, results: Results) -> int:
     print(as_text(results))
     if options.write:
         write_section(results)
-        if any(r.bytes for r in rows) and find_spec("matplotlib") is not None:
+        if any(r.bytes for r in results.rows) and find_spec("matplotlib") is not None:
             plot(results)
-    return 1 if any(r.impl == OWN and r.note for r in rows) else 0
+    return 1 if any(r.impl == OWN and r.note for r in results.rows) else 0
 
 
 def _rows(options: argparse.Namespace, work: Work, chosen: Sequence[str]) -> Iterator[list[Row]]:
@@ -136,13 +144,13 @@ DRY_HEADERS = ("workload", "case", "kernels", "schedulers", "MB", "moved", "plan
 def _dry(work: Work, *, compiled: bool) -> int:
     planned = [plan_case(workload, case, compiled=compiled) for workload, case in work]
     print("\n".join(columns([DRY_HEADERS, *map(_dry_cells, planned)])))
-    spilled = 0
-    for p in planned:
-        for r in p.compiled:
-            spilled += bool(r.spills or r.stack)
-            print(f"{p.workload} {p.case} {r}")
+    kernels = [(p, r) for p in planned for r in p.compiled]
+    for p, r in kernels:
+        print(f"{p.workload} {p.case} {r}")
     if compiled:
-        print(f"{sum(len(p.compiled) for p in planned)} kernels compiled for sm_90, {spilled} with spills")
+        spilled = sum(bool(r.spills or r.stack) for _, r in kernels)
+        narrow = sum(not r.loads_128 for _, r in kernels)
+        print(f"{len(kernels)} kernels compiled for sm_90, {spilled} with spills, {narrow} without a load of 128 bits")
     return 0
 
 

@@ -233,6 +233,12 @@ def test_a_section_is_replaced_where_it_stands(tmp_path: Path) -> None:
     assert path.read_text().startswith(once.rstrip())
 
 
+def test_results_of_another_machine_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "forward.json").write_text(results().to_json())
+    assert run.main(["forward", "--read", str(path)]) == 0
+    assert capsys.readouterr().out.startswith("forward · 2026-01-02 · a machine\nliger is left out\n\nrms_norm\n")
+
+
 def test_a_plot_is_drawn_from_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     (path := tmp_path / "forward.json").write_text(results().to_json())

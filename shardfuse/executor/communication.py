@@ -273,7 +273,8 @@ def equal_reduce_scatter(x: Tensor, dim: int, op: Reduction, team: Team) -> Tens
     group = process_group(team.ranks)
     if op != "sum" or not _is_direct(x, team, group):
         return reduce_scatter(x, dim, op, team)
-    rows = x.unflatten(dim, (team.size, -1)).movedim(dim, 0).contiguous()
+    split = cast("Tensor", x.unflatten(dim, (team.size, -1)))  # pyright: ignore[reportUnknownMemberType]
+    rows = split.movedim(dim, 0).contiguous()
     if x.dtype in _NCCL_SUMS or team.size == 2:  # two addends are rounded once in any order
         out = rows.new_empty(rows.shape[1:])
         _reduce_scatter_single(out, rows, dist.ReduceOp.SUM, group)

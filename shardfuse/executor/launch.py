@@ -1,4 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 """Launches a compiled kernel without what Triton's own entry does in every call: the only file that knows its insides.
 
 ``kernel[grid](...)`` binds arguments by name, works out a specialisation and looks the binary up, 14 us of a call; all of

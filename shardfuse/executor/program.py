@@ -147,7 +147,8 @@ class ProgramBuilder:
             env = dict(zip(segment.inputs, tensors, strict=True))
             for e in segment.exprs:
                 x = env[e.tensors[0]]
-                env[e.output] = slices[e](x) if e in slices else evaluate_local(e, env, {}, rank, x.device)
+                made = slices[e](x) if e in slices else evaluate_local(e, env, {}, rank, x.device)
+                env[e.output] = cast(torch.Tensor, made)
             return _one_or_all([env[t] for t in segment.outputs])
 
         return run

@@ -21,6 +21,7 @@ from ..mesh import DeviceMesh, ParallelType, Team
 from . import communication
 
 Step = Callable[[torch.Tensor], torch.Tensor | None]
+Arrange = Callable[[torch.Tensor], torch.Tensor]
 
 
 def prepare(expr: Expr, rank: int, device: torch.device) -> Step:
@@ -129,7 +130,7 @@ class _Change:
         here = domain.coordinates(self.rank)
         return tuple(local_extent(atom, here) for axis in axes for d in axis for atom in cuts.get(d, (d,)))
 
-    def exposed(self, local: Sequence[Axis]) -> Step:
+    def exposed(self, local: Sequence[Axis]) -> Arrange:
         """From a local tensor to [team, the rest]: the digits that the target has on the mesh in front."""
         cuts = self.cuts()
         atoms = [atom for axis in local for d in axis for atom in cuts[d]]
@@ -139,7 +140,7 @@ class _Change:
         ranks = len(self.team.ranks)
         return lambda x: x.reshape(shape).permute(order).reshape(ranks, -1)
 
-    def joined(self, gathered: Axis, have: Sequence[Axis], want: Sequence[Axis], pieces: tuple[int, ...]) -> Step:
+    def joined(self, gathered: Axis, have: Sequence[Axis], want: Sequence[Axis], pieces: tuple[int, ...]) -> Arrange:
         """From [team, the atoms of ``have``] to the local shape of the target, whose axes are ``want``."""
         cuts = self.cuts()
         front = [atom for d in gathered for atom in cuts[d]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .digits import Axis, Digit, cut_out
 from .domain import BoundDomain
 from .expr import BoundFusion, BoundTensor, Expr, Value
@@ -27,7 +29,7 @@ def axis_text(axis: Axis, domain: BoundDomain) -> str:
     return " ".join(_digit_text(d, on) for piece in pieces for d in piece)
 
 
-def _digit_text(d: Digit, on: dict[Digit, object]) -> str:
+def _digit_text(d: Digit, on: Mapping[Digit, object]) -> str:
     return f"{d}@{on[d]}" if d in on else repr(d)
 
 

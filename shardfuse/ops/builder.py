@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import cast, overload
 
 from ..errors import AxisError, OperandError
 from ..ir.dtype import DataType
@@ -91,6 +91,12 @@ class Builder:
         ]
         self._fusion.record(op, values, outputs, attributes)
         return tuple(outputs)
+
+    @overload
+    def cast(self, x: TensorView, dtype: DataType) -> TensorView: ...
+
+    @overload
+    def cast(self, x: Operand, dtype: DataType) -> TensorView | Scalar: ...
 
     def cast(self, x: Operand, dtype: DataType) -> TensorView | Scalar:
         """``x`` rounded to ``dtype``; ``x`` itself where it has that type."""

@@ -55,7 +55,9 @@ def _combine(higher: DataType, lower: DataType) -> DataType:
         if higher not in _COMPLEX:
             raise PromotionError(higher.name, lower.name)
         return _COMPLEX[higher]
-    return lower if higher is DataType.Bool or not lower.is_integral else higher
+    if lower.is_complex:
+        return lower
+    return _pair(higher, lower) if higher is DataType.Bool or lower.is_floating else higher
 
 
 def _pair(a: DataType, b: DataType) -> DataType:

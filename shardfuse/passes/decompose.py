@@ -103,7 +103,7 @@ class _Decomposer:
         here = restrict(sharding, out.domain.logical, mesh)
         op = expr.op if expr.op in REDUCTIONS else "sum"
         current, visible = self.local_partial(expr, inputs, mesh, here, partial)
-        for k, (parallel_type, digits) in enumerate(partial):
+        for k, (parallel_type, _) in enumerate(partial):
             at = visible[k]
             logical = tuple(a for j, a in enumerate(current.domain.logical) if j != at)
             rest = [(p, d) for p, d in current.domain.sharding if p is not parallel_type]
