@@ -34,13 +34,16 @@ POINTERS = {
 def compile_for_sm90(source: KernelSource, directory: Path) -> dict[str, int | str]:
     """Registers, spills, shared memory and the widths of loads and stores; all pointers 16-byte aligned."""
     function = load_function(source.text, source.name, directory)
-    pointers = [p.name for p in function.params[: len(source.tensors)]]
-    types = {name: POINTERS[t.dtype] for name, t in zip(pointers, source.tensors, strict=True)}
+    mailbox = bool(source.mailbox)
+    pointers = [p.name for p in function.params[: len(source.tensors) + mailbox]]
+    kinds = ["*i64"] * mailbox + [POINTERS[t.dtype] for t in source.tensors]
+    types = dict(zip(pointers, kinds, strict=True))
     types |= {p.name: p.annotation_type for p in function.params[len(pointers) :]}
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(pointers))}
     options = {"enable_fp_fusion": True, "num_warps": source.num_warps, "num_stages": source.num_stages}
     if source.max_registers:
         options["maxnreg"] = source.max_registers
+    options["launch_cooperative_grid"] = mailbox
     compiled = triton.compile(
         ASTSource(function, types, {}, aligned), target=GPUTarget("cuda", 90, 32), options=options
     )

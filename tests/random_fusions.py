@@ -2,7 +2,7 @@
 
 Values are small integers (and now and then a NaN), so that sums and products are exact and a wrong element is far off.
 
-A seed that fails: ``print(random_case(seed))`` shows the definition, ``run_cases([seed])`` runs it again.
+A seed that fails: ``print(random_case(seed)[1])`` shows the definition, ``run_cases([seed])`` runs it again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from math import prod
 from typing import cast
 
 import torch
-from fusion_check import Expected, check, evaluate
-from ranks import run_ranks
+from thread_check import Case, check_on_threads
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.executor.options import Backend
@@ -23,21 +22,6 @@ from shardfuse.ir.tensor_view import TensorView
 
 SIZES = (1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 12)
 FLOATS = (DataType.Double, DataType.Float, DataType.BFloat16)
-
-
-@dataclass
-class Case:
-    """``inputs``: unsharded.  ``sizes``: unsharded shapes, for shards that may be uneven."""
-
-    seed: int
-    world: int
-    fd: FusionDefinition
-    inputs: list[torch.Tensor]
-    sizes: dict[TensorView, Sequence[int]]
-
-    def __str__(self) -> str:
-        shapes = [f"{list(x.shape)}" for x in self.inputs]
-        return f"seed {self.seed}, {self.world} ranks, inputs {', '.join(shapes)}:\n{self.fd!r}"
 
 
 def random_case(
@@ -50,29 +34,13 @@ def random_case(
 def run_cases(
     seeds: Iterable[int], worlds: Sequence[int] = (2, 3, 4), backend: Backend = "torch", *, with_zero: bool = False
 ) -> None:
-    """Run the case of every seed on ranks that are threads, and compare; each world is made once."""
-    prepared: dict[int, list[tuple[Case, list[Expected]]]] = {}
+    """Run the case of every seed on ranks that are threads, and compare."""
+    by_world: dict[int, list[Case]] = {}
     for seed in seeds:
-        case = random_case(seed, worlds, backend, with_zero=with_zero)
-        expected = evaluate(case.fd.fusion, case.inputs)
-        try:
-            case.fd.fec.plan(case.sizes)  # once, for all threads
-        except Exception as error:
-            error.add_note(f"planning {case}")
-            raise
-        prepared.setdefault(case.world, []).append((case, expected))
-
-    for world, cases in prepared.items():
-
-        def run(rank: int, size: int, cases: list[tuple[Case, list[Expected]]] = cases) -> None:
-            for case, expected in cases:
-                try:
-                    check(case.fd, case.inputs, sizes=case.sizes, expected=expected)
-                except Exception as error:
-                    error.add_note(f"rank {rank} of {case}")
-                    raise
-
-        run_ranks(world, run)
+        world, case = random_case(seed, worlds, backend, with_zero=with_zero)
+        by_world.setdefault(world, []).append(case)
+    for world, cases in by_world.items():
+        check_on_threads(world, cases)
 
 
 Known = tuple[TensorView, tuple[int, ...]]
@@ -85,7 +53,7 @@ class _Maker:
     with_zero: bool
     known: list[Known] = field(default_factory=list[Known])
 
-    def make(self, seed: int, worlds: Sequence[int]) -> Case:
+    def make(self, seed: int, worlds: Sequence[int]) -> tuple[int, Case]:
         rng = self.rng
         world = rng.choice(worlds)
         self.fd = FusionDefinition(backend=self.backend)
@@ -105,7 +73,7 @@ class _Maker:
             if tv in shape_of and rng.random() < chance:
                 self.shard(tv, shape_of[tv], mesh)
         sizes = {tv: shape for tv, shape in given}
-        return Case(seed, world, self.fd, inputs, sizes)
+        return world, Case(self.fd, inputs, sizes, name=f"seed {seed}, {world} ranks")
 
     # the program
 

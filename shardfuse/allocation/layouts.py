@@ -43,4 +43,20 @@ def strides_of(domain: BoundDomain, rank: int) -> tuple[int, ...] | None:
             if step[outer] != step[inner] * local_extent(inner, coordinates) and local_extent(outer, coordinates) > 1:
                 return None
         strides.append(step[atoms[-1]] if atoms else 1)
+    ones = [k for k, axis in enumerate(domain.local_axes()) if not axis]
+    for k, stride in zip(ones, _strides_of_ones(domain, rank), strict=False):
+        strides[k] = stride
     return tuple(strides)
+
+
+def _strides_of_ones(domain: BoundDomain, rank: int) -> list[int]:
+    """Strides of the axes of extent 1, in storage order: what lies inside of them, as torch has it."""
+    coordinates = domain.coordinates(rank)
+    found: list[int] = []
+    inside = 1
+    for axis in reversed(domain.storage()):
+        if not axis:
+            found.insert(0, inside)
+        for d in axis:
+            inside *= local_extent(d, coordinates)
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..ir.expr import BoundTensor, Expr
 from .emitter import Emitter
 from .reduction import Accumulator, accumulator
@@ -30,27 +32,34 @@ def write_unrolled(e: Emitter) -> None:
         for chunk in chunks:
             for tensor in wanted:
                 e.value(tensor, chunk)
-        for expr in reductions:
-            _reduce_chunks(e, expr, chunks)
+        _finish(e, ((expr, _combined(e, expr, chunks)) for expr in reductions))
         e.out.paragraph()
     for tensor in e.plan.segment.outputs:
         for chunk in chunks if e.space.has_r(tensor) else chunks[:1]:
             e.store(tensor, chunk)
 
 
-def _reduce_chunks(e: Emitter, expr: Expr, chunks: list[Chunk]) -> None:
-    """The chunks combined lane by lane, then one reduction across the lanes: its cost does not grow with the row."""
+def _finish(e: Emitter, parts: Iterable[tuple[Expr, str]]) -> None:
+    """The reductions of a phase across the lanes, and across the team where there is one."""
+    if e.params.team:
+        e.exchange(list(parts))
+        return
+    for expr, text in parts:
+        e.finish(expr, text)
+
+
+def _combined(e: Emitter, expr: Expr, chunks: list[Chunk]) -> str:
+    """The chunks combined lane by lane: one reduction across the lanes is left, which does not grow with the row."""
     acc = accumulator(expr)
     texts = [e.combine(expr, e.value(expr.tensors[0], chunk), chunk) for chunk in chunks]
     joined = " + ".join(texts)
     if len(texts) == 1 or (not acc.helper and len(joined) < MARGIN - 40):
-        e.finish(expr, joined if not acc.helper else texts[0])
-        return
+        return joined if not acc.helper else texts[0]
     name = f"{expr.output}_acc"
     e.out.line(f"{name} = {texts[0]}")
     for text in texts[1:] if acc.helper else _packed(texts[1:]):
         _accumulate(e, acc, name, text)
-    e.finish(expr, name)
+    return name
 
 
 def _packed(texts: list[str]) -> list[str]:
@@ -100,7 +109,7 @@ def _write_loop(e: Emitter, reductions: list[Expr], stored: list[BoundTensor], c
     for expr in reductions:
         acc = accumulator(expr)
         e.out.line(f"{expr.output}_acc = {acc.start(e.tile.shape)}")
-    first, last = ("first", "last") if e.plan.split else ("0", R_SIZE)
+    first, last = ("first", "last") if e.plan.split or e.params.team else ("0", R_SIZE)
     e.out.line(f"for start in tl.range({first}, {last}, {e.params.r_block}, num_stages={e.params.num_stages}):")
     e.out.depth += 1
     e.out.line("r = start + c")
@@ -119,5 +128,4 @@ def _write_loop(e: Emitter, reductions: list[Expr], stored: list[BoundTensor], c
         e.store(tensor, chunk)
     e.out.depth -= 1
     e.values = {k: v for k, v in e.values.items() if not e.space.has_r(k[0])}
-    for expr in reductions:
-        e.finish(expr, f"{expr.output}_acc")
+    _finish(e, ((expr, f"{expr.output}_acc") for expr in reductions))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,7 +13,8 @@ from ..ops.promotion import types
 from ..ops.table import POINTWISE
 from ..schedulers.plan import KernelPlan
 from .arithmetic import ROUND_BFLOAT16, TRITON_TYPE, converted, literal, must_round, pointwise_text, rounded
-from .indexing import Group, chunk_terms, dynamic_terms
+from .exchange import exchange_helpers, exchange_lines
+from .indexing import Group, chunk_terms, dynamic_terms, member_terms
 from .reduction import HELPERS, accumulator
 from .source import Writer
 from .tile import Chunk, Tile
@@ -41,12 +42,14 @@ class Emitter:
         coordinates: Coordinates,
         *,
         interpret: bool,
+        turns: int | None = None,
     ) -> None:
         self.plan = plan
         self.space = plan.space
         self.params = plan.params
         self.tile = Tile(plan, layouts, coordinates)
         self.interpret = interpret
+        self.turns = turns
         self.head = Writer()
         """Indices and offsets, before everything else: a name that is made inside a loop is not seen after it."""
         self.out = Writer()
@@ -114,10 +117,10 @@ class Emitter:
 
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         pointer, has_x, has_r = self.pointer(tensor, chunk)
-        options = self.mask(has_x, has_r and chunk.is_masked)
+        options = self.mask(has_x, has_r, chunk)
         if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner:
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
-            pointer = f"tl.broadcast_to({pointer}, {self.tile.shape})"
+            pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
         if self.space.r and self.space.is_streamed(tensor):
             options += ', eviction_policy="evict_last"'
         text = f"tl.load({pointer}{options})"
@@ -228,20 +231,29 @@ class Emitter:
         text = value.text
         if self.interpret and tensor.dtype is DataType.BFloat16:
             text = f"{text}.to(tl.bfloat16)"
-        self.out.line(f"tl.store({pointer}, {text}{self.mask(has_x, has_r and chunk.is_masked)})")
+        mask = self.mask(has_x, has_r, chunk)
+        if self.params.team and not has_r:
+            mask = ", mask=member == 0"
+        self.out.line(f"tl.store({pointer}, {text}{mask})")
 
     # addresses
 
     def terms(self, x: list[Group], r: list[Group], chunk: Chunk) -> tuple[list[str], bool, bool]:
         """Terms of an offset, and whether it has any in x and in r."""
         x_terms = dynamic_terms("x", x)
+        has_x = bool(x_terms)
         if chunk.start is None:
             constant, r_terms = 0, dynamic_terms("r", r)
+        elif self.params.team:
+            # A chunk that some member has nothing of is never read without its mask.
+            size = chunk.valid if chunk.start < self.tile.last_share else 0
+            constant, first, r_terms = member_terms("first", "c", chunk.start, size, self.tile.share, r)
+            x_terms += first
         else:
-            constant, r_terms = chunk_terms("c", chunk.start, chunk.valid, r)
+            constant, r_terms = chunk_terms(chunk.lane, chunk.start, chunk.valid, r)
         if len(x_terms) > 1 or (x_terms and " " in x_terms[0] and self.space.r):
             x_terms = [self.offset(" + ".join(x_terms))]
-        return [*x_terms, *([str(constant)] if constant else []), *r_terms], bool(x_terms), bool(r_terms)
+        return [*x_terms, *([str(constant)] if constant else []), *r_terms], has_x, bool(r_terms)
 
     def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
         strides = self.tile.strides[tensor]
@@ -258,9 +270,9 @@ class Emitter:
             self.head.line(f"{self.offsets[text]} = {text}")
         return self.offsets[text]
 
-    def mask(self, in_x: bool, in_r: bool) -> str:
-        in_x = in_x and self.tile.x_masked
-        names = [n for n, there in (("x_mask", in_x), ("r_mask", in_r)) if there]
+    def mask(self, in_x: bool, in_r: bool, chunk: Chunk) -> str:
+        in_x, in_r = in_x and self.tile.x_masked, in_r and chunk.is_masked
+        names = [n for n, there in (("x_mask", in_x), (chunk.mask, in_r)) if there]
         return f", mask={' & '.join(names)}" if names else ""
 
     # reductions
@@ -270,8 +282,8 @@ class Emitter:
         acc = accumulator(expr)
         text = acc.prepared(value.text, value.dtype)
         if chunk.is_masked:
-            return f"tl.where(r_mask, {text}, {acc.neutral})"
-        return text if value.has_r else f"tl.broadcast_to({text}, {self.tile.shape})"
+            return f"tl.where({chunk.mask}, {text}, {acc.neutral})"
+        return text if value.has_r else f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"
 
     def require(self, helper: str) -> None:
         """Have the combining function in the file."""
@@ -282,9 +294,30 @@ class Emitter:
         acc = accumulator(expr)
         if acc.helper:
             self.require(acc.helper)
+        self.give(expr, self.tile.expanded(acc.reduced(text, self.tile.r_axis)))
+
+    def exchange(self, parts: Sequence[tuple[Expr, str]]) -> None:
+        """``parts``: all reductions of a phase with this member's accumulated blocks; emits the team's values."""
+        reduced: list[tuple[Expr, str]] = []
+        if not parts:
+            return
+        for expr, text in parts:
+            acc = accumulator(expr)
+            if acc.helper:
+                self.require(acc.helper)
+            self.out.line(f"{expr.output}_part = {acc.reduced(text, self.tile.r_axis)}")
+            reduced.append((expr, f"{expr.output}_part"))
+        lines, whole = exchange_lines(self.plan, reduced)
+        self.helpers |= exchange_helpers(self.turns)
+        for line in lines:
+            self.out.line(line)
+        for expr, text in whole.items():
+            self.give(expr, text)
+
+    def give(self, expr: Expr, reduced: str) -> None:
+        """The value of a reduction from the text of what was accumulated."""
         out = expr.output
-        reduced = self.tile.expanded(acc.reduced(text, self.tile.r_axis))
-        reduced = acc.finished(reduced, out.dtype.compute)
+        reduced = accumulator(expr).finished(reduced, out.dtype.compute)
         if out.dtype.is_low_precision and expr.op in ("sum", "prod"):
             reduced = self.rounded(reduced, out)
         self.values[out, ""] = self.assign(str(out), reduced, out.dtype.compute, self.tile.x_lanes, False)

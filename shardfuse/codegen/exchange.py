@@ -23,7 +23,7 @@ from ..schedulers.plan import KernelPlan
 from .reduction import accumulator
 
 MAILBOX = "mailbox_ptr"
-"""The kernel's last argument."""
+"""The kernel's first argument."""
 
 POST = '''@triton.jit
 def post(ptr, epoch, value):
@@ -55,15 +55,13 @@ def collect(ptr, epoch, MEMBERS: tl.constexpr):
 
 def slots(plan: KernelPlan) -> int:
     """Reductions of the phase that has most of them."""
-    found: dict[int, int] = {}
-    for tensor, phase in plan.space.phase.items():
-        if phase and not plan.space.has_r(tensor):
-            found[phase] = found.get(phase, 0)
-    for expr in plan.segment.exprs:
-        if any(plan.space.has_r(t) for t in expr.tensors) and not plan.space.has_r(expr.output):
-            phase = plan.space.phase[expr.output]
-            found[phase] = found.get(phase, 0) + 1
-    return max(found.values(), default=0)
+    space = plan.space
+    phases = [
+        space.phase[e.output]
+        for e in plan.segment.exprs
+        if any(map(space.has_r, e.tensors)) and not space.has_r(e.output)
+    ]
+    return max(map(phases.count, phases), default=0)
 
 
 def mailbox_words(plan: KernelPlan, grid: int) -> int:
@@ -84,9 +82,14 @@ def head_lines(plan: KernelPlan) -> list[str]:
     ]
 
 
-def tail_lines() -> list[str]:
-    """After the loop over rows."""
-    return ["tl.store(epoch_ptr, epoch.to(tl.int64))"]
+def team_lines(plan: KernelPlan, body: Sequence[str], *, has_rows: bool) -> list[str]:
+    """``body`` for each row of the team in turn (``i0`` rows in all), and what comes after the last."""
+    lines = ["", *body]
+    if has_rows:
+        loop = "    for row in tl.range(team, i0, teams, num_stages=1):"
+        x = "        x = row.to(tl.int64)"
+        lines = ["", loop, x, *(f"    {line}" if line else "" for line in body)]
+    return [*lines, "", "    tl.store(epoch_ptr, epoch.to(tl.int64))"]
 
 
 def exchange_lines(plan: KernelPlan, parts: Sequence[tuple[Expr, str]]) -> tuple[list[str], dict[Expr, str]]:
@@ -97,7 +100,7 @@ def exchange_lines(plan: KernelPlan, parts: Sequence[tuple[Expr, str]]) -> tuple
     """
     members = plan.params.team
     lines = ["epoch += 1", f"box = {MAILBOX} + ((epoch & 1) * teams + team) * {members * slots(plan)}"]
-    for k, (expr, text) in enumerate(parts):
+    for k, (_, text) in enumerate(parts):
         lines.append(f"post(box + {_slot(k, members)}member, epoch, {text})")
     whole: dict[Expr, str] = {}
     for k, (expr, _) in enumerate(parts):
@@ -109,7 +112,7 @@ def exchange_lines(plan: KernelPlan, parts: Sequence[tuple[Expr, str]]) -> tuple
     return lines, whole
 
 
-def helper(turns: int | None) -> dict[str, str]:
+def exchange_helpers(turns: int | None) -> dict[str, str]:
     """Functions of the file.  ``turns``: polls after which a program gives up and goes on with what it has."""
     return {"post": POST, "collect": COLLECT if turns is None else COLLECT_BOUNDED.format(turns=turns)}
 

@@ -9,27 +9,35 @@ from ..ir.digits import Digit
 from ..ir.expr import BoundTensor, Scalar
 from ..ir.layout import Layout
 from ..schedulers.limits import INT32_LIMIT
-from ..schedulers.plan import KernelPlan
+from ..schedulers.plan import KernelPlan, Params
 from .bodies import R_SHARE, R_SIZE, write_loops, write_unrolled
 from .emitter import Emitter
+from .exchange import MAILBOX, head_lines, mailbox_words, team_lines
 from .source import KernelSource, signature
+from .tile import Tile
 
 X_SIZE = "i0"
 """Argument: kept elements of this rank."""
 
 
 def generate(
-    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool = False
+    plan: KernelPlan,
+    layouts: Mapping[BoundTensor, Layout],
+    rank: int,
+    *,
+    interpret: bool = False,
+    turns: int | None = None,
 ) -> KernelSource:
     """The kernel of ``plan`` for ``rank``.
 
     ``layouts``: this rank's storage of every input and output of ``plan.segment``, in any strides, 0 among them.
-    ``interpret``: text for Triton's interpreter, whose bfloat16 is wrong.  No local extent may be 0.
+    ``interpret``: text for Triton's interpreter, whose bfloat16 is wrong.  ``turns``: polls after which a member of a
+    team gives up waiting, for tests.  No local extent may be 0.
     """
     coordinates: dict[Digit, int] = {}
     for tensor in (*plan.segment.inputs, *plan.segment.outputs):
         coordinates.update(tensor.domain.coordinates(rank))
-    e = Emitter(plan, layouts, coordinates, interpret=interpret)
+    e = Emitter(plan, layouts, coordinates, interpret=interpret, turns=turns)
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if plan.params.unrolled:
         write_unrolled(e)
@@ -44,14 +52,25 @@ def generate(
         *(f"{name}: {kind}" for name, (_, kind) in integers.items()),
     ]
     not_specialised = [*(s.name for s in scalars if not s.dtype.is_floating), *integers]
-    body = preamble + e.head.lines + [""] + e.out.lines
-    text = _head(e) + signature(plan.name, parameters, not_specialised) + _joined(body)
-    blocks = -(-e.tile.x_total // e.tile.x_block)
+    body = [*e.head.lines, "", *e.out.lines]
+    grid, mailbox = _grid(e), 0
+    if plan.params.team:
+        parameters.insert(0, MAILBOX)
+        mailbox = mailbox_words(plan, grid)
+        body = team_lines(plan, body, has_rows=e.tile.x_total > 1)
+    text = _head(e) + signature(plan.name, parameters, not_specialised) + _joined(preamble + body)
     return KernelSource(
         plan.name, text, _tensors(plan), scalars, tuple(v for v, _ in integers.values()),
-        blocks * plan.params.splits, plan.params.num_warps, plan.params.num_stages,
-        plan.params.max_registers,
+        grid, plan.params.num_warps, plan.params.num_stages, plan.params.max_registers, mailbox,
     )  # fmt: skip
+
+
+def _grid(e: Emitter) -> int:
+    """Programs: of a team's kernel no more than are resident at once, each team with rows in turn."""
+    blocks, params = -(-e.tile.x_total // e.tile.x_block), e.params
+    if params.team:
+        return min(blocks, max(params.programs // params.team, 1)) * params.team
+    return blocks * params.splits
 
 
 def _tensors(plan: KernelPlan) -> tuple[BoundTensor, ...]:
@@ -75,26 +94,47 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
         if promised and divisor > 1:
             lines.append(f"{name} = {name} // {divisor} * {divisor}")
 
-    if tile.x_masked or (e.plan.split is not None and tile.x_total > 1):
+    if tile.x_masked or ((e.plan.split is not None or params.team) and tile.x_total > 1):
         extent(X_SIZE, tile.x_total, wide=False, promised=tile.x_masked)
     if not params.unrolled:
         extent(R_SIZE, tile.r_total, wide=tile.r_wide, promised=tile.r_total % params.r_block != 0)
-    if e.plan.split is not None:
-        share = -(-tile.r_total // params.splits)
+    if e.plan.split is not None or (params.team and not params.unrolled):
+        share = -(-tile.r_total // max(params.splits, params.team))
         extent(R_SHARE, -(-share // params.r_block) * params.r_block, wide=tile.r_wide, promised=True)
     lines += _program_lines(e)
     if tile.r_lanes:
         wide = ".to(tl.int64)" if tile.r_wide and params.unrolled else ""
         lines.append(f"c = {tile.lanes(params.r_block, reduced=True)}{wide}")
-    if params.unrolled and any(c.is_masked for c in tile.chunks()):
-        lines.append(f"r_mask = c < {tile.chunks()[-1].valid}")
+    if params.unrolled:
+        lines += _mask_lines(tile, params)
     return integers, ["    " + line for line in lines]
+
+
+def _mask_lines(tile: Tile, params: Params) -> list[str]:
+    """The masks of chunks; of a team's members the last has fewer elements."""
+    masked = [chunk for chunk in tile.chunks() if chunk.is_masked]
+    if not params.team:
+        return [f"r_mask = c < {chunk.valid}" for chunk in masked]
+    if not masked:
+        return []
+    own = str(tile.share)
+    lines: list[str] = []
+    if tile.last_share < tile.share:
+        divisor = gcd(tile.r_total, tile.share, 16)
+        lines.append(f"own = tl.minimum({tile.share}, {tile.r_total} - first)")
+        own = "own"
+        if divisor > 1:
+            lines.append(f"own = own // {divisor} * {divisor}")
+    lines += [f"{chunk.mask} = c + {chunk.start} < {own}" for chunk in masked]
+    return [line.replace(" + 0 <", " <") for line in lines]
 
 
 def _program_lines(e: Emitter) -> list[str]:
     tile, params = e.tile, e.params
     lines: list[str] = []
     program = "tl.program_id(0)"
+    if params.team:
+        return [*head_lines(e.plan), *_share_lines(tile, params)]
     if e.plan.split is not None:
         lines.append(f"split = {program} % {params.splits}")
         lines.append(f"first = split * {R_SHARE}")
@@ -111,6 +151,13 @@ def _program_lines(e: Emitter) -> list[str]:
     if tile.x_masked:
         lines.append(f"x_mask = x < {X_SIZE}")
     return lines
+
+
+def _share_lines(tile: Tile, params: Params) -> list[str]:
+    """Where a member's part of the reduced elements begins, and where a loop over it ends."""
+    if not params.unrolled:
+        return [f"first = member * {R_SHARE}", f"last = tl.minimum(first + {R_SHARE}, {R_SIZE})"]
+    return [f"first = member{'.to(tl.int64)' if tile.r_wide else ''} * {tile.share}"]
 
 
 def _head(e: Emitter) -> str:

@@ -74,5 +74,39 @@ def chunk_terms(lane: str, start: int, size: int, parts: Sequence[Group]) -> tup
     return constant, terms
 
 
+def member_terms(
+    first: str, lane: str, start: int, size: int, step: int, parts: Sequence[Group]
+) -> tuple[int, list[str], list[str]]:
+    """A constant, scalar terms and terms with lanes, for the indices ``first + start + lane`` with ``lane < size``.
+
+    ``first`` is a multiple of ``step`` that is known at run time only.  Without a size every index may be past the end,
+    so that no term may be a scalar that is read without a mask.
+    """
+    constant = 0
+    scalars: list[str] = []
+    terms: list[str] = []
+    base = f"({first} + {start})" if start else first
+    aligned = size > 0 and start % size == 0 and step % size == 0
+    for g in parts:
+        if g.below == 1 and g.is_outermost:  # lanes, hence masked
+            constant += start * g.stride
+            scalars.append(_scaled(first, g.stride))
+            terms.append(_scaled(lane, g.stride))
+        elif aligned and g.below % size == 0:
+            scalars.append(_scaled(_digit(base, g), g.stride))
+        elif aligned and g.below == 1 and g.extent % size == 0:
+            scalars.append(_scaled(_digit(base, g), g.stride))
+            terms.append(_scaled(lane, g.stride))
+        else:
+            index = f"({first} + {start} + {lane})" if start else f"({first} + {lane})"
+            terms.append(_scaled(_digit(index, g), g.stride))
+    return constant, scalars, terms
+
+
+def _digit(index: str, g: Group) -> str:
+    text = index if g.below == 1 else f"{index} // {g.below}"
+    return text if g.is_outermost else f"{text} % {g.extent}"
+
+
 def _scaled(text: str, stride: int) -> str:
     return text if stride == 1 else f"{text} * {stride}"

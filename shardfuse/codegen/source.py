@@ -12,7 +12,8 @@ class KernelSource:
     """Triton text with the function ``name``, whose arguments are ``tensors``, ``scalars``, ``integers`` in that order.
 
     ``integers``: this rank's extents and starts; no part of the text, so that another batch size needs no compile.
-    ``grid``: number of programs.  ``text`` is a file that runs if pasted.
+    ``grid``: number of programs.  ``text`` is a file that runs if pasted.  ``mailbox``: 64-bit words of memory, zeroed
+    once and kept between launches, whose pointer comes before all arguments; with one, no program may wait for its turn.
     """
 
     name: str
@@ -24,6 +25,7 @@ class KernelSource:
     num_warps: int
     num_stages: int
     max_registers: int | None = None
+    mailbox: int = 0
 
 
 MARGIN = 120

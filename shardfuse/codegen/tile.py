@@ -16,18 +16,25 @@ from .indexing import Group, groups
 
 Strides = Mapping[Digit, int]
 
+_SHARE_STEP = 16
+"""Elements: 128 bits of the narrowest type, so that every member's part is as aligned as the row."""
+
 
 @dataclass(frozen=True)
 class Chunk:
     """Reduced indices ``start`` to ``start + valid``, a block of them wide; ``suffix`` ends the names of its values.
 
-    ``start`` is ``None`` in a loop, where the index is a variable.
+    ``start`` is ``None`` in a loop, where the index is a variable; in a team it counts from the member's ``first``.
+    ``mask``: the name of its mask.  ``lane``: the name of its lanes.  ``block``: how many, where chunks differ.
     """
 
     suffix: str
     start: int | None
     valid: int
     is_masked: bool
+    mask: str = "r_mask"
+    lane: str = "c"
+    block: int | None = None
 
 
 class Tile:
@@ -43,13 +50,16 @@ class Tile:
         self.x_extents = [local_extent(a, coordinates) for a in space.x]
         self.r_extents = [local_extent(a, coordinates) for a in space.r]
         self.x_total = prod(self.x_extents)
+        self.walk_total = prod(local_extent(a, coordinates) for a in space.walked)
+        """Rows that one group of programs walks; 1 where none are."""
         self.r_total = prod(self.r_extents)
-        self.x_block = min(params.x_block, power_of_two(self.x_total))
+        rows = self.walk_total if space.walked else self.x_total
+        self.x_block = min(params.x_block, power_of_two(rows))
         self.x_lanes = self.x_block > 1
         self.r_lanes = bool(space.r)
         self.is_inner = space.is_inner
         self.strides = {t: self._strides_of(t, layout) for t, layout in layouts.items()}
-        self.x_masked = self.x_total % self.x_block != 0
+        self.x_masked = rows % self.x_block != 0
         self.x_wide = self._x_is_wide()
         self.r_wide = any(self._span(space.r, self.r_extents, s, params.r_block) for s in self.strides.values())
 
@@ -58,7 +68,11 @@ class Tile:
     @property
     def shape(self) -> str:
         """Text of the shape of a full block."""
-        x, r = self.x_block, self.plan.params.r_block
+        return self.shape_of(None)
+
+    def shape_of(self, chunk: Chunk | None) -> str:
+        """Text of the shape of ``chunk``'s block, which may differ from the others'."""
+        x, r = self.x_block, (chunk.block if chunk else None) or self.plan.params.r_block
         sizes = [n for n, there in ((x, self.x_lanes), (r, self.r_lanes)) if there]
         return str(sizes if self.is_inner else sizes[::-1])
 
@@ -84,12 +98,41 @@ class Tile:
         block = self.plan.params.r_block
         if not self.r_lanes:
             return [Chunk("", 0, 1, False)]
+        if self.plan.params.team:
+            return self._chunks_of_a_member(block)
         starts = range(0, self.r_total, block)
         valid = [min(block, self.r_total - start) for start in starts]
         return [
             Chunk(f"_{k}" if len(starts) > 1 else "", start, valid[k], valid[k] < block)
             for k, start in enumerate(starts)
         ]
+
+    def _chunks_of_a_member(self, block: int) -> list[Chunk]:
+        starts = range(0, self.share, block)
+        return [
+            Chunk(
+                suffix := f"_{k}" if len(starts) > 1 else "",
+                start,
+                min(block, self.share - start),
+                start + block > min(self.share, self.last_share),
+                f"r_mask{suffix}",
+            )
+            for k, start in enumerate(starts)
+        ]
+
+    # teams
+
+    @property
+    def share(self) -> int:
+        """Reduced elements of one member of a team, a multiple of what a thread loads at once, or of a whole block."""
+        members, block = self.plan.params.team, self.plan.params.r_block
+        step = block if self.r_total % (members * block) == 0 or not self.plan.params.unrolled else _SHARE_STEP
+        return -(-self.r_total // (members * step)) * step
+
+    @property
+    def last_share(self) -> int:
+        """Of the last member, which may have fewer, or none."""
+        return max(self.r_total - (self.plan.params.team - 1) * self.share, 0)
 
     # offsets
 

@@ -112,6 +112,8 @@ def _check_contiguity(k: int, declared: FusionInput, val: TensorView, tensor: to
     for place in reversed(range(len(dims))):
         d = dims[place]
         size, stride, flag = tensor.shape[d], tensor.stride(d), declared.contiguity[place]
+        if flag is None:  # a broadcast: it may be expanded, and says nothing of the dims around it
+            continue
         if flag is True and size > 1 and stride != expected and val.domain.allocation is None:
             raise InputError(
                 k, val.name, f"strides {list(tensor.stride())} for shape {list(tensor.shape)}",

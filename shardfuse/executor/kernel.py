@@ -19,6 +19,7 @@ from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
 from ..ir.expr import Number
 from .launch import direct_launcher
+from .mailbox import Mailbox
 
 Argument = torch.Tensor | Number
 
@@ -41,6 +42,9 @@ class Kernel:
         }
         if source.max_registers is not None:
             self._options["maxnreg"] = source.max_registers
+        if source.mailbox:
+            # Programs wait for each other: a grid that is not resident at once is refused instead of hung.
+            self._options["launch_cooperative_grid"] = True
 
     def launcher(self) -> Callable[..., None]:
         """``launch(*tensors, *scalars)`` in the order of ``source.tensors``, ``source.scalars``; extents are bound."""
@@ -51,9 +55,12 @@ class Kernel:
         def launch(*arguments: Argument) -> None:
             run(*arguments, *fixed, **options)
 
+        pointers = len(self.source.tensors) + bool(self.source.mailbox)
         if self._binary is None:
-            return launch
-        return direct_launcher(self._binary, self.source.grid, len(self.source.tensors), fixed, launch)
+            direct = launch
+        else:
+            direct = direct_launcher(self._binary, self.source.grid, pointers, fixed, launch)
+        return _with_mailbox(direct, self.source.mailbox) if self.source.mailbox else direct
 
     def compile(self, arguments: Sequence[Argument]) -> None:
         """Have Triton compile for ``arguments`` (tensors and scalars as for a launch), without running.
@@ -64,12 +71,25 @@ class Kernel:
             return
         from triton.errors import TritonError  # pyright: ignore[reportMissingTypeStubs]
 
+        mailbox = [torch.empty(self.source.mailbox, dtype=torch.int64, device="meta")] if self.source.mailbox else []
         try:
             self._binary = self._function.warmup(
-                *arguments, *self.source.integers, grid=(self.source.grid,), **self._options
+                *mailbox, *arguments, *self.source.integers, grid=(self.source.grid,), **self._options
             )
         except (TritonError, RuntimeError) as error:
             raise KernelCompileError(self.source.name, str(error), self.source.text) from error
+
+
+def _with_mailbox(launch: Callable[..., None], words: int) -> Callable[..., None]:
+    """``launch`` with a mailbox of ``words`` words before its arguments."""
+    mailbox = Mailbox(words)
+
+    def launch_with_mailbox(*arguments: Argument) -> None:
+        first = arguments[0]
+        assert isinstance(first, torch.Tensor)
+        launch(mailbox.on(first.device), *arguments)
+
+    return launch_with_mailbox
 
 
 def read_versions() -> str:

@@ -167,6 +167,8 @@ def _move(kind: str, source: BoundTensor, target: BoundTensor, rank: int, device
     dtype, shape = source.dtype.torch, target.domain.local_shape(rank if rank in b.ranks else b.ranks[0])
     root = a.ranks[0]
     ranks = tuple(dict.fromkeys((root, *b.ranks)))
+    if kind in ("broadcast", "scatter") and rank not in ranks:
+        return lambda _: None  # one of several ranks that have it, and not the one that gives it
     if kind == "broadcast":
         return lambda x: _only_in(b, rank, communication.broadcast(x, shape, dtype, device, root, ranks))
     if kind == "send":

@@ -20,12 +20,14 @@ def compute_tensor_descriptor(sizes: Sequence[int], strides: Sequence[int]) -> t
     """
     if len(sizes) != len(strides):
         raise DefinitionError("define_tensor", f"{len(sizes)} sizes and {len(strides)} strides", "as many of both")
-    # outermost first; equal strides keep the order of the dims, and expanded dims stay where they are
-    order = _outermost_first(sizes, strides)
+    # outermost first by stride; a dim of stride 0 says nothing of its place and keeps its own
+    order = sorted((d for d, s in enumerate(strides) if s), key=lambda d: -strides[d])
+    for d in (d for d, s in enumerate(strides) if not s):
+        order.insert(d, d)
     contiguity: list[bool | None] = []
     expected = 1
     for d in reversed(order):
-        if sizes[d] == 1 or (strides[d] == 0 and sizes[d] != 0):
+        if sizes[d] == 1 or strides[d] == 0:
             contiguity.insert(0, None)
             continue
         contiguity.insert(0, strides[d] == expected)
@@ -34,20 +36,6 @@ def compute_tensor_descriptor(sizes: Sequence[int], strides: Sequence[int]) -> t
     for place, d in enumerate(reversed(order)):
         places[d] = place
     return contiguity, places
-
-
-def _outermost_first(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """Dims by falling stride; a dim of stride 0 or size 1 stays behind the dim before it."""
-    order: list[int] = []
-    for d in range(len(sizes)):
-        at = len(order)
-        if strides[d] != 0 and sizes[d] != 1:
-            while at and (strides[order[at - 1]] < strides[d] or sizes[order[at - 1]] == 1 or strides[order[at - 1]] == 0):
-                if not any(0 < strides[e] < strides[d] and sizes[e] != 1 for e in order[:at]):
-                    break
-                at -= 1
-        order.insert(at, d)
-    return order
 
 
 def like(
@@ -74,13 +62,13 @@ def checked_layout(
         raise DefinitionError("define_tensor", f"stride_order={stride_order}", f"a permutation of {ndim} places")
     if contiguity is None:
         return (), order
+    dims = sorted(range(ndim), key=lambda d: -order[d]) if order else list(range(ndim))
     if isinstance(contiguity, bool):
-        return (contiguity,) * ndim, order
+        return tuple(None if shape[d] == 1 else contiguity for d in dims), order
     if len(contiguity) != ndim:
         raise DefinitionError(
             "define_tensor", f"contiguity={list(contiguity)}", f"{ndim} entries, one for each dim, or a bool"
         )
-    dims = sorted(range(ndim), key=lambda d: -order[d]) if order else list(range(ndim))
     for d, flag in zip(dims, contiguity, strict=True):
         if flag is not None and shape[d] == 1:
             raise DefinitionError("define_tensor", f"contiguity {flag} of dim {d}, of size 1", "None, as for every broadcast")

@@ -40,6 +40,8 @@ class ShapeBuilder(Builder):
         flags = tuple(bool(f) for f in is_broadcast_dim)
         if len([f for f in flags if not f]) != self._tensor("broadcast", x).ndim:
             raise OperandError("broadcast", "is_broadcast_dim", flags, f"{x.ndim} entries that are False")
+        if not any(flags):
+            return x
         rest = iter(x.shape)
         return self._unary("broadcast", x, [1 if f else next(rest) for f in flags], x.dtype, new=flags)
 
@@ -47,7 +49,7 @@ class ShapeBuilder(Builder):
         """``x`` expanded to ``shape``; its axis k becomes axis ``broadcast_dims[k]``."""
         if len(broadcast_dims) != self._tensor("broadcast_in_dim", x).ndim:
             raise OperandError("broadcast_in_dim", "broadcast_dims", broadcast_dims, f"{x.ndim} axes")
-        dims = list(broadcast_dims)
+        dims = [d + len(shape) if d < 0 else d for d in broadcast_dims]
         if any(not 0 <= d < len(shape) for d in dims) or sorted(dict.fromkeys(dims)) != dims:
             raise OperandError("broadcast_in_dim", "broadcast_dims", dims, f"ascending axes of a shape of {len(shape)} dims")
         wide = self.broadcast(x, [k not in dims for k in range(len(shape))])

@@ -95,7 +95,8 @@ def _run_index_put(values: Arguments, attributes: Attributes) -> torch.Tensor:
 
 def _embedding(shapes: Shapes, attributes: Attributes) -> Signature:
     index = axis_names(len(shapes[0]), "b")
-    return Signature((index, ("v*", "d*" if attributes.get("max_norm") is not None else "d")), ((*index, "d"),))
+    columns = "d" if attributes.get("max_norm") is None else "d*"  # a norm is over whole rows
+    return Signature((index, ("v*", columns)), ((*index, columns),))
 
 
 def _run_embedding(values: Arguments, attributes: Attributes) -> torch.Tensor:

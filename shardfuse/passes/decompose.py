@@ -74,14 +74,14 @@ class _Decomposer:
         sharding = _space(expr)
         reduced = reduced_axes(expr)
         partial = tuple((p, d) for p, d in sharding if carries_digits(reduced, d))
-        inputs: list[Value] = [
-            self.having(v, mesh, needed_of(expr, v, sharding, mesh)) if isinstance(v, BoundTensor) else v for v in expr.inputs
-        ]
-        if partial and expr.op == "linear" and len(inputs) == 3:
+        if partial and expr.op == "linear" and len(expr.inputs) == 3:
             product = self.like(out, f"{out.name}x", replace(out.domain))  # the bias is added once, not by every rank
             self.compute(Expr("linear", expr.inputs[:2], (product,)))
             self.compute(Expr("add", (product, expr.inputs[2]), (out,)))
             return
+        inputs: list[Value] = [
+            self.having(v, mesh, needed_of(expr, v, sharding, mesh)) if isinstance(v, BoundTensor) else v for v in expr.inputs
+        ]
         if partial:
             self.reduce_over_mesh(expr, inputs, sharding, partial)
             return

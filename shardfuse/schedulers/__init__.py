@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import communication, looped, no_op, persistent, pointwise, reduction, torch_call
+from . import communication, looped, mix_order, no_op, persistent, pointwise, reduction, torch_call
 from .limits import H200, Target
 from .plan import KernelPlan, Params
 from .segment import Segment
@@ -18,6 +18,7 @@ SCHEDULERS: tuple[tuple[str, WhyNot], ...] = (
     ("communication", communication.why_not),
     ("no_op", no_op.why_not),
     ("torch_call", torch_call.why_not),  # before kernels: an op without Triton text can be nothing else
+    ("mix_order", mix_order.why_not),
     ("persistent", persistent.why_not),  # before reduction: it reads its input once where the row fits
     ("reduction", reduction.why_not),
     ("pointwise", pointwise.why_not),
@@ -25,6 +26,7 @@ SCHEDULERS: tuple[tuple[str, WhyNot], ...] = (
 )
 
 _KERNELS: dict[str, tuple[Callable[[Segment, Target], Params], Callable[[Segment, Params], tuple[KernelPlan, ...]]]] = {
+    "mix_order": (mix_order.propose, mix_order.schedule),
     "persistent": (persistent.propose, persistent.schedule),
     "reduction": (reduction.propose, reduction.schedule),
     "pointwise": (pointwise.propose, pointwise.schedule),

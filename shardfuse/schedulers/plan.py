@@ -18,6 +18,8 @@ class Params:
     unrolled: r is held in registers, chunk by chunk; else a loop walks it, once for each phase.
     splits: programs that share one reduction, whose partials a second kernel finishes.
     max_registers: a bound for the compiler, where one more program a multiprocessor is worth recomputing for.
+    team: programs that share one row and exchange their partial results; 0 where a program has rows of its own.
+    programs: how many programs of a team's kernel are resident at once: its grid is no larger.
     """
 
     x_block: int
@@ -27,6 +29,8 @@ class Params:
     num_warps: int = 4
     num_stages: int = 3
     max_registers: int | None = None
+    team: int = 0
+    programs: int = 0
 
 
 @dataclass(frozen=True)

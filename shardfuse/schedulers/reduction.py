@@ -82,7 +82,7 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     assert not isinstance(second_space, str), second_space
     return (
         KernelPlan(kernel_name("reduction", first), first, _with(space, partials, split), params, split),
-        KernelPlan(kernel_name("finish", second), second, second_space, _finishing(second, second_space)),
+        KernelPlan(kernel_name("finish", second), second, second_space, finishing(second, second_space)),
     )
 
 
@@ -93,13 +93,16 @@ def _reduces(expr: Expr, space: Space) -> bool:
 def _workspace(expr: Expr, space: Space, split: Digit) -> BoundTensor:
     """Partial results ``[split, kept atoms...]`` in the type that the reduction accumulates in."""
     out = expr.output
-    if expr.op in ("sum", "prod"):
-        dtype = out.dtype.accumulator
-    else:
-        dtype = expr.tensors[0].dtype.compute if expr.op in ("max", "min") else DataType.Bool
     axes: tuple[Axis, ...] = ((split,), *((a,) for a in space.x))
     domain = BoundDomain(axes, out.domain.mesh, out.domain.sharding)
-    return BoundTensor(f"{out.name}_partial", dtype, domain)
+    return BoundTensor(f"{out.name}_partial", partial_dtype(expr), domain)
+
+
+def partial_dtype(expr: Expr) -> DataType:
+    """The type that the reduction accumulates in."""
+    if expr.op in ("sum", "prod"):
+        return expr.output.dtype.accumulator
+    return expr.tensors[0].dtype.compute if expr.op in ("max", "min") else DataType.Bool
 
 
 def _with(space: Space, partials: dict[Expr, BoundTensor], split: Digit) -> Space:
@@ -113,7 +116,7 @@ def _with(space: Space, partials: dict[Expr, BoundTensor], split: Digit) -> Spac
 def _first(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -> Segment:
     """What leads to the reductions, and the stores of unreduced outputs."""
     kept = [t for t in segment.outputs if space.has_r(t)]
-    before = _leading_to(segment.exprs, [*kept, *(e.tensors[0] for e in partials)])
+    before = leading_to(segment.exprs, [*kept, *(e.tensors[0] for e in partials)])
     exprs = [e for e in before if e not in partials]
     exprs += [Expr(e.op, e.inputs, (w,), e.attributes) for e, w in partials.items()]
     return Segment.of(exprs, [*kept, *partials.values()])
@@ -124,10 +127,10 @@ def _second(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -
     kept = [t for t in segment.outputs if not space.has_r(t)]
     finished = {e.output: Expr(e.op, (w,), (e.output,), {"axes": (0,)}) for e, w in partials.items()}
     cut = [finished.get(e.output, e) for e in segment.exprs]
-    return Segment.of(_leading_to(cut, kept), kept)
+    return Segment.of(leading_to(cut, kept), kept)
 
 
-def _leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Expr]:
+def leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Expr]:
     """The exprs that ``wanted`` rests on, in order."""
     needed = set(wanted)
     found: list[Expr] = []
@@ -138,7 +141,7 @@ def _leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Ex
     return found[::-1]
 
 
-def _finishing(segment: Segment, space: Space) -> Params:
+def finishing(segment: Segment, space: Space) -> Params:
     """All partial results of some kept elements in registers."""
     splits = power_of_two(space.reduced)
     if space.is_inner or space.kept == 1:

@@ -22,7 +22,8 @@ class Space:
     """``x``: atoms that every stored tensor keeps; ``r``: atoms that the reductions take away; outermost first.
 
     ``pieces``: every local digit as atoms.  ``phase``: how many reductions, one after the other, a tensor depends on.
-    ``is_inner``: is the atom that is fastest in memory a reduced one?
+    ``is_inner``: is the atom that is fastest in memory a reduced one?  ``walked``: the innermost of x, which a program
+    walks, adding up columns as it goes (``mix_order``).
     """
 
     x: Axis
@@ -31,6 +32,7 @@ class Space:
     pieces: Mapping[Digit, Axis]
     phase: Mapping[BoundTensor, int]
     is_inner: bool
+    walked: Axis = ()
 
     @property
     def kept(self) -> int:
@@ -53,6 +55,10 @@ class Space:
     def has_x(self, tensor: BoundTensor) -> bool:
         return not self.atoms[tensor].isdisjoint(self.x)
 
+    def is_walked(self, tensor: BoundTensor) -> bool:
+        """Does it change as a program walks on?"""
+        return not self.atoms[tensor].isdisjoint(self.walked)
+
     def is_streamed(self, tensor: BoundTensor) -> bool:
         """Is every element of it read once, in the one tile that needs it?"""
         return len(self.atoms[tensor]) == len(self.x) + len(self.r)
@@ -61,28 +67,41 @@ class Space:
 @lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn
 def analyse(segment: Segment) -> Space | str:
     """The space of ``segment``, or why no single kernel can walk it."""
-    tensors = dict.fromkeys(t for e in segment.exprs for t in (*e.tensors, *e.outputs))
-    refusal = next((r for e in segment.exprs if (r := refusal_of(e)) is not None), None)
-    if refusal is not None:
-        return refusal
-    try:
-        pieces = refine(d for t in tensors for axes in _walked(t) for axis in axes for d in axis)
-    except CutError as error:
-        return str(error)
-    atoms = {t: frozenset(_split_up(t.domain.local_axes(), pieces)) for t in tensors}
+    cut = cut_into_atoms(segment)
+    if isinstance(cut, str):
+        return cut
+    pieces, atoms = cut
     phase: dict[BoundTensor, int] = dict.fromkeys(segment.inputs, 0)
     reduced: frozenset[Digit] | None = None
     for expr in segment.exprs:
         read = frozenset[Digit]().union(*(atoms[t] for t in expr.tensors))
         gone = read - atoms[expr.output]
         if gone and expr.op not in REDUCTIONS:
-            return f"{expr.output} = {expr.op} lacks {_listed(gone)}"
+            return f"{expr.output} = {expr.op} lacks {listed(gone)}"
         if gone:
             if reduced is not None and gone != reduced:
-                return f"{expr.output} reduces {_listed(gone)}, others {_listed(reduced)}"
+                return f"{expr.output} reduces {listed(gone)}, others {listed(reduced)}"
             reduced = gone
         phase[expr.output] = max((phase[t] for t in expr.tensors), default=0) + bool(gone)
     return _ordered(segment, atoms, pieces, phase, reduced or frozenset())
+
+
+Pieces = Mapping[Digit, Axis]
+Atoms = Mapping[BoundTensor, frozenset[Digit]]
+
+
+@lru_cache(maxsize=64)
+def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms] | str:
+    """Every local digit of ``segment`` as atoms, and those that each tensor holds, or why there is no such kernel."""
+    tensors = dict.fromkeys(t for e in segment.exprs for t in (*e.tensors, *e.outputs))
+    refusal = next((r for e in segment.exprs if (r := refusal_of(e)) is not None), None)
+    if refusal is not None:
+        return refusal
+    try:
+        pieces = refine(d for t in tensors for axes in _in_memory(t) for axis in axes for d in axis)
+    except CutError as error:
+        return str(error)
+    return pieces, {t: frozenset(_split_up(t.domain.local_axes(), pieces)) for t in tensors}
 
 
 def refusal_of(expr: Expr) -> str | None:
@@ -105,7 +124,7 @@ def refusal_of(expr: Expr) -> str | None:
     return None
 
 
-def _walked(tensor: BoundTensor) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+def _in_memory(tensor: BoundTensor) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
     return tensor.domain.local_axes(), tensor.domain.storage()
 
 
@@ -113,7 +132,7 @@ def _split_up(axes: Iterable[Axis], pieces: Mapping[Digit, Axis]) -> Axis:
     return tuple(a for axis in axes for d in axis for a in pieces[d])
 
 
-def _listed(atoms: Iterable[Digit]) -> str:
+def listed(atoms: Iterable[Digit]) -> str:
     return ", ".join(sorted(map(str, atoms)))
 
 
@@ -129,20 +148,20 @@ def _ordered(
     for out in segment.outputs:
         missing = kept - atoms[out]
         if missing:
-            return f"{out} lacks {_listed(missing)}"
+            return f"{out} lacks {listed(missing)}"
         if atoms[out] & reduced and not reduced <= atoms[out]:
-            return f"{out} lacks {_listed(reduced - atoms[out])}"
+            return f"{out} lacks {listed(reduced - atoms[out])}"
     # Where nothing is reduced the order of the writes decides, else that of the reads.
     first = (segment.inputs, segment.outputs) if reduced else (segment.outputs, segment.inputs)
     candidates = (*first[0], *first[1])
-    order = _storage_order(candidates, atoms, pieces, reduced)
+    order = storage_order(candidates, atoms, pieces, reduced)
     order[:0] = sorted(every - frozenset(order), key=str)
     is_inner = bool(order) and order[-1] in reduced
     x, r = tuple(a for a in order if a in kept), tuple(a for a in order if a in reduced)
     return Space(x, r, atoms, pieces, phase, is_inner)
 
 
-def _storage_order(
+def storage_order(
     candidates: Sequence[BoundTensor],
     atoms: Mapping[BoundTensor, frozenset[Digit]],
     pieces: Mapping[Digit, Axis],

@@ -189,7 +189,8 @@ class FusionDefinition:
                 raise NotImplementedError(message)
             self.fec = FusionExecutorCache(self._open())
             del self._fusion
-        return self.fec.execute(inputs, device=device, _enable_options=_enable_options, _disable_options=_disable_options)
+        flat = [n for v in inputs for n in (v if isinstance(v, list | tuple) else [v])]  # a vector is so many numbers
+        return self.fec.execute(flat, device=device, _enable_options=_enable_options, _disable_options=_disable_options)
 
     def manual_execute(self, inputs: Sequence[Argument], heuristic_params: object = None) -> list[torch.Tensor]:
         """Run by a KernelExecutor; the schedule is shardfuse's own."""

@@ -53,6 +53,8 @@ class Operations:
             dtype = common_type(name, promoted)
             self._check(name, values, dtype)
             cast_to = [self._ops.cast(v, dtype) if isinstance(v, TensorView) else v for v in promoted]
+            if not any(isinstance(v, TensorView) for v in promoted):  # numbers alone keep their width
+                cast_to = [self._ops.full([], v, dtype) for v in promoted if not isinstance(v, TensorView)]
             values = [*values[: len(values) - len(promoted)], *cast_to]
         else:
             dtype = DataType.Int if all(_is_integral(v) for v in promoted) else DataType.Double
@@ -89,6 +91,8 @@ class Operations:
         chosen = None if dtype is None else dtype
         if isinstance(given, list) and not given:
             given = list(range(x.ndim))
+        if isinstance(given, DataType):  # (arg, dtype): over all axes
+            chosen, given = given, list(range(x.ndim))
         if op in ("sum", "prod"):
             return self._call(op, x, given, keepdim, chosen)
         out = self._call(op, x, given, keepdim)
@@ -139,12 +143,12 @@ class Operations:
     def slice(
         self, arg: Any, start_indices: Any, end_indices: Any, strides: Any = None, manual_normalization: bool = False
     ) -> Any:
-        steps = plain(strides)
-        if isinstance(steps, list) and any(isinstance(n, int) and n != 1 for n in steps):
-            raise OperandError("slice", "strides", steps, "steps of 1, as in nvFuser; shardfuse's own slice takes others")
         for name, given in (("start_indices", start_indices), ("end_indices", end_indices)):
             if any(isinstance(n, int) and n < 0 for n in cast("list[object]", plain(given))):
                 raise OperandError("slice", name, given, "indices of 0 or more")
+        steps = plain(strides)
+        if isinstance(steps, list) and any(isinstance(n, int) and n != 1 for n in cast("list[object]", steps)):
+            raise OperandError("slice", "strides", steps, "steps of 1, as in nvFuser; shardfuse's own slice takes others")
         return self._call("slice", arg, start_indices, end_indices, strides)
 
     @translated

@@ -1,0 +1,33 @@
+"""Memory through which the programs of one launch exchange words, kept from launch to launch."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Mailbox:
+    """``words`` 64-bit words of one bound kernel, zeroed once for each stream that launches it.
+
+    Launches of one stream follow one another; those of two streams may run at once and must not read each other's
+    words.  A launch that is being captured into a graph gets words of its own, which the graph zeroes in each replay:
+    a replay may meet any stream.
+    """
+
+    def __init__(self, words: int) -> None:
+        self._words = words
+        self._of_stream: dict[tuple[torch.device, int], torch.Tensor] = {}
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """The words for a launch on the current stream of ``device``."""
+        stream = 0
+        if device.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():
+                return self._zeros(device)
+            stream = torch.cuda.current_stream(device).cuda_stream
+        found = self._of_stream.get((device, stream))
+        if found is None:
+            found = self._of_stream[device, stream] = self._zeros(device)
+        return found
+
+    def _zeros(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(self._words, dtype=torch.int64, device=device)

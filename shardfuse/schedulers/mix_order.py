@@ -1,0 +1,266 @@
+"""mix_order: sums along rows that an epilogue needs, with sums down columns of the same rows (the backward of norms).
+
+A persistent grid walks the rows once.  Partial sums of columns stay in registers for the whole walk and leave it as one
+row of a workspace a program, which a second kernel adds up in a fixed order.  Before::
+
+    T4 = sum(T3, rows' elements); T5 = sub(T2, T4); T6 = sum(T3, rows)
+
+after, ``split`` telling programs apart::
+
+    T4 = sum(T3); T5 = sub(T2, T4); T6_partial[split] = sum(T3)
+    T6 = sum(T6_partial)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from ..ir.digits import Axis, Digit, Root
+from ..ir.domain import BoundDomain
+from ..ir.expr import REDUCTIONS, BoundTensor, Expr
+from . import reduction
+from .limits import MAX_CHUNKS, MAX_WARPS, WARP, Target, power_of_two, vector
+from .plan import KernelPlan, Params, kernel_name
+from .segment import Segment
+from .space import Atoms, Space, analyse, cut_into_atoms, listed, storage_order
+
+_EACH = 32
+"""Elements of a tile that one thread holds."""
+_WARPS = 4
+"""Of rows that these hold; longer ones get more."""
+_SHARE = 0.85
+"""What a tile may take of a multiprocessor's registers; the rest is addresses and temporaries."""
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """``columns``: the reductions down columns.  ``main``: what the walk computes; ``after``: what rests on columns."""
+
+    space: Space
+    columns: tuple[Expr, ...]
+    main: tuple[Expr, ...]
+    stored: tuple[BoundTensor, ...]
+    after: tuple[BoundTensor, ...]
+
+
+def why_not(segment: Segment) -> str | None:
+    """Why ``segment`` is not of mixed order; ``None`` where it is."""
+    mixed = analyse_mixed(segment)
+    if isinstance(mixed, str):
+        return mixed
+    finishes = _finishes(segment, mixed, _columns(mixed, 2))
+    if isinstance(finishes, str):
+        return finishes
+    words = _registers(segment, mixed)
+    if words * mixed.space.reduced > _SHARE * _REGISTERS:
+        return f"a row of {mixed.space.reduced} elements takes {words} registers each, more than a multiprocessor has"
+    return None
+
+
+def propose(segment: Segment, target: Target) -> Params:
+    """Rows short enough share a program; two programs a multiprocessor where registers allow."""
+    mixed = analyse_mixed(segment)
+    assert not isinstance(mixed, str), mixed
+    n = mixed.space.reduced
+    inputs = [t for t in segment.inputs if mixed.space.is_streamed(t)]
+    width = max((vector(t.dtype, n, target) for t in inputs), default=4)
+    words = _registers(segment, mixed)
+    rows = 1
+    while 2 * rows * n <= _EACH * WARP * _WARPS:
+        rows *= 2
+    warps = _WARPS
+    while warps < MAX_WARPS and rows * n > _EACH * WARP * warps:
+        warps *= 2
+    programs = 2 if words * rows * n <= _SHARE * target.registers / 2 else 1
+    walked = prod(a.extent for a in mixed.space.walked)
+    rows = min(rows, power_of_two(walked))
+    blocks = -(-walked // rows)
+    wanted = max(target.multiprocessors * programs // (mixed.space.kept // walked), 1)
+    splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
+    block = max(min(warps * WARP * width // (rows if n * rows <= _EACH * WARP * _WARPS else 1), power_of_two(n)), WARP)
+    while n % block and block > WARP * width and n // block < 2:
+        block //= 2
+    block = max(block, power_of_two(-(-n // MAX_CHUNKS)))
+    return Params(rows, block, splits=splits, num_warps=warps, num_stages=_stages(inputs, rows * n * programs, target))
+
+
+def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
+    """The walk, then the sums of its partial results."""
+    mixed = analyse_mixed(segment)
+    assert not isinstance(mixed, str), mixed
+    columns = _columns(mixed, params.splits)
+    finishes = _finishes(segment, mixed, columns)
+    assert not isinstance(finishes, str), finishes
+    main = [e for e in mixed.main if e not in columns]
+    main += [Expr(e.op, e.inputs, (w,), e.attributes) for e, w in columns.items()]
+    first = Segment.of(main, [*mixed.stored, *columns.values()])
+    plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), params, _split_of(columns))]
+    for finish in finishes:
+        space = analyse(finish)
+        assert not isinstance(space, str), space
+        plans.append(KernelPlan(kernel_name("finish", finish), finish, space, reduction.finishing(finish, space)))
+    return tuple(plans)
+
+
+# the space
+
+
+@lru_cache(maxsize=64)
+def analyse_mixed(segment: Segment) -> Mixed | str:
+    """The space of the walk, or why there is none."""
+    if sum(e.op in REDUCTIONS for e in segment.exprs) < 2:
+        return "it does not reduce both ways"
+    cut = cut_into_atoms(segment)
+    if isinstance(cut, str):
+        return cut
+    pieces, atoms = cut
+    gone = {e: g for e in segment.exprs if (g := _read(e, atoms) - atoms[e.output])}
+    stray = next((e for e in gone if e.op not in REDUCTIONS), None)
+    if stray is not None:
+        return f"{stray.output} = {stray.op} lacks {listed(gone[stray])}"
+    if len(set(gone.values())) < 2:
+        return "it does not reduce both ways"
+    order = storage_order((*segment.inputs, *segment.outputs), atoms, pieces, frozenset())
+    every = frozenset[Digit]().union(*atoms.values())
+    order[:0] = sorted(every - frozenset(order), key=str)
+    rows = [g for g in gone.values() if order[-1] in g]
+    if not rows:
+        return f"nothing is reduced along {order[-1]}, which is fastest in memory"
+    if any(g != rows[0] for g in rows):
+        return f"some reductions take {listed(rows[0])}, others {listed(next(g for g in rows if g != rows[0]))}"
+    columns = [e for e, g in gone.items() if g != rows[0]]
+    walked = frozenset[Digit].intersection(*(gone[e] for e in columns)) - rows[0]
+    refusal = _refusal(columns, gone, atoms, rows[0], every) or ("" if walked else "its column sums share no rows")
+    if refusal:
+        return refusal
+    kept = [a for a in order if a not in rows[0]]
+    x = (*(a for a in kept if a not in walked), *(a for a in kept if a in walked))
+    return _mixed(segment, columns, Space(
+        x, tuple(a for a in order if a in rows[0]), atoms, pieces, _phases(segment, gone, columns), is_inner=True,
+        walked=tuple(a for a in kept if a in walked),
+    ))  # fmt: skip
+
+
+def _read(expr: Expr, atoms: Atoms) -> frozenset[Digit]:
+    return frozenset[Digit]().union(*(atoms[t] for t in expr.tensors))
+
+
+def _refusal(
+    columns: Sequence[Expr],
+    gone: Mapping[Expr, frozenset[Digit]],
+    atoms: Atoms,
+    reduced: frozenset[Digit],
+    every: frozenset[Digit],
+) -> str | None:
+    for e in columns:
+        if gone[e] & reduced:
+            return f"{e.output} reduces {listed(gone[e])}, others {listed(reduced)}"
+        if atoms[e.tensors[0]] != every:
+            return f"{e.output} is reduced from {e.tensors[0]}, which lacks {listed(every - atoms[e.tensors[0]])}"
+    return None
+
+
+def _phases(
+    segment: Segment, gone: Mapping[Expr, frozenset[Digit]], columns: Sequence[Expr]
+) -> dict[BoundTensor, int]:
+    """Reductions along rows that a tensor depends on, one after the other."""
+    phase = dict.fromkeys(segment.inputs, 0)
+    for e in segment.exprs:
+        phase[e.output] = max((phase[t] for t in e.tensors), default=0) + (e in gone and e not in columns)
+    return phase
+
+
+def _mixed(segment: Segment, columns: Sequence[Expr], space: Space) -> Mixed | str:
+    """``segment`` parted into what leads to column sums and what rests on them."""
+    rests: dict[BoundTensor, None] = dict.fromkeys(e.output for e in columns)
+    for e in segment.exprs:
+        if any(t in rests for t in e.tensors):
+            if e in columns or space.is_walked(e.output):
+                return f"{e.output} needs rows again after {e.tensors[0]} has been reduced over them"
+            rests[e.output] = None
+    stored = tuple(t for t in segment.outputs if t not in rests)
+    for t in stored:
+        missing = frozenset(space.x) - space.atoms[t] or (space.has_r(t) and frozenset(space.r) - space.atoms[t])
+        if missing:
+            return f"{t} lacks {listed(missing)}"
+    main = reduction.leading_to(segment.exprs, [*stored, *(e.output for e in columns)])
+    after = tuple(t for t in segment.outputs if t in rests)
+    return Mixed(space, tuple(e for e in main if e in columns), tuple(main), stored, after)
+
+
+# the second kernel
+
+
+def _columns(mixed: Mixed, splits: int) -> dict[Expr, BoundTensor]:
+    """Each column reduction and its workspace ``[kept rows..., split, columns...]``."""
+    space = mixed.space
+    split = Digit(Root("split", splits), 1, splits)
+    kept = [(a,) for a in space.x if a not in space.walked]
+    axes: tuple[Axis, ...] = (*kept, (split,), *((a,) for a in space.r))
+    found: dict[Expr, BoundTensor] = {}
+    for e in mixed.columns:
+        domain = BoundDomain(axes, e.output.domain.mesh, e.output.domain.sharding)
+        found[e] = BoundTensor(f"{e.output.name}_partial", reduction.partial_dtype(e), domain)
+    return found
+
+
+def _split_of(columns: Mapping[Expr, BoundTensor]) -> Digit:
+    workspace = next(iter(columns.values()))
+    return next(a for axis in workspace.domain.logical for a in axis if isinstance(a.base, Root) and a.base.name == "split")
+
+
+def _with(space: Space, columns: Mapping[Expr, BoundTensor]) -> Space:
+    split = _split_of(columns)
+    own = frozenset(a for a in (*space.x, *space.r) if a not in space.walked)
+    atoms = {**space.atoms, **{w: own | {split} for w in columns.values()}}
+    phase = {**space.phase, **{w: space.phase[e.tensors[0]] for e, w in columns.items()}}
+    return Space(space.x, space.r, atoms, {**space.pieces, split: (split,)}, phase, is_inner=True, walked=space.walked)
+
+
+def _finishes(segment: Segment, mixed: Mixed, columns: Mapping[Expr, BoundTensor]) -> list[Segment] | str:
+    """Segments that finish the column sums: as few as have one iteration space each."""
+    finished: dict[BoundTensor, Expr] = {}
+    for e, w in columns.items():
+        gone = [k for k, axis in enumerate(w.domain.logical) if axis[0] not in mixed.space.atoms[e.output]]
+        finished[e.output] = Expr(e.op, (w,), (e.output,), {"axes": tuple(gone)})
+    cut = [finished.get(e.output, e) for e in segment.exprs]
+    found: list[list[BoundTensor]] = []
+    for t in mixed.after:
+        for group in found:
+            if reduction.why_not(_leading(cut, [*group, t])) is None:
+                group.append(t)
+                break
+        else:
+            reason = reduction.why_not(_leading(cut, [t]))
+            if reason is not None:
+                return f"what follows the column sums is no reduction: {reason}"
+            found.append([t])
+    return [_leading(cut, group) for group in found]
+
+
+def _leading(exprs: Iterable[Expr], wanted: Sequence[BoundTensor]) -> Segment:
+    return Segment.of(reduction.leading_to(exprs, wanted), wanted)
+
+
+# registers
+
+_REGISTERS = 65536
+
+
+def _registers(segment: Segment, mixed: Mixed) -> float:
+    """Of one element of a row: accumulators, what is the same for all rows, and what the row holds; one to compute."""
+    space = mixed.space
+    words = 1.0 + sum(reduction.partial_dtype(e).itemsize / 4 for e in mixed.columns)
+    for t in segment.inputs:
+        if space.has_r(t):
+            words += t.dtype.itemsize / 4
+    return words
+
+
+def _stages(inputs: Sequence[BoundTensor], elements: int, target: Target) -> int:
+    """Rows under way at once: as many as shared memory holds, 3 at most."""
+    one = elements * sum(t.dtype.itemsize for t in inputs)
+    return 3 if 2 * one <= 0.9 * target.shared_bytes else 2
