@@ -5,6 +5,7 @@
 2. Every other Expr starts as a segment.  Walking in order, it joins the segments of its producers where a scheduler
    takes the two together and no third segment stands between them.
 3. Segments that read the same tensor, and do not depend on each other, join likewise.
+4. Small all-reduces over the same ranks that do not depend on each other are packed into one.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .analysis.resharding import communication_of
+from .analysis.resharding import communication_of, packed
 from .analysis.sharding import is_opaque
+from .ir.digits import extent
 from .ir.expr import VIEWS, BoundFusion, BoundTensor, Expr
 from .schedulers import ALONE, SCHEDULERS
 from .schedulers.segment import Segment
@@ -41,7 +43,16 @@ def choose_scheduler(segment: Segment) -> tuple[str | None, tuple[tuple[str, str
 
 def segment_fusion(fusion: BoundFusion) -> list[ScheduledSegment]:
     """Segments in an order in which they can run."""
+    if any(extent(axis) == 0 for t in fusion.tensors() for axis in t.domain.logical):
+        return [_without_kernel(e) for e in fusion.exprs]
     return _Segmenter(fusion).run()
+
+
+def _without_kernel(expr: Expr) -> ScheduledSegment:
+    """An Expr of a fusion in which some tensor has no elements: there is little to do, and torch does it."""
+    segment = Segment.of([expr], expr.outputs)
+    name = next((n for n, why_not in SCHEDULERS if n in ("communication", "no_op") and why_not(segment) is None), "torch_call")
+    return ScheduledSegment(segment, name, ())
 
 
 class _Segmenter:
@@ -66,6 +77,7 @@ class _Segmenter:
         for expr in self.placed:
             self.place(expr)
         self.join_siblings()
+        self.pack_collectives()
         return [
             ScheduledSegment(self.segment_of(self.groups[g]), *self.chosen[g]) for g in self.in_order(list(self.groups))
         ]
@@ -155,8 +167,13 @@ class _Segmenter:
         name, refusals = choose_scheduler(self.segment_of(exprs))
         if name is None or name in ALONE:
             return False
-        self.groups[b] = exprs
+        self.merge(a, b, exprs)
         self.chosen[b] = (name, refusals)
+        return True
+
+    def merge(self, a: int, b: int, exprs: list[Expr]) -> None:
+        """Put ``exprs``, those of both, in ``b``."""
+        self.groups[b] = exprs
         for e in self.groups.pop(a):
             self.group_of[e] = b
         self.depends[b] = {h: None for h in (*self.depends[b], *self.depends.pop(a)) if h not in (a, b)}
@@ -164,7 +181,16 @@ class _Segmenter:
             if a in others:
                 del others[a]
                 others[b] = None
-        return True
+
+    def pack_collectives(self) -> None:
+        found = [g for g in self.groups if self.chosen[g][0] == "communication"]
+        for b in found:
+            for a in found:
+                if a >= b or a not in self.groups or b not in self.groups:
+                    continue
+                exprs = sorted((*self.groups[a], *self.groups[b]), key=self.position.__getitem__)
+                if packed(exprs) and not self.reaches(b, a) and not self.reaches(a, b):
+                    self.merge(a, b, exprs)
 
     def between(self, a: int, b: int) -> bool:
         """Does ``b`` depend on ``a`` through a third group?"""

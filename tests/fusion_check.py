@@ -37,15 +37,17 @@ def check(
     reference: Reference | None = None,
     sizes: Mapping[TensorView, Sequence[int]] | None = None,
     expected: Sequence[Expected] | None = None,
+    device: torch.device | str = "cpu",
 ) -> list[torch.Tensor | None]:
     """Run ``fd`` on this rank's pieces of the unsharded ``inputs`` and compare every output with torch.
 
     reference: torch's own way to compute the outputs, called with the inputs in float64; left out, the definition's ops
-    one by one.  expected: what ``evaluate`` gave, where several ranks share it.  Returns what ``fd.execute`` gave.
+    one by one.  expected: what ``evaluate`` gave, where several ranks share it.  device: where the pieces are put.
+    Returns what ``fd.execute`` gave.
     """
     rank = current_rank()
     fd.fec  # noqa: B018 closes the definition: inputs about which nothing was said get their sharding
-    arguments = local_arguments(fd.fusion, inputs, rank)
+    arguments = [v.to(device) if isinstance(v, torch.Tensor) else v for v in local_arguments(fd.fusion, inputs, rank)]
     found = cast("list[torch.Tensor | None]", fd.execute(arguments, sizes=sizes))
     expected = evaluate(fd.fusion, inputs) if expected is None else expected
     if reference is not None:
@@ -61,7 +63,7 @@ def check(
         place: Callable[[torch.Tensor], torch.Tensor | None] = (
             (lambda x, tv=tv: local_piece(tv, x, rank)) if said else (lambda x, b=bound: bound_piece(b.domain, x, rank))
         )
-        compare(tv.name, value, want, place)
+        compare(tv.name, None if value is None else value.cpu(), want, place)
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from segments import Builder, rms_norm
 
 from shardfuse.ir.dtype import DataType
@@ -36,6 +38,35 @@ def rms_norm_dx(rows: int, columns: int, dtype: DataType) -> Segment:
     scaled = b.op("mul", b.cast(dy, FLOAT), b.cast(weight, FLOAT))
     mean = b.mean(b.op("mul", scaled, unit), [1])
     return b.segment(b.cast(b.op("mul", b.op("sub", scaled, b.op("mul", unit, mean)), rstd), dtype))
+
+
+def rms_norm_backward(rows: int, columns: int, dtype: DataType) -> Segment:
+    """dx and dw of RMSNorm in one."""
+    b = Builder()
+    i, j, wide = b.axis(rows), b.axis(columns), dtype.compute
+    x, dy, weight, rstd = b.input(dtype, i, j), b.input(dtype, i, j), b.input(dtype, j), b.input(wide, i, ())
+    unit, g = b.op("mul", b.cast(x, wide), rstd), b.cast(dy, wide)
+    scaled = b.op("mul", g, b.cast(weight, wide))
+    mean = b.mean(b.op("mul", scaled, unit), [1])
+    dx = b.op("mul", b.op("sub", scaled, b.op("mul", unit, mean)), rstd)
+    dw = b.reduce("sum", b.op("mul", g, unit), [0], keepdim=False)
+    return b.segment(b.cast(dx, dtype), b.cast(dw, dtype))
+
+
+def layer_norm_backward(shape: Sequence[int], dtype: DataType, *, samples: bool = False) -> Segment:
+    """dx, dw and db of LayerNorm, statistics computed again.  ``samples``: a weight, and sums, for each of dim 0."""
+    b = Builder()
+    axes, lead, wide = [b.axis(n) for n in shape], len(shape) - 1, dtype.compute
+    x, dy = b.cast(b.input(dtype, *axes), wide), b.cast(b.input(dtype, *axes), wide)
+    weight = b.cast(b.input(dtype, *([axes[0], *((),) * (lead - 1)] if samples else []), axes[-1]), wide)
+    centred = b.op("sub", x, b.mean(x, [lead]))
+    rstd = b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), [lead]), 1e-5))
+    unit, scaled = b.op("mul", centred, rstd), b.op("mul", dy, weight)
+    along, mean = b.mean(b.op("mul", scaled, unit), [lead]), b.mean(scaled, [lead])
+    dx = b.op("mul", b.op("sub", b.op("sub", scaled, b.op("mul", unit, along)), mean), rstd)
+    rows = list(range(1 if samples else 0, lead))
+    dw, db = (b.reduce("sum", t, rows, keepdim=False) for t in (b.op("mul", dy, unit), dy))
+    return b.segment(b.cast(dx, dtype), b.cast(dw, dtype), b.cast(db, dtype))
 
 
 def rms_norm_dw(rows: int, columns: int, dtype: DataType) -> Segment:
@@ -114,6 +145,7 @@ GOLDEN: dict[str, Segment] = {
     "add_rms_norm": rms_norm(8192, 4096, BF16, residual=True),
     "rms_norm_dx": rms_norm_dx(8192, 4096, BF16),
     "rms_norm_dw": rms_norm_dw(8192, 4096, BF16),
+    "layer_norm_backward": layer_norm_backward((8192, 4096), BF16),
     "swiglu": swiglu(8192, 4096, BF16),
     "cross_entropy": cross_entropy(4096, 32000, BF16),
     "total": total(8192, 4096, BF16),
@@ -131,6 +163,9 @@ SM90: dict[str, Segment] = {
     **{f"add_rms_norm {n}": rms_norm(8192, n, BF16, residual=True) for n in WIDTHS},
     **{f"rms_norm_dx {n}": rms_norm_dx(8192, n, BF16) for n in (384, 1024, 4096, 8192, 16384)},
     **{f"rms_norm_dw {n}": rms_norm_dw(8192, n, BF16) for n in (384, 1024, 4096, 8192, 5140)},
+    **{f"rms_norm_backward {n}": rms_norm_backward(32768, n, BF16) for n in (384, 1024, 4096, 5120, 8192, 16384)},
+    **{f"layer_norm_backward {n}": layer_norm_backward((32768, n), BF16) for n in (384, 1024, 4096, 5140, 8192)},
+    "layer_norm_backward of samples": layer_norm_backward((8, 4096, 3072), BF16, samples=True),
     **{f"cross_entropy {n}": cross_entropy(4096, n, BF16) for n in (8192, 16384, 50257, 128256)},
     **{f"softmax {n}": softmax(8192, n, BF16) for n in (128, 1000, 4096, 32000)},
     "softmax of columns": softmax(64, 8192, BF16, axis=0),

@@ -25,14 +25,14 @@ FLOATS = (DataType.Double, DataType.Float, DataType.BFloat16)
 
 
 def random_case(
-    seed: int, worlds: Sequence[int] = (2, 3, 4), backend: Backend = "torch", *, with_zero: bool = False
+    seed: int, worlds: Sequence[int] = (2, 3, 4), backend: Backend | None = "torch", *, with_zero: bool = False
 ) -> Case:
     """The case of ``seed``: 1 to 3 inputs, 1 to 7 ops, 1 to 3 outputs, shardings on some of them."""
     return _Maker(random.Random(seed), backend, with_zero).make(seed, worlds)
 
 
 def run_cases(
-    seeds: Iterable[int], worlds: Sequence[int] = (2, 3, 4), backend: Backend = "torch", *, with_zero: bool = False
+    seeds: Iterable[int], worlds: Sequence[int] = (2, 3, 4), backend: Backend | None = "torch", *, with_zero: bool = False
 ) -> None:
     """Run the case of every seed on ranks that are threads, and compare."""
     by_world: dict[int, list[Case]] = {}
@@ -49,7 +49,7 @@ Known = tuple[TensorView, tuple[int, ...]]
 @dataclass
 class _Maker:
     rng: random.Random
-    backend: Backend
+    backend: Backend | None
     with_zero: bool
     known: list[Known] = field(default_factory=list[Known])
 

@@ -18,7 +18,7 @@ from shardfuse.mesh import DeviceMesh, ParallelType
 from shardfuse.ops.evaluate import evaluate_local
 from shardfuse.ops.promotion import types
 from shardfuse.ops.table import POINTWISE
-from shardfuse.schedulers import looped, persistent, pointwise, reduction
+from shardfuse.schedulers import looped, mix_order, persistent, pointwise, reduction, transpose
 from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.segment import Segment
 
@@ -181,7 +181,7 @@ def rms_norm(rows: int, columns: int, dtype: DataType, *, residual: bool = False
 
 def scheduler_of(segment: Segment) -> ModuleType:
     """The first scheduler that takes ``segment``, in order of priority."""
-    return next(s for s in (persistent, reduction, pointwise, looped) if s.why_not(segment) is None)
+    return next(s for s in (mix_order, persistent, reduction, transpose, pointwise, looped) if s.why_not(segment) is None)
 
 
 def kernels_of(segment: Segment) -> list[KernelSource]:

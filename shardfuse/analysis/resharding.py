@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import cast
 
 from ..ir.digits import extent
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
@@ -13,17 +15,22 @@ from ..mesh import ParallelType
 @dataclass(frozen=True)
 class Communication:
     """``kind``: all_gather, all_reduce, reduce_scatter, all_to_all, slice (free), or broadcast, scatter, gather, send
-    between two meshes.  ``mesh_dim``: the mesh dimension that it runs over, ``None`` between meshes.
+    between two meshes.  ``mesh_dims``: the mesh dimensions that it runs over, none between meshes.
     ``bytes``: of the larger of what one rank gives and gets, on an even sharding.
     """
 
     kind: str
-    mesh_dim: ParallelType | None
+    mesh_dims: tuple[ParallelType, ...]
     bytes: int
     team: int
 
+    @property
+    def mesh_dim(self) -> ParallelType | None:
+        """The only mesh dimension."""
+        return self.mesh_dims[0] if len(self.mesh_dims) == 1 else None
+
     def __str__(self) -> str:
-        over = f" over {self.mesh_dim}" if self.mesh_dim else ""
+        over = f" over {', '.join(map(str, self.mesh_dims))}" if self.mesh_dims else ""
         return f"{self.kind}{over} of {self.team} ranks, {self.bytes} bytes"
 
 
@@ -34,11 +41,16 @@ def communication_of(expr: Expr) -> Communication | None:
     move = expr.attributes.get("move")
     if isinstance(move, str):
         ranks = dict.fromkeys((*_ranks(source), *_ranks(target)))
-        return Communication(move, None, size, 2 if move == "send" else len(ranks))
-    parallel_type = expr.attributes.get("mesh")
-    if not isinstance(parallel_type, ParallelType):
-        return None
+        return Communication(move, (), size, 2 if move == "send" else len(ranks))
     mesh = target.domain.mesh
+    over = mesh_dims_of(expr)
+    if len(over) > 1 or expr.attributes.get("exchange"):
+        assert mesh is not None, f"{expr.op} communicates without a mesh"
+        kind = "all_reduce" if expr.op in REDUCTIONS else "all_to_all"
+        return Communication(kind, over, size, prod(mesh.extent(p) for p in over))
+    if not over:
+        return None
+    (parallel_type,) = over
     assert mesh is not None, f"{expr.op} communicates without a mesh"
     had, has = source.domain.digits_on(parallel_type), target.domain.digits_on(parallel_type)
     match expr.op in REDUCTIONS, bool(had), bool(has):
@@ -54,7 +66,35 @@ def communication_of(expr: Expr) -> Communication | None:
             kind = "slice"
         case _:
             raise AssertionError(f"{expr.op} on {parallel_type}: {source} had {had}, {target} has {has}")
-    return Communication(kind, parallel_type, size, mesh.extent(parallel_type))
+    return Communication(kind, over, size, mesh.extent(parallel_type))
+
+
+PACKED_BYTES = 8 * 2**20
+"""Up to here a collective's latency is longer than the copies that pack its argument with another's."""
+
+
+def packed(exprs: Sequence[Expr]) -> Communication | None:
+    """The one all-reduce that independent all-reduces over the same ranks come to; ``None`` where they do not."""
+    first = exprs[0]
+    found = [communication_of(e) for e in exprs]
+    kinds = [(c.kind, c.mesh_dims) for c in found if c is not None]
+    if len(kinds) < len(exprs) or any(kind != ("all_reduce", kinds[0][1]) for kind in kinds):
+        return None
+    same = (first.op, first.output.dtype, first.output.domain.mesh)
+    if any((e.op, e.output.dtype, e.output.domain.mesh) != same for e in exprs):
+        return None
+    size = sum(c.bytes for c in found if c is not None)
+    if size > PACKED_BYTES or found[0] is None:
+        return None
+    return Communication("all_reduce", kinds[0][1], size, found[0].team)
+
+
+def mesh_dims_of(expr: Expr) -> tuple[ParallelType, ...]:
+    """The mesh dimensions that ``expr`` changes."""
+    found = expr.attributes.get("mesh")
+    if isinstance(found, ParallelType):
+        return (found,)
+    return cast("tuple[ParallelType, ...]", found) if isinstance(found, tuple) else ()
 
 
 def _ranks(tensor: BoundTensor) -> tuple[int, ...]:

@@ -39,6 +39,12 @@ _ON_BOOL = {
 _ORDERED = ("lt", "le", "gt", "ge")
 _WHOLE = ("floor", "ceil")
 
+LIBDEVICE = {
+    False: "from triton.language.extra import libdevice\n",
+    True: "from shardfuse.codegen.interpreted import libdevice\n",
+}
+"""Where a kernel has CUDA's math library from: on a GPU, and under the interpreter."""
+
 ROUND_BFLOAT16 = '''@triton.jit
 def to_bfloat16(x):
     """Round float32 to the nearest bfloat16, ties to even, by hand: Triton's interpreter truncates."""

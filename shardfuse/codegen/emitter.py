@@ -12,12 +12,12 @@ from ..ir.layout import Coordinates, Layout
 from ..ops.promotion import types
 from ..ops.table import POINTWISE
 from ..schedulers.plan import KernelPlan
-from .arithmetic import ROUND_BFLOAT16, TRITON_TYPE, converted, literal, must_round, pointwise_text, rounded
+from .arithmetic import LIBDEVICE, ROUND_BFLOAT16, TRITON_TYPE, converted, literal, must_round, pointwise_text, rounded
 from .exchange import exchange_helpers, exchange_lines
-from .indexing import Group, chunk_terms, dynamic_terms, member_terms
+from .indexing import chunk_terms, dynamic_terms, member_terms
 from .reduction import HELPERS, accumulator
 from .source import Writer
-from .tile import Chunk, Tile
+from .tile import Chunk, Strides, Tile
 
 _ALIASES = (*VIEWS, "set")
 
@@ -118,10 +118,10 @@ class Emitter:
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         pointer, has_x, has_r = self.pointer(tensor, chunk)
         options = self.mask(has_x, has_r, chunk)
-        if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner:
+        if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner and not self.space.walked:
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
-        if self.space.r and self.space.is_streamed(tensor):
+        if self.space.r and self.space.is_streamed(tensor) and not self.space.walked:
             options += ', eviction_policy="evict_last"'
         text = f"tl.load({pointer}{options})"
         dtype = tensor.dtype
@@ -149,6 +149,8 @@ class Emitter:
             texts, dtypes = self.operands(expr, inputs)
             text, dtype = pointwise_text(expr, texts, dtypes)
             inexact = must_round(expr)
+            if "libdevice." in text:
+                self.helpers["libdevice"] = LIBDEVICE[self.interpret]
         if inexact:
             text = self.rounded(text, expr.output)
         if inputs and text == inputs[0].text:
@@ -208,7 +210,7 @@ class Emitter:
 
     def iota(self, expr: Expr, chunk: Chunk) -> Text:
         strides, start = self.tile.index_strides(expr)
-        terms, has_x, has_r = self.terms(self.tile.x_groups(strides), self.tile.r_groups(strides), chunk)
+        terms, has_x, has_r = self.terms(strides, chunk)
         name = self.name(expr.output, chunk)
         if expr.output.domain.mesh_digits:
             self.starts[f"start_{expr.output}"] = start
@@ -238,9 +240,9 @@ class Emitter:
 
     # addresses
 
-    def terms(self, x: list[Group], r: list[Group], chunk: Chunk) -> tuple[list[str], bool, bool]:
+    def terms(self, strides: Strides, chunk: Chunk) -> tuple[list[str], bool, bool]:
         """Terms of an offset, and whether it has any in x and in r."""
-        x_terms = dynamic_terms("x", x)
+        x_terms, r = self.x_terms(strides), self.tile.r_groups(strides)
         has_x = bool(x_terms)
         if chunk.start is None:
             constant, r_terms = 0, dynamic_terms("r", r)
@@ -255,9 +257,12 @@ class Emitter:
             x_terms = [self.offset(" + ".join(x_terms))]
         return [*x_terms, *([str(constant)] if constant else []), *r_terms], has_x, bool(r_terms)
 
+    def x_terms(self, strides: Strides) -> list[str]:
+        return dynamic_terms("x", self.tile.x_groups(strides))
+
     def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
         strides = self.tile.strides[tensor]
-        terms, has_x, has_r = self.terms(self.tile.x_groups(strides), self.tile.r_groups(strides), chunk)
+        terms, has_x, has_r = self.terms(strides, chunk)
         split = self.plan.split
         if split is not None and split in strides:
             terms.insert(0, "split * i0" if self.tile.x_total > 1 else "split")

@@ -16,6 +16,7 @@ program must be resident, which a cooperative launch sees to.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import Expr
@@ -24,6 +25,9 @@ from .reduction import accumulator
 
 MAILBOX = "mailbox_ptr"
 """The kernel's first argument."""
+
+_LARGEST_BLOCK = 1 << 20
+"""Elements: Triton has no larger ones."""
 
 POST = '''@triton.jit
 def post(ptr, epoch, value):
@@ -51,6 +55,12 @@ def collect(ptr, epoch, MEMBERS: tl.constexpr):
         turns += 1
     return (words & 0xFFFFFFFF).to(tl.int32)
 '''
+
+
+def member_alone(plan: KernelPlan) -> KernelPlan:
+    """``plan`` with teams of one: the interpreter runs one program after the other, so that none can wait."""
+    block = plan.params.r_block * (plan.params.team if plan.params.unrolled else 1)
+    return replace(plan, params=replace(plan.params, team=1, r_block=min(block, _LARGEST_BLOCK)))
 
 
 def slots(plan: KernelPlan) -> int:
@@ -82,14 +92,15 @@ def head_lines(plan: KernelPlan) -> list[str]:
     ]
 
 
-def team_lines(plan: KernelPlan, body: Sequence[str], *, has_rows: bool) -> list[str]:
+def team_lines(body: Sequence[str], *, has_rows: bool, interpret: bool) -> list[str]:
     """``body`` for each row of the team in turn (``i0`` rows in all), and what comes after the last."""
-    lines = ["", *body]
+    lines = list(body)
     if has_rows:
+        # A loop's index is 32-bit; the interpreter's is Python's own.
+        x = "        x = row" if interpret else "        x = row.to(tl.int64)"
         loop = "    for row in tl.range(team, i0, teams, num_stages=1):"
-        x = "        x = row.to(tl.int64)"
-        lines = ["", loop, x, *(f"    {line}" if line else "" for line in body)]
-    return [*lines, "", "    tl.store(epoch_ptr, epoch.to(tl.int64))"]
+        lines = [loop, x, *(f"    {line}" if line else "" for line in body)]
+    return ["", *lines, "", "    tl.store(epoch_ptr, epoch.to(tl.int64))"]
 
 
 def exchange_lines(plan: KernelPlan, parts: Sequence[tuple[Expr, str]]) -> tuple[list[str], dict[Expr, str]]:

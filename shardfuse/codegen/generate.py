@@ -12,9 +12,11 @@ from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan, Params
 from .bodies import R_SHARE, R_SIZE, write_loops, write_unrolled
 from .emitter import Emitter
-from .exchange import MAILBOX, head_lines, mailbox_words, team_lines
+from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
 from .source import KernelSource, signature
 from .tile import Tile
+from .transpose import Turned, turned_index, write_turned
+from .walk import Walk, walk_index, write_walk
 
 X_SIZE = "i0"
 """Argument: kept elements of this rank."""
@@ -34,16 +36,23 @@ def generate(
     ``interpret``: text for Triton's interpreter, whose bfloat16 is wrong.  ``turns``: polls after which a member of a
     team gives up waiting, for tests.  No local extent may be 0.
     """
+    if interpret and turns is None and plan.params.team:
+        plan = member_alone(plan)
     coordinates: dict[Digit, int] = {}
     for tensor in (*plan.segment.inputs, *plan.segment.outputs):
         coordinates.update(tensor.domain.coordinates(rank))
-    e = Emitter(plan, layouts, coordinates, interpret=interpret, turns=turns)
+    kind = Walk if plan.space.walked else Turned if plan.space.sides[0] else Emitter
+    e = kind(plan, layouts, coordinates, interpret=interpret, turns=turns)
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
-    if plan.params.unrolled:
+    if isinstance(e, Walk):
+        write_walk(e)
+    elif isinstance(e, Turned):
+        write_turned(e)
+    elif plan.params.unrolled:
         write_unrolled(e)
     else:
         write_loops(e)
-    integers, preamble = _index(e)
+    integers, preamble = _indices(e)
     integers = {**{name: (value, "tl.int64") for name, value in e.starts.items()}, **integers}
     scalars = tuple(s for s in plan.segment.scalars if not s.is_literal)
     parameters = [
@@ -57,7 +66,7 @@ def generate(
     if plan.params.team:
         parameters.insert(0, MAILBOX)
         mailbox = mailbox_words(plan, grid)
-        body = team_lines(plan, body, has_rows=e.tile.x_total > 1)
+        body = team_lines(body, has_rows=e.tile.x_total > 1, interpret=interpret)
     text = _head(e) + signature(plan.name, parameters, not_specialised) + _joined(preamble + body)
     return KernelSource(
         plan.name, text, _tensors(plan), scalars, tuple(v for v, _ in integers.values()),
@@ -68,6 +77,10 @@ def generate(
 def _grid(e: Emitter) -> int:
     """Programs: of a team's kernel no more than are resident at once, each team with rows in turn."""
     blocks, params = -(-e.tile.x_total // e.tile.x_block), e.params
+    if isinstance(e, Walk):
+        return e.y_total * params.splits
+    if isinstance(e, Turned):
+        return e.tiles
     if params.team:
         return min(blocks, max(params.programs // params.team, 1)) * params.team
     return blocks * params.splits
@@ -79,6 +92,13 @@ def _tensors(plan: KernelPlan) -> tuple[BoundTensor, ...]:
 
 def _scalar_type(scalar: Scalar) -> str:
     return "tl.float64" if scalar.dtype.is_floating else "tl.int64"
+
+
+def _indices(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
+    """Extent arguments with their values and types, and the lines that come before everything else."""
+    if isinstance(e, Walk):
+        return walk_index(e)
+    return turned_index(e) if isinstance(e, Turned) else _index(e)
 
 
 def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:

@@ -13,7 +13,7 @@ class KernelSource:
 
     ``integers``: this rank's extents and starts; no part of the text, so that another batch size needs no compile.
     ``grid``: number of programs.  ``text`` is a file that runs if pasted.  ``mailbox``: 64-bit words of memory, zeroed
-    once and kept between launches, whose pointer comes before all arguments; with one, no program may wait for its turn.
+    once and kept between launches, whose pointer is the first argument; with one, all programs must run at once.
     """
 
     name: str

@@ -146,7 +146,8 @@ class _Side:
             self.run(comparison, mark, failure)
         except (dist.DistNetworkError, ConnectionError) as error:
             raise PeerLostError(0, "or its launcher served a store that cannot be reached any longer") from error
-        self.agreed[mark] = None
+        if failure is None:
+            self.agreed[mark] = None
         return True
 
     def run(self, comparison: _Comparison, mark: str, failure: Exception | None) -> None:

@@ -150,6 +150,17 @@ def all_to_all(
     return torch.cat([r.movedim(0, split_dim) for r in received], concat_dim).contiguous()
 
 
+def exchange(x: Tensor, give: Sequence[int], take: Sequence[Sequence[int]], team: Team) -> list[Tensor]:
+    """Give `give[i]` elements of a flat `x`, in turn, to member i; returns what each member gave, of the shapes `take`.
+
+    Raises CollectiveArgumentError where the elements are not x's.
+    """
+    give = check_split("exchange", "give", give, team, x.numel())
+    if team.size == 1:
+        return [_own(x).reshape(tuple(take[0]))]
+    return _exchange(x.detach(), give, take, team)
+
+
 def broadcast(
     x: Tensor | None,
     shape: Sequence[int],

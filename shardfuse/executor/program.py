@@ -100,7 +100,7 @@ class ProgramBuilder:
             self.lines += [f"{t} = None" for t in segment.outputs]
             return
         if scheduler == "communication":
-            self.add_call(f"collective_{k}", segment, self.communication(segment.exprs[0]))
+            self.add_call(f"collective_{k}", segment, self.collective(segment))
         elif scheduler == "no_op":
             self.add_view(k, segment)
         elif scheduler == "torch_call" or self.options.backend_for(self.device) == "torch" or self.is_empty(segment):
@@ -124,6 +124,11 @@ class ProgramBuilder:
     def arguments(self, segment: Segment) -> str:
         scalars = [s.name for s in segment.scalars if s.value is None]
         return ", ".join([*map(str, segment.inputs), *scalars])
+
+    def collective(self, segment: Segment) -> Callable[..., object]:
+        if len(segment.exprs) == 1:
+            return self.communication(segment.exprs[0])
+        return resharding.prepare_packed(segment.exprs, segment.inputs, segment.outputs, self.rank)
 
     def communication(self, expr: Expr) -> Callable[..., object]:
         return resharding.prepare(expr, self.rank, self.device)

@@ -7,11 +7,12 @@ with a dim per digit, which needs even shards.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import cast
 
 import torch
 
-from ..analysis.resharding import communication_of
+from ..analysis.resharding import communication_of, packed
 from ..analysis.sharding import outermost
 from ..ir.digits import Axis, Digit, refine
 from ..ir.domain import BoundDomain, without
@@ -19,6 +20,7 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import local_extent
 from ..mesh import DeviceMesh, ParallelType, Team
 from . import communication
+from .exchange import prepare_exchange
 
 Step = Callable[[torch.Tensor], torch.Tensor | None]
 Arrange = Callable[[torch.Tensor], torch.Tensor]
@@ -29,11 +31,17 @@ def prepare(expr: Expr, rank: int, device: torch.device) -> Step:
     found = communication_of(expr)
     assert found is not None, f"{expr.op} changes no sharding"
     source, target = expr.tensors[0], expr.output
-    if found.mesh_dim is None:
+    if not found.mesh_dims:
         return _move(found.kind, source, target, rank, device)
     mesh = cast(DeviceMesh, target.domain.mesh)
-    team = Team.of(mesh.team(rank, found.mesh_dim), rank)
-    change = _Change(source.domain, target.domain, found.mesh_dim, mesh, team, rank)
+    team = Team.of(mesh.box(rank, found.mesh_dims), rank)
+    if found.kind == "all_to_all" and expr.attributes.get("exchange"):
+        return prepare_exchange(source.domain, target.domain, found.mesh_dims, mesh, rank, device)
+    if len(found.mesh_dims) > 1:
+        op, axes = cast(communication.Reduction, expr.op), cast(tuple[int, ...], expr.attributes["axes"])
+        shape = target.domain.local_shape(rank)
+        return lambda x: communication.all_reduce(x.squeeze(axes), op, team).reshape(shape)
+    change = _Change(source.domain, target.domain, found.mesh_dims[0], mesh, team, rank)
     match found.kind:
         case "all_gather":
             return change.all_gather()
@@ -45,6 +53,27 @@ def prepare(expr: Expr, rank: int, device: torch.device) -> Step:
             (axis,) = cast(tuple[int, ...], expr.attributes["axes"])
             op = cast(communication.Reduction, expr.op)
             return change.all_reduce(op, axis) if found.kind == "all_reduce" else change.reduce_scatter(op, axis)
+
+
+def prepare_packed(
+    exprs: Sequence[Expr], inputs: Sequence[BoundTensor], outputs: Sequence[BoundTensor], rank: int
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A function from the local ``inputs`` of several all-reduces to their ``outputs``: one collective of all of them."""
+    found = packed(exprs)
+    assert found is not None, f"{[e.op for e in exprs]} are not one all-reduce"
+    mesh = cast(DeviceMesh, exprs[0].output.domain.mesh)
+    team = Team.of(mesh.box(rank, found.mesh_dims), rank)
+    op = cast(communication.Reduction, exprs[0].op)
+    made = {e.output: (inputs.index(e.tensors[0]), cast(tuple[int, ...], e.attributes["axes"])) for e in exprs}
+    parts = [(*made[t], t.domain.local_shape(rank)) for t in outputs]
+    sizes = [prod(shape) for _, _, shape in parts]
+
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        flat = torch.cat([tensors[k].squeeze(axes).reshape(-1) for k, axes, _ in parts])
+        pieces = communication.all_reduce(flat, op, team).split(sizes)
+        return tuple(piece.reshape(shape) for piece, (_, _, shape) in zip(pieces, parts, strict=True))
+
+    return run
 
 
 def _others(domain: BoundDomain, p: ParallelType) -> Axis:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..analysis.resharding import Communication, communication_of, local_bytes
+from ..analysis.resharding import Communication, communication_of, local_bytes, packed
 from ..compiler import Plan, PlannedSegment
 
 
@@ -51,9 +51,16 @@ _OBVIOUS = ("communication", "no_op", "torch_call")
 
 def explain_plan(plan: Plan) -> Explanation:
     segments = tuple(_segment(s) for s in plan.segments)
-    found = (communication_of(e) for s in plan.segments for e in s.segment.exprs)
-    collectives = tuple(c for c in found if c is not None and c.kind != "slice")
+    found = [c for s in plan.segments for c in _collectives(s)]
+    collectives = tuple(c for c in found if c.kind != "slice")
     return Explanation(segments, sum(len(s.kernels) for s in segments), collectives, sum(s.bytes for s in segments))
+
+
+def _collectives(planned: PlannedSegment) -> list[Communication]:
+    """The calls that a segment makes: one where several collectives are packed."""
+    exprs = planned.segment.exprs
+    one = packed(exprs) if planned.scheduler == "communication" else None
+    return [one] if one is not None else [c for c in map(communication_of, exprs) if c is not None]
 
 
 def _segment(planned: PlannedSegment) -> SegmentExplanation:
@@ -61,7 +68,7 @@ def _segment(planned: PlannedSegment) -> SegmentExplanation:
     moved = 0 if planned.scheduler == "no_op" else sum(local_bytes(t) for t in (*segment.inputs, *segment.outputs))
     text = str(segment)
     if planned.scheduler == "communication":
-        text += f"   # {communication_of(segment.exprs[0])}"
+        text += f"   # {_collectives(planned)[0]}"
     return SegmentExplanation(
         planned.scheduler, tuple(k.name for k in planned.kernels), planned.refusals, moved, text
     )

@@ -131,8 +131,9 @@ _ARGUMENTS: dict[str, Arguments] = {
     "argsort": _with("dim", "descending", "stable"),
     "topk": _with("k", "dim", "largest", "sorted"),
     "embedding": _with("padding_idx", "max_norm", "norm_type"),
-    "grouped_mm": lambda record, values: [*values, _dtype(record)],
-    "scaled_mm": lambda record, values: [*values, _dtype(record)],
+    "grouped_mm": lambda record, values: values,
+    "scaled_grouped_mm": lambda record, values: [*values, _dtype(record)],
+    "block_scaled_mm": lambda record, values: [*values, _dtype(record)],
     "sdpfa_fwd": lambda record, values: values,
     "sdpfa_bwd": lambda record, values: [*values, *_absent(record)],
 }

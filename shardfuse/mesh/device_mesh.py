@@ -151,11 +151,18 @@ class DeviceMesh:
 
         Raises MeshDimensionError and RankNotInMeshError.
         """
-        dim = self.mesh_dim(parallel_type)
+        return self.box(rank, (parallel_type,))
+
+    def box(self, rank: int, parallel_types: Sequence[ParallelType]) -> tuple[int, ...]:
+        """The ranks through `rank` along several mesh dimensions, in the mesh's order.
+
+        Raises MeshDimensionError and RankNotInMeshError.
+        """
+        free = [self.mesh_dim(parallel_type) for parallel_type in parallel_types]
         place = self._place(rank)
-        stride = prod(self._shape[dim + 1 :])
-        first = sum(p * prod(self._shape[d + 1 :]) for d, p in enumerate(place) if d != dim)
-        return tuple(self._ranks[first + i * stride] for i in range(self._shape[dim]))
+        at = [range(n) if d in free else (place[d],) for d, n in enumerate(self._shape)]
+        strides = [prod(self._shape[d + 1 :]) for d in range(self.ndim)]
+        return tuple(self._ranks[sum(p * s for p, s in zip(where, strides, strict=True))] for where in product(*at))
 
     def validate_in_world(self, world_size: int) -> None:
         """Raise MeshExceedsWorldError where a rank of the mesh is not in a world of `world_size` ranks."""

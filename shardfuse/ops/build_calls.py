@@ -35,25 +35,29 @@ class CallBuilder(ReductionBuilder):
         self._same_type("linear", *operands)
         return self._call("linear", operands, [x.dtype])[0]
 
-    def grouped_mm(
+    def grouped_mm(self, mat1: TensorView, mat2: TensorView, offsets: TensorView) -> TensorView:
+        """A product for each group; group g ends at ``offsets[g]`` along m (3-D mat2), n (3-D mat1) or k (both 2-D)."""
+        given = {"mat1": mat1, "mat2": mat2, "offsets": offsets}
+        return self._with_roles("grouped_mm", given, [mat1.dtype], dtype=mat1.dtype.torch)[0]
+
+    def scaled_grouped_mm(
         self,
         mat1: TensorView,
         mat2: TensorView,
         offsets: TensorView,
-        scale1: TensorView | None = None,
-        scale2: TensorView | None = None,
+        scale1: TensorView,
+        scale2: TensorView,
         alpha: TensorView | None = None,
         bias: TensorView | None = None,
         beta: TensorView | None = None,
-        dtype: DataType | None = None,
+        dtype: DataType = DataType.BFloat16,
     ) -> TensorView:
-        """A product for each group; group g ends at ``offsets[g]`` along m (3-D mat2), n (3-D mat1) or k (both 2-D)."""
+        """As ``grouped_mm``, with scales of mat1's rows and mat2's columns (of each group where groups share them)."""
         given = {"mat1": mat1, "mat2": mat2, "offsets": offsets, "scale1": scale1, "scale2": scale2}
         given |= {"alpha": alpha, "bias": bias, "beta": beta}
-        result = dtype or (mat1.dtype if scale1 is None else DataType.BFloat16)
-        return self._with_roles("grouped_mm", given, [result], dtype=result.torch)[0]
+        return self._with_roles("scaled_grouped_mm", given, [dtype], dtype=dtype.torch)[0]
 
-    def scaled_mm(
+    def block_scaled_mm(
         self,
         mat1: TensorView,
         mat2: TensorView,
@@ -67,7 +71,7 @@ class CallBuilder(ReductionBuilder):
         """``(mat1 * scale1) @ (mat2 * scale2)`` with a scale for each block of the contracted axis, in float32."""
         given = {"mat1": mat1, "mat2": mat2, "scale1": scale1, "scale2": scale2}
         given |= {"alpha": alpha, "bias": bias, "beta": beta}
-        return self._with_roles("scaled_mm", given, [dtype], dtype=dtype.torch)[0]
+        return self._with_roles("block_scaled_mm", given, [dtype], dtype=dtype.torch)[0]
 
     def sdpfa_fwd(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -192,29 +193,33 @@ class ShapeBuilder(Builder):
         self, length: Size, start: Operand = 0, step: Operand = 1, dtype: DataType = DataType.Int
     ) -> TensorView:
         """``start + step * k``; k is the unsharded index, however the tensor is sharded."""
-        (n,) = self._shape_argument("iota", [length])
-        first, by = (_number(self._operand("iota", k, v)) for k, v in ((1, start), (2, step)))
         if not (dtype.is_integral or dtype.is_floating) or dtype is DataType.Bool:
             raise OperandError("iota", "dtype", dtype, "an integer or floating type")
+        (n,) = self._shape_argument("iota", [length])
+        first, by = (self._step("iota", name, v, dtype) for name, v in (("start", start), ("step", step)))
         if by == 0:
             raise OperandError("iota", "step", step, "a step that is not 0")
         out = self._fusion.new_tensor(static([n]), dtype)
         self._fusion.record("iota", [], out, {"shape": (n,), "start": first, "step": by})
         return out
 
+    def _step(self, op: str, name: str, value: Operand, dtype: DataType) -> object:
+        """The value of a constant; a scalar of the fusion as it is.  Nothing that ``dtype`` does not hold."""
+        given = self._operand(op, name, value)
+        number = given.value if isinstance(given, Scalar) and given.is_literal else None
+        is_lossy = given.dtype.is_complex or (dtype.is_integral and not given.dtype.is_integral)
+        if not isinstance(given, Scalar) or is_lossy or (isinstance(number, float) and not math.isfinite(number)):
+            raise OperandError(op, name, value, f"a finite number that is a {dtype.name}")
+        return given if number is None else number
+
     def _shape_argument(self, op: str, shape: Sequence[Size]) -> list[Size]:
         sizes = [literal(n) for n in shape]
         for k, n in enumerate(sizes):
-            if not isinstance(n, int | Scalar):  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not isinstance(n, int) and not (isinstance(n, Scalar) and n.dtype.is_integral):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise OperandError(op, f"shape[{k}]", n, "a number or an integer scalar")
             if isinstance(n, int) and n < 0:
                 raise OperandError(op, f"shape[{k}]", n, "0 or more")
         return sizes
-
-
-def _number(value: object) -> object:
-    """The value of a constant; a scalar of the fusion as it is."""
-    return value.value if isinstance(value, Scalar) and value.is_literal else value
 
 
 def _product(sizes: Sequence[int]) -> int:

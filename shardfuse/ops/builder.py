@@ -48,7 +48,7 @@ class Builder:
         self._fusion.record(name, values, out)
         return out
 
-    def _operand(self, op: str, k: int, v: object) -> TensorView | Scalar:
+    def _operand(self, op: str, k: int | str, v: object) -> TensorView | Scalar:
         if isinstance(v, TensorView | Scalar):
             return v
         if isinstance(v, bool):
@@ -59,7 +59,7 @@ class Builder:
             return self._fusion.new_scalar(DataType.Double, v, is_literal=True)
         if isinstance(v, complex):
             return self._fusion.new_scalar(DataType.ComplexDouble, v, is_literal=True)
-        raise OperandError(op, f"operand {k}", v, "a TensorView, a scalar of this fusion, or a number")
+        raise OperandError(op, k if isinstance(k, str) else f"operand {k}", v, "a TensorView, a scalar of this fusion, or a number")
 
     def _tensor(self, op: str, v: object, k: int = 0) -> TensorView:
         if not isinstance(v, TensorView):
@@ -124,7 +124,9 @@ def broadcast_shape(shapes: Sequence[Sequence[int]]) -> list[int]:
 
 
 def normalize_dim(op: str, x: TensorView, dim: int) -> int:
-    """Non-negative.  Raises ``AxisError``."""
+    """Non-negative.  Raises ``AxisError``, and ``OperandError`` for what is no integer."""
+    if not isinstance(dim, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OperandError(op, "dim", dim, "an integer")
     if not -x.ndim <= dim < x.ndim:
         raise AxisError(f"ops.{op}: {x.name}", "logical", dim, x.ndim)
     return dim % x.ndim

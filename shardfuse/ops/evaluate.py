@@ -143,7 +143,7 @@ def holds_digit(axis: Axis, digit: Digit) -> bool:
     """Is ``digit`` a part of ``axis``?"""
     return any(
         digit.base == d or (digit.base == d.base and d.weight <= digit.weight < d.weight * d.extent) for d in axis
-    )
+    ) or (isinstance(digit.base, Digit) and holds_digit(axis, digit.base))
 
 
 def weight_in(axis: Axis, digit: Digit) -> int:
@@ -155,6 +155,8 @@ def weight_in(axis: Axis, digit: Digit) -> int:
             return digit.weight * extent(axis[k + 1 :])
         if digit.base == d.base and d.weight <= digit.weight < d.weight * d.extent:
             return digit.weight // d.weight * extent(axis[k + 1 :])
+    if isinstance(digit.base, Digit):  # an uneven cut of a part of a digit
+        return digit.weight * weight_in(axis, digit.base)
     raise AssertionError(f"{digit} is not in {axis}")
 
 

@@ -62,12 +62,12 @@ def _run_grouped_mm(values: Arguments, attributes: Attributes) -> torch.Tensor:
     a, b, offsets = given["mat1"], given["mat2"], given["offsets"]
     dtype = attributes["dtype"]
     assert isinstance(dtype, torch.dtype), "the result's dtype"
-    if "scale1" in given:
-        a = a.float() * _scale_of(given["scale1"], a)
-        b = b.float() * _scale_of(given["scale2"], b)
-    elif a.is_cuda and a.dtype == torch.bfloat16:
+    scales = (given["scale1"], given["scale2"]) if "scale1" in given else None
+    if a.is_cuda and scales is None and a.dtype == torch.bfloat16:
         return torch._grouped_mm(a, b, offsets)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
-    result = _grouped(a, b, offsets.tolist())
+    if a.is_cuda and scales is not None and a.dtype == torch.float8_e4m3fn and len(given) == 5:
+        return _scaled_by_torch(a, b, offsets, *scales, dtype)
+    result = _grouped(a, b, offsets.tolist(), scales)
     if "alpha" in given:
         result = result * given["alpha"]
     if "bias" in given:
@@ -85,23 +85,48 @@ def _scale_of(scale: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     return scale
 
 
-def _grouped(a: torch.Tensor, b: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
-    """Group g is rows (or columns, or contracted elements) from ``ends[g - 1]`` to ``ends[g]``."""
+Scales = tuple[torch.Tensor, torch.Tensor]
+
+
+def _grouped(a: torch.Tensor, b: torch.Tensor, ends: Sequence[int], scales: Scales | None) -> torch.Tensor:
+    """Group g is rows (or columns, or contracted elements) from ``ends[g - 1]`` to ``ends[g]``.
+
+    Scales are of the rows of ``a`` and the columns of ``b``: [rows, 1] and [1, columns], with the groups in front where
+    they are an axis, or where both matrices are 2-D.
+    """
     starts = [0, *ends[:-1]]
     spans = list(zip(starts, ends, strict=True))
+    dtype = torch.float32 if scales is not None or a.dtype.itemsize < 4 else a.dtype
+    left, right = a.to(dtype), b.to(dtype)
     if a.ndim == 3 and b.ndim == 3:
-        return a @ b
+        return _scaled(left @ right, scales)
     if a.ndim == 2 and b.ndim == 2:
-        return torch.stack([a[:, i:j] @ b[i:j] for i, j in spans])
-    if a.ndim == 2:
-        out = a.new_zeros((a.shape[0], b.shape[-1]))
-        for g, (i, j) in enumerate(spans):
-            out[i:j] = a[i:j] @ b[g]
-        return out
-    out = a.new_zeros((a.shape[1], b.shape[-1]))
+        return _scaled(torch.stack([left[:, i:j] @ right[i:j] for i, j in spans]), scales)
+    rows, columns = (a.shape[0], b.shape[-1]) if a.ndim == 2 else (a.shape[1], b.shape[-1])
+    out = left.new_zeros((rows, columns))
     for g, (i, j) in enumerate(spans):
-        out[:, i:j] = a[g] @ b[:, i:j]
+        if a.ndim == 2:
+            own = None if scales is None else (scales[0][i:j], scales[1][g])
+            out[i:j] = _scaled(left[i:j] @ right[g], own)
+        else:
+            own = None if scales is None else (scales[0][g], scales[1][:, i:j])
+            out[:, i:j] = _scaled(left[g] @ right[:, i:j], own)
     return out
+
+
+def _scaled(product: torch.Tensor, scales: Scales | None) -> torch.Tensor:
+    return product if scales is None else product * scales[0].float() * scales[1].float()
+
+
+def _scaled_by_torch(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, scale1: torch.Tensor, scale2: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """torch wants the second matrix column-major, and scales without the axis of 1 (flat where both are 2-D)."""
+    columns = b.transpose(-1, -2).contiguous().transpose(-1, -2)
+    flat = a.ndim == 2 and b.ndim == 2
+    rows = scale1.reshape(-1) if flat else scale1.squeeze(-1)
+    cols = scale2.reshape(-1) if flat else scale2.squeeze(-2)
+    return torch._scaled_grouped_mm(a, columns, rows, cols, offsets, None, None, dtype)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
 
 
 def _scaled_mm(shapes: Shapes, attributes: Attributes) -> Signature:
@@ -138,5 +163,6 @@ MATMUL_CALLS: dict[str, TorchCall] = {
     "matmul": TorchCall(_matmul, _run_matmul, "torch.matmul"),
     "linear": TorchCall(_linear, _run_linear, "x @ weight.T + bias"),
     "grouped_mm": TorchCall(_grouped_mm, _run_grouped_mm, "a matrix product for each group of rows"),
-    "scaled_mm": TorchCall(_scaled_mm, _run_scaled_mm, "a matrix product of scaled blocks"),
+    "scaled_grouped_mm": TorchCall(_grouped_mm, _run_grouped_mm, "the same, of scaled rows and columns"),
+    "block_scaled_mm": TorchCall(_scaled_mm, _run_scaled_mm, "a matrix product of scaled blocks"),
 }

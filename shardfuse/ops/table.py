@@ -29,7 +29,10 @@ class Rule(Enum):
 
 @dataclass(frozen=True)
 class PointwiseOp:
-    """``exact``: a result of 16-bit operands is a 16-bit number, so that no rounding is needed."""
+    """``exact``: a result of 16-bit operands is a 16-bit number, so that no rounding is needed.
+
+    ``floats_only``: the Triton text is for floats; of integers the op is a torch call.
+    """
 
     name: str
     arity: int
@@ -37,12 +40,18 @@ class PointwiseOp:
     torch: Callable[..., torch.Tensor]
     triton: str | None
     exact: bool = False
+    floats_only: bool = False
 
 
 _MAX = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 _MIN = "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
-_TANH_SMALL = "{0} * (1 + {0} * {0} * (-1 / 3 + {0} * {0} * (2 / 15 + {0} * {0} * (-17 / 315 + {0} * {0} * 62 / 2835))))"
-_TANH = f"tl.where(tl.abs({{0}}) < 0.25, {_TANH_SMALL}, 2 * tl.sigmoid(2 * {{0}}) - 1)"
+_SOFTPLUS = "tl.where({0} > 20, {0}, libdevice.log1p(tl.exp(tl.minimum({0}, 20.0))))"
+_LERP = "tl.where(tl.abs({2}) < 0.5, {0} + {2} * ({1} - {0}), {1} - ({1} - {0}) * (1 - {2}))"
+_GELU_TANH = "0.5 * {0} * (1 + libdevice.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))"
+_REMAINDER = (
+    "tl.where((libdevice.fmod({0}, {1}) != 0) & ((libdevice.fmod({0}, {1}) < 0) != ({1} < 0)), "
+    "libdevice.fmod({0}, {1}) + {1}, libdevice.fmod({0}, {1}))"
+)
 
 
 def _erfcinv(x: torch.Tensor) -> torch.Tensor:
@@ -90,55 +99,55 @@ _ROWS = (
     # unary
     PointwiseOp("neg", 1, Rule.PROMOTE, torch.neg, "-{0}", exact=True),
     PointwiseOp("abs", 1, Rule.REAL, torch.abs, "tl.abs({0})", exact=True),
-    PointwiseOp("sign", 1, Rule.PROMOTE, torch.sgn, "tl.where({0} > 0, 1, tl.where({0} < 0, -1, {0}))", exact=True),
+    PointwiseOp("sign", 1, Rule.PROMOTE, torch.sgn, "tl.where({0} > 0, 1, tl.where({0} < 0, -1, tl.zeros_like({0})))", exact=True),
     PointwiseOp("relu", 1, Rule.PROMOTE, torch.relu, "tl.where({0} < 0, 0, {0})", exact=True),
     PointwiseOp("square", 1, Rule.INTEGER, torch.square, "{0} * {0}"),
     PointwiseOp("exp", 1, Rule.FLOAT, torch.exp, "tl.exp({0})"),
     PointwiseOp("exp2", 1, Rule.FLOAT, torch.exp2, "tl.exp2({0})"),
-    PointwiseOp("expm1", 1, Rule.FLOAT, torch.expm1, None),
+    PointwiseOp("expm1", 1, Rule.FLOAT, torch.expm1, "libdevice.expm1({0})"),
     PointwiseOp("log", 1, Rule.FLOAT, torch.log, "tl.log({0})"),
     PointwiseOp("log2", 1, Rule.FLOAT, torch.log2, "tl.log2({0})"),
     PointwiseOp("log10", 1, Rule.FLOAT, torch.log10, "tl.log2({0}) * 0.3010299956639812"),
-    PointwiseOp("log1p", 1, Rule.FLOAT, torch.log1p, None),
+    PointwiseOp("log1p", 1, Rule.FLOAT, torch.log1p, "libdevice.log1p({0})"),
     PointwiseOp("sqrt", 1, Rule.FLOAT, torch.sqrt, "tl.sqrt({0})"),
     PointwiseOp("rsqrt", 1, Rule.FLOAT, torch.rsqrt, "tl.rsqrt({0})"),
     PointwiseOp("sin", 1, Rule.FLOAT, torch.sin, "tl.sin({0})"),
     PointwiseOp("cos", 1, Rule.FLOAT, torch.cos, "tl.cos({0})"),
-    PointwiseOp("tan", 1, Rule.FLOAT, torch.tan, "tl.sin({0}) / tl.cos({0})"),
-    PointwiseOp("sinh", 1, Rule.FLOAT, torch.sinh, None),
+    PointwiseOp("tan", 1, Rule.FLOAT, torch.tan, "libdevice.tan({0})"),
+    PointwiseOp("sinh", 1, Rule.FLOAT, torch.sinh, "libdevice.sinh({0})"),
     PointwiseOp("cosh", 1, Rule.FLOAT, torch.cosh, "0.5 * tl.exp(tl.abs({0})) + 0.5 * tl.exp(-tl.abs({0}))"),
-    PointwiseOp("tanh", 1, Rule.FLOAT, torch.tanh, _TANH),
-    PointwiseOp("asin", 1, Rule.FLOAT, torch.asin, None),
-    PointwiseOp("acos", 1, Rule.FLOAT, torch.acos, None),
-    PointwiseOp("atan", 1, Rule.FLOAT, torch.atan, None),
-    PointwiseOp("asinh", 1, Rule.FLOAT, torch.asinh, None),
-    PointwiseOp("acosh", 1, Rule.FLOAT, torch.acosh, None),
-    PointwiseOp("atanh", 1, Rule.FLOAT, torch.atanh, None),
+    PointwiseOp("tanh", 1, Rule.FLOAT, torch.tanh, "libdevice.tanh({0})"),
+    PointwiseOp("asin", 1, Rule.FLOAT, torch.asin, "libdevice.asin({0})"),
+    PointwiseOp("acos", 1, Rule.FLOAT, torch.acos, "libdevice.acos({0})"),
+    PointwiseOp("atan", 1, Rule.FLOAT, torch.atan, "libdevice.atan({0})"),
+    PointwiseOp("asinh", 1, Rule.FLOAT, torch.asinh, "libdevice.asinh({0})"),
+    PointwiseOp("acosh", 1, Rule.FLOAT, torch.acosh, "libdevice.acosh({0})"),
+    PointwiseOp("atanh", 1, Rule.FLOAT, torch.atanh, "libdevice.atanh({0})"),
     PointwiseOp("erf", 1, Rule.FLOAT, torch.erf, "tl.erf({0})"),
-    PointwiseOp("erfc", 1, Rule.FLOAT, torch.erfc, None),
-    PointwiseOp("erfinv", 1, Rule.FLOAT, torch.erfinv, None),
-    PointwiseOp("erfcinv", 1, Rule.FLOAT, _erfcinv, None),
-    PointwiseOp("lgamma", 1, Rule.FLOAT, torch.lgamma, None),
+    PointwiseOp("erfc", 1, Rule.FLOAT, torch.erfc, "libdevice.erfc({0})"),
+    PointwiseOp("erfinv", 1, Rule.FLOAT, torch.erfinv, "libdevice.erfinv({0})"),
+    PointwiseOp("erfcinv", 1, Rule.FLOAT, _erfcinv, "libdevice.erfcinv({0})"),
+    PointwiseOp("lgamma", 1, Rule.FLOAT, torch.lgamma, "libdevice.lgamma({0})"),
     PointwiseOp("digamma", 1, Rule.FLOAT, torch.digamma, None),
     PointwiseOp("sigmoid", 1, Rule.FLOAT, torch.sigmoid, "tl.sigmoid({0})"),
     PointwiseOp("silu", 1, Rule.FLOAT, torch.nn.functional.silu, "{0} * tl.sigmoid({0})"),
     PointwiseOp("gelu", 1, Rule.FLOAT, torch.nn.functional.gelu, "0.5 * {0} * (1 + tl.erf({0} * 0.7071067811865476))"),
-    PointwiseOp("gelu_tanh", 1, Rule.FLOAT, _gelu_tanh, "{0} * tl.sigmoid(1.5957691216057308 * {0} * (1 + 0.044715 * {0} * {0}))"),
-    PointwiseOp("softplus", 1, Rule.FLOAT, torch.nn.functional.softplus, None),
+    PointwiseOp("gelu_tanh", 1, Rule.FLOAT, _gelu_tanh, _GELU_TANH),
+    PointwiseOp("softplus", 1, Rule.FLOAT, torch.nn.functional.softplus, _SOFTPLUS),
     PointwiseOp("reciprocal", 1, Rule.FLOAT, torch.reciprocal, "1 / {0}"),
     PointwiseOp("floor", 1, Rule.PROMOTE, torch.floor, "tl.floor({0})", exact=True),
     PointwiseOp("ceil", 1, Rule.PROMOTE, torch.ceil, "tl.ceil({0})", exact=True),
-    PointwiseOp("trunc", 1, Rule.PROMOTE, torch.trunc, None, exact=True),
-    PointwiseOp("round", 1, Rule.PROMOTE, torch.round, None, exact=True),
-    PointwiseOp("frac", 1, Rule.PROMOTE, torch.frac, None, exact=True),
+    PointwiseOp("trunc", 1, Rule.PROMOTE, torch.trunc, "libdevice.trunc({0})", exact=True, floats_only=True),
+    PointwiseOp("round", 1, Rule.PROMOTE, torch.round, "libdevice.nearbyint({0})", exact=True, floats_only=True),
+    PointwiseOp("frac", 1, Rule.PROMOTE, torch.frac, "{0} - libdevice.trunc({0})", exact=True, floats_only=True),
     PointwiseOp("real", 1, Rule.REAL, torch.real, "{0}", exact=True),
-    PointwiseOp("imag", 1, Rule.REAL, _imag, "{0} * 0", exact=True),
+    PointwiseOp("imag", 1, Rule.REAL, _imag, "tl.zeros_like({0})", exact=True),
     PointwiseOp("conj", 1, Rule.PROMOTE, torch.conj_physical, "{0}", exact=True),
     PointwiseOp("isnan", 1, Rule.BOOL, torch.isnan, "{0} != {0}"),
-    PointwiseOp("isinf", 1, Rule.BOOL, torch.isinf, None),
-    PointwiseOp("isfinite", 1, Rule.BOOL, torch.isfinite, None),
-    PointwiseOp("isposinf", 1, Rule.BOOL, torch.isposinf, None),
-    PointwiseOp("isneginf", 1, Rule.BOOL, torch.isneginf, None),
+    PointwiseOp("isinf", 1, Rule.BOOL, torch.isinf, 'tl.abs({0}) == float("inf")', floats_only=True),
+    PointwiseOp("isfinite", 1, Rule.BOOL, torch.isfinite, 'tl.abs({0}) < float("inf")', floats_only=True),
+    PointwiseOp("isposinf", 1, Rule.BOOL, torch.isposinf, '{0} == float("inf")', floats_only=True),
+    PointwiseOp("isneginf", 1, Rule.BOOL, torch.isneginf, '{0} == -float("inf")', floats_only=True),
     PointwiseOp("isreal", 1, Rule.BOOL, torch.isreal, None),
     PointwiseOp("signbit", 1, Rule.BOOL, torch.signbit, None),
     PointwiseOp("logical_not", 1, Rule.LOGICAL, torch.logical_not, "{0} == 0"),
@@ -150,14 +159,14 @@ _ROWS = (
     PointwiseOp("div", 2, Rule.FLOAT, torch.true_divide, "{0} / {1}"),
     PointwiseOp("trunc_div", 2, Rule.PROMOTE, _trunc_div, None, exact=True),
     PointwiseOp("floor_div", 2, Rule.PROMOTE, _floor_div, None, exact=True),
-    PointwiseOp("mod", 2, Rule.PROMOTE, torch.fmod, None, exact=True),
-    PointwiseOp("fmod", 2, Rule.PROMOTE, torch.fmod, None, exact=True),
-    PointwiseOp("remainder", 2, Rule.PROMOTE, torch.remainder, None),
-    PointwiseOp("pow", 2, Rule.PROMOTE, torch.pow, None),
-    PointwiseOp("atan2", 2, Rule.FLOAT, torch.atan2, None),
-    PointwiseOp("hypot", 2, Rule.FLOAT, torch.hypot, None),
-    PointwiseOp("copysign", 2, Rule.FLOAT, torch.copysign, None, exact=True),
-    PointwiseOp("nextafter", 2, Rule.NARROW, torch.nextafter, None, exact=True),
+    PointwiseOp("mod", 2, Rule.PROMOTE, torch.fmod, "libdevice.fmod({0}, {1})", exact=True, floats_only=True),
+    PointwiseOp("fmod", 2, Rule.PROMOTE, torch.fmod, "libdevice.fmod({0}, {1})", exact=True, floats_only=True),
+    PointwiseOp("remainder", 2, Rule.PROMOTE, torch.remainder, _REMAINDER, floats_only=True),
+    PointwiseOp("pow", 2, Rule.PROMOTE, torch.pow, "libdevice.pow({0}, {1})", floats_only=True),
+    PointwiseOp("atan2", 2, Rule.FLOAT, torch.atan2, "libdevice.atan2({0}, {1})"),
+    PointwiseOp("hypot", 2, Rule.FLOAT, torch.hypot, "libdevice.hypot({0}, {1})"),
+    PointwiseOp("copysign", 2, Rule.FLOAT, torch.copysign, "libdevice.copysign({0}, {1})", exact=True),
+    PointwiseOp("nextafter", 2, Rule.NARROW, torch.nextafter, "libdevice.nextafter({0}, {1})", exact=True, floats_only=True),
     PointwiseOp("gcd", 2, Rule.PROMOTE, torch.gcd, None),
     PointwiseOp("maximum", 2, Rule.PROMOTE, torch.maximum, _MAX, exact=True),
     PointwiseOp("minimum", 2, Rule.PROMOTE, torch.minimum, _MIN, exact=True),
@@ -179,7 +188,7 @@ _ROWS = (
     PointwiseOp("complex", 2, Rule.COMPLEX, torch.complex, None),
     # ternary and more
     PointwiseOp("where", 3, Rule.WHERE, torch.where, "tl.where({0}, {1}, {2})", exact=True),
-    PointwiseOp("lerp", 3, Rule.PROMOTE, _lerp, None),
+    PointwiseOp("lerp", 3, Rule.PROMOTE, _lerp, _LERP, floats_only=True),
     PointwiseOp("threshold", 3, Rule.PROMOTE, _threshold, "tl.where({0} <= {1}, {2}, {0})", exact=True),
     PointwiseOp("addcmul", 4, Rule.PROMOTE, _addcmul, "{0} + {3} * ({1} * {2})"),
 )

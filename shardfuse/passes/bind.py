@@ -2,11 +2,16 @@
 
 before::
 
-    T2 = add(T0, T1)                      T0 [-1, 4], T1 [4]
+    T0 = fd.define_tensor(shape=[-1, 4], dtype=DataType.Float, is_cpu=False)
+    T1 = fd.define_tensor(shape=[4], dtype=DataType.Float, is_cpu=False)
+    T2 = fd.ops.add(T0, T1)
+    fd.add_output(T2)
 
 after, for T0 of [8, 4]::
 
-    T2[i0, i1] = add(T0[i0, i1], T1[i1])
+    inputs: T0[i0, i1]:Float, T1[i1]:Float
+    T2[i0, i1]:Float = add(T0, T1)
+    outputs: T2
 
 An op's output reuses its inputs' axes.  Where an op makes two different axes meet, one side's free roots are rewritten
 in digits of the other; where neither may be, and where an output would hold one index twice (``x[:, None] + x``), an
@@ -232,7 +237,10 @@ class _Binder:
         for k, t in zip(where, operands, strict=True):
             values[k] = t
         for name in (name for names in signature.outputs for name in names if name not in found):
-            found[name] = self.fresh(signature.extents[name])
+            n = signature.extents[name]
+            if n < 0:
+                raise ShapeError(op, f"an axis of {n} in the result of {operands}", "0 or more", "correct the sizes")
+            found[name] = self.fresh(n)
         return [[found[name] for name in names] for names in signature.outputs]
 
     def shape_axes(self, op: str, values: list[Value], attributes: dict[str, object]) -> list[Axis]:

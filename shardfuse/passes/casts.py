@@ -2,14 +2,20 @@
 
 before::
 
-    T1 = cast(T0:BFloat16) : Float
-    T2 = cast(T1) : BFloat16
-    T3 = neg(T2)
+    inputs: T0[i0]:BFloat16
+    T1[i0]:Float = cast(T0, dtype=DataType.Float)
+    T2[i0]:BFloat16 = cast(T1, dtype=DataType.BFloat16)
+    T3[i0]:BFloat16 = neg(T2)
+    T4[i0]:Float = exp(T1)
+    outputs: T3, T4
 
 after::
 
-    T1 = cast(T0:BFloat16) : Float
-    T3 = neg(T0)
+    inputs: T0[i0]:BFloat16
+    T1[i0]:Float = cast(T0, dtype=DataType.Float)
+    T3[i0]:BFloat16 = neg(T0)
+    T4[i0]:Float = exp(T1)
+    outputs: T3, T4
 
 Narrowing casts stay: they round.  A tensor to which its author gave a sharding or an allocation stays too.
 """

@@ -2,13 +2,15 @@
 
 before::
 
-    T1 = neg(T0)
-    T2 = exp(T0)
+    inputs: T0[i0]:Float
+    T1[i0]:Float = neg(T0)
+    T2[i0]:Float = exp(T0)
     outputs: T2
 
 after::
 
-    T2 = exp(T0)
+    inputs: T0[i0]:Float
+    T2[i0]:Float = exp(T0)
     outputs: T2
 """
 

@@ -1,19 +1,25 @@
 """decompose_resharding: every change of sharding becomes an Expr of its own.
 
-before::
+before (T0 is sharded on its columns, T1 and T2 were said to be replicated)::
 
-    T2[i0] = sum(T0[i0, i1@mesh_x])                  a reduction over a sharded axis
-    T3[i0, i1] = add(T0[i0, i1@mesh_x], ...)         inputs sharded, the output said to be replicated
+    inputs: T0[i0, i1/2@mesh_x i1%2]:Float
+    T1[i0]:Float = sum(T0, axes=(1,))
+    T2[i0, i1]:Float = exp(T0)
+    outputs: T1, T2
 
-after::
+after (each rank's partial sums are a visible axis, which the all-reduce takes away; ``exp`` is computed where the data
+is, and gathered)::
 
-    T2p[i1@mesh_x, i0] = sum(T0)                     local; the partial sums are a visible axis
-    T2[i0] = sum(T2p, axes=(0,), mesh=mesh_x)        all-reduce; reduce-scatter where T2 is sharded on mesh_x
-    T3l[i0, i1@mesh_x] = add(T0, ...)                computed where the data is
-    T3[i0, i1] = set(T3l, mesh=mesh_x)               all-gather
+    inputs: T0[i0, i1/2@mesh_x i1%2]:Float
+    T1p[mesh_x_of_T1@mesh_x, i0]:Float = sum(T0, axes=(1,), partial=1)
+    T1[i0]:Float = sum(T1p, axes=(0,), mesh=mesh_x)
+    T2l[i0, i1/2@mesh_x i1%2]:Float = exp(T0)
+    T2[i0, i1]:Float = set(T2l, mesh=mesh_x)
+    outputs: T1, T2
 
-One mesh dimension at a time.  An Expr with the attribute ``mesh`` changes what that mesh dimension holds; one with
-``move`` takes a tensor from one mesh to another.  Replicated to sharded is a free local slice.
+An Expr with the attribute ``mesh`` changes what that mesh dimension holds, or those; with ``exchange`` too it is an
+all-to-all between any two shardings.  One with ``move`` takes a tensor from one mesh to another.  Replicated to sharded is
+a free local slice.  Which steps a change of sharding takes, `cheapest_chain` says.
 """
 
 from __future__ import annotations
@@ -21,17 +27,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..analysis.chain import cheapest_chain
 from ..analysis.sharding import (
     allowed,
     computed_in,
     is_even,
     is_opaque,
-    is_possible,
     join,
     mesh_of,
     needed_of,
     ordered,
-    outermost,
     reduced_axes,
     restrict,
     restrict_to_inputs,
@@ -39,7 +44,7 @@ from ..analysis.sharding import (
     with_sharding,
 )
 from ..analysis.sharding import carries as carries_digits
-from ..ir.digits import Axis, Root, axis_of
+from ..ir.digits import Root, axis_of
 from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
@@ -102,21 +107,22 @@ class _Decomposer:
         mesh = mesh_of(v for v in inputs if isinstance(v, BoundTensor))
         here = restrict(sharding, out.domain.logical, mesh)
         op = expr.op if expr.op in REDUCTIONS else "sum"
-        current, visible = self.local_partial(expr, inputs, mesh, here, partial)
-        for k, (parallel_type, _) in enumerate(partial):
-            at = visible[k]
-            logical = tuple(a for j, a in enumerate(current.domain.logical) if j != at)
-            rest = [(p, d) for p, d in current.domain.sharding if p is not parallel_type]
-            wanted = out.domain.digits_on(parallel_type) if out.domain.mesh == mesh else ()
-            if wanted and stand_together([*(d for _, d in rest), wanted]):
-                rest.append((parallel_type, wanted))
+        current, places = self.local_partial(expr, inputs, mesh, here, partial)
+        visible = dict(zip((p for p, _ in partial), places, strict=True))
+        wanted = out.domain if out.domain.mesh == mesh else None
+        for k, dims in enumerate(_reductions(tuple(visible), wanted)):
+            gone = tuple(visible.pop(p) for p in dims)
+            logical = tuple(a for j, a in enumerate(current.domain.logical) if j not in gone)
+            rest = [(p, d) for p, d in current.domain.sharding if p not in dims]
+            digits = wanted.digits_on(dims[0]) if wanted is not None else ()
+            if digits and stand_together([*(d for _, d in rest), digits]):
+                rest.append((dims[0], digits))
             domain = BoundDomain(logical, mesh, ordered(rest))
-            last = k == len(partial) - 1
-            exact = last and _same(domain, out.domain) and current.dtype is out.dtype
+            exact = not visible and _same(domain, out.domain) and current.dtype is out.dtype
             target = out if exact else self.like(current, f"{out.name}s{k}", domain)
-            attributes = {"axes": (at,), "mesh": parallel_type}
+            attributes = {"axes": tuple(sorted(gone)), "mesh": dims[0] if len(dims) == 1 else dims}
             self.exprs.append(Expr(op, (current,), (target,), attributes))
-            visible = [v - 1 if v > at else v for v in visible]
+            visible = {p: v - sum(g < v for g in gone) for p, v in visible.items()}
             current = target
         if current is not out:
             self.finish(current, out)
@@ -186,15 +192,17 @@ class _Decomposer:
             self.move(source, target)
             return
         mesh = target.domain.mesh or source.domain.mesh
-        steps = _steps(mesh, source.domain.logical, dict(source.domain.sharding), dict(target.domain.sharding))
-        if not steps:
+        before, after = source.domain.sharding, target.domain.sharding
+        if mesh is None or before == after:
             self.exprs.append(Expr("set", (source,), (target,)))
             return
-        for k, (parallel_type, sharding) in enumerate(steps):
-            last = k == len(steps) - 1
-            domain = with_sharding(replace(source.domain, allocation=None), mesh, sharding)
-            step = target if last else self.like(target, f"{target.name}m{k}", domain)
-            self.exprs.append(Expr("set", (source,), (step,), {"mesh": parallel_type}))
+        steps = cheapest_chain(mesh, source.domain.logical, before, after, source.dtype.itemsize)
+        for k, found in enumerate(steps):
+            domain = with_sharding(replace(source.domain, allocation=None), mesh, found.sharding)
+            step = target if k == len(steps) - 1 else self.like(target, f"{target.name}m{k}", domain)
+            is_exchange = found.kind == "exchange"
+            how = {"mesh": found.mesh_dims, "exchange": True} if is_exchange else {"mesh": found.mesh_dims[0]}
+            self.exprs.append(Expr("set", (source,), (step,), how))
             source = step
 
     def move(self, source: BoundTensor, target: BoundTensor) -> None:
@@ -215,6 +223,13 @@ class _Decomposer:
     @staticmethod
     def like(tensor: BoundTensor, name: str, domain: BoundDomain) -> BoundTensor:
         return BoundTensor(name, tensor.dtype, domain)
+
+
+def _reductions(dims: Sequence[ParallelType], wanted: BoundDomain | None) -> list[tuple[ParallelType, ...]]:
+    """Over which mesh dimensions to reduce, a collective each: first where the result is scattered, then all others at once."""
+    scattered = [p for p in dims if wanted is not None and wanted.digits_on(p)]
+    whole = tuple(p for p in dims if p not in scattered)
+    return [*((p,) for p in scattered), *([whole] if whole else [])]
 
 
 def _same(a: BoundDomain, b: BoundDomain) -> bool:
@@ -240,49 +255,6 @@ def _space(expr: Expr) -> Sharding:
 
 def _within(kept: Sharding, wanted: Sharding) -> bool:
     return all(entry in wanted for entry in kept)
-
-
-Entries = dict[ParallelType, Axis]
-
-
-def _steps(
-    mesh: DeviceMesh | None, logical: Sequence[Axis], have: Entries, want: Entries
-) -> list[tuple[ParallelType, Sharding]]:
-    """One mesh dimension a step: slices first, for they are free and make what follows smaller; gathers last."""
-    steps: list[tuple[ParallelType, Sharding]] = []
-    while have != want:
-        p, digits = _next(mesh, logical, have, want)
-        if digits:
-            have[p] = digits
-        else:
-            del have[p]
-        steps.append((p, ordered(have.items())))
-    return steps
-
-
-def _next(
-    mesh: DeviceMesh | None, logical: Sequence[Axis], have: Entries, want: Entries
-) -> tuple[ParallelType, Axis]:
-    assert mesh is not None, "a sharding is on a mesh"
-    for p, digits in want.items():
-        if p not in have and is_possible({**have, p: digits}, logical, mesh):
-            return p, digits
-    for p, digits in want.items():
-        if p in have and have[p] != digits and is_possible({**have, p: digits}, logical, mesh):
-            others = tuple(d for q, digits in have.items() if q is not p for d in digits)
-            if _is_exchange([without(axis, others) for axis in logical], have[p], digits, mesh.extent(p)):
-                return p, digits
-    gone = [p for p in reversed(list(have)) if have[p] != want.get(p)]
-    rest = {p: {q: digits for q, digits in have.items() if q is not p} for p in gone}
-    return next((p for p in gone if is_possible(rest[p], logical, mesh)), gone[0]), ()
-
-
-def _is_exchange(local: Sequence[Axis], had: Axis, has: Axis, ranks: int) -> bool:
-    """Does one all-to-all do it?  Between even parts, or the outermost parts of two axes: then pieces may be uneven."""
-    if is_even(had, ranks) and is_even(has, ranks):
-        return stand_together([had, has])
-    places = outermost(local, had), outermost(local, has)
-    return None not in places and places[0] != places[1]
 
 
 def _move_kind(source: BoundDomain, target: BoundDomain) -> str | None:

@@ -1,16 +1,20 @@
 """propagate_shardings: tensors about which nothing was said get a mesh and a sharding.
 
-before (T0 was given a mesh, T1 and T2 were not)::
+before (nothing was said of T2)::
 
-    T2[i0, i1] = add(T0[i0@mesh_x, i1], T1[i1])
+    inputs: T0[i0/4@mesh_x i0%4, i1]:Float, T1[i1]:Float
+    T2[i0, i1]:Float = add(T0, T1)
+    outputs: T2
 
 after::
 
-    T2[i0@mesh_x, i1] = add(T0[i0@mesh_x, i1], T1[i1])
+    inputs: T0[i0/4@mesh_x i0%4, i1]:Float, T1[i1]:Float
+    T2[i0/4@mesh_x i0%4, i1]:Float = add(T0, T1)
+    outputs: T2
 
 Forward first, in the order of the Exprs: an output holds what its inputs hold.  Then backward: a tensor is sharded
 further where everything that reads it wants it so, for replicated to sharded is free and what makes it has less to do.
-Outputs of the fusion stay as they came out forward.
+Outputs of the fusion stay as they came out forward.  Both again, until no tensor is reached that had no mesh.
 """
 
 from __future__ import annotations

@@ -1,12 +1,19 @@
 """settle_inputs: inputs about which nothing was said get the sharding that the fusion reads them in, sizes still unknown.
 
-before (T0 was cut by ``outer_split(0, 2, uneven=True)`` and put on mesh_x; nothing was said of T1)::
+before (nothing was said of T1)::
 
-    T2 = add(T0[i0o@mesh_x, i0i, i1], T1[i0, i1])
+    T0.set_device_mesh(DeviceMesh([0, 1]))
+    T0.split(0, 2, inner_split=False, uneven=True)
+    T0.axis(0).parallelize(ParallelType.mesh_x)
 
-after::
+after (T2 is the sum of T0 and T1)::
 
-    T2 = add(T0[i0o@mesh_x, i0i, i1], T1[i0o@mesh_x, i0i, i1])
+    T0.set_device_mesh(DeviceMesh([0, 1]))
+    T0.split(0, 2, inner_split=False, uneven=True)
+    T0.axis(0).parallelize(ParallelType.mesh_x)
+    T1.set_device_mesh(DeviceMesh([0, 1]))
+    T1.split(0, 2, inner_split=False, uneven=True)
+    T1.axis(0).parallelize(ParallelType.mesh_x)
 
 What a rank hands over for T1 is then its shard, as for T0.  Sizes are needed to follow axes through the ops, so the
 fusion is bound to sizes that any cut divides, and what propagation finds for T1 is recorded in T1's own domain.  Where

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import communication, looped, mix_order, no_op, persistent, pointwise, reduction, torch_call
+from . import communication, looped, mix_order, no_op, persistent, pointwise, reduction, torch_call, transpose
 from .limits import H200, Target
 from .plan import KernelPlan, Params
 from .segment import Segment
@@ -21,6 +21,7 @@ SCHEDULERS: tuple[tuple[str, WhyNot], ...] = (
     ("mix_order", mix_order.why_not),
     ("persistent", persistent.why_not),  # before reduction: it reads its input once where the row fits
     ("reduction", reduction.why_not),
+    ("transpose", transpose.why_not),
     ("pointwise", pointwise.why_not),
     ("looped", looped.why_not),  # last: it takes what is left, and reads its input again
 )
@@ -29,6 +30,7 @@ _KERNELS: dict[str, tuple[Callable[[Segment, Target], Params], Callable[[Segment
     "mix_order": (mix_order.propose, mix_order.schedule),
     "persistent": (persistent.propose, persistent.schedule),
     "reduction": (reduction.propose, reduction.schedule),
+    "transpose": (transpose.propose, transpose.schedule),
     "pointwise": (pointwise.propose, pointwise.schedule),
     "looped": (looped.propose, looped.schedule),
 }

@@ -1,14 +1,14 @@
-"""One collective, or one move between two meshes."""
+"""One collective, or one move between two meshes; several small all-reduces are one."""
 
 from __future__ import annotations
 
-from ..analysis.resharding import communication_of
+from ..analysis.resharding import communication_of, packed
 from .segment import Segment
 
 
 def why_not(segment: Segment) -> str | None:
     if len(segment.exprs) != 1:
-        return "a collective stands alone"
+        return None if packed(segment.exprs) else "a collective stands alone"
     found = communication_of(segment.exprs[0])
     if found is None:
         return "it changes no sharding"

@@ -15,13 +15,15 @@ class Target:
     multiprocessors: int
     registers: int
     """32-bit registers of one multiprocessor."""
+    warps: int
+    """Resident at once on one multiprocessor."""
     shared_bytes: int
     """Largest shared memory of one program."""
     vector_bytes: int
     """Widest load or store of one thread."""
 
 
-H200 = Target("H200", multiprocessors=132, registers=65536, shared_bytes=227 * 1024, vector_bytes=16)
+H200 = Target("H200", multiprocessors=132, registers=65536, warps=64, shared_bytes=227 * 1024, vector_bytes=16)
 
 WARP = 32
 MAX_WARPS = 16
@@ -31,6 +33,10 @@ MAX_ROW_BYTES = 64 * 1024
 """What a program holds of all streamed inputs of its row: 128 bytes a thread with 16 warps."""
 MAX_COLUMN = 128
 """Reduced elements that a tile of columns holds in registers."""
+MAX_TEAM = 128
+"""Programs that share a row: each polls a word of every other."""
+TEAM_LANES = 32
+"""Members whose words one load of a warp sees; beyond, programs are made wider before teams are."""
 PROGRAMS_PER_MULTIPROCESSOR = 2
 """Fewer leave the memory idle while a program waits."""
 INT32_LIMIT = 2**31
@@ -40,6 +46,11 @@ INT32_LIMIT = 2**31
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least ``n``."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def resident(target: Target, warps: int, registers: int) -> int:
+    """Programs of ``warps`` warps that run at once where a thread has ``registers`` (a multiple of 8)."""
+    return target.multiprocessors * min(target.registers // (warps * WARP * registers), target.warps // warps)
 
 
 def vector(dtype: DataType, extent: int, target: Target) -> int:

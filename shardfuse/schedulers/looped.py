@@ -7,6 +7,7 @@ from .persistent import streamed
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
 from .space import Space, analyse
+from .team import cannot_exchange, looping_team
 
 _WARPS = 8
 
@@ -23,7 +24,8 @@ def propose(segment: Segment, target: Target) -> Params:
     """Whole rows, or columns as wide as a warp's load."""
     space = analyse(segment)
     assert not isinstance(space, str), space
-    return in_loop(segment, space, target)
+    params = in_loop(segment, space, target)
+    return params if cannot_exchange(segment, space) else looping_team(space, params, target)
 
 
 def in_loop(segment: Segment, space: Space, target: Target) -> Params:

@@ -21,8 +21,8 @@ from math import prod
 from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
-from . import reduction
-from .limits import MAX_CHUNKS, MAX_WARPS, WARP, Target, power_of_two, vector
+from . import pointwise, reduction
+from .limits import H200, MAX_CHUNKS, MAX_WARPS, WARP, Target, power_of_two, vector
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
 from .space import Atoms, Space, analyse, cut_into_atoms, listed, storage_order
@@ -80,10 +80,7 @@ def propose(segment: Segment, target: Target) -> Params:
     blocks = -(-walked // rows)
     wanted = max(target.multiprocessors * programs // (mixed.space.kept // walked), 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
-    block = max(min(warps * WARP * width // (rows if n * rows <= _EACH * WARP * _WARPS else 1), power_of_two(n)), WARP)
-    while n % block and block > WARP * width and n // block < 2:
-        block //= 2
-    block = max(block, power_of_two(-(-n // MAX_CHUNKS)))
+    block = max(WARP * width * (warps if rows == 1 else 1), power_of_two(-(-n // MAX_CHUNKS)))
     return Params(rows, block, splits=splits, num_warps=warps, num_stages=_stages(inputs, rows * n * programs, target))
 
 
@@ -101,7 +98,8 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     for finish in finishes:
         space = analyse(finish)
         assert not isinstance(space, str), space
-        plans.append(KernelPlan(kernel_name("finish", finish), finish, space, reduction.finishing(finish, space)))
+        how = reduction.finishing(finish, space) if space.r else pointwise.propose(finish, H200)
+        plans.append(KernelPlan(kernel_name("finish", finish), finish, space, how))
     return tuple(plans)
 
 
@@ -230,15 +228,20 @@ def _finishes(segment: Segment, mixed: Mixed, columns: Mapping[Expr, BoundTensor
     found: list[list[BoundTensor]] = []
     for t in mixed.after:
         for group in found:
-            if reduction.why_not(_leading(cut, [*group, t])) is None:
+            if _why_no_finish(_leading(cut, [*group, t])) is None:
                 group.append(t)
                 break
         else:
-            reason = reduction.why_not(_leading(cut, [t]))
+            reason = _why_no_finish(_leading(cut, [t]))
             if reason is not None:
                 return f"what follows the column sums is no reduction: {reason}"
             found.append([t])
     return [_leading(cut, group) for group in found]
+
+
+def _why_no_finish(segment: Segment) -> str | None:
+    """``None`` too where there is a single partial result of each column."""
+    return reduction.why_not(segment) and pointwise.why_not(segment)
 
 
 def _leading(exprs: Iterable[Expr], wanted: Sequence[BoundTensor]) -> Segment:

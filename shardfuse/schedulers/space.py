@@ -13,6 +13,7 @@ from math import prod
 
 from ..ir.digits import Axis, CutError, Digit, Root, extent, refine
 from ..ir.expr import REDUCTIONS, VIEWS, BoundTensor, Expr
+from ..ops.promotion import types
 from ..ops.table import POINTWISE
 from .segment import Segment
 
@@ -23,7 +24,8 @@ class Space:
 
     ``pieces``: every local digit as atoms.  ``phase``: how many reductions, one after the other, a tensor depends on.
     ``is_inner``: is the atom that is fastest in memory a reduced one?  ``walked``: the innermost of x, which a program
-    walks, adding up columns as it goes (``mix_order``).
+    walks, adding up columns as it goes (``mix_order``).  ``sides``: the innermost of x, as the two sides of a tile whose
+    tensors are contiguous along the one or the other (``transpose``).
     """
 
     x: Axis
@@ -33,6 +35,7 @@ class Space:
     phase: Mapping[BoundTensor, int]
     is_inner: bool
     walked: Axis = ()
+    sides: tuple[Axis, Axis] = ((), ())
 
     @property
     def kept(self) -> int:
@@ -113,6 +116,8 @@ def refusal_of(expr: Expr) -> str | None:
         return f"{expr.output} = {expr.op} is no kernel's work"
     if op is not None and op.triton is None:
         return f"{expr.op} has no Triton text"
+    if op is not None and op.floats_only and types(op, expr.inputs)[0].is_integral:
+        return f"{expr.op} has no Triton text for integers"
     for tensor in (*expr.tensors, *expr.outputs):
         if tensor.dtype.is_complex:
             return f"{tensor} is {tensor.dtype.name}, which Triton does not have"
@@ -130,6 +135,11 @@ def _in_memory(tensor: BoundTensor) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]
 
 def _split_up(axes: Iterable[Axis], pieces: Mapping[Digit, Axis]) -> Axis:
     return tuple(a for axis in axes for d in axis for a in pieces[d])
+
+
+def stored_atoms(tensor: BoundTensor, pieces: Pieces) -> Axis:
+    """Its atoms as they are stored, outermost first."""
+    return _split_up(tensor.domain.storage(), pieces)
 
 
 def listed(atoms: Iterable[Digit]) -> str:

@@ -74,6 +74,9 @@ def define_scalar(*args: Any, **kwargs: Any) -> Val:
 def _define_tensor(fusion: Fusion, *args: Any, **kwargs: Any) -> TensorView:
     if "dtype" in kwargs and kwargs["dtype"] is None:
         kwargs.pop("dtype")
+    sizes = args[0] if args else kwargs.get("shape", kwargs.get("sizes", ()))
+    if any(not isinstance(n, int) or n > _LARGEST for n in sizes):
+        raise TypeError(f"define_tensor: sizes are {sizes}, expected integers of 64 bits")
     if args and len(args) > 1 and isinstance(args[1], list | tuple) and _are_strides(args[1]):
         kwargs |= dict(zip(("sizes", "strides", "dtype", "static_sizes", "is_cpu"), args, strict=False))
         args = ()
@@ -82,6 +85,9 @@ def _define_tensor(fusion: Fusion, *args: Any, **kwargs: Any) -> TensorView:
     elif len(args) == 1:
         kwargs.setdefault("contiguity", False)
     return TensorView(_writer(fusion).define_tensor(*args, **kwargs), fusion.native)
+
+
+_LARGEST = 2**63 - 1
 
 
 def _are_strides(values: Sequence[object]) -> bool:

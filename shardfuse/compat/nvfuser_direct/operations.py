@@ -131,11 +131,11 @@ class Operations:
 
     @translated
     def cumsum(self, arg: Any, dim: int, init: Any = None) -> Any:
-        return self._call("cumsum", arg, dim)
+        return self._call("cumsum", arg, _scan_dim("cumsum", arg, dim))
 
     @translated
     def cumprod(self, arg: Any, dim: int, init: Any = None) -> Any:
-        return self._call("cumprod", arg, dim)
+        return self._call("cumprod", arg, _scan_dim("cumprod", arg, dim))
 
     # shapes
 
@@ -146,6 +146,9 @@ class Operations:
         for name, given in (("start_indices", start_indices), ("end_indices", end_indices)):
             if any(isinstance(n, int) and n < 0 for n in cast("list[object]", plain(given))):
                 raise OperandError("slice", name, given, "indices of 0 or more")
+        pairs = zip(cast("list[object]", plain(start_indices)), cast("list[object]", plain(end_indices)), strict=False)
+        if any(isinstance(a, int) and isinstance(b, int) and b < a for a, b in pairs):
+            raise OperandError("slice", "end_indices", end_indices, f"indices of at least {start_indices}, the start")
         steps = plain(strides)
         if isinstance(steps, list) and any(isinstance(n, int) and n != 1 for n in cast("list[object]", steps)):
             raise OperandError("slice", "strides", steps, "steps of 1, as in nvFuser; shardfuse's own slice takes others")
@@ -157,7 +160,16 @@ class Operations:
 
     @translated
     def pad(self, arg: Any, pad_widths: Any, value: Any = None) -> Any:
+        x, fill = plain(arg), plain(value)
+        if isinstance(x, TensorView) and fill is not None and x.dtype.is_complex != _is_complex(fill):
+            raise OperandError("pad", "value", value, f"a number of the kind of {x.name}, {x.dtype.name}")
         return self._call("pad", arg, pad_widths, value)
+
+    @translated
+    def permute(self, arg: Any, dims: Any) -> Any:
+        if any(not isinstance(d, int) for d in dims):
+            raise TypeError(f"ops.permute: dims are {dims}, expected integers")
+        return self._call("permute", arg, dims)
 
     @translated
     def reshape(self, arg: Any, new_shape: Any) -> Any:
@@ -207,8 +219,11 @@ class Operations:
     ) -> Any:  # fmt: skip
         """With scales a tuple of the result and, for the scales of a quantised one, None twice."""
         _no_quantisation("grouped_mm", output_block_scale_size)
-        out = self._call("grouped_mm", mat1, mat2, offsets, scale1, scale2, alpha, bias, beta, dtype)
-        return out if scale1 is None else (out, None, None)
+        if scale1 is None:
+            return self._call("grouped_mm", mat1, mat2, offsets)
+        result = dtype or DataType.BFloat16
+        out = self._call("scaled_grouped_mm", mat1, mat2, offsets, scale1, scale2, alpha, bias, beta, result)
+        return out, None, None
 
     @translated
     def scaled_mm(
@@ -217,7 +232,7 @@ class Operations:
         output_block_scale_dtype: DataType = DataType.BFloat16, output_gamma: bool = False,
     ) -> Any:  # fmt: skip
         _no_quantisation("scaled_mm", output_block_scale_size)
-        return self._call("scaled_mm", mat1, mat2, scale1, scale2, alpha, bias, beta, dtype), None, None
+        return self._call("block_scaled_mm", mat1, mat2, scale1, scale2, alpha, bias, beta, dtype), None, None
 
 
 def _method(ops: Ops, name: str) -> Callable[..., object]:
@@ -239,6 +254,16 @@ def _axes(arg: object, dims: object) -> object:
     return list(range(x.ndim)) if isinstance(given, list) and not given and isinstance(x, TensorView) else given
 
 
+def _scan_dim(op: str, arg: object, dim: object) -> object:
+    """A float is a TypeError and a tensor without dims has none, as in nvFuser."""
+    x = plain(arg)
+    if not isinstance(dim, int):
+        raise TypeError(f"ops.{op}: dim is {dim!r}, expected an int")
+    if isinstance(x, TensorView) and not x.ndim:
+        raise OperandError(op, "operand 0", x, "a tensor of at least 1 dim")
+    return dim
+
+
 def _list(op: str, shape: object) -> object:
     found = plain(shape)
     if not isinstance(found, list):
@@ -248,3 +273,7 @@ def _list(op: str, shape: object) -> object:
 
 def _is_integral(value: object) -> bool:
     return value.dtype.is_integral if isinstance(value, Scalar) else isinstance(value, int)
+
+
+def _is_complex(value: object) -> bool:
+    return value.dtype.is_complex if isinstance(value, Scalar) else isinstance(value, complex)

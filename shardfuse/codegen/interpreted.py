@@ -1,0 +1,58 @@
+"""CUDA's math library under Triton's interpreter, which has none of it: torch's functions on the interpreter's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "expm1": torch.expm1,
+    "log1p": torch.log1p,
+    "sinh": torch.sinh,
+    "tan": torch.tan,
+    "tanh": torch.tanh,
+    "asin": torch.asin,
+    "acos": torch.acos,
+    "atan": torch.atan,
+    "asinh": torch.asinh,
+    "acosh": torch.acosh,
+    "atanh": torch.atanh,
+    "atan2": torch.atan2,
+    "erfc": torch.erfc,
+    "erfinv": torch.erfinv,
+    "erfcinv": lambda x: torch.erfinv(1 - x),
+    "lgamma": torch.lgamma,
+    "hypot": torch.hypot,
+    "pow": torch.pow,
+    "fmod": torch.fmod,
+    "copysign": torch.copysign,
+    "nextafter": torch.nextafter,
+    "trunc": torch.trunc,
+    "nearbyint": torch.round,
+}
+
+
+class Libdevice:
+    """``libdevice.<name>(...)`` as generated kernels call it."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = _FUNCTIONS[name]
+        return lambda *operands: _apply(function, operands)
+
+
+def _apply(function: Callable[..., torch.Tensor], operands: tuple[Any, ...]) -> Any:
+    """A block of the interpreter from blocks and Python numbers."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    model = next(x for x in operands if isinstance(x, tl.tensor))
+    arrays = [torch.as_tensor(x.handle.data if isinstance(x, tl.tensor) else x) for x in operands]
+    dtype = torch.as_tensor(model.handle.data).dtype
+    found = function(*(a.to(dtype) for a in arrays)).numpy()
+    kind = tl.block_type(model.dtype, list(found.shape)) if model.type.is_block() and found.ndim else model.dtype
+    return tl.tensor(TensorHandle(found, model.dtype), kind)
+
+
+libdevice = Libdevice()

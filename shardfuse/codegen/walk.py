@@ -1,0 +1,227 @@
+"""The body of a mix-order kernel: a loop over rows, sums of columns carried through it in registers.
+
+The loop holds no other loop and no branch: only then does the compiler issue the loads of later rows ahead of time.
+What is the same for all rows is loaded before it; sums of columns leave behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+
+from ..ir.expr import REDUCTIONS, BoundTensor, Expr
+from ..schedulers.limits import INT32_LIMIT, power_of_two
+from .emitter import Emitter
+from .indexing import dynamic_terms, groups
+from .reduction import accumulator
+from .source import Writer
+from .tile import Chunk, Strides
+
+ROWS = "i0"
+"""Argument: rows that one group of programs walks."""
+_SMALL = 64
+"""Elements that are rather masked than cut."""
+
+
+class Walk(Emitter):
+    """An emitter whose x is a row, or a few, of the walk, and whose y tells groups of programs apart."""
+
+    def columns(self) -> list[Expr]:
+        """The reductions down columns: they store partial results."""
+        return [e for e in self.plan.segment.exprs if e.op in REDUCTIONS and self.is_partial(e.output)]
+
+    def is_partial(self, tensor: BoundTensor) -> bool:
+        return self.plan.split in self.space.atoms[tensor]
+
+    def terms(self, strides: Strides, chunk: Chunk) -> tuple[list[str], bool, bool]:
+        terms, has_x, has_r = super().terms(strides, chunk)
+        return terms, has_x and self.moves(strides), has_r
+
+    def moves(self, strides: Strides) -> bool:
+        return any(strides.get(a) for a in self.space.walked)
+
+    def x_terms(self, strides: Strides) -> list[str]:
+        if self.moves(strides):
+            return super().x_terms(strides)
+        kept = [(a, n) for a, n in zip(self.space.x, self.tile.x_extents, strict=True) if a not in self.space.walked]
+        return dynamic_terms("y", groups([n for _, n in kept], [strides.get(a, 0) for a, _ in kept]))
+
+    @property
+    def y_total(self) -> int:
+        return self.tile.x_total // self.tile.walk_total
+
+    def chunks(self) -> list[Chunk]:
+        """The row in blocks, the rest of it in smaller ones: lanes that are masked cost as much as others."""
+        total, block = self.tile.r_total, self.params.r_block
+        widths = [block] * (total // block) + _cut(total % block)
+        found: list[Chunk] = []
+        start = 0
+        for k, width in enumerate(widths):
+            valid = min(width, total - start)
+            lane = "c" if width == widths[0] else f"c_{width}"
+            suffix = f"_{k}" if len(widths) > 1 else ""
+            found.append(Chunk(suffix, start, valid, valid < width, lane=lane, block=width))
+            start += valid
+        return found
+
+
+def _cut(rest: int) -> list[int]:
+    """Powers of two that cover ``rest``, the last of them masked where it is more than is left."""
+    if not rest:
+        return []
+    whole = power_of_two(rest)
+    if whole <= _SMALL or 4 * rest > 3 * whole:
+        return [whole]
+    return [whole // 2, *_cut(rest - whole // 2)]
+
+
+def write_walk(e: Walk) -> None:
+    """Loads of what stays, the walk, and stores of the sums of columns."""
+    chunks, columns = e.chunks(), e.columns()
+    stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
+    wanted = [*stored, *(x.tensors[0] for x in columns), *(x.tensors[0] for k in range(e.space.phases) for x in e.reductions(k))]
+    for chunk in chunks:
+        _write_standing(e, wanted, chunk)
+    e.out.paragraph()
+    for expr in columns:
+        for chunk in chunks:
+            e.out.line(f"{expr.output}_acc{chunk.suffix} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
+    e.out.paragraph()
+    e.out.lines += _walked(e, chunks, columns, stored)
+    e.out.paragraph()
+    e.out.line(f"partial = program * {e.tile.r_total}")
+    for expr in columns:
+        for chunk in chunks:
+            _store_partial(e, expr, chunk)
+
+
+def _write_standing(e: Walk, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
+    """Values that are the same for all rows of the walk."""
+    standing = [t for t in e.needed(wanted, chunk) if not e.space.is_walked(t)]
+    e.load_needed(standing, chunk)
+    for tensor in standing:
+        e.value(tensor, chunk)
+
+
+def _walked(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: Sequence[BoundTensor]) -> list[str]:
+    """The loop, with the offsets that change from row to row at its head."""
+    before = e.out, e.head
+    e.out, e.head = Writer(), Writer()
+    e.out.depth = e.head.depth = 2
+    _write_row(e, chunks, columns, stored)
+    body = [*_row_lines(e), *e.head.lines, "", *e.out.lines]
+    e.out, e.head = before
+    return [*(f"    {line}" for line in _loop_lines(e)), *body]
+
+
+def _write_row(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: Sequence[BoundTensor]) -> None:
+    """One turn of the walk: phase by phase, each sum of columns as soon as its summands are there."""
+    last = e.space.phases - 1
+    for phase in range(e.space.phases):
+        reductions = e.reductions(phase)
+        due = [x for x in columns if e.space.phase[x.tensors[0]] == phase]
+        wanted = [x.tensors[0] for x in (*reductions, *due)] + (list(stored) if phase == last else [])
+        for chunk in chunks:
+            e.load_needed(wanted, chunk)
+        e.out.paragraph()
+        for chunk in chunks:
+            for tensor in wanted:
+                e.value(tensor, chunk)
+        for expr in due:
+            for chunk in chunks:
+                _add_up(e, expr, chunk)
+        for expr in reductions:
+            _reduce(e, expr, chunks)
+        e.out.paragraph()
+    for tensor in stored:
+        for chunk in chunks if e.space.has_r(tensor) else chunks[:1]:
+            e.store(tensor, chunk)
+
+
+def _add_up(e: Walk, expr: Expr, chunk: Chunk) -> None:
+    acc, name = accumulator(expr), f"{expr.output}_acc{chunk.suffix}"
+    value = e.value(expr.tensors[0], chunk)
+    text = acc.prepared(value.text, value.dtype)
+    if e.tile.x_masked:
+        text = f"tl.where(x_mask, {text}, {acc.neutral})"
+    if acc.helper:
+        e.require(acc.helper)
+        e.out.line(f"{name} = {acc.combined(name, text)}")
+    else:
+        e.out.line(f"{name} += {text}")
+
+
+def _reduce(e: Walk, expr: Expr, chunks: Sequence[Chunk]) -> None:
+    """Chunks of one width are combined lane by lane, each width reduced across its lanes."""
+    acc = accumulator(expr)
+    if acc.helper:
+        e.require(acc.helper)
+    parts: list[str] = []
+    for width in dict.fromkeys(c.block for c in chunks):
+        texts = [e.combine(expr, e.value(expr.tensors[0], c), c) for c in chunks if c.block == width]
+        name = texts[0]
+        if len(texts) > 1:
+            name = f"{expr.output}_lanes{'' if not parts else f'_{width}'}"
+            e.out.line(f"{name} = {texts[0]}")
+            for text in texts[1:]:
+                e.out.line(f"{name} = {acc.combined(name, text)}")
+        parts.append(acc.reduced(name, e.tile.r_axis))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = acc.combined(whole, part)
+    e.give(expr, e.tile.expanded(whole if len(parts) == 1 or acc.helper else f"({whole})"))
+
+
+def _loop_lines(e: Walk) -> list[str]:
+    """Programs take rows in turn, so that those of one moment lie side by side in memory."""
+    params, block = e.params, e.tile.x_block
+    split = "program" if e.y_total == 1 else f"program % {params.splits}"
+    first = split if block == 1 else f"{split} * {block}"
+    name = "x" if block == 1 and e.y_total == 1 else "start"
+    return [f"for {name} in tl.range({first}, {ROWS}, {params.splits * block}, num_stages={params.num_stages}):"]
+
+
+def _row_lines(e: Walk) -> list[str]:
+    """The row or rows of this turn."""
+    lines: list[str] = []
+    rows = "start" if e.tile.x_block == 1 else "start + rows"
+    if e.tile.x_masked:
+        lines.append(f"x_mask = {rows} < {ROWS}")
+    if e.y_total > 1:
+        lines.append(f"x = y * {ROWS} + {rows}")
+    elif e.tile.x_block > 1:
+        lines.append(f"x = {rows}")
+    return [f"        {line}" for line in lines]
+
+
+def _store_partial(e: Walk, expr: Expr, chunk: Chunk) -> None:
+    acc = accumulator(expr)
+    text = f"{expr.output}_acc{chunk.suffix}"
+    if e.tile.x_lanes:
+        text = f"{acc.reduced(text, 0)}[None, :]"
+    if acc.is_logical:
+        text = f"{text} != 0"
+    at = f" + {chunk.start}" if chunk.start else ""
+    mask = f", mask={chunk.mask}" if chunk.is_masked else ""
+    e.out.line(f"tl.store({expr.output}_ptr + partial{at} + {chunk.lane}, {text}{mask})")
+
+
+def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[str]]:
+    """Extent arguments with their values and types, and the lines before everything else."""
+    tile = e.tile
+    rows = tile.walk_total
+    lines: list[str] = []
+    divisor = gcd(rows, 16)
+    if tile.x_masked and divisor > 1:
+        lines.append(f"{ROWS} = {ROWS} // {divisor} * {divisor}")
+    chunks = e.chunks()
+    for chunk in {c.lane: c for c in chunks}.values():
+        lines.append(f"{chunk.lane} = {tile.lanes(chunk.block or 1, reduced=True)}")
+    lines.append("program = tl.program_id(0).to(tl.int64)")
+    if e.y_total > 1:
+        lines.append(f"y = program // {e.params.splits}")
+    if tile.x_lanes:
+        lines.append(f"rows = {tile.lanes(tile.x_block, reduced=False)}")
+    lines += [f"{c.mask} = {c.lane} < {c.valid}" for c in chunks if c.is_masked]
+    kind = "tl.int64" if rows >= INT32_LIMIT else "tl.int32"
+    return {ROWS: (rows, kind)}, ["    " + line for line in lines]

@@ -1,0 +1,164 @@
+"""Runs an exchange: an all-to-all between any two shardings, in which each rank gives each other what that one lacks.
+
+What a rank holds of a tensor is the product of what it holds of each axis, and so is what another one lacks of it: an
+exchange is told by the unsharded indices of every rank along every axis.
+
+Where pieces differ along one axis before, and along one axis after (cyclic to blocked; rows to blocks of columns), two
+gathers along those axes put all of them in order; else each piece is cut out and put in by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from ..ir.domain import BoundDomain
+from ..mesh import DeviceMesh, ParallelType, Team
+from ..ops.evaluate import holds_digit, unsharded_index
+from . import communication
+
+_CPU = torch.device("cpu")
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+def prepare_exchange(
+    source: BoundDomain, target: BoundDomain, dims: Sequence[ParallelType], mesh: DeviceMesh, rank: int, device: torch.device
+) -> Step:
+    """A function from ``rank``'s piece of ``source`` to its piece of ``target``, which differ on the mesh dimensions ``dims``."""
+    team = Team.of(mesh.box(rank, dims), rank)
+    replicated = [p for p in dims if not source.digits_on(p)]
+    has = {r: _indices(source, r) for r in team.ranks}
+    lacks = {r: _indices(target, r) for r in team.ranks}
+
+    def gives(giver: int, taker: int) -> bool:
+        """Of ranks with equal pieces the one beside the taker gives."""
+        return all(mesh.index(giver, p) == mesh.index(taker, p) for p in replicated)
+
+    given = [_common(has[rank], lacks[r]) if gives(rank, r) else None for r in team.ranks]
+    taken = [_common(lacks[rank], has[r]) if gives(r, rank) else None for r in team.ranks]
+    shape = target.local_shape(rank)
+    plan = _Plan(team, shape, _pieces(given, device), _pieces(taken, device))
+    cut, put = _axes(target, dims), _axes(source, dims)
+    if shape and len(cut) < 2 and len(put) < 2:
+        return plan.by_two_gathers((cut or [0])[0], (put or [0])[0], device)
+    return plan.by_pieces(device)
+
+
+def _axes(domain: BoundDomain, dims: Sequence[ParallelType]) -> list[int]:
+    """The axes of which the mesh dimensions hold parts: no facts of one rank, since they say how pieces lie on the way."""
+    digits = [d for p in dims for d in domain.digits_on(p)]
+    return [k for k, axis in enumerate(domain.logical) if any(holds_digit(axis, d) for d in digits)]
+
+
+Indices = list[torch.Tensor]
+
+
+def _indices(domain: BoundDomain, rank: int) -> Indices:
+    return [unsharded_index(domain, k, rank, _CPU) for k in range(len(domain.logical))]
+
+
+def _common(own: Indices, others: Indices) -> Indices:
+    """Along each axis the places in ``own`` of what ``others`` have too; both ascend."""
+    return [torch.isin(a, b, assume_unique=True).nonzero().reshape(-1) for a, b in zip(own, others, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a local tensor: places along each axis."""
+
+    places: tuple[torch.Tensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(p) for p in self.places)
+
+    def slices(self) -> tuple[slice, ...] | None:
+        """The same places by start, stop and step, where they can be told so."""
+        found: list[slice] = []
+        for places in self.places:
+            steps = places.diff().unique().tolist()
+            if len(steps) > 1:
+                return None
+            start = int(places[0]) if len(places) else 0
+            step = int(steps[0]) if steps else 1
+            found.append(slice(start, start + step * len(places), step))
+        return tuple(found)
+
+
+def _pieces(found: Sequence[Indices | None], device: torch.device) -> tuple[_Piece | None, ...]:
+    """Without those that are empty."""
+    return tuple(
+        None if places is None or any(len(p) == 0 for p in places) else _Piece(tuple(p.to(device) for p in places))
+        for places in found
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """``given``, ``taken``: what each member of the team is given of the tensor before, and gives of the one after."""
+
+    team: Team
+    after: tuple[int, ...]
+    given: tuple[_Piece | None, ...]
+    taken: tuple[_Piece | None, ...]
+
+    def exchange(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """What each member gives, in the shape of its piece."""
+        sizes = [0 if p is None else prod(p.shape) for p in self.given]
+        shapes = [(0,) if p is None else p.shape for p in self.taken]
+        return communication.exchange(flat, sizes, shapes, self.team)
+
+    def by_two_gathers(self, cut: int, put: int, device: torch.device) -> Step:
+        own = [p.places[cut] for p in self.given if p is not None]
+        order = torch.cat(own) if own else torch.empty(0, dtype=torch.int64, device=device)
+        pieces = [(k, p) for k, p in enumerate(self.taken) if p is not None]
+        landed = torch.cat([p.places[put] for _, p in pieces]) if pieces else None
+        back = None if landed is None or bool((landed.diff() == 1).all()) else landed.argsort()
+        plan, after, team = self, self.after, self.team
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            rows = x.movedim(cut, 0).index_select(0, order)
+            sizes = [0 if p is None else prod(p.shape) for p in plan.given]
+            shapes = [(0,) if p is None else (p.shape[cut], *p.shape[:cut], *p.shape[cut + 1 :]) for p in plan.taken]
+            found = communication.exchange(rows.reshape(-1), sizes, shapes, team)
+            if not pieces:
+                return x.new_empty(after)
+            whole = torch.cat([found[k].movedim(0, cut) for k, _ in pieces], put)
+            return (whole if back is None else whole.index_select(put, back)).contiguous()
+
+        return run
+
+    def by_pieces(self, device: torch.device) -> Step:
+        cuts = [_cutter(p) for p in self.given if p is not None]
+        puts = [(k, p, p.slices()) for k, p in enumerate(self.taken) if p is not None]
+        plan, after = self, self.after
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            parts = [cut(x).reshape(-1) for cut in cuts]
+            found = plan.exchange(torch.cat(parts) if parts else x.new_empty(0))
+            out = x.new_empty(after)
+            for k, piece, slices in puts:
+                if slices is not None:
+                    out[slices] = found[k]
+                else:
+                    out[_open_mesh(piece.places)] = found[k]
+            return out
+
+        return run
+
+
+def _cutter(piece: _Piece) -> Step:
+    slices = piece.slices()
+    if slices is not None:
+        return lambda x: x[slices]
+    places = _open_mesh(piece.places)
+    return lambda x: x[places]
+
+
+def _open_mesh(places: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Index tensors that broadcast to the product of the places."""
+    n = len(places)
+    return tuple(p.reshape([-1 if d == k else 1 for d in range(n)]) for k, p in enumerate(places))

@@ -1,0 +1,83 @@
+"""transpose: pointwise work on tensors that are contiguous along different axes; tiles with a side along each.
+
+A flat walk would read one of them an element at a time.  A tile ``[across, along]`` is read and written in whole
+segments of memory on either side; the compiler turns it round in shared memory in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+from ..ir.digits import Axis, Digit
+from .limits import Target, power_of_two
+from .plan import KernelPlan, Params, kernel_name
+from .segment import Segment
+from .space import Space, analyse, stored_atoms
+
+_SIDE = 64
+"""Elements of a side of the tile: 128 bytes of 16-bit elements, a whole line of the cache."""
+_ELEMENTS = _SIDE * _SIDE
+_WARPS = 4
+
+
+def why_not(segment: Segment) -> str | None:
+    """Why ``segment`` has no two fastest axes; ``None`` where it has."""
+    space = two_sided(segment)
+    return space if isinstance(space, str) else None
+
+
+def propose(segment: Segment, target: Target) -> Params:
+    """Square tiles; where one side is short the other is longer."""
+    space = two_sided(segment)
+    assert not isinstance(space, str), space
+    across, along = (power_of_two(prod(a.extent for a in side)) for side in space.sides)
+    x_block = min(along, max(_SIDE, _ELEMENTS // across))
+    y_block = min(across, max(_SIDE, _ELEMENTS // x_block))
+    return Params(x_block, y_block, num_warps=_WARPS)
+
+
+def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
+    """One kernel."""
+    space = two_sided(segment)
+    assert not isinstance(space, str), space
+    return (KernelPlan(kernel_name("transpose", segment), segment, space, params),)
+
+
+@lru_cache(maxsize=64)
+def two_sided(segment: Segment) -> Space | str:
+    """The space with its two sides, or why one is enough."""
+    space = analyse(segment)
+    if isinstance(space, str):
+        return space
+    if space.r:
+        return f"it reduces {', '.join(map(str, space.r))}"
+    whole = [t for t in (*segment.outputs, *segment.inputs) if space.is_streamed(t)]
+    orders = {t: stored_atoms(t, space.pieces) for t in whole}
+    if not whole or not space.x:
+        return "it has no axes"
+    main = orders[whole[0]]
+    others = [t for t in whole if orders[t][-1] != main[-1]]
+    if not others:
+        return f"{main[-1]} is fastest in every tensor"
+    other = orders[max(others, key=lambda t: t.dtype.itemsize)]
+    across = _side(other, frozenset((main[-1],)))
+    along = _side(main, frozenset(across))
+    return replace(space, x=_rest(space.x, (*across, *along)), sides=(across, along))
+
+
+def _side(order: Sequence[Digit], taken: frozenset[Digit]) -> Axis:
+    """Atoms that follow one another in memory up to the fastest, until they are a tile's side."""
+    side: list[Digit] = []
+    for atom in reversed(order):
+        if atom in taken or prod(a.extent for a in side) >= _ELEMENTS:
+            break
+        side.insert(0, atom)
+    return tuple(side)
+
+
+def _rest(x: Axis, sides: Iterable[Digit]) -> Axis:
+    both = tuple(sides)
+    return (*(a for a in x if a not in both), *both)

@@ -1,0 +1,161 @@
+"""Teams: programs that share a row.  Programs of the interpreter run one after the other, so that none can wait.
+
+A team of one member waits for nobody.  Larger teams run with a bound on waiting, again and again from the same epoch: a
+launch leaves its words, and the next one finds those of the exchange before, so that after as many launches as there
+are exchanges, and one more, every member has read what the others wrote.  That holds while a team has one row and no
+more exchanges than the mailbox has sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from interpreted import close, poisoned, values
+from segments import Builder, layout_of, rms_norm
+
+from shardfuse.codegen import generate
+from shardfuse.executor.kernel import load_function
+from shardfuse.ir.dtype import DataType
+from shardfuse.ir.expr import BoundTensor
+from shardfuse.schedulers import looped, persistent
+from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.segment import Segment
+
+UNROLLED = Params(x_block=1, r_block=64, num_warps=4)
+LOOPED = replace(UNROLLED, unrolled=False)
+
+
+class Team:
+    """``segment`` by teams of ``members``, ``teams`` of them at once."""
+
+    def __init__(
+        self, segment: Segment, inputs: Mapping[BoundTensor, torch.Tensor], directory: Path, params: Params, teams: int
+    ) -> None:
+        scheduler = persistent if params.unrolled else looped
+        (plan,) = scheduler.schedule(segment, replace(params, programs=teams * params.team))
+        self.env = dict(inputs)
+        self.buffers: list[torch.Tensor] = []
+        for tensor in segment.outputs:
+            self.env[tensor], buffer = poisoned(tensor.domain.local_shape(0), tensor.dtype.torch)
+            self.buffers.append(buffer)
+        tensors = (*segment.inputs, *segment.outputs)
+        layouts = {t: layout_of(t, self.env[t]) for t in tensors}
+        self.source = generate(plan, layouts, 0, interpret=True, turns=1)
+        self.outputs = [self.env[t] for t in segment.outputs]
+        self.function = load_function(self.source.text, self.source.name, directory)
+        self.mailbox = torch.zeros(self.source.mailbox, dtype=torch.int64)
+
+    @property
+    def epochs(self) -> torch.Tensor:
+        return self.mailbox[-self.source.grid :]
+
+    def launch(self) -> list[torch.Tensor]:
+        arguments = [self.mailbox, *(self.env[t] for t in self.source.tensors), *self.source.integers]
+        self.function[(self.source.grid,)](*arguments)
+        for buffer in self.buffers:
+            ends = torch.cat([buffer[:64], buffer[-64:]]).view(torch.uint8)
+            assert (ends == 0x5A).all(), "a store left its tensor"
+        return self.outputs
+
+    def settle(self, exchanges: int) -> list[torch.Tensor]:
+        for _ in range(exchanges):
+            self.launch()
+            assert (self.epochs == exchanges).all()
+            self.epochs.zero_()
+        return self.launch()
+
+
+def layer_norm(shape: list[int], axes: list[int]) -> tuple[Segment, BoundTensor]:
+    b = Builder()
+    x = b.input(DataType.Float, *map(b.axis, shape))
+    centred = b.op("sub", x, b.mean(x, axes))
+    scale = b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), axes), 1e-5))
+    return b.segment(scale, b.op("mul", centred, scale)), x
+
+
+def layer_norm_of(x: torch.Tensor, axes: list[int]) -> list[torch.Tensor]:
+    var, mean = torch.var_mean(x.double(), axes, correction=0, keepdim=True)
+    rstd = torch.rsqrt(var + 1e-5)
+    return [rstd, (x.double() - mean) * rstd]
+
+
+@pytest.mark.parametrize("params", [UNROLLED, LOOPED])
+@pytest.mark.parametrize(("rows", "columns", "teams"), [(7, 256, 2), (5, 200, 3), (1, 130, 4), (3, 37, 1)])
+def test_a_member_alone(tmp_path: Path, params: Params, rows: int, columns: int, teams: int) -> None:
+    """Rows in turn, launch after launch: epochs go on, each program's own."""
+    segment = rms_norm(rows, columns, DataType.BFloat16)
+    x, w = values(rows, columns, dtype=DataType.BFloat16), values(columns, dtype=DataType.BFloat16, seed=1)
+    inputs = dict(zip(segment.inputs, (x, w), strict=True))
+    team = Team(segment, inputs, tmp_path, replace(params, team=1), teams)
+    wide = x.double()
+    wanted = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6) * w.double()
+    for launch in range(1, 4):
+        (out,) = team.launch()
+        close(out, wanted)
+        assert int(team.epochs.sum()) == launch * rows
+        out.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("params", [UNROLLED, LOOPED])
+@pytest.mark.parametrize("members", [2, 4, 8])
+@pytest.mark.parametrize("columns", [2048, 1000, 777, 64])
+def test_members_share_a_row(tmp_path: Path, params: Params, members: int, columns: int) -> None:
+    """Even parts, a shorter last one, and members that have nothing."""
+    segment, x = layer_norm([3, columns], [1])
+    data = values(3, columns) * 2 + 50
+    team = Team(segment, {x: data}, tmp_path, replace(params, team=members), 3)
+    for found, wanted in zip(team.settle(2), layer_norm_of(data, [1]), strict=True):
+        close(found, wanted)
+
+
+@pytest.mark.parametrize("params", [UNROLLED, LOOPED])
+@pytest.mark.parametrize("shape", [[4, 3, 8, 16], [3, 2, 5, 13]])
+@pytest.mark.parametrize("is_channels_last", [False, True])
+def test_statistics_of_a_channel(tmp_path: Path, params: Params, shape: list[int], is_channels_last: bool) -> None:
+    """Reduced elements that are no single run of memory: batch norm over n, h and w."""
+    segment, x = layer_norm(shape, [0, 2, 3])
+    data = values(*shape) + 3
+    if is_channels_last:
+        data = data.contiguous(memory_format=torch.channels_last)
+    team = Team(segment, {x: data}, tmp_path, replace(params, team=4), shape[1])
+    for found, wanted in zip(team.settle(2), layer_norm_of(data, [0, 2, 3]), strict=True):
+        close(found, wanted)
+
+
+@pytest.mark.parametrize("params", [UNROLLED, LOOPED])
+@pytest.mark.parametrize("space", [(8, 32), (5, 7)])
+def test_weights_along_channels(tmp_path: Path, params: Params, space: tuple[int, int]) -> None:
+    """Group norm: a weight is a scalar of a chunk where a chunk lies in one channel."""
+    b = Builder()
+    x = b.input(DataType.Float, b.axis(2), b.axis(12), *map(b.axis, space))
+    grouped = b.unflatten(x, 1, 4)
+    centred = b.op("sub", grouped, b.mean(grouped, [2, 3, 4]))
+    unit = b.op("mul", centred, b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), [2, 3, 4]), 1e-5)))
+    w = b.input(DataType.Float, x.domain.logical[1])
+    weight = b.emit("broadcast", [w], w.dtype, [(), *w.domain.logical, (), ()], new=(True, False, True, True))
+    segment = b.segment(b.op("mul", b.flatten(unit, 1, 2), weight))
+    data, scale = values(2, 12, *space), values(12, seed=1)
+    (out,) = Team(segment, {x: data, w: scale}, tmp_path, replace(params, team=4), 6).settle(2)
+    close(out, torch.nn.functional.group_norm(data.double(), 3, scale.double(), eps=1e-5))
+
+
+@pytest.mark.parametrize("params", [UNROLLED, LOOPED])
+def test_several_reductions_at_once(tmp_path: Path, params: Params) -> None:
+    """A maximum that keeps NaN, a sum and a test of all elements, one exchange."""
+    b = Builder()
+    x = b.input(DataType.Float, b.axis(2), b.axis(600))
+    parts = [b.reduce("max", x, [1]), b.reduce("sum", x, [1])]
+    positive = b.reduce("all", b.op("gt", x, -100.0), [1])
+    segment = b.segment(positive, b.op("sub", b.op("where", positive, x, 0.0), b.op("add", *parts)))
+    data = values(2, 600)
+    data[1, 450] = float("nan")
+    team = Team(segment, {x: data}, tmp_path, replace(params, team=4), 2)
+    found, out = team.settle(1)
+    wide = data.double()
+    holds = (data > -100).all(1, keepdim=True)
+    close(out, torch.where(holds, wide, 0.0) - wide.amax(1, keepdim=True) - wide.sum(1, keepdim=True))
+    assert torch.equal(found, holds)

@@ -1,0 +1,132 @@
+"""Allocation domains: how a rank stores what it holds, of inputs and of outputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fusion_check import check
+from ranks import run_ranks
+from thread_check import Case, X, check_on_threads, shard, world_mesh
+
+from shardfuse import FusionDefinition
+from shardfuse.errors import InputError
+from shardfuse.ir.tensor_view import TensorView
+
+
+def interleave(tv: TensorView) -> TensorView:
+    """Store [6] as merge(i % 3, i / 3)."""
+    tv.inner_split(0, 3).reorder({0: 1}).merge(0)
+    tv.set_allocation_domain(tv.get_loop_domain())
+    return tv
+
+
+def test_an_interleaved_layout_by_allocation_rank() -> None:
+    data = torch.arange(6.0)
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([6], allocation_rank=True)
+        y = fd.ops.set(x)
+        z = fd.ops.mul(x, 10.0)
+        fd.add_output(y)
+        fd.add_output(z, allocation_rank=True)
+    interleave(x)
+    interleave(z)
+    stored = torch.tensor([0.0, 3.0, 1.0, 4.0, 2.0, 5.0])
+    y_found, z_found = fd.execute([stored])
+    assert y_found.tolist() == data.tolist()
+    assert z_found.tolist() == (stored * 10).tolist()
+    check_on_threads(1, [Case(fd, [data])])
+
+
+def test_by_allocation_rank_a_mesh_axis_is_one() -> None:
+    """[4, 6] with the columns over 2 ranks: each hands over [1, 4, 3] or [4, 1, 3], as its loop axes stand."""
+
+    def run(rank: int, world: int) -> tuple[int, ...]:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([4, 6], allocation_rank=True)
+            y = fd.ops.mul(x, 2.0)
+            fd.add_output(y, allocation_rank=True)
+            fd.add_output(fd.ops.sum(x, [1]))
+        shard(x, world_mesh(world), (X, (1, "outer")))
+        shard(y, world_mesh(world), (X, (1, "outer"))).reorder({1: 0})
+        data = torch.arange(24.0).reshape(4, 6)
+        (out, total) = fd.execute([data[:, rank * 3 : rank * 3 + 3].reshape(4, 1, 3)])
+        assert torch.equal(out, data[:, rank * 3 : rank * 3 + 3].reshape(1, 4, 3) * 2)
+        assert torch.equal(total, data.sum(1))
+        check(fd, [data], reference=lambda x: (x * 2, x.sum(1)))
+        return tuple(out.shape)
+
+    assert run_ranks(2, run) == [(1, 4, 3)] * 2
+
+
+@pytest.mark.parametrize("rows", [8, 7, 3])
+def test_uneven_shards_by_allocation_rank(rows: int) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([rows, 2], allocation_rank=True)
+        y = fd.ops.add(x, 1.0)
+        fd.add_output(y, allocation_rank=True)
+    shard(x, world_mesh(4), (X, (0, "outer")))
+    shard(y, world_mesh(4), (X, (0, "outer")))
+    check_on_threads(4, [Case(fd, [torch.arange(rows * 2.0).reshape(rows, 2)])])
+
+
+def test_the_rank_of_what_is_handed_over_is_checked() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([6], allocation_rank=True)
+        x.inner_split(0, 3)
+        fd.add_output(fd.ops.exp(x))
+    with pytest.raises(InputError, match=r"a tensor of 2 dims but got 1 dims.*one for each allocation axis, a mesh axis being 1"):
+        fd.execute([torch.zeros(6)])
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_channels_last_sharded_on_channels(world: int) -> None:
+    """[N, C, H, W] with C innermost, in and out; each rank's output has its own C innermost."""
+
+    def run(rank: int, _: int) -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([2, 6, 3, 5], contiguity=True, stride_order=[3, 0, 2, 1])
+            y = fd.ops.relu(x)
+            fd.add_output(y, stride_order=[3, 0, 2, 1])
+            fd.add_output(fd.ops.mean(x, [0, 2, 3]))
+        shard(x, world_mesh(world), (X, (1, "outer")))
+        shard(y, world_mesh(world), (X, (1, "outer")))
+        data = torch.randn(2, 6, 3, 5, generator=torch.Generator().manual_seed(0))
+        mine = data[:, rank * 6 // world : (rank + 1) * 6 // world].contiguous(memory_format=torch.channels_last)
+        found, mean = fd.execute([mine])
+        assert torch.equal(found, mine.relu())
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        assert torch.allclose(mean, mine.mean((0, 2, 3)), atol=1e-6)
+
+    run_ranks(world, run)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1]])
+def test_an_output_has_the_strides_that_were_asked_for(order: list[int]) -> None:
+    data = torch.arange(24.0).reshape(2, 3, 4)
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1, -1])
+        y = fd.ops.mul(x, 2.0)
+        fd.add_output(y, stride_order=order)
+    (out,) = fd.execute([data])
+    assert torch.equal(out, data * 2)
+    inside = [d for _, d in sorted((place, d) for d, place in enumerate(order))]
+    expected = 1
+    for d in inside:
+        assert out.stride(d) == expected
+        expected *= out.shape[d]
+
+
+def test_a_gathered_output_has_the_strides_that_were_asked_for() -> None:
+    def run(rank: int, world: int) -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([4, 6])
+            y = fd.ops.set(fd.ops.mul(x, 2.0))
+            fd.add_output(y, stride_order=[0, 1])
+        shard(x, world_mesh(world), (X, (0, "outer")))
+        y.set_device_mesh(world_mesh(world))
+        data = torch.arange(24.0).reshape(4, 6)
+        (out,) = check(fd, [data], reference=lambda x: x * 2)
+        assert out is not None
+        assert out.stride() == (1, 4)
+
+    run_ranks(2, run)

@@ -1,0 +1,166 @@
+"""What ``execute`` says of an argument that does not fit: which one, what was found, what was expected, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from thread_check import X, shard, world_mesh
+
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.errors import InputCountError, InputError, ShardfuseError
+
+
+def doubled(**declared: Any) -> FusionDefinition:
+    """2 * x, of an input declared so."""
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.mul(fd.define_tensor(**declared), 2))
+    return fd
+
+
+def scaled(dtype: DataType) -> FusionDefinition:
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.mul(fd.define_tensor([-1]), fd.define_scalar(dtype=dtype)))
+    return fd
+
+
+ones = torch.ones
+REFUSALS: dict[str, tuple[Callable[[], FusionDefinition], list[Any], str]] = {
+    "too few": (lambda: doubled(shape=[-1]), [], "execute was given 0 inputs, the fusion declares 1: pass them in order"),
+    "too many": (lambda: doubled(shape=[-1]), [ones(2), ones(2)], "execute was given 2 inputs, the fusion declares 1"),
+    "a number for a tensor": (
+        lambda: doubled(shape=[-1]),
+        [3.0],
+        "Expected input 0, T0, to be an at::Tensor but got scalar 3.0: pass a torch.Tensor, or declare it with define_scalar",
+    ),
+    "a tensor for a number": (
+        lambda: scaled(DataType.Double),
+        [ones(2), ones(2)],
+        "Expected input 1, S0, to be a Double scalar but got Tensor: pass a Python number",
+    ),
+    "a float for an integer": (
+        lambda: scaled(DataType.Int),
+        [ones(2), 1.5],
+        "Expected input 1, S0, to be a Int scalar but got 1.5: pass an int",
+    ),
+    "another dtype": (
+        lambda: doubled(shape=[-1]),
+        [ones(2, dtype=torch.float64)],
+        r"to be of dtype torch.float32 but got dtype torch.float64: cast it, or declare dtype=DataType.Double",
+    ),
+    "another rank": (
+        lambda: doubled(shape=[-1, -1]),
+        [ones(2)],
+        r"to be a tensor of 2 dims but got 1 dims, shape \[2\]: pass its logical rank",
+    ),
+    "another static size": (
+        lambda: doubled(shape=[-1, 4]),
+        [ones(2, 5)],
+        r"to be of shape \[2, 4\] but got shape \[2, 5\]: pass this rank's piece, or correct the sizes in the definition",
+    ),
+    "a gap": (
+        lambda: doubled(shape=[-1, -1], contiguity=True),
+        [ones(4, 8)[:, ::2]],
+        r"to be contiguous in dim 1 \(stride 1\) but got strides \[8, 2\] for shape \[4, 4\]: call .contiguous\(\)",
+    ),
+    "another order": (
+        lambda: doubled(shape=[-1, -1], contiguity=True, stride_order=[0, 1]),
+        [ones(4, 8)],
+        r"to be contiguous in dim 0 \(stride 1\) but got strides \[8, 1\]",
+    ),
+    "a gap between rows": (
+        lambda: doubled(shape=[-1, -1], contiguity=[True, True]),
+        [ones(4, 8)[:, :4]],
+        r"to be contiguous in dim 0 \(stride 4\) but got strides \[8, 1\] for shape \[4, 4\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(case: str) -> None:
+    define, arguments, message = REFUSALS[case]
+    with pytest.raises((InputError, InputCountError), match=message):
+        define().execute(arguments)
+
+
+ACCEPTED: dict[str, tuple[dict[str, Any], torch.Tensor]] = {
+    "any strides where nothing is said": ({"shape": [-1, -1]}, ones(4, 8)[:, ::2]),
+    "a gap where one is declared": ({"shape": [-1, -1], "contiguity": [False, True]}, ones(4, 8)[:, :4]),
+    "channels last": ({"shape": [-1, -1], "contiguity": True, "stride_order": [0, 1]}, ones(8, 4).t()),
+    "a size of 1 with any stride": ({"shape": [-1, -1], "contiguity": True}, ones(4, 8)[:1]),
+    "no elements": ({"shape": [-1, -1], "contiguity": True}, ones(0, 8)),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_accepted(case: str) -> None:
+    declared, x = ACCEPTED[case]
+    (found,) = doubled(**declared).execute([x])
+    assert torch.equal(found, x * 2)
+
+
+def test_a_cached_program_is_not_taken_for_other_arguments() -> None:
+    fd = doubled(shape=[-1, -1], contiguity=True)
+    fd.execute([ones(4, 8)])
+    with pytest.raises(InputError, match="to be contiguous in dim 1"):
+        fd.execute([ones(8, 4).t()])
+    with pytest.raises(InputError, match="of dtype torch.float32"):
+        fd.execute([ones(4, 8).double()])
+    with pytest.raises(InputError, match="an at::Tensor"):
+        fd.execute([2.0])
+
+
+def messages(world: int, run: Callable[[int], object]) -> list[str]:
+    """What each rank raises; none is left waiting."""
+
+    def one(rank: int, _: int) -> str:
+        with pytest.raises(ShardfuseError) as error:
+            run(rank)
+        return str(error.value)
+
+    return run_ranks(world, one)
+
+
+def test_a_whole_tensor_in_place_of_a_shard() -> None:
+    def run(_: int) -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([8, 4])
+            fd.add_output(fd.ops.exp(x))
+        shard(x, world_mesh(2), (X, (0, "outer")))
+        fd.execute([ones(8, 4)])
+
+    for rank, message in enumerate(messages(2, run)):
+        expected = f"of shape [4, 4] on rank {rank} of DeviceMesh([0, 1]), unsharded [8, 4] but got shape [8, 4]"
+        assert expected in message
+
+
+def test_a_wrong_piece_on_one_rank_ends_all() -> None:
+    def run(rank: int) -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([8, 4])
+            fd.add_output(fd.ops.sum(x, [0]))
+        shard(x, world_mesh(3), (X, (0, "outer")))
+        fd.execute([ones(3 if rank < 2 else 3, 4)])
+
+    said = messages(3, run)
+    assert "Expected input 0, T0, to be of shape [2, 4] on rank 2" in said[2]
+    assert all("rank 2" in message for message in said)
+
+
+def test_ranks_that_disagree_about_a_symbolic_size() -> None:
+    """Even shards of symbolic size: each rank knows the whole from its own piece, and they do not agree."""
+
+    def run(rank: int) -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, 4])
+            fd.add_output(fd.ops.sum(x, [0]))
+        x.set_device_mesh(DeviceMesh([0, 1]))
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+        fd.execute([ones(4 + rank, 4)])
+
+    for message in messages(2, run):
+        assert "the ranks do not run the same program" in message

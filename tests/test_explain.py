@@ -1,0 +1,173 @@
+"""``explain()``: segments with refusals, kernels, collectives with kind, mesh dimension and bytes; before and after a run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import run_ranks
+from thread_check import Placement, X, Y, shard, world_mesh
+
+from shardfuse import DataType, DeviceMesh, FusionDefinition
+from shardfuse.errors import NoPlanError
+from shardfuse.mesh import ParallelType
+
+
+def rms_norm(shape: list[int], dtype: DataType = DataType.Float) -> FusionDefinition:
+    with FusionDefinition() as fd:
+        x, w = fd.define_tensor(shape, dtype=dtype), fd.define_tensor(shape[-1:], dtype=dtype)
+        wide = fd.ops.cast(x, DataType.Float)
+        mean = fd.ops.mean(fd.ops.mul(wide, wide), [-1], keepdim=True)
+        out = fd.ops.mul(fd.ops.mul(wide, fd.ops.rsqrt(fd.ops.add(mean, 1e-6))), w)
+        fd.add_output(fd.ops.cast(out, dtype))
+    return fd
+
+
+def test_a_norm_is_one_kernel() -> None:
+    plan = rms_norm([8, 512], DataType.BFloat16).explain()
+    (segment,) = plan.segments
+    assert (segment.scheduler, plan.kernels, plan.collectives) == ("persistent", 1, ())
+    assert plan.bytes == segment.bytes == (8 * 512 * 2 + 512) * 2
+    assert [name for name, _ in segment.refusals][:3] == ["communication", "no_op", "torch_call"]
+    assert all(reason for _, reason in segment.refusals)
+    assert len(segment.kernels) == 1
+    assert str(plan).startswith("1 segments, 1 kernels, 0 collectives, 17408 bytes\nsegment 0: persistent -> ")
+
+
+def collective(source: Placement, target: Placement, shape: list[int], world: int = 4) -> list[str]:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor(shape)
+        y = fd.ops.set(x)
+        fd.add_output(y)
+    shard(x, world_mesh(world), (X, source))
+    shard(y, world_mesh(world), (X, target))
+    return [str(c) for c in fd.explain().collectives]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ((0, "outer"), None, ["all_gather over mesh_x of 4 ranks, 512 bytes"]),
+        ((0, "outer"), (1, "outer"), ["all_to_all over mesh_x of 4 ranks, 128 bytes"]),
+        ((0, "outer"), (0, "outer"), []),
+        (None, (1, "outer"), []),
+        ((1, "inner"), None, ["all_gather over mesh_x of 4 ranks, 512 bytes"]),
+    ],
+)
+def test_collectives(source: Placement, target: Placement, expected: list[str]) -> None:
+    """8 x 16 floats: 512 bytes, a quarter of it 128."""
+    assert collective(source, target, [8, 16]) == expected
+
+
+def test_partial_sums() -> None:
+    for target, expected in ((None, "all_reduce over mesh_x of 2 ranks, 512"), ((0, "outer"), "reduce_scatter over mesh_x of 2")):
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([2, 8, 16])
+            y = fd.ops.sum(x, [0])
+            fd.add_output(y)
+        x.set_device_mesh(world_mesh(2))
+        x.axis(0).parallelize(X)
+        shard(y, world_mesh(2), (X, target))
+        plan = fd.explain()
+        assert plan.kernels == 0
+        assert [s.scheduler for s in plan.segments] == ["communication"]
+        assert str(plan.collectives[0]).startswith(expected)
+        assert f"collective: {expected}" in str(plan)
+
+
+def test_each_mesh_dimension_is_named() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([8, 16])
+        for axis in (0, 1):
+            fd.add_output(fd.ops.sum(x, [axis]))
+    shard(x, DeviceMesh([[0, 1, 2, 3], [4, 5, 6, 7]]), (Y, (0, "outer")), (X, (1, "outer")))
+    found = fd.explain().collectives
+    assert [str(c) for c in found] == [
+        "all_reduce over mesh_y of 2 ranks, 16 bytes",
+        "all_reduce over mesh_x of 4 ranks, 16 bytes",
+    ]
+
+
+def test_sizes_are_needed() -> None:
+    fd = rms_norm([-1, 16])
+    with pytest.raises(NoPlanError, match=r"execute the fusion first, or pass inputs=\[...\] or sizes=\{...\}"):
+        fd.explain()
+    with pytest.raises(NoPlanError):
+        fd.last_trace()
+    x, w = fd.fusion.tensors()[:2]
+    by_sizes = fd.explain(sizes={x: (8, 16)})
+    inputs = [torch.ones(8, 16), torch.ones(16)]
+    assert fd.explain(inputs) == by_sizes
+    fd.execute(inputs)
+    assert fd.explain() == by_sizes
+    assert fd.explain(sizes={x: (4, 16), w: (16,)}).bytes < by_sizes.bytes
+
+
+def test_the_trace_holds_every_stage() -> None:
+    fd = rms_norm([8, 16])
+    fd.execute([torch.ones(8, 16), torch.ones(16)])
+    stages = [line[2:] for line in fd.last_trace().splitlines() if line.startswith("# ")]
+    assert stages[0] == "bind"
+    assert stages[1:] == [
+        *("remove_dead_code", "combine_casts", "propagate_shardings", "decompose_resharding"), "segments", "host program",
+    ]  # fmt: skip
+
+
+PLAN = """
+import sys
+sys.path[:0] = {paths!r}
+import thread_check
+from test_explain import sharded_block
+fd = sharded_block()
+print(fd.explain())
+for name, text in fd.fec.last_plan.trace:
+    print(name, text, sep="\\n")
+"""
+
+
+def sharded_block() -> FusionDefinition:
+    """Partial sums, residual, norm over a sequence shard, a linear by columns: several collectives and segments."""
+    with FusionDefinition() as fd:
+        parts, residual = fd.define_tensor([4, 6, 10, 16]), fd.define_tensor([6, 10, 16])
+        w, weight = fd.define_tensor([16]), fd.define_tensor([32, 16])
+        total = fd.ops.sum(parts, [0])
+        hidden = fd.ops.add(total, residual)
+        mean = fd.ops.mean(fd.ops.mul(hidden, hidden), [-1], keepdim=True)
+        normed = fd.ops.mul(fd.ops.mul(hidden, fd.ops.rsqrt(fd.ops.add(mean, 1e-6))), w)
+        out = fd.ops.linear(normed, weight)
+        for tv in (hidden, out, fd.ops.sum(hidden, [0, 1])):
+            fd.add_output(tv)
+    mesh = world_mesh(4)
+    parts.set_device_mesh(mesh)
+    parts.axis(0).parallelize(ParallelType.mesh_x)
+    for tv in (residual, total):
+        shard(tv, mesh, (X, (1, "outer")))
+    shard(weight, mesh, (X, (0, "outer")))
+    shard(out, mesh, (X, (2, "outer")))
+    return fd
+
+
+def plan_text() -> str:
+    fd = sharded_block()
+    lines = [str(fd.explain())]
+    plan = fd.fec.last_plan
+    assert plan is not None
+    return "\n".join([*lines, *(f"{name}\n{text}" for name, text in plan.trace)])
+
+
+def test_a_plan_is_the_same_on_every_rank() -> None:
+    texts = run_ranks(4, lambda rank, size: plan_text())
+    assert texts == [plan_text()] * 4
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "7", "random"])
+def test_a_plan_is_the_same_for_every_hash_seed(seed: str) -> None:
+    here = Path(__file__).parent
+    code = PLAN.format(paths=[str(here.parent), str(here)])
+    environment = {"PYTHONHASHSEED": seed, "PATH": "", "SHARDFUSE_STRICT": "1"}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == plan_text() + "\n"

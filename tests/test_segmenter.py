@@ -1,0 +1,163 @@
+"""Which Exprs make one segment, which scheduler takes it, and what stands in memory between two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from random_fusions import random_case
+from thread_check import X, shard, world_mesh
+
+from shardfuse import DataType, FusionDefinition
+from shardfuse.compiler import compile_fusion
+from shardfuse.passes import PASSES, bind
+from shardfuse.schedulers import SCHEDULERS
+from shardfuse.segmenter import ScheduledSegment, choose_scheduler, segment_fusion
+
+Define = Callable[[FusionDefinition], None]
+
+
+def segments(define: Define) -> list[ScheduledSegment]:
+    with FusionDefinition() as fd:
+        define(fd)
+    sizes = {i.val: i.val.shape for i in fd.fusion.inputs}  # pyright: ignore
+    fusion = bind(fd.fusion, sizes)  # pyright: ignore
+    for run in PASSES:
+        run(fusion)
+    return segment_fusion(fusion)
+
+
+def described(define: Define) -> list[str]:
+    """``scheduler: inputs -> outputs`` of each segment."""
+    return [
+        f"{s.scheduler}: {' '.join(map(str, s.segment.inputs))} -> {' '.join(map(str, s.segment.outputs))}"
+        for s in segments(define)
+    ]
+
+
+def test_a_chain_is_one_segment() -> None:
+    def define(fd: FusionDefinition) -> None:
+        x, y = fd.define_tensor([64, 32]), fd.define_tensor([32])
+        fd.add_output(fd.ops.exp(fd.ops.mul(fd.ops.add(x, y), 2.0)))
+
+    assert described(define) == ["pointwise: T0 T1 -> T4"]
+
+
+def test_a_residual_and_its_norm_are_one_segment_with_two_outputs() -> None:
+    def define(fd: FusionDefinition) -> None:
+        x, r, w = fd.define_tensor([64, 512]), fd.define_tensor([64, 512]), fd.define_tensor([512])
+        h = fd.ops.add(x, r)
+        mean = fd.ops.mean(fd.ops.mul(h, h), [-1], keepdim=True)
+        fd.add_output(h)
+        fd.add_output(fd.ops.mul(fd.ops.mul(h, fd.ops.rsqrt(fd.ops.add(mean, 1e-6))), w))
+
+    (segment,) = segments(define)
+    assert segment.scheduler == "persistent"
+    assert [t.name for t in segment.segment.outputs] == ["T3", "T11"]
+
+
+def test_what_stands_between_two_segments_is_the_narrow_tensor() -> None:
+    """A cast up is made anew by each that reads it; the matmul reads the bfloat16 tensor."""
+
+    def define(fd: FusionDefinition) -> None:
+        half = DataType.BFloat16
+        x, w = fd.define_tensor([8, 16], dtype=half), fd.define_tensor([16, 16], dtype=half)
+        y = fd.ops.cast(fd.ops.exp(x), half)
+        fd.add_output(fd.ops.matmul(y, w))
+        wide = fd.ops.cast(y, DataType.Float)
+        fd.add_output(fd.ops.add(wide, 1.0))
+        fd.add_output(fd.ops.sum(wide, [1]))
+
+    found = segments(define)
+    assert [s.scheduler for s in found if s.scheduler == "torch_call"] == ["torch_call"]
+    between = {t for s in found for t in s.segment.inputs} & {t for s in found for t in s.segment.outputs}
+    assert {t.dtype for t in between} == {DataType.BFloat16}
+
+
+def test_a_collective_stands_alone() -> None:
+    def define(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([8, 4])
+        y = fd.ops.set(fd.ops.exp(x))
+        fd.add_output(fd.ops.mul(y, 2.0))
+        shard(x, world_mesh(2), (X, (0, "outer")))
+        y.set_device_mesh(world_mesh(2))
+
+    assert described(define) == ["pointwise: T0 -> T1", "communication: T1 -> T2", "pointwise: T2 -> T3"]
+
+
+def test_nothing_is_joined_across_what_stands_between() -> None:
+    """x feeds a reduction over ranks and is needed again after it: two kernels and a collective, in this order."""
+
+    def define(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([8, 6])
+        e = fd.ops.exp(x)
+        fd.add_output(fd.ops.div(e, fd.ops.sum(e, [1], keepdim=True)))
+        shard(x, world_mesh(2), (X, (1, "outer")))
+
+    assert [line.split(":")[0] for line in described(define)] == ["reduction", "communication", "pointwise"]
+
+
+def test_views_run_nothing() -> None:
+    def define(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([8, 6])
+        fd.add_output(fd.ops.reshape(fd.ops.permute(x, [1, 0]), [2, 3, 8]))
+
+    assert described(define) == ["no_op: T0 -> T2"]
+
+
+def test_readers_of_one_tensor_are_siblings() -> None:
+    """Two outputs that read the same matrix share a kernel; two that read the same weight do not."""
+
+    def matrix(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([64, 32])
+        fd.add_output(fd.ops.exp(x))
+        fd.add_output(fd.ops.neg(x))
+
+    def weight(fd: FusionDefinition) -> None:
+        w = fd.define_tensor([32])
+        for rows in (64, 48):
+            fd.add_output(fd.ops.mul(fd.define_tensor([rows, 32]), w))
+
+    assert described(matrix) == ["pointwise: T0 -> T1 T2"]
+    assert len(described(weight)) == 2
+
+
+def test_every_refusal_is_kept() -> None:
+    def define(fd: FusionDefinition) -> None:
+        fd.add_output(fd.ops.exp(fd.define_tensor([64, 32])))
+
+    (segment,) = segments(define)
+    order = [name for name, _ in SCHEDULERS]
+    assert [name for name, _ in segment.refusals] == order[: order.index("pointwise")]
+    assert all(segment.refusals)
+
+
+@pytest.mark.parametrize("first", [0, 200])
+def test_segments_of_random_fusions(first: int) -> None:
+    """Every Expr runs; a segment reads what inputs are or earlier segments store; its scheduler takes it as it stands."""
+    for seed in range(first, first + 200):
+        _, case = random_case(seed + 500_000)
+        case.fd.fec  # noqa: B018 shardings of inputs are settled
+        plan = compile_fusion(case.fd.fusion, case.sizes or {})
+        there = dict.fromkeys(t for t in plan.fusion.inputs)
+        for planned in plan.segments:
+            assert all(t in there for t in planned.segment.inputs), f"{case}\n{planned.segment}"
+            there.update(dict.fromkeys(planned.segment.outputs))
+            assert choose_scheduler(planned.segment)[0] == planned.scheduler, f"{case}\n{planned.segment}"
+        assert all(t in there for t in plan.fusion.outputs)
+        made = [t for s in plan.segments for t in s.segment.outputs]
+        assert len(made) == len(dict.fromkeys(made)), f"{case}: a tensor is stored twice"
+
+
+def test_segments_come_in_an_order_in_which_they_can_run() -> None:
+    def define(fd: FusionDefinition) -> None:
+        y = fd.define_tensor([8, 16])
+        for _ in range(3):
+            y = fd.ops.exp(fd.ops.matmul(y, fd.define_tensor([16, 16])))
+        fd.add_output(y)
+
+    found = described(define)
+    assert [line.split(":")[0] for line in found] == ["torch_call", "pointwise"] * 3
+    for before, after in pairwise(found):
+        assert before.split("-> ")[1] in after
