@@ -63,7 +63,9 @@ def change_tables() -> str:
             (2, 4), (32, 32, 16), (rows, Placed("inner", 1)), (columns, rows)
         ),
     }
-    chains = [[name, cell(found)] for (name, _), found in zip(compound.items(), took(list(compound.values()), 8), strict=True)]
+    chains = [
+        [name, cell(found)] for (name, _), found in zip(compound.items(), took(list(compound.values()), 8), strict=True)
+    ]
     return f"{first}\n\n{table(['change on a mesh of 2 x 4 (mesh_y, mesh_x)', 'collectives'], chains)}"
 
 
@@ -74,7 +76,9 @@ def cell(found: Sequence[Any]) -> str:
 
 
 def kilobytes(n: float) -> str:
-    return f"{n / 1024:.4g} KB" if n >= 1024 else f"{n:g} B"
+    if n >= 2**20:
+        return f"{n / 2**20:.3g} MB"
+    return f"{n / 1024:.3g} KB" if n >= 1024 else f"{n:g} B"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -98,7 +102,13 @@ def norm_table() -> str:
     counted = subprocess.run([sys.executable, __file__, "--dtensor"], check=True, capture_output=True, text=True)
     theirs = dict(line.split("\t") for line in counted.stdout.splitlines())
     rows = [
-        [name, theirs[f"{name} forward"], theirs[f"{name} backward"], planned(op, shape, axis, False), planned(op, shape, axis, True)]
+        [
+            name,
+            theirs[f"{name} forward"],
+            theirs[f"{name} backward"],
+            planned(op, shape, axis, False),
+            planned(op, shape, axis, True),
+        ]
         for name, (op, shape, axis) in OPS.items()
     ]
     head = ["8 ranks, float32", "DTensor forward", "DTensor backward", "shardfuse forward", "shardfuse backward"]
@@ -112,7 +122,7 @@ def planned(op: str, shape: tuple[int, ...], axis: int, backward: bool) -> str:
     with FusionDefinition() as fd:
         x = fd.define_tensor(list(shape), contiguity=True)
         g = fd.define_tensor(list(shape), contiguity=True) if backward else None
-        for out in (FORWARD[op](fd, x) if g is None else BACKWARD[op](fd, x, g)):
+        for out in FORWARD[op](fd, x) if g is None else BACKWARD[op](fd, x, g):
             fd.add_output(out)
         for t in (x,) if g is None else (x, g):
             t.set_device_mesh(mesh)
@@ -201,7 +211,8 @@ def count_dtensor() -> None:
             if any(issubclass(t, DTensor) for t in types):
                 return NotImplemented
             out = func(*args, **(kwargs or {}))
-            if func.namespace == "_c10d_functional" and "wait" not in func.name():
+            kinds = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "broadcast")
+            if func.namespace == "_c10d_functional" and func.name().split("::")[1].startswith(kinds):
                 sizes = [t.numel() * t.element_size() for t in tree_leaves((args, out)) if isinstance(t, torch.Tensor)]
                 name = func.name().split("::")[1].replace("_into_tensor", "").replace("_tensor", "")
                 self.found.append(f"{name} {kilobytes(max(sizes))}")

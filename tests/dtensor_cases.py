@@ -35,7 +35,12 @@ def distribute(full: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placem
             pieces, _ = cast(Any, placement)._split_tensor(local, n, with_padding=False, contiguous=True)
             local = pieces[k]
     return DTensor.from_local(
-        local.contiguous().clone().to(mesh.device_type), mesh, placements, run_check=False, shape=full.shape, stride=full.stride()
+        local.contiguous().clone().to(mesh.device_type),
+        mesh,
+        placements,
+        run_check=False,
+        shape=full.shape,
+        stride=full.stride(),
     )
 
 
@@ -60,13 +65,18 @@ def rms_norm(fd: FusionDefinition, shape: Sequence[int], hidden: int) -> None:
     fd.add_output(fd.ops.mul(fd.ops.mul(x, fd.ops.rsqrt(fd.ops.add(mean, 1e-6))), w))
 
 
-def check_norm(mesh_shape: Sequence[int], shape: Sequence[int], placements: Sequence[Placement], device: str = "cpu") -> DTensor:
+def check_norm(
+    mesh_shape: Sequence[int], shape: Sequence[int], placements: Sequence[Placement], device: str = "cpu"
+) -> DTensor:
     """RMSNorm of a DTensor: the output lives where the input does (where it is partial: replicated)."""
     mesh = make_mesh(mesh_shape, device)
     x, w = numbers(shape), numbers(shape[-1:], 1)
     with FusionDefinition() as fd:
         rms_norm(fd, [-1] * len(shape), shape[-1])
-    w_placements = [Shard(0) if isinstance(p, Shard | _StridedShard) and p.dim == len(shape) - 1 else Replicate() for p in placements]
+    w_placements = [
+        Shard(0) if isinstance(p, Shard | _StridedShard) and p.dim == len(shape) - 1 else Replicate()
+        for p in placements
+    ]
     w_placements = [
         _StridedShard(0, split_factor=p.split_factor) if isinstance(p, _StridedShard) and p.dim == len(shape) - 1 else q
         for p, q in zip(placements, w_placements, strict=True)

@@ -59,7 +59,7 @@ def check(
     assert plan is not None
     assert len(found) == len(expected)
     for tv, bound, value, want in zip(fd.fusion.outputs, plan.fusion.outputs, found, expected, strict=True):
-        said = tv.domain.mesh is not None
+        said = tv.domain.mesh is not None or tv.allocation_rank
         place: Callable[[torch.Tensor], torch.Tensor | None] = (
             (lambda x, tv=tv: local_piece(tv, x, rank)) if said else (lambda x, b=bound: bound_piece(b.domain, x, rank))
         )
@@ -296,12 +296,21 @@ def _stored(
         if axis not in on_mesh:
             rank_of = rank_of * index[axis][1] + index[axis][0]
     rank_of = rank_of.expand(x.shape)
-    sizes = [index[axis][0].expand(x.shape) for axis in order]
     for k, flags in enumerate(kept):
         at = (slice(None),) * k + (flags,)
-        x, rank_of, sizes = x[at], rank_of[at], [s[at] for s in sizes]
-    shape = [1 if a in on_mesh else len(s.unique()) for a, s in zip(order, sizes, strict=True)]
+        x, rank_of = x[at], rank_of[at]
+    shape = [int(bool(kept[_outermost(domain, a)].any())) if a in on_mesh else _count(*index[a], kept) for a in order]
     return x.reshape(-1)[rank_of.reshape(-1).argsort()].reshape(shape)
+
+
+def _count(index: torch.Tensor, whole: int, kept: Sequence[torch.Tensor]) -> int:
+    """How many values an axis takes on a rank; one of a single value is never cut."""
+    if whole == 1:
+        return 1
+    for k, flags in enumerate(kept):
+        if index.shape[k] == len(flags):
+            index = index[(slice(None),) * k + (flags,)]
+    return len(index.unique())
 
 
 def bound_piece(domain: BoundDomain, x: torch.Tensor, rank: int) -> torch.Tensor | None:
@@ -317,9 +326,7 @@ def bound_piece(domain: BoundDomain, x: torch.Tensor, rank: int) -> torch.Tensor
         for d in reversed(digits):
             at, value = divmod(at, d.extent) if d is not digits[0] else (0, at)
             k, along = next(
-                (k, index)
-                for k, axis in enumerate(domain.logical)
-                if (index := _along(axis, d, kept[k])) is not None
+                (k, index) for k, axis in enumerate(domain.logical) if (index := _along(axis, d, kept[k])) is not None
             )
             kept[k] = kept[k][along == value]
     for k, indices in enumerate(kept):

@@ -53,14 +53,23 @@ def rms_norm_backward(rows: int, columns: int, dtype: DataType) -> Segment:
     return b.segment(b.cast(dx, dtype), b.cast(dw, dtype))
 
 
-def layer_norm_backward(shape: Sequence[int], dtype: DataType, *, samples: bool = False) -> Segment:
-    """dx, dw and db of LayerNorm, statistics computed again.  ``samples``: a weight, and sums, for each of dim 0."""
+def layer_norm_backward(
+    shape: Sequence[int], dtype: DataType, *, samples: bool = False, saved: bool = False
+) -> Segment:
+    """dx, dw and db of LayerNorm.
+
+    ``samples``: a weight, and sums, for each of dim 0.  ``saved``: statistics are inputs, else computed again.
+    """
     b = Builder()
     axes, lead, wide = [b.axis(n) for n in shape], len(shape) - 1, dtype.compute
     x, dy = b.cast(b.input(dtype, *axes), wide), b.cast(b.input(dtype, *axes), wide)
     weight = b.cast(b.input(dtype, *([axes[0], *((),) * (lead - 1)] if samples else []), axes[-1]), wide)
-    centred = b.op("sub", x, b.mean(x, [lead]))
-    rstd = b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), [lead]), 1e-5))
+    if saved:
+        mean, rstd = (b.input(wide, *axes[:-1], ()) for _ in range(2))
+        centred = b.op("sub", x, mean)
+    else:
+        centred = b.op("sub", x, b.mean(x, [lead]))
+        rstd = b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), [lead]), 1e-5))
     unit, scaled = b.op("mul", centred, rstd), b.op("mul", dy, weight)
     along, mean = b.mean(b.op("mul", scaled, unit), [lead]), b.mean(scaled, [lead])
     dx = b.op("mul", b.op("sub", b.op("sub", scaled, b.op("mul", unit, along)), mean), rstd)

@@ -32,7 +32,11 @@ def random_case(
 
 
 def run_cases(
-    seeds: Iterable[int], worlds: Sequence[int] = (2, 3, 4), backend: Backend | None = "torch", *, with_zero: bool = False
+    seeds: Iterable[int],
+    worlds: Sequence[int] = (2, 3, 4),
+    backend: Backend | None = "torch",
+    *,
+    with_zero: bool = False,
 ) -> None:
     """Run the case of every seed on ranks that are threads, and compare."""
     by_world: dict[int, list[Case]] = {}
@@ -67,12 +71,12 @@ class _Maker:
         for tv, _ in dict.fromkeys(outputs):
             self.fd.add_output(tv)
         mesh = self.mesh(world)
-        shape_of = {tv: shape for tv, shape in self.known}
+        shape_of = dict(self.known)
         for tv in self.fd.fusion.tensors():
             chance = 0.6 if tv in self.fd.fusion.outputs or any(tv is g for g, _ in given) else 0.1
             if tv in shape_of and rng.random() < chance:
                 self.shard(tv, shape_of[tv], mesh)
-        sizes = {tv: shape for tv, shape in given}
+        sizes = dict(given)
         return world, Case(self.fd, inputs, sizes, name=f"seed {seed}, {world} ranks")
 
     # the program
@@ -100,8 +104,8 @@ class _Maker:
 
     def op(self) -> None:
         pick = self.rng.choice(
-            (self.unary, self.binary, self.binary, self.reduce, self.reduce, self.statistics, self.permute, self.reshape,
-             self.broadcast, self.cast, self.copy, self.select)
+            (self.unary, self.binary, self.binary, self.reduce, self.reduce, self.statistics, self.permute,
+             self.reshape, self.broadcast, self.cast, self.copy, self.select)
         )  # fmt: skip
         pick(*self.rng.choice(self.known))
 

@@ -45,7 +45,10 @@ class Case:
     reverse: tuple[bool, bool] = (False, False)
 
     def __str__(self) -> str:
-        names = [",".join(map(str, p)) + ("'" if r else "") for p, r in zip((self.source, self.target), self.reverse, strict=True)]
+        names = [
+            ",".join(map(str, p)) + ("'" if r else "")
+            for p, r in zip((self.source, self.target), self.reverse, strict=True)
+        ]
         return f"{list(self.shape)} on {list(self.mesh)}: {names[0]} -> {names[1]}"
 
     def is_possible(self) -> bool:
@@ -111,7 +114,11 @@ def run(case: Case, rank: int) -> Explanation:
         place(y, mesh, case.target, case.reverse[1])
     full = torch.arange(float(torch.Size(case.shape).numel())).reshape(case.shape)
     draw = torch.Generator().manual_seed(0)
-    summands = [torch.randint(-99, 99, case.shape, generator=draw).float() for _ in range(torch.Size(partial).numel() - 1)] if partial else []
+    summands = (
+        [torch.randint(-99, 99, case.shape, generator=draw).float() for _ in range(torch.Size(partial).numel() - 1)]
+        if partial
+        else []
+    )
     value = torch.stack([full - sum(summands), *summands]).reshape(*partial, *case.shape) if partial else full
     arguments = local_arguments(fd.fusion, [value], rank)
     (out,) = fd.execute(arguments)

@@ -74,7 +74,9 @@ def test_the_rank_of_what_is_handed_over_is_checked() -> None:
         x = fd.define_tensor([6], allocation_rank=True)
         x.inner_split(0, 3)
         fd.add_output(fd.ops.exp(x))
-    with pytest.raises(InputError, match=r"a tensor of 2 dims but got 1 dims.*one for each allocation axis, a mesh axis being 1"):
+    with pytest.raises(
+        InputError, match=r"a tensor of 2 dims but got 1 dims.*one for each allocation axis, a mesh axis being 1"
+    ):
         fd.execute([torch.zeros(6)])
 
 

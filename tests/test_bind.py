@@ -20,7 +20,8 @@ from shardfuse.passes.bind import bind
 def text(define: Callable[[FusionDefinition], None], *sizes: Sequence[int]) -> str:
     with FusionDefinition() as fd:
         define(fd)
-    fusion = bind(fd.fusion, {i.val: n for i, n in zip(fd.fusion.inputs, sizes, strict=True)})  # pyright: ignore
+    inputs = fd.fusion.tensors()[: len(sizes)]
+    fusion = bind(fd.fusion, dict(zip(inputs, sizes, strict=True)))
     verify(fusion, "bind")
     return fusion_text(fusion)
 

@@ -143,9 +143,7 @@ def test_cut_out_leaves_what_stands_above_and_below() -> None:
             if found is None:
                 continue
             above, below = found
-            seen = {
-                tuple(value(axis, {root: k}) for axis in (above, (digit,), below)): k for k in range(root.extent)
-            }
+            seen = {tuple(value(axis, {root: k}) for axis in (above, (digit,), below)): k for k in range(root.extent)}
             assert len(seen) == root.extent, (root.extent, digit, found)
             order = sorted(seen)
             assert [seen[key] for key in order] == list(range(root.extent)), (root.extent, digit, found)
@@ -264,7 +262,9 @@ def pieces(domain: BoundDomain, root: Root, ranks: int) -> list[list[int]]:
     held: list[list[int]] = []
     for rank in range(ranks):
         coordinates = domain.coordinates(rank)
-        held.append([k for k in range(root.extent) if all(digit_value(d, {root: k}) == c for d, c in coordinates.items())])
+        held.append(
+            [k for k in range(root.extent) if all(digit_value(d, {root: k}) == c for d, c in coordinates.items())]
+        )
     return held
 
 

@@ -233,7 +233,9 @@ def test_no_import_of_dtensor_without_dtensors() -> None:
     subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
 
 
-def gradients_of(outputs: tuple[torch.Tensor, ...], weights: list[torch.Tensor], leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+def gradients_of(
+    outputs: tuple[torch.Tensor, ...], weights: list[torch.Tensor], leaves: list[torch.Tensor]
+) -> list[torch.Tensor]:
     """Gradients of a sum of the outputs with these weights."""
     total = sum((y * w).sum() for y, w in zip(outputs, weights, strict=True))
     total = total.redistribute(placements=[R] * total.device_mesh.ndim) if isinstance(total, DTensor) else total
@@ -243,7 +245,14 @@ def gradients_of(outputs: tuple[torch.Tensor, ...], weights: list[torch.Tensor],
 
 @pytest.mark.parametrize(
     ("source", "output", "output_grad"),
-    [(Shard(0), None, None), (Shard(1), None, None), (R, None, None), (Partial(), R, None), (Partial(), Shard(0), None), (R, R, Partial())],
+    [
+        (Shard(0), None, None),
+        (Shard(1), None, None),
+        (R, None, None),
+        (Partial(), R, None),
+        (Partial(), Shard(0), None),
+        (R, R, Partial()),
+    ],
     ids=str,
 )
 def test_modules(source: Placement, output: Placement | None, output_grad: Placement | None) -> None:

@@ -1,4 +1,4 @@
-"""``explain()``: segments with refusals, kernels, collectives with kind, mesh dimension and bytes; before and after a run."""
+"""``explain()``: segments with refusals, kernels, collectives with kind, mesh dimension and bytes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ def test_collectives(source: Placement, target: Placement, expected: list[str]) 
 
 
 def test_partial_sums() -> None:
-    for target, expected in ((None, "all_reduce over mesh_x of 2 ranks, 512"), ((0, "outer"), "reduce_scatter over mesh_x of 2")):
+    for target, expected in (
+        (None, "all_reduce over mesh_x of 2 ranks, 512"),
+        ((0, "outer"), "reduce_scatter over mesh_x of 2"),
+    ):
         with FusionDefinition() as fd:
             x = fd.define_tensor([2, 8, 16])
             y = fd.ops.sum(x, [0])
@@ -112,8 +115,9 @@ def test_the_trace_holds_every_stage() -> None:
     stages = [line[2:] for line in fd.last_trace().splitlines() if line.startswith("# ")]
     assert stages[0] == "bind"
     assert stages[1:] == [
-        *("remove_dead_code", "combine_casts", "propagate_shardings", "decompose_resharding"), "segments", "host program",
-    ]  # fmt: skip
+        *("remove_dead_code", "combine_casts", "propagate_shardings", "decompose_resharding"),
+        *("segments", "host program"),
+    ]
 
 
 PLAN = """

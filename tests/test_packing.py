@@ -28,7 +28,9 @@ def test_backward_of_a_norm(size: int, uneven: bool, monkeypatch: pytest.MonkeyP
     """dw and db of row-sharded tensors: one all-reduce of both."""
     calls: list[int] = []
     original = communication.all_reduce
-    monkeypatch.setattr(communication, "all_reduce", lambda x, op, team: (calls.append(x.numel()), original(x, op, team))[1])
+    monkeypatch.setattr(
+        communication, "all_reduce", lambda x, op, team: (calls.append(x.numel()), original(x, op, team))[1]
+    )
 
     def run(rank: int, n: int) -> list[str]:
         mesh = DeviceMesh(list(range(n)))
@@ -40,13 +42,17 @@ def test_backward_of_a_norm(size: int, uneven: bool, monkeypatch: pytest.MonkeyP
             rows(g, mesh, uneven=uneven)
             rows(x, mesh, uneven=uneven)
         height = 4 * n + uneven
-        check(fd, [numbers(height, 12), numbers(height, 12, seed=1)], sizes={g: (height, 12), x: (height, 12)} if uneven else None)
+        check(
+            fd,
+            [numbers(height, 12), numbers(height, 12, seed=1)],
+            sizes={g: (height, 12), x: (height, 12)} if uneven else None,
+        )
         explained = fd.explain()
         assert explained.collectives[0].bytes == 2 * 12 * 4
         return [c.kind for c in explained.collectives]
 
     assert run_ranks(size, run) == [["all_reduce"]] * size
-    assert calls == [24] * size
+    assert calls == [24] * size  # of 12 floats each, 48 bytes
 
 
 def test_what_cannot_be_one_call() -> None:

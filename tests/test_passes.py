@@ -36,7 +36,8 @@ def bound(define: Define, sizes: Sequence[Sequence[int]], until: str | None = No
     """What ``define`` records, with every pass run before the one called ``until``; verified after each."""
     with FusionDefinition() as fd:
         define(fd)
-    fusion = bind(fd.fusion, {i.val: n for i, n in zip(fd.fusion.inputs, sizes, strict=True)})  # pyright: ignore
+    inputs = fd.fusion.tensors()[: len(sizes)]
+    fusion = bind(fd.fusion, dict(zip(inputs, sizes, strict=True)))
     verify(fusion, "bind")
     for run in PASSES:
         if run.__name__ == until:

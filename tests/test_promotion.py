@@ -62,7 +62,16 @@ def test_a_tensor_and_a_number(ndim: int, number: Number) -> None:
 
 
 OPS = ("add", "div", "maximum", "gt", "pow", "logical_and")
-COMMON = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+COMMON = (
+    torch.bool,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -77,7 +86,9 @@ def test_ops_give_torchs_type_and_value(name: str) -> None:
         with FusionDefinition() as fd:
             x = fd.define_tensor([-1] * ndim, dtype=DataType.from_torch(first))
             for b in others:
-                fd.add_output(getattr(fd.ops, name)(x, fd.define_tensor([-1] * b.ndim, dtype=DataType.from_torch(b.dtype))))
+                fd.add_output(
+                    getattr(fd.ops, name)(x, fd.define_tensor([-1] * b.ndim, dtype=DataType.from_torch(b.dtype)))
+                )
         for b, found in zip(others, fd.execute([a, *others]), strict=True):
             wanted = op.torch(a, b)
             assert found.dtype == wanted.dtype, f"{name} of {a.dtype} {ndim}-d and {b.dtype} {b.ndim}-d"
@@ -104,7 +115,12 @@ def test_numbers_give_torchs_type_and_value(number: Number) -> None:
     wanted = [
         y
         for x in data
-        for y in (x + number, number * x, x / number, torch.where(torch.tensor(True), x, torch.tensor(number).to(torch.result_type(x, number))))
+        for y in (
+            x + number,
+            number * x,
+            x / number,
+            torch.where(torch.tensor(True), x, torch.tensor(number).to(torch.result_type(x, number))),
+        )
     ]
     for found, want in zip(fd.execute(data), wanted, strict=True):
         assert found.dtype == want.dtype

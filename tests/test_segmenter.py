@@ -21,8 +21,8 @@ Define = Callable[[FusionDefinition], None]
 def segments(define: Define) -> list[ScheduledSegment]:
     with FusionDefinition() as fd:
         define(fd)
-    sizes = {i.val: i.val.shape for i in fd.fusion.inputs}  # pyright: ignore
-    fusion = bind(fd.fusion, sizes)  # pyright: ignore
+    inputs = fd.fusion.tensors()[: len(fd.fusion.inputs)]
+    fusion = bind(fd.fusion, {tv: tv.shape for tv in inputs})
     for run in PASSES:
         run(fusion)
     return segment_fusion(fusion)
@@ -135,7 +135,7 @@ def test_every_refusal_is_kept() -> None:
 
 @pytest.mark.parametrize("first", [0, 200])
 def test_segments_of_random_fusions(first: int) -> None:
-    """Every Expr runs; a segment reads what inputs are or earlier segments store; its scheduler takes it as it stands."""
+    """A segment reads what inputs are or earlier segments store, and its scheduler takes it as it stands."""
     for seed in range(first, first + 200):
         _, case = random_case(seed + 500_000)
         case.fd.fec  # noqa: B018 shardings of inputs are settled

@@ -38,7 +38,11 @@ def check_on_threads(world: int, cases: Sequence[Case]) -> None:
             case.expected = evaluate(case.fd.fusion, case.inputs)
             unsharded = dict(zip((i.val for i in case.fd.fusion.inputs), case.inputs, strict=True))
             case.fd.fec.plan(
-                {tv: x.shape for tv, x in unsharded.items() if isinstance(tv, TensorView) and isinstance(x, torch.Tensor)}
+                {
+                    tv: x.shape
+                    for tv, x in unsharded.items()
+                    if isinstance(tv, TensorView) and isinstance(x, torch.Tensor)
+                }
             )
         except Exception as error:
             error.add_note(f"planning {case}")

@@ -138,5 +138,5 @@ class _Search:
             case "all_to_all":
                 seconds = self.links.seconds(ranks, received, 2 * gives + 2 * gets)
             case _:
-                seconds = self.links.seconds(ranks, received, 3 * gives + 3 * gets)
+                seconds = self.links.seconds(ranks, received, gives + 5 * gets)
         return ChainStep(kind, dims, ordered(after.items()), seconds)

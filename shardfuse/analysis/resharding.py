@@ -74,11 +74,16 @@ PACKED_BYTES = 8 * 2**20
 
 
 def packed(exprs: Sequence[Expr]) -> Communication | None:
-    """The one all-reduce that independent all-reduces over the same ranks come to; ``None`` where they do not."""
+    """The one call that independent collectives over the same ranks come to; ``None`` where they do not.
+
+    All-reduces; and all-gathers of an axis of its own, one number of each rank.
+    """
     first = exprs[0]
     found = [communication_of(e) for e in exprs]
     kinds = [(c.kind, c.mesh_dims) for c in found if c is not None]
-    if len(kinds) < len(exprs) or any(kind != ("all_reduce", kinds[0][1]) for kind in kinds):
+    if len(kinds) < len(exprs) or any(kind != kinds[0] for kind in kinds):
+        return None
+    if kinds[0][0] != "all_reduce" and not all(_gathers_ranks(e) for e in exprs):
         return None
     same = (first.op, first.output.dtype, first.output.domain.mesh)
     if any((e.op, e.output.dtype, e.output.domain.mesh) != same for e in exprs):
@@ -86,7 +91,16 @@ def packed(exprs: Sequence[Expr]) -> Communication | None:
     size = sum(c.bytes for c in found if c is not None)
     if size > PACKED_BYTES or found[0] is None:
         return None
-    return Communication("all_reduce", kinds[0][1], size, found[0].team)
+    return Communication(kinds[0][0], kinds[0][1], size, found[0].team)
+
+
+def _gathers_ranks(expr: Expr) -> bool:
+    """Is it an all-gather of the outermost axis, all of which is on the mesh dimension?"""
+    found = communication_of(expr)
+    if found is None or found.kind != "all_gather" or found.mesh_dim is None:
+        return False
+    source = expr.tensors[0].domain
+    return source.logical[0] == source.digits_on(found.mesh_dim) and source.allocation is None
 
 
 def mesh_dims_of(expr: Expr) -> tuple[ParallelType, ...]:

@@ -11,9 +11,10 @@ from ..ir.expr import REDUCTIONS, VIEWS, BoundTensor, Expr, Number, Scalar
 from ..ir.layout import Coordinates, Layout
 from ..ops.promotion import types
 from ..ops.table import POINTWISE
+from ..schedulers.limits import LINE_BYTES, power_of_two
 from ..schedulers.plan import KernelPlan
 from .arithmetic import LIBDEVICE, ROUND_BFLOAT16, TRITON_TYPE, converted, literal, must_round, pointwise_text, rounded
-from .exchange import exchange_helpers, exchange_lines
+from .exchange import PREFETCH, exchange_helpers, exchange_lines
 from .indexing import chunk_terms, dynamic_terms, member_terms
 from .reduction import HELPERS, accumulator
 from .source import Writer
@@ -235,7 +236,7 @@ class Emitter:
             text = f"{text}.to(tl.bfloat16)"
         mask = self.mask(has_x, has_r, chunk)
         if self.params.team and not has_r:
-            mask = ", mask=member == 0"
+            mask = f"{mask} & (member == 0)" if mask else ", mask=member == 0"
         self.out.line(f"tl.store({pointer}, {text}{mask})")
 
     # addresses
@@ -243,7 +244,7 @@ class Emitter:
     def terms(self, strides: Strides, chunk: Chunk) -> tuple[list[str], bool, bool]:
         """Terms of an offset, and whether it has any in x and in r."""
         x_terms, r = self.x_terms(strides), self.tile.r_groups(strides)
-        has_x = bool(x_terms)
+        has_x = bool(x_terms) and (not self.params.columns or self.tile.has_x_lanes(strides))
         if chunk.start is None:
             constant, r_terms = 0, dynamic_terms("r", r)
         elif self.params.team:
@@ -258,7 +259,11 @@ class Emitter:
         return [*x_terms, *([str(constant)] if constant else []), *r_terms], has_x, bool(r_terms)
 
     def x_terms(self, strides: Strides) -> list[str]:
-        return dynamic_terms("x", self.tile.x_groups(strides))
+        parts, columns = self.tile.x_groups(strides), self.tile.columns
+        if not self.params.columns:
+            return dynamic_terms("x", parts)
+        _, scalars, terms = member_terms("x0", "k", 0, columns, columns, parts)
+        return [*scalars, *terms]
 
     def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
         strides = self.tile.strides[tensor]
@@ -299,7 +304,7 @@ class Emitter:
         acc = accumulator(expr)
         if acc.helper:
             self.require(acc.helper)
-        self.give(expr, self.tile.expanded(acc.reduced(text, self.tile.r_axis)))
+        self.give(expr, self.across_lanes(expr, text))
 
     def exchange(self, parts: Sequence[tuple[Expr, str]]) -> None:
         """``parts``: all reductions of a phase with this member's accumulated blocks; emits the team's values."""
@@ -310,18 +315,56 @@ class Emitter:
             acc = accumulator(expr)
             if acc.helper:
                 self.require(acc.helper)
-            self.out.line(f"{expr.output}_part = {acc.reduced(text, self.tile.r_axis)}")
+            self.out.line(f"{expr.output}_part = {self.across_lanes(expr, text)}")
             reduced.append((expr, f"{expr.output}_part"))
-        lines, whole = exchange_lines(self.plan, reduced)
-        self.helpers |= exchange_helpers(self.turns)
+        lines, whole = exchange_lines(self.plan, reduced, self.tile.exchanged)
+        self.helpers |= exchange_helpers(counted=self.params.counted, turns=self.turns)
         for line in lines:
             self.out.line(line)
         for expr, text in whole.items():
             self.give(expr, text)
 
+    def prefetch_next(self) -> None:
+        """The team's next row is fetched into L2 while this one waits for the others' words."""
+        tile = self.tile
+        if not self.params.prefetch or self.interpret or tile.x_total == 1 or not tile.last_share:
+            return
+        self.helpers["prefetch"] = PREFETCH
+        self.out.line("ahead = tl.minimum(row + teams, i0 - 1).to(tl.int64)")
+        last = str(tile.share - 1) if tile.last_share == tile.share else f"tl.minimum({tile.share}, {tile.r_total} - first) - 1"
+        for tensor in self.plan.segment.inputs:
+            if self.space.is_streamed(tensor):
+                step = LINE_BYTES // tensor.dtype.itemsize
+                lines = power_of_two(-(-tile.share // step))
+                text = f"tl.arange(0, {lines}) * {step}"
+                if lines * step > tile.share or tile.last_share < tile.share:
+                    text = f"tl.minimum({text}, {last})"
+                strides = tile.strides[tensor]
+                _, scalars, lanes = member_terms("first", f"({text})", 0, 0, tile.share, tile.r_groups(strides))
+                terms = [*dynamic_terms("ahead", tile.x_groups(strides)), *scalars, *lanes]
+                self.out.line(f"prefetch({' + '.join([f'{tensor}_ptr', *terms])})")
+
+    def across_lanes(self, expr: Expr, text: str) -> str:
+        """The accumulated block ``text`` reduced along r, and over the columns of each group."""
+        acc = accumulator(expr)
+        reduced = acc.reduced(text, self.tile.r_axis)
+        if not self.space.grouped:
+            return reduced
+        self.out.line(f"{expr.output}_column = {reduced}")
+        return acc.reduced(f"tl.where(groups, {expr.output}_column[None, :], {acc.neutral})", 1)
+
+    def along_columns(self, expr: Expr, text: str) -> str:
+        """A value for each group, given to each of its columns."""
+        if not self.space.grouped:
+            return text
+        self.out.line(f"{expr.output}_group = {text}")
+        zero = "0.0" if accumulator(expr).dtype.is_floating else "0"
+        return f"tl.sum(tl.where(groups, {expr.output}_group[:, None], {zero}), axis=0)"
+
     def give(self, expr: Expr, reduced: str) -> None:
         """The value of a reduction from the text of what was accumulated."""
         out = expr.output
+        reduced = self.tile.expanded(self.along_columns(expr, reduced))
         reduced = accumulator(expr).finished(reduced, out.dtype.compute)
         if out.dtype.is_low_precision and expr.op in ("sum", "prod"):
             reduced = self.rounded(reduced, out)

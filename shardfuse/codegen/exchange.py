@@ -1,16 +1,19 @@
 """The exchange of a team: partial results of programs that share a row, through a mailbox in global memory.
 
-Each member stores one word for each reduction, ``epoch << 32 | bits``, and polls until the word of every member carries
-the epoch of this exchange: the value is the flag.  No atomics on data, no fence, no reset.
+Each member stores one word for each reduction, ``epoch << 32 | bits``, and waits for those of the others, in one of two
+ways.  *Words*: it polls until the word of every member carries the epoch of this exchange; the value is the flag, and no
+fence or atomic is needed.  *Counted*: members count themselves in, and one thread polls the count, which leaves the
+memory to the others: the way for rows that stream.
 
 A mailbox belongs to one bound kernel with one grid, of ``teams`` teams (``teams = grid / members``)::
 
-    words   [2, teams, slots, members]   int64, slots: reductions that are exchanged at once
-    epochs  [grid]                       int64, each program its own, kept between launches
+    words   [2, teams, slots, members, lanes]   int64, slots: reductions that are exchanged at once
+    epochs  [grid]                              int64, each program its own, kept between launches
+    counts  [teams, 16]                         int64, the first of each line: members that came, ever
 
 It is zeroed once.  Epochs begin with 1.  The writer of epoch e + 2 cannot overtake a reader of epoch e, because it has
-waited for that reader's word of epoch e + 1: two sets are enough.  A word is taken where its epoch is *equal*.  Every
-program must be resident, which a cooperative launch sees to.
+waited for that reader's word of epoch e + 1: two sets are enough.  A word is taken where its epoch is *equal*; a count
+only grows, and is compared by difference.  Every program must be resident, which a cooperative launch sees to.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from .reduction import accumulator
 MAILBOX = "mailbox_ptr"
 """The kernel's first argument."""
 
+_LINE = 16
+"""Words of 128 bytes: counts of two teams do not share a line."""
 _LARGEST_BLOCK = 1 << 20
 """Elements: Triton has no larger ones."""
 
@@ -37,24 +42,53 @@ def post(ptr, epoch, value):
 '''
 
 COLLECT = '''@triton.jit
-def collect(ptr, epoch, MEMBERS: tl.constexpr):
+def collect(ptr, epoch):
     """The bits of every member's word, once all carry ``epoch``."""
-    words = tl.load(ptr + tl.arange(0, MEMBERS), volatile=True)
-    while tl.sum(((words >> 32).to(tl.int32) != epoch).to(tl.int32), axis=0) != 0:
-        words = tl.load(ptr + tl.arange(0, MEMBERS), volatile=True)
+    words = tl.load(ptr, volatile=True)
+    while tl.sum(((words >> 32).to(tl.int32) != epoch).to(tl.int32)) != 0:
+        words = tl.load(ptr, volatile=True)
     return (words & 0xFFFFFFFF).to(tl.int32)
 '''
 
-COLLECT_BOUNDED = '''@triton.jit
-def collect(ptr, epoch, MEMBERS: tl.constexpr):
-    """The bits of every member's word, once all carry ``epoch``, or whatever is there after {turns} turns."""
-    words = tl.load(ptr + tl.arange(0, MEMBERS), volatile=True)
-    turns = 0
-    while (tl.sum(((words >> 32).to(tl.int32) != epoch).to(tl.int32), axis=0) != 0) & (turns < {turns}):
-        words = tl.load(ptr + tl.arange(0, MEMBERS), volatile=True)
-        turns += 1
-    return (words & 0xFFFFFFFF).to(tl.int32)
+MEET = '''@triton.jit
+def meet(ptr, count):
+    """Come, and wait until ``count`` have: one thread asks, for all."""
+    tl.debug_barrier()
+    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
+    while come.to(tl.int32) - count < 0:
+        come = tl.atomic_add(ptr, 0, sem="acquire")
 '''
+
+COLLECT_MET = '''@triton.jit
+def collect(ptr):
+    """The bits of every member's word."""
+    return (tl.load(ptr, volatile=True) & 0xFFFFFFFF).to(tl.int32)
+'''
+
+PREFETCH = '''@triton.jit
+def prefetch(ptr):
+    """Bring lines of memory into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr], dtype=tl.int32, is_pure=False, pack=1
+    )
+'''
+
+
+def exchange_helpers(*, counted: bool, turns: int | None) -> dict[str, str]:
+    """Functions of the file.  ``turns``: polls after which a program gives up and goes on with what it has."""
+    if counted:
+        return {"post": POST, "meet": _bounded(MEET, turns), "collect": COLLECT_MET}
+    return {"post": POST, "collect": _bounded(COLLECT, turns)}
+
+
+def _bounded(text: str, turns: int | None) -> str:
+    if turns is None:
+        return text
+    before, loop = text.split("    while ")
+    condition, rest = loop.split(":\n", 1)
+    step, rest = rest.split("\n", 1)
+    bounded = f"    turns = 0\n    while ({condition}) & (turns < {turns}):\n{step}\n        turns += 1\n"
+    return f"{before}{bounded}{rest}"
 
 
 def member_alone(plan: KernelPlan) -> KernelPlan:
@@ -74,59 +108,63 @@ def slots(plan: KernelPlan) -> int:
     return max(map(phases.count, phases), default=0)
 
 
-def mailbox_words(plan: KernelPlan, grid: int) -> int:
-    """64-bit words of the mailbox of a kernel with ``grid`` programs."""
-    return 2 * grid * slots(plan) + grid
+def mailbox_words(plan: KernelPlan, grid: int, lanes: int) -> int:
+    """64-bit words of the mailbox of a kernel with ``grid`` programs that exchange ``lanes`` results each."""
+    return 2 * grid * slots(plan) * lanes + grid + grid // plan.params.team * _LINE
 
 
-def head_lines(plan: KernelPlan) -> list[str]:
-    """Before the loop over rows: who this program is, and its epoch."""
+def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
+    """Before the loop over rows: who this program is, its epoch, and where its team counts."""
     members = plan.params.team
-    per_team = members * slots(plan)
-    return [
+    words = slots(plan) * members * lanes
+    lines = [
         f"member = tl.program_id(0) % {members}",
         f"team = tl.program_id(0) // {members}",
         f"teams = tl.num_programs(0) // {members}",
-        f"epoch_ptr = {MAILBOX} + teams * {2 * per_team} + tl.program_id(0)",
-        "epoch = tl.load(epoch_ptr).to(tl.int32)",
+        f"epochs_ptr = {MAILBOX} + teams * {2 * words}",
+        "epoch = tl.load(epochs_ptr + tl.program_id(0)).to(tl.int32)",
     ]
+    if plan.params.counted:
+        lines.append(f"count_ptr = epochs_ptr + tl.num_programs(0) + team * {_LINE}")
+    return lines
 
 
-def team_lines(body: Sequence[str], *, has_rows: bool, interpret: bool) -> list[str]:
-    """``body`` for each row of the team in turn (``i0`` rows in all), and what comes after the last."""
-    lines = list(body)
-    if has_rows:
-        # A loop's index is 32-bit; the interpreter's is Python's own.
-        x = "        x = row" if interpret else "        x = row.to(tl.int64)"
-        loop = "    for row in tl.range(team, i0, teams, num_stages=1):"
-        lines = [loop, x, *(f"    {line}" if line else "" for line in body)]
-    return ["", *lines, "", "    tl.store(epoch_ptr, epoch.to(tl.int64))"]
+def team_lines(body: Sequence[str], rows: str, index: Sequence[str]) -> list[str]:
+    """``body`` for each row of the team in turn, and what comes after the last.
+
+    ``rows``: text of their number, "" for a single one.  ``index``: lines that make x of ``row``.
+    """
+    lines = [*(f"    {line}" for line in index), *body]
+    if rows:
+        loop = f"    for row in tl.range(team, {rows}, teams, num_stages=1):"
+        lines = [loop, *(f"    {line}" if line else "" for line in lines)]
+    return ["", *lines, "", "    tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))"]
 
 
-def exchange_lines(plan: KernelPlan, parts: Sequence[tuple[Expr, str]]) -> tuple[list[str], dict[Expr, str]]:
-    """``parts``: reductions of one phase with the text of this member's result.
+def exchange_lines(
+    plan: KernelPlan, parts: Sequence[tuple[Expr, str]], lanes: int
+) -> tuple[list[str], dict[Expr, str]]:
+    """``parts``: reductions of one phase with the text of this member's ``lanes`` results.
 
     Gives the lines that exchange them all at once, and for each the text of the whole result (carried as the
     accumulator's type).
     """
-    members = plan.params.team
-    lines = ["epoch += 1", f"box = {MAILBOX} + ((epoch & 1) * teams + team) * {members * slots(plan)}"]
-    for k, (_, text) in enumerate(parts):
-        lines.append(f"post(box + {_slot(k, members)}member, epoch, {text})")
+    members, counted = plan.params.team, plan.params.counted
+    words = members * lanes
+    lines = ["epoch += 1", f"box = {MAILBOX} + ((epoch & 1) * teams + team) * {words * slots(plan)}"]
+    own, every = "member", f"tl.arange(0, {members})"
+    if lanes > 1:
+        own = f"member * {lanes} + tl.arange(0, {lanes})"
+        every = f"{every}[:, None] * {lanes} + tl.arange(0, {lanes})[None, :]"
+    boxes = ["box" if k == 0 else f"box + {k * words}" for k in range(len(parts))]
+    lines += [f"post({box} + {own}, epoch, {text})" for box, (_, text) in zip(boxes, parts, strict=True)]
+    if counted:
+        lines.append(f"meet(count_ptr, epoch * {members})")
     whole: dict[Expr, str] = {}
-    for k, (expr, _) in enumerate(parts):
+    for box, (expr, _) in zip(boxes, parts, strict=True):
         acc = accumulator(expr)
-        bits = f"collect(box + {k * members}, epoch, {members})" if k else f"collect(box, epoch, {members})"
+        bits = f"collect({box} + {every})" if counted else f"collect({box} + {every}, epoch)"
         if acc.dtype is DataType.Float:
             bits = f"{bits}.to(tl.float32, bitcast=True)"
         whole[expr] = acc.reduced(bits, 0)
     return lines, whole
-
-
-def exchange_helpers(turns: int | None) -> dict[str, str]:
-    """Functions of the file.  ``turns``: polls after which a program gives up and goes on with what it has."""
-    return {"post": POST, "collect": COLLECT if turns is None else COLLECT_BOUNDED.format(turns=turns)}
-
-
-def _slot(k: int, members: int) -> str:
-    return f"{k * members} + " if k else ""

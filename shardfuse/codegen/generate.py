@@ -65,8 +65,8 @@ def generate(
     grid, mailbox = _grid(e), 0
     if plan.params.team:
         parameters.insert(0, MAILBOX)
-        mailbox = mailbox_words(plan, grid)
-        body = team_lines(body, has_rows=e.tile.x_total > 1, interpret=interpret)
+        mailbox = mailbox_words(plan, grid, e.tile.exchanged)
+        body = team_lines(body, _rows(e), _row_lines(e))
     text = _head(e) + signature(plan.name, parameters, not_specialised) + _joined(preamble + body)
     return KernelSource(
         plan.name, text, _tensors(plan), scalars, tuple(v for v, _ in integers.values()),
@@ -74,9 +74,45 @@ def generate(
     )  # fmt: skip
 
 
+def _rows(e: Emitter) -> str:
+    """Rows, or blocks of columns, that teams take in turn."""
+    if e.tile.x_total <= e.tile.columns:
+        return ""
+    return f"tl.cdiv({X_SIZE}, {e.tile.columns})" if e.tile.x_lanes else X_SIZE
+
+
+def _row_lines(e: Emitter) -> list[str]:
+    """x from the number of the row or block.  A loop's index is 32-bit, the interpreter's is Python's own."""
+    tile = e.tile
+    if tile.x_total == 1:
+        return []
+    row = "0" if not _rows(e) else "row" if e.interpret else "row.to(tl.int64)"
+    if not tile.x_lanes:
+        return [f"x = {row}"]
+    if e.params.columns:
+        return _column_lines(tile, row)
+    lanes = tile.lanes(tile.x_block, reduced=False)
+    return [f"x = {row} * {tile.x_block} + {lanes}", *([f"x_mask = x < {X_SIZE}"] if tile.x_masked else [])]
+
+
+def _column_lines(tile: Tile, block: str) -> list[str]:
+    """The columns ``k`` of a block that begins at ``x0``."""
+    columns = tile.columns
+    lines = [f"x0 = {block} * {columns}", f"k = {tile.lanes(tile.x_block, reduced=False)}"]
+    masks = [f"(k < {columns})"] if columns < tile.x_block else []
+    masks += [f"(x0 + k < {X_SIZE})"] if tile.x_total % columns else []
+    return [*lines, *([f"x_mask = {' & '.join(masks)}"] if masks else [])]
+
+
+def _group_lines(tile: Tile, size: int) -> list[str]:
+    """``groups``: is the column of the group?"""
+    lanes = f"tl.arange(0, {tile.x_block})[None, :] // {size}"
+    return [f"groups = tl.arange(0, {tile.group_lanes})[:, None] == {lanes}"]
+
+
 def _grid(e: Emitter) -> int:
     """Programs: of a team's kernel no more than are resident at once, each team with rows in turn."""
-    blocks, params = -(-e.tile.x_total // e.tile.x_block), e.params
+    blocks, params = -(-e.tile.x_total // e.tile.columns), e.params
     if isinstance(e, Walk):
         return e.y_total * params.splits
     if isinstance(e, Turned):
@@ -114,14 +150,17 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
         if promised and divisor > 1:
             lines.append(f"{name} = {name} // {divisor} * {divisor}")
 
-    if tile.x_masked or ((e.plan.split is not None or params.team) and tile.x_total > 1):
-        extent(X_SIZE, tile.x_total, wide=False, promised=tile.x_masked)
+    is_cut = bool(tile.x_total % tile.columns) if params.columns else tile.x_masked
+    if is_cut or ((e.plan.split is not None or params.team) and tile.x_total > 1):
+        extent(X_SIZE, tile.x_total, wide=False, promised=is_cut)
     if not params.unrolled:
         extent(R_SIZE, tile.r_total, wide=tile.r_wide, promised=tile.r_total % params.r_block != 0)
     if e.plan.split is not None or (params.team and not params.unrolled):
         share = -(-tile.r_total // max(params.splits, params.team))
         extent(R_SHARE, -(-share // params.r_block) * params.r_block, wide=tile.r_wide, promised=True)
     lines += _program_lines(e)
+    if e.space.grouped:
+        lines += _group_lines(tile, e.space.grouped)
     if tile.r_lanes:
         wide = ".to(tl.int64)" if tile.r_wide and params.unrolled else ""
         lines.append(f"c = {tile.lanes(params.r_block, reduced=True)}{wide}")
@@ -154,7 +193,7 @@ def _program_lines(e: Emitter) -> list[str]:
     lines: list[str] = []
     program = "tl.program_id(0)"
     if params.team:
-        return [*head_lines(e.plan), *_share_lines(tile, params)]
+        return [*head_lines(e.plan, tile.exchanged), *_share_lines(tile, params)]
     if e.plan.split is not None:
         lines.append(f"split = {program} % {params.splits}")
         lines.append(f"first = split * {R_SHARE}")
@@ -167,6 +206,8 @@ def _program_lines(e: Emitter) -> list[str]:
     if not tile.x_lanes:
         lines.append(f"x = {program}")
         return lines
+    if params.columns:
+        return [*lines, *_column_lines(tile, program)]
     lines.append(f"x = {program} * {tile.x_block} + {tile.lanes(tile.x_block, reduced=False)}")
     if tile.x_masked:
         lines.append(f"x_mask = x < {X_SIZE}")

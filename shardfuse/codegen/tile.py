@@ -59,7 +59,7 @@ class Tile:
         self.r_lanes = bool(space.r)
         self.is_inner = space.is_inner
         self.strides = {t: self._strides_of(t, layout) for t, layout in layouts.items()}
-        self.x_masked = rows % self.x_block != 0
+        self.x_masked = rows % self.x_block != 0 or 0 < params.columns < self.x_block
         self.x_wide = self._x_is_wide()
         self.r_wide = any(self._span(space.r, self.r_extents, s, params.r_block) for s in self.strides.values())
 
@@ -120,7 +120,28 @@ class Tile:
             for k, start in enumerate(starts)
         ]
 
-    # teams
+    # columns that stand for kept elements together, and teams
+
+    @property
+    def columns(self) -> int:
+        """Kept elements of one program."""
+        return self.plan.params.columns or self.x_block
+
+    @property
+    def group_lanes(self) -> int:
+        """Lanes for the groups of a program's columns."""
+        return power_of_two(-(-self.columns // self.plan.space.grouped))
+
+    @property
+    def exchanged(self) -> int:
+        """Lanes of what a reduction gives."""
+        if not self.x_lanes:
+            return 1
+        return self.group_lanes if self.plan.space.grouped else self.x_block
+
+    def has_x_lanes(self, strides: Strides) -> bool:
+        """Does the offset differ between the columns of a program?"""
+        return self.x_lanes and any(g.below < self.columns for g in self.x_groups(strides))
 
     @property
     def share(self) -> int:

@@ -80,8 +80,9 @@ def write_walk(e: Walk) -> None:
     chunks, columns = e.chunks(), e.columns()
     stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
     wanted = [*stored, *(x.tensors[0] for x in columns), *(x.tensors[0] for k in range(e.space.phases) for x in e.reductions(k))]
-    for chunk in chunks:
-        _write_standing(e, wanted, chunk)
+    if e.params.keeps:
+        for chunk in chunks:
+            _write_standing(e, wanted, chunk)
     e.out.paragraph()
     for expr in columns:
         for chunk in chunks:
@@ -169,7 +170,7 @@ def _reduce(e: Walk, expr: Expr, chunks: Sequence[Chunk]) -> None:
     whole = parts[0]
     for part in parts[1:]:
         whole = acc.combined(whole, part)
-    e.give(expr, e.tile.expanded(whole if len(parts) == 1 or acc.helper else f"({whole})"))
+    e.give(expr, f"({whole})" if e.tile.x_lanes and len(parts) > 1 and not acc.helper else whole)
 
 
 def _loop_lines(e: Walk) -> list[str]:

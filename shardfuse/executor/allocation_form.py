@@ -32,11 +32,15 @@ def _digits(domain: BoundDomain, rank: int) -> tuple[list[int], list[int], list[
 def from_allocation(domain: BoundDomain, rank: int) -> Convert:
     """From allocation rank to a logical-rank tensor."""
     extents, _, order, shape = _digits(domain, rank)
+    if 0 in shape:
+        return lambda x: x.reshape(shape)
     return lambda x: x.reshape(extents).permute(order).reshape(shape).contiguous()
 
 
 def to_allocation(domain: BoundDomain, rank: int, shape: tuple[int, ...]) -> Convert:
     """From a logical-rank tensor to allocation rank, of ``shape``."""
+    if 0 in shape:
+        return lambda x: x.reshape(shape)
     _, extents, order, _ = _digits(domain, rank)
     back = [order.index(k) for k in range(len(order))]
     return lambda x: x.reshape(extents).permute(back).reshape(shape).contiguous()

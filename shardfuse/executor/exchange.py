@@ -25,7 +25,12 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 
 def prepare_exchange(
-    source: BoundDomain, target: BoundDomain, dims: Sequence[ParallelType], mesh: DeviceMesh, rank: int, device: torch.device
+    source: BoundDomain,
+    target: BoundDomain,
+    dims: Sequence[ParallelType],
+    mesh: DeviceMesh,
+    rank: int,
+    device: torch.device,
 ) -> Step:
     """A function from ``rank``'s piece of ``source`` to its piece of ``target``, which differ on the mesh dimensions ``dims``."""
     team = Team.of(mesh.box(rank, dims), rank)

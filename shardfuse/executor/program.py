@@ -128,7 +128,7 @@ class ProgramBuilder:
     def collective(self, segment: Segment) -> Callable[..., object]:
         if len(segment.exprs) == 1:
             return self.communication(segment.exprs[0])
-        return resharding.prepare_packed(segment.exprs, segment.inputs, segment.outputs, self.rank)
+        return resharding.prepare_packed(segment.exprs, segment.inputs, segment.outputs, self.rank, self.device)
 
     def communication(self, expr: Expr) -> Callable[..., object]:
         return resharding.prepare(expr, self.rank, self.device)

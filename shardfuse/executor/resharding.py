@@ -56,22 +56,38 @@ def prepare(expr: Expr, rank: int, device: torch.device) -> Step:
 
 
 def prepare_packed(
-    exprs: Sequence[Expr], inputs: Sequence[BoundTensor], outputs: Sequence[BoundTensor], rank: int
+    exprs: Sequence[Expr],
+    inputs: Sequence[BoundTensor],
+    outputs: Sequence[BoundTensor],
+    rank: int,
+    device: torch.device,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """A function from the local ``inputs`` of several all-reduces to their ``outputs``: one collective of all of them."""
+    """A function from the local ``inputs`` of several collectives to their ``outputs``: one call for all of them.
+
+    Each part begins at a multiple of 16 bytes, as kernels take it that tensors do.
+    """
     found = packed(exprs)
-    assert found is not None, f"{[e.op for e in exprs]} are not one all-reduce"
+    assert found is not None, f"{[e.op for e in exprs]} are not one call"
     mesh = cast(DeviceMesh, exprs[0].output.domain.mesh)
     team = Team.of(mesh.box(rank, found.mesh_dims), rank)
-    op = cast(communication.Reduction, exprs[0].op)
-    made = {e.output: (inputs.index(e.tensors[0]), cast(tuple[int, ...], e.attributes["axes"])) for e in exprs}
-    parts = [(*made[t], t.domain.local_shape(rank)) for t in outputs]
-    sizes = [prod(shape) for _, _, shape in parts]
+    made = {e.output: inputs.index(e.tensors[0]) for e in exprs}
+    parts = [(made[t], t.domain.local_shape(rank)) for t in outputs]
+    members = team.size if found.kind == "all_gather" else 1
+    dtype = exprs[0].output.dtype.torch
+    unit = max(16 // dtype.itemsize, 1)
+    sizes = [prod(shape) // members for _, shape in parts]
+    gaps = [torch.zeros(-size % unit, dtype=dtype, device=device) for size in sizes]
+    padded = [size + len(gap) for size, gap in zip(sizes, gaps, strict=True)]
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        flat = torch.cat([tensors[k].squeeze(axes).reshape(-1) for k, axes, _ in parts])
-        pieces = communication.all_reduce(flat, op, team).split(sizes)
-        return tuple(piece.reshape(shape) for piece, (_, _, shape) in zip(pieces, parts, strict=True))
+        own = [tensors[k].reshape(-1) for k, _ in parts]
+        flat = torch.cat([piece for pair in zip(own, gaps, strict=True) for piece in pair])
+        if found.kind == "all_gather":
+            whole = communication.all_gather(flat[None], 0, team)
+        else:
+            whole = communication.all_reduce(flat, cast(communication.Reduction, exprs[0].op), team)[None]
+        pieces = [piece[:, :size] for piece, size in zip(whole.split(padded, 1), sizes, strict=True)]
+        return tuple(p.contiguous().reshape(shape) for p, (_, shape) in zip(pieces, parts, strict=True))
 
     return run
 

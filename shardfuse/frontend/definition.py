@@ -139,7 +139,9 @@ class FusionDefinition:
         inputs = [i.val for i in self.fusion.inputs]
         if alias_input is not None:
             if alias_input not in inputs or alias_input in self.fusion.aliases.values():
-                raise DefinitionError("add_output", f"alias_input={alias_input}", "an input that no other output is written to")
+                raise DefinitionError(
+                    "add_output", f"alias_input={alias_input}", "an input that no other output is written to"
+                )
             if alias_input.dtype is not tv.dtype or alias_input.ndim != tv.ndim:
                 raise DefinitionError("add_output", f"{tv} for {alias_input}", "the rank and dtype of the input")
         if tv in inputs or tv in self.fusion.outputs:
@@ -192,7 +194,13 @@ class FusionDefinition:
         """
         if save_repro_inputs:
             self._described = [Described.of(v) for v in inputs]
-        home = torch.device("cuda", device) if isinstance(device, int) else None if device is None else torch.device(device)
+        home = (
+            torch.device("cuda", device)
+            if isinstance(device, int)
+            else None
+            if device is None
+            else torch.device(device)
+        )
         fec = self.fec
         assert self._dtensors is not None, "made with the executor"
         if has_dtensor(inputs):

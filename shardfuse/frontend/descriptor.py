@@ -43,7 +43,9 @@ def like(
 ) -> tuple[list[int], list[bool | None], list[int]]:
     """``(shape, contiguity, stride_order)`` for a tensor of these sizes and strides; 0 and 1 are static in any case."""
     if sizes is None or strides is None:
-        raise DefinitionError("define_tensor", "sizes without strides" if strides is None else "strides without sizes", "both")
+        raise DefinitionError(
+            "define_tensor", "sizes without strides" if strides is None else "strides without sizes", "both"
+        )
     contiguity, order = compute_tensor_descriptor(sizes, strides)
     shape = [n if static_sizes or n in (0, 1) else -1 for n in sizes]
     return shape, contiguity, order if order != sorted(order, reverse=True) else []
@@ -71,7 +73,9 @@ def checked_layout(
         )
     for d, flag in zip(dims, contiguity, strict=True):
         if flag is not None and shape[d] == 1:
-            raise DefinitionError("define_tensor", f"contiguity {flag} of dim {d}, of size 1", "None, as for every broadcast")
+            raise DefinitionError(
+                "define_tensor", f"contiguity {flag} of dim {d}, of size 1", "None, as for every broadcast"
+            )
     return tuple(contiguity), order
 
 

@@ -73,7 +73,10 @@ class DTensorExecutor:
         self.last: FusionExecutorCache | None = None
 
     def execute(
-        self, arguments: Sequence[Argument], sizes: Mapping[TensorView, Sequence[int]] | None, device: torch.device | None
+        self,
+        arguments: Sequence[Argument],
+        sizes: Mapping[TensorView, Sequence[int]] | None,
+        device: torch.device | None,
     ) -> list[torch.Tensor | None]:
         """As `FusionExecutorCache.execute`; outputs are DTensors.
 
@@ -102,7 +105,11 @@ class DTensorExecutor:
         return fusion
 
     def by_place(self, sizes: Mapping[TensorView, Sequence[int]]) -> dict[int, Sequence[int]]:
-        return {k: sizes[i.val] for k, i in enumerate(self.fusion.inputs) if isinstance(i.val, TensorView) and i.val in sizes}
+        return {
+            k: sizes[i.val]
+            for k, i in enumerate(self.fusion.inputs)
+            if isinstance(i.val, TensorView) and i.val in sizes
+        }
 
 
 class _Variant:
@@ -183,7 +190,10 @@ def _given(k: int, dtensor: DTensor) -> _Given:
         short = pieces[0] % (ranks * factor) != 0
         if short and factor > 1:
             raise PlacementError(
-                f"input {k}", placements, f"{sizes[dim]} elements along dim {dim}", f"pad it to a multiple of {ranks * factor}"
+                f"input {k}",
+                placements,
+                f"{sizes[dim]} elements along dim {dim}",
+                f"pad it to a multiple of {ranks * factor}",
             )
         chunk = -(-pieces[0] // ranks)
         if any(piece and min(-(-piece // ranks), piece) != min(chunk, piece) for piece in pieces):
@@ -192,7 +202,9 @@ def _given(k: int, dtensor: DTensor) -> _Given:
                 "two mesh dimensions cut its short shards and its whole ones at different places: pad it",
             )  # fmt: skip
         uneven.append(short)
-        cut[dim] = list(dict.fromkeys(n for piece in pieces for n in (chunk, piece - piece // chunk * chunk if chunk else 0)))
+        cut[dim] = list(
+            dict.fromkeys(n for piece in pieces for n in (chunk, piece - piece // chunk * chunk if chunk else 0))
+        )
     return _Given(mesh, placements, tuple(uneven))
 
 
@@ -231,7 +243,11 @@ def _take(fusion: Fusion, k: int, given: _Given, mesh: DeviceMesh, shape: tuple[
         tv = _with_partial_values(fusion, k, given, mesh)
     if tv.ndim != len(whole):
         raise InputError(
-            k, tv.name, f"a DTensor of shape {list(shape)}", f"a tensor of {tv.ndim} dims", "pass one of the declared rank"
+            k,
+            tv.name,
+            f"a DTensor of shape {list(shape)}",
+            f"a tensor of {tv.ndim} dims",
+            "pass one of the declared rank",
         )
     _place(tv, given, mesh)
 
@@ -295,7 +311,10 @@ def _place(tv: TensorView, given: _Given, mesh: DeviceMesh) -> None:
         mine = _cut_front(tv, pieces, ranks, uneven=given.uneven[mesh_dim])
         if above is None or mine is None:
             raise PlacementError(
-                tv.name, given.placements, f"the mesh {list(mesh.shape)}", "use split factors that the mesh dimensions divide"
+                tv.name,
+                given.placements,
+                f"the mesh {list(mesh.shape)}",
+                "use split factors that the mesh dimensions divide",
             )
         axis = mine[0].axis
         for piece in mine[1:]:
@@ -363,7 +382,10 @@ def placements_of(argument: str, domain: BoundDomain) -> list[Placement]:
         place = next(((d, found) for d, axis in enumerate(left) if (found := _cut(axis, digits)) is not None), None)
         if place is None:
             raise PlacementError(
-                argument, digits, "DTensor's placements", "give this output a sharding of one dim, or take local tensors"
+                argument,
+                digits,
+                "DTensor's placements",
+                "give this output a sharding of one dim, or take local tensors",
             )
         dim, (above, below) = place
         factor = extent(above)
@@ -391,7 +413,9 @@ def _strides(domain: BoundDomain) -> tuple[int, ...]:
     logical = domain.logical
     stored = [root_of(d) for axis in domain.storage() for d in axis]
     # A dim of which a rank has one element only is stored anywhere: outside of the others.
-    place = {d: next((stored.index(root_of(e)) for e in axis if root_of(e) in stored), -1) for d, axis in enumerate(logical)}
+    place = {
+        d: next((stored.index(root_of(e)) for e in axis if root_of(e) in stored), -1) for d, axis in enumerate(logical)
+    }
     strides = [1] * len(logical)
     step = 1
     for d in sorted(range(len(logical)), key=lambda d: (place[d], d), reverse=True):

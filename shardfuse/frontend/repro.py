@@ -21,7 +21,9 @@ class Described:
         if isinstance(value, torch.Tensor):
             return Described(_tensor_text(value))
         if isinstance(value, float):
-            return Described(f"float({str(value)!r})" if value != value or value in (float("inf"), -float("inf")) else repr(value))
+            return Described(
+                f"float({str(value)!r})" if value != value or value in (float("inf"), -float("inf")) else repr(value)
+            )
         return Described(repr(value))
 
 

@@ -115,6 +115,7 @@ _ARGUMENTS: dict[str, Arguments] = {
     "permute": _with("dims"),
     "reshape": _with("shape:new_shape"),
     "size": _with("dims:dim"),
+    "linear": lambda record, values: [*values[:2], *(f"bias={v}" for v in values[2:])],
     "sum": _with_dtype,
     "prod": _with_dtype,
     **{op: _with("axes:dims") for op in ("max", "min", "any", "all")},
@@ -126,7 +127,10 @@ _ARGUMENTS: dict[str, Arguments] = {
     "cat": _cat,
     "slice": _with("starts:start_indices", "stops:end_indices", "steps:strides"),
     "flip": _with("dims"),
-    **{op: _with("dim") for op in ("select", "index_select", "gather", "take_along_axis", "scatter", "cumsum", "cumprod")},
+    **{
+        op: _with("dim")
+        for op in ("select", "index_select", "gather", "take_along_axis", "scatter", "cumsum", "cumprod")
+    },
     **{op: _with("dim") for op in ("cummax", "cummin", "argmax", "argmin")},
     "argsort": _with("dim", "descending", "stable"),
     "topk": _with("k", "dim", "largest", "sorted"),
@@ -209,4 +213,3 @@ def _axis_expr(tv: TensorView, axis: IterDomain) -> str:
     if axis in tv.domain.loop:
         return f"{tv.name}.get_loop_domain()[{tv.domain.loop.index(axis)}]"
     return f"{tv.name}.get_logical_domain()[{tv.domain.logical.index(axis)}]"
-

@@ -63,11 +63,16 @@ def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement
     dtensor = cast("DTensor", tensor)
     own = DeviceMesh.from_torch(dtensor.device_mesh)
     if mesh is None or (mesh.ranks, mesh.shape) != (own.ranks, own.shape):
-        raise PlacementError(name, dtensor.placements, f"the module's mesh, {mesh}", f"make the module with mesh={own!r}")
+        raise PlacementError(
+            name, dtensor.placements, f"the module's mesh, {mesh}", f"make the module with mesh={own!r}"
+        )
     wanted = placements_of(placement, tensor.ndim)
     if tuple(dtensor.placements) != wanted:
         raise PlacementError(
-            name, dtensor.placements, f"{wanted}, which the module was made for", "redistribute it, or make the module so"
+            name,
+            dtensor.placements,
+            f"{wanted}, which the module was made for",
+            "redistribute it, or make the module so",
         )
     return dtensor.to_local(grad_placements=placements_of(placement.gradient(), tensor.ndim))
 

@@ -169,6 +169,8 @@ def _attend_backward(
 
 
 ATTENTION_CALLS: dict[str, TorchCall] = {
-    "sdpfa_fwd": TorchCall(_forward, _run_forward, "flash attention: output, log of sums, seed and offset of its dropout"),
+    "sdpfa_fwd": TorchCall(
+        _forward, _run_forward, "flash attention: output, log of sums, seed and offset of its dropout"
+    ),
     "sdpfa_bwd": TorchCall(_backward, _run_backward, "its gradients of query, key and value"),
 }

@@ -47,7 +47,9 @@ class RandomBuilder(CallBuilder):
         """Standard normal in the shape and type of ``x``."""
         return self.normal(0.0, 1.0, [_size(n) for n in self.shape(x)], dtype=x.dtype)
 
-    def dropout(self, x: TensorView, p: float, rng_seed: Operand | None = None, rng_offset: Operand | None = None) -> TensorView:
+    def dropout(
+        self, x: TensorView, p: float, rng_seed: Operand | None = None, rng_offset: Operand | None = None
+    ) -> TensorView:
         """Elements kept with probability ``1 - p`` and scaled by ``1 / (1 - p)``; the mask does not depend on the sharding."""
         if not 0 <= p < 1:
             raise OperandError("dropout", "p", p, "a probability below 1")
@@ -57,7 +59,12 @@ class RandomBuilder(CallBuilder):
         return self._tensors("where", kept, self._tensors("mul", x, 1 / (1 - p)), 0.0)
 
     def _draw(
-        self, op: str, parameters: Sequence[Operand], shape: Sequence[Size], key: Sequence[Operand | None], dtype: DataType
+        self,
+        op: str,
+        parameters: Sequence[Operand],
+        shape: Sequence[Size],
+        key: Sequence[Operand | None],
+        dtype: DataType,
     ) -> TensorView:
         if not dtype.is_floating or dtype.itemsize < 2:
             raise OperandError(op, "dtype", dtype, "Double, Float, Half or BFloat16")

@@ -31,7 +31,9 @@ class ReductionBuilder(ShapeBuilder):
         """Sum over ``dims`` (all where left out); accumulated in float32, float64 or int64; bools and integers sum to Int."""
         return self._accumulate("sum", x, dims, keepdim, dtype)
 
-    def prod(self, x: TensorView, dims: Dims = None, keepdim: bool = False, dtype: DataType | None = None) -> TensorView:
+    def prod(
+        self, x: TensorView, dims: Dims = None, keepdim: bool = False, dtype: DataType | None = None
+    ) -> TensorView:
         """Product over ``dims``; types as for ``sum``."""
         return self._accumulate("prod", x, dims, keepdim, dtype)
 
@@ -63,7 +65,9 @@ class ReductionBuilder(ShapeBuilder):
         """Is no element over ``dims`` zero?"""
         return self._reduce("all", x, dims, keepdim, DataType.Bool)
 
-    def mean(self, x: TensorView, dims: Dims = None, keepdim: bool = False, dtype: DataType | None = None) -> TensorView:
+    def mean(
+        self, x: TensorView, dims: Dims = None, keepdim: bool = False, dtype: DataType | None = None
+    ) -> TensorView:
         """Mean over ``dims``; of integers in Float."""
         self._tensor("mean", x)
         wide = self._cast(x, dtype or (DataType.Float if x.dtype.is_integral else x.dtype))
@@ -156,9 +160,7 @@ class ReductionBuilder(ShapeBuilder):
     ) -> tuple[TensorView, TensorView]:
         """The ``k`` largest (or smallest) along ``dim``, and their indices."""
         at = normalize_dim("topk", self._tensor("topk", x), dim) if x.ndim else 0
-        values, indices = self._call(
-            "topk", [x], [x.dtype, DataType.Int], k=k, dim=at, largest=largest, sorted=sorted
-        )
+        values, indices = self._call("topk", [x], [x.dtype, DataType.Int], k=k, dim=at, largest=largest, sorted=sorted)
         return values, indices
 
     def argmax(self, x: TensorView, dim: int | None = None, keepdim: bool = False) -> TensorView:

@@ -52,7 +52,9 @@ class ShapeBuilder(Builder):
             raise OperandError("broadcast_in_dim", "broadcast_dims", broadcast_dims, f"{x.ndim} axes")
         dims = [d + len(shape) if d < 0 else d for d in broadcast_dims]
         if any(not 0 <= d < len(shape) for d in dims) or sorted(dict.fromkeys(dims)) != dims:
-            raise OperandError("broadcast_in_dim", "broadcast_dims", dims, f"ascending axes of a shape of {len(shape)} dims")
+            raise OperandError(
+                "broadcast_in_dim", "broadcast_dims", dims, f"ascending axes of a shape of {len(shape)} dims"
+            )
         wide = self.broadcast(x, [k not in dims for k in range(len(shape))])
         return self.expand(wide, shape)
 
@@ -106,7 +108,9 @@ class ShapeBuilder(Builder):
         sizes = static(shape)
         have = x.shape
         if min((*have, *sizes), default=0) >= 0 and _product(have) != _product(sizes):
-            raise OperandError("reshape", "new_shape", sizes, f"{_product(have)} elements, those of {x.name} {list(have)}")
+            raise OperandError(
+                "reshape", "new_shape", sizes, f"{_product(have)} elements, those of {x.name} {list(have)}"
+            )
         return self._unary("reshape", x, sizes, self._tensor("reshape", x).dtype, shape=tuple(shape))
 
     # parts
@@ -189,9 +193,7 @@ class ShapeBuilder(Builder):
         probe = self._tensors("ne", self._tensor("full_like", x), x)
         return self._cast(self._tensors("where", probe, fill_value, fill_value), dtype or x.dtype)
 
-    def iota(
-        self, length: Size, start: Operand = 0, step: Operand = 1, dtype: DataType = DataType.Int
-    ) -> TensorView:
+    def iota(self, length: Size, start: Operand = 0, step: Operand = 1, dtype: DataType = DataType.Int) -> TensorView:
         """``start + step * k``; k is the unsharded index, however the tensor is sharded."""
         if not (dtype.is_integral or dtype.is_floating) or dtype is DataType.Bool:
             raise OperandError("iota", "dtype", dtype, "an integer or floating type")

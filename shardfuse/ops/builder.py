@@ -19,6 +19,12 @@ Operand = TensorView | Scalar | Number
 Size = int | Scalar
 
 
+INTEGERS_ONLY = (
+    *("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "gcd"),
+    *("bitwise_left_shift", "bitwise_right_shift", "logical_right_shift"),
+)
+
+
 class Builder:
     """Records ops in ``fusion``."""
 
@@ -32,7 +38,11 @@ class Builder:
         values = [self._operand(name, k, v) for k, v in enumerate(operands)]
         if all(isinstance(v, Scalar) for v in values):
             return self._host(name, cast(list[Scalar], values))
-        _, dtype = types(op, values)
+        compute, dtype = types(op, values)
+        if name in INTEGERS_ONLY and not compute.is_integral:
+            raise OperandError(
+                name, "the common type of the operands", compute.name, "integers or Bool: cast them first"
+            )
         tensors = [v for v in values if isinstance(v, TensorView)]
         out = self._fusion.new_tensor(broadcast_shape([t.shape for t in tensors]), dtype)
         self._fusion.record(name, values, out)
@@ -59,7 +69,9 @@ class Builder:
             return self._fusion.new_scalar(DataType.Double, v, is_literal=True)
         if isinstance(v, complex):
             return self._fusion.new_scalar(DataType.ComplexDouble, v, is_literal=True)
-        raise OperandError(op, k if isinstance(k, str) else f"operand {k}", v, "a TensorView, a scalar of this fusion, or a number")
+        raise OperandError(
+            op, k if isinstance(k, str) else f"operand {k}", v, "a TensorView, a scalar of this fusion, or a number"
+        )
 
     def _tensor(self, op: str, v: object, k: int = 0) -> TensorView:
         if not isinstance(v, TensorView):

@@ -66,8 +66,7 @@ def pointwise(expr: Expr, inputs: Sequence[torch.Tensor | Number], device: torch
     op = POINTWISE[expr.op]
     compute, result = types(op, expr.inputs)
     operands = [
-        _operand(v, DataType.Bool if k == 0 and expr.op == "where" else compute, device)
-        for k, v in enumerate(inputs)
+        _operand(v, DataType.Bool if k == 0 and expr.op == "where" else compute, device) for k, v in enumerate(inputs)
     ]
     return op.torch(*operands).to(result.torch)
 

@@ -37,9 +37,7 @@ def _gather(shapes: Shapes, attributes: Attributes) -> Signature:
     dim = integer(attributes, "dim")
     x, index = shapes
     target = renamed(axis_names(len(index), "k"), dim, "k*")
-    source: AxisNames = tuple(
-        target[k] if k != dim and n == index[k] and n >= 0 else f"a{k}*" for k, n in enumerate(x)
-    )
+    source: AxisNames = tuple(target[k] if k != dim and n == index[k] and n >= 0 else f"a{k}*" for k, n in enumerate(x))
     target = tuple(name if k == dim or source[k] == name else f"k{k}*" for k, name in enumerate(target))
     return Signature((source, target), (target,))
 
@@ -71,7 +69,9 @@ def _scatter(shapes: Shapes, attributes: Attributes) -> Signature:
             names = renamed(names, k, f"a{k}*")
     inputs = [names]
     for j, shape in enumerate(others):
-        inputs.append(tuple(names[k] if n == x[k] and n >= 0 and k != dim else f"i{j}_{k}*" for k, n in enumerate(shape)))
+        inputs.append(
+            tuple(names[k] if n == x[k] and n >= 0 and k != dim else f"i{j}_{k}*" for k, n in enumerate(shape))
+        )
     return Signature(tuple(inputs), (names,))
 
 

@@ -119,7 +119,12 @@ def _scaled(product: torch.Tensor, scales: Scales | None) -> torch.Tensor:
 
 
 def _scaled_by_torch(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, scale1: torch.Tensor, scale2: torch.Tensor, dtype: torch.dtype
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    scale1: torch.Tensor,
+    scale2: torch.Tensor,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """torch wants the second matrix column-major, and scales without the axis of 1 (flat where both are 2-D)."""
     columns = b.transpose(-1, -2).contiguous().transpose(-1, -2)
@@ -131,7 +136,10 @@ def _scaled_by_torch(
 
 def _scaled_mm(shapes: Shapes, attributes: Attributes) -> Signature:
     inputs: list[AxisNames] = [("m*", "k*"), ("k*", "n*")]
-    inputs += [tuple(f"{n}*" for n in axis_names(len(s), role)) for role, s in zip(roles_of(attributes)[2:], shapes[2:], strict=True)]
+    inputs += [
+        tuple(f"{n}*" for n in axis_names(len(s), role))
+        for role, s in zip(roles_of(attributes)[2:], shapes[2:], strict=True)
+    ]
     return Signature(tuple(inputs), (("m*", "n*"),))
 
 

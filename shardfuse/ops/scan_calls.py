@@ -70,8 +70,12 @@ def _run_arg(values: Arguments, attributes: Attributes, *, largest: bool) -> tor
 SCAN_CALLS: dict[str, TorchCall] = {
     "cumsum": TorchCall(_same, _run_cumsum, "sums up to each index of an axis"),
     "cumprod": TorchCall(_same, _run_cumprod, "products up to each index of an axis"),
-    "cummax": TorchCall(_same, lambda x, a: tensor_of(x, 0).cummax(integer(a, "dim")).values, "maxima up to each index"),
-    "cummin": TorchCall(_same, lambda x, a: tensor_of(x, 0).cummin(integer(a, "dim")).values, "minima up to each index"),
+    "cummax": TorchCall(
+        _same, lambda x, a: tensor_of(x, 0).cummax(integer(a, "dim")).values, "maxima up to each index"
+    ),
+    "cummin": TorchCall(
+        _same, lambda x, a: tensor_of(x, 0).cummin(integer(a, "dim")).values, "minima up to each index"
+    ),
     "argsort": TorchCall(_same, _run_argsort, "indices that sort an axis"),
     "topk": TorchCall(_topk, _run_topk, "the k largest or smallest of an axis, and their indices"),
     "argmax": TorchCall(_gone, lambda x, a: _run_arg(x, a, largest=True), "the index of the largest"),

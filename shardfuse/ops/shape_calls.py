@@ -57,7 +57,12 @@ def _has_symbols(attributes: Attributes) -> bool:
 def _run_slice(values: Arguments, attributes: Attributes) -> torch.Tensor:
     x = tensor_of(values, 0)
     starts, stops, steps = (integers(attributes, k) for k in ("starts", "stops", "steps"))
-    return x[tuple(slice(a, max(b, 0) if a >= 0 and b < 0 and b < -n else b, s) for a, b, s, n in zip(starts, stops, steps, x.shape, strict=True))]
+    return x[
+        tuple(
+            slice(a, max(b, 0) if a >= 0 and b < 0 and b < -n else b, s)
+            for a, b, s, n in zip(starts, stops, steps, x.shape, strict=True)
+        )
+    ]
 
 
 def _pad(shapes: Shapes, attributes: Attributes) -> Signature:
@@ -112,7 +117,9 @@ def _select(shapes: Shapes, attributes: Attributes) -> Signature:
 SHAPE_CALLS: dict[str, TorchCall] = {
     "slice": TorchCall(_slice, _run_slice, "elements from starts to stops by steps, a view", is_view=True),
     "pad": TorchCall(_pad, _run_pad, "elements of a value before and after each axis"),
-    "cat": TorchCall(_cat, lambda x, a: torch.cat(tensors_of(x), integer(a, "dim")), "tensors one after another along an axis"),
+    "cat": TorchCall(
+        _cat, lambda x, a: torch.cat(tensors_of(x), integer(a, "dim")), "tensors one after another along an axis"
+    ),
     "flip": TorchCall(_flip, lambda x, a: torch.flip(tensor_of(x, 0), integers(a, "dims")), "axes in reverse"),
     "select": TorchCall(
         _select, lambda x, a: tensor_of(x, 0).select(integer(a, "dim"), int(x[1].real)), "one index of an axis"

@@ -31,7 +31,8 @@ class Rule(Enum):
 class PointwiseOp:
     """``exact``: a result of 16-bit operands is a 16-bit number, so that no rounding is needed.
 
-    ``floats_only``: the Triton text is for floats; of integers the op is a torch call.
+    ``floats_only``: the Triton text is for floats; of integers the op is a torch call.  ``signed_only``: so it is of
+    unsigned integers.
     """
 
     name: str
@@ -41,10 +42,12 @@ class PointwiseOp:
     triton: str | None
     exact: bool = False
     floats_only: bool = False
+    signed_only: bool = False
 
 
 _MAX = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 _MIN = "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
+_SIGN = "tl.where({0} > 0, 1, tl.where({0} < 0, -1, tl.zeros_like({0})))"
 _SOFTPLUS = "tl.where({0} > 20, {0}, libdevice.log1p(tl.exp(tl.minimum({0}, 20.0))))"
 _LERP = "tl.where(tl.abs({2}) < 0.5, {0} + {2} * ({1} - {0}), {1} - ({1} - {0}) * (1 - {2}))"
 _GELU_TANH = "0.5 * {0} * (1 + libdevice.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))"
@@ -99,7 +102,7 @@ _ROWS = (
     # unary
     PointwiseOp("neg", 1, Rule.PROMOTE, torch.neg, "-{0}", exact=True),
     PointwiseOp("abs", 1, Rule.REAL, torch.abs, "tl.abs({0})", exact=True),
-    PointwiseOp("sign", 1, Rule.PROMOTE, torch.sgn, "tl.where({0} > 0, 1, tl.where({0} < 0, -1, tl.zeros_like({0})))", exact=True),
+    PointwiseOp("sign", 1, Rule.PROMOTE, torch.sgn, _SIGN, exact=True, signed_only=True),
     PointwiseOp("relu", 1, Rule.PROMOTE, torch.relu, "tl.where({0} < 0, 0, {0})", exact=True),
     PointwiseOp("square", 1, Rule.INTEGER, torch.square, "{0} * {0}"),
     PointwiseOp("exp", 1, Rule.FLOAT, torch.exp, "tl.exp({0})"),
@@ -151,7 +154,7 @@ _ROWS = (
     PointwiseOp("isreal", 1, Rule.BOOL, torch.isreal, None),
     PointwiseOp("signbit", 1, Rule.BOOL, torch.signbit, None),
     PointwiseOp("logical_not", 1, Rule.LOGICAL, torch.logical_not, "{0} == 0"),
-    PointwiseOp("bitwise_not", 1, Rule.PROMOTE, torch.bitwise_not, "~{0}", exact=True),
+    PointwiseOp("bitwise_not", 1, Rule.PROMOTE, torch.bitwise_not, "~{0}", exact=True, signed_only=True),
     # binary
     PointwiseOp("add", 2, Rule.PROMOTE, torch.add, "{0} + {1}"),
     PointwiseOp("sub", 2, Rule.PROMOTE, torch.sub, "{0} - {1}"),
@@ -166,7 +169,9 @@ _ROWS = (
     PointwiseOp("atan2", 2, Rule.FLOAT, torch.atan2, "libdevice.atan2({0}, {1})"),
     PointwiseOp("hypot", 2, Rule.FLOAT, torch.hypot, "libdevice.hypot({0}, {1})"),
     PointwiseOp("copysign", 2, Rule.FLOAT, torch.copysign, "libdevice.copysign({0}, {1})", exact=True),
-    PointwiseOp("nextafter", 2, Rule.NARROW, torch.nextafter, "libdevice.nextafter({0}, {1})", exact=True, floats_only=True),
+    PointwiseOp(
+        "nextafter", 2, Rule.NARROW, torch.nextafter, "libdevice.nextafter({0}, {1})", exact=True, floats_only=True
+    ),
     PointwiseOp("gcd", 2, Rule.PROMOTE, torch.gcd, None),
     PointwiseOp("maximum", 2, Rule.PROMOTE, torch.maximum, _MAX, exact=True),
     PointwiseOp("minimum", 2, Rule.PROMOTE, torch.minimum, _MIN, exact=True),

@@ -17,7 +17,8 @@ PASSES: tuple[Pass, ...] = (
     remove_dead_code,  # first: nothing below works on what nobody reads
     combine_casts,  # before shardings: a cast that goes needs none
     propagate_shardings,  # needs the final Exprs: each of its tensors gets a mesh
-    decompose_resharding,  # last: from here on, an Expr computes or communicates, never both
+    decompose_resharding,  # from here on, an Expr computes or communicates, never both
+    remove_dead_code,  # again: what a merged statistic was computed from before
 )
 
 __all__ = ["PASSES", "Pass", "bind"]

@@ -29,10 +29,10 @@ from typing import cast
 from ..analysis.sharding import restrict
 from ..errors import ShapeError, ShardingError
 from ..ir.digits import Axis, CutError, Root, axis_of, extent, overlaps, reshape, root_of, substitute, unify
-from ..ir.domain import BoundDomain, IterDomain, Sharding, Split
+from ..ir.domain import BoundDomain, IterDomain, Sharding, Split, without
 from ..ir.expr import FACTORIES, REDUCTIONS, BoundFusion, BoundTensor, Expr, Number, Scalar, Value
 from ..ir.fusion import Fusion, Record, Val
-from ..ir.layout import local_extent
+from ..ir.layout import is_present, local_extent
 from ..ir.tensor_view import TensorView
 from ..mesh import ParallelType
 from ..ops.table import POINTWISE
@@ -346,7 +346,7 @@ def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
     if order is None or is_empty(tensor):
         return bound
     on_mesh = domain.mesh_axes().values()
-    return replace(bound, allocation=tuple(axes[i] for i in order if i not in on_mesh))
+    return replace(bound, allocation=tuple(without(axes[i], bound.mesh_digits) for i in order if i not in on_mesh))
 
 
 def stored_axes(tv: TensorView) -> tuple[IterDomain, ...] | None:
@@ -355,13 +355,23 @@ def stored_axes(tv: TensorView) -> tuple[IterDomain, ...] | None:
 
 
 def allocation_shape(tv: TensorView, tensor: BoundTensor, rank: int) -> tuple[int, ...]:
-    """The shape of ``rank``'s piece by allocation rank: one extent per allocation axis, 1 for a mesh axis."""
+    """The shape of ``rank``'s piece by allocation rank: one extent per allocation axis, 1 for a mesh axis.
+
+    A mesh axis is 0 where the rank holds nothing of it.
+    """
     logical = dict(zip(tv.domain.logical, tensor.domain.logical, strict=True))
     axes = tv.domain.replay(logical)
     coordinates = tensor.domain.coordinates(rank)
     on_mesh = tv.domain.mesh_axes().values()
     order = stored_axes(tv) or tv.domain.logical
-    return tuple(1 if i in on_mesh else prod(local_extent(d, coordinates) for d in axes[i]) for i in order)
+
+    def size(axis: IterDomain) -> int:
+        digits = without(axes[axis], () if axis in on_mesh else tensor.domain.mesh_digits)
+        if axis in on_mesh:
+            return int(is_present({d: coordinates[d] for d in digits if d in coordinates}))
+        return prod(local_extent(d, coordinates) for d in digits)
+
+    return tuple(map(size, order))
 
 
 def is_empty(tensor: BoundTensor) -> bool:

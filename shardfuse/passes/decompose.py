@@ -50,6 +50,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
 from ..mesh import DeviceMesh, ParallelType
 from ..ops.torch_calls import TORCH_CALLS
+from .statistics import find_statistics, merged
 
 
 def decompose_resharding(fusion: BoundFusion) -> None:
@@ -62,8 +63,14 @@ class _Decomposer:
         self.converted: dict[tuple[BoundTensor, DeviceMesh | None, Sharding], BoundTensor] = {}
 
     def run(self, fusion: BoundFusion) -> list[Expr]:
+        statistics = find_statistics(fusion)
+        done = dict.fromkeys(s.second for s in statistics.values())
         for expr in fusion.exprs:
-            if mesh_of((*expr.tensors, *expr.outputs)) is None:
+            if expr in statistics:
+                self.exprs += merged(statistics[expr])
+            elif expr in done:
+                continue
+            elif mesh_of((*expr.tensors, *expr.outputs)) is None:
                 self.exprs.append(expr)
             elif expr.op == "set":
                 self.change(expr.tensors[0], expr.output)

@@ -45,7 +45,9 @@ class HostScalars:
         if isinstance(value, Scalar):
             known = self.value(value)
             assert known.value is not None, f"nobody knows {value} when shapes are worked out"
-            return int(known.value.real) if known.dtype.is_integral and known.dtype is not DataType.Bool else known.value
+            return (
+                int(known.value.real) if known.dtype.is_integral and known.dtype is not DataType.Bool else known.value
+            )
         if isinstance(value, tuple):
             return tuple(self._resolved(v) for v in cast(tuple[object, ...], value))
         return value

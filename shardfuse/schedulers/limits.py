@@ -39,6 +39,8 @@ TEAM_LANES = 32
 """Members whose words one load of a warp sees; beyond, programs are made wider before teams are."""
 PROGRAMS_PER_MULTIPROCESSOR = 2
 """Fewer leave the memory idle while a program waits."""
+LINE_BYTES = 128
+"""What one prefetch brings."""
 INT32_LIMIT = 2**31
 """Offsets and indices from here on are 64-bit."""
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ..ir.expr import BoundTensor
 from .limits import WARP, Target, power_of_two, vector
 from .persistent import streamed
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
 from .space import Space, analyse
-from .team import cannot_exchange, looping_team
+from .team import cannot_exchange, in_columns, lanes_of, looping_team
 
 _WARPS = 8
+_COLUMN_WARPS = 4
 
 
 def why_not(segment: Segment) -> str | None:
@@ -24,6 +28,7 @@ def propose(segment: Segment, target: Target) -> Params:
     """Whole rows, or columns as wide as a warp's load."""
     space = analyse(segment)
     assert not isinstance(space, str), space
+    space = in_columns(segment, space)
     params = in_loop(segment, space, target)
     return params if cannot_exchange(segment, space) else looping_team(space, params, target)
 
@@ -36,14 +41,24 @@ def in_loop(segment: Segment, space: Space, target: Target) -> Params:
         rows = 1 if space.reduced >= elements // 4 else min(elements // power_of_two(space.reduced), 16)
         block = min(elements // rows, power_of_two(space.reduced))
         return Params(x_block=rows, r_block=block, unrolled=False, num_warps=_WARPS)
+    if space.grouped:
+        columns, lanes = lanes_of(space, segment)
+        return Params(lanes, max(elements // lanes, 1), unrolled=False, num_warps=_WARPS, columns=columns)
+    return down_columns(inputs, space, target)
+
+
+def down_columns(inputs: Sequence[BoundTensor], space: Space, target: Target) -> Params:
+    """Tiles of columns, two wide loads along a row by each lane of a warp, 64 elements of all inputs a thread."""
     width = max((vector(t.dtype, space.kept, target) for t in inputs), default=4)
-    x_block = min(WARP * width, power_of_two(space.kept))
-    r_block = min(elements // x_block, power_of_two(space.reduced))
-    return Params(x_block=x_block, r_block=r_block, unrolled=False, num_warps=_WARPS)
+    x_block = min(2 * WARP * width, power_of_two(space.kept))
+    elements = _COLUMN_WARPS * WARP * 64 // power_of_two(max(len(inputs), 1))
+    r_block = min(max(elements // x_block, 1), power_of_two(space.reduced))
+    return Params(x_block=x_block, r_block=r_block, unrolled=False, num_warps=_COLUMN_WARPS)
 
 
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     """One kernel."""
     space = analyse(segment)
     assert not isinstance(space, str), space
+    space = in_columns(segment, space)
     return (KernelPlan(kernel_name("looped", segment), segment, space, params),)

@@ -31,8 +31,11 @@ _EACH = 32
 """Elements of a tile that one thread holds."""
 _WARPS = 4
 """Of rows that these hold; longer ones get more."""
-_SHARE = 0.85
-"""What a tile may take of a multiprocessor's registers; the rest is addresses and temporaries."""
+_COMPUTED = 1.5
+_ADDRESSES = 16
+"""Registers of an element that is being computed, and of a thread for all else (counted in compiled kernels)."""
+_MAX_REGISTERS = 255
+"""Of one thread."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,9 @@ def why_not(segment: Segment) -> str | None:
     finishes = _finishes(segment, mixed, _columns(mixed, 2))
     if isinstance(finishes, str):
         return finishes
-    words = _registers(segment, mixed)
-    if words * mixed.space.reduced > _SHARE * _REGISTERS:
-        return f"a row of {mixed.space.reduced} elements takes {words} registers each, more than a multiprocessor has"
+    if _tile(segment, mixed, H200) is None:
+        words = _words(segment, mixed, keeps=False)
+        return f"a row of {mixed.space.reduced} elements takes {words:g} registers each, more than a multiprocessor has"
     return None
 
 
@@ -64,24 +67,25 @@ def propose(segment: Segment, target: Target) -> Params:
     """Rows short enough share a program; two programs a multiprocessor where registers allow."""
     mixed = analyse_mixed(segment)
     assert not isinstance(mixed, str), mixed
-    n = mixed.space.reduced
-    inputs = [t for t in segment.inputs if mixed.space.is_streamed(t)]
+    space = mixed.space
+    n = space.reduced
+    tile = _tile(segment, mixed, target)
+    assert tile is not None, f"no tile holds rows of {n} elements"
+    inputs = [t for t in segment.inputs if space.is_streamed(t)]
     width = max((vector(t.dtype, n, target) for t in inputs), default=4)
-    words = _registers(segment, mixed)
-    rows = 1
-    while 2 * rows * n <= _EACH * WARP * _WARPS:
-        rows *= 2
-    warps = _WARPS
-    while warps < MAX_WARPS and rows * n > _EACH * WARP * warps:
-        warps *= 2
-    programs = 2 if words * rows * n <= _SHARE * target.registers / 2 else 1
-    walked = prod(a.extent for a in mixed.space.walked)
-    rows = min(rows, power_of_two(walked))
+    block = max(WARP * width * tile.warps, power_of_two(-(-n // MAX_CHUNKS)))
+    walked = prod(a.extent for a in space.walked)
+    rows = min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
-    wanted = max(target.multiprocessors * programs // (mixed.space.kept // walked), 1)
+    wanted = max(target.multiprocessors * tile.programs // (space.kept // walked), 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
-    block = max(WARP * width * (warps if rows == 1 else 1), power_of_two(-(-n // MAX_CHUNKS)))
-    return Params(rows, block, splits=splits, num_warps=warps, num_stages=_stages(inputs, rows * n * programs, target))
+    one = rows * n * sum(t.dtype.itemsize for t in inputs) * tile.programs
+    stages = 3 if 2 * one <= target.shared_bytes else 2
+    own = tile.registers(target)
+    bound = own if own < _MAX_REGISTERS else None
+    return Params(
+        rows, block, splits=splits, num_warps=tile.warps, num_stages=stages, keeps=tile.keeps, max_registers=bound
+    )
 
 
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
@@ -175,9 +179,10 @@ def _mixed(segment: Segment, columns: Sequence[Expr], space: Space) -> Mixed | s
     """``segment`` parted into what leads to column sums and what rests on them."""
     rests: dict[BoundTensor, None] = dict.fromkeys(e.output for e in columns)
     for e in segment.exprs:
-        if any(t in rests for t in e.tensors):
+        summed = next((t for t in e.tensors if t in rests), None)
+        if summed is not None:
             if e in columns or space.is_walked(e.output):
-                return f"{e.output} needs rows again after {e.tensors[0]} has been reduced over them"
+                return f"{e.output} needs rows again after {summed} has been reduced over them"
             rests[e.output] = None
     stored = tuple(t for t in segment.outputs if t not in rests)
     for t in stored:
@@ -250,20 +255,43 @@ def _leading(exprs: Iterable[Expr], wanted: Sequence[BoundTensor]) -> Segment:
 
 # registers
 
-_REGISTERS = 65536
+
+@dataclass(frozen=True)
+class _Tile:
+    """``rows`` of a tile, ``warps`` that hold it, ``programs`` a multiprocessor; ``keeps`` as in ``Params``."""
+
+    rows: int
+    warps: int
+    programs: int
+    keeps: bool
+
+    def registers(self, target: Target) -> int:
+        """What a thread may have."""
+        return min(target.registers // (self.programs * self.warps * WARP), _MAX_REGISTERS)
 
 
-def _registers(segment: Segment, mixed: Mixed) -> float:
-    """Of one element of a row: accumulators, what is the same for all rows, and what the row holds; one to compute."""
+def _tile(segment: Segment, mixed: Mixed, target: Target) -> _Tile | None:
+    """The first that fits of those that leave fewer programs, or reload more; ``None`` where rows are too long."""
+    n = mixed.space.reduced
+    rows = max(_EACH * WARP * _WARPS // power_of_two(n), 1)
+    warps = _WARPS
+    while warps < MAX_WARPS and rows * n > _EACH * WARP * warps:
+        warps *= 2
+    for programs, keeps in ((2, True), (2, False), (1, True), (1, False)):
+        tile = _Tile(rows, warps, programs, keeps)
+        each = rows * n / (warps * WARP)
+        if each * _words(segment, mixed, keeps=keeps) + _ADDRESSES <= tile.registers(target):
+            return tile
+    return None
+
+
+def _words(segment: Segment, mixed: Mixed, *, keeps: bool) -> float:
+    """Registers of one element: sums of columns, what the row holds, what is the same for all rows; and to compute."""
     space = mixed.space
-    words = 1.0 + sum(reduction.partial_dtype(e).itemsize / 4 for e in mixed.columns)
+    words = _COMPUTED + sum(reduction.partial_dtype(e).itemsize / 4 for e in mixed.columns)
     for t in segment.inputs:
-        if space.has_r(t):
+        if space.is_walked(t) and space.has_r(t):
             words += t.dtype.itemsize / 4
+        elif space.has_r(t) and keeps:
+            words += t.dtype.compute.itemsize / 4
     return words
-
-
-def _stages(inputs: Sequence[BoundTensor], elements: int, target: Target) -> int:
-    """Rows under way at once: as many as shared memory holds, 3 at most."""
-    one = elements * sum(t.dtype.itemsize for t in inputs)
-    return 3 if 2 * one <= 0.9 * target.shared_bytes else 2

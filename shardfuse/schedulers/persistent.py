@@ -11,7 +11,7 @@ from .limits import MAX_CHUNKS, MAX_COLUMN, MAX_ROW_BYTES, MAX_WARPS, WARP, Targ
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
 from .space import Space, analyse
-from .team import held_by_team, why_not_held
+from .team import columns_held_by_team, held_by_team, in_columns, why_not_held
 
 _HELD = 44
 """Values of a row that a thread holds before the row gets more warps (75 registers were measured for 41)."""
@@ -28,6 +28,9 @@ def why_not(segment: Segment) -> str | None:
         return "it has no reduction"
     if not rereads(space):
         return "nothing is read again after the reduction"
+    space = in_columns(segment, space)
+    if space.grouped:
+        return why_not_held(segment, space)
     refusal = too_long(segment, space)
     return None if refusal is None or why_not_held(segment, space) is None else refusal
 
@@ -58,6 +61,9 @@ def propose(segment: Segment, target: Target) -> Params:
     """Registers decide: how many warps share a row, or how many rows share a program."""
     space = analyse(segment)
     assert not isinstance(space, str), space
+    space = in_columns(segment, space)
+    if space.grouped:
+        return columns_held_by_team(segment, space, target)
     if too_long(segment, space) is not None:
         return held_by_team(space, streamed(segment, space), target)
     return in_registers(segment, space, target)
@@ -95,4 +101,5 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     """One kernel."""
     space = analyse(segment)
     assert not isinstance(space, str), space
+    space = in_columns(segment, space)
     return (KernelPlan(kernel_name("persistent", segment), segment, space, params),)

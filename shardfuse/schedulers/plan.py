@@ -14,11 +14,15 @@ class Params:
     """How a kernel cuts its space.  Blocks are powers of two.
 
     x_block: kept elements of one program.
+    columns: how many of ``x_block`` lanes there is something for, where that is no power of two; 0 for all of them.
     r_block: reduced elements of one chunk (``unrolled``) or of one turn of the loop; 1 where nothing is reduced.
     unrolled: r is held in registers, chunk by chunk; else a loop walks it, once for each phase.
     splits: programs that share one reduction, whose partials a second kernel finishes.
+    keeps: a walk holds what is the same for all its rows in registers; else it is loaded with every row.
     max_registers: a bound for the compiler, where one more program a multiprocessor is worth recomputing for.
     team: programs that share one row and exchange their partial results; 0 where a program has rows of its own.
+    counted: a team counts its members in, instead of polling all their words.
+    prefetch: a team has its next row fetched into L2 while it waits.
     programs: how many programs of a team's kernel are resident at once: its grid is no larger.
     """
 
@@ -29,7 +33,11 @@ class Params:
     num_warps: int = 4
     num_stages: int = 3
     max_registers: int | None = None
+    keeps: bool = True
     team: int = 0
+    counted: bool = True
+    prefetch: bool = True
+    columns: int = 0
     programs: int = 0
 
 

@@ -60,6 +60,9 @@ def propose(segment: Segment, target: Target) -> Params:
         held = in_registers(segment, space, target)
         if turns < _WORTH_SPLITTING or space.kept >= wanted * held.x_block:
             return held
+    if not space.is_inner:
+        most = max(turns // _TURNS, 1) if turns >= _WORTH_SPLITTING else 1
+        return replace(params, splits=min(max(wanted // programs, 1), most))
     splits = 1
     while turns >= _WORTH_SPLITTING and splits < _MAX_SPLITS and programs * splits < wanted:
         if turns < 2 * splits * _TURNS:

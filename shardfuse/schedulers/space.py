@@ -7,14 +7,15 @@ that broadcast, permute and reshape are no more than another name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
 from ..ir.digits import Axis, CutError, Digit, Root, extent, refine
+from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, VIEWS, BoundTensor, Expr
 from ..ops.promotion import types
-from ..ops.table import POINTWISE
+from ..ops.table import POINTWISE, Rule
 from .segment import Segment
 
 
@@ -26,6 +27,8 @@ class Space:
     ``is_inner``: is the atom that is fastest in memory a reduced one?  ``walked``: the innermost of x, which a program
     walks, adding up columns as it goes (``mix_order``).  ``sides``: the innermost of x, as the two sides of a tile whose
     tensors are contiguous along the one or the other (``transpose``).
+    ``inside``: how many of r's atoms lie inside of all of x.  ``grouped``: where those are walked along with x, as columns
+    of which so many neighbours are one kept element, their number; else 0.
     """
 
     x: Axis
@@ -35,6 +38,8 @@ class Space:
     phase: Mapping[BoundTensor, int]
     is_inner: bool
     walked: Axis = ()
+    inside: int = 0
+    grouped: int = 0
     sides: tuple[Axis, Axis] = ((), ())
 
     @property
@@ -65,6 +70,19 @@ class Space:
     def is_streamed(self, tensor: BoundTensor) -> bool:
         """Is every element of it read once, in the one tile that needs it?"""
         return len(self.atoms[tensor]) == len(self.x) + len(self.r)
+
+
+def as_columns(space: Space, line: int) -> Space:
+    """Where kept elements are short runs of memory (less than ``line`` elements), the runs as columns side by side.
+
+    Groups of channels of a channels-last tensor, ``r = (h, w, c), x = (n, g)``, become ``r = (h, w), x = (n, g, c)``: a
+    tile then reads whole lines, and the columns of a group are added up last.
+    """
+    cut = len(space.r) - space.inside
+    run = prod(a.extent for a in space.r[cut:])
+    if not (space.x and space.inside and cut) or run >= line or space.walked:
+        return space
+    return replace(space, x=space.x + space.r[cut:], r=space.r[:cut], is_inner=False, inside=0, grouped=run)
 
 
 @lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn
@@ -116,8 +134,12 @@ def refusal_of(expr: Expr) -> str | None:
         return f"{expr.output} = {expr.op} is no kernel's work"
     if op is not None and op.triton is None:
         return f"{expr.op} has no Triton text"
-    if op is not None and op.floats_only and types(op, expr.inputs)[0].is_integral:
-        return f"{expr.op} has no Triton text for integers"
+    if op is not None and op.floats_only and types(op, expr.inputs)[0] not in (DataType.Float, DataType.Double):
+        return f"{expr.op} has no Triton text for {types(op, expr.inputs)[0].name}"
+    if op is not None and op.signed_only and types(op, expr.inputs)[0].name.startswith("UInt"):
+        return f"{expr.op} has no Triton text for unsigned integers"
+    if op is not None and op.rule is Rule.NARROW and types(op, expr.inputs)[0].is_low_precision:
+        return f"{expr.op} has no Triton text for narrow floats"
     for tensor in (*expr.tensors, *expr.outputs):
         if tensor.dtype.is_complex:
             return f"{tensor} is {tensor.dtype.name}, which Triton does not have"
@@ -168,7 +190,8 @@ def _ordered(
     order[:0] = sorted(every - frozenset(order), key=str)
     is_inner = bool(order) and order[-1] in reduced
     x, r = tuple(a for a in order if a in kept), tuple(a for a in order if a in reduced)
-    return Space(x, r, atoms, pieces, phase, is_inner)
+    inside = next((k for k, a in enumerate(reversed(order)) if a in kept), 0)
+    return Space(x, r, atoms, pieces, phase, is_inner, inside=inside)
 
 
 def storage_order(

@@ -12,15 +12,18 @@ from functools import lru_cache
 from math import prod
 
 from ..ir.digits import Axis, Digit
-from .limits import Target, power_of_two
+from .limits import PROGRAMS_PER_MULTIPROCESSOR, Target, power_of_two
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
 from .space import Space, analyse, stored_atoms
 
-_SIDE = 64
-"""Elements of a side of the tile: 128 bytes of 16-bit elements, a whole line of the cache."""
-_ELEMENTS = _SIDE * _SIDE
-_WARPS = 4
+_SIDE_BYTES = 256
+"""Of one side of the tile: two lines of the cache, so that whole sectors of memory are read and written."""
+_SIDE = 128
+"""Elements of a side at most."""
+_SMALLEST = 1024
+"""Elements of a tile below which the machine is rather left idle."""
+_WARPS = 8
 
 
 def why_not(segment: Segment) -> str | None:
@@ -33,9 +36,15 @@ def propose(segment: Segment, target: Target) -> Params:
     """Square tiles; where one side is short the other is longer."""
     space = two_sided(segment)
     assert not isinstance(space, str), space
-    across, along = (power_of_two(prod(a.extent for a in side)) for side in space.sides)
-    x_block = min(along, max(_SIDE, _ELEMENTS // across))
-    y_block = min(across, max(_SIDE, _ELEMENTS // x_block))
+    widest = max(t.dtype.itemsize for t in (*segment.inputs, *segment.outputs) if space.is_streamed(t))
+    side = min(_SIDE_BYTES // widest, _SIDE)
+    across, along = (power_of_two(prod(a.extent for a in one)) for one in space.sides)
+    x_block = min(along, max(side, side * side // across))
+    y_block = min(across, max(side, side * side // x_block))
+    programs = -(-space.kept // (x_block * y_block))
+    while programs < PROGRAMS_PER_MULTIPROCESSOR * target.multiprocessors and x_block * y_block > _SMALLEST:
+        x_block, y_block = (x_block // 2, y_block) if x_block > y_block else (x_block, y_block // 2)
+        programs *= 2
     return Params(x_block, y_block, num_warps=_WARPS)
 
 
@@ -72,7 +81,7 @@ def _side(order: Sequence[Digit], taken: frozenset[Digit]) -> Axis:
     """Atoms that follow one another in memory up to the fastest, until they are a tile's side."""
     side: list[Digit] = []
     for atom in reversed(order):
-        if atom in taken or prod(a.extent for a in side) >= _ELEMENTS:
+        if atom in taken or prod(a.extent for a in side) >= _SIDE * _SIDE:
             break
         side.insert(0, atom)
     return tuple(side)

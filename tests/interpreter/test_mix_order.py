@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +11,9 @@ import pytest
 import torch
 from interpreted import close, run, values
 from kernel_cases import layer_norm_backward, rms_norm_backward
-from segments import Builder, scheduler_of
+from segments import Builder, scheduler_of, shard
 
+from shardfuse.ir.digits import root_of
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import mix_order
 from shardfuse.schedulers.limits import H200
@@ -68,3 +69,106 @@ def test_rms_norm_backward(tmp_path: Path, rows: int, columns: int, dtype: DataT
     for params in (proposed, small(proposed, random.Random(rows * columns))):
         for found, right in zip(run(segment, data, tmp_path, params=params), wanted, strict=True):
             close(found, right)
+
+
+@pytest.mark.parametrize("shape", [(9, 200), (3, 5, 72), (2, 3, 2, 130)])
+@pytest.mark.parametrize("samples", [False, True])
+def test_layer_norm_backward(tmp_path: Path, shape: tuple[int, ...], samples: bool) -> None:
+    """Statistics, dx, dw and db; with ``samples`` a weight and sums for each of dim 0."""
+    samples = samples and len(shape) > 2
+    segment = layer_norm_backward(shape, FLOAT, samples=samples)
+    assert scheduler_of(segment) is mix_order
+    weight = [shape[0], *(1,) * (len(shape) - 2), shape[-1]] if samples else [shape[-1]]
+    x, dy, w = values(*shape), values(*shape, seed=1), values(*weight, seed=2)
+    wanted = layer_gradients(x, dy, w, range(1 if samples else 0, len(shape) - 1))
+    proposed = mix_order.propose(segment, H200)
+    rng = random.Random(str(shape))
+    for params in (proposed, small(proposed, rng), small(proposed, rng)):
+        for found, right in zip(run(segment, given(segment, x, dy, w), tmp_path, params=params), wanted, strict=True):
+            close(found, right)
+
+
+def test_sums_over_all_rows_and_over_the_rows_of_a_sample(tmp_path: Path) -> None:
+    """Two column sums of different rows: the walk adds up what both take, the finish the rest."""
+    b = Builder()
+    x = b.input(FLOAT, b.axis(3), b.axis(7), b.axis(50))
+    unit = b.op("sub", x, b.mean(x, [2]))
+    each, every = (b.reduce("sum", unit, rows, keepdim=False) for rows in ([1], [0, 1]))
+    segment = b.segment(unit, b.op("mul", each, 2.0), every)
+    params = replace(mix_order.propose(segment, H200), splits=2)
+    assert len(mix_order.schedule(segment, params)) == 3
+    data = values(3, 7, 50)
+    wanted = data.double() - data.double().mean(-1, keepdim=True)
+    right = {segment.outputs[0]: wanted, every: wanted.sum((0, 1)), segment.outputs[-1]: wanted.sum(1) * 2}
+    for out, found in zip(segment.outputs, run(segment, {x: data}, tmp_path, params=params), strict=True):
+        close(found, right[out])
+
+
+@pytest.mark.parametrize("op", ["max", "min", "any", "prod"])
+def test_other_reductions_down_columns(tmp_path: Path, op: str) -> None:
+    b = Builder()
+    kind = DataType.Bool if op == "any" else FLOAT
+    x = b.input(kind, b.axis(37), b.axis(70))
+    column = b.reduce(op, x, [0], keepdim=False)
+    segment = b.segment(column, b.reduce("any" if op == "any" else "max", x, [1], keepdim=False))
+    data = values(37, 70, dtype=kind)
+    rows = data.any(1) if op == "any" else data.amax(1)
+    wanted = {"max": data.amax, "min": data.amin, "any": data.any, "prod": data.double().prod}[op](0)
+    params = replace(mix_order.propose(segment, H200), splits=3)
+    for found, right in zip(run(segment, {x: data}, tmp_path, params=params), (wanted, rows), strict=True):
+        close(found, right)
+
+
+@pytest.mark.parametrize("view", ["every other", "expanded", "transposed"])
+def test_strided_rows(tmp_path: Path, view: str) -> None:
+    segment = layer_norm_backward((21, 48), FLOAT)
+    x = {"every other": values(42, 96)[::2, ::2], "expanded": values(1, 48).expand(21, 48), "transposed": values(48, 21).t()}[view]
+    dy, w = values(21, 48, seed=1), values(48, seed=2)
+    params = replace(mix_order.propose(segment, H200), splits=2)
+    for found, right in zip(run(segment, given(segment, x, dy, w), tmp_path, params=params), layer_gradients(x, dy, w, [0]), strict=True):
+        close(found, right)
+
+
+def test_rows_on_the_last_rank_are_fewer(tmp_path: Path) -> None:
+    """Rows are sharded unevenly: a rank walks its own and stores its own sums."""
+    segment = rms_norm_backward(29, 60, FLOAT)
+    shard(segment, root_of(segment.inputs[0].domain.logical[0][0]), 4)
+    assert scheduler_of(segment) is mix_order
+    x, dy, w, rstd = values(29, 60), values(29, 60, seed=1), values(60, seed=2), values(29, 1, seed=3)
+    params = replace(mix_order.propose(segment, H200), splits=3)
+    total = torch.zeros(60, dtype=torch.float64)
+    for rank in range(4):
+        rows = slice(8 * rank, 8 * (rank + 1))
+        mine = {"T0": x[rows], "T1": dy[rows], "T2": w, "T3": rstd[rows]}
+        dx, dw = run(segment, ordered(segment, mine), tmp_path, params=params, rank=rank)
+        close(dx, rms_gradients(x[rows].double(), dy[rows].double(), w.double(), rstd[rows].double())[0])
+        total += dw
+    close(total.float(), rms_gradients(x.double(), dy.double(), w.double(), rstd.double())[1])
+
+
+def rows_again() -> Segment:
+    b = Builder()
+    x = b.input(FLOAT, b.axis(8), b.axis(9))
+    return b.segment(b.op("sub", b.op("sub", x, b.mean(x, [1])), b.reduce("sum", x, [0])))
+
+
+def two_ways_along_rows() -> Segment:
+    b = Builder()
+    x = b.input(FLOAT, b.axis(4), b.axis(8), b.axis(9))
+    return b.segment(b.reduce("sum", x, [2], keepdim=False), b.reduce("sum", x, [1, 2], keepdim=False), b.reduce("sum", x, [0], keepdim=False))
+
+
+def too_long() -> Segment:
+    return layer_norm_backward((64, 65536), BF16)
+
+
+@pytest.mark.parametrize(
+    ("segment", "said"),
+    [
+        (rows_again, "T7 needs rows again after T6 has been reduced over them"),
+        (two_ways_along_rows, "some reductions take i2, others i1, i2"),
+        (too_long, "a row of 65536 elements takes 4.5 registers each, more than a multiprocessor has"),
+    ],
+)
+def test_why_not_names_the_reason(segment: Callable[[], Segment], said: str) -> None:
+    assert mix_order.why_not(segment()) == said

@@ -12,7 +12,9 @@ from shardfuse import FusionDefinition
 pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate(), Partial(), _StridedShard(1, split_factor=2)], ids=str)
+@pytest.mark.parametrize(
+    "placement", [Shard(0), Shard(1), Replicate(), Partial(), _StridedShard(1, split_factor=2)], ids=str
+)
 def test_norm(placement: Placement, pg) -> None:
     check_norm((pg.size,), (2 * pg.size, 4 * pg.size), (placement,), pg.device.type)
 

@@ -35,7 +35,7 @@ def test_every_change_of_sharding(rows: int, pg) -> None:
 
 
 def block(size: int, sequence: int) -> FusionDefinition:
-    """Partial sums of a row-parallel linear, residual, RMSNorm over the sequence shard, gathered for the next linear."""
+    """Partial sums of a row-parallel linear, residual, RMSNorm over the sequence shard, gathered for the next one."""
     mesh = world_mesh(size)
     with FusionDefinition() as fd:
         parts, residual, w = (fd.define_tensor(s) for s in ([size, 2, -1, 16], [2, -1, 16], [16]))

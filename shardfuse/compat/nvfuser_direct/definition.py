@@ -11,13 +11,12 @@ from typing import Any, cast
 import torch
 
 from shardfuse.compat.nvfuser_direct.errors import translated
-from shardfuse.compat.nvfuser_direct.execution import Fusion, FusionExecutorCache, KernelExecutor
+from shardfuse.compat.nvfuser_direct.execution import Fusion, FusionExecutorCache, KernelExecutor, nvfuser_script
 from shardfuse.compat.nvfuser_direct.operations import Operations
 from shardfuse.compat.nvfuser_direct.values import TensorView, Val, plain
 from shardfuse.executor.binding import Argument
 from shardfuse.frontend import definition as native
 from shardfuse.frontend.repro import Described, repro_script
-from shardfuse.frontend.script import definition_script
 from shardfuse.frontend.validation import validated
 from shardfuse.ir.dtype import DataType as NativeDataType
 from shardfuse.ir.expr import Scalar
@@ -80,9 +79,7 @@ def _define_tensor(fusion: Fusion, *args: Any, **kwargs: Any) -> TensorView:
     if args and len(args) > 1 and isinstance(args[1], list | tuple) and _are_strides(args[1]):
         kwargs |= dict(zip(("sizes", "strides", "dtype", "static_sizes", "is_cpu"), args, strict=False))
         args = ()
-    if not args and "sizes" not in kwargs and "strides" not in kwargs:
-        kwargs.setdefault("contiguity", False)
-    elif len(args) == 1:
+    if (not args and "sizes" not in kwargs and "strides" not in kwargs) or len(args) == 1:
         kwargs.setdefault("contiguity", False)
     return TensorView(_writer(fusion).define_tensor(*args, **kwargs), fusion.native)
 
@@ -135,7 +132,9 @@ class FusionDefinition:
     def _open(self) -> Fusion:
         fusion = self.__dict__.get("_fusion")
         if fusion is None:
-            raise NotImplementedError("Fusion does not exist! Use `with FusionDefinition() as fd: ...` to define a fusion.")
+            raise NotImplementedError(
+                "Fusion does not exist! Use `with FusionDefinition() as fd: ...` to define a fusion."
+            )
         return fusion
 
     def define_tensor(self, *args: Any, **kwargs: Any) -> TensorView:
@@ -238,7 +237,7 @@ class FusionDefinition:
         return repro_script(self, self._described, module="nvfuser_direct")
 
     def __repr__(self) -> str:
-        return definition_script(self.fusion.native)
+        return nvfuser_script(self.fusion.native)
 
 
 class Schedule:

@@ -23,7 +23,9 @@ def execute_with_dtensors(fd: FusionDefinition, in_dtensors: Iterable[DTensor]) 
     for out, sharding in zip(outputs, fd.fec.get_output_shardings(), strict=True):
         placements: list[Placement] = []
         for k in range(mesh.ndim):
-            axis = sharding.axis_sharded_on((ParallelType.mesh_x, ParallelType.mesh_y, ParallelType.mesh_z)[mesh.ndim - 1 - k])
+            axis = sharding.axis_sharded_on(
+                (ParallelType.mesh_x, ParallelType.mesh_y, ParallelType.mesh_z)[mesh.ndim - 1 - k]
+            )
             placements.append(Replicate() if axis < 0 else Shard(axis))
         found.append(DTensor.from_local(out, mesh, placements))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -23,9 +24,19 @@ from shardfuse.ir.fusion import FusionInput
 from shardfuse.ir.tensor_view import TensorView as NativeTensorView
 from shardfuse.mesh import DeviceMesh, ParallelType
 
-
 last_run: list[FusionExecutorCache] = []
 """The executor that ran last, for the profiler."""
+
+
+def nvfuser_script(fusion: native.Fusion) -> str:
+    """The definition as nvFuser writes it: tensors are ``tv0, tv1, ...``, numbers have five places where those say all."""
+    text = re.sub(r"\bT(\d+)(?=\b|_)", r"tv\1", definition_script(fusion))
+    return re.sub(r"(?<![\w.'])\d+\.\d+(?![\w.'])", lambda m: _five_places(m[0]), text)
+
+
+def _five_places(number: str) -> str:
+    short = f"{float(number):.5f}"
+    return short if float(short) == float(number) else number
 
 
 class Fusion:
@@ -51,11 +62,11 @@ class Fusion:
 
     def print_math(self) -> str:
         """The definition as Python."""
-        return definition_script(self.native)
+        return nvfuser_script(self.native)
 
     def print_kernel(self) -> str:
         """The definition: kernels are written when sizes are known, see ``fec.get_cuda_kernel``."""
-        return definition_script(self.native)
+        return nvfuser_script(self.native)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Fusion) and (self.native is other.native or self.print_math() == other.print_math())
@@ -194,10 +205,12 @@ class LRUCache:
         lines = [f"Max Fusions Allowed: {self._max}"]
         if not self._entries:
             return "\n".join([*lines, "The fusion cache is empty.", ""])
-        lines += [f"Total Fusions in Cache: {len(self._entries)}", f"Total Unique Fusions Compiled: {self._lookups - self._hits}"]
+        lines += [
+            f"Total Fusions in Cache: {len(self._entries)}",
+            f"Total Unique Fusions Compiled: {self._lookups - self._hits}",
+        ]
         lines.append("Cache Hits by LRU ordering:")
         lines += [f"\t{k} -> {e.hits} hits" for k, e in enumerate(reversed(list(self._entries.values())))]
         rate = f"{100 * self._hits / self._lookups:g}"
         lines += [f"Cache Lookups: {self._lookups}", f"Cache Hits: {self._hits}", f"Hit Rate: {rate}%", ""]
         return "\n".join(lines)
-

@@ -99,19 +99,27 @@ class Operations:
         return self.cast(out, chosen) if chosen is not None else out
 
     @translated
-    def sum(self, arg: Any, dims: Any = None, keepdim: bool = False, dtype: DataType | None = None, *, dim: Any = None) -> Any:
+    def sum(
+        self, arg: Any, dims: Any = None, keepdim: bool = False, dtype: DataType | None = None, *, dim: Any = None
+    ) -> Any:
         return self._reduced("sum", arg, _one_of(dims, dim), keepdim, dtype)
 
     @translated
-    def prod(self, arg: Any, dims: Any = None, keepdim: bool = False, dtype: DataType | None = None, *, dim: Any = None) -> Any:
+    def prod(
+        self, arg: Any, dims: Any = None, keepdim: bool = False, dtype: DataType | None = None, *, dim: Any = None
+    ) -> Any:
         return self._reduced("prod", arg, _one_of(dims, dim), keepdim, dtype)
 
     @translated
-    def max(self, arg: Any, dims: Any = None, keepdim: bool = False, dtype: DataType | None = None, *, dim: Any = None) -> Any:
+    def max(
+        self, arg: Any, dims: Any = None, keepdim: bool = False, dtype: DataType | None = None, *, dim: Any = None
+    ) -> Any:
         return self._reduced("max", arg, _one_of(dims, dim), keepdim, dtype)
 
     @translated
-    def min(self, arg: Any, dims: Any = None, keepdim: bool = False, dtype: DataType | None = None, *, dim: Any = None) -> Any:
+    def min(
+        self, arg: Any, dims: Any = None, keepdim: bool = False, dtype: DataType | None = None, *, dim: Any = None
+    ) -> Any:
         return self._reduced("min", arg, _one_of(dims, dim), keepdim, dtype)
 
     amax = max
@@ -151,7 +159,9 @@ class Operations:
             raise OperandError("slice", "end_indices", end_indices, f"indices of at least {start_indices}, the start")
         steps = plain(strides)
         if isinstance(steps, list) and any(isinstance(n, int) and n != 1 for n in cast("list[object]", steps)):
-            raise OperandError("slice", "strides", steps, "steps of 1, as in nvFuser; shardfuse's own slice takes others")
+            raise OperandError(
+                "slice", "strides", steps, "steps of 1, as in nvFuser; shardfuse's own slice takes others"
+            )
         return self._call("slice", arg, start_indices, end_indices, strides)
 
     @translated

@@ -44,7 +44,9 @@ def get_fusion_profile(auto_scheduled: bool = True) -> FusionProfile:
     if plan is None:
         return FusionProfile()
     kernels = [
-        KernelProfile(s.kernels[0].name if s.kernels else s.segment.exprs[0].op, s.scheduler if auto_scheduled else "user")
+        KernelProfile(
+            s.kernels[0].name if s.kernels else s.segment.exprs[0].op, s.scheduler if auto_scheduled else "user"
+        )
         for s in plan.segments
     ]
     return FusionProfile(0, len(kernels), kernels)

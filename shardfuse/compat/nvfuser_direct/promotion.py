@@ -18,8 +18,37 @@ from shardfuse.ops.builder import Operand
 KEPT = ("ceil", "floor", "frac", "relu", "round", "silu", "trunc", "where", "clamp", "threshold", "bitwise_not", "sign")
 """Ops that leave a narrow float narrow."""
 FLOAT = (
-    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "exp2", "expm1", "erf", "erfc", "erfinv"),
-    *("erfcinv", "lgamma", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan"),
+    *(
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan",
+        "atanh",
+        "cos",
+        "cosh",
+        "exp",
+        "exp2",
+        "expm1",
+        "erf",
+        "erfc",
+        "erfinv",
+    ),
+    *(
+        "erfcinv",
+        "lgamma",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "reciprocal",
+        "rsqrt",
+        "sigmoid",
+        "sin",
+        "sinh",
+        "sqrt",
+        "tan",
+    ),
     *("tanh", "truediv", "atan2", "gelu", "gelu_tanh", "softplus"),
 )
 """Ops that compute integers in Float."""

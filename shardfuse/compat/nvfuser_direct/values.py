@@ -150,7 +150,9 @@ class TensorView:
         self.native.set_device_mesh(mesh)
 
     @translated
-    def set_allocation_domain(self, axes: Sequence[IterDomain], contiguity: bool | Sequence[bool | None] = True) -> None:
+    def set_allocation_domain(
+        self, axes: Sequence[IterDomain], contiguity: bool | Sequence[bool | None] = True
+    ) -> None:
         self.native.set_allocation_domain([a.native for a in axes], contiguity)
 
     @translated
@@ -171,7 +173,10 @@ class TensorView:
 
     def _by_hand(self, what: str) -> ScheduleError:
         return ScheduleError(
-            self.native.name, what, "shardfuse schedules kernels by itself", "leave it out: sharding and layout can be said"
+            self.native.name,
+            what,
+            "shardfuse schedules kernels by itself",
+            "leave it out: sharding and layout can be said",
         )
 
     def __str__(self) -> str:

@@ -1,0 +1,275 @@
+"""Statistics in two steps over a sharded axis become one exchange: (mean, M2) of a variance, (max, sum) of a softmax.
+
+before (T0 is sharded on mesh_x along the reduced axis; two all-reduces, one after the other)::
+
+    T1 = sum(T0, axes=(1,))
+    T4 = sub(T0, div(broadcast(T1), N))
+    T6 = sum(square(T4), axes=(1,))
+
+after (each rank centres its rows on a mean of its own; the gathers are packed into one call)::
+
+    m[ranks@mesh_x, i0] = sum(T0, axes=(1,), partial=1) / n
+    r[ranks@mesh_x, i0] = sum(T0 - m, axes=(1,), partial=1)                 what the rounding of m left over
+    q[ranks@mesh_x, i0] = sum(square(T0 - m), axes=(1,), partial=1)
+    m, r, q = set(m), set(r), set(q)                                        all-gather
+    e = (m - pivot) + r / n                                                 pivot: about the mean; the difference is exact
+    T1 = N * (pivot + sum(n * e) / N)
+    T6 = sum(q - r * r / n) + sum(n * square(e - sum(n * e) / N))           Chan, Golub & LeVeque 1979
+
+``n`` is what a rank has of the axis: fewer elements on the last ranks of an uneven shard, maybe none.  A softmax goes
+alike, with exp(T0 - m) summed, m the largest of a rank, and sum(q * exp(m - max(m))) at the end (Milakov & Gimelshein
+2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import cast
+
+from ..analysis.chain import H200_NODES
+from ..analysis.resharding import PACKED_BYTES, local_bytes
+from ..analysis.sharding import carries, is_even, ordered, outermost, reduced_axes, restrict
+from ..ir.digits import Axis, Root, axis_of, extent
+from ..ir.domain import BoundDomain, Sharding
+from ..ir.dtype import DataType
+from ..ir.expr import VIEWS, BoundFusion, BoundTensor, Expr, Number, Scalar, Value
+from ..mesh import DeviceMesh, ParallelType
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """``first``: the sum or the max over axes of which ``p`` holds ``digits``; ``second``: the sum that needs it."""
+
+    first: Expr
+    second: Expr
+    p: ParallelType
+    digits: Axis
+
+    @property
+    def x(self) -> BoundTensor:
+        return self.first.tensors[0]
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        mesh = self.x.domain.mesh
+        assert mesh is not None, "a statistic is of a sharded tensor"
+        return mesh
+
+
+def find_statistics(fusion: BoundFusion) -> dict[Expr, Statistic]:
+    """By their first Expr.  Shardings are settled."""
+    maker = fusion.producer_of()
+    found: dict[Expr, Statistic] = {}
+    for second in fusion.exprs:
+        first = _first_of(second, maker)
+        if first is None or first in found:
+            continue
+        held = _mesh_dim(first, second)
+        if held is not None:
+            statistic = Statistic(first, second, *held)
+            if _is_cheaper(statistic):
+                found[first] = statistic
+    return found
+
+
+def _first_of(second: Expr, maker: Mapping[BoundTensor, Expr]) -> Expr | None:
+    """The reduction whose result ``second`` sums the squares, or the exponentials, of the distances to."""
+    terms = maker.get(second.tensors[0]) if second.op == "sum" else None
+    if terms is None or terms.op not in ("square", "mul", "exp") or len(dict.fromkeys(terms.inputs)) != 1:
+        return None
+    apart = maker.get(terms.tensors[0])
+    if apart is None or apart.op != "sub" or len(apart.tensors) != 2:
+        return None
+    x, centre = apart.tensors
+    axes = second.attributes["axes"]
+    count = None if terms.op == "exp" else prod(extent(axis) for axis in reduced_axes(second))
+    first = _through(centre, maker, count)
+    wanted = "max" if terms.op == "exp" else "sum"
+    if first is None or first.op != wanted or first.tensors != (x,) or first.attributes["axes"] != axes:
+        return None
+    return first
+
+
+def _through(centre: BoundTensor, maker: Mapping[BoundTensor, Expr], count: int | None) -> Expr | None:
+    """Behind views, and behind one division by ``count`` where there is one."""
+    expr = maker.get(centre)
+    while expr is not None and (expr.op in ("broadcast", "expand", "squeeze") or expr.op == "div"):
+        if expr.op == "div":
+            by = expr.inputs[1]
+            if count is None or not isinstance(by, Scalar) or by.value != count:
+                return None
+            count = None
+        expr = maker.get(expr.tensors[0])
+    return expr if count is None else None
+
+
+def _mesh_dim(first: Expr, second: Expr) -> tuple[ParallelType, Axis] | None:
+    """The one mesh dimension that holds a part of the reduced axes, where the merge fits the shardings and dtypes."""
+    x, a, b = first.tensors[0], first.output, second.output
+    if x.domain.mesh is None or not (x.dtype is a.dtype is b.dtype) or x.dtype not in (DataType.Float, DataType.Double):
+        return None
+    reduced = reduced_axes(first)
+    held = [(p, digits) for p, digits in x.domain.sharding if carries(reduced, digits)]
+    if len(held) != 1:
+        return None
+    p, digits = held[0]
+    here = restrict(x.domain.sharding, a.domain.logical, x.domain.mesh)
+    if any((t.domain.mesh, t.domain.sharding, t.domain.allocation) != (x.domain.mesh, here, None) for t in (a, b)):
+        return None
+    is_countable = is_even(digits, x.domain.mesh.extent(p)) or outermost(x.domain.logical, digits) is not None
+    return (p, digits) if is_countable else None
+
+
+def _is_cheaper(statistic: Statistic) -> bool:
+    """One gather of the numbers of every rank, against two all-reduces of one."""
+    team = statistic.mesh.team(statistic.mesh.ranks[0], statistic.p)
+    n, size = len(team), local_bytes(statistic.first.output)
+    numbers = 2 if statistic.first.op == "max" else 3
+    gathered = H200_NODES.seconds(team, numbers * size * (n - 1), 2 * numbers * size * n)
+    reduced = 2 * H200_NODES.seconds(team, 2 * size * (n - 1) / n, 2 * size)
+    return numbers * size * n <= PACKED_BYTES and gathered < reduced
+
+
+def merged(statistic: Statistic) -> list[Expr]:
+    """The Exprs of one statistic, each of which computes on a rank or communicates."""
+    return _Builder(statistic).build()
+
+
+@dataclass
+class _Builder:
+    statistic: Statistic
+    exprs: list[Expr] = field(default_factory=list[Expr])
+
+    def __post_init__(self) -> None:
+        s = self.statistic
+        self.ranks = axis_of(Root(f"{s.p}_of_{s.first.output.name}", s.mesh.extent(s.p)))
+
+    def build(self) -> list[Expr]:
+        if self.statistic.first.op == "max":
+            self.exponentials()
+        else:
+            self.moments()
+        return self.exprs
+
+    def exponentials(self) -> None:
+        first, second, x = self.statistic.first, self.statistic.second, self.statistic.x
+        largest = self.partial(first, x)
+        centre = self.on_this_rank(largest)
+        # a rank whose rows are all -inf, or that has none, adds nothing, and no NaN
+        lowest = self.op("eq", centre, self.number(float("-inf")))
+        apart = self.op("sub", x, self.along_rows(self.op("where", lowest, self.number(0.0), centre)))
+        total = self.partial(second, self.op("exp", apart))
+        m, q = self.gather(largest), self.gather(total)
+        self.exprs.append(Expr("max", (m,), (first.output,), {"axes": (0,)}))
+        away = self.op("exp", self.op("sub", m, self.over_ranks(first.output)))
+        self.exprs.append(Expr("sum", (self.op("mul", q, away),), (second.output,), {"axes": (0,)}))
+
+    def moments(self) -> None:
+        first, second, x = self.statistic.first, self.statistic.second, self.statistic.x
+        own = self.op("div", self.partial(first, x), self.counts(least=1, is_local=True))
+        apart = self.op("sub", x, self.along_rows(self.on_this_rank(own)))
+        rest, squares = self.partial(second, apart), self.partial(second, self.op("mul", apart, apart))
+        m, r, q = self.gather(own), self.gather(rest), self.gather(squares)
+        whole = self.number(float(prod(extent(axis) for axis in reduced_axes(first))))
+        weight, at_least_one = self.counts(least=0, is_local=False), self.counts(least=1, is_local=False)
+        pivot = self.total(self.op("div", self.op("mul", m, weight), whole))
+        e = self.op("add", self.op("sub", m, self.over_ranks(pivot)), self.op("div", r, at_least_one))
+        shift = self.op("div", self.total(self.op("mul", e, weight)), whole)
+        is_infinite = self.op("eq", self.op("abs", pivot), self.number(float("inf")))  # of which e is NaN
+        mean = self.op("where", is_infinite, pivot, self.op("add", pivot, shift))
+        self.exprs.append(Expr("mul", (mean, whole), (first.output,)))
+        away = self.op("sub", e, self.over_ranks(shift))
+        within = self.op("sub", q, self.op("div", self.op("mul", r, r), at_least_one))
+        between = self.op("mul", self.op("mul", away, away), weight)
+        self.exprs.append(Expr("sum", (self.op("add", within, between),), (second.output,), {"axes": (0,)}))
+
+    # pieces
+
+    def like(self, dtype: DataType, domain: BoundDomain) -> BoundTensor:
+        return BoundTensor(f"{self.statistic.second.output.name}m{len(self.exprs)}", dtype, domain)
+
+    def number(self, value: Number) -> Scalar:
+        return Scalar(
+            f"{self.statistic.second.output.name}s{len(self.exprs)}", self.statistic.x.dtype, value, is_literal=True
+        )
+
+    def op(self, op: str, *operands: Value) -> BoundTensor:
+        """Pointwise, where the widest operand lives."""
+        tensors = [v for v in operands if isinstance(v, BoundTensor)]
+        widest = max(tensors, key=lambda t: len([axis for axis in t.domain.logical if axis]))
+        assert all(t.ndim == widest.ndim for t in tensors), f"operands of {op} are of one rank"
+        dtype = DataType.Bool if op == "eq" else self.statistic.x.dtype
+        out = self.like(dtype, replace(widest.domain, allocation=None))
+        self.exprs.append(Expr(op, operands, (out,)))
+        return out
+
+    def view(
+        self, op: str, tensor: BoundTensor, logical: tuple[Axis, ...], attributes: Mapping[str, object]
+    ) -> BoundTensor:
+        assert op in VIEWS, f"{op} is no view"
+        out = self.like(
+            tensor.dtype, BoundDomain(logical, self.statistic.mesh, self.without_ranks(tensor.domain.sharding))
+        )
+        self.exprs.append(Expr(op, (tensor,), (out,), attributes))
+        return out
+
+    def without_ranks(self, sharding: Sharding) -> Sharding:
+        return tuple(entry for entry in sharding if entry[0] is not self.statistic.p)
+
+    def partial(self, reduction: Expr, tensor: BoundTensor) -> BoundTensor:
+        """This rank's part, on a visible axis of the mesh."""
+        kept = reduction.output.domain
+        sharding = ordered([*kept.sharding, (self.statistic.p, self.ranks)])
+        out = self.like(tensor.dtype, BoundDomain((self.ranks, *kept.logical), self.statistic.mesh, sharding))
+        self.exprs.append(Expr(reduction.op, (tensor,), (out,), {**reduction.attributes, "partial": 1}))
+        return out
+
+    def on_this_rank(self, tensor: BoundTensor) -> BoundTensor:
+        """Without the axis of the ranks: another value on each of them."""
+        return self.view("squeeze", tensor, tensor.domain.logical[1:], {"axes": (0,)})
+
+    def along_rows(self, tensor: BoundTensor) -> BoundTensor:
+        """The same value for all that was reduced."""
+        x, axes = self.statistic.x, cast("tuple[int, ...]", self.statistic.first.attributes["axes"])
+        logical = tuple(() if k in axes else axis for k, axis in enumerate(x.domain.logical))
+        return self.view("broadcast", tensor, logical, {"new": tuple(k in axes for k in range(x.ndim))})
+
+    def over_ranks(self, tensor: BoundTensor) -> BoundTensor:
+        """The same value for every rank."""
+        new = (True, *(False for _ in tensor.domain.logical))
+        return self.view("broadcast", tensor, ((), *tensor.domain.logical), {"new": new})
+
+    def gather(self, tensor: BoundTensor) -> BoundTensor:
+        out = self.like(tensor.dtype, replace(tensor.domain, sharding=self.without_ranks(tensor.domain.sharding)))
+        self.exprs.append(Expr("set", (tensor,), (out,), {"mesh": self.statistic.p}))
+        return out
+
+    def total(self, tensor: BoundTensor) -> BoundTensor:
+        domain = BoundDomain(tensor.domain.logical[1:], self.statistic.mesh, tensor.domain.sharding)
+        out = self.like(tensor.dtype, domain)
+        self.exprs.append(Expr("sum", (tensor,), (out,), {"axes": (0,)}))
+        return out
+
+    def counts(self, *, least: int, is_local: bool) -> Value:
+        """How many elements of the reduced axes each rank has, or ``least``: a number, or one for each rank."""
+        s, n = self.statistic, extent(self.ranks)
+        reduced = reduced_axes(s.first)
+        whole = prod(extent(axis) for axis in reduced)
+        if is_even(s.digits, n):
+            return self.number(float(whole // n))
+        (axis,) = (axis for axis in reduced if carries([axis], s.digits))
+        chunk, rest = -(-extent(axis) // n), whole // extent(axis)
+        sharding: Sharding = ((s.p, self.ranks),) if is_local else ()
+        index = self.like(s.x.dtype, BoundDomain((self.ranks,), s.mesh, sharding))
+        self.exprs.append(Expr("iota", (), (index,), {"shape": (n,), "start": 0, "step": 1}))
+        left = self.op("sub", self.number(float(extent(axis))), self.op("mul", index, self.number(float(chunk))))
+        here = self.op("minimum", self.op("maximum", left, self.number(0.0)), self.number(float(chunk)))
+        count = self.op("maximum", self.op("mul", here, self.number(float(rest))), self.number(float(least)))
+        kept = s.first.output.ndim
+        if not kept:
+            return count
+        out = self.like(count.dtype, BoundDomain((self.ranks, *((),) * kept), s.mesh, sharding))
+        self.exprs.append(Expr("broadcast", (count,), (out,), {"new": (False, *(True for _ in range(kept)))}))
+        return out

@@ -1,0 +1,254 @@
+"""Fusions by generated kernels under Triton's interpreter, alone and on ranks that are threads, against torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from fusion_check import check
+from op_cases import assert_answer, cases, operands
+from random_fusions import run_cases
+from test_definition import CLASHES
+from thread_check import Case, Placement, X, check_on_threads, shard, world_mesh
+
+from shardfuse import DataType, FusionDefinition
+from shardfuse.executor.kernel import Kernel
+from shardfuse.ops.table import POINTWISE
+
+Define = Callable[[FusionDefinition], None]
+_launches = threading.Lock()
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of overflows that are meant
+
+
+@pytest.fixture(autouse=True)
+def one_launch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a kernel runs, ``triton.language`` has the interpreter's functions in place of its own, for all threads."""
+    launcher = Kernel.launcher
+
+    def locked(self: Kernel) -> Callable[..., None]:
+        launch = launcher(self)
+
+        def run(*arguments: object) -> None:
+            with _launches:
+                launch(*arguments)
+
+        return run
+
+    monkeypatch.setattr(Kernel, "launcher", locked)
+
+
+def triton(define: Define) -> FusionDefinition:
+    with FusionDefinition(backend="triton") as fd:
+        define(fd)
+    return fd
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+# --- every op ----------------------------------------------------------------------------------------------
+
+KERNEL_OPS = [(name, dtype) for name, dtype in cases() if POINTWISE[name].triton is not None]
+
+
+@pytest.mark.parametrize(("name", "dtype"), KERNEL_OPS)
+def test_pointwise(name: str, dtype: torch.dtype) -> None:
+    op = POINTWISE[name]
+    data = operands(op, dtype)
+
+    def define(fd: FusionDefinition) -> None:
+        inputs = [fd.define_tensor([-1], dtype=DataType.from_torch(v.dtype)) for v in data]
+        fd.add_output(getattr(fd.ops, name)(*inputs))
+
+    fd = triton(define)
+    (found,) = fd.execute(data)
+    assert_answer(found, op, data, roundings=16)
+    assert fd.explain().kernels == 1 or dtype is not torch.float32
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min", "mean", "any", "all"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("dims", [[0], [1], [0, 1]], ids=str)
+def test_reductions(op: str, dtype: torch.dtype, dims: list[int]) -> None:
+    data = (values(37, 70) * 2).round().clamp(-2, 2).to(dtype)
+    if op == "prod":
+        data = data.sign() + (data == 0)
+
+    def define(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([-1, -1], dtype=DataType.from_torch(dtype))
+        fd.add_output(getattr(fd.ops, op)(x, dims))
+
+    check(triton(define), [data])
+
+
+@pytest.mark.parametrize("op", ["max", "min", "sum", "maximum"])
+def test_nan_is_kept(op: str) -> None:
+    data = values(5, 33)
+    data[2, 7] = float("nan")
+
+    def define(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([-1, -1])
+        fd.add_output(fd.ops.maximum(x, 0.0) if op == "maximum" else getattr(fd.ops, op)(x, [1]))
+
+    check(triton(define), [data])
+
+
+# --- definitions -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CLASHES)
+def test_axes_that_meet(case: str) -> None:
+    define, shapes, reference = CLASHES[case]
+    check(triton(define), [values(*shape, seed=k) for k, shape in enumerate(shapes)], reference=reference)
+
+
+def rms_norm(fd: FusionDefinition, shape: list[int], dtype: DataType) -> None:
+    x, w = fd.define_tensor(shape, dtype=dtype), fd.define_tensor(shape[-1:], dtype=dtype)
+    wide = fd.ops.cast(x, DataType.Float)
+    scale = fd.ops.rsqrt(fd.ops.add(fd.ops.mean(fd.ops.mul(wide, wide), [-1], keepdim=True), 1e-6))
+    fd.add_output(fd.ops.cast(fd.ops.mul(fd.ops.mul(wide, scale), w), dtype))
+
+
+def layer_norm(fd: FusionDefinition, shape: list[int], dtype: DataType) -> None:
+    x = fd.define_tensor(shape, dtype=dtype)
+    wide = fd.ops.cast(x, DataType.Float)
+    var, mean = fd.ops.var_mean(wide, [-1], correction=0, keepdim=True)
+    fd.add_output(fd.ops.cast(fd.ops.div(fd.ops.sub(wide, mean), fd.ops.sqrt(fd.ops.add(var, 1e-5))), dtype))
+
+
+def softmax(fd: FusionDefinition, shape: list[int], dtype: DataType) -> None:
+    x = fd.define_tensor(shape, dtype=dtype)
+    wide = fd.ops.cast(x, DataType.Float)
+    e = fd.ops.exp(fd.ops.sub(wide, fd.ops.max(wide, [-1], keepdim=True)))
+    fd.add_output(fd.ops.cast(fd.ops.div(e, fd.ops.sum(e, [-1], keepdim=True)), dtype))
+
+
+def column_sums(fd: FusionDefinition, shape: list[int], dtype: DataType) -> None:
+    x = fd.define_tensor(shape, dtype=dtype)
+    fd.add_output(fd.ops.sum(fd.ops.cast(fd.ops.mul(x, 0.5), DataType.Float), list(range(len(shape) - 1))))
+
+
+NORMS = (rms_norm, layer_norm, softmax, column_sums)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (7, 300), (2, 3, 129)], ids=str)
+@pytest.mark.parametrize("dtype", [DataType.Float, DataType.BFloat16, DataType.Half, DataType.Double])
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms(norm: Callable[..., None], dtype: DataType, shape: tuple[int, ...]) -> None:
+    def define(fd: FusionDefinition) -> None:
+        norm(fd, [*[-1] * (len(shape) - 1), shape[-1]], dtype)
+
+    data = [values(*shape, dtype=dtype.torch), values(shape[-1], dtype=dtype.torch, seed=1)]
+    fd = triton(define)
+    check(fd, data[: len(fd.fusion.inputs)])
+
+
+def test_a_variance_far_from_zero() -> None:
+    def define(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([-1, -1])
+        for out in fd.ops.var_mean(x, [1]):
+            fd.add_output(out)
+
+    data = values(4, 1000) + 1e4
+    fd = triton(define)
+    check(fd, [data], reference=lambda x: torch.var_mean(x, 1))
+    assert torch.allclose(fd.execute([data])[0].double(), data.double().var(1), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["permuted", "strided", "expanded", "offset"])
+def test_strides(name: str) -> None:
+    data = {
+        "permuted": values(50, 40).t(),
+        "strided": values(80, 100)[::2, ::2],
+        "expanded": values(1, 50).expand(40, 50),
+        "offset": values(2001)[1:].reshape(40, 50),
+    }[name]
+
+    def define(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([-1, -1])
+        fd.add_output(fd.ops.mul(x, 2.0))
+        fd.add_output(fd.ops.sum(x, [0]))
+        fd.add_output(fd.ops.sub(x, fd.ops.max(x, [1], keepdim=True)))
+
+    check(triton(define), [data], reference=lambda x: (x * 2, x.sum(0), x - x.amax(1, keepdim=True)))
+
+
+def test_scalars_indices_and_layouts() -> None:
+    def define(fd: FusionDefinition) -> None:
+        x, s = fd.define_tensor([-1, -1]), fd.define_scalar(dtype=DataType.Double)
+        y = fd.ops.mul(fd.ops.add(x, fd.ops.iota(fd.ops.size(x, 1))), s)
+        fd.add_output(y, stride_order=[0, 1])
+        fd.add_output(fd.ops.where(fd.ops.gt(x, 0), fd.ops.full([1], 7, DataType.Int), -1))
+
+    fd = triton(define)
+    for rows, scale in ((5, 2.0), (9, -0.5)):
+        found = check(
+            fd,
+            [values(rows, 33), scale],
+            reference=lambda x, s: ((x + torch.arange(33)) * s, torch.where(x > 0, 7, -1)),
+        )
+        assert found[0] is not None
+        assert found[0].stride() == (1, rows)
+
+
+def test_no_elements() -> None:
+    def define(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([-1, -1])
+        for out in (fd.ops.exp(x), fd.ops.sum(x, [0]), fd.ops.mean(x, [1])):
+            fd.add_output(out)
+
+    fd = triton(define)
+    for shape in ((0, 4), (4, 0), (3, 4)):
+        check(fd, [values(*shape)], reference=lambda x: (x.exp(), x.sum(0), x.mean(1)))
+
+
+# --- on ranks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(8, 6, 64), (5, 3, 31)], ids=str)
+@pytest.mark.parametrize("norm", NORMS)
+def test_sharded_norms(norm: Callable[..., None], shape: tuple[int, ...]) -> None:
+    """Rows, columns, unevenly: each rank's kernels, and the statistics that are exchanged between them."""
+    placements: list[Placement] = [(0, "outer"), (1, "outer"), (2, "outer")]
+    if shape[2] % 4 == 0:
+        placements.append((2, "inner"))
+    for world in (2, 4):
+        cases: list[Case] = []
+        for placement in placements:
+            fd = triton(lambda fd: norm(fd, list(shape), DataType.Float))
+            shard(fd.fusion.tensors()[0], world_mesh(world), (X, placement))
+            data = [values(*shape), values(shape[-1], seed=1)][: len(fd.fusion.inputs)]
+            cases.append(Case(fd, data, name=f"{placement}"))
+        check_on_threads(world, cases)
+
+
+def test_tensor_parallel_block() -> None:
+    """Partial sums to a sequence shard, residual, norm, gather; 7 rows over 3 ranks."""
+
+    def define(fd: FusionDefinition) -> None:
+        parts, residual = fd.define_tensor([3, 2, 7, 16]), fd.define_tensor([2, 7, 16])
+        total = fd.ops.sum(parts, [0])
+        h = fd.ops.add(total, residual)
+        out = fd.ops.set(fd.ops.mul(h, fd.ops.rsqrt(fd.ops.mean(fd.ops.mul(h, h), [-1], keepdim=True))))
+        fd.add_output(h)
+        fd.add_output(out)
+        parts.set_device_mesh(world_mesh(3))
+        parts.axis(0).parallelize(X)
+        for tv in (total, residual):
+            shard(tv, world_mesh(3), (X, (1, "outer")))
+        out.set_device_mesh(world_mesh(3))
+
+    check_on_threads(3, [Case(triton(define), [values(3, 2, 7, 16), values(2, 7, 16, seed=1)])])
+
+
+@pytest.mark.parametrize("first", range(0, 300, 100))
+def test_random_fusions(first: int) -> None:
+    run_cases(range(600_000 + first, 600_100 + first), backend="triton")
+
+
+def test_random_fusions_on_one_rank() -> None:
+    run_cases(range(700_000, 700_120), worlds=(1,), backend="triton")

@@ -1,0 +1,31 @@
+"""Merged statistics as generated kernels, on simulated ranks: one rank runs at a time, which the interpreter needs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fusion_check import check
+from test_statistics import DEFINITIONS, numbers
+
+import shardfuse
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+
+
+def run(name: str, x: torch.Tensor) -> int:
+    size = shardfuse.initialize().world_size
+    with FusionDefinition() as fd:
+        t = fd.define_tensor(list(x.shape), contiguity=True, dtype=DataType.from_torch(x.dtype))
+        for y in DEFINITIONS[name](fd, t):
+            fd.add_output(y)
+        t.set_device_mesh(DeviceMesh(list(range(size))))
+        t.outer_split(1, size, uneven=x.shape[1] % size != 0)
+        t.axis(1).parallelize(ParallelType.mesh_x)
+    check(fd, [x])
+    return len(fd.explain().collectives)
+
+
+@pytest.mark.parametrize(("columns", "ranks"), [(16, 2), (5, 4)])
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_one_exchange(name: str, columns: int, ranks: int) -> None:
+    x = numbers(6, columns).to(torch.float16 if name == "half" else torch.float32)
+    assert shardfuse.simulate(run, ranks, args=(name, x)) == [1] * ranks

@@ -1,0 +1,139 @@
+"""Random numbers: moments and range, torch's generator, and masks that do not depend on the sharding."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from fusion_check import bound_piece
+from ranks import run_ranks
+
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.errors import OperandError
+from shardfuse.ops import random
+
+FLOATS = (DataType.Double, DataType.Float, DataType.Half, DataType.BFloat16)
+
+
+def test_philox_is_the_published_one() -> None:
+    """Known answers of Random123 for Philox 4x32-10: counters and keys of zeros, and of ones."""
+    zeros = random.philox(0, 0, torch.zeros(1, dtype=torch.int64))
+    assert [int(w) for w in zeros] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    ones = random.philox(-1, -1, torch.full((1,), -1, dtype=torch.int64))
+    assert [int(w) for w in ones] == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.5, 3.7)])
+def test_uniform(dtype: DataType, low: float, high: float) -> None:
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.uniform(low, high, shape=[1 << 18], rng_seed=7, rng_offset=3, dtype=dtype))
+    (x,) = fd.execute([])
+    assert x.dtype == dtype.torch
+    wide = x.double()
+    assert wide.min() >= torch.tensor(low, dtype=dtype.torch).double()
+    assert wide.max() < torch.tensor(high, dtype=dtype.torch).double()
+    span = high - low
+    error = span * (3 / math.sqrt(12 * x.numel()) + torch.finfo(x.dtype).eps)
+    assert abs(wide.mean().item() - (low + high) / 2) < error + (span / 2**8 if dtype is DataType.BFloat16 else 0)
+    assert abs(wide.var().item() - span**2 / 12) < 0.02 * span**2
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_normal(dtype: DataType) -> None:
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.normal(2.0, 0.5, shape=[1 << 18], rng_seed=11, rng_offset=0, dtype=dtype))
+    (x,) = fd.execute([])
+    assert x.dtype == dtype.torch
+    assert abs(x.double().mean().item() - 2) < 0.01
+    assert abs(x.double().std().item() - 0.5) < 0.01
+    below = (x.double() < 2 - 0.5).double().mean().item()
+    assert abs(below - 0.1587) < 0.01
+
+
+def test_the_generator_reproduces() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 4])
+        fd.add_output(fd.ops.rand_like(x))
+        fd.add_output(fd.ops.randn_like(x))
+    zeros = torch.zeros(8, 4)
+    torch.manual_seed(5)
+    first, again = fd.execute([zeros]), fd.execute([zeros])
+    torch.manual_seed(5)
+    repeated = fd.execute([zeros])
+    assert all(torch.equal(a, b) for a, b in zip(first, repeated, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_offsets_are_other_numbers() -> None:
+    with FusionDefinition() as fd:
+        seed, offset = fd.define_scalar(dtype=DataType.Int), fd.define_scalar(dtype=DataType.Int)
+        fd.add_output(fd.ops.uniform(0.0, 1.0, shape=[64], rng_seed=seed, rng_offset=offset))
+    draws = [fd.execute([s, o])[0] for s in (1, 2) for o in (0, 1)]
+    for k, a in enumerate(draws):
+        for b in draws[:k]:
+            assert not torch.equal(a, b)
+    assert torch.equal(fd.execute([2, 1])[0], draws[-1])
+
+
+@pytest.mark.parametrize("world", [1, 2, 8])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_masks_do_not_depend_on_the_sharding(world: int, dim: int) -> None:
+    x = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
+
+    def define(fd: FusionDefinition) -> object:
+        t = fd.define_tensor([-1, -1])
+        fd.add_output(fd.ops.dropout(t, 0.25, rng_seed=3, rng_offset=1))
+        return t
+
+    with FusionDefinition(backend="torch") as whole:
+        define(whole)
+    (wanted,) = whole.execute([x])
+    kept = wanted != 0
+    assert torch.equal(wanted[kept], (x * (1 / 0.75))[kept])
+    assert 0.15 < 1 - kept.double().mean().item() < 0.35
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(list(range(size)))
+        with FusionDefinition(backend="torch") as fd:
+            t = define(fd)
+            t.set_device_mesh(mesh)
+            t.outer_split(dim, size)
+            t.axis(dim).parallelize(ParallelType.mesh_x)
+        (found,) = fd.execute([x.chunk(size, dim)[rank].contiguous()])
+        assert torch.equal(found, wanted.chunk(size, dim)[rank])
+
+    run_ranks(world, run)
+
+
+def test_ranks_agree_on_a_drawn_seed() -> None:
+    """Without a seed of the caller's the first rank's is everybody's, however the others were seeded."""
+
+    def run(rank: int, size: int) -> torch.Tensor:
+        mesh = DeviceMesh(list(range(size)))
+        with FusionDefinition(backend="torch") as fd:
+            x = fd.define_tensor([8, 6])
+            u = fd.ops.uniform(0.0, 1.0, shape=[8, 6])
+            fd.add_output(fd.ops.add(x, u))
+            x.set_device_mesh(mesh)
+            x.outer_split(0, size)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        found = fd.execute([torch.zeros(8 // size, 6)])[0]
+        plan = fd.fec.last_plan
+        assert plan is not None
+        assert found.shape == bound_piece(plan.fusion.outputs[0].domain, torch.zeros(8, 6), rank).shape
+        return found
+
+    pieces = run_ranks(2, run)
+    assert not torch.equal(pieces[0], pieces[1])
+    assert (torch.cat(pieces) >= 0).all()
+    assert (torch.cat(pieces) < 1).all()
+
+
+def test_what_cannot_be_drawn() -> None:
+    with FusionDefinition() as fd:
+        with pytest.raises(OperandError, match=r"ops.uniform: dtype is DataType.Int, expected Double, Float, Half"):
+            fd.ops.uniform(0.0, 1.0, shape=[4], dtype=DataType.Int)
+        with pytest.raises(OperandError, match="rng_seed and rng_offset"):
+            fd.ops.normal(0.0, 1.0, shape=[4], rng_seed=3)

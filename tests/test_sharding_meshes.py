@@ -1,0 +1,292 @@
+"""Meshes of two dimensions and parts of the world, moves between meshes, unknown sizes, shapes, and refusals."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from fusion_check import check, local_arguments
+from ranks import run_ranks
+from test_sharding import names, placements, values
+from thread_check import Case, Placement, X, Y, check_on_threads, shard, world_mesh
+
+from shardfuse import DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.errors import MeshExceedsWorldError, ShardfuseError, ShardingError
+
+# --- meshes ------------------------------------------------------------------------------------------------
+
+Two = tuple[tuple[ParallelType, Placement], ...]
+
+
+def two_dims(*axes: int) -> list[Two]:
+    """Outer parts on one mesh dimension, on both, on one axis in both orders, and nothing."""
+    first, second = axes
+    return [
+        (),
+        *(((p, (k, "outer")),) for p in (X, Y) for k in axes),
+        ((Y, (first, "outer")), (X, (second, "outer"))),
+        ((X, (first, "outer")), (Y, (second, "outer"))),
+        ((Y, (first, "outer")), (X, (first, "outer"))),
+        ((X, (first, "outer")), (Y, (first, "outer"))),
+    ]
+
+
+@pytest.mark.parametrize("shape", [(8, 3, 12), (7, 2, 5)], ids=names)
+@pytest.mark.parametrize("ranks", [[[0, 1], [2, 3]], [[3, 0], [1, 2]]], ids=["in order", "permuted"])
+def test_meshes_of_two_dimensions(ranks: list[list[int]], shape: tuple[int, ...]) -> None:
+    cases: list[Case] = []
+    for source, target in itertools.product(two_dims(0, 2), repeat=2):
+        with FusionDefinition() as fd:
+            x = fd.define_tensor(list(shape))
+            y = fd.ops.mul(x, 2.0)
+            fd.add_output(y)
+        shard(x, DeviceMesh(ranks), *source)
+        shard(y, DeviceMesh(ranks), *target)
+        cases.append(Case(fd, [values(*shape)], reference=lambda x: x * 2, name=f"{source} to {target}"))
+    check_on_threads(4, cases)
+
+
+def test_a_reduction_over_both_mesh_dimensions() -> None:
+    for shape in ((8, 6), (7, 5)):
+        cases: list[Case] = []
+        for source, target in itertools.product(two_dims(0, 1), [(), ((X, (0, "outer")),), ((Y, (0, "outer")),)]):
+            with FusionDefinition() as fd:
+                x = fd.define_tensor(list(shape))
+                y = fd.ops.sum(x, [0])
+                fd.add_output(y)
+                fd.add_output(fd.ops.sum(x))
+            mesh = DeviceMesh([[0, 1], [2, 3]])
+            shard(x, mesh, *source)
+            shard(y, mesh, *target)
+            cases.append(Case(fd, [values(*shape)], reference=lambda x: (x.sum(0), x.sum()), name=f"{source} {target}"))
+        check_on_threads(4, cases)
+
+
+def test_a_mesh_that_is_a_part_of_the_world() -> None:
+    """Ranks outside take no part and are given nothing."""
+
+    def run(rank: int, _: int) -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([7, 4])
+            y = fd.ops.sum(x, [0])
+            fd.add_output(y)
+            fd.add_output(fd.ops.exp(x))
+        shard(x, DeviceMesh([3, 1]), (X, (0, "outer")))
+        found = check(fd, [values(7, 4)], reference=lambda x: (x.sum(0), x.exp()))
+        assert [out is None for out in found] == [rank not in (1, 3)] * 2
+
+    run_ranks(4, run)
+
+
+MOVES: dict[str, tuple[DeviceMesh, Placement, DeviceMesh, Placement, list[str]]] = {
+    "send": (DeviceMesh([0]), None, DeviceMesh([2]), None, ["send"]),
+    "broadcast": (DeviceMesh([1]), None, DeviceMesh([0, 2, 3]), None, ["broadcast"]),
+    "broadcast from a team": (DeviceMesh([0, 1]), None, DeviceMesh([1, 2, 3]), None, ["broadcast"]),
+    "scatter": (DeviceMesh([0]), None, DeviceMesh([1, 3, 2]), (0, "outer"), ["scatter"]),
+    "scatter over its own rank": (DeviceMesh([0]), None, DeviceMesh([0, 1, 2, 3]), (1, "outer"), ["scatter"]),
+    "gather": (DeviceMesh([0, 1, 2]), (0, "outer"), DeviceMesh([3]), None, ["gather"]),
+    "gather on one of them": (DeviceMesh([3, 1, 2]), (1, "outer"), DeviceMesh([1]), None, ["gather"]),
+    "a pipeline stage": (DeviceMesh([0, 1]), (0, "outer"), DeviceMesh([2, 3]), (0, "outer"), ["send"]),
+    "a pipeline stage, crossed": (DeviceMesh([0, 1]), (1, "outer"), DeviceMesh([1, 0]), (1, "outer"), ["send"]),
+    "another sharding": (DeviceMesh([0, 1]), (0, "outer"), DeviceMesh([2, 3]), (1, "outer"), ["all_gather", "scatter"]),
+}
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (5, 3)], ids=names)
+@pytest.mark.parametrize("case", MOVES)
+def test_between_meshes(case: str, shape: tuple[int, ...]) -> None:
+    here, source, there, target, kinds = MOVES[case]
+
+    def run(rank: int, _: int) -> list[str]:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor(list(shape))
+            y = fd.ops.set(fd.ops.mul(x, 3.0))
+            z = fd.ops.add(y, 1.0)
+            fd.add_output(z)
+        shard(x, here, (X, source))
+        shard(y, there, (X, target))
+        (out,) = check(fd, [values(*shape)], reference=lambda x: x * 3 + 1)
+        assert (out is None) == (rank not in there.ranks)
+        return [c.kind for c in fd.explain().collectives]
+
+    assert run_ranks(4, run) == [kinds] * 4
+
+
+# --- sizes that are not in the definition ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("rows", [8, 7, 5, 2])
+def test_uneven_shards_of_symbolic_size(rows: int, told: bool) -> None:
+    """Nobody says how long the axis is: the ranks add up what they have.  Called twice, with another length between."""
+
+    def run(rank: int, world: int) -> None:
+        with FusionDefinition() as fd:
+            x, w = fd.define_tensor([-1, 3]), fd.define_tensor([3])
+            y = fd.ops.set(fd.ops.mul(x, w))
+            fd.add_output(y)
+            fd.add_output(fd.ops.mean(x, [0]))
+        shard(x, world_mesh(world), (X, (0, "outer")))
+        y.set_device_mesh(world_mesh(world))
+        for n in (rows, rows + 1, rows):
+            data = [values(n, 3), values(3, seed=1)]
+            sizes = {x: (n, 3)} if told else None
+            check(fd, data, sizes=sizes, reference=lambda x, w: (x * w, x.mean(0)))
+
+    run_ranks(4, run)
+
+
+def test_what_is_not_said_of_an_input_follows_from_what_reads_it() -> None:
+    """Residual and weight are about nothing said: the ranks hand over shards of the one and all of the other."""
+    with FusionDefinition() as fd:
+        x, r, w = fd.define_tensor([-1, -1, 8]), fd.define_tensor([-1, -1, 8]), fd.define_tensor([8])
+        out = fd.ops.mul(fd.ops.add(x, r), w)
+        fd.add_output(out)
+        fd.add_output(fd.ops.sum(out, [0, 1]))
+    shard(x, world_mesh(2), (X, (1, "outer")))
+    data = [values(2, 6, 8), values(2, 6, 8, seed=1), values(8, seed=2)]
+    check_on_threads(2, [Case(fd, data, reference=lambda x, r, w: ((x + r) * w, ((x + r) * w).sum((0, 1))))])
+    shapes = [x.shape for x in local_arguments(fd.fusion, data, 0) if isinstance(x, torch.Tensor)]
+    assert shapes == [(2, 3, 8), (2, 3, 8), (8,)]
+
+
+# --- shards and shapes -------------------------------------------------------------------------------------
+
+
+def test_a_flattened_axis_keeps_its_shard() -> None:
+    """[b, s, d] sharded on b, as [b * s, d] and back: no collective, also where b is cut unevenly."""
+    for b in (4, 3):
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([b, 5, 6])
+            flat = fd.ops.reshape(x, [b * 5, 6])
+            fd.add_output(fd.ops.mul(flat, 2.0))
+            fd.add_output(fd.ops.reshape(fd.ops.exp(flat), [b, 5, 6]))
+        shard(x, world_mesh(2), (X, (0, "outer")))
+        check_on_threads(2, [Case(fd, [values(b, 5, 6)], reference=lambda x: (x.reshape(-1, 6) * 2, x.exp()))])
+        assert fd.explain().collectives == ()
+
+
+def test_an_axis_cut_across_its_parts() -> None:
+    """[3, 4] as [12] over 2 ranks of 6: no digit of either; over 6 ranks: of two digits."""
+    cases: list[Case] = []
+    for world, splits in ((2, 2), (3, 3)):
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([3, 4])
+            y = fd.ops.reshape(x, [12])
+            fd.add_output(fd.ops.mul(y, 2.0))
+            z = fd.ops.set(y)
+            fd.add_output(z)
+        shard(z, world_mesh(world), (X, (0, "outer")))
+        cases.append(Case(fd, [values(3, 4)], reference=lambda x: (x.reshape(12) * 2, x.reshape(12)), name=f"{splits}"))
+        check_on_threads(world, cases[-1:])
+
+
+def test_x_plus_its_transpose() -> None:
+    cases: list[Case] = []
+    for source, target in itertools.product(placements((6, 6), 2), repeat=2):
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([6, 6])
+            y = fd.ops.add(x, fd.ops.permute(x, [1, 0]))
+            fd.add_output(y)
+        shard(x, world_mesh(2), (X, source))
+        shard(y, world_mesh(2), (X, target))
+        cases.append(Case(fd, [values(6, 6)], reference=lambda x: x + x.T, name=f"{source} to {target}"))
+    check_on_threads(2, cases)
+
+
+def test_no_elements() -> None:
+    cases: list[Case] = []
+    for shape, source in itertools.product(((0, 4), (4, 0)), (None, (0, "outer"), (1, "outer"))):
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, -1])
+            y = fd.ops.set(x)
+            for out in (y, fd.ops.sum(x, [0]), fd.ops.mean(x), fd.ops.matmul(x, fd.ops.permute(x, [1, 0]))):
+                fd.add_output(out)
+        shard(x, world_mesh(2), (X, source))
+        y.set_device_mesh(world_mesh(2))
+        reference = lambda x: (x, x.sum(0), x.mean(), x @ x.T)  # noqa: E731
+        cases.append(Case(fd, [values(*shape)], {x: shape}, reference, f"{source}"))
+    check_on_threads(2, cases)
+
+
+# --- refusals, the same on all ranks -----------------------------------------------------------------------
+
+
+def same_on_all_ranks(world: int, run: Callable[[], object]) -> str:
+    def message(_: int, __: int) -> str:
+        with pytest.raises(ShardfuseError) as error:
+            run()
+        return f"{type(error.value).__name__}: {error.value}"
+
+    messages = run_ranks(world, message)
+    assert messages == messages[:1] * world
+    return messages[0]
+
+
+def test_a_mesh_larger_than_the_world() -> None:
+    def run() -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([4])
+            fd.add_output(fd.ops.exp(x))
+        shard(x, world_mesh(4), (X, (0, "outer")))
+        fd.execute([torch.zeros(1)])
+
+    assert MeshExceedsWorldError.__name__ in same_on_all_ranks(2, run)
+
+
+def test_an_even_shard_that_is_not() -> None:
+    def run() -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1])
+            y = fd.ops.exp(x)
+            fd.add_output(y)
+        shard(x, world_mesh(2))
+        y.set_device_mesh(world_mesh(2))
+        y.outer_split(0, 2)
+        y.axis(0).parallelize(X)
+        fd.execute([torch.zeros(7)])
+
+    assert "a recorded split does not fit this size; pad the axis, or allow short shards" in same_on_all_ranks(2, run)
+
+
+def test_an_axis_of_one_element() -> None:
+    def run() -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([1, 4])
+            fd.add_output(fd.ops.exp(x))
+        shard(x, world_mesh(2), (X, (0, "outer")))
+        fd.execute([torch.zeros(1, 4)])
+
+    assert "an axis of one element stays replicated: leave it off the mesh, or pad it" in same_on_all_ranks(2, run)
+
+
+def test_an_inner_part_that_is_cut_unevenly() -> None:
+    def run() -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([7])
+            fd.add_output(fd.ops.exp(x))
+        x.set_device_mesh(world_mesh(2))
+        x.split(0, 2, uneven=True)
+        x.axis(1).parallelize(X)
+        fd.execute([torch.zeros(4)])
+
+    message = same_on_all_ranks(2, run)
+    assert ShardingError.__name__ in message
+    assert "only the last shards of an axis may be short; pad the axis, or cut its outermost part" in message
+
+
+def test_a_split_that_gives_too_few_pieces() -> None:
+    def run() -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([8])
+            fd.add_output(fd.ops.exp(x))
+        x.set_device_mesh(world_mesh(4))
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(X)
+        fd.execute([torch.zeros(2)])
+
+    assert "it has extent 2, mesh dimension mesh_x has 4 ranks; split the axis with outer_split(axis, 4)" in (
+        same_on_all_ranks(4, run)
+    )

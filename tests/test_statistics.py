@@ -1,0 +1,134 @@
+"""Variance, norms and softmax over a sharded axis: one exchange, and the values of the unsharded tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from fusion_check import check
+from ranks import run_ranks
+
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.ir.tensor_view import TensorView
+
+Define = Callable[[FusionDefinition, TensorView], list[TensorView]]
+
+
+def layer_norm(fd: FusionDefinition, x: TensorView, axes: tuple[int, ...] = (1,)) -> list[TensorView]:
+    var, mean = fd.ops.var_mean(x, list(axes), 0, keepdim=True)
+    return [fd.ops.mul(fd.ops.sub(x, mean), fd.ops.rsqrt(fd.ops.add(var, 1e-5))), var, mean]
+
+
+def softmax(fd: FusionDefinition, x: TensorView) -> list[TensorView]:
+    e = fd.ops.exp(fd.ops.sub(x, fd.ops.max(x, [1], keepdim=True)))
+    return [fd.ops.truediv(e, fd.ops.sum(e, [1], keepdim=True))]
+
+
+def log_softmax(fd: FusionDefinition, x: TensorView) -> list[TensorView]:
+    shifted = fd.ops.sub(x, fd.ops.max(x, [1], keepdim=True))
+    return [fd.ops.sub(shifted, fd.ops.log(fd.ops.sum(fd.ops.exp(shifted), [1], keepdim=True)))]
+
+
+def in_half(fd: FusionDefinition, x: TensorView) -> list[TensorView]:
+    return [fd.ops.cast(y, dtype=DataType.Half) for y in layer_norm(fd, fd.ops.cast(x, dtype=DataType.Float))]
+
+
+DEFINITIONS: dict[str, Define] = {
+    "var": lambda fd, x: [fd.ops.var(x, [1])],
+    "layer_norm": layer_norm,
+    "batch_norm": lambda fd, x: layer_norm(fd, x, (0, 1)),
+    "softmax": softmax,
+    "log_softmax": log_softmax,
+    "half": in_half,
+}
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def run(define: Define, x: torch.Tensor, rank: int, size: int, *, inner: bool = False) -> list[str]:
+    mesh = DeviceMesh(list(range(size)))
+    with FusionDefinition() as fd:
+        t = fd.define_tensor(list(x.shape), contiguity=True, dtype=DataType.from_torch(x.dtype))
+        for y in define(fd, t):
+            fd.add_output(y)
+        t.set_device_mesh(mesh)
+        if inner:
+            t.inner_split(1, size)
+            t.axis(2).parallelize(ParallelType.mesh_x)
+        else:
+            t.outer_split(1, size, uneven=x.shape[1] % size != 0)
+            t.axis(1).parallelize(ParallelType.mesh_x)
+    check(fd, [x])
+    return [str(c) for c in fd.explain().collectives]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("columns", [16, 13, 5, 3])
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_one_exchange(name: str, columns: int, size: int) -> None:
+    """Even, uneven and empty shards."""
+    x = numbers(6, columns).to(torch.float16 if name == "half" else torch.float32)
+    for found in run_ranks(size, lambda rank, size: run(DEFINITIONS[name], x, rank, size)):
+        elements = 1 if name == "batch_norm" else 6
+        of_each = 2 if "softmax" in name else 3
+        assert found == [f"all_gather over mesh_x of {size} ranks, {of_each * 4 * elements * size} bytes"]
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "softmax"])
+def test_cyclic(name: str) -> None:
+    for found in run_ranks(4, lambda rank, size: run(DEFINITIONS[name], numbers(6, 16), rank, size, inner=True)):
+        of_each = 2 if name == "softmax" else 3
+        assert found == [f"all_gather over mesh_x of 4 ranks, {of_each * 96} bytes"]
+
+
+@pytest.mark.parametrize("columns", [4096, 4095])
+def test_a_mean_of_ten_thousand_costs_no_digits(columns: int) -> None:
+    """The deviation is 1: E[x²] − E[x]² would have no digit left in float32."""
+    x = numbers(3, columns) + 1e4
+    run_ranks(4, lambda rank, size: run(layer_norm, x, rank, size))
+
+
+def test_special_values() -> None:
+    """Whole shards of -inf, whole rows of -inf, inf and NaN: as torch has them."""
+    x = numbers(7, 8)
+    x[0, :2] = float("-inf")
+    x[1, 2:] = float("-inf")
+    x[2] = float("-inf")
+    x[3, 5] = float("inf")
+    x[4, 1] = float("nan")
+    x[5, 6] = float("-inf")
+    for define in (softmax, log_softmax, layer_norm):
+        run_ranks(4, lambda rank, size, define=define: run(define, x, rank, size))
+
+
+def test_large_statistics_are_reduced() -> None:
+    """Many rows on many ranks: the bytes of a gather outweigh a latency."""
+    mesh = DeviceMesh(list(range(8)))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 64], contiguity=True)
+        fd.add_output(fd.ops.var(x, [1]))
+        x.set_device_mesh(mesh)
+        x.outer_split(1, 8)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+    assert [c.kind for c in fd.explain(sizes={x: (1024, 64)}).collectives] == ["all_gather"]
+    assert [c.kind for c in fd.explain(sizes={x: (2**20, 64)}).collectives] == ["all_reduce"] * 2
+
+
+def test_on_a_mesh_of_two_dimensions() -> None:
+    def run_2d(rank: int, size: int) -> list[str]:
+        mesh = DeviceMesh([[0, 1], [2, 3]])
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, -1], contiguity=True)
+            for y in layer_norm(fd, x):
+                fd.add_output(y)
+            x.set_device_mesh(mesh)
+            for axis, parallel_type in ((1, ParallelType.mesh_x), (0, ParallelType.mesh_y)):
+                x.outer_split(axis, 2)
+                x.axis(axis).parallelize(parallel_type)
+        check(fd, [numbers(6, 8)])
+        return [str(c) for c in fd.explain().collectives]
+
+    assert run_ranks(4, run_2d) == [["all_gather over mesh_x of 2 ranks, 72 bytes"]] * 4
