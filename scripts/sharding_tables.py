@@ -1,7 +1,8 @@
 """Writes the tables of docs/sharding.md: `python scripts/sharding_tables.py [--check]`.
 
-Changes of sharding are run, on simulated ranks with real values, and what they took is what the table says. What DTensor
-does is counted on torch's fake process group, in a process of its own. --check says whether the page is up to date.
+Changes of sharding are run, on simulated ranks with real values, and what they took is what the table says. What
+DTensor does is counted on torch's fake process group, in a process of its own. --check says whether the page is up to
+date.
 """
 
 from __future__ import annotations
@@ -183,6 +184,22 @@ BACKWARD: dict[str, Callable[[Any, Any, Any], list[Any]]] = {
 }
 
 
+def call(torch: Any, op: str, x: Any, weight: Any) -> Any:
+    """What a user of torch calls."""
+    functional = torch.nn.functional
+    match op:
+        case "rms_norm" | "layer_norm":
+            return getattr(functional, op)(x, x.shape[1:], weight)
+        case "softmax":
+            return torch.softmax(x, 1)
+        case "var":
+            return x.var(1)
+        case "group_norm":
+            return functional.group_norm(x, 16)
+        case _:
+            return functional.batch_norm(x, None, None, training=True)
+
+
 def count_dtensor() -> None:
     """Prints for each op what DTensor communicates, forward and backward."""
     import warnings
@@ -198,7 +215,6 @@ def count_dtensor() -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
     mesh = init_device_mesh("cpu", (RANKS,))
-    F = torch.nn.functional
 
     class Counter(TorchDispatchMode):
         """Collectives, and the larger of the bytes that one gives and gets."""
@@ -218,26 +234,13 @@ def count_dtensor() -> None:
                 self.found.append(f"{name} {kilobytes(max(sizes))}")
             return out
 
-    def call(op: str, x: Any, weight: Any) -> Any:
-        match op:
-            case "rms_norm" | "layer_norm":
-                return getattr(F, op)(x, x.shape[1:], weight)
-            case "softmax":
-                return torch.softmax(x, 1)
-            case "var":
-                return x.var(1)
-            case "group_norm":
-                return F.group_norm(x, 16)
-            case _:
-                return F.batch_norm(x, None, None, training=True)
-
     for name, (op, shape, axis) in OPS.items():
         told = ["forward", "backward"]
         try:
             x = distribute_tensor(torch.randn(shape), mesh, [Shard(axis)]).requires_grad_()
             weight = distribute_tensor(torch.ones(shape[1]), mesh, [Shard(0) if axis == 1 else Replicate()])
             with Counter() as counter:
-                y = call(op, x, weight)
+                y = call(torch, op, x, weight)
             print(f"{name} {told.pop(0)}\t{', '.join(counter.found) or '–'}")
             with Counter() as counter:
                 y.backward(torch.ones_like(y))

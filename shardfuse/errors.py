@@ -294,8 +294,8 @@ class ProgramMismatchError(ShardfuseError):
             found.setdefault(line, []).append(rank)
         have = "; ".join(f"{_rank_names(ranks)} {line}" for line, ranks in found.items())
         super().__init__(
-            f"the ranks do not run the same program, line {at + 1} is the first that differs: {have}. Give every rank of "
-            "the mesh the same definition, unsharded sizes, mesh and options, in the same order"
+            f"the ranks do not run the same program, line {at + 1} is the first that differs: {have}. Give every rank "
+            "of the mesh the same definition, unsharded sizes, mesh and options, in the same order"
         )
         self.ranks = tuple(tuple(ranks) for ranks in found.values())
         self.line = at + 1
@@ -315,9 +315,9 @@ class RanksLateError(ShardfuseError):
     def __init__(self, ranks: Sequence[int], timeout: float, program: str) -> None:
         who = "rank" if len(ranks) == 1 else "ranks"
         super().__init__(
-            f"{who} {', '.join(map(str, ranks))} did not come within {timeout:g} s to a program that this rank is about to "
-            f"run, of {len(program.splitlines())} lines that end in `{program.splitlines()[-1].strip()}`: see what "
-            f"{'it is' if len(ranks) == 1 else 'they are'} doing, or allow more time with initialize(timeout=...)"
+            f"{who} {', '.join(map(str, ranks))} did not come within {timeout:g} s to a program that this rank is "
+            f"about to run, of {len(program.splitlines())} lines that end in `{program.splitlines()[-1].strip()}`: see "
+            f"what {'it is' if len(ranks) == 1 else 'they are'} doing, or allow more time with initialize(timeout=...)"
         )
         self.ranks = tuple(ranks)
 
@@ -344,8 +344,8 @@ class SimulationStuckError(ShardfuseError):
         ended = [rank for rank in range(world_size) if rank not in places]
         also = f"; ranks {ended} have ended" if ended else ""
         super().__init__(
-            f"the simulated ranks wait for each other and none can go on: {stand}{also}: every rank has to come to the same "
-            "collectives in the same order"
+            f"the simulated ranks wait for each other and none can go on: {stand}{also}: every rank has to come to the "
+            "same collectives in the same order"
         )
         self.places = dict(places)
 

@@ -5,7 +5,8 @@
 2. Every other Expr starts as a segment.  Walking in order, it joins the segments of its producers where a scheduler
    takes the two together and no third segment stands between them.
 3. Segments that read the same tensor, and do not depend on each other, join likewise.
-4. Small all-reduces over the same ranks that do not depend on each other are packed into one.
+4. A pointwise chain whose result another segment reads is computed again there, where that moves fewer bytes.
+5. Small all-reduces over the same ranks that do not depend on each other are packed into one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .analysis.sharding import is_opaque
 from .ir.digits import extent
 from .ir.expr import VIEWS, BoundFusion, BoundTensor, Expr
 from .schedulers import ALONE, SCHEDULERS
+from .schedulers.recompute import join, recompute
 from .schedulers.segment import Segment
 
 
@@ -39,6 +41,20 @@ def choose_scheduler(segment: Segment) -> tuple[str | None, tuple[tuple[str, str
             return name, tuple(refusals)
         refusals.append((name, reason))
     return None, tuple(refusals)
+
+
+def named(segment: Segment) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """As ``choose_scheduler``, of a segment that one is known to take."""
+    name, refusals = choose_scheduler(segment)
+    assert name is not None, f"no scheduler takes\n{segment}\n{refusals}"
+    return name, refusals
+
+
+def takes_over(before: Segment, after: Segment) -> bool:
+    """Is there a kernel for ``after``, one of no lower a scheduler than that of ``before``?"""
+    names = [name for name, _ in SCHEDULERS]
+    old, new = choose_scheduler(before)[0], choose_scheduler(after)[0]
+    return new is not None and new not in ALONE and old is not None and names.index(new) <= names.index(old)
 
 
 def segment_fusion(fusion: BoundFusion) -> list[ScheduledSegment]:
@@ -78,9 +94,15 @@ class _Segmenter:
             self.place(expr)
         self.join_siblings()
         self.pack_collectives()
-        return [
-            ScheduledSegment(self.segment_of(self.groups[g]), *self.chosen[g]) for g in self.in_order(list(self.groups))
-        ]
+        order = self.in_order(list(self.groups))
+        segments = [self.segment_of(self.groups[g]) for g in order]
+        chosen = {s: self.chosen[g] for s, g in zip(segments, order, strict=True)}
+        kernels = [s for s in segments if chosen[s][0] not in ALONE]
+        changed = recompute(segments, self.fusion.outputs, self.position, kernels.__contains__, takes_over)
+        if changed != segments:
+            kernels += [s for s in changed if s not in chosen]
+            segments = join(changed, self.position, kernels.__contains__, lambda s: choose_scheduler(s)[0] not in (None, *ALONE))
+        return [ScheduledSegment(s, *(chosen.get(s) or named(s))) for s in segments]
 
     # cheap producers
 

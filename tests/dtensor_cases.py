@@ -1,4 +1,4 @@
-"""Fusions over DTensors against torch on the unsharded tensors; DTensor's own code makes the shards and puts them together."""
+"""Fusions over DTensors against torch on the unsharded tensors; DTensor's own code cuts shards and joins them."""
 
 from __future__ import annotations
 

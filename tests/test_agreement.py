@@ -154,7 +154,7 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_only_agreed_facts_start_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strides, and a definition that was made anew, are a rank's own affair: it compares nothing and waits for nobody."""
+    """Strides, and a definition made anew, are a rank's own affair: it compares nothing and waits for nobody."""
     counts = comparisons(monkeypatch)
 
     def run(rank: int, size: int) -> None:
@@ -209,11 +209,8 @@ def test_part_of_the_world() -> None:
         totals: list[float] = []
         for members in ((0, 1), (1, 2), (0, 1, 2), (1, 2), (2, 3)):
             if rank in members:
-                variant = Variant(rows=6, mesh=members, constant=float(len(totals)), unary="neg", axes=(0,))
-                if members != (1, 2):
-                    variant = replace(variant, constant=3.0)
-                else:
-                    variant = replace(variant, constant=4.0)
+                constant = 4.0 if members == (1, 2) else 3.0
+                variant = Variant(rows=6, mesh=members, constant=constant, unary="neg", axes=(0,))
                 totals.append(float(variant.run(rank)[1].sum()))
         return totals
 

@@ -140,10 +140,10 @@ def test_errors_name_the_input() -> None:
     with FusionDefinition() as fd:
         t, s = fd.define_tensor(shape=[-1]), fd.define_scalar()
         fd.add_output(fd.ops.mul(t, s))
-    with pytest.raises(RuntimeError, match="Expected input 0, .*, to be an at::Tensor but got scalar 2"):
+    with pytest.raises(RuntimeError, match=r"Expected input 0, .*, to be an at::Tensor but got scalar 2"):
         fd.execute([2.0, 2.0])
     with pytest.raises(
-        RuntimeError, match="Expected input 0, .*, to be of dtype torch.float32 but got dtype torch.float16"
+        RuntimeError, match=r"Expected input 0, .*, to be of dtype torch.float32 but got dtype torch.float16"
     ):
         fd.execute([torch.ones(3).half(), 2.0])
     with FusionDefinition() as empty:

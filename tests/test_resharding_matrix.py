@@ -1,4 +1,4 @@
-"""Every change of sharding on 1-D meshes, a sample of those on 2-D and 3-D ones: the values, and how many collectives."""
+"""Every change of sharding on 1-D meshes, a sample of those on 2-D and 3-D ones: values, and how many collectives."""
 
 from __future__ import annotations
 

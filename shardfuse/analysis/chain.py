@@ -5,9 +5,9 @@
 
 States are what the mesh dimensions hold: each what it had, what it shall have, or nothing.  A step changes one of them
 (slice: free; all_gather; all_to_all between digits that stand beside each other), or all that are left at once: an
-exchange, an all-to-all over several mesh dimensions or between digits that overlap (cyclic to blocked), in which each rank
-sends each other what that one lacks.  A step costs a latency, its bytes over the slowest link that it uses, and the passes
-over memory that put pieces in order.  The shortest way through the states is the chain.
+exchange, an all-to-all over several mesh dimensions or between digits that overlap (cyclic to blocked), in which each
+rank sends each other what that one lacks.  A step costs a latency, its bytes over the slowest link that it uses, and
+the passes over memory that put pieces in order.  The shortest way through the states is the chain.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .sharding import is_even, is_possible, ordered, outermost, stand_together
 
 @dataclass(frozen=True)
 class Links:
-    """What joins ranks.  Latencies in seconds, bandwidths in bytes per second of one rank; ranks of a node are neighbours."""
+    """What joins ranks: latencies in seconds, bandwidths in bytes per second of one rank.  Nodes hold neighbours."""
 
     ranks_per_node: int
     latency: float
@@ -43,7 +43,7 @@ class Links:
 
 
 H200_NODES = Links(8, 12e-6, 30e-6, 350e9, 45e9, 3.5e12)
-"""Eight H200 joined by NVLink to a node, nodes by a 400 Gb/s link for each GPU; rounded figures of what NCCL reaches."""
+"""Eight H200 joined by NVLink to a node, nodes by a 400 Gb/s link for each GPU; about what NCCL reaches."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,17 @@
-"""CUDA's math library under Triton's interpreter, which has none of it: torch's functions on the interpreter's arrays."""
+"""CUDA's math library under Triton's interpreter, which has none of it: torch's functions on its arrays."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
+
+
+def _erfcinv(x: torch.Tensor) -> torch.Tensor:
+    return torch.erfinv(1 - x)
+
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "expm1": torch.expm1,
@@ -22,7 +28,7 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "atan2": torch.atan2,
     "erfc": torch.erfc,
     "erfinv": torch.erfinv,
-    "erfcinv": lambda x: torch.erfinv(1 - x),
+    "erfcinv": _erfcinv,
     "lgamma": torch.lgamma,
     "hypot": torch.hypot,
     "pow": torch.pow,
@@ -44,15 +50,14 @@ class Libdevice:
 
 def _apply(function: Callable[..., torch.Tensor], operands: tuple[Any, ...]) -> Any:
     """A block of the interpreter from blocks and Python numbers."""
-    import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle
-
+    tl = cast(Any, importlib.import_module("triton.language"))
+    interpreter = cast(Any, importlib.import_module("triton.runtime.interpreter"))
     model = next(x for x in operands if isinstance(x, tl.tensor))
     arrays = [torch.as_tensor(x.handle.data if isinstance(x, tl.tensor) else x) for x in operands]
-    dtype = torch.as_tensor(model.handle.data).dtype
+    dtype = arrays[operands.index(model)].dtype
     found = function(*(a.to(dtype) for a in arrays)).numpy()
     kind = tl.block_type(model.dtype, list(found.shape)) if model.type.is_block() and found.ndim else model.dtype
-    return tl.tensor(TensorHandle(found, model.dtype), kind)
+    return tl.tensor(interpreter.TensorHandle(found, model.dtype), kind)
 
 
 libdevice = Libdevice()

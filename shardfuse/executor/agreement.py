@@ -1,15 +1,16 @@
 """Before a program's first run its ranks compare it: through the store, with a timeout, never by a collective.
 
-What is compared is a text that every rank must have alike: the definition with its shardings, unsharded sizes, options
-and versions. Only such agreed facts start a comparison, each text once for each rank, so that a rank that binds a program
-anew for facts of its own (strides, alignment, an evicted cache entry) waits for nobody.
+What is compared is a text that every rank must have alike: the definition with its shardings, unsharded sizes,
+options and versions. Only such agreed facts start a comparison, each text once for each rank, so that a rank that binds
+a program anew for facts of its own (strides, an evicted cache entry) waits for nobody.
 
 1. Every rank counts the comparisons of its team. At count k it puts the digest of its text under `team/k/rank`, and
    waits until all of the team have done so. Equal digests: done, two round trips.
-2. Digests that differ are seen by all: each puts its text under `team/k/text/rank`, and names the first line that differs.
+2. Digests that differ are seen by all: each puts its text under `team/k/text/rank`, and names the first line that
+   differs.
 3. A rank that could not make its program puts the reason in place of the digest, so that nobody waits for it.
-4. A rank that waits for longer says under `at/rank` where it waits and with which text; one that fails says why. So two
-   ranks that wait for each other with different teams, and all that wait for those two, end at once.
+4. A rank that waits for longer says under `at/rank` where it waits and with which text; one that fails says why. So
+   two ranks that wait for each other with different teams, and all that wait for those two, end at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -59,7 +60,7 @@ def describe(
 
 
 @contextmanager
-def agreed(ranks: Sequence[int], text: str) -> Iterator[None]:
+def agreed(ranks: Sequence[int], text: str) -> Generator[None]:
     """Compare ``text`` with the other ``ranks``' once the body has made the program; a failure in it is told to them.
 
     Raises ProgramMismatchError, RanksLateError and PeerLostError, on every rank that does not raise what its body did.
@@ -82,8 +83,8 @@ def agree(ranks: Sequence[int], text: str) -> None:
 
 
 @contextmanager
-def failures_told(ranks: Sequence[int]) -> Iterator[None]:
-    """What fails in the body, before this rank knows what it would compare, is told to the ``ranks`` that wait for it."""
+def failures_told(ranks: Sequence[int]) -> Generator[None]:
+    """What fails in the body, before this rank knows what it would compare, is told to ``ranks`` that wait for it."""
     try:
         yield
     except Exception as error:

@@ -32,7 +32,7 @@ def prepare_exchange(
     rank: int,
     device: torch.device,
 ) -> Step:
-    """A function from ``rank``'s piece of ``source`` to its piece of ``target``, which differ on the mesh dimensions ``dims``."""
+    """A function from ``rank``'s piece of ``source`` to its piece of ``target``, which differ on ``dims``."""
     team = Team.of(mesh.box(rank, dims), rank)
     replicated = [p for p in dims if not source.digits_on(p)]
     has = {r: _indices(source, r) for r in team.ranks}
@@ -53,7 +53,7 @@ def prepare_exchange(
 
 
 def _axes(domain: BoundDomain, dims: Sequence[ParallelType]) -> list[int]:
-    """The axes of which the mesh dimensions hold parts: no facts of one rank, since they say how pieces lie on the way."""
+    """The axes of which the mesh dimensions hold parts; no facts of one rank, as they say how pieces lie on the way."""
     digits = [d for p in dims for d in domain.digits_on(p)]
     return [k for k, axis in enumerate(domain.logical) if any(holds_digit(axis, d) for d in digits)]
 
@@ -84,11 +84,11 @@ class _Piece:
         """The same places by start, stop and step, where they can be told so."""
         found: list[slice] = []
         for places in self.places:
-            steps = places.diff().unique().tolist()
-            if len(steps) > 1:
+            steps = places.diff()
+            step = int(steps[0]) if len(steps) else 1
+            if not bool((steps == step).all()):
                 return None
             start = int(places[0]) if len(places) else 0
-            step = int(steps[0]) if steps else 1
             found.append(slice(start, start + step * len(places), step))
         return tuple(found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -75,13 +76,13 @@ class SeedSource:
             return seed, offset
         pair = torch.tensor([seed, offset], dtype=torch.int64, device=self.device)
         first = communication.broadcast(pair, (2,), torch.int64, self.device, ranks[0], tuple(ranks))
-        agreed = [int(n) for n in first.tolist()]
-        return agreed[0], agreed[1]
+        return int(first[0]), int(first[1])
 
     def _draw(self) -> tuple[int, int]:
         if self.device.type != "cuda":
             return int(torch.randint(0, 2**63 - 1, ()).item()), 0
-        index = self.device.index if self.device.index is not None else torch.cuda.current_device()
+        index = cast(int | None, self.device.index)
+        index = torch.cuda.current_device() if index is None else index
         generator = torch.cuda.default_generators[index]
         offset = generator.get_offset()
         generator.set_offset(offset + _WORDS)

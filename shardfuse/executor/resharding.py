@@ -1,4 +1,4 @@
-"""Runs one change of sharding on this rank's tensor: which collective, along which dim, and how pieces are put together.
+"""Runs one change of sharding on this rank's tensor: which collective, along which dim, how pieces are put together.
 
 A shard of the outermost part of an axis goes through its own dim, uneven or not.  Any other digit goes through a view
 with a dim per digit, which needs even shards.
@@ -7,6 +7,7 @@ with a dim per digit, which needs even shards.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import prod
 from typing import cast
 
@@ -37,7 +38,7 @@ def prepare(expr: Expr, rank: int, device: torch.device) -> Step:
     team = Team.of(mesh.box(rank, found.mesh_dims), rank)
     if found.kind == "all_to_all" and expr.attributes.get("exchange"):
         return prepare_exchange(source.domain, target.domain, found.mesh_dims, mesh, rank, device)
-    if len(found.mesh_dims) > 1:
+    if len(found.mesh_dims) != 1:
         op, axes = cast(communication.Reduction, expr.op), cast(tuple[int, ...], expr.attributes["axes"])
         shape = target.domain.local_shape(rank)
         return lambda x: communication.all_reduce(x.squeeze(axes), op, team).reshape(shape)
@@ -77,7 +78,7 @@ def prepare_packed(
     unit = max(16 // dtype.itemsize, 1)
     sizes = [prod(shape) // members for _, shape in parts]
     gaps = [torch.zeros(-size % unit, dtype=dtype, device=device) for size in sizes]
-    padded = [size + len(gap) for size, gap in zip(sizes, gaps, strict=True)]
+    starts = [0, *accumulate(size + len(gap) for size, gap in zip(sizes, gaps, strict=True))][:-1]
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         own = [tensors[k].reshape(-1) for k, _ in parts]
@@ -86,7 +87,7 @@ def prepare_packed(
             whole = communication.all_gather(flat[None], 0, team)
         else:
             whole = communication.all_reduce(flat, cast(communication.Reduction, exprs[0].op), team)[None]
-        pieces = [piece[:, :size] for piece, size in zip(whole.split(padded, 1), sizes, strict=True)]
+        pieces = [whole[:, start : start + size] for start, size in zip(starts, sizes, strict=True)]
         return tuple(p.contiguous().reshape(shape) for p, (_, shape) in zip(pieces, parts, strict=True))
 
     return run
@@ -245,7 +246,7 @@ def _only_in(mesh: DeviceMesh, rank: int, x: torch.Tensor) -> torch.Tensor | Non
 def _send(
     a: DeviceMesh, b: DeviceMesh, shape: tuple[int, ...], dtype: torch.dtype, rank: int, device: torch.device
 ) -> Step:
-    """Rank k of ``a`` sends to rank k of ``b``; in order of the pairs, so that chains of ranks do not wait in a ring."""
+    """Rank k of ``a`` sends to rank k of ``b``, in order of the pairs: chains of ranks do not wait in a ring."""
     pairs = list(zip(a.ranks, b.ranks, strict=False))
 
     def step(x: torch.Tensor) -> torch.Tensor | None:

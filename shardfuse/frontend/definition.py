@@ -130,8 +130,9 @@ class FusionDefinition:
     ) -> None:
         """``tv`` is returned by ``execute``, in the order of the calls.
 
-        ``alias_input``: an input into whose storage ``tv`` is written instead, at the end of the call; it is not returned
-        then.  ``stride_order``: for each dim its place in memory, 0 innermost.  An input that is an output comes as a copy.
+        ``alias_input``: an input into whose storage ``tv`` is written instead, at the end of the call; it is then not
+        returned.  ``stride_order``: for each dim its place in memory, 0 innermost.  An input that is an output comes as
+        a copy.
         """
         self._open("add_output")
         if not isinstance(tv, TensorView):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -211,7 +212,8 @@ class FusionDefinition:
     def execute_with_dtensors(self, inputs: Sequence[Argument]) -> list[torch.Tensor]:
         """Run on DTensors; returns DTensors.
 
-        An input about which the definition says nothing is sharded as its DTensor is; unsharded sizes are the DTensors'.
+        An input about which the definition says nothing is sharded as its DTensor is; unsharded sizes are those of the
+        DTensors.
         A plain tensor among them is this rank's piece.
         Raises ``InputError`` where a DTensor contradicts the definition, ``PlacementError``, and what ``execute`` does.
         """
@@ -232,11 +234,11 @@ class FusionDefinition:
         return validated(self.fusion, inputs, lambda: self.execute(inputs), reference_outputs)
 
     def repro_script_for(self, inputs: Sequence[Argument] | None = None) -> str:
-        """A script that defines this fusion and, with ``inputs``, runs it on random tensors of their shapes and strides."""
+        """A script that defines this fusion and, with ``inputs``, runs it on random tensors of their layout."""
         return repro_script(self, None if inputs is None else [Described.of(v) for v in inputs])
 
     def last_repro_script(self) -> str:
-        """``repro_script_for`` the inputs of the last ``execute(..., save_repro_inputs=True)``.  Raises ``NoReproError``."""
+        """The script for the inputs of the last ``execute(..., save_repro_inputs=True)``.  Raises ``NoReproError``."""
         if self._described is None:
             raise NoReproError
         return repro_script(self, self._described)

@@ -24,15 +24,16 @@ import torch
 from ..errors import InputCountError, InputError, PlacementError
 from ..executor.binding import Argument
 from ..executor.options import CompileOptions
-from ..ir.digits import Axis, Root, axis_of, cut_out, extent, root_of
+from ..ir.digits import Root, axis_of, extent
 from ..ir.domain import BoundDomain, IterDomain, TensorDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.fusion import Fusion, FusionInput, Record
 from ..ir.tensor_view import TensorView
 from ..mesh import DeviceMesh
-from ..passes.bind import bound_domain
+from ..passes.recorded_domains import bound_domain
 from .executor_cache import FusionExecutorCache
+from .placements import placements_of, unsharded_strides
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -50,7 +51,7 @@ def has_dtensor(values: Sequence[object]) -> bool:
 
 @dataclass(frozen=True)
 class _Given:
-    """What a DTensor argument says of itself.  ``uneven``: for each mesh dimension, whether it cuts into short shards."""
+    """What a DTensor argument says of itself.  ``uneven``: for each mesh dimension, does it cut into short shards?"""
 
     mesh: TorchDeviceMesh
     placements: tuple[Placement, ...]
@@ -162,16 +163,15 @@ class _Variant:
             mesh = self.torch_mesh(domain.mesh, local.device.type)
             placements = placements_of(f"output {k}", domain)
         shape = torch.Size(extent(axis) for axis in domain.logical)
-        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=_strides(domain))
+        return DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=shape, stride=unsharded_strides(domain)
+        )
 
     def torch_mesh(self, mesh: DeviceMesh, device_type: str) -> TorchDeviceMesh:
         key = mesh.ranks, mesh.shape
         if key not in self.torch_meshes:
             self.torch_meshes[key] = mesh.to_torch(device_type)
         return self.torch_meshes[key]
-
-
-# --- in ----------------------------------------------------------------------------------------------------
 
 
 def _given(k: int, dtensor: DTensor) -> _Given:
@@ -268,7 +268,7 @@ def _check(k: int, tv: TensorView, given: _Given, mesh: DeviceMesh, whole: Seque
 
 
 def _with_partial_values(fusion: Fusion, k: int, given: _Given, mesh: DeviceMesh) -> TensorView:
-    """Put an input with one more axis for each partial mesh dimension, and its reduction, in the place of input ``k``."""
+    """Put an input with one more axis for each partial mesh dimension, and its reduction, in place of input ``k``."""
     declared = fusion.inputs[k]
     tv = cast(TensorView, declared.val)
     ops = {_reduce_op(given.placements[d]) for d in given.partial}
@@ -297,7 +297,7 @@ def _reduce_op(placement: Placement) -> str:
 
 
 def _place(tv: TensorView, given: _Given, mesh: DeviceMesh) -> None:
-    """Record the placements as splits of ``tv``; mesh dimensions cut what those before them have left, from the outside."""
+    """Record the placements as splits of ``tv``: each mesh dimension cuts what those before it have left."""
     tv.set_device_mesh(mesh)
     leading = len(given.partial)
     left: dict[int, list[_Piece]] = {d: [_Piece(axis, None)] for d, axis in enumerate(tv.domain.loop[leading:])}
@@ -327,7 +327,7 @@ def _place(tv: TensorView, given: _Given, mesh: DeviceMesh) -> None:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of a dim that no mesh dimension has yet.  ``extent``: ``None`` for a rest, whose extent the size decides."""
+    """A part of a dim that no mesh dimension has yet.  ``extent``: ``None`` for a rest, which depends on the size."""
 
     axis: IterDomain
     extent: int | None
@@ -358,67 +358,3 @@ def _local(dtensor: torch.Tensor) -> torch.Tensor:
         local = cast("DTensor", dtensor).to_local()
     wait = getattr(local, "wait", None)
     return local if wait is None else cast(torch.Tensor, wait())
-
-
-# --- out ---------------------------------------------------------------------------------------------------
-
-
-def placements_of(argument: str, domain: BoundDomain) -> list[Placement]:
-    """The placements of a tensor of this domain, one for each mesh dimension.
-
-    Raises PlacementError where a mesh dimension walks parts of several dims, which no placement says.
-    """
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.placement_types import _StridedShard  # pyright: ignore[reportPrivateUsage]
-
-    assert domain.mesh is not None, "placements are on a mesh"
-    left = list(domain.logical)
-    placements: list[Placement] = []
-    for parallel_type in domain.mesh.parallel_types:
-        digits = domain.digits_on(parallel_type)
-        if not digits:
-            placements.append(Replicate())
-            continue
-        place = next(((d, found) for d, axis in enumerate(left) if (found := _cut(axis, digits)) is not None), None)
-        if place is None:
-            raise PlacementError(
-                argument,
-                digits,
-                "DTensor's placements",
-                "give this output a sharding of one dim, or take local tensors",
-            )
-        dim, (above, below) = place
-        factor = extent(above)
-        placements.append(Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor))
-        left[dim] = (*above, *below)
-    return placements
-
-
-def _cut(axis: Axis, digits: Axis) -> tuple[Axis, Axis] | None:
-    """What stands above and below ``digits``, neighbours, in ``axis``."""
-    found = cut_out(axis, digits[0])
-    if found is None:
-        return None
-    above, below = found
-    for digit in digits[1:]:
-        following = cut_out(below, digit)
-        if following is None or following[0]:
-            return None
-        below = following[1]
-    return above, below
-
-
-def _strides(domain: BoundDomain) -> tuple[int, ...]:
-    """Strides of the unsharded tensor, its dims in the order in which the domain stores them."""
-    logical = domain.logical
-    stored = [root_of(d) for axis in domain.storage() for d in axis]
-    # A dim of which a rank has one element only is stored anywhere: outside of the others.
-    place = {
-        d: next((stored.index(root_of(e)) for e in axis if root_of(e) in stored), -1) for d, axis in enumerate(logical)
-    }
-    strides = [1] * len(logical)
-    step = 1
-    for d in sorted(range(len(logical)), key=lambda d: (place[d], d), reverse=True):
-        strides[d] = step
-        step *= extent(logical[d])
-    return tuple(strides)

@@ -20,7 +20,7 @@ from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from ..mesh import current_rank, world_size
 from ..mesh.groups import world_key
-from ..passes.bind import allocation_shape
+from ..passes.recorded_domains import allocation_shape
 from ..passes.settle_inputs import settle_inputs
 from .script import definition_script
 

@@ -33,7 +33,8 @@ def _input_line(declared: FusionInput) -> str:
     extra = f", stride_order={list(declared.stride_order)}" if declared.stride_order else ""
     extra += ", allocation_rank=True" if val.allocation_rank else ""
     contiguity = f"contiguity={list(declared.contiguity)}, " if declared.contiguity else ""
-    return f"{val.name} = fd.define_tensor(shape={list(val.shape)}, {contiguity}dtype={val.dtype!r}, is_cpu={val.is_cpu}{extra})"
+    said = f"shape={list(val.shape)}, {contiguity}dtype={val.dtype!r}, is_cpu={val.is_cpu}{extra}"
+    return f"{val.name} = fd.define_tensor({said})"
 
 
 def _record_lines(record: Record) -> list[str]:
@@ -179,8 +180,8 @@ def _schedule_lines(tv: TensorView) -> list[str]:
     loop = list(domain.logical)
     handles = [axis for axis in domain.allocation or () if axis not in (*domain.loop, *domain.logical)]
     for t in domain.transforms:
-        for axis in (a for a in handles if a in loop and a in (t.axes if isinstance(t, Merge) else (t.axis,))):
-            lines.append(f"{_handle(tv, handles, axis)} = {tv.name}.axis({loop.index(axis)})")
+        cut = [a for a in handles if a in loop and a in (t.axes if isinstance(t, Merge) else (t.axis,))]
+        lines += [f"{_handle(tv, handles, axis)} = {tv.name}.axis({loop.index(axis)})" for axis in cut]
         if isinstance(t, Merge):
             a, b = (loop.index(i) for i in t.axes)
             lines.append(f"{tv.name}.merge({a}, {b})")

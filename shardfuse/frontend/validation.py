@@ -12,7 +12,7 @@ from ..ir.fusion import Fusion
 from .eager import evaluate_eager
 
 _STEPS = 16
-"""Units in the last place, of the largest element, that an element may be off, times the root of the operations behind it."""
+"""Units in the last place of the largest element that one may be off, times the root of an input's elements."""
 
 
 def validated(
@@ -38,7 +38,7 @@ def validated(
 
 
 def val_tolerances(fusion: Fusion, inputs: Sequence[Argument]) -> list[tuple[float, float]]:
-    """``(absolute, relative)`` for each output: the rounding of its dtype, growing with the elements that go into one."""
+    """``(absolute, relative)`` for each output: the rounding of its dtype, growing with the elements of the inputs."""
     largest = max((x.numel() for x in inputs if isinstance(x, torch.Tensor)), default=1)
     outputs = [t for t in fusion.outputs if t not in fusion.aliases]
     found: list[tuple[float, float]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from .dtype import DataType
 from .expr import Number, Scalar
@@ -84,4 +85,5 @@ class Fusion:
 def _scalars_in(value: object) -> list[Scalar]:
     if isinstance(value, Scalar):
         return [value]
-    return [s for v in value for s in _scalars_in(v)] if isinstance(value, tuple) else []  # pyright: ignore[reportUnknownVariableType]
+    parts = cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()
+    return [s for v in parts for s in _scalars_in(v)]

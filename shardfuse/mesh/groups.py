@@ -120,7 +120,7 @@ def default_timeout() -> timedelta | None:
 
 
 def world_key() -> tuple[int, int]:
-    """This process's rank, and a number that each default process group of this process has of its own (0 without one)."""
+    """This rank, and a number that each default process group of the process has of its own (0 without one)."""
     group = dist.group.WORLD
     if group is None:
         return 0, 0

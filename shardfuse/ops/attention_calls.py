@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
@@ -96,7 +97,7 @@ def _run_forward(values: Arguments, attributes: Attributes) -> tuple[torch.Tenso
         e = q.shape[-1]
         scale = given.scale if given.scale is not None else e**-0.5
         q, k, v = (_padded(x) for x in (q, k, v))
-        output, lse, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(  # pyright: ignore
+        output, lse, _, _, _, _, seed, offset, _ = cast(Any, torch.ops.aten)._scaled_dot_product_flash_attention(
             q, k, v, given.dropout_p, given.is_causal, False, scale=scale
         )
         output = output[..., : given.tensors["value"].shape[-1]]
@@ -142,7 +143,7 @@ def _run_backward(values: Arguments, attributes: Attributes) -> tuple[torch.Tens
         empty = torch.empty(0, dtype=torch.int32, device=q.device)
         scale = given.scale if given.scale is not None else q.shape[-1] ** -0.5
         padded = [_padded(x) for x in (grad, q, k, v, out)]
-        grads = torch.ops.aten._scaled_dot_product_flash_attention_backward(  # pyright: ignore
+        grads = cast(Any, torch.ops.aten)._scaled_dot_product_flash_attention_backward(
             *padded, lse.contiguous(), empty, empty, q.shape[-2], k.shape[-2], given.dropout_p, given.is_causal,
             given.tensors["philox_seed"], given.tensors["philox_offset"], scale=scale,
         )  # fmt: skip

@@ -84,7 +84,7 @@ class CallBuilder(ReductionBuilder):
         is_causal: Operand | None = None,
         scale: Operand | None = None,
     ) -> tuple[TensorView, ...]:
-        """Flash attention of [..., heads, length, features]: output, log of sums (Float), seed and offset of the dropout."""
+        """Flash attention of [..., heads, length, features]: output, log of sums (Float), seed and offset."""
         given = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
         numbers = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         return self._with_roles(

@@ -50,7 +50,7 @@ class RandomBuilder(CallBuilder):
     def dropout(
         self, x: TensorView, p: float, rng_seed: Operand | None = None, rng_offset: Operand | None = None
     ) -> TensorView:
-        """Elements kept with probability ``1 - p`` and scaled by ``1 / (1 - p)``; the mask does not depend on the sharding."""
+        """Elements kept with probability ``1 - p`` and scaled; the mask does not depend on the sharding."""
         if not 0 <= p < 1:
             raise OperandError("dropout", "p", p, "a probability below 1")
         shape = [_size(n) for n in self.shape(x)]

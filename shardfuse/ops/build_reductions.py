@@ -28,7 +28,7 @@ class ReductionBuilder(ShapeBuilder):
         return self.broadcast(out, [k in axes for k in range(x.ndim)]) if keepdim else out
 
     def sum(self, x: TensorView, dims: Dims = None, keepdim: bool = False, dtype: DataType | None = None) -> TensorView:
-        """Sum over ``dims`` (all where left out); accumulated in float32, float64 or int64; bools and integers sum to Int."""
+        """Sum over ``dims`` (all where left out), accumulated in float32, float64 or int64; integers sum to Int."""
         return self._accumulate("sum", x, dims, keepdim, dtype)
 
     def prod(

@@ -70,7 +70,7 @@ class ShapeBuilder(Builder):
         return self._unary("expand", x, sizes, x.dtype, shape=tuple(wanted))
 
     def squeeze(self, x: TensorView, dims: Sequence[int] | int, squeeze_expanded: bool = False) -> TensorView:
-        """Without the axes ``dims``, which are 1; with ``squeeze_expanded`` also expanded ones, of which index 0 is taken."""
+        """Without the axes ``dims``, which are 1; with ``squeeze_expanded`` also expanded ones, taken at index 0."""
         axes = normalize_dims("squeeze", self._tensor("squeeze", x), dims)
         if squeeze_expanded:
             for k in reversed(axes):

@@ -122,7 +122,7 @@ class Builder:
         return self._unary("cast", value, value.shape, dtype, dtype=dtype)
 
     def _cast(self, x: TensorView, dtype: DataType) -> TensorView:
-        return cast(TensorView, self.cast(x, dtype))
+        return self.cast(x, dtype)
 
 
 def broadcast_shape(shapes: Sequence[Sequence[int]]) -> list[int]:

@@ -15,14 +15,18 @@ from .table import POINTWISE, Rule
 _WIDE = (DataType.Bool, DataType.Int, DataType.Double, DataType.ComplexDouble)
 """The types of host arithmetic, by category: Python's own."""
 
-_DIRECT: dict[str, Callable[..., Number]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "neg": operator.neg,
-    "maximum": max,
-    "minimum": min,
-}
+_DIRECT = cast(
+    "dict[str, Callable[..., Number]]",
+    {
+        "add": operator.add,
+        "sub": operator.sub,
+        "mul": operator.mul,
+        "neg": operator.neg,
+        "maximum": max,
+        "minimum": min,
+    },
+)
+"""What integers need no torch for."""
 
 
 def wide_type(dtype: DataType) -> DataType:

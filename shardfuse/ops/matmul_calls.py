@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 
@@ -64,10 +65,10 @@ def _run_grouped_mm(values: Arguments, attributes: Attributes) -> torch.Tensor:
     assert isinstance(dtype, torch.dtype), "the result's dtype"
     scales = (given["scale1"], given["scale2"]) if "scale1" in given else None
     if a.is_cuda and scales is None and a.dtype == torch.bfloat16:
-        return torch._grouped_mm(a, b, offsets)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
+        return cast(Any, torch)._grouped_mm(a, b, offsets)
     if a.is_cuda and scales is not None and a.dtype == torch.float8_e4m3fn and len(given) == 5:
         return _scaled_by_torch(a, b, offsets, *scales, dtype)
-    result = _grouped(a, b, offsets.tolist(), scales)
+    result = _grouped(a, b, [int(n) for n in offsets], scales)
     if "alpha" in given:
         result = result * given["alpha"]
     if "bias" in given:
@@ -131,7 +132,7 @@ def _scaled_by_torch(
     flat = a.ndim == 2 and b.ndim == 2
     rows = scale1.reshape(-1) if flat else scale1.squeeze(-1)
     cols = scale2.reshape(-1) if flat else scale2.squeeze(-2)
-    return torch._scaled_grouped_mm(a, columns, rows, cols, offsets, None, None, dtype)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
+    return cast(Any, torch)._scaled_grouped_mm(a, columns, rows, cols, offsets, None, None, dtype)
 
 
 def _scaled_mm(shapes: Shapes, attributes: Attributes) -> Signature:

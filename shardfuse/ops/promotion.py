@@ -72,7 +72,8 @@ def _pair(a: DataType, b: DataType) -> DataType:
 def types(op: PointwiseOp, operands: Sequence[Operand]) -> tuple[DataType, DataType]:
     """``(compute, result)``: the type that operands are converted to before ``op``, and the type of its result.
 
-    Narrow floats are computed in float32 (but where the rule says otherwise) and rounded to the result.  A ``where``'s first operand stays Bool.
+    Narrow floats are computed in float32 (but where the rule says otherwise) and rounded to the result.  A ``where``'s
+    first operand stays Bool.
     """
     match op.rule:
         case Rule.LOGICAL:

@@ -18,8 +18,8 @@ is, and gathered)::
     outputs: T1, T2
 
 An Expr with the attribute ``mesh`` changes what that mesh dimension holds, or those; with ``exchange`` too it is an
-all-to-all between any two shardings.  One with ``move`` takes a tensor from one mesh to another.  Replicated to sharded is
-a free local slice.  Which steps a change of sharding takes, `cheapest_chain` says.
+all-to-all between any two shardings.  One with ``move`` takes a tensor from one mesh to another.  Replicated to sharded
+is a free local slice.  Which steps a change of sharding takes, `cheapest_chain` says.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class _Decomposer:
 
 
 def _reductions(dims: Sequence[ParallelType], wanted: BoundDomain | None) -> list[tuple[ParallelType, ...]]:
-    """Over which mesh dimensions to reduce, a collective each: first where the result is scattered, then all others at once."""
+    """Over which mesh dimensions to reduce, a collective each: first where the result is scattered, then all others."""
     scattered = [p for p in dims if wanted is not None and wanted.digits_on(p)]
     whole = tuple(p for p in dims if p not in scattered)
     return [*((p,) for p in scattered), *([whole] if whole else [])]

@@ -12,7 +12,7 @@ after (each rank centres its rows on a mean of its own; the gathers are packed i
     r[ranks@mesh_x, i0] = sum(T0 - m, axes=(1,), partial=1)                 what the rounding of m left over
     q[ranks@mesh_x, i0] = sum(square(T0 - m), axes=(1,), partial=1)
     m, r, q = set(m), set(r), set(q)                                        all-gather
-    e = (m - pivot) + r / n                                                 pivot: about the mean; the difference is exact
+    e = (m - pivot) + r / n                                 pivot: about the mean, so that the difference is exact
     T1 = N * (pivot + sum(n * e) / N)
     T6 = sum(q - r * r / n) + sum(n * square(e - sum(n * e) / N))           Chan, Golub & LeVeque 1979
 

@@ -273,15 +273,16 @@ class _Tile:
 def _tile(segment: Segment, mixed: Mixed, target: Target) -> _Tile | None:
     """The first that fits of those that leave fewer programs, or reload more; ``None`` where rows are too long."""
     n = mixed.space.reduced
-    rows = max(_EACH * WARP * _WARPS // power_of_two(n), 1)
+    most = max(_EACH * WARP * _WARPS // power_of_two(n), 1)
     warps = _WARPS
-    while warps < MAX_WARPS and rows * n > _EACH * WARP * warps:
+    while warps < MAX_WARPS and n > _EACH * WARP * warps:
         warps *= 2
     for programs, keeps in ((2, True), (2, False), (1, True), (1, False)):
-        tile = _Tile(rows, warps, programs, keeps)
-        each = rows * n / (warps * WARP)
-        if each * _words(segment, mixed, keeps=keeps) + _ADDRESSES <= tile.registers(target):
-            return tile
+        words = _words(segment, mixed, keeps=keeps)
+        for rows in (most >> k for k in range(most.bit_length())):
+            tile = _Tile(rows, warps, programs, keeps)
+            if rows * n / (warps * WARP) * words + _ADDRESSES <= tile.registers(target):
+                return tile
     return None
 
 

@@ -200,8 +200,15 @@ def storage_order(
     pieces: Mapping[Digit, Axis],
     reduced: frozenset[Digit],
 ) -> list[Digit]:
-    """The atoms of the largest tensor as it is stored; atoms that only others hold come outside of them."""
-    ranked = sorted(candidates, key=lambda t: (-len(atoms[t] & reduced), -prod(a.extent for a in atoms[t])))
+    """The atoms of the largest tensor as it is stored; atoms that only others hold come outside of them.
+
+    Of tensors that are as large, one whose storage order was asked for.
+    """
+
+    def rank(t: BoundTensor) -> tuple[int, int, bool]:
+        return -len(atoms[t] & reduced), -prod(a.extent for a in atoms[t]), t.domain.allocation is None
+
+    ranked = sorted(candidates, key=rank)
     order: list[Digit] = []
     for tensor in ranked:
         own = _split_up(tensor.domain.storage(), pieces)

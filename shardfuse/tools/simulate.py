@@ -4,8 +4,8 @@
 2. One rank runs at a time. It hands the baton on where it would wait for others: in a collective, in the store, asleep.
 3. With the baton goes the state of the random number generators, which are one for the process: each rank draws the
    numbers that it would draw in a process of its own, and every run gives the same numbers.
-4. Where a rank raises, all end, and `simulate` raises what it raised. Where every rank waits in a collective, none can go
-   on: `simulate` says where each of them stands.
+4. Where a rank raises, all end, and `simulate` raises what it raised. Where every rank waits in a collective, none can
+   go on: `simulate` says where each of them stands.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
+import torch._C._distributed_c10d as _bindings
 import torch.distributed as dist
 import torch.testing._internal.distributed.multi_threaded_pg as _threaded
-from torch._C._distributed_c10d import HashStore, Store, _set_thread_isolation_mode
+from torch._C._distributed_c10d import HashStore, Store
 
 from ..errors import SimulationError, SimulationStuckError
 from ..mesh.process import ProcessContext, adopt
@@ -34,6 +35,7 @@ T = TypeVar("T")
 _STANDSTILL = 1.0  # seconds without a step after which ranks that all wait in collectives count as stuck
 _GRACE = 2.0  # seconds that the others get to end once a rank has raised
 _threads: Any = _threaded  # torch's test group has no types
+_isolate_threads: Callable[[bool], None] = cast(Any, _bindings)._set_thread_isolation_mode
 
 
 def simulate(
@@ -42,7 +44,8 @@ def simulate(
     """Run ``fn(*args)`` as every rank of a world of ``world_size``; returns what the ranks returned, by rank.
 
     In ``fn``, `shardfuse.initialize()` gives the rank's place, and torch.distributed works as on a CPU.  What a rank
-    raises is raised here, with a note that names the rank.  ``timeout``: seconds for the whole run, no limit where left out.
+    raises is raised here, with a note that names the rank.  ``timeout``: seconds for the whole run, without limit where
+    left out.
     Raises SimulationError inside of another world, SimulationStuckError where no rank can go on.
     """
     if dist.is_initialized():
@@ -131,7 +134,7 @@ class _Baton:
         self.ranks: dict[int, None] = {}
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Generator[None]:
         self.ranks[threading.get_ident()] = None
         self.take(self.random)
         try:
@@ -141,7 +144,7 @@ class _Baton:
             self.give()
 
     @contextmanager
-    def handed_on(self, *, asleep: bool = False) -> Iterator[None]:
+    def handed_on(self, *, asleep: bool = False) -> Generator[None]:
         """The body waits, and others run; in a thread that is no rank it just waits."""
         if threading.get_ident() not in self.ranks:
             yield
@@ -206,8 +209,8 @@ class _SharedStore(Store):
         with self.baton.handed_on(asleep=True):
             self.inner.wait(keys, timeout)
 
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        return self.inner.compare_set(key, expected, desired)
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        return self.inner.compare_set(key, expected_value, desired_value)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         with self.baton.handed_on(asleep=True):
@@ -218,8 +221,8 @@ class _SharedStore(Store):
 
 
 @contextmanager
-def _threaded_world(baton: _Baton) -> Iterator[None]:
-    """torch.distributed with a world of its own for each thread, as torch's tests have it, for as long as the body runs."""
+def _threaded_world(baton: _Baton) -> Generator[None]:
+    """torch.distributed with a world of its own for each thread, as torch's tests have it, while the body runs."""
     join, sleep = _threads.Collective.join, time.sleep
 
     def join_without_baton(self: object, rank: int, data: object) -> object:
@@ -230,7 +233,7 @@ def _threaded_world(baton: _Baton) -> Iterator[None]:
         with baton.handed_on(asleep=True):
             sleep(seconds)
 
-    _set_thread_isolation_mode(True)
+    _isolate_threads(True)
     _threads._install_threaded_pg()
     _threads.Collective.join, time.sleep = join_without_baton, sleep_without_baton
     try:
@@ -239,7 +242,7 @@ def _threaded_world(baton: _Baton) -> Iterator[None]:
         _threads.Collective.join, time.sleep = join, sleep
         _threads.ProcessLocalGroup.reset()
         _threads._uninstall_threaded_pg()
-        _set_thread_isolation_mode(False)
+        _isolate_threads(False)
 
 
 def _random_state() -> tuple[object, ...]:
@@ -263,8 +266,8 @@ def _was_interrupted(error: BaseException) -> bool:
 
 def _place(thread: threading.Thread) -> str:
     """Where a rank waits: the innermost line outside of torch and of this file."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    stack = traceback.extract_stack(frame) if frame is not None else []
+    frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
+    stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
     foreign = ("/torch/", "/threading.py", "/contextlib.py", __file__)
     own = [f for f in stack if not any(part in f.filename for part in foreign)]
     called = [f.name for f in stack if "/torch/distributed/" in f.filename and not f.name.startswith(("wrapper", "_"))]

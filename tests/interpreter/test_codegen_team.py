@@ -22,10 +22,12 @@ from shardfuse.executor.kernel import load_function
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import looped, persistent
+from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 
 UNROLLED = Params(x_block=1, r_block=64, num_warps=4)
+WORDS = replace(UNROLLED, counted=False)
 LOOPED = replace(UNROLLED, unrolled=False)
 
 
@@ -48,13 +50,16 @@ class Team:
         self.outputs = [self.env[t] for t in segment.outputs]
         self.function = load_function(self.source.text, self.source.name, directory)
         self.mailbox = torch.zeros(self.source.mailbox, dtype=torch.int64)
+        self.teams = self.source.grid // max(params.team, 1)
 
     @property
     def epochs(self) -> torch.Tensor:
-        return self.mailbox[-self.source.grid :]
+        counts = 16 * self.teams
+        return self.mailbox[-self.source.grid - counts : -counts]
 
     def launch(self) -> list[torch.Tensor]:
-        arguments = [self.mailbox, *(self.env[t] for t in self.source.tensors), *self.source.integers]
+        mailbox = [self.mailbox] if self.source.mailbox else []
+        arguments = [*mailbox, *(self.env[t] for t in self.source.tensors), *self.source.integers]
         self.function[(self.source.grid,)](*arguments)
         for buffer in self.buffers:
             ends = torch.cat([buffer[:64], buffer[-64:]]).view(torch.uint8)
@@ -83,7 +88,7 @@ def layer_norm_of(x: torch.Tensor, axes: list[int]) -> list[torch.Tensor]:
     return [rstd, (x.double() - mean) * rstd]
 
 
-@pytest.mark.parametrize("params", [UNROLLED, LOOPED])
+@pytest.mark.parametrize("params", [UNROLLED, WORDS, LOOPED])
 @pytest.mark.parametrize(("rows", "columns", "teams"), [(7, 256, 2), (5, 200, 3), (1, 130, 4), (3, 37, 1)])
 def test_a_member_alone(tmp_path: Path, params: Params, rows: int, columns: int, teams: int) -> None:
     """Rows in turn, launch after launch: epochs go on, each program's own."""
@@ -100,7 +105,7 @@ def test_a_member_alone(tmp_path: Path, params: Params, rows: int, columns: int,
         out.fill_(float("nan"))
 
 
-@pytest.mark.parametrize("params", [UNROLLED, LOOPED])
+@pytest.mark.parametrize("params", [UNROLLED, WORDS, LOOPED])
 @pytest.mark.parametrize("members", [2, 4, 8])
 @pytest.mark.parametrize("columns", [2048, 1000, 777, 64])
 def test_members_share_a_row(tmp_path: Path, params: Params, members: int, columns: int) -> None:
@@ -159,3 +164,47 @@ def test_several_reductions_at_once(tmp_path: Path, params: Params) -> None:
     holds = (data > -100).all(1, keepdim=True)
     close(out, torch.where(holds, wide, 0.0) - wide.amax(1, keepdim=True) - wide.sum(1, keepdim=True))
     assert torch.equal(found, holds)
+
+
+@pytest.mark.parametrize("params", [UNROLLED, WORDS, LOOPED])
+@pytest.mark.parametrize("members", [1, 4])
+@pytest.mark.parametrize(("rows", "columns"), [(100, 32), (64, 21), (9, 50)])
+def test_columns_of_a_team(tmp_path: Path, params: Params, members: int, rows: int, columns: int) -> None:
+    """A result for each lane: columns side by side, in blocks of 16."""
+    segment, x = layer_norm([rows, columns], [0])
+    data = values(rows, columns) * 2 + 5
+    teams = -(-columns // 16)
+    team = Team(segment, {x: data}, tmp_path, replace(params, x_block=16, r_block=8, team=members), teams)
+    for found, wanted in zip(team.settle(2), layer_norm_of(data, [0]), strict=True):
+        close(found, wanted)
+
+
+@pytest.mark.parametrize("unrolled", [True, False])
+@pytest.mark.parametrize(("members", "turns_of_teams"), [(0, 1), (1, 3), (4, 1)])
+@pytest.mark.parametrize("shape", [[2, 320, 5, 5], [2, 96, 16, 4], [3, 12, 7, 3], [1, 128, 4, 4]])
+def test_group_norm_of_channels_last(
+    tmp_path: Path, unrolled: bool, members: int, turns_of_teams: int, shape: list[int]
+) -> None:
+    """Groups are short runs of memory: whole lines are read, groups added up across columns."""
+    n, c = shape[:2]
+    b = Builder()
+    x = b.input(DataType.Half, *map(b.axis, shape))
+    x.domain = replace(x.domain, allocation=tuple(x.domain.logical[k] for k in (0, 2, 3, 1)))
+    groups = 32 if c % 32 == 0 else 3
+    grouped = b.unflatten(b.cast(x, DataType.Float), 1, c // groups)
+    centred = b.op("sub", grouped, b.mean(grouped, [2, 3, 4]))
+    rstd = b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), [2, 3, 4]), 1e-5))
+    w = b.input(DataType.Float, x.domain.logical[1])
+    weight = b.emit("broadcast", [w], w.dtype, [(), *w.domain.logical, (), ()], new=(True, False, True, True))
+    scaled = b.op("mul", b.flatten(b.op("mul", centred, rstd), 1, 2), weight)
+    segment = b.segment(rstd, scaled)
+    data = values(*shape, dtype=DataType.Half).contiguous(memory_format=torch.channels_last)
+    scale = values(c, seed=1)
+    scheduler = persistent if unrolled else looped
+    params = replace(scheduler.propose(segment, H200), team=members)
+    blocks = n * c // params.columns
+    team = Team(segment, {x: data, w: scale}, tmp_path, params, max(blocks // turns_of_teams, 1))
+    found = team.settle(2) if members > 1 else team.launch()
+    wide = data.double().reshape(n, groups, -1)
+    close(found[0].flatten(), torch.rsqrt(wide.var(2, correction=0) + 1e-5).flatten())
+    close(found[1], torch.nn.functional.group_norm(data.double(), groups, scale.double(), eps=1e-5))

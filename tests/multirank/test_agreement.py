@@ -39,7 +39,7 @@ def test_failure_of_one_rank_is_told(pg) -> None:
         return
     fd = variant(pg).define()
     x, w = torch.ones(2, 24, device=pg.device), torch.ones(24, device=pg.device)
-    with pytest.raises(ShardfuseError, match="dtype torch.float64") as caught:
+    with pytest.raises(ShardfuseError, match=r"dtype torch\.float64") as caught:
         fd.execute([x.double() if pg.rank == 0 else x, w])
     assert isinstance(caught.value, PeerLostError) == (pg.rank != 0)
 

@@ -27,7 +27,7 @@ _guarded: list[Fusion] = []
 
 
 class FusionGuard:
-    """``with FusionGuard(fusion):`` makes ``fusion`` the one that ``define_tensor`` and ``ops`` of the module record in."""
+    """``with FusionGuard(fusion):`` makes ``fusion`` the one that the module's own functions record in."""
 
     def __init__(self, fusion: Fusion) -> None:
         self._fusion = fusion
@@ -76,7 +76,7 @@ def _define_tensor(fusion: Fusion, *args: Any, **kwargs: Any) -> TensorView:
     sizes = args[0] if args else kwargs.get("shape", kwargs.get("sizes", ()))
     if any(not isinstance(n, int) or n > _LARGEST for n in sizes):
         raise TypeError(f"define_tensor: sizes are {sizes}, expected integers of 64 bits")
-    if args and len(args) > 1 and isinstance(args[1], list | tuple) and _are_strides(args[1]):
+    if args and len(args) > 1 and isinstance(args[1], list | tuple) and _are_strides(cast("Sequence[object]", args[1])):
         kwargs |= dict(zip(("sizes", "strides", "dtype", "static_sizes", "is_cpu"), args, strict=False))
         args = ()
     if (not args and "sizes" not in kwargs and "strides" not in kwargs) or len(args) == 1:
@@ -138,7 +138,7 @@ class FusionDefinition:
         return fusion
 
     def define_tensor(self, *args: Any, **kwargs: Any) -> TensorView:
-        """``(shape, contiguity=False, dtype, is_cpu, stride_order)`` or ``(sizes, strides, dtype, static_sizes, is_cpu)``."""
+        """``(shape, contiguity, dtype, is_cpu, stride_order)`` or ``(sizes, strides, dtype, static_sizes, is_cpu)``."""
         return _define_tensor(self._open(), *args, **kwargs)
 
     def define_scalar(self, value: Any = None, dtype: Any = None) -> Val:
@@ -194,7 +194,9 @@ class FusionDefinition:
                 raise NotImplementedError(message)
             self.fec = FusionExecutorCache(self._open())
             del self._fusion
-        flat = [n for v in inputs for n in (v if isinstance(v, list | tuple) else [v])]  # a vector is so many numbers
+        flat: list[Argument] = []
+        for v in inputs:  # a vector is so many numbers
+            flat += cast("Sequence[Argument]", v) if isinstance(v, list | tuple) else [v]
         return self.fec.execute(flat, device=device, _enable_options=_enable_options, _disable_options=_disable_options)
 
     def manual_execute(self, inputs: Sequence[Argument], heuristic_params: object = None) -> list[torch.Tensor]:
@@ -232,7 +234,8 @@ class FusionDefinition:
 
     def last_repro_script(self) -> str:
         assert self._described is not None, (
-            "fd.last_repro_script() cannot provide a repro because fd.execute(inputs, save_repro_inputs=True) was not executed!"
+            "fd.last_repro_script() cannot provide a repro because "
+            "fd.execute(inputs, save_repro_inputs=True) was not executed!"
         )
         return repro_script(self, self._described, module="nvfuser_direct")
 

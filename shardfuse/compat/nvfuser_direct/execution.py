@@ -29,7 +29,7 @@ last_run: list[FusionExecutorCache] = []
 
 
 def nvfuser_script(fusion: native.Fusion) -> str:
-    """The definition as nvFuser writes it: tensors are ``tv0, tv1, ...``, numbers have five places where those say all."""
+    """The definition as nvFuser writes it: tensors are ``tv0, tv1, ...``, numbers have five places where those do."""
     text = re.sub(r"\bT(\d+)(?=\b|_)", r"tv\1", definition_script(fusion))
     return re.sub(r"(?<![\w.'])\d+\.\d+(?![\w.'])", lambda m: _five_places(m[0]), text)
 
@@ -176,7 +176,7 @@ class _Entry:
 
 
 class LRUCache:
-    """Executors of at most ``max_fusions`` fusions, found by structure; the one that was used longest ago goes first."""
+    """Executors of at most ``max_fusions`` fusions, found by structure; the one used longest ago goes first."""
 
     def __init__(self, max_fusions: int) -> None:
         self._max = max_fusions

@@ -14,7 +14,7 @@ from shardfuse.ir.expr import BoundTensor
 from shardfuse.mesh import DeviceMesh as DeviceMesh
 from shardfuse.mesh import current_rank, initialize, world_size
 from shardfuse.ops.evaluate import unsharded_index
-from shardfuse.passes.bind import bound_domain
+from shardfuse.passes.recorded_domains import bound_domain
 
 
 class Communicator:
@@ -37,14 +37,14 @@ class Communicator:
         return current_rank()
 
     def local_size(self) -> int:
-        return read_launch().local_world_size
+        return read_launch().local_size
 
     def local_rank(self) -> int:
         return read_launch().local_rank
 
     def barrier(self) -> None:
         if dist.is_initialized():
-            dist.barrier()
+            dist.barrier()  # pyright: ignore[reportUnknownMemberType]
 
 
 def shard_tensor(tensor: torch.Tensor, tv: TensorView) -> torch.Tensor:

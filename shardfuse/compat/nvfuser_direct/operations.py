@@ -61,8 +61,7 @@ class Operations:
         if name == "div" and dtype.is_integral:
             native = "trunc_div"
         native = "div" if native == "truediv" else native
-        record = cast(Callable[..., object], _method(self._ops, native))
-        return handle(record(*values), self._fusion)
+        return handle(_method(self._ops, native)(*values), self._fusion)
 
     @staticmethod
     def _check(name: str, values: Sequence[Operand], dtype: DataType) -> None:
@@ -89,7 +88,7 @@ class Operations:
             raise NvFuserError(f"ops.{op}: operand 0 is {x!r}, expected a TensorView")
         given = plain(dims)
         chosen = None if dtype is None else dtype
-        if isinstance(given, list) and not given:
+        if given == []:
             given = list(range(x.ndim))
         if isinstance(given, DataType):  # (arg, dtype): over all axes
             chosen, given = given, list(range(x.ndim))
@@ -157,8 +156,8 @@ class Operations:
         pairs = zip(cast("list[object]", plain(start_indices)), cast("list[object]", plain(end_indices)), strict=False)
         if any(isinstance(a, int) and isinstance(b, int) and b < a for a, b in pairs):
             raise OperandError("slice", "end_indices", end_indices, f"indices of at least {start_indices}, the start")
-        steps = plain(strides)
-        if isinstance(steps, list) and any(isinstance(n, int) and n != 1 for n in cast("list[object]", steps)):
+        steps = cast("list[object] | None", plain(strides))
+        if steps is not None and any(isinstance(n, int) and n != 1 for n in steps):
             raise OperandError(
                 "slice", "strides", steps, "steps of 1, as in nvFuser; shardfuse's own slice takes others"
             )
@@ -177,7 +176,7 @@ class Operations:
 
     @translated
     def permute(self, arg: Any, dims: Any) -> Any:
-        if any(not isinstance(d, int) for d in dims):
+        if any(not isinstance(d, int) for d in cast("Sequence[object]", dims)):
             raise TypeError(f"ops.permute: dims are {dims}, expected integers")
         return self._call("permute", arg, dims)
 
@@ -261,7 +260,7 @@ def _one_of(dims: object, dim: object) -> object:
 def _axes(arg: object, dims: object) -> object:
     """All axes where none is named."""
     x, given = plain(arg), plain(dims)
-    return list(range(x.ndim)) if isinstance(given, list) and not given and isinstance(x, TensorView) else given
+    return list(range(x.ndim)) if given == [] and isinstance(x, TensorView) else given
 
 
 def _scan_dim(op: str, arg: object, dim: object) -> object:
@@ -275,10 +274,9 @@ def _scan_dim(op: str, arg: object, dim: object) -> object:
 
 
 def _list(op: str, shape: object) -> object:
-    found = plain(shape)
-    if not isinstance(found, list):
+    if not isinstance(shape, list | tuple):
         raise TypeError(f"ops.{op}: the shape is {shape!r}, expected a list or tuple")
-    return found
+    return plain(cast("object", shape))
 
 
 def _is_integral(value: object) -> bool:

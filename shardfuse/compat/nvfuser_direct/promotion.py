@@ -1,7 +1,7 @@
 """nvFuser's types of pointwise ops: torch's classes, but narrow floats become Float and wide numbers are not narrowed.
 
-Tensors with dims, tensors without and numbers are three classes; a class takes the type of the next only where that has a
-higher category, and then whole: an Int tensor and a Double number are Double.
+Tensors with dims, tensors without and numbers are three classes; a class takes the type of the next only where that has
+a higher category, and then whole: an Int tensor and a Double number are Double.
 """
 
 from __future__ import annotations

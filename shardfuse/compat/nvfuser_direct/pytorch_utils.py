@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -50,7 +50,7 @@ def retry_on_oom_or_skip_test(function: Callable[P, R]) -> Callable[P, R]:
 
 def get_device_properties() -> dict[str, str | int]:
     """Name and limits of the current GPU."""
-    p = torch.cuda.get_device_properties(torch.cuda.current_device())
+    p = cast(Any, torch.cuda).get_device_properties(torch.cuda.current_device())
     return {
         "gpu_name": p.name,
         "gpu_compute_capability_major": p.major,

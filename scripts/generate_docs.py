@@ -1,0 +1,119 @@
+"""Writes docs/ops.md from the tables of ops: every op, its types and how it runs.
+
+python scripts/generate_docs.py           writes the page
+python scripts/generate_docs.py --check   ends with exit code 1 if it is not what would be written
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+from shardfuse.ops.build import Ops
+from shardfuse.ops.builder import INTEGERS_ONLY
+from shardfuse.ops.table import POINTWISE, PointwiseOp, Rule
+from shardfuse.ops.torch_calls import TORCH_CALLS
+
+PAGE = Path(__file__).parents[1] / "docs/ops.md"
+
+HEAD = """# Ops
+
+Written by `scripts/generate_docs.py` from the tables in `shardfuse/ops/`; do not edit.
+
+Operands are TensorViews, scalars of the fusion and Python numbers, broadcast as numpy does. `P` is the type that torch
+promotes the operands to; unsigned integers of 16 bits and more and 8-bit floats are not promoted: cast them first.
+Narrow floats (16 and 8 bits) are computed in float32 and rounded to their own type.
+
+- *kernel*: fused with what stands around it. Complex numbers and results of 8-bit floats are a torch call in any op.
+- *torch call*: one call of torch, which is a segment of its own.
+- *view*: nothing runs; the result shares the input's storage.
+
+Where a torch call cannot be computed on shards of an axis (a scan along it, a slice of it), that axis is gathered first.
+"""
+
+RULES = {
+    Rule.PROMOTE: "P to P",
+    Rule.NARROW: "P to P, narrow floats as they are",
+    Rule.INTEGER: "P, Bool as Int, to that",
+    Rule.FLOAT: "P, integers as float32, to that",
+    Rule.BOOL: "P to Bool",
+    Rule.LOGICAL: "Bool to Bool",
+    Rule.WHERE: "Bool, P and P to P",
+    Rule.COMPLEX: "float32 or float64 to complex",
+    Rule.REAL: "P to P, complex to its real type",
+}
+
+KERNEL = (
+    "full",
+    "full_like",
+    "iota",
+    "sum",
+    "prod",
+    "max",
+    "min",
+    "any",
+    "all",
+    "mean",
+    "var",
+    "var_mean",
+    "welford",
+    "cast",
+    "set",
+    "segment_set",
+)
+VIEWS = ("broadcast", "broadcast_in_dim", "expand", "squeeze", "unsqueeze", "permute", "transpose", "reshape", "slice")
+HOST = ("size", "shape")
+
+
+def page() -> str:
+    lines = [HEAD, "## Pointwise", "", "| op | operands | types | runs as |", "|---|---|---|---|"]
+    lines += [f"| `{op.name}` | {op.arity} | {types_of(op)} | {run_as(op)} |" for op in POINTWISE.values()]
+    lines += ["", "## Others", "", "| op | what it gives | runs as |", "|---|---|---|"]
+    for name, function in inspect.getmembers(Ops, inspect.isfunction):
+        if name.startswith("_") or name in POINTWISE:
+            continue
+        summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+        parameters = ", ".join(p for p in inspect.signature(function).parameters if p != "self")
+        lines.append(f"| `{name}({parameters})` | {summary} | {how(name)} |")
+    return "\n".join(lines) + "\n"
+
+
+def types_of(op: PointwiseOp) -> str:
+    return RULES[op.rule] + ("; integers and Bool" if op.name in INTEGERS_ONLY else "")
+
+
+def run_as(op: PointwiseOp) -> str:
+    if op.triton is None:
+        return "torch call"
+    return "kernel; integers: torch call" if op.floats_only else "kernel"
+
+
+def how(name: str) -> str:
+    if name in HOST:
+        return "host"
+    if name in VIEWS:
+        return "view"
+    if name in TORCH_CALLS:
+        return "torch call"
+    if name in ("uniform", "normal", "rand_like", "randn_like"):
+        return "torch calls"
+    if name in ("amax", "amin", *KERNEL):
+        return "kernel"
+    return "kernel, of other ops" if name not in ("dropout",) else "torch calls and a kernel"
+
+
+def main() -> int:
+    text = page()
+    if "--check" in sys.argv[1:]:
+        if PAGE.exists() and PAGE.read_text() == text:
+            return 0
+        print("docs/ops.md is not up to date: run python scripts/generate_docs.py")
+        return 1
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The splits, merges and parallelisations that a definition recorded, with sizes: digits, shardings and storage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from ..analysis.sharding import restrict
+from ..errors import ShardingError
+from ..ir.digits import Axis, CutError, extent
+from ..ir.domain import BoundDomain, IterDomain, Sharding, Split, without
+from ..ir.expr import BoundTensor
+from ..ir.layout import is_present, local_extent
+from ..ir.tensor_view import TensorView
+from ..mesh import ParallelType
+
+
+def fits(tv: TensorView, axes: Sequence[Axis]) -> bool:
+    """Can the recorded splits and merges of ``tv`` be replayed on ``axes``?"""
+    try:
+        tv.domain.replay(dict(zip(tv.domain.logical, axes, strict=True)))
+    except CutError:
+        return False
+    return True
+
+
+def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
+    """The recorded transforms of ``tv`` replayed on the digits of ``tensor``."""
+    domain = tv.domain
+    try:
+        axes = domain.replay(dict(zip(domain.logical, tensor.domain.logical, strict=True)))
+    except CutError as error:
+        raise ShardingError(
+            f"{tv.name} of {[extent(a) for a in tensor.domain.logical]}",
+            str(error),
+            "a recorded split does not fit this size",
+            "pad the axis, or allow short shards with uneven=True",
+        ) from error
+    sharding = _sharding(tv, tensor, axes)
+    if restrict(sharding, tensor.domain.logical, domain.mesh) != sharding:
+        raise ShardingError(
+            f"{tv.name} of {[extent(a) for a in tensor.domain.logical]}",
+            f"a part of an axis that is not its outermost is cut unevenly ({tv!r})",
+            "only the last shards of an axis may be short",
+            "pad the axis, or cut its outermost part with outer_split",
+        )
+    bound = replace(tensor.domain, mesh=domain.mesh, sharding=sharding)
+    order = stored_axes(tv)
+    if order is None or is_empty(tensor):
+        return bound
+    on_mesh = domain.mesh_axes().values()
+    return replace(bound, allocation=tuple(without(axes[i], bound.mesh_digits) for i in order if i not in on_mesh))
+
+
+def stored_axes(tv: TensorView) -> tuple[IterDomain, ...] | None:
+    """The allocation axes, mesh axes among them; ``None`` is the logical order."""
+    return tv.domain.allocation or (tv.domain.loop if tv.allocation_rank else None)
+
+
+def allocation_shape(tv: TensorView, tensor: BoundTensor, rank: int) -> tuple[int, ...]:
+    """The shape of ``rank``'s piece by allocation rank: one extent per allocation axis, 1 for a mesh axis.
+
+    A mesh axis is 0 where the rank holds nothing of it.
+    """
+    logical = dict(zip(tv.domain.logical, tensor.domain.logical, strict=True))
+    axes = tv.domain.replay(logical)
+    coordinates = tensor.domain.coordinates(rank)
+    on_mesh = tv.domain.mesh_axes().values()
+    order = stored_axes(tv) or tv.domain.logical
+
+    def size(axis: IterDomain) -> int:
+        digits = without(axes[axis], () if axis in on_mesh else tensor.domain.mesh_digits)
+        if axis in on_mesh:
+            return int(is_present({d: coordinates[d] for d in digits if d in coordinates}))
+        return prod(local_extent(d, coordinates) for d in digits)
+
+    return tuple(map(size, order))
+
+
+def is_empty(tensor: BoundTensor) -> bool:
+    return any(extent(axis) == 0 for axis in tensor.domain.logical)
+
+
+def _sharding(tv: TensorView, tensor: BoundTensor, axes: Mapping[IterDomain, Axis]) -> Sharding:
+    domain = tv.domain
+    if domain.mesh is None:
+        return ()
+    on = domain.mesh_axes()
+    sharding: list[tuple[ParallelType, Axis]] = []
+    for parallel_type in domain.mesh.parallel_types:
+        if parallel_type not in on:
+            continue
+        digits, ranks = axes[on[parallel_type]], domain.mesh.extent(parallel_type)
+        if extent(digits) == 0 or (not digits and is_empty(tensor)):
+            continue  # nothing to share out
+        uneven = extent(digits) < ranks and any(isinstance(t, Split) and t.uneven for t in domain.transforms)
+        if extent(digits) != ranks and not (uneven and digits):
+            raise ShardingError(
+                f"axis {on[parallel_type]} of {tv.name}",
+                f"it has extent {extent(digits)}",
+                f"mesh dimension {parallel_type.name} has {ranks} ranks",
+                f"split the axis with outer_split(axis, {ranks}), uneven=True where the size does not divide"
+                if digits
+                else "an axis of one element stays replicated: leave it off the mesh, or pad it",
+            )
+        if digits:
+            sharding.append((parallel_type, digits))
+    return tuple(sharding)

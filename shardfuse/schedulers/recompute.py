@@ -1,0 +1,139 @@
+"""Pointwise chains computed again by those who read their result, where that moves fewer bytes than storing it.
+
+    A: T4 = mul(T0, T1); T5 = sum(T4, rows)      stores T4, T5
+    B: T6 = sum(T4, columns)                     reads T4
+
+becomes, T0 and T1 being narrower than T4, or read by B in any case::
+
+    A: T4 = mul(T0, T1); T5 = sum(T4, rows)      stores T5
+    B: T4 = mul(T0, T1); T6 = sum(T4, columns)   reads T0, T1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import prod
+
+from ..ir.digits import extent
+from ..ir.expr import REDUCTIONS, BoundTensor, Expr
+from .segment import Segment
+
+Takes = Callable[[Segment, Segment], bool]
+"""Is the second segment as good a kernel as the first, less or more a chain?"""
+
+
+def recompute(
+    segments: Sequence[Segment],
+    outputs: Collection[BoundTensor],
+    position: Mapping[Expr, int],
+    is_kernel: Callable[[Segment], bool],
+    takes: Takes,
+) -> list[Segment]:
+    """``segments``, in the order given, after every exchange of a stored tensor for its chain that pays.
+
+    outputs: of the fusion.  position: of each Expr in it.
+    """
+    found = list(segments)
+    free = [is_kernel(s) for s in segments]
+    for b in range(len(found)):
+        for t in found[b].inputs:
+            a = next((k for k, s in enumerate(found) if free[k] and free[b] and k != b and t in s.outputs), None)
+            if a is None:
+                continue
+            exchanged = _exchanged(found, a, b, t, outputs, position)
+            if exchanged is not None and all(takes(found[k], s) for k, s in exchanged.items()):
+                for k, s in exchanged.items():
+                    found[k] = s
+    return found
+
+
+def _exchanged(
+    segments: Sequence[Segment],
+    a: int,
+    b: int,
+    tensor: BoundTensor,
+    outputs: Collection[BoundTensor],
+    position: Mapping[Expr, int],
+) -> dict[int, Segment] | None:
+    """``a`` and ``b`` after ``b`` has taken the chain of ``tensor`` over; ``None`` where that moves no fewer bytes."""
+    maker, reader = segments[a], segments[b]
+    chain, leaves = _chain(maker, tensor, frozenset(reader.inputs))
+    if not chain:
+        return None
+    others = {t for k, s in enumerate(segments) if k not in (a, b) for t in s.inputs}
+    is_stored = tensor in outputs or tensor in others
+    cost = sum(_bytes(t) for t in leaves if t not in reader.inputs)
+    cost += sum(_bytes(t) for t in leaves if t not in maker.inputs and t not in maker.outputs)
+    if cost >= _bytes(tensor) * (1 if is_stored else 2):
+        return None
+    exprs = sorted(dict.fromkeys((*reader.exprs, *chain)), key=position.__getitem__)
+    kept = [t for t in maker.outputs if t is not tensor or is_stored]
+    kept += [t for t in leaves if t not in maker.inputs and t not in kept]
+    return {a: Segment.of(maker.exprs, kept), b: Segment.of(exprs, reader.outputs)}
+
+
+def _chain(
+    maker: Segment, tensor: BoundTensor, there: Collection[BoundTensor]
+) -> tuple[list[Expr], list[BoundTensor]]:
+    """The pointwise Exprs of ``maker`` behind ``tensor``, and the tensors that they begin with.
+
+    A chain ends at the inputs of ``maker``, at reduced values, and at what the reader reads in any case (``there``).
+    """
+    producer = {e.output: e for e in maker.exprs}
+    chain: dict[Expr, None] = {}
+    leaves: dict[BoundTensor, None] = {}
+    todo = [tensor]
+    while todo:
+        t = todo.pop()
+        expr = producer.get(t)
+        if expr is None or expr.op in REDUCTIONS or (t is not tensor and t in there):
+            leaves[t] = None
+        elif expr not in chain:
+            chain[expr] = None
+            todo += expr.tensors
+    return ([], []) if tensor in leaves else (list(chain), list(leaves))
+
+
+def _bytes(tensor: BoundTensor) -> int:
+    """Of one rank, nominal."""
+    return tensor.dtype.itemsize * prod(extent(axis) for axis in tensor.domain.local_axes())
+
+
+def join(
+    segments: Sequence[Segment],
+    position: Mapping[Expr, int],
+    is_kernel: Callable[[Segment], bool],
+    takes: Callable[[Segment], bool],
+) -> list[Segment]:
+    """``segments`` with those made one that read the same wide tensor and that a kernel takes together."""
+    found = list(segments)
+    free = [is_kernel(s) for s in found]
+    b = 0
+    while b < len(found):
+        for a in range(b):
+            at = _place(found, a, b) if free[a] and free[b] and _share(found[a], found[b]) else None
+            if at is not None and takes(both := _both(found[a], found[b], position)):
+                found[at] = both
+                del found[a + b - at], free[a + b - at]
+                b -= 1
+                break
+        b += 1
+    return found
+
+
+def _place(segments: Sequence[Segment], a: int, b: int) -> int | None:
+    """Where the two may stand as one, ``a < b``, so that all who read them come later; ``None`` where nowhere."""
+    if any(t in segments[k].inputs for k in range(a + 1, b + 1) for t in segments[a].outputs):
+        made = [t for k in range(a, b) for t in segments[k].outputs]
+        return None if any(t in made for t in segments[b].inputs) else a
+    return b
+
+
+def _both(a: Segment, b: Segment, position: Mapping[Expr, int]) -> Segment:
+    exprs = sorted(dict.fromkeys((*a.exprs, *b.exprs)), key=position.__getitem__)
+    return Segment.of(exprs, (*a.outputs, *b.outputs))
+
+
+def _share(a: Segment, b: Segment) -> bool:
+    """A tensor of two axes or more: a weight is not worth a kernel that does two things."""
+    return any(t in b.inputs and sum(1 for axis in t.domain.logical if axis) > 1 for t in a.inputs)
