@@ -29,7 +29,7 @@ Narrow floats (16 and 8 bits) are computed in float32 and rounded to their own t
 - *torch call*: one call of torch, which is a segment of its own.
 - *view*: nothing runs; the result shares the input's storage.
 
-Where a torch call cannot be computed on shards of an axis (a scan along it, a slice of it), that axis is gathered first.
+Where a torch call cannot be computed on shards of an axis (a scan along it, a slice of it), it is gathered first.
 """
 
 RULES = {

@@ -37,6 +37,7 @@ def run_ranks(size: int, function: Callable[[int, int], T], timeout: float = 60)
     results: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
     store = dist.HashStore()
+    over: list[bool] = []
 
     def run(rank: int) -> None:
         try:
@@ -45,7 +46,8 @@ def run_ranks(size: int, function: Callable[[int, int], T], timeout: float = 60)
             dist.destroy_process_group()
         except BaseException as error:  # noqa: BLE001 raised again in the caller's thread
             errors[rank] = error
-            ProcessLocalGroup.exception_handle(error)
+            if not over:  # a rank that was left behind must not end a later world
+                ProcessLocalGroup.exception_handle(error)
 
     with _threaded_world():
         threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
@@ -53,6 +55,7 @@ def run_ranks(size: int, function: Callable[[int, int], T], timeout: float = 60)
             thread.start()
         _join(threads, errors, timeout)
         hung = {rank: thread for rank, thread in enumerate(threads) if thread.is_alive()}
+        over.append(True)
         stacks = "".join(f"\nrank {rank}:\n{_stack_of(thread)}" for rank, thread in hung.items())
     own = {rank: error for rank, error in errors.items() if not _was_interrupted(error)}
     if own:

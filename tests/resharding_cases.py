@@ -102,7 +102,7 @@ def place(tv: TensorView, mesh: DeviceMesh, placing: Placing, reverse: bool) -> 
         tv.axis(mine).parallelize(mesh.parallel_types[mesh_dim])
 
 
-def run(case: Case, rank: int) -> Explanation:
+def run(case: Case, rank: int, device: torch.device | str = "cpu") -> Explanation:
     """Runs a case on one rank, compares its piece with the one cut by hand, and says what it took."""
     mesh = DeviceMesh(torch.arange(torch.Size(case.mesh).numel()).reshape(case.mesh))
     partial = [n for n, placed in zip(case.mesh, case.source, strict=True) if placed.kind == "partial"]
@@ -120,11 +120,13 @@ def run(case: Case, rank: int) -> Explanation:
         else []
     )
     value = torch.stack([full - sum(summands), *summands]).reshape(*partial, *case.shape) if partial else full
-    arguments = local_arguments(fd.fusion, [value], rank)
+    arguments = [a.to(device) for a in local_arguments(fd.fusion, [value], rank) if isinstance(a, torch.Tensor)]
     (out,) = fd.execute(arguments)
     expected = local_piece(y, full, rank)
     assert expected is not None
-    assert torch.equal(out, expected), f"{case}: rank {rank} has {out.flatten()[:8]}, not {expected.flatten()[:8]}"
+    assert torch.equal(out.cpu(), expected), (
+        f"{case}: rank {rank} has {out.flatten()[:8]}, not {expected.flatten()[:8]}"
+    )
     return fd.explain()
 
 

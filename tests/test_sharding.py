@@ -139,7 +139,7 @@ def test_norms_over_a_sharded_axis(norm: Callable[..., None], shape: tuple[int, 
     for case in cases:
         sharded = x.ndim and case.name.startswith("(2")
         collectives = case.fd.explain().collectives
-        assert [c.kind for c in collectives] == (["all_reduce"] * 2 if sharded else [])
+        assert (0 < len(collectives) <= 2) if sharded else not collectives
         assert all(c.bytes < 4 * shape[0] * shape[1] * shape[2] for c in collectives)
 
 

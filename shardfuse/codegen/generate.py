@@ -99,9 +99,10 @@ def _column_lines(tile: Tile, block: str) -> list[str]:
     """The columns ``k`` of a block that begins at ``x0``."""
     columns = tile.columns
     lines = [f"x0 = {block} * {columns}", f"k = {tile.lanes(tile.x_block, reduced=False)}"]
-    masks = [f"(k < {columns})"] if columns < tile.x_block else []
-    masks += [f"(x0 + k < {X_SIZE})"] if tile.x_total % columns else []
-    return [*lines, *([f"x_mask = {' & '.join(masks)}"] if masks else [])]
+    cut = [f"x0 + k < {X_SIZE}"] if tile.x_total % columns else []
+    masks = [*([f"k < {columns}"] if columns < tile.x_block else []), *cut]
+    text = masks[0] if len(masks) == 1 else " & ".join(f"({m})" for m in masks)
+    return [*lines, *([f"x_mask = {text}"] if masks else [])]
 
 
 def _group_lines(tile: Tile, size: int) -> list[str]:

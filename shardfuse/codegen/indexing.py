@@ -95,7 +95,9 @@ def member_terms(
         elif aligned and g.below % size == 0:
             scalars.append(_scaled(_digit(base, g), g.stride))
         elif aligned and g.below == 1 and g.extent % size == 0:
-            scalars.append(_scaled(_digit(base, g), g.stride))
+            # Counted in blocks: what is multiplied by their size is known to be aligned.
+            blocks = Group(size, g.extent // size, size * g.stride, g.is_outermost)
+            scalars.append(_scaled(_digit(base, blocks), blocks.stride))
             terms.append(_scaled(lane, g.stride))
         else:
             index = f"({first} + {start} + {lane})" if start else f"({first} + {lane})"

@@ -14,6 +14,8 @@ from .team import cannot_exchange, in_columns, lanes_of, looping_team
 
 _WARPS = 8
 _COLUMN_WARPS = 4
+_EACH = 32
+"""Elements of columns that a thread takes at once, where more phases than one need registers."""
 
 
 def why_not(segment: Segment) -> str | None:
@@ -44,14 +46,14 @@ def in_loop(segment: Segment, space: Space, target: Target) -> Params:
     if space.grouped:
         columns, lanes = lanes_of(space, segment)
         return Params(lanes, max(elements // lanes, 1), unrolled=False, num_warps=_WARPS, columns=columns)
-    return down_columns(inputs, space, target)
+    return down_columns(inputs, space, target, _EACH)
 
 
-def down_columns(inputs: Sequence[BoundTensor], space: Space, target: Target) -> Params:
-    """Tiles of columns, two wide loads along a row by each lane of a warp, 64 elements of all inputs a thread."""
+def down_columns(inputs: Sequence[BoundTensor], space: Space, target: Target, each: int) -> Params:
+    """Tiles of columns, two wide loads along a row by each lane of a warp, ``each`` elements of all inputs a thread."""
     width = max((vector(t.dtype, space.kept, target) for t in inputs), default=4)
     x_block = min(2 * WARP * width, power_of_two(space.kept))
-    elements = _COLUMN_WARPS * WARP * 64 // power_of_two(max(len(inputs), 1))
+    elements = _COLUMN_WARPS * WARP * each // power_of_two(max(len(inputs), 1))
     r_block = min(max(elements // x_block, 1), power_of_two(space.reduced))
     return Params(x_block=x_block, r_block=r_block, unrolled=False, num_warps=_COLUMN_WARPS)
 

@@ -271,13 +271,13 @@ class _Tile:
 
 
 def _tile(segment: Segment, mixed: Mixed, target: Target) -> _Tile | None:
-    """The first that fits of those that leave fewer programs, or reload more; ``None`` where rows are too long."""
+    """Two programs a multiprocessor, else one, else reloading; ``None`` where rows are too long for all."""
     n = mixed.space.reduced
     most = max(_EACH * WARP * _WARPS // power_of_two(n), 1)
     warps = _WARPS
     while warps < MAX_WARPS and n > _EACH * WARP * warps:
         warps *= 2
-    for programs, keeps in ((2, True), (2, False), (1, True), (1, False)):
+    for programs, keeps in ((2, True), (1, True), (1, False)):
         words = _words(segment, mixed, keeps=keeps)
         for rows in (most >> k for k in range(most.bit_length())):
             tile = _Tile(rows, warps, programs, keeps)

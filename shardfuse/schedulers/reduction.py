@@ -20,7 +20,7 @@ from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from .limits import H200, PROGRAMS_PER_MULTIPROCESSOR, Target, power_of_two
-from .looped import in_loop
+from .looped import down_columns, in_loop
 from .persistent import in_registers, rereads, streamed, too_long
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
@@ -33,6 +33,8 @@ _WORTH_SPLITTING = 8
 _TURNS = 2
 """A program of a split reduction has at least so many turns of its loop."""
 _MAX_SPLITS = 512
+_EACH = 64
+"""Elements of columns that a thread takes at once."""
 
 
 def why_not(segment: Segment) -> str | None:
@@ -54,6 +56,8 @@ def propose(segment: Segment, target: Target) -> Params:
     assert not isinstance(space, str), space
     wanted = target.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
     params = in_loop(segment, space, target)
+    if not (space.is_inner or space.grouped):
+        params = down_columns(streamed(segment, space), space, target, _EACH)
     programs = -(-space.kept // params.x_block)
     turns = -(-space.reduced // params.r_block)
     if space.reduced <= _UNROLLED and too_long(segment, space) is None:

@@ -64,6 +64,7 @@ class _World:
         self.store = _SharedStore(HashStore(), self.baton)
         self.errors: dict[int, BaseException] = {}
         self.where: dict[int, threading.Thread] = {}
+        self.is_over = False
 
     def run(self, fn: Callable[[], T], timeout: float | None) -> list[T]:
         results: dict[int, T] = {}
@@ -76,7 +77,8 @@ class _World:
                     dist.destroy_process_group()
             except BaseException as error:  # noqa: BLE001 raised again in the caller's thread
                 self.errors[rank] = error
-                _threads.ProcessLocalGroup.exception_handle(error)
+                if not self.is_over:  # a rank that was left behind must not end a later world
+                    _threads.ProcessLocalGroup.exception_handle(error)
 
         with _threaded_world(self.baton):
             for rank in range(self.size):
@@ -84,6 +86,7 @@ class _World:
                 self.where[rank] = thread
                 thread.start()
             stuck = self.watch(timeout)
+            self.is_over = True
         own = {rank: error for rank, error in self.errors.items() if not _was_interrupted(error)}
         if own:
             rank = min(own)

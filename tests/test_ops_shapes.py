@@ -1,0 +1,97 @@
+"""Shapes that only a call tells: scalar inputs as sizes, extents of 0, expanded inputs, aliases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardfuse import DataType, FusionDefinition
+from shardfuse.errors import DefinitionError, OperandError, ShapeError
+
+
+def test_scalar_inputs_are_sizes() -> None:
+    with FusionDefinition() as fd:
+        x, (rows, columns) = fd.define_tensor([-1, -1]), fd.define_vector(2)
+        half = fd.ops.floor_div(rows, 2)
+        fd.add_output(fd.ops.slice(x, [half, 0], [rows, columns]))
+        fd.add_output(fd.ops.full([columns, half], 2.5, DataType.Float))
+        fd.add_output(fd.ops.topk(x, columns, 1)[0])
+    x = torch.randn(6, 5)
+    for rows, columns in ((6, 3), (4, 5), (4, 2)):
+        part, filled, top = fd.execute([x, rows, columns])
+        assert torch.equal(part, x[rows // 2 : rows, :columns])
+        assert torch.equal(filled, torch.full((columns, rows // 2), 2.5))
+        assert torch.equal(top, x.topk(columns, 1).values)
+
+
+def test_arithmetic_on_scalar_inputs() -> None:
+    with FusionDefinition() as fd:
+        x, a, n = fd.define_tensor([-1]), fd.define_scalar(), fd.define_scalar(dtype=DataType.Int)
+        fd.add_output(fd.ops.mul(x, fd.ops.add(fd.ops.exp(a), fd.ops.mul(n, 2))))
+    x = torch.ones(3)
+    for a, n in ((0.5, 3), (-1.25, 1 << 40)):
+        wanted = x * float(torch.tensor(a, dtype=torch.float64).exp() + 2 * n)
+        torch.testing.assert_close(fd.execute([x, a, n])[0], wanted)
+
+
+def test_triangles_and_views_of_nothing() -> None:
+    for shape in ((0, 5), (4, 0), (0, 0)):
+        x = torch.randn(shape)
+        with FusionDefinition() as fd:
+            t = fd.from_pytorch(x)
+            fd.add_output(fd.ops.triu(t))
+            fd.add_output(fd.ops.sum(fd.ops.cat([t, t], 1), [0]))
+        upper, total = fd.execute([x])
+        assert torch.equal(upper, x.triu())
+        assert torch.equal(total, torch.cat([x, x], 1).sum(0))
+
+
+def test_expanded_and_strided_inputs() -> None:
+    base = torch.randn(4, 1, 6)
+    for x in (base.expand(4, 3, 6), base.expand(4, 3, 6).permute(2, 0, 1), torch.randn(8, 3, 12)[::2, :, ::2]):
+        with FusionDefinition() as fd:
+            t = fd.from_pytorch(x)
+            fd.add_output(fd.ops.sum(fd.ops.add(t, 1.0), [1]))
+        torch.testing.assert_close(fd.execute([x])[0], (x + 1).sum(1))
+
+
+def test_swapping_two_inputs_in_place() -> None:
+    a, b = torch.randn(4), torch.randn(4)
+    with FusionDefinition() as fd:
+        s, t = fd.define_tensor([-1]), fd.define_tensor([-1])
+        fd.add_output(fd.ops.set(t), s)
+        fd.add_output(fd.ops.set(s), t)
+    before = a.clone(), b.clone()
+    assert fd.execute([a, b]) == []
+    assert torch.equal(a, before[1])
+    assert torch.equal(b, before[0])
+
+
+def test_aliases_that_cannot_be() -> None:
+    with FusionDefinition() as fd:
+        x, y = fd.define_tensor([-1]), fd.define_tensor([-1, -1], dtype=DataType.Half)
+        fd.add_output(fd.ops.neg(x), x)
+        with pytest.raises(DefinitionError, match="an input that no other output is written to"):
+            fd.add_output(fd.ops.abs(x), x)
+        with pytest.raises(DefinitionError, match="the rank and dtype of the input"):
+            fd.add_output(fd.ops.exp(x), y)
+
+
+def test_what_does_not_fit() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4, 6])
+        with pytest.raises(OperandError, match=r"start_indices is .*expected 2 of them"):
+            fd.ops.slice(x, [0], [1])
+        with pytest.raises(OperandError, match="pad_widths"):
+            fd.ops.pad(x, [1])
+        with pytest.raises(OperandError, match="bitwise_and: the common type of the operands is 'Float'"):
+            fd.ops.bitwise_and(x, x)
+        with pytest.raises(OperandError, match=r"reshape: new_shape is \[5, 5\], expected 24 elements"):
+            fd.ops.reshape(x, [5, 5])
+        with pytest.raises(OperandError, match="cat: axis 1 of operand 1"):
+            fd.ops.cat([x, fd.define_tensor([2, 5])], 0)
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1])
+        fd.add_output(fd.ops.pad(x, [-4, -4]))
+    with pytest.raises(ShapeError, match="an axis of -2"):
+        fd.execute([torch.ones(3, 6)])
