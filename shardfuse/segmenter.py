@@ -50,6 +50,11 @@ def named(segment: Segment) -> tuple[str, tuple[tuple[str, str], ...]]:
     return name, refusals
 
 
+def is_taken(segment: Segment) -> bool:
+    """Is there a kernel for ``segment``?"""
+    return choose_scheduler(segment)[0] not in (None, *ALONE)
+
+
 def takes_over(before: Segment, after: Segment) -> bool:
     """Is there a kernel for ``after``, one of no lower a scheduler than that of ``before``?"""
     names = [name for name, _ in SCHEDULERS]
@@ -101,7 +106,7 @@ class _Segmenter:
         changed = recompute(segments, self.fusion.outputs, self.position, kernels.__contains__, takes_over)
         if changed != segments:
             kernels += [s for s in changed if s not in chosen]
-            segments = join(changed, self.position, kernels.__contains__, lambda s: choose_scheduler(s)[0] not in (None, *ALONE))
+            segments = join(changed, self.position, kernels.__contains__, is_taken)
         return [ScheduledSegment(s, *(chosen.get(s) or named(s))) for s in segments]
 
     # cheap producers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from collections.abc import Sequence
 
 from segments import Builder, rms_norm
@@ -113,8 +115,10 @@ def softmax(rows: int, columns: int, dtype: DataType, axis: int = 1) -> Segment:
     return b.segment(b.cast(b.op("div", e, b.reduce("sum", e, [axis])), dtype))
 
 
-def group_norm_silu(n: int, c: int, h: int, w: int, groups: int, dtype: DataType) -> Segment:
-    """NCHW, reshaped to groups and back as people write it."""
+def group_norm_silu(
+    n: int, c: int, h: int, w: int, groups: int, dtype: DataType, order: tuple[int, ...] = (0, 1, 2, 3)
+) -> Segment:
+    """NCHW, reshaped to groups and back as people write it.  ``order``: dims as they are stored."""
     b = Builder()
     x = b.input(dtype, b.axis(n), b.axis(c), b.axis(h), b.axis(w))
     channels = x.domain.logical[1]
@@ -125,7 +129,10 @@ def group_norm_silu(n: int, c: int, h: int, w: int, groups: int, dtype: DataType
                new=(True, False, True, True))
         for _ in range(2)
     )  # fmt: skip
-    return b.segment(b.cast(b.op("silu", b.op("add", b.op("mul", flat, weight), shift)), dtype))
+    segment = b.segment(b.cast(b.op("silu", b.op("add", b.op("mul", flat, weight), shift)), dtype))
+    for t in (x, *segment.outputs):
+        t.domain = replace(t.domain, allocation=tuple(t.domain.logical[d] for d in order))
+    return segment
 
 
 def total(rows: int, columns: int, dtype: DataType) -> Segment:
@@ -139,6 +146,13 @@ def row_sums(rows: int, columns: int, dtype: DataType) -> Segment:
     b = Builder()
     x = b.input(dtype, b.axis(rows), b.axis(columns))
     return b.segment(b.cast(b.reduce("sum", b.cast(x, FLOAT), [1], keepdim=False), dtype))
+
+
+def turned(shape: Sequence[int], dims: Sequence[int], dtype: DataType) -> Segment:
+    """x, its dims permuted, added to a tensor that lies in memory as the result does."""
+    b = Builder()
+    y = b.permute(b.input(dtype, *map(b.axis, shape)), dims)
+    return b.segment(b.op("add", y, b.input(dtype, *y.domain.logical)))
 
 
 def permuted(a: int, b_size: int, c: int, dtype: DataType) -> Segment:
@@ -159,9 +173,12 @@ GOLDEN: dict[str, Segment] = {
     "cross_entropy": cross_entropy(4096, 32000, BF16),
     "total": total(8192, 4096, BF16),
     "group_norm": group_norm_silu(8, 128, 16, 32, 32, HALF),
+    "rms_norm_team": rms_norm(4096, 65536, BF16),
+    "group_norm_channels_last": group_norm_silu(2, 640, 64, 64, 32, HALF, (0, 2, 3, 1)),
 }
 """Name -> the fusion whose kernels' text stands in tests/golden/."""
 
+GROUP_NORMS = ((2, 320, 128, 128), (2, 640, 64, 64), (2, 1280, 32, 32), (1, 512, 256, 256), (32, 128, 256, 256))
 WIDTHS = (64, 384, 768, 1024, 1280, 1600, 2048, 4096, 5140, 8192, 12288, 16384, 20480)
 
 SM90: dict[str, Segment] = {
@@ -187,6 +204,18 @@ SM90: dict[str, Segment] = {
     "swiglu past 32 bits": swiglu(70000, 40000, BF16),
     "rms_norm past 32 bits": rms_norm(1 << 20, 4096, BF16),
     "rms_norm_dw past 32 bits": rms_norm_dw(1 << 20, 4096, BF16),
+    **{f"rms_norm {n}": rms_norm(1024, n, BF16) for n in (65540, 262144, 1048576)},
+    **{f"layer_norm {n}": layer_norm(1024, n, HALF) for n in (32768, 65536, 262144)},
+    **{f"add_rms_norm {n}": rms_norm(1024, n, BF16, residual=True) for n in (65536, 262144)},
+    "rms_norm float 65536": rms_norm(1024, 65536, FLOAT),
+    **{f"softmax {n}": softmax(1024, n, BF16) for n in (65536, 262144)},
+    "rms_norm_dx 65536": rms_norm_dx(1024, 65536, BF16),
+    "cross_entropy 262144": cross_entropy(2048, 262144, BF16),
+    **{f"group_norm {shape}": group_norm_silu(*shape, 32, HALF) for shape in GROUP_NORMS},
+    **{f"group_norm {shape} channels-last": group_norm_silu(*shape, 32, HALF, (0, 2, 3, 1)) for shape in GROUP_NORMS},
     "permuted": permuted(64, 128, 512, BF16),
+    "transpose_add": turned((16384, 8192), (1, 0), BF16),
+    "transpose_add float": turned((64, 2048, 1024), (0, 2, 1), FLOAT),
+    "channels_last": turned((32, 64, 56, 56), (0, 2, 3, 1), HALF),
 }
 """Name -> a fusion whose kernels are compiled for sm_90."""

@@ -17,10 +17,15 @@ from shardfuse.schedulers.limits import H200
 TESTS = Path(__file__).parent
 UNALIGNED = {"swiglu of odd rows", "cross_entropy 50257"}
 """Neither 128-bit nor 64-bit accesses: rows, or everything, of an odd number of elements."""
-BY_64_BITS = {"layer_norm 5140", "rms_norm 5140", "add_rms_norm 5140", "rms_norm_dw 5140", "softmax 1000"}
+BY_64_BITS = {
+    "layer_norm 5140", "rms_norm 5140", "add_rms_norm 5140", "rms_norm_dw 5140", "softmax 1000", "rms_norm 65540",
+    "layer_norm_backward 5140",
+}  # fmt: skip
+STREAMS = ("persistent", "looped", "pointwise", "reduction", "mix_order", "transpose")
+"""First words of the names of kernels that read what is large."""
 QUICK = [
     *GOLDEN, "layer_norm 768", "layer_norm 5140", "rms_norm 20480", "rms_norm 65536", "rms_norm_dw 5140",
-    "swiglu past 32 bits",
+    "swiglu past 32 bits", "layer_norm_backward 5140", "rms_norm_backward 384", "transpose_add",
 ]  # fmt: skip
 
 
@@ -44,7 +49,7 @@ def check(records: list[dict[str, int | str]]) -> None:
         assert record["spills"] == 0, record
         assert record["stack"] == 0, record
         assert int(record["shared"]) <= H200.shared_bytes, record
-        streams = str(record["kernel"]).startswith(("persistent", "looped", "pointwise", "reduction"))
+        streams = str(record["kernel"]).startswith(STREAMS)
         if streams and record["case"] not in UNALIGNED | {"total of few"}:
             assert int(record["loads_64"]) + int(record["loads_128"]) > 0, record
             assert int(record["loads_128"]) > 0 or record["case"] in BY_64_BITS, record

@@ -95,12 +95,13 @@ def packed(exprs: Sequence[Expr]) -> Communication | None:
 
 
 def _gathers_ranks(expr: Expr) -> bool:
-    """Is it an all-gather of the outermost axis, all of which is on the mesh dimension?"""
+    """Is it an all-gather of the outermost axis, all of which is on the mesh dimension, one number for every rank?"""
     found = communication_of(expr)
     if found is None or found.kind != "all_gather" or found.mesh_dim is None:
         return False
     source = expr.tensors[0].domain
-    return source.logical[0] == source.digits_on(found.mesh_dim) and source.allocation is None
+    digits = source.digits_on(found.mesh_dim)
+    return source.logical[0] == digits and extent(digits) == found.team and source.allocation is None
 
 
 def mesh_dims_of(expr: Expr) -> tuple[ParallelType, ...]:

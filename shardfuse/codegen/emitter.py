@@ -331,7 +331,8 @@ class Emitter:
             return
         self.helpers["prefetch"] = PREFETCH
         self.out.line("ahead = tl.minimum(row + teams, i0 - 1).to(tl.int64)")
-        last = str(tile.share - 1) if tile.last_share == tile.share else f"tl.minimum({tile.share}, {tile.r_total} - first) - 1"
+        own = f"tl.minimum({tile.share}, {tile.r_total} - first) - 1"
+        last = str(tile.share - 1) if tile.last_share == tile.share else own
         for tensor in self.plan.segment.inputs:
             if self.space.is_streamed(tensor):
                 step = LINE_BYTES // tensor.dtype.itemsize

@@ -1,9 +1,9 @@
 """The exchange of a team: partial results of programs that share a row, through a mailbox in global memory.
 
-Each member stores one word for each reduction, ``epoch << 32 | bits``, and waits for those of the others, in one of two
-ways.  *Words*: it polls until the word of every member carries the epoch of this exchange; the value is the flag, and no
-fence or atomic is needed.  *Counted*: members count themselves in, and one thread polls the count, which leaves the
-memory to the others: the way for rows that stream.
+Each member stores one word for each reduction, ``epoch << 32 | bits``, and waits for those of the others, in one of
+two ways.  *Words*: it polls until the word of every member carries the epoch of this exchange; the value is the flag,
+no fence or atomic is needed.  *Counted*: members count themselves in, and one thread polls the count, which leaves the
+memory to the others (RMSNorm of 4096 x 65536 on an H200: 450 us and 322).
 
 A mailbox belongs to one bound kernel with one grid, of ``teams`` teams (``teams = grid / members``)::
 
@@ -114,7 +114,7 @@ def mailbox_words(plan: KernelPlan, grid: int, lanes: int) -> int:
 
 
 def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
-    """Before the loop over rows: who this program is, its epoch, and where its team counts."""
+    """Before the loop over rows: who this program is, its epoch, its own words and the team's, where the team counts."""
     members = plan.params.team
     words = slots(plan) * members * lanes
     lines = [
@@ -124,6 +124,11 @@ def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
         f"epochs_ptr = {MAILBOX} + teams * {2 * words}",
         "epoch = tl.load(epochs_ptr + tl.program_id(0)).to(tl.int32)",
     ]
+    if lanes == 1:
+        lines += ["own = member", f"every = tl.arange(0, {members})"]
+    else:
+        lines.append(f"own = member * {lanes} + tl.arange(0, {lanes})")
+        lines.append(f"every = tl.arange(0, {members})[:, None] * {lanes} + tl.arange(0, {lanes})[None, :]")
     if plan.params.counted:
         lines.append(f"count_ptr = epochs_ptr + tl.num_programs(0) + team * {_LINE}")
     return lines
@@ -152,18 +157,14 @@ def exchange_lines(
     members, counted = plan.params.team, plan.params.counted
     words = members * lanes
     lines = ["epoch += 1", f"box = {MAILBOX} + ((epoch & 1) * teams + team) * {words * slots(plan)}"]
-    own, every = "member", f"tl.arange(0, {members})"
-    if lanes > 1:
-        own = f"member * {lanes} + tl.arange(0, {lanes})"
-        every = f"{every}[:, None] * {lanes} + tl.arange(0, {lanes})[None, :]"
     boxes = ["box" if k == 0 else f"box + {k * words}" for k in range(len(parts))]
-    lines += [f"post({box} + {own}, epoch, {text})" for box, (_, text) in zip(boxes, parts, strict=True)]
+    lines += [f"post({box} + own, epoch, {text})" for box, (_, text) in zip(boxes, parts, strict=True)]
     if counted:
         lines.append(f"meet(count_ptr, epoch * {members})")
     whole: dict[Expr, str] = {}
     for box, (expr, _) in zip(boxes, parts, strict=True):
         acc = accumulator(expr)
-        bits = f"collect({box} + {every})" if counted else f"collect({box} + {every}, epoch)"
+        bits = f"collect({box} + every)" if counted else f"collect({box} + every, epoch)"
         if acc.dtype is DataType.Float:
             bits = f"{bits}.to(tl.float32, bitcast=True)"
         whole[expr] = acc.reduced(bits, 0)

@@ -79,7 +79,8 @@ def write_walk(e: Walk) -> None:
     """Loads of what stays, the walk, and stores of the sums of columns."""
     chunks, columns = e.chunks(), e.columns()
     stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
-    wanted = [*stored, *(x.tensors[0] for x in columns), *(x.tensors[0] for k in range(e.space.phases) for x in e.reductions(k))]
+    summed = [*columns, *(x for k in range(e.space.phases) for x in e.reductions(k))]
+    wanted = [*stored, *(x.tensors[0] for x in summed)]
     if e.params.keeps:
         for chunk in chunks:
             _write_standing(e, wanted, chunk)
@@ -216,8 +217,8 @@ def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[str]]:
     if tile.x_masked and divisor > 1:
         lines.append(f"{ROWS} = {ROWS} // {divisor} * {divisor}")
     chunks = e.chunks()
-    for chunk in {c.lane: c for c in chunks}.values():
-        lines.append(f"{chunk.lane} = {tile.lanes(chunk.block or 1, reduced=True)}")
+    blocks = {c.lane: c.block or 1 for c in chunks}
+    lines += [f"{lane} = {tile.lanes(block, reduced=True)}" for lane, block in blocks.items()]
     lines.append("program = tl.program_id(0).to(tl.int64)")
     if e.y_total > 1:
         lines.append(f"y = program // {e.params.splits}")

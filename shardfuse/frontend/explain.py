@@ -6,18 +6,21 @@ from dataclasses import dataclass
 
 from ..analysis.resharding import Communication, communication_of, local_bytes, packed
 from ..compiler import Plan, PlannedSegment
+from ..schedulers import SCHEDULERS
 
 
 @dataclass(frozen=True)
 class SegmentExplanation:
-    """``kernels``: names of the generated kernels; ``refusals``: what each scheduler before the chosen one said.
+    """``kernels``: names of the generated kernels; ``refusals``: what every other scheduler says, in order of priority.
 
-    ``bytes``: each input read once and each output written once, on one rank.
+    ``asked``: how many of them come before the chosen one.  ``bytes``: each input read once and each output written once,
+    on one rank.
     """
 
     scheduler: str
     kernels: tuple[str, ...]
     refusals: tuple[tuple[str, str], ...]
+    asked: int
     bytes: int
     text: str
 
@@ -40,7 +43,7 @@ class Explanation:
             names = f" -> {', '.join(segment.kernels)}" if segment.kernels else ""
             lines.append(f"segment {k}: {segment.scheduler}{names}, {segment.bytes} bytes")
             lines += [f"    {line}" for line in segment.text.splitlines()]
-            lines += [f"    not {name}: {reason}" for name, reason in segment.refusals if name not in _OBVIOUS]
+            lines += [f"    not {name}: {reason}" for name, reason in segment.refusals[: segment.asked] if name not in _OBVIOUS]
         lines += [f"collective: {c}" for c in self.collectives]
         return "\n".join(lines)
 
@@ -69,6 +72,12 @@ def _segment(planned: PlannedSegment) -> SegmentExplanation:
     text = str(segment)
     if planned.scheduler == "communication":
         text += f"   # {_collectives(planned)[0]}"
-    return SegmentExplanation(
-        planned.scheduler, tuple(k.name for k in planned.kernels), planned.refusals, moved, text
-    )
+    kernels = tuple(k.name for k in planned.kernels)
+    refusals = (*planned.refusals, *_later(planned))
+    return SegmentExplanation(planned.scheduler, kernels, refusals, len(planned.refusals), moved, text)
+
+
+def _later(planned: PlannedSegment) -> list[tuple[str, str]]:
+    """What the schedulers behind the chosen one say, which the segmenter had no need to ask."""
+    behind = SCHEDULERS[len(planned.refusals) + 1 :]
+    return [(name, why_not(planned.segment) or f"{planned.scheduler} comes first") for name, why_not in behind]

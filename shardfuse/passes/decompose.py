@@ -148,7 +148,7 @@ class _Decomposer:
             logical = source.domain.logical
             visible = [next((k for k, a in enumerate(logical) if a == d), None) for _, d in partial]
             places = [k for k in visible if k is not None]
-            if len(places) == len(partial) == len([axis for axis in reduced if axis]):
+            if len(places) == len(partial) == len(reduced):
                 return source, places  # the partial sums are an axis that the user sees: nothing to do locally
         wide = expr.op in ("sum", "prod") or expr.op in TORCH_CALLS
         dtype = DataType.Float if wide and out.dtype.is_low_precision and expr.op in REDUCTIONS else out.dtype

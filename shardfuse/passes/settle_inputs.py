@@ -1,4 +1,4 @@
-"""settle_inputs: inputs about which nothing was said get the sharding that the fusion reads them in, sizes still unknown.
+"""settle_inputs: inputs about which nothing was said get the sharding that the fusion reads them in, sizes unknown.
 
 before (nothing was said of T1)::
 
@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from math import prod
 
 from ..analysis.extents import equal_extents
+from ..analysis.sharding import is_even
 from ..errors import ShapeError, ShardingError
 from ..ir.digits import Axis, Digit, cut_out
 from ..ir.domain import BoundDomain, IterDomain, Merge
@@ -82,9 +83,16 @@ def _record(tv: TensorView, domain: BoundDomain, mesh: DeviceMesh, uneven: bool)
         places = [(place, entry) for entry in todo if (place := _place(left, entry[1])) is not None]
         if not places:
             return
-        found = min(places, key=lambda item: bool(item[0][1]))[1]  # outer parts first: they may be cut unevenly
+        found = min(places, key=lambda item: _turn(*item))[1]
         todo.remove(found)
         _split(tv, left, *found, mesh.extent(found[0]), uneven)
+
+
+def _turn(place: tuple[IterDomain, Axis, Axis], entry: tuple[ParallelType, Digit]) -> int:
+    """Inner parts that divide the axis first, then outer parts: what these leave may be short, and is not cut again."""
+    if not place[1]:
+        return 1
+    return 0 if is_even((entry[1],), entry[1].extent) else 2
 
 
 Left = dict[IterDomain, Axis]

@@ -10,7 +10,7 @@ from .persistent import streamed
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
 from .space import Space, analyse
-from .team import cannot_exchange, in_columns, lanes_of, looping_team
+from .team import cannot_exchange, columns_of, in_columns, looping_team
 
 _WARPS = 8
 _COLUMN_WARPS = 4
@@ -32,7 +32,7 @@ def propose(segment: Segment, target: Target) -> Params:
     assert not isinstance(space, str), space
     space = in_columns(segment, space)
     params = in_loop(segment, space, target)
-    return params if cannot_exchange(segment, space) else looping_team(space, params, target)
+    return params if cannot_exchange(segment, space) else looping_team(segment, space, params, target)
 
 
 def in_loop(segment: Segment, space: Space, target: Target) -> Params:
@@ -44,8 +44,9 @@ def in_loop(segment: Segment, space: Space, target: Target) -> Params:
         block = min(elements // rows, power_of_two(space.reduced))
         return Params(x_block=rows, r_block=block, unrolled=False, num_warps=_WARPS)
     if space.grouped:
-        columns, lanes = lanes_of(space, segment)
-        return Params(lanes, max(elements // lanes, 1), unrolled=False, num_warps=_WARPS, columns=columns)
+        columns, lanes = columns_of(segment, space)
+        r_block = max(elements // 2 // lanes, 1)
+        return Params(lanes, r_block, unrolled=False, num_warps=_WARPS, columns=columns)
     return down_columns(inputs, space, target, _EACH)
 
 

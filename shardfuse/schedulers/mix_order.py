@@ -34,6 +34,7 @@ _WARPS = 4
 _COMPUTED = 1.5
 _ADDRESSES = 16
 """Registers of an element that is being computed, and of a thread for all else (counted in compiled kernels)."""
+_SPLIT = "split"
 _MAX_REGISTERS = 255
 """Of one thread."""
 
@@ -98,7 +99,8 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     main = [e for e in mixed.main if e not in columns]
     main += [Expr(e.op, e.inputs, (w,), e.attributes) for e, w in columns.items()]
     first = Segment.of(main, [*mixed.stored, *columns.values()])
-    plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), params, _split_of(columns))]
+    split = _split_of(columns)
+    plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), params, split)]
     for finish in finishes:
         space = analyse(finish)
         assert not isinstance(space, str), space
@@ -165,9 +167,7 @@ def _refusal(
     return None
 
 
-def _phases(
-    segment: Segment, gone: Mapping[Expr, frozenset[Digit]], columns: Sequence[Expr]
-) -> dict[BoundTensor, int]:
+def _phases(segment: Segment, gone: Mapping[Expr, frozenset[Digit]], columns: Sequence[Expr]) -> dict[BoundTensor, int]:
     """Reductions along rows that a tensor depends on, one after the other."""
     phase = dict.fromkeys(segment.inputs, 0)
     for e in segment.exprs:
@@ -200,7 +200,7 @@ def _mixed(segment: Segment, columns: Sequence[Expr], space: Space) -> Mixed | s
 def _columns(mixed: Mixed, splits: int) -> dict[Expr, BoundTensor]:
     """Each column reduction and its workspace ``[kept rows..., split, columns...]``."""
     space = mixed.space
-    split = Digit(Root("split", splits), 1, splits)
+    split = Digit(Root(_SPLIT, splits), 1, splits)
     kept = [(a,) for a in space.x if a not in space.walked]
     axes: tuple[Axis, ...] = (*kept, (split,), *((a,) for a in space.r))
     found: dict[Expr, BoundTensor] = {}
@@ -212,7 +212,8 @@ def _columns(mixed: Mixed, splits: int) -> dict[Expr, BoundTensor]:
 
 def _split_of(columns: Mapping[Expr, BoundTensor]) -> Digit:
     workspace = next(iter(columns.values()))
-    return next(a for axis in workspace.domain.logical for a in axis if isinstance(a.base, Root) and a.base.name == "split")
+    digits = (a for axis in workspace.domain.logical for a in axis)
+    return next(a for a in digits if isinstance(a.base, Root) and a.base.name == _SPLIT)
 
 
 def _with(space: Space, columns: Mapping[Expr, BoundTensor]) -> Space:
@@ -289,7 +290,7 @@ def _tile(segment: Segment, mixed: Mixed, target: Target) -> _Tile | None:
 def _words(segment: Segment, mixed: Mixed, *, keeps: bool) -> float:
     """Registers of one element: sums of columns, what the row holds, what is the same for all rows; and to compute."""
     space = mixed.space
-    words = _COMPUTED + sum(reduction.partial_dtype(e).itemsize / 4 for e in mixed.columns)
+    words = _COMPUTED + (0.5 if space.phases > 2 else 0) + sum(reduction.partial_dtype(e).itemsize / 4 for e in mixed.columns)
     for t in segment.inputs:
         if space.is_walked(t) and space.has_r(t):
             words += t.dtype.itemsize / 4

@@ -7,7 +7,7 @@ columns, as tiles ``[r, x]``.
 from __future__ import annotations
 
 from ..ir.expr import BoundTensor
-from .limits import MAX_CHUNKS, MAX_COLUMN, MAX_ROW_BYTES, MAX_WARPS, WARP, Target, power_of_two, vector
+from .limits import MAX_CHUNKS, MAX_COLUMN, MAX_ROW_BYTES, MAX_WARPS, WARP, WIDEST_WARPS, Target, power_of_two, vector
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
 from .space import Space, analyse
@@ -15,6 +15,8 @@ from .team import columns_held_by_team, held_by_team, in_columns, why_not_held
 
 _HELD = 44
 """Values of a row that a thread holds before the row gets more warps (75 registers were measured for 41)."""
+_NARROW = 40
+"""Values of 16 bits that a thread holds in 64 registers."""
 _TILE = 4096
 """Elements of a tile of columns: 32 a thread with 4 warps."""
 
@@ -65,7 +67,7 @@ def propose(segment: Segment, target: Target) -> Params:
     if space.grouped:
         return columns_held_by_team(segment, space, target)
     if too_long(segment, space) is not None:
-        return held_by_team(space, streamed(segment, space), target)
+        return held_by_team(segment, space, target)
     return in_registers(segment, space, target)
 
 
@@ -81,8 +83,10 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
     if n * held <= _HELD * WARP:
         return _several_rows(n, width)
     warps = min(power_of_two(-(-n * held // (_HELD * WARP))), MAX_WARPS)
+    if held == 1 and n > _NARROW * WARP * MAX_WARPS and space.phases == 2:
+        warps = WIDEST_WARPS
     block = max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS)))
-    bound = 64 if warps == MAX_WARPS and held == 1 and n <= 40 * WARP * warps else None
+    bound = 64 if warps == MAX_WARPS and held == 1 and n <= _NARROW * WARP * warps else None
     return Params(x_block=1, r_block=min(block, power_of_two(n)), num_warps=warps, max_registers=bound)
 
 

@@ -16,6 +16,7 @@ from math import prod
 
 from ..ir.digits import extent
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
+from .reduction import leading_to
 from .segment import Segment
 
 Takes = Callable[[Segment, Segment], bool]
@@ -41,10 +42,27 @@ def recompute(
             if a is None:
                 continue
             exchanged = _exchanged(found, a, b, t, outputs, position)
-            if exchanged is not None and all(takes(found[k], s) for k, s in exchanged.items()):
+            if exchanged is not None and all(takes(found[k], s) for k, s in exchanged.items() if s.outputs):
                 for k, s in exchanged.items():
                     found[k] = s
-    return found
+    return _live(found, free, outputs)
+
+
+def _only(exprs: Sequence[Expr], outputs: Sequence[BoundTensor]) -> Segment:
+    return Segment.of(leading_to(exprs, outputs), outputs)
+
+
+def _live(segments: Sequence[Segment], free: Sequence[bool], outputs: Collection[BoundTensor]) -> list[Segment]:
+    """``segments`` without what nobody reads any more."""
+    found: list[Segment] = []
+    read = set(outputs)
+    for segment, is_free in reversed(list(zip(segments, free, strict=True))):
+        kept = [t for t in segment.outputs if t in read] if is_free else segment.outputs
+        if kept:
+            segment = segment if len(kept) == len(segment.outputs) else _only(segment.exprs, kept)
+            found.append(segment)
+            read.update(segment.inputs)
+    return found[::-1]
 
 
 def _exchanged(
@@ -69,12 +87,10 @@ def _exchanged(
     exprs = sorted(dict.fromkeys((*reader.exprs, *chain)), key=position.__getitem__)
     kept = [t for t in maker.outputs if t is not tensor or is_stored]
     kept += [t for t in leaves if t not in maker.inputs and t not in kept]
-    return {a: Segment.of(maker.exprs, kept), b: Segment.of(exprs, reader.outputs)}
+    return {a: _only(maker.exprs, kept), b: Segment.of(exprs, reader.outputs)}
 
 
-def _chain(
-    maker: Segment, tensor: BoundTensor, there: Collection[BoundTensor]
-) -> tuple[list[Expr], list[BoundTensor]]:
+def _chain(maker: Segment, tensor: BoundTensor, there: Collection[BoundTensor]) -> tuple[list[Expr], list[BoundTensor]]:
     """The pointwise Exprs of ``maker`` behind ``tensor``, and the tensors that they begin with.
 
     A chain ends at the inputs of ``maker``, at reduced values, and at what the reader reads in any case (``there``).

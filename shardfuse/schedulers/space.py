@@ -25,10 +25,10 @@ class Space:
 
     ``pieces``: every local digit as atoms.  ``phase``: how many reductions, one after the other, a tensor depends on.
     ``is_inner``: is the atom that is fastest in memory a reduced one?  ``walked``: the innermost of x, which a program
-    walks, adding up columns as it goes (``mix_order``).  ``sides``: the innermost of x, as the two sides of a tile whose
-    tensors are contiguous along the one or the other (``transpose``).
-    ``inside``: how many of r's atoms lie inside of all of x.  ``grouped``: where those are walked along with x, as columns
-    of which so many neighbours are one kept element, their number; else 0.
+    walks, adding up columns as it goes (``mix_order``).  ``sides``: the innermost of x, as the two sides of a tile
+    whose tensors are contiguous along the one or the other (``transpose``).
+    ``inside``: how many of r's atoms lie inside of all of x.  ``grouped``: where those are walked as the innermost of
+    x, columns side by side, how many of them are one kept element; else 0.
     """
 
     x: Axis
@@ -82,7 +82,7 @@ def as_columns(space: Space, line: int) -> Space:
     run = prod(a.extent for a in space.r[cut:])
     if not (space.x and space.inside and cut) or run >= line or space.walked:
         return space
-    return replace(space, x=space.x + space.r[cut:], r=space.r[:cut], is_inner=False, inside=0, grouped=run)
+    return replace(space, x=space.x + space.r[cut:], r=space.r[:cut], is_inner=False, grouped=run)
 
 
 @lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn

@@ -61,7 +61,11 @@ SHAPES = [(5, 300), (33, 130), (40, 64), (2, 1000), (130, 17), (7, 384), (1001, 
 def test_rms_norm_backward(tmp_path: Path, rows: int, columns: int, dtype: DataType) -> None:
     segment = rms_norm_backward(rows, columns, dtype)
     assert scheduler_of(segment) is mix_order
-    x, dy, w = values(rows, columns, dtype=dtype), values(rows, columns, dtype=dtype, seed=1), values(columns, dtype=dtype, seed=2)
+    x, dy, w = (
+        values(rows, columns, dtype=dtype),
+        values(rows, columns, dtype=dtype, seed=1),
+        values(columns, dtype=dtype, seed=2),
+    )
     rstd = values(rows, 1, dtype=dtype, seed=3).to(dtype.compute.torch)
     data = ordered(segment, {"T0": x, "T1": dy, "T2": w, "T3": rstd})
     wanted = rms_gradients(x.double(), dy.double(), w.double(), rstd.double())
@@ -122,10 +126,16 @@ def test_other_reductions_down_columns(tmp_path: Path, op: str) -> None:
 @pytest.mark.parametrize("view", ["every other", "expanded", "transposed"])
 def test_strided_rows(tmp_path: Path, view: str) -> None:
     segment = layer_norm_backward((21, 48), FLOAT)
-    x = {"every other": values(42, 96)[::2, ::2], "expanded": values(1, 48).expand(21, 48), "transposed": values(48, 21).t()}[view]
+    x = {
+        "every other": values(42, 96)[::2, ::2],
+        "expanded": values(1, 48).expand(21, 48),
+        "transposed": values(48, 21).t(),
+    }[view]
     dy, w = values(21, 48, seed=1), values(48, seed=2)
     params = replace(mix_order.propose(segment, H200), splits=2)
-    for found, right in zip(run(segment, given(segment, x, dy, w), tmp_path, params=params), layer_gradients(x, dy, w, [0]), strict=True):
+    for found, right in zip(
+        run(segment, given(segment, x, dy, w), tmp_path, params=params), layer_gradients(x, dy, w, [0]), strict=True
+    ):
         close(found, right)
 
 
@@ -155,7 +165,11 @@ def rows_again() -> Segment:
 def two_ways_along_rows() -> Segment:
     b = Builder()
     x = b.input(FLOAT, b.axis(4), b.axis(8), b.axis(9))
-    return b.segment(b.reduce("sum", x, [2], keepdim=False), b.reduce("sum", x, [1, 2], keepdim=False), b.reduce("sum", x, [0], keepdim=False))
+    return b.segment(
+        b.reduce("sum", x, [2], keepdim=False),
+        b.reduce("sum", x, [1, 2], keepdim=False),
+        b.reduce("sum", x, [0], keepdim=False),
+    )
 
 
 def too_long() -> Segment:

@@ -1,0 +1,162 @@
+# mix_order_T33_T31_partial_T32_partial
+#   T1 = cast(T0)
+#   T3 = cast(T2)
+#   T5 = cast(T4)
+#   T6 = sum(T1)
+#   T7 = broadcast(T6)
+#   T8 = div(T7, 4096.0)
+#   T9 = sub(T1, T8)
+#   T10 = mul(T9, T9)
+#   T11 = sum(T10)
+#   T12 = broadcast(T11)
+#   T13 = div(T12, 4096.0)
+#   T14 = add(T13, 1e-05)
+#   T15 = rsqrt(T14)
+#   T16 = mul(T9, T15)
+#   T17 = broadcast(T5)
+#   T18 = mul(T3, T17)
+#   T19 = mul(T18, T16)
+#   T20 = sum(T19)
+#   T21 = broadcast(T20)
+#   T22 = div(T21, 4096.0)
+#   T23 = sum(T18)
+#   T24 = broadcast(T23)
+#   T25 = div(T24, 4096.0)
+#   T26 = mul(T16, T22)
+#   T27 = sub(T18, T26)
+#   T28 = sub(T27, T25)
+#   T29 = mul(T28, T15)
+#   T30 = mul(T3, T16)
+#   T33 = cast(T29)
+#   T31_partial = sum(T30)
+#   T32_partial = sum(T3)
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["i0"])
+def mix_order_T33_T31_partial_T32_partial(
+    T0_ptr, T2_ptr, T4_ptr, T33_ptr, T31_partial_ptr, T32_partial_ptr, i0: tl.int32
+):
+    c = tl.arange(0, 1024)
+    program = tl.program_id(0).to(tl.int64)
+
+    T4_0 = tl.load(T4_ptr + c).to(tl.float32)
+    T4_1 = tl.load(T4_ptr + 1024 + c).to(tl.float32)
+    T4_2 = tl.load(T4_ptr + 2048 + c).to(tl.float32)
+    T4_3 = tl.load(T4_ptr + 3072 + c).to(tl.float32)
+
+    T31_partial_acc_0 = tl.zeros([1024], tl.float32)
+    T31_partial_acc_1 = tl.zeros([1024], tl.float32)
+    T31_partial_acc_2 = tl.zeros([1024], tl.float32)
+    T31_partial_acc_3 = tl.zeros([1024], tl.float32)
+    T32_partial_acc_0 = tl.zeros([1024], tl.float32)
+    T32_partial_acc_1 = tl.zeros([1024], tl.float32)
+    T32_partial_acc_2 = tl.zeros([1024], tl.float32)
+    T32_partial_acc_3 = tl.zeros([1024], tl.float32)
+
+    for x in tl.range(program, i0, 264, num_stages=3):
+        offs_0 = x * 4096
+
+        T0_0 = tl.load(T0_ptr + offs_0 + c).to(tl.float32)
+        T2_0 = tl.load(T2_ptr + offs_0 + c).to(tl.float32)
+        T0_1 = tl.load(T0_ptr + offs_0 + 1024 + c).to(tl.float32)
+        T2_1 = tl.load(T2_ptr + offs_0 + 1024 + c).to(tl.float32)
+        T0_2 = tl.load(T0_ptr + offs_0 + 2048 + c).to(tl.float32)
+        T2_2 = tl.load(T2_ptr + offs_0 + 2048 + c).to(tl.float32)
+        T0_3 = tl.load(T0_ptr + offs_0 + 3072 + c).to(tl.float32)
+        T2_3 = tl.load(T2_ptr + offs_0 + 3072 + c).to(tl.float32)
+
+        T18_0 = T2_0 * T4_0
+        T18_1 = T2_1 * T4_1
+        T18_2 = T2_2 * T4_2
+        T18_3 = T2_3 * T4_3
+        T32_partial_acc_0 += T2_0
+        T32_partial_acc_1 += T2_1
+        T32_partial_acc_2 += T2_2
+        T32_partial_acc_3 += T2_3
+        T6_lanes = T0_0
+        T6_lanes = T6_lanes + T0_1
+        T6_lanes = T6_lanes + T0_2
+        T6_lanes = T6_lanes + T0_3
+        T6 = tl.sum(T6_lanes, axis=0)
+        T23_lanes = T18_0
+        T23_lanes = T23_lanes + T18_1
+        T23_lanes = T23_lanes + T18_2
+        T23_lanes = T23_lanes + T18_3
+        T23 = tl.sum(T23_lanes, axis=0)
+
+        T8 = T6 / 4096.0
+        T9_0 = T0_0 - T8
+        T10_0 = T9_0 * T9_0
+        T9_1 = T0_1 - T8
+        T10_1 = T9_1 * T9_1
+        T9_2 = T0_2 - T8
+        T10_2 = T9_2 * T9_2
+        T9_3 = T0_3 - T8
+        T10_3 = T9_3 * T9_3
+        T11_lanes = T10_0
+        T11_lanes = T11_lanes + T10_1
+        T11_lanes = T11_lanes + T10_2
+        T11_lanes = T11_lanes + T10_3
+        T11 = tl.sum(T11_lanes, axis=0)
+
+        T13 = T11 / 4096.0
+        T14 = T13 + 1e-05
+        T15 = tl.rsqrt(T14)
+        T16_0 = T9_0 * T15
+        T19_0 = T18_0 * T16_0
+        T30_0 = T2_0 * T16_0
+        T16_1 = T9_1 * T15
+        T19_1 = T18_1 * T16_1
+        T30_1 = T2_1 * T16_1
+        T16_2 = T9_2 * T15
+        T19_2 = T18_2 * T16_2
+        T30_2 = T2_2 * T16_2
+        T16_3 = T9_3 * T15
+        T19_3 = T18_3 * T16_3
+        T30_3 = T2_3 * T16_3
+        T31_partial_acc_0 += T30_0
+        T31_partial_acc_1 += T30_1
+        T31_partial_acc_2 += T30_2
+        T31_partial_acc_3 += T30_3
+        T20_lanes = T19_0
+        T20_lanes = T20_lanes + T19_1
+        T20_lanes = T20_lanes + T19_2
+        T20_lanes = T20_lanes + T19_3
+        T20 = tl.sum(T20_lanes, axis=0)
+
+        T22 = T20 / 4096.0
+        T26_0 = T16_0 * T22
+        T27_0 = T18_0 - T26_0
+        T25 = T23 / 4096.0
+        T28_0 = T27_0 - T25
+        T29_0 = T28_0 * T15
+        T26_1 = T16_1 * T22
+        T27_1 = T18_1 - T26_1
+        T28_1 = T27_1 - T25
+        T29_1 = T28_1 * T15
+        T26_2 = T16_2 * T22
+        T27_2 = T18_2 - T26_2
+        T28_2 = T27_2 - T25
+        T29_2 = T28_2 * T15
+        T26_3 = T16_3 * T22
+        T27_3 = T18_3 - T26_3
+        T28_3 = T27_3 - T25
+        T29_3 = T28_3 * T15
+
+        tl.store(T33_ptr + offs_0 + c, T29_0)
+        tl.store(T33_ptr + offs_0 + 1024 + c, T29_1)
+        tl.store(T33_ptr + offs_0 + 2048 + c, T29_2)
+        tl.store(T33_ptr + offs_0 + 3072 + c, T29_3)
+
+    partial = program * 4096
+    tl.store(T31_partial_ptr + partial + c, T31_partial_acc_0)
+    tl.store(T31_partial_ptr + partial + 1024 + c, T31_partial_acc_1)
+    tl.store(T31_partial_ptr + partial + 2048 + c, T31_partial_acc_2)
+    tl.store(T31_partial_ptr + partial + 3072 + c, T31_partial_acc_3)
+    tl.store(T32_partial_ptr + partial + c, T32_partial_acc_0)
+    tl.store(T32_partial_ptr + partial + 1024 + c, T32_partial_acc_1)
+    tl.store(T32_partial_ptr + partial + 2048 + c, T32_partial_acc_2)
+    tl.store(T32_partial_ptr + partial + 3072 + c, T32_partial_acc_3)
