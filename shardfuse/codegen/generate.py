@@ -181,10 +181,10 @@ def _mask_lines(tile: Tile, params: Params) -> list[str]:
     lines: list[str] = []
     if tile.last_share < tile.share:
         divisor = gcd(tile.r_total, tile.share, 16)
-        lines.append(f"own = tl.minimum({tile.share}, {tile.r_total} - first)")
-        own = "own"
+        lines.append(f"valid = tl.minimum({tile.share}, {tile.r_total} - first)")
+        own = "valid"
         if divisor > 1:
-            lines.append(f"own = own // {divisor} * {divisor}")
+            lines.append(f"valid = valid // {divisor} * {divisor}")
     lines += [f"{chunk.mask} = c + {chunk.start} < {own}" for chunk in masked]
     return [line.replace(" + 0 <", " <") for line in lines]
 

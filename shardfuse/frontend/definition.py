@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..errors import DefinitionError, InputError, NoReproError
+from ..errors import DefinitionError, InputError, NoReproError, ShardfuseError
 from ..executor.binding import Argument
 from ..executor.options import Backend, CompileOptions
 from ..ir.dtype import DataType
@@ -207,7 +207,12 @@ class FusionDefinition:
         if has_dtensor(inputs):
             return self._dtensors.execute(inputs, sizes, home)  # pyright: ignore[reportReturnType]
         self._dtensors.last = None
-        return fec.execute(inputs, sizes=sizes, device=home)  # pyright: ignore[reportReturnType]
+        try:
+            return fec.execute(inputs, sizes=sizes, device=home)  # pyright: ignore[reportReturnType]
+        except AssertionError as error:  # a bug in shardfuse: with what it takes to see it again
+            if not isinstance(error, ShardfuseError):
+                error.add_note(f"please report this with:\n{self.repro_script_for(inputs)}")
+            raise
 
     def execute_with_dtensors(self, inputs: Sequence[Argument]) -> list[torch.Tensor]:
         """Run on DTensors; returns DTensors.
