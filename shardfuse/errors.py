@@ -355,7 +355,8 @@ class NoReproError(ShardfuseError, AssertionError):
 
     def __init__(self) -> None:
         super().__init__(
-            "fd.last_repro_script() cannot provide a repro because fd.execute(inputs, save_repro_inputs=True) was not executed!"
+            "fd.last_repro_script() cannot provide a repro because "
+            "fd.execute(inputs, save_repro_inputs=True) was not executed!"
         )
 
 
@@ -363,4 +364,6 @@ class ValidationError(ShardfuseError, AssertionError):
     """Outputs are not what eager torch, or the caller's references, have."""
 
     def __init__(self, found: str, expected: str) -> None:
-        super().__init__(f"validate: found {found}, expected {expected}: please report it with fd.repro_script_for(inputs)")
+        super().__init__(
+            f"validate: found {found}, expected {expected}: please report it with fd.repro_script_for(inputs)"
+        )

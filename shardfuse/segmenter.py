@@ -72,7 +72,9 @@ def segment_fusion(fusion: BoundFusion) -> list[ScheduledSegment]:
 def _without_kernel(expr: Expr) -> ScheduledSegment:
     """An Expr of a fusion in which some tensor has no elements: there is little to do, and torch does it."""
     segment = Segment.of([expr], expr.outputs)
-    name = next((n for n, why_not in SCHEDULERS if n in ("communication", "no_op") and why_not(segment) is None), "torch_call")
+    name = next(
+        (n for n, why_not in SCHEDULERS if n in ("communication", "no_op") and why_not(segment) is None), "torch_call"
+    )
     return ScheduledSegment(segment, name, ())
 
 
@@ -148,7 +150,10 @@ class _Segmenter:
         own = dict.fromkeys(group)
         outputs = dict.fromkeys(self.fusion.outputs)
         needed = [
-            t for e in group for t in e.outputs if t in outputs or any(self.is_read(r, inside, own) for r in self.readers.get(t, []))
+            t
+            for e in group
+            for t in e.outputs
+            if t in outputs or any(self.is_read(r, inside, own) for r in self.readers.get(t, []))
         ]
         return Segment.of(exprs, needed)
 
@@ -246,7 +251,9 @@ class _Segmenter:
 
     def share(self, a: int, b: int) -> bool:
         """Do they read one tensor of two axes or more (a weight is not worth a kernel that does two things)?"""
-        wide = dict.fromkeys(t for t in self.segment_of(self.groups[a]).inputs if len([x for x in t.domain.logical if x]) > 1)
+        wide = dict.fromkeys(
+            t for t in self.segment_of(self.groups[a]).inputs if len([x for x in t.domain.logical if x]) > 1
+        )
         return any(t in wide for t in self.segment_of(self.groups[b]).inputs)
 
     def in_order(self, groups: Sequence[int]) -> list[int]:

@@ -181,7 +181,8 @@ def rms_norm(rows: int, columns: int, dtype: DataType, *, residual: bool = False
 
 def scheduler_of(segment: Segment) -> ModuleType:
     """The first scheduler that takes ``segment``, in order of priority."""
-    return next(s for s in (mix_order, persistent, reduction, transpose, pointwise, looped) if s.why_not(segment) is None)
+    schedulers = (mix_order, persistent, reduction, transpose, pointwise, looped)
+    return next(s for s in schedulers if s.why_not(segment) is None)
 
 
 def kernels_of(segment: Segment) -> list[KernelSource]:

@@ -1,8 +1,8 @@
 """Unsharded sizes from the local tensors of one rank.
 
 In this order: what the definition says; what the caller says; local extent times ranks, for an even shard; the extent
-of another input's axis that an op makes equal; and last, for an axis declared uneven about which nobody knows, the sum of
-the local extents, which is an exchange of 8 bytes (``Unknown``).
+of another input's axis that an op makes equal; and last, for an axis declared uneven about which nobody knows, the sum
+of the local extents, which is an exchange of 8 bytes (``Unknown``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Unknown:
 
 
 def origin(domain: TensorDomain, axis: IterDomain) -> IterDomain:
-    """The logical axis that ``axis`` is a part of: the outer one of two merged axes for an outer part, else the inner."""
+    """The logical axis that ``axis`` is a part of: the outer of two merged axes for an outer part, else the inner."""
     made_by = {out: t for t in domain.transforms for out in ((t.out,) if isinstance(t, Merge) else t.out)}
     outer = True
     while axis in made_by:
@@ -51,7 +51,7 @@ def local_logical_sizes(tv: TensorView, shape: Sequence[int]) -> list[int]:
     """Local logical extents of a tensor handed over by allocation rank (a mesh axis is 1)."""
     domain = tv.domain
     order = domain.allocation or domain.loop
-    sizes = {axis: 1 for axis in domain.logical}
+    sizes = dict.fromkeys(domain.logical, 1)
     for axis, n in zip(order, shape, strict=True):
         sizes[origin(domain, axis)] *= n
     return [sizes[axis] for axis in domain.logical]
@@ -74,7 +74,9 @@ def global_sizes(
             found = _extent(tv, k, n)
             sizes[tv].append(n if found is None else found)
             if found is None:
-                dims = tuple(p for p, axis in tv.domain.mesh_axes().items() if origin(tv.domain, axis) is tv.domain.logical[k])
+                dims = tuple(
+                    p for p, axis in tv.domain.mesh_axes().items() if origin(tv.domain, axis) is tv.domain.logical[k]
+                )
                 unknown.append(Unknown(tv, k, n, dims))
     return sizes, _from_other_inputs(fusion, sizes, unknown) if unknown else []
 
@@ -92,9 +94,7 @@ def _extent(tv: TensorView, k: int, local: int) -> int | None:
     return None if is_uneven(domain, axis) else local * ranks
 
 
-def _from_other_inputs(
-    fusion: Fusion, sizes: dict[TensorView, list[int]], unknown: Sequence[Unknown]
-) -> list[Unknown]:
+def _from_other_inputs(fusion: Fusion, sizes: dict[TensorView, list[int]], unknown: Sequence[Unknown]) -> list[Unknown]:
     """Fill in what an equal axis of another input tells; return what is left."""
     classes = equal_extents(fusion)
     missing = {(u.tv, u.axis) for u in unknown}

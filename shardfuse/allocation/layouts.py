@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ..ir.digits import Digit, refine
 from ..ir.domain import BoundDomain
@@ -39,7 +40,7 @@ def strides_of(domain: BoundDomain, rank: int) -> tuple[int, ...] | None:
     strides: list[int] = []
     for axis in domain.local_axes():
         atoms = [atom for d in axis for atom in cuts[d]]
-        for outer, inner in zip(atoms, atoms[1:], strict=False):
+        for outer, inner in pairwise(atoms):
             if step[outer] != step[inner] * local_extent(inner, coordinates) and local_extent(outer, coordinates) > 1:
                 return None
         strides.append(step[atoms[-1]] if atoms else 1)

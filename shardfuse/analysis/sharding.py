@@ -64,13 +64,15 @@ def restrict(sharding: Sharding, logical: Sequence[Axis], mesh: DeviceMesh | Non
 
 
 def _holds(local: Sequence[Axis], digits: Axis, ranks: int) -> bool:
-    """Can a tensor of which a rank walks ``local`` be cut by ``digits``?  Short shards only of the outermost part of an axis."""
+    """Can a tensor of which a rank walks ``local`` be cut by ``digits``?  Short shards only of an axis's outermost part."""
     return carries(local, digits) and (is_even(digits, ranks) or outermost(local, digits) is not None)
 
 
 def is_possible(entries: Mapping[ParallelType, Axis], logical: Sequence[Axis], mesh: DeviceMesh) -> bool:
     """Can a tensor of these axes have all of ``entries``?"""
-    return stand_together(list(entries.values())) and len(restrict(tuple(entries.items()), logical, mesh)) == len(entries)
+    return stand_together(list(entries.values())) and len(restrict(tuple(entries.items()), logical, mesh)) == len(
+        entries
+    )
 
 
 def is_untouched(logical: Sequence[Axis], digits: Axis) -> bool:
@@ -166,7 +168,7 @@ def _through_relabel(expr: Expr) -> Sharding:
 
 
 def same_place(source: Sequence[Axis], target: Sequence[Axis], digits: Axis) -> Axis:
-    """The digits of ``target`` at the positions that ``digits`` have in ``source``; empty where there is no such cut."""
+    """The digits of ``target`` at the places that ``digits`` have in ``source``; empty where there is no such cut."""
     try:
         return merge(*(_placed(source, target, d) for d in digits))
     except CutError:
@@ -200,7 +202,9 @@ def outermost(logical: Sequence[Axis], digits: Axis) -> int | None:
 
 def is_even(digits: Axis, ranks: int) -> bool:
     """Does each of ``ranks`` hold as much as every other?"""
-    return extent(digits) == ranks and all(d.base.extent % d.weight == 0 and (d.base.extent // d.weight) % d.extent == 0 for d in digits)
+    return extent(digits) == ranks and all(
+        d.base.extent % d.weight == 0 and (d.base.extent // d.weight) % d.extent == 0 for d in digits
+    )
 
 
 def with_sharding(domain: BoundDomain, mesh: DeviceMesh | None, sharding: Sharding) -> BoundDomain:

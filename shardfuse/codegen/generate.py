@@ -13,7 +13,8 @@ from ..schedulers.plan import KernelPlan, Params
 from .bodies import R_SHARE, R_SIZE, write_loops, write_unrolled
 from .emitter import Emitter
 from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
-from .source import KernelSource, signature
+from .source import KernelSource, Parts, body_text, signature
+from .stages import one_launch
 from .tile import Tile
 from .transpose import Turned, turned_index, write_turned
 from .walk import Walk, walk_index, write_walk
@@ -36,22 +37,24 @@ def generate(
     ``interpret``: text for Triton's interpreter, whose bfloat16 is wrong.  ``turns``: polls after which a member of a
     team gives up waiting, for tests.  No local extent may be 0.
     """
+    if plan.stages:
+        parts = [_parts(stage, layouts, rank, interpret=interpret, turns=turns) for stage in plan.stages]
+        return one_launch(plan.name, _tensors(plan), parts, interpret=interpret)
+    p = _parts(plan, layouts, rank, interpret=interpret, turns=turns)
+    function = signature(p.name, list(p.parameters), list(p.not_specialised))
+    text = body_text(p.comments, p.helpers) + function + "\n".join(p.lines) + "\n"
+    return KernelSource(
+        p.name, text, _tensors(plan), p.scalars, tuple(v for v, _ in p.integers.values()),
+        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox,
+    )  # fmt: skip
+
+
+def _parts(
+    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None
+) -> Parts:
     if interpret and turns is None and plan.params.team:
         plan = member_alone(plan)
-    coordinates: dict[Digit, int] = {}
-    for tensor in (*plan.segment.inputs, *plan.segment.outputs):
-        coordinates.update(tensor.domain.coordinates(rank))
-    kind = Walk if plan.space.walked else Turned if plan.space.sides[0] else Emitter
-    e = kind(plan, layouts, coordinates, interpret=interpret, turns=turns)
-    assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
-    if isinstance(e, Walk):
-        write_walk(e)
-    elif isinstance(e, Turned):
-        write_turned(e)
-    elif plan.params.unrolled:
-        write_unrolled(e)
-    else:
-        write_loops(e)
+    e = _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
     integers, preamble = _indices(e)
     integers = {**{name: (value, "tl.int64") for name, value in e.starts.items()}, **integers}
     scalars = tuple(s for s in plan.segment.scalars if not s.is_literal)
@@ -67,11 +70,32 @@ def generate(
         parameters.insert(0, MAILBOX)
         mailbox = mailbox_words(plan, grid, e.tile.exchanged)
         body = team_lines(body, _rows(e), _row_lines(e))
-    text = _head(e) + signature(plan.name, parameters, not_specialised) + _joined(preamble + body)
-    return KernelSource(
-        plan.name, text, _tensors(plan), scalars, tuple(v for v, _ in integers.values()),
-        grid, plan.params.num_warps, plan.params.num_stages, plan.params.max_registers, mailbox,
+    params = plan.params
+    return Parts(
+        plan.name, _comments(e), e.helpers, tuple(parameters), tuple(not_specialised), _joined(preamble + body),
+        scalars, integers, grid, params.num_warps, params.num_stages, params.max_registers, mailbox,
     )  # fmt: skip
+
+
+def _emitted(
+    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None
+) -> Emitter:
+    """An emitter that has written the body of ``plan``."""
+    coordinates: dict[Digit, int] = {}
+    for tensor in _tensors(plan):
+        coordinates.update(tensor.domain.coordinates(rank))
+    kind = Walk if plan.space.walked else Turned if plan.space.sides[0] else Emitter
+    e = kind(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
+    assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
+    if isinstance(e, Walk):
+        write_walk(e)
+    elif isinstance(e, Turned):
+        write_turned(e)
+    elif plan.params.unrolled:
+        write_unrolled(e)
+    else:
+        write_loops(e)
+    return e
 
 
 def _rows(e: Emitter) -> str:
@@ -222,17 +246,12 @@ def _share_lines(tile: Tile, params: Params) -> list[str]:
     return [f"first = member{'.to(tl.int64)' if tile.r_wide else ''} * {tile.share}"]
 
 
-def _head(e: Emitter) -> str:
-    """The IR in comments, imports, and the helper functions that the body calls."""
-    comments = [f"# {e.plan.name}"]
-    comments += [f"#   {line}" for line in str(e.plan.segment).splitlines()]
-    imports = "import triton\nimport triton.language as tl\n"
-    parts = ["\n".join(comments) + "\n", imports]
-    text = "\n".join(parts) + "\n\n"
-    return text + "".join(f"{helper}\n\n" for helper in e.helpers.values())
+def _comments(e: Emitter) -> str:
+    lines = [f"# {e.plan.name}", *(f"#   {line}" for line in str(e.plan.segment).splitlines())]
+    return "\n".join(lines) + "\n"
 
 
-def _joined(lines: list[str]) -> str:
+def _joined(lines: list[str]) -> tuple[str, ...]:
     """Lines without blank ones at the ends or twice in a row."""
     kept: list[str] = []
     for line in lines:
@@ -240,4 +259,4 @@ def _joined(lines: list[str]) -> str:
             kept.append(line)
     while kept and not kept[-1]:
         kept.pop()
-    return "\n".join(kept) + "\n"
+    return tuple(kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..ir.expr import BoundTensor, Scalar
@@ -28,6 +29,25 @@ class KernelSource:
     mailbox: int = 0
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a kernel's text is put together from.  ``lines``: of the body; ``integers``: name to value and type."""
+
+    name: str
+    comments: str
+    helpers: Mapping[str, str]
+    parameters: tuple[str, ...]
+    not_specialised: tuple[str, ...]
+    lines: tuple[str, ...]
+    scalars: tuple[Scalar, ...]
+    integers: Mapping[str, tuple[int, str]]
+    grid: int
+    num_warps: int
+    num_stages: int
+    max_registers: int | None
+    mailbox: int
+
+
 MARGIN = 120
 
 
@@ -49,6 +69,12 @@ class Writer:
         while self.lines and not self.lines[-1]:
             self.lines.pop()
         return "\n".join(self.lines) + "\n"
+
+
+def body_text(comments: str, helpers: Mapping[str, str]) -> str:
+    """What stands above a kernel's function: the IR in comments, imports, and the functions that it calls."""
+    imports = "import triton\nimport triton.language as tl\n"
+    return f"{comments}\n{imports}\n\n" + "".join(f"{helper}\n\n" for helper in helpers.values())
 
 
 def signature(name: str, parameters: list[str], not_specialised: list[str]) -> str:

@@ -41,7 +41,11 @@ def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, dev
             continue
         if not isinstance(argument, torch.Tensor):
             raise InputError(
-                k, val.name, f"scalar {argument!r}", "an at::Tensor", "pass a torch.Tensor, or declare it with define_scalar"
+                k,
+                val.name,
+                f"scalar {argument!r}",
+                "an at::Tensor",
+                "pass a torch.Tensor, or declare it with define_scalar",
             )
         tensors[val] = argument
         mesh = val.domain.mesh
@@ -81,7 +85,11 @@ def _check_tensor(
     name = val.name
     if tensor.dtype != val.dtype.torch:
         raise InputError(
-            k, name, f"dtype {tensor.dtype}", f"of dtype {val.dtype.torch}", f"cast it, or declare dtype={_name(tensor.dtype)}"
+            k,
+            name,
+            f"dtype {tensor.dtype}",
+            f"of dtype {val.dtype.torch}",
+            f"cast it, or declare dtype={_name(tensor.dtype)}",
         )
     ndim = len(val.domain.allocation or val.domain.loop) if val.allocation_rank else val.ndim
     if tensor.ndim != ndim:

@@ -266,11 +266,20 @@ def chunk_sizes(extent: int, parts: int) -> list[int]:
 
 # --- equal pieces on a GPU ---------------------------------------------------------------------------------
 
-_DIRECT = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.int8)
+_DIRECT = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.int8,
+)
 
 
 def equal_all_gather(x: Tensor, dim: int, team: Team) -> Tensor:
-    """`all_gather` of pieces of one shape, with arguments that the caller has checked: one call and at most one copy."""
+    """`all_gather` of pieces of one shape, arguments checked by the caller: one call and at most one copy."""
     group = process_group(team.ranks)
     if not _is_direct(x, team, group):
         return all_gather(x, dim, team)

@@ -2,8 +2,8 @@
 # pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 """Launches a compiled kernel without what Triton's own entry does in every call: the only file that knows its insides.
 
-``kernel[grid](...)`` binds arguments by name, works out a specialisation and looks the binary up, 14 us of a call; all of
-it is known once a program is bound but one thing, whether a pointer is aligned as it was when the binary was made.
+``kernel[grid](...)`` binds arguments by name, works out a specialisation and looks the binary up, 14 us of a call; all
+of it is known once a program is bound but one thing, whether a pointer is aligned as it was when the binary was made.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def direct_launcher(
 ) -> Callable[..., None]:
     """``launch(*tensors, *scalars)``.
 
-    binary: Triton's compiled kernel, made for aligned pointers.  tensors: how many of the arguments are.  fixed: integers
-    behind them.  otherwise: Triton's own entry, for a misaligned pointer and where a profiler has hooked launches.
+    binary: Triton's compiled kernel, made for aligned pointers.  tensors: how many of the arguments are.  fixed:
+    integers behind them.  otherwise: Triton's own entry, for a misaligned pointer and where a profiler has hooked launches.
     """
     from triton import knobs
 

@@ -1,11 +1,11 @@
 """The host program of one rank: a flat, generated Python function over local tensors.
 
-    def program(T0, T1):
-        T3 = collective_0(T0)
-        T4 = empty((4, 512), (512, 1), float32)
-        kernel_1(T3, T1, T4)
-        del T3
-        return T4,
+def program(T0, T1):
+    T3 = collective_0(T0)
+    T4 = empty((4, 512), (512, 1), float32)
+    kernel_1(T3, T1, T4)
+    del T3
+    return T4,
 """
 
 from __future__ import annotations
@@ -221,7 +221,12 @@ class ProgramBuilder:
             else:
                 results.append(t.name)
         head = ", ".join(v.name for v in self.fusion.inputs)
-        body = "\n    ".join([*_freed(self.lines, [t.name for t in self.fusion.outputs]), f"return ({''.join(f'{r}, ' for r in results)})"])
+        body = "\n    ".join(
+            [
+                *_freed(self.lines, [t.name for t in self.fusion.outputs]),
+                f"return ({''.join(f'{r}, ' for r in results)})",
+            ]
+        )
         text = f"def program({head}):\n    {body}\n"
         space = dict(self.names)
         exec(compile(text, "<shardfuse program>", "exec"), space)
@@ -266,7 +271,11 @@ def _freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:
     for name in dict.fromkeys(made):
         if name in outputs:
             continue
-        uses = [k for k, line in enumerate(lines) if name in line.replace("(", " ").replace(")", " ").replace(",", " ").split()]
+        uses = [
+            k
+            for k, line in enumerate(lines)
+            if name in line.replace("(", " ").replace(")", " ").replace(",", " ").split()
+        ]
         last.setdefault(uses[-1], []).append(name)
     out: list[str] = []
     for k, line in enumerate(lines):

@@ -263,9 +263,7 @@ def _send(
     return step
 
 
-def sum_over_mesh(
-    n: int, mesh: DeviceMesh, mesh_dims: Sequence[ParallelType], rank: int, device: torch.device
-) -> int:
+def sum_over_mesh(n: int, mesh: DeviceMesh, mesh_dims: Sequence[ParallelType], rank: int, device: torch.device) -> int:
     """The sum of every rank's ``n`` along ``mesh_dims``: 8 bytes a mesh dimension."""
     total = torch.tensor([n], dtype=torch.int64, device=device)
     for p in mesh_dims:

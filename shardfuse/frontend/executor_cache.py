@@ -112,8 +112,7 @@ class FusionExecutorCache:
 
     def _key(self, arguments: Sequence[Argument], device: torch.device | None) -> Hashable:
         described = [
-            (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else type(a)
-            for a in arguments
+            (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else type(a) for a in arguments
         ]
         described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
         return world_key(), device, *described
@@ -197,7 +196,6 @@ class FusionExecutorCache:
 
 
 def _asks_other_ranks(fusion: Fusion) -> bool:
-    """May running the fusion need an exchange of sizes?  Then every call asks: no rank may skip it on a hit of its own."""
+    """May running the fusion need an exchange of sizes?  Then every call asks: no rank may skip it on its own hit."""
     probe = {i.val: [n if n > 0 else 2 for n in i.val.shape] for i in fusion.inputs if isinstance(i.val, TensorView)}
     return bool(global_sizes(fusion, probe, {})[1])
-

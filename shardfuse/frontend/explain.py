@@ -13,8 +13,8 @@ from ..schedulers import SCHEDULERS
 class SegmentExplanation:
     """``kernels``: names of the generated kernels; ``refusals``: what every other scheduler says, in order of priority.
 
-    ``asked``: how many of them come before the chosen one.  ``bytes``: each input read once and each output written once,
-    on one rank.
+    ``asked``: how many of them come before the chosen one.  ``bytes``: each input read once and each output written
+    once, on one rank.
     """
 
     scheduler: str
@@ -38,12 +38,19 @@ class Explanation:
     bytes: int
 
     def __str__(self) -> str:
-        lines = [f"{len(self.segments)} segments, {self.kernels} kernels, {len(self.collectives)} collectives, {self.bytes} bytes"]
+        lines = [
+            f"{len(self.segments)} segments, {self.kernels} kernels, "
+            f"{len(self.collectives)} collectives, {self.bytes} bytes"
+        ]
         for k, segment in enumerate(self.segments):
             names = f" -> {', '.join(segment.kernels)}" if segment.kernels else ""
             lines.append(f"segment {k}: {segment.scheduler}{names}, {segment.bytes} bytes")
             lines += [f"    {line}" for line in segment.text.splitlines()]
-            lines += [f"    not {name}: {reason}" for name, reason in segment.refusals[: segment.asked] if name not in _OBVIOUS]
+            lines += [
+                f"    not {name}: {reason}"
+                for name, reason in segment.refusals[: segment.asked]
+                if name not in _OBVIOUS
+            ]
         lines += [f"collective: {c}" for c in self.collectives]
         return "\n".join(lines)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 
@@ -147,7 +148,11 @@ def cut_out(axis: Axis, digit: Digit) -> tuple[Axis, Axis] | None:
             return axis[:k], axis[k + 1 :]
         if d == digit.base:  # an uneven cut of a digit: of the whole of it
             below = Digit(d, 1, digit.weight)
-            above = () if digit.is_top else (Digit(d, digit.weight * digit.extent, -(-d.extent // (digit.weight * digit.extent))),)
+            above = (
+                ()
+                if digit.is_top
+                else (Digit(d, digit.weight * digit.extent, -(-d.extent // (digit.weight * digit.extent))),)
+            )
             return merge(axis[:k], above), merge((below,), axis[k + 1 :])
         if d.base == digit.base and _within(digit, d, outermost=k == 0):
             below = Digit(d.base, d.weight, digit.weight // d.weight)
@@ -252,7 +257,7 @@ def refine(digits: Iterable[Digit]) -> dict[Digit, Axis]:
         marks.append(d.base.extent if d.is_top else d.weight * d.extent)
     for base, marks in cuts.items():
         marks[:] = sorted(dict.fromkeys(marks))
-        for low, high in zip(marks, marks[1:], strict=False):
+        for low, high in pairwise(marks):
             if high % low and high != base.extent:
                 raise CutError(f"cuts of {base} at {low} and {high} share no common cut")
     return {d: _atoms(d, cuts[d.base]) if d.extent != 0 else (d,) for d in given}
@@ -261,7 +266,7 @@ def refine(digits: Iterable[Digit]) -> dict[Digit, Axis]:
 def _atoms(d: Digit, marks: Sequence[int]) -> Axis:
     top = d.base.extent if d.is_top else d.weight * d.extent
     inside = [m for m in marks if d.weight <= m <= top]
-    pairs = list(zip(inside, inside[1:], strict=False))
+    pairs = list(pairwise(inside))
     return tuple(Digit(d.base, low, -(-high // low)) for low, high in reversed(pairs))
 
 

@@ -15,7 +15,7 @@ Number = int | float | bool | complex
 class Scalar:
     """A host number.  ``value`` is ``None`` for a fusion input and for what is computed from one.
 
-    ``is_literal``: written into kernels as it is; else it is a kernel argument, so that a new value needs no new kernel.
+    ``is_literal``: written into kernels as it is; else a kernel argument, so that a new value needs no new kernel.
     """
 
     name: str
@@ -55,8 +55,8 @@ Attribute = object
 class Expr:
     """``outputs = op(*inputs, **attributes)``.
 
-    The vocabulary of ``op``: every pointwise name of the op table; ``cast``; reductions ``sum prod max min any all`` with
-    ``axes: tuple[int, ...]`` (kept axes only in the output: there is no keepdim); shape changes ``broadcast``
+    The vocabulary of ``op``: every pointwise name of the op table; ``cast``; reductions ``sum prod max min any all``
+    with ``axes: tuple[int, ...]`` (kept axes only in the output: there is no keepdim); shape changes ``broadcast``
     (``new: tuple[bool, ...]``), ``expand`` (``shape``), ``squeeze`` (``axes``), ``permute`` (``dims``), ``reshape``
     (``shape``); ``set`` (a copy, and every change of sharding or layout); ``relabel`` (the same storage under other
     roots); ``full`` and ``iota`` (``start``, ``step``: global index along the only axis); and torch calls (``matmul``,

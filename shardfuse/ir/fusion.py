@@ -25,7 +25,7 @@ class Record:
 
 @dataclass(frozen=True)
 class FusionInput:
-    """A declared input.  ``stride_order``: for each dim its place in memory, 0 innermost; empty is the logical order."""
+    """A declared input.  ``stride_order``: each dim's place in memory, 0 innermost; empty is the logical order."""
 
     val: Val
     contiguity: tuple[bool | None, ...] = ()

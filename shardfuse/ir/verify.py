@@ -37,7 +37,9 @@ def definitions_come_first(fusion: BoundFusion) -> str | None:
 
 
 def indices_are_not_repeated(fusion: BoundFusion) -> str | None:
-    return next((f"{t} holds an index twice: {t.domain.logical}" for t in fusion.tensors() if overlaps(t.domain.logical)), None)
+    return next(
+        (f"{t} holds an index twice: {t.domain.logical}" for t in fusion.tensors() if overlaps(t.domain.logical)), None
+    )
 
 
 def mesh_digits_are_held(fusion: BoundFusion) -> str | None:

@@ -15,8 +15,8 @@ after, for T0 of [8, 4]::
 
 An op's output reuses its inputs' axes.  Where an op makes two different axes meet, one side's free roots are rewritten
 in digits of the other; where neither may be, and where an output would hold one index twice (``x[:, None] + x``), an
-operand is read through a ``relabel``, the same storage under fresh roots, which is a segment edge.  So is a tensor whose
-recorded splits do not fit the digits that it would have.
+operand is read through a ``relabel``, the same storage under fresh roots, which is a segment edge.  So is a tensor
+whose recorded splits do not fit the digits that it would have.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from .recorded_domains import bound_domain, fits
 def bind(
     fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]], numbers: Mapping[Scalar, Number] | None = None
 ) -> BoundFusion:
-    """``sizes``: the unsharded shape of every input; an extent may be 0.  ``numbers``: the scalar inputs that shapes depend on.
+    """``sizes``: the unsharded shape of every input; an extent may be 0.  ``numbers``: the scalar inputs
+    that shapes depend on.
 
     Raises ``ShapeError`` where operands do not fit, ``ShardingError`` where a recorded split does not fit the sizes.
     """
@@ -126,7 +127,8 @@ class _Binder:
             if extent(a) != extent(b):
                 raise ShapeError(
                     op,
-                    f"extent {extent(a)} in axis {at} of {operands[first]} and {extent(b)} in axis {other} of {operands[k]}",
+                    f"extent {extent(a)} in axis {at} of {operands[first]} "
+                    f"and {extent(b)} in axis {other} of {operands[k]}",
                     "equal extents, or 1",
                     "broadcast one of them, or correct the sizes",
                 )
@@ -287,7 +289,9 @@ class _Binder:
         if -1 in shape and known and prod(have) % known == 0:
             shape[shape.index(-1)] = prod(have) // known
         if prod(shape) != prod(have):
-            raise ShapeError("reshape", f"{x} of {have} to {list(asked)}", f"{prod(have)} elements", "correct the shape")
+            raise ShapeError(
+                "reshape", f"{x} of {have} to {list(asked)}", f"{prod(have)} elements", "correct the shape"
+            )
         return tuple(shape)
 
     def expand_axes(self, x: BoundTensor, shape: tuple[int, ...]) -> list[Axis]:
@@ -295,7 +299,10 @@ class _Binder:
         for k, (axis, n) in enumerate(zip(x.domain.logical, shape, strict=True)):
             if axis and extent(axis) != n:
                 raise ShapeError(
-                    "expand", f"{extent(axis)} in axis {k} of {x} to {n}", "an axis of 1, or the same size", "correct the shape"
+                    "expand",
+                    f"{extent(axis)} in axis {k} of {x} to {n}",
+                    "an axis of 1, or the same size",
+                    "correct the shape",
                 )
             axes.append(axis or self.fresh(n))
         return axes
@@ -304,6 +311,9 @@ class _Binder:
         for k in gone:
             if x.domain.logical[k]:
                 raise ShapeError(
-                    "squeeze", f"axis {k} of {x} of extent {extent(x.domain.logical[k])}", "extent 1", "squeeze another axis"
+                    "squeeze",
+                    f"axis {k} of {x} of extent {extent(x.domain.logical[k])}",
+                    "extent 1",
+                    "squeeze another axis",
                 )
         return [axis for k, axis in enumerate(x.domain.logical) if k not in gone]

@@ -92,7 +92,8 @@ class _Decomposer:
             self.compute(Expr("add", (product, expr.inputs[2]), (out,)))
             return
         inputs: list[Value] = [
-            self.having(v, mesh, needed_of(expr, v, sharding, mesh)) if isinstance(v, BoundTensor) else v for v in expr.inputs
+            self.having(v, mesh, needed_of(expr, v, sharding, mesh)) if isinstance(v, BoundTensor) else v
+            for v in expr.inputs
         ]
         if partial:
             self.reduce_over_mesh(expr, inputs, sharding, partial)
@@ -266,7 +267,8 @@ def _within(kept: Sharding, wanted: Sharding) -> bool:
 
 def _move_kind(source: BoundDomain, target: BoundDomain) -> str | None:
     """One call that takes a tensor between two meshes, or ``None``."""
-    assert source.mesh is not None and target.mesh is not None, "a move is between two meshes"
+    assert source.mesh is not None, "a move is from a mesh"
+    assert target.mesh is not None, "a move is to a mesh"
     one_dim = target.mesh.ndim == 1 and source.mesh.ndim == 1
     if source.mesh.shape == target.mesh.shape and source.sharding == target.sharding:
         return "send"

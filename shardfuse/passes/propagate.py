@@ -28,7 +28,9 @@ from ..mesh import DeviceMesh
 def propagate_shardings(fusion: BoundFusion) -> None:
     said = _on_a_mesh(fusion)
     settled: dict[BoundTensor, None] | None = None
-    while settled is None or len(_on_a_mesh(fusion)) > len(settled):  # backward may reach what other tensors are made of
+    while settled is None or len(_on_a_mesh(fusion)) > len(
+        settled
+    ):  # backward may reach what other tensors are made of
         settled = _on_a_mesh(fusion)
         _forward(fusion, settled)
         _backward(fusion, {**said, **dict.fromkeys(fusion.outputs)})

@@ -106,7 +106,15 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
         assert not isinstance(space, str), space
         how = reduction.finishing(finish, space) if space.r else pointwise.propose(finish, H200)
         plans.append(KernelPlan(kernel_name("finish", finish), finish, space, how))
-    return tuple(plans)
+    return (_one_launch(segment, plans),) if params.once else tuple(plans)
+
+
+def _one_launch(segment: Segment, plans: Sequence[KernelPlan]) -> KernelPlan:
+    """``plans`` as stages; partial results are stored for the next stage."""
+    exprs = [e for p in plans for e in p.segment.exprs]
+    made = dict.fromkeys(t for p in plans for t in p.segment.outputs)
+    whole = Segment.of(exprs, made)
+    return KernelPlan(kernel_name("mix_order", segment), whole, plans[0].space, plans[0].params, stages=tuple(plans))
 
 
 # the space
@@ -290,7 +298,11 @@ def _tile(segment: Segment, mixed: Mixed, target: Target) -> _Tile | None:
 def _words(segment: Segment, mixed: Mixed, *, keeps: bool) -> float:
     """Registers of one element: sums of columns, what the row holds, what is the same for all rows; and to compute."""
     space = mixed.space
-    words = _COMPUTED + (0.5 if space.phases > 2 else 0) + sum(reduction.partial_dtype(e).itemsize / 4 for e in mixed.columns)
+    words = (
+        _COMPUTED
+        + (0.5 if space.phases > 2 else 0)
+        + sum(reduction.partial_dtype(e).itemsize / 4 for e in mixed.columns)
+    )
     for t in segment.inputs:
         if space.is_walked(t) and space.has_r(t):
             words += t.dtype.itemsize / 4

@@ -23,6 +23,7 @@ class Params:
     team: programs that share one row and exchange their partial results; 0 where a program has rows of its own.
     counted: a team counts its members in, instead of polling all their words.
     prefetch: a team has its next row fetched into L2 while it waits.
+    once: what finishes partial results is a stage of the same launch, not a second one.
     programs: how many programs of a team's kernel are resident at once: its grid is no larger.
     """
 
@@ -34,6 +35,7 @@ class Params:
     num_stages: int = 3
     max_registers: int | None = None
     keeps: bool = True
+    once: bool = False
     team: int = 0
     counted: bool = True
     prefetch: bool = True
@@ -45,6 +47,7 @@ class Params:
 class KernelPlan:
     """One kernel: ``segment`` walked as ``params`` say.
 
+    ``stages``: of which one launch does all, one after the other; what one stores for the next is among the outputs.
     ``split``: the digit that tells the partial results of a split reduction apart; every output has it outermost.
     """
 
@@ -53,6 +56,7 @@ class KernelPlan:
     space: Space
     params: Params
     split: Digit | None = None
+    stages: tuple[KernelPlan, ...] = ()
 
 
 def kernel_name(scheduler: str, segment: Segment) -> str:

@@ -49,7 +49,11 @@ def ordered(segment: Segment, named: dict[str, torch.Tensor]) -> dict[object, to
 def small(params: Params, rng: random.Random) -> Params:
     """Few programs, so that each walks; blocks that cut the row unevenly."""
     return replace(
-        params, x_block=1 << rng.randrange(4), r_block=1 << rng.randrange(4, 8), splits=rng.choice([1, 2, 3, 7])
+        params,
+        x_block=1 << rng.randrange(4),
+        r_block=1 << rng.randrange(4, 8),
+        splits=rng.choice([1, 2, 3, 7]),
+        once=rng.random() < 0.5,
     )
 
 
@@ -99,8 +103,9 @@ def test_sums_over_all_rows_and_over_the_rows_of_a_sample(tmp_path: Path) -> Non
     unit = b.op("sub", x, b.mean(x, [2]))
     each, every = (b.reduce("sum", unit, rows, keepdim=False) for rows in ([1], [0, 1]))
     segment = b.segment(unit, b.op("mul", each, 2.0), every)
-    params = replace(mix_order.propose(segment, H200), splits=2)
+    params = replace(mix_order.propose(segment, H200), splits=2, once=False)
     assert len(mix_order.schedule(segment, params)) == 3
+    assert len(mix_order.schedule(segment, replace(params, once=True))) == 1
     data = values(3, 7, 50)
     wanted = data.double() - data.double().mean(-1, keepdim=True)
     right = {segment.outputs[0]: wanted, every: wanted.sum((0, 1)), segment.outputs[-1]: wanted.sum(1) * 2}
