@@ -64,7 +64,7 @@ def restrict(sharding: Sharding, logical: Sequence[Axis], mesh: DeviceMesh | Non
 
 
 def _holds(local: Sequence[Axis], digits: Axis, ranks: int) -> bool:
-    """Can a tensor of which a rank walks ``local`` be cut by ``digits``?  Short shards only of an axis's outermost part."""
+    """Can a tensor of which a rank walks ``local`` be cut by ``digits``?  Short shards only of an outermost part."""
     return carries(local, digits) and (is_even(digits, ranks) or outermost(local, digits) is not None)
 
 

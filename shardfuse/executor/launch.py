@@ -23,7 +23,7 @@ def direct_launcher(
     """``launch(*tensors, *scalars)``.
 
     binary: Triton's compiled kernel, made for aligned pointers.  tensors: how many of the arguments are.  fixed:
-    integers behind them.  otherwise: Triton's own entry, for a misaligned pointer and where a profiler has hooked launches.
+    integers behind them.  otherwise: Triton's own entry, for a misaligned pointer and where a profiler hooked launches.
     """
     from triton import knobs
 

@@ -77,7 +77,7 @@ class TensorView:
         return Axis(self, self.domain.loop[self._loop_index(index)])
 
     def split(self, axis: int, factor: int, inner_split: bool = True, *, uneven: bool = False) -> TensorView:
-        """Cut loop axis ``axis`` in two; ``factor`` is the inner part's extent (the outer's with ``inner_split=False``).
+        """Cut loop axis ``axis`` in two; ``factor`` is the inner part's extent (outer's with ``inner_split=False``).
 
         ``uneven=True`` cuts as ``torch.chunk`` does: the last outer index may be short or missing.
         """
