@@ -68,3 +68,13 @@ def check_pair(kind: str, argument: str, other: int) -> tuple[int, int]:
     if other == rank:
         raise CollectiveArgumentError(kind, argument, f"{other}, this rank", "another rank")
     return rank, other
+
+
+def with_extent(shape: Sequence[int], dim: int, extent: int) -> list[int]:
+    """The shape with another extent in one dimension."""
+    return [*shape[:dim], extent, *shape[dim + 1 :]]
+
+
+def moved_first(shape: Sequence[int], dim: int) -> list[int]:
+    """The shape with one dimension moved to the front."""
+    return [shape[dim], *shape[:dim], *shape[dim + 1 :]]

@@ -30,6 +30,8 @@ from shardfuse.executor.collective_arguments import (
     check_root,
     check_sizes,
     check_split,
+    moved_first,
+    with_extent,
 )
 from shardfuse.executor.rank_reduction import Reduction, reduce_members
 from shardfuse.mesh.groups import Team, process_group, stages_through_host
@@ -89,10 +91,10 @@ def all_gather(x: Tensor, dim: int, team: Team, sizes: Sequence[int] | None = No
     check_own("all_gather", "sizes", sizes, team, x.shape[dim])
     if team.size == 1:
         return _own(x)
-    shapes = [torch.Size(_with(x.shape, dim, size)) for size in sizes]
+    shapes = [torch.Size(with_extent(x.shape, dim, size)) for size in sizes]
     widest = max(shape.numel() for shape in shapes)
     if widest == 0:
-        return x.new_empty(_with(x.shape, dim, sum(sizes)))
+        return x.new_empty(with_extent(x.shape, dim, sum(sizes)))
     landed = dict(zip(team.group_order, _gather_flat(x, widest, team).unbind(0), strict=True))
     return torch.cat([landed[i][: shape.numel()].reshape(shape) for i, shape in enumerate(shapes)], dim)
 
@@ -109,7 +111,7 @@ def reduce_scatter(x: Tensor, dim: int, op: Reduction, team: Team, sizes: Sequen
     if team.size == 1 or x.numel() == 0:
         return _own(x.narrow(dim, sum(sizes[: team.index]), sizes[team.index]))
     rows = x.detach().movedim(dim, 0)
-    mine = _with(rows.shape, 0, sizes[team.index])
+    mine = with_extent(rows.shape, 0, sizes[team.index])
     received = _exchange_flat(rows, sizes, [torch.Size(mine).numel()] * team.size, team)
     return reduce_members(received.reshape(team.size, *mine), op).movedim(0, dim).contiguous()
 
@@ -140,13 +142,13 @@ def all_to_all(
     check_own("all_to_all", "concat_sizes", concat_sizes, team, x.shape[concat_dim])
     if team.size == 1:
         return _own(x)
-    piece = _with(x.shape, split_dim, split_sizes[team.index])
-    shapes = [_with(piece, concat_dim, size) for size in concat_sizes]
+    piece = with_extent(x.shape, split_dim, split_sizes[team.index])
+    shapes = [with_extent(piece, concat_dim, size) for size in concat_sizes]
     # Whether anything moves at all is told by facts that the members share, not by this member's piece.
-    if 0 in _with(_with(x.shape, split_dim, sum(split_sizes)), concat_dim, sum(concat_sizes)):
-        return x.new_empty(_with(piece, concat_dim, sum(concat_sizes)))
+    if 0 in with_extent(with_extent(x.shape, split_dim, sum(split_sizes)), concat_dim, sum(concat_sizes)):
+        return x.new_empty(with_extent(piece, concat_dim, sum(concat_sizes)))
     rows = x.detach().movedim(split_dim, 0)
-    received = _exchange(rows, split_sizes, [_first(shape, split_dim) for shape in shapes], team)
+    received = _exchange(rows, split_sizes, [moved_first(shape, split_dim) for shape in shapes], team)
     return torch.cat([r.movedim(0, split_dim) for r in received], concat_dim).contiguous()
 
 
@@ -203,15 +205,15 @@ def scatter(
     check_root("scatter", root, team)
     dim = check_dim("scatter", "dim", dim, len(shape))
     sizes = check_split("scatter", "sizes", sizes, team, shape[dim])
-    mine = _with(shape, dim, sizes[team.index])
+    mine = with_extent(shape, dim, sizes[team.index])
     given = check_given("scatter", x, shape, dtype).detach() if team.rank == root else None
     if given is not None and team.size == 1:
         return _own(given)
     if 0 in shape:
         return torch.empty(mine, dtype=dtype, device=device)
-    row_shape = _with(_first(mine, dim), 0, 0)
+    row_shape = with_extent(moved_first(mine, dim), 0, 0)
     rows = torch.empty(row_shape, dtype=dtype, device=device) if given is None else given.movedim(dim, 0)
-    shapes = [_with(row_shape, 0, sizes[team.index] if rank == root else 0) for rank in team.ranks]
+    shapes = [with_extent(row_shape, 0, sizes[team.index] if rank == root else 0) for rank in team.ranks]
     received = _exchange(rows, [0] * team.size if given is None else sizes, shapes, team)
     return received[team.ranks.index(root)].movedim(0, dim).contiguous()
 
@@ -229,11 +231,11 @@ def gather(x: Tensor, dim: int, sizes: Sequence[int], root: int, ranks: Sequence
     is_root = team.rank == root
     if team.size == 1:
         return _own(x)
-    whole = _with(x.shape, dim, sum(sizes))
+    whole = with_extent(x.shape, dim, sum(sizes))
     if 0 in whole:
         return x.new_empty(whole) if is_root else None
     rows = x.detach().movedim(dim, 0)
-    shapes = [_with(rows.shape, 0, size if is_root else 0) for size in sizes]
+    shapes = [with_extent(rows.shape, 0, size if is_root else 0) for size in sizes]
     received = _exchange(rows, [rows.shape[0] if rank == root else 0 for rank in team.ranks], shapes, team)
     return torch.cat(received).movedim(0, dim).contiguous() if is_root else None
 
@@ -395,13 +397,3 @@ def _nccl_reduces(x: Tensor, op: Reduction, group: dist.ProcessGroup) -> bool:
     if x.device.type != "cuda" or stages_through_host(group, x.device) or x.dtype not in _NCCL_SUMS:
         return False
     return op in ("sum", "prod") or not x.dtype.is_floating_point
-
-
-def _with(shape: Sequence[int], dim: int, extent: int) -> list[int]:
-    """The shape with another extent in one dimension."""
-    return [*shape[:dim], extent, *shape[dim + 1 :]]
-
-
-def _first(shape: Sequence[int], dim: int) -> list[int]:
-    """The shape with one dimension moved to the front."""
-    return [shape[dim], *shape[:dim], *shape[dim + 1 :]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fusion_check import check
+from fusion_check import Argument, check
 from nn_cases import ON_LINE, Here
 from random_fusions import random_case
 
@@ -19,8 +19,12 @@ PER_TEST = 20
 @pytest.mark.parametrize("first", range(0, CASES, PER_TEST))
 def test_random_fusions(first: int) -> None:
     for seed in range(first, first + PER_TEST):
-        case = random_case(seed, worlds=(1,), backend="triton")
-        check(case.fd, [x.cuda() for x in case.inputs], sizes=case.sizes)
+        _, case = random_case(seed, worlds=(1,), backend="triton")
+        check(case.fd, [on_gpu(x) for x in case.inputs], sizes=case.sizes)
+
+
+def on_gpu(value: Argument) -> Argument:
+    return value.cuda() if isinstance(value, torch.Tensor) else value
 
 
 @pytest.mark.parametrize("name", ON_LINE)
@@ -30,8 +34,8 @@ def test_modules(name: str) -> None:
 
 def test_runs_are_bitwise_equal() -> None:
     for seed in range(40):
-        case = random_case(seed, worlds=(1,), backend="triton")
-        inputs = [x.cuda() for x in case.inputs]
+        _, case = random_case(seed, worlds=(1,), backend="triton")
+        inputs = [on_gpu(x) for x in case.inputs]
         first = case.fd.execute(inputs, sizes=case.sizes)
         for _ in range(5):
             for a, b in zip(first, case.fd.execute(inputs, sizes=case.sizes), strict=True):
