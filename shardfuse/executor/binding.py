@@ -34,6 +34,7 @@ def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, dev
     tensors: dict[TensorView, torch.Tensor] = {}
     shapes: dict[TensorView, tuple[int, ...]] = {}
     home = device
+    elsewhere: torch.device | None = None
     for k, (declared, argument) in enumerate(zip(fusion.inputs, arguments, strict=True)):
         val = declared.val
         if isinstance(val, Scalar):
@@ -51,12 +52,13 @@ def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, dev
         mesh = val.domain.mesh
         if mesh is not None and rank not in mesh.ranks:
             shapes[val] = _stand_in_shape(k, val, argument)  # this rank holds nothing of it: the argument is not read
+            elsewhere = elsewhere or argument.device
             continue
         _check_tensor(k, declared, val, argument, home)
         if not val.is_cpu:
             home = home or argument.device
         shapes[val] = tuple(local_logical_sizes(val, argument.shape)) if val.allocation_rank else tuple(argument.shape)
-    return Bound(tensors, shapes, home or torch.device("cpu"))
+    return Bound(tensors, shapes, home or elsewhere or torch.device("cpu"))
 
 
 def _stand_in_shape(k: int, val: TensorView, argument: torch.Tensor) -> tuple[int, ...]:

@@ -65,12 +65,15 @@ def job(request: pytest.FixtureRequest) -> JobStore:
 def pg(request: pytest.FixtureRequest, job: JobStore) -> Iterator[ProcessGroup]:
     """The default process group of one test, over a part of the store of its own.
 
-    NCCL takes seconds to come up, so on GPUs tests share a group until one of them fails.
+    NCCL takes seconds to come up, so on GPUs tests share a group until one of them fails, but those marked ``fresh_world``.
     """
     device = test_device()
     store = PrefixStore(f"{job.prefix}/{LAUNCH.attempt}/{request.node.nodeid}", job.store)
+    fresh = device.type == "cpu" or request.node.get_closest_marker("fresh_world") is not None
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if fresh and dist.is_initialized():
+        dist.destroy_process_group()
     if not dist.is_initialized():
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -80,7 +83,7 @@ def pg(request: pytest.FixtureRequest, job: JobStore) -> Iterator[ProcessGroup]:
             timeout=timedelta(seconds=TIMEOUT),
         )
     yield ProcessGroup(LAUNCH.rank, LAUNCH.world_size, device, store)
-    if device.type == "cpu" or request.node.stash.get(FAILED, False):
+    if fresh or request.node.stash.get(FAILED, False):
         dist.destroy_process_group()
 
 

@@ -12,7 +12,8 @@ from planted_differences import Variant
 from shardfuse.errors import PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.executor.agreement import agree
 
-pytestmark = pytest.mark.mpi
+# a world remembers what its ranks agreed on
+pytestmark = [pytest.mark.mpi, pytest.mark.fresh_world]
 
 
 def variant(pg, **changes: object) -> Variant:
