@@ -13,12 +13,10 @@ from shardfuse.codegen import generate
 from shardfuse.executor.kernel import Kernel
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar
-from shardfuse.schedulers import looped, mix_order, persistent, pointwise, reduction, transpose
 from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 
-SCHEDULERS: tuple[ModuleType, ...] = (mix_order, persistent, reduction, transpose, pointwise, looped)
 MARGIN = 64
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 

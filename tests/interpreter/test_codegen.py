@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from interpreted import SCHEDULERS, close, run, values
+from interpreted import close, run, values
 from segments import Builder, evaluate, rms_norm, scheduler_of
 
 from shardfuse.ir.dtype import DataType
@@ -343,7 +343,7 @@ def lacking() -> Segment:
 
 @pytest.mark.parametrize(("segment", "said"), [(two_reductions, "T2 reduces i1, others i0"), (lacking, "T3 lacks i0")])
 def test_why_not_names_the_reason(segment: Callable[[], Segment], said: str) -> None:
-    for scheduler in SCHEDULERS:
+    for scheduler in (persistent, reduction, pointwise, looped):
         reason = scheduler.why_not(segment())
         assert reason is not None
         assert said in reason

@@ -186,7 +186,7 @@ def too_long() -> Segment:
     [
         (rows_again, "T7 needs rows again after T6 has been reduced over them"),
         (two_ways_along_rows, "some reductions take i2, others i1, i2"),
-        (too_long, "a row of 65536 elements takes 4.5 registers each, more than a multiprocessor has"),
+        (too_long, "a row of 65536 elements takes 5 registers each, more than a multiprocessor has"),
     ],
 )
 def test_why_not_names_the_reason(segment: Callable[[], Segment], said: str) -> None:

@@ -65,7 +65,8 @@ def job(request: pytest.FixtureRequest) -> JobStore:
 def pg(request: pytest.FixtureRequest, job: JobStore) -> Iterator[ProcessGroup]:
     """The default process group of one test, over a part of the store of its own.
 
-    NCCL takes seconds to come up, so on GPUs tests share a group until one of them fails, but those marked ``fresh_world``.
+    NCCL takes seconds to come up, so on GPUs tests share a group until one of them fails;
+    those marked ``fresh_world`` have their own.
     """
     device = test_device()
     store = PrefixStore(f"{job.prefix}/{LAUNCH.attempt}/{request.node.nodeid}", job.store)
