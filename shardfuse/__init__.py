@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .errors import ShardfuseError
 from .frontend.definition import FusionDefinition
 from .ir.dtype import DataType
@@ -9,7 +11,9 @@ from .ir.expr import Scalar
 from .ir.tensor_view import TensorView
 from .mesh import DeviceMesh, ParallelType
 from .mesh.process import ProcessContext, finalize, initialize
-from .tools.simulate import simulate
+
+if TYPE_CHECKING:
+    from .tools.simulate import simulate
 
 __version__ = "0.1.0"
 
@@ -26,3 +30,12 @@ __all__ = [
     "initialize",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """``simulate`` is imported when it is asked for: it brings torch's test groups along."""
+    if name == "simulate":
+        from shardfuse.tools.simulate import simulate
+
+        return simulate
+    raise AttributeError(f"module 'shardfuse' has no attribute {name!r}")

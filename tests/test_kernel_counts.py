@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from shardfuse import DataType, FusionDefinition
-from shardfuse.frontend import Explanation
+from shardfuse.frontend.explain import Explanation
 from shardfuse.ir.tensor_view import TensorView
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -119,7 +119,7 @@ class Emitter:
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         pointer, has_x, has_r = self.pointer(tensor, chunk)
         options = self.mask(has_x, has_r, chunk)
-        if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner and not self.space.walked:
+        if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner:
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
         if self.space.r and self.space.is_streamed(tensor) and not self.space.walked:

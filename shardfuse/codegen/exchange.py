@@ -114,7 +114,7 @@ def mailbox_words(plan: KernelPlan, grid: int, lanes: int) -> int:
 
 
 def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
-    """Before the loop over rows: who this program is, its epoch, its own words and the team's, where it counts."""
+    """Before the loop over rows: who this program is, its epoch, where its words are, and where the team counts."""
     members = plan.params.team
     words = slots(plan) * members * lanes
     lines = [

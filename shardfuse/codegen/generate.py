@@ -201,15 +201,15 @@ def _mask_lines(tile: Tile, params: Params) -> list[str]:
         return [f"r_mask = c < {chunk.valid}" for chunk in masked]
     if not masked:
         return []
-    own = str(tile.share)
+    stop = str(tile.share)
     lines: list[str] = []
     if tile.last_share < tile.share:
         divisor = gcd(tile.r_total, tile.share, 16)
         lines.append(f"valid = tl.minimum({tile.share}, {tile.r_total} - first)")
-        own = "valid"
+        stop = "valid"
         if divisor > 1:
             lines.append(f"valid = valid // {divisor} * {divisor}")
-    lines += [f"{chunk.mask} = c + {chunk.start} < {own}" for chunk in masked]
+    lines += [f"{chunk.mask} = c + {chunk.start} < {stop}" for chunk in masked]
     return [line.replace(" + 0 <", " <") for line in lines]
 
 

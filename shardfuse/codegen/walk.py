@@ -51,9 +51,14 @@ class Walk(Emitter):
         return self.tile.x_total // self.tile.walk_total
 
     def chunks(self) -> list[Chunk]:
-        """The row in blocks, the rest of it in smaller ones: lanes that are masked cost as much as others."""
+        """The row in blocks, the rest of it in smaller ones: lanes that are masked cost as much as others.
+
+        Rows side by side are cut into equal ones: blocks of two widths would lie differently in the threads, and what
+        is one for a row would have to be handed round.
+        """
         total, block = self.tile.r_total, self.params.r_block
-        widths = [block] * (total // block) + _cut(total % block)
+        rest = [block] * (total % block > 0) if self.tile.x_lanes else _cut(total % block)
+        widths = [block] * (total // block) + rest
         found: list[Chunk] = []
         start = 0
         for k, width in enumerate(widths):

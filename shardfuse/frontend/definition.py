@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,12 +16,15 @@ from ..ir.fusion import Fusion, FusionInput
 from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
 from .descriptor import Contiguity, checked_layout, data_type_of, like
-from .dtensor import DTensorExecutor, has_dtensor
-from .executor_cache import FusionExecutorCache
-from .explain import Explanation, explain_plan
+from .detection import has_dtensor
 from .repro import Described, repro_script
 from .script import definition_script
 from .validation import validated
+
+if TYPE_CHECKING:  # what runs a fusion is imported when the first one is run
+    from .dtensor import DTensorExecutor
+    from .executor_cache import FusionExecutorCache
+    from .explain import Explanation
 
 
 class FusionDefinition:
@@ -165,6 +169,9 @@ class FusionDefinition:
     def fec(self) -> FusionExecutorCache:
         """The executor; with it the definition is closed."""
         if self._fec is None:
+            from shardfuse.frontend.dtensor import DTensorExecutor
+            from shardfuse.frontend.executor_cache import FusionExecutorCache
+
             said = [i.val.domain if isinstance(i.val, TensorView) else None for i in self.fusion.inputs]
             self._fec = FusionExecutorCache(self.fusion, self._options)
             self._dtensors = DTensorExecutor(self.fusion, said, self._options)
@@ -258,6 +265,8 @@ class FusionDefinition:
 
         With neither, of the last plan that ran.  Raises ``NoPlanError``.
         """
+        from shardfuse.frontend.explain import explain_plan
+
         return explain_plan(self._last.plan_for(inputs, sizes))
 
     def last_trace(self) -> str:

@@ -13,7 +13,6 @@ torch.distributed.tensor is slow to import: nothing here imports it before someb
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -32,6 +31,7 @@ from ..ir.fusion import Fusion, FusionInput, Record
 from ..ir.tensor_view import TensorView
 from ..mesh import DeviceMesh
 from ..passes.recorded_domains import bound_domain
+from .detection import has_dtensor
 from .executor_cache import FusionExecutorCache
 from .placements import placements_of, unsharded_strides
 
@@ -41,12 +41,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 _REDUCTIONS = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "product": "prod"}
-
-
-def has_dtensor(values: Sequence[object]) -> bool:
-    """Is one of them a DTensor?  Costs no import: where nobody has imported DTensor there are none."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(value, module.DTensor) for value in values)
 
 
 @dataclass(frozen=True)

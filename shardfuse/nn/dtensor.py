@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ..errors import PlacementError
-from ..frontend.dtensor import has_dtensor
+from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from .placement import TensorPlacement
 

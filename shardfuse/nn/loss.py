@@ -11,7 +11,7 @@ import torch
 
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend import FusionDefinition
-from ..frontend.dtensor import has_dtensor
+from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from .dtensor import Given, Result, on_local_tensors

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ModuleArgumentError, PlacementError
-from ..frontend.dtensor import has_dtensor
+from ..frontend.detection import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
 from .dtensor import Given, Result, local_of, on_local_tensors

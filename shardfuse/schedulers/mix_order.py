@@ -14,7 +14,7 @@ after, ``split`` telling programs apart::
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -28,12 +28,19 @@ from .segment import Segment
 from .space import Atoms, Space, analyse, cut_into_atoms, listed, storage_order
 
 _EACH = 32
-"""Elements of a tile that one thread holds."""
+"""Elements of its row that a thread holds."""
+_MOST = 48
+"""Elements of all its rows, where a warp has some."""
 _WARPS = 4
-"""Of rows that these hold; longer ones get more."""
+"""Of a tile of several rows."""
 _COMPUTED = 1.5
 _ADDRESSES = 16
 """Registers of an element that is being computed, and of a thread for all else (counted in compiled kernels)."""
+_SHARED = 0.9
+"""What loads under way may take of shared memory; the rest is for reductions."""
+_CHUNKS = 12
+_HALVINGS = 5
+"""A tile of rows is cut into at most so many chunks, down to a sixteenth of a warp's load, for the fewest lanes."""
 _SPLIT = "split"
 _MAX_REGISTERS = 255
 """Of one thread."""
@@ -65,28 +72,40 @@ def why_not(segment: Segment) -> str | None:
 
 
 def propose(segment: Segment, target: Target) -> Params:
-    """Rows short enough share a program; two programs a multiprocessor where registers allow."""
+    """As many rows under way as registers and shared memory hold."""
     mixed = analyse_mixed(segment)
     assert not isinstance(mixed, str), mixed
     space = mixed.space
     n = space.reduced
     tile = _tile(segment, mixed, target)
     assert tile is not None, f"no tile holds rows of {n} elements"
-    inputs = [t for t in segment.inputs if space.is_streamed(t)]
-    width = max((vector(t.dtype, n, target) for t in inputs), default=4)
-    block = max(WARP * width * tile.warps, power_of_two(-(-n // MAX_CHUNKS)))
     walked = prod(a.extent for a in space.walked)
     rows = min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
     wanted = max(target.multiprocessors * tile.programs // (space.kept // walked), 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
+    inputs = [t for t in segment.inputs if space.is_streamed(t)]
     one = rows * n * sum(t.dtype.itemsize for t in inputs) * tile.programs
-    stages = 3 if 2 * one <= target.shared_bytes else 2
     own = tile.registers(target)
-    bound = own if own < _MAX_REGISTERS else None
     return Params(
-        rows, block, splits=splits, num_warps=tile.warps, num_stages=stages, keeps=tile.keeps, max_registers=bound
+        rows,
+        _block(segment, space, tile, target),
+        splits=splits,
+        num_warps=tile.warps,
+        num_stages=3 if 2 * one <= _SHARED * target.shared_bytes else 2,
+        keeps=tile.keeps,
+        max_registers=own if own < _MAX_REGISTERS else None,
     )
+
+
+def _block(segment: Segment, space: Space, tile: _Tile, target: Target) -> int:
+    """Elements of a chunk: a load of all warps for a single row, of one warp where each has rows of its own."""
+    n = space.reduced
+    width = max((vector(t.dtype, n, target) for t in segment.inputs if space.is_streamed(t)), default=4)
+    if tile.rows == 1:
+        return max(WARP * width * tile.warps, power_of_two(-(-n // MAX_CHUNKS)))
+    blocks = [WARP * width >> k for k in range(_HALVINGS) if -(-n // (WARP * width >> k)) <= _CHUNKS]
+    return min(blocks or [power_of_two(-(-n // _CHUNKS))], key=lambda b: (-(-n // b) * b, -b))
 
 
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
@@ -280,18 +299,23 @@ class _Tile:
 
 
 def _tile(segment: Segment, mixed: Mixed, target: Target) -> _Tile | None:
-    """Two programs a multiprocessor, else one, else reloading; ``None`` where rows are too long for all."""
+    """Of the tiles that fit, the first: more programs before fewer, more rows before less; reloading as a last resort.
+
+    ``None`` where rows are too long.
+    """
     n = mixed.space.reduced
-    most = max(_EACH * WARP * _WARPS // power_of_two(n), 1)
-    warps = _WARPS
-    while warps < MAX_WARPS and n > _EACH * WARP * warps:
-        warps *= 2
-    for programs, keeps in ((2, True), (1, True), (1, False)):
-        words = _words(segment, mixed, keeps=keeps)
-        for rows in (most >> k for k in range(most.bit_length())):
-            tile = _Tile(rows, warps, programs, keeps)
-            if rows * n / (warps * WARP) * words + _ADDRESSES <= tile.registers(target):
-                return tile
+    warps = power_of_two(-(-n // (_EACH * WARP)))
+    if warps > MAX_WARPS:
+        return None
+    tiles = [_Tile(1, warps, programs, True) for programs in (4 * _WARPS // warps, 2 * _WARPS // warps) if programs]
+    if warps == 1:
+        rows = power_of_two(_MOST * WARP * _WARPS // n + 1) // 2
+        tiles = [_Tile(rows >> k, _WARPS, 2, True) for k in range(rows.bit_length())]
+    last = _Tile(1, max(warps, _WARPS), 1, True)
+    for tile in (*tiles, last, replace(last, keeps=False)):
+        words = _words(segment, mixed, keeps=tile.keeps)
+        if tile.rows * n / (tile.warps * WARP) * words + _ADDRESSES <= tile.registers(target):
+            return tile
     return None
 
 

@@ -34,7 +34,7 @@ def why_not(segment: Segment) -> str | None:
     if space.grouped:
         return why_not_held(segment, space)
     refusal = too_long(segment, space)
-    return None if refusal is None or why_not_held(segment, space) is None else refusal
+    return refusal and why_not_held(segment, space)
 
 
 def rereads(space: Space) -> bool:
