@@ -296,6 +296,13 @@ def torch_takes(name: str, operands: Sequence[torch.Tensor]) -> bool:
     return True
 
 
+def in_triton(name: str, dtype: DataType) -> bool:
+    """Some ops have no Triton text for some types: they are torch calls there."""
+    b = Builder()
+    x = b.input(dtype, b.axis(60))
+    return pointwise.why_not(b.segment(b.op(name, *[x] * POINTWISE[name].arity))) is None
+
+
 @pytest.mark.parametrize("dtype", [DataType.Float, DataType.BFloat16, DataType.Double, DataType.Int32, DataType.Bool])
 def test_pointwise_table(tmp_path: Path, dtype: DataType) -> None:
     """Every op of the table in one kernel, against torch's own function."""
@@ -307,7 +314,7 @@ def test_pointwise_table(tmp_path: Path, dtype: DataType) -> None:
     outputs: list[BoundTensor] = []
     for name in names:
         arity = POINTWISE[name].arity
-        if torch_takes(name, [data, other, data, other][:arity]):
+        if torch_takes(name, [data, other, data, other][:arity]) and in_triton(name, dtype):
             outputs.append(b.op(name, *[x, y, x, y][:arity]))
     segment = b.segment(*outputs)
     if dtype.is_floating:

@@ -43,7 +43,8 @@ def reduced_axes(rng: random.Random, ndim: int) -> list[int]:
 
 def blocks(rng: random.Random, params: Params, *, splits: bool) -> Params:
     """Other block sizes than proposed, the number of chunks of an unrolled kernel kept small."""
-    params = replace(params, x_block=1 << rng.randrange(5), r_block=max(params.r_block >> rng.randrange(3), 1))
+    x_block = params.x_block if params.columns else 1 << rng.randrange(5)  # a block holds all columns of a group
+    params = replace(params, x_block=x_block, r_block=max(params.r_block >> rng.randrange(3), 1))
     return replace(params, splits=rng.choice([1, 2, 4]), unrolled=False) if splits else params
 
 

@@ -61,12 +61,12 @@ def test_iota_of_a_merged_axis(tmp_path: Path) -> None:
 def test_partial_sums_of_a_rank_are_split_too(tmp_path: Path) -> None:
     """The local part of a sum over sharded rows: [W, D], the first axis this rank's own, through a workspace."""
     b = Builder()
-    rows, columns = b.axis(3000), b.axis(24)
+    rows, columns = b.axis(8000), b.axis(24)
     x = b.input(DataType.Float, rows, columns)
     segment = b.segment(b.reduce("sum", b.op("mul", x, x), [0], keepdim=False))
     shard(segment, root_of(columns[0]), 2)
     assert reduction.propose(segment, H200).splits > 1
-    data = values(3000, 24)
+    data = values(8000, 24)
     for rank, piece in enumerate(data.chunk(2, 1)):
         (out,) = run(segment, {x: piece.contiguous()}, tmp_path, scheduler=reduction, rank=rank)
         close(out, piece.double().square().sum(0))
