@@ -12,6 +12,7 @@ from .ir.tensor_view import TensorView
 from .ir.verify import verify
 from .passes import PASSES, bind
 from .schedulers import kernels_of
+from .schedulers.overlap import overlap
 from .schedulers.plan import KernelPlan
 from .schedulers.segment import Segment
 from .segmenter import ScheduledSegment, segment_fusion
@@ -19,12 +20,16 @@ from .segmenter import ScheduledSegment, segment_fusion
 
 @dataclass(frozen=True)
 class PlannedSegment:
-    """A segment, who runs it, why nobody before did, and the kernels that it comes to."""
+    """A segment, who runs it, why nobody before did, and the kernels that it comes to.
+
+    ``is_beside``: a collective that runs on a stream of its own, beside the kernels until its first reader.
+    """
 
     segment: Segment
     scheduler: str
     refusals: tuple[tuple[str, str], ...]
     kernels: tuple[KernelPlan, ...]
+    is_beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,11 +51,17 @@ def compile_fusion(
         run(bound)
         trace.append((run.__name__, fusion_text(bound)))
     verify(bound, PASSES[-1].__name__)
-    segments = tuple(_plan(s) for s in segment_fusion(bound))
-    trace.append(("segments", "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)))
+    found = segment_fusion(bound)
+    order, beside = overlap([(s.segment, s.scheduler) for s in found])
+    segments = tuple(_plan(found[k], is_beside=k in beside) for k in order)
+    trace.append(("segments", "\n\n".join(map(_text, segments))))
     return Plan(bound, segments, tuple(trace))
 
 
-def _plan(scheduled: ScheduledSegment) -> PlannedSegment:
+def _plan(scheduled: ScheduledSegment, *, is_beside: bool) -> PlannedSegment:
     kernels = kernels_of(scheduled.scheduler, scheduled.segment)
-    return PlannedSegment(scheduled.segment, scheduled.scheduler, scheduled.refusals, kernels)
+    return PlannedSegment(scheduled.segment, scheduled.scheduler, scheduled.refusals, kernels, is_beside)
+
+
+def _text(planned: PlannedSegment) -> str:
+    return f"{planned.scheduler}{' beside kernels' if planned.is_beside else ''}:\n{planned.segment}"

@@ -2,10 +2,17 @@
 
 def program(T0, T1):
     T3 = collective_0(T0)
-    T4 = empty((4, 512), (512, 1), float32)
+    T4 = empty_T4()
     kernel_1(T3, T1, T4)
     del T3
     return T4,
+
+A collective that has kernels to run beside starts on a stream of its own, and is waited for before its first reader::
+
+    T3, done_0 = start(collective_0, T0)
+    T4 = empty_T4()
+    kernel_1(T1, T4)
+    wait(done_0, T0, T3)
 """
 
 from __future__ import annotations
@@ -33,6 +40,7 @@ from .allocation_form import from_allocation, to_allocation
 from .host_scalars import host_lines
 from .kernel import Kernel
 from .options import CompileOptions
+from .streams import start_and_wait
 
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
 
@@ -62,6 +70,8 @@ class ProgramBuilder:
     names: dict[str, object] = field(default_factory=dict[str, object])
     sources: list[str] = field(default_factory=list[str])
     meta: dict[BoundTensor, torch.Tensor] = field(default_factory=dict[BoundTensor, torch.Tensor])
+    started: dict[str, Segment] = field(default_factory=dict[str, Segment])
+    """Collectives that nothing has waited for, in order."""
 
     def begin(self, forms: Sequence[TensorView | None], on_cpu: Sequence[bool] | None = None) -> None:
         """``forms``: for each input its TensorView where it comes by allocation rank, else ``None``.
@@ -95,12 +105,17 @@ class ProgramBuilder:
 
     # segments
 
-    def add(self, k: int, segment: Segment, scheduler: str, kernels: Sequence[KernelPlan]) -> None:
+    def add(
+        self, k: int, segment: Segment, scheduler: str, kernels: Sequence[KernelPlan], *, is_beside: bool = False
+    ) -> None:
+        """``is_beside``: a collective that runs on the communication stream."""
+        if not is_beside:
+            self.wait(segment.inputs)
         if not any(self.holds(t) for t in (*segment.inputs, *segment.outputs)):
             self.lines += [f"{t} = None" for t in segment.outputs]
             return
         if scheduler == "communication":
-            self.add_call(f"collective_{k}", segment, self.collective(segment))
+            self.add_call(f"collective_{k}", segment, self.collective(segment), done=f"done_{k}" if is_beside else "")
         elif scheduler == "no_op":
             self.add_view(k, segment)
         elif scheduler == "torch_call" or self.options.backend_for(self.device) == "torch" or self.is_empty(segment):
@@ -113,13 +128,30 @@ class ProgramBuilder:
             0 in t.domain.local_shape(self.rank) for t in segment.outputs
         )
 
-    def add_call(self, name: str, segment: Segment, function: Callable[..., object]) -> None:
+    def add_call(self, name: str, segment: Segment, function: Callable[..., object], *, done: str = "") -> None:
+        """``done``: for a collective that starts now and is waited for later, the name of what is waited for."""
         self.names[name] = function
         results = ", ".join(map(str, segment.outputs))
-        self.lines.append(f"{results} = {name}({self.arguments(segment)})")
+        if done:
+            if "start" not in self.names:
+                self.names["start"], self.names["wait"] = start_and_wait(self.device)
+            self.lines.append(f"{results}, {done} = start({name}, {self.arguments(segment)})")
+            self.started[done] = segment
+        else:
+            self.lines.append(f"{results} = {name}({self.arguments(segment)})")
         for t in segment.outputs:
             if self.holds(t):
                 self.contiguous(t)
+
+    def wait(self, tensors: Sequence[BoundTensor]) -> None:
+        """Wait for the collectives that make ``tensors``: for the last, with which those before it have ended."""
+        names = list(self.started)
+        wanted = [k for k, name in enumerate(names) if any(t in self.started[name].outputs for t in tensors)]
+        if not wanted:
+            return
+        ended = [self.started.pop(name) for name in names[: wanted[-1] + 1]]
+        touched = dict.fromkeys(t for s in ended for t in (*s.inputs, *s.outputs) if self.holds(t))
+        self.lines.append(f"wait({', '.join([names[wanted[-1]], *map(str, touched)])})")
 
     def arguments(self, segment: Segment) -> str:
         scalars = [s.name for s in segment.scalars if s.value is None]
@@ -210,6 +242,7 @@ class ProgramBuilder:
         """``forms``: for each output its shape where it is wanted by allocation rank, else ``None``."""
         results: list[str] = []
         domains: list[BoundDomain | None] = []
+        self.wait([t for segment in self.started.values() for t in segment.outputs])
         self.lines += alias_lines(self.fusion, self.names, self.holds)
         for k, (t, form) in enumerate(zip(self.fusion.outputs, forms, strict=True)):
             if t in self.fusion.aliases:

@@ -187,7 +187,7 @@ class FusionExecutorCache:
             [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],
         )
         for k, s in enumerate(plan.segments):
-            builder.add(k, s.segment, s.scheduler, s.kernels)
+            builder.add(k, s.segment, s.scheduler, s.kernels, is_beside=s.is_beside)
         forms = [
             allocation_shape(tv, t, rank) if tv.allocation_rank else None
             for tv, t in zip(self.fusion.outputs, plan.fusion.outputs, strict=True)

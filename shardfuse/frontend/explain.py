@@ -78,7 +78,7 @@ def _segment(planned: PlannedSegment) -> SegmentExplanation:
     moved = 0 if planned.scheduler == "no_op" else sum(local_bytes(t) for t in (*segment.inputs, *segment.outputs))
     text = str(segment)
     if planned.scheduler == "communication":
-        text += f"   # {_collectives(planned)[0]}"
+        text += f"   # {_collectives(planned)[0]}{', beside kernels' if planned.is_beside else ''}"
     kernels = tuple(k.name for k in planned.kernels)
     refusals = (*planned.refusals, *_later(planned))
     return SegmentExplanation(planned.scheduler, kernels, refusals, len(planned.refusals), moved, text)

@@ -1,0 +1,101 @@
+"""In which order segments run, so that collectives run beside kernels: started early, waited for late.
+
+Walking: a collective starts as soon as what it reads is made; next come kernels that read nothing that is on its way,
+those that lead to another collective first; only where none is left one that has to wait for a collective, for the one
+that started first.  The order follows from the plan alone, so that all ranks start their collectives in one order.
+
+    kernel_a -> all_reduce -> kernel_b                kernel_a, start all_reduce, kernel_c, wait, kernel_b
+    kernel_c
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir.expr import BoundTensor
+from .segment import Segment
+
+Scheduled = tuple[Segment, str]
+"""A segment and its scheduler."""
+
+
+def overlap(segments: Sequence[Scheduled]) -> tuple[list[int], dict[int, None]]:
+    """The order in which to run ``segments``, and which of them are collectives to start on a stream of their own.
+
+    Where no collective has a kernel to run beside, the order is as it was and all run on one stream.
+    """
+    kept = list(range(len(segments)))
+    if not any(name == "communication" for _, name in segments):
+        return kept, {}
+    order = _Walk(segments).run()
+    beside = _beside([segments[k] for k in order])
+    return (order, {order[at]: None for at in beside}) if beside else (kept, {})
+
+
+class _Walk:
+    def __init__(self, segments: Sequence[Scheduled]) -> None:
+        self.segments = segments
+        maker = {t: k for k, (s, _) in enumerate(segments) for t in s.outputs}
+        self.needs = [dict.fromkeys(maker[t] for t in s.inputs if t in maker) for s, _ in segments]
+        self.leads = self.leading()
+        self.left = dict.fromkeys(range(len(segments)))
+        self.started: dict[int, int] = {}
+        """Collectives that nothing has waited for, and when each started."""
+
+    def leading(self) -> list[bool]:
+        """Does a collective depend on what each segment makes?"""
+        leads = [False] * len(self.segments)
+        todo = [k for k, (_, name) in enumerate(self.segments) if name == "communication"]
+        while todo:
+            for k in self.needs[todo.pop()]:
+                if not leads[k]:
+                    leads[k] = True
+                    todo.append(k)
+        return leads
+
+    def run(self) -> list[int]:
+        order: list[int] = []
+        while self.left:
+            k = min((k for k in self.left if not any(n in self.left for n in self.needs[k])), key=self.rank)
+            if self.segments[k][1] == "communication":
+                self.started[k] = len(order)
+            else:
+                last = max((self.started[n] for n in self.needs[k] if n in self.started), default=-1)
+                self.started = {n: at for n, at in self.started.items() if at > last}
+            order.append(k)
+            del self.left[k]
+        return order
+
+    def rank(self, k: int) -> tuple[int, bool, int]:
+        """The least comes first."""
+        if self.segments[k][1] == "communication":
+            return -2, False, k
+        waits = max((self.started[n] for n in self.needs[k] if n in self.started), default=-1)
+        return waits, not self.leads[k], k
+
+
+def _beside(segments: Sequence[Scheduled]) -> list[int]:
+    """The places of collectives between whose start and first reader there is a kernel or a torch call.
+
+    And of those that start meanwhile: on one stream they run in the order in which they start.
+    """
+    read = _first_reads(segments)
+    works = [name not in ("communication", "no_op") for _, name in segments]
+    found = {at: end for at, end in read.items() if any(works[at + 1 : end])}
+    return [at for at in read if at in found or any(start < at < end for start, end in found.items())]
+
+
+def _first_reads(segments: Sequence[Scheduled]) -> dict[int, int]:
+    """For each collective the place of the first segment, other than a collective, that reads of it."""
+    made: dict[BoundTensor, int] = {}
+    read: dict[int, int] = {}
+    for at, (segment, name) in enumerate(segments):
+        if name == "communication":
+            made.update(dict.fromkeys(segment.outputs, at))
+            read[at] = len(segments)
+            continue
+        last = max((made[t] for t in segment.inputs if t in made), default=-1)
+        for start, end in read.items():
+            if start <= last and end == len(segments):  # whoever waits for one waits for those before it
+                read[start] = at
+    return read

@@ -1,0 +1,88 @@
+"""Collectives beside kernels over processes: gloo on the CPU, a communication stream where every rank has a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fusion_check import check, local_arguments
+from thread_check import X, shard, world_mesh
+
+from shardfuse import FusionDefinition
+
+pytestmark = pytest.mark.mpi
+
+
+def values(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def two_blocks(size: int, rows: int, columns: int) -> FusionDefinition:
+    """A reduce-scatter, a norm and an all-gather of one tensor; sums over ranks of another; kernels of a third."""
+    mesh = world_mesh(size)
+    with FusionDefinition() as fd:
+        parts, x, y = (fd.define_tensor(s) for s in ([size, rows, columns], [rows, columns], [rows, columns]))
+        total = fd.ops.sum(parts, [0])
+        whole = fd.ops.set(fd.ops.mul(total, 2.0))
+        fd.add_output(fd.ops.sum(whole, [1]))
+        fd.add_output(fd.ops.sum(x, [0]))
+        fd.add_output(fd.ops.sum(fd.ops.mul(y, y), [1]))
+        fd.add_output(fd.ops.neg(fd.ops.abs(y)))
+    parts.set_device_mesh(mesh)
+    parts.axis(0).parallelize(X)
+    for tv in (total, x, y):
+        shard(tv, mesh, (X, (0, "outer")))
+    whole.set_device_mesh(mesh)
+    return fd
+
+
+@pytest.mark.parametrize("rows", [8, 7])
+def test_like_unsharded(rows: int, pg) -> None:
+    fd = two_blocks(pg.size, rows, 16)
+    for seed in range(3):
+        data = [
+            values(pg.size, rows, 16, seed=seed),
+            values(rows, 16, seed=seed + 10),
+            values(rows, 16, seed=seed + 20),
+        ]
+        check(fd, data, device=pg.device)
+    assert ("start(" in fd.last_trace()) == (pg.size > 1)
+
+
+@pytest.mark.multi_gpu
+def test_memory_is_used_again_only_when_free(pg) -> None:
+    """Many calls without a wait in between, outputs let go at once: each reads what it made, not what came after."""
+    fd = two_blocks(pg.size, 4 * 256, 2048)
+    data = [
+        [values(pg.size, 1024, 2048, seed=s), values(1024, 2048, seed=s + 1), values(1024, 2048, seed=s + 2)]
+        for s in range(3)
+    ]
+    fd.fec  # noqa: B018 closes the definition
+    local = [[x.to(pg.device) for x in local_arguments(fd.fusion, d, pg.rank)] for d in data]
+    expected = [[out.clone() for out in fd.execute(x)] for x in local]
+    torch.cuda.synchronize()
+    wrong = torch.zeros((), dtype=torch.int64, device=pg.device)
+    for call in range(60):
+        outputs = fd.execute(local[call % 3])
+        for out, want in zip(outputs, expected[call % 3], strict=True):
+            wrong += (out != want).sum()
+        del outputs, out
+    assert int(wrong) == 0
+
+
+@pytest.mark.multi_gpu
+def test_captured_into_a_graph(pg) -> None:
+    fd = two_blocks(pg.size, 64, 512)
+    data = [values(pg.size, 64, 512), values(64, 512, seed=1), values(64, 512, seed=2)]
+    check(fd, data, device=pg.device)
+    local = [x.to(pg.device) for x in local_arguments(fd.fusion, data, pg.rank)]
+    expected = [out.clone() for out in fd.execute(local)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = fd.execute(local)
+    for _ in range(3):
+        for out in outputs:
+            out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        for out, want in zip(outputs, expected, strict=True):
+            assert torch.equal(out, want)
