@@ -10,8 +10,8 @@ from time import perf_counter
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-FLUSH_BYTES = 256 << 20
-"""More than five times the L2 of an H200; a flush of that size takes about 75 us, behind which a launch hides."""
+from shardfuse.executor.timing import behind_flush, flush_buffer
+
 HIDDEN = 50e-6
 """Seconds on the host that one flush hides; one more hides what a busy machine adds."""
 WARM_UP = 3
@@ -56,19 +56,9 @@ Round = Callable[[], dict[str, Callable[[], float]]]
 
 
 def _rounds_on_gpu(runs: dict[str, Callable[[], object]], device: torch.device) -> Round:
-    flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+    flush = flush_buffer(device)
     flushes = {name: 2 + int(_host_seconds(run, device) / HIDDEN) for name, run in runs.items()}
-
-    def timed(name: str, run: Callable[[], object]) -> Callable[[], float]:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        for _ in range(flushes[name]):
-            flush.zero_()
-        start.record()
-        run()
-        end.record()
-        return lambda: start.elapsed_time(end) * 1e3
-
-    return lambda: {name: timed(name, run) for name, run in runs.items()}
+    return lambda: {name: behind_flush(run, flush, flushes[name]) for name, run in runs.items()}
 
 
 def _rounds_on_cpu(runs: dict[str, Callable[[], object]]) -> Round:

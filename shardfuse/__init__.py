@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .config import VERSION
 from .errors import ShardfuseError
 from .frontend.definition import FusionDefinition
 from .ir.dtype import DataType
@@ -15,7 +16,7 @@ from .mesh.process import ProcessContext, finalize, initialize
 if TYPE_CHECKING:
     from .tools.simulate import simulate
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "DataType",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .ir.expr import BoundFusion, Number, Scalar
 from .ir.fusion import Fusion
@@ -13,7 +13,7 @@ from .ir.verify import verify
 from .passes import PASSES, bind
 from .schedulers import kernels_of
 from .schedulers.overlap import overlap
-from .schedulers.plan import KernelPlan
+from .schedulers.plan import KernelPlan, Params
 from .schedulers.segment import Segment
 from .segmenter import ScheduledSegment, segment_fusion
 
@@ -56,6 +56,15 @@ def compile_fusion(
     segments = tuple(_plan(found[k], is_beside=k in beside) for k in order)
     trace.append(("segments", "\n\n".join(map(_text, segments))))
     return Plan(bound, segments, tuple(trace))
+
+
+def with_params(plan: Plan, chosen: Sequence[Params | None]) -> Plan:
+    """``plan`` with these ``Params`` for its segments; ``None`` leaves a segment as it is."""
+    segments = [
+        s if params is None else replace(s, kernels=kernels_of(s.scheduler, s.segment, params))
+        for s, params in zip(plan.segments, chosen, strict=True)
+    ]
+    return replace(plan, segments=tuple(segments))
 
 
 def _plan(scheduled: ScheduledSegment, *, is_beside: bool) -> PlannedSegment:

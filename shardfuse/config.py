@@ -12,6 +12,9 @@ from typing import Literal
 
 from shardfuse.errors import EnvironmentVariableError, LaunchEnvironmentError
 
+VERSION = "0.1.0"
+"""Of shardfuse: what is kept on disk is told apart by it."""
+
 Launcher = Literal["torchrun", "mpirun", "environment", "slurm", "none"]
 
 
@@ -21,12 +24,14 @@ class Settings:
 
     triton_interpret: TRITON_INTERPRET, generated kernels run under Triton's interpreter.
     strict: SHARDFUSE_STRICT, a kernel that fails to compile is an error instead of a fallback to torch.
+    autotune: SHARDFUSE_AUTOTUNE, kernels are tuned before a program's first run on a GPU.
     timeout: SHARDFUSE_TIMEOUT, seconds that a rank waits for its peers in a collective.
     heartbeat_limit: SHARDFUSE_HEARTBEAT_LIMIT, seconds without a sign of life after which a rank counts as gone.
     """
 
     triton_interpret: bool = False
     strict: bool = False
+    autotune: bool = False
     timeout: float = 300.0
     heartbeat_limit: float = 30.0
 
@@ -59,6 +64,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(
         triton_interpret=_flag(env, "TRITON_INTERPRET"),
         strict=_flag(env, "SHARDFUSE_STRICT"),
+        autotune=_flag(env, "SHARDFUSE_AUTOTUNE"),
         timeout=_seconds(env, "SHARDFUSE_TIMEOUT", Settings.timeout),
         heartbeat_limit=_seconds(env, "SHARDFUSE_HEARTBEAT_LIMIT", Settings.heartbeat_limit),
     )

@@ -271,6 +271,13 @@ class NoPlanError(ShardfuseError):
         super().__init__("explain() needs sizes: execute the fusion first, or pass inputs=[...] or sizes={...}")
 
 
+class TuningUnavailableError(ShardfuseError):
+    """``tune`` was called where no kernel can be timed."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"tune() found {found}, expected tensors on a GPU: move the inputs there, or call execute()")
+
+
 class DefinitionError(ShardfuseError):
     """An argument of a definition's method is not what it takes."""
 

@@ -95,14 +95,15 @@ def test_values_that_are_none(env: dict[str, str], message: str) -> None:
 
 
 def test_settings() -> None:
-    assert read_settings({}) == Settings(False, False, 300.0, 30.0)
+    assert read_settings({}) == Settings(False, False, False, 300.0, 30.0)
     env = {
         "TRITON_INTERPRET": "1",
         "SHARDFUSE_STRICT": "true",
+        "SHARDFUSE_AUTOTUNE": "on",
         "SHARDFUSE_TIMEOUT": "7.5",
         "SHARDFUSE_HEARTBEAT_LIMIT": "3",
     }
-    assert read_settings(env) == Settings(True, True, 7.5, 3.0)
+    assert read_settings(env) == Settings(True, True, True, 7.5, 3.0)
     for bad in ({"SHARDFUSE_STRICT": "maybe"}, {"SHARDFUSE_TIMEOUT": "-1"}, {"SHARDFUSE_TIMEOUT": "soon"}):
         with pytest.raises(EnvironmentVariableError, match=next(iter(bad))):
             read_settings(bad)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -52,7 +52,8 @@ def describe(
     head = [
         f"torch {torch.__version__}",
         f"device: {device.type}",
-        f"options: backend={options.backend}, interpret={options.interpret}, strict={options.strict}",
+        f"options: backend={options.backend}, interpret={options.interpret}, strict={options.strict}, "
+        f"autotune={options.autotune}",
         *(f"{name}: unsharded {list(shape)}" for name, shape in sizes.items()),
         *(f"{name} = {value!r}" for name, value in numbers.items()),
     ]
@@ -92,6 +93,37 @@ def failures_told(ranks: Sequence[int]) -> Generator[None]:
         if side is not None:
             side.tell_failure(error)
         raise
+
+
+def answer_once(ranks: Sequence[int], question: str, make: Callable[[], str]) -> str:
+    """This rank's answer for all of ``ranks``: the one that it gave before, or what ``make`` gives now."""
+    side = _side_of(ranks)
+    if side is None:
+        return make()
+    key = _answer_key(ranks, question)
+    if not side.store.check([key]):
+        side.store.set(key, make())
+    return side.store.get(key).decode()
+
+
+def answer_of(ranks: Sequence[int], question: str, who: int) -> str:
+    """What the rank ``who`` answers to ``question``, waited for.  Raises RanksLateError."""
+    side = _side_of(ranks)
+    assert side is not None, f"rank {who} answers nobody but ranks {ranks}"
+    key = _answer_key(ranks, question)
+    began, pause = time.monotonic(), _SHORTEST
+    while not side.store.check([key]):
+        if time.monotonic() - began > side.timeout:
+            late = RanksLateError([who], side.timeout, question)
+            side.tell_failure(late)
+            raise late
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST)
+    return side.store.get(key).decode()
+
+
+def _answer_key(ranks: Sequence[int], question: str) -> str:
+    return f"answer/{_digest(f'{tuple(ranks)}{question}')}"
 
 
 # By default process group, so that a new world starts from zero on every rank.

@@ -107,7 +107,7 @@ def load_function(text: str, name: str, directory: Path) -> Any:
     """
     key = hashlib.sha256(f"{read_versions()}\n{text}".encode()).hexdigest()[:32]
     path = directory / f"{name}_{key}.py"
-    _publish(path, text)
+    publish(path, text)
     # Triton asks for a function's source by way of linecache.
     linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
     module = ModuleType(path.stem)
@@ -115,7 +115,7 @@ def load_function(text: str, name: str, directory: Path) -> Any:
     return getattr(module, name)
 
 
-def _publish(path: Path, text: str) -> None:
+def publish(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` by one atomic rename; a directory that cannot be written is gone without."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

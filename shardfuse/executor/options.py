@@ -18,20 +18,27 @@ class CompileOptions:
     """``backend``: ``None`` takes Triton for CUDA tensors, and for CPU tensors only under Triton's interpreter.
 
     ``interpret``: kernels are written for the interpreter.  ``strict``: a kernel that does not compile is an error
-    rather than a fall back to torch.  ``cache_directory``: where generated sources are kept.
+    rather than a fall back to torch.  ``autotune``: kernels are tuned before a program's first run on a GPU.
+    ``cache_directory``: where generated sources and tuned parameters are kept.
     """
 
     backend: Backend | None = None
     interpret: bool = False
     strict: bool = False
+    autotune: bool = False
     cache_directory: Path = Path()
 
     @staticmethod
     def from_environment(backend: Backend | None = None) -> CompileOptions:
         settings = read_settings()
-        return CompileOptions(backend, settings.triton_interpret, settings.strict, read_cache_directory())
+        directory = read_cache_directory()
+        return CompileOptions(backend, settings.triton_interpret, settings.strict, settings.autotune, directory)
 
     def backend_for(self, device: torch.device) -> Backend:
         if self.backend is not None:
             return self.backend
         return "triton" if device.type == "cuda" or self.interpret else "torch"
+
+    def autotunes(self, device: torch.device) -> bool:
+        """Are kernels on ``device`` tuned before their first run?"""
+        return self.autotune and device.type == "cuda" and self.backend_for(device) == "triton"

@@ -233,7 +233,7 @@ class ProgramBuilder:
         source = generate(plan, layouts, self.rank, interpret=self.options.interpret)
         kernel = Kernel(source, self.options.cache_directory, interpret=self.options.interpret)
         # numbers of a kind that no specialisation applies to: the values are those of a call
-        kernel.compile([*(self.meta[t] for t in source.tensors), *(_sample(s) for s in source.scalars)])
+        kernel.compile([*(self.meta[t] for t in source.tensors), *(sample(s) for s in source.scalars)])
         return kernel
 
     # end
@@ -271,7 +271,8 @@ def _storage(like: torch.Tensor, device: torch.device) -> Callable[[], torch.Ten
     return lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
-def _sample(scalar: Scalar) -> Number:
+def sample(scalar: Scalar) -> Number:
+    """A value of the kind that ``scalar`` has."""
     if scalar.value is not None:
         return scalar.value
     return 0.5 if scalar.dtype.is_floating else 3

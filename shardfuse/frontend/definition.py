@@ -22,6 +22,8 @@ from .script import definition_script
 from .validation import validated
 
 if TYPE_CHECKING:  # what runs a fusion is imported when the first one is run
+    from ..executor.choices import Tuned
+    from ..executor.timing import Timer
     from .dtensor import DTensorExecutor
     from .executor_cache import FusionExecutorCache
     from .explain import Explanation
@@ -202,14 +204,7 @@ class FusionDefinition:
         """
         if save_repro_inputs:
             self._described = [Described.of(v) for v in inputs]
-        home = (
-            torch.device("cuda", device)
-            if isinstance(device, int)
-            else None
-            if device is None
-            else torch.device(device)
-        )
-        fec = self.fec
+        fec, home = self.fec, _device(device)
         assert self._dtensors is not None, "made with the executor"
         if has_dtensor(inputs):
             return self._dtensors.execute(inputs, sizes, home)  # pyright: ignore[reportReturnType]
@@ -220,6 +215,34 @@ class FusionDefinition:
             if not isinstance(error, ShardfuseError):
                 error.add_note(f"please report this with:\n{self.repro_script_for(inputs)}")
             raise
+
+    def tune(
+        self,
+        inputs: Sequence[Argument],
+        *,
+        sizes: Mapping[TensorView, Sequence[int]] | None = None,
+        device: torch.device | str | int | None = None,
+        seconds: float | None = None,
+        timer: Timer | None = None,
+    ) -> list[Tuned]:
+        """Tune the kernels for these inputs (as for ``execute``): later calls of their sizes run what was chosen.
+
+        Params near those proposed are compiled, checked against them and timed on random tensors, with a bar on stderr;
+        choices are kept in the cache directory.  Every rank calls it: one tunes for all.  Gives, for each segment that
+        has kernels, what was proposed and chosen with its microseconds.  ``SHARDFUSE_AUTOTUNE=1`` does so before each
+        first run on a GPU.
+
+        ``seconds``: to stop trying after; left out, half of SHARDFUSE_TIMEOUT.  ``timer``: microseconds of several runs
+        that take turns, instead of CUDA events.
+        Raises ``TuningUnavailableError`` without a GPU, and what ``execute`` does.
+        """
+        fec, home = self.fec, _device(device)
+        tuner = fec.tuner(timer, seconds)
+        assert self._dtensors is not None, "made with the executor"
+        if has_dtensor(inputs):
+            return self._dtensors.tune(inputs, sizes, home, tuner)
+        self._dtensors.last = None
+        return fec.tune(inputs, sizes, home, tuner)
 
     def execute_with_dtensors(self, inputs: Sequence[Argument]) -> list[torch.Tensor]:
         """Run on DTensors; returns DTensors.
@@ -275,6 +298,13 @@ class FusionDefinition:
 
     def __repr__(self) -> str:
         return definition_script(self.fusion)
+
+
+def _device(named: torch.device | str | int | None) -> torch.device | None:
+    """A number is a GPU's."""
+    if isinstance(named, int):
+        return torch.device("cuda", named)
+    return None if named is None else torch.device(named)
 
 
 def _number_type(value: Number) -> DataType:

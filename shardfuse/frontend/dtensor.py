@@ -22,7 +22,9 @@ import torch
 
 from ..errors import InputCountError, InputError, PlacementError
 from ..executor.binding import Argument
+from ..executor.choices import Tuned
 from ..executor.options import CompileOptions
+from ..executor.tuning import Tuner
 from ..ir.digits import Root, axis_of, extent
 from ..ir.domain import BoundDomain, IterDomain, TensorDomain
 from ..ir.dtype import DataType
@@ -77,6 +79,22 @@ class DTensorExecutor:
 
         Raises PlacementError for placements that no sharding is, and InputError for such as the definition contradicts.
         """
+        return self.variant(arguments).execute(arguments, self.by_place(sizes or {}), device)
+
+    def tune(
+        self,
+        arguments: Sequence[Argument],
+        sizes: Mapping[TensorView, Sequence[int]] | None,
+        device: torch.device | None,
+        tuner: Tuner,
+    ) -> list[Tuned]:
+        """As `FusionExecutorCache.tune`.  Raises what `execute` does."""
+        variant = self.variant(arguments)
+        values, said = variant.local(arguments, self.by_place(sizes or {}))
+        return variant.cache.tune(values, said, device, tuner)
+
+    def variant(self, arguments: Sequence[Argument]) -> _Variant:
+        """The copy of the fusion for the placements of ``arguments``."""
         if len(arguments) != len(self.fusion.inputs):
             raise InputCountError(len(arguments), len(self.fusion.inputs))
         given = [_given(k, cast("DTensor", a)) if has_dtensor((a,)) else None for k, a in enumerate(arguments)]
@@ -87,7 +105,7 @@ class DTensorExecutor:
             fusion = self.copy()
             variant = self.variants[key] = _Variant(fusion, given, shapes, self.options)
         self.last = variant.cache
-        return variant.execute(arguments, self.by_place(sizes or {}), device)
+        return variant
 
     def copy(self) -> Fusion:
         """The fusion as it was defined."""
@@ -123,9 +141,10 @@ class _Variant:
                 _take(fusion, k, g, mesh, shape)
         self.cache = FusionExecutorCache(fusion, options)
 
-    def execute(
-        self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]], device: torch.device | None
-    ) -> list[torch.Tensor | None]:
+    def local(
+        self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]]
+    ) -> tuple[list[Argument], dict[TensorView, Sequence[int]]]:
+        """This rank's pieces, and the unsharded sizes that they do not tell."""
         sizes: dict[TensorView, Sequence[int]] = {}
         values: list[Argument] = []
         for k, (argument, given, declared) in enumerate(
@@ -140,6 +159,12 @@ class _Variant:
             values.append(_local(argument)[(None,) * len(given.partial)])
             if any(given.uneven):
                 sizes[tv] = (*(given.mesh.size(d) for d in given.partial), *argument.shape)
+        return values, sizes
+
+    def execute(
+        self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]], device: torch.device | None
+    ) -> list[torch.Tensor | None]:
+        values, sizes = self.local(arguments, said)
         program = self.cache.program(values, sizes, device)
         outputs = program.run(*values)
         return [

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ..allocation.global_sizes import Unknown, global_sizes
-from ..compiler import Plan, compile_fusion
+from ..compiler import Plan, compile_fusion, with_params
 from ..errors import EmptyFusionError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape
 from ..executor.cache import LRUCache
+from ..executor.choices import Tuned
 from ..executor.options import CompileOptions
 from ..executor.program import Program, ProgramBuilder
 from ..executor.resharding import sum_over_mesh
+from ..executor.timing import Timer
+from ..executor.tuning import Tuner, check_can_tune, tune_segments
 from ..ir.expr import BoundTensor, Number, Scalar
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
@@ -22,12 +26,26 @@ from ..mesh import current_rank, world_size
 from ..mesh.groups import world_key
 from ..passes.recorded_domains import allocation_shape
 from ..passes.settle_inputs import settle_inputs
+from ..schedulers.plan import Params
 from .script import definition_script
 
 Sizes = Mapping[TensorView, Sequence[int]]
 
 PROGRAMS = 256
 """Bound programs that one fusion keeps."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a program is bound for.  key: that it is found by; ranks: of all meshes; text: what they must have alike."""
+
+    key: Hashable
+    bound: Bound
+    sizes: Sizes
+    numbers: Mapping[Scalar, Number]
+    rank: int
+    ranks: tuple[int, ...]
+    text: str
 
 
 class FusionExecutorCache:
@@ -41,6 +59,7 @@ class FusionExecutorCache:
         self.last_program: Program | None = None
         self._plans: LRUCache[Hashable, Plan] = LRUCache(PROGRAMS)
         self._programs: LRUCache[Hashable, Program] = LRUCache(PROGRAMS)
+        self._tuned: dict[Hashable, tuple[Params | None, ...]] = {}
         shapes = fusion.shape_scalars()
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
         self._asks = _asks_other_ranks(fusion)
@@ -64,7 +83,22 @@ class FusionExecutorCache:
             program = self._programs.get(key)
             if program is not None:
                 return program
-        return self._bind(key, arguments, current_rank(), dict(sizes or {}), device)
+        return self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
+
+    def tune(
+        self, arguments: Sequence[Argument], sizes: Sizes | None, device: torch.device | None, tuner: Tuner
+    ) -> list[Tuned]:
+        """Tune the kernels of the plan for these arguments; all later programs of the plan have what was chosen.
+
+        All ranks of the meshes call it.  What was chosen for each segment that has kernels, in order.
+        """
+        call = self._prepare(self._key(arguments, device), arguments, dict(sizes or {}), device)
+        check_can_tune(self.options, call.bound.device, tuner.timer)
+        self._bind(call)
+        return [tuned for tuned in self._tune(call, tuner) if tuned is not None]
+
+    def tuner(self, timer: Timer | None = None, seconds: float | None = None) -> Tuner:
+        return Tuner(self.options, timer, seconds=seconds)
 
     def is_compiled(self, arguments: Sequence[Argument]) -> bool:
         return self._programs.get(self._key(arguments, None)) is not None
@@ -73,10 +107,12 @@ class FusionExecutorCache:
         """The plan for these unsharded sizes, made or found.  ``numbers``: the scalar inputs that shapes depend on."""
         if not self.fusion.outputs:
             raise EmptyFusionError
-        key = (*(tuple(sizes[tv]) for tv in self.tensors()), *(numbers or {}).values())
+        key = self._plan_key(sizes, numbers or {})
         plan = self._plans.get(key)
         if plan is None:
             plan = compile_fusion(self.fusion, sizes, numbers)
+            if key in self._tuned:
+                plan = with_params(plan, self._tuned[key])
             self._plans.put(key, plan)
         self.last_plan = plan
         return plan
@@ -117,14 +153,18 @@ class FusionExecutorCache:
         described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
         return world_key(), device, *described
 
-    def _bind(
-        self, key: Hashable, arguments: Sequence[Argument], rank: int, said: dict[TensorView, Sequence[int]],
+    def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number]) -> Hashable:
+        return (*(tuple(sizes[tv]) for tv in self.tensors()), *numbers.values())
+
+    def _prepare(
+        self, key: Hashable, arguments: Sequence[Argument], said: dict[TensorView, Sequence[int]],
         device: torch.device | None,
-    ) -> Program:  # fmt: skip
+    ) -> _Call:  # fmt: skip
+        """Check the arguments, and find the unsharded sizes, with the other ranks where it takes them."""
         if not self.fusion.outputs:
             raise EmptyFusionError
         self._check_meshes()
-        ranks = self._ranks()
+        ranks, rank = self._ranks(), current_rank()
         with failures_told(ranks):
             bound = bind_arguments(self.fusion, arguments, rank, device)
             sizes, unknown = global_sizes(self.fusion, bound.local_shapes, said)
@@ -133,14 +173,41 @@ class FusionExecutorCache:
         for u in unknown:
             sizes[u.tv][u.axis] = self._exchange(u, rank, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if self._asks or said else key
-        program = self._programs.get(key)
+        numbers = self._numbers(arguments)
+        text = self._description(sizes, bound.device, numbers)
+        return _Call(key, bound, sizes, numbers, rank, ranks, text)
+
+    def _bind(self, call: _Call) -> Program:
+        program = self._programs.get(call.key)
         if program is None:
-            numbers = self._numbers(arguments)
-            with agreed(ranks, self._description(sizes, bound.device, numbers)):
-                program = self._build(self.plan(sizes, numbers), bound, sizes, rank)
-            self._programs.put(key, program)
+            with agreed(call.ranks, call.text):
+                program = self._build(call)
+            self._programs.put(call.key, program)
+            if (
+                self.options.autotunes(call.bound.device)
+                and self._plan_key(call.sizes, call.numbers) not in self._tuned
+            ):
+                self._tune(call, self.tuner())
+                program = self._programs.get(call.key)
+                assert program is not None, "it was bound once more with what was chosen"
         self.last_program = program
         return program
+
+    def _tune(self, call: _Call, tuner: Tuner) -> list[Tuned | None]:
+        """Ranks come here one and all, or each for itself to an answer that was given: nobody waits for who is not."""
+        plan = self.plan(call.sizes, call.numbers)
+        builder = self._builder(call)
+        tuned = tune_segments(builder, [(s.segment, s.scheduler) for s in plan.segments], call.ranks, call.text, tuner)
+        chosen = tuple(None if t is None else t.params for t in tuned)
+        key = self._plan_key(call.sizes, call.numbers)
+        self._tuned[key] = chosen
+        self._plans.put(key, with_params(plan, chosen))
+        self._programs = LRUCache(PROGRAMS)
+        with agreed(call.ranks, f"{call.text}\ntuned: {chosen}"):
+            program = self._build(call)
+        self._programs.put(call.key, program)
+        self.last_program = program
+        return tuned
 
     def _numbers(self, arguments: Sequence[Argument]) -> dict[Scalar, Number]:
         """The values of the scalar inputs that shapes depend on."""
@@ -169,7 +236,9 @@ class FusionExecutorCache:
         assert mesh is not None, "only a sharded axis is asked about"
         return sum_over_mesh(unknown.local, mesh, unknown.mesh_dims, rank, device)
 
-    def _build(self, plan: Plan, bound: Bound, sizes: Sizes, rank: int) -> Program:
+    def _builder(self, call: _Call) -> ProgramBuilder:
+        """With all segments added."""
+        plan, bound, rank = self.plan(call.sizes, call.numbers), call.bound, call.rank
         inputs = dict(zip((i.val for i in self.fusion.inputs), plan.fusion.inputs, strict=True))
         samples: dict[BoundTensor, torch.Tensor] = {}
         for k, declared in enumerate(self.fusion.inputs):
@@ -179,7 +248,7 @@ class FusionExecutorCache:
             tensor, value = inputs[tv], bound.tensors[tv]
             assert isinstance(tensor, BoundTensor), "a tensor is bound to a tensor"
             if tv.domain.mesh is None or rank in tv.domain.mesh.ranks:
-                check_local_shape(k, tv, tensor.domain, bound.local_shapes[tv], rank, sizes[tv])
+                check_local_shape(k, tv, tensor.domain, bound.local_shapes[tv], rank, call.sizes[tv])
             samples[tensor] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         builder = ProgramBuilder(plan.fusion, rank, bound.device, self.options, samples)
         builder.begin(
@@ -188,9 +257,13 @@ class FusionExecutorCache:
         )
         for k, s in enumerate(plan.segments):
             builder.add(k, s.segment, s.scheduler, s.kernels, is_beside=s.is_beside)
+        return builder
+
+    def _build(self, call: _Call) -> Program:
+        builder = self._builder(call)
         forms = [
-            allocation_shape(tv, t, rank) if tv.allocation_rank else None
-            for tv, t in zip(self.fusion.outputs, plan.fusion.outputs, strict=True)
+            allocation_shape(tv, t, call.rank) if tv.allocation_rank else None
+            for tv, t in zip(self.fusion.outputs, builder.fusion.outputs, strict=True)
         ]
         return builder.finish(forms)
 

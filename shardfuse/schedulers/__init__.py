@@ -36,9 +36,23 @@ _KERNELS: dict[str, tuple[Callable[[Segment, Target], Params], Callable[[Segment
 }
 
 
-def kernels_of(scheduler: str, segment: Segment, target: Target = H200) -> tuple[KernelPlan, ...]:
-    """The kernels that ``segment`` comes to under a scheduler that took it; none where it runs no generated kernel."""
+def makes_kernels(scheduler: str) -> bool:
+    return scheduler in _KERNELS
+
+
+def kernels_of(
+    scheduler: str, segment: Segment, params: Params | None = None, target: Target = H200
+) -> tuple[KernelPlan, ...]:
+    """The kernels that ``segment`` comes to under a scheduler that took it; none where it runs no generated kernel.
+
+    ``params``: instead of those that the scheduler proposes.
+    """
     if scheduler not in _KERNELS:
         return ()
     propose, schedule = _KERNELS[scheduler]
-    return schedule(segment, propose(segment, target))
+    return schedule(segment, params or propose(segment, target))
+
+
+def proposed(scheduler: str, segment: Segment, target: Target = H200) -> Params:
+    """What a scheduler that makes kernels proposes for a segment that it took."""
+    return _KERNELS[scheduler][0](segment, target)

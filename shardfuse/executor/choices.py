@@ -1,0 +1,94 @@
+"""What the tuner chose for a segment: a record that other ranks get by the store, later processes by a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from ..codegen.source import KernelSource
+from ..config import VERSION
+from ..schedulers.plan import Params
+from .kernel import publish, read_versions
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The choice for one segment.
+
+    kernel: name of its first kernel as it was proposed.  proposed, params: what the scheduler proposes, and what was
+    chosen.  proposed_us, us: the microseconds of each, of all kernels of the segment.  tried: how many other Params
+    were compiled, gave the same result, and were timed; 0 where the choice was found on disk.
+    """
+
+    kernel: str
+    proposed: Params
+    params: Params
+    proposed_us: float
+    us: float
+    tried: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Tuned | None:
+        """``None`` for a text that is no such record."""
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return None
+        if not isinstance(found, dict):
+            return None
+        record = cast("dict[str, object]", found)
+        proposed_us, us = record.get("proposed_us"), record.get("us")
+        proposed, params = _params(record.get("proposed")), _params(record.get("params"))
+        kernel, tried = record.get("kernel"), record.get("tried")
+        if not isinstance(kernel, str) or not isinstance(tried, int) or proposed is None or params is None:
+            return None
+        if not isinstance(proposed_us, float) or not isinstance(us, float) or min(proposed_us, us) < 0:
+            return None
+        return Tuned(kernel, proposed, params, proposed_us, us, tried)
+
+
+def _params(found: object) -> Params | None:
+    """``Params`` of a record that names each of its fields, with a value of the right type."""
+    if not isinstance(found, dict):
+        return None
+    record = cast("dict[str, Any]", found)
+    defaults = {f.name: f.default for f in fields(Params)}
+    if record.keys() != defaults.keys():
+        return None
+    for name, value in record.items():
+        is_right = type(value) is (bool if isinstance(defaults[name], bool) else int)
+        if not is_right and not (name == "max_registers" and value is None):
+            return None
+    return Params(**record)
+
+
+def choice_path(directory: Path, sources: Sequence[KernelSource], device: torch.device) -> Path:
+    """The file of a segment whose proposed kernels are ``sources``: by their text and sizes, device and versions."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    facts = [f"shardfuse {VERSION} {read_versions()}", name]
+    facts += [f"{s.integers} {s.grid} {s.num_warps} {s.num_stages} {s.max_registers} {s.mailbox}" for s in sources]
+    facts += [s.text for s in sources]
+    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+    return directory / "tuned" / f"{digest}.json"
+
+
+def read_choice(path: Path) -> Tuned | None:
+    """What stands in the file; ``None`` where there is none, or none that can be read."""
+    try:
+        return Tuned.from_json(path.read_text())
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def write_choice(path: Path, tuned: Tuned) -> None:
+    """By one atomic rename: of several that write at once the last stays, whole."""
+    publish(path, tuned.to_json())
