@@ -1,89 +1,223 @@
-"""Operands for every pointwise op, and torch's answer: in the operands' type, and in float64."""
+"""Cases of single ops on random shapes, types and values: how a fusion says the op, and torch's answers.
+
+``run_case`` runs one by shardfuse, unsharded and on two ranks that are threads, and compares every element.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from fusion_check import Expected, bound_piece, compare, local_piece, widened
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
 
+import shardfuse
+from shardfuse import DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.executor.options import Backend
 from shardfuse.ops.table import POINTWISE, PointwiseOp, Rule
 
 DTYPES = (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool,
 )  # fmt: skip
+FLOATS = DTYPES[:4]
+
+DETERMINISTIC = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate, Phase.shrink],
+)
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """``build(ops, inputs)`` on tensors like ``values``; ``roundings``: see ``assert_near``, None for ``compare``."""
+
+    build: Callable[[Any, list[Any]], Any]
+    values: list[torch.Tensor]
+    expected: list[Expected]
+    roundings: int | None = None
+
+    def define(self, backend: Backend) -> FusionDefinition:
+        with FusionDefinition(backend=backend) as fd:
+            found = self.build(fd.ops, [fd.from_pytorch(v) for v in self.values])
+            for out in found if isinstance(found, tuple) else (found,):
+                fd.add_output(out)
+        return fd
+
+    def compare(self, found: Sequence[torch.Tensor], pieces: Sequence[Expected]) -> None:
+        for k, (out, want, whole) in enumerate(zip(found, pieces, self.expected, strict=True)):
+            if self.roundings is None:
+                compare(f"output {k}", out, whole, lambda x, w=want, e=whole: w.eager if x is e.eager else w.wide)
+            else:
+                assert_near(out, want, self.values, self.roundings)
+
+
+def called(
+    build: Callable[[Any, list[Any]], Any], reference: Callable[..., Any], values: Sequence[torch.Tensor]
+) -> OpCase:
+    """The case of an op that torch has as ``reference``, called with the values as they are and in float64."""
+
+    def answers(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        found = reference(*given)
+        return list(found) if isinstance(found, tuple) else [found]
+
+    eager, wide = answers(values), answers([widened(v) for v in values])
+    return OpCase(build, list(values), [Expected(a, b) for a, b in zip(eager, wide, strict=True)])
+
+
+class Draw:
+    """What a case is made of, drawn by hypothesis."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+
+    def pick(self, *options: Any) -> Any:
+        return self.draw(st.sampled_from(options))
+
+    def integer(self, low: int, high: int) -> int:
+        return self.draw(st.integers(low, high))
+
+    def shape(self, low: int, high: int, *sizes: int) -> list[int]:
+        """Between ``low`` and ``high`` dims."""
+        return [self.pick(*(sizes or (1, 2, 3, 4, 6, 7))) for _ in range(self.integer(low, high))]
+
+    def subset(self, count: int) -> list[int]:
+        """Some of ``count`` axes, one at least."""
+        return sorted(self.draw(st.sets(st.integers(0, count - 1), min_size=1)))
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.integer(0, 1 << 20))
+
+    def tensor(self, shape: Sequence[int], *dtypes: torch.dtype) -> torch.Tensor:
+        """Small numbers, most of them no integers."""
+        dtype = self.pick(*(dtypes or (*FLOATS[:3], torch.int64)))
+        x = torch.randn(tuple(shape), generator=self.generator(), dtype=torch.float64) * 3
+        return x.to(dtype) if dtype.is_floating_point else x.abs().round().to(dtype)
+
+    def distinct(self, shape: Sequence[int], *dtypes: torch.dtype) -> torch.Tensor:
+        """No number twice, so that an order is the only one."""
+        count = torch.Size(shape).numel()
+        order = torch.randperm(count, generator=self.generator()).reshape(tuple(shape)) - count // 2
+        return order.to(self.pick(*(dtypes or (torch.float64, torch.float32, torch.int64))))
+
+    def index(self, shape: Sequence[int], high: int) -> torch.Tensor:
+        dtype = self.pick(torch.int64, torch.int32)
+        return torch.randint(0, high, tuple(shape), generator=self.generator()).to(dtype)
+
+
+# --- pointwise ops, by the table ---------------------------------------------------------------------------
 
 _SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.5, float("inf"), float("-inf"), float("nan"), 1e-6, 60.0, -60.0, 300.0)
-
-
-def operands(op: PointwiseOp, dtype: torch.dtype) -> list[torch.Tensor]:
-    """One tensor for each operand: every pair of special values, and random ones."""
-    generator = torch.Generator().manual_seed(len(op.name))
-    count = len(_SPECIAL) ** 2 + 64
-    out: list[torch.Tensor] = []
-    for k in range(op.arity):
-        if dtype is torch.bool or (op.rule is Rule.WHERE and k == 0):
-            out.append(torch.rand(count, generator=generator) < 0.5)
-        elif dtype.is_floating_point:
-            special = torch.tensor(_SPECIAL, dtype=torch.float64)
-            pairs = special.repeat(len(_SPECIAL)) if k == 0 else special.repeat_interleave(len(_SPECIAL))
-            out.append(torch.cat([pairs, torch.randn(64, generator=generator, dtype=torch.float64) * 2]).to(dtype))
-        else:
-            low = 0 if dtype is torch.uint8 else -9
-            x = torch.randint(low, 10, (count,), generator=generator).to(dtype)
-            # divided by zero and shifted too far, integers have no answer of torch's that is the same everywhere
-            out.append(x.clamp(min=1) if k and _INTEGER_DIVISION.get(op.name) else x)
-    return out
-
-
-_INTEGER_DIVISION = dict.fromkeys(
-    ("trunc_div", "floor_div", "mod", "fmod", "remainder", "bitwise_left_shift", "bitwise_right_shift",
-     "logical_right_shift", "pow"), True,
+_NOT_ZERO = (
+    "trunc_div", "floor_div", "mod", "fmod", "remainder", "bitwise_left_shift", "bitwise_right_shift",
+    "logical_right_shift", "pow",
 )  # fmt: skip
+"""Divided by zero and shifted too far, integers have no answer of torch's that is the same everywhere."""
 
 
-def answers(op: PointwiseOp, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
+def answer(op: PointwiseOp, values: Sequence[torch.Tensor]) -> Expected | None:
     """Torch's own result and the one in float64; None where torch has no such function for the type."""
     if op.rule is Rule.COMPLEX and values[0].dtype.itemsize < 4:
         return None  # complex numbers of two half floats are none of shardfuse's types
-    eager = wide = [v.bool() for v in values] if op.rule is Rule.LOGICAL else list(values)
+    eager = [v.bool() for v in values] if op.rule is Rule.LOGICAL else list(values)
     if op.rule is Rule.FLOAT:
         eager = [v if v.is_floating_point() else v.float() for v in values]
-    wide = [v.double() if v.is_floating_point() else v for v in eager]
     try:
         op.torch(*values)
-        return op.torch(*eager), op.torch(*wide)
+        return Expected(op.torch(*eager), op.torch(*(widened(v) for v in eager)))
     except (RuntimeError, TypeError):
         return None
 
 
-def cases() -> list[tuple[str, torch.dtype]]:
-    """Every op with every type that torch has it for."""
-    return [
-        (name, dtype)
-        for name, op in POINTWISE.items()
-        for dtype in DTYPES
-        if answers(op, [v[:1] for v in operands(op, dtype)]) is not None
-    ]
+def _operand(op: PointwiseOp, k: int, shape: Sequence[int], dtype: torch.dtype, g: torch.Generator) -> torch.Tensor:
+    """Special values and random ones."""
+    if dtype is torch.bool or (op.rule is Rule.WHERE and k == 0):
+        return torch.rand(tuple(shape), generator=g) < 0.5
+    if dtype.is_floating_point:
+        at = torch.randint(0, len(_SPECIAL), tuple(shape), generator=g)
+        special = torch.tensor(_SPECIAL, dtype=torch.float64)[at]
+        normal = torch.randn(tuple(shape), generator=g, dtype=torch.float64) * 2
+        return torch.where(torch.rand(tuple(shape), generator=g) < 0.7, special, normal).to(dtype)
+    x = torch.randint(0 if dtype is torch.uint8 else -9, 10, tuple(shape), generator=g).to(dtype)
+    return x.clamp(min=1) if k and op.name in _NOT_ZERO else x
 
 
-def assert_answer(found: torch.Tensor, op: PointwiseOp, values: Sequence[torch.Tensor], roundings: int) -> None:
-    """``found`` has torch's type; integers are equal, floats as near to float64 as torch's and a few roundings."""
-    answer = answers(op, values)
-    assert answer is not None
-    eager, wide = answer
-    assert found.dtype == eager.dtype, f"{op.name}: {found.dtype}, torch has {eager.dtype}"
+def dtypes_of(op: PointwiseOp) -> list[torch.dtype]:
+    """The types that torch has ``op`` for."""
+    g = torch.Generator()
+    return [t for t in DTYPES if answer(op, [_operand(op, k, (1,), t, g) for k in range(op.arity)]) is not None]
+
+
+@st.composite
+def pointwise(draw: st.DrawFn, name: str, roundings: int) -> OpCase:
+    """``name`` on operands that are broadcast with each other."""
+    op, d = POINTWISE[name], Draw(draw)
+    dtype, g = d.pick(*dtypes_of(op)), d.generator()
+    shape = d.shape(0, 3, 1, 2, 3, 4, 5, 8, 97)
+    whole = d.integer(0, op.arity - 1)
+    values: list[torch.Tensor] = []
+    for k in range(op.arity):
+        kept = shape if k == whole or not shape else shape[d.integer(0, len(shape)) :]
+        values.append(_operand(op, k, [n if k == whole or d.pick(True, True, False) else 1 for n in kept], dtype, g))
+    expected = answer(op, values)
+    assert expected is not None
+    return OpCase(lambda ops, t: getattr(ops, name)(*t), values, [expected], 0 if op.exact else roundings)
+
+
+def assert_near(found: torch.Tensor, want: Expected, values: Sequence[torch.Tensor], roundings: int) -> None:
+    """Integers are equal, each float as near to float64 as torch's and a few roundings; of 0 roundings, torch's own."""
+    eager, wide = want.eager, want.wide
+    assert found.dtype == eager.dtype, f"{found.dtype}, torch has {eager.dtype}"
+    assert found.shape == eager.shape, f"{list(found.shape)}, torch has {list(eager.shape)}"
     if not (eager.is_floating_point() or eager.is_complex()):
-        assert torch.equal(found, eager), f"{op.name}: {found} where torch has {eager}"
+        assert torch.equal(found, eager), f"{found} where torch has {eager}"
         return
-    if op.exact:
-        roundings = 0
     mine, theirs = found.to(wide.dtype), eager.to(wide.dtype)
     same = (mine == wide) | (mine == theirs) | (torch.isnan(mine) & (torch.isnan(wide) | torch.isnan(theirs)))
-    bound = roundings * torch.finfo(eager.dtype).eps * wide.abs() + (0 if op.exact else 4) * (theirs - wide).abs()
-    bad = ~same & ~((mine - wide).abs() <= bound + (0 if op.exact else torch.finfo(eager.dtype).tiny))
-    if bad.any():
-        k = int(bad.nonzero()[0])
-        raise AssertionError(
-            f"{op.name} of {[v[k].item() for v in values]} is {found[k].item()}, torch has {eager[k].item()} "
-            f"({wide[k].item()} in float64)"
-        )
+    info = torch.finfo(eager.dtype)
+    bound = roundings * info.eps * wide.abs() + 4 * (theirs - wide).abs() + info.tiny
+    bad = ~same & (~((mine - wide).abs() <= bound) if roundings else torch.ones_like(same))
+    assert not bad.any(), (
+        f"{found[bad][0].item()}, torch has {eager[bad][0].item()} ({wide[bad][0].item()} in float64), of {values}"
+    )
+
+
+# --- running a case ----------------------------------------------------------------------------------------
+
+
+def run_case(case: OpCase, backend: Backend, placement: int) -> None:
+    """Unsharded, and with one axis of one input over two ranks; ``placement`` chooses it, uneven ones too."""
+    case.compare(case.define(backend).execute(case.values), case.expected)
+    places = [(k, d) for k, v in enumerate(case.values) for d, n in enumerate(v.shape) if n > 1]
+    if places:
+        which, dim = places[placement % len(places)]
+        shardfuse.simulate(lambda: _run_sharded(case, backend, which, dim), 2)
+
+
+def _run_sharded(case: OpCase, backend: Backend, which: int, dim: int) -> None:
+    rank = shardfuse.initialize().rank
+    fd = case.define(backend)
+    inputs = fd.fusion.inputs
+    tv = inputs[which].val
+    tv.set_device_mesh(DeviceMesh([0, 1]))
+    tv.outer_split(dim, 2, uneven=True)
+    tv.axis(dim).parallelize(ParallelType.mesh_x)
+    fd.fec  # noqa: B018 closes the definition: the others get their sharding
+    pieces = [local_piece(i.val, v, rank) for i, v in zip(inputs, case.values, strict=True)]
+    sizes = {i.val: tuple(v.shape) for i, v in zip(inputs, case.values, strict=True)}
+    found = fd.execute(pieces, sizes=sizes)
+    plan = fd.fec.last_plan
+    assert plan is not None
+
+    def cut(domain: Any, want: Expected) -> Expected:
+        eager, wide = (bound_piece(domain, x, rank) for x in (want.eager, want.wide))
+        assert eager is not None
+        assert wide is not None
+        return Expected(eager, wide)
+
+    case.compare(found, [cut(t.domain, e) for t, e in zip(plan.fusion.outputs, case.expected, strict=True)])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from op_cases import called, run_case
 
 from shardfuse import DataType, FusionDefinition
 from shardfuse.errors import DefinitionError, OperandError, ShapeError
@@ -111,3 +114,69 @@ def test_an_internal_error_ends_with_a_script(monkeypatch: pytest.MonkeyPatch) -
     (note,) = caught.value.__notes__
     assert "def nvfuser_fusion(fd : FusionDefinition)" in note
     assert "torch.testing.make_tensor((2, 3), dtype=torch.float16, device='cpu')" in note
+
+
+def test_attention_drops_the_same_weights_backward() -> None:
+    """The gradient by differences, with the mask that one seed gives."""
+    shapes = ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), (2, 3, 5, 4))
+    q, k, v, grad = (
+        torch.randn(s, dtype=torch.float64, generator=torch.Generator().manual_seed(len(s))) for s in shapes
+    )
+
+    with FusionDefinition() as fd:
+        tensors = [fd.from_pytorch(x) for x in (q, k, v, grad)]
+        out, sums, seed, offset = fd.ops.sdpfa_fwd(*tensors[:3], dropout_p=0.4, is_causal=True)
+        found = fd.ops.sdpfa_bwd(tensors[3], *tensors[:3], out, sums, 0.4, True, seed, offset)
+        for tv in (out, *found):
+            fd.add_output(tv)
+
+    def run(*given: torch.Tensor) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        return fd.execute([*given, grad])
+
+    out, *gradients = run(q, k, v)
+    kept = out != run(q, k, v)[0]
+    assert not kept.any(), "one seed, one mask"
+    torch.manual_seed(4)
+    assert not torch.equal(out, fd.execute([q, k, v, grad])[0])
+    for j, (x, gradient) in enumerate(zip((q, k, v), gradients, strict=True)):
+        step = torch.randn(x.shape, dtype=torch.float64) * 1e-6
+        ends = [run(*(y + sign * step if y is x else y for y in (q, k, v)))[0] for sign in (1, -1)]
+        change = ((ends[0] - ends[1]) * grad).sum() / 2
+        torch.testing.assert_close(
+            (gradient * step).sum(), change, rtol=1e-6, atol=1e-12, msg=lambda m, j=j: f"{j}: {m}"
+        )
+
+
+def test_heads_that_do_not_match() -> None:
+    """As many heads of keys as of queries, or one for all of them in the forward pass."""
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
+    with FusionDefinition() as fd:
+        x, y = fd.from_pytorch(q), fd.from_pytorch(k)
+        fd.add_output(fd.ops.sdpfa_fwd(x, y, y)[0])
+    with pytest.raises(ShapeError):
+        fd.execute([q, k])
+    with FusionDefinition() as fd:
+        x, y = fd.from_pytorch(q), fd.from_pytorch(k[:, :1])
+        fd.add_output(fd.ops.sdpfa_fwd(x, y, y)[0])
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k[:, :1].expand(q.shape), k[:, :1].expand(q.shape))
+    torch.testing.assert_close(fd.execute([q, k[:, :1].contiguous()])[0], wanted)
+
+
+def test_a_rotary_embedding() -> None:
+    shapes = ((4, 6, 8), (6, 8), (6, 8))
+    values = [
+        torch.randn(s, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) for k, s in enumerate(shapes)
+    ]
+
+    def build(o: Any, t: list[Any]) -> Any:
+        x, cosine, sine = t
+        first, second = o.slice(x, [0, 0, 0], [4, 6, 4]), o.slice(x, [0, 0, 4], [4, 6, 8])
+        return o.add(o.mul(x, cosine), o.mul(o.cat([o.neg(second), first], 2), sine))
+
+    def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        return x * cosine + torch.cat([-x[..., 4:], x[..., :4]], -1) * sine
+
+    case = called(build, rotated, values)
+    for placement in range(7):
+        run_case(case, "torch", placement)

@@ -97,7 +97,7 @@ Mostly one digit; two where a flattened axis was cut across its parts.
 class BoundDomain:
     """The domain of a tensor with sizes.
 
-    ``allocation``: axes in storage order, outermost first, mesh digits left out; ``None`` is the logical order.
+    ``allocation``: axes in storage order, outermost first; ``None`` is the logical order.
     """
 
     logical: tuple[Axis, ...]
@@ -144,7 +144,10 @@ class BoundDomain:
 
     def storage(self) -> tuple[Axis, ...]:
         """Local axes in storage order, outermost first."""
-        return self.local_axes() if self.allocation is None else self.allocation
+        if self.allocation is None:
+            return self.local_axes()
+        gone = self.mesh_digits
+        return tuple(without(axis, gone) for axis in self.allocation) if gone else self.allocation
 
     def layout(self, rank: int) -> Layout:
         """``rank``'s contiguous storage in allocation order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -22,9 +23,12 @@ def _tensor_roles(attributes: Attributes, shapes: Shapes) -> list[tuple[str, int
 
 
 _NUMBERS = ("dropout_p", "is_causal", "scale")
+_WIDEST = 256
+"""Features of a head that flash attention takes."""
 
 
-def _axes(role: str, ndim: int) -> AxisNames:
+def _axes(role: str, ndim: int, query: int) -> AxisNames:
+    """``query``: dims of the query, which those of a bias or mask are aligned with at the end."""
     match role:
         case "query":
             return (*_batch(ndim), "l*", "e*")
@@ -36,24 +40,26 @@ def _axes(role: str, ndim: int) -> AxisNames:
             return (*_batch(ndim), "l*", "v*")
         case "logsumexp":
             return (*_batch(ndim + 1), "l*")
-        case _:  # bias and mask are broadcast; seeds are small
+        case "bias" | "mask":
+            return (*_batch(query), "l*", "s*")[query - ndim :]
+        case _:  # seeds
             return tuple(f"{role}{k}*" for k in range(ndim))
 
 
 def _forward(shapes: Shapes, attributes: Attributes) -> Signature:
     roles = _tensor_roles(attributes, shapes)
     ndim = roles[0][1]
-    inputs = tuple(_axes(role, n) for role, n in roles)
+    inputs = tuple(_axes(role, n, ndim) for role, n in roles)
     seed: AxisNames = ("two*",)
-    outputs = (_axes("output", ndim), _axes("logsumexp", ndim - 1), seed, ())
+    outputs = (_axes("output", ndim, ndim), _axes("logsumexp", ndim - 1, ndim), seed, ())
     return Signature(inputs, outputs, {"two*": 2})
 
 
 def _backward(shapes: Shapes, attributes: Attributes) -> Signature:
     roles = _tensor_roles(attributes, shapes)
-    inputs = tuple(_axes(role, n) for role, n in roles)
     ndim = next(n for role, n in roles if role == "query")
-    return Signature(inputs, tuple(_axes(role, ndim) for role in ("query", "key", "value")))
+    inputs = tuple(_axes(role, n, ndim) for role, n in roles)
+    return Signature(inputs, tuple(_axes(role, ndim, ndim) for role in ("query", "key", "value")))
 
 
 @dataclass(frozen=True)
@@ -79,29 +85,52 @@ class _Given:
         )
 
     def four(self, role: str) -> torch.Tensor:
+        """Its batches in one axis, broadcast to the query's."""
         x = self.tensors[role]
         trailing = 1 if role == "logsumexp" else 2
-        return x.reshape(-1, *x.shape[-trailing - 1 :]) if x.ndim != trailing + 2 else x
+        x = x.expand(*self.batch, *x.shape[-trailing:])
+        return x.reshape(prod(self.batch[:-1]), self.batch[-1] if self.batch else 1, *x.shape[-trailing:])
+
+    @property
+    def batch(self) -> torch.Size:
+        """Batches, and heads last of them."""
+        return self.tensors["query"].shape[:-2]
+
+    def whole(self, x: torch.Tensor) -> torch.Tensor:
+        """Undoes ``four``."""
+        trailing = x.ndim - 2
+        return x.reshape(*self.batch, *x.shape[-trailing:])
+
+    def scaling(self) -> float:
+        """The number that scores are multiplied by."""
+        features = self.tensors["query"].shape[-1]
+        return self.scale if self.scale is not None else features**-0.5 if features else 1.0
+
+    def is_flash(self) -> bool:
+        """Does torch's flash attention take it?  It aligns a causal mask of unequal lengths as no other kernel does."""
+        q, k, v = (self.tensors[r] for r in ("query", "key", "value"))
+        fits = q.shape[-1] == v.shape[-1] <= _WIDEST and not (self.is_causal and q.shape[-2] != k.shape[-2])
+        is_masked = "bias" in self.tensors or "mask" in self.tensors
+        return q.is_cuda and q.dtype.itemsize == 2 and fits and q.numel() > 0 and k.numel() > 0 and not is_masked
 
 
 def _run_forward(values: Arguments, attributes: Attributes) -> tuple[torch.Tensor, ...]:
     given = _Given.of(values, attributes)
     q, k, v = (given.four(role) for role in ("query", "key", "value"))
-    batch = given.tensors["query"].shape[:-2]
-    masks = [given.tensors[r] for r in ("bias", "mask") if r in given.tensors]
-    if masks or q.device.type != "cuda":
-        output, lse = _attend(q, k, v, given, masks, batch)
-        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
+    if not given.is_flash():
+        seed = torch.zeros(2, dtype=torch.int64)
+        if given.dropout_p > 0:
+            seed = torch.randint(1 << 62, (2,))
+        output, lse = _attend(q, k, v, given, int(seed[0]))
+        seed = seed.to(q.device).view(torch.uint64)
         offset = torch.zeros((), dtype=torch.uint64, device=q.device)
     else:
-        e = q.shape[-1]
-        scale = given.scale if given.scale is not None else e**-0.5
         q, k, v = (_padded(x) for x in (q, k, v))
         output, lse, _, _, _, _, seed, offset, _ = cast(Any, torch.ops.aten)._scaled_dot_product_flash_attention(
-            q, k, v, given.dropout_p, given.is_causal, False, scale=scale
+            q, k, v, given.dropout_p, given.is_causal, False, scale=given.scaling()
         )
         output = output[..., : given.tensors["value"].shape[-1]]
-    return output.reshape(*batch, *output.shape[-2:]), lse.reshape(*batch, lse.shape[-1]), seed, offset
+    return given.whole(output), given.whole(lse), seed, offset
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
@@ -111,26 +140,42 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: _Given, masks: list[torch.Tensor], batch: torch.Size
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: _Given, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """In float32, all of the scores at once: for a CPU, and where scores have a bias or a mask."""
+    """In float32 or float64, all of the scores at once: for what flash attention does not take."""
     scores = _scores(q, k, given)
-    for mask in masks:
-        whole = mask.expand(*batch, *scores.shape[-2:]).reshape(scores.shape)
-        scores = scores.masked_fill(~whole, float("-inf")) if whole.dtype == torch.bool else scores + whole.float()
+    for role in ("bias", "mask"):
+        if role in given.tensors:
+            mask = given.tensors[role]
+            mask = mask.expand(*given.batch, *scores.shape[-2:]).reshape(scores.shape)
+            is_bool = mask.dtype == torch.bool
+            scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask.to(scores.dtype)
     lse = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - lse.unsqueeze(-1))
-    if given.dropout_p > 0:
-        weights = torch.nn.functional.dropout(weights, given.dropout_p)
-    return (weights @ v.float()).to(v.dtype), lse
+    weights = _weights(scores, lse) * _kept(scores, given, seed)
+    return (weights @ v.to(scores.dtype)).to(v.dtype), lse.float()
+
+
+def _weights(scores: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """Softmax; of a row that sees nothing zeros, as torch has it."""
+    rows = lse.to(scores.dtype).unsqueeze(-1)
+    return torch.exp(scores - torch.where(rows == -torch.inf, 0, rows))
+
+
+def _kept(scores: torch.Tensor, given: _Given, seed: int) -> torch.Tensor | float:
+    """What dropout multiplies weights by; the same for one seed."""
+    if given.dropout_p == 0:
+        return 1.0
+    generator = torch.Generator(scores.device).manual_seed(seed)
+    drawn = torch.rand(scores.shape, generator=generator, device=scores.device)
+    return (drawn >= given.dropout_p) / (1 - given.dropout_p)
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, given: _Given) -> torch.Tensor:
-    scale = given.scale if given.scale is not None else q.shape[-1] ** -0.5
-    scores = (q.float() * scale) @ k.float().transpose(-1, -2)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q.to(wide) * given.scaling()) @ k.to(wide).transpose(-1, -2)
     if given.is_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        scores = scores.masked_fill(~allowed, float("-inf"))
+        scores = scores.masked_fill(~allowed, -torch.inf)
     return scores
 
 
@@ -138,34 +183,32 @@ def _run_backward(values: Arguments, attributes: Attributes) -> tuple[torch.Tens
     given = _Given.of(values, attributes)
     q, k, v, out, grad = (given.four(r) for r in ("query", "key", "value", "output", "grad_output"))
     lse = given.four("logsumexp")
-    shapes = [given.tensors[r].shape for r in ("query", "key", "value")]
-    if q.device.type == "cuda":
+    if given.is_flash():
         empty = torch.empty(0, dtype=torch.int32, device=q.device)
-        scale = given.scale if given.scale is not None else q.shape[-1] ** -0.5
         padded = [_padded(x) for x in (grad, q, k, v, out)]
         grads = cast(Any, torch.ops.aten)._scaled_dot_product_flash_attention_backward(
             *padded, lse.contiguous(), empty, empty, q.shape[-2], k.shape[-2], given.dropout_p, given.is_causal,
-            given.tensors["philox_seed"], given.tensors["philox_offset"], scale=scale,
+            given.tensors["philox_seed"], given.tensors["philox_offset"], scale=given.scaling(),
         )  # fmt: skip
-        found = [g[..., : s[-1]] for g, s in zip(grads, shapes, strict=True)]
+        found = [g[..., : x.shape[-1]] for g, x in zip(grads, (q, k, v), strict=True)]
     else:
-        found = _attend_backward(q, k, v, out, grad, lse, given)
-    return tuple(g.reshape(s) for g, s in zip(found, shapes, strict=True))
+        found = _attend_backward(q, k, v, grad, given)
+    return tuple(given.whole(g) for g in found)
 
 
 def _attend_backward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor,
-    given: _Given,
-) -> list[torch.Tensor]:  # fmt: skip
-    """Without dropout, whose mask is not known here."""
-    scale = given.scale if given.scale is not None else q.shape[-1] ** -0.5
-    weights = torch.exp(_scores(q, k, given) - lse.unsqueeze(-1))
-    g = grad.float()
-    dv = weights.transpose(-1, -2) @ g
-    dweights = g @ v.float().transpose(-1, -2)
-    dscores = weights * (dweights - (g * out.float()).sum(-1, keepdim=True))
-    dq = dscores @ k.float() * scale
-    dk = dscores.transpose(-1, -2) @ q.float() * scale
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, given: _Given
+) -> list[torch.Tensor]:
+    scores = _scores(q, k, given)
+    wide = scores.dtype
+    weights = _weights(scores, torch.logsumexp(scores, -1))
+    seed = given.tensors["philox_seed"].reshape(-1)[:1].view(torch.int64)
+    kept = _kept(scores, given, int(seed) if given.dropout_p > 0 else 0)
+    g = grad.to(wide)
+    dv = (weights * kept).transpose(-1, -2) @ g
+    dweights = (g @ v.to(wide).transpose(-1, -2)) * kept
+    dscores = weights * (dweights - (dweights * weights).sum(-1, keepdim=True)) * given.scaling()
+    dq, dk = dscores @ k.to(wide), dscores.transpose(-1, -2) @ q.to(wide)
     return [dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)]
 
 

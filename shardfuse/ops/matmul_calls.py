@@ -165,6 +165,8 @@ def _run_matmul(values: Arguments, _: Attributes) -> torch.Tensor:
 
 def _run_linear(values: Arguments, _: Attributes) -> torch.Tensor:
     x, weight, *bias = tensors_of(values)
+    if weight.ndim == 1 and bias:  # torch takes a bias of matrices alone
+        return torch.matmul(x, weight) + bias[0]
     return torch.nn.functional.linear(x, weight, bias[0] if bias else None)
 
 

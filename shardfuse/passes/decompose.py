@@ -143,16 +143,17 @@ class _Decomposer:
         gone = tuple(d for _, digits in partial for d in digits)
         reduced = reduced_axes(expr)
         source = inputs[0]
+        wide = expr.op in ("sum", "prod") or expr.op in TORCH_CALLS
+        dtype = DataType.Float if wide and out.dtype.is_low_precision and expr.op in REDUCTIONS else out.dtype
         whole = mesh is not None and all(is_even(d, mesh.extent(p)) for p, d in partial)
-        if whole and expr.op in REDUCTIONS and not any(without(axis, gone) for axis in reduced):
+        as_it_is = isinstance(source, BoundTensor) and (source.dtype is dtype or source.dtype is out.dtype)
+        if whole and as_it_is and expr.op in REDUCTIONS and not any(without(axis, gone) for axis in reduced):
             assert isinstance(source, BoundTensor)
             logical = source.domain.logical
             visible = [next((k for k, a in enumerate(logical) if a == d), None) for _, d in partial]
             places = [k for k in visible if k is not None]
             if len(places) == len(partial) == len(reduced):
                 return source, places  # the partial sums are an axis that the user sees: nothing to do locally
-        wide = expr.op in ("sum", "prod") or expr.op in TORCH_CALLS
-        dtype = DataType.Float if wide and out.dtype.is_low_precision and expr.op in REDUCTIONS else out.dtype
         assert mesh is not None, "partial sums are of a mesh"
         # an axis of its own: of an uneven cut every rank has a partial sum, also one that holds no row
         ranks = [(p, axis_of(Root(f"{p}_of_{out.name}", mesh.extent(p)))) for p, _ in partial]

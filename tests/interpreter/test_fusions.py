@@ -8,14 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from fusion_check import check
-from op_cases import assert_answer, cases, operands
 from random_fusions import run_cases
 from test_definition import CLASHES
 from thread_check import Case, Placement, X, check_on_threads, shard, world_mesh
 
 from shardfuse import DataType, FusionDefinition
 from shardfuse.executor.kernel import Kernel
-from shardfuse.ops.table import POINTWISE
 
 Define = Callable[[FusionDefinition], None]
 _launches = threading.Lock()
@@ -48,41 +46,6 @@ def triton(define: Define) -> FusionDefinition:
 
 def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-# --- every op ----------------------------------------------------------------------------------------------
-
-KERNEL_OPS = [(name, dtype) for name, dtype in cases() if POINTWISE[name].triton is not None]
-
-
-@pytest.mark.parametrize(("name", "dtype"), KERNEL_OPS)
-def test_pointwise(name: str, dtype: torch.dtype) -> None:
-    op = POINTWISE[name]
-    data = operands(op, dtype)
-
-    def define(fd: FusionDefinition) -> None:
-        inputs = [fd.define_tensor([-1], dtype=DataType.from_torch(v.dtype)) for v in data]
-        fd.add_output(getattr(fd.ops, name)(*inputs))
-
-    fd = triton(define)
-    (found,) = fd.execute(data)
-    assert_answer(found, op, data, roundings=16)
-    assert fd.explain().kernels == 1 or dtype is not torch.float32
-
-
-@pytest.mark.parametrize("op", ["sum", "prod", "max", "min", "mean", "any", "all"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("dims", [[0], [1], [0, 1]], ids=str)
-def test_reductions(op: str, dtype: torch.dtype, dims: list[int]) -> None:
-    data = (values(37, 70) * 2).round().clamp(-2, 2).to(dtype)
-    if op == "prod":
-        data = data.sign() + (data == 0)
-
-    def define(fd: FusionDefinition) -> None:
-        x = fd.define_tensor([-1, -1], dtype=DataType.from_torch(dtype))
-        fd.add_output(getattr(fd.ops, op)(x, dims))
-
-    check(triton(define), [data])
 
 
 @pytest.mark.parametrize("op", ["max", "min", "sum", "maximum"])
