@@ -19,7 +19,7 @@ UNALIGNED = {"swiglu of odd rows", "cross_entropy 50257"}
 """Neither 128-bit nor 64-bit accesses: rows, or everything, of an odd number of elements."""
 BY_64_BITS = {
     "layer_norm 5140", "rms_norm 5140", "add_rms_norm 5140", "rms_norm_dw 5140", "softmax 1000", "rms_norm 65540",
-    "layer_norm_backward 5140",
+    "layer_norm_backward 5140", "rms_norm_backward 5120",
 }  # fmt: skip
 STREAMS = ("persistent", "looped", "pointwise", "reduction", "mix_order", "transpose")
 """First words of the names of kernels that read what is large."""

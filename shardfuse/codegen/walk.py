@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import gcd
 
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
-from ..schedulers.limits import INT32_LIMIT, power_of_two
+from ..schedulers.limits import INT32_LIMIT, WARP, power_of_two
 from .emitter import Emitter
 from .indexing import dynamic_terms, groups
 from .reduction import accumulator
@@ -19,8 +19,8 @@ from .tile import Chunk, Strides
 
 ROWS = "i0"
 """Argument: rows that one group of programs walks."""
-_SMALL = 64
-"""Elements that are rather masked than cut."""
+_ASYNC_BYTES = 4
+"""The least that a thread can copy ahead of time: a load of less stalls every turn of the walk."""
 
 
 class Walk(Emitter):
@@ -57,7 +57,7 @@ class Walk(Emitter):
         is one for a row would have to be handed round.
         """
         total, block = self.tile.r_total, self.params.r_block
-        rest = [block] * (total % block > 0) if self.tile.x_lanes else _cut(total % block)
+        rest = [block] * (total % block > 0) if self.tile.x_lanes else _cut(total % block, self.least())
         widths = [block] * (total // block) + rest
         found: list[Chunk] = []
         start = 0
@@ -69,15 +69,26 @@ class Walk(Emitter):
             start += valid
         return found
 
+    def least(self) -> int:
+        """Elements of the smallest chunk: each thread has what it can copy ahead of the narrowest rows."""
+        walked = [t.dtype.itemsize for t in self.plan.segment.inputs if self.space.is_streamed(t)]
+        each = max(_ASYNC_BYTES // min(walked, default=_ASYNC_BYTES), 1)
+        return min(self.params.num_warps * WARP * each, self.params.r_block)
 
-def _cut(rest: int) -> list[int]:
-    """Powers of two that cover ``rest``, the last of them masked where it is more than is left."""
-    if not rest:
+
+def _cut(rest: int, least: int) -> list[int]:
+    """Powers of two that cover ``rest``, the last of them masked where it is more than is left.
+
+    Below ``least`` a chunk is widened if a quarter of it is used: else its registers cost more than the stall.
+    """
+    if rest <= 0:
         return []
     whole = power_of_two(rest)
-    if whole <= _SMALL or 4 * rest > 3 * whole:
+    if whole <= least:
+        return [least if 4 * rest >= least else whole]
+    if 4 * rest > 3 * whole:
         return [whole]
-    return [whole // 2, *_cut(rest - whole // 2)]
+    return [whole // 2, *_cut(rest - whole // 2, least)]
 
 
 def write_walk(e: Walk) -> None:

@@ -33,8 +33,10 @@ MAX_CHUNKS = 24
 """Unrolled chunks of a row: beyond, the code outgrows the instruction cache for no gain."""
 MAX_ROW_BYTES = 64 * 1024
 """What a program holds of all streamed inputs of its row: 128 bytes a thread with 16 warps."""
-MAX_COLUMN = 128
-"""Reduced elements that a tile of columns holds in registers."""
+SHORT_COLUMN = 128
+"""Reduced elements that a tile of columns reads in one go where it needs them once."""
+MAX_COLUMN = 1024
+"""Reduced elements, of all inputs, that a tile of columns holds in registers."""
 MAX_TEAM = 128
 """Programs that share a row: each polls a word of every other."""
 PROGRAMS_PER_MULTIPROCESSOR = 2

@@ -1,7 +1,8 @@
 """mix_order: sums along rows that an epilogue needs, with sums down columns of the same rows (the backward of norms).
 
 A persistent grid walks the rows once.  Partial sums of columns stay in registers for the whole walk and leave it as one
-row of a workspace a program, which a second kernel adds up in a fixed order.  Before::
+row of a workspace a program, which a second stage adds up in a fixed order: of the same launch, all programs having met,
+or a kernel of its own.  Before::
 
     T4 = sum(T3, rows' elements); T5 = sub(T2, T4); T6 = sum(T3, rows)
 
@@ -22,15 +23,14 @@ from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from . import pointwise, reduction
-from .limits import H200, MAX_CHUNKS, MAX_WARPS, WARP, Target, power_of_two, vector
-from .plan import KernelPlan, Params, kernel_name
+from .limits import H200, MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, power_of_two, vector
+from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
 from .segment import Segment
 from .space import Atoms, Space, analyse, cut_into_atoms, listed, storage_order
 
 _EACH = 32
-"""Elements of its row that a thread holds."""
-_MOST = 48
-"""Elements of all its rows, where a warp has some."""
+"""Elements of its rows that a thread holds, of one or of all.  RMSNorm's backward of 576000 x 384 took 326 us with 24,
+with 48 334."""
 _WARPS = 4
 """Of a tile of several rows."""
 _COMPUTED = 1.5
@@ -95,15 +95,36 @@ def propose(segment: Segment, target: Target) -> Params:
         num_stages=3 if 2 * one <= _SHARED * target.shared_bytes else 2,
         keeps=tile.keeps,
         max_registers=own if own < _MAX_REGISTERS else None,
+        once=_is_one_launch_faster(tile, target) and may_be_stages(segment),
+    )
+
+
+def _is_one_launch_faster(tile: _Tile, target: Target) -> bool:
+    """Does the finish take no register from the walk, and do its programs outnumber the multiprocessors?
+
+    LayerNorm's backward of 32768 x 4096 took 202 us so, with a second launch 205; RMSNorm's of 8192 x 16384, a program
+    of 16 warps for each multiprocessor, 217 and 209; LayerNorm's of 16384 x 5140, bound to 128 registers, 180 and 160.
+    """
+    return (
+        tile.warps <= _WARPS
+        and tile.programs >= PROGRAMS_PER_MULTIPROCESSOR
+        and tile.registers(target) >= _MAX_REGISTERS
     )
 
 
 def _block(segment: Segment, space: Space, tile: _Tile, target: Target) -> int:
-    """Elements of a chunk: a load of all warps for a single row, of one warp where each has rows of its own."""
+    """Elements of a chunk: a load of all warps for a single row, of one warp where each has rows of its own.
+
+    A row that is a power of two is one chunk: all warps share each row, so that a thread's columns, and what it keeps
+    for them, are the same in every row (131072 x 1024: 205 us, in chunks of one warp 223).
+    """
     n = space.reduced
     width = max((vector(t.dtype, n, target) for t in segment.inputs if space.is_streamed(t)), default=4)
+    if tile.rows > 1 and power_of_two(n) == n:
+        return n
     if tile.rows == 1:
-        return max(WARP * width * tile.warps, power_of_two(-(-n // MAX_CHUNKS)))
+        whole = max(WARP * width * tile.warps, power_of_two(-(-n // MAX_CHUNKS)))
+        return next((b for b in (whole, whole // 2) if n % b == 0 and n <= b * MAX_CHUNKS), whole)
     blocks = [WARP * width >> k for k in range(_HALVINGS) if -(-n // (WARP * width >> k)) <= _CHUNKS]
     return min(blocks or [power_of_two(-(-n // _CHUNKS))], key=lambda b: (-(-n // b) * b, -b))
 
@@ -125,15 +146,7 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
         assert not isinstance(space, str), space
         how = reduction.finishing(finish, space) if space.r else pointwise.propose(finish, H200)
         plans.append(KernelPlan(kernel_name("finish", finish), finish, space, how))
-    return (_one_launch(segment, plans),) if params.once else tuple(plans)
-
-
-def _one_launch(segment: Segment, plans: Sequence[KernelPlan]) -> KernelPlan:
-    """``plans`` as stages; partial results are stored for the next stage."""
-    exprs = [e for p in plans for e in p.segment.exprs]
-    made = dict.fromkeys(t for p in plans for t in p.segment.outputs)
-    whole = Segment.of(exprs, made)
-    return KernelPlan(kernel_name("mix_order", segment), whole, plans[0].space, plans[0].params, stages=tuple(plans))
+    return (one_launch("mix_order", segment, plans),) if params.once else tuple(plans)
 
 
 # the space
@@ -309,7 +322,7 @@ def _tile(segment: Segment, mixed: Mixed, target: Target) -> _Tile | None:
         return None
     tiles = [_Tile(1, warps, programs, True) for programs in (4 * _WARPS // warps, 2 * _WARPS // warps) if programs]
     if warps == 1:
-        rows = power_of_two(_MOST * WARP * _WARPS // n + 1) // 2
+        rows = power_of_two(_EACH * WARP * _WARPS // n + 1) // 2
         tiles = [_Tile(rows >> k, _WARPS, 2, True) for k in range(rows.bit_length())]
     last = _Tile(1, max(warps, _WARPS), 1, True)
     for tile in (*tiles, last, replace(last, keeps=False)):

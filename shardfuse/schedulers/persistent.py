@@ -7,7 +7,18 @@ columns, as tiles ``[r, x]``.
 from __future__ import annotations
 
 from ..ir.expr import BoundTensor
-from .limits import MAX_CHUNKS, MAX_COLUMN, MAX_ROW_BYTES, MAX_WARPS, WARP, WIDEST_WARPS, Target, power_of_two, vector
+from .limits import (
+    MAX_CHUNKS,
+    MAX_COLUMN,
+    MAX_ROW_BYTES,
+    MAX_WARPS,
+    SHORT_COLUMN,
+    WARP,
+    WIDEST_WARPS,
+    Target,
+    power_of_two,
+    vector,
+)
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
 from .space import Space, analyse
@@ -18,7 +29,12 @@ _HELD = 44
 _NARROW = 40
 """Values of 16 bits that a thread holds in 64 registers."""
 _TILE = 4096
-"""Elements of a tile of columns: 32 a thread with 4 warps."""
+"""Elements of a tile of short columns: 32 a thread with 4 warps."""
+_TALL_TILE = 24576
+"""Elements of a tile of longer columns.  Softmax over dim 0 of 1024 x 65536, bfloat16, took 106 us, in a loop 164; of
+700 x 65536 60, half as wide 71; of 256 x 262144 77, in a loop 112."""
+_TALL_LANES = 128
+"""Lanes of such a tile that a thread has, some of them masked."""
 
 
 def why_not(segment: Segment) -> str | None:
@@ -45,8 +61,9 @@ def rereads(space: Space) -> bool:
 def too_long(segment: Segment, space: Space) -> str | None:
     """Why the registers of one program do not hold the reduced elements."""
     if not space.is_inner:
-        if space.reduced > MAX_COLUMN:
-            return f"a column of {space.reduced} elements is longer than {MAX_COLUMN}"
+        held = max(len(streamed(segment, space)), 1)
+        if space.reduced * held > MAX_COLUMN:
+            return f"a column of {held} x {space.reduced} elements is longer than {MAX_COLUMN}"
         return None
     row = space.reduced * sum(t.dtype.itemsize for t in streamed(segment, space))
     if row > MAX_ROW_BYTES:
@@ -77,7 +94,12 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
     held = max(len(inputs), 1)
     if not space.is_inner:
         r_block = power_of_two(space.reduced)
-        return Params(x_block=min(max(_TILE // (r_block * held), 16), 256), r_block=r_block)
+        if r_block <= SHORT_COLUMN:
+            return Params(x_block=min(max(_TILE // (r_block * held), 16), 256), r_block=r_block)
+        warps = 4 if r_block <= MAX_COLUMN // 2 else 8
+        fits = power_of_two(_TALL_TILE // (space.reduced * held) + 1) // 2
+        columns = max(min(fits, _TALL_LANES * warps * WARP // (r_block * held)), 16)
+        return Params(min(columns, power_of_two(space.kept)), r_block, num_warps=warps)
     n = space.reduced
     width = max((vector(t.dtype, n, target) for t in inputs), default=4)
     if n * held <= _HELD * WARP:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir.digits import Digit
@@ -57,6 +58,19 @@ class KernelPlan:
     params: Params
     split: Digit | None = None
     stages: tuple[KernelPlan, ...] = ()
+
+
+def may_be_stages(segment: Segment) -> bool:
+    """Can kernels of ``segment`` follow one another in one launch?  A later stage takes no scalars of its own."""
+    return all(s.is_literal for s in segment.scalars)
+
+
+def one_launch(scheduler: str, segment: Segment, plans: Sequence[KernelPlan]) -> KernelPlan:
+    """``plans`` of ``segment`` as stages of one kernel: partial results are stored for the next stage."""
+    exprs = [e for p in plans for e in p.segment.exprs]
+    made = dict.fromkeys(t for p in plans for t in p.segment.outputs)
+    whole = Segment.of(exprs, made)
+    return KernelPlan(kernel_name(scheduler, segment), whole, plans[0].space, plans[0].params, stages=tuple(plans))
 
 
 def kernel_name(scheduler: str, segment: Segment) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -140,9 +141,10 @@ def test_reductions_of_every_type(tmp_path: Path, op: str, dtype: DataType) -> N
     close(out, wanted)
 
 
+@pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("shape", [(40000,), (3, 40000), (2000, 24), (513, 7, 12)])
-def test_split_reduction_with_an_epilogue(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    """Prologue, sum and max of one input, and an epilogue over both: two kernels."""
+def test_split_reduction_with_an_epilogue(tmp_path: Path, shape: tuple[int, ...], once: bool) -> None:
+    """Prologue, sum and max of one input, and an epilogue over both: two kernels, or two stages of one."""
     b = Builder()
     x = b.input(DataType.Float, *map(b.axis, shape))
     axes = [1] if shape == (3, 40000) else [0] if len(shape) < 3 else [0, 1]
@@ -152,9 +154,10 @@ def test_split_reduction_with_an_epilogue(tmp_path: Path, shape: tuple[int, ...]
     segment = b.segment(b.op("sqrt", b.op("div", total, top)), top)
     params = reduction.propose(segment, H200)
     assert params.splits > 1
-    assert len(reduction.schedule(segment, params)) == 2
+    params = replace(params, once=once)
+    assert len(reduction.schedule(segment, params)) == 2 - once
     data = values(*shape)
-    largest, ratio = run(segment, {x: data}, tmp_path, scheduler=reduction)
+    largest, ratio = run(segment, {x: data}, tmp_path, params=params, scheduler=reduction)
     wanted = data.double() ** 2
     close(largest, wanted.amax(axes))
     close(ratio, (wanted.sum(axes) / wanted.amax(axes)).sqrt())
