@@ -132,3 +132,21 @@ def test_a_gathered_output_has_the_strides_that_were_asked_for() -> None:
         assert out.stride() == (1, 4)
 
     run_ranks(2, run)
+
+
+def test_a_stride_order_under_an_inherited_sharding() -> None:
+    """Nothing is said about the output's mesh: its storage is one rank's piece, in the order that was asked for."""
+    data = torch.arange(48.0).reshape(2, 6, 4) - 20
+
+    def run(rank: int, world: int) -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, -1, 4])
+            y = fd.ops.abs(x)
+            fd.add_output(y, stride_order=[0, 1, 2])
+        shard(x, world_mesh(world), (X, (1, "outer")))
+        found = check(fd, [data], sizes={x: data.shape})[0]
+        assert found is not None
+        assert found.stride() == (1, 2, 6)
+        assert found.untyped_storage().nbytes() == 4 * found.numel()
+
+    run_ranks(2, run)

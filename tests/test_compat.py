@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 import shardfuse.compat.nvfuser_direct as nvfuser_direct
-from shardfuse.compat.nvfuser_direct import DataType, FusionDefinition, LRUCache, LruFusionCache
+from shardfuse import simulate
+from shardfuse.compat.nvfuser_direct import (
+    DataType,
+    FusionDefinition,
+    LRUCache,
+    LruFusionCache,
+    ParallelType,
+    shard_tensor,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -246,3 +254,154 @@ def test_what_is_not_there_says_so() -> None:
             t.cache_after()
         with pytest.raises(AttributeError, match="did you mean"):
             fd.ops.rsqrtt(t)
+
+
+def on_ranks(world: int, run: Callable[[nvfuser_direct.DeviceMesh], None]) -> None:
+    simulate(lambda: run(nvfuser_direct.DeviceMesh(range(world))), world)
+
+
+def test_reduction_axes_stand_in_the_loop_domain() -> None:
+    """Splits and mesh axes of what a matmul sums over; a part of it as a tensor of its own; the whole printed."""
+    a, b = torch.arange(24.0).reshape(4, 6) - 9, torch.arange(48.0).reshape(6, 8) - 20
+
+    def run(mesh: nvfuser_direct.DeviceMesh) -> None:
+        with FusionDefinition() as fd:
+            x, w = fd.define_tensor([4, 6], contiguity=True), fd.define_tensor([6, 8], contiguity=True)
+            product = fd.ops.matmul(x, w)
+            total = fd.ops.sum(product, [0])
+            fd.add_output(product)
+            fd.add_output(total)
+            for tv, at in ((x, 1), (w, 0)):
+                tv.set_device_mesh(mesh)
+                tv.outer_split(at, 2)
+                tv.axis(at).parallelize(ParallelType.mesh_x)
+            product.set_device_mesh(mesh)
+            assert [axis.is_reduction() for axis in product.get_loop_domain()] == [False, False, True]
+            product.outer_split(-1, 2)
+            local = product.rfactor([-1])
+            local.set_device_mesh(mesh)
+            local.axis(-2).parallelize(ParallelType.mesh_x)
+            product.axis(-1).parallelize(ParallelType.mesh_x)
+            product.outer_split(1, 2)
+            product.axis(1).parallelize(ParallelType.mesh_x)
+            assert [axis.is_reduction() for axis in total.get_loop_domain()] == [True, False]
+            with pytest.raises(RuntimeError, match="one of the two is reduced"):
+                total.merge(0)
+        inputs = [shard_tensor(a, x), shard_tensor(b, w)]
+        found = fd.execute(inputs)
+        torch.testing.assert_close(found[0], shard_tensor(a @ b, product))
+        torch.testing.assert_close(found[1], (a @ b).sum(0)[found_slice(found[1])])
+
+    def found_slice(piece: torch.Tensor) -> slice:
+        rank = nvfuser_direct.Communicator.instance().rank()
+        return slice(None) if piece.numel() == 8 else slice(4 * rank, 4 * rank + 4)
+
+    on_ranks(2, run)
+
+
+def test_a_printed_reduction_has_its_loop_axes() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([6, 8], contiguity=True)
+        total = fd.ops.sum(x, [0])
+        fd.add_output(total)
+        total.outer_split(0, 2)
+        total.outer_split(2, 4)
+        total.reorder({2: 0})
+    again = printed(fd)
+    assert again.fusion == fd.fusion
+    assert again.fusion.outputs()[0].domain().__str__() == total.domain().__str__()
+    torch.testing.assert_close(again.execute([torch.ones(6, 8)])[0], torch.full((8,), 6.0))
+
+
+def test_a_linear_for_each_rank() -> None:
+    """A weight of three dims, its first on the mesh."""
+    x, w, bias = torch.randn(2, 3, 5), torch.randn(2, 4, 5), torch.randn(2, 4)
+    expected = torch.nn.functional.linear(x, w.reshape(8, 5), bias.reshape(8)).reshape(2, 3, 2, 4).permute(2, 0, 1, 3)
+
+    def run(mesh: nvfuser_direct.DeviceMesh) -> None:
+        with FusionDefinition() as fd:
+            tvs = [fd.define_tensor(list(t.shape)) for t in (x, w, bias)]
+            out = fd.ops.linear(*tvs)
+            fd.add_output(out)
+            for tv in tvs:
+                tv.set_device_mesh(mesh)
+            for tv in tvs[1:]:
+                tv.axis(0).parallelize(ParallelType.mesh_x)
+        (found,) = fd.execute([shard_tensor(t, tv) for t, tv in zip((x, w, bias), tvs, strict=True)])
+        torch.testing.assert_close(found, mesh.shard_tensor(expected, 0))
+
+    on_ranks(2, run)
+
+
+def test_attention_of_one_projection_lies_as_its_query() -> None:
+    """Query and key hold one index: of the key it is another one.  Gradients keep the declared order too."""
+    x = torch.randn(2, 5, 18, dtype=torch.bfloat16)
+    with FusionDefinition() as fd:
+        tv = fd.define_tensor([2, 5, 18], dtype=DataType.BFloat16, contiguity=True)
+        parts = [fd.ops.reshape(fd.ops.slice(tv, [0, 0, 6 * k], [2, 5, 6 * k + 6]), [2, 5, 3, 2]) for k in range(3)]
+        q, k, v = (fd.ops.permute(t, [0, 2, 1, 3]) for t in parts)
+        fd.add_output(fd.ops.sdpfa_fwd(q, k, v, dropout_p=0.0, is_causal=True)[0])
+    (found,) = fd.execute([x])
+    q, k, v = (t.reshape(2, 5, 3, 2).transpose(1, 2).float() for t in x.split(6, -1))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+    with FusionDefinition() as fd:
+        tvs = [fd.define_tensor([2, 3, 5, 2], dtype=DataType.BFloat16, stride_order=[3, 1, 2, 0]) for _ in range(3)]
+        fd.add_output(fd.ops.sdpfa_fwd(*tvs, dropout_p=0.0, is_causal=True)[0])
+    (found,) = fd.execute([t.bfloat16().transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)])
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+    assert found.transpose(1, 2).is_contiguous()
+
+
+def test_an_expanded_axis_takes_the_extent_that_it_meets() -> None:
+    with FusionDefinition() as fd:
+        mask, x = fd.define_tensor([-1], dtype=DataType.Bool), fd.define_tensor([-1, 8])
+        wide = fd.ops.broadcast_in_dim(mask, shape=[fd.ops.size(mask, 0), 4], broadcast_dims=[0])
+        fd.add_output(fd.ops.where(wide, x, 0.0))
+    values, keep = torch.randn(3, 8), torch.tensor([True, False, True])
+    torch.testing.assert_close(fd.execute([keep, values])[0], torch.where(keep[:, None], values, 0.0))
+
+
+def test_the_multi_device_executor() -> None:
+    """Rows gathered for a product; nvFuser's switches of streams and backends are taken."""
+    a, b = torch.randn(2, 3, 4), torch.randn(4, 5)
+
+    def run(mesh: nvfuser_direct.DeviceMesh) -> None:
+        with FusionDefinition() as fd:
+            x, w = fd.define_tensor([2, 3, 4], contiguity=True), fd.define_tensor([4, 5], contiguity=True)
+            out = fd.ops.matmul(x, w)
+            out.set_memory_type(nvfuser_direct.MemoryType.symmetric)
+            fd.add_output(out)
+            for tv in (x, w, out):
+                tv.set_device_mesh(mesh)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        params = nvfuser_direct.multidevice.MultiDeviceExecutorParams()
+        params.backend_type = nvfuser_direct.CommunicatorBackend.cuda
+        executor = nvfuser_direct.multidevice.MultiDeviceExecutor(fd.fusion, params)
+        (found,) = executor.run([shard_tensor(a, x), b])
+        torch.testing.assert_close(found, a @ b)
+
+    on_ranks(2, run)
+
+
+def test_partial_sums_that_are_read_in_parts_are_scattered() -> None:
+    """An output between a row-parallel linear and the residual of a sequence-parallel block."""
+    x, w, residual = torch.randn(4, 6), torch.randn(5, 6), torch.randn(4, 5)
+
+    def run(mesh: nvfuser_direct.DeviceMesh) -> None:
+        with FusionDefinition() as fd:
+            tvs = [fd.define_tensor(list(t.shape), contiguity=True) for t in (x, w, residual)]
+            product = fd.ops.linear(tvs[0], tvs[1])
+            fd.add_output(product)
+            fd.add_output(fd.ops.add(product, tvs[2]))
+            for tv, at in zip(tvs, (1, 1, 0), strict=True):
+                tv.set_device_mesh(mesh)
+                tv.outer_split(at, 2)
+                tv.axis(at).parallelize(ParallelType.mesh_x)
+        found = fd.execute([shard_tensor(t, tv) for t, tv in zip((x, w, residual), tvs, strict=True)])
+        whole = torch.nn.functional.linear(x, w)
+        torch.testing.assert_close(found[0], mesh.shard_tensor(whole, 0))
+        torch.testing.assert_close(found[1], mesh.shard_tensor(whole + residual, 0))
+        assert "reduce_scatter" in fd.fec.get_most_recent_scheduled_ir()
+
+    on_ranks(2, run)

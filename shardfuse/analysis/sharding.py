@@ -208,4 +208,7 @@ def is_even(digits: Axis, ranks: int) -> bool:
 
 
 def with_sharding(domain: BoundDomain, mesh: DeviceMesh | None, sharding: Sharding) -> BoundDomain:
-    return replace(domain, mesh=mesh, sharding=sharding)
+    """``domain`` on ``mesh``; a declared order in memory loses the digits that go to other ranks."""
+    gone = tuple(d for _, digits in sharding for d in digits)
+    stored = None if domain.allocation is None else tuple(without(axis, gone) for axis in domain.allocation)
+    return replace(domain, mesh=mesh, sharding=sharding, allocation=stored)

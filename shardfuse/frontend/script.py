@@ -178,6 +178,8 @@ def _schedule_lines(tv: TensorView) -> list[str]:
     if domain.mesh is not None:
         lines.append(f"{tv.name}.set_device_mesh({domain.mesh!r})")
     loop = list(domain.logical)
+    for place, axis in domain.reduced:
+        loop.insert(place, axis)
     handles = [axis for axis in domain.allocation or () if axis not in (*domain.loop, *domain.logical)]
     for t in domain.transforms:
         cut = [a for a in handles if a in loop and a in (t.axes if isinstance(t, Merge) else (t.axis,))]

@@ -16,7 +16,10 @@ from .layout import Coordinates, Layout, is_present, local_extent
 
 @dataclass(frozen=True, eq=False)
 class IterDomain:
-    """One axis of a definition, compared by identity.  ``extent`` is -1 where the size is symbolic."""
+    """One axis of a definition, compared by identity.  ``extent`` is -1 where the size is symbolic.
+
+    ``is_reduction``: an op has reduced it; it stands in a loop domain for the author's eye and says nothing.
+    """
 
     name: str
     extent: int
@@ -39,6 +42,10 @@ class Split:
     uneven: bool
     out: tuple[IterDomain, IterDomain]
 
+    @property
+    def is_reduction(self) -> bool:
+        return self.axis.is_reduction
+
 
 @dataclass(frozen=True)
 class Merge:
@@ -46,6 +53,10 @@ class Merge:
 
     axes: tuple[IterDomain, IterDomain]
     out: IterDomain
+
+    @property
+    def is_reduction(self) -> bool:
+        return self.out.is_reduction
 
 
 @dataclass(frozen=True)
@@ -60,15 +71,20 @@ class TensorDomain:
     """One entry per allocation axis, outermost first: is it laid out without a gap before the next?"""
     parallel: Mapping[IterDomain, ParallelType] = field(default_factory=dict[IterDomain, ParallelType])
     mesh: DeviceMesh | None = None
+    reduced: tuple[tuple[int, IterDomain], ...] = ()
+    """Reduction axes that stand in ``loop``, and the places that they began at."""
 
     def mesh_axes(self) -> dict[ParallelType, IterDomain]:
         """The loop axes that are parallel on a mesh dimension."""
-        return {self.parallel[i]: i for i in self.loop if i in self.parallel and self.parallel[i].is_mesh}
+        walked = [i for i in self.loop if i in self.parallel and not i.is_reduction]
+        return {self.parallel[i]: i for i in walked if self.parallel[i].is_mesh}
 
     def replay(self, logical: Mapping[IterDomain, Axis]) -> dict[IterDomain, Axis]:
         """Every axis that the transforms make, in digits.  Raises ``CutError`` where sizes do not allow a cut."""
         axes = dict(logical)
         for transform in self.transforms:
+            if transform.is_reduction:
+                continue
             if isinstance(transform, Merge):
                 axes[transform.out] = merge(*(axes[i] for i in transform.axes))
             else:

@@ -37,7 +37,7 @@ class Axis:
         Raises ``ScheduleError`` where another axis of the TensorView has that mesh dimension already.
         """
         taken = self.tv.domain.mesh_axes().get(parallel_type)
-        if taken is not None and taken is not self.domain:
+        if taken is not None and taken is not self.domain and not self.domain.is_reduction:
             raise ScheduleError(
                 f"axis {self.domain} of {self.tv.name}",
                 f"parallelize({parallel_type.name})",
@@ -94,7 +94,7 @@ class TensorView:
                 f"pad the axis to {other * factor}, or allow short shards with uneven=True",
             )
         sizes = (other, factor) if inner_split else (factor, other)
-        outer, inner = IterDomain(f"{old}o", sizes[0]), IterDomain(f"{old}i", sizes[1])
+        outer, inner = (IterDomain(f"{old}{k}", n, old.is_reduction) for k, n in zip("oi", sizes, strict=True))
         loop = (*self.domain.loop[:at], outer, inner, *self.domain.loop[at + 1 :])
         cut = Split(old, factor, inner_split, uneven, (outer, inner))
         self.domain = replace(self.domain, loop=loop, transforms=(*self.domain.transforms, cut))
@@ -115,7 +115,13 @@ class TensorView:
         if second >= len(self.domain.loop) or second == first:
             raise AxisError(self.name, "merge", second, len(self.domain.loop))
         a, b = self.domain.loop[first], self.domain.loop[second]
-        joined = IterDomain(f"{a}{b}", -1 if min(a.extent, b.extent) < 0 else a.extent * b.extent)
+        if a.is_reduction != b.is_reduction:
+            raise ScheduleError(
+                f"{self.name}.merge", f"axes {a} and {b}", "one of the two is reduced", "merge axes of one kind"
+            )
+        joined = IterDomain(
+            f"{a}{b}", -1 if min(a.extent, b.extent) < 0 else a.extent * b.extent, is_reduction=a.is_reduction
+        )
         loop = tuple(joined if i is a else i for i in self.domain.loop if i is not b)
         self.domain = replace(self.domain, loop=loop, transforms=(*self.domain.transforms, Merge((a, b), joined)))
         return self
@@ -154,6 +160,14 @@ class TensorView:
                 "give one flag for each axis, or a single bool",
             )  # fmt: skip
         self.domain = replace(self.domain, allocation=order, contiguity=flags)
+
+    def show_reduced(self, axes: Sequence[tuple[int, int]]) -> None:
+        """Let reduction axes stand in the loop domain, as nvFuser's do: (place, extent) of each, in ascending order."""
+        shown = tuple((place, IterDomain(f"r{place}", n, is_reduction=True)) for place, n in axes)
+        loop = list(self.domain.loop)
+        for place, axis in shown:
+            loop.insert(place, axis)
+        self.domain = replace(self.domain, loop=tuple(loop), reduced=shown)
 
     def get_logical_domain(self) -> list[Axis]:
         return [Axis(self, i) for i in self.domain.logical]

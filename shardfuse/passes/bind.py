@@ -98,9 +98,7 @@ class _Binder:
         self, op: str, operands: list[BoundTensor], columns: Mapping[str, Sequence[tuple[int, int]]]
     ) -> dict[str, Axis]:
         """The axis of each column of places; may replace operands by relabels, so that no index comes twice."""
-        for k in (0, *reversed(range(1, len(operands)))):
-            if k:
-                operands[k] = self.relabel(operands[k])
+        for _ in range(len(columns) + 1):
             before: list[BoundTensor] = []
             while before != operands:  # a relabel anew: all of its axes are to meet
                 before = list(operands)
@@ -110,8 +108,11 @@ class _Binder:
                 name: next((axis for j, at in places if (axis := operands[j].domain.logical[at])), ())
                 for name, places in columns.items()
             }
-            if not overlaps(found.values()):
+            again = _holding_again(found, operands, columns)
+            if not again:
                 return found
+            for k in again:
+                operands[k] = self.relabel(operands[k])
         raise AssertionError(f"{op} of {operands} holds an index twice")
 
     def meet(self, op: str, operands: list[BoundTensor], places: Sequence[tuple[int, int]]) -> Axis:
@@ -317,3 +318,15 @@ class _Binder:
                     "squeeze another axis",
                 )
         return [axis for k, axis in enumerate(x.domain.logical) if k not in gone]
+
+
+def _holding_again(
+    found: Mapping[str, Axis], operands: Sequence[BoundTensor], columns: Mapping[str, Sequence[tuple[int, int]]]
+) -> list[int]:
+    """The operands that give a column an index which an earlier column has; the earlier one's, to keep operand 0."""
+    for k, (name, axis) in enumerate(found.items()):
+        twin = next((other for other in list(found)[:k] if overlaps([found[other], axis])), None)
+        if twin is not None:
+            later, earlier = ([j for j, at in columns[c] if operands[j].domain.logical[at]] for c in (name, twin))
+            return earlier if 0 in later and 0 not in earlier else later
+    return []

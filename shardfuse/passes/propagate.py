@@ -14,15 +14,28 @@ after::
 
 Forward first, in the order of the Exprs: an output holds what its inputs hold.  Then backward: a tensor is sharded
 further where everything that reads it wants it so, for replicated to sharded is free and what makes it has less to do.
-Outputs of the fusion stay as they came out forward.  Both again, until no tensor is reached that had no mesh.
+Outputs of the fusion stay as they came out forward, but for one that partial sums are reduced to: where all who read
+it want a part of it over the same mesh dimension, it is scattered.  Both again, until no tensor is reached that had no
+mesh.
 """
 
 from __future__ import annotations
 
-from ..analysis.sharding import allowed, computed_in, is_opaque, join, mesh_of, restrict, same_place, with_sharding
+from ..analysis.sharding import (
+    allowed,
+    carries,
+    computed_in,
+    is_opaque,
+    join,
+    mesh_of,
+    reduced_axes,
+    restrict,
+    same_place,
+    with_sharding,
+)
 from ..ir.domain import Sharding
 from ..ir.expr import BoundFusion, BoundTensor, Expr
-from ..mesh import DeviceMesh
+from ..mesh import DeviceMesh, ParallelType
 
 
 def propagate_shardings(fusion: BoundFusion) -> None:
@@ -33,7 +46,7 @@ def propagate_shardings(fusion: BoundFusion) -> None:
     ):  # backward may reach what other tensors are made of
         settled = _on_a_mesh(fusion)
         _forward(fusion, settled)
-        _backward(fusion, {**said, **dict.fromkeys(fusion.outputs)})
+        _backward(fusion, said)
 
 
 def _on_a_mesh(fusion: BoundFusion) -> dict[BoundTensor, None]:
@@ -51,11 +64,17 @@ def _forward(fusion: BoundFusion, settled: dict[BoundTensor, None]) -> None:
                 out.domain = with_sharding(out.domain, mesh, restrict(sharding, out.domain.logical, mesh))
 
 
-def _backward(fusion: BoundFusion, settled: dict[BoundTensor, None]) -> None:
+def _backward(fusion: BoundFusion, said: dict[BoundTensor, None]) -> None:
     wants: dict[BoundTensor, list[tuple[DeviceMesh, Sharding]]] = {}
+    settled = {**said, **dict.fromkeys(fusion.outputs)}
     for expr in reversed(fusion.exprs):
         for out in expr.outputs:
-            _refine(out, wants.get(out, []), settled)
+            if out in fusion.outputs and out not in said and out.domain.mesh is not None:
+                over = _partial_dims(expr)
+                scattered = [(mesh, tuple(e for e in want if e[0] in over)) for mesh, want in wants.get(out, [])]
+                _refine(out, scattered, said)
+            else:
+                _refine(out, wants.get(out, []), settled)
         mesh = mesh_of((*expr.outputs, *expr.tensors))
         if mesh is not None:
             for t in dict.fromkeys(expr.tensors):
@@ -63,6 +82,12 @@ def _backward(fusion: BoundFusion, settled: dict[BoundTensor, None]) -> None:
     for value in fusion.inputs:
         if isinstance(value, BoundTensor):
             _refine(value, wants.get(value, []), settled)
+
+
+def _partial_dims(expr: Expr) -> list[ParallelType]:
+    """The mesh dimensions over which ``expr`` leaves partial sums."""
+    reduced = reduced_axes(expr)
+    return [p for p, digits in computed_in(expr) if carries(reduced, digits)] if reduced else []
 
 
 def _refine(tensor: BoundTensor, wants: list[tuple[DeviceMesh, Sharding]], settled: dict[BoundTensor, None]) -> None:

@@ -55,7 +55,8 @@ def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
 
 def stored_axes(tv: TensorView) -> tuple[IterDomain, ...] | None:
     """The allocation axes, mesh axes among them; ``None`` is the logical order."""
-    return tv.domain.allocation or (tv.domain.loop if tv.allocation_rank else None)
+    by_rank = tuple(i for i in tv.domain.loop if not i.is_reduction) if tv.allocation_rank else None
+    return tv.domain.allocation or by_rank
 
 
 def allocation_shape(tv: TensorView, tensor: BoundTensor, rank: int) -> tuple[int, ...]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 
+from shardfuse.compat.nvfuser_direct.execution import Fusion, FusionExecutorCache
 from shardfuse.compat.nvfuser_direct.execution import Sharding as Sharding
+from shardfuse.compat.nvfuser_direct.names import CommunicatorBackend
 from shardfuse.compat.nvfuser_direct.values import TensorView
 from shardfuse.config import read_launch
+from shardfuse.executor.binding import Argument
 from shardfuse.ir.digits import Root, axis_of
 from shardfuse.ir.domain import BoundDomain
 from shardfuse.ir.expr import BoundTensor
@@ -24,9 +30,10 @@ class Communicator:
 
     @staticmethod
     def instance() -> Communicator:
-        """The process's communicator; the process group is made with it."""
-        if Communicator._only is None:
+        """The process's communicator; the default process group is made with it where the program has made none."""
+        if not dist.is_initialized():
             initialize()
+        if Communicator._only is None:
             Communicator._only = Communicator()
         return Communicator._only
 
@@ -45,6 +52,31 @@ class Communicator:
     def barrier(self) -> None:
         if dist.is_initialized():
             dist.barrier()  # pyright: ignore[reportUnknownMemberType]
+
+
+@dataclass
+class MultiDeviceExecutorParams:
+    """nvFuser's switches of its host program.  Taken and not used: collectives are torch.distributed's NCCL or gloo."""
+
+    backend_type: CommunicatorBackend = CommunicatorBackend.nccl
+    use_allocation_cache: bool = False
+    number_of_streams: int = 0
+    offset_stream_indexing_by_rank: bool = False
+    inter_stream_synchronization: bool = False
+
+
+class MultiDeviceExecutor:
+    """Runs one fusion on this rank's tensors."""
+
+    def __init__(self, fusion: Fusion, params: MultiDeviceExecutorParams | None = None) -> None:
+        self._fec = FusionExecutorCache(fusion)
+        self.params = params or MultiDeviceExecutorParams()
+
+    def run(self, args: Sequence[Argument]) -> list[torch.Tensor]:
+        return self._fec.execute(args)
+
+    def __str__(self) -> str:
+        return self._fec.get_most_recent_scheduled_ir() if self._fec.native.last_plan else "MultiDeviceExecutor()"
 
 
 def shard_tensor(tensor: torch.Tensor, tv: TensorView) -> torch.Tensor:

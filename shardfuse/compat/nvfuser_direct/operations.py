@@ -47,7 +47,7 @@ class Operations:
     # pointwise
 
     def _pointwise(self, name: str, native: str, operands: Sequence[object]) -> object:
-        values = [cast(Operand, plain(v)) for v in operands]
+        values = self._narrowed([cast(Operand, plain(v)) for v in operands])
         promoted = values[1:] if native == "where" else values
         if any(isinstance(v, TensorView) for v in values):
             dtype = common_type(name, promoted)
@@ -62,6 +62,18 @@ class Operations:
             native = "trunc_div"
         native = "div" if native == "truediv" else native
         return handle(_method(self._ops, native)(*values), self._fusion)
+
+    def _narrowed(self, values: list[Operand]) -> list[Operand]:
+        """An axis that `expand` made takes the extent of one of another extent that it meets, as nvFuser has it."""
+        tensors = [v for v in values if isinstance(v, TensorView)]
+        for k, v in enumerate(values):
+            clash = _clashes(v, tensors) if isinstance(v, TensorView) else []
+            made = next((r for r in self._fusion.records if v in r.outputs and r.op == "expand"), None)
+            if clash and made is not None:
+                wide, shape = cast(TensorView, made.inputs[0]), cast("tuple[int, ...]", made.attributes["shape"])
+                sizes = [1 if d in clash and wide.shape[d] == 1 else n for d, n in enumerate(shape)]
+                values[k] = self._ops.expand(wide, sizes)
+        return values
 
     @staticmethod
     def _check(name: str, values: Sequence[Operand], dtype: DataType) -> None:
@@ -93,9 +105,17 @@ class Operations:
         if isinstance(given, DataType):  # (arg, dtype): over all axes
             chosen, given = given, list(range(x.ndim))
         if op in ("sum", "prod"):
-            return self._call(op, x, given, keepdim, chosen)
+            return self._showing(x, given, keepdim, self._call(op, x, given, keepdim, chosen))
         out = self._call(op, x, given, keepdim)
-        return self.cast(out, chosen) if chosen is not None else out
+        return self._showing(x, given, keepdim, self.cast(out, chosen) if chosen is not None else out)
+
+    @staticmethod
+    def _showing(x: object, dims: object, keepdim: bool, out: Any) -> Any:
+        """``out`` with the axes that were reduced where nvFuser's loop domains have them."""
+        if isinstance(x, TensorView) and not keepdim:
+            axes = sorted(d % x.ndim for d in (cast("list[int]", dims) if isinstance(dims, list) else [dims]))
+            plain(out).show_reduced([(d, x.shape[d]) for d in axes])
+        return out
 
     @translated
     def sum(
@@ -126,11 +146,14 @@ class Operations:
 
     @translated
     def var(self, arg: Any, dims: Any, correction: float = 1, keepdim: bool = False) -> Any:
-        return self._call("var", arg, _axes(arg, dims), correction, keepdim)
+        axes = _axes(arg, dims)
+        return self._showing(plain(arg), axes, keepdim, self._call("var", arg, axes, correction, keepdim))
 
     @translated
     def var_mean(self, arg: Any, dims: Any, correction: float = 1, keepdim: bool = False) -> Any:
-        return self._call("var_mean", arg, _axes(arg, dims), correction, keepdim)
+        axes = _axes(arg, dims)
+        found = self._call("var_mean", arg, axes, correction, keepdim)
+        return tuple(self._showing(plain(arg), axes, keepdim, out) for out in found)
 
     @translated
     def topk(self, arg: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = False) -> Any:
@@ -218,7 +241,50 @@ class Operations:
 
     @translated
     def linear(self, arg1: Any, arg2: Any, bias: Any = None) -> Any:
-        return self._call("linear", arg1, arg2, bias)
+        """A weight of three dims is one linear for each of its first: ``[d, *batch, n]``."""
+        weight = plain(arg2)
+        if isinstance(weight, TensorView) and weight.ndim == 3:
+            return self._linears(cast(TensorView, plain(arg1)), weight, cast("TensorView | None", plain(bias)))
+        return _contracted(self._call("linear", arg1, arg2, bias), arg1)
+
+    def _linears(self, x: TensorView, weight: TensorView, bias: TensorView | None) -> Any:
+        ops, batch = self._ops, x.ndim - 1
+
+        def widened(t: TensorView, new: int) -> TensorView:
+            """With ``new`` axes of 1 after the first."""
+            return ops.broadcast(t, [False, *[True] * new, *[False] * (t.ndim - 1)])
+
+        out = ops.matmul(ops.unsqueeze(x, 0), widened(ops.permute(weight, [0, 2, 1]), max(batch - 1, 0)))
+        if bias is not None:
+            out = ops.cast(ops.add(out, widened(bias, batch)), x.dtype)
+        return handle(out, self._fusion)
+
+    @translated
+    def matmul(self, arg1: Any, arg2: Any) -> Any:
+        return _contracted(self._call("matmul", arg1, arg2), arg1)
+
+    @translated
+    def sdpfa_fwd(self, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """The output is laid out as the query is."""
+        found = self._call("sdpfa_fwd", query, key, value, *args, **kwargs)
+        self._lay_out(found[0], query)
+        return found
+
+    @translated
+    def sdpfa_bwd(self, grad_output: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Gradients are laid out as what they are of."""
+        found = self._call("sdpfa_bwd", grad_output, query, key, value, *args, **kwargs)
+        for gradient, operand in zip(found, (query, key, value), strict=True):
+            self._lay_out(gradient, operand)
+        return found
+
+    def _lay_out(self, out: Any, operand: Any) -> None:
+        """Give ``out`` the order of axes in memory that was declared of the input ``operand``."""
+        found, x = plain(out), plain(operand)
+        places = next((i.stride_order for i in self._fusion.inputs if i.val is x), ())
+        if isinstance(found, TensorView) and len(places) == found.ndim:
+            order = sorted(range(found.ndim), key=lambda d: -places[d])
+            found.set_allocation_domain([found.domain.logical[d] for d in order])
 
     @translated
     def grouped_mm(
@@ -246,6 +312,23 @@ class Operations:
 
 def _method(ops: Ops, name: str) -> Callable[..., object]:
     return cast("Callable[..., object]", getattr(ops, name))
+
+
+def _clashes(tv: TensorView, others: Sequence[TensorView]) -> list[int]:
+    """The axes of ``tv`` that meet an axis of another extent, neither being 1."""
+
+    def met(d: int) -> list[int]:
+        return [t.shape[d - tv.ndim] for t in others if tv.ndim - d <= t.ndim]
+
+    return [d for d, n in enumerate(tv.shape) if n > 1 and any(m > 1 and m != n for m in met(d))]
+
+
+def _contracted(out: Any, first: Any) -> Any:
+    """``out`` with the axis that a matrix product sums over, last."""
+    found, x = plain(out), plain(first)
+    if isinstance(found, TensorView) and isinstance(x, TensorView) and x.ndim:
+        found.show_reduced([(found.ndim, x.shape[-1])])
+    return out
 
 
 def _no_quantisation(op: str, block: int) -> None:

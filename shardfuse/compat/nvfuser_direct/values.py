@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
 
 from shardfuse.compat.nvfuser_direct.errors import translated
+from shardfuse.compat.nvfuser_direct.names import MemoryType
 from shardfuse.errors import ScheduleError
+from shardfuse.ir import domain as native_domain
 from shardfuse.ir import tensor_view as native
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import Number, Scalar
@@ -121,8 +124,9 @@ class TensorView:
         return IterDomain(self.native.axis(index))
 
     @translated
-    def split(self, axis: int, factor: int, inner_split: bool = True) -> TensorView:
-        self.native.split(axis, factor, inner_split)
+    def split(self, axis: int, factor: int, inner_split: bool = True, *, uneven: bool = False) -> TensorView:
+        """``uneven`` is shardfuse's: the last shards may be short."""
+        self.native.split(axis, factor, inner_split, uneven=uneven)
         return self
 
     @translated
@@ -157,7 +161,26 @@ class TensorView:
 
     @translated
     def rfactor(self, axes: Sequence[int]) -> TensorView:
-        raise self._by_hand(f"rfactor({list(axes)})")
+        """The local part of a reduction, to be put on a mesh.
+
+        shardfuse makes it of every reduction over a sharded axis, and computes it where the operands are; what is said
+        about the TensorView that this returns changes nothing.
+        """
+        domain = self.native.domain
+        chosen = [self.native.axis(k).domain for k in axes]
+        if not all(axis.is_reduction for axis in chosen):
+            raise self._by_hand(f"rfactor({list(axes)}) of an axis that is not reduced")
+        local = native.TensorView(f"{self.native.name}_local", [], self.native.dtype)
+        loop = tuple(native_domain.IterDomain(a.name, a.extent, is_reduction=a in chosen) for a in domain.loop)
+        local.domain = replace(local.domain, loop=loop)
+        self.native.domain = replace(domain, loop=tuple(a for a in domain.loop if a not in chosen))
+        return TensorView(local, self.fusion)
+
+    @translated
+    def swizzle1d(self, axis: int, parallel_type: ParallelType) -> TensorView:
+        """Chunks of a stream-parallel axis in an order of each rank's own: shardfuse orders them by itself."""
+        self.native.axis(axis)
+        return self
 
     @translated
     def cache_before(self, *arguments: object) -> TensorView:
@@ -169,7 +192,9 @@ class TensorView:
 
     @translated
     def set_memory_type(self, memory_type: object) -> None:
-        raise self._by_hand(f"set_memory_type({memory_type})")
+        """Symmetric memory, which other ranks reach: collectives are NCCL's or gloo's, which need none."""
+        if memory_type is not MemoryType.symmetric:
+            raise self._by_hand(f"set_memory_type({memory_type})")
 
     def _by_hand(self, what: str) -> ScheduleError:
         return ScheduleError(
