@@ -113,8 +113,9 @@ class Operations:
     def _showing(x: object, dims: object, keepdim: bool, out: Any) -> Any:
         """``out`` with the axes that were reduced where nvFuser's loop domains have them."""
         if isinstance(x, TensorView) and not keepdim:
-            axes = sorted(d % x.ndim for d in (cast("list[int]", dims) if isinstance(dims, list) else [dims]))
-            plain(out).show_reduced([(d, x.shape[d]) for d in axes])
+            given = cast("list[int]", dims if isinstance(dims, list) else [dims])
+            axes = sorted(range(x.ndim) if dims is None else [d % x.ndim for d in given])
+            cast(TensorView, plain(out)).show_reduced([(d, x.shape[d]) for d in axes])
         return out
 
     @translated
