@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .analysis.resharding import communication_of, packed
+from .analysis.resharding import chunk_of, communication_of, packed
 from .analysis.sharding import is_opaque
 from .ir.digits import extent
 from .ir.expr import VIEWS, BoundFusion, BoundTensor, Expr
@@ -34,6 +34,8 @@ class ScheduledSegment:
 
 def choose_scheduler(segment: Segment) -> tuple[str | None, tuple[tuple[str, str], ...]]:
     """The first scheduler that takes ``segment``, and the refusals of those before it."""
+    if len([k for k in dict.fromkeys(map(chunk_of, segment.exprs)) if k is not None]) > 1:
+        return None, ()  # a chunk of a stream is done by itself
     refusals: list[tuple[str, str]] = []
     for name, why_not in SCHEDULERS:
         reason = why_not(segment)
@@ -194,6 +196,8 @@ class _Segmenter:
     def try_join(self, a: int, b: int) -> bool:
         """Make one group of ``a`` and ``b``, ``b`` the later, if a scheduler takes them and no other stands between."""
         if self.chosen[a][0] in ALONE or self.chosen[b][0] in ALONE or self.between(a, b):
+            return False
+        if chunk_of(self.groups[a][0]) != chunk_of(self.groups[b][0]):
             return False
         exprs = sorted((*self.groups[a], *self.groups[b]), key=self.position.__getitem__)
         name, refusals = choose_scheduler(self.segment_of(exprs))

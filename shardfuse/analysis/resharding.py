@@ -15,7 +15,8 @@ from ..mesh import ParallelType
 @dataclass(frozen=True)
 class Communication:
     """``kind``: all_gather, all_reduce, reduce_scatter, all_to_all, slice (free), or broadcast, scatter, gather, send
-    between two meshes.  ``mesh_dims``: the mesh dimensions that it runs over, none between meshes.
+    between two meshes, or a broadcast from one rank of a mesh dimension (its ``root``-th).  ``mesh_dims``: the mesh
+    dimensions that it runs over, none between meshes.
     ``bytes``: of the larger of what one rank gives and gets, on an even sharding.
     """
 
@@ -52,6 +53,8 @@ def communication_of(expr: Expr) -> Communication | None:
         return None
     (parallel_type,) = over
     assert mesh is not None, f"{expr.op} communicates without a mesh"
+    if "root" in expr.attributes:
+        return Communication("broadcast", over, local_bytes(target), mesh.extent(parallel_type))
     had, has = source.domain.digits_on(parallel_type), target.domain.digits_on(parallel_type)
     match expr.op in REDUCTIONS, bool(had), bool(has):
         case True, True, True:
@@ -85,13 +88,18 @@ def packed(exprs: Sequence[Expr]) -> Communication | None:
         return None
     if kinds[0][0] != "all_reduce" and not all(_gathers_ranks(e) for e in exprs):
         return None
-    same = (first.op, first.output.dtype, first.output.domain.mesh)
-    if any((e.op, e.output.dtype, e.output.domain.mesh) != same for e in exprs):
+    same = (first.op, first.output.dtype, first.output.domain.mesh, chunk_of(first))
+    if any((e.op, e.output.dtype, e.output.domain.mesh, chunk_of(e)) != same for e in exprs):
         return None
     size = sum(c.bytes for c in found if c is not None)
     if size > PACKED_BYTES or found[0] is None:
         return None
     return Communication(kinds[0][0], kinds[0][1], size, found[0].team)
+
+
+def chunk_of(expr: Expr) -> object:
+    """Which chunk of a stream ``expr`` works on; ``None`` for all that is not cut into chunks."""
+    return expr.attributes.get("chunk")
 
 
 def _gathers_ranks(expr: Expr) -> bool:

@@ -81,8 +81,9 @@ def is_untouched(logical: Sequence[Axis], digits: Axis) -> bool:
 
 
 def is_opaque(expr: Expr) -> bool:
-    """Does ``expr`` take its input's elements to unrelated roots (``relabel``, a reshape that shares no cut)?"""
-    if expr.op == "relabel":
+    """Does ``expr`` take its input's elements to unrelated roots (``relabel``, a reshape that shares no cut), or to
+    chunks?  No kernel reads through it."""
+    if expr.op in ("relabel", "stream_slice", "stream_cat"):
         return True
     if expr.op != "reshape":
         return False

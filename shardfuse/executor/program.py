@@ -37,6 +37,7 @@ from ..schedulers.segment import Segment
 from . import resharding
 from .aliasing import alias_lines
 from .allocation_form import from_allocation, to_allocation
+from .chunks import Place, in_place
 from .host_scalars import host_lines
 from .kernel import Kernel
 from .options import CompileOptions
@@ -66,6 +67,8 @@ class ProgramBuilder:
     device: torch.device
     options: CompileOptions
     samples: Mapping[BoundTensor, torch.Tensor]
+    places: Mapping[BoundTensor, Place] = field(default_factory=dict[BoundTensor, Place])
+    """Chunks that are made in a part of what they are put together to."""
     lines: list[str] = field(default_factory=list[str])
     names: dict[str, object] = field(default_factory=dict[str, object])
     sources: list[str] = field(default_factory=list[str])
@@ -114,6 +117,8 @@ class ProgramBuilder:
         if not any(self.holds(t) for t in (*segment.inputs, *segment.outputs)):
             self.lines += [f"{t} = None" for t in segment.outputs]
             return
+        if segment.exprs[0].op == "stream_cat" and segment.outputs[0] in self.places:
+            return  # made in place
         if scheduler == "communication":
             self.add_call(f"collective_{k}", segment, self.collective(segment), done=f"done_{k}" if is_beside else "")
         elif scheduler == "no_op":
@@ -130,18 +135,36 @@ class ProgramBuilder:
 
     def add_call(self, name: str, segment: Segment, function: Callable[..., object], *, done: str = "") -> None:
         """``done``: for a collective that starts now and is waited for later, the name of what is waited for."""
-        self.names[name] = function
+        placed = [t for t in segment.outputs if t in self.places]
+        self.names[name] = in_place(function, segment, self.places) if placed else function
+        for t in segment.outputs:
+            if self.holds(t):
+                self.lay_out(t)
         results = ", ".join(map(str, segment.outputs))
+        arguments = ", ".join([self.arguments(segment), *map(str, placed)])
         if done:
             if "start" not in self.names:
                 self.names["start"], self.names["wait"] = start_and_wait(self.device)
-            self.lines.append(f"{results}, {done} = start({name}, {self.arguments(segment)})")
+            self.lines.append(f"{results}, {done} = start({name}, {arguments})")
             self.started[done] = segment
         else:
-            self.lines.append(f"{results} = {name}({self.arguments(segment)})")
-        for t in segment.outputs:
-            if self.holds(t):
-                self.contiguous(t)
+            self.lines.append(f"{results} = {name}({arguments})")
+
+    def lay_out(self, tensor: BoundTensor) -> None:
+        """``tensor`` is stored as its domain says, or in its place, which the first of its chunks makes."""
+        place = self.places.get(tensor)
+        if place is None:
+            self.contiguous(tensor)
+        elif place.whole not in self.meta:
+            self.contiguous(place.whole)
+            self.meta.update(zip(place.chunks, place.cut(self.meta[place.whole]), strict=True))
+            self.make(place.whole)
+            self.names[f"chunks_{place.whole}"] = place.cut
+            self.lines.append(f"{', '.join(map(str, place.chunks))} = chunks_{place.whole}({place.whole})")
+
+    def make(self, tensor: BoundTensor) -> None:
+        self.names[f"empty_{tensor}"] = _storage(self.meta[tensor], self.device)
+        self.lines.append(f"{tensor} = empty_{tensor}()")
 
     def wait(self, tensors: Sequence[BoundTensor]) -> None:
         """Wait for the collectives that make ``tensors``: for the last, with which those before it have ended."""
@@ -209,7 +232,7 @@ class ProgramBuilder:
     def add_kernels(self, k: int, segment: Segment, plans: Sequence[KernelPlan]) -> None:
         """Kernels, compiled now: one that cannot be is known before anything runs."""
         for t in (made for plan in plans for made in plan.segment.outputs):
-            self.contiguous(t)
+            self.lay_out(t)
         try:
             kernels = [self.compiled(plan) for plan in plans]
         except KernelCompileError as error:
@@ -221,8 +244,8 @@ class ProgramBuilder:
         for i, (plan, kernel) in enumerate(zip(plans, kernels, strict=True)):
             self.sources.append(kernel.source.text)
             for t in plan.segment.outputs:
-                self.names[f"empty_{t}"] = _storage(self.meta[t], self.device)
-                self.lines.append(f"{t} = empty_{t}()")
+                if t not in self.places:
+                    self.make(t)
             self.names[f"kernel_{k}_{i}"] = kernel.launcher()
             arguments = ", ".join([*map(str, kernel.source.tensors), *map(_scalar_text, kernel.source.scalars)])
             self.lines.append(f"kernel_{k}_{i}({arguments})")

@@ -36,6 +36,8 @@ def prepare(expr: Expr, rank: int, device: torch.device) -> Step:
         return _move(found.kind, source, target, rank, device)
     mesh = cast(DeviceMesh, target.domain.mesh)
     team = Team.of(mesh.box(rank, found.mesh_dims), rank)
+    if found.kind == "broadcast":
+        return _broadcast_along(team, cast(int, expr.attributes["root"]), target, rank, device)
     if found.kind == "all_to_all" and expr.attributes.get("exchange"):
         return prepare_exchange(source.domain, target.domain, found.mesh_dims, mesh, rank, device)
     if len(found.mesh_dims) != 1:
@@ -241,6 +243,17 @@ def _move(kind: str, source: BoundTensor, target: BoundTensor, rank: int, device
 
 def _only_in(mesh: DeviceMesh, rank: int, x: torch.Tensor) -> torch.Tensor | None:
     return x if rank in mesh.ranks else None
+
+
+def _broadcast_along(team: Team, root: int, target: BoundTensor, rank: int, device: torch.device) -> Step:
+    """From the ``root``-th of the team to all of it."""
+    shape, dtype, giver = target.domain.local_shape(rank), target.dtype.torch, team.ranks[root]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        given = x.reshape(shape) if rank == giver else None
+        return communication.broadcast(given, shape, dtype, device, giver, team.ranks)
+
+    return step
 
 
 def _send(

@@ -14,6 +14,7 @@ from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
+from ..executor.chunks import places_of
 from ..executor.options import CompileOptions
 from ..executor.program import Program, ProgramBuilder
 from ..executor.resharding import sum_over_mesh
@@ -250,7 +251,8 @@ class FusionExecutorCache:
             if tv.domain.mesh is None or rank in tv.domain.mesh.ranks:
                 check_local_shape(k, tv, tensor.domain, bound.local_shapes[tv], rank, call.sizes[tv])
             samples[tensor] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        builder = ProgramBuilder(plan.fusion, rank, bound.device, self.options, samples)
+        places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)
+        builder = ProgramBuilder(plan.fusion, rank, bound.device, self.options, samples, places)
         builder.begin(
             [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],
             [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],

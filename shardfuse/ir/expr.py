@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .digits import Axis
 from .domain import BoundDomain
 from .dtype import DataType
 
@@ -59,8 +60,8 @@ class Expr:
     with ``axes: tuple[int, ...]`` (kept axes only in the output: there is no keepdim); shape changes ``broadcast``
     (``new: tuple[bool, ...]``), ``expand`` (``shape``), ``squeeze`` (``axes``), ``permute`` (``dims``), ``reshape``
     (``shape``); ``set`` (a copy, and every change of sharding or layout); ``relabel`` (the same storage under other
-    roots); ``full`` and ``iota`` (``start``, ``step``: global index along the only axis); and torch calls (``matmul``,
-    ``linear``, ...).
+    roots); ``full`` and ``iota`` (``start``, ``step``: global index along the only axis); ``stream_slice`` and
+    ``stream_cat`` (a chunk of a tensor, a tensor of its chunks); and torch calls (``matmul``, ``linear``, ...).
     """
 
     op: str
@@ -105,6 +106,8 @@ class BoundFusion:
     """What host scalars are computed from scalar inputs, in order."""
     aliases: dict[BoundTensor, BoundTensor] = field(default_factory=dict["BoundTensor", "BoundTensor"])
     """Outputs that are written into an input's storage, and that input."""
+    streams: list[tuple[BoundTensor, Axis]] = field(default_factory=list[tuple["BoundTensor", Axis]])
+    """Tensors that were told to be made or read in chunks, and the digits that number the chunks."""
 
     def producer_of(self) -> dict[BoundTensor, Expr]:
         return {out: expr for expr in self.exprs for out in expr.outputs}

@@ -7,11 +7,12 @@ they are collectives.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import cast
 
 import torch
 
-from ..ir.digits import Axis, Digit, extent
+from ..ir.digits import Axis, Digit, cut_out, extent
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import FACTORIES, REDUCTIONS, BoundTensor, Expr, Number, Scalar
@@ -39,6 +40,8 @@ def evaluate_all(
     out = expr.output
     if expr.op in POINTWISE:
         return (pointwise(expr, inputs, device),)
+    if expr.op == "stream_cat":
+        return (_put_together(expr, cast(list[torch.Tensor], inputs), rank),)
     if expr.op in TORCH_CALLS:
         result = TORCH_CALLS[expr.op].evaluate(inputs, expr.attributes)
         found = (result,) if isinstance(result, torch.Tensor) else result
@@ -50,6 +53,10 @@ def evaluate_all(
     if expr.op in FACTORIES:
         return (_draw(expr, cast(list[Number], inputs), rank, device),)
     x = cast(torch.Tensor, inputs[0])
+    if expr.op == "stream_slice":
+        at, sizes = chunked(expr.tensors[0].domain, cast(Axis, expr.attributes["digits"]), rank)
+        parts = cast(torch.Tensor, x.unflatten(at, sizes))  # pyright: ignore[reportUnknownMemberType]
+        return (parts.select(at + 1, cast(int, expr.attributes["chunk"])).reshape(shapes[0]),)
     if expr.op in REDUCTIONS:
         axes = cast(tuple[int, ...], expr.attributes["axes"])
         return (reduce(expr.op, x, axes, out.dtype).reshape(shapes[0]),)
@@ -95,6 +102,36 @@ def _shape_op(expr: Expr, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tens
             return x.permute(cast(tuple[int, ...], expr.attributes["dims"]))
         case _:
             raise AssertionError(f"no evaluation of {expr.op}")
+
+
+def place_in(axis: Axis, digits: Axis) -> tuple[Axis, Axis] | None:
+    """What stands above and below ``digits`` in ``axis``; ``None`` where it does not hold them, one next to another."""
+    found = cut_out(axis, digits[0])
+    for d in digits[1:]:
+        below = cut_out(found[1], d) if found is not None else None
+        if found is None or below is None or below[0]:
+            return None
+        found = found[0], below[1]
+    return found
+
+
+def chunked(domain: BoundDomain, digits: Axis, rank: int) -> tuple[int, tuple[int, int, int]]:
+    """The local dim that holds ``digits``, and its sizes above them, of them and below."""
+    coordinates = domain.coordinates(rank)
+    for k, axis in enumerate(domain.local_axes()):
+        found = place_in(axis, digits)
+        if found is not None:
+            above, below = (prod(local_extent(d, coordinates) for d in part) for part in found)
+            return k, (above, extent(digits), below)
+    raise AssertionError(f"{digits} are not in {domain.logical}")
+
+
+def _put_together(expr: Expr, chunks: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+    at, (above, _, below) = chunked(expr.output.domain, cast(Axis, expr.attributes["digits"]), rank)
+    if above == 1:
+        return torch.cat(list(chunks), at)
+    parts = [cast(torch.Tensor, x.unflatten(at, (above, below))) for x in chunks]  # pyright: ignore[reportUnknownMemberType]
+    return torch.stack(parts, at + 1).flatten(at, at + 2)
 
 
 def _iota(expr: Expr, rank: int, device: torch.device) -> torch.Tensor:

@@ -163,6 +163,23 @@ def _run_matmul(values: Arguments, _: Attributes) -> torch.Tensor:
     return torch.matmul(a, b)
 
 
+def _matmul_into(values: Arguments, _: Attributes, out: torch.Tensor) -> torch.Tensor:
+    a, b = tensors_of(values)
+    return torch.matmul(a, b, out=out) if a.ndim == b.ndim == 2 else out.copy_(torch.matmul(a, b))
+
+
+def _linear_into(values: Arguments, attributes: Attributes, out: torch.Tensor) -> torch.Tensor:
+    x, weight, *bias = tensors_of(values)
+    if weight.ndim != 2 or x.ndim < 2 or not (x.ndim == 2 or (x.is_contiguous() and out.is_contiguous())):
+        return out.copy_(_run_linear(values, attributes))
+    rows, flat = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+    if bias:
+        torch.addmm(bias[0], rows, weight.t(), out=flat)
+    else:
+        torch.mm(rows, weight.t(), out=flat)
+    return out
+
+
 def _run_linear(values: Arguments, _: Attributes) -> torch.Tensor:
     x, weight, *bias = tensors_of(values)
     if weight.ndim == 1 and bias:  # torch takes a bias of matrices alone
@@ -171,8 +188,8 @@ def _run_linear(values: Arguments, _: Attributes) -> torch.Tensor:
 
 
 MATMUL_CALLS: dict[str, TorchCall] = {
-    "matmul": TorchCall(_matmul, _run_matmul, "torch.matmul"),
-    "linear": TorchCall(_linear, _run_linear, "x @ weight.T + bias"),
+    "matmul": TorchCall(_matmul, _run_matmul, "torch.matmul", evaluate_into=_matmul_into),
+    "linear": TorchCall(_linear, _run_linear, "x @ weight.T + bias", evaluate_into=_linear_into),
     "grouped_mm": TorchCall(_grouped_mm, _run_grouped_mm, "a matrix product for each group of rows"),
     "scaled_grouped_mm": TorchCall(_grouped_mm, _run_grouped_mm, "the same, of scaled rows and columns"),
     "block_scaled_mm": TorchCall(_scaled_mm, _run_scaled_mm, "a matrix product of scaled blocks"),

@@ -36,12 +36,14 @@ class TorchCall:
 
     ``evaluate(values, attributes)``: tensors and numbers in the order of the inputs.  ``is_view``: the result is a view
     of the input's storage.  ``summary``: one line for the list of ops.
+    ``evaluate_into(values, attributes, out)``: as ``evaluate``, of a call that can write where it is told.
     """
 
     signature: Callable[[Shapes, Attributes], Signature]
     evaluate: Callable[[Arguments, Attributes], Result]
     summary: str
     is_view: bool = False
+    evaluate_into: Callable[[Arguments, Attributes, torch.Tensor], torch.Tensor] | None = None
 
 
 def tensors_of(values: Arguments) -> list[torch.Tensor]:

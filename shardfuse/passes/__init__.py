@@ -9,6 +9,7 @@ from .bind import bind
 from .casts import combine_casts
 from .dead_code import remove_dead_code
 from .decompose import decompose_resharding
+from .pipeline import pipeline_streams
 from .propagate import propagate_shardings
 
 Pass = Callable[[BoundFusion], None]
@@ -18,6 +19,7 @@ PASSES: tuple[Pass, ...] = (
     combine_casts,  # before shardings: a cast that goes needs none
     propagate_shardings,  # needs the final Exprs: each of its tensors gets a mesh
     decompose_resharding,  # from here on, an Expr computes or communicates, never both
+    pipeline_streams,  # needs the collectives: a chunk's is to run beside the next chunk's kernels
     remove_dead_code,  # again: what a merged statistic was computed from before
 )
 

@@ -34,7 +34,7 @@ from ..ir.tensor_view import TensorView
 from ..ops.table import POINTWISE
 from ..ops.torch_calls import TORCH_CALLS
 from .host_scalars import HostScalars
-from .recorded_domains import bound_domain, fits
+from .recorded_domains import bound_domain, fits, stream_digits
 
 
 def bind(
@@ -76,7 +76,8 @@ class _Binder:
                 tensor.domain = bound_domain(tv, tensor)
         outputs = [self.tensors[tv] for tv in self.fusion.outputs]
         aliases = {self.tensors[out]: self.tensors[source] for out, source in self.fusion.aliases.items()}
-        return BoundFusion(inputs, outputs, self.exprs, self.scalars.left, aliases)
+        streams = [(tensor, digits) for tv, tensor in self.tensors.items() for digits in stream_digits(tv, tensor)]
+        return BoundFusion(inputs, outputs, self.exprs, self.scalars.left, aliases, streams)
 
     # axes
 

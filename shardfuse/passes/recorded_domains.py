@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from ..analysis.sharding import restrict
+from ..analysis.sharding import is_even, restrict
 from ..errors import ShardingError
-from ..ir.digits import Axis, CutError, extent
+from ..ir.digits import Axis, CutError, extent, root_of
 from ..ir.domain import BoundDomain, IterDomain, Sharding, Split, without
 from ..ir.expr import BoundTensor
 from ..ir.layout import is_present, local_extent
@@ -51,6 +51,47 @@ def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
         return bound
     on_mesh = domain.mesh_axes().values()
     return replace(bound, allocation=tuple(without(axes[i], bound.mesh_digits) for i in order if i not in on_mesh))
+
+
+def stream_digits(tv: TensorView, tensor: BoundTensor) -> list[Axis]:
+    """The digits of the axis that is parallel on ``stream``; none where no axis is, or where it is one chunk.
+
+    Raises ``ShardingError`` for chunks of different sizes.
+    """
+    domain = tv.domain
+    found = [i for i in domain.loop if domain.parallel.get(i) is ParallelType.stream]
+    if not found or is_empty(tensor):
+        return []
+    shape = [extent(axis) for axis in tensor.domain.logical]
+    try:
+        digits = [domain.replay(dict(zip(domain.logical, tensor.domain.logical, strict=True)))[i] for i in found]
+    except CutError as error:
+        raise ShardingError(
+            f"{tv.name} of {shape}", str(error), "chunks of a stream are of one size", "pad the axis"
+        ) from error
+    if len(found) > 1:
+        raise ShardingError(
+            f"{tv.name} of {shape}",
+            f"axes {found} are parallel on stream",
+            "a tensor has one stream axis",
+            "merge them, or parallelize one",
+        )
+    uneven = [d for own in digits if not is_even(own, extent(own)) for d in own]
+    cut_short = [own for p, own in tensor.domain.sharding if not _is_even_on(tensor, p, own)]
+    roots = [root_of(d) for own in digits for d in own]
+    if uneven or any(root_of(d) in roots for own in cut_short for d in own):
+        raise ShardingError(
+            f"{tv.name} of {shape}",
+            f"{extent(digits[0])} chunks along {found[0]}",
+            "chunks of a stream are of one size",
+            "pad the axis, or split it by a factor that divides it on every rank",
+        )
+    return [own for own in digits if extent(own) > 1]
+
+
+def _is_even_on(tensor: BoundTensor, p: ParallelType, digits: Axis) -> bool:
+    mesh = tensor.domain.mesh
+    return mesh is not None and is_even(digits, mesh.extent(p))
 
 
 def stored_axes(tv: TensorView) -> tuple[IterDomain, ...] | None:

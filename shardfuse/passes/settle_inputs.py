@@ -77,7 +77,8 @@ def _has_uneven(fusion: Fusion) -> bool:
 def _record(tv: TensorView, domain: BoundDomain, mesh: DeviceMesh, uneven: bool) -> None:
     """Write ``domain``'s sharding as splits of ``tv``: outer and inner parts of what is left of an axis."""
     tv.set_device_mesh(mesh)
-    left = dict(zip(tv.domain.loop, domain.logical, strict=True))
+    axes = tv.domain.replay(dict(zip(tv.domain.logical, domain.logical, strict=True)))
+    left = {i: axes[i] for i in tv.domain.loop if i not in tv.domain.parallel}
     todo = [(p, digits[0]) for p, digits in domain.sharding if len(digits) == 1]
     while todo:
         places = [(place, entry) for entry in todo if (place := _place(left, entry[1])) is not None]

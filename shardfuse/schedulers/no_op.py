@@ -13,7 +13,7 @@ def why_not(segment: Segment) -> str | None:
         found = communication_of(expr)
         if found is not None and found.kind != "slice":
             return f"{expr.output} is communicated"
-        if found is None and expr.op not in (*VIEWS, "relabel") and not _is_view(expr):
+        if found is None and expr.op not in (*VIEWS, "relabel", "stream_slice") and not _is_view(expr):
             return f"{expr.output} is computed by {expr.op}"
     return None
 

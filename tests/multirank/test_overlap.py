@@ -7,7 +7,7 @@ import torch
 from fusion_check import check, local_arguments
 from thread_check import X, shard, world_mesh
 
-from shardfuse import FusionDefinition
+from shardfuse import FusionDefinition, ParallelType
 
 pytestmark = pytest.mark.mpi
 
@@ -46,6 +46,34 @@ def test_like_unsharded(rows: int, pg) -> None:
         ]
         check(fd, data, device=pg.device)
     assert ("start(" in fd.last_trace()) == (pg.size > 1)
+
+
+@pytest.mark.parametrize("said", ["rows", "gathered"])
+def test_linear_in_chunks(said: str, pg) -> None:
+    """A row-parallel linear in chunks of rows; a column-parallel one that gathers from one rank after the other."""
+    mesh = world_mesh(pg.size)
+    with FusionDefinition() as fd:
+        x, w = fd.define_tensor([-1, 16], contiguity=True), fd.define_tensor([8, 16], contiguity=True)
+        whole = x if said == "rows" else fd.ops.set(x)
+        fd.add_output(fd.ops.linear(whole, w))
+    if said == "rows":
+        x.outer_split(0, 3)
+        x.axis(0).parallelize(ParallelType.stream)
+        for tv, at in ((x, 2), (w, 1)):
+            tv.set_device_mesh(mesh)
+            tv.outer_split(at, pg.size)
+            tv.axis(at).parallelize(X)
+    else:
+        for tv in (x, w):
+            shard(tv, mesh, (X, (0, "outer")))
+        whole.set_device_mesh(mesh)
+        whole.outer_split(0, pg.size)
+        whole.axis(0).parallelize(ParallelType.stream)
+    for rows in (3 * 4, 3 * 8):
+        check(fd, [values(rows, 16), values(8, 16, seed=1)], device=pg.device)
+    count = {"rows": 3, "gathered": pg.size}[said] if pg.size > 1 else 0
+    kind = {"rows": "all_reduce", "gathered": "broadcast"}[said]
+    assert [c.kind for c in fd.explain().collectives] == [kind] * count
 
 
 @pytest.mark.multi_gpu

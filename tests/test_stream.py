@@ -1,0 +1,266 @@
+"""``ParallelType.stream``: an axis done chunk by chunk, each chunk's collective beside the next chunk's kernels."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from fusion_check import check
+from random_fusions import random_case
+from ranks import run_ranks
+from thread_check import Case, X, Y, check_on_threads, shard, world_mesh
+
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.errors import ScheduleError, ShardingError
+from shardfuse.ir.tensor_view import TensorView
+
+S = ParallelType.stream
+
+
+def values(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def stream(tv: TensorView, axis: int, chunks: int) -> None:
+    """Cut a loop axis into chunks, the outermost part of it."""
+    tv.outer_split(axis, chunks)
+    tv.axis(axis).parallelize(S)
+
+
+def lines_of(fd: FusionDefinition) -> list[str]:
+    """What the host program does, line by line, less what it lets go."""
+    text = fd.last_trace().split("# host program\n")[1]
+    lines = [line.strip() for line in text.splitlines()[1:-1]]
+    return [line for line in lines if not line.startswith("del")]
+
+
+def row_parallel(size: int, chunks: int) -> FusionDefinition:
+    mesh = world_mesh(size)
+    with FusionDefinition() as fd:
+        x, w = fd.define_tensor([-1, 16], contiguity=True), fd.define_tensor([6, 16], contiguity=True)
+        fd.add_output(fd.ops.linear(x, w))
+    stream(x, 0, chunks)
+    for tv, at in ((x, 2), (w, 1)):
+        tv.set_device_mesh(mesh)
+        tv.outer_split(at, size)
+        tv.axis(at).parallelize(X)
+    return fd
+
+
+def column_parallel(size: int) -> FusionDefinition:
+    """Chunks are the ranks' pieces: a broadcast from each rank instead of the all-gather."""
+    mesh = world_mesh(size)
+    with FusionDefinition() as fd:
+        x, w = fd.define_tensor([-1, 6], contiguity=True), fd.define_tensor([16, 6], contiguity=True)
+        whole = fd.ops.set(x)
+        fd.add_output(fd.ops.linear(whole, w))
+    for tv in (x, w):
+        shard(tv, mesh, (X, (0, "outer")))
+    whole.set_device_mesh(mesh)
+    stream(whole, 0, size)
+    return fd
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_row_parallel_linear(size: int) -> None:
+    def run(rank: int, size: int) -> list[str]:
+        fd = row_parallel(size, 3)
+        check(fd, [values(6, 16), values(6, 16, seed=1)])
+        check(fd, [values(12, 16), values(6, 16, seed=1)])
+        assert [c.kind for c in fd.explain().collectives] == ["all_reduce"] * 3
+        return lines_of(fd)
+
+    lines = run_ranks(size, run)
+    assert lines == lines[:1] * size
+    work = [line for line in lines[0] if "torch" in line or "collective" in line]
+    kinds = ["product" if "torch" in line else "start" if "start" in line else "call" for line in work]
+    assert kinds == ["product", "start"] * 3  # and nothing to put together: each writes to its part of the result
+    assert sum("wait" in line for line in lines[0]) == 1
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_column_parallel_linear(size: int) -> None:
+    def run(rank: int, size: int) -> list[str]:
+        fd = column_parallel(size)
+        check(fd, [values(6 * size, 6), values(16, 6, seed=1)])
+        assert [c.kind for c in fd.explain().collectives] == ["broadcast"] * size
+        return lines_of(fd)
+
+    for lines in run_ranks(size, run):
+        started = [k for k, line in enumerate(lines) if "start" in line]
+        waits = [k for k, line in enumerate(lines) if line.startswith("wait")]
+        products = [k for k, line in enumerate(lines) if "torch" in line]
+        assert len(started) == len(waits) == size - 1  # the first broadcast has nothing to run beside
+        assert max(started) < min(products)  # all on their way before the first product
+
+
+def test_chunks_within_the_shards() -> None:
+    """Rows on the mesh, each rank's rows in chunks: gather, norm, reduce-scatter."""
+
+    def run(rank: int, size: int) -> list[str]:
+        mesh = world_mesh(size)
+        with FusionDefinition() as fd:
+            x, w = fd.define_tensor([-1, 8]), fd.define_tensor([8, 8])
+            mean = fd.ops.mean(fd.ops.mul(x, x), [1], keepdim=True)
+            normal = fd.ops.mul(x, fd.ops.rsqrt(fd.ops.add(mean, 1e-6)))
+            whole = fd.ops.set(normal)
+            fd.add_output(fd.ops.matmul(whole, w))
+        shard(x, mesh, (X, (0, "outer")))
+        x.outer_split(1, 2)
+        x.axis(1).parallelize(S)
+        shard(w, mesh, (X, (1, "outer")))
+        whole.set_device_mesh(mesh)
+        check(fd, [values(8 * size, 8), values(8, 8, seed=1)])
+        return [c.kind for c in fd.explain().collectives]
+
+    assert run_ranks(4, run) == [["all_gather"] * 2] * 4
+
+
+def test_reduce_scatter_and_two_meshes() -> None:
+    def run(rank: int, size: int) -> list[str]:
+        mesh = DeviceMesh([[0, 1], [2, 3]])
+        with FusionDefinition() as fd:
+            x, w = fd.define_tensor([4, 6, 8]), fd.define_tensor([6, 8])
+            out = fd.ops.linear(x, w)
+            fd.add_output(fd.ops.neg(out))
+        x.axis(0).parallelize(S)
+        x.set_device_mesh(mesh)
+        x.outer_split(2, 2)
+        x.axis(2).parallelize(X)
+        w.set_device_mesh(mesh)
+        w.outer_split(1, 2)
+        w.axis(1).parallelize(X)
+        shard(out, mesh, (Y, None), (X, (1, "outer")))
+        check(fd, [values(4, 6, 8), values(6, 8, seed=1)])
+        return [c.kind for c in fd.explain().collectives]
+
+    assert run_ranks(4, run) == [["reduce_scatter"] * 4] * 4
+
+
+def test_without_a_mesh() -> None:
+    """Columns of a product; rows of two products; loops that cannot be one."""
+    a, b, c = values(6, 5), values(5, 6, seed=1), values(6, 4, seed=2)
+
+    def matmuls(fd: FusionDefinition) -> int:
+        return str(fd.explain()).count("= matmul(")
+
+    with FusionDefinition() as fd:
+        x, y = fd.define_tensor([-1, -1], contiguity=True), fd.define_tensor([-1, -1], contiguity=True)
+        out = fd.ops.matmul(x, y)
+        fd.add_output(out)
+        stream(out, 1, 3)
+    check(fd, [a, b])
+    assert matmuls(fd) == 3
+    with FusionDefinition() as fd:
+        x, y, z = (fd.define_tensor([-1, -1], contiguity=True) for _ in range(3))
+        fd.add_output(fd.ops.matmul(fd.ops.matmul(x, y), z))
+        stream(x, 0, 3)
+    check(fd, [a, b, c])
+    assert matmuls(fd) == 6
+    with FusionDefinition() as fd:
+        x, y, z = (fd.define_tensor([-1, -1], contiguity=True) for _ in range(3))
+        out = fd.ops.matmul(fd.ops.matmul(x, y), z)
+        fd.add_output(out)
+        y.split(1, 3, inner_split=False)
+        y.axis(1).parallelize(S)
+        stream(out, 0, 2)
+    check(fd, [a, b, c])
+    assert matmuls(fd) == 5
+
+
+def test_what_mixes_chunks_reads_them_put_together() -> None:
+    """A softmax along the stream axis, a sum over it, and an inner cut of it."""
+    x = values(6, 4)
+    with FusionDefinition() as fd:
+        t = fd.define_tensor([6, 4])
+        e = fd.ops.exp(t)
+        fd.add_output(fd.ops.div(e, fd.ops.sum(e, [0], keepdim=True)))
+        fd.add_output(fd.ops.cumsum(e, 0))
+        fd.add_output(fd.ops.cat([e, t], 0))
+        t.inner_split(0, 2)
+        t.axis(1).parallelize(S)
+    check(fd, [x])
+    assert "chunk=1" in fd.last_trace()
+
+
+def test_no_segment_holds_two_chunks() -> None:
+    """Kernels of two chunks read one large tensor; their small all-reduces are not packed."""
+
+    def run(rank: int, size: int) -> list[int]:
+        with FusionDefinition() as fd:
+            x, y = fd.define_tensor([2, 4, 8]), fd.define_tensor([4, 8])
+            fd.add_output(fd.ops.sum(fd.ops.mul(x, y), [2]))
+        x.axis(0).parallelize(S)
+        for tv, at in ((x, 2), (y, 1)):
+            shard(tv, world_mesh(size), (X, (at, "outer")))
+        check(fd, [values(2, 4, 8), values(4, 8, seed=1)])
+        explained = fd.explain()
+        return [explained.kernels, len(explained.collectives)]
+
+    assert run_ranks(2, run) == [[2, 2]] * 2
+
+
+def test_chunks_are_of_one_size() -> None:
+    with FusionDefinition() as fd, pytest.raises(ScheduleError, match="3 does not divide 7"):
+        fd.define_tensor([7, 4]).outer_split(0, 3)
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 4])
+        fd.add_output(fd.ops.neg(x))
+        stream(x, 0, 3)
+    with pytest.raises(ShardingError, match="chunks of a stream are of one size; pad the axis"):
+        fd.execute([values(7, 4)])
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([7, 4])
+        fd.add_output(fd.ops.neg(x))
+        x.outer_split(0, 3, uneven=True)
+        x.axis(0).parallelize(S)
+    with pytest.raises(ShardingError, match="3 chunks along i0o, chunks of a stream are of one size"):
+        fd.execute([values(7, 4)])
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([6, 4])
+        fd.add_output(fd.ops.neg(x))
+        x.axis(0).parallelize(S)
+        x.axis(1).parallelize(S)
+    with pytest.raises(ShardingError, match="a tensor has one stream axis"):
+        fd.execute([values(6, 4)])
+
+
+def test_dtypes_and_orders_of_storage() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4, 6, 2], dtype=DataType.BFloat16, stride_order=[0, 2, 1])
+        y = fd.ops.cast(fd.ops.sum(fd.ops.mul(fd.ops.cast(x, DataType.Float), 3.0), [2]), DataType.BFloat16)
+        fd.add_output(y, stride_order=[0, 1])
+        x.axis(1).parallelize(S)
+    (out,) = check(fd, [torch.empty_strided((4, 6, 2), (1, 8, 4)).copy_(values(4, 6, 2)).bfloat16()])
+    assert out is not None
+    assert out.stride() == (1, 4)
+
+
+def test_random_fusions_in_chunks() -> None:
+    """Random fusions with random shardings, some axis of some input or result in chunks."""
+    by_world: dict[int, list[Case]] = {}
+    cut = 0
+    for seed in range(700):
+        world, case = random_case(seed)
+        rng = random.Random(seed)
+        tensors = [tv for tv in case.fd.fusion.tensors() if tv.ndim]
+        if not tensors:
+            continue
+        tv = rng.choice(tensors)
+        at, factor = rng.randrange(len(tv.domain.loop)), rng.choice([2, 2, 3])
+        if tv.axis(at).parallel_type is not ParallelType.serial:
+            continue
+        try:
+            tv.split(at, factor, inner_split=rng.random() < 0.3)
+            tv.axis(at + (rng.random() < 0.2)).parallelize(S)
+            given = zip((i.val for i in case.fd.fusion.inputs), case.inputs, strict=True)
+            plan = case.fd.fec.plan({k: v.shape for k, v in given if isinstance(v, torch.Tensor)})
+        except (ScheduleError, ShardingError):
+            continue
+        if "chunk=1" in dict(plan.trace)["pipeline_streams"]:
+            by_world.setdefault(world, []).append(case)
+            cut += 1
+    assert cut > 40
+    for world, cases in by_world.items():
+        check_on_threads(world, cases)
