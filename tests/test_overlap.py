@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 import torch
-from fusion_check import check
+from fusion_check import check, local_arguments
 from random_fusions import random_case
 from ranks import run_ranks
 from thread_check import X, check_on_threads, shard, world_mesh
 
 from shardfuse import FusionDefinition, simulate
 from shardfuse.executor import program
+from shardfuse.executor.timeline import Span, Timeline
 from shardfuse.schedulers.overlap import overlap
 
 
@@ -118,6 +121,37 @@ def test_simulated() -> None:
         return text_of(fd)
 
     assert simulate(run, 4) == [BESIDE] * 4
+
+
+def test_timeline_of_a_run() -> None:
+    """In the order of the program, with what each does; nothing on a CPU is at once."""
+
+    def run(rank: int, size: int) -> list[str]:
+        fd = gather_beside_sums(size)
+        data = [numbers(8, 8), numbers(8, 16, seed=1)]
+        check(fd, data)
+        found = fd.timeline(local_arguments(fd.fusion, data, rank))
+        assert [s.stream for s in found.spans] == ["host"] * 4
+        assert all(a.start <= a.end <= b.start for a, b in pairwise(found.spans))
+        assert found.overlapped() == 0
+        assert found.rank == rank
+        return [s.name for s in found.spans]
+
+    assert run_ranks(2, run) == [["neg T4", "all_gather T5", "exp + sum T3", "sum T6"]] * 2
+
+
+def test_timeline_as_text_and_as_chrome_trace() -> None:
+    spans = (Span("a", "kernels", 10, 50), Span("b", "communication", 30, 90), Span("c", "kernels", 60, 74))
+    found = Timeline(3, spans)
+    assert found.us == 80
+    assert found.overlapped() == 20 + 14
+    lines = str(found).splitlines()
+    assert lines[0] == "rank 3: 80.0 us, 34.0 us of them on both streams"
+    assert lines[1] == "kernels       |" + "#" * 32 + "." * 8 + "#" * 11 + "." * 13 + "|"
+    assert lines[2] == "communication |" + "." * 16 + "#" * 48 + "|"
+    assert [line.split()[-1] for line in lines[4:]] == ["a", "b", "c"]
+    event = json.loads(found.chrome_trace())["traceEvents"][1]
+    assert event == {"name": "b", "ph": "X", "ts": 30, "dur": 60, "pid": 3, "tid": "communication"}
 
 
 @dataclass

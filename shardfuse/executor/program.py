@@ -56,6 +56,14 @@ class Program:
     """The generated sources."""
     domains: tuple[BoundDomain | None, ...] = ()
     """Of each output that is returned; ``None`` for one that comes by allocation rank."""
+    functions: Mapping[str, Callable[..., object]] = field(default_factory=dict[str, Callable[..., object]])
+    """What the names in ``text`` stand for."""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of those that run something on the device, what they run."""
+
+    def bound_to(self, functions: Mapping[str, object]) -> Host:
+        """The program with its names standing for ``functions``."""
+        return _bound(self.text, functions)
 
 
 @dataclass
@@ -70,6 +78,7 @@ class ProgramBuilder:
     places: Mapping[BoundTensor, Place] = field(default_factory=dict[BoundTensor, Place])
     """Chunks that are made in a part of what they are put together to."""
     lines: list[str] = field(default_factory=list[str])
+    labels: dict[str, str] = field(default_factory=dict[str, str])
     names: dict[str, object] = field(default_factory=dict[str, object])
     sources: list[str] = field(default_factory=list[str])
     meta: dict[BoundTensor, torch.Tensor] = field(default_factory=dict[BoundTensor, torch.Tensor])
@@ -136,6 +145,7 @@ class ProgramBuilder:
     def add_call(self, name: str, segment: Segment, function: Callable[..., object], *, done: str = "") -> None:
         """``done``: for a collective that starts now and is waited for later, the name of what is waited for."""
         placed = [t for t in segment.outputs if t in self.places]
+        self.labels[name] = _label(segment)
         self.names[name] = in_place(function, segment, self.places) if placed else function
         for t in segment.outputs:
             if self.holds(t):
@@ -247,6 +257,7 @@ class ProgramBuilder:
                 if t not in self.places:
                     self.make(t)
             self.names[f"kernel_{k}_{i}"] = kernel.launcher()
+            self.labels[f"kernel_{k}_{i}"] = kernel.source.name
             arguments = ", ".join([*map(str, kernel.source.tensors), *map(_scalar_text, kernel.source.scalars)])
             self.lines.append(f"kernel_{k}_{i}({arguments})")
 
@@ -284,9 +295,21 @@ class ProgramBuilder:
             ]
         )
         text = f"def program({head}):\n    {body}\n"
-        space = dict(self.names)
-        exec(compile(text, "<shardfuse program>", "exec"), space)
-        return Program(cast(Host, space["program"]), text, tuple(self.sources), tuple(domains))
+        functions = cast(dict[str, Callable[..., object]], self.names)
+        run = _bound(text, functions)
+        return Program(run, text, tuple(self.sources), tuple(domains), functions, self.labels)
+
+
+def _bound(text: str, names: Mapping[str, object]) -> Host:
+    space = dict(names)
+    exec(compile(text, "<shardfuse program>", "exec"), space)
+    return cast(Host, space["program"])
+
+
+def _label(segment: Segment) -> str:
+    kinds = [str(c.kind) for e in segment.exprs if (c := communication_of(e)) is not None]
+    what = " + ".join(dict.fromkeys(kinds or [e.op for e in segment.exprs]))
+    return f"{what} {', '.join(map(str, segment.outputs))}"
 
 
 def _storage(like: torch.Tensor, device: torch.device) -> Callable[[], torch.Tensor]:

@@ -23,6 +23,7 @@ from .validation import validated
 
 if TYPE_CHECKING:  # what runs a fusion is imported when the first one is run
     from ..executor.choices import Tuned
+    from ..executor.timeline import Timeline
     from ..executor.timing import Timer
     from .dtensor import DTensorExecutor
     from .executor_cache import FusionExecutorCache
@@ -291,6 +292,15 @@ class FusionDefinition:
         from shardfuse.frontend.explain import explain_plan
 
         return explain_plan(self._last.plan_for(inputs, sizes))
+
+    def timeline(
+        self, inputs: Sequence[Argument], *, sizes: Mapping[TensorView, Sequence[int]] | None = None
+    ) -> Timeline:
+        """What ran when, on which stream, in a run on this rank's tensors (after one to warm up); prints as bars.
+
+        Every rank of the fusion's meshes calls it.  ``.chrome_trace()`` is JSON for chrome://tracing and Perfetto.
+        """
+        return self.fec.timeline(inputs, sizes)
 
     def last_trace(self) -> str:
         """The text of every stage of the last plan, and of the host program and kernels that ran."""

@@ -18,6 +18,7 @@ from ..executor.chunks import places_of
 from ..executor.options import CompileOptions
 from ..executor.program import Program, ProgramBuilder
 from ..executor.resharding import sum_over_mesh
+from ..executor.timeline import Timeline, record
 from ..executor.timing import Timer
 from ..executor.tuning import Tuner, check_can_tune, tune_segments
 from ..ir.expr import BoundTensor, Number, Scalar
@@ -74,6 +75,12 @@ class FusionExecutorCache:
         ``sizes``: unsharded shapes of inputs, for uneven shards of symbolic size.
         """
         return list(self.program(arguments, sizes, device).run(*arguments))
+
+    def timeline(self, arguments: Sequence[Argument], sizes: Sizes | None = None) -> Timeline:
+        """What ran when in a run on these arguments."""
+        program = self.program(arguments, sizes)
+        device = next((a.device for a in arguments if isinstance(a, torch.Tensor)), torch.device("cpu"))
+        return record(program, arguments, current_rank(), device)
 
     def program(
         self, arguments: Sequence[Argument], sizes: Sizes | None = None, device: torch.device | None = None

@@ -114,3 +114,12 @@ def test_captured_into_a_graph(pg) -> None:
         torch.cuda.synchronize()
         for out, want in zip(outputs, expected, strict=True):
             assert torch.equal(out, want)
+
+
+@pytest.mark.multi_gpu
+def test_a_timeline_shows_both_streams_at_work(pg) -> None:
+    fd = two_blocks(pg.size, 4096, 4096)
+    data = [values(pg.size, 4096, 4096), values(4096, 4096, seed=1), values(4096, 4096, seed=2)]
+    fd.fec  # noqa: B018 closes the definition
+    local = [x.to(pg.device) for x in local_arguments(fd.fusion, data, pg.rank)]
+    assert max(fd.timeline(local).overlapped() for _ in range(3)) > 5  # microseconds
