@@ -17,6 +17,7 @@ A collective that has kernels to run beside starts on a stream of its own, and i
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -345,18 +346,13 @@ def _stored(
 
 
 def _freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:
-    """``lines`` with a ``del`` behind the last use of each tensor made on the way."""
-    made = [name.strip() for line in lines if " = " in line for name in line.split(" = ")[0].split(",")]
+    """``lines`` with a ``del`` behind the last use of each tensor made on the way, which may be where it is made."""
+    words = [re.findall(r"\w+", line) for line in lines]
+    made = [name for line in lines if " = " in line for name in re.findall(r"\w+", line.split(" = ")[0])]
     last: dict[int, list[str]] = {}
     for name in dict.fromkeys(made):
-        if name in outputs:
-            continue
-        uses = [
-            k
-            for k, line in enumerate(lines)
-            if name in line.replace("(", " ").replace(")", " ").replace(",", " ").split()
-        ]
-        last.setdefault(uses[-1], []).append(name)
+        if name not in outputs:
+            last.setdefault(max(k for k, line in enumerate(words) if name in line), []).append(name)
     out: list[str] = []
     for k, line in enumerate(lines):
         out.append(line)

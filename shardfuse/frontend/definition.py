@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import DefinitionError, InputError, NoReproError, ShardfuseError
+from ..errors import DefinitionError, InputError, NoReproError
 from ..executor.binding import Argument
 from ..executor.options import Backend, CompileOptions
 from ..ir.dtype import DataType
@@ -17,7 +17,7 @@ from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
 from .descriptor import Contiguity, checked_layout, data_type_of, like
 from .detection import has_dtensor
-from .repro import Described, repro_script
+from .repro import Described, repro_script, reproduced
 from .script import definition_script
 from .validation import validated
 
@@ -207,15 +207,11 @@ class FusionDefinition:
             self._described = [Described.of(v) for v in inputs]
         fec, home = self.fec, _device(device)
         assert self._dtensors is not None, "made with the executor"
-        if has_dtensor(inputs):
-            return self._dtensors.execute(inputs, sizes, home)  # pyright: ignore[reportReturnType]
-        self._dtensors.last = None
-        try:
+        with reproduced(lambda: self.repro_script_for(inputs)):
+            if has_dtensor(inputs):
+                return self._dtensors.execute(inputs, sizes, home)  # pyright: ignore[reportReturnType]
+            self._dtensors.last = None
             return fec.execute(inputs, sizes=sizes, device=home)  # pyright: ignore[reportReturnType]
-        except AssertionError as error:  # a bug in shardfuse: with what it takes to see it again
-            if not isinstance(error, ShardfuseError):
-                error.add_note(f"please report this with:\n{self.repro_script_for(inputs)}")
-            raise
 
     def tune(
         self,
@@ -240,10 +236,11 @@ class FusionDefinition:
         fec, home = self.fec, _device(device)
         tuner = fec.tuner(timer, seconds)
         assert self._dtensors is not None, "made with the executor"
-        if has_dtensor(inputs):
-            return self._dtensors.tune(inputs, sizes, home, tuner)
-        self._dtensors.last = None
-        return fec.tune(inputs, sizes, home, tuner)
+        with reproduced(lambda: self.repro_script_for(inputs)):
+            if has_dtensor(inputs):
+                return self._dtensors.tune(inputs, sizes, home, tuner)
+            self._dtensors.last = None
+            return fec.tune(inputs, sizes, home, tuner)
 
     def execute_with_dtensors(self, inputs: Sequence[Argument]) -> list[torch.Tensor]:
         """Run on DTensors; returns DTensors.
@@ -291,7 +288,8 @@ class FusionDefinition:
         """
         from shardfuse.frontend.explain import explain_plan
 
-        return explain_plan(self._last.plan_for(inputs, sizes))
+        with reproduced(lambda: self.repro_script_for(inputs)):
+            return explain_plan(self._last.plan_for(inputs, sizes))
 
     def timeline(
         self, inputs: Sequence[Argument], *, sizes: Mapping[TensorView, Sequence[int]] | None = None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
+from ..errors import KernelCompileError, ShardfuseError
 from ..executor.binding import Argument
 
 
@@ -65,3 +69,20 @@ def repro_script(definition: Printable, inputs: list[Described] | None, module: 
         return script
     arguments = "".join(f"    {v.text},\n" for v in inputs)
     return f"{script}\ninputs = [\n{arguments}]\nfd.execute(inputs)\n"
+
+
+@contextmanager
+def reproduced(script: Callable[[], str]) -> Generator[None]:
+    """What the body raises ends with ``script``, but for what the caller is told to do otherwise.
+
+    A failure of another rank or of the network, and want of memory, have nothing to do with the definition.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, dist.DistError):
+        raise
+    except Exception as error:
+        fails_to_compile = any(isinstance(e, KernelCompileError) for e in (error, error.__cause__))
+        if fails_to_compile or not isinstance(error, ShardfuseError):
+            error.add_note(f"where this is shardfuse's fault, please report it with:\n{script()}")
+        raise

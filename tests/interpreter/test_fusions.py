@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,10 @@ from random_fusions import run_cases
 from test_definition import CLASHES
 from thread_check import Case, Placement, X, check_on_threads, shard, world_mesh
 
+import shardfuse
 from shardfuse import DataType, FusionDefinition
+from shardfuse.compat import nvfuser_direct
+from shardfuse.errors import KernelCompileError
 from shardfuse.executor.kernel import Kernel
 
 Define = Callable[[FusionDefinition], None]
@@ -167,6 +172,43 @@ def test_no_elements() -> None:
     fd = triton(define)
     for shape in ((0, 4), (4, 0), (3, 4)):
         check(fd, [values(*shape)], reference=lambda x: (x.exp(), x.sum(0), x.mean(1)))
+
+
+# --- what goes wrong inside --------------------------------------------------------------------------------
+
+PLANTED: dict[str, tuple[str, Exception]] = {
+    "a pass": ("shardfuse.compiler.verify", AssertionError("a rule is broken")),
+    "the segmenter": ("shardfuse.compiler.segment_fusion", KeyError("a rule is broken")),
+    "a scheduler": ("shardfuse.compiler.kernels_of", ValueError("a rule is broken")),
+    "codegen": ("shardfuse.executor.program.generate", AssertionError("a rule is broken")),
+    "Triton": ("shardfuse.executor.kernel.Kernel.compile", KernelCompileError("k", "a rule is broken", "")),
+    "a launch": ("shardfuse.executor.kernel.Kernel.launcher", RuntimeError("a rule is broken")),
+}
+
+
+@pytest.mark.parametrize("place", PLANTED)
+@pytest.mark.parametrize("module", [shardfuse, nvfuser_direct], ids=lambda m: m.__name__)
+def test_an_internal_error_ends_with_a_script(module: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it comes from: the script, run where nothing is planted, does what was asked for."""
+    with module.FusionDefinition() as fd:
+        x, s = fd.define_tensor([-1, 3], dtype=module.DataType.Half), fd.define_scalar(dtype=module.DataType.Double)
+        fd.add_output(fd.ops.mul(fd.ops.neg(x), s))
+
+    def broken(*_: object, **__: object) -> None:
+        raise PLANTED[place][1]
+
+    values = [torch.ones(3, 2).half().t(), 2.5]
+    with monkeypatch.context() as planted:
+        planted.setattr(PLANTED[place][0], broken)
+        with pytest.raises(Exception, match="a rule is broken") as caught:
+            fd.execute(values)
+    script = caught.value.__notes__[-1].split("\n", 1)[1]
+    assert "def nvfuser_fusion(fd : FusionDefinition)" in script
+    assert "torch.randn(6, dtype=torch.float16, device='cpu').as_strided((2, 3), (1, 2))" in script
+    monkeypatch.setitem(sys.modules, "nvfuser_direct", nvfuser_direct)
+    space: dict[str, Any] = {}
+    exec(script.replace("fd.execute(inputs)", "found = fd.execute(inputs)"), space)
+    torch.testing.assert_close(space["found"][0].double(), space["inputs"][0].double() * -2.5, rtol=1e-3, atol=0)
 
 
 # --- on ranks ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from shardfuse.compat.nvfuser_direct.operations import Operations
 from shardfuse.compat.nvfuser_direct.values import TensorView, Val, plain
 from shardfuse.executor.binding import Argument
 from shardfuse.frontend import definition as native
-from shardfuse.frontend.repro import Described, repro_script
+from shardfuse.frontend.repro import Described, repro_script, reproduced
 from shardfuse.frontend.validation import validated
 from shardfuse.ir.dtype import DataType as NativeDataType
 from shardfuse.ir.expr import Scalar
@@ -197,7 +197,10 @@ class FusionDefinition:
         flat: list[Argument] = []
         for v in inputs:  # a vector is so many numbers
             flat += cast("Sequence[Argument]", v) if isinstance(v, list | tuple) else [v]
-        return self.fec.execute(flat, device=device, _enable_options=_enable_options, _disable_options=_disable_options)
+        with reproduced(lambda: self.repro_script_for(inputs)):
+            return self.fec.execute(
+                flat, device=device, _enable_options=_enable_options, _disable_options=_disable_options
+            )
 
     def manual_execute(self, inputs: Sequence[Argument], heuristic_params: object = None) -> list[torch.Tensor]:
         """Run by a KernelExecutor; the schedule is shardfuse's own."""
