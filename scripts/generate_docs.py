@@ -45,6 +45,7 @@ RULES = {
 }
 
 KERNEL = (
+    "normal",
     "full",
     "full_like",
     "iota",
@@ -96,11 +97,11 @@ def how(name: str) -> str:
         return "view"
     if name in TORCH_CALLS:
         return "torch call"
-    if name in ("uniform", "normal", "rand_like", "randn_like"):
-        return "torch calls"
+    if name == "uniform":
+        return "kernel; torch calls where the bounds are scalars of the call"
     if name in ("amax", "amin", *KERNEL):
         return "kernel"
-    return "kernel, of other ops" if name not in ("dropout",) else "torch calls and a kernel"
+    return "kernel, of other ops"
 
 
 def main() -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from segments import Builder, rms_norm
+from segments import Builder, number, rms_norm
 
 from shardfuse.ir.dtype import DataType
-from shardfuse.ir.expr import BoundTensor
+from shardfuse.ir.expr import BoundTensor, Scalar
 from shardfuse.schedulers.segment import Segment
 
 FLOAT = DataType.Float
@@ -160,6 +160,21 @@ def permuted(a: int, b_size: int, c: int, dtype: DataType) -> Segment:
     return b.segment(b.op("mul", b.permute(x, [1, 0, 2]), 2.0))
 
 
+def dropout_layer_norm(rows: int, columns: int, dtype: DataType) -> Segment:
+    """LayerNorm of dropout(x + bias) + residual, which is stored too; seed and offset are those of the call."""
+    b = Builder()
+    i, j = b.axis(rows), b.axis(columns)
+    x, bias, residual = b.input(dtype, i, j), b.input(dtype, j), b.input(dtype, i, j)
+    key = [Scalar(name, DataType.Int) for name in ("S0", "S1")]
+    drawn = b.emit("uniform", [number(0.0), number(1.0), *key], FLOAT, [i, j], shape=(rows, columns), drawn=False)
+    kept = b.op("where", b.op("ge", drawn, 0.1), b.op("mul", b.op("add", x, bias), 1 / 0.9), 0.0)
+    total = b.op("add", kept, residual)
+    wide = b.cast(total, FLOAT)
+    off = b.op("sub", wide, b.mean(wide, [1]))
+    out = b.op("mul", off, b.op("rsqrt", b.op("add", b.mean(b.op("square", off), [1]), 1e-5)))
+    return b.segment(total, b.cast(b.op("mul", out, b.cast(b.input(dtype, j), FLOAT)), dtype))
+
+
 BF16, HALF = DataType.BFloat16, DataType.Half
 
 GOLDEN: dict[str, Segment] = {
@@ -174,6 +189,7 @@ GOLDEN: dict[str, Segment] = {
     "group_norm": group_norm_silu(8, 128, 16, 32, 32, HALF),
     "rms_norm_team": rms_norm(4096, 65536, BF16),
     "group_norm_channels_last": group_norm_silu(2, 640, 64, 64, 32, HALF, (0, 2, 3, 1)),
+    "dropout_layer_norm": dropout_layer_norm(8192, 4096, BF16),
 }
 """Name -> the fusion whose kernels' text stands in tests/golden/."""
 
@@ -212,6 +228,8 @@ SM90: dict[str, Segment] = {
     "cross_entropy 262144": cross_entropy(2048, 262144, BF16),
     **{f"group_norm {shape}": group_norm_silu(*shape, 32, HALF) for shape in GROUP_NORMS},
     **{f"group_norm {shape} channels-last": group_norm_silu(*shape, 32, HALF, (0, 2, 3, 1)) for shape in GROUP_NORMS},
+    **{f"dropout_layer_norm {n}": dropout_layer_norm(8192, n, BF16) for n in (768, 1600, 8192, 16384)},
+    "dropout_layer_norm past 32 bits": dropout_layer_norm(1 << 20, 4096, BF16),
     "permuted": permuted(64, 128, 512, BF16),
     "transpose_add": turned((16384, 8192), (1, 0), BF16),
     "transpose_add float": turned((64, 2048, 1024), (0, 2, 1), FLOAT),

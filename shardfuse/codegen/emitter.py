@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import cast
 
 from ..ir.dtype import DataType
-from ..ir.expr import REDUCTIONS, VIEWS, BoundTensor, Expr, Number, Scalar
+from ..ir.expr import DRAWS, REDUCTIONS, VIEWS, BoundTensor, Expr, Number, Scalar
 from ..ir.layout import Coordinates, Layout
 from ..ops.promotion import types
 from ..ops.table import POINTWISE
 from ..schedulers.limits import LINE_BYTES, power_of_two
 from ..schedulers.plan import KernelPlan
 from .arithmetic import LIBDEVICE, ROUND_BFLOAT16, TRITON_TYPE, converted, literal, must_round, pointwise_text, rounded
+from .draw import draw
 from .exchange import PREFETCH, exchange_helpers, exchange_lines
 from .indexing import chunk_terms, dynamic_terms, member_terms
 from .reduction import HELPERS, accumulator
@@ -136,6 +137,8 @@ class Emitter:
             return self.iota(expr, chunk)
         if expr.op == "full":
             return self.full(expr, chunk)
+        if expr.op in DRAWS:
+            return self.draw(expr, chunk)
         inputs = [self.value(t, chunk) for t in expr.tensors]
         if expr.op in _ALIASES:
             return inputs[0]
@@ -209,16 +212,19 @@ class Emitter:
             text = self.rounded(text, expr.output)
         return self.assign(self.name(expr.output, chunk), text, dtype, False, False)
 
-    def iota(self, expr: Expr, chunk: Chunk) -> Text:
+    def index(self, expr: Expr, chunk: Chunk) -> tuple[str, bool, bool]:
+        """The 64-bit row-major index of ``expr``'s output, unsharded, and whether it has lanes along x and along r."""
         strides, start = self.tile.index_strides(expr)
         terms, has_x, has_r = self.terms(strides, chunk)
-        name = self.name(expr.output, chunk)
         if expr.output.domain.mesh_digits:
             self.starts[f"start_{expr.output}"] = start
             terms.insert(0, f"start_{expr.output}")
         elif not (has_x or has_r):
             terms = [f"tl.full([], {terms[0] if terms else 0}, tl.int64)"]
-        index = converted(" + ".join(terms), DataType.Int32, DataType.Int)
+        return converted(" + ".join(terms), DataType.Int32, DataType.Int), has_x and self.tile.x_lanes, has_r
+
+    def iota(self, expr: Expr, chunk: Chunk) -> Text:
+        index, has_x, has_r = self.index(expr, chunk)
         first, step = (cast(int, expr.attributes[k]) for k in ("start", "step"))
         text = index if step == 1 else f"{index} * {step}"
         text = text if first == 0 else f"{text} + {first}"
@@ -226,7 +232,20 @@ class Emitter:
         text = converted(text, DataType.Int, dtype)
         if expr.output.dtype.is_low_precision:
             text = self.rounded(text, expr.output)
-        return self.assign(name, text, dtype, has_x and self.tile.x_lanes, has_r)
+        return self.assign(self.name(expr.output, chunk), text, dtype, has_x, has_r)
+
+    def draw(self, expr: Expr, chunk: Chunk) -> Text:
+        index, has_x, has_r = self.index(expr, chunk)
+        out = expr.output
+        kinds = (out.dtype.compute, out.dtype.compute, DataType.Int, DataType.Int)
+        numbers = [converted(*self.scalar(cast(Scalar, v), t), t) for v, t in zip(expr.inputs, kinds, strict=True)]
+        drawn = draw(expr, self.name(out, chunk), index, numbers, interpret=self.interpret)
+        self.helpers |= drawn.helpers
+        for name, text in drawn.steps[:-1]:
+            self.out.line(f"{name} = {text}")
+        if any("libdevice." in text for _, text in drawn.steps):
+            self.helpers["libdevice"] = LIBDEVICE[self.interpret]
+        return self.assign(*drawn.steps[-1], out.dtype.compute, has_x, has_r)
 
     def store(self, tensor: BoundTensor, chunk: Chunk) -> None:
         value = self.value(tensor, chunk)

@@ -33,6 +33,7 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "hypot": torch.hypot,
     "pow": torch.pow,
     "fmod": torch.fmod,
+    "mul_rn": torch.mul,
     "copysign": torch.copysign,
     "nextafter": torch.nextafter,
     "trunc": torch.trunc,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..ir.digits import Axis, Digit
-from ..ir.expr import BoundTensor, Expr
+from ..ir.expr import DRAWS, BoundTensor, Expr
 from ..ir.layout import Coordinates, Layout, local_extent
 from ..schedulers.limits import INT32_LIMIT, power_of_two
 from ..schedulers.plan import KernelPlan
@@ -59,9 +59,12 @@ class Tile:
         self.r_lanes = bool(space.r)
         self.is_inner = space.is_inner
         self.strides = {t: self._strides_of(t, layout) for t, layout in layouts.items()}
+        drawn = [self.index_strides(e)[0] for e in plan.segment.exprs if e.op in DRAWS]
+        self.walked_over = [*self.strides.values(), *drawn]
+        """Strides of all that is indexed."""
         self.x_masked = rows % self.x_block != 0 or 0 < params.columns < self.x_block
         self.x_wide = self._x_is_wide()
-        self.r_wide = any(self._span(space.r, self.r_extents, s, params.r_block) for s in self.strides.values())
+        self.r_wide = any(self._span(space.r, self.r_extents, s, params.r_block) for s in self.walked_over)
 
     # blocks
 
@@ -172,13 +175,13 @@ class Tile:
         return found
 
     def index_strides(self, expr: Expr) -> tuple[Strides, int]:
-        """Of an ``iota``: how far each atom moves the global index, and where this rank starts."""
-        (axis,) = expr.output.domain.logical
+        """Of a factory: how far each atom moves the row-major index of the whole, and where this rank starts."""
         weights: list[tuple[Digit, int]] = []
         below = 1
-        for d in reversed(axis):
-            weights.append((d, below))
-            below *= d.extent
+        for axis in reversed(expr.output.domain.logical):
+            for d in reversed(axis):
+                weights.append((d, below))
+                below *= d.extent
         moved = {a: _moves(a, weights) for a in self.plan.space.atoms[expr.output]}
         own = expr.output.domain.mesh_digits
         return moved, sum(k * _moves(d, weights) for d, k in self.coordinates.items() if d in own)
@@ -194,7 +197,7 @@ class Tile:
         space = self.plan.space
         if space.r and (self.is_inner or not self.x_lanes):
             return True
-        return any(self._span(space.x, self.x_extents, s, self.x_block) for s in self.strides.values())
+        return any(self._span(space.x, self.x_extents, s, self.x_block) for s in self.walked_over)
 
 
 def _moves(digit: Digit, weights: list[tuple[Digit, int]]) -> int:

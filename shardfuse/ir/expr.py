@@ -89,7 +89,8 @@ class HostExpr:
 
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
-FACTORIES = ("full", "iota", "uniform", "normal")
+DRAWS = ("uniform", "normal")
+FACTORIES = ("full", "iota", *DRAWS)
 """Ops that make a tensor from a shape and numbers; each element depends on its unsharded index alone."""
 VIEWS = ("broadcast", "expand", "squeeze", "permute", "reshape")
 """Ops that compute nothing: the same elements under regrouped axes."""

@@ -13,7 +13,7 @@ import torch
 _LOW = 0xFFFFFFFF
 _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
 _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
-_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
+BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
 """Random bits of a uniform number: as many as the type holds below 1."""
 
 
@@ -35,7 +35,7 @@ def uniform(seed: int, offset: int, index: torch.Tensor, dtype: torch.dtype) -> 
     words = philox(seed, offset, index)
     if dtype == torch.float64:
         return _double(words[0], words[1])
-    bits = _BITS[dtype]
+    bits = BITS[dtype]
     return ((words[0] >> (32 - bits)).float() * 2.0**-bits).to(dtype)
 
 
@@ -58,5 +58,9 @@ def between(u: torch.Tensor, low: float, high: float) -> torch.Tensor:
     end = torch.tensor(high, dtype=u.dtype, device=u.device)
     wide = u if u.dtype == torch.float64 else u.float()
     found = (low + (high - low) * wide).to(u.dtype)
-    before = torch.nextafter(end, torch.tensor(low, dtype=u.dtype, device=u.device))
-    return torch.where(found >= end, before, found) if high > low else found
+    return torch.where(found >= end, below(end, low), found) if high > low else found
+
+
+def below(end: torch.Tensor, low: float) -> torch.Tensor:
+    """The number before ``end`` in its type, on the way to ``low``."""
+    return torch.nextafter(end, torch.full_like(end, low))

@@ -13,7 +13,7 @@ from math import prod
 
 from ..ir.digits import Axis, CutError, Digit, Root, extent, refine
 from ..ir.dtype import DataType
-from ..ir.expr import REDUCTIONS, VIEWS, BoundTensor, Expr
+from ..ir.expr import FACTORIES, REDUCTIONS, VIEWS, BoundTensor, Expr, Scalar
 from ..ops.promotion import types
 from ..ops.table import POINTWISE, Rule
 from .segment import Segment
@@ -130,7 +130,7 @@ def refusal_of(expr: Expr) -> str | None:
     if len(expr.outputs) != 1:
         return f"{expr.op} has {len(expr.outputs)} outputs"
     op = POINTWISE.get(expr.op)
-    if op is None and expr.op not in (*REDUCTIONS, *VIEWS, "cast", "set", "full", "iota"):
+    if op is None and expr.op not in (*REDUCTIONS, *VIEWS, *FACTORIES, "cast", "set"):
         return f"{expr.output} = {expr.op} is no kernel's work"
     if op is not None and op.triton is None:
         return f"{expr.op} has no Triton text"
@@ -140,6 +140,8 @@ def refusal_of(expr: Expr) -> str | None:
         return f"{expr.op} has no Triton text for unsigned integers"
     if op is not None and op.rule is Rule.NARROW and types(op, expr.inputs)[0].is_low_precision:
         return f"{expr.op} has no Triton text for narrow floats"
+    if expr.op == "uniform" and not all(isinstance(v, Scalar) and v.is_literal for v in expr.inputs[:2]):
+        return f"the bounds of {expr.output} are known in each call only"
     for tensor in (*expr.tensors, *expr.outputs):
         if tensor.dtype.is_complex:
             return f"{tensor} is {tensor.dtype.name}, which Triton does not have"

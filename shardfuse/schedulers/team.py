@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.dtype import DataType
-from ..ir.expr import REDUCTIONS, BoundTensor, Expr
+from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
 from .limits import LINE_BYTES, MAX_TEAM, MAX_WARPS, WARP, Target, power_of_two, resident, vector
 from .plan import Params
 from .segment import Segment
@@ -57,7 +57,7 @@ def _held(segment: Segment, space: Space) -> int:
     """Elements of a row that a thread of a team holds; half of them beside much else that is held."""
     held = _HELD // max(len(_streamed(segment, space)), 1)
     many_weights = space.phases > 2 and len(segment.inputs) > 4
-    has_indices = any(e.op == "iota" for e in segment.exprs)  # 64-bit
+    has_indices = any(e.op in ("iota", *DRAWS) for e in segment.exprs)  # 64-bit
     if has_indices:
         return held // 4
     return held // 2 if many_weights or space.grouped else held

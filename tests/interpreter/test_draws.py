@@ -1,0 +1,87 @@
+"""Random numbers in generated kernels: bit for bit the torch backend's, however the tensor is sharded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import shardfuse
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.executor.options import Backend
+
+KEYS = ((3, 1), (-1, -1), ((1 << 62) + 5, (1 << 40) + 3))
+FLOATS = (DataType.Double, DataType.Float, DataType.Half, DataType.BFloat16)
+
+
+def drawn(backend: Backend, kind: str, bounds: tuple[float, float], dtype: DataType, key: tuple[int, int]):
+    with FusionDefinition(backend=backend) as fd:
+        seed, offset = (fd.define_scalar(dtype=DataType.Int) for _ in range(2))
+        fd.add_output(getattr(fd.ops, kind)(*bounds, shape=[5, 1, 37], rng_seed=seed, rng_offset=offset, dtype=dtype))
+    (found,) = fd.execute(list(key))
+    assert fd.explain().kernels == 1
+    return found
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_uniform_is_bitwise_the_same(dtype: DataType) -> None:
+    for key in KEYS:
+        for bounds in ((0.0, 1.0), (-1.5, 3.7), (0.0, 5.3), (2.0, 1.0)):
+            assert torch.equal(*(drawn(b, "uniform", bounds, dtype, key) for b in ("triton", "torch"))), (key, bounds)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_normal(dtype: DataType) -> None:
+    for key in KEYS:
+        found, wanted = (drawn(b, "normal", (2.0, 0.5), dtype, key).double() for b in ("triton", "torch"))
+        assert (found - wanted).abs().max() <= 4 * torch.finfo(dtype.torch).eps
+
+
+def dropout_layer_norm(backend: Backend, world: int, dim: int) -> FusionDefinition:
+    """dropout(x + bias) + residual, and its LayerNorm; x sharded by ``dim``."""
+    with FusionDefinition(backend=backend) as fd:
+        x, bias, residual = fd.define_tensor([-1, -1]), fd.define_tensor([-1]), fd.define_tensor([-1, -1])
+        seed, offset = (fd.define_scalar(dtype=DataType.Int) for _ in range(2))
+        total = fd.ops.add(fd.ops.dropout(fd.ops.add(x, bias), 0.3, seed, offset), residual)
+        var, mean = fd.ops.var_mean(total, [1], correction=0, keepdim=True)
+        fd.add_output(total)
+        fd.add_output(fd.ops.mul(fd.ops.sub(total, mean), fd.ops.rsqrt(fd.ops.add(var, 1e-5))))
+        if world > 1:
+            for tv, at in ((x, dim), (residual, dim), *([(bias, 0)] if dim else [])):
+                tv.set_device_mesh(DeviceMesh(list(range(world))))
+                tv.outer_split(at, world, uneven=True)
+                tv.axis(at).parallelize(ParallelType.mesh_x)
+    return fd
+
+
+@pytest.mark.parametrize(("world", "dim"), [(1, 0), (2, 0), (2, 1), (8, 0), (8, 1)])
+def test_dropout_drops_the_same_elements(world: int, dim: int) -> None:
+    """Rows and columns that the ranks share unevenly; one kernel where the row is whole."""
+    g = torch.Generator().manual_seed(0)
+    x, bias, residual = (torch.randn(s, generator=g) for s in ((19, 45), (45,), (19, 45)))
+    whole, norm = dropout_layer_norm("torch", 1, 0).execute([x, bias, residual, 7, 2])
+    assert torch.equal(whole == residual, (whole - residual) == 0)
+    dropped = (whole == residual).double().mean().item()
+    assert 0.2 < dropped < 0.4
+
+    def run() -> None:
+        rank = shardfuse.initialize().rank if world > 1 else 0
+        fd = dropout_layer_norm("triton", world, dim)
+        size = -(-x.shape[dim] // world)
+
+        def piece(t: torch.Tensor) -> torch.Tensor:
+            at = dim if t.ndim > 1 else 0
+            return t if t.ndim == 1 and dim == 0 else t[(slice(None),) * at + (slice(rank * size, (rank + 1) * size),)]
+
+        values = [piece(t).contiguous() for t in (x, bias, residual)]
+        tensors = fd.fec.tensors()
+        shapes = ((19, 45), (45,), (19, 45))
+        found = fd.execute([*values, 7, 2], sizes=dict(zip(tensors, shapes, strict=True)))
+        assert torch.equal(found[0], piece(whole))
+        torch.testing.assert_close(found[1], piece(norm), rtol=1e-5, atol=1e-5)
+        if dim == 0:
+            assert fd.explain().kernels == 1
+
+    if world == 1:
+        run()
+    else:
+        shardfuse.simulate(run, world)
