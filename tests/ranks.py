@@ -88,7 +88,9 @@ def _join(threads: list[threading.Thread], errors: dict[int, BaseException], tim
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
             return
-        next(thread for thread in threads if thread.is_alive()).join(0.02)
+        alive = [thread for thread in threads if thread.is_alive()]
+        if alive:  # the last may have ended since
+            alive[0].join(0.02)
 
 
 def _was_interrupted(error: BaseException) -> bool:

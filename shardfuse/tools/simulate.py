@@ -114,7 +114,9 @@ class _World:
                 _threads.ProcessLocalGroup.exception_handle(None)
                 self.let_end()
                 return SimulationStuckError(self.size, places)
-            next(thread for thread in self.where.values() if thread.is_alive()).join(0.02)
+            alive = [thread for thread in self.where.values() if thread.is_alive()]
+            if alive:  # the last may have ended since
+                alive[0].join(0.02)
         return None
 
     def let_end(self) -> None:
