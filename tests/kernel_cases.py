@@ -30,6 +30,13 @@ def normalised(b: Builder, x: BoundTensor, axes: list[int]) -> BoundTensor:
     return b.op("mul", centred, b.op("rsqrt", b.op("add", variance, 1e-5)))
 
 
+def standardised(rows: int, columns: int, dtype: DataType) -> Segment:
+    """Rows of mean 0 and variance 1."""
+    b = Builder()
+    x = b.cast(b.input(dtype, b.axis(rows), b.axis(columns)), FLOAT)
+    return b.segment(b.cast(normalised(b, x, [1]), dtype))
+
+
 def rms_norm_dx(rows: int, columns: int, dtype: DataType) -> Segment:
     """The gradient of RMSNorm's input, from x, dy, weight and the saved reciprocal root."""
     b = Builder()
@@ -188,6 +195,8 @@ GOLDEN: dict[str, Segment] = {
     "total": total(8192, 4096, BF16),
     "group_norm": group_norm_silu(8, 128, 16, 32, 32, HALF),
     "rms_norm_team": rms_norm(4096, 65536, BF16),
+    "standardised_team": standardised(4096, 32768, FLOAT),
+    "softmax_columns": softmax(4096, 4096, BF16, axis=0),
     "group_norm_channels_last": group_norm_silu(2, 640, 64, 64, 32, HALF, (0, 2, 3, 1)),
     "dropout_layer_norm": dropout_layer_norm(8192, 4096, BF16),
 }
@@ -209,6 +218,7 @@ SM90: dict[str, Segment] = {
     "layer_norm_backward of samples": layer_norm_backward((8, 4096, 3072), BF16, samples=True),
     **{f"cross_entropy {n}": cross_entropy(4096, n, BF16) for n in (8192, 16384, 50257, 128256)},
     **{f"softmax {n}": softmax(8192, n, BF16) for n in (128, 1000, 4096, 32000)},
+    "softmax of very long rows": softmax(16, 8388608, BF16),
     "softmax of columns": softmax(64, 8192, BF16, axis=0),
     "softmax of long columns": softmax(4096, 4096, BF16, axis=0),
     "group_norm of large groups": group_norm_silu(2, 320, 128, 128, 32, HALF),

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from .emitter import Emitter
-from .reduction import Accumulator, accumulator
-from .source import MARGIN
+from .exchange import exchange_helpers, exchange_lines
+from .online import (
+    R_SIZE,
+    accumulate,
+    across_lanes,
+    across_members,
+    combined,
+    give,
+    held,
+    is_statistic,
+    write_start,
+    write_take_in,
+)
+from .reduction import accumulator, accumulators
 from .tile import Chunk
-
-R_SIZE = "i1"
-"""Argument: reduced elements of this rank."""
-R_SHARE = "i2"
-"""Argument: reduced elements of one program of a split reduction."""
 
 
 def write_unrolled(e: Emitter) -> None:
@@ -69,43 +77,56 @@ def _write_chunk_by_chunk(e: Emitter, chunks: list[Chunk]) -> None:
             e.store(tensor, chunk)
 
 
-def _finish(e: Emitter, parts: Iterable[tuple[Expr, str]]) -> None:
-    """The reductions of a phase across the lanes, and across the team where there is one."""
+def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
+    """``parts``: the reductions of a phase with what this program has; emits their values, or the team's."""
     if e.params.team:
-        e.exchange(list(parts))
+        _exchange(e, list(parts))
         return
-    for expr, text in parts:
-        e.finish(expr, text)
+    for expr, texts in parts:
+        if is_statistic(expr):
+            give(e, expr, texts)
+        else:
+            acc = accumulator(expr)
+            e.require(acc)
+            e.give(expr.output, acc, texts[0])
 
 
-def _combined(e: Emitter, expr: Expr, chunks: list[Chunk]) -> str:
-    """The chunks combined lane by lane: one reduction across the lanes is left, which does not grow with the row."""
+def _exchange(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> None:
+    """All reductions of a phase at once."""
+    if not parts:
+        return
+    words: list[tuple[DataType, str]] = []
+    for expr, texts in parts:
+        for out, acc, text in zip(expr.outputs, accumulators(expr), texts, strict=True):
+            name = f"{out}_part"
+            e.require(acc)
+            if text != name:
+                e.out.line(f"{name} = {text}")
+            words.append((acc.dtype, name))
+    lines, whole = exchange_lines(e.plan, words, e.tile.exchanged)
+    e.helpers |= exchange_helpers(counted=e.params.counted, turns=e.turns)
+    for line in lines:
+        e.out.line(line)
+    remaining = iter(whole)
+    for expr, _ in parts:
+        texts = [next(remaining) for _ in expr.outputs]
+        if is_statistic(expr):
+            give(e, expr, across_members(e, expr, texts))
+        else:
+            acc = accumulator(expr)
+            e.give(expr.output, acc, acc.reduced(texts[0], 0))
+
+
+def _combined(e: Emitter, expr: Expr, chunks: list[Chunk]) -> tuple[str, ...]:
+    """What this program has of ``expr``.
+
+    Chunks are combined lane by lane: one reduction across the lanes is left, which does not grow with the row.
+    """
+    if is_statistic(expr):
+        return held(e, expr, chunks)
     acc = accumulator(expr)
     texts = [e.combine(expr, e.value(expr.tensors[0], chunk), chunk) for chunk in chunks]
-    joined = " + ".join(texts)
-    if len(texts) == 1 or (not acc.helper and len(joined) < MARGIN - 40):
-        return joined if not acc.helper else texts[0]
-    name = f"{expr.output}_acc"
-    e.out.line(f"{name} = {texts[0]}")
-    for text in texts[1:] if acc.helper else _packed(texts[1:]):
-        _accumulate(e, acc, name, text)
-    return name
-
-
-def _packed(texts: list[str]) -> list[str]:
-    """Sums of ``texts`` that fit on a line each."""
-    lines = [""]
-    for text in texts:
-        joined = f"{lines[-1]} + {text}" if lines[-1] else text
-        if len(joined) < MARGIN - 40:
-            lines[-1] = joined
-        else:
-            lines.append(text)
-    return lines
-
-
-def _accumulate(e: Emitter, acc: Accumulator, name: str, text: str) -> None:
-    e.out.line(f"{name} = {acc.combined(name, text)}" if acc.helper else f"{name} += {text}")
+    return (e.across_lanes(str(expr.output), acc, combined(e, acc, f"{expr.output}_acc", texts)),)
 
 
 def write_loops(e: Emitter) -> None:
@@ -137,8 +158,10 @@ def _write_loop(e: Emitter, reductions: list[Expr], stored: list[BoundTensor], c
             e.value(tensor, chunk)
     e.out.paragraph()
     for expr in reductions:
-        acc = accumulator(expr)
-        e.out.line(f"{expr.output}_acc = {acc.start(e.tile.shape)}")
+        if is_statistic(expr):
+            write_start(e, expr, chunk)
+        else:
+            e.out.line(f"{expr.output}_acc = {accumulator(expr).start(e.tile.shape)}")
     first, last = ("first", "last") if e.plan.split or e.params.team else ("0", R_SIZE)
     e.out.line(f"for start in tl.range({first}, {last}, {e.params.r_block}, num_stages={e.params.num_stages}):")
     e.out.depth += 1
@@ -149,13 +172,24 @@ def _write_loop(e: Emitter, reductions: list[Expr], stored: list[BoundTensor], c
     for tensor in wanted:
         e.value(tensor, chunk)
     for expr in reductions:
-        acc = accumulator(expr)
-        if acc.helper:
-            e.require(acc.helper)
-        value = e.value(expr.tensors[0], chunk)
-        _accumulate(e, acc, f"{expr.output}_acc", e.combine(expr, value, chunk))
+        _take_in(e, expr, chunk)
     for tensor in stored:
         e.store(tensor, chunk)
     e.out.depth -= 1
     e.values = {k: v for k, v in e.values.items() if not e.space.has_r(k[0])}
-    _finish(e, ((expr, f"{expr.output}_acc") for expr in reductions))
+    _finish(e, ((expr, _across_lanes(e, expr)) for expr in reductions))
+
+
+def _take_in(e: Emitter, expr: Expr, chunk: Chunk) -> None:
+    if is_statistic(expr):
+        write_take_in(e, expr, chunk)
+        return
+    acc = accumulator(expr)
+    e.require(acc)
+    accumulate(e, acc, f"{expr.output}_acc", e.combine(expr, e.value(expr.tensors[0], chunk), chunk))
+
+
+def _across_lanes(e: Emitter, expr: Expr) -> tuple[str, ...]:
+    if is_statistic(expr):
+        return across_lanes(e, expr)
+    return (e.across_lanes(str(expr.output), accumulator(expr), f"{expr.output}_acc"),)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import cast
 
 from ..ir.dtype import DataType
-from ..ir.expr import DRAWS, REDUCTIONS, VIEWS, BoundTensor, Expr, Number, Scalar
+from ..ir.expr import DRAWS, PICK, REDUCTIONS, STATISTICS, VIEWS, BoundTensor, Expr, Number, Scalar
 from ..ir.layout import Coordinates, Layout
 from ..ops.promotion import types
 from ..ops.table import POINTWISE
@@ -15,9 +15,9 @@ from ..schedulers.limits import LINE_BYTES, power_of_two
 from ..schedulers.plan import KernelPlan
 from .arithmetic import LIBDEVICE, ROUND_BFLOAT16, TRITON_TYPE, converted, literal, must_round, pointwise_text, rounded
 from .draw import draw
-from .exchange import PREFETCH, exchange_helpers, exchange_lines
+from .exchange import PREFETCH
 from .indexing import chunk_terms, dynamic_terms, member_terms
-from .reduction import HELPERS, accumulator
+from .reduction import HELPERS, Accumulator, accumulator
 from .source import Writer
 from .tile import Chunk, Strides, Tile
 
@@ -55,7 +55,7 @@ class Emitter:
         self.head = Writer()
         """Indices and offsets, before everything else: a name that is made inside a loop is not seen after it."""
         self.out = Writer()
-        self.producer = {e.output: e for e in plan.segment.exprs}
+        self.producer = {t: e for e in plan.segment.exprs for t in e.outputs}
         self.values: dict[tuple[BoundTensor, str], Text] = {}
         self.offsets: dict[str, str] = {}
         self.helpers: dict[str, str] = {}
@@ -70,7 +70,7 @@ class Emitter:
 
     def is_reduction(self, expr: Expr) -> bool:
         """Reductions over no local atom (a visible mesh axis, extents of 1) are copies."""
-        if expr.op not in REDUCTIONS:
+        if expr.op not in (*REDUCTIONS, *STATISTICS):
             return False
         return self.space.has_r(expr.tensors[0]) and not self.space.has_r(expr.output)
 
@@ -83,7 +83,7 @@ class Emitter:
                 return
             expr = self.producer.get(tensor)
             if expr is not None and not self.is_reduction(expr):
-                for t in expr.tensors:
+                for t in expr.tensors[1:] if expr.op == PICK else expr.tensors:
                     visit(t)
             found[tensor] = None
 
@@ -107,14 +107,15 @@ class Emitter:
         key = self.key(tensor, chunk)
         if key not in self.values:
             expr = self.producer.get(tensor)
-            self.values[key] = self.load(tensor, chunk) if expr is None else self.compute(expr, chunk)
+            self.values[key] = self.load(tensor, chunk) if expr is None else self.compute(expr, tensor, chunk)
         return self.values[key]
 
     def name(self, tensor: BoundTensor, chunk: Chunk) -> str:
         return f"{tensor}{self.key(tensor, chunk)[1]}"
 
     def assign(self, name: str, text: str, dtype: DataType, has_x: bool, has_r: bool) -> Text:
-        self.out.line(f"{name} = {text}")
+        if text != name:
+            self.out.line(f"{name} = {text}")
         return Text(name, dtype, has_x, has_r)
 
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
@@ -131,7 +132,7 @@ class Emitter:
             text, dtype = f"{text}.to(tl.float32)", DataType.Float
         return self.assign(self.name(tensor, chunk), text, dtype, has_x and self.tile.x_lanes, has_r)
 
-    def compute(self, expr: Expr, chunk: Chunk) -> Text:
+    def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
         assert not self.is_reduction(expr), f"{expr.output} is read before it is reduced"
         if expr.op == "iota":
             return self.iota(expr, chunk)
@@ -139,6 +140,8 @@ class Emitter:
             return self.full(expr, chunk)
         if expr.op in DRAWS:
             return self.draw(expr, chunk)
+        if expr.op == PICK:
+            return self.pick(expr, chunk)[expr.outputs.index(tensor)]
         inputs = [self.value(t, chunk) for t in expr.tensors]
         if expr.op in _ALIASES:
             return inputs[0]
@@ -160,6 +163,18 @@ class Emitter:
         if inputs and text == inputs[0].text:
             return inputs[0]
         return self.assign(self.name(expr.output, chunk), text, dtype, has_x, has_r)
+
+    def pick(self, expr: Expr, chunk: Chunk) -> tuple[Text, Text]:
+        """One element of each row, and whether there is one: loaded and computed by itself."""
+        (x, at), (one, hit) = expr.tensors, expr.outputs
+        index = self.value(at, chunk)
+        text = f"({index.text} >= 0) & ({index.text} < {self.tile.r_total})"
+        self.values[hit, ""] = found = self.assign(str(hit), text, DataType.Bool, index.has_x, False)
+        alone = Chunk(f"_at_{at}", None, 1, True, found.text, block=1, index=index.text)
+        self.load_needed([x], alone)
+        value = self.value(x, alone)
+        self.values[one, ""] = picked = replace(value, has_r=False)
+        return picked, found
 
     def cast(self, expr: Expr, source: Text) -> tuple[str, DataType, bool]:
         wanted = expr.output.dtype
@@ -265,7 +280,7 @@ class Emitter:
         x_terms, r = self.x_terms(strides), self.tile.r_groups(strides)
         has_x = bool(x_terms) and (not self.params.columns or self.tile.has_x_lanes(strides))
         if chunk.start is None:
-            constant, r_terms = 0, dynamic_terms("r", r)
+            constant, r_terms = 0, dynamic_terms(chunk.index, r)
         elif self.params.team:
             # A chunk that some member has nothing of is never read without its mask.
             size = chunk.valid if chunk.start < self.tile.last_share else 0
@@ -314,34 +329,10 @@ class Emitter:
             return f"tl.where({chunk.mask}, {text}, {acc.neutral})"
         return text if value.has_r else f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"
 
-    def require(self, helper: str) -> None:
+    def require(self, acc: Accumulator) -> None:
         """Have the combining function in the file."""
-        self.helpers[helper] = HELPERS[helper]
-
-    def finish(self, expr: Expr, text: str) -> None:
-        """``text``: the accumulated block; emits the reduced value."""
-        acc = accumulator(expr)
         if acc.helper:
-            self.require(acc.helper)
-        self.give(expr, self.across_lanes(expr, text))
-
-    def exchange(self, parts: Sequence[tuple[Expr, str]]) -> None:
-        """``parts``: all reductions of a phase with this member's accumulated blocks; emits the team's values."""
-        reduced: list[tuple[Expr, str]] = []
-        if not parts:
-            return
-        for expr, text in parts:
-            acc = accumulator(expr)
-            if acc.helper:
-                self.require(acc.helper)
-            self.out.line(f"{expr.output}_part = {self.across_lanes(expr, text)}")
-            reduced.append((expr, f"{expr.output}_part"))
-        lines, whole = exchange_lines(self.plan, reduced, self.tile.exchanged)
-        self.helpers |= exchange_helpers(counted=self.params.counted, turns=self.turns)
-        for line in lines:
-            self.out.line(line)
-        for expr, text in whole.items():
-            self.give(expr, text)
+            self.helpers[acc.helper] = HELPERS[acc.helper]
 
     def prefetch_next(self) -> None:
         """The team's next row is fetched into L2 while this one waits for the others' words."""
@@ -364,28 +355,26 @@ class Emitter:
                 terms = [*dynamic_terms("ahead", tile.x_groups(strides)), *scalars, *lanes]
                 self.out.line(f"prefetch({' + '.join([f'{tensor}_ptr', *terms])})")
 
-    def across_lanes(self, expr: Expr, text: str) -> str:
+    def across_lanes(self, name: str, acc: Accumulator, text: str) -> str:
         """The accumulated block ``text`` reduced along r, and over the columns of each group."""
-        acc = accumulator(expr)
         reduced = acc.reduced(text, self.tile.r_axis)
         if not self.space.grouped:
             return reduced
-        self.out.line(f"{expr.output}_column = {reduced}")
-        return acc.reduced(f"tl.where(groups, {expr.output}_column[None, :], {acc.neutral})", 1)
+        self.out.line(f"{name}_column = {reduced}")
+        return acc.reduced(f"tl.where(groups, {name}_column[None, :], {acc.neutral})", 1)
 
-    def along_columns(self, expr: Expr, text: str) -> str:
+    def along_columns(self, name: str, acc: Accumulator, text: str) -> str:
         """A value for each group, given to each of its columns."""
         if not self.space.grouped:
             return text
-        self.out.line(f"{expr.output}_group = {text}")
-        zero = "0.0" if accumulator(expr).dtype.is_floating else "0"
-        return f"tl.sum(tl.where(groups, {expr.output}_group[:, None], {zero}), axis=0)"
+        self.out.line(f"{name}_group = {text}")
+        zero = "0.0" if acc.dtype.is_floating else "0"
+        return f"tl.sum(tl.where(groups, {name}_group[:, None], {zero}), axis=0)"
 
-    def give(self, expr: Expr, reduced: str) -> None:
+    def give(self, out: BoundTensor, acc: Accumulator, reduced: str) -> None:
         """The value of a reduction from the text of what was accumulated."""
-        out = expr.output
-        reduced = self.tile.expanded(self.along_columns(expr, reduced))
-        reduced = accumulator(expr).finished(reduced, out.dtype.compute)
-        if out.dtype.is_low_precision and expr.op in ("sum", "prod"):
+        reduced = self.tile.expanded(self.along_columns(str(out), acc, reduced))
+        reduced = acc.finished(reduced, out.dtype.compute)
+        if out.dtype.is_low_precision and not acc.is_exact:
             reduced = self.rounded(reduced, out)
         self.values[out, ""] = self.assign(str(out), reduced, out.dtype.compute, self.tile.x_lanes, False)

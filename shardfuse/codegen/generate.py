@@ -10,9 +10,10 @@ from ..ir.expr import BoundTensor, Scalar
 from ..ir.layout import Layout
 from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan, Params
-from .bodies import R_SHARE, R_SIZE, write_loops, write_unrolled
+from .bodies import write_loops, write_unrolled
 from .emitter import Emitter
 from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
+from .online import R_SHARE, R_SIZE
 from .source import KernelSource, Parts, body_text, signature
 from .stages import one_launch
 from .tile import Tile

@@ -35,6 +35,11 @@ class Accumulator:
     identity: str
     is_logical: bool
 
+    @property
+    def is_exact(self) -> bool:
+        """Is the result one of what was reduced?"""
+        return self.helper in ("maximum", "minimum")
+
     def prepared(self, text: str, found: DataType) -> str:
         """One value, as it is combined."""
         if self.is_logical:
@@ -68,12 +73,22 @@ class Accumulator:
         return f"tl.full({shape}, {self.identity}, {TRITON_TYPE[self.dtype]})"
 
 
+def accumulators(expr: Expr) -> tuple[Accumulator, ...]:
+    """How each output of the reduction ``expr`` is carried."""
+    match expr.op:
+        case "online_softmax":
+            return _extreme("max", expr.tensors[0].dtype), _sum(expr.output.dtype)
+        case "welford":
+            return _sum(expr.output.dtype), _sum(expr.output.dtype)
+        case _:
+            return (accumulator(expr),)
+
+
 def accumulator(expr: Expr) -> Accumulator:
     """How the reduction ``expr`` accumulates."""
     match expr.op:
         case "sum":
-            dtype = expr.output.dtype.accumulator
-            return Accumulator(dtype, "", "0.0" if dtype.is_floating else "0", False)
+            return _sum(expr.output.dtype)
         case "prod":
             dtype = expr.output.dtype.accumulator
             return Accumulator(dtype, "product", "1.0" if dtype.is_floating else "1", False)
@@ -82,19 +97,23 @@ def accumulator(expr: Expr) -> Accumulator:
         case "all":
             return Accumulator(DataType.Int32, "minimum", "1", True)
         case "max" | "min":
-            return _extreme(expr)
+            return _extreme(expr.op, expr.tensors[0].dtype)
         case _:
             raise AssertionError(f"{expr.op} is no reduction")
 
 
-def _extreme(expr: Expr) -> Accumulator:
-    source = expr.tensors[0].dtype
-    helper = "maximum" if expr.op == "max" else "minimum"
+def _sum(result: DataType) -> Accumulator:
+    dtype = result.accumulator
+    return Accumulator(dtype, "", "0.0" if dtype.is_floating else "0", False)
+
+
+def _extreme(op: str, source: DataType) -> Accumulator:
+    helper = "maximum" if op == "max" else "minimum"
     if source is DataType.Bool:
-        return Accumulator(DataType.Int32, helper, "0" if expr.op == "max" else "1", True)
+        return Accumulator(DataType.Int32, helper, "0" if op == "max" else "1", True)
     if source.is_floating:
-        return Accumulator(source.compute, helper, f'float("{"-inf" if expr.op == "max" else "inf"}")', False)
+        return Accumulator(source.compute, helper, f'float("{"-inf" if op == "max" else "inf"}")', False)
     bits = 8 * source.itemsize
     is_signed = not source.name.startswith("UInt")
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
-    return Accumulator(source, helper, str(low if expr.op == "max" else high), False)
+    return Accumulator(source, helper, str(low if op == "max" else high), False)

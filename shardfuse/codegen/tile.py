@@ -24,7 +24,7 @@ _SHARE_STEP = 16
 class Chunk:
     """Reduced indices ``start`` to ``start + valid``, a block of them wide; ``suffix`` ends the names of its values.
 
-    ``start`` is ``None`` in a loop, where the index is a variable; in a team it counts from the member's ``first``.
+    ``start`` is ``None`` where the index is a variable (``index``), as in a loop; in a team it counts from ``first``.
     ``mask``: the name of its mask.  ``lane``: the name of its lanes.  ``block``: how many, where chunks differ.
     """
 
@@ -35,6 +35,7 @@ class Chunk:
     mask: str = "r_mask"
     lane: str = "c"
     block: int | None = None
+    index: str = "r"
 
 
 class Tile:

@@ -162,8 +162,8 @@ def _add_up(e: Walk, expr: Expr, chunk: Chunk) -> None:
     text = acc.prepared(value.text, value.dtype)
     if e.tile.x_masked:
         text = f"tl.where(x_mask, {text}, {acc.neutral})"
+    e.require(acc)
     if acc.helper:
-        e.require(acc.helper)
         e.out.line(f"{name} = {acc.combined(name, text)}")
     else:
         e.out.line(f"{name} += {text}")
@@ -172,8 +172,7 @@ def _add_up(e: Walk, expr: Expr, chunk: Chunk) -> None:
 def _reduce(e: Walk, expr: Expr, chunks: Sequence[Chunk]) -> None:
     """Chunks of one width are combined lane by lane, each width reduced across its lanes."""
     acc = accumulator(expr)
-    if acc.helper:
-        e.require(acc.helper)
+    e.require(acc)
     parts: list[str] = []
     for width in dict.fromkeys(c.block for c in chunks):
         texts = [e.combine(expr, e.value(expr.tensors[0], c), c) for c in chunks if c.block == width]
@@ -187,7 +186,7 @@ def _reduce(e: Walk, expr: Expr, chunks: Sequence[Chunk]) -> None:
     whole = parts[0]
     for part in parts[1:]:
         whole = acc.combined(whole, part)
-    e.give(expr, f"({whole})" if e.tile.x_lanes and len(parts) > 1 and not acc.helper else whole)
+    e.give(expr.output, acc, f"({whole})" if e.tile.x_lanes and len(parts) > 1 and not acc.helper else whole)
 
 
 def _loop_lines(e: Walk) -> list[str]:

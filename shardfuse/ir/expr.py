@@ -89,6 +89,11 @@ class HostExpr:
 
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
+STATISTICS = ("online_softmax", "welford")
+"""Reductions of two outputs, that take the place of two reductions inside of one kernel: the (max, sum of exp(x - max))
+and the (sum, sum of squared distances to the mean) of ``x`` over ``axes``."""
+PICK = "pick"
+"""Inside of one kernel: of each row of ``x`` the element at ``index``, and whether there is one."""
 DRAWS = ("uniform", "normal")
 FACTORIES = ("full", "iota", *DRAWS)
 """Ops that make a tensor from a shape and numbers; each element depends on its unsharded index alone."""

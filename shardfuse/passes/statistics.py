@@ -31,6 +31,7 @@ from typing import cast
 from ..analysis.chain import H200_NODES
 from ..analysis.resharding import PACKED_BYTES, local_bytes
 from ..analysis.sharding import carries, is_even, ordered, outermost, reduced_axes, restrict
+from ..analysis.statistics import first_of
 from ..ir.digits import Axis, Root, axis_of, extent
 from ..ir.domain import BoundDomain, Sharding
 from ..ir.dtype import DataType
@@ -63,7 +64,7 @@ def find_statistics(fusion: BoundFusion) -> dict[Expr, Statistic]:
     maker = fusion.producer_of()
     found: dict[Expr, Statistic] = {}
     for second in fusion.exprs:
-        first = _first_of(second, maker)
+        first = first_of(second, maker)
         if first is None or first in found:
             continue
         held = _mesh_dim(first, second)
@@ -72,37 +73,6 @@ def find_statistics(fusion: BoundFusion) -> dict[Expr, Statistic]:
             if _is_cheaper(statistic):
                 found[first] = statistic
     return found
-
-
-def _first_of(second: Expr, maker: Mapping[BoundTensor, Expr]) -> Expr | None:
-    """The reduction whose result ``second`` sums the squares, or the exponentials, of the distances to."""
-    terms = maker.get(second.tensors[0]) if second.op == "sum" else None
-    if terms is None or terms.op not in ("square", "mul", "exp") or len(dict.fromkeys(terms.inputs)) != 1:
-        return None
-    apart = maker.get(terms.tensors[0])
-    if apart is None or apart.op != "sub" or len(apart.tensors) != 2:
-        return None
-    x, centre = apart.tensors
-    axes = second.attributes["axes"]
-    count = None if terms.op == "exp" else prod(extent(axis) for axis in reduced_axes(second))
-    first = _through(centre, maker, count)
-    wanted = "max" if terms.op == "exp" else "sum"
-    if first is None or first.op != wanted or first.tensors != (x,) or first.attributes["axes"] != axes:
-        return None
-    return first
-
-
-def _through(centre: BoundTensor, maker: Mapping[BoundTensor, Expr], count: int | None) -> Expr | None:
-    """Behind views, and behind one division by ``count`` where there is one."""
-    expr = maker.get(centre)
-    while expr is not None and (expr.op in ("broadcast", "expand", "squeeze") or expr.op == "div"):
-        if expr.op == "div":
-            by = expr.inputs[1]
-            if count is None or not isinstance(by, Scalar) or by.value != count:
-                return None
-            count = None
-        expr = maker.get(expr.tensors[0])
-    return expr if count is None else None
 
 
 def _mesh_dim(first: Expr, second: Expr) -> tuple[ParallelType, Axis] | None:

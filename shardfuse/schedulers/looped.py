@@ -1,4 +1,7 @@
-"""looped: the fallback that always fits: its input is read again for each phase, so that the second read hits L2."""
+"""looped: what no program holds: its input is read again for each phase, so that the second read hits L2.
+
+A maximum and the sum of the exponentials below it, or a mean and the squares around it, are one phase (``online``).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 
 from ..ir.expr import BoundTensor
 from .limits import WARP, Target, power_of_two, vector
+from .online import online
 from .persistent import streamed
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
@@ -42,11 +46,13 @@ def in_loop(segment: Segment, space: Space, target: Target) -> Params:
     if space.is_inner:
         rows = 1 if space.reduced >= elements // 4 else min(elements // power_of_two(space.reduced), 16)
         block = min(elements // rows, power_of_two(space.reduced))
-        return Params(x_block=rows, r_block=block, unrolled=False, num_warps=_WARPS)
+        width = max((vector(t.dtype, space.reduced, target) for t in inputs), default=4)
+        return Params(x_block=rows, r_block=block, unrolled=False, num_warps=_WARPS, fold=min(width, block))
     if space.grouped:
         columns, lanes = columns_of(segment, space)
         r_block = max(elements // 2 // lanes, 1)
-        return Params(lanes, r_block, unrolled=False, num_warps=_WARPS, columns=columns)
+        fold = _folded(inputs, space, target, elements // 2 // _WARPS, r_block)
+        return Params(lanes, r_block, unrolled=False, num_warps=_WARPS, columns=columns, fold=fold)
     return down_columns(inputs, space, target, _EACH)
 
 
@@ -56,11 +62,19 @@ def down_columns(inputs: Sequence[BoundTensor], space: Space, target: Target, ea
     x_block = min(2 * WARP * width, power_of_two(space.kept))
     elements = _COLUMN_WARPS * WARP * each // power_of_two(max(len(inputs), 1))
     r_block = min(max(elements // x_block, 1), power_of_two(space.reduced))
-    return Params(x_block=x_block, r_block=r_block, unrolled=False, num_warps=_COLUMN_WARPS)
+    fold = _folded(inputs, space, target, x_block * r_block // _COLUMN_WARPS, r_block)
+    return Params(x_block=x_block, r_block=r_block, unrolled=False, num_warps=_COLUMN_WARPS, fold=fold)
+
+
+def _folded(inputs: Sequence[BoundTensor], space: Space, target: Target, of_a_warp: int, r_block: int) -> int:
+    """Of a tile of columns: how many rows a thread has, whose loads are as wide as the columns allow."""
+    width = max((vector(t.dtype, space.kept, target) for t in inputs), default=4)
+    return min(max(of_a_warp // (WARP * width), 1), r_block)
 
 
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     """One kernel."""
+    segment = online(segment)
     space = analyse(segment)
     assert not isinstance(space, str), space
     space = in_columns(segment, space)

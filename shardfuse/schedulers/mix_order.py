@@ -1,8 +1,8 @@
 """mix_order: sums along rows that an epilogue needs, with sums down columns of the same rows (the backward of norms).
 
 A persistent grid walks the rows once.  Partial sums of columns stay in registers for the whole walk and leave it as one
-row of a workspace a program, which a second stage adds up in a fixed order: of the same launch, all programs having met,
-or a kernel of its own.  Before::
+row of a workspace a program, which a second stage adds up in a fixed order: of the same launch, all programs having
+met, or a kernel of its own.  Before::
 
     T4 = sum(T3, rows' elements); T5 = sub(T2, T4); T6 = sum(T3, rows)
 
@@ -25,7 +25,7 @@ from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from . import pointwise, reduction
 from .limits import H200, MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, power_of_two, vector
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
-from .segment import Segment
+from .segment import Segment, leading_to
 from .space import Atoms, Space, analyse, cut_into_atoms, listed, storage_order
 
 _EACH = 32
@@ -229,7 +229,7 @@ def _mixed(segment: Segment, columns: Sequence[Expr], space: Space) -> Mixed | s
         missing = frozenset(space.x) - space.atoms[t] or (space.has_r(t) and frozenset(space.r) - space.atoms[t])
         if missing:
             return f"{t} lacks {listed(missing)}"
-    main = reduction.leading_to(segment.exprs, [*stored, *(e.output for e in columns)])
+    main = leading_to(segment.exprs, [*stored, *(e.output for e in columns)])
     after = tuple(t for t in segment.outputs if t in rests)
     return Mixed(space, tuple(e for e in main if e in columns), tuple(main), stored, after)
 
@@ -291,7 +291,7 @@ def _why_no_finish(segment: Segment) -> str | None:
 
 
 def _leading(exprs: Iterable[Expr], wanted: Sequence[BoundTensor]) -> Segment:
-    return Segment.of(reduction.leading_to(exprs, wanted), wanted)
+    return Segment.of(leading_to(exprs, wanted), wanted)
 
 
 # registers

@@ -19,11 +19,14 @@ from .limits import (
     power_of_two,
     vector,
 )
+from .online import online, takes_one_walk
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
 from .space import Space, analyse
 from .team import columns_held_by_team, held_by_team, in_columns, why_not_held
 
+LONG = 8192
+"""Rows up to this length are read in one go."""
 _HELD = 44
 """Values of a row that a thread holds before the row gets more warps (75 registers were measured for 41)."""
 _NARROW = 40
@@ -46,6 +49,8 @@ def why_not(segment: Segment) -> str | None:
         return "it has no reduction"
     if not rereads(space):
         return "nothing is read again after the reduction"
+    if space.reduced > LONG and takes_one_walk(segment):
+        return "running statistics take one walk over its long rows, which nobody has to hold"
     space = in_columns(segment, space)
     if space.grouped:
         return why_not_held(segment, space)
@@ -124,7 +129,9 @@ def _several_rows(n: int, width: int) -> Params:
 
 
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
-    """One kernel."""
+    """One kernel.  A team exchanges what belongs together at once."""
+    if params.team:
+        segment = online(segment)
     space = analyse(segment)
     assert not isinstance(space, str), space
     space = in_columns(segment, space)

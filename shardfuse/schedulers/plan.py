@@ -25,6 +25,7 @@ class Params:
     counted: a team counts its members in, instead of polling all their words.
     prefetch: a team has its next row fetched into L2 while it waits.
     once: what finishes partial results is a stage of the same launch, not a second one.
+    fold: elements of a loop's block that a thread takes into one lane of a running statistic, all of them its own.
     programs: how many programs of a team's kernel are resident at once: its grid is no larger.
     """
 
@@ -41,6 +42,7 @@ class Params:
     counted: bool = True
     prefetch: bool = True
     columns: int = 0
+    fold: int = 1
     programs: int = 0
 
 

@@ -16,8 +16,7 @@ from math import prod
 
 from ..ir.digits import extent
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
-from .reduction import leading_to
-from .segment import Segment
+from .segment import Segment, leading_to
 
 Takes = Callable[[Segment, Segment], bool]
 """Is the second segment as good a kernel as the first, less or more a chain?"""

@@ -12,7 +12,6 @@ after, ``split`` being a fresh axis of the partial results::
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from ..ir.digits import Axis, Digit, Root
@@ -21,13 +20,11 @@ from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from .limits import H200, PROGRAMS_PER_MULTIPROCESSOR, SHORT_COLUMN, Target, power_of_two, resident
 from .looped import down_columns, in_loop
-from .persistent import in_registers, rereads, streamed, too_long
+from .persistent import LONG, in_registers, rereads, streamed, too_long
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
-from .segment import Segment
+from .segment import Segment, leading_to
 from .space import Space, analyse
 
-_UNROLLED = 8192
-"""Rows up to this length are read in one go."""
 _WORTH_SPLITTING = 8
 """Turns of the loop below which a second kernel costs more than it saves."""
 _TURNS = 2
@@ -64,7 +61,7 @@ def propose(segment: Segment, target: Target) -> Params:
         params = down_columns(streamed(segment, space), space, target, _EACH)
     programs = -(-space.kept // params.x_block)
     turns = -(-space.reduced // params.r_block)
-    if space.reduced <= (_UNROLLED if space.is_inner else SHORT_COLUMN) and too_long(segment, space) is None:
+    if space.reduced <= (LONG if space.is_inner else SHORT_COLUMN) and too_long(segment, space) is None:
         held = in_registers(segment, space, target)
         if turns < _WORTH_SPLITTING or space.kept >= wanted * held.x_block:
             return held
@@ -157,17 +154,6 @@ def _second(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -
     finished = {e.output: Expr(e.op, (w,), (e.output,), {"axes": (0,)}) for e, w in partials.items()}
     cut = [finished.get(e.output, e) for e in segment.exprs]
     return Segment.of(leading_to(cut, kept), kept)
-
-
-def leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Expr]:
-    """The exprs that ``wanted`` rests on, in order."""
-    needed = set(wanted)
-    found: list[Expr] = []
-    for expr in reversed(list(exprs)):
-        if needed.intersection(expr.outputs):
-            needed.update(expr.tensors)
-            found.append(expr)
-    return found[::-1]
 
 
 def finishing(segment: Segment, space: Space) -> Params:

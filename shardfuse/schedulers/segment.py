@@ -34,3 +34,14 @@ class Segment:
     def __str__(self) -> str:
         lines = [f"{', '.join(map(str, e.outputs))} = {e.op}({', '.join(map(str, e.inputs))})" for e in self.exprs]
         return "\n".join(lines)
+
+
+def leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Expr]:
+    """The exprs that ``wanted`` rests on, in order."""
+    needed = set(wanted)
+    found: list[Expr] = []
+    for expr in reversed(list(exprs)):
+        if needed.intersection(expr.outputs):
+            needed.update(expr.tensors)
+            found.append(expr)
+    return found[::-1]

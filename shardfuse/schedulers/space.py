@@ -13,7 +13,7 @@ from math import prod
 
 from ..ir.digits import Axis, CutError, Digit, Root, extent, refine
 from ..ir.dtype import DataType
-from ..ir.expr import FACTORIES, REDUCTIONS, VIEWS, BoundTensor, Expr, Scalar
+from ..ir.expr import FACTORIES, PICK, REDUCTIONS, STATISTICS, VIEWS, BoundTensor, Expr, Scalar
 from ..ops.promotion import types
 from ..ops.table import POINTWISE, Rule
 from .segment import Segment
@@ -97,13 +97,15 @@ def analyse(segment: Segment) -> Space | str:
     for expr in segment.exprs:
         read = frozenset[Digit]().union(*(atoms[t] for t in expr.tensors))
         gone = read - atoms[expr.output]
-        if gone and expr.op not in REDUCTIONS:
+        if gone and expr.op not in (*REDUCTIONS, *STATISTICS, PICK):
             return f"{expr.output} = {expr.op} lacks {listed(gone)}"
         if gone:
             if reduced is not None and gone != reduced:
                 return f"{expr.output} reduces {listed(gone)}, others {listed(reduced)}"
             reduced = gone
-        phase[expr.output] = max((phase[t] for t in expr.tensors), default=0) + bool(gone)
+        phase |= dict.fromkeys(
+            expr.outputs, max((phase[t] for t in expr.tensors), default=0) + (bool(gone) and expr.op != PICK)
+        )
     return _ordered(segment, atoms, pieces, phase, reduced or frozenset())
 
 
@@ -127,6 +129,8 @@ def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms] | str:
 
 def refusal_of(expr: Expr) -> str | None:
     """Why ``expr`` has no Triton text."""
+    if expr.op in (*STATISTICS, PICK):
+        return None
     if len(expr.outputs) != 1:
         return f"{expr.op} has {len(expr.outputs)} outputs"
     op = POINTWISE.get(expr.op)

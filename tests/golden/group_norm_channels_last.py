@@ -1,12 +1,10 @@
 # looped_T24
 #   T1 = cast(T0)
 #   T2 = reshape(T1)
-#   T3 = sum(T2)
+#   T3, T8 = welford(T2)
 #   T4 = broadcast(T3)
 #   T5 = div(T4, 81920.0)
 #   T6 = sub(T2, T5)
-#   T7 = mul(T6, T6)
-#   T8 = sum(T7)
 #   T9 = broadcast(T8)
 #   T10 = div(T9, 81920.0)
 #   T11 = add(T10, 1e-05)
@@ -24,6 +22,30 @@
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def merge_moments(n, total, squares, count, own, within):
+    """Those of n and of ``count`` elements as those of all of them."""
+    apart = own * (1.0 / tl.maximum(count, 1.0)) - total * (1.0 / tl.maximum(n, 1.0))
+    between = tl.where(n * count > 0, apart * apart * (n * count / (n + count)), 0.0)
+    return n + count, total + own, squares + (within + between)
+
+
+@triton.jit
+def add_moments(n, total, squares, x, axis: tl.constexpr):
+    """(number, sum, sum of squared distances to the mean) of each lane, with its elements of ``x`` taken in."""
+    count = tl.full([], x.shape[axis], x.dtype)
+    own = tl.sum(x, axis)
+    apart = x - tl.expand_dims(own * (1.0 / count), axis)
+    return merge_moments(n, total, squares, count, own, tl.sum(apart * apart, axis))
+
+
+@triton.jit
+def between(n, total, mean):
+    """Squared distances to ``mean`` of n elements, each where their own mean is."""
+    apart = total / tl.maximum(n, 1) - mean
+    return n * apart * apart
 
 
 @triton.jit
@@ -54,7 +76,7 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
     member = tl.program_id(0) % 16
     team = tl.program_id(0) // 16
     teams = tl.num_programs(0) // 16
-    epochs_ptr = mailbox_ptr + teams * 128
+    epochs_ptr = mailbox_ptr + teams * 256
     epoch = tl.load(epochs_ptr + tl.program_id(0)).to(tl.int32)
     own = member * 4 + tl.arange(0, 4)
     every = tl.arange(0, 16)[:, None] * 4 + tl.arange(0, 4)[None, :]
@@ -71,36 +93,36 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
         offs_0 = x0 // 640 * 2621440 + x0 // 80 % 8 * 80 + k
         offs_1 = x0 // 80 % 8 * 80 + k
 
+        T3_n = tl.zeros([], tl.float32)
         T3_acc = tl.zeros([16, 128], tl.float32)
-        for start in tl.range(first, last, 16, num_stages=3):
-            r = start + c
-            T0 = tl.load(T0_ptr + offs_0 + r * 640, mask=x_mask, eviction_policy="evict_last").to(tl.float32)
-            T3_acc += T0
-        T3_column = tl.sum(T3_acc, axis=0)
-        T3_part = tl.sum(tl.where(groups, T3_column[None, :], 0.0), axis=1)
-        epoch += 1
-        box = mailbox_ptr + ((epoch & 1) * teams + team) * 64
-        post(box + own, epoch, T3_part)
-        meet(count_ptr, epoch * 16)
-        T3_group = tl.sum(collect(box + every).to(tl.float32, bitcast=True), axis=0)
-        T3 = tl.sum(tl.where(groups, T3_group[:, None], 0.0), axis=0)[None, :]
-        T5 = T3 / 81920.0
-
         T8_acc = tl.zeros([16, 128], tl.float32)
         for start in tl.range(first, last, 16, num_stages=3):
             r = start + c
             T0 = tl.load(T0_ptr + offs_0 + r * 640, mask=x_mask, eviction_policy="evict_last").to(tl.float32)
-            T6 = T0 - T5
-            T7 = T6 * T6
-            T8_acc += T7
-        T8_column = tl.sum(T8_acc, axis=0)
-        T8_part = tl.sum(tl.where(groups, T8_column[None, :], 0.0), axis=1)
+            T3_n, T3_acc, T8_acc = add_moments(T3_n, T3_acc, T8_acc, tl.reshape(T0, [1, 16, 128]), 0)
+        T3_part_column = tl.sum(T3_acc, axis=0)
+        T3_part = tl.sum(tl.where(groups, T3_part_column[None, :], 0.0), axis=1)
+        T3_mean = T3_part / (tl.maximum(last - first, 1) * 20)
+        T3_part_group = T3_mean
+        T3_centre = tl.sum(tl.where(groups, T3_part_group[:, None], 0.0), axis=0)[None, :]
+        T8_part_column = tl.sum(T8_acc + between(T3_n, T3_acc, T3_centre), axis=0)
+        T8_part = tl.sum(tl.where(groups, T8_part_column[None, :], 0.0), axis=1)
         epoch += 1
-        box = mailbox_ptr + ((epoch & 1) * teams + team) * 64
-        post(box + own, epoch, T8_part)
+        box = mailbox_ptr + ((epoch & 1) * teams + team) * 128
+        post(box + own, epoch, T3_part)
+        post(box + 64 + own, epoch, T8_part)
         meet(count_ptr, epoch * 16)
-        T8_group = tl.sum(collect(box + every).to(tl.float32, bitcast=True), axis=0)
+        T3_parts = collect(box + every).to(tl.float32, bitcast=True)
+        T8_parts = collect(box + 64 + every).to(tl.float32, bitcast=True)
+        T3_counts = (tl.minimum(tl.maximum(i1 - tl.arange(0, 16)[:, None] * i2, 0), i2) * 20).to(tl.float32)
+        T3_all = tl.sum(T3_parts, axis=0)
+        T3_mean = T3_all / (i1 * 20)
+        T8_all = tl.sum(T8_parts + between(T3_counts, T3_parts, T3_mean[None, :]), axis=0)
+        T3_group = T3_all
+        T3 = tl.sum(tl.where(groups, T3_group[:, None], 0.0), axis=0)[None, :]
+        T8_group = T8_all
         T8 = tl.sum(tl.where(groups, T8_group[:, None], 0.0), axis=0)[None, :]
+        T5 = T3 / 81920.0
         T10 = T8 / 81920.0
         T11 = T10 + 1e-05
         T12 = tl.rsqrt(T11)

@@ -113,7 +113,7 @@ def test_members_share_a_row(tmp_path: Path, params: Params, members: int, colum
     segment, x = layer_norm([3, columns], [1])
     data = values(3, columns) * 2 + 50
     team = Team(segment, {x: data}, tmp_path, replace(params, team=members), 3)
-    for found, wanted in zip(team.settle(2), layer_norm_of(data, [1]), strict=True):
+    for found, wanted in zip(team.settle(1), layer_norm_of(data, [1]), strict=True):
         close(found, wanted)
 
 
@@ -127,7 +127,7 @@ def test_statistics_of_a_channel(tmp_path: Path, params: Params, shape: list[int
     if is_channels_last:
         data = data.contiguous(memory_format=torch.channels_last)
     team = Team(segment, {x: data}, tmp_path, replace(params, team=4), shape[1])
-    for found, wanted in zip(team.settle(2), layer_norm_of(data, [0, 2, 3]), strict=True):
+    for found, wanted in zip(team.settle(1), layer_norm_of(data, [0, 2, 3]), strict=True):
         close(found, wanted)
 
 
@@ -144,7 +144,7 @@ def test_weights_along_channels(tmp_path: Path, params: Params, space: tuple[int
     weight = b.emit("broadcast", [w], w.dtype, [(), *w.domain.logical, (), ()], new=(True, False, True, True))
     segment = b.segment(b.op("mul", b.flatten(unit, 1, 2), weight))
     data, scale = values(2, 12, *space), values(12, seed=1)
-    (out,) = Team(segment, {x: data, w: scale}, tmp_path, replace(params, team=4), 6).settle(2)
+    (out,) = Team(segment, {x: data, w: scale}, tmp_path, replace(params, team=4), 6).settle(1)
     close(out, torch.nn.functional.group_norm(data.double(), 3, scale.double(), eps=1e-5))
 
 
@@ -175,7 +175,7 @@ def test_columns_of_a_team(tmp_path: Path, params: Params, members: int, rows: i
     data = values(rows, columns) * 2 + 5
     teams = -(-columns // 16)
     team = Team(segment, {x: data}, tmp_path, replace(params, x_block=16, r_block=8, team=members), teams)
-    for found, wanted in zip(team.settle(2), layer_norm_of(data, [0]), strict=True):
+    for found, wanted in zip(team.settle(1), layer_norm_of(data, [0]), strict=True):
         close(found, wanted)
 
 
@@ -204,7 +204,7 @@ def test_group_norm_of_channels_last(
     params = replace(scheduler.propose(segment, H200), team=members)
     blocks = n * c // params.columns
     team = Team(segment, {x: data, w: scale}, tmp_path, params, max(blocks // turns_of_teams, 1))
-    found = team.settle(2) if members > 1 else team.launch()
+    found = team.settle(1) if members > 1 else team.launch()
     wide = data.double().reshape(n, groups, -1)
     close(found[0].flatten(), torch.rsqrt(wide.var(2, correction=0) + 1e-5).flatten())
     close(found[1], torch.nn.functional.group_norm(data.double(), groups, scale.double(), eps=1e-5))

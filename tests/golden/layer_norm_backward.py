@@ -30,14 +30,57 @@
 #   T33 = cast(T29)
 #   T31_partial = sum(T30)
 #   T32_partial = sum(T3)
+# finish_T34_T35
+#   T31 = sum(T31_partial)
+#   T32 = sum(T32_partial)
+#   T34 = cast(T31)
+#   T35 = cast(T32)
 
 import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["i0"])
-def mix_order_T33_T31_partial_T32_partial(
-    T0_ptr, T2_ptr, T4_ptr, T33_ptr, T31_partial_ptr, T32_partial_ptr, i0: tl.int32
+@triton.jit
+def meet_all(ptr):
+    """Come, and wait until every program of this launch has: the count only grows, by as many in each launch."""
+    tl.debug_barrier()
+    programs = tl.num_programs(0)
+    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
+    last = (come + programs - 1) // programs * programs
+    while come < last:
+        come = tl.atomic_add(ptr, 0, sem="acquire")
+    tl.debug_barrier()
+
+
+@triton.jit
+def finish_T34_T35(T31_partial_ptr, T32_partial_ptr, T34_ptr, T35_ptr, block):
+    x = block * 16 + tl.arange(0, 16)[None, :]
+    c = tl.arange(0, 512)[:, None]
+    r_mask = c < 264
+
+    T31_partial = tl.load(T31_partial_ptr + x + c * 4096, mask=r_mask, cache_modifier=".cg")
+    T32_partial = tl.load(T32_partial_ptr + x + c * 4096, mask=r_mask, cache_modifier=".cg")
+
+    T31 = tl.sum(tl.where(r_mask, T31_partial, 0.0), axis=0)[None, :]
+    T32 = tl.sum(tl.where(r_mask, T32_partial, 0.0), axis=0)[None, :]
+
+    tl.store(T34_ptr + x, T31)
+    tl.store(T35_ptr + x, T32)
+
+
+@triton.jit(do_not_specialize=["i0", "finish_T34_T35_blocks"])
+def mix_order_T33_T34_T35(
+    mailbox_ptr,
+    T0_ptr,
+    T2_ptr,
+    T4_ptr,
+    T33_ptr,
+    T31_partial_ptr,
+    T32_partial_ptr,
+    T34_ptr,
+    T35_ptr,
+    i0: tl.int32,
+    finish_T34_T35_blocks: tl.int32,
 ):
     c = tl.arange(0, 1024)
     program = tl.program_id(0).to(tl.int64)
@@ -160,3 +203,6 @@ def mix_order_T33_T31_partial_T32_partial(
     tl.store(T32_partial_ptr + partial + 1024 + c, T32_partial_acc_1)
     tl.store(T32_partial_ptr + partial + 2048 + c, T32_partial_acc_2)
     tl.store(T32_partial_ptr + partial + 3072 + c, T32_partial_acc_3)
+    meet_all(mailbox_ptr)
+    for block in tl.range(tl.program_id(0), finish_T34_T35_blocks, tl.num_programs(0), num_stages=1):
+        finish_T34_T35(T31_partial_ptr, T32_partial_ptr, T34_ptr, T35_ptr, block)

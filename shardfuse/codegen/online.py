@@ -1,0 +1,320 @@
+"""Running statistics: (max, sum of exponentials) of a softmax, (sum, sum of squared distances) of a variance.
+
+A loop takes elements in lane by lane.  Parts, lanes of a program and members of a team, are merged by one rule::
+
+    M = max(m);  S = sum(s * exp(m - M))
+    T = sum(t);  Q = sum(q + n (t / n - T / N)²)
+
+What has taken nothing in is (the lowest number, 0) and (0, 0): no exp(-inf - -inf) comes up on the way, and -inf is put
+back at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..ir.dtype import DataType
+from ..ir.expr import STATISTICS, Expr
+from .arithmetic import TRITON_TYPE
+from .emitter import Emitter
+from .reduction import Accumulator, accumulators
+from .source import MARGIN
+from .tile import Chunk
+
+R_SIZE = "i1"
+"""Argument: reduced elements of this rank."""
+R_SHARE = "i2"
+"""Argument: reduced elements of one program of a split reduction."""
+LOWEST = {DataType.Float: "-3.4028234663852886e38", DataType.Double: "-1.7976931348623157e308"}
+
+_EXP = '''@triton.jit
+def exp(x):
+    """For x of at most 0, in sums of 1 and more: what is below 1e-38 is 0, which saves the care for denormals."""
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * 1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
+    )
+'''
+_PLAIN_EXP = """@triton.jit
+def exp(x):
+    return tl.exp(x)
+"""
+_ADD_EXPONENTIALS = '''@triton.jit
+def add_exponentials(top, total, x, axis: tl.constexpr):
+    """(max, sum of exp(x - max)) of each lane, with its elements of ``x``, which lie along ``axis``, taken in."""
+    higher = maximum(top, tl.reduce(x, axis, maximum))
+    return higher, total * exp(top - higher) + tl.sum(exp(x - tl.expand_dims(higher, axis)), axis)
+'''
+_ADD_MOMENTS = '''@triton.jit
+def add_moments(n, total, squares, x, axis: tl.constexpr):
+    """(number, sum, sum of squared distances to the mean) of each lane, with its elements of ``x`` taken in."""
+    count = tl.full([], x.shape[axis], x.dtype)
+    own = tl.sum(x, axis)
+    apart = x - tl.expand_dims(own * (1.0 / count), axis)
+    return merge_moments(n, total, squares, count, own, tl.sum(apart * apart, axis))
+'''
+_ADD_MASKED_MOMENTS = '''@triton.jit
+def add_moments(n, total, squares, x, mask, axis: tl.constexpr):
+    """(number, sum, sum of squared distances to the mean) of each lane, with its elements of ``x`` taken in."""
+    count = tl.sum(mask.to(x.dtype), axis)
+    own = tl.sum(tl.where(mask, x, 0.0), axis)
+    apart = tl.where(mask, x - tl.expand_dims(own / tl.maximum(count, 1.0), axis), 0.0)
+    return merge_moments(n, total, squares, count, own, tl.sum(apart * apart, axis))
+'''
+_MERGE_MOMENTS = '''@triton.jit
+def merge_moments(n, total, squares, count, own, within):
+    """Those of n and of ``count`` elements as those of all of them."""
+    apart = own * (1.0 / tl.maximum(count, 1.0)) - total * (1.0 / tl.maximum(n, 1.0))
+    between = tl.where(n * count > 0, apart * apart * (n * count / (n + count)), 0.0)
+    return n + count, total + own, squares + (within + between)
+'''
+_BETWEEN = '''@triton.jit
+def between(n, total, mean):
+    """Squared distances to ``mean`` of n elements, each where their own mean is."""
+    apart = total / tl.maximum(n, 1) - mean
+    return n * apart * apart
+'''
+_SQUARE = """@triton.jit
+def square(x):
+    return x * x
+"""
+
+
+def is_statistic(expr: Expr) -> bool:
+    return expr.op in STATISTICS
+
+
+# a loop
+
+
+def write_start(e: Emitter, expr: Expr, chunk: Chunk) -> None:
+    """Lanes that have taken nothing in."""
+    shape = _lanes(e, chunk)
+    first, second = accumulators(expr)
+    start = first.start(shape)
+    if expr.op == "online_softmax":
+        start = f"tl.full({shape}, {LOWEST[first.dtype]}, {TRITON_TYPE[first.dtype]})"
+    else:
+        e.out.line(f"{expr.output}_n = {first.start(shape if chunk.is_masked else '[]')}")
+    e.out.line(f"{expr.output}_acc = {start}")
+    e.out.line(f"{expr.outputs[1]}_acc = {second.start(shape)}")
+
+
+def write_take_in(e: Emitter, expr: Expr, chunk: Chunk) -> None:
+    """One turn of the loop."""
+    a, b = expr.outputs
+    x = e.value(expr.tensors[0], chunk)
+    axis = _fold_axis(e)
+    text = x.text if x.has_r and x.has_x == e.tile.x_lanes else f"tl.broadcast_to({x.text}, {e.tile.shape_of(chunk)})"
+    if expr.op == "online_softmax":
+        _require_exp(e, expr)
+        e.require(accumulators(expr)[0])
+        e.helpers["add_exponentials"] = _ADD_EXPONENTIALS
+        text = f'tl.where({chunk.mask}, {text}, float("-inf"))' if chunk.is_masked else text
+        e.out.line(f"{a}_acc, {b}_acc = add_exponentials({a}_acc, {b}_acc, {_folded(e, text, chunk)}, {axis})")
+        return
+    e.helpers["merge_moments"] = _MERGE_MOMENTS
+    e.helpers["add_moments"] = _ADD_MASKED_MOMENTS if chunk.is_masked else _ADD_MOMENTS
+    state, folded = f"{a}_n, {a}_acc, {b}_acc", _folded(e, text, chunk)
+    if chunk.is_masked:
+        mask = f"tl.broadcast_to({chunk.mask}, {e.tile.shape_of(chunk)})" if e.tile.x_lanes else chunk.mask
+        folded += f", {_folded(e, mask, chunk)}"
+    e.out.line(f"{state} = add_moments({state}, {folded}, {axis})")
+
+
+def across_lanes(e: Emitter, expr: Expr) -> tuple[str, ...]:
+    """The lanes of a loop merged: names of what this program has."""
+    names = tuple(f"{t}_part" for t in expr.outputs) if e.params.team else _final(e, expr)
+
+    def reduced(k: int, text: str) -> str:
+        return e.across_lanes(names[k], accumulators(expr)[k], text)
+
+    def spread(text: str) -> str:
+        return e.tile.expanded(e.along_columns(names[0], accumulators(expr)[0], text))
+
+    lanes = [f"{t}_acc" for t in expr.outputs]
+    return _merged(e, expr, lanes, names, reduced, spread, f"{expr.output}_n", _own_count(e))
+
+
+def _lanes(e: Emitter, chunk: Chunk) -> str:
+    """Text of the shape of what a loop carries."""
+    shape, axis = _sizes(e, chunk)
+    return str([n for k, n in enumerate(shape) if k != axis])
+
+
+def _folded(e: Emitter, text: str, chunk: Chunk) -> str:
+    return f"tl.reshape({text}, {_sizes(e, chunk)[0]})"
+
+
+def _fold_axis(e: Emitter) -> int:
+    """The elements of a lane: neighbours along a row; rows of columns that are far apart, which one thread has."""
+    return (2 if e.tile.x_lanes else 1) if e.tile.is_inner or not e.tile.x_lanes else 0
+
+
+def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
+    r = chunk.block or e.params.r_block
+    fold = min(e.params.fold, r)
+    x = [e.tile.x_block] if e.tile.x_lanes else []
+    axis = _fold_axis(e)
+    return ([*x, r // fold, fold] if axis else [fold, r // fold, *x]), axis
+
+
+# a row in registers
+
+
+def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
+    """What this member of a team has of ``expr``, its part of the row being in registers."""
+    a, b = (f"{t}_part" for t in expr.outputs)
+    first, second = accumulators(expr)
+    e.require(first)
+    x = expr.tensors[0]
+    values = [e.value(x, chunk) for chunk in chunks]
+    texts = [_masked(t.text, chunk, first.neutral) for t, chunk in zip(values, chunks, strict=True)]
+    across = e.across_lanes(a, first, combined(e, first, f"{expr.output}_acc", texts))
+    if expr.op == "online_softmax":
+        _require_exp(e, expr)
+        e.out.line(f"{a} = maximum({across}, {LOWEST[first.dtype]})")
+        centre, form = a, "exp({} - {})"
+    else:
+        e.helpers["square"] = _SQUARE
+        e.out.line(f"{a} = {across}")
+        e.out.line(f"{expr.output}_mean = {a} / {_own_count(e)}")
+        centre, form = f"{expr.output}_mean", "square({} - {})"
+    centre = _named(e, f"{expr.output}_centre", e.tile.expanded(e.along_columns(a, first, centre)))
+    terms = [_masked(form.format(t.text, centre), chunk, "0.0") for t, chunk in zip(values, chunks, strict=True)]
+    e.out.line(f"{b} = {e.across_lanes(b, second, combined(e, second, f'{expr.outputs[1]}_acc', terms))}")
+    return a, b
+
+
+def _masked(text: str, chunk: Chunk, neutral: str) -> str:
+    return f"tl.where({chunk.mask}, {text}, {neutral})" if chunk.is_masked else text
+
+
+def combined(e: Emitter, acc: Accumulator, name: str, texts: Sequence[str]) -> str:
+    """Chunks combined lane by lane, in order: their text, or ``name``."""
+    joined = " + ".join(texts)
+    if len(texts) == 1 or (not acc.helper and len(joined) < MARGIN - 40):
+        return joined
+    e.out.line(f"{name} = {texts[0]}")
+    for text in texts[1:] if acc.helper else _packed(texts[1:]):
+        accumulate(e, acc, name, text)
+    return name
+
+
+def _packed(texts: Sequence[str]) -> list[str]:
+    """Sums of ``texts`` that fit on a line each."""
+    lines = [""]
+    for text in texts:
+        joined = f"{lines[-1]} + {text}" if lines[-1] else text
+        if len(joined) < MARGIN - 40:
+            lines[-1] = joined
+        elif lines[-1]:
+            lines.append(text)
+        else:
+            lines[-1] = text
+    return lines
+
+
+def accumulate(e: Emitter, acc: Accumulator, name: str, text: str) -> None:
+    e.out.line(f"{name} = {acc.combined(name, text)}" if acc.helper else f"{name} += {text}")
+
+
+# parts of a team, and the end
+
+
+def across_members(e: Emitter, expr: Expr, texts: Sequence[str]) -> tuple[str, ...]:
+    """``texts``: both results of all members.  Names of the merged ones."""
+    parts = [f"{t}_parts" for t in expr.outputs]
+    for name, text in zip(parts, texts, strict=True):
+        e.out.line(f"{name} = {text}")
+    names = _final(e, expr)
+    spread = "{}" if e.tile.exchanged == 1 else "{}[None, :]"
+    counts = ""
+    if expr.op == "welford":
+        counts = f"{expr.output}_counts"
+        e.out.line(f"{counts} = {_counts(e)}")
+
+    def reduced(k: int, text: str) -> str:
+        return accumulators(expr)[k].reduced(text, 0)
+
+    return _merged(e, expr, parts, names, reduced, spread.format, counts, _whole(e))
+
+
+def _final(e: Emitter, expr: Expr) -> tuple[str, ...]:
+    """Names of merged results, of which ``give`` makes values: the tensors' own where that changes nothing."""
+    is_value = expr.op == "welford" and not e.tile.x_lanes
+    return tuple(str(t) if is_value else f"{t}_all" for t in expr.outputs)
+
+
+def give(e: Emitter, expr: Expr, names: Sequence[str]) -> None:
+    """The values of both results."""
+    a, b = names
+    texts = [a, b]
+    if expr.op == "online_softmax":  # of nothing but -inf: the distance of -inf to it is NaN
+        texts = [f'tl.where({b} == 0, float("-inf"), {a})', f'tl.where({b} == 0, float("nan"), {b})']
+    for out, acc, text in zip(expr.outputs, accumulators(expr), texts, strict=True):
+        e.give(out, acc, text)
+
+
+def _merged(
+    e: Emitter,
+    expr: Expr,
+    parts: Sequence[str],
+    names: tuple[str, ...],
+    reduced: Callable[[int, str], str],
+    spread: Callable[[str], str],
+    counts: str,
+    whole: str,
+) -> tuple[str, ...]:
+    """``parts``: their two results.  ``counts``: elements of each, of ``whole`` in all.  Gives ``names``."""
+    a, b = parts
+    e.require(accumulators(expr)[0])
+    e.out.line(f"{names[0]} = {reduced(0, a)}")
+    if expr.op == "online_softmax":
+        _require_exp(e, expr)
+        second = f"{b} * exp({a} - {_named(e, f'{names[0]}_centre', spread(names[0]))})"
+    else:
+        e.helpers["between"] = _BETWEEN
+        e.out.line(f"{expr.output}_mean = {names[0]} / {whole}")
+        centre = _named(e, f"{expr.output}_centre", spread(f"{expr.output}_mean"))
+        second = f"{b} + between({counts}, {a}, {centre})"
+    e.out.line(f"{names[1]} = {reduced(1, second)}")
+    return names
+
+
+def _named(e: Emitter, name: str, text: str) -> str:
+    """``text``, or ``name`` for it where it is long."""
+    if len(text) < MARGIN // 4:
+        return text
+    e.out.line(f"{name} = {text}")
+    return name
+
+
+def _require_exp(e: Emitter, expr: Expr) -> None:
+    fast = expr.output.dtype is DataType.Float and not e.interpret
+    e.helpers["exp"] = _EXP if fast else _PLAIN_EXP
+
+
+def _own_count(e: Emitter) -> str:
+    """How many elements this program reduces to one; 1 where it has none."""
+    if e.params.unrolled:
+        share = e.tile.share
+        return _times(e, str(share) if e.tile.last_share == share else "tl.maximum(valid, 1)")
+    return _times(e, "tl.maximum(last - first, 1)" if e.params.team else R_SIZE)
+
+
+def _whole(e: Emitter) -> str:
+    return _times(e, str(e.tile.r_total) if e.params.unrolled else R_SIZE)
+
+
+def _counts(e: Emitter) -> str:
+    """How many elements each member has."""
+    size, share = (str(e.tile.r_total), str(e.tile.share)) if e.params.unrolled else (R_SIZE, R_SHARE)
+    members = f"tl.arange(0, {e.params.team}){'' if e.tile.exchanged == 1 else '[:, None]'}"
+    text = _times(e, f"tl.minimum(tl.maximum({size} - {members} * {share}, 0), {share})")
+    return f"{text}.to(tl.float32)"
+
+
+def _times(e: Emitter, count: str) -> str:
+    """Of columns side by side, each of which has ``count``."""
+    grouped = e.space.grouped
+    return f"({count} * {grouped})" if grouped else count

@@ -1,0 +1,134 @@
+"""Two reductions, the second of which needs the result of the first, as one that takes one walk over the elements.
+
+before::
+
+    T1 = max(T0); T2 = sub(T0, T1); T3 = exp(T2); T4 = sum(T3)
+    T5 = where(T6, T2, 0.0); T7 = sum(T5)                           T6: the index of an element is T8
+
+after (Milakov & Gimelshein 2018; a variance goes alike, by Chan, Golub & LeVeque 1979)::
+
+    T1, T4 = online_softmax(T0)
+    T2 = sub(T0, T1); T7_x, T7_hit = pick(T2, T8); T7 = where(T7_hit, T7_x, 0.0)
+
+It is for what does not stand in the registers of one program: a loop reads its input once less, and the programs of a
+team exchange their parts at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import cast
+
+from ..analysis.sharding import reduced_axes
+from ..analysis.statistics import first_of, made_by
+from ..ir.dtype import DataType
+from ..ir.expr import PICK, REDUCTIONS, STATISTICS, BoundTensor, Expr, Scalar
+from .segment import Segment, leading_to
+from .space import Space, analyse
+
+_WIDE = (DataType.Float, DataType.Double)
+_INDEX = (DataType.Int, DataType.Int32)
+
+
+@lru_cache(maxsize=64)
+def online(segment: Segment) -> Segment:
+    """``segment`` with the pairs of reductions that are one statistic as one Expr each."""
+    space = analyse(segment)
+    if isinstance(space, str):
+        return segment
+    found = _Rewrite(segment, space)
+    exprs = found.rewritten()
+    if not found.statistics:
+        return segment
+    kept = leading_to(exprs, segment.outputs)
+    again = Segment.of(kept, segment.outputs)
+    return replace(again, inputs=tuple(t for t in segment.inputs if t in again.inputs), outputs=segment.outputs)
+
+
+def walks(segment: Segment, space: Space) -> dict[int, list[BoundTensor]]:
+    """What is wanted of each walk over the reduced elements: inputs of reductions, and outputs; by their phase."""
+    wanted = [e.tensors[0] for e in segment.exprs if e.op in (*REDUCTIONS, *STATISTICS) and not space.has_r(e.output)]
+    found: dict[int, list[BoundTensor]] = {}
+    for tensor in dict.fromkeys((*wanted, *segment.outputs)):
+        if space.has_r(tensor):
+            found.setdefault(space.phase[tensor], []).append(tensor)
+    return found
+
+
+def takes_one_walk(segment: Segment) -> bool:
+    """Is no element needed again, of a segment that has a space?"""
+    again = online(segment)
+    space = analyse(again)
+    assert not isinstance(space, str), space
+    return len(walks(again, space)) <= 1
+
+
+@dataclass
+class _Rewrite:
+    segment: Segment
+    space: Space
+    statistics: dict[Expr, Expr] = field(default_factory=dict[Expr, Expr])
+    """By the first of its reductions: what stands for both."""
+
+    def __post_init__(self) -> None:
+        self.maker = {e.output: e for e in self.segment.exprs}
+
+    def rewritten(self) -> list[Expr]:
+        seconds: dict[Expr, None] = {}
+        for second in self.segment.exprs:
+            first = first_of(second, self.maker)
+            if first is not None and first not in self.statistics and self.is_one_walk(first, second):
+                op = "online_softmax" if first.op == "max" else "welford"
+                outputs = (first.output, second.output)
+                self.statistics[first] = Expr(op, first.inputs, outputs, {"axes": first.attributes["axes"]})
+                seconds[second] = None
+        exprs: list[Expr] = []
+        for expr in self.segment.exprs:
+            if expr in self.statistics:
+                exprs.append(self.statistics[expr])
+            elif expr not in seconds:
+                exprs += self.picked(expr) or [expr]
+        return exprs
+
+    def is_one_walk(self, first: Expr, second: Expr) -> bool:
+        """Is it reduced here, and in a type that is not rounded?"""
+        x = first.tensors[0]
+        is_wide = x.dtype in _WIDE and x.dtype is first.output.dtype is second.output.dtype
+        return is_wide and self.space.has_r(x) and not self.space.has_r(first.output)
+
+    def picked(self, second: Expr) -> list[Expr] | None:
+        """What ``second`` sums is one element of a row, told by its index: then no walk looks for it."""
+        terms = self.maker.get(second.tensors[0]) if second.op == "sum" else None
+        if terms is None or terms.op != "where" or not _is_zero(terms.inputs[2]) or len(terms.tensors) != 2:
+            return None
+        condition, x = terms.tensors
+        is_same = x.domain.logical == terms.output.domain.logical and x.dtype is second.output.dtype
+        index = self.picks(condition, second) if is_same else None
+        return None if index is None else _picked(second, index, x, cast(Scalar, terms.inputs[2]))
+
+    def picks(self, condition: BoundTensor, second: Expr) -> BoundTensor | None:
+        """What the index along the row is compared with, which does not change along it."""
+        equal, (axis, *more) = self.maker.get(condition), reduced_axes(second)
+        is_whole = axis == self.space.r and not more and condition.domain.logical == second.tensors[0].domain.logical
+        if equal is None or equal.op != "eq" or not is_whole or len(equal.tensors) != 2:
+            return None
+        for index, wanted in (equal.tensors, equal.tensors[::-1]):
+            made = made_by(index, self.maker)
+            if made is None or made.op != "iota" or made.output.domain.logical != (axis,):
+                continue
+            counts = (made.attributes["start"], made.attributes["step"]) == (0, 1)
+            types = made.output.dtype in _INDEX and wanted.dtype in _INDEX
+            return wanted if counts and types and not self.space.has_r(wanted) else None
+        return None
+
+
+def _is_zero(value: object) -> bool:
+    return isinstance(value, Scalar) and value.is_literal and value.value == 0
+
+
+def _picked(second: Expr, index: BoundTensor, x: BoundTensor, zero: Scalar) -> list[Expr]:
+    out = second.output
+    domain = replace(out.domain, allocation=None)
+    value, hit = BoundTensor(f"{out}_x", x.dtype, domain), BoundTensor(f"{out}_hit", DataType.Bool, domain)
+    return [Expr(PICK, (x, index), (value, hit)), Expr("where", (hit, value, zero), (out,))]
