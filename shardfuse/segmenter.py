@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .analysis.resharding import chunk_of, communication_of, packed
 from .analysis.sharding import is_opaque
@@ -32,6 +33,7 @@ class ScheduledSegment:
     refusals: tuple[tuple[str, str], ...]
 
 
+@lru_cache(maxsize=256)  # one Expr, or a join that was tried before, is asked about again
 def choose_scheduler(segment: Segment) -> tuple[str | None, tuple[tuple[str, str], ...]]:
     """The first scheduler that takes ``segment``, and the refusals of those before it."""
     if len([k for k in dict.fromkeys(map(chunk_of, segment.exprs)) if k is not None]) > 1:

@@ -82,6 +82,8 @@ def packed(exprs: Sequence[Expr]) -> Communication | None:
     All-reduces; and all-gathers of an axis of its own, one number of each rank.
     """
     first = exprs[0]
+    if communication_of(first) is None:
+        return None
     found = [communication_of(e) for e in exprs]
     kinds = [(c.kind, c.mesh_dims) for c in found if c is not None]
     if len(kinds) < len(exprs) or any(kind != kinds[0] for kind in kinds):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 
@@ -38,7 +39,15 @@ class Digit:
     weight: int
     extent: int
 
-    @property
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Digits are looked up far more often than made."""
+        return hash((self.base, self.weight, self.extent))
+
+    @cached_property
     def is_top(self) -> bool:
         return self.weight * self.extent >= self.base.extent
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..mesh import DeviceMesh, ParallelType
 from .digits import Axis, Digit, cut_out, merge, split
@@ -125,12 +126,16 @@ class BoundDomain:
         """The digits that ``parallel_type`` walks; empty where the tensor is replicated over it."""
         return next((digits for p, digits in self.sharding if p is parallel_type), ())
 
-    @property
+    @cached_property
     def mesh_digits(self) -> Axis:
         return tuple(d for _, digits in self.sharding for d in digits)
 
     def local_axes(self) -> tuple[Axis, ...]:
         """The logical axes less their mesh digits: what one rank walks.  Digits stay cut at a mesh digit."""
+        return self._local_axes
+
+    @cached_property
+    def _local_axes(self) -> tuple[Axis, ...]:
         gone = self.mesh_digits
         return tuple(without(axis, gone) for axis in self.logical) if gone else self.logical
 
@@ -160,6 +165,10 @@ class BoundDomain:
 
     def storage(self) -> tuple[Axis, ...]:
         """Local axes in storage order, outermost first."""
+        return self._storage
+
+    @cached_property
+    def _storage(self) -> tuple[Axis, ...]:
         if self.allocation is None:
             return self.local_axes()
         gone = self.mesh_digits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .digits import Axis
 from .domain import BoundDomain
@@ -73,7 +74,7 @@ class Expr:
     def output(self) -> BoundTensor:
         return self.outputs[0]
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[BoundTensor, ...]:
         """The inputs that are tensors, in order."""
         return tuple(v for v in self.inputs if isinstance(v, BoundTensor))

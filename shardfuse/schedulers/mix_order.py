@@ -26,7 +26,7 @@ from . import pointwise, reduction
 from .limits import H200, MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, power_of_two, vector
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
 from .segment import Segment, leading_to
-from .space import Atoms, Space, analyse, cut_into_atoms, listed, storage_order
+from .space import Atoms, Space, analyse, cut_into_atoms, listed, lost, storage_order
 
 _EACH = 32
 """Elements of its rows that a thread holds, of one or of all.  RMSNorm's backward of 576000 x 384 took 326 us with 24,
@@ -161,7 +161,7 @@ def analyse_mixed(segment: Segment) -> Mixed | str:
     if isinstance(cut, str):
         return cut
     pieces, atoms = cut
-    gone = {e: g for e in segment.exprs if (g := _read(e, atoms) - atoms[e.output])}
+    gone = {e: g for e in segment.exprs if (g := lost(e, atoms))}
     stray = next((e for e in gone if e.op not in REDUCTIONS), None)
     if stray is not None:
         return f"{stray.output} = {stray.op} lacks {listed(gone[stray])}"
@@ -186,10 +186,6 @@ def analyse_mixed(segment: Segment) -> Mixed | str:
         x, tuple(a for a in order if a in rows[0]), atoms, pieces, _phases(segment, gone, columns), is_inner=True,
         walked=tuple(a for a in kept if a in walked),
     ))  # fmt: skip
-
-
-def _read(expr: Expr, atoms: Atoms) -> frozenset[Digit]:
-    return frozenset[Digit]().union(*(atoms[t] for t in expr.tensors))
 
 
 def _refusal(

@@ -95,8 +95,7 @@ def analyse(segment: Segment) -> Space | str:
     phase: dict[BoundTensor, int] = dict.fromkeys(segment.inputs, 0)
     reduced: frozenset[Digit] | None = None
     for expr in segment.exprs:
-        read = frozenset[Digit]().union(*(atoms[t] for t in expr.tensors))
-        gone = read - atoms[expr.output]
+        gone = lost(expr, atoms)
         if gone and expr.op not in (*REDUCTIONS, *STATISTICS, PICK):
             return f"{expr.output} = {expr.op} lacks {listed(gone)}"
         if gone:
@@ -107,6 +106,16 @@ def analyse(segment: Segment) -> Space | str:
             expr.outputs, max((phase[t] for t in expr.tensors), default=0) + (bool(gone) and expr.op != PICK)
         )
     return _ordered(segment, atoms, pieces, phase, reduced or frozenset())
+
+
+def lost(expr: Expr, atoms: Atoms) -> frozenset[Digit]:
+    """The atoms of what ``expr`` reads that its output lacks."""
+    kept = atoms[expr.output]
+    found = frozenset[Digit]()
+    for t in expr.tensors:
+        if atoms[t] is not kept:  # mostly they are the same set
+            found |= atoms[t] - kept
+    return found
 
 
 Pieces = Mapping[Digit, Axis]
@@ -120,13 +129,17 @@ def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms] | str:
     refusal = next((r for e in segment.exprs if (r := refusal_of(e)) is not None), None)
     if refusal is not None:
         return refusal
+    walked = {t: t.domain.local_axes() for t in tensors}
+    forms = dict.fromkeys(axes for t in tensors for axes in (walked[t], t.domain.storage()))
     try:
-        pieces = refine(d for t in tensors for axes in _in_memory(t) for axis in axes for d in axis)
+        pieces = refine(d for axes in forms for axis in axes for d in axis)
     except CutError as error:
         return str(error)
-    return pieces, {t: frozenset(_split_up(t.domain.local_axes(), pieces)) for t in tensors}
+    atoms = {axes: frozenset(_split_up(axes, pieces)) for axes in forms}
+    return pieces, {t: atoms[walked[t]] for t in tensors}
 
 
+@lru_cache(maxsize=1024)  # asked about the same Expr in every segment that it is tried in
 def refusal_of(expr: Expr) -> str | None:
     """Why ``expr`` has no Triton text."""
     if expr.op in (*STATISTICS, PICK):
@@ -155,10 +168,6 @@ def refusal_of(expr: Expr) -> str | None:
     if out.dtype.itemsize == 1 and out.dtype.is_floating:
         return f"{out} is {out.dtype.name}: Triton saturates where torch overflows to NaN"
     return None
-
-
-def _in_memory(tensor: BoundTensor) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
-    return tensor.domain.local_axes(), tensor.domain.storage()
 
 
 def _split_up(axes: Iterable[Axis], pieces: Mapping[Digit, Axis]) -> Axis:
