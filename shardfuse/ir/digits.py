@@ -40,12 +40,11 @@ class Digit:
     extent: int
 
     def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        """Digits are looked up far more often than made."""
-        return hash((self.base, self.weight, self.extent))
+        """Kept: digits are looked up far more often than made."""
+        kept: dict[str, int] = self.__dict__
+        if "_hash" not in kept:
+            kept["_hash"] = hash((self.base, self.weight, self.extent))
+        return kept["_hash"]
 
     @cached_property
     def is_top(self) -> bool:

@@ -15,7 +15,7 @@ from ..ir.digits import Axis, CutError, Digit, Root, extent, refine
 from ..ir.dtype import DataType
 from ..ir.expr import FACTORIES, PICK, REDUCTIONS, STATISTICS, VIEWS, BoundTensor, Expr, Scalar
 from ..ops.promotion import types
-from ..ops.table import POINTWISE, Rule
+from ..ops.table import POINTWISE, PointwiseOp, Rule
 from .segment import Segment
 
 
@@ -149,14 +149,9 @@ def refusal_of(expr: Expr) -> str | None:
     op = POINTWISE.get(expr.op)
     if op is None and expr.op not in (*REDUCTIONS, *VIEWS, *FACTORIES, "cast", "set"):
         return f"{expr.output} = {expr.op} is no kernel's work"
-    if op is not None and op.triton is None:
-        return f"{expr.op} has no Triton text"
-    if op is not None and op.floats_only and types(op, expr.inputs)[0] not in (DataType.Float, DataType.Double):
-        return f"{expr.op} has no Triton text for {types(op, expr.inputs)[0].name}"
-    if op is not None and op.signed_only and types(op, expr.inputs)[0].name.startswith("UInt"):
-        return f"{expr.op} has no Triton text for unsigned integers"
-    if op is not None and op.rule is Rule.NARROW and types(op, expr.inputs)[0].is_low_precision:
-        return f"{expr.op} has no Triton text for narrow floats"
+    refusal = None if op is None else _no_text(op, expr)
+    if refusal is not None:
+        return refusal
     if expr.op == "uniform" and not all(isinstance(v, Scalar) and v.is_literal for v in expr.inputs[:2]):
         return f"the bounds of {expr.output} are known in each call only"
     for tensor in (*expr.tensors, *expr.outputs):
@@ -167,6 +162,20 @@ def refusal_of(expr: Expr) -> str | None:
     out = expr.output
     if out.dtype.itemsize == 1 and out.dtype.is_floating:
         return f"{out} is {out.dtype.name}: Triton saturates where torch overflows to NaN"
+    return None
+
+
+def _no_text(op: PointwiseOp, expr: Expr) -> str | None:
+    """Why ``op`` has no Triton text for the type that it computes in."""
+    if op.triton is None:
+        return f"{op.name} has no Triton text"
+    dtype = types(op, expr.inputs)[0]
+    if op.floats_only and dtype not in (DataType.Float, DataType.Double):
+        return f"{op.name} has no Triton text for {dtype.name}"
+    if op.signed_only and dtype.name.startswith("UInt"):
+        return f"{op.name} has no Triton text for unsigned integers"
+    if op.rule is Rule.NARROW and dtype.is_low_precision:
+        return f"{op.name} has no Triton text for narrow floats"
     return None
 
 
