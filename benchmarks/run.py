@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measures shardfuse against what else there is, on one GPU.
+"""Measures shardfuse against what else there is, on one GPU; changes of sharding on several ranks.
 
     python benchmarks/run.py forward --json forward.json
     python benchmarks/run.py forward --case 8192x5140:float16 --only layer_norm --peers copy,inductor
     python benchmarks/run.py backward --write                 # a section of docs/measured.md, and its plot
     python benchmarks/run.py forward --read forward.json --write          # the same from another machine's results
+    mpirun -n 4 python benchmarks/run.py reshard              # or by torchrun; against redistribute of DTensor
     python benchmarks/run.py groupnorm --dry --compile        # without a GPU: plans, and kernels compiled for sm_90
 
 Times are medians of interleaved rounds behind L2 flushes; GB/s counts each input read once and each output written
@@ -27,11 +28,13 @@ if __name__ == "__main__":
 
 import torch
 
+import shardfuse
 from benchmarks import peers
 from benchmarks.dry import Planned, plan_case
 from benchmarks.host import CALLED
 from benchmarks.plot import plot
 from benchmarks.report import Results, Row, as_text, columns, write_section
+from benchmarks.reshard import run_reshard
 from benchmarks.suite import OWN, STARTED, run_host, run_startup, run_tables
 from benchmarks.workload import Case, CaseError, Workload
 from benchmarks.workloads import SUITES, WORKLOADS
@@ -43,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     if options.read:
         return _show(options, Results.from_json(options.read.read_text()))
+    if options.suite == "reshard":
+        return _reshard(options)
     try:
         work = _work(options)
     except CaseError as error:
@@ -61,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=(*SUITES, "host", "compile"))
+    parser.add_argument("suite", choices=(*SUITES, "host", "compile", "reshard"))
     parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite")
     parser.add_argument("--peers", default=",".join(peers.PEERS), help=f"of {','.join(peers.PEERS)}")
@@ -110,6 +115,28 @@ def _measure(options: argparse.Namespace, work: Work) -> int:
         for row in found:
             speed = row.note if row.us is None else f"{row.us:.1f} us"
             print(f"{row.workload} {row.case} {row.impl}: {speed}", file=sys.stderr, flush=True)
+    return _show(options, results)
+
+
+def _reshard(options: argparse.Namespace) -> int:
+    """On every rank; the first one tells."""
+    context = shardfuse.initialize()
+    if context.world_size == 1:
+        print("reshard runs on several ranks: start it with torchrun or mpirun", file=sys.stderr)
+        return 2
+    where = _machine() if torch.cuda.is_available() else f"CPU, torch {torch.__version__}"
+    rows: list[Row] = []
+    for found in run_reshard([Case.parse(text) for text in options.case]):
+        rows += found
+        if context.rank == 0:
+            for row in found:
+                print(f"{row.workload} {row.case} {row.impl}: {row.us or 0:.1f} us {row.note}", file=sys.stderr)
+    shardfuse.finalize()
+    results = Results.now("reshard", f"{context.world_size} x {where}", "benchmarks/run.py reshard", rows, [])
+    if context.rank != 0:
+        return 0
+    if options.json:
+        options.json.write_text(results.to_json())
     return _show(options, results)
 
 

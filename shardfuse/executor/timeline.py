@@ -23,7 +23,10 @@ _COLUMNS = 64
 
 @dataclass(frozen=True)
 class Span:
-    """``stream``: "kernels" or "communication", on a CPU "host".  ``start``, ``end``: microseconds from the beginning of the run."""
+    """``stream``: "kernels" or "communication", on a CPU "host".
+
+    ``start``, ``end``: microseconds from the beginning of the run.
+    """
 
     name: str
     stream: str
@@ -68,8 +71,10 @@ class Timeline:
                         cells[k] = "#"
             lines.append(f"{stream:<13} |{''.join(cells)}|")
         lines.append(f"{'start us':>10} {'us':>10}  stream")
-        for s in sorted(self.spans, key=lambda s: s.start):
-            lines.append(f"{s.start - first:>10.1f} {s.end - s.start:>10.1f}  {s.stream:<13}  {s.name}")
+        lines += [
+            f"{s.start - first:>10.1f} {s.end - s.start:>10.1f}  {s.stream:<13}  {s.name}"
+            for s in sorted(self.spans, key=lambda s: s.start)
+        ]
         return "\n".join(lines)
 
 

@@ -1,0 +1,257 @@
+"""Changes of sharding on several ranks, against DTensor's ``redistribute``; and the backward of a norm by rows.
+
+Every rank runs this.  A sample is a batch of calls between two meetings of the ranks, by the host's clock, so that host
+time counts where it is the longer; of each the slowest rank's is taken, and the median of the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+import shardfuse
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.nn.placement import TensorPlacement, place
+
+from .accuracy import tolerance
+from .report import Row
+from .timing import synchronize
+from .workload import Case, Draw
+from .workloads.norm_gradients import LAYER_NORM_BACKWARD
+
+OWN, PEER = "shardfuse", "redistribute"
+CASES = ("128x4096", "512x4096", "2048x4096", "8192x4096", "32768x4096")
+"""1, 4, 16, 64 and 256 MB."""
+BACKWARD_CASES = ("32768x4096", "65536x2048")
+BLOCKS = 8
+"""How often the ranks' blocks of a block-cyclic tensor repeat."""
+ROUNDS, SAMPLE = 15, 3e-3
+
+
+@dataclass(frozen=True)
+class Change:
+    """Placements by letters: S0 and S1 blocks of a dim, C0 block-cyclic rows, R replicated, P partial sums."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    uneven: bool = False
+
+    def __str__(self) -> str:
+        text = f"{' '.join(self.source)} to {' '.join(self.target)}"
+        return f"{text}, uneven" if self.uneven else text
+
+
+ON_A_LINE = (
+    Change(("S0",), ("S1",)),
+    Change(("S0",), ("R",)),
+    Change(("S1",), ("R",)),
+    Change(("R",), ("S0",)),
+    Change(("P",), ("S0",)),
+    Change(("P",), ("S1",)),
+    Change(("P",), ("R",)),
+    Change(("C0",), ("S0",)),
+    Change(("S0",), ("S1",), uneven=True),
+    Change(("S0",), ("R",), uneven=True),
+)
+ON_A_GRID = (
+    Change(("S0", "S1"), ("S1", "S0")),
+    Change(("S0", "R"), ("R", "S0")),
+    Change(("S0", "S1"), ("R", "R")),
+    Change(("S0", "S0"), ("S1", "S1")),
+    Change(("P", "P"), ("R", "S0")),
+)
+
+
+def run_reshard(given: Sequence[Case]) -> Iterator[list[Row]]:
+    """Rows change by change, then of the backward by rows; the same on every rank.  ``given``: instead of the grid."""
+    context = shardfuse.initialize()
+    n, device = context.world_size, context.device
+    lines = init_device_mesh(device.type, (n,))
+    meshes = [(change, lines) for change in ON_A_LINE]
+    if n >= 4 and n % 2 == 0:
+        grid = init_device_mesh(device.type, (2, n // 2))
+        meshes += [(change, grid) for change in ON_A_GRID]
+    for change, mesh in meshes:
+        fd = _fusion(change, DeviceMesh.from_torch(mesh))
+        for case in given or map(Case.parse, CASES):
+            yield _change_rows(change, mesh, fd, case, device)
+    for case in given or map(Case.parse, BACKWARD_CASES):
+        yield _backward_rows(case, DeviceMesh(range(n)), device)
+
+
+# changes
+
+
+def _placement(letters: str) -> Placement:
+    match letters:
+        case "R":
+            return Replicate()
+        case "P":
+            return Partial()
+        case "C0":
+            return _StridedShard(0, split_factor=BLOCKS)
+        case _:
+            return Shard(int(letters[1]))
+
+
+def _fusion(change: Change, mesh: DeviceMesh) -> FusionDefinition:
+    target = TensorPlacement.of("target", [_placement(t) for t in change.target], mesh)
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1], contiguity=True, dtype=DataType.BFloat16)
+        y = fd.ops.set(x)
+        place(y, mesh, replace(target, uneven=change.uneven))
+        fd.add_output(y)
+    return fd
+
+
+def _change_rows(
+    change: Change,
+    mesh: torch.distributed.device_mesh.DeviceMesh,
+    fd: FusionDefinition,
+    case: Case,
+    device: torch.device,
+) -> list[Row]:
+    if change.uneven:
+        case = replace(case, shape=(case.shape[0] + 1, case.shape[1] + 1))
+    given, expected = _tensors(change, mesh, case, device)
+    target = [_placement(t) for t in change.target]
+    runs: dict[str, Callable[[], DTensor]] = {
+        OWN: lambda: fd.execute_with_dtensors([given])[0],
+        PEER: lambda: given.redistribute(mesh, target),
+    }
+    notes: dict[str, str] = {}
+    for name, run in list(runs.items()):
+        try:
+            found = run()
+            wrong = not torch.equal(found.to_local(), expected) or tuple(found.placements) != tuple(target)
+            notes[name] = "WRONG" if _anywhere(wrong, device) else ""
+        except (RuntimeError, NotImplementedError, AssertionError, ValueError) as error:
+            notes[name] = f"failed: {type(error).__name__}: {next(iter(str(error).splitlines()), '')[:90]}"
+            del runs[name]
+    timed = _measure(runs, device)
+    collectives = len(fd.explain().collectives)
+    rows: list[Row] = []
+    for name in (OWN, PEER):
+        us, low, high = timed.get(name, (None, None, None))
+        counted = collectives if name == OWN else None
+        rows.append(Row(str(change), str(case), name, 0, us, low, high, kernels=counted, note=notes[name]))
+    return rows
+
+
+def _tensors(
+    change: Change, mesh: torch.distributed.device_mesh.DeviceMesh, case: Case, device: torch.device
+) -> tuple[DTensor, torch.Tensor]:
+    """The tensor to change, and what this rank has of it afterwards; integers, whose sums are exact."""
+
+    def drawn(seed: int) -> torch.Tensor:
+        return Draw(device, seed).integers(case.shape, 9).sub_(4).to(torch.bfloat16)
+
+    def home(letters: Sequence[str], whole: torch.Tensor) -> DTensor:
+        return distribute_tensor(whole, mesh, [_placement(t) for t in letters], src_data_rank=None)
+
+    source = [_placement(t) for t in change.source]
+    if "P" in change.source:
+        whole = drawn(0)
+        for rank in range(1, mesh.size()):
+            whole += drawn(rank)
+        return DTensor.from_local(drawn(dist.get_rank()), mesh, source), home(change.target, whole).to_local()
+    whole = drawn(0)
+    after = home(change.target, whole).to_local()
+    if "C0" in change.source:
+        local = whole.unflatten(0, (BLOCKS, mesh.size(), -1))[:, dist.get_rank()].flatten(0, 1)
+        given = DTensor.from_local(local, mesh, source, shape=whole.shape, stride=whole.stride())
+        return given, after
+    return home(change.source, whole), after
+
+
+def _anywhere(fact: bool, device: torch.device) -> bool:
+    told = torch.tensor([float(fact)], device=device)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    return bool(told.item())
+
+
+def _measure(runs: dict[str, Callable[[], object]], device: torch.device) -> dict[str, tuple[float, float, float]]:
+    """Microseconds of one call: the median over the rounds, and the 20th and 80th of a hundred."""
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    calls: dict[str, int] = {}
+    for name, run in runs.items():
+        _sample(run, 2, device)
+        (seconds,) = _slowest([_sample(run, 2, device)], device)
+        calls[name] = min(max(int(SAMPLE / seconds), 2), 50)
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            samples[name].append(_sample(run, calls[name], device))
+    found: dict[str, tuple[float, float, float]] = {}
+    for name, seconds in samples.items():
+        us = sorted(s * 1e6 for s in _slowest(seconds, device))
+        found[name] = median(us), us[len(us) // 5], us[len(us) * 4 // 5]
+    return found
+
+
+def _sample(run: Callable[[], object], calls: int, device: torch.device) -> float:
+    """Seconds of one call, of a batch that all ranks begin together."""
+    _slowest([0.0], device)
+    synchronize(device)
+    began = perf_counter()
+    for _ in range(calls):
+        run()
+    synchronize(device)
+    return (perf_counter() - began) / calls
+
+
+def _slowest(seconds: Sequence[float], device: torch.device) -> list[float]:
+    """For each place the longest of all ranks."""
+    told = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    return told.tolist()
+
+
+# the backward by rows
+
+
+def _backward_rows(case: Case, mesh: DeviceMesh, device: torch.device) -> list[Row]:
+    """LayerNorm's dx, dw, db with rows sharded: its kernels against those of the unsharded fusion of the local rows."""
+    workload, n = LAYER_NORM_BACKWARD, mesh.size
+    local = replace(case, shape=(-(-case.shape[0] // n), case.shape[1]))
+    given = replace(case, shape=(local.shape[0] * n, case.shape[1]))
+    inputs = workload.arguments(local, Draw(device, dist.get_rank()))
+    weight = workload.rows.index(False)
+    inputs[weight] = Draw(device).normal([case.columns], case.dtype)
+    sharded, alone = workload.fusion(given), workload.fusion(local)
+    for declared, by_rows in zip(sharded.fusion.inputs, workload.rows, strict=True):
+        if by_rows:
+            declared.val.set_device_mesh(mesh)
+            declared.val.outer_split(0, n)
+            declared.val.axis(0).parallelize(ParallelType.mesh_x)
+    note = _backward_note(workload.reference(local, *(t.double() for t in inputs)), sharded.execute(inputs), device)
+    alone.execute(inputs)
+    kinds = [c.kind for c in sharded.explain().collectives]
+    spans: dict[str, list[float]] = {"kernels": [], "unsharded kernels": [], "all_reduce": []}
+    for _ in range(ROUNDS):
+        both = sharded.timeline(inputs).spans
+        spans["all_reduce"].append(sum(s.end - s.start for s in both if s.name.startswith("all_reduce")))
+        spans["kernels"].append(sum(s.end - s.start for s in both if not s.name.startswith("all_reduce")))
+        spans["unsharded kernels"].append(sum(s.end - s.start for s in alone.timeline(inputs).spans))
+    title = f"row_sharded_backward, collectives: {', '.join(kinds)}"
+    us, low, high = _measure({OWN: lambda: sharded.execute(inputs)}, device)[OWN]
+    rows = [Row(title, str(given), OWN, 0, us, low, high, note=note)]
+    return rows + [Row(title, str(given), name, 0, median(_slowest(found, device))) for name, found in spans.items()]
+
+
+def _backward_note(reference: Sequence[torch.Tensor], found: Sequence[torch.Tensor], device: torch.device) -> str:
+    """Of dx each rank has its rows; dw and db are sums over all ranks' rows."""
+    wanted = list(reference)
+    for t in wanted[1:]:
+        dist.all_reduce(t)
+    wrong = [
+        not (x.double() - want).norm() <= tolerance(x) * want.norm() for x, want in zip(found, wanted, strict=True)
+    ]
+    return "WRONG" if _anywhere(any(wrong), device) else ""
