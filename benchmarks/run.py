@@ -126,7 +126,7 @@ def _reshard(options: argparse.Namespace) -> int:
         return 2
     where = _machine() if torch.cuda.is_available() else f"CPU, torch {torch.__version__}"
     rows: list[Row] = []
-    for found in run_reshard([Case.parse(text) for text in options.case]):
+    for found in run_reshard([Case.parse(text) for text in options.case], context.device):
         rows += found
         if context.rank == 0:
             for row in found:

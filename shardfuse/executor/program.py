@@ -47,7 +47,7 @@ from .streams import start_and_wait
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """``run(*arguments)`` gives the outputs in order; ``text`` is its source."""
 

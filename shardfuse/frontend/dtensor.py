@@ -16,14 +16,17 @@ import copy
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 
 from ..errors import InputCountError, InputError, PlacementError
 from ..executor.binding import Argument
+from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.options import CompileOptions
+from ..executor.program import Program
 from ..executor.tuning import Tuner
 from ..ir.digits import Root, axis_of, extent
 from ..ir.domain import BoundDomain, IterDomain, TensorDomain
@@ -34,7 +37,8 @@ from ..ir.tensor_view import TensorView
 from ..mesh import DeviceMesh
 from ..passes.recorded_domains import bound_domain
 from .detection import has_dtensor
-from .executor_cache import FusionExecutorCache
+from .executor_cache import PROGRAMS, FusionExecutorCache
+from .given import Given, dim_of, given_of, is_sharded, split_factor
 from .placements import placements_of, unsharded_strides
 
 if TYPE_CHECKING:
@@ -45,20 +49,6 @@ if TYPE_CHECKING:
 _REDUCTIONS = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "product": "prod"}
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What a DTensor argument says of itself.  ``uneven``: for each mesh dimension, does it cut into short shards?"""
-
-    mesh: TorchDeviceMesh
-    placements: tuple[Placement, ...]
-    uneven: tuple[bool, ...]
-
-    @property
-    def partial(self) -> tuple[int, ...]:
-        """The mesh dimensions over which it holds partial values."""
-        return tuple(k for k, placement in enumerate(self.placements) if placement.is_partial())
-
-
 class DTensorExecutor:
     """Runs a fusion on DTensors.  ``said``: the domains that the definition gave its inputs, by place."""
 
@@ -67,6 +57,8 @@ class DTensorExecutor:
         self.said = said
         self.options = options
         self.variants: dict[Hashable, _Variant] = {}
+        self.given: dict[Hashable, Given] = {}
+        self.seen: LRUCache[Hashable, Given] = LRUCache(PROGRAMS)
         self.last: FusionExecutorCache | None = None
 
     def execute(
@@ -97,7 +89,7 @@ class DTensorExecutor:
         """The copy of the fusion for the placements of ``arguments``."""
         if len(arguments) != len(self.fusion.inputs):
             raise InputCountError(len(arguments), len(self.fusion.inputs))
-        given = [_given(k, cast("DTensor", a)) if has_dtensor((a,)) else None for k, a in enumerate(arguments)]
+        given = [self.of(k, cast("DTensor", a)) if has_dtensor((a,)) else None for k, a in enumerate(arguments)]
         key = tuple(given)
         variant = self.variants.get(key)
         if variant is None:
@@ -106,6 +98,16 @@ class DTensorExecutor:
             variant = self.variants[key] = _Variant(fusion, given, shapes, self.options)
         self.last = variant.cache
         return variant
+
+    def of(self, k: int, dtensor: DTensor) -> Given:
+        """What argument ``k`` says of itself.  Kept by shape: a call is as fast as it is to look up what was seen."""
+        seen = dtensor.device_mesh, dtensor.placements, dtensor.shape
+        given = self.seen.get(seen)
+        if given is None:
+            given = given_of(k, dtensor)
+            given = self.given.setdefault((given.mesh, given.placements, given.uneven), given)
+            self.seen.put(seen, given)
+        return given
 
     def copy(self) -> Fusion:
         """The fusion as it was defined."""
@@ -129,9 +131,11 @@ class _Variant:
     """The fusion for one combination of placements."""
 
     def __init__(
-        self, fusion: Fusion, given: Sequence[_Given | None], shapes: Sequence[tuple[int, ...]], options: CompileOptions
+        self, fusion: Fusion, given: Sequence[Given | None], shapes: Sequence[tuple[int, ...]], options: CompileOptions
     ) -> None:
         self.given = given
+        self.specs: WeakKeyDictionary[Program, tuple[object, ...]] = WeakKeyDictionary()
+        """What the outputs of a program say of themselves as DTensors, once it has run."""
         self.torch_meshes: dict[tuple[tuple[int, ...], tuple[int, ...]], TorchDeviceMesh] = {}
         meshes = [tv.domain.mesh for tv in fusion.tensors() if tv.domain.mesh is not None]
         for k, (g, shape) in enumerate(zip(given, shapes, strict=True)):
@@ -167,10 +171,15 @@ class _Variant:
         values, sizes = self.local(arguments, said)
         program = self.cache.program(values, sizes, device)
         outputs = program.run(*values)
-        return [
+        specs = self.specs.get(program)
+        if specs is not None:
+            return [x if spec is None else _as_before(x, spec) for x, spec in zip(outputs, specs, strict=True)]
+        wrapped = [
             x if x is None or domain is None else self.wrap(k, x, domain)
             for k, (x, domain) in enumerate(zip(outputs, program.domains, strict=True))
         ]
+        self.specs[program] = tuple(getattr(x, "_spec", None) for x in wrapped)
+        return wrapped
 
     def wrap(self, k: int, local: torch.Tensor, domain: BoundDomain) -> torch.Tensor:
         from torch.distributed.tensor import DTensor, Replicate
@@ -193,51 +202,11 @@ class _Variant:
         return self.torch_meshes[key]
 
 
-def _given(k: int, dtensor: DTensor) -> _Given:
-    placements = tuple(dtensor.placements)
-    mesh = dtensor.device_mesh
-    sizes = list(dtensor.shape)
-    uneven: list[bool] = []
-    cut: dict[int, list[int]] = {}
-    for mesh_dim, placement in enumerate(placements):
-        if not _is_sharded(placement):
-            uneven.append(False)
-            continue
-        ranks, dim = mesh.size(mesh_dim), _dim(placement)
-        factor = _split_factor(placement)
-        pieces = cut.setdefault(dim, [sizes[dim]])
-        short = pieces[0] % (ranks * factor) != 0
-        if short and factor > 1:
-            raise PlacementError(
-                f"input {k}",
-                placements,
-                f"{sizes[dim]} elements along dim {dim}",
-                f"pad it to a multiple of {ranks * factor}",
-            )
-        chunk = -(-pieces[0] // ranks)
-        if any(piece and min(-(-piece // ranks), piece) != min(chunk, piece) for piece in pieces):
-            raise PlacementError(
-                f"input {k}", placements, f"{sizes[dim]} elements along dim {dim}",
-                "two mesh dimensions cut its short shards and its whole ones at different places: pad it",
-            )  # fmt: skip
-        uneven.append(short)
-        cut[dim] = list(
-            dict.fromkeys(n for piece in pieces for n in (chunk, piece - piece // chunk * chunk if chunk else 0))
-        )
-    return _Given(mesh, placements, tuple(uneven))
+def _as_before(local: torch.Tensor | None, spec: object) -> torch.Tensor:
+    """A DTensor like an earlier one: without `DTensor.from_local`, which takes longer than a small collective."""
+    from torch.distributed.tensor import DTensor
 
-
-def _is_sharded(placement: Placement) -> bool:
-    return not placement.is_partial() and not placement.is_replicate()
-
-
-def _dim(placement: Placement) -> int:
-    return cast(int, placement.dim)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-
-
-def _split_factor(placement: Placement) -> int:
-    """How often the shards of this mesh dimension repeat along the dim: 1 for Shard, more for _StridedShard."""
-    return cast(int, getattr(placement, "split_factor", 1))
+    return cast("Any", DTensor)(local, spec, requires_grad=False)
 
 
 def _known(meshes: list[DeviceMesh], mesh: DeviceMesh) -> DeviceMesh:
@@ -248,7 +217,7 @@ def _known(meshes: list[DeviceMesh], mesh: DeviceMesh) -> DeviceMesh:
     return found or mesh
 
 
-def _take(fusion: Fusion, k: int, given: _Given, mesh: DeviceMesh, shape: tuple[int, ...]) -> None:
+def _take(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh, shape: tuple[int, ...]) -> None:
     """Have input ``k`` come as ``given`` says, or check that it does."""
     declared = fusion.inputs[k]
     tv, partial = declared.val, given.partial
@@ -271,7 +240,7 @@ def _take(fusion: Fusion, k: int, given: _Given, mesh: DeviceMesh, shape: tuple[
     _place(tv, given, mesh)
 
 
-def _check(k: int, tv: TensorView, given: _Given, mesh: DeviceMesh, whole: Sequence[int]) -> None:
+def _check(k: int, tv: TensorView, given: Given, mesh: DeviceMesh, whole: Sequence[int]) -> None:
     """Is the DTensor sharded as the definition says that ``tv`` is?"""
     assert tv.domain.mesh is not None, "only what was said is checked"
     axes = tuple(axis_of(Root(f"i{d}", n)) for d, n in enumerate(whole))
@@ -286,7 +255,7 @@ def _check(k: int, tv: TensorView, given: _Given, mesh: DeviceMesh, whole: Seque
         )  # fmt: skip
 
 
-def _with_partial_values(fusion: Fusion, k: int, given: _Given, mesh: DeviceMesh) -> TensorView:
+def _with_partial_values(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh) -> TensorView:
     """Put an input with one more axis for each partial mesh dimension, and its reduction, in place of input ``k``."""
     declared = fusion.inputs[k]
     tv = cast(TensorView, declared.val)
@@ -315,7 +284,7 @@ def _reduce_op(placement: Placement) -> str:
     return cast(str, placement.reduce_op)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
-def _place(tv: TensorView, given: _Given, mesh: DeviceMesh) -> None:
+def _place(tv: TensorView, given: Given, mesh: DeviceMesh) -> None:
     """Record the placements as splits of ``tv``: each mesh dimension cuts what those before it have left."""
     tv.set_device_mesh(mesh)
     leading = len(given.partial)
@@ -323,10 +292,10 @@ def _place(tv: TensorView, given: _Given, mesh: DeviceMesh) -> None:
     for at, mesh_dim in enumerate(given.partial):
         tv.axis(at).parallelize(mesh.parallel_types[mesh_dim])
     for mesh_dim, placement in enumerate(given.placements):
-        if not _is_sharded(placement) or mesh.shape[mesh_dim] == 1:
+        if not is_sharded(placement) or mesh.shape[mesh_dim] == 1:
             continue
-        pieces, ranks = left[_dim(placement)], mesh.shape[mesh_dim]
-        above = _cut_front(tv, pieces, _split_factor(placement), uneven=False)
+        pieces, ranks = left[dim_of(placement)], mesh.shape[mesh_dim]
+        above = _cut_front(tv, pieces, split_factor(placement), uneven=False)
         mine = _cut_front(tv, pieces, ranks, uneven=given.uneven[mesh_dim])
         if above is None or mine is None:
             raise PlacementError(

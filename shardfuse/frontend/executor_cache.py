@@ -86,8 +86,8 @@ class FusionExecutorCache:
         self, arguments: Sequence[Argument], sizes: Sizes | None = None, device: torch.device | None = None
     ) -> Program:
         """The program for these arguments, found or made."""
-        key = self._key(arguments, device)
-        if not self._asks and not sizes:
+        key = self._key(arguments, sizes, device)
+        if sizes or not self._asks:  # what was bound by asking other ranks has another key, and is asked about again
             program = self._programs.get(key)
             if program is not None:
                 return program
@@ -100,7 +100,7 @@ class FusionExecutorCache:
 
         All ranks of the meshes call it.  What was chosen for each segment that has kernels, in order.
         """
-        call = self._prepare(self._key(arguments, device), arguments, dict(sizes or {}), device)
+        call = self._prepare(self._key(arguments, sizes, device), arguments, dict(sizes or {}), device)
         check_can_tune(self.options, call.bound.device, tuner.timer)
         self._bind(call)
         return [tuned for tuned in self._tune(call, tuner) if tuned is not None]
@@ -109,7 +109,7 @@ class FusionExecutorCache:
         return Tuner(self.options, timer, seconds=seconds)
 
     def is_compiled(self, arguments: Sequence[Argument]) -> bool:
-        return self._programs.get(self._key(arguments, None)) is not None
+        return self._programs.get(self._key(arguments, None, None)) is not None
 
     def plan(self, sizes: Sizes, numbers: Mapping[Scalar, Number] | None = None) -> Plan:
         """The plan for these unsharded sizes, made or found.  ``numbers``: the scalar inputs that shapes depend on."""
@@ -154,11 +154,12 @@ class FusionExecutorCache:
     def tensors(self) -> list[TensorView]:
         return [i.val for i in self.fusion.inputs if isinstance(i.val, TensorView)]
 
-    def _key(self, arguments: Sequence[Argument], device: torch.device | None) -> Hashable:
+    def _key(self, arguments: Sequence[Argument], said: Sizes | None, device: torch.device | None) -> Hashable:
         described = [
             (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else type(a) for a in arguments
         ]
         described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
+        described += [(tv, tuple(shape)) for tv, shape in said.items()] if said else []
         return world_key(), device, *described
 
     def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number]) -> Hashable:
@@ -180,7 +181,7 @@ class FusionExecutorCache:
             agree(ranks, self._description({}, bound.device))
         for u in unknown:
             sizes[u.tv][u.axis] = self._exchange(u, rank, bound.device)
-        key = (key, tuple(map(tuple, sizes.values()))) if self._asks or said else key
+        key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
         numbers = self._numbers(arguments)
         text = self._description(sizes, bound.device, numbers)
         return _Call(key, bound, sizes, numbers, rank, ranks, text)
