@@ -64,6 +64,13 @@ KERNEL = (
     "segment_set",
 )
 VIEWS = ("broadcast", "broadcast_in_dim", "expand", "squeeze", "unsqueeze", "permute", "transpose", "reshape", "slice")
+WINDOWS = {
+    "pad": "kernel; alone: torch call",
+    "cat": "kernel, of 8 pieces at most; alone: torch call",
+    "flip": "kernel; alone: torch call",
+    "select": "view; by an index of the call: torch call",
+}
+"""What a kernel reads at other places (``passes/windows.py``)."""
 HOST = ("size", "shape")
 
 
@@ -95,6 +102,8 @@ def how(name: str) -> str:
         return "host"
     if name in VIEWS:
         return "view"
+    if name in WINDOWS:
+        return WINDOWS[name]
     if name in TORCH_CALLS:
         return "torch call"
     if name == "uniform":

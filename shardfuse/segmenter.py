@@ -1,7 +1,8 @@
 """Cuts a decomposed fusion into segments, each of which one scheduler runs.
 
-1. Casts and views of one tensor, ``full`` and ``iota`` are *cheap*: each segment that reads one makes its own copy of
-   it, so that what stands in memory between two segments is the tensor before the cast.
+1. Casts, views and windows of one tensor, and what depends on indices and numbers alone, are *cheap*: each segment
+   that reads one makes its own copy of it, so that what stands in memory between two segments is the tensor before the
+   cast.
 2. Every other Expr starts as a segment.  Walking in order, it joins the segments of its producers where a scheduler
    takes the two together and no third segment stands between them.
 3. Segments that read the same tensor, and do not depend on each other, join likewise.
@@ -19,9 +20,11 @@ from .analysis.resharding import chunk_of, communication_of, packed
 from .analysis.sharding import is_opaque
 from .ir.digits import extent
 from .ir.expr import VIEWS, BoundFusion, BoundTensor, Expr
+from .ops.table import POINTWISE
 from .schedulers import ALONE, SCHEDULERS
 from .schedulers.recompute import join, recompute
 from .schedulers.segment import Segment
+from .schedulers.space import refusal_of
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,9 @@ class _Segmenter:
         for expr in fusion.exprs:
             for t in expr.tensors:
                 self.readers.setdefault(t, []).append(expr)
-        self.cheap = {e: self.is_cheap(e) for e in fusion.exprs}
+        self.indices: dict[BoundTensor, None] = {}
+        seen = dict.fromkeys(e.tensors[0] for e in fusion.exprs if e.op == "window")
+        self.cheap = {e: self.is_cheap(e) and e.output not in seen for e in fusion.exprs}
         self.alone = dict.fromkeys(e for e in fusion.exprs if self.stands_alone(e))
         stored = self.stored()
         self.placed = dict.fromkeys(e for e in fusion.exprs if not self.cheap[e] or e.output in stored)
@@ -120,9 +125,18 @@ class _Segmenter:
     def is_cheap(self, expr: Expr) -> bool:
         if communication_of(expr) is not None or is_opaque(expr):
             return False
+        if self.is_of_indices(expr):
+            self.indices[expr.output] = None
+            return True
         if expr.op == "cast":
             return expr.output.dtype.itemsize >= expr.tensors[0].dtype.itemsize
-        return expr.op in (*VIEWS, "full", "iota")
+        return expr.op in (*VIEWS, "window")
+
+    def is_of_indices(self, expr: Expr) -> bool:
+        """Does it depend on indices and numbers alone, and does a kernel compute it?"""
+        if not all(t in self.indices for t in expr.tensors) or refusal_of(expr) is not None:
+            return False
+        return expr.op in ("full", "iota", "cast", *VIEWS, *POINTWISE)
 
     def stored(self) -> dict[BoundTensor, None]:
         """What must be in memory: the fusion's outputs, and what a segment that stands alone reads."""

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from segments import Builder, number, rms_norm
+from window_cases import Define, norm, rotate_half, rotate_halves, rotate_pairs, through_a_wide_type
 
+from shardfuse import FusionDefinition
+from shardfuse.compiler import compile_fusion
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar
 from shardfuse.schedulers.segment import Segment
@@ -182,7 +185,18 @@ def dropout_layer_norm(rows: int, columns: int, dtype: DataType) -> Segment:
     return b.segment(total, b.cast(b.op("mul", out, b.cast(b.input(dtype, j), FLOAT)), dtype))
 
 
+def planned(define: Define, shapes: Sequence[Sequence[int]], dtype: DataType) -> Segment:
+    """The only segment with a kernel of ``define`` in float32, on inputs of ``dtype``."""
+    with FusionDefinition() as fd:
+        inputs = [fd.define_tensor(list(shape), dtype=dtype) for shape in shapes]
+        fd.add_output(through_a_wide_type(define)(fd.ops, *inputs))
+    plan = compile_fusion(fd.fusion, dict(zip(inputs, shapes, strict=True)))
+    (found,) = [p.segment for p in plan.segments if p.kernels]
+    return found
+
+
 BF16, HALF = DataType.BFloat16, DataType.Half
+HEADS = (4, 32, 4096, 128)
 
 GOLDEN: dict[str, Segment] = {
     "rms_norm": rms_norm(8192, 4096, BF16),
@@ -199,6 +213,8 @@ GOLDEN: dict[str, Segment] = {
     "softmax_columns": softmax(4096, 4096, BF16, axis=0),
     "group_norm_channels_last": group_norm_silu(2, 640, 64, 64, 32, HALF, (0, 2, 3, 1)),
     "dropout_layer_norm": dropout_layer_norm(8192, 4096, BF16),
+    "rotary": planned(rotate_half, [HEADS, HEADS[2:], HEADS[2:]], BF16),
+    "padded_rms_norm": planned(lambda o, x, w: norm(o, o.pad(x, [8, 248]), w), [(8192, 3840), (4096,)], BF16),
 }
 """Name -> the fusion whose kernels' text stands in tests/golden/."""
 
@@ -240,6 +256,14 @@ SM90: dict[str, Segment] = {
     **{f"group_norm {shape} channels-last": group_norm_silu(*shape, 32, HALF, (0, 2, 3, 1)) for shape in GROUP_NORMS},
     **{f"dropout_layer_norm {n}": dropout_layer_norm(8192, n, BF16) for n in (768, 1600, 8192, 16384)},
     "dropout_layer_norm past 32 bits": dropout_layer_norm(1 << 20, 4096, BF16),
+    "rotary of halves": planned(rotate_halves, [HEADS, (4096, 64), (4096, 64)], BF16),
+    "rotary of pairs": planned(rotate_pairs, [HEADS, HEADS[2:], HEADS[2:]], BF16),
+    "rms_norm and rotary": planned(
+        lambda o, x, w, c, s: rotate_half(o, norm(o, x, w), c, s), [HEADS, (128,), HEADS[2:], HEADS[2:]], BF16
+    ),
+    "cat and rms_norm": planned(
+        lambda o, x, y, w: norm(o, o.cat([o.exp(x), y], 1), w), [(8192, 4096), (8192, 1024), (5120,)], BF16
+    ),
     "permuted": permuted(64, 128, 512, BF16),
     "transpose_add": turned((16384, 8192), (1, 0), BF16),
     "transpose_add float": turned((64, 2048, 1024), (0, 2, 1), FLOAT),

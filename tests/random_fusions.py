@@ -105,7 +105,8 @@ class _Maker:
     def op(self) -> None:
         pick = self.rng.choice(
             (self.unary, self.binary, self.binary, self.reduce, self.reduce, self.statistics, self.permute,
-             self.reshape, self.broadcast, self.cast, self.copy, self.select)
+             self.reshape, self.broadcast, self.cast, self.copy, self.select, self.slice, self.pad, self.cat,
+             self.cat, self.turn)
         )  # fmt: skip
         pick(*self.rng.choice(self.known))
 
@@ -195,6 +196,60 @@ class _Maker:
 
     def copy(self, x: TensorView, shape: tuple[int, ...]) -> None:
         self.add(self.fd.ops.set(x), shape)
+
+    def slice(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        """A part along one axis or two, now and then every second element."""
+        starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
+        for k in self.rng.sample(range(len(shape)), min(len(shape), self.rng.choice((1, 1, 2)))):
+            if shape[k] > 1:
+                starts[k] = self.rng.randrange(shape[k])
+                stops[k] = self.rng.randint(starts[k] + 1, shape[k])
+                steps[k] = self.rng.choice((1, 1, 1, 2))
+        new = [-(-(b - a) // s) for a, b, s in zip(starts, stops, steps, strict=True)]
+        self.add(self.fd.ops.slice(x, starts, stops, steps), new)
+
+    def pad(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        """Wider or narrower at the ends of the last axes."""
+        if not shape:
+            return
+        count = self.rng.randint(1, min(len(shape), 2))
+        new, widths = list(shape), list[int]()
+        for k in range(len(shape) - 1, len(shape) - 1 - count, -1):
+            pair = [self.rng.choice((0, 0, 1, 2, 3, -1)) for _ in range(2)]
+            if shape[k] + min(pair[0], 0) + min(pair[1], 0) < 1:
+                pair = [0, 1]
+            widths += pair
+            new[k] += sum(pair)
+        value = self.rng.choice((None, 0, 1, 2))
+        self.add(self.fd.ops.pad(x, widths, value), new)
+
+    def cat(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        """With another of like shape, or with a part of itself and its negative, as in a rotary embedding."""
+        if not shape:
+            return
+        k = self.rng.randrange(len(shape))
+        like = [(t, s) for t, s in self.known if [*s[:k], *s[k + 1 :]] == [*shape[:k], *shape[k + 1 :]] and len(s) > k]
+        pieces = [(x, shape), self.rng.choice(like)]
+        if shape[k] > 1 and self.rng.random() < 0.5:
+            at = self.rng.randrange(1, shape[k])
+            zeros = [0] * len(shape)
+            low = self.fd.ops.slice(x, zeros, [*shape[:k], at, *shape[k + 1 :]])
+            high = self.fd.ops.slice(x, [*zeros[:k], at, *zeros[k + 1 :]], list(shape))
+            pieces = [(self.fd.ops.neg(high), (*shape[:k], shape[k] - at, *shape[k + 1 :])),
+                      (low, (*shape[:k], at, *shape[k + 1 :]))]  # fmt: skip
+        total = sum(s[k] for _, s in pieces)
+        self.add(self.fd.ops.cat([t for t, _ in pieces], k), [*shape[:k], total, *shape[k + 1 :]])
+
+    def turn(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        """In reverse along an axis, or one index of it."""
+        if not shape:
+            return
+        k = self.rng.randrange(len(shape))
+        if shape[k] and self.rng.random() < 0.5:
+            index = self.rng.randrange(-shape[k], shape[k])
+            self.add(self.fd.ops.select(x, index, k), [*shape[:k], *shape[k + 1 :]])
+        else:
+            self.add(self.fd.ops.flip(x, [k]), shape)
 
     # shardings
 

@@ -199,7 +199,6 @@ NOT_YET: dict[str, tuple[int, str]] = {
     "layer_norm_backward 64x8192": (2, SECOND_LAUNCH),
     "rms_norm_backward 8192x32768": (2, TOO_LONG),
     "rms_norm_backward 64x8192": (2, SECOND_LAUNCH),
-    "rope 4x4096x32x128": (2, "cat is a torch call"),
 }
 """Name: launches now, kernels and torch calls together, and why."""
 

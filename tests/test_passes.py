@@ -12,7 +12,7 @@ from shardfuse import DataType, FusionDefinition
 from shardfuse.ir.expr import BoundFusion
 from shardfuse.ir.printer import fusion_text
 from shardfuse.ir.verify import verify
-from shardfuse.passes import PASSES, bind, casts, dead_code, decompose, propagate, settle_inputs
+from shardfuse.passes import PASSES, bind, casts, dead_code, decompose, propagate, settle_inputs, windows
 
 Define = Callable[[FusionDefinition], None]
 
@@ -79,6 +79,12 @@ def columns_to_all(fd: FusionDefinition) -> None:
         tv.set_device_mesh(world_mesh(2))
 
 
+def turned_halves(fd: FusionDefinition) -> None:
+    x = fd.define_tensor([9, 4])
+    low, high = fd.ops.slice(x, [0, 0], [9, 2]), fd.ops.slice(x, [0, 2], [9, 4])
+    fd.add_output(fd.ops.mul(fd.ops.cat([fd.ops.neg(high), low], 1), x))
+
+
 @pytest.mark.parametrize(
     ("module", "define", "sizes"),
     [
@@ -86,6 +92,7 @@ def columns_to_all(fd: FusionDefinition) -> None:
         (casts, there_and_back, [(8,)]),
         (propagate, one_said, [(8, 4), (4,)]),
         (decompose, columns_to_all, [(8, 4)]),
+        (windows, turned_halves, [(9, 4)]),
     ],
     ids=lambda value: value.__name__.split(".")[-1] if isinstance(value, ModuleType) else "",
 )

@@ -20,6 +20,7 @@ from .online import (
     write_start,
     write_take_in,
 )
+from .prefetch import prefetch_next
 from .reduction import accumulator, accumulators
 from .tile import Chunk
 
@@ -40,7 +41,7 @@ def write_unrolled(e: Emitter) -> None:
         for chunk in chunks:
             e.load_needed(wanted, chunk)
         if e.params.team and phase == 0:
-            e.prefetch_next()
+            prefetch_next(e)
         e.out.paragraph()
         for chunk in chunks:
             for tensor in wanted:

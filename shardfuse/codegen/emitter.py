@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 from ..ir.dtype import DataType
@@ -11,15 +12,24 @@ from ..ir.expr import DRAWS, PICK, REDUCTIONS, STATISTICS, VIEWS, BoundTensor, E
 from ..ir.layout import Coordinates, Layout
 from ..ops.promotion import types
 from ..ops.table import POINTWISE
-from ..schedulers.limits import LINE_BYTES, power_of_two
 from ..schedulers.plan import KernelPlan
-from .arithmetic import LIBDEVICE, ROUND_BFLOAT16, TRITON_TYPE, converted, literal, must_round, pointwise_text, rounded
+from .arithmetic import (
+    LIBDEVICE,
+    ROUND_BFLOAT16,
+    TRITON_TYPE,
+    atom,
+    converted,
+    literal,
+    must_round,
+    pointwise_text,
+    rounded,
+)
 from .draw import draw
-from .exchange import PREFETCH
 from .indexing import chunk_terms, dynamic_terms, member_terms
 from .reduction import HELPERS, Accumulator, accumulator
 from .source import Writer
 from .tile import Chunk, Strides, Tile
+from .windows import Window
 
 _ALIASES = (*VIEWS, "set")
 
@@ -55,7 +65,7 @@ class Emitter:
         self.head = Writer()
         """Indices and offsets, before everything else: a name that is made inside a loop is not seen after it."""
         self.out = Writer()
-        self.producer = {t: e for e in plan.segment.exprs for t in e.outputs}
+        self.producer = {t: e for e in plan.segment.exprs for t in e.outputs if e.op != "window"}
         self.values: dict[tuple[BoundTensor, str], Text] = {}
         self.offsets: dict[str, str] = {}
         self.helpers: dict[str, str] = {}
@@ -119,8 +129,16 @@ class Emitter:
         return Text(name, dtype, has_x, has_r)
 
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
-        pointer, has_x, has_r = self.pointer(tensor, chunk)
-        options = self.mask(has_x, has_r, chunk)
+        window = self.tile.windows.get(tensor)
+        inside = window.conditions(partial(self.index_text, chunk), partial(self.tile.part, chunk)) if window else []
+        if inside is None:
+            dtype = tensor.dtype.compute
+            return Text(f"tl.full([], 0, {TRITON_TYPE[dtype]})", dtype, False, False)
+        if inside:
+            self.out.line(f"in_{self.name(tensor, chunk)} = {' & '.join(inside)}")
+            inside = [f"in_{self.name(tensor, chunk)}"]
+        pointer, has_x, has_r = self.elsewhere(tensor, window, chunk) if window else self.pointer(tensor, chunk)
+        options = self.mask(has_x, has_r, chunk, inside)
         if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner:
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
@@ -227,8 +245,8 @@ class Emitter:
             text = self.rounded(text, expr.output)
         return self.assign(self.name(expr.output, chunk), text, dtype, False, False)
 
-    def index(self, expr: Expr, chunk: Chunk) -> tuple[str, bool, bool]:
-        """The 64-bit row-major index of ``expr``'s output, unsharded, and whether it has lanes along x and along r."""
+    def index(self, expr: Expr, chunk: Chunk, dtype: DataType = DataType.Int) -> tuple[str, bool, bool]:
+        """The row-major index of ``expr``'s output, unsharded, and whether it has lanes along x and along r."""
         strides, start = self.tile.index_strides(expr)
         terms, has_x, has_r = self.terms(strides, chunk)
         if expr.output.domain.mesh_digits:
@@ -236,15 +254,16 @@ class Emitter:
             terms.insert(0, f"start_{expr.output}")
         elif not (has_x or has_r):
             terms = [f"tl.full([], {terms[0] if terms else 0}, tl.int64)"]
-        return converted(" + ".join(terms), DataType.Int32, DataType.Int), has_x and self.tile.x_lanes, has_r
+        return f"{atom(' + '.join(terms))}.to({TRITON_TYPE[dtype]})", has_x and self.tile.x_lanes, has_r
 
     def iota(self, expr: Expr, chunk: Chunk) -> Text:
-        index, has_x, has_r = self.index(expr, chunk)
+        dtype = expr.output.dtype.compute
+        wide = DataType.Int32 if dtype is DataType.Int32 else DataType.Int
+        index, has_x, has_r = self.index(expr, chunk, wide)
         first, step = (cast(int, expr.attributes[k]) for k in ("start", "step"))
         text = index if step == 1 else f"{index} * {step}"
         text = text if first == 0 else f"{text} + {first}"
-        dtype = expr.output.dtype.compute
-        text = converted(text, DataType.Int, dtype)
+        text = converted(text, wide, dtype)
         if expr.output.dtype.is_low_precision:
             text = self.rounded(text, expr.output)
         return self.assign(self.name(expr.output, chunk), text, dtype, has_x, has_r)
@@ -307,6 +326,21 @@ class Emitter:
             terms.insert(0, "split * i0" if self.tile.x_total > 1 else "split")
         return " + ".join([f"{tensor}_ptr", *terms]), has_x, has_r
 
+    def elsewhere(self, tensor: BoundTensor, window: Window, chunk: Chunk) -> tuple[str, bool, bool]:
+        """The pointer of a window; it has the lanes of its bounds too."""
+        terms, has_x, has_r = self.terms(window.strides, chunk)
+        for bound in window.bounds:
+            own, in_x, in_r = self.terms(bound.strides, chunk)
+            if (in_x and not has_x) or (in_r and not has_r):
+                terms.append(f"({' + '.join(own)}) * 0")
+                has_x, has_r = has_x or in_x, has_r or in_r
+        terms += [str(window.first)] if window.first else []
+        (source,) = self.plan.segment.windows[tensor].tensors
+        return " + ".join([f"{source}_ptr", *terms]).replace("+ -", "- "), has_x, has_r
+
+    def index_text(self, chunk: Chunk, strides: Strides) -> str:
+        return " + ".join(self.terms(strides, chunk)[0]) or "0"
+
     def offset(self, text: str) -> str:
         """One name for each distinct offset along x."""
         if text not in self.offsets:
@@ -314,10 +348,15 @@ class Emitter:
             self.head.line(f"{self.offsets[text]} = {text}")
         return self.offsets[text]
 
-    def mask(self, in_x: bool, in_r: bool, chunk: Chunk) -> str:
+    def mask(self, in_x: bool, in_r: bool, chunk: Chunk, inside: Sequence[str] = ()) -> str:
+        """The options of a load or store; where it is not ``inside`` a load gives 0."""
+        masks = [*self.masks(in_x, in_r, chunk), *inside]
+        text = f", mask={' & '.join(masks)}" if masks else ""
+        return f"{text}, other=0" if inside else text
+
+    def masks(self, in_x: bool, in_r: bool, chunk: Chunk) -> list[str]:
         in_x, in_r = in_x and self.tile.x_masked, in_r and chunk.is_masked
-        names = [n for n, there in (("x_mask", in_x), (chunk.mask, in_r)) if there]
-        return f", mask={' & '.join(names)}" if names else ""
+        return [n for n, there in (("x_mask", in_x), (chunk.mask, in_r)) if there]
 
     # reductions
 
@@ -333,27 +372,6 @@ class Emitter:
         """Have the combining function in the file."""
         if acc.helper:
             self.helpers[acc.helper] = HELPERS[acc.helper]
-
-    def prefetch_next(self) -> None:
-        """The team's next row is fetched into L2 while this one waits for the others' words."""
-        tile = self.tile
-        if not self.params.prefetch or self.interpret or tile.x_total == 1 or not tile.last_share:
-            return
-        self.helpers["prefetch"] = PREFETCH
-        self.out.line("ahead = tl.minimum(row + teams, i0 - 1).to(tl.int64)")
-        own = f"tl.minimum({tile.share}, {tile.r_total} - first) - 1"
-        last = str(tile.share - 1) if tile.last_share == tile.share else own
-        for tensor in self.plan.segment.inputs:
-            if self.space.is_streamed(tensor):
-                step = LINE_BYTES // tensor.dtype.itemsize
-                lines = power_of_two(-(-tile.share // step))
-                text = f"tl.arange(0, {lines}) * {step}"
-                if lines * step > tile.share or tile.last_share < tile.share:
-                    text = f"tl.minimum({text}, {last})"
-                strides = tile.strides[tensor]
-                _, scalars, lanes = member_terms("first", f"({text})", 0, 0, tile.share, tile.r_groups(strides))
-                terms = [*dynamic_terms("ahead", tile.x_groups(strides)), *scalars, *lanes]
-                self.out.line(f"prefetch({' + '.join([f'{tensor}_ptr', *terms])})")
 
     def across_lanes(self, name: str, acc: Accumulator, text: str) -> str:
         """The accumulated block ``text`` reduced along r, and over the columns of each group."""

@@ -64,14 +64,6 @@ def collect(ptr):
     return (tl.load(ptr, volatile=True) & 0xFFFFFFFF).to(tl.int32)
 '''
 
-PREFETCH = '''@triton.jit
-def prefetch(ptr):
-    """Bring lines of memory into the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr], dtype=tl.int32, is_pure=False, pack=1
-    )
-'''
-
 
 def exchange_helpers(*, counted: bool, turns: int | None) -> dict[str, str]:
     """Functions of the file.  ``turns``: polls after which a program gives up and goes on with what it has."""

@@ -13,6 +13,7 @@ from ..schedulers.limits import INT32_LIMIT, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.space import place
 from .indexing import Group, groups
+from .windows import window_of
 
 Strides = Mapping[Digit, int]
 
@@ -59,9 +60,11 @@ class Tile:
         self.x_lanes = self.x_block > 1
         self.r_lanes = bool(space.r)
         self.is_inner = space.is_inner
-        self.strides = {t: self._strides_of(t, layout) for t, layout in layouts.items()}
+        self.windows = {t: window_of(e, layouts[e.tensors[0]], space) for t, e in plan.segment.windows.items()}
+        own = (*plan.segment.loads, *plan.segment.outputs)
+        self.strides = {t: self._strides_of(t, layout) for t, layout in layouts.items() if t in own}
         drawn = [self.index_strides(e)[0] for e in plan.segment.exprs if e.op in DRAWS]
-        self.walked_over = [*self.strides.values(), *drawn]
+        self.walked_over = [*self.strides.values(), *(window.strides for window in self.windows.values()), *drawn]
         """Strides of all that is indexed."""
         self.x_masked = rows % self.x_block != 0 or 0 < params.columns < self.x_block
         self.x_wide = self._x_is_wide()
@@ -174,6 +177,14 @@ class Tile:
             steps = [(place(atom, d), s) for d, s in zip(layout.digits, layout.strides, strict=True)]
             found[atom] = sum(p * s for p, s in steps if p is not None)
         return found
+
+    def part(self, chunk: Chunk, strides: Strides) -> range | None:
+        """The values in ``chunk`` of an index that walks r, and nothing else, in order; ``None`` of any other."""
+        if chunk.start is None or self.plan.params.team or set(strides) != set(self.plan.space.r):
+            return None
+        if self.r_groups(strides) != [Group(1, self.r_total, 1, True)]:
+            return None
+        return range(chunk.start, chunk.start + chunk.valid)
 
     def index_strides(self, expr: Expr) -> tuple[Strides, int]:
         """Of a factory: how far each atom moves the row-major index of the whole, and where this rank starts."""

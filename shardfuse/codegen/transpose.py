@@ -56,8 +56,8 @@ class Turned(Emitter):
             place = [self.offset(" + ".join(place))] if len(place) > 1 or " " in place[0] else place
         return [*place, *y, *x], bool(x), bool(y)
 
-    def mask(self, in_x: bool, in_r: bool, chunk: Chunk) -> str:
-        names = [
+    def masks(self, in_x: bool, in_r: bool, chunk: Chunk) -> list[str]:
+        return [
             name
             for name, there, total, block in (
                 ("x_mask", in_x, self.along, self.x_block),
@@ -65,7 +65,6 @@ class Turned(Emitter):
             )
             if there and total % block
         ]
-        return f", mask={' & '.join(names)}" if names else ""
 
 
 def write_turned(e: Turned) -> None:

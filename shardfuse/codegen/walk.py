@@ -71,7 +71,7 @@ class Walk(Emitter):
 
     def least(self) -> int:
         """Elements of the smallest chunk: each thread has what it can copy ahead of the narrowest rows."""
-        walked = [t.dtype.itemsize for t in self.plan.segment.inputs if self.space.is_streamed(t)]
+        walked = [t.dtype.itemsize for t in self.plan.segment.loads if self.space.is_streamed(t)]
         each = max(_ASYNC_BYTES // min(walked, default=_ASYNC_BYTES), 1)
         return min(self.params.num_warps * WARP * each, self.params.r_block)
 

@@ -375,8 +375,8 @@ def _broadcast_flat(x: Tensor, root: int, team: Team) -> None:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, flat: a view."""
-    return x.reshape(-1).view(torch.uint8)
+    """The bytes of a contiguous tensor, flat: a view.  A single element may have any stride."""
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def _contiguous(x: Tensor) -> Tensor:

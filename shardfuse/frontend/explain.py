@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 from ..analysis.resharding import Communication, communication_of, local_bytes, packed
 from ..compiler import Plan, PlannedSegment
+from ..ir.digits import extent
+from ..ir.expr import Expr
+from ..ir.window import reads_of
 from ..schedulers import SCHEDULERS
+from ..schedulers.segment import Segment
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,32 @@ def _collectives(planned: PlannedSegment) -> list[Communication]:
 
 def _segment(planned: PlannedSegment) -> SegmentExplanation:
     segment = planned.segment
-    moved = 0 if planned.scheduler == "no_op" else sum(local_bytes(t) for t in (*segment.inputs, *segment.outputs))
+    moved = 0 if planned.scheduler == "no_op" else _moved(segment)
     text = str(segment)
     if planned.scheduler == "communication":
         text += f"   # {_collectives(planned)[0]}{', beside kernels' if planned.is_beside else ''}"
     kernels = tuple(k.name for k in planned.kernels)
     refusals = (*planned.refusals, *_later(planned))
     return SegmentExplanation(planned.scheduler, kernels, refusals, len(planned.refusals), moved, text)
+
+
+def _moved(segment: Segment) -> int:
+    """Bytes: of an input that is read through windows alone, what they hold, or all of it where that is less."""
+    windows = segment.windows.values()
+    seen = {t: 0 for t in segment.inputs if t not in segment.loads and any(t in e.tensors for e in windows)}
+    for e in windows:
+        if e.tensors[0] in seen:
+            seen[e.tensors[0]] += _window_bytes(e)
+    whole = [local_bytes(t) for t in (*segment.inputs, *segment.outputs) if t not in seen]
+    return sum(whole) + sum(min(n, local_bytes(t)) for t, n in seen.items())
+
+
+def _window_bytes(window: Expr) -> int:
+    """Of the elements that a window has, on one rank."""
+    moved = local_bytes(window.output)
+    for r in reads_of(window):
+        moved = moved // extent(window.output.domain.logical[r.axis]) * (r.stop - r.start)
+    return moved
 
 
 def _later(planned: PlannedSegment) -> list[tuple[str, str]]:

@@ -217,12 +217,14 @@ def unify(a: Axis, b: Axis, live: Iterable[Sequence[Axis]]) -> dict[Root, Axis]:
         return {}
     if extent(a) != extent(b):
         raise ValueError(f"extents differ: {extent(a)} and {extent(b)}")
-    if any(d.weight != 1 or d.extent != d.base.extent or isinstance(d.base, Digit) for d in b) or roots(a) & roots(b):
-        raise CutError(f"{b} is not free")
     out: dict[Root, Axis] = {}
     rest = a
     for d in reversed(b):
         rest, low = split(rest, d.extent)
+        if low == (d,):
+            continue
+        if d.weight != 1 or d.extent != d.base.extent or isinstance(d.base, Digit) or root_of(d) in roots(a):
+            raise CutError(f"{d} of {b} is not free")
         out[root_of(d)] = low
     if any(overlaps([substitute(axis, out) for axis in axes]) for axes in live):
         raise CutError(f"{a} and {b} are indices of one tensor")

@@ -61,8 +61,9 @@ class Expr:
     with ``axes: tuple[int, ...]`` (kept axes only in the output: there is no keepdim); shape changes ``broadcast``
     (``new: tuple[bool, ...]``), ``expand`` (``shape``), ``squeeze`` (``axes``), ``permute`` (``dims``), ``reshape``
     (``shape``); ``set`` (a copy, and every change of sharding or layout); ``relabel`` (the same storage under other
-    roots); ``full`` and ``iota`` (``start``, ``step``: global index along the only axis); ``stream_slice`` and
-    ``stream_cat`` (a chunk of a tensor, a tensor of its chunks); and torch calls (``matmul``, ``linear``, ...).
+    roots); ``window`` (a stored tensor read at other places, ``reads``: see ``ir/window.py``); ``full`` and ``iota``
+    (``start``, ``step``: global index along the only axis); ``stream_slice`` and ``stream_cat`` (a chunk of a tensor, a
+    tensor of its chunks); and torch calls (``matmul``, ``linear``, ...).
     """
 
     op: str

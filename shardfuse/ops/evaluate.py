@@ -17,6 +17,7 @@ from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import FACTORIES, REDUCTIONS, BoundTensor, Expr, Number, Scalar
 from ..ir.layout import local_extent
+from ..ir.window import Read, reads_of
 from . import random
 from .promotion import types
 from .table import POINTWISE
@@ -100,8 +101,21 @@ def _shape_op(expr: Expr, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tens
             return x.expand(shape)
         case "permute":
             return x.permute(cast(tuple[int, ...], expr.attributes["dims"]))
+        case "window":
+            return _window(x, shape, reads_of(expr))
         case _:
             raise AssertionError(f"no evaluation of {expr.op}")
+
+
+def _window(x: torch.Tensor, shape: tuple[int, ...], reads: Sequence[Read]) -> torch.Tensor:
+    """``x`` at other places along some axes, none of which is sharded; 0 where there is nothing."""
+    for r in reads:
+        out = x.new_zeros([shape[r.axis] if k == r.axis else n for k, n in enumerate(x.shape)])
+        if r.start < r.stop:
+            indices = torch.arange(r.start, r.stop, device=x.device) * r.step + r.offset
+            out.narrow(r.axis, r.start, r.stop - r.start).copy_(x.index_select(r.axis, indices))
+        x = out
+    return x
 
 
 def place_in(axis: Axis, digits: Axis) -> tuple[Axis, Axis] | None:

@@ -103,6 +103,20 @@ def types(op: PointwiseOp, operands: Sequence[Operand]) -> tuple[DataType, DataT
     return result.compute, result
 
 
+def why_no_text(op: PointwiseOp, operands: Sequence[Operand]) -> str | None:
+    """Why ``op`` of ``operands`` has no Triton text; ``None`` where it has."""
+    if op.triton is None:
+        return f"{op.name} has no Triton text"
+    compute = types(op, operands)[0]
+    if op.floats_only and compute not in (DataType.Float, DataType.Double):
+        return f"{op.name} has no Triton text for {compute.name}"
+    if op.signed_only and compute.name.startswith("UInt"):
+        return f"{op.name} has no Triton text for unsigned integers"
+    if op.rule is Rule.NARROW and compute.is_low_precision:
+        return f"{op.name} has no Triton text for narrow floats"
+    return None
+
+
 def real_type(dtype: DataType) -> DataType:
     """Of a complex type the type of its parts; else ``dtype``."""
     return {DataType.ComplexFloat: DataType.Float, DataType.ComplexDouble: DataType.Double}.get(dtype, dtype)

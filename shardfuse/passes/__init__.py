@@ -11,6 +11,7 @@ from .dead_code import remove_dead_code
 from .decompose import decompose_resharding
 from .pipeline import pipeline_streams
 from .propagate import propagate_shardings
+from .windows import fuse_windows
 
 Pass = Callable[[BoundFusion], None]
 
@@ -20,7 +21,8 @@ PASSES: tuple[Pass, ...] = (
     propagate_shardings,  # needs the final Exprs: each of its tensors gets a mesh
     decompose_resharding,  # from here on, an Expr computes or communicates, never both
     pipeline_streams,  # needs the collectives: a chunk's is to run beside the next chunk's kernels
-    remove_dead_code,  # again: what a merged statistic was computed from before
+    fuse_windows,  # the axes that are read at other places are whole on every rank by now
+    remove_dead_code,  # again: what a merged statistic, or what a window reads past, was computed from before
 )
 
 __all__ = ["PASSES", "Pass", "bind"]

@@ -21,7 +21,7 @@ whose recorded splits do not fit the digits that it would have.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import cast
 
@@ -96,9 +96,16 @@ class _Binder:
         return self.tensors[val] if isinstance(val, TensorView) else self.scalars.value(val)
 
     def meet_all(
-        self, op: str, operands: list[BoundTensor], columns: Mapping[str, Sequence[tuple[int, int]]]
+        self,
+        op: str,
+        operands: list[BoundTensor],
+        columns: Mapping[str, Sequence[tuple[int, int]]],
+        apart: Collection[str] = (),
     ) -> dict[str, Axis]:
-        """The axis of each column of places; may replace operands by relabels, so that no index comes twice."""
+        """The axis of each column of places; may replace operands by relabels, so that no index comes twice.
+
+        ``apart``: columns that never stand in one tensor with another.
+        """
         for _ in range(len(columns) + 1):
             before: list[BoundTensor] = []
             while before != operands:  # a relabel anew: all of its axes are to meet
@@ -109,7 +116,7 @@ class _Binder:
                 name: next((axis for j, at in places if (axis := operands[j].domain.logical[at])), ())
                 for name, places in columns.items()
             }
-            again = _holding_again(found, operands, columns)
+            again = _holding_again({n: a for n, a in found.items() if n not in apart}, operands, columns)
             if not again:
                 return found
             for k in again:
@@ -234,7 +241,10 @@ class _Binder:
         for k, names in enumerate(signature.inputs):
             for at, name in enumerate(names):
                 places.setdefault(name, []).append((k, at))
-        found = self.meet_all(op, operands, places)
+        # What no output has, and may not be sharded, is never walked with the other axes: the parts of a cat.
+        kept = [name for names in signature.outputs for name in names]
+        apart = [name for name in places if name.endswith("*") and name not in kept]
+        found = self.meet_all(op, operands, places, apart)
         for k, t in zip(where, operands, strict=True):
             values[k] = t
         for name in (name for names in signature.outputs for name in names if name not in found):

@@ -84,7 +84,7 @@ def propose(segment: Segment, target: Target) -> Params:
     blocks = -(-walked // rows)
     wanted = max(target.multiprocessors * tile.programs // (space.kept // walked), 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
-    inputs = [t for t in segment.inputs if space.is_streamed(t)]
+    inputs = [t for t in segment.loads if space.is_streamed(t)]
     one = rows * n * sum(t.dtype.itemsize for t in inputs) * tile.programs
     own = tile.registers(target)
     return Params(
@@ -119,7 +119,7 @@ def _block(segment: Segment, space: Space, tile: _Tile, target: Target) -> int:
     for them, are the same in every row (131072 x 1024: 205 us, in chunks of one warp 223).
     """
     n = space.reduced
-    width = max((vector(t.dtype, n, target) for t in segment.inputs if space.is_streamed(t)), default=4)
+    width = max((vector(t.dtype, n, target) for t in segment.loads if space.is_streamed(t)), default=4)
     if tile.rows > 1 and power_of_two(n) == n:
         return n
     if tile.rows == 1:
@@ -167,7 +167,7 @@ def analyse_mixed(segment: Segment) -> Mixed | str:
         return f"{stray.output} = {stray.op} lacks {listed(gone[stray])}"
     if len(set(gone.values())) < 2:
         return "it does not reduce both ways"
-    order = storage_order((*segment.inputs, *segment.outputs), atoms, pieces, frozenset())
+    order = storage_order((*segment.loads, *segment.outputs), atoms, pieces, frozenset())
     every = frozenset[Digit]().union(*atoms.values())
     order[:0] = sorted(every - frozenset(order), key=str)
     rows = [g for g in gone.values() if order[-1] in g]
@@ -336,7 +336,7 @@ def _words(segment: Segment, mixed: Mixed, *, keeps: bool) -> float:
         + (0.5 if space.phases > 2 else 0)
         + sum(reduction.partial_dtype(e).itemsize / 4 for e in mixed.columns)
     )
-    for t in segment.inputs:
+    for t in segment.loads:
         if space.is_walked(t) and space.has_r(t):
             words += t.dtype.itemsize / 4
         elif space.has_r(t) and keeps:

@@ -78,7 +78,7 @@ def too_long(segment: Segment, space: Space) -> str | None:
 
 def streamed(segment: Segment, space: Space) -> list[BoundTensor]:
     """Inputs that each tile reads its own part of."""
-    return [t for t in segment.inputs if space.is_streamed(t)]
+    return [t for t in segment.loads if space.is_streamed(t)]
 
 
 def propose(segment: Segment, target: Target) -> Params:

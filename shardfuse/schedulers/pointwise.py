@@ -22,7 +22,7 @@ def propose(segment: Segment, target: Target) -> Params:
     """Two 16-byte loads a thread of the widest streamed tensor; less where that would not fill the machine."""
     space = analyse(segment)
     assert not isinstance(space, str), space
-    streamed = [t for t in (*segment.inputs, *segment.outputs) if space.is_streamed(t)]
+    streamed = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
     widest = max((t.dtype.itemsize for t in streamed), default=4)
     each = max(target.vector_bytes // widest, 1) * (2 if len(streamed) <= 4 else 1)
     block = _WARPS * WARP * each

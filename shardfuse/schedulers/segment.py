@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..ir.expr import BoundTensor, Expr, Scalar
 
@@ -16,6 +17,17 @@ class Segment:
     inputs: tuple[BoundTensor, ...]
     outputs: tuple[BoundTensor, ...]
     scalars: tuple[Scalar, ...]
+
+    @cached_property
+    def windows(self) -> Mapping[BoundTensor, Expr]:
+        """What is loaded from other places than its own: each with the Expr that says from where."""
+        return {e.output: e for e in self.exprs if e.op == "window"}
+
+    @cached_property
+    def loads(self) -> tuple[BoundTensor, ...]:
+        """What a kernel loads: inputs that are read where they stand, and windows."""
+        direct = dict.fromkeys(t for e in self.exprs if e.op != "window" for t in e.tensors)
+        return (*(t for t in self.inputs if t in direct), *self.windows)
 
     @staticmethod
     def of(exprs: Sequence[Expr], needed: Iterable[BoundTensor]) -> Segment:

@@ -12,10 +12,9 @@ from functools import lru_cache
 from math import prod
 
 from ..ir.digits import Axis, CutError, Digit, Root, extent, refine
-from ..ir.dtype import DataType
 from ..ir.expr import FACTORIES, PICK, REDUCTIONS, STATISTICS, VIEWS, BoundTensor, Expr, Scalar
-from ..ops.promotion import types
-from ..ops.table import POINTWISE, PointwiseOp, Rule
+from ..ops.promotion import why_no_text
+from ..ops.table import POINTWISE
 from .segment import Segment
 
 
@@ -109,10 +108,10 @@ def analyse(segment: Segment) -> Space | str:
 
 
 def lost(expr: Expr, atoms: Atoms) -> frozenset[Digit]:
-    """The atoms of what ``expr`` reads that its output lacks."""
+    """The atoms of what ``expr`` reads that its output lacks; a window is read along its own."""
     kept = atoms[expr.output]
     found = frozenset[Digit]()
-    for t in expr.tensors:
+    for t in expr.tensors if expr.op != "window" else ():
         if atoms[t] is not kept:  # mostly they are the same set
             found |= atoms[t] - kept
     return found
@@ -125,10 +124,13 @@ Atoms = Mapping[BoundTensor, frozenset[Digit]]
 @lru_cache(maxsize=64)
 def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms] | str:
     """Every local digit of ``segment`` as atoms, and those that each tensor holds, or why there is no such kernel."""
-    tensors = dict.fromkeys(t for e in segment.exprs for t in (*e.tensors, *e.outputs))
     refusal = next((r for e in segment.exprs if (r := refusal_of(e)) is not None), None)
     if refusal is not None:
         return refusal
+    for window in segment.windows.values():
+        if window.tensors[0] not in segment.inputs:
+            return f"{window.tensors[0]} is read at other places than it is made at"
+    tensors = dict.fromkeys((*segment.loads, *(t for e in segment.exprs for t in e.outputs)))
     walked = {t: t.domain.local_axes() for t in tensors}
     forms = dict.fromkeys(axes for t in tensors for axes in (walked[t], t.domain.storage()))
     try:
@@ -147,11 +149,11 @@ def refusal_of(expr: Expr) -> str | None:
     if len(expr.outputs) != 1:
         return f"{expr.op} has {len(expr.outputs)} outputs"
     op = POINTWISE.get(expr.op)
-    if op is None and expr.op not in (*REDUCTIONS, *VIEWS, *FACTORIES, "cast", "set"):
+    if op is None and expr.op not in (*REDUCTIONS, *VIEWS, *FACTORIES, "cast", "set", "window"):
         return f"{expr.output} = {expr.op} is no kernel's work"
-    refusal = None if op is None else _no_text(op, expr)
-    if refusal is not None:
-        return refusal
+    textless = why_no_text(op, expr.inputs) if op is not None else None
+    if textless is not None:
+        return textless
     if expr.op == "uniform" and not all(isinstance(v, Scalar) and v.is_literal for v in expr.inputs[:2]):
         return f"the bounds of {expr.output} are known in each call only"
     for tensor in (*expr.tensors, *expr.outputs):
@@ -162,20 +164,6 @@ def refusal_of(expr: Expr) -> str | None:
     out = expr.output
     if out.dtype.itemsize == 1 and out.dtype.is_floating:
         return f"{out} is {out.dtype.name}: Triton saturates where torch overflows to NaN"
-    return None
-
-
-def _no_text(op: PointwiseOp, expr: Expr) -> str | None:
-    """Why ``op`` has no Triton text for the type that it computes in."""
-    if op.triton is None:
-        return f"{op.name} has no Triton text"
-    dtype = types(op, expr.inputs)[0]
-    if op.floats_only and dtype not in (DataType.Float, DataType.Double):
-        return f"{op.name} has no Triton text for {dtype.name}"
-    if op.signed_only and dtype.name.startswith("UInt"):
-        return f"{op.name} has no Triton text for unsigned integers"
-    if op.rule is Rule.NARROW and dtype.is_low_precision:
-        return f"{op.name} has no Triton text for narrow floats"
     return None
 
 
@@ -207,8 +195,10 @@ def _ordered(
             return f"{out} lacks {listed(missing)}"
         if atoms[out] & reduced and not reduced <= atoms[out]:
             return f"{out} lacks {listed(reduced - atoms[out])}"
+    if reduced and all(own != every for own in atoms.values()):
+        return f"no tensor has all of {listed(every)}: what is reduced would be reduced anew for each"
     # Where nothing is reduced the order of the writes decides, else that of the reads.
-    first = (segment.inputs, segment.outputs) if reduced else (segment.outputs, segment.inputs)
+    first = (segment.loads, segment.outputs) if reduced else (segment.outputs, segment.loads)
     candidates = (*first[0], *first[1])
     order = storage_order(candidates, atoms, pieces, reduced)
     order[:0] = sorted(every - frozenset(order), key=str)

@@ -50,13 +50,13 @@ def _is_one_word(expr: Expr) -> bool:
 
 
 def _streamed(segment: Segment, space: Space) -> list[BoundTensor]:
-    return [t for t in segment.inputs if space.is_streamed(t)]
+    return [t for t in segment.loads if space.is_streamed(t)]
 
 
 def _held(segment: Segment, space: Space) -> int:
     """Elements of a row that a thread of a team holds; half of them beside much else that is held."""
     held = _HELD // max(len(_streamed(segment, space)), 1)
-    many_weights = space.phases > 2 and len(segment.inputs) > 4
+    many_weights = space.phases > 2 and len(segment.loads) > 4
     has_indices = any(e.op in ("iota", *DRAWS) for e in segment.exprs)  # 64-bit
     if has_indices:
         return held // 4

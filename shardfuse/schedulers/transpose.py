@@ -36,7 +36,7 @@ def propose(segment: Segment, target: Target) -> Params:
     """Square tiles; where one side is short the other is longer."""
     space = two_sided(segment)
     assert not isinstance(space, str), space
-    widest = max(t.dtype.itemsize for t in (*segment.inputs, *segment.outputs) if space.is_streamed(t))
+    widest = max(t.dtype.itemsize for t in (*segment.loads, *segment.outputs) if space.is_streamed(t))
     side = min(_SIDE_BYTES // widest, _SIDE)
     across, along = (power_of_two(prod(a.extent for a in one)) for one in space.sides)
     x_block = min(along, max(side, side * side // across))
@@ -63,7 +63,7 @@ def two_sided(segment: Segment) -> Space | str:
         return space
     if space.r:
         return f"it reduces {', '.join(map(str, space.r))}"
-    whole = [t for t in (*segment.outputs, *segment.inputs) if space.is_streamed(t)]
+    whole = [t for t in (*segment.outputs, *segment.loads) if space.is_streamed(t)]
     orders = {t: stored_atoms(t, space.pieces) for t in whole}
     if not whole or not space.x:
         return "it has no axes"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,29 +17,13 @@ import shardfuse
 from shardfuse import DataType, FusionDefinition
 from shardfuse.compat import nvfuser_direct
 from shardfuse.errors import KernelCompileError
-from shardfuse.executor.kernel import Kernel
 
 Define = Callable[[FusionDefinition], None]
-_launches = threading.Lock()
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of overflows that are meant
-
-
-@pytest.fixture(autouse=True)
-def one_launch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a kernel runs, ``triton.language`` has the interpreter's functions in place of its own, for all threads."""
-    launcher = Kernel.launcher
-
-    def locked(self: Kernel) -> Callable[..., None]:
-        launch = launcher(self)
-
-        def run(*arguments: object) -> None:
-            with _launches:
-                launch(*arguments)
-
-        return run
-
-    monkeypatch.setattr(Kernel, "launcher", locked)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, of overflows that are meant
+    pytest.mark.usefixtures("one_launch_at_a_time"),
+]
 
 
 def triton(define: Define) -> FusionDefinition:

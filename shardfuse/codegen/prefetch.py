@@ -1,0 +1,45 @@
+"""What a team fetches into L2 while it waits: its next row."""
+
+from __future__ import annotations
+
+from ..schedulers.limits import LINE_BYTES, power_of_two
+from ..schedulers.plan import KernelPlan
+from .emitter import Emitter
+from .indexing import dynamic_terms, member_terms
+from .tile import Tile
+
+PREFETCH = '''@triton.jit
+def prefetch(ptr):
+    """Bring lines of memory into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr], dtype=tl.int32, is_pure=False, pack=1
+    )
+'''
+
+
+def prefetch_next(e: Emitter) -> None:
+    """The team's next row is fetched into L2 while this one waits for the others' words."""
+    for line in [] if e.interpret else _lines(e.plan, e.tile):
+        e.helpers["prefetch"] = PREFETCH
+        e.out.line(line)
+
+
+def _lines(plan: KernelPlan, tile: Tile) -> list[str]:
+    """One line of text for each input that is read where it stands; none where there is no next row."""
+    if not plan.params.prefetch or tile.x_total == 1 or not tile.last_share:
+        return []
+    lines = ["ahead = tl.minimum(row + teams, i0 - 1).to(tl.int64)"]
+    own = f"tl.minimum({tile.share}, {tile.r_total} - first) - 1"
+    last = str(tile.share - 1) if tile.last_share == tile.share else own
+    for tensor in plan.segment.loads:
+        if plan.space.is_streamed(tensor) and tensor not in tile.windows:
+            step = LINE_BYTES // tensor.dtype.itemsize
+            count = power_of_two(-(-tile.share // step))
+            text = f"tl.arange(0, {count}) * {step}"
+            if count * step > tile.share or tile.last_share < tile.share:
+                text = f"tl.minimum({text}, {last})"
+            strides = tile.strides[tensor]
+            _, scalars, lanes = member_terms("first", f"({text})", 0, 0, tile.share, tile.r_groups(strides))
+            terms = [*dynamic_terms("ahead", tile.x_groups(strides)), *scalars, *lanes]
+            lines.append(f"prefetch({' + '.join([f'{tensor}_ptr', *terms])})")
+    return lines

@@ -1,0 +1,319 @@
+"""Chains of Exprs that compute each element on its own, built again so that they are read at other places.
+
+``window(f(a, b)) = f(window(a), window(b))``, up to stored tensors, where that moves no more bytes than storing
+``f(a, b)`` would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import cast
+
+from ..analysis.sharding import is_opaque, is_untouched
+from ..ir.digits import Axis, cut_out, extent
+from ..ir.dtype import DataType
+from ..ir.expr import REDUCTIONS, VIEWS, BoundFusion, BoundTensor, Expr, Value
+from ..ir.window import Read, reads_of
+from ..mesh import DeviceMesh
+from ..ops.promotion import why_no_text
+from ..ops.shape_calls import slice_bounds
+from ..ops.table import POINTWISE
+
+SHAPE_OPS = ("slice", "select", "pad", "cat", "flip")
+"""Torch calls that may be said by windows."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The axis ``source`` as ``target``: index j is ``offset + step * j`` of ``source`` where start <= j < stop."""
+
+    source: Axis
+    target: Axis
+    offset: int
+    step: int
+    start: int
+    stop: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Is there an element at every index?"""
+        return self.start <= 0 and self.stop >= extent(self.target)
+
+    def after(self, outer: Seen) -> Seen:
+        """``outer``, which sees this one's target, in terms of this one's source."""
+        if outer.step > 0:
+            first, last = self.start - outer.offset, self.stop - outer.offset
+        else:
+            first, last = outer.offset - self.stop + 1, outer.offset - self.start + 1
+        step = abs(outer.step)
+        start, stop = max(outer.start, -(-first // step)), min(outer.stop, -(-last // step))
+        offset = self.offset + self.step * outer.offset
+        return Seen(self.source, outer.target, offset, self.step * outer.step, start, max(start, stop))
+
+
+Sight = tuple[Seen, ...]
+"""How a tensor is seen: the axes that are seen otherwise than they are."""
+
+
+_MOVES = ("slice", "flip", "window", "relabel")
+"""Ops whose result is their input, seen otherwise."""
+
+
+def sight_of(expr: Expr) -> Sight:
+    """What one of ``_MOVES`` sees of its input."""
+    old, new = expr.tensors[0].domain.logical, expr.output.domain.logical
+    if expr.op == "relabel":
+        return tuple(Seen(a, b, 0, 1, 0, extent(b)) for a, b in zip(old, new, strict=True) if a)
+    if expr.op == "window":
+        return tuple(Seen(old[r.axis], new[r.axis], r.offset, r.step, r.start, r.stop) for r in reads_of(expr))
+    if expr.op == "flip":
+        axes = [new[k] for k in cast("tuple[int, ...]", expr.attributes["dims"])]
+        return tuple(Seen(axis, axis, extent(axis) - 1, -1, 0, extent(axis)) for axis in axes if axis)
+    starts, stops, steps = (cast("tuple[int, ...]", expr.attributes[k]) for k in ("starts", "stops", "steps"))
+    bounds = [(*slice_bounds(extent(axis), a, b), s) for axis, a, b, s in zip(old, starts, stops, steps, strict=True)]
+    return tuple(
+        Seen(a, b, first, step, 0, extent(b))
+        for a, b, (first, last, step) in zip(old, new, bounds, strict=True)
+        if a and (a, first, last, step) != (b, 0, extent(a), 1)
+    )
+
+
+class Chains:
+    """The Exprs of ``fusion`` so far rewritten; ``emit`` adds one."""
+
+    def __init__(self, fusion: BoundFusion) -> None:
+        self.exprs: list[Expr] = []
+        self._made: dict[BoundTensor, Expr] = {}
+        self._outputs = dict.fromkeys(fusion.outputs)
+        self._readers: dict[BoundTensor, list[Expr]] = {}
+        for expr in fusion.exprs:
+            for t in dict.fromkeys(expr.tensors):
+                self._readers.setdefault(t, []).append(expr)
+        self._seen: dict[tuple[BoundTensor, Sight], BoundTensor] = {}
+        self.indices: dict[tuple[Axis, DeviceMesh | None], BoundTensor] = {}
+        self._names = {t.name for t in fusion.tensors()}
+
+    def emit(self, expr: Expr) -> None:
+        self.exprs.append(expr)
+        self._made.update(dict.fromkeys(expr.outputs, expr))
+
+    def unique(self, name: str) -> str:
+        found, k = name, 2
+        while found in self._names:
+            found, k = f"{name}{k}", k + 1
+        self._names.add(found)
+        return found
+
+    def like(self, tensor: BoundTensor, name: str, logical: tuple[Axis, ...]) -> BoundTensor:
+        """A tensor of these axes, for the rest as ``tensor``."""
+        sharding = tensor.domain.sharding if logical else ()
+        domain = replace(tensor.domain, logical=logical, allocation=None, sharding=sharding)
+        return BoundTensor(self.unique(f"{name}w"), tensor.dtype, domain)
+
+    # what may be
+
+    @staticmethod
+    def fits(tensor: BoundTensor) -> bool:
+        """Does a kernel hold numbers of its type?"""
+        return _is_held(tensor.dtype)
+
+    def is_read_by_kernel(self, tensor: BoundTensor) -> bool:
+        return any(_is_kernel(e) for e in self._readers.get(tensor, []))
+
+    def passes(self, tensor: BoundTensor, sight: Sight) -> bool:
+        """Is ``tensor`` better computed as it is seen than stored and read so?"""
+        leaves = self._leaves(tensor, sight)
+        if leaves is None or self._reduces_anew(tensor, sight):
+            return False
+        cost = sum(_bytes(t, s) + (0 if self._is_stored(t) else _bytes(t)) for t, s in leaves)
+        gain = 0.0
+        if not self._is_stored(tensor):
+            readers = self._readers.get(tensor, [])
+            views = sum(e.op in SHAPE_OPS for e in readers)
+            stored = dict.fromkeys(t for t, _ in leaves if self._is_stored(t))
+            whole = sum(map(_bytes, stored)) if views == len(readers) else 0
+            gain = (_bytes(tensor) + whole) / max(views, 1)
+        return cost <= _bytes(tensor, sight) + gain
+
+    def _is_stored(self, tensor: BoundTensor) -> bool:
+        """Is it in memory in any case?"""
+        if tensor not in self._made or tensor in self._outputs:
+            return True
+        expr = self._made[tensor]
+        if expr.op in (*VIEWS, "relabel", "slice") and self._is_stored(expr.tensors[0]):
+            return True
+        return any(not _is_kernel(e) for e in self._readers.get(tensor, []))
+
+    def _leaves(self, tensor: BoundTensor, sight: Sight) -> dict[tuple[BoundTensor, Sight], None] | None:
+        """The stored tensors behind ``tensor``, each as it is seen; ``None`` where ``tensor`` is one itself."""
+        behind = self._behind(tensor, sight)
+        if behind is None:
+            return None
+        found: dict[tuple[BoundTensor, Sight], None] = {}
+        for t, s in behind:
+            if not s:
+                continue
+            further = self._leaves(t, s)
+            found |= {(t, s): None} if further is None or self._is_nearer(t, s, further) else further
+        return found
+
+    def _is_nearer(self, tensor: BoundTensor, sight: Sight, leaves: Iterable[tuple[BoundTensor, Sight]]) -> bool:
+        """Is it stored, and better read than computed anew?"""
+        return self._is_stored(tensor) and sum(_bytes(*leaf) for leaf in leaves) > _bytes(tensor, sight)
+
+    def _reduces_anew(self, tensor: BoundTensor, sight: Sight) -> bool:
+        """Is it computed of reduced values that would be reduced anew for every index that is seen?"""
+        if all(one.source == one.target for one in sight):
+            return False
+        return any(
+            self._reduces_anew(t, s) if s else self._rests_on_reduction(t) for t, s in self._behind(tensor, sight) or []
+        )
+
+    def _rests_on_reduction(self, tensor: BoundTensor) -> bool:
+        """Is it, or what it is computed from element by element, a reduction's result?"""
+        expr = self._made.get(tensor)
+        if expr is None or not _is_kernel(expr):
+            return False
+        return expr.op in REDUCTIONS or any(self._rests_on_reduction(t) for t in expr.tensors)
+
+    def _behind(self, tensor: BoundTensor, sight: Sight) -> list[tuple[BoundTensor, Sight]] | None:
+        """The inputs of what makes ``tensor``, and how each is seen; ``None`` where that cannot be done elsewhere."""
+        expr = self._made.get(tensor)
+        if expr is None or tensor.domain.allocation is not None or not all(map(self.fits, (*expr.tensors, tensor))):
+            return None
+        if expr.op in _MOVES and not (expr.op == "relabel" and tensor.domain.sharding):
+            own = sight_of(expr)
+            seen = [one.after(outer) for one in own for outer in sight if outer.source == one.target and one.target]
+            known = [one.source for one in seen]
+            seen += [one for one in own if one.source not in known]
+            seen += [outer for outer in sight if all(outer.source != one.target for one in own)]
+            return [(expr.tensors[0], tuple(seen))]
+        if expr.op in ("iota", "full"):
+            return [] if expr.op == "full" or tensor.dtype.is_integral else None
+        is_sum = expr.op in REDUCTIONS and not _communicates(expr) and all(one.is_whole for one in sight)
+        if not is_sum and not _is_elementwise(expr):
+            return None
+        found: list[tuple[BoundTensor, Sight]] = []
+        for t in dict.fromkeys(expr.tensors):
+            seen = [_held(t.domain.logical, one) for one in sight]
+            if None in seen:
+                return None
+            found.append((t, tuple(one for some in seen for one in some or ())))
+        return found
+
+    # what is
+
+    def through(self, tensor: BoundTensor, sight: Sight, out: BoundTensor | None = None) -> BoundTensor:
+        """``tensor`` as it is seen, under the name of ``out`` where there is one."""
+        if not sight:
+            return tensor
+        return self._anew(tensor, sight, out) if self.passes(tensor, sight) else self.read(tensor, sight, out)
+
+    def _anew(self, tensor: BoundTensor, sight: Sight, out: BoundTensor | None = None) -> BoundTensor:
+        """What makes ``tensor``, of inputs that are seen otherwise; ``tensor`` itself read so where it is a leaf."""
+        if not sight:
+            return tensor
+        key = (tensor, sight)
+        if out is None and key in self._seen:
+            return self._seen[key]
+        leaves, behind = self._leaves(tensor, sight), self._behind(tensor, sight)
+        if leaves is None or behind is None or (out is None and self._is_nearer(tensor, sight, leaves)):
+            made = self.read(tensor, sight, out)
+        else:
+            made = self._built(tensor, sight, out, dict(behind))
+        self._seen.setdefault(key, made)
+        return made
+
+    def _built(
+        self, tensor: BoundTensor, sight: Sight, out: BoundTensor | None, behind: dict[BoundTensor, Sight]
+    ) -> BoundTensor:
+        expr = self._made[tensor]
+        if expr.op in _MOVES:
+            return self._anew(expr.tensors[0], behind[expr.tensors[0]], out)
+        seen = {t: self._anew(t, s) for t, s in behind.items()}
+        inputs: list[Value] = [seen[v] if isinstance(v, BoundTensor) else v for v in expr.inputs]
+        made = out or self.like(tensor, tensor.name, _moved(tensor.domain.logical, sight))
+        attributes = dict(expr.attributes)
+        if "shape" in attributes:
+            attributes["shape"] = tuple(extent(axis) for axis in made.domain.logical)
+        if expr.op == "iota":
+            start, step = (cast(int, attributes[k]) for k in ("start", "step"))
+            (one,) = sight
+            attributes |= {"start": start + step * one.offset, "step": step * one.step}
+        self.emit(Expr(expr.op, tuple(inputs), (made,), attributes))
+        return made
+
+    def read(self, tensor: BoundTensor, sight: Sight, out: BoundTensor | None = None) -> BoundTensor:
+        """The stored ``tensor`` as it is seen: a view where it can be one."""
+        logical = tensor.domain.logical
+        made = out or self.like(tensor, tensor.name, _moved(logical, sight))
+        if out is None and tensor.domain.allocation is not None:
+            made.domain = replace(made.domain, allocation=_moved(tensor.domain.allocation, sight))
+        if all(one.is_whole and one.step > 0 for one in sight):
+            where = {one.source: one for one in sight}
+            whole = [where.get(a) or Seen(a, a, 0, 1, 0, extent(a)) for a in logical]
+            starts = tuple(one.offset for one in whole)
+            stops = tuple(one.offset + one.step * (extent(one.target) - 1) + 1 for one in whole)
+            steps = tuple(one.step for one in whole)
+            self.emit(Expr("slice", (tensor,), (made,), {"starts": starts, "stops": stops, "steps": steps}))
+            return made
+        reads = tuple(Read(logical.index(s.source), s.offset, s.step, s.start, s.stop) for s in sight)
+        self.emit(Expr("window", (tensor,), (made,), {"reads": reads}))
+        return made
+
+
+def _is_held(dtype: DataType) -> bool:
+    return not dtype.is_complex and not (dtype.itemsize == 1 and dtype.is_floating)
+
+
+def _held(logical: Sequence[Axis], one: Seen) -> Sight | None:
+    """What of these axes ``one`` sees: nothing, or one of them; ``None`` where it sees otherwise than along one.
+
+    A single index of the outer or inner part of an axis is a slice of the whole of it.
+    """
+    if one.source in logical:
+        return (one,)
+    if is_untouched(logical, one.source):
+        return ()
+    if one.target or len(one.source) != 1:
+        return None
+    for axis in logical:
+        above, below = cut_out(axis, one.source[0]) or ((), ())
+        if above and not below:
+            return (Seen(axis, above, one.offset, extent(one.source), 0, extent(above)),)
+        if below and not above:
+            return (Seen(axis, below, one.offset * extent(below), 1, 0, extent(below)),)
+    return None
+
+
+def _communicates(expr: Expr) -> bool:
+    return any(k in expr.attributes for k in ("mesh", "move", "exchange"))
+
+
+def _is_elementwise(expr: Expr) -> bool:
+    """Does each element of its result depend on one of each input?"""
+    if expr.op in POINTWISE:
+        return why_no_text(POINTWISE[expr.op], expr.inputs) is None
+    if expr.op == "set":
+        return not _communicates(expr)
+    return expr.op == "cast" or (expr.op in VIEWS and not is_opaque(expr))
+
+
+def _is_kernel(expr: Expr) -> bool:
+    """Is it a kernel's work, or becomes it that?"""
+    return _is_elementwise(expr) or expr.op in SHAPE_OPS or (expr.op in REDUCTIONS and not _communicates(expr))
+
+
+def _moved(axes: Iterable[Axis], sight: Sight) -> tuple[Axis, ...]:
+    where = {one.source: one.target for one in sight}
+    return tuple(where.get(axis, axis) for axis in axes)
+
+
+def _bytes(tensor: BoundTensor, sight: Sight = ()) -> int:
+    """Of one rank, as it is seen."""
+    whole = tensor.dtype.itemsize * prod(extent(axis) for axis in tensor.domain.local_axes())
+    for one in sight:
+        whole = whole // extent(one.source) * (one.stop - one.start)
+    return whole

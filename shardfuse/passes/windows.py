@@ -1,0 +1,209 @@
+"""fuse_windows: slices, pads, cats and flips become loads at other places, so that they are part of kernels.
+
+before (half of a rotary embedding)::
+
+    inputs: T0[i0, i4]:Float
+    T1[i0, i2]:Float = slice(T0, starts=(0, 0), stops=(9, 2), steps=(1, 1))
+    T2[i0, i3]:Float = slice(T0, starts=(0, 2), stops=(9, 4), steps=(1, 1))
+    T3[i0, i3]:Float = neg(T2)
+    T4[i0, i4]:Float = cat(T3, T1, dim=1)
+    T5[i0, i4]:Float = mul(T4, T0)
+    outputs: T5
+
+after (what nobody reads any more goes with the next pass)::
+
+    inputs: T0[i0, i4]:Float
+    T1[i0, i2]:Float = slice(T0, starts=(0, 0), stops=(9, 2), steps=(1, 1))
+    T2[i0, i3]:Float = slice(T0, starts=(0, 2), stops=(9, 4), steps=(1, 1))
+    T3[i0, i3]:Float = neg(T2)
+    T0w[i0, i4]:Float = window(T0, reads=(axis 1: 2 + j, 0 <= j < 2,))
+    T3w[i0, i4]:Float = neg(T0w)
+    T0w2[i0, i4]:Float = window(T0, reads=(axis 1: -2 + j, 2 <= j < 4,))
+    T4i[i4]:Int32 = iota(shape=(4,), start=0, step=1)
+    T4m[i4]:Bool = lt(T4i, 2)
+    T4b[1, i4]:Bool = broadcast(T4m, new=(True, False))
+    T4[i0, i4]:Float = where(T4b, T3w, T0w2)
+    T5[i0, i4]:Float = mul(T4, T0)
+    outputs: T5
+
+A window is taken of a stored tensor: on its way up it passes whatever computes each element on its own, where that
+moves no more bytes than storing the result would (`passes/chains.py`).  Slices pass likewise and stay views of stored
+tensors.  A cat or pad of stored tensors that no kernel reads stays one torch call, and so does one of many pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+from ..ir.digits import Axis, extent
+from ..ir.domain import BoundDomain
+from ..ir.dtype import DataType
+from ..ir.expr import BoundFusion, BoundTensor, Expr, Scalar, Value
+from .chains import SHAPE_OPS, Chains, Seen, sight_of
+
+_MOST_PIECES = 8
+"""Each element of a cat is looked for in every piece."""
+
+
+def fuse_windows(fusion: BoundFusion) -> None:
+    chains = Chains(fusion)
+    for expr in fusion.exprs:
+        if expr.op not in SHAPE_OPS or not _rewritten(chains, expr):
+            chains.emit(expr)
+    fusion.exprs = chains.exprs
+
+
+def _rewritten(chains: Chains, expr: Expr) -> bool:
+    """Has ``expr`` been said otherwise?"""
+    tensors = (*expr.tensors, expr.output)
+    if any(extent(axis) == 0 for t in tensors for axis in t.domain.logical):
+        return False
+    match expr.op:
+        case "slice":
+            return _slice(chains, expr)
+        case "select":
+            return _select(chains, expr)
+        case "cat":
+            return _cat(chains, expr)
+        case "pad":
+            return _pad(chains, expr)
+        case _:
+            return _flip(chains, expr)
+
+
+def _slice(chains: Chains, expr: Expr) -> bool:
+    """Where its input is computed element by element, a slice of what that is computed from."""
+    (x,) = expr.tensors
+    seen = sight_of(expr)
+    if not seen or not chains.passes(x, seen):
+        return False
+    chains.through(x, seen, expr.output)
+    return True
+
+
+def _select(chains: Chains, expr: Expr) -> bool:
+    """A slice of one element, less its axis, where the index is known."""
+    (x,), at = expr.tensors, cast(int, expr.attributes["dim"])
+    index, n = cast(Scalar, expr.inputs[1]).value, extent(x.domain.logical[at])
+    if not isinstance(index, int) or not -n <= index < n:
+        return False
+    logical = tuple(() if k == at else axis for k, axis in enumerate(x.domain.logical))
+    if not x.domain.logical[at]:
+        one = x
+    else:
+        seen = (Seen(x.domain.logical[at], (), index % n, 1, 0, 1),)
+        one = chains.through(x, seen, chains.like(x, x.name, logical))
+    chains.emit(Expr("squeeze", (one,), (expr.output,), {"axes": (at,)}))
+    return True
+
+
+def _flip(chains: Chains, expr: Expr) -> bool:
+    (x,), out = expr.tensors, expr.output
+    seen = sight_of(expr)
+    if not seen or not (chains.passes(x, seen) or chains.is_read_by_kernel(out)) or not chains.fits(x):
+        return False
+    chains.through(x, seen, out)
+    return True
+
+
+def _pad(chains: Chains, expr: Expr) -> bool:
+    (x,), out = expr.tensors, expr.output
+    widths = cast("tuple[int, ...]", expr.attributes["widths"])
+    seen: list[Seen] = []
+    masks: list[tuple[int, int, int]] = []
+    for k, (old, new) in enumerate(zip(x.domain.logical, out.domain.logical, strict=True)):
+        before, after = widths[2 * k], widths[2 * k + 1]
+        if before == after == 0:
+            continue
+        start, stop = max(before, 0), min(before + extent(old), extent(new))
+        if old:
+            seen.append(Seen(old, new, -before, 1, start, stop))
+        if start > 0 or stop < extent(new):
+            masks.append((k, start, stop))
+    if not chains.fits(x) or any(start >= stop for _, start, stop in masks):
+        return False
+    passes = bool(seen) and chains.passes(x, tuple(seen))
+    if not seen or not (passes or chains.is_read_by_kernel(out)):
+        return False
+    fill = cast(Scalar, expr.inputs[1])
+    is_read = all(x.domain.logical[k] for k, _, _ in masks)
+    if not passes and is_read and fill.is_literal and fill.value == 0:
+        chains.read(x, tuple(seen), out)
+        return True
+    whole = out if not masks else None
+    inside = chains.through(x, tuple(seen), whole)
+    if masks:
+        _filled(chains, out, inside, masks, fill)
+    return True
+
+
+def _filled(
+    chains: Chains, out: BoundTensor, x: BoundTensor, masks: Sequence[tuple[int, int, int]], fill: Scalar
+) -> None:
+    """``out`` is ``x`` where the index along every axis of ``masks`` is inside, else ``fill``."""
+    value = chains.like(out, f"{out}v", ())
+    chains.emit(Expr("full", (fill,), (value,), {"shape": ()}))
+    tests = [
+        _test(chains, out, k, op, at)
+        for k, start, stop in masks
+        for op, at, there in (("ge", start, start > 0), ("lt", stop, stop < extent(out.domain.logical[k])))
+        if there
+    ]
+    for k, mask in enumerate(tests):
+        made = out if k == len(tests) - 1 else chains.like(out, out.name, out.domain.logical)
+        chains.emit(Expr("where", (mask, x, value), (made,)))
+        x = made
+
+
+def _cat(chains: Chains, expr: Expr) -> bool:
+    out, k = expr.output, cast(int, expr.attributes["dim"])
+    target = out.domain.logical[k]
+    pieces: list[tuple[BoundTensor, tuple[Seen, ...], int]] = []
+    start = 0
+    for t in expr.tensors:
+        source, stop = t.domain.logical[k], start + extent(t.domain.logical[k])
+        pieces.append((t, (Seen(source, target, -start, 1, start, stop),) if source else (), stop))
+        start = stop
+    gains = chains.is_read_by_kernel(out) or any(seen and chains.passes(t, seen) for t, seen, _ in pieces)
+    if not 1 < len(pieces) <= _MOST_PIECES or not gains or not chains.fits(out):
+        return False
+    values = [chains.through(t, seen) for t, seen, _ in pieces]
+    current = values[-1]
+    for j in reversed(range(len(pieces) - 1)):
+        mask = _test(chains, out, k, "lt", pieces[j][2])
+        made = out if j == 0 else chains.like(out, out.name, out.domain.logical)
+        chains.emit(Expr("where", (mask, values[j], current), (made,)))
+        current = made
+    return True
+
+
+def _test(chains: Chains, out: BoundTensor, k: int, op: str, at: int) -> BoundTensor:
+    """Is the index along axis ``k`` of ``out`` less than ``at``, or no less?"""
+    axis: Axis = out.domain.logical[k]
+    index = _index(chains, out, axis)
+    mask = _new(chains, f"{out}m", DataType.Bool, (axis,), out)
+    number: Value = Scalar(str(at), DataType.Int, at, is_literal=True)
+    chains.emit(Expr(op, (index, number), (mask,)))
+    new = tuple(j != k for j in range(out.ndim))
+    if not any(new):
+        return mask
+    wide = _new(chains, f"{out}b", DataType.Bool, tuple(() if n else axis for n in new), out)
+    chains.emit(Expr("broadcast", (mask,), (wide,), {"new": new}))
+    return wide
+
+
+def _index(chains: Chains, out: BoundTensor, axis: Axis) -> BoundTensor:
+    """The index along ``axis``, made once."""
+    key = axis, out.domain.mesh
+    if key not in chains.indices:
+        index = _new(chains, f"{out}i", DataType.Int32 if extent(axis) < 2**31 else DataType.Int, (axis,), out)
+        chains.emit(Expr("iota", (), (index,), {"shape": (extent(axis),), "start": 0, "step": 1}))
+        chains.indices[key] = index
+    return chains.indices[key]
+
+
+def _new(chains: Chains, name: str, dtype: DataType, logical: tuple[Axis, ...], like: BoundTensor) -> BoundTensor:
+    domain: BoundDomain = replace(like.domain, logical=logical, sharding=(), allocation=None)
+    return BoundTensor(chains.unique(name), dtype, domain)
