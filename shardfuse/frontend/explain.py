@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..analysis.resharding import Communication, communication_of, local_bytes, packed
+from ..codegen.specialisation import Specialisation, specialised
 from ..compiler import Plan, PlannedSegment
 from ..ir.digits import extent
 from ..ir.expr import Expr
 from ..ir.window import reads_of
 from ..schedulers import SCHEDULERS
+from ..schedulers.plan import KernelPlan
 from ..schedulers.segment import Segment
 
 
@@ -18,7 +20,9 @@ class SegmentExplanation:
     """``kernels``: names of the generated kernels; ``refusals``: what every other scheduler says, in order of priority.
 
     ``asked``: how many of them come before the chosen one.  ``bytes``: each input read once and each output written
-    once, on one rank.
+    once, on one rank.  ``sizes``: of each kernel, or stage of one, which axes it was written for and which may be of
+    any size: a plan of another size has the same kernel, and compiles nothing.  Of contiguous tensors, on the first
+    rank; a size so different that another tile is better has another kernel all the same.
     """
 
     scheduler: str
@@ -27,6 +31,7 @@ class SegmentExplanation:
     asked: int
     bytes: int
     text: str
+    sizes: tuple[Specialisation, ...]
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class Explanation:
             names = f" -> {', '.join(segment.kernels)}" if segment.kernels else ""
             lines.append(f"segment {k}: {segment.scheduler}{names}, {segment.bytes} bytes")
             lines += [f"    {line}" for line in segment.text.splitlines()]
+            lines += [f"    {sizes}" for sizes in segment.sizes]
             lines += [
                 f"    not {name}: {reason}"
                 for name, reason in segment.refusals[: segment.asked]
@@ -85,7 +91,14 @@ def _segment(planned: PlannedSegment) -> SegmentExplanation:
         text += f"   # {_collectives(planned)[0]}{', beside kernels' if planned.is_beside else ''}"
     kernels = tuple(k.name for k in planned.kernels)
     refusals = (*planned.refusals, *_later(planned))
-    return SegmentExplanation(planned.scheduler, kernels, refusals, len(planned.refusals), moved, text)
+    sizes = tuple(s for k in planned.kernels for s in _sizes(k))
+    return SegmentExplanation(planned.scheduler, kernels, refusals, len(planned.refusals), moved, text, sizes)
+
+
+def _sizes(kernel: KernelPlan) -> tuple[Specialisation, ...]:
+    tensors = [t for plan in kernel.stages or (kernel,) for t in (*plan.segment.inputs, *plan.segment.outputs)]
+    rank = next((t.domain.mesh.ranks[0] for t in tensors if t.domain.mesh is not None), 0)
+    return specialised(kernel, {t: t.domain.layout(rank) for t in tensors}, rank)
 
 
 def _moved(segment: Segment) -> int:
