@@ -32,6 +32,13 @@ def bias_sums(fd: FusionDefinition, x: TensorView, w: TensorView) -> TensorView:
     return fd.ops.sum(fd.ops.cast(fd.ops.mul(x, w), DataType.Float), [0])
 
 
+def halves(fd: FusionDefinition, x: TensorView) -> TensorView:
+    n = fd.ops.size(x, 1)
+    half = fd.ops.floor_div(n, 2)
+    first, second = fd.ops.slice(x, [0, 0], [1 << 40, half]), fd.ops.slice(x, [0, half], [1 << 40, n])
+    return fd.ops.cat([fd.ops.neg(second), first], 1)
+
+
 ROWS, COLUMNS = [(0, 0)], [(0, 1)]
 SHARED = [(0, 1), (1, 0)]
 CASES: dict[str, tuple[Callable[..., TensorView], Sequence[tuple[int, ...]], Sequence[Axes]]] = {
@@ -44,6 +51,12 @@ CASES: dict[str, tuple[Callable[..., TensorView], Sequence[tuple[int, ...]], Seq
     "sums of columns": (bias_sums, [(8192, 1024), (1024,)], [SHARED]),
     "turned": (lambda fd, x: fd.ops.set(fd.ops.permute(x, [1, 0])), [(4096, 8192)], []),
     "index": (lambda fd, x: fd.ops.add(x, fd.ops.iota(fd.ops.size(x, 1))), [(4096, 1024)], [ROWS, COLUMNS]),
+    "halves": (halves, [(4096, 1024)], [ROWS, COLUMNS]),
+    "columns put together": (
+        lambda fd, x, y: fd.ops.cat([x, fd.ops.neg(y)], 1),
+        [(1 << 16, 64), (1 << 16, 32)],
+        [[(0, 0), (1, 0)], COLUMNS, [(1, 1)]],
+    ),
     "dropout": (lambda fd, x: fd.ops.dropout(x, 0.5), [(4096, 1024)], [ROWS, COLUMNS]),
 }
 

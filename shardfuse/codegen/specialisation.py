@@ -14,6 +14,7 @@ from math import prod
 from ..ir.digits import Axis, Digit
 from ..ir.expr import FACTORIES, BoundTensor
 from ..ir.layout import Coordinates, Layout, local_extent
+from ..ir.window import reads_of
 from ..schedulers.plan import KernelPlan
 from ..schedulers.space import stored_atoms
 from .indexing import groups
@@ -58,14 +59,18 @@ def specialised(plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: i
     literal = _literal(plan, {t: layouts[t] for t in tensors}, coordinates)
     seen: dict[Axis, None] = {}
     sizes: list[Size] = []
-    for tensor in tensors:
+    for tensor in (*plan.segment.inputs, *plan.segment.loads, *plan.segment.outputs):
         for k, axis in enumerate(tensor.domain.local_axes()):
-            atoms = tuple(a for d in axis for a in plan.space.pieces[d])
-            if not atoms or axis in seen or plan.split in atoms:
+            if not axis or axis in seen:
                 continue
             seen[axis] = None
+            if any(d not in plan.space.pieces for d in axis):  # of what is read through windows: their bounds
+                sizes.append(Size(str(tensor), k, prod(local_extent(d, coordinates) for d in axis)))
+                continue
+            atoms = [a for d in axis for a in plan.space.pieces[d]]
             found = [local_extent(a, coordinates) for a in atoms if a in literal]
-            sizes.append(Size(str(tensor), k, prod(found) if found else None))
+            if plan.split not in atoms:
+                sizes.append(Size(str(tensor), k, prod(found) if found else None))
     return (Specialisation(plan.name, tuple(sizes)),)
 
 
@@ -80,9 +85,13 @@ def _literal(plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], coordinate
             lambda k: prod(a.extent for a in space.x[k + 1 :]) < space.grouped, range(len(space.x))[::-1]
         )
         found.update(dict.fromkeys(space.x[k] for k in columns))
-    for tensor in layouts:
+    for tensor, strides in tile.strides.items():
+        found.update(_in_offset(plan, strides, stored_atoms(tensor, space.pieces), coordinates))
+    for tensor, window in tile.windows.items():
         order = stored_atoms(tensor, space.pieces)
-        found.update(_in_offset(plan, tile.strides[tensor], order, coordinates))
+        found.update(_in_offset(plan, window.strides, order, coordinates))
+        bounded = [tensor.domain.local_axes()[r.axis] for r in reads_of(plan.segment.windows[tensor])]
+        found.update(dict.fromkeys(a for axis in bounded for d in axis for a in space.pieces[d]))
     for expr in plan.segment.exprs:
         if expr.op in FACTORIES and expr.op != "full":
             order = tuple(a for axis in expr.output.domain.local_axes() for d in axis for a in space.pieces[d])
