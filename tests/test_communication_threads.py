@@ -9,6 +9,7 @@ from ranks import RanksHungError, run_ranks
 
 from shardfuse.errors import CollectiveArgumentError, NotInitializedError, RankNotInMeshError, TeamRanksError
 from shardfuse.executor import communication as comm
+from shardfuse.executor import nccl
 from shardfuse.mesh.groups import Team, process_group
 
 CPU = torch.device("cpu")
@@ -125,3 +126,26 @@ def test_harness_names_the_ranks_that_hang() -> None:
         run_ranks(2, waits, timeout=0.5)
     assert "all_reduce" in str(caught.value)
     assert run_ranks(2, lambda rank, size: rank) == [0, 1]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_equal_pieces_as_nccl_moves_them(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls that are made on GPUs; large sums in parts, each added up while the next is on its way."""
+    monkeypatch.setattr(nccl, "takes", lambda x, team, group: True)
+    monkeypatch.setattr(nccl, "_PART_BYTES", 16)
+    monkeypatch.setattr(comm, "_ONE_STEP_BYTES", 0)
+
+    def run(rank: int, n: int) -> None:
+        team = Team.of(range(n), rank)
+        x = torch.randint(-4, 5, (8 * n, 6 * n), generator=torch.Generator().manual_seed(rank)).bfloat16()
+        given = comm.all_gather(x[None], 0, team)
+        total = given.float().sum(0).bfloat16()
+        assert torch.equal(comm.all_reduce(x, "sum", team), total)
+        for dim, other in ((0, 1), (1, 0)):
+            assert torch.equal(comm.equal_all_gather(x, dim, team), torch.cat(list(given), dim))
+            assert torch.equal(comm.equal_reduce_scatter(x, dim, "sum", team), total.chunk(n, dim)[rank])
+            moved = comm.equal_all_to_all(x, dim, other, team)
+            assert torch.equal(moved, torch.cat([piece.chunk(n, dim)[rank] for piece in given], other))
+            assert moved.is_contiguous()
+
+    run_ranks(size, run)

@@ -1,4 +1,4 @@
-"""Collectives on this rank's local tensors: the only file that names one of torch.distributed's.
+"""Collectives on this rank's local tensors: with `nccl.py` the only file that names one of torch.distributed's.
 
 Data moves as bytes, so that every dtype goes through every backend, and always from contiguous memory, because
 gloo is silently wrong on anything else. Reductions that a backend gets wrong or does not have are exchanged
@@ -12,8 +12,7 @@ other collectives. All return new contiguous tensors that do not require grad. A
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardfuse.errors import CollectiveArgumentError
+from shardfuse.executor import nccl
 from shardfuse.executor.collective_arguments import (
     check_dim,
     check_given,
@@ -36,19 +36,11 @@ from shardfuse.executor.collective_arguments import (
 from shardfuse.executor.rank_reduction import Reduction, reduce_members
 from shardfuse.mesh.groups import Team, process_group, stages_through_host
 
-# torch leaves its collectives' arguments untyped, and 2.13 renames one with a warning about the name that 2.11 has.
-_c10d = cast("Any", dist)
-_all_gather_single: Callable[[Tensor, Tensor, dist.ProcessGroup], object] = (
-    getattr(_c10d, "all_gather_single", None) or _c10d.all_gather_into_tensor
-)
-_reduce_scatter_single: Callable[[Tensor, Tensor, dist.ReduceOp.RedOpType, dist.ProcessGroup], object] = (
-    getattr(_c10d, "reduce_scatter_single", None) or _c10d.reduce_scatter_tensor
-)
+_c10d = cast("Any", dist)  # torch leaves its collectives' arguments untyped
 
 # Up to here all-reduce is one all-gather (n times the bytes, one latency), above it two steps (twice the bytes).
 _ONE_STEP_BYTES = 256 * 1024
 
-_NCCL_SUMS = (torch.float32, torch.float64, torch.int32, torch.int64)
 _NCCL_OPS = {
     "sum": dist.ReduceOp.SUM,
     "prod": dist.ReduceOp.PRODUCT,
@@ -74,7 +66,10 @@ def all_reduce(x: Tensor, op: Reduction, team: Team) -> Tensor:
         out = _own(x)
         _c10d.all_reduce(out, _NCCL_OPS[op], group)
         return out
-    if team.size == 2 or x.numel() * x.element_size() <= _ONE_STEP_BYTES:
+    one_step = team.size == 2 or x.numel() * x.element_size() <= _ONE_STEP_BYTES
+    if not one_step and op == "sum" and x.numel() % team.size == 0 and nccl.takes(x, team, group):
+        return nccl.all_reduce(x.detach().contiguous(), team.size, group)
+    if one_step:
         return reduce_members(_gather_flat(x, x.numel(), team), op).reshape(x.shape)
     sizes = chunk_sizes(x.numel(), team.size)
     return all_gather(reduce_scatter(x.reshape(-1), 0, op, team, sizes), 0, team, sizes).reshape(x.shape)
@@ -266,50 +261,38 @@ def chunk_sizes(extent: int, parts: int) -> list[int]:
     return [min(chunk, max(extent - i * chunk, 0)) for i in range(parts)]
 
 
-# --- equal pieces on a GPU ---------------------------------------------------------------------------------
-
-_DIRECT = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.int8,
-)
+# --- equal pieces, arguments checked by the caller -----------------------------------------------------------
 
 
 def equal_all_gather(x: Tensor, dim: int, team: Team) -> Tensor:
-    """`all_gather` of pieces of one shape, arguments checked by the caller: one call and at most one copy."""
+    """`all_gather` of pieces of one shape: on a GPU one call and at most one copy."""
     group = process_group(team.ranks)
-    if not _is_direct(x, team, group):
+    if not nccl.takes(x, team, group):
         return all_gather(x, dim, team)
-    out = x.new_empty((team.size, *x.shape))
-    _all_gather_single(out, x.contiguous(), group)
-    return out.movedim(0, dim).flatten(dim, dim + 1)
+    return nccl.all_gather(x.detach().contiguous(), team.size, group).movedim(0, dim).flatten(dim, dim + 1)
 
 
 def equal_reduce_scatter(x: Tensor, dim: int, op: Reduction, team: Team) -> Tensor:
-    """`reduce_scatter` into pieces of one shape, with arguments that the caller has checked."""
+    """`reduce_scatter` into pieces of one shape."""
     group = process_group(team.ranks)
-    if op != "sum" or not _is_direct(x, team, group):
+    if op != "sum" or not nccl.takes(x, team, group):
         return reduce_scatter(x, dim, op, team)
-    split = cast("Tensor", x.unflatten(dim, (team.size, -1)))  # pyright: ignore[reportUnknownMemberType]
-    rows = split.movedim(dim, 0).contiguous()
-    if x.dtype in _NCCL_SUMS or team.size == 2:  # two addends are rounded once in any order
-        out = rows.new_empty(rows.shape[1:])
-        _reduce_scatter_single(out, rows, dist.ReduceOp.SUM, group)
-        return out
-    received = torch.empty_like(rows)
-    _c10d.all_to_all_single(received, rows, group=group)
-    return received.sum(0, dtype=x.dtype)  # on a GPU accumulated in float32, rounded once
+    return nccl.reduce_scatter(_rows(x, dim, team), group)
 
 
-def _is_direct(x: Tensor, team: Team, group: dist.ProcessGroup) -> bool:
-    """Does NCCL take `x` as it is, with the team's order its own?"""
-    in_order = all(a < b for a, b in pairwise(team.ranks))
-    return x.is_cuda and in_order and x.dtype in _DIRECT and not stages_through_host(group, x.device)
+def equal_all_to_all(x: Tensor, split_dim: int, concat_dim: int, team: Team) -> Tensor:
+    """`all_to_all` between pieces of one shape: a copy for each of the two dims that is not the first."""
+    group = process_group(team.ranks)
+    if not nccl.takes(x, team, group):
+        return all_to_all(x, split_dim, concat_dim, team)
+    received = nccl.all_to_all(_rows(x, split_dim, team), group)
+    return received.movedim(0, concat_dim).flatten(concat_dim, concat_dim + 1)
+
+
+def _rows(x: Tensor, dim: int, team: Team) -> Tensor:
+    """`[members, piece]`, contiguous, of equal pieces along `dim`."""
+    split = cast("Tensor", x.detach().unflatten(dim, (team.size, -1)))  # pyright: ignore[reportUnknownMemberType]
+    return split.movedim(dim, 0).contiguous()
 
 
 # --- movement of bytes -------------------------------------------------------------------------------------
@@ -324,7 +307,7 @@ def _gather_flat(x: Tensor, widest: int, team: Team) -> Tensor:
         own = padded
     group = process_group(team.ranks)
     out = _landing(own, team.size * widest, group)
-    _all_gather_single(_bytes(out), _bytes(own.to(out.device)), group)
+    nccl.all_gather_single(_bytes(out), _bytes(own.to(out.device)), group)
     return out.to(x.device).reshape(team.size, widest)
 
 
@@ -394,6 +377,6 @@ def _own(x: Tensor) -> Tensor:
 
 def _nccl_reduces(x: Tensor, op: Reduction, group: dist.ProcessGroup) -> bool:
     """True where NCCL's own reduction has the values that this file promises."""
-    if x.device.type != "cuda" or stages_through_host(group, x.device) or x.dtype not in _NCCL_SUMS:
+    if x.device.type != "cuda" or stages_through_host(group, x.device) or x.dtype not in nccl.SUMS:
         return False
     return op in ("sum", "prod") or not x.dtype.is_floating_point

@@ -158,6 +158,8 @@ class _Change:
         a, b = outermost(self.whole, self.had), outermost(self.whole, self.has)
         if a is not None and b is not None and a != b:
             split, concat = [s[b] for s in self.target_shapes], [s[a] for s in self.source_shapes]
+            if _equal(split) and _equal(concat):
+                return lambda x: communication.equal_all_to_all(x, b, a, team).reshape(shape)
             return lambda x: communication.all_to_all(x, b, a, team, split, concat).reshape(shape)
         expose = self.exposed(self.source.local_axes())
         left = tuple(without_digits(axis, self.has, self.cuts()) for axis in self.source.local_axes())

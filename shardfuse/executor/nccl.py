@@ -1,0 +1,94 @@
+"""NCCL on tensors as they are: contiguous, pieces of one shape, the process group's order that of the team.
+
+Sums of 16-bit floats are rounded once: pieces are exchanged unreduced and added up in float32, where NCCL would round
+at every hop.  Large pieces are exchanged in parts, so that one part is added up while the next is on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardfuse.mesh.groups import Team, stages_through_host
+
+# torch leaves its collectives' arguments untyped, and 2.13 renames one with a warning about the name that 2.11 has.
+_c10d = cast("Any", dist)
+all_gather_single: Callable[[Tensor, Tensor, dist.ProcessGroup], object] = (
+    getattr(_c10d, "all_gather_single", None) or _c10d.all_gather_into_tensor
+)
+_reduce_scatter_single: Callable[[Tensor, Tensor, dist.ReduceOp.RedOpType, dist.ProcessGroup], object] = (
+    getattr(_c10d, "reduce_scatter_single", None) or _c10d.reduce_scatter_tensor
+)
+
+SUMS = (torch.float32, torch.float64, torch.int32, torch.int64)
+"""What NCCL adds up as torch does."""
+
+_TAKEN = (*SUMS, torch.float16, torch.bfloat16, torch.uint8, torch.int8)
+_PARTS = 4
+_PART_BYTES = 2 * 2**20
+"""Up to here the latency of another call is longer than the addition that it would hide."""
+
+
+def takes(x: Tensor, team: Team, group: dist.ProcessGroup) -> bool:
+    """Does NCCL take `x` as it is, with the team's order its own?"""
+    in_order = all(a < b for a, b in pairwise(team.ranks))
+    return x.is_cuda and in_order and x.dtype in _TAKEN and not stages_through_host(group, x.device)
+
+
+def all_gather(x: Tensor, members: int, group: dist.ProcessGroup) -> Tensor:
+    """`[members, *x.shape]`."""
+    out = x.new_empty(members * x.numel())
+    all_gather_single(out, x.view(-1), group)
+    return out.view(members, *x.shape)
+
+
+def all_to_all(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """What each member has for this one, of `[members, piece]`."""
+    received = torch.empty_like(rows)
+    _c10d.all_to_all_single(received, rows, group=group)
+    return received
+
+
+def reduce_scatter(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum of every member's row for this one, of `[members, piece]`."""
+    members = rows.shape[0]
+    if rows.dtype in SUMS or members == 2:  # two addends are rounded once in any order
+        out = rows.new_empty(rows.numel() // members)
+        _reduce_scatter_single(out, rows.view(-1), dist.ReduceOp.SUM, group)
+        return out.view(rows.shape[1:])
+    if rows[0].numel() * rows.element_size() <= _PARTS * _PART_BYTES:
+        return added_up(all_to_all(rows, group))
+    return _by_parts(rows, group)
+
+
+def all_reduce(x: Tensor, members: int, group: dist.ProcessGroup) -> Tensor:
+    """The sum of every member's `x`, of which the members divide the elements."""
+    piece = reduce_scatter(x.reshape(members, -1), group)
+    return all_gather(piece, members, group).reshape(x.shape)
+
+
+def added_up(rows: Tensor) -> Tensor:
+    """The sum over the first dim; of 16-bit floats accumulated in float32 and rounded once, as torch does on a GPU."""
+    return rows.sum(0, dtype=rows.dtype)
+
+
+def _by_parts(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    given = rows.reshape(rows.shape[0], -1)
+    received, out = torch.empty_like(given), given.new_empty(given.shape[1])
+    bounds = [given.shape[1] * k // _PARTS // 8 * 8 for k in range(_PARTS)] + [given.shape[1]]
+    parts = [slice(a, b) for a, b in pairwise(bounds)]
+    works = [
+        _c10d.all_to_all(
+            [row[part] for row in received.unbind(0)], [row[part] for row in given.unbind(0)], group, async_op=True
+        )
+        for part in parts
+    ]
+    for part, work in zip(parts, works, strict=True):
+        work.wait()
+        torch.sum(received[:, part], 0, dtype=rows.dtype, out=out[part])
+    return out.reshape(rows.shape[1:])
