@@ -341,7 +341,7 @@ def _along(axis: Axis, digit: Digit, index: torch.Tensor) -> torch.Tensor | None
         return None if base is None else base // digit.weight % digit.extent
     below = 1
     for k, d in reversed(list(enumerate(axis))):
-        if d.base == digit.base and d.weight <= digit.weight < d.weight * d.extent:
+        if d == digit or (d.base == digit.base and d.weight <= digit.weight < d.weight * d.extent):
             value = index // below if k == 0 else index // below % d.extent
             return value // (digit.weight // d.weight) % digit.extent
         below *= d.extent

@@ -35,6 +35,10 @@ NORMS: list[tuple[tuple[int, ...], tuple[int, ...], tuple[Placement, ...]]] = [
     ((4,), (5, 12), (Shard(0),)),
     ((4,), (3, 10), (Shard(1),)),
     ((4,), (2, 3), (Shard(0),)),
+    ((4,), (1, 12), (Shard(0),)),
+    ((3,), (1, 1, 6), (Shard(1),)),
+    ((2, 2), (1, 12), (Shard(0), Shard(1))),
+    ((2, 2), (3, 1, 8), (Shard(1), Shard(0))),
     ((4,), (8, 12), (strided(1, 3),)),
     ((4,), (16, 12), (strided(0, 2),)),
     ((2, 2), (8, 12), (Shard(0), Shard(1))),
@@ -211,6 +215,16 @@ def test_refusals() -> None:
             fd.execute([distribute(numbers((6, 4)), mesh, [strided(0, 2)]), 2.0])
 
     run_ranks(2, run)
+
+    def flattened(rank: int, size: int) -> None:
+        """A rank has 2 of 3 rows, 6 of 9 elements, where torch cuts 5."""
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, -1])
+            fd.add_output(fd.ops.reshape(x, [fd.ops.mul(fd.ops.size(x, 0), fd.ops.size(x, 1))]))
+        with pytest.raises(PlacementError, match="its shards of 6 along dim 0, where DTensor's are 5"):
+            fd.execute([distribute(numbers((3, 3)), make_mesh((2,)), [Shard(0)])])
+
+    run_ranks(2, flattened)
 
     def nested(rank: int, size: int) -> None:
         mesh = make_mesh((3, 2))

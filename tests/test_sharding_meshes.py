@@ -252,14 +252,88 @@ def test_an_even_shard_that_is_not() -> None:
 
 
 def test_an_axis_of_one_element() -> None:
+    """The first rank has it: alone, broadcast against other axes, reduced, joined, repeated, read twice."""
+
+    def define(fd: FusionDefinition) -> list[torch.Tensor]:
+        x, w = fd.define_tensor([-1, -1]), fd.define_tensor([4, 6])
+        y = fd.ops.add(x, fd.ops.exp(x))
+        for out in (y, fd.ops.mul(y, w), fd.ops.sum(y, [0]), fd.ops.sum(y, [1]), fd.ops.max(y, [0, 1])):
+            fd.add_output(out)
+        fd.add_output(fd.ops.reshape(y, [1, 2, 3]))
+        fd.add_output(fd.ops.mul(fd.ops.reshape(y, [6]), 2.0))
+        fd.add_output(fd.ops.expand(y, [4, 6]))
+        fd.add_output(fd.ops.matmul(y, fd.ops.permute(w, [1, 0])))
+        fd.add_output(fd.ops.sub(*fd.ops.var_mean(y, [0, 1], correction=0, keepdim=True)))
+        return [torch.arange(6.0).reshape(1, 6) / 4, torch.arange(24.0).reshape(4, 6) - 9]
+
+    cases: list[Case] = []
+    for ranks, said in (
+        (torch.arange(4), [(X, (0, "outer"))]),
+        (torch.tensor([[3, 1], [0, 2]]), [(X, (0, "outer")), (Y, (1, "outer"))]),
+        (torch.tensor([[3, 1], [0, 2]]), [(Y, (0, "outer")), (X, (1, "inner"))]),
+    ):
+        fd = FusionDefinition()
+        inputs = define(fd)
+        x = fd.fusion.tensors()[0]
+        shard(x, DeviceMesh(ranks), *said)
+        cases.append(Case(fd, inputs, {x: (1, 6)}))
+    fd = FusionDefinition()
+    x = fd.define_tensor([6])
+    y = fd.ops.broadcast(fd.ops.exp(x), [True, False])
+    fd.add_output(y)
+    shard(y, world_mesh(4), (X, (0, "outer")))
+    cases.append(Case(fd, [torch.arange(6.0)], name="an output that only its own words cut"))
+    check_on_threads(4, cases)
+
+
+def test_found_by_random_programs() -> None:
+    """What once went wrong on a 2 x 2 mesh."""
+    mesh = DeviceMesh([[0, 1], [2, 3]])
+    cases: list[Case] = []
+
+    fd = FusionDefinition()  # ranks that hold no row take every second column
+    x = fd.define_tensor([3, 4])
+    y = fd.ops.exp(x)
+    fd.add_output(y)
+    shard(x, DeviceMesh([[0], [1], [2], [3]]), (Y, (0, "outer")))
+    shard(y, DeviceMesh([[0], [1], [2], [3]]), (X, (1, "inner")))
+    cases.append(Case(fd, [torch.arange(12.0).reshape(3, 4) / 8], {x: (3, 4)}, name="an empty rank"))
+
+    fd = FusionDefinition()  # 7 rows in blocks of 4, blocks in halves: the halves alone are no sharding of the condition
+    x, w = fd.define_tensor([7, 2]), fd.define_tensor([2])
+    y = fd.ops.where(fd.ops.gt(x, 0), w, 1.0)
+    fd.add_output(y)
+    shard(x, mesh, (X, (1, "outer")))
+    shard(y, mesh, (X, (0, "outer")), (Y, (0, "outer")))
+    cases.append(Case(fd, [torch.arange(14.0).reshape(7, 2) - 6, torch.tensor([2.0, 3.0])], {x: (7, 2)}))
+
+    fd = FusionDefinition()  # partial sums of both mesh dimensions, scattered to a block and then to a part of it
+    x = fd.define_tensor([6, 6])
+    total = fd.ops.sum(x, [0])
+    fd.add_output(total)
+    shard(x, mesh, (X, (0, "outer")), (Y, (0, "outer")))
+    shard(total, mesh, (X, (0, "outer")), (Y, (0, "outer")))
+    cases.append(Case(fd, [torch.arange(36.0).reshape(6, 6)], {x: (6, 6)}))
+
+    fd = FusionDefinition()  # one index in two axes of one element
+    x = fd.define_tensor([1])
+    y = fd.ops.sub(x, fd.ops.reshape(x, [1, 1]))
+    fd.add_output(y)
+    shard(x, world_mesh(4), (X, (0, "outer")))
+    shard(y, world_mesh(4), (X, (1, "outer")))
+    cases.append(Case(fd, [torch.ones(1)], {x: (1,)}))
+    check_on_threads(4, cases)
+
+
+def test_one_element_over_two_mesh_dimensions() -> None:
     def run() -> None:
         with FusionDefinition() as fd:
             x = fd.define_tensor([1, 4])
             fd.add_output(fd.ops.exp(x))
-        shard(x, world_mesh(2), (X, (0, "outer")))
+        shard(x, DeviceMesh([[0, 1], [2, 3]]), (X, (0, "outer")), (Y, (0, "outer")))
         fd.execute([torch.zeros(1, 4)])
 
-    assert "an axis of one element stays replicated: leave it off the mesh, or pad it" in same_on_all_ranks(2, run)
+    assert "one element goes to the first rank of one mesh dimension" in same_on_all_ranks(4, run)
 
 
 def test_an_inner_part_that_is_cut_unevenly() -> None:

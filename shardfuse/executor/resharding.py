@@ -175,29 +175,35 @@ class _Change:
         return refine([*(d for axis in axes for d in axis), *self.had, *self.has])
 
     def view(self, axes: Sequence[Axis], domain: BoundDomain) -> tuple[int, ...]:
-        """One extent for every atom of ``axes``."""
+        """One extent for every atom of ``axes``; 0 alone where the rank holds nothing."""
+        if 0 in domain.local_shape(self.rank):
+            return (0,)
         cuts = self.cuts()
         here = domain.coordinates(self.rank)
         return tuple(local_extent(atom, here) for axis in axes for d in axis for atom in cuts.get(d, (d,)))
 
     def exposed(self, local: Sequence[Axis]) -> Arrange:
         """From a local tensor to [team, the rest]: the digits that the target has on the mesh in front."""
-        cuts = self.cuts()
+        cuts, ranks = self.cuts(), len(self.team.ranks)
         atoms = [atom for axis in local for d in axis for atom in cuts[d]]
         shape = self.view(local, self.source)
+        if 0 in shape:
+            return lambda x: x.reshape(ranks, 0)
         front = [atoms.index(atom) for d in self.has for atom in cuts[d]]
         order = [*front, *(k for k in range(len(atoms)) if k not in front)]
-        ranks = len(self.team.ranks)
         return lambda x: x.reshape(shape).permute(order).reshape(ranks, -1)
 
     def joined(self, gathered: Axis, have: Sequence[Axis], want: Sequence[Axis], pieces: tuple[int, ...]) -> Arrange:
         """From [team, the atoms of ``have``] to the local shape of the target, whose axes are ``want``."""
+        shape = self.shape
+        if 0 in shape:
+            return lambda x: x.reshape(shape)
         cuts = self.cuts()
         front = [atom for d in gathered for atom in cuts[d]]
         atoms = [*front, *(atom for axis in have for d in axis for atom in cuts.get(d, (d,)))]
         wanted = [atom for axis in want for d in axis for atom in cuts[d]]
         order = [atoms.index(atom) for atom in wanted]
-        shape, extents = self.shape, tuple(atom.extent for atom in front)
+        extents = tuple(atom.extent for atom in front)
         return lambda x: x.reshape(*extents, *pieces).permute(order).reshape(shape)
 
 

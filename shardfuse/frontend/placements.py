@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def placements_of(argument: str, domain: BoundDomain) -> list[Placement]:
     """The placements of a tensor of this domain, one for each mesh dimension.
 
-    Raises PlacementError where a mesh dimension walks parts of several dims, which no placement says.
+    Raises PlacementError where a mesh dimension walks parts of several dims, or short shards of another size than
+    DTensor's, which no placement says.
     """
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.placement_types import _StridedShard  # pyright: ignore[reportPrivateUsage]
@@ -38,6 +39,14 @@ def placements_of(argument: str, domain: BoundDomain) -> list[Placement]:
             )
         dim, (above, below) = place
         factor = extent(above)
+        shard, wanted = extent(below), -(-extent(left[dim]) // domain.mesh.extent(parallel_type))
+        if factor == 1 and shard != wanted:
+            raise PlacementError(
+                argument,
+                [Shard(dim)],
+                f"its shards of {shard} along dim {dim}, where DTensor's are {wanted}",
+                "give this output a sharding, replicated say, or take local tensors",
+            )
         placements.append(Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor))
         left[dim] = (*above, *below)
     return placements
@@ -70,4 +79,7 @@ def unsharded_strides(domain: BoundDomain) -> tuple[int, ...]:
     for d in sorted(range(len(logical)), key=lambda d: (place[d], d), reverse=True):
         strides[d] = step
         step *= extent(logical[d])
+    for d in reversed(range(len(logical))):  # what lies inside of a dim of 1, as torch has it
+        if extent(logical[d]) == 1:
+            strides[d] = strides[d + 1] * extent(logical[d + 1]) if d + 1 < len(logical) else 1
     return tuple(strides)

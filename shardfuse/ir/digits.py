@@ -72,6 +72,15 @@ def axis_of(root: Root) -> Axis:
     return (Digit(root, 1, root.extent),) if root.extent != 1 else ()
 
 
+def single(root: Root) -> Axis:
+    """The whole of ``root``, of extent 1, as an axis that is walked: what a mesh dimension can hold, on its first rank.
+
+    The digit is never cut; it stays with whatever stands inside of it.
+    """
+    assert root.extent == 1, f"{root} has extent {root.extent}"
+    return (Digit(root, 1, 1),)
+
+
 def extent(axis: Axis) -> int:
     """Number of elements; an upper bound where one of two unevenly cut digits stands alone."""
     return prod(d.extent for d in axis)
@@ -86,7 +95,7 @@ def merge(*axes: Axis) -> Axis:
             d = Digit(d.base, d.weight, min(up.extent * d.extent, -(-d.base.extent // d.weight)))
             if d.weight == 1 and d.extent == d.base.extent and isinstance(d.base, Digit):
                 d = d.base  # an uneven cut, rejoined
-        if d.extent != 1:
+        if d.extent != 1 or d.base.extent == 1:
             out.append(d)
     return tuple(out)
 
@@ -141,8 +150,11 @@ def reshape(axes: Iterable[Axis], shape: Sequence[int]) -> tuple[Axis, ...]:
     for n in reversed(shape):
         rest, low = split(rest, n)
         out.insert(0, low)
-    if rest:
+    if extent(rest) != 1:
         raise CutError(f"{shape} leaves {rest}")
+    if rest and out:
+        at = next((k for k, axis in enumerate(out) if not axis), 0)
+        out[at] = merge(rest, out[at])
     return tuple(out)
 
 
@@ -197,7 +209,7 @@ def overlaps(axes: Iterable[Axis]) -> bool:
     def taken(d: Digit) -> bool:
         if isinstance(d.base, Digit) and d.base not in spans and taken(d.base):
             return True
-        low, high = d.weight, d.weight * d.extent
+        low, high = d.weight, d.weight * d.extent + (d.extent == 1)
         if any(a < high and low < b for a, b in spans.setdefault(d.base, [])):
             return True
         spans[d.base].append((low, high))
@@ -226,6 +238,8 @@ def unify(a: Axis, b: Axis, live: Iterable[Sequence[Axis]]) -> dict[Root, Axis]:
         if d.weight != 1 or d.extent != d.base.extent or isinstance(d.base, Digit) or root_of(d) in roots(a):
             raise CutError(f"{d} of {b} is not free")
         out[root_of(d)] = low
+    if rest:
+        out[root_of(b[0])] = merge(rest, out[root_of(b[0])])
     if any(overlaps([substitute(axis, out) for axis in axes]) for axes in live):
         raise CutError(f"{a} and {b} are indices of one tensor")
     return out

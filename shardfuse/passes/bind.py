@@ -21,12 +21,12 @@ whose recorded splits do not fit the digits that it would have.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import cast
 
 from ..errors import ShapeError
-from ..ir.digits import Axis, CutError, Root, axis_of, extent, overlaps, reshape, root_of, substitute, unify
+from ..ir.digits import Axis, CutError, Root, axis_of, extent, overlaps, reshape, root_of, single, substitute, unify
 from ..ir.domain import BoundDomain
 from ..ir.expr import FACTORIES, REDUCTIONS, BoundFusion, BoundTensor, Expr, Number, Scalar, Value
 from ..ir.fusion import Fusion, Record, Val
@@ -34,7 +34,7 @@ from ..ir.tensor_view import TensorView
 from ..ops.table import POINTWISE
 from ..ops.torch_calls import TORCH_CALLS
 from .host_scalars import HostScalars
-from .recorded_domains import bound_domain, fits, stream_digits
+from .recorded_domains import bound_domain, fits, shared_singles, stream_digits
 
 
 def bind(
@@ -67,8 +67,7 @@ class _Binder:
             if isinstance(declared.val, Scalar):
                 inputs.append(declared.val)
             else:
-                axes = [self.fresh(n) for n in self.sizes[declared.val]]
-                inputs.append(self.define(declared.val, axes))
+                inputs.append(self.define(declared.val, self.fresh_for(declared.val, self.sizes[declared.val])))
         for record in self.fusion.records:
             self.bind_record(record)
         for tv, tensor in self.tensors.items():
@@ -84,6 +83,15 @@ class _Binder:
     def fresh(self, n: int) -> Axis:
         self.roots += 1
         return axis_of(Root(f"i{self.roots - 1}", n))
+
+    def fresh_for(self, tv: TensorView, shape: Sequence[int]) -> list[Axis]:
+        """A fresh axis for each extent; one of a single element that ranks share out is walked as well."""
+        shared = shared_singles(tv, shape)
+        return [self.fresh(n) if k not in shared else self.fresh_single() for k, n in enumerate(shape)]
+
+    def fresh_single(self) -> Axis:
+        self.roots += 1
+        return single(Root(f"i{self.roots - 1}", 1))
 
     def define(self, tv: TensorView, axes: Sequence[Axis]) -> BoundTensor:
         tensor = BoundTensor(tv.name, tv.dtype, BoundDomain(tuple(axes)))
@@ -113,7 +121,7 @@ class _Binder:
                 for places in columns.values():
                     self.meet(op, operands, places)
             found = {
-                name: next((axis for j, at in places if (axis := operands[j].domain.logical[at])), ())
+                name: max((operands[j].domain.logical[at] for j, at in places), key=_breadth, default=())
                 for name, places in columns.items()
             }
             again = _holding_again({n: a for n, a in found.items() if n not in apart}, operands, columns)
@@ -125,6 +133,10 @@ class _Binder:
 
     def meet(self, op: str, operands: list[BoundTensor], places: Sequence[tuple[int, int]]) -> Axis:
         """Make the axes at ``places`` (operand, axis) one axis and return it.  May replace operands by relabels."""
+        breadth = [_breadth(operands[k].domain.logical[at]) for k, at in places]
+        if 1 in breadth and 2 in breadth:  # an element that ranks share out is whole on each of them, to be repeated
+            for (k, at), own in zip(places, breadth, strict=True):
+                operands[k] = self.relabel(operands[k], repeated=at) if own == 1 else operands[k]
         seen = [(k, at) for k, at in places if operands[k].domain.logical[at]]
         if not seen:
             return ()
@@ -163,8 +175,10 @@ class _Binder:
             tensor.domain = BoundDomain(logical)
         return True
 
-    def relabel(self, tensor: BoundTensor) -> BoundTensor:
-        out = self.unnamed(f"{tensor.name}r{len(self.exprs)}", tensor, self.fresh_like(tensor.domain.logical))
+    def relabel(self, tensor: BoundTensor, repeated: int | None = None) -> BoundTensor:
+        """``repeated``: an axis of one element that is a broadcast axis from here on."""
+        axes = self.fresh_like(axis if k != repeated else () for k, axis in enumerate(tensor.domain.logical))
+        out = self.unnamed(f"{tensor.name}r{len(self.exprs)}", tensor, axes)
         self.exprs.append(Expr("relabel", (tensor,), (out,)))
         return out
 
@@ -174,8 +188,8 @@ class _Binder:
         self.live.append(tensor)
         return tensor
 
-    def fresh_like(self, axes: Sequence[Axis]) -> list[Axis]:
-        return [self.fresh(extent(axis)) for axis in axes]
+    def fresh_like(self, axes: Iterable[Axis]) -> list[Axis]:
+        return [self.fresh_single() if _breadth(axis) == 1 else self.fresh(extent(axis)) for axis in axes]
 
     # records
 
@@ -210,7 +224,8 @@ class _Binder:
                 made.append(self.define(out, own))
                 continue
             made.append(self.unnamed(f"{out.name}u", out, own))
-            relabels.append(Expr("relabel", (made[-1],), (self.define(out, self.fresh_like(own)),)))
+            under = self.fresh_for(out, [extent(axis) for axis in own])
+            relabels.append(Expr("relabel", (made[-1],), (self.define(out, under),)))
         self.exprs += [Expr(op, tuple(values), tuple(made), attributes), *relabels]
 
     def bind_size(self, record: Record) -> None:
@@ -309,19 +324,19 @@ class _Binder:
     def expand_axes(self, x: BoundTensor, shape: tuple[int, ...]) -> list[Axis]:
         axes: list[Axis] = []
         for k, (axis, n) in enumerate(zip(x.domain.logical, shape, strict=True)):
-            if axis and extent(axis) != n:
+            if extent(axis) not in (1, n):
                 raise ShapeError(
                     "expand",
                     f"{extent(axis)} in axis {k} of {x} to {n}",
                     "an axis of 1, or the same size",
                     "correct the shape",
                 )
-            axes.append(axis or self.fresh(n))
+            axes.append(axis if axis and extent(axis) == n else self.fresh(n))
         return axes
 
     def squeeze_axes(self, x: BoundTensor, gone: tuple[int, ...]) -> list[Axis]:
         for k in gone:
-            if x.domain.logical[k]:
+            if extent(x.domain.logical[k]) != 1:
                 raise ShapeError(
                     "squeeze",
                     f"axis {k} of {x} of extent {extent(x.domain.logical[k])}",
@@ -341,3 +356,8 @@ def _holding_again(
             later, earlier = ([j for j, at in columns[c] if operands[j].domain.logical[at]] for c in (name, twin))
             return earlier if 0 in later and 0 not in earlier else later
     return []
+
+
+def _breadth(axis: Axis) -> int:
+    """Of two axes that meet the broader one names the result: 0 is a broadcast, 1 an element that ranks share out."""
+    return 0 if not axis else 1 if extent(axis) == 1 else 2

@@ -33,6 +33,7 @@ from ..analysis.sharding import (
     computed_in,
     is_even,
     is_opaque,
+    is_possible,
     join,
     mesh_of,
     needed_of,
@@ -40,11 +41,10 @@ from ..analysis.sharding import (
     reduced_axes,
     restrict,
     restrict_to_inputs,
-    stand_together,
     with_sharding,
 )
 from ..analysis.sharding import carries as carries_digits
-from ..ir.digits import Root, axis_of
+from ..ir.digits import Axis, Root, axis_of
 from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
@@ -117,13 +117,12 @@ class _Decomposer:
         op = expr.op if expr.op in REDUCTIONS else "sum"
         current, places = self.local_partial(expr, inputs, mesh, here, partial)
         visible = dict(zip((p for p, _ in partial), places, strict=True))
-        wanted = out.domain if out.domain.mesh == mesh else None
-        for k, dims in enumerate(_reductions(tuple(visible), wanted)):
+        wanted = out.domain.sharding if out.domain.mesh == mesh else ()
+        for k, (dims, digits) in enumerate(_reductions(tuple(visible), here, wanted, out.domain.logical, mesh)):
             gone = tuple(visible.pop(p) for p in dims)
             logical = tuple(a for j, a in enumerate(current.domain.logical) if j not in gone)
             rest = [(p, d) for p, d in current.domain.sharding if p not in dims]
-            digits = wanted.digits_on(dims[0]) if wanted is not None else ()
-            if digits and stand_together([*(d for _, d in rest), digits]):
+            if digits:
                 rest.append((dims[0], digits))
             domain = BoundDomain(logical, mesh, ordered(rest))
             exact = not visible and _same(domain, out.domain) and current.dtype is out.dtype
@@ -234,11 +233,23 @@ class _Decomposer:
         return BoundTensor(name, tensor.dtype, domain)
 
 
-def _reductions(dims: Sequence[ParallelType], wanted: BoundDomain | None) -> list[tuple[ParallelType, ...]]:
-    """Over which mesh dimensions to reduce, a collective each: first where the result is scattered, then all others."""
-    scattered = [p for p in dims if wanted is not None and wanted.digits_on(p)]
-    whole = tuple(p for p in dims if p not in scattered)
-    return [*((p,) for p in scattered), *([whole] if whole else [])]
+def _reductions(
+    dims: Sequence[ParallelType], here: Sharding, wanted: Sharding, logical: Sequence[Axis], mesh: DeviceMesh | None
+) -> list[tuple[tuple[ParallelType, ...], Axis]]:
+    """Over which mesh dimensions to reduce, a collective each, and what it scatters to: then all others at once.
+
+    A part of a part is scattered after the part that it is cut from.
+    """
+    assert mesh is not None, "partial sums are of a mesh"
+    held, left, steps = dict(here), list(dims), list[tuple[tuple[ParallelType, ...], Axis]]()
+    for _ in dims:
+        found = next((e for e in wanted if e[0] in left and is_possible({**held, e[0]: e[1]}, logical, mesh)), None)
+        if found is None:
+            break
+        held[found[0]] = found[1]
+        left.remove(found[0])
+        steps.append(((found[0],), found[1]))
+    return [*steps, *([(tuple(left), ())] if left else [])]
 
 
 def _same(a: BoundDomain, b: BoundDomain) -> bool:

@@ -98,7 +98,8 @@ def _refine(tensor: BoundTensor, wants: list[tuple[DeviceMesh, Sharding]], settl
     if any(other != mesh for other, _ in wants) or tensor.domain.mesh not in (None, mesh):
         return
     common = tuple(entry for entry in first if all(entry in sharding for _, sharding in wants))
-    tensor.domain = with_sharding(tensor.domain, mesh, join([tensor.domain.sharding, common]))
+    joined = restrict(join([tensor.domain.sharding, common]), tensor.domain.logical, mesh)
+    tensor.domain = with_sharding(tensor.domain, mesh, joined)
 
 
 def _wanted(expr: Expr, tensor: BoundTensor) -> Sharding:

@@ -18,11 +18,26 @@ from ..mesh import ParallelType
 
 def fits(tv: TensorView, axes: Sequence[Axis]) -> bool:
     """Can the recorded splits and merges of ``tv`` be replayed on ``axes``?"""
+    if any(not axes[k] for k in shared_singles(tv, [extent(axis) for axis in axes])):
+        return False
     try:
         tv.domain.replay(dict(zip(tv.domain.logical, axes, strict=True)))
     except CutError:
         return False
     return True
+
+
+def shared_singles(tv: TensorView, shape: Sequence[int]) -> list[int]:
+    """The axes of one element that a mesh dimension of several ranks takes the outer part of: its first rank has it."""
+    domain = tv.domain
+    if domain.mesh is None or 1 not in shape:
+        return []
+    made_by = {out: t for t in domain.transforms if isinstance(t, Split) and t.uneven for out in t.out[:1]}
+    on = [
+        axis for p, axis in domain.mesh_axes().items() if p in domain.mesh.parallel_types and domain.mesh.extent(p) > 1
+    ]
+    cut = [made_by[axis].axis for axis in on if axis in made_by]
+    return [k for k, axis in enumerate(domain.logical) if shape[k] == 1 and axis in cut]
 
 
 def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
@@ -144,7 +159,7 @@ def _sharding(tv: TensorView, tensor: BoundTensor, axes: Mapping[IterDomain, Axi
                 f"mesh dimension {parallel_type.name} has {ranks} ranks",
                 f"split the axis with outer_split(axis, {ranks}), uneven=True where the size does not divide"
                 if digits
-                else "an axis of one element stays replicated: leave it off the mesh, or pad it",
+                else "one element goes to the first rank of one mesh dimension, by outer_split(..., uneven=True)",
             )
         if digits:
             sharding.append((parallel_type, digits))
