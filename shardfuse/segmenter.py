@@ -24,7 +24,7 @@ from .ops.table import POINTWISE
 from .schedulers import ALONE, SCHEDULERS
 from .schedulers.recompute import join, recompute
 from .schedulers.segment import Segment
-from .schedulers.space import refusal_of
+from .schedulers.space import common_cuts, refusal_of
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,13 @@ def segment_fusion(fusion: BoundFusion) -> list[ScheduledSegment]:
     return _Segmenter(fusion).run()
 
 
+def _share_cuts(exprs: Sequence[Expr]) -> bool:
+    """Can one kernel walk all of them?  Only a reshape cuts an index where another tensor does not."""
+    if all(e.op != "reshape" or is_opaque(e) for e in exprs):
+        return True
+    return not isinstance(common_cuts(t for e in exprs for t in (*e.tensors, *e.outputs)), str)
+
+
 def _without_kernel(expr: Expr) -> ScheduledSegment:
     """An Expr of a fusion in which some tensor has no elements: there is little to do, and torch does it."""
     segment = Segment.of([expr], expr.outputs)
@@ -95,8 +102,10 @@ class _Segmenter:
             for t in expr.tensors:
                 self.readers.setdefault(t, []).append(expr)
         self.indices: dict[BoundTensor, None] = {}
-        seen = dict.fromkeys(e.tensors[0] for e in fusion.exprs if e.op == "window")
-        self.cheap = {e: self.is_cheap(e) and e.output not in seen for e in fusion.exprs}
+        self.windowed = dict.fromkeys(e.tensors[0] for e in fusion.exprs if e.op == "window")
+        self.cheap: dict[Expr, bool] = {}
+        for expr in fusion.exprs:
+            self.settle_cheap(expr)
         self.alone = dict.fromkeys(e for e in fusion.exprs if self.stands_alone(e))
         stored = self.stored()
         self.placed = dict.fromkeys(e for e in fusion.exprs if not self.cheap[e] or e.output in stored)
@@ -137,6 +146,16 @@ class _Segmenter:
         if not all(t in self.indices for t in expr.tensors) or refusal_of(expr) is not None:
             return False
         return expr.op in ("full", "iota", "cast", *VIEWS, *POINTWISE)
+
+    def settle_cheap(self, expr: Expr) -> None:
+        """Views whose cuts do not go together (``[6] -> [3, 2] -> [2, 3]``) are not copied into one segment."""
+        is_cheap = self.is_cheap(expr) and expr.output not in self.windowed
+        self.cheap[expr] = is_cheap and _share_cuts([expr])
+        chain = self.with_cheap([expr])
+        if len(chain) > 1 and not _share_cuts(chain):
+            for t in expr.tensors:
+                if t in self.producer:
+                    self.cheap[self.producer[t]] = False
 
     def stored(self) -> dict[BoundTensor, None]:
         """What must be in memory: the fusion's outputs, and what a segment that stands alone reads."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+import torch
+from fusion_check import check
 from random_fusions import random_case
 from thread_check import X, shard, world_mesh
 
@@ -161,3 +163,18 @@ def test_segments_come_in_an_order_in_which_they_can_run() -> None:
     assert [line.split(":")[0] for line in found] == ["torch_call", "pointwise"] * 3
     for before, after in pairwise(found):
         assert before.split("-> ")[1] in after
+
+
+@pytest.mark.parametrize("through", [[3, 2], [2, 3]])
+def test_reshapes_that_share_no_cut(through: list[int]) -> None:
+    """[6] as [3, 2] and as [2, 3]: no kernel walks both, also where a cast and [6] stand between."""
+    x = torch.arange(6.0) - 2
+    with FusionDefinition() as fd:
+        first = fd.ops.reshape(fd.define_tensor([-1]), [3, 2])
+        second = fd.ops.reshape(first, [2, 3])
+        flat = fd.ops.cast(fd.ops.reshape(second, [6]), DataType.Double)
+        fd.add_output(fd.ops.neg(second))
+        fd.add_output(fd.ops.mul(fd.ops.sum(second, [0], keepdim=True), second))
+        fd.add_output(fd.ops.exp(fd.ops.reshape(flat, through)))
+        fd.add_output(fd.ops.add(fd.ops.reshape(fd.ops.exp(first), [2, 3]), second))
+    check(fd, [x])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import cast
 
-from ..ir.digits import Axis, CutError, Digit, cut_out, extent, merge, overlaps, refine, split
+from ..ir.digits import Axis, CutError, Digit, cut_out, extent, joined, merge, overlaps, refine, split
 from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from ..mesh import DeviceMesh, ParallelType
@@ -87,7 +87,7 @@ def is_opaque(expr: Expr) -> bool:
         return True
     if expr.op != "reshape":
         return False
-    return merge(*expr.tensors[0].domain.logical) != merge(*expr.output.domain.logical)
+    return joined(expr.tensors[0].domain.logical) != joined(expr.output.domain.logical)
 
 
 def mesh_of(tensors: Iterable[BoundTensor]) -> DeviceMesh | None:

@@ -9,4 +9,5 @@ from collections.abc import Sequence
 def has_dtensor(values: Sequence[object]) -> bool:
     """Is one of them a DTensor?  Costs no import: where nobody has imported DTensor there are none."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(value, module.DTensor) for value in values)
+    kind = getattr(module, "DTensor", None)  # not there yet while another thread imports it
+    return kind is not None and any(isinstance(value, kind) for value in values)

@@ -75,7 +75,7 @@ def axis_of(root: Root) -> Axis:
 def single(root: Root) -> Axis:
     """The whole of ``root``, of extent 1, as an axis that is walked: what a mesh dimension can hold, on its first rank.
 
-    The digit is never cut; it stays with whatever stands inside of it.
+    The digit is never cut, and never joined with others.
     """
     assert root.extent == 1, f"{root} has extent {root.extent}"
     return (Digit(root, 1, 1),)
@@ -98,6 +98,11 @@ def merge(*axes: Axis) -> Axis:
         if d.extent != 1 or d.base.extent == 1:
             out.append(d)
     return tuple(out)
+
+
+def joined(axes: Iterable[Axis]) -> Axis:
+    """All that ``axes`` walk as one axis: single elements are left out."""
+    return merge(*(tuple(d for d in axis if d.base.extent != 1) for axis in axes))
 
 
 def split(axis: Axis, inner: int, *, uneven: bool = False) -> tuple[Axis, Axis]:
@@ -145,16 +150,18 @@ def _split_empty(axis: Axis, inner: int) -> tuple[Axis, Axis]:
 
 def reshape(axes: Iterable[Axis], shape: Sequence[int]) -> tuple[Axis, ...]:
     """Regroup; the shapes must have equal products.  Uneven cuts stay inside the axis that has them, rejoined."""
-    rest = merge(*axes)
+    given = list(axes)
+    rest = joined(given)
     out: list[Axis] = []
     for n in reversed(shape):
         rest, low = split(rest, n)
         out.insert(0, low)
-    if extent(rest) != 1:
-        raise CutError(f"{shape} leaves {rest}")
-    if rest and out:
-        at = next((k for k, axis in enumerate(out) if not axis), 0)
-        out[at] = merge(rest, out[at])
+    singles = [d for axis in given for d in axis if d.base.extent == 1]
+    free = [k for k, axis in enumerate(out) if not axis]
+    if rest or len(singles) > len(free):
+        raise CutError(f"{shape} leaves {(*rest, *singles)}")
+    for k, d in zip(free, singles, strict=False):
+        out[k] = (d,)
     return tuple(out)
 
 
@@ -232,14 +239,12 @@ def unify(a: Axis, b: Axis, live: Iterable[Sequence[Axis]]) -> dict[Root, Axis]:
     out: dict[Root, Axis] = {}
     rest = a
     for d in reversed(b):
-        rest, low = split(rest, d.extent)
+        rest, low = split(rest, d.extent) if d.extent != 1 else ((), a)
         if low == (d,):
             continue
         if d.weight != 1 or d.extent != d.base.extent or isinstance(d.base, Digit) or root_of(d) in roots(a):
             raise CutError(f"{d} of {b} is not free")
         out[root_of(d)] = low
-    if rest:
-        out[root_of(b[0])] = merge(rest, out[root_of(b[0])])
     if any(overlaps([substitute(axis, out) for axis in axes]) for axes in live):
         raise CutError(f"{a} and {b} are indices of one tensor")
     return out

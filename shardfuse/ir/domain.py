@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..mesh import DeviceMesh, ParallelType
-from .digits import Axis, Digit, cut_out, merge, split
+from .digits import Axis, Digit, cut_out, joined, split
 from .layout import Coordinates, Layout, is_present, local_extent
 
 
@@ -87,7 +87,7 @@ class TensorDomain:
             if transform.is_reduction:
                 continue
             if isinstance(transform, Merge):
-                axes[transform.out] = merge(*(axes[i] for i in transform.axes))
+                axes[transform.out] = joined(axes[i] for i in transform.axes)
             else:
                 axes.update(zip(transform.out, _cut(axes[transform.axis], transform), strict=True))
         return axes

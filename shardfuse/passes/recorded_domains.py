@@ -17,14 +17,19 @@ from ..mesh import ParallelType
 
 
 def fits(tv: TensorView, axes: Sequence[Axis]) -> bool:
-    """Can the recorded splits and merges of ``tv`` be replayed on ``axes``?"""
+    """Can the recorded splits and merges of ``tv`` be replayed on ``axes``, and mesh dimensions hold what they say?"""
+    domain = tv.domain
     if any(not axes[k] for k in shared_singles(tv, [extent(axis) for axis in axes])):
         return False
     try:
-        tv.domain.replay(dict(zip(tv.domain.logical, axes, strict=True)))
+        made = domain.replay(dict(zip(domain.logical, axes, strict=True)))
     except CutError:
         return False
-    return True
+    if domain.mesh is None or not any(isinstance(t, Split) and t.uneven for t in domain.transforms):
+        return True
+    on = domain.mesh_axes()
+    sharding = tuple((p, made[on[p]]) for p in domain.mesh.parallel_types if p in on and extent(made[on[p]]) > 1)
+    return restrict(sharding, axes, domain.mesh) == sharding
 
 
 def shared_singles(tv: TensorView, shape: Sequence[int]) -> list[int]:

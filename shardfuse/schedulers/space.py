@@ -131,14 +131,21 @@ def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms] | str:
         if window.tensors[0] not in segment.inputs:
             return f"{window.tensors[0]} is read at other places than it is made at"
     tensors = dict.fromkeys((*segment.loads, *(t for e in segment.exprs for t in e.outputs)))
+    pieces = common_cuts(tensors)
+    if isinstance(pieces, str):
+        return pieces
     walked = {t: t.domain.local_axes() for t in tensors}
-    forms = dict.fromkeys(axes for t in tensors for axes in (walked[t], t.domain.storage()))
+    atoms = {axes: frozenset(_split_up(axes, pieces)) for axes in dict.fromkeys(walked.values())}
+    return pieces, {t: atoms[walked[t]] for t in tensors}
+
+
+def common_cuts(tensors: Iterable[BoundTensor]) -> Pieces | str:
+    """Every digit that a rank walks in these tensors as atoms, or why there are none."""
+    forms = dict.fromkeys(axes for t in tensors for axes in (t.domain.local_axes(), t.domain.storage()))
     try:
-        pieces = refine(d for axes in forms for axis in axes for d in axis)
+        return refine(d for axes in forms for axis in axes for d in axis)
     except CutError as error:
         return str(error)
-    atoms = {axes: frozenset(_split_up(axes, pieces)) for axes in forms}
-    return pieces, {t: atoms[walked[t]] for t in tensors}
 
 
 @lru_cache(maxsize=1024)  # asked about the same Expr in every segment that it is tried in
