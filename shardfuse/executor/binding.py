@@ -116,8 +116,7 @@ def _name(dtype: torch.dtype) -> str:
 def _check_contiguity(k: int, declared: FusionInput, val: TensorView, tensor: torch.Tensor) -> None:
     if val.allocation_rank or not declared.contiguity or tensor.numel() == 0:
         return
-    order = sorted(range(tensor.ndim), key=lambda d: -declared.stride_order[d]) if declared.stride_order else None
-    dims = order or list(range(tensor.ndim))
+    dims = declared.dim_order or range(tensor.ndim)
     expected = 1
     for place in reversed(range(len(dims))):
         d = dims[place]

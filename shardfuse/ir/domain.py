@@ -115,12 +115,15 @@ class BoundDomain:
     """The domain of a tensor with sizes.
 
     ``allocation``: axes in storage order, outermost first; ``None`` is the logical order.
+    ``dim_order``: of an input that was declared in a stride order, its dims as they lie in memory, outermost first.  What
+    its strides are is known in a call only: schedulers choose by this, and are right for any strides.
     """
 
     logical: tuple[Axis, ...]
     mesh: DeviceMesh | None = None
     sharding: Sharding = ()
     allocation: tuple[Axis, ...] | None = None
+    dim_order: tuple[int, ...] = ()
 
     def digits_on(self, parallel_type: ParallelType) -> Axis:
         """The digits that ``parallel_type`` walks; empty where the tensor is replicated over it."""
@@ -173,6 +176,13 @@ class BoundDomain:
             return self.local_axes()
         gone = self.mesh_digits
         return tuple(without(axis, gone) for axis in self.allocation) if gone else self.allocation
+
+    def in_memory(self) -> tuple[Axis, ...]:
+        """Local axes as they are expected in memory, outermost first."""
+        if self.allocation is not None or not self.dim_order:
+            return self.storage()
+        local = self.local_axes()
+        return tuple(local[d] for d in self.dim_order)
 
     def layout(self, rank: int) -> Layout:
         """``rank``'s contiguous storage in allocation order."""

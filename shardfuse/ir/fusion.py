@@ -31,6 +31,11 @@ class FusionInput:
     contiguity: tuple[bool | None, ...] = ()
     stride_order: tuple[int, ...] = ()
 
+    @property
+    def dim_order(self) -> tuple[int, ...]:
+        """The dims as they lie in memory, outermost first; empty is the logical order."""
+        return tuple(sorted(range(len(self.stride_order)), key=lambda d: -self.stride_order[d]))
+
 
 class Fusion:
     """Inputs, records and outputs, in the order in which they were said."""

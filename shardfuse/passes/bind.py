@@ -22,6 +22,7 @@ whose recorded splits do not fit the digits that it would have.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import cast
 
@@ -73,6 +74,10 @@ class _Binder:
         for tv, tensor in self.tensors.items():
             if tv.domain.mesh is not None or tv.domain.allocation is not None or tv.allocation_rank:
                 tensor.domain = bound_domain(tv, tensor)
+        for declared in self.fusion.inputs:
+            if isinstance(declared.val, TensorView) and declared.stride_order:
+                tensor = self.tensors[declared.val]
+                tensor.domain = replace(tensor.domain, dim_order=declared.dim_order)
         outputs = [self.tensors[tv] for tv in self.fusion.outputs]
         aliases = {self.tensors[out]: self.tensors[source] for out, source in self.fusion.aliases.items()}
         streams = [(tensor, digits) for tv, tensor in self.tensors.items() for digits in stream_digits(tv, tensor)]

@@ -180,7 +180,7 @@ def _split_up(axes: Iterable[Axis], pieces: Mapping[Digit, Axis]) -> Axis:
 
 def stored_atoms(tensor: BoundTensor, pieces: Pieces) -> Axis:
     """Its atoms as they are stored, outermost first."""
-    return _split_up(tensor.domain.storage(), pieces)
+    return _split_up(tensor.domain.in_memory(), pieces)
 
 
 def listed(atoms: Iterable[Digit]) -> str:
@@ -227,12 +227,13 @@ def storage_order(
     """
 
     def rank(t: BoundTensor) -> tuple[int, int, bool]:
-        return -len(atoms[t] & reduced), -prod(a.extent for a in atoms[t]), t.domain.allocation is None
+        is_logical = t.domain.allocation is None and not t.domain.dim_order
+        return -len(atoms[t] & reduced), -prod(a.extent for a in atoms[t]), is_logical
 
     ranked = sorted(candidates, key=rank)
     order: list[Digit] = []
     for tensor in ranked:
-        own = _split_up(tensor.domain.storage(), pieces)
+        own = _split_up(tensor.domain.in_memory(), pieces)
         order[:0] = [a for a in own if a not in order]
     return order
 
