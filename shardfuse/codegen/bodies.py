@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from ..ir.dtype import DataType
@@ -24,6 +25,8 @@ from .prefetch import prefetch_next
 from .reduction import accumulator, accumulators
 from .tile import Chunk
 
+_R = re.compile(r"\br\b")
+
 
 def write_unrolled(e: Emitter) -> None:
     """Loads, math and stores once, every chunk of r in registers throughout.
@@ -34,7 +37,7 @@ def write_unrolled(e: Emitter) -> None:
     last = e.space.phases - 1
     for phase in range(e.space.phases):
         if phase == last and e.params.team:
-            _write_chunk_by_chunk(e, chunks)
+            write_last_phase(e, chunks)
             return
         reductions = e.reductions(phase)
         wanted = list(e.plan.segment.outputs) if phase == last else [x.tensors[0] for x in reductions]
@@ -53,7 +56,7 @@ def write_unrolled(e: Emitter) -> None:
             e.store(tensor, chunk)
 
 
-def _write_chunk_by_chunk(e: Emitter, chunks: list[Chunk]) -> None:
+def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
     """The last phase with the stores of a chunk before the loads of the next.
 
     The compiler moves loads up; all weights beside the whole row took 96 registers where 56 are enough.
@@ -96,6 +99,20 @@ def _exchange(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> None
     """All reductions of a phase at once."""
     if not parts:
         return
+    words = _named(e, parts)
+    lines, whole = exchange_lines(e.plan, words, e.tile.exchanged)
+    e.helpers |= exchange_helpers(counted=e.params.counted, turns=e.turns)
+    for line in lines:
+        e.out.line(line)
+    take_whole(e, [expr for expr, _ in parts], whole)
+
+
+def parts_of(e: Emitter, reductions: Sequence[Expr], chunks: list[Chunk]) -> list[tuple[DataType, str]]:
+    """What this member has of ``reductions``, its part of the row being in registers: type and name of each number."""
+    return _named(e, [(expr, _combined(e, expr, chunks)) for expr in reductions])
+
+
+def _named(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> list[tuple[DataType, str]]:
     words: list[tuple[DataType, str]] = []
     for expr, texts in parts:
         for out, acc, text in zip(expr.outputs, accumulators(expr), texts, strict=True):
@@ -104,12 +121,13 @@ def _exchange(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> None
             if text != name:
                 e.out.line(f"{name} = {text}")
             words.append((acc.dtype, name))
-    lines, whole = exchange_lines(e.plan, words, e.tile.exchanged)
-    e.helpers |= exchange_helpers(counted=e.params.counted, turns=e.turns)
-    for line in lines:
-        e.out.line(line)
+    return words
+
+
+def take_whole(e: Emitter, reductions: Sequence[Expr], whole: Sequence[str]) -> None:
+    """The values of ``reductions`` from the texts of what all members have of them."""
     remaining = iter(whole)
-    for expr, _ in parts:
+    for expr in reductions:
         texts = [next(remaining) for _ in expr.outputs]
         if is_statistic(expr):
             give(e, expr, across_members(e, expr, texts))
@@ -166,6 +184,7 @@ def _write_loop(e: Emitter, reductions: list[Expr], stored: list[BoundTensor], c
     first, last = ("first", "last") if e.plan.split or e.params.team else ("0", R_SIZE)
     e.out.line(f"for start in tl.range({first}, {last}, {e.params.r_block}, num_stages={e.params.num_stages}):")
     e.out.depth += 1
+    at = len(e.out.lines)
     e.out.line("r = start + c")
     if chunk.is_masked:
         e.out.line(f"r_mask = r < {R_SIZE}")
@@ -176,6 +195,8 @@ def _write_loop(e: Emitter, reductions: list[Expr], stored: list[BoundTensor], c
         _take_in(e, expr, chunk)
     for tensor in stored:
         e.store(tensor, chunk)
+    if not any(_R.search(line) for line in e.out.lines[at + 1 :]):
+        del e.out.lines[at]
     e.out.depth -= 1
     e.values = {k: v for k, v in e.values.items() if not e.space.has_r(k[0])}
     _finish(e, ((expr, _across_lanes(e, expr)) for expr in reductions))

@@ -25,7 +25,7 @@ from .arithmetic import (
     rounded,
 )
 from .draw import draw
-from .indexing import chunk_terms, dynamic_terms, member_terms
+from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .reduction import HELPERS, Accumulator, accumulator
 from .source import Writer
 from .tile import Chunk, Strides, Tile
@@ -253,7 +253,7 @@ class Emitter:
             self.starts[f"start_{expr.output}"] = start
             terms.insert(0, f"start_{expr.output}")
         elif not (has_x or has_r):
-            terms = [f"tl.full([], {terms[0] if terms else 0}, tl.int64)"]
+            terms = [f"tl.full([], {' + '.join(terms) or 0}, tl.int64)"]
         return f"{atom(' + '.join(terms))}.to({TRITON_TYPE[dtype]})", has_x and self.tile.x_lanes, has_r
 
     def iota(self, expr: Expr, chunk: Chunk) -> Text:
@@ -298,8 +298,13 @@ class Emitter:
         """Terms of an offset, and whether it has any in x and in r."""
         x_terms, r = self.x_terms(strides), self.tile.r_groups(strides)
         has_x = bool(x_terms) and (not self.params.columns or self.tile.has_x_lanes(strides))
+        scalars: list[str] = []
         if chunk.start is None:
-            constant, r_terms = 0, dynamic_terms(chunk.index, r)
+            constant = 0
+            if chunk.index == "r" and self.params.r_block > 1:
+                scalars, r_terms = loop_terms("start", "c", self.params.r_block, r)
+            else:
+                r_terms = dynamic_terms(chunk.index, r)
         elif self.params.team:
             # A chunk that some member has nothing of is never read without its mask.
             size = chunk.valid if chunk.start < self.tile.last_share else 0
@@ -309,7 +314,7 @@ class Emitter:
             constant, r_terms = chunk_terms(chunk.lane, chunk.start, chunk.valid, r)
         if len(x_terms) > 1 or (x_terms and " " in x_terms[0] and self.space.r):
             x_terms = [self.offset(" + ".join(x_terms))]
-        return [*x_terms, *([str(constant)] if constant else []), *r_terms], has_x, bool(r_terms)
+        return [*x_terms, *scalars, *([str(constant)] if constant else []), *r_terms], has_x, bool(r_terms)
 
     def x_terms(self, strides: Strides) -> list[str]:
         parts, columns = self.tile.x_groups(strides), self.tile.columns

@@ -64,6 +64,23 @@ def collect(ptr):
     return (tl.load(ptr, volatile=True) & 0xFFFFFFFF).to(tl.int32)
 '''
 
+COLLECT_LATE = '''@triton.jit
+def collect_late(ptr, epoch):
+    """The bits of every member's word, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .pred wrong;
+            .reg .u32 bits, found;
+        again:
+            ld.relaxed.gpu.global.v2.u32 {bits, found}, [$1];
+            setp.ne.u32 wrong, found, $2;
+            @wrong bra again;
+            mov.u32 $0, bits;
+        }""",
+        "=r,l,r", [ptr, epoch], dtype=tl.int32, is_pure=False, pack=1,
+    )
+'''
+
 
 def exchange_helpers(*, counted: bool, turns: int | None) -> dict[str, str]:
     """Functions of the file.  ``turns``: polls after which a program gives up and goes on with what it has."""
@@ -82,10 +99,20 @@ def _bounded(text: str, turns: int | None) -> str:
     return f"{before}{bounded}{rest}"
 
 
+def bounded_asm(text: str, turns: int | None) -> str:
+    """``COLLECT_LATE``, which gives up after ``turns`` polls."""
+    if turns is None:
+        return text
+    indent = "\n" + " " * 12
+    counted = f"add.u32 turns, turns, 1;{indent}setp.lt.and.u32 wrong, turns, {turns}, wrong;{indent}@wrong bra again;"
+    text = text.replace(".reg .u32 bits, found;", f".reg .u32 bits, found, turns;{indent}mov.u32 turns, 0;")
+    return text.replace("@wrong bra again;", counted)
+
+
 def member_alone(plan: KernelPlan) -> KernelPlan:
     """``plan`` with teams of one: the interpreter runs one program after the other, so that none can wait."""
     block = plan.params.r_block * (plan.params.team if plan.params.unrolled else 1)
-    return replace(plan, params=replace(plan.params, team=1, r_block=min(block, _LARGEST_BLOCK)))
+    return replace(plan, params=replace(plan.params, team=1, late=False, r_block=min(block, _LARGEST_BLOCK)))
 
 
 def slots(plan: KernelPlan) -> int:
@@ -102,7 +129,12 @@ def slots(plan: KernelPlan) -> int:
 
 def mailbox_words(plan: KernelPlan, grid: int, lanes: int) -> int:
     """64-bit words of the mailbox of a kernel with ``grid`` programs that exchange ``lanes`` results each."""
-    return 2 * grid * slots(plan) * lanes + grid + grid // plan.params.team * _LINE
+    return _sets(plan) * grid * slots(plan) * lanes + grid + grid // plan.params.team * _LINE
+
+
+def _sets(plan: KernelPlan) -> int:
+    """Epochs whose words must not be one another's: a late reader may be two behind a writer."""
+    return 4 if plan.params.late else 2
 
 
 def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
@@ -113,7 +145,7 @@ def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
         f"member = tl.program_id(0) % {members}",
         f"team = tl.program_id(0) // {members}",
         f"teams = tl.num_programs(0) // {members}",
-        f"epochs_ptr = {MAILBOX} + teams * {2 * words}",
+        f"epochs_ptr = {MAILBOX} + teams * {_sets(plan) * words}",
         "epoch = tl.load(epochs_ptr + tl.program_id(0)).to(tl.int32)",
     ]
     if lanes == 1:
@@ -121,7 +153,7 @@ def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
     else:
         lines.append(f"own = member * {lanes} + tl.arange(0, {lanes})")
         lines.append(f"every = tl.arange(0, {members})[:, None] * {lanes} + tl.arange(0, {lanes})[None, :]")
-    if plan.params.counted:
+    if plan.params.counted and not plan.params.late:
         lines.append(f"count_ptr = epochs_ptr + tl.num_programs(0) + team * {_LINE}")
     return lines
 
@@ -147,7 +179,7 @@ def exchange_lines(plan: KernelPlan, parts: Sequence[tuple[DataType, str]], lane
     members, counted = plan.params.team, plan.params.counted
     words = members * lanes
     lines = ["epoch += 1", f"box = {MAILBOX} + ((epoch & 1) * teams + team) * {words * slots(plan)}"]
-    boxes = ["box" if k == 0 else f"box + {k * words}" for k in range(len(parts))]
+    boxes = [_box(k * words) for k in range(len(parts))]
     lines += [f"post({box} + own, epoch, {text})" for box, (_, text) in zip(boxes, parts, strict=True)]
     if counted:
         lines.append(f"meet(count_ptr, epoch * {members})")
@@ -156,3 +188,25 @@ def exchange_lines(plan: KernelPlan, parts: Sequence[tuple[DataType, str]], lane
         bits = f"collect({box} + every)" if counted else f"collect({box} + every, epoch)"
         whole.append(f"{bits}.to(tl.float32, bitcast=True)" if dtype is DataType.Float else bits)
     return lines, whole
+
+
+def post_lines(plan: KernelPlan, parts: Sequence[tuple[DataType, str]]) -> list[str]:
+    """This member's ``parts`` go out under the next epoch."""
+    members = plan.params.team
+    lines = ["epoch += 1", f"box = {MAILBOX} + ((epoch & 3) * teams + team) * {members * slots(plan)}"]
+    return lines + [f"post({_box(k * members)} + own, epoch, {text})" for k, (_, text) in enumerate(parts)]
+
+
+def collect_late_lines(plan: KernelPlan, types: Sequence[DataType]) -> tuple[list[str], list[str]]:
+    """Lines that find the words of the epoch before the last, and the text of each result of all members."""
+    members = plan.params.team
+    lines = [f"box = {MAILBOX} + (((epoch - 1) & 3) * teams + team) * {members * slots(plan)}"]
+    whole = [f"collect_late({_box(k * members)} + every, epoch - 1)" for k in range(len(types))]
+    return lines, [
+        f"{bits}.to(tl.float32, bitcast=True)" if dtype is DataType.Float else bits
+        for bits, dtype in zip(whole, types, strict=True)
+    ]
+
+
+def _box(words: int) -> str:
+    return f"box + {words}" if words else "box"

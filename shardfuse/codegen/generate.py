@@ -13,6 +13,7 @@ from ..schedulers.plan import KernelPlan, Params
 from .bodies import write_loops, write_unrolled
 from .emitter import Emitter
 from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
+from .late import Late, late_lines, write_late
 from .online import R_SHARE, R_SIZE
 from .source import KernelSource, Parts, body_text, signature
 from .stages import one_launch
@@ -70,7 +71,10 @@ def _parts(
     if plan.params.team:
         parameters.insert(0, MAILBOX)
         mailbox = mailbox_words(plan, grid, e.tile.exchanged)
-        body = team_lines(body, _rows(e), _row_lines(e))
+        if isinstance(e, Late):
+            body = late_lines(e, plan.name, preamble, parameters, _rows(e))
+        else:
+            body = team_lines(body, _rows(e), _row_lines(e))
     params = plan.params
     return Parts(
         plan.name, _comments(e), e.helpers, tuple(parameters), tuple(not_specialised), _joined(preamble + body),
@@ -85,13 +89,15 @@ def _emitted(
     coordinates: dict[Digit, int] = {}
     for tensor in _tensors(plan):
         coordinates.update(tensor.domain.coordinates(rank))
-    kind = Walk if plan.space.walked else Turned if plan.space.sides[0] else Emitter
+    kind = Walk if plan.space.walked else Turned if plan.space.sides[0] else Late if plan.params.late else Emitter
     e = kind(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if isinstance(e, Walk):
         write_walk(e)
     elif isinstance(e, Turned):
         write_turned(e)
+    elif isinstance(e, Late):
+        write_late(e)
     elif plan.params.unrolled:
         write_unrolled(e)
     else:

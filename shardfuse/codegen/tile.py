@@ -199,10 +199,13 @@ class Tile:
         return moved, sum(k * _moves(d, weights) for d, k in self.coordinates.items() if d in own)
 
     def _span(self, atoms: Axis, extents: list[int], strides: Strides, block: int) -> bool:
-        """Can the offset along ``atoms`` (masked lanes too) pass 32 bits?"""
+        """Can the offset along ``atoms`` pass 32 bits?  In masked lanes too, where the outermost index runs on."""
         steps = [strides.get(a, 0) for a in atoms]
-        reach = sum((n - 1) * s for n, s in zip(extents, steps, strict=True)) + block * max(steps, default=0)
-        return max(reach, prod(extents) + block) >= INT32_LIMIT
+        total = prod(extents)
+        reach = sum((n - 1) * s for n, s in zip(extents, steps, strict=True))
+        if steps and total % block:
+            reach += -(-block * extents[0] // total) * steps[0]
+        return max(reach, total + block) >= INT32_LIMIT
 
     def _x_is_wide(self) -> bool:
         """Program ids times strides: 64-bit wherever that is free, which it is for whole rows."""

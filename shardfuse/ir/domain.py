@@ -115,8 +115,8 @@ class BoundDomain:
     """The domain of a tensor with sizes.
 
     ``allocation``: axes in storage order, outermost first; ``None`` is the logical order.
-    ``dim_order``: of an input that was declared in a stride order, its dims as they lie in memory, outermost first.  What
-    its strides are is known in a call only: schedulers choose by this, and are right for any strides.
+    ``dim_order``: of an input that was declared in a stride order, its dims as they lie in memory, outermost first.
+    What its strides are is known in a call only: schedulers choose by this, and are right for any strides.
     """
 
     logical: tuple[Axis, ...]

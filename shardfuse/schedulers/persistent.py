@@ -22,8 +22,8 @@ from .limits import (
 from .online import online, takes_one_walk
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
-from .space import Space, analyse
-from .team import columns_held_by_team, held_by_team, in_columns, why_not_held
+from .space import Space, analyse, analysed
+from .team import are_few_held, columns_held_by_team, held_by_team, in_columns, late_team, why_not_held
 
 LONG = 8192
 """Rows up to this length are read in one go."""
@@ -83,13 +83,13 @@ def streamed(segment: Segment, space: Space) -> list[BoundTensor]:
 
 def propose(segment: Segment, target: Target) -> Params:
     """Registers decide: how many warps share a row, or how many rows share a program."""
-    space = analyse(segment)
-    assert not isinstance(space, str), space
-    space = in_columns(segment, space)
+    space = in_columns(segment, analysed(segment))
     if space.grouped:
         return columns_held_by_team(segment, space, target)
     if too_long(segment, space) is not None:
-        return held_by_team(segment, space, target)
+        joined = online(segment)
+        late = None if are_few_held(segment, space) else late_team(joined, analysed(joined), target)
+        return late or held_by_team(segment, space, target)
     return in_registers(segment, space, target)
 
 
@@ -132,7 +132,5 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     """One kernel.  A team exchanges what belongs together at once."""
     if params.team:
         segment = online(segment)
-    space = analyse(segment)
-    assert not isinstance(space, str), space
-    space = in_columns(segment, space)
+    space = in_columns(segment, analysed(segment))
     return (KernelPlan(kernel_name("persistent", segment), segment, space, params),)

@@ -24,6 +24,7 @@ class Params:
     team: programs that share one row and exchange their partial results; 0 where a program has rows of its own.
     counted: a team counts its members in, instead of polling all their words.
     prefetch: a team has its next row fetched into L2 while it waits.
+    late: a team reads its next row before it waits for the results of this one.
     once: what finishes partial results is a stage of the same launch, not a second one.
     fold: elements of a loop's block that a thread takes into one lane of a running statistic, all of them its own.
     programs: how many programs of a team's kernel are resident at once: its grid is no larger.
@@ -41,6 +42,7 @@ class Params:
     team: int = 0
     counted: bool = True
     prefetch: bool = True
+    late: bool = False
     columns: int = 0
     fold: int = 1
     programs: int = 0

@@ -107,6 +107,13 @@ def analyse(segment: Segment) -> Space | str:
     return _ordered(segment, atoms, pieces, phase, reduced or frozenset())
 
 
+def analysed(segment: Segment) -> Space:
+    """The space of a segment that has one."""
+    space = analyse(segment)
+    assert not isinstance(space, str), space
+    return space
+
+
 def lost(expr: Expr, atoms: Atoms) -> frozenset[Digit]:
     """The atoms of what ``expr`` reads that its output lacks; a window is read along its own."""
     kept = atoms[expr.output]

@@ -22,8 +22,23 @@ _LOOP_REGISTERS = 128
 _WARPS = 8
 _MAX_COLUMNS = 512
 _FEW_ROWS = 132
-"""A row for each multiprocessor: then looping teams take every row once, and read it again from L2.  Group norm of
-2 x 320 x 128 x 128, float16, took 27 us on an H200, held in registers 39; 1 x 512 x 256 x 256 86 and 126."""
+"""A row for each multiprocessor: then teams take every row about once, and what they wait for is each other."""
+_FEW_HELD = 40
+_FEW_REGISTERS = 64
+"""Of few rows: more programs, with less each.  Group norm of 2 x 320 x 128 x 128, float16, took 20.7 us on an H200,
+with 96 registers 24.5, in a loop 22.4."""
+_FEW_MEMBERS = 16
+"""The largest team that holds one of few rows; others loop, and read it again from L2.  1 x 512 x 256 x 256 took 61 us
+so, held by 128 programs 68."""
+_LATE_WARPS = 4
+_LATE_BYTES = 64
+"""Bytes of a row that a thread of a late team holds, and as many of the next row; twice as many in larger teams."""
+_LATE_REGISTERS = 80
+_LATE_MEMBERS = 16
+_LATE_TURNS = 4
+"""Rows that a late team takes one after the other, at the least."""
+_SHARED = 0.9
+"""What copies under way may take of shared memory."""
 _TURNS = 4
 """A member has at least so many turns of its loop."""
 
@@ -57,10 +72,14 @@ def _held(segment: Segment, space: Space) -> int:
     """Elements of a row that a thread of a team holds; half of them beside much else that is held."""
     held = _HELD // max(len(_streamed(segment, space)), 1)
     many_weights = space.phases > 2 and len(segment.loads) > 4
-    has_indices = any(e.op in ("iota", *DRAWS) for e in segment.exprs)  # 64-bit
-    if has_indices:
+    if _has_indices(segment):
         return held // 4
     return held // 2 if many_weights or space.grouped else held
+
+
+def _has_indices(segment: Segment) -> bool:
+    """Indices are 64 bits each."""
+    return any(e.op in ("iota", *DRAWS) for e in segment.exprs)
 
 
 def in_columns(segment: Segment, space: Space) -> Space:
@@ -77,8 +96,10 @@ def why_not_held(segment: Segment, space: Space) -> str | None:
     if not space.is_inner and not space.grouped:
         return "its columns are next to each other in memory"
     rows = space.kept // columns_of(segment, space)[0] if space.grouped else space.kept
-    if space.phases > 2 and rows <= _FEW_ROWS:
-        return f"its {rows} rows are few: teams that loop exchange less often"
+    if space.phases > 2 and rows <= _FEW_ROWS and not are_few_held(segment, space):
+        return f"its {rows} rows are few: small teams that loop wait less for each other"
+    if space.phases > 2 and _has_indices(segment):
+        return "its indices take the registers: large teams that wait for each other more than once"
     longest = MAX_TEAM * _held(segment, space) * WARP
     longest = longest * _WARPS // columns_of(segment, space)[1] if space.grouped else longest * MAX_WARPS
     if space.reduced > longest:
@@ -86,15 +107,54 @@ def why_not_held(segment: Segment, space: Space) -> str | None:
     return None
 
 
+def are_few_held(segment: Segment, space: Space) -> bool:
+    """Are there few rows of one input, and does a small team hold each?"""
+    if space.grouped or space.phases <= 2 or space.kept > _FEW_ROWS or len(_streamed(segment, space)) != 1:
+        return False
+    return space.reduced <= _FEW_MEMBERS * _WARPS * WARP * _FEW_HELD
+
+
+def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
+    """A team that reads its next row before it waits for this one; ``None`` where that does not pay.
+
+    ``space``: of the segment with its statistics joined.  RMSNorm of 4096 x 65536, bfloat16, took 284 us on an H200 so,
+    323 us where programs wait for the row that they have just read.
+    """
+    walked, n = _streamed(segment, space), space.reduced
+    beside = [t for t in segment.inputs if space.has_r(t) and t not in walked]
+    if space.phases != 2 or space.grouped or not space.is_inner or len(walked) != 1 or any(map(space.has_x, beside)):
+        return None
+    if segment.loads != segment.inputs:
+        return None  # windows
+    itemsize = max(walked[0].dtype.itemsize, 2)
+    lanes = _LATE_WARPS * WARP
+    members, registers = power_of_two(-(-n // (lanes * _LATE_BYTES // itemsize))), _LATE_REGISTERS
+    if members > _LATE_MEMBERS:
+        members, registers = members // 2, _LOOP_REGISTERS
+    copied = sum(t.dtype.itemsize for t in (*walked, *beside)) * -(-n // members)
+    by_shared = int(_SHARED * target.shared_bytes / copied) * target.multiprocessors
+    programs = min(resident(target, _LATE_WARPS, registers), by_shared)
+    if not 2 <= members <= min(MAX_TEAM, programs) or space.kept * members < _LATE_TURNS * programs:
+        return None
+    exponentials = any(e.op == "online_softmax" for e in segment.exprs)
+    block = lanes * max(vector(walked[0].dtype, n, target), 2)
+    return Params(
+        1, block, num_warps=_LATE_WARPS, num_stages=1 if exponentials else 2, max_registers=registers, team=members,
+        late=True, programs=programs,
+    )  # fmt: skip
+
+
 def held_by_team(segment: Segment, space: Space, target: Target) -> Params:
     """The smallest team that holds a row; a larger one where rows are too few to fill the machine."""
-    n, held = space.reduced, _held(segment, space)
+    n, held, registers = space.reduced, _held(segment, space), _REGISTERS
+    if are_few_held(segment, space):
+        held, registers = _FEW_HELD, _FEW_REGISTERS
     warps = _WARPS if n <= MAX_TEAM * _WARPS * WARP * held else MAX_WARPS
     lanes = warps * WARP
     width = max((vector(t.dtype, n, target) for t in _streamed(segment, space)), default=4)
     members = max(power_of_two(-(-n // (lanes * held))), 2)
-    params = Params(x_block=1, r_block=lanes * width, num_warps=warps, max_registers=_REGISTERS)
-    return _filling(params, members, space, resident(target, warps, _REGISTERS), lanes * width)
+    params = Params(x_block=1, r_block=lanes * width, num_warps=warps, max_registers=registers)
+    return _filling(params, members, space, resident(target, warps, registers), lanes * width)
 
 
 def columns_held_by_team(segment: Segment, space: Space, target: Target) -> Params:
@@ -114,13 +174,15 @@ def looping_team(segment: Segment, space: Space, params: Params, target: Target)
     """``params`` of a loop over whole rows or columns, each shared by so many programs that the machine is full."""
     if space.is_inner and params.x_block != 1:
         return params
-    programs = resident(target, params.num_warps, _LOOP_REGISTERS)
+    is_small = space.is_inner and not space.grouped and len(_streamed(segment, space)) == 1
+    registers = _FEW_REGISTERS if is_small else _LOOP_REGISTERS
+    programs = resident(target, params.num_warps, registers)
     if not space.is_inner and not space.grouped:
         itemsize = min((t.dtype.itemsize for t in _streamed(segment, space)), default=4)
         lanes = min(params.x_block, LINE_BYTES // itemsize)  # a word for each lane of each member: no more than a line
         params = replace(params, x_block=lanes, r_block=params.r_block * params.x_block // lanes)
     full = _filling(params, 1, space, programs, _TURNS * params.r_block)
-    return replace(full, max_registers=_LOOP_REGISTERS) if full.team > 1 else replace(full, team=0, programs=0)
+    return replace(full, max_registers=registers) if full.team > 1 else replace(full, team=0, programs=0)
 
 
 def _filling(params: Params, members: int, space: Space, programs: int, least: int) -> Params:

@@ -1,0 +1,145 @@
+"""A team's rows with the exchange one row late: what a row waits for has come while the next one was read.
+
+    words, part = begin(first row)                      loads, and this program's part of the statistics
+    post(part)
+    for row of the team's rows:
+        ahead, part = begin(next row)                   copied ahead of time by the compiler
+        post(part)                                      for the next turn
+        whole = collect()                               of this row: posted a turn ago
+        store what is made of words and whole
+        words = ahead
+
+Two rows are held at once, pairs of 16-bit values in one register each.  The loop has no loop or branch inside, for only
+then does the compiler copy ahead: waiting is a single statement.  RMSNorm of 4096 x 65536, bfloat16, took 282 us on an
+H200 so, 322 us where programs wait for the row that they have just read, a copy 257 us.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ..ir.dtype import DataType
+from ..ir.expr import BoundTensor
+from .bodies import parts_of, take_whole, write_last_phase
+from .emitter import Emitter, Text
+from .exchange import COLLECT_LATE, POST, bounded_asm, collect_late_lines, post_lines
+from .source import Writer, signature
+from .tile import Chunk
+
+PACKED = '''@triton.jit
+def packed(x):
+    """Pairs of 16-bit values, a word each."""
+    low, high = tl.split(tl.reshape(x.to(tl.int16, bitcast=True), [x.shape[0] // 2, 2]))
+    return (high.to(tl.int32) << 16) | (low.to(tl.int32) & 0xFFFF)
+'''
+
+UNPACKED_BFLOAT16 = '''@triton.jit
+def unpacked_bf16(words):
+    """The bfloat16 values of ``words``, in order."""
+    low = (words << 16).to(tl.float32, bitcast=True)
+    return tl.interleave(low, (words & -65536).to(tl.float32, bitcast=True))
+'''
+
+UNPACKED_HALF = '''@triton.jit
+def unpacked_fp16(words):
+    """The float16 values of ``words``, in order."""
+    low = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return tl.interleave(low, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32))
+'''
+
+_UNPACK = {DataType.BFloat16: ("unpacked_bf16", UNPACKED_BFLOAT16), DataType.Half: ("unpacked_fp16", UNPACKED_HALF)}
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_ASSIGNED = re.compile(r"^\s*([A-Za-z_][\w, ]*?) =(?!=)")
+
+
+class Late(Emitter):
+    """An emitter that parts what makes a row's part of the statistics from what is made of the whole."""
+
+    is_ahead = True
+    """Is it writing what is done a row ahead?"""
+
+    def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
+        if not self.space.is_streamed(tensor):
+            return super().load(tensor, chunk)
+        name = self.name(tensor, chunk)
+        words = f"{name}_words"
+        unpack = _UNPACK.get(tensor.dtype)
+        if self.is_ahead:
+            pointer, has_x, has_r = self.pointer(tensor, chunk)
+            text = f'tl.load({pointer}{self.mask(has_x, has_r, chunk)}, eviction_policy="evict_last")'
+            self.carried.append(words)
+            if unpack is not None:
+                self.helpers["packed"] = PACKED
+                text = f"packed({text})"
+            self.out.line(f"{words} = {text}")
+        if unpack is None:
+            return Text(words, tensor.dtype, False, True)
+        self.helpers[unpack[0]] = unpack[1]
+        return self.assign(name, f"{unpack[0]}({words})", DataType.Float, False, True)
+
+    carried: list[str]
+    """What the next turn needs of a row."""
+    begun: list[str]
+    """The lines that make it, and this program's part of the statistics."""
+    parts: list[tuple[DataType, str]]
+    """That part: type and name of each number."""
+
+
+def write_late(e: Late) -> None:
+    """Both parts of a turn: the first to ``e.begun``, the second as the body."""
+    chunks = e.tile.chunks()
+    e.carried = []
+    reductions = e.reductions(0)
+    wanted = [x.tensors[0] for x in reductions]
+    kept = [t for t in e.plan.segment.inputs if e.space.is_streamed(t)]
+    for chunk in chunks:
+        e.load_needed([*wanted, *kept], chunk)
+    e.out.paragraph()
+    for chunk in chunks:
+        for tensor in (*wanted, *kept):
+            e.value(tensor, chunk)
+    e.parts = parts_of(e, reductions, chunks)
+    e.begun = [*e.head.lines, "", *e.out.lines]
+    e.is_ahead = False
+    e.head, e.out, e.values, e.offsets = Writer(), Writer(), {}, {}
+    e.helpers |= {"post": POST, "collect_late": bounded_asm(COLLECT_LATE, e.turns)}
+    lines, whole = collect_late_lines(e.plan, [dtype for dtype, _ in e.parts])
+    for line in lines:
+        e.out.line(line)
+    take_whole(e, reductions, whole)
+    e.out.paragraph()
+    write_last_phase(e, chunks)
+
+
+def late_lines(e: Late, name: str, preamble: Sequence[str], parameters: Iterable[str], rows: str) -> list[str]:
+    """The body of the kernel; ``begin`` goes to the helpers.  ``rows``: text of their number."""
+    known = [p.split(":")[0] for p in parameters]
+    known += [n.strip() for line in preamble if (m := _ASSIGNED.match(line)) for n in m[1].split(",")]
+    used = {n for line in e.begun for n in _NAME.findall(line)}
+    given = [n for n in dict.fromkeys(known) if n in used]
+    begin = f"begin_{name}"
+    results = [*e.carried, *(n for _, n in e.parts)]
+    e.helpers[begin] = (
+        signature(begin, [*given, "x"], []) + "\n".join([*e.begun, "", f"    return {', '.join(results)}"]) + "\n"
+    )
+    call = f"{begin}({', '.join([*given, '{}'])})"
+    parts = ", ".join(n for _, n in e.parts)
+    words, ahead = ", ".join(e.carried), ", ".join(f"{n}_ahead" for n in e.carried)
+    post = post_lines(e.plan, e.parts)
+    first = [f"{words}, {parts} = {call.format('team.to(tl.int64)')}", *post]
+    turn = [
+        "x = row.to(tl.int64)",
+        f"{ahead}, {parts} = {call.format(f'tl.minimum(row + teams, {rows} - 1).to(tl.int64)')}",
+        *post,
+    ]
+    loop = f"for row in tl.range(team, {rows}, teams, num_stages={e.params.num_stages}):"
+    body = [*(f"    {line}" for line in turn), *e.head.lines, "", *e.out.lines, f"    {words} = {ahead}"]
+    return [
+        *(f"    {line}" for line in first),
+        "",
+        f"    {loop}",
+        *(f"    {line}" if line else "" for line in body),
+        "",
+        "    tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))",
+    ]
