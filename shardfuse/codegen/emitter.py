@@ -298,13 +298,9 @@ class Emitter:
         """Terms of an offset, and whether it has any in x and in r."""
         x_terms, r = self.x_terms(strides), self.tile.r_groups(strides)
         has_x = bool(x_terms) and (not self.params.columns or self.tile.has_x_lanes(strides))
-        scalars: list[str] = []
+        constant, scalars = 0, list[str]()
         if chunk.start is None:
-            constant = 0
-            if chunk.index == "r" and self.params.r_block > 1:
-                scalars, r_terms = loop_terms("start", "c", self.params.r_block, r)
-            else:
-                r_terms = dynamic_terms(chunk.index, r)
+            scalars, r_terms = loop_terms(chunk.index, self.params.r_block, r)
         elif self.params.team:
             # A chunk that some member has nothing of is never read without its mask.
             size = chunk.valid if chunk.start < self.tile.last_share else 0

@@ -77,7 +77,11 @@ def collect_late(ptr, epoch):
             @wrong bra again;
             mov.u32 $0, bits;
         }""",
-        "=r,l,r", [ptr, epoch], dtype=tl.int32, is_pure=False, pack=1,
+        "=r,l,r",
+        [ptr, epoch],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
     )
 '''
 

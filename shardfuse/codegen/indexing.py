@@ -49,19 +49,22 @@ def dynamic_terms(index: str, parts: Sequence[Group]) -> list[str]:
     return terms
 
 
-def loop_terms(start: str, lane: str, size: int, parts: Sequence[Group]) -> tuple[list[str], list[str]]:
-    """Scalar terms and terms with lanes, for the indices ``r = start + lane``, ``lane < size``, ``start % size == 0``.
+def loop_terms(index: str, size: int, parts: Sequence[Group]) -> tuple[list[str], list[str]]:
+    """Scalar terms and terms with lanes, for the indices ``r = start + c`` with ``c < size``, a divisor of ``start``.
 
     What does not change inside a turn of the loop is a scalar: the statistics of a sample where a turn is part of it.
+    Any other ``index`` is taken as it is.
     """
+    if index != "r" or size == 1:
+        return [], dynamic_terms(index, parts)
     scalars: list[str] = []
     terms: list[str] = []
     for g in parts:
         if g.below % size == 0:
-            scalars.append(_scaled(_digit(start, g), g.stride))
+            scalars.append(_scaled(_digit("start", g), g.stride))
         elif g.below == 1 and not g.is_outermost and g.extent % size == 0:
-            scalars.append(_scaled(_digit(start, g), g.stride))
-            terms.append(_scaled(lane, g.stride))
+            scalars.append(_scaled(_digit("start", g), g.stride))
+            terms.append(_scaled("c", g.stride))
         else:
             terms += dynamic_terms("r", [g])
     return scalars, terms

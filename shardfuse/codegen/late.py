@@ -73,8 +73,10 @@ class Late(Emitter):
                 self.helpers["packed"] = PACKED
                 text = f"packed({text})"
             self.out.line(f"{words} = {text}")
+        else:
+            words = f"words[{self.carried.index(words)}]"
         if unpack is None:
-            return Text(words, tensor.dtype, False, True)
+            return self.assign(name, words, tensor.dtype, False, True)
         self.helpers[unpack[0]] = unpack[1]
         return self.assign(name, f"{unpack[0]}({words})", DataType.Float, False, True)
 
@@ -119,22 +121,21 @@ def late_lines(e: Late, name: str, preamble: Sequence[str], parameters: Iterable
     used = {n for line in e.begun for n in _NAME.findall(line)}
     given = [n for n in dict.fromkeys(known) if n in used]
     begin = f"begin_{name}"
-    results = [*e.carried, *(n for _, n in e.parts)]
-    e.helpers[begin] = (
-        signature(begin, [*given, "x"], []) + "\n".join([*e.begun, "", f"    return {', '.join(results)}"]) + "\n"
-    )
-    call = f"{begin}({', '.join([*given, '{}'])})"
     parts = ", ".join(n for _, n in e.parts)
-    words, ahead = ", ".join(e.carried), ", ".join(f"{n}_ahead" for n in e.carried)
+    words = ", ".join(e.carried) + ("," if len(e.carried) == 1 else "")
+    last = ["", f"    words = {words}", f"    return words, {parts}"]
+    e.helpers[begin] = signature(begin, [*given, "x"], []) + "\n".join([*e.begun, *last]) + "\n"
+    call = f"{begin}({', '.join([*given, 'x'])})"
     post = post_lines(e.plan, e.parts)
-    first = [f"{words}, {parts} = {call.format('team.to(tl.int64)')}", *post]
+    first = ["x = team.to(tl.int64)", f"words, {parts} = {call}", *post]
     turn = [
-        "x = row.to(tl.int64)",
-        f"{ahead}, {parts} = {call.format(f'tl.minimum(row + teams, {rows} - 1).to(tl.int64)')}",
+        f"x = tl.minimum(row + teams, {rows} - 1).to(tl.int64)",
+        f"ahead, {parts} = {call}",
         *post,
+        "x = row.to(tl.int64)",
     ]
     loop = f"for row in tl.range(team, {rows}, teams, num_stages={e.params.num_stages}):"
-    body = [*(f"    {line}" for line in turn), *e.head.lines, "", *e.out.lines, f"    {words} = {ahead}"]
+    body = [*(f"    {line}" for line in turn), *e.head.lines, "", *e.out.lines, "    words = ahead"]
     return [
         *(f"    {line}" for line in first),
         "",

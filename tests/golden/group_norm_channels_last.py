@@ -73,13 +73,13 @@ def collect(ptr):
 @triton.jit(do_not_specialize=["i0", "i1", "i2"])
 def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1: tl.int32, i2: tl.int32):
     i2 = i2 // 16 * 16
-    member = tl.program_id(0) % 16
-    team = tl.program_id(0) // 16
-    teams = tl.num_programs(0) // 16
-    epochs_ptr = mailbox_ptr + teams * 256
+    member = tl.program_id(0) % 32
+    team = tl.program_id(0) // 32
+    teams = tl.num_programs(0) // 32
+    epochs_ptr = mailbox_ptr + teams * 512
     epoch = tl.load(epochs_ptr + tl.program_id(0)).to(tl.int32)
     own = member * 4 + tl.arange(0, 4)
-    every = tl.arange(0, 16)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    every = tl.arange(0, 32)[:, None] * 4 + tl.arange(0, 4)[None, :]
     count_ptr = epochs_ptr + tl.num_programs(0) + team * 16
     first = member * i2
     last = tl.minimum(first + i2, i1)
@@ -94,12 +94,12 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
         offs_1 = x0 // 80 % 8 * 80 + k
 
         T3_n = tl.zeros([], tl.float32)
-        T3_acc = tl.zeros([16, 128], tl.float32)
-        T8_acc = tl.zeros([16, 128], tl.float32)
+        T3_acc = tl.zeros([8, 128], tl.float32)
+        T8_acc = tl.zeros([8, 128], tl.float32)
         for start in tl.range(first, last, 16, num_stages=3):
             r = start + c
             T0 = tl.load(T0_ptr + offs_0 + r * 640, mask=x_mask, eviction_policy="evict_last").to(tl.float32)
-            T3_n, T3_acc, T8_acc = add_moments(T3_n, T3_acc, T8_acc, tl.reshape(T0, [1, 16, 128]), 0)
+            T3_n, T3_acc, T8_acc = add_moments(T3_n, T3_acc, T8_acc, tl.reshape(T0, [2, 8, 128]), 0)
         T3_part_column = tl.sum(T3_acc, axis=0)
         T3_part = tl.sum(tl.where(groups, T3_part_column[None, :], 0.0), axis=1)
         T3_mean = T3_part / (tl.maximum(last - first, 1) * 20)
@@ -108,13 +108,13 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
         T8_part_column = tl.sum(T8_acc + between(T3_n, T3_acc, T3_centre), axis=0)
         T8_part = tl.sum(tl.where(groups, T8_part_column[None, :], 0.0), axis=1)
         epoch += 1
-        box = mailbox_ptr + ((epoch & 1) * teams + team) * 128
+        box = mailbox_ptr + ((epoch & 1) * teams + team) * 256
         post(box + own, epoch, T3_part)
-        post(box + 64 + own, epoch, T8_part)
-        meet(count_ptr, epoch * 16)
+        post(box + 128 + own, epoch, T8_part)
+        meet(count_ptr, epoch * 32)
         T3_parts = collect(box + every).to(tl.float32, bitcast=True)
-        T8_parts = collect(box + 64 + every).to(tl.float32, bitcast=True)
-        T3_counts = (tl.minimum(tl.maximum(i1 - tl.arange(0, 16)[:, None] * i2, 0), i2) * 20).to(tl.float32)
+        T8_parts = collect(box + 128 + every).to(tl.float32, bitcast=True)
+        T3_counts = (tl.minimum(tl.maximum(i1 - tl.arange(0, 32)[:, None] * i2, 0), i2) * 20).to(tl.float32)
         T3_all = tl.sum(T3_parts, axis=0)
         T3_mean = T3_all / (i1 * 20)
         T8_all = tl.sum(T8_parts + between(T3_counts, T3_parts, T3_mean[None, :]), axis=0)

@@ -22,7 +22,7 @@ import triton.language as tl
 
 @triton.jit
 def pointwise_T13(T0_ptr, T1_ptr, T2_ptr, T13_ptr):
-    x = tl.program_id(0).to(tl.int64) * 2048 + tl.arange(0, 2048)
+    x = tl.program_id(0) * 2048 + tl.arange(0, 2048)
 
     T0 = tl.load(T0_ptr + x).to(tl.float32)
     T1 = tl.load(T1_ptr + x % 524288).to(tl.float32)
