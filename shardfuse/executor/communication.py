@@ -142,9 +142,14 @@ def all_to_all(
     # Whether anything moves at all is told by facts that the members share, not by this member's piece.
     if 0 in with_extent(with_extent(x.shape, split_dim, sum(split_sizes)), concat_dim, sum(concat_sizes)):
         return x.new_empty(with_extent(piece, concat_dim, sum(concat_sizes)))
-    rows = x.detach().movedim(split_dim, 0)
-    received = _exchange(rows, split_sizes, [moved_first(shape, split_dim) for shape in shapes], team)
-    return torch.cat([r.movedim(0, split_dim) for r in received], concat_dim).contiguous()
+    pieces = x.detach().resolve_conj().resolve_neg().split_with_sizes(split_sizes, split_dim)
+    sizes = [p.numel() for p in pieces]
+    flat = x.new_empty(x.numel())
+    _copy_all([f.view(p.shape) for f, p in zip(flat.split_with_sizes(sizes), pieces, strict=True)], pieces)
+    received = _exchange(flat, sizes, shapes, team)
+    out = x.new_empty(with_extent(piece, concat_dim, sum(concat_sizes)))
+    _copy_all(out.split_with_sizes(concat_sizes, concat_dim), received)
+    return out
 
 
 def exchange(x: Tensor, give: Sequence[int], take: Sequence[Sequence[int]], team: Team) -> list[Tensor]:
@@ -365,6 +370,11 @@ def _bytes(x: Tensor) -> Tensor:
 def _contiguous(x: Tensor) -> Tensor:
     """The values as they lie in memory, without gaps: conjugation and negation are bits of a view otherwise."""
     return x.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Each source to its target: rows of pieces are runs of memory, where one transposed copy of all has none."""
+    cast("Any", torch)._foreach_copy_(list(targets), list(sources))
 
 
 def _own(x: Tensor) -> Tensor:
