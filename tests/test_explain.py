@@ -39,6 +39,26 @@ def test_a_norm_is_one_kernel() -> None:
     assert str(plan).startswith("1 segments, 1 kernels, 0 collectives, 17408 bytes\nsegment 0: persistent -> ")
 
 
+def test_walks_of_a_loop_are_counted() -> None:
+    """A softmax of columns that no program holds: two reads and a write; a loss of long rows: one read."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4096, 256])
+        shifted = fd.ops.sub(x, fd.ops.max(x, [0], keepdim=True))
+        powers = fd.ops.exp(shifted)
+        fd.add_output(fd.ops.div(powers, fd.ops.sum(powers, [0], keepdim=True)))
+    plan = fd.explain()
+    assert plan.segments[0].scheduler == "looped"
+    assert plan.bytes == 3 * 4096 * 256 * 4
+    with FusionDefinition() as fd:
+        x, target = fd.define_tensor([64, 32000]), fd.define_tensor([64, 1], dtype=DataType.Int)
+        shifted = fd.ops.sub(x, fd.ops.max(x, [1], keepdim=True))
+        total = fd.ops.sum(fd.ops.exp(shifted), [1], keepdim=True)
+        hit = fd.ops.eq(fd.ops.iota(32000, 0, 1, DataType.Int), target)
+        chosen = fd.ops.sum(fd.ops.where(hit, shifted, 0.0), [1], keepdim=True)
+        fd.add_output(fd.ops.sub(fd.ops.log(total), chosen))
+    assert fd.explain().bytes == 64 * (32000 * 4 + 8 + 4)
+
+
 def collective(source: Placement, target: Placement, shape: list[int], world: int = 4) -> list[str]:
     with FusionDefinition() as fd:
         x = fd.define_tensor(shape)

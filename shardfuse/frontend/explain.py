@@ -11,6 +11,7 @@ from ..ir.digits import extent
 from ..ir.expr import Expr
 from ..ir.window import reads_of
 from ..schedulers import SCHEDULERS
+from ..schedulers.online import reads
 from ..schedulers.plan import KernelPlan
 from ..schedulers.segment import Segment
 
@@ -19,8 +20,8 @@ from ..schedulers.segment import Segment
 class SegmentExplanation:
     """``kernels``: names of the generated kernels; ``refusals``: what every other scheduler says, in order of priority.
 
-    ``asked``: how many of them come before the chosen one.  ``bytes``: each input read once and each output written
-    once, on one rank.  ``sizes``: of each kernel, or stage of one, which axes it was written for and which may be of
+    ``asked``: how many of them come before the chosen one.  ``bytes``: on one rank, each
+    input read once, or as often as a loop walks over it, and each output written once.  ``sizes``: of each kernel, or stage of one, which axes it was written for and which may be of
     any size: a plan of another size has the same kernel, and compiles nothing.  Of contiguous tensors, on the first
     rank; a size so different that another tile is better has another kernel all the same.
     """
@@ -86,6 +87,8 @@ def _collectives(planned: PlannedSegment) -> list[Communication]:
 def _segment(planned: PlannedSegment) -> SegmentExplanation:
     segment = planned.segment
     moved = 0 if planned.scheduler == "no_op" else _moved(segment)
+    again = [reads(kernel) for kernel in planned.kernels]
+    moved += sum(local_bytes(t) * (counts.get(t, 1) - 1) for counts in again for t in segment.inputs)
     text = str(segment)
     if planned.scheduler == "communication":
         text += f"   # {_collectives(planned)[0]}{', beside kernels' if planned.is_beside else ''}"

@@ -24,6 +24,7 @@ from ..analysis.sharding import reduced_axes
 from ..analysis.statistics import first_of, made_by
 from ..ir.dtype import DataType
 from ..ir.expr import PICK, REDUCTIONS, STATISTICS, BoundTensor, Expr, Scalar
+from .plan import KernelPlan
 from .segment import Segment, leading_to
 from .space import Space, analyse
 
@@ -54,6 +55,21 @@ def walks(segment: Segment, space: Space) -> dict[int, list[BoundTensor]]:
         if space.has_r(tensor):
             found.setdefault(space.phase[tensor], []).append(tensor)
     return found
+
+
+def reads(plan: KernelPlan) -> dict[BoundTensor, int]:
+    """How often a kernel reads each of its inputs: a loop those that it needs, in every walk."""
+    segment, space = plan.segment, plan.space
+    if plan.params.unrolled or space.walked or plan.stages:
+        return dict.fromkeys(segment.inputs, 1)
+    counts = dict.fromkeys(segment.inputs, 0)
+    stops = {e for e in segment.exprs if e.op == PICK or e.op in (*REDUCTIONS, *STATISTICS)}
+    through = [e for e in segment.exprs if e not in stops]
+    for wanted in walks(segment, space).values():
+        behind = {t for e in leading_to(through, wanted) for t in e.tensors}.union(wanted)
+        for tensor in segment.inputs:
+            counts[tensor] += tensor in behind and space.has_r(tensor)
+    return {t: max(n, 1) for t, n in counts.items()}
 
 
 def takes_one_walk(segment: Segment) -> bool:
