@@ -2,7 +2,7 @@
 
 A loop takes elements in lane by lane.  Parts, lanes of a program and members of a team, are merged by one rule::
 
-    M = max(m);  S = sum(s * exp(m - M))
+    M = max(m);  S = sum(s * exp(m - M));  D = sum(d + n (m - M))
     T = sum(t);  Q = sum(q + n (t / n - T / N)²)
 
 What has taken nothing in is (the lowest number, 0) and (0, 0): no exp(-inf - -inf) comes up on the way, and -inf is put
@@ -44,6 +44,25 @@ def add_exponentials(top, total, x, axis: tl.constexpr):
     higher = maximum(top, tl.reduce(x, axis, maximum))
     return higher, total * exp(top - higher) + tl.sum(exp(x - tl.expand_dims(higher, axis)), axis)
 '''
+_ADD_DISTANCES = '''@triton.jit
+def add_distances(n, total, top, x, axis: tl.constexpr):
+    """(number, sum of x - max) of each lane, whose max was ``top``, with its elements of ``x`` taken in."""
+    higher = maximum(top, tl.reduce(x, axis, maximum))
+    more = tl.sum(x - tl.expand_dims(higher, axis), axis)
+    return n + x.shape[axis], total + (moved(n, top - higher) + more)
+'''
+_ADD_MASKED_DISTANCES = '''@triton.jit
+def add_distances(n, total, top, x, mask, count, axis: tl.constexpr):
+    """(number, sum of x - max) of each lane, whose max was ``top``, with its ``count`` elements of ``x`` taken in."""
+    higher = maximum(top, tl.reduce(x, axis, maximum))
+    more = tl.sum(tl.where(mask, x - tl.expand_dims(higher, axis), 0.0), axis)
+    return n + count, total + (moved(n, top - higher) + more)
+'''
+_MOVED = '''@triton.jit
+def moved(n, by):
+    """What n distances change by where what they are measured from does."""
+    return tl.where(n > 0, n * by, 0.0)
+'''
 _ADD_MOMENTS = '''@triton.jit
 def add_moments(n, total, squares, x, axis: tl.constexpr):
     """(number, sum, sum of squared distances to the mean) of each lane, with its elements of ``x`` taken in."""
@@ -53,9 +72,8 @@ def add_moments(n, total, squares, x, axis: tl.constexpr):
     return merge_moments(n, total, squares, count, own, tl.sum(apart * apart, axis))
 '''
 _ADD_MASKED_MOMENTS = '''@triton.jit
-def add_moments(n, total, squares, x, mask, axis: tl.constexpr):
-    """(number, sum, sum of squared distances to the mean) of each lane, with its elements of ``x`` taken in."""
-    count = tl.sum(mask.to(x.dtype), axis)
+def add_moments(n, total, squares, x, mask, count, axis: tl.constexpr):
+    """(number, sum, sum of squared distances to the mean) of each lane, with its ``count`` elements taken in."""
     own = tl.sum(tl.where(mask, x, 0.0), axis)
     apart = tl.where(mask, x - tl.expand_dims(own / tl.maximum(count, 1.0), axis), 0.0)
     return merge_moments(n, total, squares, count, own, tl.sum(apart * apart, axis))
@@ -89,36 +107,49 @@ def is_statistic(expr: Expr) -> bool:
 def write_start(e: Emitter, expr: Expr, chunk: Chunk) -> None:
     """Lanes that have taken nothing in."""
     shape = _lanes(e, chunk)
-    first, second = accumulators(expr)
+    first, *rest = accumulators(expr)
     start = first.start(shape)
     if expr.op == "online_softmax":
         start = f"tl.full({shape}, {LOWEST[first.dtype]}, {TRITON_TYPE[first.dtype]})"
-    else:
-        e.out.line(f"{expr.output}_n = {first.start(shape if chunk.is_masked else '[]')}")
+    if _counts_lanes(expr):
+        counts = str(_lanes_along_r(e, chunk)) if chunk.is_masked else "[]"
+        e.out.line(f"{expr.output}_n = {rest[0].start(counts)}")
     e.out.line(f"{expr.output}_acc = {start}")
-    e.out.line(f"{expr.outputs[1]}_acc = {second.start(shape)}")
+    for out, acc in zip(expr.outputs[1:], rest, strict=True):
+        e.out.line(f"{out}_acc = {acc.start(shape)}")
+
+
+def _counts_lanes(expr: Expr) -> bool:
+    """Does the loop carry how many elements each lane has?"""
+    return expr.op == "welford" or len(expr.outputs) == 3
 
 
 def write_take_in(e: Emitter, expr: Expr, chunk: Chunk) -> None:
     """One turn of the loop."""
-    a, b = expr.outputs
+    a, b, *more = expr.outputs
     x = e.value(expr.tensors[0], chunk)
-    axis = _fold_axis(e)
+    axis = _sizes(e, chunk)[1]
     text = x.text if x.has_r and x.has_x == e.tile.x_lanes else f"tl.broadcast_to({x.text}, {e.tile.shape_of(chunk)})"
     if expr.op == "online_softmax":
         _require_exp(e, expr)
         e.require(accumulators(expr)[0])
         e.helpers["add_exponentials"] = _ADD_EXPONENTIALS
         text = f'tl.where({chunk.mask}, {text}, float("-inf"))' if chunk.is_masked else text
-        e.out.line(f"{a}_acc, {b}_acc = add_exponentials({a}_acc, {b}_acc, {_folded(e, text, chunk)}, {axis})")
+        folded = _folded(e, text, chunk)
+        for c in more:
+            e.helpers["moved"] = _MOVED
+            e.helpers["add_distances"] = _ADD_MASKED_DISTANCES if chunk.is_masked else _ADD_DISTANCES
+            e.out.line(f"{a}_lanes = {folded}")
+            folded = f"{a}_lanes"
+            masked = _masked_lanes(e, expr, chunk)
+            e.out.line(f"{a}_n, {c}_acc = add_distances({a}_n, {c}_acc, {a}_acc, {folded}{masked}, {axis})")
+        e.out.line(f"{a}_acc, {b}_acc = add_exponentials({a}_acc, {b}_acc, {folded}, {axis})")
         return
     e.helpers["merge_moments"] = _MERGE_MOMENTS
     e.helpers["add_moments"] = _ADD_MASKED_MOMENTS if chunk.is_masked else _ADD_MOMENTS
     state, folded = f"{a}_n, {a}_acc, {b}_acc", _folded(e, text, chunk)
-    if chunk.is_masked:
-        mask = f"tl.broadcast_to({chunk.mask}, {e.tile.shape_of(chunk)})" if e.tile.x_lanes else chunk.mask
-        folded += f", {_folded(e, mask, chunk)}"
-    e.out.line(f"{state} = add_moments({state}, {folded}, {axis})")
+    masked = _masked_lanes(e, expr, chunk)
+    e.out.line(f"{state} = add_moments({state}, {folded}{masked}, {axis})")
 
 
 def across_lanes(e: Emitter, expr: Expr) -> tuple[str, ...]:
@@ -145,17 +176,44 @@ def _folded(e: Emitter, text: str, chunk: Chunk) -> str:
     return f"tl.reshape({text}, {_sizes(e, chunk)[0]})"
 
 
-def _fold_axis(e: Emitter) -> int:
-    """The elements of a lane: neighbours along a row; rows of columns that are far apart, which one thread has."""
-    return (2 if e.tile.x_lanes else 1) if e.tile.is_inner or not e.tile.x_lanes else 0
+def _masked_lanes(e: Emitter, expr: Expr, chunk: Chunk) -> str:
+    """Arguments where the block is masked: the mask, and how many elements each lane has.
+
+    A sum over the mask would give these too, across threads: the mask does not lie in them as what was loaded does.
+    """
+    if not chunk.is_masked:
+        return ""
+    shape, axis = _sizes(e, chunk)
+    fold, lanes = shape[axis], max(_lanes_along_r(e, chunk))
+    left = f"{R_SIZE} - start - {e.tile.lanes(lanes, reduced=True)}"
+    count = f"{left} * {fold}" if _is_near(e) else f"({left} + {lanes - 1}) // {lanes}"
+    name = f"{expr.output}_count"
+    dtype = TRITON_TYPE[expr.outputs[1].dtype]
+    e.out.line(f"{name} = tl.minimum(tl.maximum({count}, 0), {fold}).to({dtype})")
+    mask = f"tl.broadcast_to({chunk.mask}, {e.tile.shape_of(chunk)})" if e.tile.x_lanes else chunk.mask
+    return f", {_folded(e, mask, chunk)}, {name}"
+
+
+def _lanes_along_r(e: Emitter, chunk: Chunk) -> list[int]:
+    """The shape of what is the same for all of x."""
+    block = chunk.block or e.params.r_block
+    lanes = block // min(e.params.fold, block)
+    return ([1, lanes] if e.tile.is_inner else [lanes, 1]) if e.tile.x_lanes else [lanes]
+
+
+def _is_near(e: Emitter) -> bool:
+    """Are the elements of a lane neighbours in a row, that one load brings?  Else each comes with another load."""
+    return e.tile.is_inner and e.tile.r_total % e.params.fold == 0
 
 
 def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
+    """The shape of a block whose lanes have an axis of their own, and that axis."""
     r = chunk.block or e.params.r_block
     fold = min(e.params.fold, r)
+    cut = [r // fold, fold] if _is_near(e) else [fold, r // fold]
     x = [e.tile.x_block] if e.tile.x_lanes else []
-    axis = _fold_axis(e)
-    return ([*x, r // fold, fold] if axis else [fold, r // fold, *x]), axis
+    shape = [*x, *cut] if e.tile.is_inner else [*cut, *x]
+    return shape, (len(x) if e.tile.is_inner else 0) + _is_near(e)
 
 
 # a row in registers
@@ -163,8 +221,8 @@ def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
 
 def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
     """What this member of a team has of ``expr``, its part of the row being in registers."""
-    a, b = (f"{t}_part" for t in expr.outputs)
-    first, second = accumulators(expr)
+    names = tuple(f"{t}_part" for t in expr.outputs)
+    a, (first, *rest) = names[0], accumulators(expr)
     e.require(first)
     x = expr.tensors[0]
     values = [e.value(x, chunk) for chunk in chunks]
@@ -173,16 +231,17 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
     if expr.op == "online_softmax":
         _require_exp(e, expr)
         e.out.line(f"{a} = maximum({across}, {LOWEST[first.dtype]})")
-        centre, form = a, "exp({} - {})"
+        centre, forms = a, ("exp({} - {})", "({} - {})")
     else:
         e.helpers["square"] = _SQUARE
         e.out.line(f"{a} = {across}")
         e.out.line(f"{expr.output}_mean = {a} / {_own_count(e)}")
-        centre, form = f"{expr.output}_mean", "square({} - {})"
+        centre, forms = f"{expr.output}_mean", ("square({} - {})",)
     centre = _named(e, f"{expr.output}_centre", e.tile.expanded(e.along_columns(a, first, centre)))
-    terms = [_masked(form.format(t.text, centre), chunk, "0.0") for t, chunk in zip(values, chunks, strict=True)]
-    e.out.line(f"{b} = {e.across_lanes(b, second, combined(e, second, f'{expr.outputs[1]}_acc', terms))}")
-    return a, b
+    for out, name, acc, form in zip(expr.outputs[1:], names[1:], rest, forms, strict=False):
+        terms = [_masked(form.format(t.text, centre), chunk, "0.0") for t, chunk in zip(values, chunks, strict=True)]
+        e.out.line(f"{name} = {e.across_lanes(name, acc, combined(e, acc, f'{out}_acc', terms))}")
+    return names
 
 
 def _masked(text: str, chunk: Chunk, neutral: str) -> str:
@@ -222,14 +281,14 @@ def accumulate(e: Emitter, acc: Accumulator, name: str, text: str) -> None:
 
 
 def across_members(e: Emitter, expr: Expr, texts: Sequence[str]) -> tuple[str, ...]:
-    """``texts``: both results of all members.  Names of the merged ones."""
+    """``texts``: the results of all members.  Names of the merged ones."""
     parts = [f"{t}_parts" for t in expr.outputs]
     for name, text in zip(parts, texts, strict=True):
         e.out.line(f"{name} = {text}")
     names = _final(e, expr)
     spread = "{}" if e.tile.exchanged == 1 else "{}[None, :]"
     counts = ""
-    if expr.op == "welford":
+    if _counts_lanes(expr):
         counts = f"{expr.output}_counts"
         e.out.line(f"{counts} = {_counts(e)}")
 
@@ -246,11 +305,12 @@ def _final(e: Emitter, expr: Expr) -> tuple[str, ...]:
 
 
 def give(e: Emitter, expr: Expr, names: Sequence[str]) -> None:
-    """The values of both results."""
-    a, b = names
-    texts = [a, b]
+    """The values of the results."""
+    texts = list(names)
     if expr.op == "online_softmax":  # of nothing but -inf: the distance of -inf to it is NaN
-        texts = [f'tl.where({b} == 0, float("-inf"), {a})', f'tl.where({b} == 0, float("nan"), {b})']
+        a, b, *_ = names
+        texts = [f'tl.where({b} == 0, float("-inf"), {a})']
+        texts += [f'tl.where({b} == 0, float("nan"), {name})' for name in names[1:]]
     for out, acc, text in zip(expr.outputs, accumulators(expr), texts, strict=True):
         e.give(out, acc, text)
 
@@ -265,13 +325,17 @@ def _merged(
     counts: str,
     whole: str,
 ) -> tuple[str, ...]:
-    """``parts``: their two results.  ``counts``: elements of each, of ``whole`` in all.  Gives ``names``."""
-    a, b = parts
+    """``parts``: their results.  ``counts``: elements of each, of ``whole`` in all.  Gives ``names``."""
+    a, b, *more = parts
     e.require(accumulators(expr)[0])
     e.out.line(f"{names[0]} = {reduced(0, a)}")
     if expr.op == "online_softmax":
         _require_exp(e, expr)
-        second = f"{b} * exp({a} - {_named(e, f'{names[0]}_centre', spread(names[0]))})"
+        centre = _named(e, f"{names[0]}_centre", spread(names[0]))
+        second = f"{b} * exp({a} - {centre})"
+        for part, name in zip(more, names[2:], strict=True):
+            e.helpers["moved"] = _MOVED
+            e.out.line(f"{name} = {reduced(2, f'{part} + moved({counts}, {a} - {centre})')}")
     else:
         e.helpers["between"] = _BETWEEN
         e.out.line(f"{expr.output}_mean = {names[0]} / {whole}")

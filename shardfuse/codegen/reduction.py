@@ -77,7 +77,7 @@ def accumulators(expr: Expr) -> tuple[Accumulator, ...]:
     """How each output of the reduction ``expr`` is carried."""
     match expr.op:
         case "online_softmax":
-            return _extreme("max", expr.tensors[0].dtype), _sum(expr.output.dtype)
+            return _extreme("max", expr.tensors[0].dtype), *(_sum(t.dtype) for t in expr.outputs[1:])
         case "welford":
             return _sum(expr.output.dtype), _sum(expr.output.dtype)
         case _:

@@ -92,8 +92,8 @@ class HostExpr:
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
 STATISTICS = ("online_softmax", "welford")
-"""Reductions of two outputs, that take the place of two reductions inside of one kernel: the (max, sum of exp(x - max))
-and the (sum, sum of squared distances to the mean) of ``x`` over ``axes``."""
+"""Reductions that take the place of several inside of one kernel: of ``x`` over ``axes`` the (max, sum of exp(x - max),
+and, where it is wanted, sum of x - max), and the (sum, sum of squared distances to the mean)."""
 PICK = "pick"
 """Inside of one kernel: of each row of ``x`` the element at ``index``, and whether there is one."""
 DRAWS = ("uniform", "normal")

@@ -7,7 +7,7 @@ before::
 
 after (Milakov & Gimelshein 2018; a variance goes alike, by Chan, Golub & LeVeque 1979)::
 
-    T1, T4 = online_softmax(T0)
+    T1, T4 = online_softmax(T0)                                     with sum(T2), where that is wanted, as a third
     T2 = sub(T0, T1); T7_x, T7_hit = pick(T2, T8); T7 = where(T7_hit, T7_x, 0.0)
 
 It is for what does not stand in the registers of one program: a loop reads its input once less, and the programs of a
@@ -91,21 +91,31 @@ class _Rewrite:
         self.maker = {e.output: e for e in self.segment.exprs}
 
     def rewritten(self) -> list[Expr]:
-        seconds: dict[Expr, None] = {}
+        later: dict[Expr, None] = {}
         for second in self.segment.exprs:
             first = first_of(second, self.maker)
             if first is not None and first not in self.statistics and self.is_one_walk(first, second):
                 op = "online_softmax" if first.op == "max" else "welford"
-                outputs = (first.output, second.output)
+                more = [e for e in self.segment.exprs if op == "online_softmax" and self.is_distance(e, first)][:1]
+                outputs = (first.output, second.output, *(e.output for e in more))
                 self.statistics[first] = Expr(op, first.inputs, outputs, {"axes": first.attributes["axes"]})
-                seconds[second] = None
+                later |= dict.fromkeys((second, *more))
         exprs: list[Expr] = []
         for expr in self.segment.exprs:
             if expr in self.statistics:
                 exprs.append(self.statistics[expr])
-            elif expr not in seconds:
+            elif expr not in later:
                 exprs += self.picked(expr) or [expr]
         return exprs
+
+    def is_distance(self, expr: Expr, top: Expr) -> bool:
+        """Does ``expr`` sum the distances to the maximum ``top``?"""
+        apart = self.maker.get(expr.tensors[0]) if expr.op == "sum" else None
+        if apart is None or apart.op != "sub" or len(apart.tensors) != 2:
+            return False
+        x, centre = apart.tensors
+        is_same = expr.attributes["axes"] == top.attributes["axes"] and expr.output.dtype is x.dtype
+        return is_same and top.tensors == (x,) and made_by(centre, self.maker) is top
 
     def is_one_walk(self, first: Expr, second: Expr) -> bool:
         """Is it reduced here, and in a type that is not rounded?"""

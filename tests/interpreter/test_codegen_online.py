@@ -166,7 +166,7 @@ def test_columns_of_a_team(tmp_path: Path, rows: int) -> None:
         agree(Team(segment, {x: data}, tmp_path, params, 2).settle(1), wanted)
 
 
-def cross_entropy(rows: int, classes: int, index: DataType, *, kept: bool) -> Segment:
+def cross_entropy(rows: int, classes: int, index: DataType, *, kept: bool, smoothing: float = 0.0) -> Segment:
     """The loss of each row, of scaled logits; 0 where the target is -100.  ``kept``: with the gradient's softmax."""
     b = Builder()
     i, j = b.axis(rows), b.axis(classes)
@@ -175,7 +175,12 @@ def cross_entropy(rows: int, classes: int, index: DataType, *, kept: bool) -> Se
     powers = b.op("exp", apart)
     total = b.reduce("sum", powers, [1])
     chosen = b.reduce("sum", b.op("where", b.op("eq", b.iota(j), target), apart, 0.0), [1])
-    loss = b.op("where", b.op("ne", target, -100), b.op("sub", b.op("log", total), chosen), 0.0)
+    log_sum = b.op("log", total)
+    loss = b.op("sub", log_sum, chosen)
+    if smoothing:
+        even = b.op("sub", log_sum, b.mean(apart, [1]))
+        loss = b.op("add", b.op("mul", loss, 1.0 - smoothing), b.op("mul", even, smoothing))
+    loss = b.op("where", b.op("ne", target, -100), loss, 0.0)
     return b.segment(loss, *([b.op("div", powers, total)] if kept else []))
 
 
@@ -205,6 +210,25 @@ def test_cross_entropy(tmp_path: Path, params: Params, kept: bool, index: DataTy
     agree([*rest, loss], [*([torch.softmax(wide, 1)] if kept else []), wanted[:, None]])
 
 
+@pytest.mark.parametrize("params", [ROW, ROWS, replace(ROW, team=4), replace(HELD, team=2)])
+@pytest.mark.parametrize("classes", [96, 83])
+def test_smoothed_cross_entropy(tmp_path: Path, params: Params, classes: int) -> None:
+    """The mean of the log probabilities too, far from 0, comes from the same walk."""
+    rows = 6
+    segment = cross_entropy(rows, classes, DataType.Int, kept=False, smoothing=0.1)
+    data = (values(rows, classes) * 4 + torch.tensor([0.0, 500.0, -500.0, 0.0, 0.0, 0.0])[:, None]).bfloat16()
+    data[3], data[4, 5], data[5, 2] = -INF, NAN, INF
+    target = torch.tensor([0, 40, 82, 3, 4, -100])[:, None]
+    inputs = dict(zip(segment.inputs, (data, target), strict=True))
+    if params.team:
+        (loss,) = Team(segment, inputs, tmp_path, params, rows).settle(1)
+    else:
+        (loss,) = run(segment, inputs, tmp_path, scheduler=looped, params=params)
+    wide = data.double() * 0.5
+    wanted = torch.nn.functional.cross_entropy(wide, target[:, 0], reduction="none", label_smoothing=0.1)
+    close(loss, wanted[:, None])
+
+
 def loops(segment: Segment) -> int:
     (source,) = kernels_of(segment)
     return source.text.count("for start in")
@@ -215,6 +239,7 @@ def test_walks() -> None:
     assert loops(softmax([4096, 256], 0, DataType.BFloat16)[0]) == 2
     assert loops(moments([4096, 256], [0], DataType.BFloat16)[0]) == 2
     assert loops(cross_entropy(4096, 32000, DataType.Int, kept=False)) == 1
+    assert loops(cross_entropy(4096, 32000, DataType.Int, kept=False, smoothing=0.1)) == 1
     assert loops(cross_entropy(4096, 128256, DataType.Int, kept=True)) == 0
     (source,) = kernels_of(softmax([4096, 65536], 1, DataType.BFloat16)[0])
     assert source.text.count("meet(count_ptr") == 1
