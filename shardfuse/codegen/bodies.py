@@ -155,11 +155,13 @@ def write_loops(e: Emitter) -> None:
     masked = tile.r_total % block != 0
     chunk = Chunk("", None, block, masked)
     outputs = e.plan.segment.outputs
+    walk = 0
     for phase in range(e.space.phases):
         reductions = e.reductions(phase)
         stored = [t for t in outputs if e.space.has_r(t) and e.space.phase[t] == phase]
         if reductions or stored:
-            _write_loop(e, reductions, stored, chunk)
+            _write_loop(e, reductions, stored, chunk, backwards=walk % 2 == 1)
+            walk += 1
     e.load_needed([t for t in outputs if not e.space.has_r(t)], chunk)
     for tensor in outputs:
         if not e.space.has_r(tensor):
@@ -170,7 +172,10 @@ def write_loops(e: Emitter) -> None:
             e.store(tensor, chunk)
 
 
-def _write_loop(e: Emitter, reductions: list[Expr], stored: list[BoundTensor], chunk: Chunk) -> None:
+def _write_loop(
+    e: Emitter, reductions: list[Expr], stored: list[BoundTensor], chunk: Chunk, *, backwards: bool
+) -> None:
+    """One walk.  Every other goes backwards, so that it begins with what was read last."""
     wanted = [*(x.tensors[0] for x in reductions), *stored]
     for tensor in e.needed(wanted, chunk):
         if not e.space.has_r(tensor):
@@ -182,8 +187,13 @@ def _write_loop(e: Emitter, reductions: list[Expr], stored: list[BoundTensor], c
         else:
             e.out.line(f"{expr.output}_acc = {accumulator(expr).start(e.tile.shape)}")
     first, last = ("first", "last") if e.plan.split or e.params.team else ("0", R_SIZE)
-    e.out.line(f"for start in tl.range({first}, {last}, {e.params.r_block}, num_stages={e.params.num_stages}):")
+    if backwards:
+        e.out.line(f"back = {_last_start(e, first, last)}")
+    step = "step" if backwards else "start"
+    e.out.line(f"for {step} in tl.range({first}, {last}, {e.params.r_block}, num_stages={e.params.num_stages}):")
     e.out.depth += 1
+    if backwards:
+        e.out.line("start = back - step")
     at = len(e.out.lines)
     e.out.line("r = start + c")
     if chunk.is_masked:
@@ -200,6 +210,17 @@ def _write_loop(e: Emitter, reductions: list[Expr], stored: list[BoundTensor], c
     e.out.depth -= 1
     e.values = {k: v for k, v in e.values.items() if not e.space.has_r(k[0])}
     _finish(e, ((expr, _across_lanes(e, expr)) for expr in reductions))
+
+
+def _last_start(e: Emitter, first: str, last: str) -> str:
+    """Where the last block of a walk begins, and ``first`` more, which the first step takes off.
+
+    In blocks from ``first``: of a difference from ``last`` the compiler would not know that it is aligned.
+    """
+    block = e.params.r_block
+    if first == "0":
+        return f"(tl.cdiv({last}, {block}) - 1) * {block}"
+    return f"{first} + {first} + (tl.cdiv({last} - {first}, {block}) - 1) * {block}"
 
 
 def _take_in(e: Emitter, expr: Expr, chunk: Chunk) -> None:

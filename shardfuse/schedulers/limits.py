@@ -21,9 +21,18 @@ class Target:
     """Largest shared memory of one program."""
     vector_bytes: int
     """Widest load or store of one thread."""
+    l2_bytes: int
 
 
-H200 = Target("H200", multiprocessors=132, registers=65536, warps=64, shared_bytes=227 * 1024, vector_bytes=16)
+H200 = Target(
+    "H200",
+    multiprocessors=132,
+    registers=65536,
+    warps=64,
+    shared_bytes=227 * 1024,
+    vector_bytes=16,
+    l2_bytes=50 << 20,
+)
 
 WARP = 32
 MAX_WARPS = 16

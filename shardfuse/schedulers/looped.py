@@ -6,10 +6,11 @@ A maximum and the sum of the exponentials below it, or a mean and the squares ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..ir.expr import BoundTensor
 from .limits import WARP, Target, power_of_two, vector
-from .online import online
+from .online import online, takes_one_walk
 from .persistent import streamed
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
@@ -41,6 +42,8 @@ def propose(segment: Segment, target: Target) -> Params:
     assert not isinstance(space, str), space
     space = in_columns(segment, space)
     params = in_loop(segment, space, target)
+    if space.is_inner and takes_one_walk(segment):
+        params = replace(params, num_stages=1)  # few registers: all warps are resident, and hide their loads
     return params if cannot_exchange(segment, space) else looping_team(segment, space, params, target)
 
 

@@ -131,7 +131,8 @@ Atoms = Mapping[BoundTensor, frozenset[Digit]]
 @lru_cache(maxsize=64)
 def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms] | str:
     """Every local digit of ``segment`` as atoms, and those that each tensor holds, or why there is no such kernel."""
-    refusal = next((r for e in segment.exprs if (r := refusal_of(e)) is not None), None)
+    recorded = (e for e in segment.exprs if e.op not in (*STATISTICS, PICK))
+    refusal = next((r for e in recorded if (r := refusal_of(e)) is not None), None)
     if refusal is not None:
         return refusal
     for window in segment.windows.values():
@@ -158,8 +159,6 @@ def common_cuts(tensors: Iterable[BoundTensor]) -> Pieces | str:
 @lru_cache(maxsize=1024)  # asked about the same Expr in every segment that it is tried in
 def refusal_of(expr: Expr) -> str | None:
     """Why ``expr`` has no Triton text."""
-    if expr.op in (*STATISTICS, PICK):
-        return None
     if len(expr.outputs) != 1:
         return f"{expr.op} has {len(expr.outputs)} outputs"
     op = POINTWISE.get(expr.op)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
 from .limits import LINE_BYTES, MAX_TEAM, MAX_WARPS, WARP, Target, power_of_two, resident, vector
+from .online import takes_one_walk
 from .plan import Params
 from .segment import Segment
 from .space import Space, as_columns
@@ -39,6 +40,13 @@ _LATE_TURNS = 4
 """Rows that a late team takes one after the other, at the least."""
 _SHARED = 0.9
 """What copies under way may take of shared memory."""
+_CACHED = 0.7
+"""Of L2: what is read now and again soon, beside what is written."""
+_EXCHANGED = 0.5
+"""Bytes that a member reads of the others, for one of its own."""
+_WORDS = 8
+_RESULTS = 2
+"""Bytes of a word, and results exchanged at once: of a softmax or a variance."""
 _TURNS = 4
 """A member has at least so many turns of its loop."""
 
@@ -182,6 +190,8 @@ def looping_team(segment: Segment, space: Space, params: Params, target: Target)
         lanes = min(params.x_block, LINE_BYTES // itemsize)  # a word for each lane of each member: no more than a line
         params = replace(params, x_block=lanes, r_block=params.r_block * params.x_block // lanes)
     full = _filling(params, 1, space, programs, _TURNS * params.r_block)
+    if not (space.is_inner or space.grouped or takes_one_walk(segment)):
+        full = _in_cache(segment, space, full, target)
     return replace(full, max_registers=registers) if full.team > 1 else replace(full, team=0, programs=0)
 
 
@@ -191,6 +201,24 @@ def _filling(params: Params, members: int, space: Space, programs: int, least: i
     while members < MAX_TEAM and 2 * members * rows <= programs and space.reduced >= 2 * members * least:
         members *= 2
     return replace(params, team=members, programs=programs)
+
+
+def _in_cache(segment: Segment, space: Space, params: Params, target: Target) -> Params:
+    """A larger team for columns, where what all teams walk at once then stays in L2 until it is read again.
+
+    ``params`` where that takes members of too few turns, or more words of an exchange than elements make up for.
+    """
+    columns, lanes = params.columns or params.x_block, params.x_block
+    one = columns * space.reduced * sum(t.dtype.itemsize for t in _streamed(segment, space))
+    members = params.team
+    while min(-(-space.kept // columns), params.programs // members) * one > _CACHED * target.l2_bytes:
+        members *= 2
+        words = members * lanes * _WORDS * _RESULTS
+        if members > min(MAX_TEAM, params.programs) or space.reduced < members * _TURNS * params.r_block:
+            return params
+        if words > _EXCHANGED * one / members:
+            return params
+    return replace(params, team=members)
 
 
 def columns_of(segment: Segment, space: Space) -> tuple[int, int]:

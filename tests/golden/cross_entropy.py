@@ -44,7 +44,7 @@ def looped_T10_T17(T0_ptr, T2_ptr, T10_ptr, T17_ptr, i1: tl.int32):
 
     T3_acc = tl.full([512], -3.4028234663852886e38, tl.float32)
     T7_acc = tl.zeros([512], tl.float32)
-    for start in tl.range(0, i1, 4096, num_stages=3):
+    for start in tl.range(0, i1, 4096, num_stages=1):
         r = start + c
         r_mask = r < i1
         T0 = tl.load(T0_ptr + offs_0 + r, mask=r_mask, eviction_policy="evict_last").to(tl.float32)

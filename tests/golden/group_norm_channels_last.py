@@ -129,7 +129,9 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
         T15 = tl.load(T15_ptr + offs_1, mask=x_mask).to(tl.float32)
         T18 = tl.load(T18_ptr + offs_1, mask=x_mask).to(tl.float32)
 
-        for start in tl.range(first, last, 16, num_stages=3):
+        back = first + first + (tl.cdiv(last - first, 16) - 1) * 16
+        for step in tl.range(first, last, 16, num_stages=3):
+            start = back - step
             r = start + c
             T0 = tl.load(T0_ptr + offs_0 + r * 640, mask=x_mask, eviction_policy="evict_last").to(tl.float32)
             T6 = T0 - T5

@@ -93,7 +93,9 @@ def looped_T9(mailbox_ptr, T0_ptr, T9_ptr, i0: tl.int32, i1: tl.int32, i2: tl.in
         T2 = tl.where(T6_all == 0, float("-inf"), T2_all)[None, :]
         T6 = tl.where(T6_all == 0, float("nan"), T6_all)[None, :]
 
-        for start in tl.range(first, last, 64, num_stages=3):
+        back = first + first + (tl.cdiv(last - first, 64) - 1) * 64
+        for step in tl.range(first, last, 64, num_stages=3):
+            start = back - step
             r = start + c
             T0 = tl.load(T0_ptr + x + r * 4096, eviction_policy="evict_last").to(tl.float32)
             T4 = T0 - T2

@@ -231,7 +231,7 @@ def test_smoothed_cross_entropy(tmp_path: Path, params: Params, classes: int) ->
 
 def loops(segment: Segment) -> int:
     (source,) = kernels_of(segment)
-    return source.text.count("for start in")
+    return source.text.count(" in tl.range(") - source.text.count("for row in")
 
 
 def test_walks() -> None:
