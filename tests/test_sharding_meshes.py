@@ -299,9 +299,7 @@ def test_found_by_random_programs() -> None:
     shard(y, DeviceMesh([[0], [1], [2], [3]]), (X, (1, "inner")))
     cases.append(Case(fd, [torch.arange(12.0).reshape(3, 4) / 8], {x: (3, 4)}, name="an empty rank"))
 
-    fd = (
-        FusionDefinition()
-    )  # 7 rows in blocks of 4, blocks in halves: the halves alone are no sharding
+    fd = FusionDefinition()  # 7 rows in blocks of 4, blocks in halves: the halves alone are no sharding
     x, w = fd.define_tensor([7, 2]), fd.define_tensor([2])
     y = fd.ops.where(fd.ops.gt(x, 0), w, 1.0)
     fd.add_output(y)

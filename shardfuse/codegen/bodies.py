@@ -10,7 +10,6 @@ from ..ir.expr import BoundTensor, Expr
 from .emitter import Emitter
 from .exchange import exchange_helpers, exchange_lines
 from .online import (
-    R_SIZE,
     accumulate,
     across_lanes,
     across_members,
@@ -23,7 +22,7 @@ from .online import (
 )
 from .prefetch import prefetch_next
 from .reduction import accumulator, accumulators
-from .tile import Chunk
+from .tile import R_SIZE, Chunk
 
 _R = re.compile(r"\br\b")
 

@@ -28,7 +28,7 @@ from .draw import draw
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .reduction import HELPERS, Accumulator, accumulator
 from .source import Writer
-from .tile import Chunk, Strides, Tile
+from .tile import R_SIZE, Chunk, Strides, Tile
 from .windows import Window
 
 _ALIASES = (*VIEWS, "set")
@@ -186,7 +186,8 @@ class Emitter:
         """One element of each row, and whether there is one: loaded and computed by itself."""
         (x, at), (one, hit) = expr.tensors, expr.outputs
         index = self.value(at, chunk)
-        text = f"({index.text} >= 0) & ({index.text} < {self.tile.r_total})"
+        size = self.tile.r_total if self.params.unrolled else R_SIZE
+        text = f"({index.text} >= 0) & ({index.text} < {size})"
         self.values[hit, ""] = found = self.assign(str(hit), text, DataType.Bool, index.has_x, False)
         alone = Chunk(f"_at_{at}", None, 1, True, found.text, block=1, index=index.text)
         self.load_needed([x], alone)

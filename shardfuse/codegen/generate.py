@@ -14,10 +14,9 @@ from .bodies import write_loops, write_unrolled
 from .emitter import Emitter
 from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
 from .late import Late, late_lines, write_late
-from .online import R_SHARE, R_SIZE
 from .source import KernelSource, Parts, body_text, signature
 from .stages import one_launch
-from .tile import Tile
+from .tile import R_SHARE, R_SIZE, Tile
 from .transpose import Turned, turned_index, write_turned
 from .walk import Walk, walk_index, write_walk
 

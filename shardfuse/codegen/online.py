@@ -19,12 +19,8 @@ from .arithmetic import TRITON_TYPE
 from .emitter import Emitter
 from .reduction import Accumulator, accumulators
 from .source import MARGIN
-from .tile import Chunk
+from .tile import R_SHARE, R_SIZE, Chunk
 
-R_SIZE = "i1"
-"""Argument: reduced elements of this rank."""
-R_SHARE = "i2"
-"""Argument: reduced elements of one program of a split reduction."""
 LOWEST = {DataType.Float: "-3.4028234663852886e38", DataType.Double: "-1.7976931348623157e308"}
 
 _EXP = '''@triton.jit

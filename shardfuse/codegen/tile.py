@@ -17,6 +17,10 @@ from .windows import window_of
 
 Strides = Mapping[Digit, int]
 
+R_SIZE = "i1"
+"""Argument: reduced elements of this rank."""
+R_SHARE = "i2"
+"""Argument: reduced elements of one program of a split reduction."""
 _SHARE_STEP = 16
 """Elements: 128 bits of the narrowest type, so that every member's part is as aligned as the row."""
 

@@ -20,8 +20,8 @@ from ..schedulers.segment import Segment
 class SegmentExplanation:
     """``kernels``: names of the generated kernels; ``refusals``: what every other scheduler says, in order of priority.
 
-    ``asked``: how many of them come before the chosen one.  ``bytes``: on one rank, each input read once, or as often as
-    a loop walks over it, and each output written once.  ``sizes``: of each kernel, or stage of one, which axes it was
+    ``asked``: how many of them come before the chosen one.  ``bytes``: on one rank, each input read once, or as often
+    as a loop walks over it, and each output written once.  ``sizes``: of each kernel, or stage, which axes it was
     written for and which may be of any size: a plan of another size has the same kernel, and compiles nothing.  Of
     contiguous tensors, on the first rank; a size so different that another tile is better has another kernel all the
     same.

@@ -68,7 +68,8 @@ def reads(plan: KernelPlan) -> dict[BoundTensor, int]:
     for wanted in walks(segment, space).values():
         behind = {t for e in leading_to(through, wanted) for t in e.tensors}.union(wanted)
         for tensor in segment.inputs:
-            counts[tensor] += tensor in behind and space.has_r(tensor)
+            is_windowed = tensor not in space.atoms
+            counts[tensor] += tensor in behind and (is_windowed or space.has_r(tensor))
     return {t: max(n, 1) for t, n in counts.items()}
 
 
