@@ -96,7 +96,9 @@ def rounded(text: str, dtype: DataType, *, interpret: bool) -> str:
     return f"{atom(text)}.to({TRITON_TYPE[dtype]}).to(tl.float32)"
 
 
-def pointwise_text(expr: Expr, operands: Sequence[str], carried: Sequence[DataType]) -> tuple[str, DataType]:
+def pointwise_text(
+    expr: Expr, operands: Sequence[str], carried: Sequence[DataType], *, is_precise: bool
+) -> tuple[str, DataType]:
     """The op on ``operands`` (converted here to the type that it computes in), and the type of its text."""
     op = POINTWISE[expr.op]
     compute, result = types(op, expr.inputs)
@@ -106,7 +108,7 @@ def pointwise_text(expr: Expr, operands: Sequence[str], carried: Sequence[DataTy
         if wanted is DataType.Bool and expr.op in _ORDERED:
             wanted = DataType.Int32
         texts.append(converted(text, found, wanted))
-    form = op.triton
+    form = op.precise if is_precise and op.precise and result is DataType.Float else op.triton
     assert form is not None, f"{expr.op} has no Triton text"
     if compute is DataType.Bool:
         form = _ON_BOOL.get(expr.op, form)

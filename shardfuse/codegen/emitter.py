@@ -172,7 +172,9 @@ class Emitter:
             dtype, inexact = expr.output.dtype.compute, expr.output.dtype is not expr.tensors[0].dtype
         else:
             texts, dtypes = self.operands(expr, inputs)
-            text, dtype = pointwise_text(expr, texts, dtypes)
+            last = inputs[-1] if isinstance(expr.inputs[-1], BoundTensor) else None
+            own = last is not None and (last.has_x, last.has_r) == (has_x, has_r)
+            text, dtype = pointwise_text(expr, texts, dtypes, is_precise=own)
             inexact = must_round(expr)
             if "libdevice." in text:
                 self.helpers["libdevice"] = LIBDEVICE[self.interpret]

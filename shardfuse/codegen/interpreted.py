@@ -14,9 +14,11 @@ def _erfcinv(x: torch.Tensor) -> torch.Tensor:
 
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "exp": torch.exp,
     "expm1": torch.expm1,
     "log1p": torch.log1p,
     "sinh": torch.sinh,
+    "cosh": torch.cosh,
     "tan": torch.tan,
     "tanh": torch.tanh,
     "asin": torch.asin,

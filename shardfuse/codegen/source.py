@@ -73,8 +73,9 @@ class Writer:
 
 def body_text(comments: str, helpers: Mapping[str, str]) -> str:
     """What stands above a kernel's function: the IR in comments, imports, and the functions that it calls."""
-    imports = "import triton\nimport triton.language as tl\n"
-    return f"{comments}\n{imports}\n\n" + "".join(f"{helper}\n\n" for helper in helpers.values())
+    imports = "import triton\nimport triton.language as tl\n" + helpers.get("libdevice", "")
+    functions = "".join(f"{text}\n\n" for name, text in helpers.items() if name != "libdevice")
+    return f"{comments}\n{imports}\n\n{functions}"
 
 
 def signature(name: str, parameters: list[str], not_specialised: list[str]) -> str:

@@ -32,7 +32,8 @@ class PointwiseOp:
     """``exact``: a result of 16-bit operands is a 16-bit number, so that no rounding is needed.
 
     ``floats_only``: the Triton text is for floats; of integers the op is a torch call.  ``signed_only``: so it is of
-    unsigned integers.
+    unsigned integers.  ``precise``: the text for float32 results where ``triton`` approximates what torch rounds
+    rightly; not taken where the last operand is one number for many elements, which it would cost each of them.
     """
 
     name: str
@@ -43,6 +44,7 @@ class PointwiseOp:
     exact: bool = False
     floats_only: bool = False
     signed_only: bool = False
+    precise: str | None = None
 
 
 _MAX = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
@@ -105,20 +107,20 @@ _ROWS = (
     PointwiseOp("sign", 1, Rule.PROMOTE, torch.sgn, _SIGN, exact=True, signed_only=True),
     PointwiseOp("relu", 1, Rule.PROMOTE, torch.relu, "tl.where({0} < 0, 0, {0})", exact=True),
     PointwiseOp("square", 1, Rule.INTEGER, torch.square, "{0} * {0}"),
-    PointwiseOp("exp", 1, Rule.FLOAT, torch.exp, "tl.exp({0})"),
+    PointwiseOp("exp", 1, Rule.FLOAT, torch.exp, "libdevice.exp({0})"),
     PointwiseOp("exp2", 1, Rule.FLOAT, torch.exp2, "tl.exp2({0})"),
     PointwiseOp("expm1", 1, Rule.FLOAT, torch.expm1, "libdevice.expm1({0})"),
     PointwiseOp("log", 1, Rule.FLOAT, torch.log, "tl.log({0})"),
     PointwiseOp("log2", 1, Rule.FLOAT, torch.log2, "tl.log2({0})"),
     PointwiseOp("log10", 1, Rule.FLOAT, torch.log10, "tl.log2({0}) * 0.3010299956639812"),
     PointwiseOp("log1p", 1, Rule.FLOAT, torch.log1p, "libdevice.log1p({0})"),
-    PointwiseOp("sqrt", 1, Rule.FLOAT, torch.sqrt, "tl.sqrt({0})"),
+    PointwiseOp("sqrt", 1, Rule.FLOAT, torch.sqrt, "tl.sqrt({0})", precise="tl.sqrt_rn({0})"),
     PointwiseOp("rsqrt", 1, Rule.FLOAT, torch.rsqrt, "tl.rsqrt({0})"),
     PointwiseOp("sin", 1, Rule.FLOAT, torch.sin, "tl.sin({0})"),
     PointwiseOp("cos", 1, Rule.FLOAT, torch.cos, "tl.cos({0})"),
     PointwiseOp("tan", 1, Rule.FLOAT, torch.tan, "libdevice.tan({0})"),
     PointwiseOp("sinh", 1, Rule.FLOAT, torch.sinh, "libdevice.sinh({0})"),
-    PointwiseOp("cosh", 1, Rule.FLOAT, torch.cosh, "0.5 * tl.exp(tl.abs({0})) + 0.5 * tl.exp(-tl.abs({0}))"),
+    PointwiseOp("cosh", 1, Rule.FLOAT, torch.cosh, "libdevice.cosh({0})"),
     PointwiseOp("tanh", 1, Rule.FLOAT, torch.tanh, "libdevice.tanh({0})"),
     PointwiseOp("asin", 1, Rule.FLOAT, torch.asin, "libdevice.asin({0})"),
     PointwiseOp("acos", 1, Rule.FLOAT, torch.acos, "libdevice.acos({0})"),
@@ -137,7 +139,7 @@ _ROWS = (
     PointwiseOp("gelu", 1, Rule.FLOAT, torch.nn.functional.gelu, "0.5 * {0} * (1 + tl.erf({0} * 0.7071067811865476))"),
     PointwiseOp("gelu_tanh", 1, Rule.FLOAT, _gelu_tanh, _GELU_TANH),
     PointwiseOp("softplus", 1, Rule.FLOAT, torch.nn.functional.softplus, _SOFTPLUS),
-    PointwiseOp("reciprocal", 1, Rule.FLOAT, torch.reciprocal, "1 / {0}"),
+    PointwiseOp("reciprocal", 1, Rule.FLOAT, torch.reciprocal, "1 / {0}", precise="tl.div_rn(1.0, {0})"),
     PointwiseOp("floor", 1, Rule.PROMOTE, torch.floor, "tl.floor({0})", exact=True),
     PointwiseOp("ceil", 1, Rule.PROMOTE, torch.ceil, "tl.ceil({0})", exact=True),
     PointwiseOp("trunc", 1, Rule.PROMOTE, torch.trunc, "libdevice.trunc({0})", exact=True, floats_only=True),
@@ -159,7 +161,7 @@ _ROWS = (
     PointwiseOp("add", 2, Rule.PROMOTE, torch.add, "{0} + {1}"),
     PointwiseOp("sub", 2, Rule.PROMOTE, torch.sub, "{0} - {1}"),
     PointwiseOp("mul", 2, Rule.PROMOTE, torch.mul, "{0} * {1}"),
-    PointwiseOp("div", 2, Rule.FLOAT, torch.true_divide, "{0} / {1}"),
+    PointwiseOp("div", 2, Rule.FLOAT, torch.true_divide, "{0} / {1}", precise="tl.div_rn({0}, {1})"),
     PointwiseOp("trunc_div", 2, Rule.PROMOTE, _trunc_div, None, exact=True),
     PointwiseOp("floor_div", 2, Rule.PROMOTE, _floor_div, None, exact=True),
     PointwiseOp("mod", 2, Rule.PROMOTE, torch.fmod, "libdevice.fmod({0}, {1})", exact=True, floats_only=True),

@@ -10,6 +10,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -99,7 +100,7 @@ def looped_T9(mailbox_ptr, T0_ptr, T9_ptr, i0: tl.int32, i1: tl.int32, i2: tl.in
             r = start + c
             T0 = tl.load(T0_ptr + x + r * 4096, eviction_policy="evict_last").to(tl.float32)
             T4 = T0 - T2
-            T5 = tl.exp(T4)
+            T5 = libdevice.exp(T4)
             T8 = T5 / T6
             tl.store(T9_ptr + x + r * 4096, T8)
 
