@@ -42,10 +42,17 @@ class Plan:
 
 
 def compile_fusion(
-    fusion: Fusion, sizes: Mapping[TensorView, Sequence[int]], numbers: Mapping[Scalar, Number] | None = None
+    fusion: Fusion,
+    sizes: Mapping[TensorView, Sequence[int]],
+    numbers: Mapping[Scalar, Number] | None = None,
+    ranks_per_node: int = 8,
 ) -> Plan:
-    """``sizes``: the unsharded shape of every input tensor.  ``numbers``: the scalar inputs that shapes depend on."""
+    """``sizes``: the unsharded shape of every input tensor.  ``numbers``: the scalar inputs that shapes depend on.
+
+    ``ranks_per_node``: neighbours in the world that share a host, for the cost of collectives.
+    """
     bound = bind(fusion, sizes, numbers)
+    bound.ranks_per_node = ranks_per_node
     trace = [("bind", fusion_text(bound))]
     for run in PASSES:
         run(bound)

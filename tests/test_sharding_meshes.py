@@ -13,6 +13,8 @@ from test_sharding import names, placements, values
 from thread_check import Case, Placement, X, Y, check_on_threads, shard, world_mesh
 
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.analysis.resharding import communication_of
+from shardfuse.compiler import compile_fusion
 from shardfuse.errors import MeshExceedsWorldError, ShardfuseError, ShardingError
 
 # --- meshes ------------------------------------------------------------------------------------------------
@@ -284,6 +286,24 @@ def test_an_axis_of_one_element() -> None:
     shard(y, world_mesh(4), (X, (0, "outer")))
     cases.append(Case(fd, [torch.arange(6.0)], name="an output that only its own words cut"))
     check_on_threads(4, cases)
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_node", "expected"),
+    [(8, [("all_to_all", 8)]), (4, [("all_gather", 4), ("slice", 2)]), (1, [("all_to_all", 8)])],
+)
+def test_a_chain_stays_on_a_host(ranks_per_node: int, expected: list[tuple[str, int]]) -> None:
+    """Rows over x to rows over y: by way of the whole tensor where mesh_x is a host and mesh_y is not."""
+    mesh = DeviceMesh([[0, 1, 2, 3], [4, 5, 6, 7]])
+    fd = FusionDefinition()
+    x = fd.define_tensor([32, 32])
+    y = fd.ops.set(x)
+    fd.add_output(y)
+    shard(x, mesh, (X, (0, "outer")))
+    shard(y, mesh, (Y, (0, "outer")))
+    plan = compile_fusion(fd.fusion, {x: (32, 32)}, ranks_per_node=ranks_per_node)
+    found = [communication_of(e) for s in plan.segments for e in s.segment.exprs]
+    assert [(c.kind, c.team) for c in found if c is not None] == expected
 
 
 def test_found_by_random_programs() -> None:

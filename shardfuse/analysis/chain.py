@@ -42,8 +42,9 @@ class Links:
         return latency + received / bandwidth + moved / self.memory
 
 
-H200_NODES = Links(8, 12e-6, 30e-6, 350e9, 45e9, 3.5e12)
-"""Eight H200 joined by NVLink to a node, nodes by a 400 Gb/s link for each GPU; about what NCCL reaches."""
+def h200_nodes(ranks_per_node: int) -> Links:
+    """H200s joined by NVLink to a node, nodes by a 400 Gb/s link for each GPU; about what NCCL reaches."""
+    return Links(ranks_per_node, 12e-6, 30e-6, 350e9, 45e9, 3.5e12)
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def cheapest_chain(
     have: Sharding,
     want: Sharding,
     itemsize: int,
-    links: Links = H200_NODES,
+    links: Links,
 ) -> list[ChainStep]:
     """The steps from ``have`` to ``want``; none where they are equal.  The same on every rank."""
     search = _Search(mesh, tuple(logical), dict(want), itemsize, links)

@@ -53,7 +53,7 @@ def describe(
         f"torch {torch.__version__}",
         f"device: {device.type}",
         f"options: backend={options.backend}, interpret={options.interpret}, strict={options.strict}, "
-        f"autotune={options.autotune}",
+        f"autotune={options.autotune}, ranks_per_node={options.ranks_per_node}",
         *(f"{name}: unsharded {list(shape)}" for name, shape in sizes.items()),
         *(f"{name} = {value!r}" for name, value in numbers.items()),
     ]

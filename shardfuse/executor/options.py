@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from ..config import read_cache_directory, read_settings
+from ..mesh.process import ranks_per_node
 
 Backend = Literal["triton", "torch"]
 
@@ -19,7 +20,8 @@ class CompileOptions:
 
     ``interpret``: kernels are written for the interpreter.  ``strict``: a kernel that does not compile is an error
     rather than a fall back to torch.  ``autotune``: kernels are tuned before a program's first run on a GPU.
-    ``cache_directory``: where generated sources and tuned parameters are kept.
+    ``cache_directory``: where generated sources and tuned parameters are kept.  ``ranks_per_node``: neighbours in the
+    world that share a host, for the cost of collectives.
     """
 
     backend: Backend | None = None
@@ -27,12 +29,20 @@ class CompileOptions:
     strict: bool = False
     autotune: bool = False
     cache_directory: Path = Path()
+    ranks_per_node: int = 8
 
     @staticmethod
     def from_environment(backend: Backend | None = None) -> CompileOptions:
         settings = read_settings()
         directory = read_cache_directory()
-        return CompileOptions(backend, settings.triton_interpret, settings.strict, settings.autotune, directory)
+        return CompileOptions(
+            backend,
+            settings.triton_interpret,
+            settings.strict,
+            settings.autotune,
+            directory,
+            ranks_per_node() or CompileOptions.ranks_per_node,
+        )
 
     def backend_for(self, device: torch.device) -> Backend:
         if self.backend is not None:

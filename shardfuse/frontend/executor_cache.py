@@ -118,7 +118,7 @@ class FusionExecutorCache:
         key = self._plan_key(sizes, numbers or {})
         plan = self._plans.get(key)
         if plan is None:
-            plan = compile_fusion(self.fusion, sizes, numbers)
+            plan = compile_fusion(self.fusion, sizes, numbers, self.options.ranks_per_node)
             if key in self._tuned:
                 plan = with_params(plan, self._tuned[key])
             self._plans.put(key, plan)

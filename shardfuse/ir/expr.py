@@ -116,6 +116,8 @@ class BoundFusion:
     """Outputs that are written into an input's storage, and that input."""
     streams: list[tuple[BoundTensor, Axis]] = field(default_factory=list[tuple["BoundTensor", Axis]])
     """Tensors that were told to be made or read in chunks, and the digits that number the chunks."""
+    ranks_per_node: int = 8
+    """Neighbours in the world that share a host."""
 
     def producer_of(self) -> dict[BoundTensor, Expr]:
         return {out: expr for expr in self.exprs for out in expr.outputs}

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, NoReturn, cast
@@ -42,6 +42,7 @@ class ProcessContext:
     """This process's place in the world, and the device that it computes on.
 
     backend: "nccl" (with gloo for tensors on the CPU) or "gloo". timeout: seconds that a collective waits.
+    ranks_per_node: of the host that has fewest ranks, the same on all.
     """
 
     rank: int
@@ -50,6 +51,7 @@ class ProcessContext:
     device: torch.device
     backend: str
     timeout: float
+    ranks_per_node: int = 1
 
 
 @dataclass(eq=False)
@@ -119,7 +121,8 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         torch.set_num_threads(1)
     context = _choose(backend, launch, settings.timeout if timeout is None else timeout)
     job = open_job_store(launch, _RENDEZVOUS_TIMEOUT)
-    world = _agree(job, context)
+    world, ranks_per_node = _agree(job, context, launch.local_size)
+    context = replace(context, ranks_per_node=ranks_per_node)
     guard = None
     if watchdog and context.world_size > 1:
         store = PrefixStore("watchdog", PrefixStore(world, job.connect(settings.heartbeat_limit)))
@@ -140,6 +143,12 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     life = _lives[_default_group()] = _Life(context, job, guard, previous_hook)
     atexit.register(life.end)
     return context
+
+
+def ranks_per_node() -> int | None:
+    """Of the host that has fewest ranks; ``None`` where one process is the world, or somebody else made the world."""
+    life = _find_life()
+    return life.context.ranks_per_node if life is not None and life.context.world_size > 1 else None
 
 
 def finalize() -> None:
@@ -183,16 +192,18 @@ def _choose(backend: str | None, launch: LaunchConfig, timeout: float) -> Proces
     return ProcessContext(launch.rank, launch.world_size, launch.local_rank, device, chosen, timeout)
 
 
-def _agree(job: JobStore, context: ProcessContext) -> str:
-    """Compare the ranks' choices; returns a name for this world, which no earlier one in the same store had."""
+def _agree(job: JobStore, context: ProcessContext, local_size: int) -> tuple[str, int]:
+    """Compare the ranks' choices; a name for this world, which no earlier one in the same store had, and the smallest
+    number of ranks on a host."""
     store = PrefixStore(job.prefix, job.store)
     world = f"world{store.add(f'initialized/{context.rank}', 1)}"
-    store.set(f"{world}/backend/{context.rank}", context.backend)
+    store.set(f"{world}/backend/{context.rank}", f"{context.backend} {local_size}")
     _meet(job, f"{world}/chosen", context)
-    chosen = [store.get(f"{world}/backend/{rank}").decode() for rank in range(context.world_size)]
+    told = [store.get(f"{world}/backend/{rank}").decode().split() for rank in range(context.world_size)]
+    chosen = [backend for backend, _ in told]
     if len(set(chosen)) > 1:
         raise BackendsDisagreeError(chosen)
-    return world
+    return world, min(int(size) for _, size in told)
 
 
 def _meet(job: JobStore, key: str, context: ProcessContext) -> None:

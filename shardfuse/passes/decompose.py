@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..analysis.chain import cheapest_chain
+from ..analysis.chain import cheapest_chain, h200_nodes
 from ..analysis.sharding import (
     allowed,
     computed_in,
@@ -54,12 +54,13 @@ from .statistics import find_statistics, merged
 
 
 def decompose_resharding(fusion: BoundFusion) -> None:
-    fusion.exprs = _Decomposer().run(fusion)
+    fusion.exprs = _Decomposer(fusion).run(fusion)
 
 
 class _Decomposer:
-    def __init__(self) -> None:
+    def __init__(self, fusion: BoundFusion) -> None:
         self.exprs: list[Expr] = []
+        self.links = h200_nodes(fusion.ranks_per_node)
         self.converted: dict[tuple[BoundTensor, DeviceMesh | None, Sharding], BoundTensor] = {}
 
     def run(self, fusion: BoundFusion) -> list[Expr]:
@@ -204,7 +205,7 @@ class _Decomposer:
         if mesh is None or before == after:
             self.exprs.append(Expr("set", (source,), (target,)))
             return
-        steps = cheapest_chain(mesh, source.domain.logical, before, after, source.dtype.itemsize)
+        steps = cheapest_chain(mesh, source.domain.logical, before, after, source.dtype.itemsize, self.links)
         for k, found in enumerate(steps):
             domain = with_sharding(replace(source.domain, allocation=None), mesh, found.sharding)
             step = target if k == len(steps) - 1 else self.like(target, f"{target.name}m{k}", domain)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import cast
 
-from ..analysis.chain import H200_NODES
+from ..analysis.chain import Links, h200_nodes
 from ..analysis.resharding import PACKED_BYTES, local_bytes
 from ..analysis.sharding import carries, is_even, ordered, outermost, reduced_axes, restrict
 from ..analysis.statistics import first_of
@@ -70,7 +70,7 @@ def find_statistics(fusion: BoundFusion) -> dict[Expr, Statistic]:
         held = _mesh_dim(first, second)
         if held is not None:
             statistic = Statistic(first, second, *held)
-            if _is_cheaper(statistic):
+            if _is_cheaper(statistic, h200_nodes(fusion.ranks_per_node)):
                 found[first] = statistic
     return found
 
@@ -92,13 +92,13 @@ def _mesh_dim(first: Expr, second: Expr) -> tuple[ParallelType, Axis] | None:
     return (p, digits) if is_countable else None
 
 
-def _is_cheaper(statistic: Statistic) -> bool:
+def _is_cheaper(statistic: Statistic, links: Links) -> bool:
     """One gather of the numbers of every rank, against two all-reduces of one."""
     team = statistic.mesh.team(statistic.mesh.ranks[0], statistic.p)
     n, size = len(team), local_bytes(statistic.first.output)
     numbers = 2 if statistic.first.op == "max" else 3
-    gathered = H200_NODES.seconds(team, numbers * size * (n - 1), 2 * numbers * size * n)
-    reduced = 2 * H200_NODES.seconds(team, 2 * size * (n - 1) / n, 2 * size)
+    gathered = links.seconds(team, numbers * size * (n - 1), 2 * numbers * size * n)
+    reduced = 2 * links.seconds(team, 2 * size * (n - 1) / n, 2 * size)
     return numbers * size * n <= PACKED_BYTES and gathered < reduced
 
 
