@@ -166,6 +166,8 @@ class _Segmenter:
         return found
 
     def stands_alone(self, expr: Expr) -> bool:
+        if expr.op == "window" or expr.output in self.indices:
+            return False
         name = choose_scheduler(Segment.of([expr], [expr.output]))[0]
         return name in ALONE and not (name == "no_op" and self.cheap[expr])
 

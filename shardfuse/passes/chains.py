@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import cast
 
@@ -94,6 +95,11 @@ class Chains:
         self._seen: dict[tuple[BoundTensor, Sight], BoundTensor] = {}
         self.indices: dict[tuple[Axis, DeviceMesh | None], BoundTensor] = {}
         self._names = {t.name for t in fusion.tensors()}
+        # asked about what has been made, and of a tensor again for each way to it
+        self._leaves = cache(self._find_leaves)
+        self._reduces_anew = cache(self._would_reduce_anew)
+        self._is_stored = cache(self._stands_in_memory)
+        self._rests_on_reduction = cache(self._comes_of_reduction)
 
     def emit(self, expr: Expr) -> None:
         self.exprs.append(expr)
@@ -137,7 +143,7 @@ class Chains:
             gain = (_bytes(tensor) + whole) / max(views, 1)
         return cost <= _bytes(tensor, sight) + gain
 
-    def _is_stored(self, tensor: BoundTensor) -> bool:
+    def _stands_in_memory(self, tensor: BoundTensor) -> bool:
         """Is it in memory in any case?"""
         if tensor not in self._made or tensor in self._outputs:
             return True
@@ -146,7 +152,7 @@ class Chains:
             return True
         return any(not _is_kernel(e) for e in self._readers.get(tensor, []))
 
-    def _leaves(self, tensor: BoundTensor, sight: Sight) -> dict[tuple[BoundTensor, Sight], None] | None:
+    def _find_leaves(self, tensor: BoundTensor, sight: Sight) -> dict[tuple[BoundTensor, Sight], None] | None:
         """The stored tensors behind ``tensor``, each as it is seen; ``None`` where ``tensor`` is one itself."""
         behind = self._behind(tensor, sight)
         if behind is None:
@@ -163,7 +169,7 @@ class Chains:
         """Is it stored, and better read than computed anew?"""
         return self._is_stored(tensor) and sum(_bytes(*leaf) for leaf in leaves) > _bytes(tensor, sight)
 
-    def _reduces_anew(self, tensor: BoundTensor, sight: Sight) -> bool:
+    def _would_reduce_anew(self, tensor: BoundTensor, sight: Sight) -> bool:
         """Is it computed of reduced values that would be reduced anew for every index that is seen?"""
         if all(one.source == one.target for one in sight):
             return False
@@ -171,7 +177,7 @@ class Chains:
             self._reduces_anew(t, s) if s else self._rests_on_reduction(t) for t, s in self._behind(tensor, sight) or []
         )
 
-    def _rests_on_reduction(self, tensor: BoundTensor) -> bool:
+    def _comes_of_reduction(self, tensor: BoundTensor) -> bool:
         """Is it, or what it is computed from element by element, a reduction's result?"""
         expr = self._made.get(tensor)
         if expr is None or not _is_kernel(expr):
