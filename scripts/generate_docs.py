@@ -63,12 +63,13 @@ KERNEL = (
     "set",
     "segment_set",
 )
-VIEWS = ("broadcast", "broadcast_in_dim", "expand", "squeeze", "unsqueeze", "permute", "transpose", "reshape", "slice")
+VIEWS = ("broadcast", "broadcast_in_dim", "expand", "squeeze", "unsqueeze", "permute", "transpose", "reshape")
 WINDOWS = {
     "pad": "kernel; alone: torch call",
     "cat": "kernel, of 8 pieces at most; alone: torch call",
     "flip": "kernel; alone: torch call",
-    "select": "view; by an index of the call: torch call",
+    "slice": "kernel; alone: view",
+    "select": "kernel; alone: view; by an index of the call: torch call",
 }
 """What a kernel reads at other places (``passes/windows.py``)."""
 HOST = ("size", "shape")

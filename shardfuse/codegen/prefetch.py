@@ -32,14 +32,17 @@ def _lines(plan: KernelPlan, tile: Tile) -> list[str]:
     own = f"tl.minimum({tile.share}, {tile.r_total} - first) - 1"
     last = str(tile.share - 1) if tile.last_share == tile.share else own
     for tensor in plan.segment.loads:
-        if plan.space.is_streamed(tensor) and tensor not in tile.windows:
+        window = tile.windows.get(tensor)
+        if plan.space.is_streamed(tensor) and not (window and window.bounds):
             step = LINE_BYTES // tensor.dtype.itemsize
             count = power_of_two(-(-tile.share // step))
             text = f"tl.arange(0, {count}) * {step}"
             if count * step > tile.share or tile.last_share < tile.share:
                 text = f"tl.minimum({text}, {last})"
-            strides = tile.strides[tensor]
+            strides = window.strides if window else tile.strides[tensor]
             _, scalars, lanes = member_terms("first", f"({text})", 0, 0, tile.share, tile.r_groups(strides))
             terms = [*dynamic_terms("ahead", tile.x_groups(strides)), *scalars, *lanes]
-            lines.append(f"prefetch({' + '.join([f'{tensor}_ptr', *terms])})")
+            terms += [str(window.first)] if window and window.first else []
+            source = plan.segment.windows[tensor].tensors[0] if window else tensor
+            lines.append(f"prefetch({' + '.join([f'{source}_ptr', *terms])})")
     return lines

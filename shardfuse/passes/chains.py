@@ -92,7 +92,7 @@ class Chains:
         for expr in fusion.exprs:
             for t in dict.fromkeys(expr.tensors):
                 self._readers.setdefault(t, []).append(expr)
-        self._seen: dict[tuple[BoundTensor, Sight], BoundTensor] = {}
+        self._seen: dict[tuple[BoundTensor, Sight, bool], BoundTensor] = {}
         self.indices: dict[tuple[Axis, DeviceMesh | None], BoundTensor] = {}
         self._names = {t.name for t in fusion.tensors()}
         # asked about what has been made, and of a tensor again for each way to it
@@ -118,6 +118,13 @@ class Chains:
         domain = replace(tensor.domain, logical=logical, allocation=None, sharding=sharding)
         return BoundTensor(self.unique(f"{name}w"), tensor.dtype, domain)
 
+    def stand_in(self, tensor: BoundTensor, other: BoundTensor) -> BoundTensor:
+        """``other``, which is read where ``tensor`` was."""
+        self._readers[other] = self._readers.get(tensor, [])
+        if tensor in self._outputs:
+            self._outputs[other] = None
+        return other
+
     # what may be
 
     @staticmethod
@@ -127,6 +134,17 @@ class Chains:
 
     def is_read_by_kernel(self, tensor: BoundTensor) -> bool:
         return any(_is_kernel(e) for e in self._readers.get(tensor, []))
+
+    def is_for_kernels(self, tensor: BoundTensor) -> bool:
+        """Is it read by kernels alone, through views or not?"""
+        if tensor in self._outputs:
+            return False
+        readers = self._readers.get(tensor, [])
+        return all(
+            self.is_for_kernels(e.output) if e.op in VIEWS else _is_kernel(e) and e.op not in SHAPE_OPS
+            for e in readers
+            if not is_opaque(e)
+        ) and not any(is_opaque(e) or not self.fits(e.output) for e in readers)
 
     def passes(self, tensor: BoundTensor, sight: Sight) -> bool:
         """Is ``tensor`` better computed as it is seen than stored and read so?"""
@@ -215,30 +233,41 @@ class Chains:
         """``tensor`` as it is seen, under the name of ``out`` where there is one."""
         if not sight:
             return tensor
-        return self._anew(tensor, sight, out) if self.passes(tensor, sight) else self.read(tensor, sight, out)
+        as_views = out is not None and not self.is_for_kernels(out)
+        if self.passes(tensor, sight):
+            return self._anew(tensor, sight, as_views, out)
+        return self.read(tensor, sight, out, as_view=as_views)
 
-    def _anew(self, tensor: BoundTensor, sight: Sight, out: BoundTensor | None = None) -> BoundTensor:
-        """What makes ``tensor``, of inputs that are seen otherwise; ``tensor`` itself read so where it is a leaf."""
+    def _anew(self, tensor: BoundTensor, sight: Sight, as_views: bool, out: BoundTensor | None = None) -> BoundTensor:
+        """What makes ``tensor``, of inputs that are seen otherwise; ``tensor`` itself read so where it is a leaf.
+
+        ``as_views``: what is read is views where that can be, so that what is but a view of one stays one.
+        """
         if not sight:
             return tensor
-        key = (tensor, sight)
+        key = (tensor, sight, as_views)
         if out is None and key in self._seen:
             return self._seen[key]
         leaves, behind = self._leaves(tensor, sight), self._behind(tensor, sight)
         if leaves is None or behind is None or (out is None and self._is_nearer(tensor, sight, leaves)):
-            made = self.read(tensor, sight, out)
+            made = self.read(tensor, sight, out, as_view=as_views)
         else:
-            made = self._built(tensor, sight, out, dict(behind))
+            made = self._built(tensor, sight, as_views, out, dict(behind))
         self._seen.setdefault(key, made)
         return made
 
     def _built(
-        self, tensor: BoundTensor, sight: Sight, out: BoundTensor | None, behind: dict[BoundTensor, Sight]
+        self,
+        tensor: BoundTensor,
+        sight: Sight,
+        as_views: bool,
+        out: BoundTensor | None,
+        behind: dict[BoundTensor, Sight],
     ) -> BoundTensor:
         expr = self._made[tensor]
         if expr.op in _MOVES:
-            return self._anew(expr.tensors[0], behind[expr.tensors[0]], out)
-        seen = {t: self._anew(t, s) for t, s in behind.items()}
+            return self._anew(expr.tensors[0], behind[expr.tensors[0]], as_views, out)
+        seen = {t: self._anew(t, s, as_views) for t, s in behind.items()}
         inputs: list[Value] = [seen[v] if isinstance(v, BoundTensor) else v for v in expr.inputs]
         made = out or self.like(tensor, tensor.name, _moved(tensor.domain.logical, sight))
         attributes = dict(expr.attributes)
@@ -251,13 +280,15 @@ class Chains:
         self.emit(Expr(expr.op, tuple(inputs), (made,), attributes))
         return made
 
-    def read(self, tensor: BoundTensor, sight: Sight, out: BoundTensor | None = None) -> BoundTensor:
-        """The stored ``tensor`` as it is seen: a view where it can be one."""
+    def read(
+        self, tensor: BoundTensor, sight: Sight, out: BoundTensor | None = None, *, as_view: bool = False
+    ) -> BoundTensor:
+        """The stored ``tensor`` as it is seen, a window of it or, where it is asked for and can be, a view."""
         logical = tensor.domain.logical
         made = out or self.like(tensor, tensor.name, _moved(logical, sight))
         if out is None and tensor.domain.allocation is not None:
             made.domain = replace(made.domain, allocation=_moved(tensor.domain.allocation, sight))
-        if all(one.is_whole and one.step > 0 for one in sight):
+        if as_view and all(one.is_whole and one.step > 0 for one in sight):
             where = {one.source: one for one in sight}
             whole = [where.get(a) or Seen(a, a, 0, 1, 0, extent(a)) for a in logical]
             starts = tuple(one.offset for one in whole)

@@ -14,7 +14,7 @@ after (what nobody reads any more goes with the next pass)::
 
     inputs: T0[i0, i4]:Float
     T1[i0, i2]:Float = slice(T0, starts=(0, 0), stops=(9, 2), steps=(1, 1))
-    T2[i0, i3]:Float = slice(T0, starts=(0, 2), stops=(9, 4), steps=(1, 1))
+    T2[i0, i3]:Float = window(T0, reads=(axis 1: 2 + j, 0 <= j < 2,))
     T3[i0, i3]:Float = neg(T2)
     T0w[i0, i4]:Float = window(T0, reads=(axis 1: 2 + j, 0 <= j < 2,))
     T3w[i0, i4]:Float = neg(T0w)
@@ -27,8 +27,9 @@ after (what nobody reads any more goes with the next pass)::
     outputs: T5
 
 A window is taken of a stored tensor: on its way up it passes whatever computes each element on its own, where that
-moves no more bytes than storing the result would (`passes/chains.py`).  Slices pass likewise and stay views of stored
-tensors.  A cat or pad of stored tensors that no kernel reads stays one torch call, and so does one of many pieces.
+moves no more bytes than storing the result would (`passes/chains.py`).  So does a slice, which is a window where
+kernels alone read it and else a view.  A cat or pad of stored tensors that no kernel reads stays one torch call, and so
+does one of many pieces.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ _MOST_PIECES = 8
 
 
 def fuse_windows(fusion: BoundFusion) -> None:
+    if not any(expr.op in SHAPE_OPS for expr in fusion.exprs):
+        return
     chains = Chains(fusion)
     for expr in fusion.exprs:
         if expr.op not in SHAPE_OPS or not _rewritten(chains, expr):
@@ -74,10 +77,11 @@ def _rewritten(chains: Chains, expr: Expr) -> bool:
 
 
 def _slice(chains: Chains, expr: Expr) -> bool:
-    """Where its input is computed element by element, a slice of what that is computed from."""
+    """Where its input is computed element by element, a slice of what that is computed from; a view else, or a window
+    where kernels alone read it."""
     (x,) = expr.tensors
     seen = sight_of(expr)
-    if not seen or not chains.passes(x, seen):
+    if not seen or not (chains.passes(x, seen) or (chains.is_for_kernels(expr.output) and chains.fits(x))):
         return False
     chains.through(x, seen, expr.output)
     return True
@@ -94,7 +98,7 @@ def _select(chains: Chains, expr: Expr) -> bool:
         one = x
     else:
         seen = (Seen(x.domain.logical[at], (), index % n, 1, 0, 1),)
-        one = chains.through(x, seen, chains.like(x, x.name, logical))
+        one = chains.through(x, seen, chains.stand_in(expr.output, chains.like(x, x.name, logical)))
     chains.emit(Expr("squeeze", (one,), (expr.output,), {"axes": (at,)}))
     return True
 
