@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -14,6 +14,7 @@ from typing import cast
 
 from ..analysis.sharding import is_opaque, is_untouched
 from ..ir.digits import Axis, cut_out, extent
+from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, VIEWS, BoundFusion, BoundTensor, Expr, Value
 from ..ir.window import Read, reads_of
@@ -221,7 +222,7 @@ class Chains:
             return None
         found: list[tuple[BoundTensor, Sight]] = []
         for t in dict.fromkeys(expr.tensors):
-            seen = [_held(t.domain.logical, one) for one in sight]
+            seen = [_held(t.domain, one) for one in sight]
             if None in seen:
                 return None
             found.append((t, tuple(one for some in seen for one in some or ())))
@@ -305,19 +306,19 @@ def _is_held(dtype: DataType) -> bool:
     return not dtype.is_complex and not (dtype.itemsize == 1 and dtype.is_floating)
 
 
-def _held(logical: Sequence[Axis], one: Seen) -> Sight | None:
-    """What of these axes ``one`` sees: nothing, or one of them; ``None`` where it sees otherwise than along one.
+def _held(domain: BoundDomain, one: Seen) -> Sight | None:
+    """What ``one`` sees of these axes: nothing, or one of them; ``None`` where it sees otherwise than along one.
 
-    A single index of the outer or inner part of an axis is a slice of the whole of it.
+    A single index of the outer or inner part of an axis is a slice of the whole of it, where no rank has but a shard.
     """
-    if one.source in logical:
+    if one.source in domain.logical:
         return (one,)
-    if is_untouched(logical, one.source):
+    if is_untouched(domain.logical, one.source):
         return ()
     if one.target or len(one.source) != 1:
         return None
-    for axis in logical:
-        above, below = cut_out(axis, one.source[0]) or ((), ())
+    for axis, local in zip(domain.logical, domain.local_axes(), strict=True):
+        above, below = (cut_out(axis, one.source[0]) if axis == local else None) or ((), ())
         if above and not below:
             return (Seen(axis, above, one.offset, extent(one.source), 0, extent(above)),)
         if below and not above:

@@ -50,6 +50,18 @@ def test_rotary_on_two_ranks(axis: int) -> None:
     )
 
 
+@pytest.mark.parametrize("axis", range(2))
+def test_pairs_of_an_axis_on_two_ranks(axis: int) -> None:
+    """Rows; and the axis that holds the pairs, whose shards are whole pairs."""
+    with FusionDefinition(backend="triton") as fd:
+        x = fd.define_tensor([4, 16])
+        pairs = fd.ops.reshape(x, [4, 8, 2])
+        first, second = fd.ops.select(pairs, 0, 2), fd.ops.select(pairs, 1, 2)
+        fd.add_output(fd.ops.sub(fd.ops.exp(first), second))
+        shard(x, world_mesh(2), (X, (axis, "outer")))
+    check_on_threads(2, [Case(fd, [values(4, 16)], reference=lambda x: x[:, ::2].exp() - x[:, 1::2])])
+
+
 def test_any_layout_of_the_input() -> None:
     """Strides, an expanded input, and one that does not begin at an aligned address."""
     for x in (
