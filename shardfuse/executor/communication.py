@@ -145,10 +145,10 @@ def all_to_all(
     pieces = x.detach().resolve_conj().resolve_neg().split_with_sizes(split_sizes, split_dim)
     sizes = [p.numel() for p in pieces]
     flat = x.new_empty(x.numel())
-    _copy_all([f.view(p.shape) for f, p in zip(flat.split_with_sizes(sizes), pieces, strict=True)], pieces)
+    copy_all([f.view(p.shape) for f, p in zip(flat.split_with_sizes(sizes), pieces, strict=True)], pieces)
     received = _exchange(flat, sizes, shapes, team)
     out = x.new_empty(with_extent(piece, concat_dim, sum(concat_sizes)))
-    _copy_all(out.split_with_sizes(concat_sizes, concat_dim), received)
+    copy_all(out.split_with_sizes(concat_sizes, concat_dim), received)
     return out
 
 
@@ -372,9 +372,10 @@ def _contiguous(x: Tensor) -> Tensor:
     return x.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Each source to its target: rows of pieces are runs of memory, where one transposed copy of all has none."""
-    cast("Any", torch)._foreach_copy_(list(targets), list(sources))
+    if targets:
+        cast("Any", torch)._foreach_copy_(list(targets), list(sources))
 
 
 def _own(x: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
 What a rank holds of a tensor is the product of what it holds of each axis, and so is what another one lacks of it: an
 exchange is told by the unsharded indices of every rank along every axis.
 
-Where pieces differ along one axis before, and along one axis after (cyclic to blocked; rows to blocks of columns), two
-gathers along those axes put all of them in order; else each piece is cut out and put in by itself.
+Where pieces are of rows before, and differ along one axis after (cyclic to blocked; columns to rows), two gathers along
+those axes put all of them in order; else each piece is cut out and put in by itself, as a gather along another axis
+would transpose.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def prepare_exchange(
     shape = target.local_shape(rank)
     plan = _Plan(team, shape, _pieces(given, device), _pieces(taken, device))
     cut, put = _axes(target, dims), _axes(source, dims)
-    if shape and len(cut) < 2 and len(put) < 2:
-        return plan.by_two_gathers((cut or [0])[0], (put or [0])[0], device)
+    if shape and cut in ([], [0]) and len(put) < 2:
+        return plan.by_two_gathers((put or [0])[0], device)
     return plan.by_pieces(device)
 
 
@@ -116,34 +117,35 @@ class _Plan:
         shapes = [(0,) if p is None else p.shape for p in self.taken]
         return communication.exchange(flat, sizes, shapes, self.team)
 
-    def by_two_gathers(self, cut: int, put: int, device: torch.device) -> Step:
-        own = [p.places[cut] for p in self.given if p is not None]
+    def by_two_gathers(self, put: int, device: torch.device) -> Step:
+        own = [p.places[0] for p in self.given if p is not None]
         order = torch.cat(own) if own else torch.empty(0, dtype=torch.int64, device=device)
         pieces = [(k, p) for k, p in enumerate(self.taken) if p is not None]
         landed = torch.cat([p.places[put] for _, p in pieces]) if pieces else None
         back = None if landed is None or bool((landed.diff() == 1).all()) else landed.argsort()
-        plan, after, team = self, self.after, self.team
+        plan, after = self, self.after
 
         def run(x: torch.Tensor) -> torch.Tensor:
-            rows = x.movedim(cut, 0).index_select(0, order)
-            sizes = [0 if p is None else prod(p.shape) for p in plan.given]
-            shapes = [(0,) if p is None else (p.shape[cut], *p.shape[:cut], *p.shape[cut + 1 :]) for p in plan.taken]
-            found = communication.exchange(rows.reshape(-1), sizes, shapes, team)
+            found = plan.exchange(x.index_select(0, order).reshape(-1))
             if not pieces:
                 return x.new_empty(after)
-            whole = torch.cat([found[k].movedim(0, cut) for k, _ in pieces], put)
+            whole = torch.cat([found[k] for k, _ in pieces], put)
             return (whole if back is None else whole.index_select(put, back)).contiguous()
 
         return run
 
     def by_pieces(self, device: torch.device) -> Step:
-        cuts = [_cutter(p) for p in self.given if p is not None]
+        given = [p for p in self.given if p is not None]
+        cuts, shapes = [_cutter(p) for p in given], [p.shape for p in given]
+        sizes = [prod(shape) for shape in shapes]
         puts = [(k, p, p.slices()) for k, p in enumerate(self.taken) if p is not None]
         plan, after = self, self.after
 
         def run(x: torch.Tensor) -> torch.Tensor:
-            parts = [cut(x).reshape(-1) for cut in cuts]
-            found = plan.exchange(torch.cat(parts) if parts else x.new_empty(0))
+            flat = x.new_empty(sum(sizes))
+            parts = [part.view(shape) for part, shape in zip(flat.split_with_sizes(sizes), shapes, strict=True)]
+            communication.copy_all(parts, [cut(x) for cut in cuts])
+            found = plan.exchange(flat)
             out = x.new_empty(after)
             for k, piece, slices in puts:
                 if slices is not None:
