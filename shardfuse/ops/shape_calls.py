@@ -101,6 +101,15 @@ def _cat(shapes: Shapes, attributes: Attributes) -> Signature:
     return Signature(inputs, (renamed(names, dim, "c*"),), {"c*": total})
 
 
+def _run_cat(values: Arguments, attributes: Attributes) -> torch.Tensor:
+    """Of another axis of 1 a rank may hold none of one tensor, and all of another: then none."""
+    tensors, dim = tensors_of(values), integer(attributes, "dim")
+    for k in range(tensors[0].ndim):
+        if k != dim and any(x.shape[k] == 0 for x in tensors):
+            tensors = [x.narrow(k, 0, 0) for x in tensors]
+    return torch.cat(tensors, dim)
+
+
 def _flip(shapes: Shapes, attributes: Attributes) -> Signature:
     names = axis_names(len(shapes[0]))
     for k in integers(attributes, "dims"):
@@ -117,9 +126,7 @@ def _select(shapes: Shapes, attributes: Attributes) -> Signature:
 SHAPE_CALLS: dict[str, TorchCall] = {
     "slice": TorchCall(_slice, _run_slice, "elements from starts to stops by steps, a view", is_view=True),
     "pad": TorchCall(_pad, _run_pad, "elements of a value before and after each axis"),
-    "cat": TorchCall(
-        _cat, lambda x, a: torch.cat(tensors_of(x), integer(a, "dim")), "tensors one after another along an axis"
-    ),
+    "cat": TorchCall(_cat, _run_cat, "tensors one after another along an axis"),
     "flip": TorchCall(_flip, lambda x, a: torch.flip(tensor_of(x, 0), integers(a, "dims")), "axes in reverse"),
     "select": TorchCall(
         _select, lambda x, a: tensor_of(x, 0).select(integer(a, "dim"), int(x[1].real)), "one index of an axis"
