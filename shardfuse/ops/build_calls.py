@@ -84,7 +84,11 @@ class CallBuilder(ReductionBuilder):
         is_causal: Operand | None = None,
         scale: Operand | None = None,
     ) -> tuple[TensorView, ...]:
-        """Flash attention of [..., heads, length, features]: output, log of sums (Float), seed and offset."""
+        """Flash attention of [..., heads, length, features]: output, log of sums (Float), seed and offset.
+
+        What it does not take (a bias or a mask, float32 and float64, more than 256 features, a causal mask of unequal
+        lengths) has all of its scores in memory at once.  Keys and values may have one head for all of the query's.
+        """
         given = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
         numbers = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         return self._with_roles(
