@@ -10,7 +10,7 @@ import torch
 from shardfuse.analysis.resharding import local_bytes
 from shardfuse.ir.expr import BoundTensor
 
-from .sm90 import Resources, compile_sm90, sources_of
+from .sm90 import Resources, compile_all, sources_of
 from .workload import Case, Draw, Workload
 
 
@@ -40,7 +40,7 @@ def plan_case(workload: Workload, case: Case, *, compiled: bool = False) -> Plan
     explained = fd.explain(sizes=sizes)
     tensors = [v for v in (*plan.fusion.inputs, *plan.fusion.outputs) if isinstance(v, BoundTensor)]
     schedulers = tuple(s.scheduler for s in explained.segments if s.scheduler != "no_op")
-    resources = [compile_sm90(s) for s in sources_of(plan, inputs)] if compiled else []
+    resources = compile_all(sources_of(plan, inputs)) if compiled else []
     return Planned(
         workload=workload.name,
         case=str(case),

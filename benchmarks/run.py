@@ -176,7 +176,7 @@ def _dry(work: Work, *, compiled: bool) -> int:
         print(f"{p.workload} {p.case} {r}")
     if compiled:
         spilled = sum(bool(r.spills or r.stack) for _, r in kernels)
-        narrow = sum(not r.loads_128 for _, r in kernels)
+        narrow = sum(r.widest_load < 128 for _, r in kernels)
         print(f"{len(kernels)} kernels compiled for sm_90, {spilled} with spills, {narrow} without a load of 128 bits")
     return 0
 

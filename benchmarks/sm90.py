@@ -1,50 +1,69 @@
-"""A plan's generated kernels, compiled for ``sm_90`` without a GPU: registers, spills, 128-bit loads and stores."""
+"""Generated kernels compiled for ``sm_90`` without a GPU: registers, spills, shared memory, widths of loads and stores.
+
+``compile_all`` does it in a process of its own, where Triton's interpreter is off and every core compiles.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import io
+import multiprocessing
+import os
+import pickle
 import re
 import subprocess
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from shardfuse.allocation.layouts import layout_of
 from shardfuse.codegen import KernelSource, generate
 from shardfuse.compiler import Plan
+from shardfuse.executor.kernel import load_function
 from shardfuse.executor.options import CompileOptions
 from shardfuse.executor.program import ProgramBuilder
+from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 
+ROOT = Path(__file__).parents[1]
 _TYPES = {
-    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5", torch.bool: "i1",
-    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
+    DataType.Double: "fp64", DataType.Float: "fp32", DataType.Half: "fp16", DataType.BFloat16: "bf16",
+    DataType.Float8_e4m3fn: "fp8e4nv", DataType.Float8_e5m2: "fp8e5", DataType.Bool: "i1",
+    DataType.Int: "i64", DataType.Int32: "i32", DataType.Int16: "i16", DataType.Int8: "i8", DataType.UInt8: "u8",
+    DataType.UInt16: "u16", DataType.UInt32: "u32", DataType.UInt64: "u64",
 }  # fmt: skip
-_ANNOTATIONS = {"tl.int32": "i32", "tl.int64": "i64", "tl.float64": "fp64", "tl.float32": "fp32"}
+_ACCESS = re.compile(r"\b(ld|st)\.(?:volatile\.)?global[\w.:]*?(?:\.v(\d))?\.[bfsu](\d+)\b")
+_COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[^;]*?\], *(0x[0-9a-f]+|\d+)")
+_USED = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one kernel.  stack: bytes; spills: loads and stores of local memory; shared: bytes."""
+    """Of one kernel.  stack, spills (stores and loads), shared: bytes; loads, stores: of global memory, by bits."""
 
     kernel: str
     warps: int
     registers: int
     stack: int
     spills: int
-    loads_128: int
-    stores_128: int
     shared: int
+    barriers: int
+    loads: dict[int, int]
+    stores: dict[int, int]
+
+    @property
+    def widest_load(self) -> int:
+        return max(self.loads, default=0)
 
     def __str__(self) -> str:
         text = f"{self.kernel}: {self.warps} warps, {self.registers} registers, {self.shared} B shared, "
-        text += f"{self.loads_128} loads and {self.stores_128} stores of 128 bits"
-        return text + (f", SPILLS {self.spills} ({self.stack} B of stack)" if self.stack or self.spills else "")
+        text += f"{self.loads.get(128, 0)} loads and {self.stores.get(128, 0)} stores of 128 bits"
+        return text + (f", SPILLS {self.spills} B ({self.stack} B of stack)" if self.stack or self.spills else "")
 
 
 def sources_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> list[KernelSource]:
@@ -66,61 +85,89 @@ def sources_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> list[KernelSource]
     return found
 
 
-def compile_sm90(source: KernelSource) -> Resources:
-    """Needs Triton, outside of its interpreter, and the assembler and ``cuobjdump`` of its wheel."""
+def compile_sm90(source: KernelSource, directory: Path) -> Resources:
+    """All pointers aligned.  Needs TRITON_DUMP_PTXAS_LOG and TRITON_ALWAYS_COMPILE, and the assembler of the wheel.
+
+    ``directory``: for the text.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / f"{source.name}.py"
-        path.write_text(source.text)
-        function = _function(path, source.name)
-        signature = _signature(function, source)
-        aligned = {(k,): [["tt.divisibility", 16]] for k in range(len(source.tensors))}
-        options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
-        if source.max_registers is not None:
-            options["maxnreg"] = source.max_registers
-        text = ASTSource(function, signature, {}, aligned)
-        made = triton.compile(text, target=GPUTarget("cuda", 90, 32), options=options)
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        return _resources(source, made, tool, Path(directory) / "kernel.cubin")
+    function = load_function(source.text, source.name, directory)
+    mailbox = bool(source.mailbox)
+    pointers = [p.name for p in function.params[: len(source.tensors) + mailbox]]
+    kinds = ["*i64"] * mailbox + [f"*{_TYPES[t.dtype]}" for t in source.tensors]
+    types = dict(zip(pointers, kinds, strict=True))
+    types |= {p.name: p.annotation_type for p in function.params[len(pointers) :]}
+    aligned = {(k,): [["tt.divisibility", 16]] for k in range(len(pointers))}
+    options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
+    if source.max_registers is not None:
+        options["maxnreg"] = source.max_registers
+    options["launch_cooperative_grid"] = mailbox
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log):
+        made = triton.compile(
+            ASTSource(function, types, {}, aligned), target=GPUTarget("cuda", 90, 32), options=options
+        )
+    return _resources(source, made.asm["ptx"], log.getvalue(), made.metadata.shared)
 
 
-def _function(path: Path, name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)
-
-
-def _signature(function: Any, source: KernelSource) -> dict[str, str]:
-    """Types by name: pointers first, then what the text annotates."""
-    names = list(function.arg_names)
-    pointers = {name: f"*{_TYPES[t.dtype.torch]}" for name, t in zip(names, source.tensors, strict=False)}
-    head = source.text[source.text.index(f"def {source.name}(") :]
-    kinds = dict(re.findall(r"(\w+): (tl\.\w+)", head[: head.index("):")]))
-    return pointers | {name: _ANNOTATIONS[kinds[name]] for name in names[len(source.tensors) :]}
-
-
-def _resources(source: KernelSource, made: Any, tool: Path, path: Path) -> Resources:
-    path.write_bytes(made.asm["cubin"])
-
-    def shown(flag: str) -> str:
-        return subprocess.run([tool, flag, path], capture_output=True, text=True, check=True).stdout
-
-    usage, sass = shown("-res-usage"), shown("-sass")
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert found is not None, usage
+def _resources(source: KernelSource, ptx: str, log: str, shared: int) -> Resources:
+    """``log``: what the assembler says of the registers and the stack."""
+    registers, used = re.search(r"Used (\d+) registers", log), _USED.search(log)
+    assert registers is not None, log
+    assert used is not None, log
+    found: dict[str, Counter[int]] = {"ld": Counter(), "st": Counter()}
+    for kind, count, bits in _ACCESS.findall(ptx):
+        found[kind][int(count or 1) * int(bits)] += 1
+    found["ld"].update(8 * int(size, 0) for size in _COPY.findall(ptx))
     return Resources(
         kernel=source.name,
         warps=source.num_warps,
-        registers=int(found[1]),
-        stack=int(found[2]),
-        spills=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
-        loads_128=len(re.findall(r"\b(?:LDG|LDGSTS)\.E[\w.]*\.128\b", sass)),
-        stores_128=len(re.findall(r"\bSTG\.E[\w.]*\.128\b", sass)),
-        shared=made.metadata.shared,
+        registers=int(registers[1]),
+        stack=int(used[1]),
+        spills=int(used[2]) + int(used[3]),
+        shared=shared,
+        barriers=ptx.count("bar.sync"),
+        loads=dict(found["ld"]),
+        stores=dict(found["st"]),
     )
+
+
+# many kernels
+
+
+def compile_all(sources: Sequence[KernelSource]) -> list[Resources]:
+    """In a process of their own, on all cores; a kernel that comes twice is compiled once."""
+    unlike = list({_key(s): s for s in sources}.values())
+    with tempfile.TemporaryDirectory() as directory:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        environment |= {"TRITON_CACHE_DIR": directory, "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_ALWAYS_COMPILE": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys; from benchmarks.sm90 import serve; serve(sys.argv[1])", directory],
+            input=pickle.dumps(unlike),
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            check=False,
+        )
+    if done.returncode:
+        raise RuntimeError(f"kernels do not compile for sm_90:\n{done.stderr.decode()[-4000:]}")
+    made = pickle.loads(done.stdout)
+    found = {_key(s): resources for s, resources in zip(unlike, made, strict=True)}
+    return [found[_key(s)] for s in sources]
+
+
+def _key(source: KernelSource) -> tuple[str, int, int, int | None]:
+    return source.text, source.num_warps, source.num_stages, source.max_registers
+
+
+def serve(directory: str) -> None:
+    """Kernels from stdin, a pickled list; their resources to stdout likewise."""
+    import triton  # noqa: F401 - once, before the workers are forked
+
+    sources: list[KernelSource] = pickle.load(sys.stdin.buffer)
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        found = pool.starmap(compile_sm90, [(s, Path(directory)) for s in sources], chunksize=1)
+    pickle.dump(found, sys.stdout.buffer)

@@ -25,7 +25,7 @@ Operands are TensorViews, scalars of the fusion and Python numbers, broadcast as
 promotes the operands to; unsigned integers of 16 bits and more and 8-bit floats are not promoted: cast them first.
 Narrow floats (16 and 8 bits) are computed in float32 and rounded to their own type.
 
-- *kernel*: fused with what stands around it. Complex numbers and results of 8-bit floats are a torch call in any op.
+- *kernel*: fused with what stands around it. Complex numbers are a torch call in any op.
 - *torch call*: one call of torch, which is a segment of its own.
 - *view*: nothing runs; the result shares the input's storage.
 

@@ -14,7 +14,8 @@ from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar
 from shardfuse.schedulers.segment import Segment
 
-FLOAT = DataType.Float
+BF16, HALF, FLOAT = DataType.BFloat16, DataType.Half, DataType.Float
+FLOAT8 = (DataType.Float8_e4m3fn, DataType.Float8_e5m2)
 
 
 def layer_norm(rows: int, columns: int, dtype: DataType) -> Segment:
@@ -38,6 +39,14 @@ def standardised(rows: int, columns: int, dtype: DataType) -> Segment:
     b = Builder()
     x = b.cast(b.input(dtype, b.axis(rows), b.axis(columns)), FLOAT)
     return b.segment(b.cast(normalised(b, x, [1]), dtype))
+
+
+def scaled(rows: int, columns: int, dtype: DataType) -> Segment:
+    """An RMSNorm times a scale, as an 8-bit float."""
+    b = Builder()
+    x = b.cast(b.input(BF16, b.axis(rows), b.axis(columns)), FLOAT)
+    unit = b.op("mul", x, b.op("rsqrt", b.op("add", b.mean(b.op("mul", x, x), [1]), 1e-6)))
+    return b.segment(b.cast(b.op("mul", unit, b.aligned(b.input(FLOAT, ()), 2)), dtype))
 
 
 def rms_norm_dx(rows: int, columns: int, dtype: DataType) -> Segment:
@@ -195,7 +204,6 @@ def planned(define: Define, shapes: Sequence[Sequence[int]], dtype: DataType) ->
     return found
 
 
-BF16, HALF = DataType.BFloat16, DataType.Half
 HEADS = (4, 32, 4096, 128)
 
 GOLDEN: dict[str, Segment] = {
@@ -239,6 +247,7 @@ SM90: dict[str, Segment] = {
     "softmax of long columns": softmax(4096, 4096, BF16, axis=0),
     "group_norm of large groups": group_norm_silu(2, 320, 128, 128, 32, HALF),
     **{f"row_sums {n}": row_sums(8192, n, BF16) for n in (96, 1024, 8192, 65536)},
+    **{f"scaled to {dtype.name}": scaled(8192, 4096, dtype) for dtype in FLOAT8},
     "total of few": total(3, 100, FLOAT),
     "swiglu of odd rows": swiglu(8191, 4095, BF16),
     "swiglu float": swiglu(4096, 4096, FLOAT),

@@ -138,6 +138,45 @@ def test_the_trace_holds_every_stage() -> None:
     assert stages == ["bind", *(run.__name__ for run in PASSES), "segments", "host program"]
 
 
+def test_a_cut_says_what_it_costs() -> None:
+    """Rows normed along either axis: one kernel cannot reduce both ways and read again, so x is read twice."""
+    n = 64
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([n, n], contiguity=True)
+        for axis in (0, 1):
+            fd.add_output(fd.ops.sub(x, fd.ops.max(x, [axis], keepdim=True)))
+    plan = fd.explain()
+    (cut,) = plan.cuts
+    assert (plan.kernels, cut.first, cut.second) == (2, 0, 1)
+    assert (cut.bytes, cut.joined) == (4 * n * n * 4, 3 * n * n * 4)
+    assert cut.bytes == plan.bytes
+    assert f"cut 0 | 1: {cut.bytes} bytes, as one {cut.joined}: " in str(plan)
+    assert cut.reason.endswith("reduces i1, others i0")
+
+
+def test_what_stands_between_two_kernels_is_named() -> None:
+    with FusionDefinition() as fd:
+        h = fd.ops.exp(fd.define_tensor([8, 16], contiguity=True))
+        fd.add_output(fd.ops.add(fd.ops.cumsum(h, 0), h))
+    (cut,) = fd.explain().cuts
+    assert str(cut) == "cut 0 | 2: 2560 bytes, as one 2048: segment 1 stands between"
+
+
+def test_a_fusion_of_one_kernel_has_no_cuts() -> None:
+    assert rms_norm([8, 512]).explain().cuts == ()
+
+
+def test_copies_into_inputs_are_counted() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([8, 16], contiguity=True)
+        fd.add_output(fd.ops.add(x, 1.0), alias_input=x)
+    plan = fd.explain()
+    assert plan.copies == 1
+    assert plan.bytes == (2 + 2) * 8 * 16 * 4
+    assert str(plan).startswith("1 segments, 1 kernels, 0 collectives, 1 copies into inputs, 2048 bytes\n")
+    assert rms_norm([8, 512]).explain().copies == 0
+
+
 PLAN = """
 import sys
 sys.path[:0] = {paths!r}

@@ -45,14 +45,6 @@ LIBDEVICE = {
 }
 """Where a kernel has CUDA's math library from: on a GPU, and under the interpreter."""
 
-ROUND_BFLOAT16 = '''@triton.jit
-def to_bfloat16(x):
-    """Round float32 to the nearest bfloat16, ties to even, by hand: Triton's interpreter truncates."""
-    b = x.to(tl.int32, bitcast=True)
-    y = ((b + 0x7FFF + ((b >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return tl.where(x == x, y, x)
-'''
-
 
 def converted(text: str, found: DataType, wanted: DataType) -> str:
     """``text``, carried as ``found``, in the type ``wanted`` (both of them types that values are carried in)."""
@@ -87,13 +79,6 @@ def literal(value: Number, dtype: DataType) -> str:
         return f"tl.full([], {int(bool(value))}, tl.int1)"
     assert not isinstance(value, complex)
     return repr(int(value))
-
-
-def rounded(text: str, dtype: DataType, *, interpret: bool) -> str:
-    """The float32 ``text`` rounded to the narrow ``dtype``, as float32."""
-    if interpret and dtype is DataType.BFloat16:
-        return f"to_bfloat16({text})"
-    return f"{atom(text)}.to({TRITON_TYPE[dtype]}).to(tl.float32)"
 
 
 def pointwise_text(
@@ -134,4 +119,5 @@ def _fits(value: BoundTensor | Scalar, dtype: DataType) -> bool:
     number = value.value
     if not value.is_literal or number is None or isinstance(number, complex):
         return False
-    return not math.isfinite(number) or (number == int(number) and abs(number) <= 16)
+    largest = 16 if dtype.itemsize > 1 else 8
+    return not math.isfinite(number) or (number == int(number) and abs(number) <= largest)

@@ -14,7 +14,8 @@ import torch
 from ..ir.dtype import DataType
 from ..ir.expr import Expr, Scalar
 from ..ops.random import BITS, below
-from .arithmetic import ROUND_BFLOAT16, literal, rounded
+from . import narrow
+from .arithmetic import literal
 
 _PHILOX = '''@triton.jit
 def philox(seed, offset, index):
@@ -83,12 +84,13 @@ def draw(expr: Expr, name: str, index: str, numbers: Sequence[str], *, interpret
     helpers = {"philox": _PHILOX, **({"fraction": _FRACTION} if is_double else {})}
     function = f"{expr.op}_double" if is_double else expr.op
     call = f"{function}({seed}, {offset}, {index}"
-    if interpret and dtype is DataType.BFloat16:
-        helpers["to_bfloat16"] = ROUND_BFLOAT16
+    helpers |= narrow.helpers(dtype, interpret=interpret)
     if expr.op == "normal":
         helpers[function] = _NORMAL_DOUBLE if is_double else _NORMAL
         text = f"{first} + {second} * {call})"
-        return Drawn([(name, rounded(text, dtype, interpret=interpret) if dtype.is_low_precision else text)], helpers)
+        return Drawn(
+            [(name, narrow.rounded(text, dtype, interpret=interpret) if dtype.is_low_precision else text)], helpers
+        )
     helpers[function] = _UNIFORM_DOUBLE if is_double else _UNIFORM
     call += ")" if is_double else f", {BITS[dtype.torch]})"
     low, high = (float(cast(float, cast(Scalar, v).value)) for v in expr.inputs[:2])
@@ -96,7 +98,7 @@ def draw(expr: Expr, name: str, index: str, numbers: Sequence[str], *, interpret
         return Drawn([(name, call)], helpers)
     # the product is rounded before the sum, as torch has it: no contraction
     text = f"{literal(low, dtype.compute)} + libdevice.mul_rn({name}_unit, {literal(high - low, dtype.compute)})"
-    text = rounded(text, dtype, interpret=interpret) if dtype.is_low_precision else text
+    text = narrow.rounded(text, dtype, interpret=interpret) if dtype.is_low_precision else text
     steps = [(f"{name}_unit", call), (f"{name}_wide", text)]
     if high > low:
         end = torch.tensor(high, dtype=dtype.torch)

@@ -13,17 +13,8 @@ from ..ir.layout import Coordinates, Layout
 from ..ops.promotion import types
 from ..ops.table import POINTWISE
 from ..schedulers.plan import KernelPlan
-from .arithmetic import (
-    LIBDEVICE,
-    ROUND_BFLOAT16,
-    TRITON_TYPE,
-    atom,
-    converted,
-    literal,
-    must_round,
-    pointwise_text,
-    rounded,
-)
+from . import narrow
+from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, literal, must_round, pointwise_text
 from .draw import draw
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .reduction import HELPERS, Accumulator, accumulator
@@ -232,11 +223,11 @@ class Emitter:
 
     def rounded(self, text: str, tensor: BoundTensor) -> str:
         """Rounded to the narrow dtype of ``tensor``; where it is only stored, the store does that."""
-        if self.interpret and tensor.dtype is DataType.BFloat16:
-            self.helpers["to_bfloat16"] = ROUND_BFLOAT16
-        elif tensor not in self._read:
+        by_hand = self.interpret and tensor.dtype is DataType.BFloat16
+        if tensor not in self._read and not by_hand:
             return text
-        return rounded(text, tensor.dtype, interpret=self.interpret)
+        self.helpers |= narrow.helpers(tensor.dtype, interpret=self.interpret)
+        return narrow.rounded(text, tensor.dtype, interpret=self.interpret)
 
     def full(self, expr: Expr, chunk: Chunk) -> Text:
         value, dtype = cast(Scalar, expr.inputs[0]), expr.output.dtype.compute
@@ -287,9 +278,8 @@ class Emitter:
     def store(self, tensor: BoundTensor, chunk: Chunk) -> None:
         value = self.value(tensor, chunk)
         pointer, has_x, has_r = self.pointer(tensor, chunk)
-        text = value.text
-        if self.interpret and tensor.dtype is DataType.BFloat16:
-            text = f"{text}.to(tl.bfloat16)"
+        self.helpers |= narrow.helpers(tensor.dtype, interpret=self.interpret)
+        text = narrow.stored(value.text, tensor.dtype, interpret=self.interpret)
         mask = self.mask(has_x, has_r, chunk)
         if self.params.team and not has_r:
             mask = f"{mask} & (member == 0)" if mask else ", mask=member == 0"

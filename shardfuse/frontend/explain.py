@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from ..analysis.resharding import Communication, communication_of, local_bytes, packed
 from ..codegen.specialisation import Specialisation, specialised
 from ..compiler import Plan, PlannedSegment
-from ..ir.digits import extent
-from ..ir.expr import Expr
-from ..ir.window import reads_of
 from ..schedulers import SCHEDULERS
 from ..schedulers.online import reads
 from ..schedulers.plan import KernelPlan
-from ..schedulers.segment import Segment
+from .cuts import Cut, cuts_of, moved_bytes
 
 
 @dataclass(frozen=True)
@@ -40,6 +37,9 @@ class SegmentExplanation:
 class Explanation:
     """``kernels``: how many kernels one rank launches (torch calls apart); ``bytes``: what its segments read and write.
 
+    ``copies``: outputs that are written into an input's storage, a copy each, which ``bytes`` has too.  ``cuts``: pairs
+    of kernels' segments that read the same or one of which reads the other's result, and why they are not one.
+
     A plan is the same on every rank and with or without a GPU.
     """
 
@@ -47,11 +47,14 @@ class Explanation:
     kernels: int
     collectives: tuple[Communication, ...]
     bytes: int
+    copies: int
+    cuts: tuple[Cut, ...]
 
     def __str__(self) -> str:
+        copies = f"{self.copies} copies into inputs, " if self.copies else ""
         lines = [
             f"{len(self.segments)} segments, {self.kernels} kernels, "
-            f"{len(self.collectives)} collectives, {self.bytes} bytes"
+            f"{len(self.collectives)} collectives, {copies}{self.bytes} bytes"
         ]
         for k, segment in enumerate(self.segments):
             names = f" -> {', '.join(segment.kernels)}" if segment.kernels else ""
@@ -63,6 +66,7 @@ class Explanation:
                 for name, reason in segment.refusals[: segment.asked]
                 if name not in _OBVIOUS
             ]
+        lines += [str(cut) for cut in self.cuts]
         lines += [f"collective: {c}" for c in self.collectives]
         return "\n".join(lines)
 
@@ -75,7 +79,9 @@ def explain_plan(plan: Plan) -> Explanation:
     segments = tuple(_segment(s) for s in plan.segments)
     found = [c for s in plan.segments for c in _collectives(s)]
     collectives = tuple(c for c in found if c.kind != "slice")
-    return Explanation(segments, sum(len(s.kernels) for s in segments), collectives, sum(s.bytes for s in segments))
+    moved = sum(s.bytes for s in segments) + sum(2 * local_bytes(t) for t in plan.fusion.aliases)
+    kernels = sum(len(s.kernels) for s in segments)
+    return Explanation(segments, kernels, collectives, moved, len(plan.fusion.aliases), cuts_of(plan))
 
 
 def _collectives(planned: PlannedSegment) -> list[Communication]:
@@ -87,7 +93,7 @@ def _collectives(planned: PlannedSegment) -> list[Communication]:
 
 def _segment(planned: PlannedSegment) -> SegmentExplanation:
     segment = planned.segment
-    moved = 0 if planned.scheduler == "no_op" else _moved(segment)
+    moved = 0 if planned.scheduler == "no_op" else moved_bytes(segment)
     again = [reads(kernel) for kernel in planned.kernels]
     moved += sum(local_bytes(t) * (counts.get(t, 1) - 1) for counts in again for t in segment.inputs)
     text = str(segment)
@@ -103,25 +109,6 @@ def _sizes(kernel: KernelPlan) -> tuple[Specialisation, ...]:
     tensors = [t for plan in kernel.stages or (kernel,) for t in (*plan.segment.inputs, *plan.segment.outputs)]
     rank = next((t.domain.mesh.ranks[0] for t in tensors if t.domain.mesh is not None), 0)
     return specialised(kernel, {t: t.domain.layout(rank) for t in tensors}, rank)
-
-
-def _moved(segment: Segment) -> int:
-    """Bytes: of an input that is read through windows alone, what they hold, or all of it where that is less."""
-    windows = segment.windows.values()
-    seen = {t: 0 for t in segment.inputs if t not in segment.loads and any(t in e.tensors for e in windows)}
-    for e in windows:
-        if e.tensors[0] in seen:
-            seen[e.tensors[0]] += _window_bytes(e)
-    whole = [local_bytes(t) for t in (*segment.inputs, *segment.outputs) if t not in seen]
-    return sum(whole) + sum(min(n, local_bytes(t)) for t, n in seen.items())
-
-
-def _window_bytes(window: Expr) -> int:
-    """Of the elements that a window has, on one rank."""
-    moved = local_bytes(window.output)
-    for r in reads_of(window):
-        moved = moved // extent(window.output.domain.logical[r.axis]) * (r.stop - r.start)
-    return moved
 
 
 def _later(planned: PlannedSegment) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..ir.digits import extent
 from .limits import MAX_CHUNKS, MAX_TEAM, WARP, WIDEST_WARPS, Target, power_of_two, resident
 from .mix_order import analyse_mixed
-from .plan import Params
+from .plan import Params, may_be_stages
 from .segment import Segment
 from .space import Space, analyse
 from .team import in_columns
@@ -47,8 +47,9 @@ def fits(scheduler: str, segment: Segment, params: Params, target: Target) -> bo
         return False
     if params.x_block > power_of_two(space.kept) or params.r_block > _longest(space):
         return False
-    if params.once and any(not s.is_literal for s in segment.scalars):
-        return False  # a later stage of a launch has no scalars
+    is_parted = params.splits > 1 or scheduler == "mix_order"
+    if params.once and not (is_parted and may_be_stages(segment)):
+        return False
     if params.team > 1 and -(-space.reduced // params.team) < params.r_block:
         return False
     is_held = params.unrolled and bool(space.r)
@@ -154,7 +155,7 @@ _STEPS: dict[str, tuple[Step, ...]] = {
     "pointwise": (_x_blocks, _warps, _registers),
     "transpose": (_x_blocks, _r_blocks, _sides, _warps),
     "persistent": (_x_blocks, _r_blocks, _warps, _registers, _teams),
-    "reduction": (_x_blocks, _r_blocks, _warps, _stages, _splits),
+    "reduction": (_x_blocks, _r_blocks, _warps, _stages, _registers, _splits, _launches),
     "looped": (_x_blocks, _r_blocks, _warps, _stages, _registers, _teams),
     "mix_order": (_x_blocks, _r_blocks, _warps, _stages, _registers, _splits, _launches),
 }

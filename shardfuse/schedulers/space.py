@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import prod
 
 from ..ir.digits import Axis, CutError, Digit, Root, extent, refine
+from ..ir.dtype import DataType
 from ..ir.expr import FACTORIES, PICK, REDUCTIONS, STATISTICS, VIEWS, BoundTensor, Expr, Scalar
 from ..ops.promotion import why_no_text
 from ..ops.table import POINTWISE
@@ -169,14 +170,14 @@ def refusal_of(expr: Expr) -> str | None:
         return textless
     if expr.op == "uniform" and not all(isinstance(v, Scalar) and v.is_literal for v in expr.inputs[:2]):
         return f"the bounds of {expr.output} are known in each call only"
-    for tensor in (*expr.tensors, *expr.outputs):
-        if tensor.dtype.is_complex:
-            return f"{tensor} is {tensor.dtype.name}, which Triton does not have"
-        if any(extent(axis) == 0 for axis in tensor.domain.logical):
-            return f"{tensor} has no elements"
-    out = expr.output
-    if out.dtype.itemsize == 1 and out.dtype.is_floating:
-        return f"{out} is {out.dtype.name}: Triton saturates where torch overflows to NaN"
+    return next((r for t in (*expr.tensors, *expr.outputs) if (r := _refusal_of_tensor(t)) is not None), None)
+
+
+def _refusal_of_tensor(tensor: BoundTensor) -> str | None:
+    if tensor.dtype.is_complex or tensor.dtype is DataType.Float8_e8m0fnu:
+        return f"{tensor} is {tensor.dtype.name}, which Triton does not have"
+    if any(extent(axis) == 0 for axis in tensor.domain.logical):
+        return f"{tensor} has no elements"
     return None
 
 

@@ -19,6 +19,8 @@ _HELD = 64
 """Elements of its row that a thread holds, all inputs together: the more, the fewer exchanges.  32 in twice as many
 programs took 322 us for 4096 x 65536 of bfloat16 where 64 took 313."""
 _REGISTERS = 96
+_WIDE_REGISTERS = 128
+"""Of 32-bit elements, each of which takes one: as many programs are resident, and 96 spilled up to 300 bytes."""
 _LOOP_REGISTERS = 128
 _WARPS = 8
 _MAX_COLUMNS = 512
@@ -90,6 +92,11 @@ def _has_indices(segment: Segment) -> bool:
     return any(e.op in ("iota", *DRAWS) for e in segment.exprs)
 
 
+def _registers(segment: Segment, space: Space) -> int:
+    """Of a thread of a team that holds rows."""
+    return _WIDE_REGISTERS if any(t.dtype.itemsize > 2 for t in _streamed(segment, space)) else _REGISTERS
+
+
 def in_columns(segment: Segment, space: Space) -> Space:
     """``space`` as it is walked: runs of memory that are shorter than a line stand side by side."""
     itemsize = min((t.dtype.itemsize for t in _streamed(segment, space)), default=4)
@@ -154,7 +161,7 @@ def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
 
 def held_by_team(segment: Segment, space: Space, target: Target) -> Params:
     """The smallest team that holds a row; a larger one where rows are too few to fill the machine."""
-    n, held, registers = space.reduced, _held(segment, space), _REGISTERS
+    n, held, registers = space.reduced, _held(segment, space), _registers(segment, space)
     if are_few_held(segment, space):
         held, registers = _FEW_HELD, _FEW_REGISTERS
     warps = _WARPS if n <= MAX_TEAM * _WARPS * WARP * held else MAX_WARPS
@@ -171,10 +178,11 @@ def columns_held_by_team(segment: Segment, space: Space, target: Target) -> Para
     threads = _WARPS * WARP
     members = max(power_of_two(-(-space.reduced * lanes // (threads * _held(segment, space)))), 1)
     block = max(threads * 8 // lanes, 1)
+    registers = _registers(segment, space)
     params = Params(
-        x_block=lanes, columns=columns, r_block=block, num_warps=_WARPS, max_registers=_REGISTERS, prefetch=False
+        x_block=lanes, columns=columns, r_block=block, num_warps=_WARPS, max_registers=registers, prefetch=False
     )
-    params = _filling(params, members, space, resident(target, _WARPS, _REGISTERS), block)
+    params = _filling(params, members, space, resident(target, _WARPS, registers), block)
     return params if params.team > 1 else replace(params, team=0, programs=0)
 
 
