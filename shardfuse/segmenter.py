@@ -7,7 +7,8 @@
    takes the two together and no third segment stands between them.
 3. Segments that read the same tensor, and do not depend on each other, join likewise.
 4. A pointwise chain whose result another segment reads is computed again there, where that moves fewer bytes.
-5. Small all-reduces over the same ranks that do not depend on each other are packed into one.
+5. Small all-reduces over the same ranks that do not depend on each other are packed into one, and pointwise segments that
+   wait for it are one launch.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ class _Segmenter:
             self.place(expr)
         self.join_siblings()
         self.pack_collectives()
+        self.join_readers_of_collectives()
         order = self.in_order(list(self.groups))
         segments = [self.segment_of(self.groups[g]) for g in order]
         chosen = {s: self.chosen[g] for s, g in zip(segments, order, strict=True)}
@@ -264,6 +266,17 @@ class _Segmenter:
                 exprs = sorted((*self.groups[a], *self.groups[b]), key=self.position.__getitem__)
                 if packed(exprs) and not self.reaches(b, a) and not self.reaches(a, b):
                     self.merge(a, b, exprs)
+
+    def join_readers_of_collectives(self) -> None:
+        """Pointwise segments that wait for the same packed collective, and for nothing else, are one launch."""
+        waiting: dict[tuple[int, ...], int] = {}
+        for b in [g for g in sorted(self.groups) if self.chosen[g][0] == "pointwise" and len(self.depends[g]) == 1]:
+            key = tuple(self.depends[b])
+            if self.chosen[key[0]][0] != "communication":
+                continue
+            if key in waiting:
+                self.try_join(waiting[key], b)
+            waiting[key] = b
 
     def between(self, a: int, b: int) -> bool:
         """Does ``b`` depend on ``a`` through a third group?"""
