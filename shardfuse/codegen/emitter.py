@@ -179,8 +179,8 @@ class Emitter:
         """One element of each row, and whether there is one: loaded and computed by itself."""
         (x, at), (one, hit) = expr.tensors, expr.outputs
         index = self.value(at, chunk)
-        size = self.tile.r_total if self.params.unrolled else R_SIZE
-        text = f"({index.text} >= 0) & ({index.text} < {size})"
+        below = f"{index.text} < {self.tile.r_total}" if self.params.unrolled else f"{R_SIZE} > {index.text}"
+        text = f"({index.text} >= 0) & ({below})"
         self.values[hit, ""] = found = self.assign(str(hit), text, DataType.Bool, index.has_x, False)
         alone = Chunk(f"_at_{at}", None, 1, True, found.text, block=1, index=index.text)
         self.load_needed([x], alone)

@@ -56,7 +56,7 @@ def looped_T10_T17(T0_ptr, T2_ptr, T10_ptr, T17_ptr, i1: tl.int32):
     T2 = tl.load(T2_ptr + x)
     T9 = tl.log(T7)
     T10 = T9 + T3
-    T15_hit = (T2 >= 0) & (T2 < i1)
+    T15_hit = (T2 >= 0) & (i1 > T2)
     T0_at_T2 = tl.load(T0_ptr + offs_0 + T2, mask=T15_hit, eviction_policy="evict_last").to(tl.float32)
     T15 = tl.where(T15_hit, T0_at_T2, 0.0)
     T17 = T10 - T15
