@@ -243,6 +243,7 @@ SM90: dict[str, Segment] = {
     **{f"cross_entropy {n}": cross_entropy(4096, n, BF16) for n in (8192, 16384, 50257, 128256)},
     **{f"softmax {n}": softmax(8192, n, BF16) for n in (128, 1000, 4096, 32000)},
     "softmax of very long rows": softmax(16, 8388608, BF16),
+    "softmax of few long columns": softmax(131072, 128, BF16, axis=0),
     "softmax of columns": softmax(64, 8192, BF16, axis=0),
     "softmax of long columns": softmax(4096, 4096, BF16, axis=0),
     "group_norm of large groups": group_norm_silu(2, 320, 128, 128, 32, HALF),

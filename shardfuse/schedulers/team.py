@@ -46,6 +46,8 @@ _CACHED = 0.7
 """Of L2: what is read now and again soon, beside what is written."""
 _EXCHANGED = 0.5
 """Bytes that a member reads of the others, for one of its own."""
+_COLLECTED = 16
+"""Words of each result that a thread takes from a mailbox: with 32 registers spill."""
 _WORDS = 8
 _RESULTS = 2
 """Bytes of a word, and results exchanged at once: of a softmax or a variance."""
@@ -196,11 +198,19 @@ def looping_team(segment: Segment, space: Space, params: Params, target: Target)
     if not space.is_inner and not space.grouped:
         itemsize = min((t.dtype.itemsize for t in _streamed(segment, space)), default=4)
         lanes = min(params.x_block, LINE_BYTES // itemsize)  # a word for each lane of each member: no more than a line
-        params = replace(params, x_block=lanes, r_block=params.r_block * params.x_block // lanes)
+        params = _narrowed(params, lanes)
     full = _filling(params, 1, space, programs, _TURNS * params.r_block)
+    while full.team * params.x_block > _COLLECTED * params.num_warps * WARP and not space.grouped:
+        params = _narrowed(params, params.x_block // 2)
+        full = _filling(params, 1, space, programs, _TURNS * params.r_block)
     if not (space.is_inner or space.grouped or takes_one_walk(segment)):
         full = _in_cache(segment, space, full, target)
     return replace(full, max_registers=registers) if full.team > 1 else replace(full, team=0, programs=0)
+
+
+def _narrowed(params: Params, lanes: int) -> Params:
+    """Tiles of fewer columns, and as many elements."""
+    return replace(params, x_block=lanes, r_block=params.r_block * params.x_block // lanes)
 
 
 def _filling(params: Params, members: int, space: Space, programs: int, least: int) -> Params:
