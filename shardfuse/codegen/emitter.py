@@ -115,6 +115,8 @@ class Emitter:
         return f"{tensor}{self.key(tensor, chunk)[1]}"
 
     def assign(self, name: str, text: str, dtype: DataType, has_x: bool, has_r: bool) -> Text:
+        if "libdevice." in text:
+            self.helpers["libdevice"] = LIBDEVICE[self.interpret]
         if text != name:
             self.out.line(f"{name} = {text}")
         return Text(name, dtype, has_x, has_r)
@@ -167,8 +169,6 @@ class Emitter:
             own = last is not None and (last.has_x, last.has_r) == (has_x, has_r)
             text, dtype = pointwise_text(expr, texts, dtypes, is_precise=own)
             inexact = must_round(expr)
-            if "libdevice." in text:
-                self.helpers["libdevice"] = LIBDEVICE[self.interpret]
         if inexact:
             text = self.rounded(text, expr.output)
         if inputs and text == inputs[0].text:
@@ -269,11 +269,7 @@ class Emitter:
         numbers = [converted(*self.scalar(cast(Scalar, v), t), t) for v, t in zip(expr.inputs, kinds, strict=True)]
         drawn = draw(expr, self.name(out, chunk), index, numbers, interpret=self.interpret)
         self.helpers |= drawn.helpers
-        for name, text in drawn.steps[:-1]:
-            self.out.line(f"{name} = {text}")
-        if any("libdevice." in text for _, text in drawn.steps):
-            self.helpers["libdevice"] = LIBDEVICE[self.interpret]
-        return self.assign(*drawn.steps[-1], out.dtype.compute, has_x, has_r)
+        return [self.assign(name, text, out.dtype.compute, has_x, has_r) for name, text in drawn.steps][-1]
 
     def store(self, tensor: BoundTensor, chunk: Chunk) -> None:
         value = self.value(tensor, chunk)
