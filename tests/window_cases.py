@@ -95,6 +95,11 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, x.shape[-1:], weight, 1e-5)
 
 
+def softmax(o: Ops, x: TensorView) -> TensorView:
+    e = o.exp(o.sub(x, o.max(x, [1], keepdim=True)))
+    return o.div(e, o.sum(e, [1], keepdim=True))
+
+
 def stencil(o: Ops, x: TensorView) -> TensorView:
     p = o.pad(x, [1, 1])
     return o.add(o.add(part(o, p, 1, 0, 20), part(o, p, 1, 1, 21)), part(o, p, 1, 2, 22))
@@ -187,14 +192,20 @@ OTHERS = [
         lambda x: -functional.pad(x, (3, 2, 0, 1), value=1.5),
         ((7, 1),),
     ),
+    *(
+        WindowCase(
+            f"softmax of padded rows of {n}",
+            lambda o, x: softmax(o, o.pad(x, [0, 3], float("-inf"))),
+            lambda x: functional.pad(x, (0, 3), value=float("-inf")).softmax(1),
+            ((3, n),),
+        )
+        for n in (30, 70000)
+    ),
     WindowCase(
-        "softmax of padded rows",
-        lambda o, x: o.div(
-            e := o.exp(o.sub(p := o.pad(x, [0, 3], float("-inf")), o.max(p, [1], keepdim=True))),
-            o.sum(e, [1], keepdim=True),
-        ),
-        lambda x: functional.pad(x, (0, 3), value=float("-inf")).softmax(1),
-        ((7, 30),),
+        "cat and norm of rows that no program holds",
+        lambda o, x, y, w: norm(o, o.cat([part(o, x, 1, 3, 50003), o.neg(y)], 1), w),
+        lambda x, y, w: normed(torch.cat([x[:, 3:50003], -y], 1), w),
+        ((2, 50010), (2, 20000), (70000,)),
     ),
     WindowCase(
         "slice of a norm",

@@ -125,7 +125,7 @@ def slots(plan: KernelPlan) -> int:
     phases = [
         space.phase[t]
         for e in plan.segment.exprs
-        if e.op != PICK and any(map(space.has_r, e.tensors)) and not space.has_r(e.output)
+        if e.op not in (PICK, "window") and any(map(space.has_r, e.tensors)) and not space.has_r(e.output)
         for t in e.outputs
     ]
     return max(map(phases.count, phases), default=0)

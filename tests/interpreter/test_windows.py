@@ -99,6 +99,16 @@ def test_a_window_that_is_stored_and_read() -> None:
     check(fd, [values(6, 4)])
 
 
+def test_sums_of_rows_and_of_columns() -> None:
+    with FusionDefinition(backend="triton") as fd:
+        x, dy = fd.define_tensor([300, 112]), fd.define_tensor([300, 128])
+        wide = fd.ops.pad(x, [8, 8])
+        fd.add_output(fd.ops.sum(fd.ops.mul(dy, wide), [0]))
+        fd.add_output(fd.ops.sub(dy, fd.ops.mul(wide, fd.ops.mean(fd.ops.mul(dy, wide), [1], keepdim=True))))
+    check(fd, [values(300, 112), values(300, 128, seed=1)])
+    assert [s.scheduler for s in fd.explain().segments] == ["mix_order"]
+
+
 def test_bytes_of_windows() -> None:
     """Of an input that is read through windows alone, what they hold; of one that is read whole, all of it."""
     with FusionDefinition() as fd:
