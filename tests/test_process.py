@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from kill_points import kill_at
 
 from shardfuse.errors import AlreadyInitializedError, BackendUnavailableError
 from shardfuse.mesh.process import finalize, initialize
@@ -202,3 +203,9 @@ def test_a_process_is_known_by_its_start() -> None:
     child.kill()
     child.communicate()
     assert running.has_ended()
+
+
+@pytest.mark.parametrize(("victim", "after"), [(0, 0.05), (2, 0.6)])
+def test_a_rank_that_is_killed_at_work_is_named(victim: int, after: float) -> None:
+    """`python tests/kill_points.py` does it at 50 random points."""
+    assert kill_at(victim, after).faults == []

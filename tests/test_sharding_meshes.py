@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 
 import pytest
@@ -384,3 +385,41 @@ def test_a_split_that_gives_too_few_pieces() -> None:
     assert "it has extent 2, mesh dimension mesh_x has 4 ranks; split the axis with outer_split(axis, 4)" in (
         same_on_all_ranks(4, run)
     )
+
+
+# --- moves between meshes that change the sharding too -----------------------------------------------------
+
+STAGES = [
+    DeviceMesh(ranks)
+    for ranks in ([0, 1], [2, 3], [1, 2], [[0, 1], [2, 3]], [3], [3, 1, 0], [[3, 1]], [0, 1, 2, 3])
+]  # fmt: skip
+
+
+def random_move(seed: int) -> Case:
+    """A tensor made on one mesh, moved to another under another sharding, and read there."""
+    rng = random.Random(seed)
+
+    def any_of(mesh: DeviceMesh, shape: tuple[int, ...]) -> list[tuple[ParallelType, Placement]]:
+        free = list(range(len(shape)))
+        said: list[tuple[ParallelType, Placement]] = []
+        for p in mesh.parallel_types:
+            if free and rng.random() < 0.7:
+                axis = free.pop(rng.randrange(len(free)))
+                inner = shape[axis] % mesh.extent(p) == 0 and rng.random() < 0.3
+                said.append((p, (axis, "inner" if inner else "outer")))
+        return said
+
+    shape = tuple(rng.choice((1, 2, 3, 4, 6, 7, 8)) for _ in range(rng.choice((1, 2, 2, 3))))
+    source, target = rng.sample(STAGES, 2)
+    fd = FusionDefinition()
+    x = fd.define_tensor([-1] * len(shape))
+    z = fd.ops.set(fd.ops.exp(x) if rng.random() < 0.5 else x)
+    fd.add_output(fd.ops.mul(z, 2.0) if rng.random() < 0.5 else fd.ops.sum(z, [rng.randrange(len(shape))]))
+    shard(x, source, *any_of(source, shape))
+    shard(z, target, *any_of(target, shape))
+    data = torch.arange(float(torch.Size(shape).numel())).reshape(shape) / 8
+    return Case(fd, [data], {x: shape}, name=f"seed {seed}: {source} to {target}")
+
+
+def test_moves_that_reshard() -> None:
+    check_on_threads(4, [random_move(seed) for seed in range(150)])

@@ -53,7 +53,7 @@ def ordered(entries: Iterable[tuple[ParallelType, Axis]]) -> Sharding:
 def restrict(sharding: Sharding, logical: Sequence[Axis], mesh: DeviceMesh | None) -> Sharding:
     """The entries that a tensor of these axes can have; it is replicated over the other mesh dimensions."""
     kept: dict[ParallelType, Axis] = {}
-    todo = dict(sharding) if mesh is not None else {}
+    todo = {p: digits for p, digits in sharding if mesh is not None and p in mesh.parallel_types}
     while mesh is not None:
         local = [without(axis, tuple(d for digits in kept.values() for d in digits)) for axis in logical]
         found = next((p for p, digits in todo.items() if _holds(local, digits, mesh.extent(p))), None)

@@ -222,7 +222,7 @@ def _move(kind: str, source: BoundTensor, target: BoundTensor, rank: int, device
     a, b = cast(DeviceMesh, source.domain.mesh), cast(DeviceMesh, target.domain.mesh)
     dtype, shape = source.dtype.torch, target.domain.local_shape(rank if rank in b.ranks else b.ranks[0])
     root = a.ranks[0]
-    ranks = tuple(dict.fromkeys((root, *b.ranks)))
+    ranks = b.ranks if root in b.ranks else (root, *b.ranks)  # pieces go out in the order of the target's ranks
     if kind in ("broadcast", "scatter") and rank not in ranks:
         return lambda _: None  # one of several ranks that have it, and not the one that gives it
     if kind == "broadcast":

@@ -38,6 +38,7 @@ from ..analysis.sharding import (
     mesh_of,
     needed_of,
     ordered,
+    outermost,
     reduced_axes,
     restrict,
     restrict_to_inputs,
@@ -225,7 +226,7 @@ class _Decomposer:
             self.change(source, whole)
             self.change(whole, target)
             return
-        whole = self.like(target, f"{target.name}w", replace(target.domain, sharding=(), allocation=None))
+        whole = self.like(target, f"{target.name}v", replace(target.domain, sharding=(), allocation=None))
         self.change(source, whole)
         self.change(whole, target)
 
@@ -290,5 +291,10 @@ def _move_kind(source: BoundDomain, target: BoundDomain) -> str | None:
             return "send"
         if not target.sharding:
             return "broadcast"
-        return "scatter" if one_dim else None
-    return "gather" if one_dim and target.mesh.size == 1 else None
+        return "scatter" if one_dim and _is_of_blocks(target) else None
+    return "gather" if one_dim and target.mesh.size == 1 and not target.sharding and _is_of_blocks(source) else None
+
+
+def _is_of_blocks(domain: BoundDomain) -> bool:
+    """Does the only mesh dimension take the outermost part of an axis?"""
+    return outermost(domain.logical, domain.sharding[0][1]) is not None

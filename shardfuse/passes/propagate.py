@@ -110,5 +110,8 @@ def _wanted(expr: Expr, tensor: BoundTensor) -> Sharding:
             return ()
         moved = ((p, same_place(out.logical, tensor.domain.logical, digits)) for p, digits in out.sharding)
         return tuple((p, digits) for p, digits in moved if digits)
+    mesh = mesh_of((*expr.outputs, *expr.tensors))
+    if tensor.domain.mesh not in (None, mesh):
+        return ()  # it comes from another mesh
     wanted = join([allowed(expr, out.sharding), computed_in(expr)])
-    return restrict(wanted, tensor.domain.logical, mesh_of((*expr.outputs, *expr.tensors)))
+    return restrict(wanted, tensor.domain.logical, mesh)
