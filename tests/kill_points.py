@@ -1,4 +1,4 @@
-"""Kills one of three ranks at a random moment, to see how the others end: `python tests/kill_points.py [POINTS [SEED]]`.
+"""Kills one of three ranks at a random moment: `python tests/kill_points.py [POINTS [SEED]]`.
 
 Every rank compares programs through the store, binds them and runs their collectives, over and over at new sizes; one
 is killed on the way.  Every survivor has to end within the world's timeout and three seconds more, and to name
