@@ -14,7 +14,8 @@ import torch
 from ..codegen.source import KernelSource
 from ..config import VERSION
 from ..schedulers.plan import Params
-from .kernel import publish, read_versions
+from .files import publish
+from .kernel import read_versions
 
 
 @dataclass(frozen=True)

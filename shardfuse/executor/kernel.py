@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import linecache
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -18,8 +15,10 @@ import torch
 from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
 from ..ir.expr import Number
+from .files import publish
 from .launch import direct_launcher
 from .mailbox import Mailbox
+from .triton_key import remember_triton_key
 
 Argument = torch.Tensor | Number
 
@@ -33,6 +32,7 @@ class Kernel:
     def __init__(self, source: KernelSource, directory: Path, *, interpret: bool = False) -> None:
         self.source = source
         self._interpret = interpret
+        self._directory = directory
         self._function = load_function(source.text, source.name, directory)
         self._binary: Any = None
         self._options: dict[str, int | bool] = {
@@ -71,6 +71,7 @@ class Kernel:
             return
         from triton.errors import TritonError  # pyright: ignore[reportMissingTypeStubs]
 
+        remember_triton_key(self._directory)
         mailbox = [torch.empty(self.source.mailbox, dtype=torch.int64, device="meta")] if self.source.mailbox else []
         try:
             self._binary = self._function.warmup(
@@ -113,19 +114,3 @@ def load_function(text: str, name: str, directory: Path) -> Any:
     module = ModuleType(path.stem)
     exec(compile(text, str(path), "exec"), module.__dict__)
     return getattr(module, name)
-
-
-def publish(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` by one atomic rename; a directory that cannot be written is gone without."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    except OSError:
-        return
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
