@@ -63,7 +63,9 @@ def loop_terms(index: str, size: int, parts: Sequence[Group]) -> tuple[list[str]
         if g.below % size == 0:
             scalars.append(_scaled(_digit("start", g), g.stride))
         elif g.below == 1 and not g.is_outermost and g.extent % size == 0:
-            scalars.append(_scaled(_digit("start", g), g.stride))
+            # Counted in turns: what is multiplied by their size is known to be aligned.
+            turns = Group(size, g.extent // size, size * g.stride, g.is_outermost)
+            scalars.append(_scaled(_digit("start", turns), turns.stride))
             terms.append(_scaled("c", g.stride))
         else:
             terms += dynamic_terms("r", [g])

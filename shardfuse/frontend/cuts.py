@@ -90,6 +90,6 @@ def _reason(segments: Sequence[Segment], one: Segment, a: int, b: int) -> str:
         return f"segment {between[0]} stands between"
     name, refusals = choose_scheduler(one)
     if name is None or name in ALONE:
-        return refusals[-1][1]
+        return refusals[-1][1] if refusals else f"{name} takes nothing beside it"
     saves = moved_bytes(one) < moved_bytes(segments[a]) + moved_bytes(segments[b])
     return f"{name} would take both, which the segmenter did not come to ask" if saves else "that moves no fewer bytes"

@@ -184,10 +184,9 @@ def _run_backward(values: Arguments, attributes: Attributes) -> tuple[torch.Tens
     q, k, v, out, grad = (given.four(r) for r in ("query", "key", "value", "output", "grad_output"))
     lse = given.four("logsumexp")
     if given.is_flash():
-        empty = torch.empty(0, dtype=torch.int32, device=q.device)
         padded = [_padded(x) for x in (grad, q, k, v, out)]
         grads = cast(Any, torch.ops.aten)._scaled_dot_product_flash_attention_backward(
-            *padded, lse.contiguous(), empty, empty, q.shape[-2], k.shape[-2], given.dropout_p, given.is_causal,
+            *padded, lse.contiguous(), None, None, q.shape[-2], k.shape[-2], given.dropout_p, given.is_causal,
             given.tensors["philox_seed"], given.tensors["philox_offset"], scale=given.scaling(),
         )  # fmt: skip
         found = [g[..., : x.shape[-1]] for g, x in zip(grads, (q, k, v), strict=True)]

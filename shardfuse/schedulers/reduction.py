@@ -30,8 +30,8 @@ _WORTH_SPLITTING = 8
 _TURNS = 2
 """A program of a split reduction has at least so many turns of its loop."""
 _MAX_SPLITS = 512
-_REGISTERS = 128
-"""Of a thread, where all programs are to be resident."""
+_REGISTERS = (255, 168, 128)
+"""Of a thread, where all programs are to be resident: the more, the fewer are."""
 _FEW_REGISTERS = 64
 """Enough for the sums along rows of a single tensor; a tile of columns spills, and takes 1.5 times as long."""
 _EACH = 64
@@ -86,10 +86,11 @@ def _in_parts(segment: Segment, space: Space, params: Params, programs: int, tar
     if params.splits == 1 or not may_be_stages(segment):
         return params
     few = space.is_inner and len(streamed(segment, space)) == 1
-    other = (params.splits, _FEW_REGISTERS) if few else (params.splits // 2, _REGISTERS)
-    for splits, registers in ((params.splits, _REGISTERS), other):
+    tried = [(params.splits, registers) for registers in (*_REGISTERS, *([_FEW_REGISTERS] if few else []))]
+    for splits, registers in (*tried, (params.splits // 2, _REGISTERS[-1])):
         if splits > 1 and programs * splits <= resident(target, params.num_warps, registers):
-            return replace(params, splits=splits, once=True, max_registers=registers)
+            bound = registers if registers != _REGISTERS[0] else None
+            return replace(params, splits=splits, once=True, max_registers=bound)
     return params
 
 
