@@ -225,7 +225,10 @@ class Chains:
             seen = [_held(t.domain, one) for one in sight]
             if None in seen:
                 return None
-            found.append((t, tuple(one for some in seen for one in some or ())))
+            along = tuple(one for some in seen for one in some or ())
+            if len(dict.fromkeys(one.source for one in along)) < len(along):
+                return None  # two parts of one axis, each seen by itself
+            found.append((t, along))
         return found
 
     # what is

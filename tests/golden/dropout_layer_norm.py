@@ -30,7 +30,7 @@ import triton.language as tl
 @triton.jit
 def philox(seed, offset, index):
     """Philox 4x32-10: four random words for the key ``seed`` and the counter ``(index, offset)``."""
-    seed, offset = tl.to_tensor(seed).to(tl.int64), tl.to_tensor(offset).to(tl.int64)
+    seed, offset = tl.full([], seed, tl.int64), tl.full([], offset, tl.int64)
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     c0, c1 = index.to(tl.uint32), (index >> 32).to(tl.uint32)
     c2, c3 = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)

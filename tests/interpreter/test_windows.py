@@ -89,6 +89,16 @@ def test_an_expanded_axis_that_is_reduced() -> None:
         check(fd, [x, values(17)], reference=lambda x, w: normed(torch.nn.functional.pad(x, (3, 2)), w))
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_single_elements_of_two_parts_of_one_axis(backend: str) -> None:
+    with FusionDefinition(backend=backend) as fd:
+        x = fd.define_tensor([12])
+        parts = fd.ops.reshape(x, [2, 3, 2])
+        fd.add_output(fd.ops.slice(parts, [1, 0, 1], [2, 3, 2]))
+        fd.add_output(fd.ops.slice(fd.ops.neg(parts), [0, 2, 1], [1, 3, 2]))
+    check(fd, [values(12)])
+
+
 def test_a_window_that_is_stored_and_read() -> None:
     with FusionDefinition(backend="triton") as fd:
         x = fd.define_tensor([6, 4])
