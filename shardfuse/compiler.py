@@ -12,6 +12,7 @@ from .ir.tensor_view import TensorView
 from .ir.verify import verify
 from .passes import PASSES, bind
 from .schedulers import kernels_of
+from .schedulers.limits import H200, Target
 from .schedulers.overlap import overlap
 from .schedulers.plan import KernelPlan, Params
 from .schedulers.segment import Segment
@@ -46,10 +47,11 @@ def compile_fusion(
     sizes: Mapping[TensorView, Sequence[int]],
     numbers: Mapping[Scalar, Number] | None = None,
     ranks_per_node: int = 8,
+    target: Target = H200,
 ) -> Plan:
     """``sizes``: the unsharded shape of every input tensor.  ``numbers``: the scalar inputs that shapes depend on.
 
-    ``ranks_per_node``: neighbours in the world that share a host, for the cost of collectives.
+    ``ranks_per_node``: neighbours in the world that share a host, for the cost of collectives.  ``target``: the GPU.
     """
     bound = bind(fusion, sizes, numbers)
     bound.ranks_per_node = ranks_per_node
@@ -60,7 +62,7 @@ def compile_fusion(
     verify(bound, PASSES[-1].__name__)
     found = segment_fusion(bound)
     order, beside = overlap([(s.segment, s.scheduler) for s in found])
-    segments = tuple(_plan(found[k], is_beside=k in beside) for k in order)
+    segments = tuple(_plan(found[k], target, is_beside=k in beside) for k in order)
     trace.append(("segments", "\n\n".join(map(_text, segments))))
     return Plan(bound, segments, tuple(trace))
 
@@ -74,8 +76,8 @@ def with_params(plan: Plan, chosen: Sequence[Params | None]) -> Plan:
     return replace(plan, segments=tuple(segments))
 
 
-def _plan(scheduled: ScheduledSegment, *, is_beside: bool) -> PlannedSegment:
-    kernels = kernels_of(scheduled.scheduler, scheduled.segment)
+def _plan(scheduled: ScheduledSegment, target: Target, *, is_beside: bool) -> PlannedSegment:
+    kernels = kernels_of(scheduled.scheduler, scheduled.segment, target=target)
     return PlannedSegment(scheduled.segment, scheduled.scheduler, scheduled.refusals, kernels, is_beside)
 
 

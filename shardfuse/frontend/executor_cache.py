@@ -15,7 +15,7 @@ from ..executor.binding import Argument, Bound, bind_arguments, check_local_shap
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.chunks import places_of
-from ..executor.options import CompileOptions
+from ..executor.options import CompileOptions, target_here
 from ..executor.program import Program, ProgramBuilder
 from ..executor.resharding import sum_over_mesh
 from ..executor.timeline import Timeline, record
@@ -118,7 +118,7 @@ class FusionExecutorCache:
         key = self._plan_key(sizes, numbers or {})
         plan = self._plans.get(key)
         if plan is None:
-            plan = compile_fusion(self.fusion, sizes, numbers, self.options.ranks_per_node)
+            plan = compile_fusion(self.fusion, sizes, numbers, self.options.ranks_per_node, target_here())
             if key in self._tuned:
                 plan = with_params(plan, self._tuned[key])
             self._plans.put(key, plan)
@@ -163,7 +163,7 @@ class FusionExecutorCache:
         return world_key(), device, *described
 
     def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number]) -> Hashable:
-        return (*(tuple(sizes[tv]) for tv in self.tensors()), *numbers.values())
+        return (*(tuple(sizes[tv]) for tv in self.tensors()), *numbers.values(), target_here())
 
     def _prepare(
         self, key: Hashable, arguments: Sequence[Argument], said: dict[TensorView, Sequence[int]],

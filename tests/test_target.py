@@ -1,0 +1,55 @@
+"""Kernels whose programs wait for each other are planned for the GPU that is there: all of their programs fit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from shardfuse import DataType, FusionDefinition
+from shardfuse.compiler import Plan
+from shardfuse.executor.options import target_here
+from shardfuse.ir.tensor_view import TensorView
+from shardfuse.schedulers.limits import H200, WARP
+
+SMALL = SimpleNamespace(multi_processor_count=40, shared_memory_per_multiprocessor=100 * 1024)
+
+
+def total(fd: FusionDefinition, x: TensorView) -> TensorView:
+    return fd.ops.sum(fd.ops.cast(x, dtype=DataType.Float), [0, 1])
+
+
+def norm(fd: FusionDefinition, x: TensorView) -> TensorView:
+    x = fd.ops.cast(x, dtype=DataType.Float)
+    mean = fd.ops.mean(fd.ops.mul(x, x), [-1], keepdim=True)
+    return fd.ops.mul(x, fd.ops.rsqrt(fd.ops.add(mean, 1e-6)))
+
+
+def planned(build, shape: tuple[int, int]) -> Plan:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor(list(shape), contiguity=True, dtype=DataType.BFloat16)
+        fd.add_output(build(fd, x))
+    return fd.fec.plan({x: shape})
+
+
+def programs(plan: Plan) -> tuple[int, int]:
+    """Programs of the one kernel, which are all to be resident, and warps of each."""
+    (kernel,) = (k for s in plan.segments for k in s.kernels)
+    params = kernel.params
+    assert params.once or params.team, "nobody waits"
+    return params.programs or params.splits, params.num_warps
+
+
+@pytest.mark.parametrize(("build", "shape"), [(total, (16384, 8192)), (norm, (4096, 65536))])
+def test_grids_fit_the_gpu(build, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert target_here() == H200
+    whole, _ = programs(planned(build, shape))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SMALL)
+    here = target_here()
+    assert (here.multiprocessors, here.shared_bytes) == (40, 99 * 1024)
+    few, warps = programs(planned(build, shape))
+    assert few < whole
+    assert few * warps * WARP <= 40 * H200.warps * WARP
