@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_cases import GOLDEN, SM90
+from kernel_cases import BF16, GOLDEN, SM90, rms_norm
 from segments import kernels_of
 
-from shardfuse.codegen import KernelSource
+from shardfuse.codegen import KernelSource, generate
 from shardfuse.ir.digits import extent
+from shardfuse.schedulers import persistent
 from shardfuse.schedulers.limits import H200
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -165,6 +166,18 @@ def test_every_kernel() -> None:
     assert len({(k.source.text, k.source.num_warps, k.source.num_stages) for k in found}) >= KERNELS
     check(found)
     assert {k.case for k in found} >= {*SPILLS, *NARROW}
+
+
+def test_a_late_team_on_a_rank_with_one_row() -> None:
+    """Of rows that are cut unevenly: planned for many, and a loop of one turn compiles all the same."""
+    params = persistent.propose(rms_norm(4096, 65536, BF16), H200)
+    assert params.late
+    alone = rms_norm(1, 65536, BF16)
+    (plan,) = persistent.schedule(alone, params)
+    source = generate(plan, {t: t.domain.layout(0) for t in (*alone.inputs, *alone.outputs)}, 0)
+    assert source.grid == params.team
+    (found,) = compile_all([source])
+    assert found.registers <= params.max_registers
 
 
 def test_the_assembler_is_read_rightly() -> None:

@@ -71,7 +71,7 @@ def _parts(
         parameters.insert(0, MAILBOX)
         mailbox = mailbox_words(plan, grid, e.tile.exchanged)
         if isinstance(e, Late):
-            body = late_lines(e, plan.name, preamble, parameters, _rows(e))
+            body = late_lines(e, plan.name, preamble, parameters, _rows(e) or "1")
         else:
             body = team_lines(body, _rows(e), _row_lines(e))
     params = plan.params
