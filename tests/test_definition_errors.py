@@ -30,6 +30,9 @@ def refusals() -> dict[str, tuple[Callable[[FusionDefinition], Any], type[Except
         "too few operands": (lambda fd: fd.ops.add(x(fd)), OperandError, "ops.add: the argument list .* 2 operands"),
         "a text": (lambda fd: fd.ops.add(x(fd), "1"), OperandError, "ops.add: operand 1 is '1', expected a TensorView"),
         "a tensor of torch": (lambda fd: fd.ops.exp(values(2)), OperandError, "ops.exp: operand 0"),
+        "a number for a mask": (
+            lambda fd: fd.ops.sdpfa_fwd(x(fd), x(fd), x(fd), 0.5), OperandError, "bias is 0.5, expected a TensorView",
+        ),
         "a dim too far": (lambda fd: fd.ops.sum(x(fd), [2]), AxisError, "no logical axis 2: it has 2, pass one from"),
         "a dim twice": (lambda fd: fd.ops.sum(x(fd), [0, -2]), OperandError, "each axis once"),
         "no permutation": (lambda fd: fd.ops.permute(x(fd), [0, 0]), OperandError, "a permutation of 2 axes"),

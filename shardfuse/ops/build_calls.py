@@ -91,6 +91,7 @@ class CallBuilder(ReductionBuilder):
         """
         given = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
         numbers = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        self._are_tensors("sdpfa_fwd", given)
         return self._with_roles(
             "sdpfa_fwd", {**given, **numbers}, [query.dtype, DataType.Float, DataType.UInt64, DataType.UInt64]
         )
@@ -113,7 +114,13 @@ class CallBuilder(ReductionBuilder):
         given = {"grad_output": grad_output, "query": query, "key": key, "value": value, "output": output}
         given |= {"logsumexp": logsumexp, "philox_seed": philox_seed, "philox_offset": philox_offset}
         numbers = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        self._are_tensors("sdpfa_bwd", given)
         return self._with_roles("sdpfa_bwd", {**given, **numbers}, [query.dtype, key.dtype, value.dtype])
+
+    def _are_tensors(self, op: str, given: Mapping[str, object]) -> None:
+        for role, v in given.items():
+            if v is not None and not isinstance(v, TensorView):
+                raise OperandError(op, role, v, "a TensorView")
 
     def _with_roles(
         self, op: str, given: Mapping[str, object], dtypes: list[DataType], **attributes: object

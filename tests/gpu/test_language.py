@@ -1,0 +1,58 @@
+"""Random numbers drawn in kernels, and attention's backward by torch's flash kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from shardfuse import DataType, FusionDefinition
+from shardfuse.executor.options import Backend
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+
+
+def drawn(kind: str, dtype: DataType, backend: Backend) -> torch.Tensor:
+    """Of a seed and an offset that are said; under another input, so that a kernel draws."""
+    with FusionDefinition(backend=backend) as fd:
+        x = fd.define_tensor([300, 1000], contiguity=True, dtype=dtype)
+        seed, offset = fd.define_scalar(7, DataType.Int), fd.define_scalar(40, DataType.Int)
+        a, b = fd.define_scalar(-1.0, DataType.Double), fd.define_scalar(2.0, DataType.Double)
+        op = fd.ops.uniform if kind == "uniform" else fd.ops.normal
+        numbers = op(a, b, shape=[300, 1000], rng_seed=seed, rng_offset=offset, dtype=dtype)
+        fd.add_output(fd.ops.add(x, numbers))
+    (out,) = fd.execute([torch.zeros(300, 1000, dtype=dtype.torch, device=DEVICE)])
+    if backend == "triton":
+        assert fd.explain().kernels == 1
+    return out
+
+
+@pytest.mark.parametrize("dtype", [DataType.Float, DataType.BFloat16, DataType.Half, DataType.Double])
+def test_uniform_numbers_are_those_of_torch_calls(dtype: DataType) -> None:
+    assert torch.equal(drawn("uniform", dtype, "triton"), drawn("uniform", dtype, "torch"))
+
+
+@pytest.mark.parametrize("dtype", [DataType.Float, DataType.Double])
+def test_normal_numbers_are_close_to_those_of_torch_calls(dtype: DataType) -> None:
+    torch.testing.assert_close(drawn("normal", dtype, "triton"), drawn("normal", dtype, "torch"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_and_its_backward(is_causal: bool) -> None:
+    with FusionDefinition() as fd:
+        q, k, v, grad = (fd.define_tensor([2, 4, 128, 64], contiguity=True, dtype=DataType.BFloat16) for _ in range(4))
+        p, causal = fd.define_scalar(0.0, DataType.Double), fd.define_scalar(is_causal, DataType.Bool)
+        out, lse, seed, offset = fd.ops.sdpfa_fwd(q, k, v, dropout_p=p, is_causal=causal)
+        grads = fd.ops.sdpfa_bwd(grad, q, k, v, out, lse, p, causal, seed, offset)
+        for t in (out, *grads):
+            fd.add_output(t)
+    generator = torch.Generator().manual_seed(5)
+    inputs = [torch.randn(2, 4, 128, 64, generator=generator).bfloat16().to(DEVICE) for _ in range(4)]
+    found = fd.execute(inputs)
+    leaves = [t.double().requires_grad_() for t in inputs[:3]]
+    expected = functional.scaled_dot_product_attention(*leaves, is_causal=is_causal)
+    wanted = [expected, *torch.autograd.grad(expected, leaves, inputs[3].double())]
+    for x, want in zip(found, wanted, strict=True):
+        assert (x.double() - want).norm() <= 1e-2 * want.norm()
