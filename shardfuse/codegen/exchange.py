@@ -180,37 +180,42 @@ def exchange_lines(plan: KernelPlan, parts: Sequence[tuple[DataType, str]], lane
     Gives the lines that exchange them all at once, and for each the text of those of all members, ``[members]`` or
     ``[members, lanes]``.
     """
-    members, counted = plan.params.team, plan.params.counted
-    words = members * lanes
-    lines = ["epoch += 1", f"box = {MAILBOX} + ((epoch & 1) * teams + team) * {words * slots(plan)}"]
-    boxes = [_box(k * words) for k in range(len(parts))]
-    lines += [f"post({box} + own, epoch, {text})" for box, (_, text) in zip(boxes, parts, strict=True)]
+    lines = post_lines(plan, parts, lanes)
+    counted = plan.params.counted
     if counted:
-        lines.append(f"meet(count_ptr, epoch * {members})")
-    whole: list[str] = []
-    for box, (dtype, _) in zip(boxes, parts, strict=True):
-        bits = f"collect({box} + every)" if counted else f"collect({box} + every, epoch)"
-        whole.append(f"{bits}.to(tl.float32, bitcast=True)" if dtype is DataType.Float else bits)
-    return lines, whole
-
-
-def post_lines(plan: KernelPlan, parts: Sequence[tuple[DataType, str]]) -> list[str]:
-    """This member's ``parts`` go out under the next epoch."""
-    members = plan.params.team
-    lines = ["epoch += 1", f"box = {MAILBOX} + ((epoch & 3) * teams + team) * {members * slots(plan)}"]
-    return lines + [f"post({_box(k * members)} + own, epoch, {text})" for k, (_, text) in enumerate(parts)]
-
-
-def collect_late_lines(plan: KernelPlan, types: Sequence[DataType]) -> tuple[list[str], list[str]]:
-    """Lines that find the words of the epoch before the last, and the text of each result of all members."""
-    members = plan.params.team
-    lines = [f"box = {MAILBOX} + (((epoch - 1) & 3) * teams + team) * {members * slots(plan)}"]
-    whole = [f"collect_late({_box(k * members)} + every, epoch - 1)" for k in range(len(types))]
+        lines.append(f"meet(count_ptr, epoch * {plan.params.team})")
+    epoch = "" if counted else ", epoch"
     return lines, [
-        f"{bits}.to(tl.float32, bitcast=True)" if dtype is DataType.Float else bits
-        for bits, dtype in zip(whole, types, strict=True)
+        _as_type(f"collect({box} + every{epoch})", dtype)
+        for box, (dtype, _) in zip(_boxes(plan, len(parts), lanes), parts, strict=True)
     ]
 
 
-def _box(words: int) -> str:
-    return f"box + {words}" if words else "box"
+def post_lines(plan: KernelPlan, parts: Sequence[tuple[DataType, str]], lanes: int) -> list[str]:
+    """This member's ``parts`` go out under the next epoch."""
+    boxes = _boxes(plan, len(parts), lanes)
+    posts = [f"post({box} + own, epoch, {text})" for box, (_, text) in zip(boxes, parts, strict=True)]
+    return ["epoch += 1", _set_line(plan, "epoch", lanes), *posts]
+
+
+def collect_late_lines(plan: KernelPlan, types: Sequence[DataType], lanes: int) -> tuple[list[str], list[str]]:
+    """Lines that find the words of the epoch before the last, and the text of each result of all members."""
+    boxes = _boxes(plan, len(types), lanes)
+    whole = [f"collect_late({box} + every, epoch - 1)" for box in boxes]
+    return [_set_line(plan, "(epoch - 1)", lanes)], [_as_type(t, dtype) for t, dtype in zip(whole, types, strict=True)]
+
+
+def _set_line(plan: KernelPlan, epoch: str, lanes: int) -> str:
+    """``box``: where the words of ``epoch`` are."""
+    words = plan.params.team * lanes * slots(plan)
+    return f"box = {MAILBOX} + (({epoch} & {_sets(plan) - 1}) * teams + team) * {words}"
+
+
+def _boxes(plan: KernelPlan, results: int, lanes: int) -> list[str]:
+    """Where the words of each result are."""
+    words = plan.params.team * lanes
+    return [f"box + {k * words}" if k else "box" for k in range(results)]
+
+
+def _as_type(bits: str, dtype: DataType) -> str:
+    return f"{bits}.to(tl.float32, bitcast=True)" if dtype is DataType.Float else bits

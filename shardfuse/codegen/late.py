@@ -106,7 +106,7 @@ def write_late(e: Late) -> None:
     e.is_ahead = False
     e.head, e.out, e.values, e.offsets = Writer(), Writer(), {}, {}
     e.helpers |= {"post": POST, "collect_late": bounded_asm(COLLECT_LATE, e.turns)}
-    lines, whole = collect_late_lines(e.plan, [dtype for dtype, _ in e.parts])
+    lines, whole = collect_late_lines(e.plan, [dtype for dtype, _ in e.parts], e.tile.exchanged)
     for line in lines:
         e.out.line(line)
     take_whole(e, reductions, whole)
@@ -126,7 +126,7 @@ def late_lines(e: Late, name: str, preamble: Sequence[str], parameters: Iterable
     last = ["", f"    words = {words}", f"    return words, {parts}"]
     e.helpers[begin] = signature(begin, [*given, "x"], []) + "\n".join([*e.begun, *last]) + "\n"
     call = f"{begin}({', '.join([*given, 'x'])})"
-    post = post_lines(e.plan, e.parts)
+    post = post_lines(e.plan, e.parts, e.tile.exchanged)
     first = ["x = team.to(tl.int64)", f"words, {parts} = {call}", *post]
     turn = [
         f"x = tl.minimum(row + teams, {rows} - 1).to(tl.int64)",

@@ -26,13 +26,12 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..schedulers import kernels_of, makes_kernels, proposed
 from ..schedulers.candidates import candidates, fits
-from ..schedulers.limits import H200
 from ..schedulers.plan import KernelPlan, Params
 from ..schedulers.segment import Segment
 from .agreement import answer_of, answer_once
 from .choices import Tuned, choice_path, read_choice, write_choice
 from .kernel import Kernel
-from .options import CompileOptions
+from .options import CompileOptions, target_here
 from .program import ProgramBuilder, sample
 from .progress import Progress
 from .timing import Timer, gpu_timer
@@ -128,7 +127,7 @@ class Tuner:
 
     def tune(self, builder: ProgramBuilder, segment: Segment, scheduler: str) -> Tuned:
         """The choice of the disk, or that of a search, which is then kept there."""
-        params = proposed(scheduler, segment)
+        params = proposed(scheduler, segment, target_here())
         trial = _Trial(builder, segment, scheduler)
         path = choice_path(self.options.cache_directory, trial.sources(params), builder.device)
         kept = read_choice(path)
@@ -143,7 +142,7 @@ class Tuner:
         runs = {params: trial.first(params)}
         best, times = params, {params: 0.0}
         for _ in range(_ROUNDS):
-            near = [c for c in candidates(trial.scheduler, trial.segment, best, H200) if c not in runs]
+            near = [c for c in candidates(trial.scheduler, trial.segment, best, target_here()) if c not in runs]
             taken = {best: runs[best], **dict(self._tried(trial, near, times))}
             runs |= taken
             if len(taken) == 1:
@@ -177,7 +176,7 @@ class Tuner:
 
 
 def _may_run(scheduler: str, segment: Segment, kept: Tuned) -> bool:
-    return kept.params == kept.proposed or fits(scheduler, segment, kept.params, H200)
+    return kept.params == kept.proposed or fits(scheduler, segment, kept.params, target_here())
 
 
 class _Trial:

@@ -14,7 +14,7 @@ from .online import online, takes_one_walk
 from .persistent import streamed
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
-from .space import Space, analyse
+from .space import Space, analyse, analysed
 from .team import cannot_exchange, columns_of, in_columns, looping_team
 
 _WARPS = 8
@@ -38,8 +38,7 @@ def why_not(segment: Segment) -> str | None:
 
 def propose(segment: Segment, target: Target) -> Params:
     """Whole rows, or columns as wide as a warp's load."""
-    space = analyse(segment)
-    assert not isinstance(space, str), space
+    space = analysed(segment)
     space = in_columns(segment, space)
     params = in_loop(segment, space, target)
     if space.is_inner and takes_one_walk(segment):
@@ -84,7 +83,6 @@ def _folded(inputs: Sequence[BoundTensor], space: Space, target: Target, of_a_wa
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     """One kernel."""
     segment = online(segment)
-    space = analyse(segment)
-    assert not isinstance(space, str), space
+    space = analysed(segment)
     space = in_columns(segment, space)
     return (KernelPlan(kernel_name("looped", segment), segment, space, params),)

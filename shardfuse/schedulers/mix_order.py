@@ -26,7 +26,7 @@ from . import pointwise, reduction
 from .limits import H200, MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, power_of_two, vector
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
 from .segment import Segment, leading_to
-from .space import Atoms, Space, analyse, cut_into_atoms, listed, lost, storage_order
+from .space import Atoms, Space, analysed, cut_into_atoms, listed, lost, storage_order
 
 _EACH = 32
 """Elements of its rows that a thread holds, of one or of all.  RMSNorm's backward of 576000 x 384 took 326 us with 24,
@@ -142,8 +142,7 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     split = _split_of(columns)
     plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), params, split)]
     for finish in finishes:
-        space = analyse(finish)
-        assert not isinstance(space, str), space
+        space = analysed(finish)
         how = reduction.finishing(finish, space) if space.r else pointwise.propose(finish, H200)
         plans.append(KernelPlan(kernel_name("finish", finish), finish, space, how))
     return (one_launch("mix_order", segment, plans),) if params.once else tuple(plans)

@@ -26,7 +26,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import PICK, REDUCTIONS, STATISTICS, BoundTensor, Expr, Scalar
 from .plan import KernelPlan
 from .segment import Segment, leading_to
-from .space import Space, analyse
+from .space import Space, analyse, analysed
 
 _WIDE = (DataType.Float, DataType.Double)
 _INDEX = (DataType.Int, DataType.Int32)
@@ -76,8 +76,7 @@ def reads(plan: KernelPlan) -> dict[BoundTensor, int]:
 def takes_one_walk(segment: Segment) -> bool:
     """Is no element needed again, of a segment that has a space?"""
     again = online(segment)
-    space = analyse(again)
-    assert not isinstance(space, str), space
+    space = analysed(again)
     return len(walks(again, space)) <= 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .limits import PROGRAMS_PER_MULTIPROCESSOR, WARP, Target
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
-from .space import analyse
+from .space import analyse, analysed
 
 _WARPS = 4
 
@@ -20,8 +20,7 @@ def why_not(segment: Segment) -> str | None:
 
 def propose(segment: Segment, target: Target) -> Params:
     """Two 16-byte loads a thread of the widest streamed tensor; less where that would not fill the machine."""
-    space = analyse(segment)
-    assert not isinstance(space, str), space
+    space = analysed(segment)
     streamed = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
     widest = max((t.dtype.itemsize for t in streamed), default=4)
     each = max(target.vector_bytes // widest, 1) * (2 if len(streamed) <= 4 else 1)
@@ -33,6 +32,5 @@ def propose(segment: Segment, target: Target) -> Params:
 
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     """One kernel."""
-    space = analyse(segment)
-    assert not isinstance(space, str), space
+    space = analysed(segment)
     return (KernelPlan(kernel_name("pointwise", segment), segment, space, params),)

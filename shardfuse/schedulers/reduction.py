@@ -23,7 +23,7 @@ from .looped import down_columns, in_loop
 from .persistent import LONG, in_registers, rereads, streamed, too_long
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
 from .segment import Segment, leading_to
-from .space import Space, analyse
+from .space import Space, analyse, analysed
 
 _WORTH_SPLITTING = 8
 """Turns of the loop below which a second kernel costs more than it saves."""
@@ -56,8 +56,7 @@ def why_not(segment: Segment) -> str | None:
 
 def propose(segment: Segment, target: Target) -> Params:
     """In registers where rows are short, else a loop, split until there are two programs a multiprocessor."""
-    space = analyse(segment)
-    assert not isinstance(space, str), space
+    space = analysed(segment)
     wanted = target.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
     params = in_loop(segment, space, target)
     if not (space.is_inner or space.grouped):
@@ -101,16 +100,14 @@ def _in_parts(segment: Segment, space: Space, params: Params, programs: int, tar
 
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     """One kernel, or two joined by workspaces: the second reads what the first stores."""
-    space = analyse(segment)
-    assert not isinstance(space, str), space
+    space = analysed(segment)
     if params.splits == 1:
         return (KernelPlan(kernel_name("reduction", segment), segment, space, params),)
     split = Digit(Root("split", params.splits), 1, params.splits)
     partials = {e: _workspace(e, space, split) for e in segment.exprs if _reduces(e, space)}
     first = _first(segment, space, partials)
     second = _second(segment, space, partials)
-    second_space = analyse(second)
-    assert not isinstance(second_space, str), second_space
+    second_space = analysed(second)
     plans = (
         KernelPlan(kernel_name("reduction", first), first, _with(space, partials, split), params, split),
         KernelPlan(kernel_name("finish", second), second, second_space, finishing(second, second_space)),
