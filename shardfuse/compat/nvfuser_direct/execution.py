@@ -108,8 +108,7 @@ class FusionExecutorCache:
         _disable_options: Sequence[str] = (),
     ) -> list[torch.Tensor]:
         """nvFuser's options name its own schedulers: shardfuse has no such switches and takes none of them up."""
-        home = torch.device("cuda", device) if isinstance(device, int) else torch.device(device) if device else None
-        found = self.native.execute(list(inputs), device=home)
+        found = self.native.execute(list(inputs), device=_home(inputs, device))
         last_run[:] = [self]
         return cast("list[torch.Tensor]", found)
 
@@ -140,6 +139,17 @@ class FusionExecutorCache:
             if mesh is not None:
                 found.append(Sharding(tv, mesh, _sharded_axes(tensor.domain)))
         return found
+
+
+def _home(inputs: Sequence[Argument], device: int | torch.device | str | None) -> torch.device | None:
+    """Where outputs come to be: nvFuser's tensors are on the GPU where no input says otherwise."""
+    if isinstance(device, int):
+        return torch.device("cuda", device)
+    if device is not None:
+        return torch.device(device)
+    if torch.cuda.is_available() and not any(isinstance(v, torch.Tensor) for v in inputs):
+        return torch.device("cuda", torch.cuda.current_device())
+    return None
 
 
 def _sharded_axes(domain: BoundDomain) -> dict[ParallelType, int]:

@@ -174,17 +174,7 @@ class Operations:
     def slice(
         self, arg: Any, start_indices: Any, end_indices: Any, strides: Any = None, manual_normalization: bool = False
     ) -> Any:
-        for name, given in (("start_indices", start_indices), ("end_indices", end_indices)):
-            if any(isinstance(n, int) and n < 0 for n in cast("list[object]", plain(given))):
-                raise OperandError("slice", name, given, "indices of 0 or more")
-        pairs = zip(cast("list[object]", plain(start_indices)), cast("list[object]", plain(end_indices)), strict=False)
-        if any(isinstance(a, int) and isinstance(b, int) and b < a for a, b in pairs):
-            raise OperandError("slice", "end_indices", end_indices, f"indices of at least {start_indices}, the start")
-        steps = cast("list[object] | None", plain(strides))
-        if steps is not None and any(isinstance(n, int) and n != 1 for n in steps):
-            raise OperandError(
-                "slice", "strides", steps, "steps of 1, as in nvFuser; shardfuse's own slice takes others"
-            )
+        _check_slice(arg, *(cast("list[object] | None", plain(v)) for v in (start_indices, end_indices, strides)))
         return self._call("slice", arg, start_indices, end_indices, strides)
 
     @translated
@@ -369,3 +359,29 @@ def _is_integral(value: object) -> bool:
 
 def _is_complex(value: object) -> bool:
     return value.dtype.is_complex if isinstance(value, Scalar) else isinstance(value, complex)
+
+
+def _check_slice(arg: Any, starts: list[object] | None, ends: list[object] | None, steps: list[object] | None) -> None:
+    """Raises NvFuserError, in the words that programs written for nvFuser look for, and with what was given."""
+    starts, ends = starts or [], ends or []
+    given = f"start_indices is {starts}, end_indices is {ends}, strides is {steps or 'left out'}"
+    numbers = [(a, b) for a, b in zip(starts, ends, strict=False) if isinstance(a, int) and isinstance(b, int)]
+    if len(starts) != len(ends):
+        wrong = (
+            "Slice start_indices and strides don't match!"
+            if steps is not None and len(steps) == len(ends)
+            else "Slice indexing attribute dimensions don't match!"
+        )
+    elif steps is not None and len(steps) != len(starts):
+        wrong = "Slice start_indices and strides don't match!"
+    elif len(starts) != arg.ndim:
+        wrong = f"Number of tensor dimensions does not match slice dimensions! The tensor has {arg.ndim},"
+    elif any(isinstance(a, int) and a < 0 for a in starts):
+        wrong = "Slice operation start_indices must be greater than or equal to 0."
+    elif any(b < a for a, b in numbers):
+        wrong = "Slice operation end_indices must be greater than or equal to start_indices."
+    elif any(isinstance(n, int) and n != 1 for n in steps or []):
+        wrong = "nvFuser Limitation: All slice operation strides must be of const size 1 (shardfuse's own: any)."
+    else:
+        return
+    raise NvFuserError(f"{wrong} {given}")
