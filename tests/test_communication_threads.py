@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 import torch
 from collective_cases import CHECKS, Check
@@ -9,7 +11,7 @@ from ranks import RanksHungError, run_ranks
 
 from shardfuse.errors import CollectiveArgumentError, NotInitializedError, RankNotInMeshError, TeamRanksError
 from shardfuse.executor import communication as comm
-from shardfuse.executor import nccl
+from shardfuse.executor import nccl, packing
 from shardfuse.mesh.groups import Team, process_group
 
 CPU = torch.device("cpu")
@@ -129,10 +131,10 @@ def test_harness_names_the_ranks_that_hang() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_equal_pieces_as_nccl_moves_them(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls that are made on GPUs; large sums in parts, each added up while the next is on its way."""
+def test_pieces_as_nccl_moves_them(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls that are made on GPUs; large sums in two, the first added up while the rest is on its way."""
     monkeypatch.setattr(nccl, "takes", lambda x, team, group: True)
-    monkeypatch.setattr(nccl, "_PART_BYTES", 16)
+    monkeypatch.setattr(nccl, "_PIECE_BYTES", 16)
     monkeypatch.setattr(comm, "_ONE_STEP_BYTES", 0)
 
     def run(rank: int, n: int) -> None:
@@ -147,5 +149,29 @@ def test_equal_pieces_as_nccl_moves_them(size: int, monkeypatch: pytest.MonkeyPa
             moved = comm.equal_all_to_all(x, dim, other, team)
             assert torch.equal(moved, torch.cat([piece.chunk(n, dim)[rank] for piece in given], other))
             assert moved.is_contiguous()
+            own = x.narrow(dim, 0, 5 + rank)
+            pieces = [piece.narrow(dim, 0, 5 + r) for r, piece in enumerate(given)]
+            assert torch.equal(comm.all_gather(own, dim, team, [5 + r for r in range(n)]), torch.cat(pieces, dim))
+            cuts = comm.chunk_sizes(own.shape[other] - 1, n)
+            moved = comm.all_to_all(own.narrow(other, 1, sum(cuts)), other, dim, team, cuts, [5 + r for r in range(n)])
+            here = [piece.narrow(other, 1 + sum(cuts[:rank]), cuts[rank]) for piece in pieces]
+            assert torch.equal(moved, torch.cat(here, dim))
 
     run_ranks(size, run)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (3, 4, 8), (5, 2, 16), (1, 6, 3), (0, 4), (2, 4, 0)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
+def test_pieces_are_cut_and_joined(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Whatever the alignment of what is cut, and whatever width of words it can be copied in."""
+    for start in (0, 1):
+        flat = torch.arange(start + prod(shape)).to(dtype)[start:]
+        x = flat.view(shape)
+        for dim in range(len(shape)):
+            if shape[dim] == 0 or shape[dim] % 2:
+                continue
+            rows = packing.cut(x, dim, 2)
+            expected = torch.stack([piece.reshape(-1) for piece in x.chunk(2, dim)])
+            assert rows.is_contiguous()
+            assert torch.equal(rows, expected)
+            assert torch.equal(packing.join(rows.view(2, *x.chunk(2, dim)[0].shape), dim), x)

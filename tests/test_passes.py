@@ -12,7 +12,7 @@ from shardfuse import DataType, FusionDefinition
 from shardfuse.ir.expr import BoundFusion
 from shardfuse.ir.printer import fusion_text
 from shardfuse.ir.verify import verify
-from shardfuse.passes import PASSES, bind, casts, dead_code, decompose, propagate, settle_inputs, windows
+from shardfuse.passes import PASSES, bind, casts, copies, dead_code, decompose, propagate, settle_inputs, windows
 
 Define = Callable[[FusionDefinition], None]
 
@@ -79,6 +79,13 @@ def columns_to_all(fd: FusionDefinition) -> None:
         tv.set_device_mesh(world_mesh(2))
 
 
+def copied_total(fd: FusionDefinition) -> None:
+    x = fd.define_tensor([2, 8])
+    total = fd.ops.sum(x, [0])
+    fd.add_output(fd.ops.set(total))
+    shard(x, world_mesh(2), (X, (0, "outer")))
+
+
 def turned_halves(fd: FusionDefinition) -> None:
     x = fd.define_tensor([9, 4])
     low, high = fd.ops.slice(x, [0, 0], [9, 2]), fd.ops.slice(x, [0, 2], [9, 4])
@@ -92,6 +99,7 @@ def turned_halves(fd: FusionDefinition) -> None:
         (casts, there_and_back, [(8,)]),
         (propagate, one_said, [(8, 4), (4,)]),
         (decompose, columns_to_all, [(8, 4)]),
+        (copies, copied_total, [(2, 8)]),
         (windows, turned_halves, [(9, 4)]),
     ],
     ids=lambda value: value.__name__.split(".")[-1] if isinstance(value, ModuleType) else "",
@@ -119,6 +127,25 @@ def test_settle_inputs() -> None:
 def _schedule(fd: FusionDefinition) -> str:
     lines = [line.strip() for line in repr(fd).splitlines()]
     return "\n".join(line for line in lines if not line.startswith(("fd.", "def ")) and "= fd." not in line)
+
+
+# --- remove_copies -----------------------------------------------------------------------------------------
+
+
+def test_copies_of_what_somebody_else_has_stay() -> None:
+    def define(fd: FusionDefinition) -> None:
+        x, y = fd.define_tensor([2, 8]), fd.define_tensor([2, 8])
+        total = fd.ops.sum(x, [0])
+        fd.add_output(total)
+        fd.add_output(fd.ops.set(total))  # two results, two tensors
+        piece = fd.ops.set(y)
+        fd.add_output(fd.ops.set(piece))  # sliced out of an input
+        for tv in (x, piece):
+            shard(tv, world_mesh(2), (X, (0, "outer")))
+        y.set_device_mesh(world_mesh(2))
+
+    text = fusion_text(bound(define, [(2, 8), (2, 8)]))
+    assert text.count(" = set(") == 3, text
 
 
 # --- combine_casts -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardfuse.errors import CollectiveArgumentError
-from shardfuse.executor import nccl
+from shardfuse.executor import nccl, packing
 from shardfuse.executor.collective_arguments import (
     check_dim,
     check_given,
@@ -38,8 +38,9 @@ from shardfuse.mesh.groups import Team, process_group, stages_through_host
 
 _c10d = cast("Any", dist)  # torch leaves its collectives' arguments untyped
 
-# Up to here all-reduce is one all-gather (n times the bytes, one latency), above it two steps (twice the bytes).
-_ONE_STEP_BYTES = 256 * 1024
+# Up to here all-reduce is one all-gather (n times the bytes, one latency), above it two steps (twice the bytes): as
+# many more bytes as another call takes the host time.
+_ONE_STEP_BYTES = 6 * 2**20
 
 _NCCL_OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -66,7 +67,7 @@ def all_reduce(x: Tensor, op: Reduction, team: Team) -> Tensor:
         out = _own(x)
         _c10d.all_reduce(out, _NCCL_OPS[op], group)
         return out
-    one_step = team.size == 2 or x.numel() * x.element_size() <= _ONE_STEP_BYTES
+    one_step = team.size == 2 or (team.size - 2) * x.numel() * x.element_size() <= _ONE_STEP_BYTES
     if not one_step and op == "sum" and x.numel() % team.size == 0 and nccl.takes(x, team, group):
         return nccl.all_reduce(x.detach().contiguous(), team.size, group)
     if one_step:
@@ -86,10 +87,16 @@ def all_gather(x: Tensor, dim: int, team: Team, sizes: Sequence[int] | None = No
     check_own("all_gather", "sizes", sizes, team, x.shape[dim])
     if team.size == 1:
         return _own(x)
+    whole = with_extent(x.shape, dim, sum(sizes))
+    if 0 in whole:
+        return x.new_empty(whole)
     shapes = [torch.Size(with_extent(x.shape, dim, size)) for size in sizes]
     widest = max(shape.numel() for shape in shapes)
-    if widest == 0:
-        return x.new_empty(with_extent(x.shape, dim, sum(sizes)))
+    group = process_group(team.ranks)
+    if len(set(sizes)) > 1 and nccl.takes(x, team, group):
+        numels = [shape.numel() for shape in shapes]
+        flat = nccl.all_gather_pieces(x.detach().contiguous(), numels, group)
+        return packing.join_by(flat, shapes, dim)
     landed = dict(zip(team.group_order, _gather_flat(x, widest, team).unbind(0), strict=True))
     return torch.cat([landed[i][: shape.numel()].reshape(shape) for i, shape in enumerate(shapes)], dim)
 
@@ -138,18 +145,16 @@ def all_to_all(
     if team.size == 1:
         return _own(x)
     piece = with_extent(x.shape, split_dim, split_sizes[team.index])
-    shapes = [with_extent(piece, concat_dim, size) for size in concat_sizes]
     # Whether anything moves at all is told by facts that the members share, not by this member's piece.
     if 0 in with_extent(with_extent(x.shape, split_dim, sum(split_sizes)), concat_dim, sum(concat_sizes)):
         return x.new_empty(with_extent(piece, concat_dim, sum(concat_sizes)))
-    pieces = x.detach().resolve_conj().resolve_neg().split_with_sizes(split_sizes, split_dim)
-    sizes = [p.numel() for p in pieces]
-    flat = x.new_empty(x.numel())
-    copy_all([f.view(p.shape) for f, p in zip(flat.split_with_sizes(sizes), pieces, strict=True)], pieces)
-    received = _exchange(flat, sizes, shapes, team)
-    out = x.new_empty(with_extent(piece, concat_dim, sum(concat_sizes)))
-    copy_all(out.split_with_sizes(concat_sizes, concat_dim), received)
-    return out
+    before = x.numel() // x.shape[split_dim] if x.shape[split_dim] else 0
+    shapes = [torch.Size(with_extent(piece, concat_dim, size)) for size in concat_sizes]
+    given = [before * size for size in split_sizes]
+    flat = packing.cut_by(x, split_dim, split_sizes)
+    if team.is_in_order:
+        return packing.join_by(_exchange_flat(flat, given, [s.numel() for s in shapes], team), shapes, concat_dim)
+    return torch.cat(_exchange(flat, given, shapes, team), concat_dim)
 
 
 def exchange(x: Tensor, give: Sequence[int], take: Sequence[Sequence[int]], team: Team) -> list[Tensor]:
@@ -274,7 +279,7 @@ def equal_all_gather(x: Tensor, dim: int, team: Team) -> Tensor:
     group = process_group(team.ranks)
     if not nccl.takes(x, team, group):
         return all_gather(x, dim, team)
-    return nccl.all_gather(x.detach().contiguous(), team.size, group).movedim(0, dim).flatten(dim, dim + 1)
+    return packing.join(nccl.all_gather(x.detach().contiguous(), team.size, group), dim)
 
 
 def equal_reduce_scatter(x: Tensor, dim: int, op: Reduction, team: Team) -> Tensor:
@@ -282,7 +287,7 @@ def equal_reduce_scatter(x: Tensor, dim: int, op: Reduction, team: Team) -> Tens
     group = process_group(team.ranks)
     if op != "sum" or not nccl.takes(x, team, group):
         return reduce_scatter(x, dim, op, team)
-    return nccl.reduce_scatter(_rows(x, dim, team), group)
+    return nccl.reduce_scatter(packing.cut(x, dim, team.size), group).view(_piece(x, dim, team))
 
 
 def equal_all_to_all(x: Tensor, split_dim: int, concat_dim: int, team: Team) -> Tensor:
@@ -290,14 +295,12 @@ def equal_all_to_all(x: Tensor, split_dim: int, concat_dim: int, team: Team) -> 
     group = process_group(team.ranks)
     if not nccl.takes(x, team, group):
         return all_to_all(x, split_dim, concat_dim, team)
-    received = nccl.all_to_all(_rows(x, split_dim, team), group)
-    return received.movedim(0, concat_dim).flatten(concat_dim, concat_dim + 1)
+    received = nccl.all_to_all(packing.cut(x, split_dim, team.size), group)
+    return packing.join(received.view(team.size, *_piece(x, split_dim, team)), concat_dim)
 
 
-def _rows(x: Tensor, dim: int, team: Team) -> Tensor:
-    """`[members, piece]`, contiguous, of equal pieces along `dim`."""
-    split = cast("Tensor", x.detach().unflatten(dim, (team.size, -1)))  # pyright: ignore[reportUnknownMemberType]
-    return split.movedim(dim, 0).contiguous()
+def _piece(x: Tensor, dim: int, team: Team) -> list[int]:
+    return with_extent(x.shape, dim, x.shape[dim] // team.size)
 
 
 # --- movement of bytes -------------------------------------------------------------------------------------
@@ -332,17 +335,22 @@ def _exchange_flat(rows: Tensor, sizes: Sequence[int], numels: Sequence[int], te
     """As `_exchange`; the elements received, flat, by giver in the process group's order."""
     order = team.group_order
     rows = _contiguous(rows)
-    if list(order) != list(range(team.size)):
+    if not team.is_in_order:
         starts = [sum(sizes[:place]) for place in order]
         rows = torch.cat([rows.narrow(0, start, sizes[place]) for start, place in zip(starts, order, strict=True)])
-    row_bytes = torch.Size(rows.shape[1:]).numel() * rows.element_size()
+    row = torch.Size(rows.shape[1:]).numel()
     group = process_group(team.ranks)
+    if nccl.takes(rows, team, group):
+        out = rows.new_empty(sum(numels))
+        _c10d.all_to_all_single(out, rows.view(-1), list(numels), [size * row for size in sizes], group)
+        return out
+    itemsize = rows.element_size()
     out = _landing(rows, sum(numels), group)
     _c10d.all_to_all_single(
         _bytes(out),
         _bytes(rows.to(out.device)),
-        [numels[place] * rows.element_size() for place in order],
-        [sizes[place] * row_bytes for place in order],
+        [numels[place] * itemsize for place in order],
+        [sizes[place] * row * itemsize for place in order],
         group,
     )
     return out.to(rows.device)
@@ -370,12 +378,6 @@ def _bytes(x: Tensor) -> Tensor:
 def _contiguous(x: Tensor) -> Tensor:
     """The values as they lie in memory, without gaps: conjugation and negation are bits of a view otherwise."""
     return x.detach().resolve_conj().resolve_neg().contiguous()
-
-
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Each source to its target: rows of pieces are runs of memory, where one transposed copy of all has none."""
-    if targets:
-        cast("Any", torch)._foreach_copy_(list(targets), list(sources))
 
 
 def _own(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from ..ir.domain import BoundDomain
 from ..mesh import DeviceMesh, ParallelType, Team
 from ..ops.evaluate import holds_digit, unsharded_index
-from . import communication
+from . import communication, packing
 
 _CPU = torch.device("cpu")
 Step = Callable[[torch.Tensor], torch.Tensor]
@@ -144,7 +144,7 @@ class _Plan:
         def run(x: torch.Tensor) -> torch.Tensor:
             flat = x.new_empty(sum(sizes))
             parts = [part.view(shape) for part, shape in zip(flat.split_with_sizes(sizes), shapes, strict=True)]
-            communication.copy_all(parts, [cut(x) for cut in cuts])
+            packing.copy_all(parts, [cut(x) for cut in cuts])
             found = plan.exchange(flat)
             out = x.new_empty(after)
             for k, piece, slices in puts:

@@ -1,13 +1,12 @@
 """NCCL on tensors as they are: contiguous, pieces of one shape, the process group's order that of the team.
 
 Sums of 16-bit floats are rounded once: pieces are exchanged unreduced and added up in float32, where NCCL would round
-at every hop.  Large pieces are exchanged in parts, so that one part is added up while the next is on its way.
+at every hop.  Large pieces are exchanged in two, so that the first part is added up while the rest is on its way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -29,15 +28,15 @@ SUMS = (torch.float32, torch.float64, torch.int32, torch.int64)
 """What NCCL adds up as torch does."""
 
 _TAKEN = (*SUMS, torch.float16, torch.bfloat16, torch.uint8, torch.int8)
-_PARTS = 4
-_PART_BYTES = 2 * 2**20
-"""Up to here the latency of another call is longer than the addition that it would hide."""
+_PIECE_BYTES = 24 * 2**20
+"""Up to here another call takes the host longer than the addition that it would hide takes the GPU."""
+_FIRST = 0.75
+"""Of a piece that is exchanged in two: its addition ends about when the rest has come."""
 
 
 def takes(x: Tensor, team: Team, group: dist.ProcessGroup) -> bool:
     """Does NCCL take `x` as it is, with the team's order its own?"""
-    in_order = all(a < b for a, b in pairwise(team.ranks))
-    return x.is_cuda and in_order and x.dtype in _TAKEN and not stages_through_host(group, x.device)
+    return x.is_cuda and team.is_in_order and x.dtype in _TAKEN and not stages_through_host(group, x.device)
 
 
 def all_gather(x: Tensor, members: int, group: dist.ProcessGroup) -> Tensor:
@@ -45,6 +44,13 @@ def all_gather(x: Tensor, members: int, group: dist.ProcessGroup) -> Tensor:
     out = x.new_empty(members * x.numel())
     all_gather_single(out, x.view(-1), group)
     return out.view(members, *x.shape)
+
+
+def all_gather_pieces(x: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """Pieces of different sizes, one behind the other, flat: each goes where it belongs, none is padded."""
+    out = x.new_empty(sum(sizes))
+    _c10d.all_to_all(list(out.split_with_sizes(sizes)), [x.view(-1)] * len(sizes), group)
+    return out
 
 
 def all_to_all(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -61,9 +67,9 @@ def reduce_scatter(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
         out = rows.new_empty(rows.numel() // members)
         _reduce_scatter_single(out, rows.view(-1), dist.ReduceOp.SUM, group)
         return out.view(rows.shape[1:])
-    if rows[0].numel() * rows.element_size() <= _PARTS * _PART_BYTES:
+    if rows.numel() * rows.element_size() <= members * _PIECE_BYTES:
         return added_up(all_to_all(rows, group))
-    return _by_parts(rows, group)
+    return _in_two(rows, group)
 
 
 def all_reduce(x: Tensor, members: int, group: dist.ProcessGroup) -> Tensor:
@@ -77,18 +83,17 @@ def added_up(rows: Tensor) -> Tensor:
     return rows.sum(0, dtype=rows.dtype)
 
 
-def _by_parts(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _in_two(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
     given = rows.reshape(rows.shape[0], -1)
     received, out = torch.empty_like(given), given.new_empty(given.shape[1])
-    bounds = [given.shape[1] * k // _PARTS // 8 * 8 for k in range(_PARTS)] + [given.shape[1]]
-    parts = [slice(a, b) for a, b in pairwise(bounds)]
+    middle = int(given.shape[1] * _FIRST) // 8 * 8
+    sizes = [middle, given.shape[1] - middle]
+    parts = [t.split_with_sizes(sizes, 1) for t in (received, given)]
     works = [
-        _c10d.all_to_all(
-            [row[part] for row in received.unbind(0)], [row[part] for row in given.unbind(0)], group, async_op=True
-        )
-        for part in parts
+        _c10d.all_to_all(list(to.unbind(0)), list(own.unbind(0)), group, async_op=True)
+        for to, own in zip(*parts, strict=True)
     ]
-    for part, work in zip(parts, works, strict=True):
+    for work, part, result in zip(works, parts[0], out.split_with_sizes(sizes), strict=True):
         work.wait()
-        torch.sum(received[:, part], 0, dtype=rows.dtype, out=out[part])
-    return out.reshape(rows.shape[1:])
+        torch.sum(part, 0, dtype=rows.dtype, out=result)
+    return out.view(rows.shape[1:])

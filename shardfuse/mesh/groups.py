@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from itertools import count
 from typing import Any, cast
 from weakref import WeakKeyDictionary, ref
@@ -53,10 +54,15 @@ class Team:
         """This rank's global number."""
         return self.ranks[self.index]
 
-    @property
+    @cached_property
     def group_order(self) -> tuple[int, ...]:
         """For every member of the process group, which is in ascending order, its place in the team."""
         return tuple(self.ranks.index(rank) for rank in sorted(self.ranks))
+
+    @cached_property
+    def is_in_order(self) -> bool:
+        """Is the process group's order the team's?"""
+        return list(self.group_order) == list(range(self.size))
 
 
 def current_rank() -> int:

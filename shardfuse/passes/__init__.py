@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ..ir.expr import BoundFusion
 from .bind import bind
 from .casts import combine_casts
+from .copies import remove_copies
 from .dead_code import remove_dead_code
 from .decompose import decompose_resharding
 from .pipeline import pipeline_streams
@@ -20,6 +21,7 @@ PASSES: tuple[Pass, ...] = (
     combine_casts,  # before shardings: a cast that goes needs none
     propagate_shardings,  # needs the final Exprs: each of its tensors gets a mesh
     decompose_resharding,  # from here on, an Expr computes or communicates, never both
+    remove_copies,  # what is left of a change of sharding once its collective stands alone
     pipeline_streams,  # needs the collectives: a chunk's is to run beside the next chunk's kernels
     fuse_windows,  # the axes that are read at other places are whole on every rank by now
     remove_dead_code,  # again: what a merged statistic, or what a window reads past, was computed from before
