@@ -289,8 +289,6 @@ class _Maker:
             if not free or self.rng.random() < 0.25:
                 continue
             at = self.rng.choice(free)
-            if extents[at] == 1 and ranks > 1 and extents != list(shape):
-                continue
             inner = self.rng.random() < 0.3 and extents[at] % ranks == 0 and at not in ragged
             if inner:
                 tv.inner_split(at, ranks)

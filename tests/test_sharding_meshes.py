@@ -11,12 +11,13 @@ import torch
 from fusion_check import check, local_arguments
 from ranks import run_ranks
 from test_sharding import names, placements, values
-from thread_check import Case, Placement, X, Y, check_on_threads, shard, world_mesh
+from thread_check import Case, Placement, X, Y, Z, check_on_threads, shard, world_mesh
 
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.analysis.resharding import communication_of
 from shardfuse.compiler import compile_fusion
 from shardfuse.errors import MeshExceedsWorldError, ShardfuseError, ShardingError
+from shardfuse.ir.tensor_view import TensorView
 
 # --- meshes ------------------------------------------------------------------------------------------------
 
@@ -346,15 +347,41 @@ def test_found_by_random_programs() -> None:
     check_on_threads(4, cases)
 
 
-def test_one_element_over_two_mesh_dimensions() -> None:
-    def run() -> None:
-        with FusionDefinition() as fd:
-            x = fd.define_tensor([1, 4])
-            fd.add_output(fd.ops.exp(x))
-        shard(x, DeviceMesh([[0, 1], [2, 3]]), (X, (0, "outer")), (Y, (0, "outer")))
-        fd.execute([torch.zeros(1, 4)])
+Program = Callable[[FusionDefinition, TensorView], TensorView]
+FEW: dict[str, Program] = {
+    "alone": lambda fd, x: fd.ops.exp(x),
+    "rows reduced": lambda fd, x: fd.ops.sum(x, [0]),
+    "columns reduced": lambda fd, x: fd.ops.var(x, [1]),
+    "normalised along rows": lambda fd, x: fd.ops.sub(x, fd.ops.mean(x, [0], keepdim=True)),
+    "with itself": lambda fd, x: fd.ops.add(x, fd.ops.neg(x)),
+    "with a row": lambda fd, x: fd.ops.mul(x, fd.ops.sum(x, [0], keepdim=True)),
+    "flattened": lambda fd, x: fd.ops.reshape(x, [-1]),
+    "turned": lambda fd, x: fd.ops.permute(x, [1, 0]),
+    "copied": lambda fd, x: fd.ops.set(x),
+}
 
-    assert "one element goes to the first rank of one mesh dimension" in same_on_all_ranks(4, run)
+
+@pytest.mark.parametrize(
+    ("ranks", "order"),
+    [([[0, 1], [2, 3]], [X, Y]), ([[3, 0], [1, 2]], [Y, X]), ([[[0, 1], [2, 3]], [[4, 5], [6, 7]]], [Y, Z, X])],
+    ids=str,
+)
+def test_fewer_elements_than_ranks_over_several_mesh_dimensions(ranks: list[object], order: list[ParallelType]) -> None:
+    """What one mesh dimension leaves no second element of, the first rank of the next one has."""
+    cases: list[Case] = []
+    mesh = DeviceMesh(ranks)
+    over = [(p, (0, "outer")) for p in order]
+    for rows, symbolic, (name, program) in itertools.product((1, 2, 3), (False, True), FEW.items()):
+        for target in ((), over, [(X, (1, "outer"))]) if name == "copied" else ((),):
+            with FusionDefinition() as fd:
+                x = fd.define_tensor([-1 if symbolic else rows, 4])
+                y = program(fd, x)
+                fd.add_output(y)
+            shard(x, mesh, *over)
+            if name == "copied":
+                shard(y, mesh, *target)
+            cases.append(Case(fd, [values(rows, 4)], {x: (rows, 4)}, name=f"{name}, {rows} rows, to {target}"))
+    check_on_threads(mesh.size, cases)
 
 
 def test_an_inner_part_that_is_cut_unevenly() -> None:

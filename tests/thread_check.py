@@ -12,7 +12,7 @@ from ranks import run_ranks
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.ir.tensor_view import TensorView
 
-X, Y = ParallelType.mesh_x, ParallelType.mesh_y
+X, Y, Z = ParallelType.mesh_x, ParallelType.mesh_y, ParallelType.mesh_z
 
 
 @dataclass

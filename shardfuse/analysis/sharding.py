@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import cast
 
-from ..ir.digits import Axis, CutError, Digit, cut_out, extent, joined, merge, overlaps, refine, split
+from ..ir.digits import Axis, CutError, Digit, cut_out, extent, joined, merge, overlaps, parted, refine, split
 from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from ..mesh import DeviceMesh, ParallelType
@@ -184,20 +184,24 @@ def _placed(source: Sequence[Axis], target: Sequence[Axis], d: Digit) -> Axis:
         return (Digit(base, d.weight, d.extent),)
     for a, b in zip(source, target, strict=True):
         found = cut_out(a, d)
-        if found is not None:
-            upper, _ = split(b, extent(found[1]), uneven=True)
-            return upper if extent(upper) <= d.extent else split(upper, d.extent)[1]
+        if found is None:
+            continue
+        (_, singles), (plain, others) = parted(a), parted(b)
+        if d in singles:
+            return others[singles.index(d) :][:1]
+        upper, _ = split(plain, extent(found[1]), uneven=True)
+        return upper if extent(upper) <= d.extent else split(upper, d.extent)[1]
     raise CutError(f"{d} is not in {source}")
 
 
 def outermost(logical: Sequence[Axis], digits: Axis) -> int | None:
-    """The axis whose outermost part is the one digit of ``digits``, or ``None``."""
+    """The axis whose outermost part is the one digit of ``digits``, or ``None``.  A single element stands anywhere."""
     if len(digits) != 1:
         return None
     for k, axis in enumerate(logical):
         found = cut_out(axis, digits[0])
         if found is not None:
-            return k if not found[0] else None
+            return k if not found[0] or digits[0].base.extent == 1 else None
     return None
 
 

@@ -104,7 +104,7 @@ class DTensorExecutor:
         seen = dtensor.device_mesh, dtensor.placements, dtensor.shape
         given = self.seen.get(seen)
         if given is None:
-            given = given_of(k, dtensor)
+            given = given_of(f"input {k}", dtensor)
             given = self.given.setdefault((given.mesh, given.placements, given.uneven), given)
             self.seen.put(seen, given)
         return given
@@ -243,9 +243,10 @@ def _take(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh, shape: tuple[i
 def _check(k: int, tv: TensorView, given: Given, mesh: DeviceMesh, whole: Sequence[int]) -> None:
     """Is the DTensor sharded as the definition says that ``tv`` is?"""
     assert tv.domain.mesh is not None, "only what was said is checked"
-    axes = tuple(axis_of(Root(f"i{d}", n)) for d, n in enumerate(whole))
     expected = TensorView(tv.name, tv.shape, tv.dtype)
     _place(expected, given, tv.domain.mesh)
+    singles = map(max, *(t.domain.shared_singles(whole) for t in (tv, expected)))
+    axes = tuple(axis_of(Root(f"i{d}", n), k) for (d, n), k in zip(enumerate(whole), singles, strict=True))
     said, comes = (bound_domain(t, BoundTensor(tv.name, tv.dtype, BoundDomain(axes))) for t in (tv, expected))
     is_same_mesh = (mesh.ranks, mesh.shape) == (tv.domain.mesh.ranks, tv.domain.mesh.shape)
     if not is_same_mesh or said.sharding != comes.sharding:

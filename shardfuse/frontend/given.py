@@ -30,8 +30,8 @@ class Given:
         return tuple(k for k, placement in enumerate(self.placements) if placement.is_partial())
 
 
-def given_of(k: int, dtensor: DTensor) -> Given:
-    """What argument ``k`` says.  Raises PlacementError for placements that no sharding is."""
+def given_of(argument: str, dtensor: DTensor) -> Given:
+    """What ``argument`` says.  Raises PlacementError for placements that no sharding is."""
     placements = tuple(dtensor.placements)
     mesh = dtensor.device_mesh
     sizes = list(dtensor.shape)
@@ -47,7 +47,7 @@ def given_of(k: int, dtensor: DTensor) -> Given:
         short = pieces[0] % (ranks * factor) != 0
         if short and factor > 1:
             raise PlacementError(
-                f"input {k}",
+                argument,
                 placements,
                 f"{sizes[dim]} elements along dim {dim}",
                 f"pad it to a multiple of {ranks * factor}",
@@ -55,7 +55,7 @@ def given_of(k: int, dtensor: DTensor) -> Given:
         chunk = -(-pieces[0] // ranks)
         if any(piece and min(-(-piece // ranks), piece) != min(chunk, piece) for piece in pieces):
             raise PlacementError(
-                f"input {k}", placements, f"{sizes[dim]} elements along dim {dim}",
+                argument, placements, f"{sizes[dim]} elements along dim {dim}",
                 "two mesh dimensions cut its short shards and its whole ones at different places: pad it",
             )  # fmt: skip
         uneven.append(short)

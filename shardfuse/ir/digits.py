@@ -62,23 +62,17 @@ class CutError(ValueError):
     """Two axes share no common cut, or meet where neither may be rewritten: the caller decides what gives way."""
 
 
-def axis_of(root: Root) -> Axis:
+def axis_of(root: Root, singles: int = 0) -> Axis:
     """The whole of ``root`` as one axis; a root of extent 1 has nothing to walk and is a broadcast axis.
 
     The digit of a root of extent 0 is never cut: it stands in an axis to make it empty.
+    ``singles``: as many mesh dimensions hold a single element of it, on their first rank, as 3 rows over 4 ranks leave
+    it to a second mesh dimension.  Each has a digit of extent 1, innermost, that is never cut, and never joined.
     """
     if root.extent < 0:
         raise ValueError(f"{root} has extent {root.extent}")
-    return (Digit(root, 1, root.extent),) if root.extent != 1 else ()
-
-
-def single(root: Root) -> Axis:
-    """The whole of ``root``, of extent 1, as an axis that is walked: what a mesh dimension can hold, on its first rank.
-
-    The digit is never cut, and never joined with others.
-    """
-    assert root.extent == 1, f"{root} has extent {root.extent}"
-    return (Digit(root, 1, 1),)
+    alone = tuple(Digit(Root(f"{root.name}.{k}", 1), 1, 1) for k in range(singles))
+    return (Digit(root, 1, root.extent), *alone) if root.extent != 1 else alone
 
 
 def extent(axis: Axis) -> int:
@@ -100,9 +94,15 @@ def merge(*axes: Axis) -> Axis:
     return tuple(out)
 
 
+def parted(axis: Axis) -> tuple[Axis, Axis]:
+    """``axis`` less its single elements, and these."""
+    singles = tuple(d for d in axis if d.base.extent == 1)
+    return (tuple(d for d in axis if d not in singles), singles) if singles else (axis, ())
+
+
 def joined(axes: Iterable[Axis]) -> Axis:
     """All that ``axes`` walk as one axis: single elements are left out."""
-    return merge(*(tuple(d for d in axis if d.base.extent != 1) for axis in axes))
+    return merge(*(parted(axis)[0] for axis in axes))
 
 
 def split(axis: Axis, inner: int, *, uneven: bool = False) -> tuple[Axis, Axis]:
@@ -149,19 +149,27 @@ def _split_empty(axis: Axis, inner: int) -> tuple[Axis, Axis]:
 
 
 def reshape(axes: Iterable[Axis], shape: Sequence[int]) -> tuple[Axis, ...]:
-    """Regroup; the shapes must have equal products.  Uneven cuts stay inside the axis that has them, rejoined."""
+    """Regroup; the shapes must have equal products.  Uneven cuts stay inside the axis that has them, rejoined.
+
+    A single element goes to an axis of 1 if it was one, else to the axis that has what stood outside of it.
+    """
     given = list(axes)
     rest = joined(given)
     out: list[Axis] = []
     for n in reversed(shape):
         rest, low = split(rest, n)
         out.insert(0, low)
-    singles = [d for axis in given for d in axis if d.base.extent == 1]
+    if rest:
+        raise CutError(f"{shape} leaves {rest}")
     free = [k for k, axis in enumerate(out) if not axis]
-    if rest or len(singles) > len(free):
-        raise CutError(f"{shape} leaves {(*rest, *singles)}")
-    for k, d in zip(free, singles, strict=False):
-        out[k] = (d,)
+    for plain, singles in map(parted, given):
+        if not singles:
+            continue
+        beside = [k for k, axis in enumerate(out) if plain and cut_out(axis, plain[-1]) is not None]
+        if not beside and not free:
+            raise CutError(f"{shape} leaves {singles}")
+        at = beside[0] if beside else free.pop(0)
+        out[at] += singles
     return tuple(out)
 
 
@@ -236,10 +244,16 @@ def unify(a: Axis, b: Axis, live: Iterable[Sequence[Axis]]) -> dict[Root, Axis]:
         return {}
     if extent(a) != extent(b):
         raise ValueError(f"extents differ: {extent(a)} and {extent(b)}")
-    out: dict[Root, Axis] = {}
-    rest = a
+    (a, mine), (b, theirs) = parted(a), parted(b)
+    out = _paired(mine, theirs)
+    # Those that stand alone go with an element beside them, or with the innermost digit.
+    alone = mine[len(theirs) :]
+    if alone and theirs and not b:
+        out[root_of(theirs[-1])] = mine[len(theirs) - 1 :]
+        alone = ()
+    rest = (*a, *alone)
     for d in reversed(b):
-        rest, low = split(rest, d.extent) if d.extent != 1 else ((), a)
+        rest, low = split(rest, d.extent)
         if low == (d,):
             continue
         if d.weight != 1 or d.extent != d.base.extent or isinstance(d.base, Digit) or root_of(d) in roots(a):
@@ -248,6 +262,12 @@ def unify(a: Axis, b: Axis, live: Iterable[Sequence[Axis]]) -> dict[Root, Axis]:
     if any(overlaps([substitute(axis, out) for axis in axes]) for axes in live):
         raise CutError(f"{a} and {b} are indices of one tensor")
     return out
+
+
+def _paired(mine: Axis, theirs: Axis) -> dict[Root, Axis]:
+    """The roots of single elements rewritten as those at the same places; left out where there are fewer of these."""
+    places = [mine[k : k + 1] for k in range(len(theirs))]
+    return {root_of(d): own for d, own in zip(theirs, places, strict=True) if own != (d,)}
 
 
 def substitute(axis: Axis, rewritten: Mapping[Root, Axis]) -> Axis:
@@ -259,8 +279,10 @@ def substitute(axis: Axis, rewritten: Mapping[Root, Axis]) -> Axis:
 
 def _substitute(d: Digit, rewritten: Mapping[Root, Axis]) -> Axis:
     if isinstance(d.base, Digit):
-        (base,) = _substitute(d.base, rewritten)
-        return (Digit(base, d.weight, d.extent),)
+        base = _substitute(d.base, rewritten)
+        if len(base) != 1:
+            raise CutError(f"{d} is a part of {base}, which is no digit")
+        return (Digit(base[0], d.weight, d.extent),)
     if d.base not in rewritten:
         return (d,)
     whole = rewritten[d.base]

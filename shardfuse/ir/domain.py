@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..mesh import DeviceMesh, ParallelType
-from .digits import Axis, Digit, cut_out, joined, split
+from .digits import Axis, Digit, cut_out, extent, joined, parted, split
 from .layout import Coordinates, Layout, is_present, local_extent
 
 
@@ -83,24 +83,67 @@ class TensorDomain:
     def replay(self, logical: Mapping[IterDomain, Axis]) -> dict[IterDomain, Axis]:
         """Every axis that the transforms make, in digits.  Raises ``CutError`` where sizes do not allow a cut."""
         axes = dict(logical)
+        singles = self._singles([extent(logical[axis]) for axis in self.logical])
         for transform in self.transforms:
             if transform.is_reduction:
                 continue
             if isinstance(transform, Merge):
                 axes[transform.out] = joined(axes[i] for i in transform.axes)
             else:
-                axes.update(zip(transform.out, _cut(axes[transform.axis], transform), strict=True))
+                cut = _cut(axes[transform.axis], transform, singles.get(transform.out[0], 0))
+                axes.update(zip(transform.out, cut, strict=True))
         return axes
 
+    def shared_singles(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """For each logical axis of these extents, how many mesh dimensions take the outer part of one element of it.
 
-def _cut(axis: Axis, transform: Split) -> tuple[Axis, Axis]:
-    total = 1
-    for d in axis:
-        total *= d.extent
+        The first rank of each has that element.
+        """
+        singles = self._singles(shape)
+        return tuple(singles.get(axis, 0) for axis in self.logical)
+
+    def _singles(self, shape: Sequence[int]) -> dict[IterDomain, int]:
+        """As ``shared_singles``, of every axis that the transforms make, but for those of several others."""
+        shared_out = self._shared_out()
+        if not shared_out:
+            return {}
+        extents = dict(zip(self.logical, shape, strict=True))
+        splits = [t for t in self.transforms if isinstance(t, Split) and not t.is_reduction]
+        for t in splits:
+            if t.axis in extents:  # else a part of a flattened axis
+                extents.update(zip(t.out, _extents(extents[t.axis], t), strict=True))
+        made = [t for t in splits if t.axis in extents]
+        counts = {t.out[0]: 1 for t in made if t.out[0] in shared_out and [extents[i] for i in t.out] == [1, 1]}
+        for t in reversed(made):
+            counts[t.axis] = sum(counts.get(i, 0) for i in t.out)
+        return counts
+
+    def _shared_out(self) -> tuple[IterDomain, ...]:
+        """The outer parts, allowed to be short, that are on a mesh dimension of several ranks."""
+        mesh = self.mesh
+        if mesh is None:
+            return ()
+        cut = {t.out[0] for t in self.transforms if isinstance(t, Split) and t.uneven}
+        on = self.mesh_axes().items() if cut else ()
+        return tuple(axis for p, axis in on if axis in cut and p in mesh.parallel_types and mesh.extent(p) > 1)
+
+
+def _extents(total: int, transform: Split) -> tuple[int, int]:
+    """Of the outer and the inner part."""
+    if total == 0:
+        return 1, 0
+    inner = min(transform.factor if transform.inner else -(-total // transform.factor), total)
+    return -(-total // inner), inner
+
+
+def _cut(axis: Axis, transform: Split, singles: int) -> tuple[Axis, Axis]:
+    """``singles``: how many single elements go to the outer part."""
+    total = extent(axis)
     if total == 0:
         return (), axis
-    inner = transform.factor if transform.inner else -(-total // transform.factor)
-    return split(axis, min(inner, total), uneven=transform.uneven)
+    plain, own = parted(axis)
+    outer, inner = split(plain, _extents(total, transform)[1], uneven=transform.uneven)
+    return (*outer, *own[:singles]), (*inner, *own[singles:])
 
 
 Sharding = tuple[tuple[ParallelType, Axis], ...]

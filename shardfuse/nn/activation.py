@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,15 +65,20 @@ class SwiGLU(FusedModule):
         """gate, up: [..., features] (local) of one dtype -> the same shape and dtype."""
         if has_dtensor((gate, up)):
             given = [Given("gate", gate, self._input), Given("up", up, self._input)]
-            return on_local_tensors(self.forward, self.mesh, given, [Result(self._input, self._input)])
-        self.check_same("up", up, "gate", gate)
+            shape = self.unsharded_of(given)
+            result = Result(shape, self._input, self._input)
+            return on_local_tensors(partial(self._forward, unsharded=shape), self.mesh, given, [result])
+        return self._forward(gate, up, unsharded=None)
+
+    def _forward(self, gate: torch.Tensor, up: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
+        self.check_same("up", up, "gate", gate.shape)
         if gate.ndim == 1:
-            return self(gate[None], up[None])[0]
+            return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
         if self._local_size is not None:
             self.check_size("gate", gate, -1, self._local_size)
-        placement = self._input.resolve("input", gate.ndim)
+        placement = self._input.resolve("input", gate.ndim).for_shape(self.mesh, unsharded)
         biases = () if self.gate_bias is None or self.up_bias is None else (self.gate_bias, self.up_bias)
-        if biases and placement.only(gate.ndim - 1) != self._input.only(-1):
+        if biases and placement.only(gate.ndim - 1).shards != self._input.only(-1).shards:
             raise PlacementError(
                 "input", (f"Shard({gate.ndim - 1})",), "biases along the last axis", "shard the last axis as Shard(-1)"
             )
@@ -86,7 +92,7 @@ class SwiGLU(FusedModule):
             up_dtype=self.check_dtype("up", up),
             bias_dtype=DataType.from_torch(biases[0].dtype) if biases else None,
         )
-        return _op(spec).apply(self.timer, gate, up, *biases)[0]
+        return _op(spec).apply(self.timer, unsharded, gate, up, *biases)[0]
 
     def extra_repr(self) -> str:
         return f"features={self.features}, bias={self.gate_bias is not None}, mesh={self.mesh}"

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import PlacementError
 from ..frontend.detection import has_dtensor
+from ..frontend.given import given_of
 from ..mesh import DeviceMesh
 from .placement import TensorPlacement
 
@@ -31,8 +32,9 @@ class Given:
 
 @dataclass(frozen=True)
 class Result:
-    """Where a result lives, and where the module wants its gradient."""
+    """The unsharded shape of a result, where it lives, and where the module wants its gradient."""
 
+    shape: tuple[int, ...]
     placement: TensorPlacement
     gradient: TensorPlacement
 
@@ -50,7 +52,7 @@ def on_local_tensors(
     several = cast("tuple[torch.Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
     wrap = cast("Callable[..., torch.Tensor]", _ToDTensor.apply)  # pyright: ignore[reportUnknownMemberType]
     wrapped = tuple(
-        wrap(x, torch_mesh, placements_of(r.placement, x.ndim), placements_of(r.gradient, x.ndim))
+        wrap(x, torch_mesh, r.shape, placements_of(r.placement, x.ndim), placements_of(r.gradient, x.ndim))
         for x, r in zip(several, results, strict=True)
     )
     return wrapped if isinstance(outputs, tuple) else wrapped[0]
@@ -66,6 +68,7 @@ def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement
         raise PlacementError(
             name, dtensor.placements, f"the module's mesh, {mesh}", f"make the module with mesh={own!r}"
         )
+    given_of(name, dtensor)
     wanted = placements_of(placement, tensor.ndim)
     if tuple(dtensor.placements) != wanted:
         raise PlacementError(
@@ -94,6 +97,7 @@ class _ToDTensor(torch.autograd.Function):
         ctx: FunctionCtx,
         x: torch.Tensor,
         mesh: TorchDeviceMesh,
+        shape: tuple[int, ...],
         placements: tuple[Placement, ...],
         gradient: tuple[Placement, ...],
     ) -> torch.Tensor:
@@ -101,12 +105,14 @@ class _ToDTensor(torch.autograd.Function):
 
         kept = cast(Any, ctx)
         kept.placements, kept.gradient = placements, gradient
-        return DTensor.from_local(x.detach(), mesh, placements, run_check=False)
+        # Of short shards no rank could tell the shape by its own.
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(x.detach(), mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept = cast(Any, ctx)
-        return _gradient_as(cast("DTensor", grad), kept.placements, kept.gradient), None, None, None
+        return _gradient_as(cast("DTensor", grad), kept.placements, kept.gradient), None, None, None, None
 
 
 def _gradient_as(grad: DTensor, placements: Sequence[Placement], wanted: Sequence[Placement]) -> torch.Tensor:

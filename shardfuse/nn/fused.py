@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,11 +13,15 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import ModuleInputError
 from ..frontend import FusionDefinition
-from ..ir import DataType
+from ..frontend.detection import has_dtensor
+from ..ir import DataType, TensorView
+from .dtensor import Given
 from .placement import TensorPlacement
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
+
+Sizes = Mapping[TensorView, Sequence[int]]
 
 _SUPPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -52,17 +56,17 @@ class FusionTimer:
         self._clocked = 0.0
         self._events.clear()
 
-    def run(self, fusion: FusionDefinition, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
-        """``fusion.execute(arguments)``, timed."""
+    def run(self, fusion: FusionDefinition, arguments: list[torch.Tensor], sizes: Sizes | None) -> list[torch.Tensor]:
+        """``fusion.execute(arguments, sizes=sizes)``, timed."""
         if arguments[0].is_cuda:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
-            outputs = fusion.execute(arguments)
+            outputs = fusion.execute(arguments, sizes=sizes)
             end.record()
             self._events.append((start, end))
         else:
             began = perf_counter()
-            outputs = fusion.execute(arguments)
+            outputs = fusion.execute(arguments, sizes=sizes)
             self._clocked += perf_counter() - began
         return outputs
 
@@ -86,10 +90,16 @@ class FusedOp:
     gradients: tuple[TensorPlacement, ...]
     order: tuple[int, ...]
 
-    def apply(self, timer: FusionTimer | None, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The results, recorded for autograd."""
+    def apply(
+        self, timer: FusionTimer | None, unsharded: Sequence[int] | None, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """The results, recorded for autograd.
+
+        ``unsharded``: the shape of the activations, where it is known; it says what uneven shards are parts of.
+        """
         apply = cast("Callable[..., tuple[torch.Tensor, ...]]", _Fused.apply)  # pyright: ignore[reportUnknownMemberType]
-        return apply(self, timer, *tensors)
+        is_uneven = any(p.uneven for p in (*self.arguments, *self.gradients))
+        return apply(self, timer, unsharded if is_uneven else None, *tensors)
 
 
 class _Saved(Protocol):
@@ -97,6 +107,7 @@ class _Saved(Protocol):
 
     op: FusedOp
     timer: FusionTimer | None
+    unsharded: Sequence[int] | None
     tensors: int
     saved_tensors: tuple[torch.Tensor, ...]
 
@@ -106,12 +117,16 @@ class _Saved(Protocol):
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: FunctionCtx, op: FusedOp, timer: FusionTimer | None, *tensors: torch.Tensor
+        ctx: FunctionCtx,
+        op: FusedOp,
+        timer: FusionTimer | None,
+        unsharded: Sequence[int] | None,
+        *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         kept = cast("_Saved", ctx)
-        outputs = _execute(op.forward, timer, tensors, op.arguments)
+        outputs = _execute(op.forward, timer, unsharded, tensors, op.arguments)
         candidates = (*tensors, *outputs)
-        kept.op, kept.timer, kept.tensors = op, timer, len(tensors)
+        kept.op, kept.timer, kept.unsharded, kept.tensors = op, timer, unsharded, len(tensors)
         kept.save_for_backward(*(candidates[k] for k in op.saved))
         return tuple(outputs[: op.results])
 
@@ -120,24 +135,32 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept = cast("_Saved", ctx)
         op = kept.op
-        found = _execute(op.backward, kept.timer, (*gradients, *kept.saved_tensors), op.gradients)
-        return None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
+        found = _execute(op.backward, kept.timer, kept.unsharded, (*gradients, *kept.saved_tensors), op.gradients)
+        return None, None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
 
 
 def _execute(
     fusion: FusionDefinition,
     timer: FusionTimer | None,
+    unsharded: Sequence[int] | None,
     tensors: Sequence[torch.Tensor],
     placements: Sequence[TensorPlacement],
 ) -> list[torch.Tensor]:
     """Run a fusion on local tensors; those beyond ``placements`` are handed over as they are."""
     arranged = [placement.arrange(t) for placement, t in zip(placements, tensors, strict=False)]
     arranged += [t.contiguous() for t in tensors[len(placements) :]]
+    sizes = None if unsharded is None else _sizes(fusion, unsharded)
     device = arranged[0].device.type
     # Under autocast torch would choose other dtypes for the ops of a fusion that is evaluated by torch.
     plain = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
     with plain:
-        return fusion.execute(arranged) if timer is None else timer.run(fusion, arranged)
+        return fusion.execute(arranged, sizes=sizes) if timer is None else timer.run(fusion, arranged, sizes)
+
+
+def _sizes(fusion: FusionDefinition, unsharded: Sequence[int]) -> Sizes:
+    """The unsharded shapes of the inputs: the sizes that they leave open are those of the activations' last dims."""
+    inputs = [i.val for i in fusion.fusion.inputs if isinstance(i.val, TensorView)]
+    return {tv: [n if n >= 0 else unsharded[k - tv.ndim] for k, n in enumerate(tv.shape)] for tv in inputs}
 
 
 class FusedModule(torch.nn.Module):
@@ -159,8 +182,15 @@ class FusedModule(torch.nn.Module):
             advice = "pass this rank's local tensor, or make the module for this size"
             raise ModuleInputError(type(self).__name__, argument, found, wanted, advice)
 
-    def check_same(self, argument: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
-        """Raise ModuleInputError unless both tensors have one shape."""
-        if tensor.shape != other.shape:
-            found, wanted = f"shape {tuple(tensor.shape)}", f"{tuple(other.shape)}, the shape of {other_name}"
+    def unsharded_of(self, given: Sequence[Given]) -> tuple[int, ...]:
+        """The shape of those that are DTensors.  Raises ModuleInputError where they differ."""
+        first, *others = (g for g in given if has_dtensor((g.tensor,)))
+        for other in others:
+            self.check_same(other.name, other.tensor, first.name, first.tensor.shape)
+        return tuple(first.tensor.shape)
+
+    def check_same(self, argument: str, tensor: torch.Tensor, other_name: str, other: Sequence[int]) -> None:
+        """Raise ModuleInputError unless ``tensor`` has the shape of the other."""
+        if tensor.shape != torch.Size(other):
+            found, wanted = f"shape {tuple(tensor.shape)}", f"{tuple(other)}, the shape of {other_name}"
             raise ModuleInputError(type(self).__name__, argument, found, wanted, "pass local tensors of one placement")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -63,27 +64,47 @@ class CrossEntropyLoss(FusedModule):
         """logits: [..., classes] (local), target: [...] (local) -> a scalar, or [...] (local) with reduction "none"."""
         if has_dtensor((logits, target)):
             return self._on_dtensors(logits, target)
+        return self._forward(logits, target, unsharded=None)
+
+    def _forward(self, logits: torch.Tensor, target: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
         if logits.ndim == 1:
-            loss = self(logits[None], target[None])
+            whole = None if unsharded is None else (1, *unsharded)
+            loss = self._forward(logits[None], target[None], unsharded=whole)
             return loss[0] if self.reduction == "none" else loss
-        spec = self._spec(logits, target)
-        (loss,) = _op(spec).apply(self.timer, logits, target[..., None])
+        spec = self._spec(logits, target, unsharded)
+        (loss,) = _op(spec).apply(self.timer, unsharded, logits, target[..., None])
         return loss[..., 0] if self.reduction == "none" else loss
 
     def _on_dtensors(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         rows = self._logits.resolve("logits", logits.ndim).without(logits.ndim - 1)
         loss = rows if self.reduction == "none" else rows.replicated()
         given = [Given("logits", logits, self._logits), Given("target", target, rows)]
-        return on_local_tensors(self.forward, self.mesh, given, [Result(loss, loss)])
+        shape = self._unsharded(logits, target)
+        result = Result(shape[:-1] if self.reduction == "none" else (), loss, loss)
+        return on_local_tensors(partial(self._forward, unsharded=shape), self.mesh, given, [result])
 
-    def _spec(self, logits: torch.Tensor, target: torch.Tensor) -> _Spec:
+    def _unsharded(self, logits: torch.Tensor, target: torch.Tensor) -> tuple[int, ...]:
+        """The shape of the logits, as the DTensors among the two tell it."""
+        if not has_dtensor((logits,)):
+            return (*target.shape, self._classes(logits))
+        if has_dtensor((target,)) and target.shape != logits.shape[:-1]:
+            found, expected = f"shape {tuple(target.shape)}", f"{tuple(logits.shape[:-1])}, the logits' rows"
+            raise ModuleInputError("CrossEntropyLoss", "target", found, expected, "pass a target for each row")
+        return tuple(logits.shape)
+
+    def _classes(self, logits: torch.Tensor) -> int:
+        """Unsharded number of classes, of local logits."""
+        if self.num_classes is not None:
+            return self.num_classes
+        parts = self._logits.resolve("logits", logits.ndim).parts(self.mesh, logits.ndim - 1)
+        return logits.shape[-1] * parts
+
+    def _spec(self, logits: torch.Tensor, target: torch.Tensor, unsharded: Sequence[int] | None) -> _Spec:
         if target.dtype != torch.int64:
             raise ModuleInputError("CrossEntropyLoss", "target", f"dtype {target.dtype}", "torch.int64", "cast it")
-        self.check_same("target", target, "the logits' rows", logits[..., 0])
-        placement = self._logits.resolve("logits", logits.ndim)
-        classes = self.num_classes
-        if classes is None:
-            classes = logits.shape[-1] * placement.parts(self.mesh, logits.ndim - 1)
+        self.check_same("target", target, "the logits' rows", logits.shape[:-1])
+        placement = self._logits.resolve("logits", logits.ndim).for_shape(self.mesh, unsharded)
+        classes = self._classes(logits) if unsharded is None else unsharded[-1]
         along = placement.only(logits.ndim - 1)
         self.check_size("logits", logits, -1, along.local(self.mesh, torch.empty(classes, device="meta")).shape[0])
         return _Spec(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,8 +71,8 @@ class _Norm(FusedModule):
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, eps={self.eps}, bias={self.bias is not None}, mesh={self.mesh}"
 
-    def _spec(self, x: torch.Tensor, residual: torch.Tensor | None) -> NormSpec:
-        at, output, output_grad, source = self._resolve(x)
+    def _spec(self, x: torch.Tensor, residual: torch.Tensor | None, unsharded: Sequence[int] | None) -> NormSpec:
+        at, output, output_grad, source = self._resolve(x.ndim, unsharded)
         if at.only(x.ndim - 1).shards != self._parameter.shards:
             found = (f"Shard({x.ndim - 1})",)
             raise PlacementError(self._at_name, found, "the hidden axis", "shard that axis as Shard(-1)")
@@ -91,19 +92,19 @@ class _Norm(FusedModule):
             bias_dtype=None if self.bias is None else DataType.from_torch(self.bias.dtype),
         )
 
-    def _resolve(self, x: torch.Tensor) -> list[TensorPlacement]:
-        """The placements (at, output, output_grad, input) of tensors with x's dims."""
+    def _resolve(self, ndim: int, unsharded: Sequence[int] | None) -> list[TensorPlacement]:
+        """The placements (at, output, output_grad, input) of tensors of ``ndim`` dims."""
         placements = [
-            self._at.resolve(self._at_name, x.ndim),
-            self._output.resolve("output", x.ndim),
-            self._output_grad.resolve("output_grad", x.ndim),
-            self._input.resolve("input", x.ndim),
+            self._at.resolve(self._at_name, ndim),
+            self._output.resolve("output", ndim),
+            self._output_grad.resolve("output_grad", ndim),
+            self._input.resolve("input", ndim),
         ]
-        # Where x is whole every rank sees the same sizes, so that all may conclude from them that shards are uneven.
-        if self._input.is_uncut:
-            uneven = any(p.cuts_unevenly(self.mesh, x.shape) for p in placements)
-            placements = [replace(p, uneven=uneven) for p in placements]
-        return placements
+        return [p.for_shape(self.mesh, unsharded) for p in placements]
+
+    def _unsharded(self, x: torch.Tensor) -> torch.Size | None:
+        """Where x is whole every rank sees the same sizes, so that all may conclude from them what shards there are."""
+        return x.shape if self._input.is_uncut else None
 
     def _parameters_here(self) -> tuple[torch.Tensor, ...]:
         """Weight and bias, of which there may be DTensors, as local tensors."""
@@ -150,16 +151,23 @@ class RMSNorm(_Norm):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., hidden_size] (local) -> the same shape, in x's dtype, placed as ``output``."""
         if has_dtensor((x,)):
-            result = Result(self._output, self._output_grad)
-            return on_local_tensors(self.forward, self.mesh, [Given("x", x, self._input)], [result])
-        if x.ndim == 1:
-            return self(x[None])[0]
-        self._check_hidden("x", x, self._input)
-        return self.op(x).apply(self.timer, x, *self._parameters_here())[0]
+            result = Result(tuple(x.shape), self._output, self._output_grad)
+            here = partial(self._forward, unsharded=x.shape)
+            return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
+        return self._forward(x, unsharded=self._unsharded(x))
 
-    def op(self, x: torch.Tensor) -> FusedOp:
-        """The fusions for such an x, forward and backward; equal modules share them.  x: [rows..., hidden_size]."""
-        return norm_op(self._spec(x, None))
+    def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
+        if x.ndim == 1:
+            return self._forward(x[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
+        self._check_hidden("x", x, self._input)
+        return self.op(x, unsharded).apply(self.timer, unsharded, x, *self._parameters_here())[0]
+
+    def op(self, x: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:
+        """The fusions for such an x, forward and backward; equal modules share them.
+
+        x: [rows..., hidden_size] (local); ``unsharded``: its whole shape, where its shards differ in size.
+        """
+        return norm_op(self._spec(x, None, unsharded or self._unsharded(x)))
 
 
 class AddRMSNorm(_Norm):
@@ -195,27 +203,37 @@ class AddRMSNorm(_Norm):
         """x, residual: [..., hidden_size] (local) -> (normed in x's dtype, new residual in residual's dtype)."""
         if has_dtensor((x, residual)):
             given = [Given("x", x, self._input), Given("residual", residual, self._at)]
-            results = [Result(self._output, self._output_grad), Result(self._at, self._at)]
-            return on_local_tensors(self.forward, self.mesh, given, results)
+            shape = self.unsharded_of(given)
+            results = [Result(shape, self._output, self._output_grad), Result(shape, self._at, self._at)]
+            return on_local_tensors(partial(self._forward, unsharded=shape), self.mesh, given, results)
+        return self._forward(x, residual, unsharded=self._unsharded(x))
+
+    def _forward(
+        self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if x.ndim == 1 and residual.ndim == 1:
-            normed, new_residual = self(x[None], residual[None])
+            whole = None if unsharded is None else (1, *unsharded)
+            normed, new_residual = self._forward(x[None], residual[None], unsharded=whole)
             return normed[0], new_residual[0]
         self._check_hidden("x", x, self._input)
         self._check_hidden("residual", residual, self._at)
         self._check_residual(x, residual)
-        parameters = self._parameters_here()
-        normed, new_residual = self.op(x, residual).apply(self.timer, x, *parameters, residual)
+        op = self.op(x, residual, unsharded)
+        normed, new_residual = op.apply(self.timer, unsharded, x, *self._parameters_here(), residual)
         return normed, new_residual
 
-    def op(self, x: torch.Tensor, residual: torch.Tensor) -> FusedOp:
-        """The fusions for such tensors, forward and backward; equal modules share them."""
-        return norm_op(self._spec(x, residual))
+    def op(self, x: torch.Tensor, residual: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:
+        """The fusions for such tensors, forward and backward; equal modules share them.
+
+        ``unsharded``: the whole shape, where shards differ in size.
+        """
+        return norm_op(self._spec(x, residual, unsharded or self._unsharded(x)))
 
     def _check_residual(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         """The residual is this rank's piece of what x is, where x is whole; of x's shape where both are cut alike."""
         whole = self._input.gradient()
         if whole.is_uncut:
             expected = self._at.resolve("residual", x.ndim).local(self.mesh, torch.empty(x.shape, device="meta"))
-            self.check_same("residual", residual, "this rank's piece of x", expected)
+            self.check_same("residual", residual, "this rank's piece of x", expected.shape)
         elif whole == self._at:
-            self.check_same("residual", residual, "x", x)
+            self.check_same("residual", residual, "x", x.shape)

@@ -103,6 +103,10 @@ class TensorPlacement:
         """Do shards of a tensor of these unsharded ``sizes`` differ in size?"""
         return any(size % self.parts(mesh, dim) for dim, size in enumerate(sizes))
 
+    def for_shape(self, mesh: DeviceMesh | None, sizes: Sequence[int] | None) -> TensorPlacement:
+        """The placement for a tensor of these unsharded sizes: uneven where they say so; unknown sizes say nothing."""
+        return self if sizes is None or not self.cuts_unevenly(mesh, sizes) else replace(self, uneven=True)
+
     def arrange(self, local: torch.Tensor) -> torch.Tensor:
         """The local tensor as ``define`` declares it: contiguous, a dim of 1 per mesh dimension of partial sums."""
         return local.contiguous()[(None,) * self.leading]

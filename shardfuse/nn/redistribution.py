@@ -33,8 +33,8 @@ def redistribute(
     """The local tensor of ``target`` from the local tensor ``x`` of ``source``.
 
     Shard to Replicate is an all-gather, Replicate to Shard a free slice, Partial to Replicate an all-reduce, Partial to
-    Shard a reduce-scatter, Shard to another Shard an all-to-all.  x: any shape, any dtype but complex; sharded sizes
-    divide by the mesh.
+    Shard a reduce-scatter, Shard to another Shard an all-to-all.  x: any shape, any dtype but complex; of a local
+    tensor that is cut, sharded sizes divide by the mesh, those of DTensors and of whole tensors need not.
     grad: where the gradient of the result arrives, as ``target`` by default; ``Partial()`` where each rank holds a
     summand of it (what a column-parallel matmul leaves).  The gradient of x lives as x does, whole for a partial x.
     Raises PlacementError.
@@ -43,13 +43,17 @@ def redistribute(
         TensorPlacement.of(name, value, mesh).resolve(name, x.ndim)
         for name, value in (("source", source), ("target", target), ("grad", target if grad is None else grad))
     ]
-    if has_dtensor((x,)):
-        local = partial(redistribute, mesh=mesh, source=source, target=target, grad=grad, timer=timer)
-        return on_local_tensors(local, mesh, [Given("x", x, placements[0])], [Result(placements[1], placements[2])])
     if placements[1].is_partial:
         raise PlacementError("target", (target,), "a redistribution", "pass Shard or Replicate")
+    is_whole = has_dtensor((x,)) or placements[0].is_uncut
+    unsharded = tuple(x.shape) if is_whole else None
+    placements = [p.for_shape(mesh, unsharded) for p in placements]
     op = _op(_Move(x.ndim, DataType.from_torch(x.dtype), mesh, id(mesh), *placements))
-    return op.apply(timer, x)[0]
+    if unsharded is not None and has_dtensor((x,)):
+        result = Result(unsharded, placements[1], placements[2])
+        here = partial(op.apply, timer, unsharded)
+        return on_local_tensors(here, mesh, [Given("x", x, placements[0])], [result])[0]
+    return op.apply(timer, unsharded, x)[0]
 
 
 @dataclass(frozen=True)

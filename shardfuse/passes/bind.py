@@ -27,7 +27,19 @@ from math import prod
 from typing import cast
 
 from ..errors import ShapeError
-from ..ir.digits import Axis, CutError, Root, axis_of, extent, overlaps, reshape, root_of, single, substitute, unify
+from ..ir.digits import (
+    Axis,
+    CutError,
+    Root,
+    axis_of,
+    extent,
+    overlaps,
+    parted,
+    reshape,
+    root_of,
+    substitute,
+    unify,
+)
 from ..ir.domain import BoundDomain
 from ..ir.expr import FACTORIES, REDUCTIONS, BoundFusion, BoundTensor, Expr, Number, Scalar, Value
 from ..ir.fusion import Fusion, Record, Val
@@ -35,7 +47,7 @@ from ..ir.tensor_view import TensorView
 from ..ops.table import POINTWISE
 from ..ops.torch_calls import TORCH_CALLS
 from .host_scalars import HostScalars
-from .recorded_domains import bound_domain, fits, shared_singles, stream_digits
+from .recorded_domains import bound_domain, fits, stream_digits
 
 
 def bind(
@@ -85,18 +97,13 @@ class _Binder:
 
     # axes
 
-    def fresh(self, n: int) -> Axis:
+    def fresh(self, n: int, singles: int = 0) -> Axis:
         self.roots += 1
-        return axis_of(Root(f"i{self.roots - 1}", n))
+        return axis_of(Root(f"i{self.roots - 1}", n), singles)
 
     def fresh_for(self, tv: TensorView, shape: Sequence[int]) -> list[Axis]:
-        """A fresh axis for each extent; one of a single element that ranks share out is walked as well."""
-        shared = shared_singles(tv, shape)
-        return [self.fresh(n) if k not in shared else self.fresh_single() for k, n in enumerate(shape)]
-
-    def fresh_single(self) -> Axis:
-        self.roots += 1
-        return single(Root(f"i{self.roots - 1}", 1))
+        """A fresh axis for each extent, with the single elements of it that ranks share out."""
+        return [self.fresh(n, singles) for n, singles in zip(shape, tv.domain.shared_singles(shape), strict=True)]
 
     def define(self, tv: TensorView, axes: Sequence[Axis]) -> BoundTensor:
         tensor = BoundTensor(tv.name, tv.dtype, BoundDomain(tuple(axes)))
@@ -194,7 +201,7 @@ class _Binder:
         return tensor
 
     def fresh_like(self, axes: Iterable[Axis]) -> list[Axis]:
-        return [self.fresh_single() if _breadth(axis) == 1 else self.fresh(extent(axis)) for axis in axes]
+        return [self.fresh(extent(axis), len(parted(axis)[1])) for axis in axes]
 
     # records
 

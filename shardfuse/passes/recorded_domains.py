@@ -8,7 +8,7 @@ from math import prod
 
 from ..analysis.sharding import is_even, restrict
 from ..errors import ShardingError
-from ..ir.digits import Axis, CutError, extent, root_of
+from ..ir.digits import Axis, CutError, extent, parted, root_of
 from ..ir.domain import BoundDomain, IterDomain, Sharding, Split, without
 from ..ir.expr import BoundTensor
 from ..ir.layout import is_present, local_extent
@@ -19,7 +19,8 @@ from ..mesh import ParallelType
 def fits(tv: TensorView, axes: Sequence[Axis]) -> bool:
     """Can the recorded splits and merges of ``tv`` be replayed on ``axes``, and mesh dimensions hold what they say?"""
     domain = tv.domain
-    if any(not axes[k] for k in shared_singles(tv, [extent(axis) for axis in axes])):
+    counts = domain.shared_singles([extent(axis) for axis in axes])
+    if any(len(parted(axis)[1]) < n for axis, n in zip(axes, counts, strict=True)):
         return False
     try:
         made = domain.replay(dict(zip(domain.logical, axes, strict=True)))
@@ -30,19 +31,6 @@ def fits(tv: TensorView, axes: Sequence[Axis]) -> bool:
     on = domain.mesh_axes()
     sharding = tuple((p, made[on[p]]) for p in domain.mesh.parallel_types if p in on and extent(made[on[p]]) > 1)
     return restrict(sharding, axes, domain.mesh) == sharding
-
-
-def shared_singles(tv: TensorView, shape: Sequence[int]) -> list[int]:
-    """The axes of one element that a mesh dimension of several ranks takes the outer part of: its first rank has it."""
-    domain = tv.domain
-    if domain.mesh is None or 1 not in shape:
-        return []
-    made_by = {out: t for t in domain.transforms if isinstance(t, Split) and t.uneven for out in t.out[:1]}
-    on = [
-        axis for p, axis in domain.mesh_axes().items() if p in domain.mesh.parallel_types and domain.mesh.extent(p) > 1
-    ]
-    cut = [made_by[axis].axis for axis in on if axis in made_by]
-    return [k for k, axis in enumerate(domain.logical) if shape[k] == 1 and axis in cut]
 
 
 def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
@@ -164,7 +152,7 @@ def _sharding(tv: TensorView, tensor: BoundTensor, axes: Mapping[IterDomain, Axi
                 f"mesh dimension {parallel_type.name} has {ranks} ranks",
                 f"split the axis with outer_split(axis, {ranks}), uneven=True where the size does not divide"
                 if digits
-                else "one element goes to the first rank of one mesh dimension, by outer_split(..., uneven=True)",
+                else "one element goes to the first rank, by outer_split(..., uneven=True)",
             )
         if digits:
             sharding.append((parallel_type, digits))

@@ -1,0 +1,231 @@
+"""shardfuse.nn on DTensors whose shards differ in size, are of one element or empty, against torch unsharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from dtensor_cases import distribute, make_mesh, numbers
+from nn_cases import EPS, S0, S1, P, R, along
+from ranks import run_ranks
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh as TorchMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import Placement
+from torch.nn import functional
+
+from shardfuse import DeviceMesh
+from shardfuse.errors import ModuleInputError, PlacementError
+from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
+
+Placements = Sequence[Placement]
+LAST = Shard(-1)
+
+UNEVEN = {
+    "rows": ((4,), [S0], (5, 6)),
+    "fewer_rows_than_ranks": ((4,), [S0], (3, 6)),
+    "one_row": ((4,), [S0], (1, 6)),
+    "no_row": ((4,), [S0], (0, 6)),
+    "sequence": ((4,), [S1], (2, 7, 6)),
+    "hidden": ((4,), [LAST], (3, 5)),
+    "fewer_columns_than_ranks": ((4,), [LAST], (2, 3)),
+    "vector": ((4,), [LAST], (6,)),
+    "batch_and_sequence": ((2, 2), [S0, S1], (3, 5, 6)),
+    "one_row_on_two_dims": ((2, 2), [S0, S0], (1, 6)),
+    "two_rows_on_two_dims": ((2, 2), [S0, S0], (2, 6)),
+    "one_row_and_columns": ((2, 2), [S0, LAST], (1, 5)),
+    "rows_of_replicas": ((2, 2), [S0, R], (3, 6)),
+}
+"""The shape of the mesh, where the activations live, and their shape."""
+
+
+class Check:
+    """Tensors on this rank's mesh, their results and gradients against a function of the unsharded tensors."""
+
+    def __init__(self, mesh: TorchMesh, placements: Placements, shape: Sequence[int]) -> None:
+        self.mesh, self.shape = mesh, tuple(shape)
+        self.ours = DeviceMesh(mesh.mesh)
+        self.at = self.resolved(placements)
+        self.leaves: list[tuple[Tensor, Tensor, Placements]] = []
+
+    def resolved(self, placements: Placements) -> list[Placement]:
+        return [Shard(p.dim % len(self.shape)) if isinstance(p, Shard) else p for p in placements]
+
+    def activation(self, placements: Placements | None = None) -> DTensor:
+        """A DTensor that needs a gradient."""
+        at = self.at if placements is None else self.resolved(placements)
+        full = numbers(self.shape, len(self.leaves), torch.float64)
+        given = distribute(full, self.mesh, at).requires_grad_()
+        self.leaves.append((given, full, [R if p.is_partial() else p for p in at]))
+        return given
+
+    def parameter(self, parameter: torch.nn.Parameter) -> None:
+        """Fill a local parameter along the last dim."""
+        full = numbers(self.shape[-1:], 10 + len(self.leaves), torch.float64)
+        at = along(self.at, len(self.shape) - 1)
+        parameter.data.copy_(distribute(full, self.mesh, at).to_local())
+        self.leaves.append((parameter, full, at))
+
+    def compare(
+        self,
+        results: Sequence[Tensor],
+        where: Sequence[Placements],
+        function: Callable[..., Sequence[Tensor]],
+        upstream: Sequence[Placements] | None = None,
+    ) -> None:
+        wanted = [full.clone().requires_grad_() for _, full, _ in self.leaves]
+        expected = function(*wanted)
+        gradients = [numbers(t.shape, 90 + k, torch.float64) for k, t in enumerate(expected)]
+        torch.autograd.backward(expected, gradients)
+        for result, want, placements in zip(results, expected, where, strict=True):
+            assert isinstance(result, DTensor)
+            assert (tuple(result.placements), result.shape) == (tuple(placements), want.shape)
+            own = distribute(want.detach(), self.mesh, placements).to_local()
+            torch.testing.assert_close(result.to_local(), own)
+        given = [distribute(g, self.mesh, p) for g, p in zip(gradients, upstream or where, strict=True)]
+        torch.autograd.backward(list(results), given)
+        for k, ((leaf, _, placements), want) in enumerate(zip(self.leaves, wanted, strict=True)):
+            assert leaf.grad is not None, f"no gradient of tensor {k}"
+            own = distribute(want.grad, self.mesh, placements).to_local()
+            grad = leaf.grad.to_local() if isinstance(leaf.grad, DTensor) else leaf.grad
+            torch.testing.assert_close(grad, own, msg=lambda m, k=k: f"gradient of tensor {k}: {m}")
+
+
+def on_ranks(mesh_shape: Sequence[int], run: Callable[[Check, Placements], None], but: Sequence[str] = ()) -> None:
+    """Every case of this mesh, in one world."""
+    names = [name for name, case in UNEVEN.items() if case[0] == mesh_shape and name not in but]
+
+    def rank_main(rank: int, size: int) -> None:
+        mesh = make_mesh(mesh_shape)
+        for name in names:
+            _, placements, shape = UNEVEN[name]
+            try:
+                run(Check(mesh, placements, shape), placements)
+            except Exception as error:
+                error.add_note(f"case {name}")
+                raise
+
+    assert names
+    run_ranks(torch.Size(mesh_shape).numel(), rank_main)
+
+
+ON_BOTH = pytest.mark.parametrize("mesh_shape", [(4,), (2, 2)], ids=str)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> list[Tensor]:
+    return [functional.rms_norm(x, weight.shape, weight, EPS)]
+
+
+@ON_BOTH
+def test_rms_norm(mesh_shape: Sequence[int]) -> None:
+    def run(case: Check, where: Placements) -> None:
+        module = RMSNorm(case.shape[-1], mesh=case.ours, input=where, dtype=torch.float64)
+        x = case.activation()
+        case.parameter(module.weight)
+        case.compare([module(x)], [case.at], rms_norm)
+
+    on_ranks(mesh_shape, run)
+
+
+@ON_BOTH
+def test_add_rms_norm(mesh_shape: Sequence[int]) -> None:
+    """Partial sums go in, and what is gathered comes out, whose gradient is of partial sums."""
+
+    def run(case: Check, where: Placements) -> None:
+        n = case.mesh.ndim
+        module = AddRMSNorm(
+            case.shape[-1], EPS, bias=True, mesh=case.ours, dtype=torch.float64,
+            input=[P] * n, residual=where, output=[R] * n, output_grad=[P] * n,
+        )  # fmt: skip
+        x, residual = case.activation([P] * n), case.activation()
+        for parameter in (module.weight, module.bias):
+            case.parameter(parameter)
+
+        def function(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
+            total = residual + (x + bias)
+            return [*rms_norm(total, weight), total]
+
+        case.compare(module(x, residual), [[R] * n, case.at], function, [[P] * n, case.at])
+
+    on_ranks(mesh_shape, run, but=["vector"])
+
+
+@ON_BOTH
+def test_swiglu(mesh_shape: Sequence[int]) -> None:
+    def run(case: Check, where: Placements) -> None:
+        module = SwiGLU(case.shape[-1], bias=True, mesh=case.ours, input=where, dtype=torch.float64)
+        gate, up = case.activation(), case.activation()
+        for parameter in (module.gate_bias, module.up_bias):
+            case.parameter(parameter)
+        case.compare([module(gate, up)], [case.at], lambda a, b, c, d: [functional.silu(a + c) * (b + d)])
+        unknown = SwiGLU(mesh=case.ours, input=where)
+        whole = functional.silu(case.leaves[0][1]) * case.leaves[1][1]
+        own = distribute(whole, case.mesh, case.at).to_local()
+        torch.testing.assert_close(unknown(gate, up).to_local(), own)
+
+    on_ranks(mesh_shape, run)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@ON_BOTH
+def test_cross_entropy(mesh_shape: Sequence[int], reduction: str) -> None:
+    def run(case: Check, where: Placements) -> None:
+        n, last = case.mesh.ndim, len(case.shape) - 1
+        module = CrossEntropyLoss(mesh=case.ours, logits=where, reduction=reduction, label_smoothing=0.1)
+        rows = [R if isinstance(p, Shard) and p.dim == last else p for p in case.at]
+        target = torch.arange(torch.Size(case.shape[:-1]).numel()).reshape(case.shape[:-1]) % case.shape[-1]
+
+        def function(x: Tensor) -> list[Tensor]:
+            options = {"reduction": reduction, "label_smoothing": 0.1}
+            loss = functional.cross_entropy(x.flatten(0, -2), target.flatten(), **options)
+            return [loss if reduction == "mean" else loss.view(target.shape)]
+
+        loss = module(case.activation(), distribute(target, case.mesh, rows))
+        case.compare([loss], [[R] * n if reduction == "mean" else rows], function)
+
+    on_ranks(mesh_shape, run, but=["vector", "no_row"])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "grad"),
+    [(S0, S1, None), (S0, R, P), (P, S0, None), (R, S1, None), (S1, R, None)],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(5, 3), (1, 6), (2, 0)], ids=str)
+def test_redistribute(source: Placement, target: Placement, grad: Placement | None, shape: Sequence[int]) -> None:
+    def run(rank: int, size: int) -> None:
+        case = Check(make_mesh((4,)), [source], shape)
+        moved = redistribute(case.activation(), case.ours, source, target, grad=grad)
+        case.compare([moved], [[target]], lambda x: [x.clone()], None if grad is None else [[grad]])
+
+    run_ranks(4, run)
+
+
+def test_tensors_that_do_not_belong_together() -> None:
+    """Ranks 0 and 1 see like shards of both: they are told as the others are."""
+
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((4,))
+        ours = DeviceMesh(mesh.mesh)
+        x, y = (distribute(torch.ones(n, 6), mesh, [S0]) for n in (5, 6))
+        for call in (AddRMSNorm(6, mesh=ours, input=S0, residual=S0), SwiGLU(mesh=ours, input=S0)):
+            with pytest.raises(ModuleInputError, match=r"shape \(6, 6\), expected \(5, 6\)"):
+                call(x, y)
+        target = distribute(torch.zeros(6, dtype=torch.int64), mesh, [S0])
+        with pytest.raises(ModuleInputError, match="a target for each row"):
+            CrossEntropyLoss(mesh=ours, logits=S0)(x, target)
+
+    run_ranks(4, run)
+
+
+def test_shards_that_torch_cuts_elsewhere() -> None:
+    """Of 10 rows over 3 x 2 ranks torch gives the last two 1 and 1, where 2 and none are what a split gives."""
+
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((3, 2))
+        module = RMSNorm(6, mesh=DeviceMesh(mesh.mesh), input=[S0, S0])
+        with pytest.raises(PlacementError, match=r"^x=.*different places: pad it"):
+            module(distribute(torch.ones(10, 6), mesh, [S0, S0]))
+
+    run_ranks(6, run)
