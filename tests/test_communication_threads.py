@@ -132,10 +132,9 @@ def test_harness_names_the_ranks_that_hang() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_pieces_as_nccl_moves_them(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls that are made on GPUs; large sums in two, the first added up while the rest is on its way."""
+    """The calls that are made on GPUs."""
     monkeypatch.setattr(nccl, "takes", lambda x, team, group: True)
-    monkeypatch.setattr(nccl, "_PIECE_BYTES", 16)
-    monkeypatch.setattr(comm, "_ONE_STEP_BYTES", 0)
+    monkeypatch.setattr(comm, "ONE_STEP_BYTES", 0)
 
     def run(rank: int, n: int) -> None:
         team = Team.of(range(n), rank)

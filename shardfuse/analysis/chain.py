@@ -42,6 +42,11 @@ class Links:
         return latency + received / bandwidth + moved / self.memory
 
 
+ONE_STEP_BYTES = 6 * 2**20
+"""Up to here an all-reduce that adds up in float32 gathers all that there is, n - 2 times the bytes more than in two
+steps: as many as another call takes the host time."""
+
+
 def h200_nodes(ranks_per_node: int) -> Links:
     """H200s joined by NVLink to a node, nodes by a 400 Gb/s link for each GPU; about what NCCL reaches."""
     return Links(ranks_per_node, 12e-6, 30e-6, 350e9, 45e9, 3.5e12)

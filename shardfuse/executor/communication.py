@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardfuse.analysis.chain import ONE_STEP_BYTES
 from shardfuse.errors import CollectiveArgumentError
 from shardfuse.executor import nccl, packing
 from shardfuse.executor.collective_arguments import (
@@ -37,10 +38,6 @@ from shardfuse.executor.rank_reduction import Reduction, reduce_members
 from shardfuse.mesh.groups import Team, process_group, stages_through_host
 
 _c10d = cast("Any", dist)  # torch leaves its collectives' arguments untyped
-
-# Up to here all-reduce is one all-gather (n times the bytes, one latency), above it two steps (twice the bytes): as
-# many more bytes as another call takes the host time.
-_ONE_STEP_BYTES = 6 * 2**20
 
 _NCCL_OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -67,7 +64,7 @@ def all_reduce(x: Tensor, op: Reduction, team: Team) -> Tensor:
         out = _own(x)
         _c10d.all_reduce(out, _NCCL_OPS[op], group)
         return out
-    one_step = team.size == 2 or (team.size - 2) * x.numel() * x.element_size() <= _ONE_STEP_BYTES
+    one_step = team.size == 2 or (team.size - 2) * x.numel() * x.element_size() <= ONE_STEP_BYTES
     if not one_step and op == "sum" and x.numel() % team.size == 0 and nccl.takes(x, team, group):
         return nccl.all_reduce(x.detach().contiguous(), team.size, group)
     if one_step:

@@ -1,7 +1,7 @@
 """NCCL on tensors as they are: contiguous, pieces of one shape, the process group's order that of the team.
 
 Sums of 16-bit floats are rounded once: pieces are exchanged unreduced and added up in float32, where NCCL would round
-at every hop.  Large pieces are exchanged in two, so that the first part is added up while the rest is on its way.
+at every hop.
 """
 
 from __future__ import annotations
@@ -28,10 +28,6 @@ SUMS = (torch.float32, torch.float64, torch.int32, torch.int64)
 """What NCCL adds up as torch does."""
 
 _TAKEN = (*SUMS, torch.float16, torch.bfloat16, torch.uint8, torch.int8)
-_PIECE_BYTES = 24 * 2**20
-"""Up to here another call takes the host longer than the addition that it would hide takes the GPU."""
-_FIRST = 0.75
-"""Of a piece that is exchanged in two: its addition ends about when the rest has come."""
 
 
 def takes(x: Tensor, team: Team, group: dist.ProcessGroup) -> bool:
@@ -67,9 +63,7 @@ def reduce_scatter(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
         out = rows.new_empty(rows.numel() // members)
         _reduce_scatter_single(out, rows.view(-1), dist.ReduceOp.SUM, group)
         return out.view(rows.shape[1:])
-    if rows.numel() * rows.element_size() <= members * _PIECE_BYTES:
-        return added_up(all_to_all(rows, group))
-    return _in_two(rows, group)
+    return added_up(all_to_all(rows, group))
 
 
 def all_reduce(x: Tensor, members: int, group: dist.ProcessGroup) -> Tensor:
@@ -81,19 +75,3 @@ def all_reduce(x: Tensor, members: int, group: dist.ProcessGroup) -> Tensor:
 def added_up(rows: Tensor) -> Tensor:
     """The sum over the first dim; of 16-bit floats accumulated in float32 and rounded once, as torch does on a GPU."""
     return rows.sum(0, dtype=rows.dtype)
-
-
-def _in_two(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-    given = rows.reshape(rows.shape[0], -1)
-    received, out = torch.empty_like(given), given.new_empty(given.shape[1])
-    middle = int(given.shape[1] * _FIRST) // 8 * 8
-    sizes = [middle, given.shape[1] - middle]
-    parts = [t.split_with_sizes(sizes, 1) for t in (received, given)]
-    works = [
-        _c10d.all_to_all(list(to.unbind(0)), list(own.unbind(0)), group, async_op=True)
-        for to, own in zip(*parts, strict=True)
-    ]
-    for work, part, result in zip(works, parts[0], out.split_with_sizes(sizes), strict=True):
-        work.wait()
-        torch.sum(part, 0, dtype=rows.dtype, out=result)
-    return out.view(rows.shape[1:])

@@ -51,6 +51,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
 from ..mesh import DeviceMesh, ParallelType
 from ..ops.torch_calls import TORCH_CALLS
+from .partial_sums import scattered, with_entry
 from .statistics import find_statistics, merged
 
 
@@ -62,6 +63,7 @@ class _Decomposer:
     def __init__(self, fusion: BoundFusion) -> None:
         self.exprs: list[Expr] = []
         self.links = h200_nodes(fusion.ranks_per_node)
+        self.is_cut = bool(fusion.streams)
         self.converted: dict[tuple[BoundTensor, DeviceMesh | None, Sharding], BoundTensor] = {}
 
     def run(self, fusion: BoundFusion) -> list[Expr]:
@@ -129,12 +131,26 @@ class _Decomposer:
             domain = BoundDomain(logical, mesh, ordered(rest))
             exact = not visible and _same(domain, out.domain) and current.dtype is out.dtype
             target = out if exact else self.like(current, f"{out.name}s{k}", domain)
-            attributes = {"axes": tuple(sorted(gone)), "mesh": dims[0] if len(dims) == 1 else dims}
-            self.exprs.append(Expr(op, (current,), (target,), attributes))
+            cut = scattered(op, current, domain, dims) if not self.is_cut else ()
+            if cut:
+                self.add_up(current, target, gone, with_entry(domain, dims[0], cut))
+            else:
+                attributes = {"axes": tuple(sorted(gone)), "mesh": dims[0] if len(dims) == 1 else dims}
+                self.exprs.append(Expr(op, (current,), (target,), attributes))
             visible = {p: v - sum(g < v for g in gone) for p, v in visible.items()}
             current = target
         if current is not out:
             self.finish(current, out)
+
+    def add_up(self, partial: BoundTensor, total: BoundTensor, gone: tuple[int, ...], summed: BoundDomain) -> None:
+        """Every rank is given its part of all that is added up, adds, and what is wanted whole is gathered."""
+        parts = self.like(partial, f"{total.name}x", replace(summed, logical=partial.domain.logical))
+        self.change(partial, parts)
+        is_all = summed.sharding == total.domain.sharding
+        part = total if is_all else self.like(total, f"{total.name}y", summed)
+        self.exprs.append(Expr("sum", (parts,), (part,), {"axes": tuple(sorted(gone))}))
+        if not is_all:
+            self.change(part, total)
 
     def local_partial(
         self, expr: Expr, inputs: list[Value], mesh: DeviceMesh | None, here: Sharding, partial: Sharding
