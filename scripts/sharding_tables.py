@@ -89,13 +89,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 # --- norms over sharded axes, planned by shardfuse and counted in DTensor -----------------------------------
 
+LINE, SQUARE = (RANKS,), (2, RANKS // 2)
+# The op, its shape, the mesh, and the axis that each mesh dimension cuts.
 OPS = {
-    "rms_norm, hidden axis sharded": ("rms_norm", (1024, 4096), 1),
-    "layer_norm, hidden axis sharded": ("layer_norm", (1024, 4096), 1),
-    "softmax, its axis sharded": ("softmax", (1024, 4096), 1),
-    "var, its axis sharded": ("var", (1024, 4096), 1),
-    "group_norm, channels sharded": ("group_norm", (16, 64, 32, 32), 1),
-    "batch_norm, batch sharded": ("batch_norm", (64, 64, 16, 16), 0),
+    "rms_norm, hidden axis sharded": ("rms_norm", (1024, 4096), LINE, (1,)),
+    "layer_norm, hidden axis sharded": ("layer_norm", (1024, 4096), LINE, (1,)),
+    "softmax, its axis sharded": ("softmax", (1024, 4096), LINE, (1,)),
+    "var, its axis sharded": ("var", (1024, 4096), LINE, (1,)),
+    "group_norm, channels sharded": ("group_norm", (16, 64, 32, 32), LINE, (1,)),
+    "batch_norm, batch sharded": ("batch_norm", (64, 64, 16, 16), LINE, (0,)),
+    "layer_norm, hidden axis over both of 2 x 4": ("layer_norm", (1024, 4096), SQUARE, (1, 1)),
+    "softmax, its axis over both of 2 x 4": ("softmax", (1024, 4096), SQUARE, (1, 1)),
+    "batch_norm, batch and height over 2 x 4": ("batch_norm", (64, 64, 16, 16), SQUARE, (0, 2)),
 }
 
 
@@ -107,19 +112,21 @@ def norm_table() -> str:
             name,
             theirs[f"{name} forward"],
             theirs[f"{name} backward"],
-            planned(op, shape, axis, False),
-            planned(op, shape, axis, True),
+            planned(op, shape, over, axes, False),
+            planned(op, shape, over, axes, True),
         ]
-        for name, (op, shape, axis) in OPS.items()
+        for name, (op, shape, over, axes) in OPS.items()
     ]
     head = ["8 ranks, float32", "DTensor forward", "DTensor backward", "shardfuse forward", "shardfuse backward"]
     return table(head, rows)
 
 
-def planned(op: str, shape: tuple[int, ...], axis: int, backward: bool) -> str:
-    from shardfuse import DeviceMesh, FusionDefinition, ParallelType
+def planned(op: str, shape: tuple[int, ...], over: tuple[int, ...], axes: tuple[int, ...], backward: bool) -> str:
+    import torch
 
-    mesh = DeviceMesh(list(range(RANKS)))
+    from shardfuse import DeviceMesh, FusionDefinition
+
+    mesh = DeviceMesh(torch.arange(RANKS).reshape(over))
     with FusionDefinition() as fd:
         x = fd.define_tensor(list(shape), contiguity=True)
         g = fd.define_tensor(list(shape), contiguity=True) if backward else None
@@ -127,8 +134,12 @@ def planned(op: str, shape: tuple[int, ...], axis: int, backward: bool) -> str:
             fd.add_output(out)
         for t in (x,) if g is None else (x, g):
             t.set_device_mesh(mesh)
-            t.outer_split(axis, RANKS)
-            t.axis(axis).parallelize(ParallelType.mesh_x)
+            left = list(t.domain.loop)
+            for p, n, axis in zip(mesh.parallel_types, over, axes, strict=True):
+                at = t.domain.loop.index(left[axis])
+                t.outer_split(at, n)
+                t.axis(at).parallelize(p)
+                left[axis] = t.domain.loop[at + 1]
     found = fd.explain().collectives
     return "–" if not found else ", ".join(f"{c.kind} {kilobytes(c.bytes)}" for c in found)
 
@@ -214,7 +225,7 @@ def count_dtensor() -> None:
 
     warnings.simplefilter("ignore")
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
-    mesh = init_device_mesh("cpu", (RANKS,))
+    meshes = {over: init_device_mesh("cpu", over) for over in (LINE, SQUARE)}
 
     class Counter(TorchDispatchMode):
         """Collectives, and the larger of the bytes that one gives and gets."""
@@ -234,11 +245,12 @@ def count_dtensor() -> None:
                 self.found.append(f"{name} {kilobytes(max(sizes))}")
             return out
 
-    for name, (op, shape, axis) in OPS.items():
+    for name, (op, shape, over, axes) in OPS.items():
         told = ["forward", "backward"]
         try:
-            x = distribute_tensor(torch.randn(shape), mesh, [Shard(axis)]).requires_grad_()
-            weight = distribute_tensor(torch.ones(shape[1]), mesh, [Shard(0) if axis == 1 else Replicate()])
+            x = distribute_tensor(torch.randn(shape), meshes[over], [Shard(axis) for axis in axes]).requires_grad_()
+            along = [Shard(0) if axis == 1 else Replicate() for axis in axes]
+            weight = distribute_tensor(torch.ones(shape[1]), meshes[over], along)
             with Counter() as counter:
                 y = call(torch, op, x, weight)
             print(f"{name} {told.pop(0)}\t{', '.join(counter.found) or '–'}")

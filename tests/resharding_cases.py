@@ -127,6 +127,10 @@ def run(case: Case, rank: int, device: torch.device | str = "cpu") -> Explanatio
     assert torch.equal(out.cpu(), expected), (
         f"{case}: rank {rank} has {out.flatten()[:8]}, not {expected.flatten()[:8]}"
     )
+    plan = fd.fec.last_plan
+    assert plan is not None
+    if plan.segments[-1].scheduler == "communication":
+        assert out.is_contiguous(), f"{case}: kernels read what a collective made as contiguous"
     return fd.explain()
 
 

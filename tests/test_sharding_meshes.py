@@ -384,6 +384,25 @@ def test_fewer_elements_than_ranks_over_several_mesh_dimensions(ranks: list[obje
     check_on_threads(mesh.size, cases)
 
 
+def test_an_input_that_goes_with_short_shards() -> None:
+    """Nothing is said of y: it gets shards like x's, cut twice, of 2 x 4 ranks."""
+    cases: list[Case] = []
+    for n in (3, 6, 8):
+        for first, second in (((Y, 4), (X, 2)), ((X, 2), (Y, 4))):
+            with FusionDefinition() as fd:
+                x, y = fd.define_tensor([n]), fd.define_tensor([-1])
+                fd.add_output(fd.ops.minimum(x, y))
+                fd.add_output(fd.ops.neg(y))
+            x.set_device_mesh(DeviceMesh([[0, 1], [2, 3], [4, 5], [6, 7]]))
+            for at, (p, ranks) in enumerate((first, second)):
+                x.outer_split(at, ranks, uneven=True)
+                x.axis(at).parallelize(p)
+            assert fd.fec.fusion is fd.fusion
+            assert y.has_device_mesh()
+            cases.append(Case(fd, [values(n), values(n) - 1], {x: (n,), y: (n,)}, name=f"{n} over {first}, {second}"))
+    check_on_threads(8, cases)
+
+
 def test_an_inner_part_that_is_cut_unevenly() -> None:
     def run() -> None:
         with FusionDefinition() as fd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -132,3 +133,69 @@ def test_on_a_mesh_of_two_dimensions() -> None:
         return [str(c) for c in fd.explain().collectives]
 
     assert run_ranks(4, run_2d) == [["all_gather over mesh_x of 2 ranks, 72 bytes"]] * 4
+
+
+# Mesh dimensions and the dims that they cut, the first one first; inner is cyclic.
+Y, X, Z = ParallelType.mesh_y, ParallelType.mesh_x, ParallelType.mesh_z
+OVER_TWO = {
+    "both of one axis": [(Y, 1, False), (X, 1, False)],
+    "both of one axis, inner first": [(X, 1, False), (Y, 1, False)],
+    "one of each axis": [(Y, 0, False), (X, 1, False)],
+    "cyclic within blocks": [(Y, 1, False), (X, 1, True)],
+    "three": [(Z, 0, False), (Y, 1, False), (X, 1, False)],
+}
+
+
+@pytest.mark.parametrize("over", OVER_TWO)
+def test_over_several_mesh_dimensions_at_once(over: str) -> None:
+    """One packed gather over the ranks of all of them, even, uneven and empty."""
+    cuts = OVER_TWO[over]
+    reduces_rows = any(axis == 0 for _, axis, _ in cuts)
+    widths = (16, 12) if "cyclic" in over else (16, 12, 7, 5, 2, 1)
+    shape = (2, 2, 2) if len(cuts) == 3 else (2, 2)
+
+    def run_all(rank: int, size: int) -> list[list[str]]:
+        mesh = DeviceMesh(torch.arange(size).reshape(shape))
+        found: list[list[str]] = []
+        names = ("batch_norm",) if reduces_rows else ("var", "layer_norm", "softmax", "half")
+        for columns, name in itertools.product(widths, names):
+            x = numbers(6, columns).to(torch.float16 if name == "half" else torch.float32)
+            with FusionDefinition() as fd:
+                t = fd.define_tensor([6, columns], contiguity=True, dtype=DataType.from_torch(x.dtype))
+                for y in DEFINITIONS[name](fd, t):
+                    fd.add_output(y)
+                t.set_device_mesh(mesh)
+                left = list(t.domain.loop)
+                for p, axis, inner in cuts:
+                    at = t.domain.loop.index(left[axis])
+                    t.split(at, 2, inner_split=inner, uneven=not inner)
+                    left[axis] = t.domain.loop[at + (not inner)]
+                    t.axis(at + inner).parallelize(p)
+            check(fd, [x])
+            found.append([str(c) for c in fd.explain().collectives])
+        return found
+
+    size = torch.Size(shape).numel()
+    dims = ", ".join(f"mesh_{d}" for d in "zyx"[-len(shape) :])
+    for found in run_ranks(size, run_all):
+        numbers_of_each = [3] if reduces_rows else [18, 18, 12, 18]
+        wanted = [[f"all_gather over {dims} of {size} ranks, {4 * n * size} bytes"] for n in numbers_of_each]
+        assert found == wanted * len(widths)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5])
+def test_flattened_rows_of_uneven_shards(rows: int) -> None:
+    """A rank has whole rows of what is flattened: 7, 7 and none of 14 elements."""
+
+    def run_flat(rank: int, size: int) -> list[str]:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([rows, 7], contiguity=True)
+            for y in fd.ops.var_mean(fd.ops.reshape(x, [rows * 7]), [0], 0):
+                fd.add_output(y)
+            x.set_device_mesh(DeviceMesh([0, 1, 2]))
+            x.outer_split(0, 3, uneven=True)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        check(fd, [numbers(rows, 7)])
+        return [str(c) for c in fd.explain().collectives]
+
+    assert run_ranks(3, run_flat) == [["all_gather over mesh_x of 3 ranks, 36 bytes"]] * 3

@@ -47,7 +47,9 @@ def communication_of(expr: Expr) -> Communication | None:
     over = mesh_dims_of(expr)
     if len(over) > 1 or expr.attributes.get("exchange"):
         assert mesh is not None, f"{expr.op} communicates without a mesh"
-        kind = "all_reduce" if expr.op in REDUCTIONS else "all_to_all"
+        kind = (
+            "all_reduce" if expr.op in REDUCTIONS else "all_to_all" if "exchange" in expr.attributes else "all_gather"
+        )
         return Communication(kind, over, size, prod(mesh.extent(p) for p in over))
     if not over:
         return None
@@ -105,13 +107,14 @@ def chunk_of(expr: Expr) -> object:
 
 
 def _gathers_ranks(expr: Expr) -> bool:
-    """Is it an all-gather of the outermost axis, all of which is on the mesh dimension, one number for every rank?"""
+    """Is it an all-gather of outermost axes, each all on a mesh dimension, one number for every rank?"""
     found = communication_of(expr)
-    if found is None or found.kind != "all_gather" or found.mesh_dim is None:
+    if found is None or found.kind != "all_gather":
         return False
     source = expr.tensors[0].domain
-    digits = source.digits_on(found.mesh_dim)
-    return source.logical[0] == digits and extent(digits) == found.team and source.allocation is None
+    digits = tuple(source.digits_on(p) for p in found.mesh_dims)
+    walked = prod(extent(axis) for axis in digits)
+    return source.logical[: len(digits)] == digits and walked == found.team and source.allocation is None
 
 
 def mesh_dims_of(expr: Expr) -> tuple[ParallelType, ...]:

@@ -40,6 +40,9 @@ def prepare(expr: Expr, rank: int, device: torch.device) -> Step:
         return _broadcast_along(team, cast(int, expr.attributes["root"]), target, rank, device)
     if found.kind == "all_to_all" and expr.attributes.get("exchange"):
         return prepare_exchange(source.domain, target.domain, found.mesh_dims, mesh, rank, device)
+    if len(found.mesh_dims) != 1 and found.kind == "all_gather":  # of numbers of each rank, which stand outermost
+        shape = target.domain.local_shape(rank)
+        return lambda x: communication.equal_all_gather(x.reshape(1, -1), 0, team).reshape(shape)
     if len(found.mesh_dims) != 1:
         op, axes = cast(communication.Reduction, expr.op), cast(tuple[int, ...], expr.attributes["axes"])
         shape = target.domain.local_shape(rank)
@@ -204,7 +207,7 @@ class _Change:
         wanted = [atom for axis in want for d in axis for atom in cuts[d]]
         order = [atoms.index(atom) for atom in wanted]
         extents = tuple(atom.extent for atom in front)
-        return lambda x: x.reshape(*extents, *pieces).permute(order).reshape(shape)
+        return lambda x: x.reshape(*extents, *pieces).permute(order).reshape(shape).contiguous()
 
 
 def _equal(sizes: Sequence[int]) -> bool:

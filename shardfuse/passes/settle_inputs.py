@@ -82,18 +82,21 @@ def _record(tv: TensorView, domain: BoundDomain, mesh: DeviceMesh, uneven: bool)
     todo = [(p, digits[0]) for p, digits in domain.sharding if len(digits) == 1]
     while todo:
         places = [(place, entry) for entry in todo if (place := _place(left, entry[1])) is not None]
-        if not places:
+        turns = [(turn, entry) for place, entry in places if (turn := _turn(place, *entry, mesh)) is not None]
+        if not turns:
             return
-        found = min(places, key=lambda item: _turn(*item))[1]
+        found = min(turns, key=lambda item: item[0])[1]
         todo.remove(found)
         _split(tv, left, *found, mesh.extent(found[0]), uneven)
 
 
-def _turn(place: tuple[IterDomain, Axis, Axis], entry: tuple[ParallelType, Digit]) -> int:
+def _turn(
+    place: tuple[IterDomain, Axis, Axis], parallel_type: ParallelType, digit: Digit, mesh: DeviceMesh
+) -> int | None:
     """Inner parts that divide the axis first, then outer parts: what these leave may be short, and is not cut again."""
     if not place[1]:
         return 1
-    return 0 if is_even((entry[1],), entry[1].extent) else 2
+    return 0 if is_even((digit,), mesh.extent(parallel_type)) else None
 
 
 Left = dict[IterDomain, Axis]

@@ -16,9 +16,9 @@ after (each rank centres its rows on a mean of its own; the gathers are packed i
     T1 = N * (pivot + sum(n * e) / N)
     T6 = sum(q - r * r / n) + sum(n * square(e - sum(n * e) / N))           Chan, Golub & LeVeque 1979
 
-``n`` is what a rank has of the axis: fewer elements on the last ranks of an uneven shard, maybe none.  A softmax goes
-alike, with exp(T0 - m) summed, m the largest of a rank, and sum(q * exp(m - max(m))) at the end (Milakov & Gimelshein
-2018).
+``n`` is what a rank has of the axis: fewer elements on the last ranks of an uneven shard, maybe none.  Where several
+mesh dimensions hold parts of what is reduced, each has an axis; one gather is over all of them.  A softmax goes alike,
+with exp(T0 - m) summed, m the largest of a rank, and sum(q * exp(m - max(m))) at the end (Milakov & Gimelshein 2018).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..analysis.resharding import PACKED_BYTES, local_bytes
 from ..analysis.sharding import carries, is_even, ordered, outermost, reduced_axes, restrict
 from ..analysis.statistics import first_of
 from ..ir.digits import Axis, Root, axis_of, extent
-from ..ir.domain import BoundDomain, Sharding
+from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.dtype import DataType
 from ..ir.expr import VIEWS, BoundFusion, BoundTensor, Expr, Number, Scalar, Value
 from ..mesh import DeviceMesh, ParallelType
@@ -41,12 +41,11 @@ from ..mesh import DeviceMesh, ParallelType
 
 @dataclass(frozen=True)
 class Statistic:
-    """``first``: the sum or the max over axes of which ``p`` holds ``digits``; ``second``: the sum that needs it."""
+    """``first``: the sum or the max; ``second``: the sum that needs it; ``held``: the parts of the reduced axes."""
 
     first: Expr
     second: Expr
-    p: ParallelType
-    digits: Axis
+    held: Sharding
 
     @property
     def x(self) -> BoundTensor:
@@ -58,6 +57,41 @@ class Statistic:
         assert mesh is not None, "a statistic is of a sharded tensor"
         return mesh
 
+    @property
+    def mesh_dims(self) -> tuple[ParallelType, ...]:
+        return tuple(p for p, _ in self.held)
+
+    def pieces(self) -> tuple[int, list[_Cut]] | None:
+        """How many elements every rank has of the axes that are cut evenly, and in order the cuts of the others.
+
+        ``None`` where a part is neither outermost of what the cuts before it left, nor of one size on all ranks.
+        """
+        left = reduced_axes(self.first)
+        todo, cuts = list(self.held), list[_Cut]()
+        while todo:
+            even = next((e for e in todo if is_even(e[1], self.mesh.extent(e[0]))), None)
+            p, digits = even or next((e for e in todo if outermost(left, e[1]) is not None), (None, ()))
+            if p is None:
+                return None
+            rest = tuple(without(axis, digits) for axis in left)
+            at = None if even else outermost(left, digits)
+            if at is not None:
+                cuts.append(_Cut(p, at, extent(left[at]), extent(rest[at])))
+            todo.remove((p, digits))
+            left = rest
+        uneven = [cut.axis for cut in cuts]
+        return prod(extent(axis) for k, axis in enumerate(left) if k not in uneven), cuts
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """``p`` gives each rank ``chunk`` of the ``most`` elements of a reduced ``axis``, the last ones what is left."""
+
+    p: ParallelType
+    axis: int
+    most: int
+    chunk: int
+
 
 def find_statistics(fusion: BoundFusion) -> dict[Expr, Statistic]:
     """By their first Expr.  Shardings are settled."""
@@ -67,34 +101,27 @@ def find_statistics(fusion: BoundFusion) -> dict[Expr, Statistic]:
         first = first_of(second, maker)
         if first is None or first in found:
             continue
-        held = _mesh_dim(first, second)
-        if held is not None:
-            statistic = Statistic(first, second, *held)
-            if _is_cheaper(statistic, h200_nodes(fusion.ranks_per_node)):
-                found[first] = statistic
+        statistic = Statistic(first, second, _held(first, second))
+        if statistic.held and statistic.pieces() and _is_cheaper(statistic, h200_nodes(fusion.ranks_per_node)):
+            found[first] = statistic
     return found
 
 
-def _mesh_dim(first: Expr, second: Expr) -> tuple[ParallelType, Axis] | None:
-    """The one mesh dimension that holds a part of the reduced axes, where the merge fits the shardings and dtypes."""
+def _held(first: Expr, second: Expr) -> Sharding:
+    """What mesh dimensions hold of the reduced axes; nothing where the merge does not fit the shardings and dtypes."""
     x, a, b = first.tensors[0], first.output, second.output
     if x.domain.mesh is None or not (x.dtype is a.dtype is b.dtype) or x.dtype not in (DataType.Float, DataType.Double):
-        return None
-    reduced = reduced_axes(first)
-    held = [(p, digits) for p, digits in x.domain.sharding if carries(reduced, digits)]
-    if len(held) != 1:
-        return None
-    p, digits = held[0]
+        return ()
     here = restrict(x.domain.sharding, a.domain.logical, x.domain.mesh)
     if any((t.domain.mesh, t.domain.sharding, t.domain.allocation) != (x.domain.mesh, here, None) for t in (a, b)):
-        return None
-    is_countable = is_even(digits, x.domain.mesh.extent(p)) or outermost(x.domain.logical, digits) is not None
-    return (p, digits) if is_countable else None
+        return ()
+    reduced = reduced_axes(first)
+    return tuple(entry for entry in x.domain.sharding if carries(reduced, entry[1]))
 
 
 def _is_cheaper(statistic: Statistic, links: Links) -> bool:
     """One gather of the numbers of every rank, against two all-reduces of one."""
-    team = statistic.mesh.team(statistic.mesh.ranks[0], statistic.p)
+    team = statistic.mesh.box(statistic.mesh.ranks[0], statistic.mesh_dims)
     n, size = len(team), local_bytes(statistic.first.output)
     numbers = 2 if statistic.first.op == "max" else 3
     gathered = links.seconds(team, numbers * size * (n - 1), 2 * numbers * size * n)
@@ -114,7 +141,8 @@ class _Builder:
 
     def __post_init__(self) -> None:
         s = self.statistic
-        self.ranks = axis_of(Root(f"{s.p}_of_{s.first.output.name}", s.mesh.extent(s.p)))
+        self.ranks = {p: axis_of(Root(f"{p}_of_{s.first.output.name}", s.mesh.extent(p))) for p in s.mesh_dims}
+        self.places = tuple(range(len(self.ranks)))
 
     def build(self) -> list[Expr]:
         if self.statistic.first.op == "max":
@@ -132,9 +160,9 @@ class _Builder:
         apart = self.op("sub", x, self.along_rows(self.op("where", lowest, self.number(0.0), centre)))
         total = self.partial(second, self.op("exp", apart))
         m, q = self.gather(largest), self.gather(total)
-        self.exprs.append(Expr("max", (m,), (first.output,), {"axes": (0,)}))
+        self.exprs.append(Expr("max", (m,), (first.output,), {"axes": self.places}))
         away = self.op("exp", self.op("sub", m, self.over_ranks(first.output)))
-        self.exprs.append(Expr("sum", (self.op("mul", q, away),), (second.output,), {"axes": (0,)}))
+        self.exprs.append(Expr("sum", (self.op("mul", q, away),), (second.output,), {"axes": self.places}))
 
     def moments(self) -> None:
         first, second, x = self.statistic.first, self.statistic.second, self.statistic.x
@@ -153,7 +181,7 @@ class _Builder:
         away = self.op("sub", e, self.over_ranks(shift))
         within = self.op("sub", q, self.op("div", self.op("mul", r, r), at_least_one))
         between = self.op("mul", self.op("mul", away, away), weight)
-        self.exprs.append(Expr("sum", (self.op("add", within, between),), (second.output,), {"axes": (0,)}))
+        self.exprs.append(Expr("sum", (self.op("add", within, between),), (second.output,), {"axes": self.places}))
 
     # pieces
 
@@ -166,12 +194,13 @@ class _Builder:
         )
 
     def op(self, op: str, *operands: Value) -> BoundTensor:
-        """Pointwise, where the widest operand lives."""
+        """Pointwise, on all that the operands walk."""
         tensors = [v for v in operands if isinstance(v, BoundTensor)]
-        widest = max(tensors, key=lambda t: len([axis for axis in t.domain.logical if axis]))
-        assert all(t.ndim == widest.ndim for t in tensors), f"operands of {op} are of one rank"
+        columns = zip(*(t.domain.logical for t in tensors), strict=True)
+        logical = tuple(next((axis for axis in column if axis), ()) for column in columns)
+        sharding = ordered(dict(entry for t in tensors for entry in t.domain.sharding).items())
         dtype = DataType.Bool if op == "eq" else self.statistic.x.dtype
-        out = self.like(dtype, replace(widest.domain, allocation=None))
+        out = self.like(dtype, BoundDomain(logical, self.statistic.mesh, sharding))
         self.exprs.append(Expr(op, operands, (out,)))
         return out
 
@@ -186,19 +215,19 @@ class _Builder:
         return out
 
     def without_ranks(self, sharding: Sharding) -> Sharding:
-        return tuple(entry for entry in sharding if entry[0] is not self.statistic.p)
+        return tuple(entry for entry in sharding if entry[0] not in self.ranks)
 
     def partial(self, reduction: Expr, tensor: BoundTensor) -> BoundTensor:
-        """This rank's part, on a visible axis of the mesh."""
+        """This rank's part, on a visible axis for each mesh dimension."""
         kept = reduction.output.domain
-        sharding = ordered([*kept.sharding, (self.statistic.p, self.ranks)])
-        out = self.like(tensor.dtype, BoundDomain((self.ranks, *kept.logical), self.statistic.mesh, sharding))
-        self.exprs.append(Expr(reduction.op, (tensor,), (out,), {**reduction.attributes, "partial": 1}))
+        sharding = ordered([*kept.sharding, *self.ranks.items()])
+        out = self.like(tensor.dtype, BoundDomain((*self.ranks.values(), *kept.logical), self.statistic.mesh, sharding))
+        self.exprs.append(Expr(reduction.op, (tensor,), (out,), {**reduction.attributes, "partial": len(self.ranks)}))
         return out
 
     def on_this_rank(self, tensor: BoundTensor) -> BoundTensor:
-        """Without the axis of the ranks: another value on each of them."""
-        return self.view("squeeze", tensor, tensor.domain.logical[1:], {"axes": (0,)})
+        """Without the axes of the ranks: another value on each of them."""
+        return self.view("squeeze", tensor, tensor.domain.logical[len(self.ranks) :], {"axes": self.places})
 
     def along_rows(self, tensor: BoundTensor) -> BoundTensor:
         """The same value for all that was reduced."""
@@ -208,38 +237,45 @@ class _Builder:
 
     def over_ranks(self, tensor: BoundTensor) -> BoundTensor:
         """The same value for every rank."""
-        new = (True, *(False for _ in tensor.domain.logical))
-        return self.view("broadcast", tensor, ((), *tensor.domain.logical), {"new": new})
+        new = (*(True for _ in self.ranks), *(False for _ in tensor.domain.logical))
+        return self.view("broadcast", tensor, (*(() for _ in self.ranks), *tensor.domain.logical), {"new": new})
 
     def gather(self, tensor: BoundTensor) -> BoundTensor:
         out = self.like(tensor.dtype, replace(tensor.domain, sharding=self.without_ranks(tensor.domain.sharding)))
-        self.exprs.append(Expr("set", (tensor,), (out,), {"mesh": self.statistic.p}))
+        dims = self.statistic.mesh_dims
+        self.exprs.append(Expr("set", (tensor,), (out,), {"mesh": dims[0] if len(dims) == 1 else dims}))
         return out
 
     def total(self, tensor: BoundTensor) -> BoundTensor:
-        domain = BoundDomain(tensor.domain.logical[1:], self.statistic.mesh, tensor.domain.sharding)
-        out = self.like(tensor.dtype, domain)
-        self.exprs.append(Expr("sum", (tensor,), (out,), {"axes": (0,)}))
+        logical = tensor.domain.logical[len(self.ranks) :]
+        out = self.like(tensor.dtype, BoundDomain(logical, self.statistic.mesh, tensor.domain.sharding))
+        self.exprs.append(Expr("sum", (tensor,), (out,), {"axes": self.places}))
         return out
 
     def counts(self, *, least: int, is_local: bool) -> Value:
         """How many elements of the reduced axes each rank has, or ``least``: a number, or one for each rank."""
-        s, n = self.statistic, extent(self.ranks)
-        reduced = reduced_axes(s.first)
-        whole = prod(extent(axis) for axis in reduced)
-        if is_even(s.digits, n):
-            return self.number(float(whole // n))
-        (axis,) = (axis for axis in reduced if carries([axis], s.digits))
-        chunk, rest = -(-extent(axis) // n), whole // extent(axis)
-        sharding: Sharding = ((s.p, self.ranks),) if is_local else ()
-        index = self.like(s.x.dtype, BoundDomain((self.ranks,), s.mesh, sharding))
-        self.exprs.append(Expr("iota", (), (index,), {"shape": (n,), "start": 0, "step": 1}))
-        left = self.op("sub", self.number(float(extent(axis))), self.op("mul", index, self.number(float(chunk))))
-        here = self.op("minimum", self.op("maximum", left, self.number(0.0)), self.number(float(chunk)))
-        count = self.op("maximum", self.op("mul", here, self.number(float(rest))), self.number(float(least)))
-        kept = s.first.output.ndim
-        if not kept:
-            return count
-        out = self.like(count.dtype, BoundDomain((self.ranks, *((),) * kept), s.mesh, sharding))
-        self.exprs.append(Expr("broadcast", (count,), (out,), {"new": (False, *(True for _ in range(kept)))}))
+        found = self.statistic.pieces()
+        assert found is not None, "a statistic is of pieces that can be counted"
+        whole, cuts = found
+        left: dict[int, Value] = {}
+        for cut in cuts:
+            begin = self.op("mul", self.coordinate(cut.p, is_local=is_local), self.number(float(cut.chunk)))
+            rest = self.op("sub", left.get(cut.axis, self.number(float(cut.most))), begin)
+            left[cut.axis] = self.op(
+                "minimum", self.op("maximum", rest, self.number(0.0)), self.number(float(cut.chunk))
+            )
+        count: Value = self.number(float(whole))
+        for n in left.values():
+            count = self.op("mul", n, count)
+        return self.op("maximum", count, self.number(float(least))) if left else count
+
+    def coordinate(self, p: ParallelType, *, is_local: bool) -> BoundTensor:
+        """Each rank's place along ``p``, to be broadcast to its statistics."""
+        s, own = self.statistic, self.ranks[p]
+        sharding: Sharding = ((p, own),) if is_local else ()
+        index = self.like(s.x.dtype, BoundDomain((own,), s.mesh, sharding))
+        self.exprs.append(Expr("iota", (), (index,), {"shape": (s.mesh.extent(p),), "start": 0, "step": 1}))
+        new = (*(q is not p for q in self.ranks), *(True for _ in s.first.output.domain.logical))
+        out = self.like(index.dtype, BoundDomain(tuple(() if flag else own for flag in new), s.mesh, sharding))
+        self.exprs.append(Expr("broadcast", (index,), (out,), {"new": new}))
         return out
