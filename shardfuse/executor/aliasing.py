@@ -1,25 +1,43 @@
-"""Outputs that are written into an input's storage, at the end of a call and all at once."""
+"""Outputs that are written into an input's storage: by the kernel that makes them, or all at once when a call ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from ..ir.expr import BoundFusion, BoundTensor
+from .in_place import own, replace
+
+Holds = Callable[[BoundTensor], bool]
 
 
-def alias_lines(fusion: BoundFusion, names: dict[str, object], holds: Callable[[BoundTensor], bool]) -> list[str]:
-    """Lines of the program: every output apart from what is written to, then the writes."""
+def own_lines(
+    fusion: BoundFusion, replaced: Mapping[BoundTensor, BoundTensor], names: dict[str, object], holds: Holds
+) -> list[str]:
+    """The first line: which of the inputs that kernels write over have storage of their own."""
+    if not replaced:
+        return []
+    names.update(own=own, replace=replace)
+    targets = list(replaced.values())
+    others = [v for v in fusion.inputs if isinstance(v, BoundTensor) and holds(v) and v not in targets]
+    found = "".join(f"own_{t}, " for t in targets)
+    return [f"{found}= own(({_listed(targets)}), ({_listed(others)}))"]
+
+
+def alias_lines(
+    fusion: BoundFusion, replaced: Mapping[BoundTensor, BoundTensor], names: dict[str, object], holds: Holds
+) -> list[str]:
+    """The last lines: every output apart from what is written to, then the writes."""
     pairs = [(out, target) for out, target in fusion.aliases.items() if holds(out) and holds(target)]
     if not pairs:
         return []
     names["apart"] = apart
-    targets = ", ".join(target.name for _, target in pairs)
-    outputs = [t for t in dict.fromkeys(fusion.outputs) if holds(t)]
+    targets = _listed([target for _, target in pairs])
+    outputs = [t for t in dict.fromkeys(fusion.outputs) if holds(t) and t not in replaced]
     return [
-        *(f"{t} = apart({t}, ({targets},))" for t in outputs),
-        *(f"{target}.copy_({out})" for out, target in pairs),
+        *(f"{t} = apart({t}, ({targets}))" for t in outputs),
+        *(f"replace({target}, {out})" if out in replaced else f"{target}.copy_({out})" for out, target in pairs),
     ]
 
 
@@ -27,3 +45,7 @@ def apart(x: torch.Tensor, targets: Sequence[torch.Tensor]) -> torch.Tensor:
     """``x``, or a copy of it where it lies in storage that is about to be written to."""
     here = x.untyped_storage().data_ptr()
     return x.clone() if any(t.untyped_storage().data_ptr() == here for t in targets) else x
+
+
+def _listed(tensors: Sequence[BoundTensor]) -> str:
+    return "".join(f"{t}, " for t in tensors).rstrip()

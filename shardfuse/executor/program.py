@@ -28,6 +28,7 @@ import torch
 from ..allocation.layouts import layout_of, strides_of
 from ..analysis.resharding import communication_of
 from ..codegen import generate
+from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
 from ..ir.domain import BoundDomain
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Number, Scalar
@@ -36,10 +37,11 @@ from ..ops.evaluate import evaluate_all, evaluate_local
 from ..schedulers.plan import KernelPlan
 from ..schedulers.segment import Segment
 from . import resharding
-from .aliasing import alias_lines
+from .aliasing import alias_lines, own_lines
 from .allocation_form import from_allocation, to_allocation
 from .chunks import Place, in_place
 from .host_scalars import host_lines
+from .in_place import reads_before_it_writes
 from .kernel import Kernel
 from .options import CompileOptions
 from .streams import start_and_wait
@@ -83,6 +85,12 @@ class ProgramBuilder:
     names: dict[str, object] = field(default_factory=dict[str, object])
     sources: list[str] = field(default_factory=list[str])
     meta: dict[BoundTensor, torch.Tensor] = field(default_factory=dict[BoundTensor, torch.Tensor])
+    replaceable: Mapping[BoundTensor, BoundTensor] = field(default_factory=dict[BoundTensor, BoundTensor])
+    """Outputs that may be written over an input."""
+    replaced: dict[BoundTensor, BoundTensor] = field(default_factory=dict[BoundTensor, BoundTensor])
+    """Those that are."""
+    moved: set[BoundTensor] = field(default_factory=set[BoundTensor])
+    """Inputs that come on the CPU and are taken to the device."""
     started: dict[str, Segment] = field(default_factory=dict[str, Segment])
     """Collectives that nothing has waited for, in order."""
 
@@ -94,6 +102,7 @@ class ProgramBuilder:
         for value, there in zip(self.fusion.inputs, on_cpu or (), strict=False):
             if there and isinstance(value, BoundTensor) and self.device.type != "cpu":
                 self.names["home"] = self.device
+                self.moved.add(value)
                 self.lines.append(f"{value} = {value}.to(home)")
         self.lines += host_lines(self.fusion, self.names, self.device)
         for value, form in zip(self.fusion.inputs, forms, strict=True):
@@ -173,9 +182,22 @@ class ProgramBuilder:
             self.names[f"chunks_{place.whole}"] = place.cut
             self.lines.append(f"{', '.join(map(str, place.chunks))} = chunks_{place.whole}({place.whole})")
 
-    def make(self, tensor: BoundTensor) -> None:
+    def make(self, tensor: BoundTensor, source: KernelSource | None = None) -> None:
+        """Storage for ``tensor``, or that of the input that it replaces.  ``source``: the kernel that writes it."""
         self.names[f"empty_{tensor}"] = _storage(self.meta[tensor], self.device)
-        self.lines.append(f"{tensor} = empty_{tensor}()")
+        target = self.replaceable.get(tensor)
+        if source is not None and target is not None and self.may_replace(tensor, target, source):
+            self.replaced[tensor] = target
+            self.lines.append(f"{tensor} = {target} if own_{target} else empty_{tensor}()")
+        else:
+            self.lines.append(f"{tensor} = empty_{tensor}()")
+
+    def may_replace(self, tensor: BoundTensor, target: BoundTensor, source: KernelSource) -> bool:
+        """Is ``target`` here as it was given, laid out as ``tensor``, and read by the kernel before it is written?"""
+        x, y = self.meta[tensor], self.samples[target]
+        is_given = self.holds(target) and target not in self.moved and self.meta[target] is y
+        alike = (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+        return is_given and alike and reads_before_it_writes(source, target, tensor)
 
     def wait(self, tensors: Sequence[BoundTensor]) -> None:
         """Wait for the collectives that make ``tensors``: for the last, with which those before it have ended."""
@@ -256,7 +278,7 @@ class ProgramBuilder:
             self.sources.append(kernel.source.text)
             for t in plan.segment.outputs:
                 if t not in self.places:
-                    self.make(t)
+                    self.make(t, kernel.source)
             self.names[f"kernel_{k}_{i}"] = kernel.launcher()
             self.labels[f"kernel_{k}_{i}"] = kernel.source.name
             arguments = ", ".join([*map(str, kernel.source.tensors), *map(_scalar_text, kernel.source.scalars)])
@@ -278,7 +300,8 @@ class ProgramBuilder:
         results: list[str] = []
         domains: list[BoundDomain | None] = []
         self.wait([t for segment in self.started.values() for t in segment.outputs])
-        self.lines += alias_lines(self.fusion, self.names, self.holds)
+        self.lines = [*own_lines(self.fusion, self.replaced, self.names, self.holds), *self.lines]
+        self.lines += alias_lines(self.fusion, self.replaced, self.names, self.holds)
         for k, (t, form) in enumerate(zip(self.fusion.outputs, forms, strict=True)):
             if t in self.fusion.aliases:
                 continue

@@ -28,6 +28,7 @@ from ..mesh import current_rank, world_size
 from ..mesh.groups import world_key
 from ..passes.recorded_domains import allocation_shape
 from ..passes.settle_inputs import settle_inputs
+from ..schedulers.in_place import replaceable
 from ..schedulers.plan import Params
 from .script import definition_script
 
@@ -261,6 +262,7 @@ class FusionExecutorCache:
             samples[tensor] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)
         builder = ProgramBuilder(plan.fusion, rank, bound.device, self.options, samples, places)
+        builder.replaceable = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
         builder.begin(
             [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],
             [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],

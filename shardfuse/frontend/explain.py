@@ -8,6 +8,7 @@ from ..analysis.resharding import Communication, communication_of, local_bytes, 
 from ..codegen.specialisation import Specialisation, specialised
 from ..compiler import Plan, PlannedSegment
 from ..schedulers import SCHEDULERS
+from ..schedulers.in_place import replaceable
 from ..schedulers.online import reads
 from ..schedulers.plan import KernelPlan
 from .cuts import Cut, cuts_of, moved_bytes
@@ -37,8 +38,9 @@ class SegmentExplanation:
 class Explanation:
     """``kernels``: how many kernels one rank launches (torch calls apart); ``bytes``: what its segments read and write.
 
-    ``copies``: outputs that are written into an input's storage, a copy each, which ``bytes`` has too.  ``cuts``: pairs
-    of kernels' segments that read the same or one of which reads the other's result, and why they are not one.
+    ``copies``: outputs that are copied into an input's storage, as no kernel may write them there; ``bytes`` has them
+    too.  ``cuts``: pairs of kernels' segments that read the same or one of which reads the other's result, and why they
+    are not one.
 
     A plan is the same on every rank and with or without a GPU.
     """
@@ -79,9 +81,11 @@ def explain_plan(plan: Plan) -> Explanation:
     segments = tuple(_segment(s) for s in plan.segments)
     found = [c for s in plan.segments for c in _collectives(s)]
     collectives = tuple(c for c in found if c.kind != "slice")
-    moved = sum(s.bytes for s in segments) + sum(2 * local_bytes(t) for t in plan.fusion.aliases)
+    replaced = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
+    copied = [t for t in plan.fusion.aliases if t not in replaced]
+    moved = sum(s.bytes for s in segments) + sum(2 * local_bytes(t) for t in copied)
     kernels = sum(len(s.kernels) for s in segments)
-    return Explanation(segments, kernels, collectives, moved, len(plan.fusion.aliases), cuts_of(plan))
+    return Explanation(segments, kernels, collectives, moved, len(copied), cuts_of(plan))
 
 
 def _collectives(planned: PlannedSegment) -> list[Communication]:

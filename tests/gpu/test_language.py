@@ -1,4 +1,4 @@
-"""Random numbers drawn in kernels, and attention's backward by torch's flash kernels."""
+"""Random numbers drawn in kernels, inputs that kernels write over, attention's backward by torch's flash kernels."""
 
 from __future__ import annotations
 
@@ -56,3 +56,24 @@ def test_attention_and_its_backward(is_causal: bool) -> None:
     wanted = [expected, *torch.autograd.grad(expected, leaves, inputs[3].double())]
     for x, want in zip(found, wanted, strict=True):
         assert (x.double() - want).norm() <= 1e-2 * want.norm()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(4096, 1024), (1000, 5140), (256, 65536), (64, 262144)])
+def test_the_stream_that_a_norm_adds_to_is_written_over(rows: int, columns: int) -> None:
+    """Bitwise what two tensors give: no thread reads what another has written, 50 times."""
+    with FusionDefinition() as fd, FusionDefinition() as apart:
+        for each in (fd, apart):
+            x, stream = (each.define_tensor([-1, columns], dtype=DataType.BFloat16, contiguity=True) for _ in range(2))
+            total = each.ops.add(x, stream)
+            mean = each.ops.mean(each.ops.mul(total, total), [1], keepdim=True)
+            each.add_output(total, stream if each is fd else None)
+            each.add_output(each.ops.mul(total, each.ops.rsqrt(each.ops.add(mean, 1e-6))))
+    generator = torch.Generator().manual_seed(1)
+    x, given = (torch.randn(rows, columns, generator=generator).bfloat16().to(DEVICE) for _ in range(2))
+    expected = apart.execute([x, given])
+    for _ in range(50):
+        stream = given.clone()
+        (normed,) = fd.execute([x, stream])
+        assert torch.equal(stream, expected[0])
+        assert torch.equal(normed, expected[1])
+    assert "copy_" not in fd.last_trace().split("# host program")[1]

@@ -1,0 +1,166 @@
+"""Outputs that kernels write over the inputs that they replace, under Triton's interpreter, against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from interpreted import values
+
+from shardfuse import DataType, FusionDefinition
+from shardfuse.codegen.source import KernelSource
+from shardfuse.executor.in_place import reads_before_it_writes
+from shardfuse.ir.domain import BoundDomain
+from shardfuse.ir.expr import BoundTensor
+
+F = DataType.Float
+
+
+def step(n: int = -1) -> FusionDefinition:
+    """An AdamW step: parameter and moments in place."""
+    with FusionDefinition(backend="triton") as fd:
+        p, m, v, g = (fd.define_tensor([n]) for _ in range(4))
+        o = fd.ops
+        new_m = o.add(o.mul(m, 0.9), o.mul(g, 0.1))
+        new_v = o.add(o.mul(v, 0.99), o.mul(o.mul(g, g), 0.01))
+        new_p = o.sub(o.mul(p, 0.999), o.mul(o.div(new_m, o.add(o.sqrt(new_v), 1e-8)), 1e-3))
+        for out, target in ((new_p, p), (new_m, m), (new_v, v)):
+            fd.add_output(out, target)
+    return fd
+
+
+def step_of_torch(p: torch.Tensor, m: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+    m, v = m * 0.9 + g * 0.1, v * 0.99 + g * g * 0.01
+    return [p * 0.999 - m / (v.sqrt() + 1e-8) * 1e-3, m, v]
+
+
+def host_program(fd: FusionDefinition) -> str:
+    return fd.last_trace().split("# host program")[1]
+
+
+def close(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x.double(), y.double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [4096, 5000])
+def test_an_optimiser_step_copies_nothing(n: int) -> None:
+    p, m, v, g = values(n), values(n, seed=1), values(n, seed=2).abs(), values(n, seed=3)
+    expected = step_of_torch(*(t.double() for t in (p, m, v, g)))
+    given, versions, places = g.clone(), [t._version for t in (p, m, v)], [t.data_ptr() for t in (p, m, v)]
+    fd = step()
+    assert fd.execute([p, m, v, g]) == []
+    close([p, m, v], expected)
+    assert torch.equal(g, given)
+    assert places == [t.data_ptr() for t in (p, m, v)]
+    assert all(t._version > before for t, before in zip((p, m, v), versions, strict=True)), "autograd is told"
+    assert "copy_" not in host_program(fd)
+    assert fd.explain().copies == 0
+
+
+@pytest.mark.parametrize("shared", ["whole", "overlapping"])
+def test_inputs_that_share_storage_are_written_at_the_end(shared: str) -> None:
+    n = 4096
+    flat = values(2 * n)
+    p, g = (flat[:n], flat[:n]) if shared == "whole" else (flat[:n], flat[8 : n + 8])
+    m, v = values(n, seed=1), values(n, seed=2).abs()
+    expected = step_of_torch(*(t.double() for t in (p, m, v, g)))
+    step().execute([p, m, v, g])
+    close([p, m, v], expected)
+
+
+def residual(rows: int, columns: int) -> FusionDefinition:
+    """The residual stream and the norm of it."""
+    with FusionDefinition(backend="triton") as fd:
+        x, stream, w = fd.define_tensor([-1, columns]), fd.define_tensor([-1, columns]), fd.define_tensor([columns])
+        o = fd.ops
+        total = o.add(x, stream)
+        mean = o.mean(o.mul(total, total), [1], keepdim=True)
+        gain = o.broadcast_in_dim(w, [rows, columns], [1])
+        fd.add_output(total, stream)
+        fd.add_output(o.mul(o.mul(total, o.rsqrt(o.add(mean, 1e-6))), gain))
+    return fd
+
+
+@pytest.mark.parametrize("columns", [1024, 1000, 40000])
+def test_a_norm_writes_the_stream_that_it_adds_to(columns: int) -> None:
+    """Rows of one program, and of a team of them."""
+    rows = 3
+    x, stream, w = values(rows, columns), values(rows, columns, seed=1), values(columns, seed=2)
+    total = x.double() + stream.double()
+    expected = total * torch.rsqrt((total * total).mean(1, keepdim=True) + 1e-6) * w.double()
+    fd = residual(rows, columns)
+    (found,) = fd.execute([x, stream, w])
+    close([stream, found], [total, expected])
+    assert "copy_" not in host_program(fd)
+    assert fd.explain().copies == 0
+
+
+@pytest.mark.parametrize("reader", ["output", "view", "another kernel", "another place"])
+def test_what_others_read_is_written_at_the_end(reader: str) -> None:
+    with FusionDefinition(backend="triton") as fd:
+        x, y = fd.define_tensor([64, 64]), fd.define_tensor([64, 64])
+        o = fd.ops
+        if reader == "output":
+            fd.add_output(x)
+        if reader == "view":
+            fd.add_output(o.permute(x, [1, 0]))
+        if reader == "another kernel":
+            fd.add_output(o.sum(o.exp(x), [0, 1]))
+        other = o.permute(x, [1, 0]) if reader == "another place" else x
+        fd.add_output(o.add(o.mul(y, 2.0), other), x)
+    given, y = values(64, 64), values(64, 64, seed=1)
+    x = given.clone()
+    found = fd.execute([x, y])
+    close([x], [y * 2.0 + (given.T if reader == "another place" else given)])
+    before = {"output": given, "view": given.T, "another kernel": given.double().exp().sum()}
+    close(found, [before[reader]] if reader in before else [])
+    if reader in ("view", "another place"):
+        assert "copy_(" in host_program(fd)
+
+
+SOURCE = """
+import triton.language as tl
+def kernel(T0_ptr, T1_ptr, n):
+    c = tl.arange(0, 128)
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "may"),
+    [
+        (["a = tl.load(T0_ptr + c)", "tl.store(T1_ptr + c, a)"], True),
+        (["a = tl.load(T0_ptr + c, mask=c < n)", "b = tl.load(T0_ptr + 128 + c)",
+          "tl.store(T1_ptr + c, a)", "tl.store(T1_ptr + 128 + c, b)"], True),
+        (["a = tl.load(T0_ptr + c)", "tl.store(T1_ptr + c, a)", "b = tl.load(T0_ptr + c)"], False),  # read again
+        (["a = tl.load(T0_ptr + n - c)", "tl.store(T1_ptr + c, a)"], False),  # another's element
+        (["a = tl.load(T0_ptr + c)", "b = tl.load(T0_ptr)", "tl.store(T1_ptr + c, a + b)"], False),
+        (["p = T0_ptr + c", "a = tl.load(p)", "tl.store(T1_ptr + c, a)"], False),  # not seen where it is read
+        (["a = tl.load(T0_ptr + c)", "tl.atomic_add(T1_ptr + c, a)"], False),
+    ],
+)  # fmt: skip
+def test_what_a_kernel_may_write_over(lines: list[str], may: bool) -> None:
+    x, y = (BoundTensor(name, F, BoundDomain(())) for name in ("T0", "T1"))
+    source = KernelSource("kernel", SOURCE.format("\n    ".join(lines)), (x, y), (), (), 1, 4, 1)
+    assert reads_before_it_writes(source, x, y) is may
+
+
+def test_what_nobody_reads_is_written_over() -> None:
+    with FusionDefinition(backend="triton") as fd:
+        x, y = fd.define_tensor([4096]), fd.define_tensor([4096])
+        fd.add_output(fd.ops.exp(y), x)
+    x, y = values(4096), values(4096, seed=1)
+    fd.execute([x, y])
+    close([x], [y.exp()])
+    assert "copy_" not in host_program(fd)
+
+
+def test_an_expanded_input_is_refused_by_torch_as_before() -> None:
+    x, y = values(1).expand(4096), values(4096, seed=1)
+    with FusionDefinition(backend="triton") as fd:
+        a, b = fd.from_pytorch(x), fd.define_tensor([4096])
+        fd.add_output(fd.ops.add(fd.ops.mul(b, 2.0), a), a)
+    with pytest.raises(RuntimeError, match="unsupported operation"):
+        fd.execute([x, y])
