@@ -8,6 +8,7 @@ import torch
 
 from ..ir.expr import BoundFusion, BoundTensor
 from .in_place import own, replace
+from .packing import copy_all
 
 Holds = Callable[[BoundTensor], bool]
 
@@ -35,10 +36,13 @@ def alias_lines(
     names["apart"] = apart
     targets = _listed([target for _, target in pairs])
     outputs = [t for t in dict.fromkeys(fusion.outputs) if holds(t) and t not in replaced]
-    return [
-        *(f"{t} = apart({t}, ({targets}))" for t in outputs),
-        *(f"replace({target}, {out})" if out in replaced else f"{target}.copy_({out})" for out, target in pairs),
-    ]
+    copied = [(out, target) for out, target in pairs if out not in replaced]
+    lines = [f"{t} = apart({t}, ({targets}))" for t in outputs]
+    lines += [f"replace({target}, {out})" for out, target in pairs if out in replaced]
+    if copied:
+        names["copy_all"] = copy_all
+        lines.append(f"copy_all(({_listed([t for _, t in copied])}), ({_listed([out for out, _ in copied])}))")
+    return lines
 
 
 def apart(x: torch.Tensor, targets: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -55,7 +55,7 @@ def test_an_optimiser_step_copies_nothing(n: int) -> None:
     assert torch.equal(g, given)
     assert places == [t.data_ptr() for t in (p, m, v)]
     assert all(t._version > before for t, before in zip((p, m, v), versions, strict=True)), "autograd is told"
-    assert "copy_" not in host_program(fd)
+    assert "copy_all" not in host_program(fd)
     assert fd.explain().copies == 0
 
 
@@ -93,7 +93,7 @@ def test_a_norm_writes_the_stream_that_it_adds_to(columns: int) -> None:
     fd = residual(rows, columns)
     (found,) = fd.execute([x, stream, w])
     close([stream, found], [total, expected])
-    assert "copy_" not in host_program(fd)
+    assert "copy_all" not in host_program(fd)
     assert fd.explain().copies == 0
 
 
@@ -117,7 +117,7 @@ def test_what_others_read_is_written_at_the_end(reader: str) -> None:
     before = {"output": given, "view": given.T, "another kernel": given.double().exp().sum()}
     close(found, [before[reader]] if reader in before else [])
     if reader in ("view", "another place"):
-        assert "copy_(" in host_program(fd)
+        assert "copy_all(" in host_program(fd)
 
 
 SOURCE = """
@@ -154,7 +154,7 @@ def test_what_nobody_reads_is_written_over() -> None:
     x, y = values(4096), values(4096, seed=1)
     fd.execute([x, y])
     close([x], [y.exp()])
-    assert "copy_" not in host_program(fd)
+    assert "copy_all" not in host_program(fd)
 
 
 def test_an_expanded_input_is_refused_by_torch_as_before() -> None:
