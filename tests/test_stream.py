@@ -77,6 +77,33 @@ def test_row_parallel_linear(size: int) -> None:
     kinds = ["product" if "torch" in line else "start" if "start" in line else "call" for line in work]
     assert kinds == ["product", "start"] * 3  # and nothing to put together: each writes to its part of the result
     assert sum("wait" in line for line in lines[0]) == 1
+    (views,) = [line for line in lines[0] if "chunks_" in line]
+    assert views.startswith("T2c0, T2c1, T2c2, T2pc0, T2pc1, T2pc2 = ")  # and is reduced there
+
+
+@pytest.mark.parametrize("op", ["matmul", "linear", "three dims", "two mesh dimensions", "read twice"])
+def test_products_that_are_reduced_in_place(op: str) -> None:
+    def run(rank: int, size: int) -> list[str]:
+        mesh = DeviceMesh([[0, 1], [2, 3]]) if op == "two mesh dimensions" else world_mesh(size)
+        shape = (4, 3, 8) if op == "three dims" else (4, 8)
+        with FusionDefinition() as fd:
+            x, w = fd.define_tensor([-1] * len(shape), contiguity=True), fd.define_tensor([8, 6], contiguity=True)
+            y = fd.ops.matmul(x, w) if op != "linear" else fd.ops.linear(x, fd.ops.permute(w, [1, 0]))
+            fd.add_output(y)
+            if op == "read twice":
+                fd.add_output(fd.ops.sum(fd.ops.mul(y, y), [1]))
+        stream(x, 0, 2)
+        for tv, at in ((x, len(shape)), (w, 0)):
+            tv.set_device_mesh(mesh)
+            for p in mesh.parallel_types:
+                tv.outer_split(at, mesh.extent(p))
+                tv.axis(at).parallelize(p)
+                at += 1
+        check(fd, [values(*shape), values(8, 6, seed=1)])
+        return lines_of(fd)
+
+    for lines in run_ranks(4, run):
+        assert any("chunks_" in line and "pc0" in line for line in lines), lines
 
 
 @pytest.mark.parametrize("size", [2, 4])

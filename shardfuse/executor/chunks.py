@@ -1,13 +1,18 @@
-"""Chunks of a stream that are made where they belong: each in its part of the tensor that they are put together to."""
+"""Chunks of a stream that are made where they belong: each in its part of the tensor that they are put together to.
+
+A product whose partial sums an all-reduce makes such a chunk of is written there too, and reduced where it stands.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 
+from ..analysis.resharding import communication_of
 from ..ir.digits import Axis
 from ..ir.expr import BoundTensor, Expr
 from ..ops.evaluate import chunked
@@ -17,16 +22,26 @@ from ..schedulers.segment import Segment
 
 @dataclass(frozen=True)
 class Place:
-    """``whole`` is ``chunks`` one behind the other along dim ``at``, ``size`` of each."""
+    """``whole`` is ``chunks`` one behind the other along dim ``at``, ``size`` of each.
+
+    partial: where a chunk is reduced in place, its partial sums, with axes of 1 before its own.
+    """
 
     whole: BoundTensor
     chunks: tuple[BoundTensor, ...]
     at: int
     size: int
+    partial: Mapping[BoundTensor, BoundTensor]
+
+    @property
+    def parts(self) -> tuple[BoundTensor, ...]:
+        """All that is a view of ``whole``."""
+        return (*self.chunks, *self.partial)
 
     def cut(self, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The chunks as views."""
-        return torch.split(whole, self.size, self.at)
+        """The parts."""
+        views = dict(zip(self.chunks, torch.split(whole, self.size, self.at), strict=True))
+        return (*views.values(), *(views[t][(None,) * (p.ndim - t.ndim)] for p, t in self.partial.items()))
 
 
 def places_of(segments: Sequence[tuple[Segment, str]], rank: int) -> dict[BoundTensor, Place]:
@@ -36,6 +51,8 @@ def places_of(segments: Sequence[tuple[Segment, str]], rank: int) -> dict[BoundT
     lie apart.
     """
     made = {t: name for segment, name in segments for t in segment.outputs}
+    maker = {t: segment for segment, _ in segments for t in segment.outputs}
+    times_read = Counter(t for segment, _ in segments for t in segment.inputs)
     found: dict[BoundTensor, Place] = {}
     for segment, _ in segments:
         expr = segment.exprs[0]
@@ -43,9 +60,24 @@ def places_of(segments: Sequence[tuple[Segment, str]], rank: int) -> dict[BoundT
             continue
         at, (above, _, below) = chunked(expr.output.domain, cast(Axis, expr.attributes["digits"]), rank)
         if above == 1:
-            place = Place(expr.output, expr.tensors, at, below)
-            found.update(dict.fromkeys((expr.output, *expr.tensors), place))
+            summands = {_summand(maker[t], maker): t for t in expr.tensors}
+            partial = {p: t for p, t in summands.items() if p is not None and times_read[p] == 1}
+            place = Place(expr.output, expr.tensors, at, below, partial)
+            found.update(dict.fromkeys((expr.output, *place.parts), place))
     return found
+
+
+def _summand(segment: Segment, maker: Mapping[BoundTensor, Segment]) -> BoundTensor | None:
+    """The product that ``segment`` reduces over a mesh, where it can be written to the place of the sum."""
+    expr = segment.exprs[0]
+    communication = communication_of(expr)
+    if len(segment.exprs) > 1 or communication is None or communication.kind != "all_reduce":
+        return None
+    (source,) = expr.tensors
+    axes = cast("tuple[int, ...]", expr.attributes["axes"])
+    by = maker.get(source)
+    is_product = by is not None and len(by.exprs) == 1 and _product(by.exprs[0]) is not None
+    return source if is_product and axes == tuple(range(len(axes))) and source.dtype is expr.output.dtype else None
 
 
 def in_place(
@@ -63,10 +95,14 @@ def in_place(
             return product(arguments[:-1], arguments[-1])
         results = function(*arguments[:-count])
         several = cast(tuple[torch.Tensor, ...], results if isinstance(results, tuple) else (results,))
-        made = [next(targets).copy_(x) if placed else x for x, placed in zip(several, is_placed, strict=True)]
+        made = [_put(x, next(targets)) if placed else x for x, placed in zip(several, is_placed, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
 
     return run
+
+
+def _put(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return target if x.data_ptr() == target.data_ptr() else target.copy_(x)
 
 
 def _product(expr: Expr) -> Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor] | None:
@@ -76,9 +112,11 @@ def _product(expr: Expr) -> Callable[[Sequence[torch.Tensor], torch.Tensor], tor
         return None
     evaluate, names = call.evaluate_into, expr.tensors
     inputs = list(dict.fromkeys(names))
+    of_this_rank = (0,) * cast(int, expr.attributes.get("partial", 0))
 
     def run(arguments: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
         env = dict(zip(inputs, arguments, strict=True))
-        return evaluate([env[t] for t in names], expr.attributes, out)
+        evaluate([env[t] for t in names], expr.attributes, out[of_this_rank])
+        return out
 
     return run

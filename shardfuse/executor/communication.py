@@ -50,10 +50,11 @@ _NCCL_OPS = {
 # --- collectives -------------------------------------------------------------------------------------------
 
 
-def all_reduce(x: Tensor, op: Reduction, team: Team) -> Tensor:
+def all_reduce(x: Tensor, op: Reduction, team: Team, *, in_place: bool = False) -> Tensor:
     """The elementwise reduction of every member's `x` (same shape and dtype), on every member, bitwise the same.
 
     any and all are of booleans; sums wrap around in integers as torch's do.
+    in_place: the result may be `x` itself where that saves a copy.
     Raises CollectiveArgumentError for an op that the dtype does not have.
     """
     check_op("all_reduce", op, x.dtype)
@@ -61,7 +62,7 @@ def all_reduce(x: Tensor, op: Reduction, team: Team) -> Tensor:
         return _own(x)
     group = process_group(team.ranks)
     if _nccl_reduces(x, op, group):
-        out = _own(x)
+        out = x.detach() if in_place and x.is_contiguous() else _own(x)
         _c10d.all_reduce(out, _NCCL_OPS[op], group)
         return out
     one_step = team.size == 2 or (team.size - 2) * x.numel() * x.element_size() <= ONE_STEP_BYTES

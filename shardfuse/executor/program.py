@@ -177,10 +177,10 @@ class ProgramBuilder:
             self.contiguous(tensor)
         elif place.whole not in self.meta:
             self.contiguous(place.whole)
-            self.meta.update(zip(place.chunks, place.cut(self.meta[place.whole]), strict=True))
+            self.meta.update(zip(place.parts, place.cut(self.meta[place.whole]), strict=True))
             self.make(place.whole)
             self.names[f"chunks_{place.whole}"] = place.cut
-            self.lines.append(f"{', '.join(map(str, place.chunks))} = chunks_{place.whole}({place.whole})")
+            self.lines.append(f"{', '.join(map(str, place.parts))} = chunks_{place.whole}({place.whole})")
 
     def make(self, tensor: BoundTensor, source: KernelSource | None = None) -> None:
         """Storage for ``tensor``, or that of the input that it replaces.  ``source``: the kernel that writes it."""
@@ -219,7 +219,12 @@ class ProgramBuilder:
         return resharding.prepare_packed(segment.exprs, segment.inputs, segment.outputs, self.rank, self.device)
 
     def communication(self, expr: Expr) -> Callable[..., object]:
-        return resharding.prepare(expr, self.rank, self.device)
+        return resharding.prepare(expr, self.rank, self.device, in_place=self.is_partial(expr.tensors[0]))
+
+    def is_partial(self, tensor: BoundTensor) -> bool:
+        """Are these partial sums where their sum belongs?"""
+        place = self.places.get(tensor)
+        return place is not None and tensor in place.partial
 
     def add_view(self, k: int, segment: Segment) -> None:
         """Runs nothing; the strides that come out are found on meta tensors."""

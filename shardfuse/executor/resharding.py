@@ -27,8 +27,11 @@ Step = Callable[[torch.Tensor], torch.Tensor | None]
 Arrange = Callable[[torch.Tensor], torch.Tensor]
 
 
-def prepare(expr: Expr, rank: int, device: torch.device) -> Step:
-    """A function from ``rank``'s source piece to its target piece, everything that depends on sizes worked out."""
+def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = False) -> Step:
+    """A function from ``rank``'s source piece to its target piece, everything that depends on sizes worked out.
+
+    ``in_place``: the source is read by this alone, and an all-reduce may write its result there.
+    """
     found = communication_of(expr)
     assert found is not None, f"{expr.op} changes no sharding"
     source, target = expr.tensors[0], expr.output
@@ -46,7 +49,7 @@ def prepare(expr: Expr, rank: int, device: torch.device) -> Step:
     if len(found.mesh_dims) != 1:
         op, axes = cast(communication.Reduction, expr.op), cast(tuple[int, ...], expr.attributes["axes"])
         shape = target.domain.local_shape(rank)
-        return lambda x: communication.all_reduce(x.squeeze(axes), op, team).reshape(shape)
+        return lambda x: communication.all_reduce(x.squeeze(axes), op, team, in_place=in_place).reshape(shape)
     change = _Change(source.domain, target.domain, found.mesh_dims[0], mesh, team, rank)
     match found.kind:
         case "all_gather":
@@ -58,7 +61,9 @@ def prepare(expr: Expr, rank: int, device: torch.device) -> Step:
         case _:
             (axis,) = cast(tuple[int, ...], expr.attributes["axes"])
             op = cast(communication.Reduction, expr.op)
-            return change.all_reduce(op, axis) if found.kind == "all_reduce" else change.reduce_scatter(op, axis)
+            if found.kind == "all_reduce":
+                return change.all_reduce(op, axis, in_place=in_place)
+            return change.reduce_scatter(op, axis)
 
 
 def prepare_packed(
@@ -131,9 +136,9 @@ class _Change:
         join = self.joined((*self.had,), self.source.local_axes(), self.target.local_axes(), pieces)
         return lambda x: join(communication.all_gather(x.reshape(1, *pieces), 0, team))
 
-    def all_reduce(self, op: communication.Reduction, axis: int) -> Step:
+    def all_reduce(self, op: communication.Reduction, axis: int, *, in_place: bool) -> Step:
         team, shape = self.team, self.shape
-        return lambda x: communication.all_reduce(x.squeeze(axis), op, team).reshape(shape)
+        return lambda x: communication.all_reduce(x.squeeze(axis), op, team, in_place=in_place).reshape(shape)
 
     def reduce_scatter(self, op: communication.Reduction, axis: int) -> Step:
         team, shape = self.team, self.shape
