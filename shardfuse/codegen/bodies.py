@@ -11,6 +11,7 @@ from .emitter import Emitter
 from .exchange import exchange_helpers, exchange_lines
 from .online import (
     accumulate,
+    across_blocks,
     across_lanes,
     across_members,
     combined,
@@ -32,7 +33,7 @@ def write_unrolled(e: Emitter) -> None:
 
     Pointwise kernels are the case of one chunk and no reduction.
     """
-    chunks = e.tile.chunks()
+    chunks = e.tile.in_pieces(e.tile.chunks())
     last = e.space.phases - 1
     for phase in range(e.space.phases):
         if phase == last and e.params.team:
@@ -51,7 +52,7 @@ def write_unrolled(e: Emitter) -> None:
         _finish(e, ((expr, _combined(e, expr, chunks)) for expr in reductions))
         e.out.paragraph()
     for tensor in e.plan.segment.outputs:
-        for chunk in chunks if e.space.has_r(tensor) else chunks[:1]:
+        for chunk in chunks if e.space.has_r(tensor) else chunks[: len(e.tile.pieces)]:
             e.store(tensor, chunk)
 
 
@@ -62,14 +63,13 @@ def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
     """
     outputs = e.plan.segment.outputs
     standing = [t for t in outputs if not e.space.has_r(t)]
-    e.load_needed(standing, chunks[0])
-    for tensor in standing:
-        e.value(tensor, chunks[0])
-    for tensor in e.needed(outputs, chunks[0]):
-        if not e.space.has_r(tensor):
-            e.value(tensor, chunks[0])
-    for tensor in standing:
-        e.store(tensor, chunks[0])
+    for chunk in chunks[: len(e.tile.pieces)]:
+        e.load_needed(standing, chunk)
+        for tensor in standing:
+            e.value(tensor, chunk)
+        _write_standing(e, outputs, chunk)
+        for tensor in standing:
+            e.store(tensor, chunk)
     rows = [t for t in outputs if e.space.has_r(t)]
     for chunk in chunks if rows else []:
         e.out.paragraph()
@@ -143,8 +143,12 @@ def _combined(e: Emitter, expr: Expr, chunks: list[Chunk]) -> tuple[str, ...]:
     if is_statistic(expr):
         return held(e, expr, chunks)
     acc = accumulator(expr)
-    texts = [e.combine(expr, e.value(expr.tensors[0], chunk), chunk) for chunk in chunks]
-    return (e.across_lanes(str(expr.output), acc, combined(e, acc, f"{expr.output}_acc", texts)),)
+    blocks: list[str] = []
+    for piece in e.tile.pieces:
+        own = [c for c in chunks if c.piece == piece]
+        texts = [e.combine(expr, e.value(expr.tensors[0], chunk), chunk) for chunk in own]
+        blocks.append(combined(e, acc, f"{expr.output}_acc{piece.suffix}", texts))
+    return (across_blocks(e, str(expr.output), acc, blocks),)
 
 
 def write_loops(e: Emitter) -> None:
@@ -152,39 +156,37 @@ def write_loops(e: Emitter) -> None:
     tile = e.tile
     block = e.params.r_block
     masked = tile.r_total % block != 0
-    chunk = Chunk("", None, block, masked)
+    chunks = e.tile.in_pieces([Chunk("", None, block, masked)])
     outputs = e.plan.segment.outputs
     walk = 0
     for phase in range(e.space.phases):
         reductions = e.reductions(phase)
         stored = [t for t in outputs if e.space.has_r(t) and e.space.phase[t] == phase]
         if reductions or stored:
-            _write_loop(e, reductions, stored, chunk, backwards=walk % 2 == 1)
+            _write_loop(e, reductions, stored, chunks, backwards=walk % 2 == 1)
             walk += 1
-    e.load_needed([t for t in outputs if not e.space.has_r(t)], chunk)
-    for tensor in outputs:
-        if not e.space.has_r(tensor):
+    standing = [t for t in outputs if not e.space.has_r(t)]
+    for chunk in chunks:
+        e.load_needed(standing, chunk)
+        for tensor in standing:
             e.value(tensor, chunk)
     e.out.paragraph()
-    for tensor in outputs:
-        if not e.space.has_r(tensor):
+    for chunk in chunks:
+        for tensor in standing:
             e.store(tensor, chunk)
 
 
 def _write_loop(
-    e: Emitter, reductions: list[Expr], stored: list[BoundTensor], chunk: Chunk, *, backwards: bool
+    e: Emitter, reductions: list[Expr], stored: list[BoundTensor], chunks: Sequence[Chunk], *, backwards: bool
 ) -> None:
     """One walk.  Every other goes backwards, so that it begins with what was read last."""
     wanted = [*(x.tensors[0] for x in reductions), *stored]
-    for tensor in e.needed(wanted, chunk):
-        if not e.space.has_r(tensor):
-            e.value(tensor, chunk)
+    for chunk in chunks:
+        _write_standing(e, wanted, chunk)
     e.out.paragraph()
-    for expr in reductions:
-        if is_statistic(expr):
-            write_start(e, expr, chunk)
-        else:
-            e.out.line(f"{expr.output}_acc = {accumulator(expr).start(e.tile.shape)}")
+    for chunk in chunks:
+        for expr in reductions:
+            _write_start(e, expr, chunk)
     first, last = ("first", "last") if e.plan.split or e.params.team else ("0", R_SIZE)
     if backwards:
         e.out.line(f"back = {_last_start(e, first, last)}")
@@ -195,20 +197,40 @@ def _write_loop(
         e.out.line("start = back - step")
     at = len(e.out.lines)
     e.out.line("r = start + c")
-    if chunk.is_masked:
+    if chunks[0].is_masked:
         e.out.line(f"r_mask = r < {R_SIZE}")
-    e.load_needed(wanted, chunk)
-    for tensor in wanted:
-        e.value(tensor, chunk)
-    for expr in reductions:
-        _take_in(e, expr, chunk)
-    for tensor in stored:
-        e.store(tensor, chunk)
+    for chunk in chunks:
+        e.load_needed(wanted, chunk)
+    for chunk in chunks:
+        _write_turn(e, reductions, stored, chunk)
     if not any(_R.search(line) for line in e.out.lines[at + 1 :]):
         del e.out.lines[at]
     e.out.depth -= 1
     e.values = {k: v for k, v in e.values.items() if not e.space.has_r(k[0])}
     _finish(e, ((expr, _across_lanes(e, expr)) for expr in reductions))
+
+
+def _write_standing(e: Emitter, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
+    """What ``wanted`` rests on that is the same for all of r."""
+    for tensor in e.needed(wanted, chunk):
+        if not e.space.has_r(tensor):
+            e.value(tensor, chunk)
+
+
+def _write_turn(e: Emitter, reductions: list[Expr], stored: list[BoundTensor], chunk: Chunk) -> None:
+    for tensor in (*(x.tensors[0] for x in reductions), *stored):
+        e.value(tensor, chunk)
+    for expr in reductions:
+        _take_in(e, expr, chunk)
+    for tensor in stored:
+        e.store(tensor, chunk)
+
+
+def _write_start(e: Emitter, expr: Expr, chunk: Chunk) -> None:
+    if is_statistic(expr):
+        write_start(e, expr, chunk)
+    else:
+        e.out.line(f"{expr.output}_acc{chunk.piece.suffix} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
 
 
 def _last_start(e: Emitter, first: str, last: str) -> str:
@@ -228,10 +250,13 @@ def _take_in(e: Emitter, expr: Expr, chunk: Chunk) -> None:
         return
     acc = accumulator(expr)
     e.require(acc)
-    accumulate(e, acc, f"{expr.output}_acc", e.combine(expr, e.value(expr.tensors[0], chunk), chunk))
+    accumulate(
+        e, acc, f"{expr.output}_acc{chunk.piece.suffix}", e.combine(expr, e.value(expr.tensors[0], chunk), chunk)
+    )
 
 
 def _across_lanes(e: Emitter, expr: Expr) -> tuple[str, ...]:
     if is_statistic(expr):
         return across_lanes(e, expr)
-    return (e.across_lanes(str(expr.output), accumulator(expr), f"{expr.output}_acc"),)
+    blocks = [f"{expr.output}_acc{piece.suffix}" for piece in e.tile.pieces]
+    return (across_blocks(e, str(expr.output), accumulator(expr), blocks),)

@@ -14,7 +14,7 @@ from ..ops.promotion import types
 from ..ops.table import POINTWISE
 from ..schedulers.plan import KernelPlan
 from . import narrow
-from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, literal, must_round, pointwise_text
+from .arithmetic import LIBDEVICE, SIGMOID, TRITON_TYPE, atom, converted, literal, must_round, pointwise_text
 from .draw import draw
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .reduction import HELPERS, Accumulator, accumulator
@@ -93,7 +93,9 @@ class Emitter:
         return list(found)
 
     def key(self, tensor: BoundTensor, chunk: Chunk) -> tuple[BoundTensor, str]:
-        return tensor, chunk.suffix if self.space.has_r(tensor) else ""
+        if self.space.has_r(tensor):
+            return tensor, chunk.suffix
+        return tensor, chunk.piece.suffix if self.space.has_x(tensor) else ""
 
     # values
 
@@ -168,6 +170,9 @@ class Emitter:
             last = inputs[-1] if isinstance(expr.inputs[-1], BoundTensor) else None
             own = last is not None and (last.has_x, last.has_r) == (has_x, has_r)
             text, dtype = pointwise_text(expr, texts, dtypes, is_precise=own)
+            if dtype is DataType.Float and not self.interpret and "tl.sigmoid(" in text:
+                text = text.replace("tl.sigmoid(", "sigmoid(")
+                self.helpers["sigmoid"] = SIGMOID
             inexact = must_round(expr)
         if inexact:
             text = self.rounded(text, expr.output)
@@ -285,7 +290,7 @@ class Emitter:
 
     def terms(self, strides: Strides, chunk: Chunk) -> tuple[list[str], bool, bool]:
         """Terms of an offset, and whether it has any in x and in r."""
-        x_terms, r = self.x_terms(strides), self.tile.r_groups(strides)
+        x_terms, r = self.x_terms(strides, chunk), self.tile.r_groups(strides)
         has_x = bool(x_terms) and (not self.params.columns or self.tile.has_x_lanes(strides))
         constant, scalars = 0, list[str]()
         if chunk.start is None:
@@ -301,11 +306,11 @@ class Emitter:
             x_terms = [self.offset(" + ".join(x_terms))]
         return [*x_terms, *scalars, *([str(constant)] if constant else []), *r_terms], has_x, bool(r_terms)
 
-    def x_terms(self, strides: Strides) -> list[str]:
+    def x_terms(self, strides: Strides, chunk: Chunk) -> list[str]:
         parts, columns = self.tile.x_groups(strides), self.tile.columns
         if not self.params.columns:
             return dynamic_terms("x", parts)
-        _, scalars, terms = member_terms("x0", "k", 0, columns, columns, parts)
+        _, scalars, terms = member_terms("x0", chunk.piece.lane, 0, columns, columns, parts)
         return [*scalars, *terms]
 
     def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
@@ -363,26 +368,32 @@ class Emitter:
         if acc.helper:
             self.helpers[acc.helper] = HELPERS[acc.helper]
 
-    def across_lanes(self, name: str, acc: Accumulator, text: str) -> str:
-        """The accumulated block ``text`` reduced along r, and over the columns of each group."""
-        reduced = acc.reduced(text, self.tile.r_axis)
+    def across_lanes(self, name: str, acc: Accumulator, blocks: Sequence[str]) -> list[str]:
+        """What was accumulated, a block for each piece, reduced along r, and over the columns of each group."""
+        reduced = [acc.reduced(text, self.tile.r_axis) for text in blocks]
         if not self.space.grouped:
             return reduced
-        self.out.line(f"{name}_column = {reduced}")
-        return acc.reduced(f"tl.where(groups, {name}_column[None, :], {acc.neutral})", 1)
+        parts: list[str] = []
+        for piece, text in zip(self.tile.pieces, reduced, strict=True):
+            column = f"{name}_column{piece.suffix}"
+            self.out.line(f"{column} = {text}")
+            parts.append(acc.reduced(f"tl.where({piece.groups}, {column}[None, :], {acc.neutral})", 1))
+        return parts
 
-    def along_columns(self, name: str, acc: Accumulator, text: str) -> str:
-        """A value for each group, given to each of its columns."""
+    def along_columns(self, name: str, acc: Accumulator, text: str) -> list[str]:
+        """A value for each group, given to each of its columns: for each piece of them."""
         if not self.space.grouped:
-            return text
+            return [text]
         self.out.line(f"{name}_group = {text}")
         zero = "0.0" if acc.dtype.is_floating else "0"
-        return f"tl.sum(tl.where(groups, {name}_group[:, None], {zero}), axis=0)"
+        return [f"tl.sum(tl.where({p.groups}, {name}_group[:, None], {zero}), axis=0)" for p in self.tile.pieces]
 
     def give(self, out: BoundTensor, acc: Accumulator, reduced: str) -> None:
         """The value of a reduction from the text of what was accumulated."""
-        reduced = self.tile.expanded(self.along_columns(str(out), acc, reduced))
-        reduced = acc.finished(reduced, out.dtype.compute)
-        if out.dtype.is_low_precision and not acc.is_exact:
-            reduced = self.rounded(reduced, out)
-        self.values[out, ""] = self.assign(str(out), reduced, out.dtype.compute, self.tile.x_lanes, False)
+        for piece, text in zip(self.tile.pieces, self.along_columns(str(out), acc, reduced), strict=True):
+            text = acc.finished(self.tile.expanded(text), out.dtype.compute)
+            if out.dtype.is_low_precision and not acc.is_exact:
+                text = self.rounded(text, out)
+            suffix = piece.suffix if self.space.has_x(out) else ""
+            name = f"{out}{suffix}"
+            self.values[out, suffix] = self.assign(name, text, out.dtype.compute, self.tile.x_lanes, False)

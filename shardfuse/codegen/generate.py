@@ -128,17 +128,26 @@ def _row_lines(e: Emitter) -> list[str]:
 def _column_lines(tile: Tile, block: str) -> list[str]:
     """The columns ``k`` of a block that begins at ``x0``."""
     columns = tile.columns
-    lines = [f"x0 = {block} * {columns}", f"k = {tile.lanes(tile.x_block, reduced=False)}"]
+    lines = [f"x0 = {block} * {columns}"]
+    for p in tile.pieces:
+        lanes = tile.lanes(p.width or tile.x_block, reduced=False)
+        lines.append(f"{p.lane} = {f'{p.start} + ' if p.start else ''}{lanes}")
+    if not tile.x_masked:
+        return lines
     cut = [f"x0 + k < {X_SIZE}"] if tile.x_total % columns else []
     masks = [*([f"k < {columns}"] if columns < tile.x_block else []), *cut]
     text = masks[0] if len(masks) == 1 else " & ".join(f"({m})" for m in masks)
-    return [*lines, *([f"x_mask = {text}"] if masks else [])]
+    return [*lines, f"x_mask = {text}"]
 
 
 def _group_lines(tile: Tile, size: int) -> list[str]:
-    """``groups``: is the column of the group?"""
-    lanes = f"tl.arange(0, {tile.x_block})[None, :] // {size}"
-    return [f"groups = tl.arange(0, {tile.group_lanes})[:, None] == {lanes}"]
+    """``groups``: is the column of the group?  Of each piece."""
+    lines: list[str] = []
+    for p in tile.pieces:
+        lanes = f"tl.arange(0, {p.width or tile.x_block})[None, :]"
+        column = f"({p.start} + {lanes})" if p.start else lanes
+        lines.append(f"{p.groups} = tl.arange(0, {tile.group_lanes})[:, None] == {column} // {size}")
+    return lines
 
 
 def _grid(e: Emitter) -> int:

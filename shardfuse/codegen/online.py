@@ -14,83 +14,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..ir.dtype import DataType
-from ..ir.expr import STATISTICS, Expr
+from ..ir.expr import STATISTICS, BoundTensor, Expr
 from .arithmetic import TRITON_TYPE
 from .emitter import Emitter
+from .online_functions import (
+    ADD_DISTANCES,
+    ADD_EXPONENTIALS,
+    ADD_MASKED_DISTANCES,
+    ADD_MASKED_MOMENTS,
+    ADD_MOMENTS,
+    BETWEEN,
+    EXP,
+    MERGE_MOMENTS,
+    MOVED,
+    PLAIN_EXP,
+    SQUARE,
+)
 from .reduction import Accumulator, accumulators
 from .source import MARGIN
 from .tile import R_SHARE, R_SIZE, Chunk
 
 LOWEST = {DataType.Float: "-3.4028234663852886e38", DataType.Double: "-1.7976931348623157e308"}
-
-_EXP = '''@triton.jit
-def exp(x):
-    """For x of at most 0, in sums of 1 and more: what is below 1e-38 is 0, which saves the care for denormals."""
-    return tl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * 1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
-    )
-'''
-_PLAIN_EXP = """@triton.jit
-def exp(x):
-    return tl.exp(x)
-"""
-_ADD_EXPONENTIALS = '''@triton.jit
-def add_exponentials(top, total, x, axis: tl.constexpr):
-    """(max, sum of exp(x - max)) of each lane, with its elements of ``x``, which lie along ``axis``, taken in."""
-    higher = maximum(top, tl.reduce(x, axis, maximum))
-    return higher, total * exp(top - higher) + tl.sum(exp(x - tl.expand_dims(higher, axis)), axis)
-'''
-_ADD_DISTANCES = '''@triton.jit
-def add_distances(n, total, top, x, axis: tl.constexpr):
-    """(number, sum of x - max) of each lane, whose max was ``top``, with its elements of ``x`` taken in."""
-    higher = maximum(top, tl.reduce(x, axis, maximum))
-    more = tl.sum(x - tl.expand_dims(higher, axis), axis)
-    return n + x.shape[axis], total + (moved(n, top - higher) + more)
-'''
-_ADD_MASKED_DISTANCES = '''@triton.jit
-def add_distances(n, total, top, x, mask, count, axis: tl.constexpr):
-    """(number, sum of x - max) of each lane, whose max was ``top``, with its ``count`` elements of ``x`` taken in."""
-    higher = maximum(top, tl.reduce(x, axis, maximum))
-    more = tl.sum(tl.where(mask, x - tl.expand_dims(higher, axis), 0.0), axis)
-    return n + count, total + (moved(n, top - higher) + more)
-'''
-_MOVED = '''@triton.jit
-def moved(n, by):
-    """What n distances change by where what they are measured from does."""
-    return tl.where(n > 0, n * by, 0.0)
-'''
-_ADD_MOMENTS = '''@triton.jit
-def add_moments(n, total, squares, x, axis: tl.constexpr):
-    """(number, sum, sum of squared distances to the mean) of each lane, with its elements of ``x`` taken in."""
-    count = tl.full([], x.shape[axis], x.dtype)
-    own = tl.sum(x, axis)
-    apart = x - tl.expand_dims(own * (1.0 / count), axis)
-    return merge_moments(n, total, squares, count, own, tl.sum(apart * apart, axis))
-'''
-_ADD_MASKED_MOMENTS = '''@triton.jit
-def add_moments(n, total, squares, x, mask, count, axis: tl.constexpr):
-    """(number, sum, sum of squared distances to the mean) of each lane, with its ``count`` elements taken in."""
-    own = tl.sum(tl.where(mask, x, 0.0), axis)
-    apart = tl.where(mask, x - tl.expand_dims(own / tl.maximum(count, 1.0), axis), 0.0)
-    return merge_moments(n, total, squares, count, own, tl.sum(apart * apart, axis))
-'''
-_MERGE_MOMENTS = '''@triton.jit
-def merge_moments(n, total, squares, count, own, within):
-    """Those of n and of ``count`` elements as those of all of them."""
-    apart = own * (1.0 / tl.maximum(count, 1.0)) - total * (1.0 / tl.maximum(n, 1.0))
-    between = tl.where(n * count > 0, apart * apart * (n * count / (n + count)), 0.0)
-    return n + count, total + own, squares + (within + between)
-'''
-_BETWEEN = '''@triton.jit
-def between(n, total, mean):
-    """Squared distances to ``mean`` of n elements, each where their own mean is."""
-    apart = total / tl.maximum(n, 1) - mean
-    return n * apart * apart
-'''
-_SQUARE = """@triton.jit
-def square(x):
-    return x * x
-"""
 
 
 def is_statistic(expr: Expr) -> bool:
@@ -107,12 +51,13 @@ def write_start(e: Emitter, expr: Expr, chunk: Chunk) -> None:
     start = first.start(shape)
     if expr.op == "online_softmax":
         start = f"tl.full({shape}, {LOWEST[first.dtype]}, {TRITON_TYPE[first.dtype]})"
+    suffix = chunk.piece.suffix
     if _counts_lanes(expr):
         counts = str(_lanes_along_r(e, chunk)) if chunk.is_masked else "[]"
-        e.out.line(f"{expr.output}_n = {rest[0].start(counts)}")
-    e.out.line(f"{expr.output}_acc = {start}")
+        e.out.line(f"{expr.output}_n{suffix} = {rest[0].start(counts)}")
+    e.out.line(f"{expr.output}_acc{suffix} = {start}")
     for out, acc in zip(expr.outputs[1:], rest, strict=True):
-        e.out.line(f"{out}_acc = {acc.start(shape)}")
+        e.out.line(f"{out}_acc{suffix} = {acc.start(shape)}")
 
 
 def _counts_lanes(expr: Expr) -> bool:
@@ -122,44 +67,50 @@ def _counts_lanes(expr: Expr) -> bool:
 
 def write_take_in(e: Emitter, expr: Expr, chunk: Chunk) -> None:
     """One turn of the loop."""
-    a, b, *more = expr.outputs
+    n = f"{expr.output}_n{chunk.piece.suffix}"
+    a, b, *more = (f"{t}_acc{chunk.piece.suffix}" for t in expr.outputs)
     x = e.value(expr.tensors[0], chunk)
     axis = _sizes(e, chunk)[1]
     text = x.text if x.has_r and x.has_x == e.tile.x_lanes else f"tl.broadcast_to({x.text}, {e.tile.shape_of(chunk)})"
     if expr.op == "online_softmax":
         _require_exp(e, expr)
         e.require(accumulators(expr)[0])
-        e.helpers["add_exponentials"] = _ADD_EXPONENTIALS
+        e.helpers["add_exponentials"] = ADD_EXPONENTIALS
         text = f'tl.where({chunk.mask}, {text}, float("-inf"))' if chunk.is_masked else text
         folded = _folded(e, text, chunk)
         for c in more:
-            e.helpers["moved"] = _MOVED
-            e.helpers["add_distances"] = _ADD_MASKED_DISTANCES if chunk.is_masked else _ADD_DISTANCES
-            e.out.line(f"{a}_lanes = {folded}")
-            folded = f"{a}_lanes"
+            e.helpers["moved"] = MOVED
+            e.helpers["add_distances"] = ADD_MASKED_DISTANCES if chunk.is_masked else ADD_DISTANCES
+            e.out.line(f"{expr.output}_lanes = {folded}")
+            folded = f"{expr.output}_lanes"
             masked = _masked_lanes(e, expr, chunk)
-            e.out.line(f"{a}_n, {c}_acc = add_distances({a}_n, {c}_acc, {a}_acc, {folded}{masked}, {axis})")
-        e.out.line(f"{a}_acc, {b}_acc = add_exponentials({a}_acc, {b}_acc, {folded}, {axis})")
+            e.out.line(f"{n}, {c} = add_distances({n}, {c}, {a}, {folded}{masked}, {axis})")
+        e.out.line(f"{a}, {b} = add_exponentials({a}, {b}, {folded}, {axis})")
         return
-    e.helpers["merge_moments"] = _MERGE_MOMENTS
-    e.helpers["add_moments"] = _ADD_MASKED_MOMENTS if chunk.is_masked else _ADD_MOMENTS
-    state, folded = f"{a}_n, {a}_acc, {b}_acc", _folded(e, text, chunk)
-    masked = _masked_lanes(e, expr, chunk)
-    e.out.line(f"{state} = add_moments({state}, {folded}{masked}, {axis})")
+    e.helpers["merge_moments"] = MERGE_MOMENTS
+    add = "add_masked_moments" if chunk.is_masked else "add_moments"
+    e.helpers[add] = ADD_MASKED_MOMENTS if chunk.is_masked else ADD_MOMENTS
+    folded, masked = _folded(e, text, chunk), _masked_lanes(e, expr, chunk)
+    if chunk.piece.suffix:
+        e.out.line(f"{expr.output}_lanes = {folded}")
+        folded = f"{expr.output}_lanes"
+    e.out.line(f"{n}, {a}, {b} = {add}({n}, {a}, {b}, {folded}{masked}, {axis})")
 
 
 def across_lanes(e: Emitter, expr: Expr) -> tuple[str, ...]:
     """The lanes of a loop merged: names of what this program has."""
     names = tuple(f"{t}_part" for t in expr.outputs) if e.params.team else _final(e, expr)
 
-    def reduced(k: int, text: str) -> str:
-        return e.across_lanes(names[k], accumulators(expr)[k], text)
+    def reduced(k: int, texts: Sequence[str]) -> str:
+        return across_blocks(e, names[k], accumulators(expr)[k], texts)
 
-    def spread(text: str) -> str:
-        return e.tile.expanded(e.along_columns(names[0], accumulators(expr)[0], text))
+    def spread(text: str) -> list[str]:
+        return [e.tile.expanded(t) for t in e.along_columns(names[0], accumulators(expr)[0], text)]
 
-    lanes = [f"{t}_acc" for t in expr.outputs]
-    return _merged(e, expr, lanes, names, reduced, spread, f"{expr.output}_n", _own_count(e))
+    suffixes = [piece.suffix for piece in e.tile.pieces]
+    lanes = [[f"{t}_acc{suffix}" for suffix in suffixes] for t in expr.outputs]
+    counts = [f"{expr.output}_n{suffix}" for suffix in suffixes]
+    return _merged(e, expr, lanes, names, reduced, spread, counts, _own_count(e))
 
 
 def _lanes(e: Emitter, chunk: Chunk) -> str:
@@ -181,8 +132,9 @@ def _masked_lanes(e: Emitter, expr: Expr, chunk: Chunk) -> str:
         return ""
     shape, axis = _sizes(e, chunk)
     fold, lanes = shape[axis], max(_lanes_along_r(e, chunk))
-    left = f"{R_SIZE} - start - {e.tile.lanes(lanes, reduced=True)}"
-    count = f"{left} * {fold}" if _is_near(e) else f"({left} + {lanes - 1}) // {lanes}"
+    end = f"{R_SIZE} - start" if chunk.start is None else f"{e.tile.own_share} - {chunk.start}"
+    lane = e.tile.lanes(lanes, reduced=True)
+    count = f"{end} - {lane} * {fold}" if _is_near(e) else f"({end} - {lane} + {lanes - 1}) // {lanes}"
     name = f"{expr.output}_count"
     dtype = TRITON_TYPE[expr.outputs[1].dtype]
     e.out.line(f"{name} = tl.minimum(tl.maximum({count}, 0), {fold}).to({dtype})")
@@ -192,9 +144,15 @@ def _masked_lanes(e: Emitter, expr: Expr, chunk: Chunk) -> str:
 
 def _lanes_along_r(e: Emitter, chunk: Chunk) -> list[int]:
     """The shape of what is the same for all of x."""
-    block = chunk.block or e.params.r_block
-    lanes = block // min(e.params.fold, block)
+    lanes = (chunk.block or e.params.r_block) // _fold(e, chunk)
     return ([1, lanes] if e.tile.is_inner else [lanes, 1]) if e.tile.x_lanes else [lanes]
+
+
+def _fold(e: Emitter, chunk: Chunk) -> int:
+    """Elements that a lane takes in at once: as many as a thread has of them, fewer of narrow pieces."""
+    widest = e.tile.pieces[0].width or 1
+    fold = max(e.params.fold * (chunk.piece.width or 1) // widest, 1)
+    return min(fold, chunk.block or e.params.r_block)
 
 
 def _is_near(e: Emitter) -> bool:
@@ -205,9 +163,9 @@ def _is_near(e: Emitter) -> bool:
 def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
     """The shape of a block whose lanes have an axis of their own, and that axis."""
     r = chunk.block or e.params.r_block
-    fold = min(e.params.fold, r)
+    fold = _fold(e, chunk)
     cut = [r // fold, fold] if _is_near(e) else [fold, r // fold]
-    x = [e.tile.x_block] if e.tile.x_lanes else []
+    x = [chunk.piece.width or e.tile.x_block] if e.tile.x_lanes else []
     shape = [*x, *cut] if e.tile.is_inner else [*cut, *x]
     return shape, (len(x) if e.tile.is_inner else 0) + _is_near(e)
 
@@ -217,27 +175,46 @@ def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
 
 def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
     """What this member of a team has of ``expr``, its part of the row being in registers."""
+    if expr.op == "welford" and e.params.fold > 1:
+        return _taken_in(e, expr, chunks)
+    pieces = e.tile.pieces
     names = tuple(f"{t}_part" for t in expr.outputs)
     a, (first, *rest) = names[0], accumulators(expr)
     e.require(first)
     x = expr.tensors[0]
-    values = [e.value(x, chunk) for chunk in chunks]
-    texts = [_masked(t.text, chunk, first.neutral) for t, chunk in zip(values, chunks, strict=True)]
-    across = e.across_lanes(a, first, combined(e, first, f"{expr.output}_acc", texts))
+    values = [(e.value(x, chunk).text, chunk) for chunk in chunks]
+
+    def across_chunks(name: str, acc: Accumulator, out: BoundTensor, forms: Sequence[str], neutral: str) -> str:
+        blocks: list[str] = []
+        for piece, form in zip(pieces, forms, strict=True):
+            texts = [_masked(form.format(text), chunk, neutral) for text, chunk in values if chunk.piece == piece]
+            blocks.append(combined(e, acc, f"{out}_acc{piece.suffix}", texts))
+        return across_blocks(e, name, acc, blocks)
+
+    across = across_chunks(a, first, expr.output, ["{}"] * len(pieces), first.neutral)
     if expr.op == "online_softmax":
         _require_exp(e, expr)
         e.out.line(f"{a} = maximum({across}, {LOWEST[first.dtype]})")
-        centre, forms = a, ("exp({} - {})", "({} - {})")
+        centre, forms = a, ("exp({{}} - {})", "({{}} - {})")
     else:
-        e.helpers["square"] = _SQUARE
+        e.helpers["square"] = SQUARE
         e.out.line(f"{a} = {across}")
         e.out.line(f"{expr.output}_mean = {a} / {_own_count(e)}")
-        centre, forms = f"{expr.output}_mean", ("square({} - {})",)
-    centre = _named(e, f"{expr.output}_centre", e.tile.expanded(e.along_columns(a, first, centre)))
+        centre, forms = f"{expr.output}_mean", ("square({{}} - {})",)
+    spread = [e.tile.expanded(text) for text in e.along_columns(a, first, centre)]
+    centres = _all_named(e, f"{expr.output}_centre", spread)
     for out, name, acc, form in zip(expr.outputs[1:], names[1:], rest, forms, strict=False):
-        terms = [_masked(form.format(t.text, centre), chunk, "0.0") for t, chunk in zip(values, chunks, strict=True)]
-        e.out.line(f"{name} = {e.across_lanes(name, acc, combined(e, acc, f'{out}_acc', terms))}")
+        own = [form.format(c) for c in centres]
+        e.out.line(f"{name} = {across_chunks(name, acc, out, own, '0.0')}")
     return names
+
+
+def _taken_in(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
+    """Chunk after chunk, as a loop does: nothing of a row stays in registers for the sake of its mean."""
+    write_start(e, expr, chunks[0])
+    for chunk in chunks:
+        write_take_in(e, expr, chunk)
+    return across_lanes(e, expr)
 
 
 def _masked(text: str, chunk: Chunk, neutral: str) -> str:
@@ -253,6 +230,11 @@ def combined(e: Emitter, acc: Accumulator, name: str, texts: Sequence[str]) -> s
     for text in texts[1:] if acc.helper else _packed(texts[1:]):
         accumulate(e, acc, name, text)
     return name
+
+
+def across_blocks(e: Emitter, name: str, acc: Accumulator, blocks: Sequence[str]) -> str:
+    """A block for each piece of the columns, reduced to one value, or one for each column or group."""
+    return combined(e, acc, f"{name}_groups", e.across_lanes(name, acc, blocks))
 
 
 def _packed(texts: Sequence[str]) -> list[str]:
@@ -282,16 +264,17 @@ def across_members(e: Emitter, expr: Expr, texts: Sequence[str]) -> tuple[str, .
     for name, text in zip(parts, texts, strict=True):
         e.out.line(f"{name} = {text}")
     names = _final(e, expr)
-    spread = "{}" if e.tile.exchanged == 1 else "{}[None, :]"
-    counts = ""
+    counts = f"{expr.output}_counts"
     if _counts_lanes(expr):
-        counts = f"{expr.output}_counts"
         e.out.line(f"{counts} = {_counts(e)}")
 
-    def reduced(k: int, text: str) -> str:
-        return accumulators(expr)[k].reduced(text, 0)
+    def reduced(k: int, texts: Sequence[str]) -> str:
+        return accumulators(expr)[k].reduced(texts[0], 0)
 
-    return _merged(e, expr, parts, names, reduced, spread.format, counts, _whole(e))
+    def spread(text: str) -> list[str]:
+        return [text if e.tile.exchanged == 1 else f"{text}[None, :]"]
+
+    return _merged(e, expr, [[part] for part in parts], names, reduced, spread, [counts], _whole(e))
 
 
 def _final(e: Emitter, expr: Expr) -> tuple[str, ...]:
@@ -314,31 +297,41 @@ def give(e: Emitter, expr: Expr, names: Sequence[str]) -> None:
 def _merged(
     e: Emitter,
     expr: Expr,
-    parts: Sequence[str],
+    parts: Sequence[Sequence[str]],
     names: tuple[str, ...],
-    reduced: Callable[[int, str], str],
-    spread: Callable[[str], str],
-    counts: str,
+    reduced: Callable[[int, Sequence[str]], str],
+    spread: Callable[[str], Sequence[str]],
+    counts: Sequence[str],
     whole: str,
 ) -> tuple[str, ...]:
-    """``parts``: their results.  ``counts``: elements of each, of ``whole`` in all.  Gives ``names``."""
+    """``parts``: their results, each in one or more blocks.  ``counts``: elements of each, of ``whole`` in all.
+
+    Gives ``names``.
+    """
     a, b, *more = parts
     e.require(accumulators(expr)[0])
     e.out.line(f"{names[0]} = {reduced(0, a)}")
     if expr.op == "online_softmax":
         _require_exp(e, expr)
-        centre = _named(e, f"{names[0]}_centre", spread(names[0]))
-        second = f"{b} * exp({a} - {centre})"
+        centres = _all_named(e, f"{names[0]}_centre", spread(names[0]))
+        second = [f"{y} * exp({x} - {c})" for x, y, c in zip(a, b, centres, strict=True)]
         for part, name in zip(more, names[2:], strict=True):
-            e.helpers["moved"] = _MOVED
-            e.out.line(f"{name} = {reduced(2, f'{part} + moved({counts}, {a} - {centre})')}")
+            e.helpers["moved"] = MOVED
+            third = [f"{y} + moved({n}, {x} - {c})" for n, x, y, c in zip(counts, a, part, centres, strict=True)]
+            e.out.line(f"{name} = {reduced(2, third)}")
     else:
-        e.helpers["between"] = _BETWEEN
+        e.helpers["between"] = BETWEEN
         e.out.line(f"{expr.output}_mean = {names[0]} / {whole}")
-        centre = _named(e, f"{expr.output}_centre", spread(f"{expr.output}_mean"))
-        second = f"{b} + between({counts}, {a}, {centre})"
+        centres = _all_named(e, f"{expr.output}_centre", spread(f"{expr.output}_mean"))
+        second = [f"{y} + between({n}, {x}, {c})" for n, x, y, c in zip(counts, a, b, centres, strict=True)]
     e.out.line(f"{names[1]} = {reduced(1, second)}")
     return names
+
+
+def _all_named(e: Emitter, name: str, texts: Sequence[str]) -> list[str]:
+    """``_named`` of what there is for each piece."""
+    suffixes = [p.suffix for p in e.tile.pieces] if len(texts) > 1 else [""]
+    return [_named(e, f"{name}{suffix}", text) for suffix, text in zip(suffixes, texts, strict=True)]
 
 
 def _named(e: Emitter, name: str, text: str) -> str:
@@ -351,14 +344,14 @@ def _named(e: Emitter, name: str, text: str) -> str:
 
 def _require_exp(e: Emitter, expr: Expr) -> None:
     fast = expr.output.dtype is DataType.Float and not e.interpret
-    e.helpers["exp"] = _EXP if fast else _PLAIN_EXP
+    e.helpers["exp"] = EXP if fast else PLAIN_EXP
 
 
 def _own_count(e: Emitter) -> str:
     """How many elements this program reduces to one; 1 where it has none."""
     if e.params.unrolled:
-        share = e.tile.share
-        return _times(e, str(share) if e.tile.last_share == share else "tl.maximum(valid, 1)")
+        own = e.tile.own_share
+        return _times(e, own if own.isdigit() else f"tl.maximum({own}, 1)")
     return _times(e, "tl.maximum(last - first, 1)" if e.params.team else R_SIZE)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from ..ir.digits import Axis, Digit
-from ..ir.expr import DRAWS, BoundTensor, Expr
+from ..ir.expr import DRAWS, PICK, BoundTensor, Expr
 from ..ir.layout import Coordinates, Layout, local_extent
-from ..schedulers.limits import INT32_LIMIT, power_of_two
+from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.space import place
 from .indexing import Group, groups
@@ -26,11 +26,36 @@ _SHARE_STEP = 16
 
 
 @dataclass(frozen=True)
+class Piece:
+    """Columns ``start`` to ``start + width`` of a program's; ``suffix`` ends the names of its lanes and values.
+
+    Lanes come in powers of two: 80 columns are 64 and 16, which is less work than 128 of which some are masked.
+    """
+
+    suffix: str
+    start: int
+    width: int
+
+    @property
+    def lane(self) -> str:
+        return f"k{self.suffix[2:]}"
+
+    @property
+    def groups(self) -> str:
+        """The name of its mask of groups."""
+        return f"groups{self.suffix}"
+
+
+_ALL_COLUMNS = Piece("", 0, 0)
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Reduced indices ``start`` to ``start + valid``, a block of them wide; ``suffix`` ends the names of its values.
 
     ``start`` is ``None`` where the index is a variable (``index``), as in a loop; in a team it counts from ``first``.
     ``mask``: the name of its mask.  ``lane``: the name of its lanes.  ``block``: how many, where chunks differ.
+    ``piece``: which of the program's columns.
     """
 
     suffix: str
@@ -41,6 +66,7 @@ class Chunk:
     lane: str = "c"
     block: int | None = None
     index: str = "r"
+    piece: Piece = _ALL_COLUMNS
 
 
 class Tile:
@@ -70,7 +96,10 @@ class Tile:
         drawn = [self.index_strides(e)[0] for e in plan.segment.exprs if e.op in DRAWS]
         self.walked_over = [*self.strides.values(), *(window.strides for window in self.windows.values()), *drawn]
         """Strides of all that is indexed."""
-        self.x_masked = rows % self.x_block != 0 or 0 < params.columns < self.x_block
+        self.pieces = self._cut_columns()
+        """The columns of a program, those of whole groups side by side."""
+        is_padded = rows % self.x_block != 0 or 0 < params.columns < self.x_block
+        self.x_masked = is_padded and len(self.pieces) == 1
         self.x_wide = self._x_is_wide()
         self.r_wide = any(self._span(space.r, self.r_extents, s, params.r_block) for s in self.walked_over)
 
@@ -83,7 +112,8 @@ class Tile:
 
     def shape_of(self, chunk: Chunk | None) -> str:
         """Text of the shape of ``chunk``'s block, which may differ from the others'."""
-        x, r = self.x_block, (chunk.block if chunk else None) or self.plan.params.r_block
+        x = (chunk.piece.width if chunk else None) or self.x_block
+        r = (chunk.block if chunk else None) or self.plan.params.r_block
         sizes = [n for n, there in ((x, self.x_lanes), (r, self.r_lanes)) if there]
         return str(sizes if self.is_inner else sizes[::-1])
 
@@ -133,6 +163,21 @@ class Tile:
 
     # columns that stand for kept elements together, and teams
 
+    def _cut_columns(self) -> tuple[Piece, ...]:
+        """Columns of whole groups, side by side, in powers of two."""
+        columns = self.plan.params.columns
+        is_exact = self.plan.space.grouped and columns and self.x_total % columns == 0
+        widths = in_powers_of_two(columns) if is_exact else ()
+        if len(widths) < 2 or any(e.op == PICK for e in self.plan.segment.exprs):
+            return (_ALL_COLUMNS,)
+        return tuple(Piece(f"_k{k}", sum(widths[:k]), n) for k, n in enumerate(widths))
+
+    def in_pieces(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Each of ``chunks`` for each piece of the columns."""
+        if len(self.pieces) == 1:
+            return list(chunks)
+        return [replace(c, suffix=c.suffix + p.suffix, piece=p) for c in chunks for p in self.pieces]
+
     @property
     def columns(self) -> int:
         """Kept elements of one program."""
@@ -165,6 +210,11 @@ class Tile:
     def last_share(self) -> int:
         """Of the last member, which may have fewer, or none."""
         return max(self.r_total - (self.plan.params.team - 1) * self.share, 0)
+
+    @property
+    def own_share(self) -> str:
+        """Text of how many reduced elements this member has; less than 1 where it has none."""
+        return str(self.share) if self.last_share == self.share else "valid"
 
     # offsets
 

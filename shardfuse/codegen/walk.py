@@ -40,9 +40,9 @@ class Walk(Emitter):
     def moves(self, strides: Strides) -> bool:
         return any(strides.get(a) for a in self.space.walked)
 
-    def x_terms(self, strides: Strides) -> list[str]:
+    def x_terms(self, strides: Strides, chunk: Chunk) -> list[str]:
         if self.moves(strides):
-            return super().x_terms(strides)
+            return super().x_terms(strides, chunk)
         kept = [(a, n) for a, n in zip(self.space.x, self.tile.x_extents, strict=True) if a not in self.space.walked]
         return dynamic_terms("y", groups([n for _, n in kept], [strides.get(a, 0) for a, _ in kept]))
 

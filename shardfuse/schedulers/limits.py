@@ -56,9 +56,21 @@ INT32_LIMIT = 2**31
 """Offsets and indices from here on are 64-bit."""
 
 
+NARROWEST_PIECE = 8
+"""Columns: 16 bytes of 16-bit elements, the widest load of a thread."""
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least ``n``."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def in_powers_of_two(n: int) -> tuple[int, ...]:
+    """``n`` columns in pieces, the widest first; in one, some of whose lanes idle, where pieces would gain little."""
+    whole = power_of_two(n)
+    if n % NARROWEST_PIECE or 4 * n > 3 * whole:
+        return (whole,)
+    return tuple(1 << k for k in reversed(range(n.bit_length())) if n >> k & 1)
 
 
 def resident(target: Target, warps: int, registers: int) -> int:

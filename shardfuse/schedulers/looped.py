@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir.expr import BoundTensor
-from .limits import WARP, Target, power_of_two, vector
+from .limits import WARP, Target, in_powers_of_two, power_of_two, vector
 from .online import online, takes_one_walk
 from .persistent import streamed
 from .plan import KernelPlan, Params, kernel_name
@@ -19,9 +19,9 @@ from .team import cannot_exchange, columns_of, in_columns, looping_team
 
 _WARPS = 8
 _COLUMN_WARPS = 4
-_GROUPED_TILE = 2048
-"""Elements of a tile of columns in groups: channels-last group norm of 2 x 320 x 128 x 128 took 41 us so, with 8 warps
-44, with 8 warps and half as many elements a thread 49."""
+_GROUPED_BYTES = 8192
+"""Of all inputs in a tile of columns in groups: group norm of 1 x 512 x 256 x 256, float16, channels-last, took 63 us
+so, with half of it 66; of 2 x 320 x 128 x 128, with 5 KB, 31 us, twice as much 38."""
 _EACH_OF_A_ROW = 16
 """Elements of a row that a thread takes at once."""
 _EACH = 32
@@ -58,8 +58,10 @@ def in_loop(segment: Segment, space: Space, target: Target) -> Params:
         return Params(x_block=rows, r_block=block, unrolled=False, num_warps=_WARPS, fold=min(fold, block))
     if space.grouped:
         columns, lanes = columns_of(segment, space)
-        r_block = max(_GROUPED_TILE // lanes, 1)
-        fold = _folded(inputs, space, target, _GROUPED_TILE // _COLUMN_WARPS, r_block)
+        widths = in_powers_of_two(columns)
+        row = sum(widths) * sum(t.dtype.itemsize for t in inputs)
+        r_block = power_of_two(_GROUPED_BYTES // row + 1) // 2 or 1
+        fold = _folded(inputs, space, target, r_block * widths[0] // _COLUMN_WARPS, r_block)
         return Params(lanes, r_block, unrolled=False, num_warps=_COLUMN_WARPS, columns=columns, fold=fold)
     return down_columns(inputs, space, target, _EACH)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
-from .limits import LINE_BYTES, MAX_TEAM, MAX_WARPS, WARP, Target, power_of_two, resident, vector
+from .limits import LINE_BYTES, MAX_TEAM, MAX_WARPS, WARP, Target, in_powers_of_two, power_of_two, resident, vector
 from .online import takes_one_walk
 from .plan import Params
 from .segment import Segment
@@ -179,7 +179,7 @@ def columns_held_by_team(segment: Segment, space: Space, target: Target) -> Para
     columns, lanes = columns_of(segment, space)
     threads = _WARPS * WARP
     members = max(power_of_two(-(-space.reduced * lanes // (threads * _held(segment, space)))), 1)
-    block = max(threads * 8 // lanes, 1)
+    block = max(threads * 8 // in_powers_of_two(columns)[0], 1)
     registers = _registers(segment, space)
     params = Params(
         x_block=lanes, columns=columns, r_block=block, num_warps=_WARPS, max_registers=registers, prefetch=False

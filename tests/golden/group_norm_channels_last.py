@@ -70,6 +70,17 @@ def collect(ptr):
     return (tl.load(ptr, volatile=True) & 0xFFFFFFFF).to(tl.int32)
 
 
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)); what is below 1e-38 is 0, which saves the care for denormals."""
+    e = tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
+    )
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + e], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
 @triton.jit(do_not_specialize=["i0", "i1", "i2"])
 def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1: tl.int32, i2: tl.int32):
     i2 = i2 // 16 * 16
@@ -83,30 +94,47 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
     count_ptr = epochs_ptr + tl.num_programs(0) + team * 16
     first = member * i2
     last = tl.minimum(first + i2, i1)
-    groups = tl.arange(0, 4)[:, None] == tl.arange(0, 128)[None, :] // 20
-    c = tl.arange(0, 16)[:, None]
+    groups_k0 = tl.arange(0, 4)[:, None] == tl.arange(0, 64)[None, :] // 20
+    groups_k1 = tl.arange(0, 4)[:, None] == (64 + tl.arange(0, 16)[None, :]) // 20
+    c = tl.arange(0, 32)[:, None]
 
     for row in tl.range(team, tl.cdiv(i0, 80), teams, num_stages=1):
         x0 = row.to(tl.int64) * 80
-        k = tl.arange(0, 128)[None, :]
-        x_mask = k < 80
-        offs_0 = x0 // 640 * 2621440 + x0 // 80 % 8 * 80 + k
-        offs_1 = x0 // 80 % 8 * 80 + k
+        k0 = tl.arange(0, 64)[None, :]
+        k1 = 64 + tl.arange(0, 16)[None, :]
+        offs_0 = x0 // 640 * 2621440 + x0 // 80 % 8 * 80 + k0
+        offs_1 = x0 // 640 * 2621440 + x0 // 80 % 8 * 80 + k1
+        offs_2 = x0 // 80 % 8 * 80 + k0
+        offs_3 = x0 // 80 % 8 * 80 + k1
 
-        T3_n = tl.zeros([], tl.float32)
-        T3_acc = tl.zeros([8, 128], tl.float32)
-        T8_acc = tl.zeros([8, 128], tl.float32)
-        for start in tl.range(first, last, 16, num_stages=3):
+        T3_n_k0 = tl.zeros([], tl.float32)
+        T3_acc_k0 = tl.zeros([16, 64], tl.float32)
+        T8_acc_k0 = tl.zeros([16, 64], tl.float32)
+        T3_n_k1 = tl.zeros([], tl.float32)
+        T3_acc_k1 = tl.zeros([32, 16], tl.float32)
+        T8_acc_k1 = tl.zeros([32, 16], tl.float32)
+        for start in tl.range(first, last, 32, num_stages=3):
             r = start + c
-            T0 = tl.load(T0_ptr + offs_0 + r * 640, mask=x_mask, eviction_policy="evict_last").to(tl.float32)
-            T3_n, T3_acc, T8_acc = add_moments(T3_n, T3_acc, T8_acc, tl.reshape(T0, [2, 8, 128]), 0)
-        T3_part_column = tl.sum(T3_acc, axis=0)
-        T3_part = tl.sum(tl.where(groups, T3_part_column[None, :], 0.0), axis=1)
+            T0_k0 = tl.load(T0_ptr + offs_0 + r * 640, eviction_policy="evict_last").to(tl.float32)
+            T0_k1 = tl.load(T0_ptr + offs_1 + r * 640, eviction_policy="evict_last").to(tl.float32)
+            T3_lanes = tl.reshape(T0_k0, [2, 16, 64])
+            T3_n_k0, T3_acc_k0, T8_acc_k0 = add_moments(T3_n_k0, T3_acc_k0, T8_acc_k0, T3_lanes, 0)
+            T3_lanes = tl.reshape(T0_k1, [1, 32, 16])
+            T3_n_k1, T3_acc_k1, T8_acc_k1 = add_moments(T3_n_k1, T3_acc_k1, T8_acc_k1, T3_lanes, 0)
+        T3_part_column_k0 = tl.sum(T3_acc_k0, axis=0)
+        T3_part_column_k1 = tl.sum(T3_acc_k1, axis=0)
+        T3_part_groups = tl.sum(tl.where(groups_k0, T3_part_column_k0[None, :], 0.0), axis=1)
+        T3_part_groups += tl.sum(tl.where(groups_k1, T3_part_column_k1[None, :], 0.0), axis=1)
+        T3_part = T3_part_groups
         T3_mean = T3_part / (tl.maximum(last - first, 1) * 20)
         T3_part_group = T3_mean
-        T3_centre = tl.sum(tl.where(groups, T3_part_group[:, None], 0.0), axis=0)[None, :]
-        T8_part_column = tl.sum(T8_acc + between(T3_n, T3_acc, T3_centre), axis=0)
-        T8_part = tl.sum(tl.where(groups, T8_part_column[None, :], 0.0), axis=1)
+        T3_centre_k0 = tl.sum(tl.where(groups_k0, T3_part_group[:, None], 0.0), axis=0)[None, :]
+        T3_centre_k1 = tl.sum(tl.where(groups_k1, T3_part_group[:, None], 0.0), axis=0)[None, :]
+        T8_part_column_k0 = tl.sum(T8_acc_k0 + between(T3_n_k0, T3_acc_k0, T3_centre_k0), axis=0)
+        T8_part_column_k1 = tl.sum(T8_acc_k1 + between(T3_n_k1, T3_acc_k1, T3_centre_k1), axis=0)
+        T8_part_groups = tl.sum(tl.where(groups_k0, T8_part_column_k0[None, :], 0.0), axis=1)
+        T8_part_groups += tl.sum(tl.where(groups_k1, T8_part_column_k1[None, :], 0.0), axis=1)
+        T8_part = T8_part_groups
         epoch += 1
         box = mailbox_ptr + ((epoch & 1) * teams + team) * 256
         post(box + own, epoch, T3_part)
@@ -119,26 +147,41 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
         T3_mean = T3_all / (i1 * 20)
         T8_all = tl.sum(T8_parts + between(T3_counts, T3_parts, T3_mean[None, :]), axis=0)
         T3_group = T3_all
-        T3 = tl.sum(tl.where(groups, T3_group[:, None], 0.0), axis=0)[None, :]
+        T3_k0 = tl.sum(tl.where(groups_k0, T3_group[:, None], 0.0), axis=0)[None, :]
+        T3_k1 = tl.sum(tl.where(groups_k1, T3_group[:, None], 0.0), axis=0)[None, :]
         T8_group = T8_all
-        T8 = tl.sum(tl.where(groups, T8_group[:, None], 0.0), axis=0)[None, :]
-        T5 = T3 / 81920.0
-        T10 = T8 / 81920.0
-        T11 = T10 + 1e-05
-        T12 = tl.rsqrt(T11)
-        T15 = tl.load(T15_ptr + offs_1, mask=x_mask).to(tl.float32)
-        T18 = tl.load(T18_ptr + offs_1, mask=x_mask).to(tl.float32)
+        T8_k0 = tl.sum(tl.where(groups_k0, T8_group[:, None], 0.0), axis=0)[None, :]
+        T8_k1 = tl.sum(tl.where(groups_k1, T8_group[:, None], 0.0), axis=0)[None, :]
+        T5_k0 = T3_k0 / 81920.0
+        T10_k0 = T8_k0 / 81920.0
+        T11_k0 = T10_k0 + 1e-05
+        T12_k0 = tl.rsqrt(T11_k0)
+        T15_k0 = tl.load(T15_ptr + offs_2).to(tl.float32)
+        T18_k0 = tl.load(T18_ptr + offs_2).to(tl.float32)
+        T5_k1 = T3_k1 / 81920.0
+        T10_k1 = T8_k1 / 81920.0
+        T11_k1 = T10_k1 + 1e-05
+        T12_k1 = tl.rsqrt(T11_k1)
+        T15_k1 = tl.load(T15_ptr + offs_3).to(tl.float32)
+        T18_k1 = tl.load(T18_ptr + offs_3).to(tl.float32)
 
-        back = first + first + (tl.cdiv(last - first, 16) - 1) * 16
-        for step in tl.range(first, last, 16, num_stages=3):
+        back = first + first + (tl.cdiv(last - first, 32) - 1) * 32
+        for step in tl.range(first, last, 32, num_stages=3):
             start = back - step
             r = start + c
-            T0 = tl.load(T0_ptr + offs_0 + r * 640, mask=x_mask, eviction_policy="evict_last").to(tl.float32)
-            T6 = T0 - T5
-            T13 = T6 * T12
-            T21 = T13 * T15
-            T22 = T21 + T18
-            T23 = T22 * tl.sigmoid(T22)
-            tl.store(T24_ptr + offs_0 + r * 640, T23, mask=x_mask)
+            T0_k0 = tl.load(T0_ptr + offs_0 + r * 640, eviction_policy="evict_last").to(tl.float32)
+            T0_k1 = tl.load(T0_ptr + offs_1 + r * 640, eviction_policy="evict_last").to(tl.float32)
+            T6_k0 = T0_k0 - T5_k0
+            T13_k0 = T6_k0 * T12_k0
+            T21_k0 = T13_k0 * T15_k0
+            T22_k0 = T21_k0 + T18_k0
+            T23_k0 = T22_k0 * sigmoid(T22_k0)
+            tl.store(T24_ptr + offs_0 + r * 640, T23_k0)
+            T6_k1 = T0_k1 - T5_k1
+            T13_k1 = T6_k1 * T12_k1
+            T21_k1 = T13_k1 * T15_k1
+            T22_k1 = T21_k1 + T18_k1
+            T23_k1 = T22_k1 * sigmoid(T22_k1)
+            tl.store(T24_ptr + offs_1 + r * 640, T23_k1)
 
     tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))
