@@ -51,7 +51,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
 from ..mesh import DeviceMesh, ParallelType
 from ..ops.torch_calls import TORCH_CALLS
-from .partial_sums import scattered, with_entry
+from .partial_sums import added_up, scattered, with_entry
 from .statistics import find_statistics, merged
 
 
@@ -148,7 +148,7 @@ class _Decomposer:
         self.change(partial, parts)
         is_all = summed.sharding == total.domain.sharding
         part = total if is_all else self.like(total, f"{total.name}y", summed)
-        self.exprs.append(Expr("sum", (parts,), (part,), {"axes": tuple(sorted(gone))}))
+        self.exprs += added_up(parts, part, gone[0])
         if not is_all:
             self.change(part, total)
 

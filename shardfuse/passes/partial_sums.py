@@ -16,8 +16,11 @@ from ..analysis.sharding import is_possible, ordered
 from ..ir.digits import Axis, extent, split
 from ..ir.domain import BoundDomain, without
 from ..ir.dtype import DataType
-from ..ir.expr import BoundTensor
+from ..ir.expr import BoundTensor, Expr, Scalar, Value
 from ..mesh import ParallelType
+
+_MOST_WINDOWS = 8
+"""Loads of one tensor in a statement of a kernel."""
 
 
 def scattered(op: str, partial: BoundTensor, total: BoundDomain, dims: Sequence[ParallelType]) -> Axis:
@@ -48,3 +51,29 @@ def with_entry(domain: BoundDomain, p: ParallelType, digits: Axis) -> BoundDomai
     """``domain`` cut over ``p`` by ``digits``."""
     rest = [(q, found) for q, found in domain.sharding if q is not p]
     return replace(domain, sharding=ordered([*rest, (p, digits)]))
+
+
+def added_up(parts: BoundTensor, total: BoundTensor, at: int) -> list[Expr]:
+    """``total`` from the ranks' addends along axis ``at`` of ``parts``: in float32, in the order of the ranks.
+
+    Of few ranks an addend is a window of its own, so that a kernel that reduces another axis adds up as it reads.
+    """
+    ranks = extent(parts.domain.logical[at])
+    if ranks > _MOST_WINDOWS:
+        return [Expr("sum", (parts,), (total,), {"axes": (at,)})]
+    exprs: list[Expr] = []
+
+    def make(op: str, inputs: Sequence[Value], name: str, dtype: DataType, **attributes: object) -> BoundTensor:
+        out = BoundTensor(f"{total.name}{name}", dtype, replace(total.domain, allocation=None))
+        exprs.append(Expr(op, tuple(inputs), (out,), attributes))
+        return out
+
+    current: BoundTensor | None = None
+    for k in range(ranks):
+        index = Scalar(f"{total.name}k{k}", DataType.Int, k, is_literal=True)
+        piece = make("select", (parts, index), f"r{k}", parts.dtype, dim=at)
+        addend = make("cast", (piece,), f"f{k}", DataType.Float)
+        current = addend if current is None else make("add", (current, addend), f"a{k}", DataType.Float)
+    assert current is not None, "a mesh dimension has ranks"
+    exprs.append(Expr("cast", (current,), (total,)))
+    return exprs
