@@ -43,6 +43,7 @@ def _is_each_threads_own(kernel: KernelPlan, read: BoundTensor, written: BoundTe
         not kernel.stages
         and params.unrolled
         and params.splits == 1
+        and not params.late  # it reads a row while it writes the one before
         and read.domain.local_axes() == written.domain.local_axes()
         and space.atoms[read] == everything
         and space.atoms[written] == everything
