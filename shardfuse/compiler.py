@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from .ir.expr import BoundFusion, Number, Scalar
+from .analysis.resharding import chunk_of
+from .ir.expr import BoundFusion, BoundTensor, Number, Scalar
 from .ir.fusion import Fusion
 from .ir.printer import fusion_text
 from .ir.tensor_view import TensorView
 from .ir.verify import verify
 from .passes import PASSES, bind
-from .schedulers import kernels_of
+from .schedulers import kernels_of, makes_kernels
 from .schedulers.limits import H200, Target
 from .schedulers.overlap import overlap
 from .schedulers.plan import KernelPlan, Params
-from .schedulers.segment import Segment
+from .schedulers.segment import Segment, renaming
 from .segmenter import ScheduledSegment, segment_fusion
 
 
@@ -24,6 +25,8 @@ class PlannedSegment:
     """A segment, who runs it, why nobody before did, and the kernels that it comes to.
 
     ``is_beside``: a collective that runs on a stream of its own, beside the kernels until its first reader.
+    ``like``: of a chunk that is done as an earlier one is, the number of that segment, whose kernels these are.
+    ``renamed``: for each tensor of that segment the one of this.
     """
 
     segment: Segment
@@ -31,6 +34,8 @@ class PlannedSegment:
     refusals: tuple[tuple[str, str], ...]
     kernels: tuple[KernelPlan, ...]
     is_beside: bool = False
+    like: int | None = None
+    renamed: Mapping[BoundTensor, BoundTensor] = field(default_factory=dict[BoundTensor, BoundTensor])
 
 
 @dataclass(frozen=True)
@@ -62,23 +67,37 @@ def compile_fusion(
     verify(bound, PASSES[-1].__name__)
     found = segment_fusion(bound)
     order, beside = overlap([(s.segment, s.scheduler) for s in found])
-    segments = tuple(_plan(found[k], target, is_beside=k in beside) for k in order)
+    segments: list[PlannedSegment] = []
+    for k in order:
+        segments.append(_plan(found[k], segments, target, is_beside=k in beside))
     trace.append(("segments", "\n\n".join(map(_text, segments))))
-    return Plan(bound, segments, tuple(trace))
+    return Plan(bound, tuple(segments), tuple(trace))
 
 
 def with_params(plan: Plan, chosen: Sequence[Params | None]) -> Plan:
-    """``plan`` with these ``Params`` for its segments; ``None`` leaves a segment as it is."""
-    segments = [
-        s if params is None else replace(s, kernels=kernels_of(s.scheduler, s.segment, params))
-        for s, params in zip(plan.segments, chosen, strict=True)
-    ]
+    """``plan`` with these ``Params`` for its segments; ``None`` leaves a segment, and those like it, as they are."""
+    segments: list[PlannedSegment] = []
+    for s, params in zip(plan.segments, chosen, strict=True):
+        if s.like is not None:
+            segments.append(replace(s, kernels=segments[s.like].kernels))
+        else:
+            segments.append(s if params is None else replace(s, kernels=kernels_of(s.scheduler, s.segment, params)))
     return replace(plan, segments=tuple(segments))
 
 
-def _plan(scheduled: ScheduledSegment, target: Target, *, is_beside: bool) -> PlannedSegment:
-    kernels = kernels_of(scheduled.scheduler, scheduled.segment, target=target)
-    return PlannedSegment(scheduled.segment, scheduled.scheduler, scheduled.refusals, kernels, is_beside)
+def _plan(
+    scheduled: ScheduledSegment, before: Sequence[PlannedSegment], target: Target, *, is_beside: bool
+) -> PlannedSegment:
+    """``before``: the segments that were planned so far, of which one may be another chunk of the same."""
+    segment, scheduler = scheduled.segment, scheduled.scheduler
+    planned = PlannedSegment(segment, scheduler, scheduled.refusals, (), is_beside)
+    if chunk_of(segment.exprs[0]) is not None and makes_kernels(scheduler):
+        for k, s in enumerate(before):
+            if s.like is None and s.scheduler == scheduler and chunk_of(s.segment.exprs[0]) is not None:
+                renamed = renaming(s.segment, segment)
+                if renamed is not None:
+                    return replace(planned, kernels=s.kernels, like=k, renamed=renamed)
+    return replace(planned, kernels=kernels_of(scheduler, segment, target=target))
 
 
 def _text(planned: PlannedSegment) -> str:

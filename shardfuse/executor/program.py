@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -44,9 +44,11 @@ from .host_scalars import host_lines
 from .in_place import reads_before_it_writes
 from .kernel import Kernel
 from .options import CompileOptions
+from .storage import storage_like, stored
 from .streams import start_and_wait
 
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
+Renamed = Mapping[BoundTensor, BoundTensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +93,8 @@ class ProgramBuilder:
     """Those that are."""
     moved: set[BoundTensor] = field(default_factory=set[BoundTensor])
     """Inputs that come on the CPU and are taken to the device."""
+    kernels: dict[Hashable, Kernel] = field(default_factory=dict[Hashable, Kernel])
+    """By the name of the plan and the strides of its tensors."""
     started: dict[str, Segment] = field(default_factory=dict[str, Segment])
     """Collectives that nothing has waited for, in order."""
 
@@ -128,9 +132,19 @@ class ProgramBuilder:
     # segments
 
     def add(
-        self, k: int, segment: Segment, scheduler: str, kernels: Sequence[KernelPlan], *, is_beside: bool = False
+        self,
+        k: int,
+        segment: Segment,
+        scheduler: str,
+        kernels: Sequence[KernelPlan],
+        *,
+        is_beside: bool = False,
+        renamed: Renamed | None = None,
     ) -> None:
-        """``is_beside``: a collective that runs on the communication stream."""
+        """``is_beside``: a collective that runs on the communication stream.
+
+        ``renamed``: where ``kernels`` are those of another segment, the tensors of this for each of its own.
+        """
         if not is_beside:
             self.wait(segment.inputs)
         if not any(self.holds(t) for t in (*segment.inputs, *segment.outputs)):
@@ -145,7 +159,7 @@ class ProgramBuilder:
         elif scheduler == "torch_call" or self.options.backend_for(self.device) == "torch" or self.is_empty(segment):
             self.add_call(f"torch_{k}", segment, self.evaluation(segment))
         else:
-            self.add_kernels(k, segment, kernels)
+            self.add_kernels(k, segment, kernels, renamed or {})
 
     def is_empty(self, segment: Segment) -> bool:
         return any(0 in self.meta[t].shape for t in segment.inputs) or any(
@@ -184,7 +198,7 @@ class ProgramBuilder:
 
     def make(self, tensor: BoundTensor, source: KernelSource | None = None) -> None:
         """Storage for ``tensor``, or that of the input that it replaces.  ``source``: the kernel that writes it."""
-        self.names[f"empty_{tensor}"] = _storage(self.meta[tensor], self.device)
+        self.names[f"empty_{tensor}"] = storage_like(self.meta[tensor], self.device)
         target = self.replaceable.get(tensor)
         if source is not None and target is not None and self.may_replace(tensor, target, source):
             self.replaced[tensor] = target
@@ -263,16 +277,16 @@ class ProgramBuilder:
             numbers = dict(zip(scalars, cast(tuple[Number, ...], arguments[count:]), strict=True))
             for e in segment.exprs:
                 env.update(zip(e.outputs, evaluate_all(e, env, numbers, rank, device), strict=True))
-            return _one_or_all([_stored(env[t], shape, strides, tensors) for t, shape, strides in layouts])
+            return _one_or_all([stored(env[t], shape, strides, tensors) for t, shape, strides in layouts])
 
         return run
 
-    def add_kernels(self, k: int, segment: Segment, plans: Sequence[KernelPlan]) -> None:
+    def add_kernels(self, k: int, segment: Segment, plans: Sequence[KernelPlan], renamed: Renamed) -> None:
         """Kernels, compiled now: one that cannot be is known before anything runs."""
         for t in (made for plan in plans for made in plan.segment.outputs):
-            self.lay_out(t)
+            self.lay_out(renamed.get(t, t))
         try:
-            kernels = [self.compiled(plan) for plan in plans]
+            kernels = [self.kernel_for(plan, renamed) for plan in plans]
         except KernelCompileError as error:
             if self.options.strict:
                 raise
@@ -280,22 +294,31 @@ class ProgramBuilder:
             self.add_call(f"torch_{k}", segment, self.evaluation(segment))
             return
         for i, (plan, kernel) in enumerate(zip(plans, kernels, strict=True)):
-            self.sources.append(kernel.source.text)
-            for t in plan.segment.outputs:
+            for t in (renamed.get(t, t) for t in plan.segment.outputs):
                 if t not in self.places:
                     self.make(t, kernel.source)
             self.names[f"kernel_{k}_{i}"] = kernel.launcher()
             self.labels[f"kernel_{k}_{i}"] = kernel.source.name
-            arguments = ", ".join([*map(str, kernel.source.tensors), *map(_scalar_text, kernel.source.scalars)])
+            tensors = [str(renamed.get(t, t)) for t in kernel.source.tensors]
+            arguments = ", ".join([*tensors, *map(_scalar_text, kernel.source.scalars)])
             self.lines.append(f"kernel_{k}_{i}({arguments})")
 
-    def compiled(self, plan: KernelPlan) -> Kernel:
+    def kernel_for(self, plan: KernelPlan, renamed: Renamed) -> Kernel:
+        """The kernel of ``plan`` on the tensors that stand for its own; one for all that are laid out alike."""
         tensors = (*plan.segment.inputs, *plan.segment.outputs)
-        layouts = {t: layout_of(t.domain, self.rank, self.meta[t].stride()) for t in tensors}
+        key = (plan.name, *(self.meta[renamed.get(t, t)].stride() for t in tensors))
+        if key not in self.kernels:
+            self.kernels[key] = self.compiled(plan, renamed)
+            self.sources.append(self.kernels[key].source.text)
+        return self.kernels[key]
+
+    def compiled(self, plan: KernelPlan, renamed: Renamed | None = None) -> Kernel:
+        meta = {t: self.meta[(renamed or {}).get(t, t)] for t in (*plan.segment.inputs, *plan.segment.outputs)}
+        layouts = {t: layout_of(t.domain, self.rank, x.stride()) for t, x in meta.items()}
         source = generate(plan, layouts, self.rank, interpret=self.options.interpret)
         kernel = Kernel(source, self.options.cache_directory, interpret=self.options.interpret)
         # numbers of a kind that no specialisation applies to: the values are those of a call
-        kernel.compile([*(self.meta[t] for t in source.tensors), *(sample(s) for s in source.scalars)])
+        kernel.compile([*(meta[t] for t in source.tensors), *(sample(s) for s in source.scalars)])
         return kernel
 
     # end
@@ -341,11 +364,6 @@ def _label(segment: Segment) -> str:
     return f"{what} {', '.join(map(str, segment.outputs))}"
 
 
-def _storage(like: torch.Tensor, device: torch.device) -> Callable[[], torch.Tensor]:
-    shape, strides, dtype = tuple(like.shape), like.stride(), like.dtype
-    return lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device)
-
-
 def sample(scalar: Scalar) -> Number:
     """A value of the kind that ``scalar`` has."""
     if scalar.value is not None:
@@ -359,18 +377,6 @@ def _scalar_text(scalar: Scalar) -> str:
 
 def _one_or_all(results: Sequence[torch.Tensor | None]) -> object:
     return results[0] if len(results) == 1 else tuple(results)
-
-
-def _stored(
-    result: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...] | None, inputs: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """``result`` with these strides, in storage that no input has."""
-    result = result.expand(shape)
-    strides = strides or torch.empty(shape, device="meta").stride()
-    shared = any(result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in inputs)
-    if result.stride() == strides and not shared:
-        return result
-    return torch.empty_strided(shape, strides, dtype=result.dtype, device=result.device).copy_(result)
 
 
 def _freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:

@@ -54,18 +54,24 @@ def check_can_tune(options: CompileOptions, device: torch.device, timer: Timer |
 
 
 def tune_segments(
-    builder: ProgramBuilder, segments: Sequence[Scheduled], ranks: Sequence[int], question: str, tuner: Tuner
+    builder: ProgramBuilder, segments: Sequence[Scheduled | None], ranks: Sequence[int], question: str, tuner: Tuner
 ) -> list[Tuned | None]:
     """What is chosen for each segment; ``None`` where nothing is to choose, or tuning failed, which is said.
+
+    segments: ``None`` for one that has the kernels of another.
 
     builder: of this rank, with all segments added.  ranks: those that run the program, none where that is this one
     alone.  question: a text that only they have, and have alike.  Raises RanksLateError.
     """
-    owners = [owner_of(s, ranks or (builder.rank,)) if makes_kernels(name) else None for s, name in segments]
+    owners = [
+        None if s is None or not makes_kernels(s[1]) else owner_of(s[0], ranks or (builder.rank,)) for s in segments
+    ]
     answers: dict[int, str] = {}
-    for k, owner in enumerate(owners):
-        if owner == builder.rank:
-            answers[k] = answer_once(ranks, _of_segment(question, k), lambda k=k: _answer(builder, segments[k], tuner))
+    for k, (owner, scheduled) in enumerate(zip(owners, segments, strict=True)):
+        if owner == builder.rank and scheduled is not None:
+            answers[k] = answer_once(
+                ranks, _of_segment(question, k), lambda one=scheduled: _answer(builder, one, tuner)
+            )
     for k, owner in enumerate(owners):
         if owner is not None and k not in answers:
             answers[k] = answer_of(ranks, _of_segment(question, k), owner)

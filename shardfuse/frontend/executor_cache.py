@@ -207,7 +207,8 @@ class FusionExecutorCache:
         """Ranks come here one and all, or each for itself to an answer that was given: nobody waits for who is not."""
         plan = self.plan(call.sizes, call.numbers)
         builder = self._builder(call)
-        tuned = tune_segments(builder, [(s.segment, s.scheduler) for s in plan.segments], call.ranks, call.text, tuner)
+        segments = [None if s.like is not None else (s.segment, s.scheduler) for s in plan.segments]
+        tuned = tune_segments(builder, segments, call.ranks, call.text, tuner)
         chosen = tuple(None if t is None else t.params for t in tuned)
         key = self._plan_key(call.sizes, call.numbers)
         self._tuned[key] = chosen
@@ -268,7 +269,7 @@ class FusionExecutorCache:
             [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],
         )
         for k, s in enumerate(plan.segments):
-            builder.add(k, s.segment, s.scheduler, s.kernels, is_beside=s.is_beside)
+            builder.add(k, s.segment, s.scheduler, s.kernels, is_beside=s.is_beside, renamed=s.renamed)
         return builder
 
     def _build(self, call: _Call) -> Program:

@@ -98,7 +98,8 @@ def _collectives(planned: PlannedSegment) -> list[Communication]:
 def _segment(planned: PlannedSegment) -> SegmentExplanation:
     segment = planned.segment
     moved = 0 if planned.scheduler == "no_op" else moved_bytes(segment)
-    again = [reads(kernel) for kernel in planned.kernels]
+    own = planned.renamed
+    again = [{own.get(t, t): n for t, n in reads(kernel).items()} for kernel in planned.kernels]
     moved += sum(local_bytes(t) * (counts.get(t, 1) - 1) for counts in again for t in segment.inputs)
     text = str(segment)
     if planned.scheduler == "communication":

@@ -48,6 +48,34 @@ class Segment:
         return "\n".join(lines)
 
 
+def renaming(a: Segment, b: Segment) -> dict[BoundTensor, BoundTensor] | None:
+    """For each tensor of ``a`` the one of ``b`` in its place, where both do the same to like tensors; else ``None``.
+
+    Which chunk of a stream they work on makes no difference.
+    """
+    if len(a.exprs) != len(b.exprs) or a.scalars != b.scalars:
+        return None
+    found: dict[BoundTensor, BoundTensor] = {}
+    for x, y in zip(a.exprs, b.exprs, strict=True):
+        if x.op != y.op or _apart_from_chunks(x) != _apart_from_chunks(y):
+            return None
+        for s, t in zip((*x.inputs, *x.outputs), (*y.inputs, *y.outputs), strict=True):
+            if isinstance(s, Scalar) or isinstance(t, Scalar):
+                if s is not t:
+                    return None
+            elif (s.dtype, s.domain) != (t.dtype, t.domain) or found.setdefault(s, t) is not t:
+                return None
+    is_alike = all(
+        [found[t] for t in own] == list(other) for own, other in ((a.inputs, b.inputs), (a.outputs, b.outputs))
+    )
+    return found if is_alike else None
+
+
+def _apart_from_chunks(expr: Expr) -> tuple[int, int, dict[str, object]]:
+    attributes = {name: value for name, value in expr.attributes.items() if name != "chunk"}
+    return len(expr.inputs), len(expr.outputs), attributes
+
+
 def leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Expr]:
     """The exprs that ``wanted`` rests on, in order."""
     needed = set(wanted)

@@ -22,7 +22,9 @@ def test_chunks_of_any_axis(axis: int, inner: bool) -> None:
         tx.split(axis, 2, inner_split=inner)
         tx.axis(axis + inner).parallelize(ParallelType.stream)
     check(fd, [x, w])
-    assert fd.explain().kernels >= 2
+    count = fd.explain().kernels
+    assert count >= 2
+    assert fd.last_trace().count("# kernel\n") == (count + 1) // 2  # one for both chunks
     text = fd.last_trace().split("# host program\n")[1]
     assert ("= torch_" in text) == inner
 
@@ -40,3 +42,4 @@ def test_norm_of_rows_in_chunks() -> None:
         tx.axis(0).parallelize(ParallelType.stream)
     check(fd, [x, w])
     assert fd.explain().kernels == 3
+    assert fd.last_trace().count("# kernel\n") == 1  # which all chunks launch

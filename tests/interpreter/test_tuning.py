@@ -199,10 +199,10 @@ def test_candidates_that_fail_or_differ_are_left_out(monkeypatch: pytest.MonkeyP
     broken, wrong = first[0], first[1]
     compiled = ProgramBuilder.compiled
 
-    def compile_some(self: ProgramBuilder, plan):
+    def compile_some(self: ProgramBuilder, plan, renamed=None):
         if plan.params == broken:
             raise KernelCompileError(plan.name, "planted", "")
-        kernel = compiled(self, plan)
+        kernel = compiled(self, plan, renamed)
         if plan.params == wrong:
             launch = kernel.launcher()
             monkeypatch.setattr(kernel, "launcher", lambda: lambda x, out: (launch(x, out), out[0, 0].mul_(1.01)))
