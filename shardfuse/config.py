@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -227,6 +228,20 @@ def _optional_integer(env: Mapping[str, str], name: str) -> int | None:
     if not re.fullmatch(r"\d+", value.strip()):
         raise EnvironmentVariableError(name, value, "a whole number, 0 or more")
     return int(value)
+
+
+def read_compiler_settings(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """What the environment says to Triton's compiler, sorted: other kernels may come of other settings."""
+    env = os.environ if environ is None else environ
+    said = (f"{name}={value}" for name, value in env.items() if name.startswith(("TRITON_", "MLIR_", "LLVM_")))
+    return tuple(sorted(text for text in said if not text.startswith("TRITON_CACHE_DIR=")))
+
+
+def read_c_compiler(environ: Mapping[str, str] | None = None) -> str | None:
+    """CC, else gcc or clang where one is in PATH, as Triton does; else None."""
+    env = os.environ if environ is None else environ
+    path = env.get("PATH")
+    return env.get("CC") or shutil.which("gcc", path=path) or shutil.which("clang", path=path)
 
 
 def read_cache_directory(environ: Mapping[str, str] | None = None) -> Path:

@@ -187,6 +187,16 @@ class KernelCompileError(ShardfuseError):
         )
 
 
+class KernelLaunchError(ShardfuseError):
+    """The CUDA driver refused a launch, or tells of what an earlier kernel did."""
+
+    def __init__(self, name: str, message: str, grid: int, threads: int, shared: int) -> None:
+        super().__init__(
+            f"kernel {name} was not launched ({grid} programs of {threads} threads, {shared} bytes of shared memory): "
+            f"{message}; after an error of an earlier kernel run with CUDA_LAUNCH_BLOCKING=1 to see where it comes from"
+        )
+
+
 # --- shardfuse.nn ------------------------------------------------------------------------------------------
 
 

@@ -1,11 +1,13 @@
-"""Generated text to something that launches: written to a cache directory, imported, bound to its arguments."""
+"""Generated text to something that launches: written to a cache directory, compiled, bound to its arguments."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,14 +15,18 @@ from typing import Any
 import torch
 
 from ..codegen.source import KernelSource
-from ..errors import KernelCompileError
+from ..errors import KernelCompileError, KernelLaunchError
 from ..ir.expr import Number
+from .binaries import Asked, Binary, binary_of
+from .driver import Driver, open_driver
 from .files import publish
-from .launch import direct_launcher
+from .launch import index_of
 from .mailbox import Mailbox
-from .triton_key import remember_triton_key
+from .triton_key import installed_triton, remember_triton_key
 
 Argument = torch.Tensor | Number
+Launch = Callable[..., None]
+"""``launch(stream, *tensors, *scalars)``; stream: of ``begin_on``."""
 
 
 class Kernel:
@@ -33,8 +39,7 @@ class Kernel:
         self.source = source
         self._interpret = interpret
         self._directory = directory
-        self._function = load_function(source.text, source.name, directory)
-        self._binary: Any = None
+        self._ready: _Ready | None = None
         self._options: dict[str, int | bool] = {
             "num_warps": source.num_warps,
             "num_stages": source.num_stages,
@@ -46,58 +51,112 @@ class Kernel:
             # Programs wait for each other: a grid that is not resident at once is refused instead of hung.
             self._options["launch_cooperative_grid"] = True
 
-    def launcher(self) -> Callable[..., None]:
-        """``launch(*tensors, *scalars)`` in the order of ``source.tensors``, ``source.scalars``; extents are bound."""
-        run = self._function[(self.source.grid,)]
-        fixed = self.source.integers
-        options = self._options
+    def launcher(self) -> Launch:
+        """Takes tensors and scalars in the order of ``source.tensors``, ``source.scalars``; extents are bound."""
+        source, otherwise = self.source, self._through_triton()
+        if self._ready is None:
 
-        def launch(*arguments: Argument) -> None:
-            run(*arguments, *fixed, **options)
-
-        pointers = len(self.source.tensors) + bool(self.source.mailbox)
-        if self._binary is None:
-            direct = launch
+            def launch(stream: int | None, *arguments: Argument) -> None:
+                otherwise(*arguments)
         else:
-            direct = direct_launcher(self._binary, self.source.grid, pointers, fixed, launch)
-        return _with_mailbox(direct, self.source.mailbox) if self.source.mailbox else direct
+            driver, binary, function, device = (
+                self._ready.driver, self._ready.binary, self._ready.function, self._ready.device
+            )  # fmt: skip
+            numbers = len(source.scalars)
+            launch = driver.launcher(
+                function, device, source.grid, binary.threads, binary.shared, bool(source.mailbox),
+                binary.pointers, binary.types[:numbers], binary.types[numbers:], source.integers,
+                otherwise, self._refused,
+            )  # fmt: skip
+        return _with_mailbox(launch, source.mailbox) if source.mailbox else launch
 
-    def compile(self, arguments: Sequence[Argument]) -> None:
-        """Have Triton compile for ``arguments`` (tensors and scalars as for a launch), without running.
+    def compile(self, device: torch.device) -> None:
+        """Have Triton compile for aligned tensors on ``device``, or find it compiled, without running.
 
-        Raises ``KernelCompileError``.  Alignment of pointers is part of what is compiled for.
+        Raises ``KernelCompileError``.
         """
         if self._interpret:
             return
-        from triton.errors import TritonError  # pyright: ignore[reportMissingTypeStubs]
-
-        remember_triton_key(self._directory)
-        mailbox = [torch.empty(self.source.mailbox, dtype=torch.int64, device="meta")] if self.source.mailbox else []
         try:
-            self._binary = self._function.warmup(
-                *mailbox, *arguments, *self.source.integers, grid=(self.source.grid,), **self._options
-            )
-        except (TritonError, RuntimeError) as error:
+            self._ready = _ready(self._asked(device), self._directory, device)
+        except RuntimeError as error:
             raise KernelCompileError(self.source.name, str(error), self.source.text) from error
 
+    def _asked(self, device: torch.device) -> Asked:
+        source = self.source
+        pointers = [torch.int64] * bool(source.mailbox) + [t.dtype.torch for t in source.tensors]
+        numbers = "".join("d" if s.dtype.is_floating else "q" for s in source.scalars) + "q" * len(source.integers)
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+        return Asked(source.text, source.name, tuple(pointers), numbers, tuple(self._options.items()), capability)
 
-def _with_mailbox(launch: Callable[..., None], words: int) -> Callable[..., None]:
+    def _through_triton(self) -> Launch:
+        """Triton's own entry, which takes no stream, any alignment, and whatever has hooked launches."""
+        source, options, directory = self.source, self._options, self._directory
+
+        def launch(*arguments: Argument) -> None:
+            function = load_function(source.text, source.name, directory)
+            function[(source.grid,)](*arguments, *source.integers, **options)
+
+        return launch
+
+    def _refused(self, message: str) -> None:
+        assert self._ready is not None, "it was launched"
+        binary = self._ready.binary
+        raise KernelLaunchError(self.source.name, message, self.source.grid, binary.threads, binary.shared)
+
+
+@dataclass(frozen=True, eq=False)
+class _Ready:
+    """``binary`` loaded on the device of this index: ``function`` is the driver's handle."""
+
+    driver: Driver
+    binary: Binary
+    function: int
+    device: int
+
+
+@functools.cache
+def _ready(asked: Asked, directory: Path, device: torch.device) -> _Ready | None:
+    """Loaded once for all sizes; ``None`` where only Triton's own entry launches it."""
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        binary = binary_of(asked, directory, lambda: _compiled(asked, directory))
+        driver = None if binary is None else open_driver(directory)
+        if binary is None or driver is None:
+            return None
+        index = index_of(device)
+        function = driver.load(binary.image, binary.name, index, binary.threads, binary.shared)
+    return _Ready(driver, binary, function, index)
+
+
+def _compiled(asked: Asked, directory: Path) -> Any:
+    """By Triton, for the current device."""
+    from triton.errors import TritonError  # pyright: ignore[reportMissingTypeStubs]
+
+    remember_triton_key(directory)
+    tensors = [torch.empty(1, dtype=dtype, device="meta") for dtype in asked.pointers]
+    numbers = [0.5 if kind == "d" else 3 for kind in asked.numbers]  # the text says their types
+    function = load_function(asked.text, asked.name, directory)
+    try:
+        return function.warmup(*tensors, *numbers, grid=(1,), **dict(asked.options))
+    except TritonError as error:
+        raise KernelCompileError(asked.name, str(error), asked.text) from error
+
+
+def _with_mailbox(launch: Launch, words: int) -> Launch:
     """``launch`` with a mailbox of ``words`` words before its arguments."""
     mailbox = Mailbox(words)
 
-    def launch_with_mailbox(*arguments: Argument) -> None:
+    def launch_with_mailbox(stream: int | None, *arguments: Argument) -> None:
         first = arguments[0]
         assert isinstance(first, torch.Tensor)
-        launch(mailbox.on(first.device), *arguments)
+        launch(stream, mailbox.on(first.device), *arguments)
 
     return launch_with_mailbox
 
 
 def read_versions() -> str:
     """What a kernel's text is read by: a part of the key that it is cached under."""
-    import triton  # pyright: ignore[reportMissingTypeStubs]
-
-    return f"torch {torch.__version__} triton {triton.__version__}"
+    return f"torch {torch.__version__} triton {installed_triton()}"
 
 
 @functools.cache

@@ -1,49 +1,55 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-"""Launches a compiled kernel without what Triton's own entry does in every call: the only file that knows its insides.
-
-``kernel[grid](...)`` binds arguments by name, works out a specialisation and looks the binary up, 14 us of a call; all
-of it is known once a program is bound but one thing, whether a pointer is aligned as it was when the binary was made.
-"""
+"""What every call of a program asks about its device: is it the current one, which stream, has a profiler hooked in."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-ALIGNMENT = 16
-"""Bytes; what Triton tells pointers apart by."""
+Begin = Callable[[], int | None]
 
 
-def direct_launcher(
-    binary: Any, grid: int, tensors: int, fixed: Sequence[int], otherwise: Callable[..., None]
-) -> Callable[..., None]:
-    """``launch(*tensors, *scalars)``.
+def begin_on(device: torch.device) -> Begin:
+    """``begin()``: the handle of the stream that kernels go to, ``None`` where they go through Triton's own entry.
 
-    binary: Triton's compiled kernel, made for aligned pointers.  tensors: how many of the arguments are.  fixed:
-    integers behind them.  otherwise: Triton's own entry, for a misaligned pointer and where a profiler hooked launches.
+    That is where a profiler hooked Triton's launches, and under Triton's interpreter.
     """
-    from triton import knobs
+    if device.type != "cuda":
+        return lambda: None
+    index = index_of(device)
+    current_stream, modules = cast(Callable[[int], int], torch._C._cuda_getCurrentRawStream), sys.modules
 
-    hooks = knobs.runtime
-    run, function, metadata = binary.run, binary.function, binary.packed_metadata
-    current_stream, current_device = torch._C._cuda_getCurrentRawStream, torch.cuda.current_device
+    def begin() -> int | None:
+        knobs = modules.get("triton.knobs")
+        return None if knobs is not None and _is_hooked(knobs.runtime) else current_stream(index)
 
-    def launch(*arguments: Any) -> None:
-        for t in arguments[:tensors]:
-            if t.data_ptr() % ALIGNMENT:
-                otherwise(*arguments)
-                return
-        if _is_hooked(hooks.launch_enter_hook) or _is_hooked(hooks.launch_exit_hook):
-            otherwise(*arguments)
-            return
-        run(grid, 1, 1, current_stream(current_device()), function, metadata, None, None, None, *arguments, *fixed)
-
-    return launch
+    return begin
 
 
-def _is_hooked(hook: Any) -> bool:
+def index_of(device: torch.device) -> int:
+    index = cast(int | None, device.index)
+    return torch.cuda.current_device() if index is None else index
+
+
+def _is_hooked(runtime: Any) -> bool:
     """A chain of hooks that is empty, as Triton begins with, is none."""
-    return bool(getattr(hook, "calls", hook is not None))
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter is not None)) or bool(getattr(leave, "calls", leave is not None))
+
+
+def guard_lines(device: torch.device, inputs: Sequence[str], names: dict[str, object]) -> list[str]:
+    """The line of a program that runs it with ``device`` the current one; what it calls is put in ``names``."""
+    if device.type != "cuda":
+        return []
+    index = index_of(device)
+
+    def on_device(program: Callable[..., Any], *arguments: object) -> Any:
+        with torch.cuda.device(index):
+            return program(*arguments)
+
+    names["current_device"], names["on_device"] = torch._C._cuda_getDevice, on_device
+    return [f"if current_device() != {index}: return on_device({', '.join(['program', *inputs])})"]

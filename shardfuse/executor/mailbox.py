@@ -1,3 +1,5 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
 """Memory through which the programs of one launch exchange words, kept from launch to launch."""
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ class Mailbox:
         """The words for a launch on the current stream of ``device``."""
         stream = 0
         if device.type == "cuda":
-            if torch.cuda.is_current_stream_capturing():
+            if torch._C._cuda_isCurrentStreamCapturing():
                 return self._zeros(device)
-            stream = torch.cuda.current_stream(device).cuda_stream
+            stream = torch._C._cuda_getCurrentRawStream(device.index)
         found = self._of_stream.get((device, stream))
         if found is None:
             found = self._of_stream[device, stream] = self._zeros(device)

@@ -1,17 +1,19 @@
 """The host program of one rank: a flat, generated Python function over local tensors.
 
 def program(T0, T1):
+    if current_device() != 0: return on_device(program, T0, T1)
+    stream = begin()
     T3 = collective_0(T0)
-    T4 = empty_T4()
-    kernel_1(T3, T1, T4)
+    T4 = empty((64, 1024), (1024, 1), float32)
+    kernel_1_0(stream, T3, T1, T4)
     del T3
-    return T4,
+    return (T4, )
 
 A collective that has kernels to run beside starts on a stream of its own, and is waited for before its first reader::
 
     T3, done_0 = start(collective_0, T0)
-    T4 = empty_T4()
-    kernel_1(T1, T4)
+    T4 = empty((64, 1024), (1024, 1), float32)
+    kernel_1_0(stream, T1, T4)
     wait(done_0, T0, T3)
 """
 
@@ -43,8 +45,9 @@ from .chunks import Place, in_place
 from .host_scalars import host_lines
 from .in_place import reads_before_it_writes
 from .kernel import Kernel
+from .launch import begin_on, guard_lines
 from .options import CompileOptions
-from .storage import storage_like, stored
+from .storage import storage_text, stored
 from .streams import start_and_wait
 
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
@@ -103,6 +106,7 @@ class ProgramBuilder:
 
         ``on_cpu``: is the input declared to come on the CPU, whatever the device?
         """
+        self.lines += guard_lines(self.device, [v.name for v in self.fusion.inputs], self.names)
         for value, there in zip(self.fusion.inputs, on_cpu or (), strict=False):
             if there and isinstance(value, BoundTensor) and self.device.type != "cpu":
                 self.names["home"] = self.device
@@ -198,13 +202,12 @@ class ProgramBuilder:
 
     def make(self, tensor: BoundTensor, source: KernelSource | None = None) -> None:
         """Storage for ``tensor``, or that of the input that it replaces.  ``source``: the kernel that writes it."""
-        self.names[f"empty_{tensor}"] = storage_like(self.meta[tensor], self.device)
+        made = storage_text(self.meta[tensor], self.device, self.names)
         target = self.replaceable.get(tensor)
         if source is not None and target is not None and self.may_replace(tensor, target, source):
             self.replaced[tensor] = target
-            self.lines.append(f"{tensor} = {target} if own_{target} else empty_{tensor}()")
-        else:
-            self.lines.append(f"{tensor} = empty_{tensor}()")
+            made = f"{target} if own_{target} else {made}"
+        self.lines.append(f"{tensor} = {made}")
 
     def may_replace(self, tensor: BoundTensor, target: BoundTensor, source: KernelSource) -> bool:
         """Is ``target`` here as it was given, laid out as ``tensor``, and read by the kernel before it is written?"""
@@ -293,6 +296,9 @@ class ProgramBuilder:
             warnings.warn(f"{error}\nsegment {k} runs by torch instead", stacklevel=2)
             self.add_call(f"torch_{k}", segment, self.evaluation(segment))
             return
+        if "begin" not in self.names:
+            self.names["begin"] = begin_on(self.device)
+            self.lines.append("stream = begin()")
         for i, (plan, kernel) in enumerate(zip(plans, kernels, strict=True)):
             for t in (renamed.get(t, t) for t in plan.segment.outputs):
                 if t not in self.places:
@@ -300,7 +306,7 @@ class ProgramBuilder:
             self.names[f"kernel_{k}_{i}"] = kernel.launcher()
             self.labels[f"kernel_{k}_{i}"] = kernel.source.name
             tensors = [str(renamed.get(t, t)) for t in kernel.source.tensors]
-            arguments = ", ".join([*tensors, *map(_scalar_text, kernel.source.scalars)])
+            arguments = ", ".join(["stream", *tensors, *map(_scalar_text, kernel.source.scalars)])
             self.lines.append(f"kernel_{k}_{i}({arguments})")
 
     def kernel_for(self, plan: KernelPlan, renamed: Renamed) -> Kernel:
@@ -317,8 +323,7 @@ class ProgramBuilder:
         layouts = {t: layout_of(t.domain, self.rank, x.stride()) for t, x in meta.items()}
         source = generate(plan, layouts, self.rank, interpret=self.options.interpret)
         kernel = Kernel(source, self.options.cache_directory, interpret=self.options.interpret)
-        # numbers of a kind that no specialisation applies to: the values are those of a call
-        kernel.compile([*(meta[t] for t in source.tensors), *(sample(s) for s in source.scalars)])
+        kernel.compile(self.device)
         return kernel
 
     # end
@@ -385,7 +390,7 @@ def _freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:
     made = [name for line in lines if " = " in line for name in re.findall(r"\w+", line.split(" = ")[0])]
     last: dict[int, list[str]] = {}
     for name in dict.fromkeys(made):
-        if name not in outputs:
+        if name not in outputs and name != "stream":
             last.setdefault(max(k for k, line in enumerate(words) if name in line), []).append(name)
     out: list[str] = []
     for k, line in enumerate(lines):

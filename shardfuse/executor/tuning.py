@@ -31,6 +31,7 @@ from ..schedulers.segment import Segment
 from .agreement import answer_of, answer_once
 from .choices import Tuned, choice_path, read_choice, write_choice
 from .kernel import Kernel
+from .launch import begin_on
 from .options import CompileOptions, target_here
 from .program import ProgramBuilder, sample
 from .progress import Progress
@@ -236,9 +237,12 @@ class _Trial:
             arguments = [*(own[t] for t in kernel.source.tensors), *map(sample, kernel.source.scalars)]
             launches.append((kernel.launcher(), arguments))
 
+        begin = begin_on(self.builder.device)
+
         def run() -> None:
+            stream = begin()
             for launch, arguments in launches:
-                launch(*arguments)
+                launch(stream, *arguments)
 
         return run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -309,10 +309,12 @@ class FusionDefinition:
 
 
 def _device(named: torch.device | str | int | None) -> torch.device | None:
-    """A number is a GPU's."""
-    if isinstance(named, int):
-        return torch.device("cuda", named)
-    return None if named is None else torch.device(named)
+    """A number is a GPU's; a GPU without a number is the current one."""
+    if named is None:
+        return None
+    device = torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
+    is_any = device.type == "cuda" and cast(int | None, device.index) is None
+    return torch.device("cuda", torch.cuda.current_device()) if is_any else device
 
 
 def _number_type(value: Number) -> DataType:

@@ -156,12 +156,14 @@ class FusionExecutorCache:
         return [i.val for i in self.fusion.inputs if isinstance(i.val, TensorView)]
 
     def _key(self, arguments: Sequence[Argument], said: Sizes | None, device: torch.device | None) -> Hashable:
-        described = [
-            (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else type(a) for a in arguments
-        ]
-        described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
-        described += [(tv, tuple(shape)) for tv, shape in said.items()] if said else []
-        return world_key(), device, *described
+        described: list[object] = [world_key(), device]
+        for a in arguments:
+            described += (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else (type(a),)
+        if self._shape_scalars:
+            described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
+        if said:
+            described += [(tv, tuple(shape)) for tv, shape in said.items()]
+        return tuple(described)
 
     def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number]) -> Hashable:
         return (*(tuple(sizes[tv]) for tv in self.tensors()), *numbers.values(), target_here())

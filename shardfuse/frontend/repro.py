@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,18 +70,26 @@ def repro_script(definition: Printable, inputs: list[Described] | None, module: 
     return f"{script}\ninputs = [\n{arguments}]\nfd.execute(inputs)\n"
 
 
-@contextmanager
-def reproduced(script: Callable[[], str]) -> Generator[None]:
+class reproduced:  # noqa: N801 - used as a statement
     """What the body raises ends with ``script``, but for what the caller is told to do otherwise.
 
     A failure of another rank or of the network, and want of memory, have nothing to do with the definition.
     """
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, dist.DistError):
-        raise
-    except Exception as error:
+
+    __slots__ = ("script",)
+
+    def __init__(self, script: Callable[[], str]) -> None:
+        self.script = script
+
+    def __enter__(self) -> None:
+        """Nothing: every call of a fusion comes by."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, _NOT_OURS):
+            return
         fails_to_compile = any(isinstance(e, KernelCompileError) for e in (error, error.__cause__))
         if fails_to_compile or not isinstance(error, ShardfuseError):
-            error.add_note(f"where this is shardfuse's fault, please report it with:\n{script()}")
-        raise
+            error.add_note(f"where this is shardfuse's fault, please report it with:\n{self.script()}")
+
+
+_NOT_OURS = (torch.OutOfMemoryError, MemoryError, dist.DistError)

@@ -50,7 +50,7 @@ def run(
         tensors = (*plan.segment.inputs, *plan.segment.outputs)
         source = generate(plan, {t: layout_of(t, env[t], rank) for t in tensors}, rank, interpret=True)
         launch = Kernel(source, directory, interpret=True).launcher()
-        launch(*(env[t] for t in source.tensors), *((numbers or {})[s] for s in source.scalars))
+        launch(None, *(env[t] for t in source.tensors), *((numbers or {})[s] for s in source.scalars))
     for buffer in buffers:
         ends = torch.cat([buffer[:MARGIN], buffer[-MARGIN:]]).view(torch.uint8)
         assert (ends == 0x5A).all(), "a store left its tensor"

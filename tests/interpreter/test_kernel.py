@@ -24,7 +24,7 @@ def check(source: KernelSource, directory: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(5, 40, generator=generator), torch.randn(40, generator=generator)
     out = torch.empty_like(x)
-    Kernel(source, directory, interpret=True).launcher()(x, w, out)
+    Kernel(source, directory, interpret=True).launcher()(None, x, w, out)
     wide = x.double()
     wanted = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6) * w.double()
     torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)

@@ -205,7 +205,9 @@ def test_candidates_that_fail_or_differ_are_left_out(monkeypatch: pytest.MonkeyP
         kernel = compiled(self, plan, renamed)
         if plan.params == wrong:
             launch = kernel.launcher()
-            monkeypatch.setattr(kernel, "launcher", lambda: lambda x, out: (launch(x, out), out[0, 0].mul_(1.01)))
+            monkeypatch.setattr(
+                kernel, "launcher", lambda: lambda stream, x, out: (launch(stream, x, out), out[0, 0].mul_(1.01))
+            )
         return kernel
 
     monkeypatch.setattr(ProgramBuilder, "compiled", compile_some)

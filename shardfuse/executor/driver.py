@@ -1,0 +1,84 @@
+"""``driver.c`` as a module: made by the machine's C compiler, which Triton asks for too, and kept where kernels are."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import subprocess
+import sysconfig
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, cast
+
+from ..config import read_c_compiler
+from .files import publish
+
+LIBRARY = "libcuda.so.1"
+_SOURCE = Path(__file__).with_name("driver.c")
+
+
+class Driver(Protocol):
+    """The CUDA driver, as far as kernels need it.  All of it raises ``RuntimeError`` with the driver's own words."""
+
+    def connect(self, library: str) -> None:
+        """Open ``library`` for all that follows.  Raises ``OSError``."""
+        ...
+
+    def load(self, image: bytes, name: str, device: int, threads: int, shared: int) -> int:
+        """The function ``name`` of a cubin on ``device``, ready for programs of so many threads and shared bytes."""
+        ...
+
+    def launcher(
+        self, function: int, device: int, grid: int, threads: int, shared: int, cooperative: bool,
+        pointers: int, types: str, fixed_types: str, fixed: tuple[int, ...],
+        otherwise: Callable[..., object], failed: Callable[[str], object],
+    ) -> Callable[..., None]:  # fmt: skip
+        """``launch(stream, *tensors, *numbers)``: ``pointers`` tensors, then a number for each of ``types``.
+
+        types: ``i`` int32, ``q`` int64, ``d`` float64.  fixed, fixed_types: numbers behind them, the same in every
+        launch.  Where a tensor is not aligned to 16 bytes, or stream is ``None``, ``otherwise(*tensors, *numbers)``
+        is called instead.  failed: is called with the driver's words and raises.
+        """
+        ...
+
+
+@functools.cache
+def open_driver(directory: Path, library: str = LIBRARY) -> Driver | None:
+    """The module, from ``directory`` or made there; ``None`` where that cannot be done, which is said once."""
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    digest = hashlib.sha256(_SOURCE.read_bytes() + suffix.encode()).hexdigest()[:32]
+    path = directory / f"driver_{digest}{suffix}"
+    try:
+        if not path.exists():
+            _build(path)
+        loader = importlib.machinery.ExtensionFileLoader("driver", str(path))
+        spec = importlib.util.spec_from_file_location("driver", path, loader=loader)
+        assert spec is not None, "it was given a loader"
+        driver = cast(Driver, importlib.util.module_from_spec(spec))
+        driver.connect(library)
+    except (OSError, ImportError, subprocess.CalledProcessError) as error:
+        said = str(error.stderr) if isinstance(error, subprocess.CalledProcessError) else str(error)
+        warnings.warn(
+            f"kernels are launched through Triton's own entry, which takes some microseconds more: {path} {said}",
+            stacklevel=2,
+        )
+        return None
+    return driver
+
+
+def _build(path: Path) -> None:
+    compiler = read_c_compiler()
+    if compiler is None:
+        raise FileNotFoundError("needs a C compiler, which is told by CC")
+    # Debian's Python has its headers where the scheme that packages go by does not say.
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    with tempfile.TemporaryDirectory() as directory:
+        made = Path(directory) / path.name
+        include = f"-I{sysconfig.get_paths(scheme)['include']}"
+        command = [*compiler.split(), "-O2", "-shared", "-fPIC", include, str(_SOURCE), "-o", str(made), "-ldl"]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        publish(path, made.read_bytes())

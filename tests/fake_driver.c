@@ -1,0 +1,51 @@
+/* A CUDA driver that runs nothing and remembers what it was asked for: tests read and set these variables. */
+
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    uint64_t stream;
+    const int *attributes;
+    unsigned count;
+} Config;
+
+unsigned last_grid, last_threads, last_shared, last_attributes, launches, entered;
+int last_attribute, last_value, refusals, status, max_threads = 1024, dynamic_shared;
+uint64_t last_stream, last_function, last_slots[16], wanted_slots;
+char loaded[64];
+static uint64_t context = 1;
+
+void leave(void) { context = 0; }
+
+int cuGetErrorString(int code, const char **text) {
+    *text = code == 720 ? "too many blocks in cooperative launch" : "it is refused";
+    return 0;
+}
+int cuCtxGetCurrent(uint64_t *found) { *found = context; return 0; }
+int cuCtxSetCurrent(uint64_t given) { context = given; return 0; }
+int cuDevicePrimaryCtxRetain(uint64_t *found, int device) { *found = 100 + (unsigned)device; entered++; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 97 ? 232448 : 0; return 0; }
+int cuModuleLoadData(void **module, const void *image) { strncpy(loaded, image, sizeof loaded - 1); *module = (void *)7; return 0; }
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    *function = (void *)4096;
+    return strcmp(name, "kernel") ? 500 : 0;
+}
+int cuFuncGetAttribute(int *value, int attribute, void *function) { *value = attribute ? 1024 : max_threads; return 0; }
+int cuFuncSetAttribute(void *function, int attribute, int value) { dynamic_shared = attribute == 8 ? value : 0; return 0; }
+int cuFuncSetCacheConfig(void *function, int config) { return config != 1; }
+int cuLaunchKernelEx(const Config *config, void *function, void **slots, void **extra) {
+    if (!context) return 201;
+    if (status) return status;
+    launches++;
+    last_grid = config->grid[0] * config->grid[1] * config->grid[2];
+    last_threads = config->block[0] * config->block[1] * config->block[2];
+    last_shared = config->shared;
+    last_stream = config->stream;
+    last_attributes = config->count;
+    last_attribute = config->count ? config->attributes[0] : 0;
+    last_value = config->count ? config->attributes[2] : 0;
+    last_function = (uint64_t)function;
+    for (unsigned k = 0; k < wanted_slots; k++) memcpy(&last_slots[k], slots[k], 8);
+    return extra != 0;
+}

@@ -1,0 +1,186 @@
+"""What a launch hands to the CUDA driver, seen by a driver that runs nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import struct
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+
+from shardfuse.errors import KernelLaunchError
+from shardfuse.executor import driver as driver_module
+from shardfuse.executor.driver import Driver, open_driver
+
+COMPILER = shutil.which("gcc") or shutil.which("clang")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+
+
+class Fake:
+    """The library and the module that is connected to it; ``fake["last_grid"]`` reads a variable of the former."""
+
+    def __init__(self, directory: Path) -> None:
+        library = directory / "libfake.so"
+        source = Path(__file__).with_name("fake_driver.c")
+        command = [str(COMPILER), "-shared", "-fPIC", "-w", str(source), "-o", str(library)]
+        subprocess.run(command, check=True)
+        self.library = ctypes.CDLL(str(library))
+        found = open_driver(directory, str(library))
+        assert found is not None
+        self.driver: Driver = found
+        self.otherwise: list[tuple[object, ...]] = []
+
+    def __getitem__(self, name: str) -> int:
+        return ctypes.c_int.in_dll(self.library, name).value
+
+    def __setitem__(self, name: str, value: int) -> None:
+        ctypes.c_int.in_dll(self.library, name).value = value
+
+    def slots(self, count: int) -> list[int]:
+        return list((ctypes.c_uint64 * 16).in_dll(self.library, "last_slots")[:count])
+
+    def launcher(self, pointers: int, types: str = "", fixed_types: str = "", fixed: tuple[int, ...] = (),
+                 cooperative: bool = False) -> Callable[..., None]:  # fmt: skip
+        def otherwise(*given: object) -> None:
+            self.otherwise.append(given)
+
+        def failed(message: str) -> NoReturn:
+            raise KernelLaunchError("kernel", message, 7, 128, 64)
+
+        ctypes.c_uint64.in_dll(self.library, "wanted_slots").value = pointers + len(types) + len(fixed) + 2
+        return self.driver.launcher(
+            4096, 3, 7, 128, 64, cooperative, pointers, types, fixed_types, fixed, otherwise, failed
+        )
+
+
+@pytest.fixture(scope="module")
+def module_fake(tmp_path_factory: pytest.TempPathFactory) -> Fake:
+    return Fake(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def fake(module_fake: Fake) -> Fake:
+    module_fake.otherwise.clear()
+    module_fake["status"] = 0
+    return module_fake
+
+
+def aligned(offset: int = 0) -> torch.Tensor:
+    """Of bytes, ``offset`` bytes behind an address that 16 divides."""
+    memory = torch.zeros(64, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % 16 + offset :]
+
+
+def test_what_a_launch_hands_over(fake: Fake) -> None:
+    a, b = aligned(), aligned()
+    launch = fake.launcher(2, "dqi", "qi", (1 << 40, 5))
+    before = fake["launches"]
+    launch(0x1234, a, b, 2.5, -3, -7)
+    assert fake["launches"] == before + 1
+    (half,) = struct.unpack("<Q", struct.pack("<d", 2.5))
+    minus = struct.unpack("<2Q", struct.pack("<2q", -3, -7))
+    assert fake.slots(9) == [a.data_ptr(), b.data_ptr(), half, *minus, 1 << 40, 5, 0, 0]
+    names = ("last_grid", "last_threads", "last_shared", "last_stream", "last_function", "last_attributes")
+    assert [fake[name] for name in names] == [7, 128, 64, 0x1234, 4096, 0]
+    assert not fake.otherwise
+    launch(0, b, a, 2, True, 1)  # numbers of other kinds that hold the same
+    assert fake.slots(5) == [b.data_ptr(), a.data_ptr(), struct.unpack("<Q", struct.pack("<d", 2.0))[0], 1, 1]
+
+
+def test_programs_that_wait_for_each_other_are_launched_together(fake: Fake) -> None:
+    fake.launcher(1, cooperative=True)(0, aligned())
+    assert (fake["last_attributes"], fake["last_attribute"], fake["last_value"]) == (1, 2, 1)
+    fake["status"] = 720
+    with pytest.raises(KernelLaunchError, match=r"7 programs .* too many blocks in cooperative launch"):
+        fake.launcher(1, cooperative=True)(0, aligned())
+
+
+@pytest.mark.parametrize("stream", [0, None])
+def test_what_goes_through_tritons_own_entry(fake: Fake, stream: int | None) -> None:
+    launch, before = fake.launcher(2, "q"), fake["launches"]
+    given = (aligned(), aligned(8 if stream == 0 else 0), 4)
+    launch(stream, *given)
+    assert fake.otherwise == [given]
+    assert fake["launches"] == before
+
+
+def test_numbers_that_do_not_fit(fake: Fake) -> None:
+    launch, before = fake.launcher(1, "i"), fake["launches"]
+    for number, error in ((1 << 31, OverflowError), (1.5, TypeError)):
+        with pytest.raises(error):
+            launch(0, aligned(), number)
+    with pytest.raises(TypeError, match="takes 3 arguments, not 2"):
+        launch(0, aligned())
+    with pytest.raises(AttributeError):
+        launch(0, 5, 5)
+    with pytest.raises(ValueError, match="a type for each number"):
+        fake.launcher(1, "", "q", (1, 2))
+    assert fake["launches"] == before
+
+
+def test_a_thread_without_a_context_gets_one(fake: Fake) -> None:
+    fake.library.leave()
+    entered = fake["entered"]
+    fake.launcher(1)(0, aligned())
+    assert fake["entered"] == entered + 1
+
+
+def test_threads_launch_at_once(fake: Fake) -> None:
+    launch, before, errors = fake.launcher(1, "q"), fake["launches"], list[BaseException]()
+
+    def run() -> None:
+        try:
+            for k in range(2000):
+                launch(0, a, k)
+        except BaseException as error:  # noqa: BLE001 - told below
+            errors.append(error)
+
+    a = aligned()
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert fake["launches"] > before
+    assert fake.slots(1) == [a.data_ptr()]
+
+
+def test_a_kernel_is_loaded(fake: Fake) -> None:
+    assert fake.driver.load(b"an image\0", "kernel", 0, 128, 1 << 10) == 4096
+    assert ctypes.string_at(ctypes.addressof((ctypes.c_char * 64).in_dll(fake.library, "loaded"))) == b"an image"
+    fake.driver.load(b"an image\0", "kernel", 0, 128, 200 << 10)
+    assert fake["dynamic_shared"] == 232448 - 1024
+    for name, threads, shared in (("other", 128, 0), ("kernel", 2048, 0), ("kernel", 128, 230 << 10)):
+        with pytest.raises(RuntimeError, match="it is refused"):
+            fake.driver.load(b"an image\0", name, 0, threads, shared)
+
+
+def test_the_module_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(UserWarning, match="Triton's own entry"):
+        assert open_driver(tmp_path, str(tmp_path / "libmissing.so")) is None
+    (made,) = tmp_path.iterdir()
+    stamp = made.stat().st_mtime_ns
+    monkeypatch.setattr(driver_module, "read_c_compiler", lambda: "/nowhere/cc")
+    open_driver.cache_clear()
+    with pytest.warns(UserWarning, match="libmissing"):
+        open_driver(tmp_path, str(tmp_path / "libmissing.so"))
+    assert made.stat().st_mtime_ns == stamp
+    with pytest.warns(UserWarning, match="nowhere"):
+        assert open_driver(tmp_path / "empty") is None
+
+
+def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "read_c_compiler", lambda: "false")
+    with pytest.warns(UserWarning, match="Triton's own entry"):
+        assert open_driver(tmp_path) is None
+    monkeypatch.setattr(driver_module, "read_c_compiler", lambda: None)
+    open_driver.cache_clear()
+    with pytest.warns(UserWarning, match="CC"):
+        assert open_driver(tmp_path) is None
