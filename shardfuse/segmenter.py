@@ -19,12 +19,11 @@ from functools import lru_cache
 
 from .analysis.resharding import chunk_of, communication_of, packed
 from .analysis.sharding import is_opaque
-from .ir.digits import extent
 from .ir.expr import VIEWS, BoundFusion, BoundTensor, Expr
 from .ops.table import POINTWISE
 from .schedulers import ALONE, SCHEDULERS
 from .schedulers.recompute import join, recompute
-from .schedulers.segment import Segment
+from .schedulers.segment import Segment, touches_empty
 from .schedulers.space import common_cuts, refusal_of
 
 
@@ -72,8 +71,6 @@ def takes_over(before: Segment, after: Segment) -> bool:
 
 def segment_fusion(fusion: BoundFusion) -> list[ScheduledSegment]:
     """Segments in an order in which they can run."""
-    if any(extent(axis) == 0 for t in fusion.tensors() for axis in t.domain.logical):
-        return [_without_kernel(e) for e in fusion.exprs]
     return _Segmenter(fusion).run()
 
 
@@ -82,15 +79,6 @@ def _share_cuts(exprs: Sequence[Expr]) -> bool:
     if all(e.op != "reshape" or is_opaque(e) for e in exprs):
         return True
     return not isinstance(common_cuts(t for e in exprs for t in (*e.tensors, *e.outputs)), str)
-
-
-def _without_kernel(expr: Expr) -> ScheduledSegment:
-    """An Expr of a fusion in which some tensor has no elements: there is little to do, and torch does it."""
-    segment = Segment.of([expr], expr.outputs)
-    name = next(
-        (n for n, why_not in SCHEDULERS if n in ("communication", "no_op") and why_not(segment) is None), "torch_call"
-    )
-    return ScheduledSegment(segment, name, ())
 
 
 class _Segmenter:
@@ -134,7 +122,7 @@ class _Segmenter:
     # cheap producers
 
     def is_cheap(self, expr: Expr) -> bool:
-        if communication_of(expr) is not None or is_opaque(expr):
+        if communication_of(expr) is not None or is_opaque(expr) or touches_empty(expr):
             return False
         if self.is_of_indices(expr):
             self.indices[expr.output] = None
@@ -168,7 +156,7 @@ class _Segmenter:
         return found
 
     def stands_alone(self, expr: Expr) -> bool:
-        if expr.op == "window" or expr.output in self.indices:
+        if (expr.op == "window" or expr.output in self.indices) and not touches_empty(expr):
             return False
         name = choose_scheduler(Segment.of([expr], [expr.output]))[0]
         return name in ALONE and not (name == "no_op" and self.cheap[expr])

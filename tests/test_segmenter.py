@@ -178,3 +178,17 @@ def test_reshapes_that_share_no_cut(through: list[int]) -> None:
         fd.add_output(fd.ops.exp(fd.ops.reshape(flat, through)))
         fd.add_output(fd.ops.add(fd.ops.reshape(fd.ops.exp(first), [2, 3]), second))
     check(fd, [x])
+
+
+def test_what_has_no_elements_is_left_to_torch_alone() -> None:
+    """A slice of nothing, its sum, and a cat with it; the norm beside them is one kernel as ever."""
+    with FusionDefinition() as fd:
+        x, w = fd.define_tensor([6, 8]), fd.define_tensor([8])
+        mean = fd.ops.mean(fd.ops.mul(x, x), [1], keepdim=True)
+        fd.add_output(fd.ops.mul(fd.ops.mul(x, fd.ops.rsqrt(fd.ops.add(mean, 1e-6))), w))
+        none = fd.ops.exp(fd.ops.slice(x, [0, 0], [0, 8]))
+        fd.add_output(fd.ops.sum(none, [0]))
+        fd.add_output(fd.ops.cat([none, fd.ops.neg(x)], 0))
+    found = [s.scheduler for s in segment_fusion(compile_fusion(fd.fusion, {x: (6, 8), w: (8,)}).fusion)]
+    assert found == ["no_op", "torch_call", "torch_call", "persistent", "torch_call"]
+    check(fd, [torch.randn(6, 8), torch.randn(8)])

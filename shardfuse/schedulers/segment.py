@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..ir.digits import extent
 from ..ir.expr import BoundTensor, Expr, Scalar
 
 
@@ -74,6 +75,11 @@ def renaming(a: Segment, b: Segment) -> dict[BoundTensor, BoundTensor] | None:
 def _apart_from_chunks(expr: Expr) -> tuple[int, int, dict[str, object]]:
     attributes = {name: value for name, value in expr.attributes.items() if name != "chunk"}
     return len(expr.inputs), len(expr.outputs), attributes
+
+
+def touches_empty(expr: Expr) -> bool:
+    """Has some tensor that ``expr`` reads or makes no elements?"""
+    return any(extent(axis) == 0 for t in (*expr.tensors, *expr.outputs) for axis in t.domain.logical)
 
 
 def leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Expr]:

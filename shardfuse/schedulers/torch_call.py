@@ -1,8 +1,8 @@
-"""Ops that torch does better than generated code: one call each."""
+"""Ops that torch does better than generated code, and those of which a tensor has no elements: one call each."""
 
 from __future__ import annotations
 
-from .segment import Segment
+from .segment import Segment, touches_empty
 from .space import refusal_of
 
 
@@ -10,4 +10,6 @@ def why_not(segment: Segment) -> str | None:
     if len(segment.exprs) != 1:
         return "a torch call stands alone"
     (expr,) = segment.exprs
+    if touches_empty(expr):
+        return None  # there is little to do, and a kernel walks at least one element
     return f"{expr.op} is not a torch call" if refusal_of(expr) is None else None
