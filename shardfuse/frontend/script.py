@@ -11,6 +11,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import Number, Scalar
 from ..ir.fusion import Fusion, FusionInput, Record
 from ..ir.tensor_view import TensorView
+from ..ops.torch_call import DRAWN
 
 
 def definition_script(fusion: Fusion) -> str:
@@ -46,7 +47,8 @@ def _record_lines(record: Record) -> list[str]:
     op = "truediv" if record.op == "div" else record.op
     values = [_text(v) for v in record.inputs]
     if isinstance(roles, tuple):
-        values = [f"{role}={value}" for role, value in zip(cast(tuple[str, ...], roles), values, strict=True)]
+        named = zip(cast(tuple[str, ...], roles), values, strict=True)
+        values = [f"{role}={value}" for role, value in named if role not in DRAWN]
     arguments = _ARGUMENTS.get(record.op, _plain)(record, values)
     return [f"{names} = fd.ops.{op}({', '.join(arguments)})"]
 

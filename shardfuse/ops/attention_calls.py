@@ -1,15 +1,23 @@
-"""Torch calls for attention: flash attention forward and backward."""
+"""Torch calls for attention: flash attention forward and backward.
+
+Dropout has a seed and an offset that all ranks agree on.  A mask drawn here is a function of them and of the unsharded
+index, and so is the same on any number of ranks, forward and backward.  Flash attention counts the rows that it is
+given: its seed is moved by the first row that the rank has, so that replicas draw alike and shards do not.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
 import torch
 
+from . import random
 from .matmul_calls import roles_of
-from .torch_call import Arguments, Attributes, AxisNames, Shapes, Signature, TorchCall, axis_names
+from .torch_call import DRAWN, Arguments, Attributes, AxisNames, Shapes, Signature, TorchCall, axis_names
 
 
 def _batch(ndim: int) -> AxisNames:
@@ -22,7 +30,7 @@ def _tensor_roles(attributes: Attributes, shapes: Shapes) -> list[tuple[str, int
     return [(r, len(s)) for r, s in zip(names, shapes, strict=True)]
 
 
-_NUMBERS = ("dropout_p", "is_causal", "scale")
+_NUMBERS = ("dropout_p", "is_causal", "scale", *DRAWN)
 _WIDEST = 256
 """Features of a head that flash attention takes."""
 
@@ -70,6 +78,8 @@ class _Given:
     dropout_p: float
     is_causal: bool
     scale: float | None
+    key: tuple[int, int]
+    rows: Callable[[], torch.Tensor]
 
     @staticmethod
     def of(values: Arguments, attributes: Attributes) -> _Given:
@@ -77,11 +87,15 @@ class _Given:
         numbers = {k: v for k, v in by_name.items() if not isinstance(v, torch.Tensor)}
         tensors = {k: v for k, v in by_name.items() if isinstance(v, torch.Tensor)}
         scale = numbers.get("scale")
+        query = tensors["query"]
+        rows = attributes.get("rows", lambda: torch.arange(prod(query.shape[:-2]), device=query.device))
         return _Given(
             tensors,
             float(numbers.get("dropout_p", 0.0).real),
             bool(numbers.get("is_causal", False)),
             None if scale is None else float(scale.real),
+            (int(numbers.get(DRAWN[0], 0).real), int(numbers.get(DRAWN[1], 0).real)),
+            cast("Callable[[], torch.Tensor]", rows),
         )
 
     def four(self, role: str) -> torch.Tensor:
@@ -106,6 +120,10 @@ class _Given:
         features = self.tensors["query"].shape[-1]
         return self.scale if self.scale is not None else features**-0.5 if features else 1.0
 
+    def first_row(self) -> int:
+        """By which flash attention's seed is moved on this rank."""
+        return int(self.rows()[0]) if self.dropout_p > 0 and self.tensors["query"].numel() else 0
+
     def is_flash(self) -> bool:
         """Does torch's flash attention take it?  It aligns a causal mask of unequal lengths as no other kernel does."""
         q, k, v = (self.tensors[r] for r in ("query", "key", "value"))
@@ -118,17 +136,17 @@ def _run_forward(values: Arguments, attributes: Attributes) -> tuple[torch.Tenso
     given = _Given.of(values, attributes)
     q, k, v = (given.four(role) for role in ("query", "key", "value"))
     if not given.is_flash():
-        seed = torch.zeros(2, dtype=torch.int64)
-        if given.dropout_p > 0:
-            seed = torch.randint(1 << 62, (2,))
-        output, lse = _attend(q, k, v, given, int(seed[0]))
-        seed = seed.to(q.device).view(torch.uint64)
+        output, lse = _attend(q, k, v, given)
+        seed = torch.tensor(given.key, dtype=torch.int64, device=q.device).view(torch.uint64)
         offset = torch.zeros((), dtype=torch.uint64, device=q.device)
     else:
         q, k, v = (_padded(x) for x in (q, k, v))
-        output, lse, _, _, _, _, seed, offset, _ = cast(Any, torch.ops.aten)._scaled_dot_product_flash_attention(
-            q, k, v, given.dropout_p, given.is_causal, False, scale=given.scaling()
-        )
+        row = given.first_row()
+        with _drawing(given, row, q.device):
+            output, lse, _, _, _, _, seed, offset, _ = cast(Any, torch.ops.aten)._scaled_dot_product_flash_attention(
+                q, k, v, given.dropout_p, given.is_causal, False, scale=given.scaling()
+            )
+        seed = _moved(seed, -row)
         output = output[..., : given.tensors["value"].shape[-1]]
     return given.whole(output), given.whole(lse), seed, offset
 
@@ -139,9 +157,7 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(x, (0, short)) if short else x
 
 
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: _Given, seed: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
     """In float32 or float64, all of the scores at once: for what flash attention does not take."""
     scores = _scores(q, k, given)
     for role in ("bias", "mask"):
@@ -151,7 +167,7 @@ def _attend(
             is_bool = mask.dtype == torch.bool
             scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask.to(scores.dtype)
     lse = torch.logsumexp(scores, -1)
-    weights = _weights(scores, lse) * _kept(scores, given, seed)
+    weights = _weights(scores, lse) * _kept(scores, given, *given.key)
     return (weights @ v.to(scores.dtype)).to(v.dtype), lse.float()
 
 
@@ -161,13 +177,44 @@ def _weights(scores: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     return torch.exp(scores - torch.where(rows == -torch.inf, 0, rows))
 
 
-def _kept(scores: torch.Tensor, given: _Given, seed: int) -> torch.Tensor | float:
-    """What dropout multiplies weights by; the same for one seed."""
+def _kept(scores: torch.Tensor, given: _Given, seed: int, offset: int) -> torch.Tensor | float:
+    """What dropout multiplies weights by: a function of the unsharded index of each of the scores."""
     if given.dropout_p == 0:
         return 1.0
-    generator = torch.Generator(scores.device).manual_seed(seed)
-    drawn = torch.rand(scores.shape, generator=generator, device=scores.device)
+    within = torch.arange(prod(scores.shape[-2:]), device=scores.device)
+    index = given.rows().unsqueeze(-1) * len(within) + within
+    drawn = random.uniform(seed, offset, index.reshape(scores.shape), torch.float32)
     return (drawn >= given.dropout_p) / (1 - given.dropout_p)
+
+
+@contextmanager
+def _drawing(given: _Given, row: int, device: torch.device) -> Generator[None]:
+    """Has torch's generator of the GPU draw from the agreed seed and offset, and leaves it as it was."""
+    if given.dropout_p == 0:
+        yield
+        return
+    generator = torch.cuda.default_generators[device.index]  # a tensor's device has an index
+    before = generator.initial_seed(), generator.get_offset()
+    seed, offset = given.key
+    generator.manual_seed((seed + row + offset * _STRIDE) % 2**64)
+    try:
+        yield
+    finally:
+        generator.manual_seed(before[0])
+        generator.set_offset(before[1])
+
+
+_STRIDE = 0x9E3779B97F4A7C15
+"""Between the seeds of two draws of one generator; it counts heads on from the offset, so that theirs would overlap."""
+
+
+def _moved(seed: torch.Tensor, rows: int) -> torch.Tensor:
+    """The first word of ``seed`` changed by so many."""
+    if rows == 0:
+        return seed
+    words = seed.reshape(-1).view(torch.int64).clone()
+    words[0] += rows
+    return words.view(torch.uint64).reshape(seed.shape)
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, given: _Given) -> torch.Tensor:
@@ -187,7 +234,8 @@ def _run_backward(values: Arguments, attributes: Attributes) -> tuple[torch.Tens
         padded = [_padded(x) for x in (grad, q, k, v, out)]
         grads = cast(Any, torch.ops.aten)._scaled_dot_product_flash_attention_backward(
             *padded, lse.contiguous(), None, None, q.shape[-2], k.shape[-2], given.dropout_p, given.is_causal,
-            given.tensors["philox_seed"], given.tensors["philox_offset"], scale=given.scaling(),
+            _moved(given.tensors["philox_seed"], given.first_row()), given.tensors["philox_offset"],
+            scale=given.scaling(),
         )  # fmt: skip
         found = [g[..., : x.shape[-1]] for g, x in zip(grads, (q, k, v), strict=True)]
     else:
@@ -201,8 +249,9 @@ def _attend_backward(
     scores = _scores(q, k, given)
     wide = scores.dtype
     weights = _weights(scores, torch.logsumexp(scores, -1))
-    seed = given.tensors["philox_seed"].reshape(-1)[:1].view(torch.int64)
-    kept = _kept(scores, given, int(seed) if given.dropout_p > 0 else 0)
+    words = given.tensors["philox_seed"].reshape(-1).view(torch.int64)
+    seed, offset = (int(words[0]), int(words[1])) if given.dropout_p > 0 else (0, 0)
+    kept = _kept(scores, given, seed, offset)
     g = grad.to(wide)
     dv = (weights * kept).transpose(-1, -2) @ g
     dweights = (g @ v.to(wide).transpose(-1, -2)) * kept
@@ -213,7 +262,7 @@ def _attend_backward(
 
 ATTENTION_CALLS: dict[str, TorchCall] = {
     "sdpfa_fwd": TorchCall(
-        _forward, _run_forward, "flash attention: output, log of sums, seed and offset of its dropout"
+        _forward, _run_forward, "flash attention: output, log of sums, seed and offset of its dropout", draws=True
     ),
-    "sdpfa_bwd": TorchCall(_backward, _run_backward, "its gradients of query, key and value"),
+    "sdpfa_bwd": TorchCall(_backward, _run_backward, "its gradients of query, key and value", draws=True),
 }

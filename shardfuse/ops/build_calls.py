@@ -10,6 +10,7 @@ from ..ir.expr import Scalar
 from ..ir.tensor_view import TensorView
 from .build_reductions import ReductionBuilder
 from .builder import Operand, Size, normalize_dim
+from .torch_call import DRAWN
 
 
 class CallBuilder(ReductionBuilder):
@@ -86,12 +87,16 @@ class CallBuilder(ReductionBuilder):
     ) -> tuple[TensorView, ...]:
         """Flash attention of [..., heads, length, features]: output, log of sums (Float), seed and offset.
 
-        What it does not take (a bias or a mask, float32 and float64, more than 256 features, a causal mask of unequal
-        lengths) has all of its scores in memory at once.  Keys and values may have one head for all of the query's.
+        Dropout draws from torch's generator; on a mesh the ranks agree on the first one's seed, which comes out.
+        What flash attention does not take (a bias or a mask, float32 and float64, more than 256 features, a causal mask
+        of unequal lengths) has all of its scores in memory at once, and drops the same on any number of ranks.  Keys
+        and values may have one head for all of the query's.
         """
         given = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
         numbers = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         self._are_tensors("sdpfa_fwd", given)
+        if dropout_p is not None and not (isinstance(dropout_p, int | float) and dropout_p == 0):
+            numbers |= dict(zip(DRAWN, self._drawn(), strict=True))
         return self._with_roles(
             "sdpfa_fwd", {**given, **numbers}, [query.dtype, DataType.Float, DataType.UInt64, DataType.UInt64]
         )
@@ -116,6 +121,13 @@ class CallBuilder(ReductionBuilder):
         numbers = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         self._are_tensors("sdpfa_bwd", given)
         return self._with_roles("sdpfa_bwd", {**given, **numbers}, [query.dtype, key.dtype, value.dtype])
+
+    def _drawn(self) -> list[Scalar]:
+        """Seed and offset from torch's generator, in every call, the same on all ranks."""
+        seed, offset = (self._fusion.new_scalar(DataType.Int) for _ in range(2))
+        self._fusion.record("rng_seed", [], seed)
+        self._fusion.record("rng_offset", [seed], offset)
+        return [seed, offset]
 
     def _are_tensors(self, op: str, given: Mapping[str, object]) -> None:
         for role, v in given.items():

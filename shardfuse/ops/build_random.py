@@ -78,13 +78,6 @@ class RandomBuilder(CallBuilder):
         self._fusion.record(op, values, out, {"shape": tuple(sizes), "drawn": seed is None})
         return out
 
-    def _drawn(self) -> list[Scalar]:
-        """Seed and offset from torch's generator, in every call."""
-        seed, offset = (self._fusion.new_scalar(DataType.Int) for _ in range(2))
-        self._fusion.record("rng_seed", [], seed)
-        self._fusion.record("rng_offset", [seed], offset)
-        return [seed, offset]
-
     def _scalar(self, op: str, k: int, v: object) -> Scalar:
         value = self._operand(op, k, v)
         if not isinstance(value, Scalar):

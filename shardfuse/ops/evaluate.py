@@ -44,7 +44,9 @@ def evaluate_all(
     if expr.op == "stream_cat":
         return (_put_together(expr, cast(list[torch.Tensor], inputs), rank),)
     if expr.op in TORCH_CALLS:
-        result = TORCH_CALLS[expr.op].evaluate(inputs, expr.attributes)
+        call = TORCH_CALLS[expr.op]
+        attributes = {**expr.attributes, "rows": lambda: _rows(expr, rank, device)} if call.draws else expr.attributes
+        result = call.evaluate(inputs, attributes)
         found = (result,) if isinstance(result, torch.Tensor) else result
         return tuple(t.reshape(shape) for t, shape in zip(found, shapes, strict=True))
     if expr.op == "full":
@@ -156,6 +158,17 @@ def _iota(expr: Expr, rank: int, device: torch.device) -> torch.Tensor:
     if out.dtype.is_floating:
         index = index.double()
     return (start + step * index).to(out.dtype.torch)
+
+
+def _rows(expr: Expr, rank: int, device: torch.device) -> torch.Tensor:
+    """The unsharded numbers of the rows that this rank has of the query."""
+    roles = cast(tuple[str, ...], expr.attributes["roles"])
+    query = expr.inputs[roles.index("query")]
+    assert isinstance(query, BoundTensor), "a query is a tensor"
+    number = torch.zeros((), dtype=torch.int64, device=device)
+    for k, axis in enumerate(query.domain.logical[:-2]):
+        number = number.unsqueeze(-1) * extent(axis) + unsharded_index(query.domain, k, rank, device)
+    return number.reshape(-1)
 
 
 def _draw(expr: Expr, inputs: Sequence[Number], rank: int, device: torch.device) -> torch.Tensor:

@@ -16,6 +16,10 @@ Arguments = Sequence[torch.Tensor | Number]
 Result = torch.Tensor | tuple[torch.Tensor, ...]
 
 
+DRAWN = ("rng_seed", "rng_offset")
+"""Roles of numbers that no caller gave: what a call that draws is told to draw from."""
+
+
 @dataclass(frozen=True)
 class Signature:
     """Names for the axes of each input tensor and of each output, as in an einsum.
@@ -36,6 +40,8 @@ class TorchCall:
 
     ``evaluate(values, attributes)``: tensors and numbers in the order of the inputs.  ``is_view``: the result is a view
     of the input's storage.  ``summary``: one line for the list of ops.
+    ``draws``: it has the attribute ``rows`` when it is evaluated, a function that gives the unsharded number of each of
+    this rank's rows of the input whose role is ``query``, row-major over all axes but the last two.
     ``evaluate_into(values, attributes, out)``: as ``evaluate``, of a call that can write where it is told.
     """
 
@@ -44,6 +50,7 @@ class TorchCall:
     summary: str
     is_view: bool = False
     evaluate_into: Callable[[Arguments, Attributes, torch.Tensor], torch.Tensor] | None = None
+    draws: bool = False
 
 
 def tensors_of(values: Arguments) -> list[torch.Tensor]:

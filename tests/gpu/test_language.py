@@ -58,6 +58,29 @@ def test_attention_and_its_backward(is_causal: bool) -> None:
         assert (x.double() - want).norm() <= 1e-2 * want.norm()
 
 
+def test_attention_drops_the_same_weights_backward() -> None:
+    """With an identity for the values and the gradient, the output and the values' gradient are the weights kept."""
+    with FusionDefinition() as fd:
+        q, k, v, grad = (fd.define_tensor([2, 4, 64, 64], contiguity=True, dtype=DataType.BFloat16) for _ in range(4))
+        out, lse, seed, offset = fd.ops.sdpfa_fwd(q, k, v, dropout_p=0.3)
+        fd.add_output(out)
+        fd.add_output(fd.ops.sdpfa_bwd(grad, q, k, v, out, lse, 0.3, None, seed, offset)[2])
+    generator = torch.Generator().manual_seed(5)
+    q, k = (torch.randn(2, 4, 64, 64, generator=generator).bfloat16().to(DEVICE) for _ in range(2))
+    one = torch.eye(64, device=DEVICE).bfloat16().expand(2, 4, 64, 64).contiguous()
+    found: list[torch.Tensor] = []
+    for start in (3, 3, None):
+        if start is not None:
+            torch.cuda.manual_seed(start)
+        kept, transposed = fd.execute([q, k, one, one])
+        assert torch.equal(kept == 0, transposed.mT == 0), "one mask, forward and backward"
+        assert (kept.double() - transposed.mT.double()).norm() <= 1e-2 * kept.double().norm()
+        assert 0.25 < (kept == 0).double().mean() < 0.35
+        found.append(kept)
+    assert torch.equal(found[0], found[1]), "one seed, one mask"
+    assert ((found[1] == 0) != (found[2] == 0)).double().mean() > 0.3, "and another for the next call"
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(4096, 1024), (1000, 5140), (256, 65536), (64, 262144)])
 def test_the_stream_that_a_norm_adds_to_is_written_over(rows: int, columns: int) -> None:
     """Bitwise what two tensors give: no thread reads what another has written, 50 times."""
