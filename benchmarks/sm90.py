@@ -104,7 +104,7 @@ def compile_sm90(source: KernelSource, directory: Path) -> Resources:
     options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
     if source.max_registers is not None:
         options["maxnreg"] = source.max_registers
-    options["launch_cooperative_grid"] = mailbox
+    options["launch_cooperative_grid"] = source.is_cooperative
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
         made = triton.compile(

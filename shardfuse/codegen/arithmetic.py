@@ -46,19 +46,6 @@ LIBDEVICE = {
 """Where a kernel has CUDA's math library from: on a GPU, and under the interpreter."""
 
 
-SIGMOID = '''@triton.jit
-def sigmoid(x):
-    """1 / (1 + exp(-x)); what is below 1e-38 is 0, which saves the care for denormals."""
-    e = tl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
-    )
-    return tl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + e], dtype=tl.float32, is_pure=True, pack=1
-    )
-'''
-"""Of float32, 5 instructions where ``tl.sigmoid`` takes 13."""
-
-
 def converted(text: str, found: DataType, wanted: DataType) -> str:
     """``text``, carried as ``found``, in the type ``wanted`` (both of them types that values are carried in)."""
     return text if found is wanted else f"{atom(text)}.to({TRITON_TYPE[wanted]})"

@@ -14,8 +14,9 @@ from ..ops.promotion import types
 from ..ops.table import POINTWISE
 from ..schedulers.plan import KernelPlan
 from . import narrow
-from .arithmetic import LIBDEVICE, SIGMOID, TRITON_TYPE, atom, converted, literal, must_round, pointwise_text
+from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, literal, must_round, pointwise_text
 from .draw import draw
+from .functions import own_functions
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .reduction import HELPERS, Accumulator, accumulator
 from .source import Writer
@@ -170,9 +171,8 @@ class Emitter:
             last = inputs[-1] if isinstance(expr.inputs[-1], BoundTensor) else None
             own = last is not None and (last.has_x, last.has_r) == (has_x, has_r)
             text, dtype = pointwise_text(expr, texts, dtypes, is_precise=own)
-            if dtype is DataType.Float and not self.interpret and "tl.sigmoid(" in text:
-                text = text.replace("tl.sigmoid(", "sigmoid(")
-                self.helpers["sigmoid"] = SIGMOID
+            text, functions = own_functions(text, dtype, interpret=self.interpret)
+            self.helpers |= functions
             inexact = must_round(expr)
         if inexact:
             text = self.rounded(text, expr.output)

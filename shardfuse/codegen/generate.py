@@ -40,13 +40,14 @@ def generate(
     """
     if plan.stages:
         parts = [_parts(stage, layouts, rank, interpret=interpret, turns=turns) for stage in plan.stages]
-        return one_launch(plan.name, _tensors(plan), parts, interpret=interpret)
+        shares = plan.params.splits if plan.shares else 0
+        return one_launch(plan.name, _tensors(plan), parts, shares=shares, interpret=interpret)
     p = _parts(plan, layouts, rank, interpret=interpret, turns=turns)
     function = signature(p.name, list(p.parameters), list(p.not_specialised))
     text = body_text(p.comments, p.helpers) + function + "\n".join(p.lines) + "\n"
     return KernelSource(
         p.name, text, _tensors(plan), p.scalars, tuple(v for v, _ in p.integers.values()),
-        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox,
+        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, bool(p.mailbox),
     )  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def _parts(
     params = plan.params
     return Parts(
         plan.name, _comments(e), e.helpers, tuple(parameters), tuple(not_specialised), _joined(preamble + body),
-        scalars, integers, grid, params.num_warps, params.num_stages, params.max_registers, mailbox,
+        scalars, integers, grid, params.num_warps, params.num_stages, params.max_registers, mailbox, e.tile.x_block,
     )  # fmt: skip
 
 

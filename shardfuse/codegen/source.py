@@ -14,7 +14,8 @@ class KernelSource:
 
     ``integers``: this rank's extents and starts; no part of the text, so that another batch size needs no compile.
     ``grid``: number of programs.  ``text`` is a file that runs if pasted.  ``mailbox``: 64-bit words of memory, zeroed
-    once and kept between launches, whose pointer is the first argument; with one, all programs must run at once.
+    once and kept between launches, whose pointer is the first argument.  ``is_cooperative``: do programs wait for each
+    other, so that all must run at once?
     """
 
     name: str
@@ -27,11 +28,15 @@ class KernelSource:
     num_stages: int
     max_registers: int | None = None
     mailbox: int = 0
+    is_cooperative: bool = False
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a kernel's text is put together from.  ``lines``: of the body; ``integers``: name to value and type."""
+    """What a kernel's text is put together from.  ``lines``: of the body; ``integers``: name to value and type.
+
+    ``x_block``: kept elements of a block.
+    """
 
     name: str
     comments: str
@@ -46,6 +51,7 @@ class Parts:
     num_stages: int
     max_registers: int | None
     mailbox: int
+    x_block: int
 
 
 MARGIN = 120

@@ -1,8 +1,9 @@
-"""Kernels that one launch does one after the other: between two of them all programs meet.
+"""Kernels that one launch does one after the other.
 
-The first is the launch's own function; each later one is a function that its programs call in turn, a block each.
-Every program must be resident, which a cooperative launch sees to.  The interpreter runs programs one after the other:
-there the last one does what comes after.
+The first is the launch's own function, each later one a function of its blocks that programs call.  Between two stages
+all programs meet, and take the blocks of the next in turn; or, where programs share kept elements, the last of them to
+come goes on with these (``KernelPlan.shares``).  Who meets must be resident, which a cooperative launch sees to.  The
+interpreter runs programs one after the other: there the last one of all does what comes after a meeting.
 """
 
 from __future__ import annotations
@@ -25,21 +26,41 @@ def meet_all(ptr):
     tl.debug_barrier()
 '''
 
+IS_LAST = '''@triton.jit
+def is_last(ptr, programs):
+    """Come: the last of so many?  The count only grows, by as many in each launch."""
+    tl.debug_barrier()
+    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
+    tl.debug_barrier()
+    return come % programs == 0
+'''
 
-def one_launch(name: str, tensors: Sequence[BoundTensor], parts: Sequence[Parts], *, interpret: bool) -> KernelSource:
-    """``parts`` in order, as one kernel ``name`` of ``tensors``."""
+
+def one_launch(
+    name: str, tensors: Sequence[BoundTensor], parts: Sequence[Parts], *, shares: int, interpret: bool
+) -> KernelSource:
+    """``parts`` in order, as one kernel ``name`` of ``tensors``.
+
+    ``shares``: how many programs share a block of kept elements, of whom the last goes on; 0 where all meet.
+    """
     first, *later = parts
     assert not any(p.scalars for p in later), f"{name} has scalars behind its first stage"
-    helpers = {"meet_all": MEET_ALL} if not interpret else {}
+    helpers = {"is_last": IS_LAST} if shares else {"meet_all": MEET_ALL} if not interpret else {}
     integers = dict(first.integers)
     out = Writer()
     for p in later:
         helpers |= p.helpers
         helpers[p.name] = _function(p)
         own = {f"{p.name}_{key}": value for key, value in p.integers.items()}
-        integers |= {**own, f"{p.name}_blocks": (p.grid, "tl.int32")}
+        integers |= own
+        each = first.x_block // p.x_block if shares else 0
+        if each != 1:
+            integers[f"{p.name}_blocks"] = p.grid, "tl.int32"
         out.paragraph()
-        _call(out, p, list(own), interpret=interpret)
+        if shares:
+            _call_as_last(out, p, list(own), shares, each)
+        else:
+            _call(out, p, list(own), interpret=interpret)
     parameters = [
         MAILBOX,
         *(f"{t}_ptr" for t in tensors),
@@ -52,7 +73,7 @@ def one_launch(name: str, tensors: Sequence[BoundTensor], parts: Sequence[Parts]
     return KernelSource(
         name, text + "\n".join([*first.lines, *out.lines]) + "\n", tuple(tensors), first.scalars,
         tuple(v for v, _ in integers.values()), first.grid, first.num_warps, first.num_stages,
-        first.max_registers, mailbox=1,
+        first.max_registers, mailbox=first.grid // shares if shares else 1, is_cooperative=not shares,
     )  # fmt: skip
 
 
@@ -63,8 +84,26 @@ def _function(p: Parts) -> str:
     return signature(p.name, [*p.parameters, "block"], []) + "\n".join(lines) + "\n"
 
 
-def _call(out: Writer, p: Parts, own: list[str], *, interpret: bool) -> None:
+def _call_as_last(out: Writer, p: Parts, own: list[str], shares: int, each: int) -> None:
+    """``each`` blocks of ``p`` make up the program's own block."""
+    block = f"tl.program_id(0) // {shares}"
+    out.line(f"if is_last({MAILBOX} + {block}, {shares}):")
+    out.depth += 1
+    if each == 1:
+        out.line(_called(p, own, block))
+    else:
+        out.line(f"at = {block} * {each}")
+        out.line(f"for block in tl.range(at, tl.minimum(at + {each}, {p.name}_blocks), num_stages=1):")
+        out.line(f"    {_called(p, own, 'block')}")
+    out.depth -= 1
+
+
+def _called(p: Parts, own: list[str], block: str) -> str:
     pointers = [x for x in p.parameters if x.endswith("_ptr")]
+    return f"{p.name}({', '.join([*pointers, *own, block])})"
+
+
+def _call(out: Writer, p: Parts, own: list[str], *, interpret: bool) -> None:
     first, step = "tl.program_id(0)", "tl.num_programs(0)"
     if interpret:
         out.line("if tl.program_id(0) == tl.num_programs(0) - 1:")
@@ -74,5 +113,5 @@ def _call(out: Writer, p: Parts, own: list[str], *, interpret: bool) -> None:
         out.line(f"meet_all({MAILBOX})")
     out.line(f"for block in tl.range({first}, {p.name}_blocks, {step}, num_stages=1):")
     out.depth += 1
-    out.line(f"{p.name}({', '.join([*pointers, *own, 'block'])})")
+    out.line(_called(p, own, "block"))
     out.depth -= 2 if interpret else 1

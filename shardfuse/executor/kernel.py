@@ -47,7 +47,7 @@ class Kernel:
         }
         if source.max_registers is not None:
             self._options["maxnreg"] = source.max_registers
-        if source.mailbox:
+        if source.is_cooperative:
             # Programs wait for each other: a grid that is not resident at once is refused instead of hung.
             self._options["launch_cooperative_grid"] = True
 

@@ -66,10 +66,10 @@ def in_loop(segment: Segment, space: Space, target: Target) -> Params:
     return down_columns(inputs, space, target, _EACH)
 
 
-def down_columns(inputs: Sequence[BoundTensor], space: Space, target: Target, each: int) -> Params:
-    """Tiles of columns, two wide loads along a row by each lane of a warp, ``each`` elements of all inputs a thread."""
+def down_columns(inputs: Sequence[BoundTensor], space: Space, target: Target, each: int, across: int = 2) -> Params:
+    """Tiles of columns, ``across`` wide loads of a warp along a row, ``each`` elements of all inputs a thread."""
     width = max((vector(t.dtype, space.kept, target) for t in inputs), default=4)
-    x_block = min(2 * WARP * width, power_of_two(space.kept))
+    x_block = min(across * WARP * width, power_of_two(space.kept))
     elements = _COLUMN_WARPS * WARP * each // power_of_two(max(len(inputs), 1))
     r_block = min(max(elements // x_block, 1), power_of_two(space.reduced))
     fold = _folded(inputs, space, target, x_block * r_block // _COLUMN_WARPS, r_block)

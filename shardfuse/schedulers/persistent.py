@@ -29,10 +29,17 @@ LONG = 8192
 """Rows up to this length are read in one go."""
 _HELD = 44
 """Values of a row that a thread holds before the row gets more warps (75 registers were measured for 41)."""
+_CHAIN = 4
+_CHAINED = 96
+"""Values of all rows that a thread holds where so many phases follow one another: several rows wait at once.  Two layer
+norms in a row, 8 x 4096 x 3072 of bfloat16, took 117 us with 4 rows, with 2 124, with one 147."""
 _NARROW = 40
 """Values of 16 bits that a thread holds in 64 registers."""
 _TILE = 4096
 """Elements of a tile of short columns: 32 a thread with 4 warps."""
+_FEW_ROWS = 8
+"""Rows, of all inputs, that a thread holds whole columns of, one load of each."""
+_FEW_LANES = 1024
 _TALL_TILE = 24576
 """Elements of a tile of longer columns.  Softmax over dim 0 of 1024 x 65536, bfloat16, took 106 us, in a loop 164; of
 700 x 65536 60, half as wide 71; of 256 x 262144 77, in a loop 112."""
@@ -99,6 +106,8 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
     held = max(len(inputs), 1)
     if not space.is_inner:
         r_block = power_of_two(space.reduced)
+        if space.reduced * held <= _FEW_ROWS:
+            return Params(min(_FEW_LANES, power_of_two(space.kept)), 1)
         if r_block <= SHORT_COLUMN:
             return Params(x_block=min(max(_TILE // (r_block * held), 16), 256), r_block=r_block)
         warps = 4 if r_block <= MAX_COLUMN // 2 else 8
@@ -114,7 +123,8 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
         warps = WIDEST_WARPS
     block = max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS)))
     bound = 64 if warps == MAX_WARPS and held == 1 and n <= _NARROW * WARP * warps else None
-    return Params(x_block=1, r_block=min(block, power_of_two(n)), num_warps=warps, max_registers=bound)
+    rows = power_of_two(_CHAINED * WARP * warps // (n * held) + 1) // 2 if space.phases > _CHAIN else 1
+    return Params(max(rows, 1), min(block, power_of_two(n)), num_warps=warps, max_registers=bound)
 
 
 def _several_rows(n: int, width: int) -> Params:

@@ -53,6 +53,8 @@ class KernelPlan:
     """One kernel: ``segment`` walked as ``params`` say.
 
     ``stages``: of which one launch does all, one after the other; what one stores for the next is among the outputs.
+    ``shares``: programs of the first stage that share kept elements have the last of them do the next stage with these;
+    else all programs meet between two stages.
     ``split``: the digit that tells the partial results of a split reduction apart; every output has it outermost.
     """
 
@@ -62,6 +64,7 @@ class KernelPlan:
     params: Params
     split: Digit | None = None
     stages: tuple[KernelPlan, ...] = ()
+    shares: bool = False
 
 
 def may_be_stages(segment: Segment) -> bool:
@@ -69,12 +72,13 @@ def may_be_stages(segment: Segment) -> bool:
     return all(s.is_literal for s in segment.scalars)
 
 
-def one_launch(scheduler: str, segment: Segment, plans: Sequence[KernelPlan]) -> KernelPlan:
+def one_launch(scheduler: str, segment: Segment, plans: Sequence[KernelPlan], *, shares: bool = False) -> KernelPlan:
     """``plans`` of ``segment`` as stages of one kernel: partial results are stored for the next stage."""
     exprs = [e for p in plans for e in p.segment.exprs]
     made = dict.fromkeys(t for p in plans for t in p.segment.outputs)
     whole = Segment.of(exprs, made)
-    return KernelPlan(kernel_name(scheduler, segment), whole, plans[0].space, plans[0].params, stages=tuple(plans))
+    name, first = kernel_name(scheduler, segment), plans[0]
+    return KernelPlan(name, whole, first.space, first.params, stages=tuple(plans), shares=shares)
 
 
 def kernel_name(scheduler: str, segment: Segment) -> str:

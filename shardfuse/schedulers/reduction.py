@@ -18,7 +18,7 @@ from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
-from .limits import H200, PROGRAMS_PER_MULTIPROCESSOR, SHORT_COLUMN, Target, power_of_two, resident
+from .limits import H200, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, power_of_two, resident, vector
 from .looped import down_columns, in_loop
 from .persistent import LONG, in_registers, rereads, streamed, too_long
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
@@ -30,15 +30,31 @@ _WORTH_SPLITTING = 8
 _TURNS = 2
 """A program of a split reduction has at least so many turns of its loop."""
 _MAX_SPLITS = 512
+_WARPS = 4
 _REGISTERS = (255, 168, 128)
 """Of a thread, where all programs are to be resident: the more, the fewer are."""
-_FEW_REGISTERS = 64
-"""Enough for the sums along rows of a single tensor; a tile of columns spills, and takes 1.5 times as long."""
+_LAST = 16384
+"""Partial results that the last program of a block adds up: of more, all programs have a part, having met.  The sum
+over dim 0 of 65536 x 512, bfloat16, 264 parts, took 29 us so, by one program 51."""
 _EACH = 64
 """Elements of columns that a thread takes at once."""
+_MANY_COLUMNS = 65536
+"""Where they are as many, or arithmetic is heavy, each of the warps has columns of its own.  The sum over dim 0 of
+512 x 262144, bfloat16, took 72 us so, with rows in different warps 74; the bias gradient of GELU 288 and 393."""
 _HEAVY = ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "tanh", "lgamma")
 """Two of them, and arithmetic is what takes the time: half as much a thread, twice as many programs.  The bias gradient
 of GELU, 32768 x 4096 of bfloat16, took 446 us so on an H200, else 524."""
+_FEW_ROWS = 32
+"""Rows, of all inputs, that are read one by one, added up by the thread that reads them.  The sum over dim 0 of
+4 x 33554432, bfloat16, took 97 us so, with the rows of a tile in different warps 1197."""
+_FEW_LANES = 1024
+_NARROW_BYTES = 4
+"""What no copy ahead of time is narrower than: of less, many programs with few loads each hide the wait.  The sum over
+dim 0 of 16384 x 8191, bfloat16, took 97 us so, with 64 loads a thread 359."""
+_NARROW_TILE = (128, 16)
+_NARROW_WARPS = 8
+_NARROW_PROGRAMS = 8
+"""Of a multiprocessor."""
 
 
 def why_not(segment: Segment) -> str | None:
@@ -57,45 +73,72 @@ def why_not(segment: Segment) -> str | None:
 def propose(segment: Segment, target: Target) -> Params:
     """In registers where rows are short, else a loop, split until there are two programs a multiprocessor."""
     space = analysed(segment)
+    if not (space.is_inner or space.grouped):
+        return _columns(segment, space, target)
     wanted = target.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
     params = in_loop(segment, space, target)
-    if not (space.is_inner or space.grouped):
-        is_heavy = sum(e.op in _HEAVY for e in segment.exprs) > 1
-        params = down_columns(streamed(segment, space), space, target, _EACH // (2 if is_heavy else 1))
-        wanted *= 2 if is_heavy else 1
     programs = -(-space.kept // params.x_block)
     turns = -(-space.reduced // params.r_block)
-    if space.reduced <= (LONG if space.is_inner else SHORT_COLUMN) and too_long(segment, space) is None:
+    if space.reduced <= LONG and too_long(segment, space) is None:
         held = in_registers(segment, space, target)
+        if held.x_block > 1:
+            held = replace(held, x_block=2 * held.x_block)
         if turns < _WORTH_SPLITTING or space.kept >= wanted * held.x_block:
             return held
-    if not space.is_inner:
-        most = max(turns // _TURNS, 1) if turns >= _WORTH_SPLITTING else 1
-        splits = min(max(wanted // programs, 1), most)
+    splits = 1
+    while turns >= _WORTH_SPLITTING and splits < _MAX_SPLITS and programs * splits < wanted:
+        if turns < 2 * splits * _TURNS:
+            break
+        splits *= 2
+    return _in_parts(segment, space, replace(params, splits=splits), target)
+
+
+def _columns(segment: Segment, space: Space, target: Target) -> Params:
+    """Tiles of columns, split into as many parts as there are programs wanted."""
+    inputs = streamed(segment, space)
+    wanted = target.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
+    if space.reduced * max(len(inputs), 1) <= _FEW_ROWS:
+        lanes = min(_FEW_LANES, power_of_two(space.kept))
+        while lanes > WARP * _WARPS and space.kept < wanted * lanes:
+            lanes //= 2
+        return Params(lanes, 1, num_warps=_WARPS)
+    if min((vector(t.dtype, space.kept, target) * t.dtype.itemsize for t in inputs), default=4) < _NARROW_BYTES:
+        x_block, r_block = (
+            min(a, power_of_two(n)) for a, n in zip(_NARROW_TILE, (space.kept, space.reduced), strict=True)
+        )
+        params = Params(x_block, r_block, unrolled=False, num_warps=_NARROW_WARPS)
+        wanted = target.multiprocessors * _NARROW_PROGRAMS
     else:
-        splits = 1
-        while turns >= _WORTH_SPLITTING and splits < _MAX_SPLITS and programs * splits < wanted:
-            if turns < 2 * splits * _TURNS:
-                break
-            splits *= 2
-    return _in_parts(segment, space, replace(params, splits=splits), programs, target)
+        is_heavy = sum(e.op in _HEAVY for e in segment.exprs) > 1
+        across = _WARPS if is_heavy or space.kept >= _MANY_COLUMNS else 2
+        params = down_columns(inputs, space, target, _EACH // (2 if is_heavy else 1), across)
+        wanted *= 2 if is_heavy else 1
+    turns = -(-space.reduced // params.r_block)
+    most = max(turns // _TURNS, 1) if turns >= _WORTH_SPLITTING else 1
+    splits = min(max(wanted * params.x_block // space.kept, 1), most)
+    return _in_parts(segment, space, replace(params, splits=splits), target)
 
 
-def _in_parts(segment: Segment, space: Space, params: Params, programs: int, target: Target) -> Params:
-    """``params``, whose parts are finished in the same launch where all are resident at once, if need be half as many.
+def _in_parts(segment: Segment, space: Space, params: Params, target: Target) -> Params:
+    """``params``, whose parts are finished in the same launch: by the last program of each block, or by all at once.
 
-    The sum of 16384 x 8192, bfloat16, to a scalar took 74.3 us so, with a second launch 75.6; of 1024 x 8192 11.8
-    and 13.
+    The latter where all are resident, if need be half as many.
     """
     if params.splits == 1 or not may_be_stages(segment):
         return params
-    few = space.is_inner and len(streamed(segment, space)) == 1
-    tried = [(params.splits, registers) for registers in (*_REGISTERS, *([_FEW_REGISTERS] if few else []))]
-    for splits, registers in (*tried, (params.splits // 2, _REGISTERS[-1])):
+    if _is_for_one(params):
+        return replace(params, once=True)
+    programs = -(-space.kept // params.x_block)
+    for splits, registers in (*((params.splits, n) for n in _REGISTERS), (params.splits // 2, _REGISTERS[-1])):
         if splits > 1 and programs * splits <= resident(target, params.num_warps, registers):
             bound = registers if registers != _REGISTERS[0] else None
             return replace(params, splits=splits, once=True, max_registers=bound)
     return params
+
+
+def _is_for_one(params: Params) -> bool:
+    """Are the parts of a block so few that one program adds them up?"""
+    return power_of_two(params.splits) * params.x_block <= _LAST
 
 
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
@@ -108,11 +151,17 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     first = _first(segment, space, partials)
     second = _second(segment, space, partials)
     second_space = analysed(second)
+    finish = finishing(second, second_space)
+    shares = params.once and _is_for_one(params)
+    if shares:
+        finish = replace(finish, x_block=min(2 * finish.x_block, params.x_block))
     plans = (
         KernelPlan(kernel_name("reduction", first), first, _with(space, partials, split), params, split),
-        KernelPlan(kernel_name("finish", second), second, second_space, finishing(second, second_space)),
+        KernelPlan(kernel_name("finish", second), second, second_space, finish),
     )
-    return (one_launch("reduction", segment, plans),) if params.once else plans
+    if not params.once or (shares and second_space.x != space.x):
+        return plans
+    return (one_launch("reduction", segment, plans, shares=shares),)
 
 
 def _reduces(expr: Expr, space: Space) -> bool:

@@ -9,15 +9,12 @@ import triton.language as tl
 
 
 @triton.jit
-def meet_all(ptr):
-    """Come, and wait until every program of this launch has: the count only grows, by as many in each launch."""
+def is_last(ptr, programs):
+    """Come: the last of so many?  The count only grows, by as many in each launch."""
     tl.debug_barrier()
-    programs = tl.num_programs(0)
     come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
-    last = (come + programs - 1) // programs * programs
-    while come < last:
-        come = tl.atomic_add(ptr, 0, sem="acquire")
     tl.debug_barrier()
+    return come % programs == 0
 
 
 @triton.jit
@@ -34,8 +31,8 @@ def finish_T2(T2_partial_ptr, T2_ptr, block):
     tl.store(T2_ptr, T2)
 
 
-@triton.jit(do_not_specialize=["i1", "i2", "finish_T2_blocks"])
-def reduction_T2(mailbox_ptr, T0_ptr, T2_partial_ptr, T2_ptr, i1: tl.int32, i2: tl.int32, finish_T2_blocks: tl.int32):
+@triton.jit(do_not_specialize=["i1", "i2"])
+def reduction_T2(mailbox_ptr, T0_ptr, T2_partial_ptr, T2_ptr, i1: tl.int32, i2: tl.int32):
     i2 = i2 // 16 * 16
     split = tl.program_id(0) % 512
     first = split * i2
@@ -50,6 +47,5 @@ def reduction_T2(mailbox_ptr, T0_ptr, T2_partial_ptr, T2_ptr, i1: tl.int32, i2: 
     T2_partial = tl.sum(T2_partial_acc, axis=0)
 
     tl.store(T2_partial_ptr + split, T2_partial)
-    meet_all(mailbox_ptr)
-    for block in tl.range(tl.program_id(0), finish_T2_blocks, tl.num_programs(0), num_stages=1):
-        finish_T2(T2_partial_ptr, T2_ptr, block)
+    if is_last(mailbox_ptr + tl.program_id(0) // 512, 512):
+        finish_T2(T2_partial_ptr, T2_ptr, tl.program_id(0) // 512)
