@@ -9,6 +9,7 @@ import pytest
 import torch
 from dtensor_cases import check_norm, check_sum, distribute, make_mesh, numbers, rms_norm
 from ranks import run_ranks
+from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
@@ -234,6 +235,34 @@ def test_refusals() -> None:
             fd.execute([distribute(numbers((10,)), mesh, [Shard(0), Shard(0)])])
 
     run_ranks(6, nested)
+
+
+def test_a_mesh_that_is_a_part_of_the_world_in_another_order() -> None:
+    """Ranks outside of it take part in nothing, and get DTensors that are empty there, as from torch's own ops."""
+
+    def run(rank: int, size: int) -> None:
+        mesh = TorchMesh("cpu", torch.tensor([3, 1]))
+        x = numbers((5, 4))
+        local = x.chunk(2)[[3, 1].index(rank)] if rank in (3, 1) else x.new_empty(0)
+        d = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=x.shape, stride=x.stride())
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([-1, -1])
+            fd.add_output(fd.ops.mul(t, 2.0))
+            fd.add_output(fd.ops.sum(t, [0]))
+        for _ in range(2):
+            doubled, total = fd.execute([d])
+            assert (doubled.placements, doubled.shape) == ((Shard(0),), x.shape)
+            assert (total.placements, total.shape) == ((R,), (4,))
+            if rank in (3, 1):
+                assert torch.equal(doubled.to_local(), local * 2)
+                torch.testing.assert_close(total.to_local(), x.sum(0))
+            else:
+                assert doubled.to_local().numel() == total.to_local().numel() == 0
+        if rank not in (3, 1):
+            with pytest.raises(PlacementError, match="call the module on the ranks of its mesh alone"):
+                RMSNorm(4, mesh=DeviceMesh([3, 1]), input=Shard(0))(d)
+
+    run_ranks(4, run)
 
 
 def test_no_import_of_dtensor_without_dtensors() -> None:

@@ -199,3 +199,19 @@ def test_flattened_rows_of_uneven_shards(rows: int) -> None:
         return [str(c) for c in fd.explain().collectives]
 
     assert run_ranks(3, run_flat) == [["all_gather over mesh_x of 3 ranks, 36 bytes"]] * 3
+
+
+def test_of_rows_that_are_repeated() -> None:
+    """Nothing is read element by element: the kernel walks an axis that its input does not have."""
+
+    def run_repeated(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([4, 2, 3], contiguity=True)
+            wide = fd.ops.expand(fd.ops.unsqueeze(x, 0), [3, 4, 2, 3])
+            fd.add_output(fd.ops.permute(fd.ops.var(wide, [0, 1, 3], 0, keepdim=True), [0, 3, 1, 2]))
+            x.set_device_mesh(DeviceMesh([2, 1, 0]))
+            x.outer_split(0, 3, uneven=True)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        check(fd, [numbers(4, 2, 3)])
+
+    run_ranks(3, run_repeated)

@@ -160,8 +160,11 @@ class _Variant:
                 if k in said and isinstance(tv, TensorView):
                     sizes[tv] = said[k]
                 continue
-            values.append(_local(argument)[(None,) * len(given.partial)])
-            if any(given.uneven):
+            local, is_member = _local(argument), given.mesh.get_coordinate() is not None
+            if not is_member:  # nothing is read of it but how many dims it has
+                local = local.new_empty((0,) * argument.ndim)
+            values.append(local[(None,) * len(given.partial)])
+            if any(given.uneven) or not is_member:
                 sizes[tv] = (*(given.mesh.size(d) for d in given.partial), *argument.shape)
         return values, sizes
 
@@ -174,16 +177,24 @@ class _Variant:
         specs = self.specs.get(program)
         if specs is not None:
             return [x if spec is None else _as_before(x, spec) for x, spec in zip(outputs, specs, strict=True)]
+        made = [tv for tv in self.cache.fusion.outputs if tv not in self.cache.fusion.aliases]
         wrapped = [
-            x if x is None or domain is None else self.wrap(k, x, domain)
-            for k, (x, domain) in enumerate(zip(outputs, program.domains, strict=True))
+            x if domain is None else self.wrap(k, self.nothing_of(tv, domain) if x is None else x, domain)
+            for k, (x, tv, domain) in enumerate(zip(outputs, made, program.domains, strict=True))
         ]
         self.specs[program] = tuple(getattr(x, "_spec", None) for x in wrapped)
         return wrapped
 
-    def wrap(self, k: int, local: torch.Tensor, domain: BoundDomain) -> torch.Tensor:
+    def nothing_of(self, tv: TensorView, domain: BoundDomain) -> torch.Tensor | None:
+        """What a rank outside of the mesh has of an output, as torch has it; ``None`` on a mesh of no DTensor."""
+        mesh = domain.mesh and self.torch_meshes.get((domain.mesh.ranks, domain.mesh.shape))
+        return None if mesh is None else torch.empty(0, dtype=tv.dtype.torch, device=mesh.device_type)
+
+    def wrap(self, k: int, local: torch.Tensor | None, domain: BoundDomain) -> torch.Tensor | None:
         from torch.distributed.tensor import DTensor, Replicate
 
+        if local is None:
+            return None
         if domain.mesh is None:
             mesh = next(iter(self.torch_meshes.values()))
             placements: list[Placement] = [Replicate()] * mesh.ndim
@@ -202,10 +213,12 @@ class _Variant:
         return self.torch_meshes[key]
 
 
-def _as_before(local: torch.Tensor | None, spec: object) -> torch.Tensor:
+def _as_before(local: torch.Tensor | None, spec: Any) -> torch.Tensor:
     """A DTensor like an earlier one: without `DTensor.from_local`, which takes longer than a small collective."""
     from torch.distributed.tensor import DTensor
 
+    if local is None:  # outside of its mesh
+        local = torch.empty(0, dtype=spec.tensor_meta.dtype, device=spec.mesh.device_type)
     return cast("Any", DTensor)(local, spec, requires_grad=False)
 
 

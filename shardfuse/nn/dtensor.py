@@ -64,6 +64,13 @@ def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement
         return tensor
     dtensor = cast("DTensor", tensor)
     own = DeviceMesh.from_torch(dtensor.device_mesh)
+    if dtensor.device_mesh.get_coordinate() is None:
+        raise PlacementError(
+            name,
+            dtensor.placements,
+            f"this rank, which is not on {own}",
+            "call the module on the ranks of its mesh alone",
+        )
     if mesh is None or (mesh.ranks, mesh.shape) != (own.ranks, own.shape):
         raise PlacementError(
             name, dtensor.placements, f"the module's mesh, {mesh}", f"make the module with mesh={own!r}"

@@ -33,7 +33,7 @@ def redistribute(
     """The local tensor of ``target`` from the local tensor ``x`` of ``source``.
 
     Shard to Replicate is an all-gather, Replicate to Shard a free slice, Partial to Replicate an all-reduce, Partial to
-    Shard a reduce-scatter, Shard to another Shard an all-to-all.  x: any shape, any dtype but complex; of a local
+    Shard a reduce-scatter, Shard to another Shard an all-to-all.  x: any shape and dtype; of a local
     tensor that is cut, sharded sizes divide by the mesh, those of DTensors and of whole tensors need not.
     grad: where the gradient of the result arrives, as ``target`` by default; ``Partial()`` where each rank holds a
     summand of it (what a column-parallel matmul leaves).  The gradient of x lives as x does, whole for a partial x.

@@ -48,11 +48,16 @@ class ReductionBuilder(ShapeBuilder):
 
     def max(self, x: TensorView, dims: Dims = None, keepdim: bool = False) -> TensorView:
         """The largest element over ``dims``; NaN where there is one."""
-        return self._reduce("max", x, dims, keepdim, self._tensor("max", x).dtype)
+        return self._reduce("max", x, dims, keepdim, self._ordered("max", x).dtype)
 
     def min(self, x: TensorView, dims: Dims = None, keepdim: bool = False) -> TensorView:
         """The smallest element over ``dims``; NaN where there is one."""
-        return self._reduce("min", x, dims, keepdim, self._tensor("min", x).dtype)
+        return self._reduce("min", x, dims, keepdim, self._ordered("min", x).dtype)
+
+    def _ordered(self, op: str, x: TensorView) -> TensorView:
+        if self._tensor(op, x).dtype.is_complex:
+            raise OperandError(op, x.name, f"a tensor of {x.dtype.name}", "a type that has an order")
+        return x
 
     amax = max
     amin = min

@@ -245,11 +245,27 @@ def reduce(op: str, x: torch.Tensor, axes: tuple[int, ...], dtype: DataType) -> 
             if any(x.shape[a] == 0 for a in axes):
                 shape = [n for k, n in enumerate(x.shape) if k not in axes]
                 return torch.full(shape, identity(op, dtype), dtype=dtype.torch, device=x.device)
-            if x.dtype == torch.bool:
-                return x.to(torch.uint8).amax(axes).bool() if op == "max" else x.to(torch.uint8).amin(axes).bool()
-            return x.amax(axes) if op == "max" else x.amin(axes)
+            return extreme(op, x, axes)
         case _:
             raise AssertionError(f"no reduction {op}")
+
+
+_ORDER = {
+    torch.bool: torch.uint8,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu), torch.float32),
+}
+"""Of dtypes that torch does not compare, one that has their order."""
+
+
+def extreme(op: str, x: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    """The largest or smallest element over ``axes``, none of which is empty, in any dtype that has an order."""
+    if x.dtype == torch.uint64:  # signed numbers have this order once the top bit is flipped
+        lowest = torch.iinfo(torch.int64).min
+        return (extreme(op, x.view(torch.int64) ^ lowest, axes) ^ lowest).view(torch.uint64)
+    ordered = x.to(_ORDER.get(x.dtype, x.dtype))
+    return (ordered.amax(axes) if op == "max" else ordered.amin(axes)).to(x.dtype)
 
 
 def identity(op: str, dtype: DataType) -> float | int | bool:

@@ -59,7 +59,7 @@ def in_loop(segment: Segment, space: Space, target: Target) -> Params:
     if space.grouped:
         columns, lanes = columns_of(segment, space)
         widths = in_powers_of_two(columns)
-        row = sum(widths) * sum(t.dtype.itemsize for t in inputs)
+        row = sum(widths) * max(sum(t.dtype.itemsize for t in inputs), 1)  # there may be none
         r_block = power_of_two(_GROUPED_BYTES // row + 1) // 2 or 1
         fold = _folded(inputs, space, target, r_block * widths[0] // _COLUMN_WARPS, r_block)
         return Params(lanes, r_block, unrolled=False, num_warps=_COLUMN_WARPS, columns=columns, fold=fold)
