@@ -38,6 +38,7 @@ _LATE_BYTES = 64
 """Bytes of a row that a thread of a late team holds, and as many of the next row; twice as many in larger teams."""
 _LATE_REGISTERS = 80
 _LATE_MEMBERS = 16
+_LATE_INPUTS = 2
 _LATE_TURNS = 4
 """Rows that a late team takes one after the other, at the least."""
 _SHARED = 0.9
@@ -141,23 +142,26 @@ def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
         return None  # windows, and rows in pieces
     walked, n = _streamed(segment, space), space.reduced
     beside = [t for t in segment.inputs if space.has_r(t) and t not in walked]
-    if space.phases != 2 or space.grouped or not space.is_inner or len(walked) != 1 or any(map(space.has_x, beside)):
+    if space.phases != 2 or space.grouped or not space.is_inner or any(map(space.has_x, beside)):
         return None
-    itemsize = max(walked[0].dtype.itemsize, 2)
+    if not 1 <= len(walked) <= _LATE_INPUTS or any(t.dtype is not walked[0].dtype for t in walked):
+        return None
+    row = n * len(walked) * max(walked[0].dtype.itemsize, 2)
     lanes = _LATE_WARPS * WARP
-    members, registers = power_of_two(-(-n // (lanes * _LATE_BYTES // itemsize))), _LATE_REGISTERS
-    if members > _LATE_MEMBERS:
+    members, registers = power_of_two(-(-row // (lanes * _LATE_BYTES))), _LATE_REGISTERS
+    exponentials = any(e.op == "online_softmax" for e in segment.exprs)
+    if members > (2 * _LATE_MEMBERS if exponentials else _LATE_MEMBERS):
         members, registers = members // 2, _LOOP_REGISTERS
     copied = sum(t.dtype.itemsize for t in (*walked, *beside)) * -(-n // members)
     by_shared = int(_SHARED * target.shared_bytes / copied) * target.multiprocessors
     programs = min(resident(target, _LATE_WARPS, registers), by_shared)
     if not 2 <= members <= min(MAX_TEAM, programs) or space.kept * members < _LATE_TURNS * programs:
         return None
-    exponentials = any(e.op == "online_softmax" for e in segment.exprs)
     block = lanes * max(vector(walked[0].dtype, n, target), 2)
+    stages = 1 if exponentials or len(walked) > 1 else 2
     return Params(
-        1, block, num_warps=_LATE_WARPS, num_stages=1 if exponentials else 2, max_registers=registers, team=members,
-        late=True, programs=programs,
+        1, block, num_warps=_LATE_WARPS, num_stages=stages, max_registers=registers, team=members, late=True,
+        programs=programs,
     )  # fmt: skip
 
 
