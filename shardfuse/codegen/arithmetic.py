@@ -82,7 +82,7 @@ def literal(value: Number, dtype: DataType) -> str:
 
 
 def pointwise_text(
-    expr: Expr, operands: Sequence[str], carried: Sequence[DataType], *, is_precise: bool
+    expr: Expr, operands: Sequence[str], carried: Sequence[DataType], *, is_precise: bool, is_rough: bool = False
 ) -> tuple[str, DataType]:
     """The op on ``operands`` (converted here to the type that it computes in), and the type of its text."""
     op = POINTWISE[expr.op]
@@ -94,6 +94,8 @@ def pointwise_text(
             wanted = DataType.Int32
         texts.append(converted(text, found, wanted))
     form = op.precise if is_precise and op.precise and result is DataType.Float else op.triton
+    if is_rough and op.rough and result is DataType.Float:
+        form = op.rough
     assert form is not None, f"{expr.op} has no Triton text"
     if compute is DataType.Bool:
         form = _ON_BOOL.get(expr.op, form)

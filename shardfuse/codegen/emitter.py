@@ -17,8 +17,10 @@ from . import narrow
 from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, literal, must_round, pointwise_text
 from .draw import draw
 from .functions import own_functions
+from .hints import hint
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .reduction import HELPERS, Accumulator, accumulator
+from .rounding import may_be_rough
 from .source import Writer
 from .tile import R_SIZE, Chunk, Strides, Tile
 from .windows import Window
@@ -138,9 +140,7 @@ class Emitter:
         if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner:
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
-        if self.space.r and self.space.is_streamed(tensor) and not self.space.walked:
-            options += ', eviction_policy="evict_last"'
-        text = f"tl.load({pointer}{options})"
+        text = f"tl.load({pointer}{options}{hint(self.plan, tensor)})"
         dtype = tensor.dtype
         if dtype.is_low_precision:
             text, dtype = f"{text}.to(tl.float32)", DataType.Float
@@ -170,7 +170,8 @@ class Emitter:
             texts, dtypes = self.operands(expr, inputs)
             last = inputs[-1] if isinstance(expr.inputs[-1], BoundTensor) else None
             own = last is not None and (last.has_x, last.has_r) == (has_x, has_r)
-            text, dtype = pointwise_text(expr, texts, dtypes, is_precise=own)
+            rough = may_be_rough(self.plan.segment, expr)
+            text, dtype = pointwise_text(expr, texts, dtypes, is_precise=own, is_rough=rough)
             text, functions = own_functions(text, dtype, interpret=self.interpret)
             self.helpers |= functions
             inexact = must_round(expr)

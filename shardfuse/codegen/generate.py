@@ -10,10 +10,12 @@ from ..ir.expr import BoundTensor, Scalar
 from ..ir.layout import Layout
 from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan, Params
-from .bodies import write_loops, write_unrolled
+from .aligned import Aligned
+from .bodies import write_loops, write_packed, write_unrolled
 from .emitter import Emitter
 from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
 from .late import Late, late_lines, write_late
+from .packed import Packed
 from .source import KernelSource, Parts, body_text, signature
 from .stages import one_launch
 from .tile import R_SHARE, R_SIZE, Tile
@@ -89,8 +91,7 @@ def _emitted(
     coordinates: dict[Digit, int] = {}
     for tensor in _tensors(plan):
         coordinates.update(tensor.domain.coordinates(rank))
-    kind = Walk if plan.space.walked else Turned if plan.space.sides[0] else Late if plan.params.late else Emitter
-    e = kind(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
+    e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if isinstance(e, Walk):
         write_walk(e)
@@ -98,11 +99,20 @@ def _emitted(
         write_turned(e)
     elif isinstance(e, Late):
         write_late(e)
+    elif isinstance(e, Packed):
+        write_packed(e)
     elif plan.params.unrolled:
         write_unrolled(e)
     else:
         write_loops(e)
     return e
+
+
+def _kind(plan: KernelPlan) -> type[Emitter]:
+    if plan.space.walked or plan.space.sides[0]:
+        return Walk if plan.space.walked else Turned
+    params = plan.params
+    return Late if params.late else Packed if params.packed else Aligned if params.aligned else Emitter
 
 
 def _rows(e: Emitter) -> str:

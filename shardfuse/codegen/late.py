@@ -23,32 +23,11 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from .bodies import parts_of, take_whole, write_last_phase
 from .emitter import Emitter, Text
-from .exchange import POST, collect_late, collect_late_lines, post_lines
+from .exchange import COLLECT_LATE, POST, bounded_asm, collect_late_lines, post_lines
+from .packed import PACKED, UNPACK
 from .source import Writer, signature
 from .tile import Chunk
 
-PACKED = '''@triton.jit
-def packed(x):
-    """Pairs of 16-bit values, a word each."""
-    low, high = tl.split(tl.reshape(x.to(tl.int16, bitcast=True), [x.shape[0] // 2, 2]))
-    return (high.to(tl.int32) << 16) | (low.to(tl.int32) & 0xFFFF)
-'''
-
-UNPACKED_BFLOAT16 = '''@triton.jit
-def unpacked_bf16(words):
-    """The bfloat16 values of ``words``, in order."""
-    low = (words << 16).to(tl.float32, bitcast=True)
-    return tl.interleave(low, (words & -65536).to(tl.float32, bitcast=True))
-'''
-
-UNPACKED_HALF = '''@triton.jit
-def unpacked_fp16(words):
-    """The float16 values of ``words``, in order."""
-    low = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return tl.interleave(low, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32))
-'''
-
-_UNPACK = {DataType.BFloat16: ("unpacked_bf16", UNPACKED_BFLOAT16), DataType.Half: ("unpacked_fp16", UNPACKED_HALF)}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"^\s*([A-Za-z_][\w, ]*?) =(?!=)")
 
@@ -64,7 +43,7 @@ class Late(Emitter):
             return super().load(tensor, chunk)
         name = self.name(tensor, chunk)
         words = f"{name}_words"
-        unpack = _UNPACK.get(tensor.dtype)
+        unpack = UNPACK.get(tensor.dtype)
         if self.is_ahead:
             pointer, has_x, has_r = self.pointer(tensor, chunk)
             text = f'tl.load({pointer}{self.mask(has_x, has_r, chunk)}, eviction_policy="evict_last")'
@@ -105,7 +84,7 @@ def write_late(e: Late) -> None:
     e.begun = [*e.head.lines, "", *e.out.lines]
     e.is_ahead = False
     e.head, e.out, e.values, e.offsets = Writer(), Writer(), {}, {}
-    e.helpers |= {"post": POST, "collect_late": collect_late(len(e.parts), e.turns)}
+    e.helpers |= {"post": POST, "collect_late": bounded_asm(COLLECT_LATE, e.turns)}
     lines, whole = collect_late_lines(e.plan, [dtype for dtype, _ in e.parts], e.tile.exchanged)
     for line in lines:
         e.out.line(line)

@@ -11,7 +11,7 @@ back at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..ir.dtype import DataType
 from ..ir.expr import STATISTICS, BoundTensor, Expr
@@ -30,6 +30,7 @@ from .online_functions import (
     PLAIN_EXP,
     SQUARE,
 )
+from .packed import Packed
 from .reduction import Accumulator, accumulators
 from .source import MARGIN
 from .tile import R_SHARE, R_SIZE, Chunk
@@ -52,7 +53,7 @@ def write_start(e: Emitter, expr: Expr, chunk: Chunk) -> None:
     if expr.op == "online_softmax":
         start = f"tl.full({shape}, {LOWEST[first.dtype]}, {TRITON_TYPE[first.dtype]})"
     suffix = chunk.piece.suffix
-    if _counts_lanes(expr):
+    if counts_lanes(expr):
         counts = str(_lanes_along_r(e, chunk)) if chunk.is_masked else "[]"
         e.out.line(f"{expr.output}_n{suffix} = {rest[0].start(counts)}")
     e.out.line(f"{expr.output}_acc{suffix} = {start}")
@@ -60,13 +61,13 @@ def write_start(e: Emitter, expr: Expr, chunk: Chunk) -> None:
         e.out.line(f"{out}_acc{suffix} = {acc.start(shape)}")
 
 
-def _counts_lanes(expr: Expr) -> bool:
+def counts_lanes(expr: Expr) -> bool:
     """Does the loop carry how many elements each lane has?"""
-    return expr.op == "welford" or len(expr.outputs) == 3
+    return expr.op == "welford" or (is_statistic(expr) and len(expr.outputs) == 3)
 
 
-def write_take_in(e: Emitter, expr: Expr, chunk: Chunk) -> None:
-    """One turn of the loop."""
+def write_take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str = "start") -> None:
+    """One turn of the loop, whose block begins at ``start``."""
     n = f"{expr.output}_n{chunk.piece.suffix}"
     a, b, *more = (f"{t}_acc{chunk.piece.suffix}" for t in expr.outputs)
     x = e.value(expr.tensors[0], chunk)
@@ -80,17 +81,18 @@ def write_take_in(e: Emitter, expr: Expr, chunk: Chunk) -> None:
         folded = _folded(e, text, chunk)
         for c in more:
             e.helpers["moved"] = MOVED
-            e.helpers["add_distances"] = ADD_MASKED_DISTANCES if chunk.is_masked else ADD_DISTANCES
+            add = "add_masked_distances" if chunk.is_masked else "add_distances"
+            e.helpers[add] = ADD_MASKED_DISTANCES if chunk.is_masked else ADD_DISTANCES
             e.out.line(f"{expr.output}_lanes = {folded}")
             folded = f"{expr.output}_lanes"
-            masked = _masked_lanes(e, expr, chunk)
-            e.out.line(f"{n}, {c} = add_distances({n}, {c}, {a}, {folded}{masked}, {axis})")
+            masked = _masked_lanes(e, expr, chunk, start)
+            e.out.line(f"{n}, {c} = {add}({n}, {c}, {a}, {folded}{masked}, {axis})")
         e.out.line(f"{a}, {b} = add_exponentials({a}, {b}, {folded}, {axis})")
         return
     e.helpers["merge_moments"] = MERGE_MOMENTS
     add = "add_masked_moments" if chunk.is_masked else "add_moments"
     e.helpers[add] = ADD_MASKED_MOMENTS if chunk.is_masked else ADD_MOMENTS
-    folded, masked = _folded(e, text, chunk), _masked_lanes(e, expr, chunk)
+    folded, masked = _folded(e, text, chunk), _masked_lanes(e, expr, chunk, start)
     if chunk.piece.suffix:
         e.out.line(f"{expr.output}_lanes = {folded}")
         folded = f"{expr.output}_lanes"
@@ -123,7 +125,7 @@ def _folded(e: Emitter, text: str, chunk: Chunk) -> str:
     return f"tl.reshape({text}, {_sizes(e, chunk)[0]})"
 
 
-def _masked_lanes(e: Emitter, expr: Expr, chunk: Chunk) -> str:
+def _masked_lanes(e: Emitter, expr: Expr, chunk: Chunk, start: str) -> str:
     """Arguments where the block is masked: the mask, and how many elements each lane has.
 
     A sum over the mask would give these too, across threads: the mask does not lie in them as what was loaded does.
@@ -132,7 +134,7 @@ def _masked_lanes(e: Emitter, expr: Expr, chunk: Chunk) -> str:
         return ""
     shape, axis = _sizes(e, chunk)
     fold, lanes = shape[axis], max(_lanes_along_r(e, chunk))
-    end = f"{R_SIZE} - start" if chunk.start is None else f"{e.tile.own_share} - {chunk.start}"
+    end = f"{R_SIZE} - {start}" if chunk.start is None else f"{e.tile.own_share} - {chunk.start}"
     lane = e.tile.lanes(lanes, reduced=True)
     count = f"{end} - {lane} * {fold}" if _is_near(e) else f"({end} - {lane} + {lanes - 1}) // {lanes}"
     name = f"{expr.output}_count"
@@ -157,7 +159,7 @@ def _fold(e: Emitter, chunk: Chunk) -> int:
 
 def _is_near(e: Emitter) -> bool:
     """Are the elements of a lane neighbours in a row, that one load brings?  Else each comes with another load."""
-    return e.tile.is_inner and e.tile.r_total % e.params.fold == 0
+    return e.tile.is_inner and (e.params.aligned or e.tile.r_total % e.params.fold == 0)
 
 
 def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
@@ -174,27 +176,28 @@ def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
 
 
 def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
-    """What this member of a team has of ``expr``, its part of the row being in registers."""
+    """What this program has of ``expr``, its row, or its part of a team's, being in registers."""
     if expr.op == "welford" and e.params.fold > 1:
         return _taken_in(e, expr, chunks)
     pieces = e.tile.pieces
-    names = tuple(f"{t}_part" for t in expr.outputs)
+    is_whole = _is_whole(e)
+    names = tuple(str(t) if is_whole else f"{t}_part" for t in expr.outputs)
     a, (first, *rest) = names[0], accumulators(expr)
     e.require(first)
     x = expr.tensors[0]
-    values = [(e.value(x, chunk).text, chunk) for chunk in chunks]
 
     def across_chunks(name: str, acc: Accumulator, out: BoundTensor, forms: Sequence[str], neutral: str) -> str:
         blocks: list[str] = []
         for piece, form in zip(pieces, forms, strict=True):
-            texts = [_masked(form.format(text), chunk, neutral) for text, chunk in values if chunk.piece == piece]
+            own = [c for c in chunks if c.piece == piece]
+            texts = (_masked(form.format(e.value(x, chunk).text), chunk, neutral) for chunk in own)
             blocks.append(combined(e, acc, f"{out}_acc{piece.suffix}", texts))
         return across_blocks(e, name, acc, blocks)
 
     across = across_chunks(a, first, expr.output, ["{}"] * len(pieces), first.neutral)
     if expr.op == "online_softmax":
         _require_exp(e, expr)
-        e.out.line(f"{a} = maximum({across}, {LOWEST[first.dtype]})")
+        e.out.line(f"{a} = {across}" if is_whole else f"{a} = maximum({across}, {LOWEST[first.dtype]})")
         centre, forms = a, ("exp({{}} - {})", "({{}} - {})")
     else:
         e.helpers["square"] = SQUARE
@@ -204,6 +207,8 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
     spread = [e.tile.expanded(text) for text in e.along_columns(a, first, centre)]
     centres = _all_named(e, f"{expr.output}_centre", spread)
     for out, name, acc, form in zip(expr.outputs[1:], names[1:], rest, forms, strict=False):
+        if isinstance(e, Packed):
+            e.renew()
         own = [form.format(c) for c in centres]
         e.out.line(f"{name} = {across_chunks(name, acc, out, own, '0.0')}")
     return names
@@ -221,14 +226,28 @@ def _masked(text: str, chunk: Chunk, neutral: str) -> str:
     return f"tl.where({chunk.mask}, {text}, {neutral})" if chunk.is_masked else text
 
 
-def combined(e: Emitter, acc: Accumulator, name: str, texts: Sequence[str]) -> str:
+def combined(e: Emitter, acc: Accumulator, name: str, terms: Iterable[str]) -> str:
     """Chunks combined lane by lane, in order: their text, or ``name``."""
+    if isinstance(e, Packed):
+        return _stepwise(e, acc, name, terms)
+    texts = list(terms)
     joined = " + ".join(texts)
     if len(texts) == 1 or (not acc.helper and len(joined) < MARGIN - 40):
         return joined
     e.out.line(f"{name} = {texts[0]}")
     for text in texts[1:] if acc.helper else _packed(texts[1:]):
         accumulate(e, acc, name, text)
+    return name
+
+
+def _stepwise(e: Packed, acc: Accumulator, name: str, terms: Iterable[str]) -> str:
+    """A chunk is taken in and forgotten before the next is looked at."""
+    for k, text in enumerate(terms):
+        if k:
+            accumulate(e, acc, name, text)
+        else:
+            e.out.line(f"{name} = {text}")
+        e.forget()
     return name
 
 
@@ -265,7 +284,7 @@ def across_members(e: Emitter, expr: Expr, texts: Sequence[str]) -> tuple[str, .
         e.out.line(f"{name} = {text}")
     names = _final(e, expr)
     counts = f"{expr.output}_counts"
-    if _counts_lanes(expr):
+    if counts_lanes(expr):
         e.out.line(f"{counts} = {_counts(e)}")
 
     def reduced(k: int, texts: Sequence[str]) -> str:
@@ -283,10 +302,15 @@ def _final(e: Emitter, expr: Expr) -> tuple[str, ...]:
     return tuple(str(t) if is_value else f"{t}_all" for t in expr.outputs)
 
 
+def _is_whole(e: Emitter) -> bool:
+    """Does one program hold the row?  No part of it is nothing but -inf where the row is not."""
+    return e.params.unrolled and not e.params.team
+
+
 def give(e: Emitter, expr: Expr, names: Sequence[str]) -> None:
     """The values of the results."""
     texts = list(names)
-    if expr.op == "online_softmax":  # of nothing but -inf: the distance of -inf to it is NaN
+    if expr.op == "online_softmax" and not _is_whole(e):  # of nothing but -inf: the distance of -inf to it is NaN
         a, b, *_ = names
         texts = [f'tl.where({b} == 0, float("-inf"), {a})']
         texts += [f'tl.where({b} == 0, float("nan"), {name})' for name in names[1:]]
@@ -349,6 +373,8 @@ def _require_exp(e: Emitter, expr: Expr) -> None:
 
 def _own_count(e: Emitter) -> str:
     """How many elements this program reduces to one; 1 where it has none."""
+    if _is_whole(e):
+        return str(e.tile.r_total)
     if e.params.unrolled:
         own = e.tile.own_share
         return _times(e, own if own.isdigit() else f"tl.maximum({own}, 1)")

@@ -25,7 +25,7 @@ def add_distances(n, total, top, x, axis: tl.constexpr):
     return n + x.shape[axis], total + (moved(n, top - higher) + more)
 '''
 ADD_MASKED_DISTANCES = '''@triton.jit
-def add_distances(n, total, top, x, mask, count, axis: tl.constexpr):
+def add_masked_distances(n, total, top, x, mask, count, axis: tl.constexpr):
     """(number, sum of x - max) of each lane, whose max was ``top``, with its ``count`` elements of ``x`` taken in."""
     higher = maximum(top, tl.reduce(x, axis, maximum))
     more = tl.sum(tl.where(mask, x - tl.expand_dims(higher, axis), 0.0), axis)

@@ -374,8 +374,8 @@ def _bytes(x: Tensor) -> Tensor:
 
 
 def _contiguous(x: Tensor) -> Tensor:
-    """The values as they lie in memory, without gaps: conjugation and negation are bits of a view otherwise."""
-    return x.detach().resolve_conj().resolve_neg().contiguous()
+    """The values as they lie in memory, without gaps."""
+    return packing.plain(x).contiguous()
 
 
 def _own(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from math import prod
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ _WORDS = (torch.complex128, torch.int64, torch.int32)
 
 def cut(x: Tensor, dim: int, members: int) -> Tensor:
     """`[members, piece]`, contiguous, of equal pieces along `dim`."""
-    x = x.detach().contiguous()
+    x = plain(x).contiguous()
     before, piece = prod(x.shape[:dim]), x.numel() // members
     if before <= 1 or piece == 0:
         return x.view(members, piece)
@@ -24,15 +25,24 @@ def cut(x: Tensor, dim: int, members: int) -> Tensor:
 
 
 def cut_by(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """The pieces of these extents along `dim`, one behind the other, flat."""
-    x = x.detach().resolve_conj().resolve_neg()
-    if prod(x.shape[:dim]) <= 1:
-        return x.contiguous().view(-1)
-    pieces = x.split_with_sizes(list(sizes), dim)
+    """The pieces of these extents along `dim`, one behind the other, flat: a copy for each run of equal extents."""
+    x = plain(x).contiguous()
+    before, after = prod(x.shape[:dim]), prod(x.shape[dim + 1 :])
+    if before <= 1 or x.numel() == 0:
+        return x.view(-1)
     flat = x.new_empty(x.numel())
-    places = flat.split_with_sizes([p.numel() for p in pieces])
-    copy_all([f.view(p.shape) for f, p in zip(places, pieces, strict=True)], pieces)
+    row, start = x.shape[dim] * after, 0
+    for size, pieces in groupby(sizes):
+        shape = (len(list(pieces)), before, size * after)
+        stride, begin = (size * after, row, 1), x.storage_offset() + start
+        flat.narrow(0, start * before, prod(shape)).view(shape).copy_(x.as_strided(shape, stride, begin))
+        start += shape[0] * shape[2]
     return flat
+
+
+def plain(x: Tensor) -> Tensor:
+    """The values as they lie in memory: conjugation and negation are bits of a view otherwise."""
+    return x.detach().resolve_conj().resolve_neg() if x.requires_grad or x.is_conj() or x.is_neg() else x
 
 
 def join(pieces: Tensor, dim: int) -> Tensor:

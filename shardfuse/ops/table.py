@@ -34,6 +34,7 @@ class PointwiseOp:
     ``floats_only``: the Triton text is for floats; of integers the op is a torch call.  ``signed_only``: so it is of
     unsigned integers.  ``precise``: the text for float32 results where ``triton`` approximates what torch rounds
     rightly; not taken where the last operand is one number for many elements, which it would cost each of them.
+    ``rough``: the text for float32 results, within 1e-6 of them, of which only narrow ones are made.
     """
 
     name: str
@@ -45,8 +46,10 @@ class PointwiseOp:
     floats_only: bool = False
     signed_only: bool = False
     precise: str | None = None
+    rough: str | None = None
 
 
+_EXP = "power_of_two({0} * 1.4426950408889634)"
 _MAX = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 _MIN = "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 _SIGN = "tl.where({0} > 0, 1, tl.where({0} < 0, -1, tl.zeros_like({0})))"
@@ -107,7 +110,7 @@ _ROWS = (
     PointwiseOp("sign", 1, Rule.PROMOTE, torch.sgn, _SIGN, exact=True, signed_only=True),
     PointwiseOp("relu", 1, Rule.PROMOTE, torch.relu, "tl.where({0} < 0, 0, {0})", exact=True),
     PointwiseOp("square", 1, Rule.INTEGER, torch.square, "{0} * {0}"),
-    PointwiseOp("exp", 1, Rule.FLOAT, torch.exp, "libdevice.exp({0})"),
+    PointwiseOp("exp", 1, Rule.FLOAT, torch.exp, "libdevice.exp({0})", rough=_EXP),
     PointwiseOp("exp2", 1, Rule.FLOAT, torch.exp2, "tl.exp2({0})"),
     PointwiseOp("expm1", 1, Rule.FLOAT, torch.expm1, "libdevice.expm1({0})"),
     PointwiseOp("log", 1, Rule.FLOAT, torch.log, "tl.log({0})"),
@@ -136,7 +139,7 @@ _ROWS = (
     PointwiseOp("digamma", 1, Rule.FLOAT, torch.digamma, None),
     PointwiseOp("sigmoid", 1, Rule.FLOAT, torch.sigmoid, "tl.sigmoid({0})"),
     PointwiseOp("silu", 1, Rule.FLOAT, torch.nn.functional.silu, "{0} * tl.sigmoid({0})"),
-    PointwiseOp("gelu", 1, Rule.FLOAT, torch.nn.functional.gelu, "0.5 * {0} * (1 + tl.erf({0} * 0.7071067811865476))"),
+    PointwiseOp("gelu", 1, Rule.FLOAT, torch.nn.functional.gelu, "gelu({0})"),
     PointwiseOp("gelu_tanh", 1, Rule.FLOAT, _gelu_tanh, _GELU_TANH),
     PointwiseOp("softplus", 1, Rule.FLOAT, torch.nn.functional.softplus, _SOFTPLUS),
     PointwiseOp("reciprocal", 1, Rule.FLOAT, torch.reciprocal, "1 / {0}", precise="tl.div_rn(1.0, {0})"),
@@ -161,7 +164,9 @@ _ROWS = (
     PointwiseOp("add", 2, Rule.PROMOTE, torch.add, "{0} + {1}"),
     PointwiseOp("sub", 2, Rule.PROMOTE, torch.sub, "{0} - {1}"),
     PointwiseOp("mul", 2, Rule.PROMOTE, torch.mul, "{0} * {1}"),
-    PointwiseOp("div", 2, Rule.FLOAT, torch.true_divide, "{0} / {1}", precise="tl.div_rn({0}, {1})"),
+    PointwiseOp(
+        "div", 2, Rule.FLOAT, torch.true_divide, "{0} / {1}", precise="tl.div_rn({0}, {1})", rough="{0} * (1.0 / {1})"
+    ),
     PointwiseOp("trunc_div", 2, Rule.PROMOTE, _trunc_div, None, exact=True),
     PointwiseOp("floor_div", 2, Rule.PROMOTE, _floor_div, None, exact=True),
     PointwiseOp("mod", 2, Rule.PROMOTE, torch.fmod, "libdevice.fmod({0}, {1})", exact=True, floats_only=True),

@@ -65,6 +65,8 @@ def _is_well_formed(params: Params, target: Target) -> bool:
         return False
     if params.num_warps * WARP * (params.max_registers or 32) > target.registers:
         return False
+    if params.x_block > 1 and (params.packed or params.aligned or params.late):
+        return False
     if not 1 <= params.splits <= _MAX_SPLITS or params.team < 0 or params.team > MAX_TEAM:
         return False
     return not params.team or params.programs >= params.team == power_of_two(params.team)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..ir.expr import BoundTensor
+from ..ir.expr import DRAWS, BoundTensor
 from .limits import WARP, Target, in_powers_of_two, power_of_two, vector
 from .online import online, takes_one_walk
-from .persistent import rereads, streamed
+from .persistent import streamed
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
 from .space import Space, analyse, analysed
-from .team import cannot_exchange, columns_of, in_columns, late_team, looping_team
+from .team import cannot_exchange, columns_of, in_columns, looping_team
 
 _WARPS = 8
 _COLUMN_WARPS = 4
@@ -24,6 +24,9 @@ _GROUPED_BYTES = 8192
 so, with half of it 66; of 2 x 320 x 128 x 128, with 5 KB, 31 us, twice as much 38."""
 _EACH_OF_A_ROW = 16
 """Elements of a row that a thread takes at once."""
+_ODD_BYTES = 4
+_ODD_WARPS = 4
+"""Of rows that are aligned to so few bytes: half as many warps as of others, 219 us where 8 took 234."""
 _EACH = 32
 """Elements of columns that a thread takes at once, where more phases than one need registers."""
 
@@ -37,21 +40,35 @@ def why_not(segment: Segment) -> str | None:
 
 
 def propose(segment: Segment, target: Target) -> Params:
-    """Whole rows, or columns as wide as a warp's load.
-
-    Of rows whose variance is wanted, a late team holds what loops would read twice: group norm of 1 x 512 x 256 x 256,
-    float16, took 47 us on an H200 so, 58 us in a loop.
-    """
-    space, joined = analysed(segment), online(segment)
-    if any(e.op == "welford" for e in joined.exprs) and rereads(analysed(joined)):
-        late = late_team(joined, analysed(joined), target) if cannot_exchange(segment, space) is None else None
-        if late is not None:
-            return late
+    """Whole rows, or columns as wide as a warp's load."""
+    space = analysed(segment)
     space = in_columns(segment, space)
     params = in_loop(segment, space, target)
     if space.is_inner and takes_one_walk(segment):
         params = replace(params, num_stages=1)  # few registers: all warps are resident, and hide their loads
-    return params if cannot_exchange(segment, space) else looping_team(segment, space, params, target)
+    if not cannot_exchange(segment, space):
+        params = looping_team(segment, space, params, target)
+    return params if params.team else aligned(segment, space, params, target) or params
+
+
+def aligned(segment: Segment, space: Space, params: Params, target: Target) -> Params | None:
+    """``params`` of a walk with wide loads over rows that are too odd for them; ``None`` where that is not for it."""
+    walked = streamed(segment, space)
+    rows = [t for t in segment.inputs if space.has_r(t)]
+    again = online(segment)
+    if not space.is_inner or params.x_block != 1 or segment.loads != segment.inputs or rows != walked:
+        return None
+    if len(walked) != 1 or space.inside != len(space.r) or any(map(space.has_r, segment.outputs)):
+        return None
+    if any(len(e.outputs) > 2 or e.op in ("welford", "iota", *DRAWS) for e in again.exprs):
+        return None  # the lanes of a turn are counted, or are told apart by their indices
+    size = walked[0].dtype.itemsize
+    width = target.vector_bytes // size
+    if vector(walked[0].dtype, space.reduced, target) * size > _ODD_BYTES or space.reduced < 2 * params.r_block:
+        return None
+    return replace(
+        params, num_warps=_ODD_WARPS, r_block=_ODD_WARPS * WARP * _EACH_OF_A_ROW, fold=width, aligned=True, num_stages=1
+    )
 
 
 def in_loop(segment: Segment, space: Space, target: Target) -> Params:

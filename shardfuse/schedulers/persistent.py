@@ -6,7 +6,10 @@ columns, as tiles ``[r, x]``.
 
 from __future__ import annotations
 
-from ..ir.expr import BoundTensor
+from collections.abc import Sequence
+
+from ..ir.dtype import DataType
+from ..ir.expr import DRAWS, REDUCTIONS, VIEWS, BoundTensor
 from .limits import (
     MAX_CHUNKS,
     MAX_COLUMN,
@@ -21,20 +24,33 @@ from .limits import (
 )
 from .online import online, takes_one_walk
 from .plan import KernelPlan, Params, kernel_name
-from .segment import Segment
+from .segment import Segment, leading_to
 from .space import Space, analyse, analysed
 from .team import are_few_held, columns_held_by_team, held_by_team, in_columns, late_team, why_not_held
 
+UNPACKED = (DataType.BFloat16, DataType.Half)
+"""Types that are held two in a word."""
 LONG = 8192
 """Rows up to this length are read in one go."""
-_HELD = 44
-"""Values of a row that a thread holds before the row gets more warps (75 registers were measured for 41)."""
+_SHORT = 44
+"""Values of a row that a warp holds with its other rows (75 registers were measured for 41)."""
+_HELD = 48
+"""Values of a row that a thread holds before the row gets more warps: the fewer warps, the more rows are on their way.
+LayerNorm of 8192 x 12288, float16, with 4 vectors beside, took 104 us with 8 warps, 111 with 16."""
+_MANY_HELD_REGISTERS = 80
+"""Of a thread that holds so many: 24 warps a multiprocessor."""
 _CHAIN = 4
 _CHAINED = 96
 """Values of all rows that a thread holds where so many phases follow one another: several rows wait at once.  Two layer
 norms in a row, 8 x 4096 x 3072 of bfloat16, took 117 us with 4 rows, with 2 124, with one 147."""
 _NARROW = 40
 """Values of 16 bits that a thread holds in 64 registers."""
+_PACKED_WORDS = 32
+_PACKED_REGISTERS = 64
+_PACKED_BYTES = 16 * 1024
+"""A row of more than so many bytes is held in words of two values."""
+_PACKED_TURNS = 4
+"""Rows that each multiprocessor takes, at the least, where a program has one for itself: fewer go to teams."""
 _TILE = 4096
 """Elements of a tile of short columns: 32 a thread with 4 warps."""
 _FEW_ROWS = 8
@@ -93,6 +109,9 @@ def propose(segment: Segment, target: Target) -> Params:
     space = in_columns(segment, analysed(segment))
     if space.grouped:
         return columns_held_by_team(segment, space, target)
+    packed = packed_row(segment, space, target)
+    if packed is not None:
+        return packed
     if too_long(segment, space) is not None:
         joined = online(segment)
         late = None if are_few_held(segment, space) else late_team(joined, analysed(joined), target)
@@ -103,7 +122,9 @@ def propose(segment: Segment, target: Target) -> Params:
 def in_registers(segment: Segment, space: Space, target: Target) -> Params:
     """Blocks with all reduced elements unrolled."""
     inputs = streamed(segment, space)
-    held = max(len(inputs), 1)
+    is_chain = space.phases > _CHAIN
+    counts_inputs = not space.is_inner or is_chain or any(e.op in ("iota", *DRAWS) for e in segment.exprs)
+    held = max(len(inputs) if counts_inputs else held_values(segment, space), 1)
     if not space.is_inner:
         r_block = power_of_two(space.reduced)
         if space.reduced * held <= _FEW_ROWS:
@@ -116,20 +137,76 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
         return Params(min(columns, power_of_two(space.kept)), r_block, num_warps=warps)
     n = space.reduced
     width = max((vector(t.dtype, n, target) for t in inputs), default=4)
-    if n * held <= _HELD * WARP:
-        return _several_rows(n, width)
-    warps = min(power_of_two(-(-n * held // (_HELD * WARP))), MAX_WARPS)
+    if n * held <= _SHORT * WARP:
+        return _several_rows(n, width, is_shared=any(space.has_r(t) and t not in inputs for t in segment.loads))
+    loads = n * held if width > 1 else 2 * n * held  # an element each: more threads have more of them on their way
+    warps = min(power_of_two(-(-loads // ((_SHORT if is_chain else _HELD) * WARP))), MAX_WARPS)
     if held == 1 and n > _NARROW * WARP * MAX_WARPS and space.phases == 2:
         warps = WIDEST_WARPS
     block = max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS)))
-    bound = 64 if warps == MAX_WARPS and held == 1 and n <= _NARROW * WARP * warps else None
-    rows = power_of_two(_CHAINED * WARP * warps // (n * held) + 1) // 2 if space.phases > _CHAIN else 1
+    bound = None
+    is_narrow = all(t.dtype.itemsize <= 2 for t in inputs)
+    if held == 1 and loads > _NARROW * WARP * warps and warps < MAX_WARPS and is_narrow:
+        bound = _MANY_HELD_REGISTERS
+    elif held == 1 and warps == MAX_WARPS and n <= _NARROW * WARP * warps:
+        bound = 64
+    rows = power_of_two(_CHAINED * WARP * warps // (n * held) + 1) // 2 if is_chain else 1
     return Params(max(rows, 1), min(block, power_of_two(n)), num_warps=warps, max_registers=bound)
 
 
-def _several_rows(n: int, width: int) -> Params:
-    """A warp takes whole rows, so that a reduction crosses no warp: chunks of one warp's load."""
+def held_values(segment: Segment, space: Space) -> int:
+    """Values of each element that are made before the first reduction ends and needed after it."""
+    readers = [e for e in segment.exprs if space.phase[e.output] and space.has_r(e.output)]
+    needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in space.atoms), *segment.outputs))
+    kept = [t for t in needed if not space.phase[t] and space.has_r(t) and space.has_x(t)]
+    again = {e.output: e.tensors[0] for e in segment.exprs if e.op in ("cast", "set", *VIEWS)}
+    sources: dict[BoundTensor, None] = {}
+    for t in kept:
+        while t in again:
+            t = again[t]
+        sources[t] = None
+    return len([t for t in sources if space.is_streamed(t) or t not in segment.loads])
+
+
+def packed_row(segment: Segment, space: Space, target: Target) -> Params | None:
+    """One program for each row, whose registers hold its bits; ``None`` where that does not fit or pay.
+
+    Softmax of 8192 x 32768, bfloat16, took 254 us on an H200 so, held as float32 321; its gradient 371, by a team 502.
+    """
+    walked, n = streamed(segment, space), space.reduced
+    if segment.loads != segment.inputs or space.inside != len(space.r) or not space.is_inner or not walked:
+        return None  # windows, and rows in pieces
+    if any(e.op in ("iota", *DRAWS) for e in segment.exprs) or any(t.dtype not in UNPACKED for t in walked):
+        return None
+    size, width = n * sum(t.dtype.itemsize for t in walked), vector(walked[0].dtype, n, target)
+    warps = power_of_two(-(-size // (4 * _PACKED_WORDS * WARP)))
+    if size <= _PACKED_BYTES or warps > WIDEST_WARPS or width < 4:
+        return None
+    if warps == WIDEST_WARPS and space.kept < _PACKED_TURNS * target.multiprocessors:
+        return None
+    beside = [t for t in segment.inputs if space.has_r(t) and t not in walked]
+    again = beside_again(segment, space, beside)
+    if any(map(space.has_x, beside)) or again > (warps == WIDEST_WARPS):
+        return None
+    return Params(1, warps * WARP * width, num_warps=warps, max_registers=_PACKED_REGISTERS, packed=True)
+
+
+def beside_again(segment: Segment, space: Space, beside: Sequence[BoundTensor]) -> int:
+    """How many of the vectors ``beside`` a row are read for a reduction, and so before each and after the last."""
+    wanted = [e.tensors[0] for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
+    behind = {t for e in leading_to(segment.exprs, wanted) for t in e.tensors}
+    return len([t for t in beside if t in behind])
+
+
+def _several_rows(n: int, width: int, *, is_shared: bool) -> Params:
+    """A warp takes whole rows, so that a reduction crosses no warp: chunks of one warp's load.
+
+    Two warps take a row where that leaves a thread 8 to 16 values and rows share vectors: LayerNorm of 8192 x 1024,
+    float16, with 4 of them, took 13.4 us so, 14.5 with a warp for each row; softmax 37.4 and 36.5.
+    """
     whole = WARP * width
+    if is_shared and 2 * whole < n <= 4 * whole:
+        return Params(x_block=2, r_block=n if n == power_of_two(n) else whole, num_warps=4)
     block = min(whole, power_of_two(n))
     while n % block and block * 4 > whole:
         block //= 2
@@ -140,7 +217,7 @@ def _several_rows(n: int, width: int) -> Params:
 
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     """One kernel.  A team exchanges what belongs together at once."""
-    if params.team:
+    if params.team or params.packed:
         segment = online(segment)
     space = in_columns(segment, analysed(segment))
     return (KernelPlan(kernel_name("persistent", segment), segment, space, params),)

@@ -25,6 +25,8 @@ class Params:
     counted: a team counts its members in, instead of polling all their words.
     prefetch: a team has its next row fetched into L2 while it waits.
     late: a team reads its next row before it waits for the results of this one.
+    packed: a program holds 16-bit inputs of its row as they are, two in a register, and widens them at each use.
+    aligned: a loop begins each row with the word that its first element lies in, so that its loads are wide.
     once: what finishes partial results is a stage of the same launch, not a second one.
     fold: elements of a loop's block that a thread takes into one lane of a running statistic, all of them its own.
     programs: how many programs of a team's kernel are resident at once: its grid is no larger.
@@ -43,6 +45,8 @@ class Params:
     counted: bool = True
     prefetch: bool = True
     late: bool = False
+    packed: bool = False
+    aligned: bool = False
     columns: int = 0
     fold: int = 1
     programs: int = 0

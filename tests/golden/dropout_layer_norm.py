@@ -84,18 +84,18 @@ def persistent_T9_T26(T1_ptr, T0_ptr, T2_ptr, T22_ptr, T9_ptr, T26_ptr, S0: tl.i
     T15_1 = T14_1 * T14_1
     T16 = tl.sum(T15_0 + T15_1, axis=0)
 
-    T22_0 = tl.load(T22_ptr + c).to(tl.float32)
-    T22_1 = tl.load(T22_ptr + 2048 + c).to(tl.float32)
-
     T18 = T16 / 4096.0
     T19 = T18 + 1e-05
     T20 = tl.rsqrt(T19)
+
+    T22_0 = tl.load(T22_ptr + c).to(tl.float32)
     T21_0 = T14_0 * T20
     T25_0 = T21_0 * T22_0
+    tl.store(T9_ptr + offs_0 + c, T9_0)
+    tl.store(T26_ptr + offs_0 + c, T25_0)
+
+    T22_1 = tl.load(T22_ptr + 2048 + c).to(tl.float32)
     T21_1 = T14_1 * T20
     T25_1 = T21_1 * T22_1
-
-    tl.store(T9_ptr + offs_0 + c, T9_0)
     tl.store(T9_ptr + offs_0 + 2048 + c, T9_1)
-    tl.store(T26_ptr + offs_0 + c, T25_0)
     tl.store(T26_ptr + offs_0 + 2048 + c, T25_1)

@@ -65,24 +65,26 @@ def persistent_T13(T1_ptr, T0_ptr, T13_ptr):
     T5_3 = T4_3 * T4_3
     T6 = tl.sum(T5_0 + T5_1 + T5_2 + T5_3, axis=0)
 
-    T1_0 = tl.load(T1_ptr + c).to(tl.float32)
-    T1_1 = tl.load(T1_ptr + 1024 + c).to(tl.float32)
-    T1_2 = tl.load(T1_ptr + 2048 + c).to(tl.float32)
-    T1_3 = tl.load(T1_ptr + 3072 + c).to(tl.float32)
-
     T8 = T6 / 4096.0
     T9 = T8 + 1e-05
     T10 = tl.rsqrt(T9)
+
+    T1_0 = tl.load(T1_ptr + c).to(tl.float32)
     T11_0 = T4_0 * T10
     T12_0 = T11_0 * T1_0
+    tl.store(T13_ptr + offs_1 + c, T12_0)
+
+    T1_1 = tl.load(T1_ptr + 1024 + c).to(tl.float32)
     T11_1 = T4_1 * T10
     T12_1 = T11_1 * T1_1
+    tl.store(T13_ptr + offs_1 + 1024 + c, T12_1)
+
+    T1_2 = tl.load(T1_ptr + 2048 + c).to(tl.float32)
     T11_2 = T4_2 * T10
     T12_2 = T11_2 * T1_2
+    tl.store(T13_ptr + offs_1 + 2048 + c, T12_2)
+
+    T1_3 = tl.load(T1_ptr + 3072 + c).to(tl.float32)
     T11_3 = T4_3 * T10
     T12_3 = T11_3 * T1_3
-
-    tl.store(T13_ptr + offs_1 + c, T12_0)
-    tl.store(T13_ptr + offs_1 + 1024 + c, T12_1)
-    tl.store(T13_ptr + offs_1 + 2048 + c, T12_2)
     tl.store(T13_ptr + offs_1 + 3072 + c, T12_3)

@@ -41,12 +41,13 @@ def persistent_T17(T0_ptr, T3_ptr, T1_ptr, T2_ptr, T17_ptr):
     T11 = tl.sum(T10_0 + T10_1, axis=0)
 
     T13 = T11 / 4096.0
+
     T14_0 = T5_0 * T13
     T15_0 = T9_0 - T14_0
     T16_0 = T15_0 * T3
+    tl.store(T17_ptr + offs_0 + c, T16_0)
+
     T14_1 = T5_1 * T13
     T15_1 = T9_1 - T14_1
     T16_1 = T15_1 * T3
-
-    tl.store(T17_ptr + offs_0 + c, T16_0)
     tl.store(T17_ptr + offs_0 + 2048 + c, T16_1)

@@ -10,7 +10,6 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -54,6 +53,12 @@ def meet(ptr, count):
 def collect(ptr):
     """The bits of every member's word."""
     return (tl.load(ptr, volatile=True) & 0xFFFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def power_of_two(x):
+    """2^x; what is below 1e-38 is 0, which saves the care for denormals."""
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit(do_not_specialize=["i0", "i1", "i2"])
@@ -100,8 +105,8 @@ def looped_T9(mailbox_ptr, T0_ptr, T9_ptr, i0: tl.int32, i1: tl.int32, i2: tl.in
             r = start + c
             T0 = tl.load(T0_ptr + x + r * 4096, eviction_policy="evict_last").to(tl.float32)
             T4 = T0 - T2
-            T5 = libdevice.exp(T4)
-            T8 = T5 / T6
+            T5 = power_of_two(T4 * 1.4426950408889634)
+            T8 = T5 * (1.0 / T6)
             tl.store(T9_ptr + x + r * 4096, T8)
 
     tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))

@@ -17,6 +17,7 @@ from test_codegen_team import Team
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import looped, persistent
+from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.online import online
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
@@ -162,11 +163,19 @@ def test_columns_of_a_team(tmp_path: Path, rows: int) -> None:
         agree(Team(segment, {x: data}, tmp_path, params, 2).settle(1), wanted)
 
 
-def cross_entropy(rows: int, classes: int, index: DataType, *, kept: bool, smoothing: float = 0.0) -> Segment:
+def cross_entropy(
+    rows: int,
+    classes: int,
+    index: DataType,
+    *,
+    kept: bool,
+    smoothing: float = 0.0,
+    logits: DataType = DataType.BFloat16,
+) -> Segment:
     """The loss of each row, of scaled logits; 0 where the target is -100.  ``kept``: with the gradient's softmax."""
     b = Builder()
     i, j = b.axis(rows), b.axis(classes)
-    x, target = b.op("mul", b.cast(b.input(DataType.BFloat16, i, j), FLOAT), 0.5), b.input(index, i, ())
+    x, target = b.op("mul", b.cast(b.input(logits, i, j), FLOAT), 0.5), b.input(index, i, ())
     apart = b.op("sub", x, b.reduce("max", x, [1]))
     powers = b.op("exp", apart)
     total = b.reduce("sum", powers, [1])
@@ -222,6 +231,22 @@ def test_smoothed_cross_entropy(tmp_path: Path, params: Params, classes: int) ->
         (loss,) = run(segment, inputs, tmp_path, scheduler=looped, params=params)
     wide = data.double() * 0.5
     wanted = torch.nn.functional.cross_entropy(wide, target[:, 0], reduction="none", label_smoothing=0.1)
+    close(loss, wanted[:, None])
+
+
+@pytest.mark.parametrize(("classes", "dtype"), [(83, DataType.BFloat16), (9001, DataType.BFloat16), (81, FLOAT)])
+def test_rows_of_odd_length(tmp_path: Path, classes: int, dtype: DataType) -> None:
+    """Loads begin with the word of a row's first element: what it holds of the row before is not taken in."""
+    segment = cross_entropy(9, classes, DataType.Int, kept=False, logits=dtype)
+    params = looped.propose(segment, H200)
+    assert params.aligned == (classes > 8192)
+    params = params if params.aligned else Params(1, 32, unrolled=False, fold=16 // dtype.itemsize, aligned=True)
+    data = values(9, classes, dtype=dtype)
+    data[2], data[5, -1], data[7, -2:] = -INF, NAN, INF
+    target = torch.tensor([0, classes - 1, 3, -100, 7, 5, 5, 80, 1])[:, None]
+    inputs = dict(zip(segment.inputs, (data, target), strict=True))
+    (loss,) = run(segment, inputs, tmp_path, scheduler=looped, params=params)
+    wanted = torch.nn.functional.cross_entropy(data.double() * 0.5, target[:, 0], reduction="none")
     close(loss, wanted[:, None])
 
 

@@ -1,0 +1,46 @@
+"""Where a relative error of 1e-6 is lost in the rounding of a narrow result."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..analysis.statistics import first_of, made_by
+from ..ir.dtype import DataType
+from ..ir.expr import VIEWS, BoundTensor, Expr
+from ..schedulers.segment import Segment
+
+_KEEP = ("mul", "div", "neg", "abs", "cast", "set", *VIEWS)
+"""Ops that leave a relative error of an operand what it is."""
+
+
+def may_be_rough(segment: Segment, expr: Expr) -> bool:
+    """Does nobody see whether ``expr`` is right to 1e-7 or to 1e-6?
+
+    A quotient is a product with the reciprocal then, which must not overflow: of a sum of exponentials, 1 and more.
+    """
+    return expr.output in ends_narrow(segment) and (expr.op != "div" or _divides_by_exponentials(segment, expr))
+
+
+def _divides_by_exponentials(segment: Segment, expr: Expr) -> bool:
+    maker = {t: e for e in segment.exprs for t in e.outputs}
+    divisor = expr.inputs[1]
+    made = made_by(divisor, maker) if isinstance(divisor, BoundTensor) else None
+    if made is None:
+        return False
+    if made.op == "online_softmax":
+        return divisor.dtype is DataType.Float
+    first = first_of(made, maker)
+    return first is not None and first.op == "max"
+
+
+@lru_cache(maxsize=64)
+def ends_narrow(segment: Segment) -> frozenset[BoundTensor]:
+    """Tensors of which products and quotients alone are made, and those only stored in narrow floats."""
+    found: set[BoundTensor] = set()
+    for made in reversed(segment.exprs):
+        for t in made.outputs:
+            readers = [e for e in segment.exprs if t in e.tensors]
+            is_passed_on = bool(readers) and t.dtype.is_floating and t not in segment.outputs
+            if t.dtype.is_low_precision or (is_passed_on and all(e.op in _KEEP and e.output in found for e in readers)):
+                found.add(t)
+    return frozenset(found)

@@ -1,0 +1,88 @@
+"""Rows held as words, two 16-bit values each, under Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from interpreted import close, run, values
+from segments import Builder, rms_norm
+
+from shardfuse.ir.dtype import DataType
+from shardfuse.schedulers import persistent
+from shardfuse.schedulers.limits import H200
+from shardfuse.schedulers.segment import Segment
+
+Case = tuple[Segment, Callable[..., torch.Tensor]]
+
+
+def of_rms_norm(columns: int, dtype: DataType) -> Case:
+    def wanted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w
+
+    return rms_norm(3, columns, dtype), wanted
+
+
+def of_layer_norm(columns: int, dtype: DataType) -> Case:
+    b = Builder()
+    x = b.cast(b.input(dtype, b.axis(3), b.axis(columns)), DataType.Float)
+    centred = b.op("sub", x, b.mean(x, [1]))
+    variance = b.mean(b.op("mul", centred, centred), [1])
+    unit = b.op("mul", centred, b.op("rsqrt", b.op("add", variance, 1e-5)))
+    return b.segment(b.cast(unit, dtype)), lambda x: torch.nn.functional.layer_norm(x, [columns])
+
+
+def of_softmax(columns: int, dtype: DataType) -> Case:
+    b = Builder()
+    x = b.cast(b.input(dtype, b.axis(3), b.axis(columns)), DataType.Float)
+    e = b.op("exp", b.op("sub", x, b.reduce("max", x, [1])))
+    return b.segment(b.cast(b.op("div", e, b.reduce("sum", e, [1])), dtype)), lambda x: torch.softmax(x, 1)
+
+
+def of_softmax_backward(columns: int, dtype: DataType) -> Case:
+    b = Builder()
+    i, j = b.axis(3), b.axis(columns)
+    dy, y = (b.cast(b.input(dtype, i, j), DataType.Float) for _ in range(2))
+    along = b.reduce("sum", b.op("mul", dy, y), [1])
+    return b.segment(
+        b.cast(b.op("mul", y, b.op("sub", dy, along)), dtype)
+    ), lambda dy, y: y * (dy - (dy * y).sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("case", [of_rms_norm, of_layer_norm, of_softmax, of_softmax_backward])
+@pytest.mark.parametrize(("columns", "dtype"), [(1024, DataType.BFloat16), (1000, DataType.Half), (129, DataType.Half)])
+def test_packed(tmp_path: Path, case: Callable[[int, DataType], Case], columns: int, dtype: DataType) -> None:
+    segment, torchs = case(columns, dtype)
+    data = [values(*t.domain.local_shape(0), dtype=dtype, seed=k) for k, t in enumerate(segment.inputs)]
+    inputs = dict(zip(segment.inputs, data, strict=True))
+    params = replace(persistent.propose(segment, H200), x_block=1, r_block=256, packed=True)
+    (out,) = run(segment, inputs, tmp_path, scheduler=persistent, params=params)
+    close(out, torchs(*(t.double() for t in data)))
+    if case in (of_rms_norm, of_softmax_backward):  # the same sums, chunk by chunk
+        (plain,) = run(segment, inputs, tmp_path, scheduler=persistent, params=replace(params, packed=False))
+        assert torch.equal(out, plain)
+
+
+def test_rows_of_minus_infinity(tmp_path: Path) -> None:
+    """Some elements, and all of a row: NaN, as of torch."""
+    segment, torchs = of_softmax(1000, DataType.Half)
+    data = values(3, 1000, dtype=DataType.Half)
+    data[0, ::3] = data[1] = float("-inf")
+    params = replace(persistent.propose(segment, H200), x_block=1, r_block=256, packed=True)
+    (out,) = run(segment, {segment.inputs[0]: data}, tmp_path, scheduler=persistent, params=params)
+    wanted = torchs(data.double())
+    assert torch.equal(out.isnan(), wanted.isnan())
+    close(out.nan_to_num(), wanted.nan_to_num())
+
+
+def test_what_is_packed() -> None:
+    """Rows whose words 32 warps hold, where no vector is read for a reduction; wider ones are for teams."""
+    held = {n: persistent.propose(of_softmax(n, DataType.BFloat16)[0], H200).packed for n in (8192, 8200)}
+    assert held == {8192: False, 8200: True}
+    params = persistent.propose(rms_norm(8192, 65536, DataType.BFloat16), H200)
+    assert (params.packed, params.num_warps, params.max_registers) == (True, 32, 64)
+    for other in (rms_norm(8192, 65544, DataType.BFloat16), rms_norm(64, 65536, DataType.BFloat16)):
+        assert persistent.propose(other, H200).team > 1
