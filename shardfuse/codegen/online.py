@@ -253,7 +253,8 @@ def _stepwise(e: Packed, acc: Accumulator, name: str, terms: Iterable[str]) -> s
 
 def across_blocks(e: Emitter, name: str, acc: Accumulator, blocks: Sequence[str]) -> str:
     """A block for each piece of the columns, reduced to one value, or one for each column or group."""
-    return combined(e, acc, f"{name}_groups", e.across_lanes(name, acc, blocks))
+    found = e.across_lanes(name, acc, blocks)
+    return found[0] if len(found) == 1 else combined(e, acc, f"{name}_groups", found)
 
 
 def _packed(texts: Sequence[str]) -> list[str]:

@@ -75,8 +75,7 @@ def persistent_T13(T0_ptr, T1_ptr, T13_ptr):
     T0_7 = unpacked_bf16(T0_7_words)
     T3_7 = T0_7 * T0_7
     T4_acc += T3_7
-    T4_groups = tl.sum(T4_acc, axis=0)
-    T4 = T4_groups
+    T4 = tl.sum(T4_acc, axis=0)
     T0_0_words = again(T0_0_words)
     T0_1_words = again(T0_1_words)
     T0_2_words = again(T0_2_words)

@@ -14,6 +14,7 @@ from segments import Builder, rms_norm
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import persistent
 from shardfuse.schedulers.limits import H200
+from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 
 Case = tuple[Segment, Callable[..., torch.Tensor]]
@@ -64,6 +65,22 @@ def test_packed(tmp_path: Path, case: Callable[[int, DataType], Case], columns: 
     if case in (of_rms_norm, of_softmax_backward):  # the same sums, chunk by chunk
         (plain,) = run(segment, inputs, tmp_path, scheduler=persistent, params=replace(params, packed=False))
         assert torch.equal(out, plain)
+
+
+def test_statistics_are_stored_too(tmp_path: Path) -> None:
+    b = Builder()
+    x = b.cast(b.input(DataType.Half, b.axis(5), b.axis(1030)), DataType.Float)
+    mean = b.mean(x, [1])
+    centred = b.op("sub", x, mean)
+    scale = b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), [1]), 1e-5))
+    segment = b.segment(mean, scale, b.cast(b.op("mul", centred, scale), DataType.Half))
+    data = values(5, 1030, dtype=DataType.Half)
+    found = run(segment, {segment.inputs[0]: data}, tmp_path, scheduler=persistent, params=Params(1, 256, packed=True))
+    wide = data.double()
+    variance, wanted = torch.var_mean(wide, 1, correction=0, keepdim=True)
+    factor = torch.rsqrt(variance + 1e-5)
+    for got, exact in zip(found, (wanted, factor, (wide - wanted) * factor), strict=True):
+        close(got, exact)
 
 
 def test_rows_of_minus_infinity(tmp_path: Path) -> None:
