@@ -122,9 +122,7 @@ def propose(segment: Segment, target: Target) -> Params:
 def in_registers(segment: Segment, space: Space, target: Target) -> Params:
     """Blocks with all reduced elements unrolled."""
     inputs = streamed(segment, space)
-    is_chain = space.phases > _CHAIN
-    counts_inputs = not space.is_inner or is_chain or any(e.op in ("iota", *DRAWS) for e in segment.exprs)
-    held = max(len(inputs) if counts_inputs else held_values(segment, space), 1)
+    held = max(held_values(segment, space), 1)
     if not space.is_inner:
         r_block = power_of_two(space.reduced)
         if space.reduced * held <= _FEW_ROWS:
@@ -135,7 +133,7 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
         fits = power_of_two(_TALL_TILE // (space.reduced * held) + 1) // 2
         columns = max(min(fits, _TALL_LANES * warps * WARP // (r_block * held)), 16)
         return Params(min(columns, power_of_two(space.kept)), r_block, num_warps=warps)
-    n = space.reduced
+    n, is_chain = space.reduced, space.phases > _CHAIN
     width = max((vector(t.dtype, n, target) for t in inputs), default=4)
     if n * held <= _SHORT * WARP:
         return _several_rows(n, width, is_shared=any(space.has_r(t) and t not in inputs for t in segment.loads))
@@ -155,7 +153,13 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
 
 
 def held_values(segment: Segment, space: Space) -> int:
-    """Values of each element that are made before the first reduction ends and needed after it."""
+    """How many values of each element a thread holds: what is made before the first reduction ends and needed after it.
+
+    Not fewer than registers that its inputs take as they come; all inputs where indices and long chains take more.
+    """
+    inputs = streamed(segment, space)
+    if not space.is_inner or space.phases > _CHAIN or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
+        return len(inputs)
     readers = [e for e in segment.exprs if space.phase[e.output] and space.has_r(e.output)]
     needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in space.atoms), *segment.outputs))
     kept = [t for t in needed if not space.phase[t] and space.has_r(t) and space.has_x(t)]
@@ -165,7 +169,8 @@ def held_values(segment: Segment, space: Space) -> int:
         while t in again:
             t = again[t]
         sources[t] = None
-    return len([t for t in sources if space.is_streamed(t) or t not in segment.loads])
+    made = len([t for t in sources if space.is_streamed(t) or t not in segment.loads])
+    return max(made, -(-len(inputs) // 2))
 
 
 def packed_row(segment: Segment, space: Space, target: Target) -> Params | None:
