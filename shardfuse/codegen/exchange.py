@@ -64,26 +64,44 @@ def collect(ptr):
     return (tl.load(ptr, volatile=True) & 0xFFFFFFFF).to(tl.int32)
 '''
 
-COLLECT_LATE = '''@triton.jit
-def collect_late(ptr, epoch):
-    """The bits of every member's word, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
+_COLLECT_LATE = '''@triton.jit
+def collect_late({pointers}, epoch):
+    """The bits of every member's words, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
     return tl.inline_asm_elementwise(
-        """{
-            .reg .pred wrong;
-            .reg .u32 bits, found;
-        again:
-            ld.relaxed.gpu.global.v2.u32 {bits, found}, [$1];
-            setp.ne.u32 wrong, found, $2;
-            @wrong bra again;
-            mov.u32 $0, bits;
-        }""",
-        "=r,l,r",
-        [ptr, epoch],
-        dtype=tl.int32,
+        """{{
+{lines}
+        }}""",
+        "{constraints}",
+        [{pointers}, epoch],
+        dtype={types},
         is_pure=False,
         pack=1,
     )
 '''
+
+
+def collect_late(results: int, turns: int | None) -> str:
+    """The function that waits for so many words of each member at once.  ``turns``: as of ``exchange_helpers``."""
+    numbers = range(results)
+    names = [f"bits{k}, found{k}" for k in numbers]
+    lines = [".reg .pred wrong;", f".reg .u32 {', '.join(names)}{', turns' if turns else ''};"]
+    lines += ["mov.u32 turns, 0;"] if turns else []
+    lines.append("again:")
+    lines += [f"ld.relaxed.gpu.global.v2.u32 {{{name}}}, [${results + k}];" for k, name in enumerate(names)]
+    for k in numbers:
+        lines.append(f"setp.ne{'.or' if k else ''}.u32 wrong, found{k}, ${2 * results}{', wrong' if k else ''};")
+    if turns:
+        lines += ["add.u32 turns, turns, 1;", f"setp.lt.and.u32 wrong, turns, {turns}, wrong;"]
+    lines.append("@wrong bra again;")
+    lines += [f"mov.u32 ${k}, bits{k};" for k in numbers]
+    text = "\n".join(" " * (8 if line.endswith(":") else 12) + line for line in lines)
+    types = ", ".join(["tl.int32"] * results)
+    return _COLLECT_LATE.format(
+        pointers=", ".join(f"ptr{k}" for k in numbers),
+        lines=text,
+        constraints=",".join(["=r"] * results + ["l"] * results + ["r"]),
+        types=f"({types})" if results > 1 else types,
+    )
 
 
 def exchange_helpers(*, counted: bool, turns: int | None) -> dict[str, str]:
@@ -101,16 +119,6 @@ def _bounded(text: str, turns: int | None) -> str:
     step, rest = rest.split("\n", 1)
     bounded = f"    turns = 0\n    while ({condition}) & (turns < {turns}):\n{step}\n        turns += 1\n"
     return f"{before}{bounded}{rest}"
-
-
-def bounded_asm(text: str, turns: int | None) -> str:
-    """``COLLECT_LATE``, which gives up after ``turns`` polls."""
-    if turns is None:
-        return text
-    indent = "\n" + " " * 12
-    counted = f"add.u32 turns, turns, 1;{indent}setp.lt.and.u32 wrong, turns, {turns}, wrong;{indent}@wrong bra again;"
-    text = text.replace(".reg .u32 bits, found;", f".reg .u32 bits, found, turns;{indent}mov.u32 turns, 0;")
-    return text.replace("@wrong bra again;", counted)
 
 
 def member_alone(plan: KernelPlan) -> KernelPlan:
@@ -200,9 +208,11 @@ def post_lines(plan: KernelPlan, parts: Sequence[tuple[DataType, str]], lanes: i
 
 def collect_late_lines(plan: KernelPlan, types: Sequence[DataType], lanes: int) -> tuple[list[str], list[str]]:
     """Lines that find the words of the epoch before the last, and the text of each result of all members."""
-    boxes = _boxes(plan, len(types), lanes)
-    whole = [f"collect_late({box} + every, epoch - 1)" for box in boxes]
-    return [_set_line(plan, "(epoch - 1)", lanes)], [_as_type(t, dtype) for t, dtype in zip(whole, types, strict=True)]
+    pointers = [f"{box} + every" for box in _boxes(plan, len(types), lanes)]
+    names = [f"bits_{k}" for k in range(len(types))]
+    wait = f"{', '.join(names)} = collect_late({', '.join(pointers)}, epoch - 1)"
+    whole = [_as_type(name, dtype) for name, dtype in zip(names, types, strict=True)]
+    return [_set_line(plan, "(epoch - 1)", lanes), wait], whole
 
 
 def _set_line(plan: KernelPlan, epoch: str, lanes: int) -> str:

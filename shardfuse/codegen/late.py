@@ -23,7 +23,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from .bodies import parts_of, take_whole, write_last_phase
 from .emitter import Emitter, Text
-from .exchange import COLLECT_LATE, POST, bounded_asm, collect_late_lines, post_lines
+from .exchange import POST, collect_late, collect_late_lines, post_lines
 from .packed import PACKED, UNPACK
 from .source import Writer, signature
 from .tile import Chunk
@@ -84,7 +84,7 @@ def write_late(e: Late) -> None:
     e.begun = [*e.head.lines, "", *e.out.lines]
     e.is_ahead = False
     e.head, e.out, e.values, e.offsets = Writer(), Writer(), {}, {}
-    e.helpers |= {"post": POST, "collect_late": bounded_asm(COLLECT_LATE, e.turns)}
+    e.helpers |= {"post": POST, "collect_late": collect_late(len(e.parts), e.turns)}
     lines, whole = collect_late_lines(e.plan, [dtype for dtype, _ in e.parts], e.tile.exchanged)
     for line in lines:
         e.out.line(line)

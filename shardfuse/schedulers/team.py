@@ -39,6 +39,15 @@ _LATE_BYTES = 64
 _LATE_REGISTERS = 80
 _LATE_MEMBERS = 16
 _LATE_INPUTS = 2
+_LATE_FOLDED_MEMBERS = 2
+"""Of teams that take a variance in load by load, where shared memory does: LayerNorm of 4096 x 65536, bfloat16, took
+295 us with 8 members, 306 with 16; RMSNorm 289 and 283."""
+_LATE_MOST_MEMBERS = 256
+"""Two for each multiprocessor; group norm of 1 x 128 x 20 x 256 x 256, bfloat16, took 223 us so, in a loop 263."""
+_LATE_MOST = 160
+"""Bytes of a row that a thread holds in the largest teams: with as many of the next row, 80 registers of 128."""
+_LATE_FOLD = 8
+"""Elements of a load from which a variance is taken in load by load, so that no row is unpacked at once."""
 _LATE_TURNS = 4
 """Rows that a late team takes one after the other, at the least."""
 _SHARED = 0.9
@@ -141,28 +150,67 @@ def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
     if segment.loads != segment.inputs or space.inside != len(space.r):
         return None  # windows, and rows in pieces
     walked, n = _streamed(segment, space), space.reduced
-    beside = [t for t in segment.inputs if space.has_r(t) and t not in walked]
+    beside = [t for t in segment.inputs if space.r[-1] in space.atoms[t] and t not in walked]
     if space.phases != 2 or space.grouped or not space.is_inner or any(map(space.has_x, beside)):
         return None
     if not 1 <= len(walked) <= _LATE_INPUTS or any(t.dtype is not walked[0].dtype for t in walked):
         return None
-    row = n * len(walked) * max(walked[0].dtype.itemsize, 2)
-    lanes = _LATE_WARPS * WARP
-    members, registers = power_of_two(-(-row // (lanes * _LATE_BYTES))), _LATE_REGISTERS
-    exponentials = any(e.op == "online_softmax" for e in segment.exprs)
-    if members > (2 * _LATE_MEMBERS if exponentials else _LATE_MEMBERS):
-        members, registers = members // 2, _LOOP_REGISTERS
-    copied = sum(t.dtype.itemsize for t in (*walked, *beside)) * -(-n // members)
-    by_shared = int(_SHARED * target.shared_bytes / copied) * target.multiprocessors
-    programs = min(resident(target, _LATE_WARPS, registers), by_shared)
-    if not 2 <= members <= min(MAX_TEAM, programs) or space.kept * members < _LATE_TURNS * programs:
+    kinds = {e.op for e in segment.exprs}
+    width = max(vector(walked[0].dtype, n, target), 2)
+    is_folded = "welford" in kinds and len(walked) == 1 and width >= _LATE_FOLD
+    held = len(walked) * max(walked[0].dtype.itemsize, 2)
+    copied = sum(t.dtype.itemsize for t in (*walked, *beside))
+    size = _late_size(n * held, _few_members(kinds, held, copied, target, is_folded=is_folded))
+    if size is None or (size[0] > _LATE_WARPS and not is_folded):
         return None
-    block = lanes * max(vector(walked[0].dtype, n, target), 2)
-    stages = 1 if exponentials or len(walked) > 1 else 2
+    warps, members, registers = size
+    block = warps * WARP * width
+    if any(_run_below(t, space) % block for t in segment.inputs if space.has_r(t) and t not in (*walked, *beside)):
+        return None  # not one number for all of a load
+    by_shared = int(_SHARED * target.shared_bytes) // (copied * -(-n // members)) * target.multiprocessors
+    programs = min(resident(target, warps, registers), by_shared)
+    if not 2 <= members <= programs or space.kept * members < _LATE_TURNS * programs:
+        return None
+    is_deep = is_folded and registers > _LATE_REGISTERS and by_shared >= 2 * programs
+    stages = 1 if "online_softmax" in kinds or len(walked) > 1 else 3 if is_deep else 2
     return Params(
-        1, block, num_warps=_LATE_WARPS, num_stages=stages, max_registers=registers, team=members, late=True,
-        programs=programs,
+        1, block, num_warps=warps, num_stages=stages, max_registers=registers, team=members, late=True,
+        fold=width if is_folded else 1, programs=programs,
     )  # fmt: skip
+
+
+def _few_members(kinds: set[str], held: int, copied: int, target: Target, *, is_folded: bool) -> int:
+    """Up to how many members a thread has few registers.  ``held``, ``copied``: bytes for each element of a row."""
+    if "online_softmax" in kinds:
+        return 2 * _LATE_MEMBERS
+    shared = _LATE_WARPS * WARP * 2 * _LATE_BYTES // held * copied * resident(target, _LATE_WARPS, _LOOP_REGISTERS)
+    fits = shared <= int(_SHARED * target.shared_bytes) * target.multiprocessors
+    return _LATE_FOLDED_MEMBERS if is_folded and fits else _LATE_MEMBERS
+
+
+def _run_below(tensor: BoundTensor, space: Space) -> int:
+    """Elements of a row that follow one another and are the same in ``tensor``."""
+    run = 1
+    for atom in reversed(space.r):
+        if atom in space.atoms[tensor]:
+            break
+        run *= atom.extent
+    return run
+
+
+def _late_size(row: int, few: int) -> tuple[int, int, int] | None:
+    """Warps of a program, members of a team, and registers of a thread, for a row of so many bytes.
+
+    ``None`` where it is too long.  ``few``: how many members have few registers.
+    """
+    lanes = _LATE_WARPS * WARP
+    members = power_of_two(-(-row // (lanes * _LATE_BYTES)))
+    if members <= few:
+        return _LATE_WARPS, members, _LATE_REGISTERS
+    if members <= 2 * MAX_TEAM:
+        return _LATE_WARPS, members // 2, _LOOP_REGISTERS
+    members = min(power_of_two(-(-row // (4 * lanes * _LATE_BYTES))), _LATE_MOST_MEMBERS)
+    return (2 * _LATE_WARPS, members, _LOOP_REGISTERS) if row <= members * 2 * lanes * _LATE_MOST else None
 
 
 def held_by_team(segment: Segment, space: Space, target: Target) -> Params:

@@ -38,20 +38,20 @@ def post(ptr, epoch, value):
 
 
 @triton.jit
-def collect_late(ptr, epoch):
-    """The bits of every member's word, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
+def collect_late(ptr0, epoch):
+    """The bits of every member's words, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
     return tl.inline_asm_elementwise(
         """{
             .reg .pred wrong;
-            .reg .u32 bits, found;
+            .reg .u32 bits0, found0;
         again:
-            ld.relaxed.gpu.global.v2.u32 {bits, found}, [$1];
-            setp.ne.u32 wrong, found, $2;
+            ld.relaxed.gpu.global.v2.u32 {bits0, found0}, [$1];
+            setp.ne.u32 wrong, found0, $2;
             @wrong bra again;
-            mov.u32 $0, bits;
+            mov.u32 $0, bits0;
         }""",
         "=r,l,r",
-        [ptr, epoch],
+        [ptr0, epoch],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -120,7 +120,8 @@ def persistent_T13(mailbox_ptr, T0_ptr, T1_ptr, T13_ptr, i0: tl.int32):
         offs_0 = x * 131072 + first
 
         box = mailbox_ptr + (((epoch - 1) & 3) * teams + team) * 16
-        T4 = tl.sum(collect_late(box + every, epoch - 1).to(tl.float32, bitcast=True), axis=0)
+        bits_0 = collect_late(box + every, epoch - 1)
+        T4 = tl.sum(bits_0.to(tl.float32, bitcast=True), axis=0)
 
         T6 = T4 / 131072.0
         T7 = T6 + 1e-06

@@ -28,21 +28,24 @@ def post(ptr, epoch, value):
 
 
 @triton.jit
-def collect_late(ptr, epoch):
-    """The bits of every member's word, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
+def collect_late(ptr0, ptr1, epoch):
+    """The bits of every member's words, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
     return tl.inline_asm_elementwise(
         """{
             .reg .pred wrong;
-            .reg .u32 bits, found;
+            .reg .u32 bits0, found0, bits1, found1;
         again:
-            ld.relaxed.gpu.global.v2.u32 {bits, found}, [$1];
-            setp.ne.u32 wrong, found, $2;
+            ld.relaxed.gpu.global.v2.u32 {bits0, found0}, [$2];
+            ld.relaxed.gpu.global.v2.u32 {bits1, found1}, [$3];
+            setp.ne.u32 wrong, found0, $4;
+            setp.ne.or.u32 wrong, found1, $4, wrong;
             @wrong bra again;
-            mov.u32 $0, bits;
+            mov.u32 $0, bits0;
+            mov.u32 $1, bits1;
         }""",
-        "=r,l,r",
-        [ptr, epoch],
-        dtype=tl.int32,
+        "=r,=r,l,l,r",
+        [ptr0, ptr1, epoch],
+        dtype=(tl.int32, tl.int32),
         is_pure=False,
         pack=1,
     )
@@ -107,8 +110,9 @@ def persistent_T13(mailbox_ptr, T0_ptr, T13_ptr, i0: tl.int32):
         offs_0 = x * 32768 + first
 
         box = mailbox_ptr + (((epoch - 1) & 3) * teams + team) * 32
-        T2_parts = collect_late(box + every, epoch - 1).to(tl.float32, bitcast=True)
-        T7_parts = collect_late(box + 16 + every, epoch - 1).to(tl.float32, bitcast=True)
+        bits_0, bits_1 = collect_late(box + every, box + 16 + every, epoch - 1)
+        T2_parts = bits_0.to(tl.float32, bitcast=True)
+        T7_parts = bits_1.to(tl.float32, bitcast=True)
         T2_counts = tl.minimum(tl.maximum(32768 - tl.arange(0, 16) * 2048, 0), 2048).to(tl.float32)
         T2 = tl.sum(T2_parts, axis=0)
         T2_mean = T2 / 32768

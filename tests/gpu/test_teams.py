@@ -5,6 +5,8 @@ The interpreter runs programs one after the other, so that only a GPU shows what
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional
@@ -88,3 +90,42 @@ def test_waiting_kernels(build, shape: tuple[int, int], dtype: torch.dtype) -> N
             other.normal_()
         if k % 20 == 0:
             assert torch.equal(first, again), f"launch {k} of {build.__name__} differs"
+
+
+GROUP_NORMS = [
+    ((1, 512, 128, 256), torch.float16, False),
+    ((1, 96, 9, 256, 192), torch.bfloat16, False),
+    ((1, 96, 9, 240, 200), torch.bfloat16, False),
+    ((3, 640, 150, 30), torch.float16, False),
+    ((2, 320, 100, 60), torch.float16, True),
+    ((3, 224, 33, 17), torch.bfloat16, True),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "is_channels_last"), GROUP_NORMS, ids=str)
+def test_group_norms(shape: tuple[int, ...], dtype: torch.dtype, is_channels_last: bool) -> None:
+    """Weights of a channel, rows so long that all programs share one, columns in pieces of powers of two."""
+    n, c, *space = shape
+    order = [0, *range(2, len(shape)), 1] if is_channels_last else list(range(len(shape)))
+    channels = [1, c, *(1 for _ in space)]
+    with FusionDefinition() as fd:
+        strides = [len(shape) - 1 - order.index(k) for k in range(len(shape))]
+        x = fd.define_tensor(shape=list(shape), contiguity=True, dtype=DataType.from_torch(dtype), stride_order=strides)
+        weight, bias = (fd.define_tensor(shape=[c], contiguity=True, dtype=DataType.Float) for _ in range(2))
+        rows = fd.ops.reshape(wide(fd, x), [n, 32, c // 32 * math.prod(space)])
+        h = fd.ops.reshape(layer_norm(fd, rows), list(shape))
+        weight, bias = (fd.ops.broadcast_in_dim(t, shape=channels, broadcast_dims=[1]) for t in (weight, bias))
+        out = fd.ops.silu(fd.ops.add(fd.ops.mul(h, weight), bias))
+        fd.add_output(fd.ops.cast(out, dtype=DataType.from_torch(dtype)), stride_order=strides)
+    generator = torch.Generator("cuda").manual_seed(5)
+    stored = torch.randn([shape[k] for k in order], generator=generator, device="cuda").add_(3).to(dtype)
+    here = stored.permute([order.index(k) for k in range(len(shape))])
+    parts = [torch.randn(c, generator=generator, device="cuda") for _ in range(2)]
+    (first,) = fd.execute([here, *parts])
+    wanted = functional.silu(functional.group_norm(here.double(), 32, *(t.double() for t in parts), EPS))
+    rounding = torch.finfo(dtype).eps / 2
+    assert (first.double() - wanted).norm() <= rounding * wanted.norm()
+    for k in range(60):
+        (again,) = fd.execute([here, *parts])
+        if k % 20 == 0:
+            assert torch.equal(first, again), f"launch {k} differs"

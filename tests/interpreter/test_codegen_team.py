@@ -29,6 +29,8 @@ from shardfuse.schedulers.segment import Segment
 UNROLLED = Params(x_block=1, r_block=64, num_warps=4)
 WORDS = replace(UNROLLED, counted=False)
 LOOPED = replace(UNROLLED, unrolled=False)
+FOLDED = replace(UNROLLED, fold=8)
+"""Takes a variance in load by load, as late teams do."""
 
 
 class Team:
@@ -105,7 +107,7 @@ def test_a_member_alone(tmp_path: Path, params: Params, rows: int, columns: int,
         out.fill_(float("nan"))
 
 
-@pytest.mark.parametrize("params", [UNROLLED, WORDS, LOOPED])
+@pytest.mark.parametrize("params", [UNROLLED, WORDS, LOOPED, FOLDED])
 @pytest.mark.parametrize("members", [2, 4, 8])
 @pytest.mark.parametrize("columns", [2048, 1000, 777, 64])
 def test_members_share_a_row(tmp_path: Path, params: Params, members: int, columns: int) -> None:
@@ -131,7 +133,7 @@ def test_statistics_of_a_channel(tmp_path: Path, params: Params, shape: list[int
         close(found, wanted)
 
 
-@pytest.mark.parametrize("params", [UNROLLED, LOOPED])
+@pytest.mark.parametrize("params", [UNROLLED, LOOPED, FOLDED])
 @pytest.mark.parametrize("space", [(8, 32), (5, 7)])
 def test_weights_along_channels(tmp_path: Path, params: Params, space: tuple[int, int]) -> None:
     """Group norm: a weight is a scalar of a chunk where a chunk lies in one channel."""
