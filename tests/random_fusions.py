@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from thread_check import Case, check_on_threads
 
-from shardfuse import DataType, DeviceMesh, FusionDefinition
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.executor.options import Backend
 from shardfuse.ir.tensor_view import TensorView
 
@@ -107,7 +107,7 @@ class _Maker:
         pick = self.rng.choice(
             (self.unary, self.binary, self.binary, self.reduce, self.reduce, self.statistics, self.permute,
              self.reshape, self.broadcast, self.cast, self.copy, self.select, self.slice, self.pad, self.cat,
-             self.cat, self.turn)
+             self.cat, self.turn, self.matmul, self.softmax)
         )  # fmt: skip
         pick(*self.rng.choice(self.known))
 
@@ -204,6 +204,29 @@ class _Maker:
             out = self.fd.ops.expand(out, new)
         self.add(out, new)
 
+    def matmul(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        """With a matrix that fits, or with itself the other way round; of doubles, whose sums are exact."""
+        if len(shape) < 2 or x.dtype is not DataType.Double:
+            return
+        fits = [(t, s) for t, s in self.known if len(s) == 2 and s[0] == shape[-1] and t.dtype is DataType.Double]
+        if fits and self.rng.random() < 0.7:
+            y, other = self.rng.choice(fits)
+        else:
+            order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+            y, other = self.fd.ops.permute(x, order), [shape[d] for d in order]
+        self.add(self.fd.ops.matmul(x, y), [*shape[:-1], other[-1]])
+
+    def softmax(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        """Over one axis or two."""
+        axes = self.rng.sample(range(len(shape)), min(len(shape), self.rng.choice((1, 1, 2))))
+        if not axes or 0 in [shape[k] for k in axes] or not x.dtype.is_floating:
+            return
+        top = self.fd.ops.max(x, axes, keepdim=True)
+        powers = self.fd.ops.exp(self.fd.ops.sub(x, top))
+        total = self.fd.ops.sum(powers, axes, keepdim=True)
+        self.add(total, _reduced(shape, axes, True))
+        self.add(self.fd.ops.truediv(powers, total), shape)
+
     def cast(self, x: TensorView, shape: tuple[int, ...]) -> None:
         if x.dtype.is_floating:
             self.add(self.fd.ops.cast(x, self.rng.choice(FLOATS)), shape)
@@ -286,10 +309,21 @@ class _Maker:
         ragged: list[int] = []  # loop axes below an uneven cut
         for parallel_type in self.rng.sample(mesh.parallel_types, mesh.ndim):
             ranks = mesh.extent(parallel_type)
+            if (
+                extents == list(shape)
+                and self.rng.random() < 0.15
+                and self.shard_flattened(tv, shape, parallel_type, ranks)
+            ):
+                return
             if not free or self.rng.random() < 0.25:
                 continue
             at = self.rng.choice(free)
             inner = self.rng.random() < 0.3 and extents[at] % ranks == 0 and at not in ragged
+            blocks = 2 if inner and extents[at] % (2 * ranks) == 0 and self.rng.random() < 0.5 else 1
+            if blocks > 1:  # block-cyclic: the blocks' own axis stands inside
+                tv.inner_split(at, blocks)
+                extents[at : at + 1] = [extents[at] // blocks, blocks]
+                free, ragged = ([k + (k > at) for k in axes] for axes in (free, ragged))
             if inner:
                 tv.inner_split(at, ranks)
                 tv.axis(at + 1).parallelize(parallel_type)
@@ -302,6 +336,19 @@ class _Maker:
             taken = at + 1 if inner else at
             free = [k + (k > at) for k in free if k != at] + [at if inner else at + 1]
             ragged = [k + (k > at) for k in ragged] + ([] if inner or even else [taken + 1])
+
+    def shard_flattened(self, tv: TensorView, shape: tuple[int, ...], p: ParallelType, ranks: int) -> bool:
+        """Two neighbours as one axis, the outer or inner part of it on ``p``, where a rank's piece is a box."""
+        found = [k for k in range(len(shape) - 1) if 0 not in shape[k : k + 2] and shape[k] % ranks == 0]
+        inner = [k for k in range(len(shape) - 1) if 0 not in shape[k : k + 2] and shape[k + 1] % ranks == 0]
+        if not (found or inner):
+            return False
+        cyclic = not found or (bool(inner) and self.rng.random() < 0.5)
+        at = self.rng.choice(inner if cyclic else found)
+        tv.merge(at)
+        tv.split(at, ranks, inner_split=cyclic)
+        tv.axis(at + cyclic).parallelize(p)
+        return True
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:

@@ -357,6 +357,10 @@ FEW: dict[str, Program] = {
     "with a row": lambda fd, x: fd.ops.mul(x, fd.ops.sum(x, [0], keepdim=True)),
     "flattened": lambda fd, x: fd.ops.reshape(x, [-1]),
     "turned": lambda fd, x: fd.ops.permute(x, [1, 0]),
+    "multiplied": lambda fd, x: fd.ops.matmul(fd.ops.permute(x, [1, 0]), x),
+    "multiplied by a whole one": lambda fd, x: fd.ops.matmul(
+        fd.ops.permute(x, [1, 0]), fd.ops.sub(fd.ops.set(x), fd.ops.sum(x, [0], keepdim=True))
+    ),
     "copied": lambda fd, x: fd.ops.set(x),
 }
 
@@ -382,6 +386,29 @@ def test_fewer_elements_than_ranks_over_several_mesh_dimensions(ranks: list[obje
                 shard(y, mesh, *target)
             cases.append(Case(fd, [values(rows, 4)], {x: (rows, 4)}, name=f"{name}, {rows} rows, to {target}"))
     check_on_threads(mesh.size, cases)
+
+
+def test_one_element_that_one_operand_of_a_product_shares_out() -> None:
+    """The contracted axis is of one element: of one operand the first rank has it, of the other all have."""
+    with FusionDefinition() as fd:
+        x, y = fd.define_tensor([3, 1]), fd.define_tensor([1, 5])
+        fd.add_output(fd.ops.matmul(x, fd.ops.neg(y)))
+    shard(x, world_mesh(2), (X, (1, "outer")))
+    y.set_device_mesh(world_mesh(2))
+    check_on_threads(2, [Case(fd, [values(3, 1), values(1, 5)])])
+
+
+def test_one_element_on_a_mesh_dimension_of_one_rank() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([1, 7])
+        y = fd.ops.neg(x)
+        fd.add_output(fd.ops.sum(y, [0, 1]))
+    mesh = DeviceMesh([[0], [1]])
+    shard(x, mesh, (Y, (0, "outer")))
+    y.set_device_mesh(mesh)
+    y.inner_split(0, 1)
+    y.axis(1).parallelize(X)
+    check_on_threads(2, [Case(fd, [values(1, 7)])])
 
 
 def test_an_input_that_goes_with_short_shards() -> None:

@@ -121,17 +121,19 @@ class _Binder:
         operands: list[BoundTensor],
         columns: Mapping[str, Sequence[tuple[int, int]]],
         apart: Collection[str] = (),
+        contracted: Collection[str] = (),
     ) -> dict[str, Axis]:
         """The axis of each column of places; may replace operands by relabels, so that no index comes twice.
 
-        ``apart``: columns that never stand in one tensor with another.
+        ``apart``: columns that never stand in one tensor with another.  ``contracted``: of one extent in all operands,
+        on every rank.
         """
         for _ in range(len(columns) + 1):
             before: list[BoundTensor] = []
             while before != operands:  # a relabel anew: all of its axes are to meet
                 before = list(operands)
-                for places in columns.values():
-                    self.meet(op, operands, places)
+                for name, places in columns.items():
+                    self.meet(op, operands, places, is_contracted=name in contracted)
             found = {
                 name: max((operands[j].domain.logical[at] for j, at in places), key=_breadth, default=())
                 for name, places in columns.items()
@@ -143,10 +145,13 @@ class _Binder:
                 operands[k] = self.relabel(operands[k])
         raise AssertionError(f"{op} of {operands} holds an index twice")
 
-    def meet(self, op: str, operands: list[BoundTensor], places: Sequence[tuple[int, int]]) -> Axis:
+    def meet(
+        self, op: str, operands: list[BoundTensor], places: Sequence[tuple[int, int]], *, is_contracted: bool = False
+    ) -> Axis:
         """Make the axes at ``places`` (operand, axis) one axis and return it.  May replace operands by relabels."""
         breadth = [_breadth(operands[k].domain.logical[at]) for k, at in places]
-        if 1 in breadth and 2 in breadth:  # an element that ranks share out is whole on each of them, to be repeated
+        # An element that ranks share out is whole on each of them, to be repeated, or to meet one that is whole.
+        if 1 in breadth and (2 in breadth or (is_contracted and 0 in breadth)):
             for (k, at), own in zip(places, breadth, strict=True):
                 operands[k] = self.relabel(operands[k], repeated=at) if own == 1 else operands[k]
         seen = [(k, at) for k, at in places if operands[k].domain.logical[at]]
@@ -271,7 +276,8 @@ class _Binder:
         # What no output has, and may not be sharded, is never walked with the other axes: the parts of a cat.
         kept = [name for names in signature.outputs for name in names]
         apart = [name for name in places if name.endswith("*") and name not in kept]
-        found = self.meet_all(op, operands, places, apart)
+        contracted = [name for name in places if name not in kept]
+        found = self.meet_all(op, operands, places, apart, contracted)
         for k, t in zip(where, operands, strict=True):
             values[k] = t
         for name in (name for names in signature.outputs for name in names if name not in found):

@@ -142,7 +142,7 @@ def _sharding(tv: TensorView, tensor: BoundTensor, axes: Mapping[IterDomain, Axi
         if parallel_type not in on:
             continue
         digits, ranks = axes[on[parallel_type]], domain.mesh.extent(parallel_type)
-        if extent(digits) == 0 or (not digits and is_empty(tensor)):
+        if extent(digits) == 0 or ranks == extent(digits) == 1 or (not digits and is_empty(tensor)):
             continue  # nothing to share out
         uneven = extent(digits) < ranks and any(isinstance(t, Split) and t.uneven for t in domain.transforms)
         if extent(digits) != ranks and not (uneven and digits):
