@@ -215,3 +215,17 @@ def test_of_rows_that_are_repeated() -> None:
         check(fd, [numbers(4, 2, 3)])
 
     run_ranks(3, run_repeated)
+
+
+def test_of_rows_that_are_read_in_reverse() -> None:
+    """The kernel that loops over the rows reads its input through a window alone."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4, 6, 5], contiguity=True)
+        for y in softmax_over(fd, fd.ops.flip(x, [2]), [0, 2]):
+            fd.add_output(y)
+    check(fd, [numbers(4, 6, 5)])
+
+
+def softmax_over(fd: FusionDefinition, x: TensorView, axes: list[int]) -> list[TensorView]:
+    e = fd.ops.exp(fd.ops.sub(x, fd.ops.max(x, axes, keepdim=True)))
+    return [fd.ops.truediv(e, fd.ops.sum(e, axes, keepdim=True))]

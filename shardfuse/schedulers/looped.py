@@ -62,7 +62,7 @@ def propose(segment: Segment, target: Target) -> Params:
 def aligned(segment: Segment, space: Space, params: Params, target: Target) -> Params | None:
     """``params`` of a walk with wide loads over rows that are too odd for them; ``None`` where that is not for it."""
     walked = streamed(segment, space)
-    rows = [t for t in segment.inputs if space.has_r(t)]
+    rows = [t for t in segment.loads if space.has_r(t)]
     again = online(segment)
     if not space.is_inner or params.x_block != 1 or segment.loads != segment.inputs or rows != walked:
         return None
