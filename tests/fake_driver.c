@@ -25,7 +25,14 @@ int cuGetErrorString(int code, const char **text) {
 int cuCtxGetCurrent(uint64_t *found) { *found = context; return 0; }
 int cuCtxSetCurrent(uint64_t given) { context = given; return 0; }
 int cuDevicePrimaryCtxRetain(uint64_t *found, int device) { *found = 100 + (unsigned)device; entered++; return 0; }
-int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 97 ? 232448 : 0; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = attribute == 97 ? 232448 : attribute == 16 ? 132 : 0;
+    return 0;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *each, void *function, int threads, uint64_t shared) {
+    *each = 228 * 1024 / (int)shared;
+    return threads > 1024 ? 701 : 0;
+}
 int cuModuleLoadData(void **module, const void *image) { strncpy(loaded, image, sizeof loaded - 1); *module = (void *)7; return 0; }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
     *function = (void *)4096;

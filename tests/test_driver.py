@@ -162,6 +162,12 @@ def test_a_kernel_is_loaded(fake: Fake) -> None:
             fake.driver.load(b"an image\0", name, 0, threads, shared)
 
 
+def test_how_many_programs_run_at_once(fake: Fake) -> None:
+    assert fake.driver.resident(4096, 0, 128, 100 << 10) == 2 * 132
+    with pytest.raises(RuntimeError, match="it is refused"):
+        fake.driver.resident(4096, 0, 2048, 1 << 10)
+
+
 def test_the_module_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="Triton's own entry"):
         assert open_driver(tmp_path, str(tmp_path / "libmissing.so")) is None

@@ -12,7 +12,7 @@
 
 enum { ALIGNMENT = 16, PLAIN_SHARED = 48 << 10, INVALID_CONTEXT = 201, COOPERATIVE = 2 };
 enum { MAX_THREADS_PER_BLOCK = 0, STATIC_SHARED = 1, MAX_DYNAMIC_SHARED = 8 }; /* of a function */
-enum { MAX_SHARED_OF_BLOCK = 97 };                                             /* of a device */
+enum { MULTIPROCESSORS = 16, MAX_SHARED_OF_BLOCK = 97 };                       /* of a device */
 enum { PREFER_SHARED = 1 };
 
 typedef struct { int id; char pad[4]; union { char bytes[64]; int integer; } value; } Attribute;
@@ -35,6 +35,7 @@ static struct {
     int (*cuFuncGetAttribute)(int *, int, void *);
     int (*cuFuncSetAttribute)(void *, int, int);
     int (*cuFuncSetCacheConfig)(void *, int);
+    int (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *, void *, int, size_t);
     int (*cuLaunchKernelEx)(const Config *, void *, void **, void **);
 } cuda;
 
@@ -80,7 +81,8 @@ static PyObject *connect(PyObject *module, PyObject *library) {
         return PyErr_Format(PyExc_OSError, "%s has no " #function, name);
     TAKE(cuGetErrorString) TAKE(cuCtxGetCurrent) TAKE(cuCtxSetCurrent) TAKE(cuDevicePrimaryCtxRetain)
     TAKE(cuDeviceGetAttribute) TAKE(cuModuleLoadData) TAKE(cuModuleGetFunction) TAKE(cuFuncGetAttribute)
-    TAKE(cuFuncSetAttribute) TAKE(cuFuncSetCacheConfig) TAKE(cuLaunchKernelEx)
+    TAKE(cuFuncSetAttribute) TAKE(cuFuncSetCacheConfig) TAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+    TAKE(cuLaunchKernelEx)
 #undef TAKE
     Py_RETURN_NONE;
 }
@@ -112,6 +114,18 @@ static PyObject *load(PyObject *module, PyObject *arguments) {
     Py_END_ALLOW_THREADS;
     PyBuffer_Release(&image);
     return status ? raise(status) : PyLong_FromVoidPtr(function);
+}
+
+static PyObject *resident(PyObject *module, PyObject *arguments) {
+    unsigned long long function;
+    int device, threads, shared, status, each = 0, multiprocessors = 0;
+    if (!PyArg_ParseTuple(arguments, "Kiii", &function, &device, &threads, &shared)) return NULL;
+    status = enter(device);
+    if (!status)
+        status = cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            &each, (void *)(uintptr_t)function, threads, (size_t)shared);
+    if (!status) status = cuda.cuDeviceGetAttribute(&multiprocessors, MULTIPROCESSORS, device);
+    return status ? raise(status) : PyLong_FromLong((long)each * multiprocessors);
 }
 
 static int number(char type, PyObject *value, void *slot) {
@@ -216,6 +230,7 @@ static PyObject *launcher(PyObject *module, PyObject *arguments) {
 static PyMethodDef methods[] = {
     {"connect", connect, METH_O, NULL},
     {"load", load, METH_VARARGS, NULL},
+    {"resident", resident, METH_VARARGS, NULL},
     {"launcher", launcher, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -32,6 +32,10 @@ class Driver(Protocol):
         """The function ``name`` of a cubin on ``device``, ready for programs of so many threads and shared bytes."""
         ...
 
+    def resident(self, function: int, device: int, threads: int, shared: int) -> int:
+        """How many programs of so many threads and shared bytes the device runs at once."""
+        ...
+
     def launcher(
         self, function: int, device: int, grid: int, threads: int, shared: int, cooperative: bool,
         pointers: int, types: str, fixed_types: str, fixed: tuple[int, ...],

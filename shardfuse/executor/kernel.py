@@ -64,7 +64,7 @@ class Kernel:
             )  # fmt: skip
             numbers = len(source.scalars)
             launch = driver.launcher(
-                function, device, source.grid, binary.threads, binary.shared, bool(source.mailbox),
+                function, device, source.grid, binary.threads, binary.shared, source.is_cooperative,
                 binary.pointers, binary.types[:numbers], binary.types[numbers:], source.integers,
                 otherwise, self._refused,
             )  # fmt: skip
@@ -81,6 +81,13 @@ class Kernel:
             self._ready = _ready(self._asked(device), self._directory, device)
         except RuntimeError as error:
             raise KernelCompileError(self.source.name, str(error), self.source.text) from error
+
+    def resident(self) -> int | None:
+        """How many programs the device runs at once; ``None`` where only Triton's own entry launches it."""
+        if self._ready is None:
+            return None
+        ready, binary = self._ready, self._ready.binary
+        return ready.driver.resident(ready.function, ready.device, binary.threads, binary.shared)
 
     def _asked(self, device: torch.device) -> Asked:
         source = self.source

@@ -29,7 +29,6 @@ import torch
 
 from ..allocation.layouts import layout_of, strides_of
 from ..analysis.resharding import communication_of
-from ..codegen import generate
 from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
 from ..ir.domain import BoundDomain
@@ -42,6 +41,7 @@ from . import resharding
 from .aliasing import alias_lines, own_lines
 from .allocation_form import from_allocation, to_allocation
 from .chunks import Place, in_place
+from .fitting import fitted
 from .host_scalars import host_lines
 from .in_place import reads_before_it_writes
 from .kernel import Kernel
@@ -321,10 +321,7 @@ class ProgramBuilder:
     def compiled(self, plan: KernelPlan, renamed: Renamed | None = None) -> Kernel:
         meta = {t: self.meta[(renamed or {}).get(t, t)] for t in (*plan.segment.inputs, *plan.segment.outputs)}
         layouts = {t: layout_of(t.domain, self.rank, x.stride()) for t, x in meta.items()}
-        source = generate(plan, layouts, self.rank, interpret=self.options.interpret)
-        kernel = Kernel(source, self.options.cache_directory, interpret=self.options.interpret)
-        kernel.compile(self.device)
-        return kernel
+        return fitted(plan, layouts, self.rank, self.options, self.device)
 
     # end
 

@@ -1,0 +1,48 @@
+"""Kernels whose programs wait for each other, with no more programs than the device runs at once.
+
+Schedulers tell from a GPU's registers and shared memory how many that are; what the compiler made of a kernel, the
+driver knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from ..codegen import generate
+from ..errors import KernelCompileError
+from ..ir.expr import BoundTensor
+from ..ir.layout import Layout
+from ..schedulers.plan import KernelPlan
+from .kernel import Kernel
+from .options import CompileOptions
+
+
+def fitted(
+    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, options: CompileOptions, device: torch.device
+) -> Kernel:
+    """The kernel of ``plan``, compiled; with fewer programs where it has more than can wait for each other.
+
+    Raises ``KernelCompileError``, also where a team does not fit.
+    """
+    kernel = _compiled(plan, layouts, rank, options, device)
+    most = kernel.resident() if kernel.source.is_cooperative else None
+    if most is None or kernel.source.grid <= most:
+        return kernel
+    if plan.params.team:
+        kernel = _compiled(replace(plan, params=replace(plan.params, programs=most)), layouts, rank, options, device)
+        if kernel.source.grid <= most:
+            return kernel
+    message = f"{kernel.source.grid} programs wait for each other, {most} run at once"
+    raise KernelCompileError(kernel.source.name, message, kernel.source.text)
+
+
+def _compiled(
+    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, options: CompileOptions, device: torch.device
+) -> Kernel:
+    source = generate(plan, layouts, rank, interpret=options.interpret)
+    kernel = Kernel(source, options.cache_directory, interpret=options.interpret)
+    kernel.compile(device)
+    return kernel

@@ -1,0 +1,58 @@
+"""A kernel whose programs wait for each other has no more of them than run at once, whatever was planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from shardfuse import DataType, FusionDefinition
+from shardfuse.compiler import compile_fusion
+from shardfuse.errors import KernelCompileError
+from shardfuse.executor.fitting import fitted
+from shardfuse.executor.kernel import Kernel
+from shardfuse.executor.options import CompileOptions
+from shardfuse.ir.layout import Layout
+from shardfuse.schedulers.plan import KernelPlan
+
+
+def norm_of_wide_rows() -> KernelPlan:
+    """By a team of programs."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([1024, 262144], dtype=DataType.BFloat16)
+        wide = fd.ops.cast(x, DataType.Float)
+        mean = fd.ops.mean(fd.ops.mul(wide, wide), [1], keepdim=True)
+        fd.add_output(fd.ops.cast(fd.ops.mul(wide, fd.ops.rsqrt(mean)), DataType.BFloat16))
+    (segment,) = compile_fusion(fd.fusion, {x: (1024, 262144)}).segments
+    (plan,) = segment.kernels
+    assert plan.params.team > 1
+    return plan
+
+
+def fit(plan: KernelPlan, most: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernel:
+    monkeypatch.setattr(Kernel, "compile", lambda self, device: None)
+    monkeypatch.setattr(Kernel, "resident", lambda self: most)
+    layouts = {t: Layout.contiguous(t.domain.local_axes(), {}) for t in (*plan.segment.inputs, *plan.segment.outputs)}
+    return fitted(plan, layouts, 0, CompileOptions(cache_directory=tmp_path), torch.device("cpu"))
+
+
+def test_what_fits_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = norm_of_wide_rows()
+    planned = fit(plan, None, monkeypatch, tmp_path).source.grid
+    assert fit(plan, planned, monkeypatch, tmp_path).source.grid == planned
+
+
+def test_fewer_teams_where_fewer_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = norm_of_wide_rows()
+    planned = fit(plan, None, monkeypatch, tmp_path).source
+    found = fit(plan, planned.grid - 1, monkeypatch, tmp_path).source
+    assert found.grid == planned.grid - plan.params.team
+    assert found.text == planned.text
+
+
+def test_a_team_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = norm_of_wide_rows()
+    most = plan.params.team - 1
+    with pytest.raises(KernelCompileError, match=f"programs wait for each other, {most} run at once"):
+        fit(plan, most, monkeypatch, tmp_path)
