@@ -165,7 +165,8 @@ def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
         return None
     warps, members, registers = size
     block = warps * WARP * width
-    if any(_run_below(t, space) % block for t in segment.inputs if space.has_r(t) and t not in (*walked, *beside)):
+    by_channel = [t for t in segment.inputs if space.has_r(t) and t not in (*walked, *beside)]
+    if by_channel and (n % (members * block) or any(_run_below(t, space) % block for t in by_channel)):
         return None  # not one number for all of a load
     by_shared = int(_SHARED * target.shared_bytes) // (copied * -(-n // members)) * target.multiprocessors
     programs = min(resident(target, warps, registers), by_shared)
@@ -246,7 +247,7 @@ def looping_team(segment: Segment, space: Space, params: Params, target: Target)
         return params
     is_small = space.is_inner and not space.grouped and len(_streamed(segment, space)) == 1
     registers = _FEW_REGISTERS if is_small else _LOOP_REGISTERS
-    programs = resident(target, params.num_warps, registers)
+    programs = min(resident(target, params.num_warps, registers), _by_shared(segment, space, params, target))
     if not space.is_inner and not space.grouped:
         itemsize = min((t.dtype.itemsize for t in _streamed(segment, space)), default=4)
         lanes = min(params.x_block, LINE_BYTES // itemsize)  # a word for each lane of each member: no more than a line
@@ -258,6 +259,14 @@ def looping_team(segment: Segment, space: Space, params: Params, target: Target)
     if not (space.is_inner or space.grouped or takes_one_walk(segment)):
         full = _in_cache(segment, space, full, target)
     return replace(full, max_registers=registers) if full.team > 1 else replace(full, team=0, programs=0)
+
+
+def _by_shared(segment: Segment, space: Space, params: Params, target: Target) -> int:
+    """Programs of a loop whose copies under way fit: of what differs within a turn, a turn's part in each stage."""
+    differs = [t for t in segment.loads if space.has_r(t) and _run_below(t, space) % params.r_block]
+    copied = sum(t.dtype.itemsize * (params.x_block if space.has_x(t) else 1) for t in differs) * params.r_block
+    copied *= max(params.num_stages - 1, 1)
+    return max(int(_SHARED * target.shared_bytes) // max(copied, 1), 1) * target.multiprocessors
 
 
 def _narrowed(params: Params, lanes: int) -> Params:

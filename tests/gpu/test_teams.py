@@ -94,6 +94,7 @@ def test_waiting_kernels(build, shape: tuple[int, int], dtype: torch.dtype) -> N
 
 GROUP_NORMS = [
     ((1, 512, 128, 256), torch.float16, False),
+    ((1, 128, 20, 64, 128), torch.bfloat16, False),
     ((1, 96, 9, 256, 192), torch.bfloat16, False),
     ((1, 96, 9, 240, 200), torch.bfloat16, False),
     ((3, 640, 150, 30), torch.float16, False),
