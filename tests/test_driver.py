@@ -89,7 +89,7 @@ def test_what_a_launch_hands_over(fake: Fake) -> None:
     names = ("last_grid", "last_threads", "last_shared", "last_stream", "last_function", "last_attributes")
     assert [fake[name] for name in names] == [7, 128, 64, 0x1234, 4096, 0]
     assert not fake.otherwise
-    launch(0, b, a, 2, True, 1)  # numbers of other kinds that hold the same
+    launch(0, b.data_ptr(), a, 2, True, 1)  # an address for a tensor, numbers of other kinds that hold the same
     assert fake.slots(5) == [b.data_ptr(), a.data_ptr(), struct.unpack("<Q", struct.pack("<d", 2.0))[0], 1, 1]
 
 
@@ -118,7 +118,9 @@ def test_numbers_that_do_not_fit(fake: Fake) -> None:
     with pytest.raises(TypeError, match="takes 3 arguments, not 2"):
         launch(0, aligned())
     with pytest.raises(AttributeError):
-        launch(0, 5, 5)
+        launch(0, 0.5, 5)
+    with pytest.raises(OverflowError):
+        launch(0, -16, 5)
     with pytest.raises(ValueError, match="a type for each number"):
         fake.launcher(1, "", "q", (1, 2))
     assert fake["launches"] == before

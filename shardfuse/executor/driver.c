@@ -151,10 +151,11 @@ static PyObject *launch(PyObject *self, PyObject *const *given, Py_ssize_t count
     void *addresses[l->slots];
     int is_plain = given[0] != Py_None;
     for (Py_ssize_t k = 0; k < l->pointers && is_plain; k++) {
-        PyObject *pointer = PyObject_CallMethodNoArgs(given[1 + k], data_ptr);
+        PyObject *of = given[1 + k], *pointer = PyLong_CheckExact(of) ? Py_NewRef(of) : PyObject_CallMethodNoArgs(of, data_ptr);
         if (!pointer) return NULL;
         values[k] = PyLong_AsUnsignedLongLong(pointer);
         Py_DECREF(pointer);
+        if (PyErr_Occurred()) return NULL;
         is_plain = values[k] % ALIGNMENT == 0;
     }
     if (!is_plain) return PyObject_Vectorcall(l->otherwise, given + 1, (size_t)(count - 1), NULL);

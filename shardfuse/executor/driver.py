@@ -41,7 +41,7 @@ class Driver(Protocol):
         pointers: int, types: str, fixed_types: str, fixed: tuple[int, ...],
         otherwise: Callable[..., object], failed: Callable[[str], object],
     ) -> Callable[..., None]:  # fmt: skip
-        """``launch(stream, *tensors, *numbers)``: ``pointers`` tensors, then a number for each of ``types``.
+        """``launch(stream, *tensors, *numbers)``: ``pointers`` tensors or addresses, a number for each of ``types``.
 
         types: ``i`` int32, ``q`` int64, ``d`` float64.  fixed, fixed_types: numbers behind them, the same in every
         launch.  Where a tensor is not aligned to 16 bytes, or stream is ``None``, ``otherwise(*tensors, *numbers)``

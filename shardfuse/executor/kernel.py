@@ -26,7 +26,18 @@ from .triton_key import installed_triton, remember_triton_key
 
 Argument = torch.Tensor | Number
 Launch = Callable[..., None]
-"""``launch(stream, *tensors, *scalars)``; stream: of ``begin_on``."""
+"""``launch(stream, *tensors, *scalars)``; stream: of ``begin_on``.  On a GPU an address stands for a tensor as well."""
+
+
+@dataclass(frozen=True)
+class _Address:
+    """What Triton asks of a tensor."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
 
 
 class Kernel:
@@ -40,6 +51,7 @@ class Kernel:
         self._interpret = interpret
         self._directory = directory
         self._ready: _Ready | None = None
+        self._device = torch.device("cpu")
         self._options: dict[str, int | bool] = {
             "num_warps": source.num_warps,
             "num_stages": source.num_stages,
@@ -68,13 +80,14 @@ class Kernel:
                 binary.pointers, binary.types[:numbers], binary.types[numbers:], source.integers,
                 otherwise, self._refused,
             )  # fmt: skip
-        return _with_mailbox(launch, source.mailbox) if source.mailbox else launch
+        return _with_mailbox(launch, source.mailbox, self._device) if source.mailbox else launch
 
     def compile(self, device: torch.device) -> None:
         """Have Triton compile for aligned tensors on ``device``, or find it compiled, without running.
 
         Raises ``KernelCompileError``.
         """
+        self._device = device
         if self._interpret:
             return
         try:
@@ -91,18 +104,24 @@ class Kernel:
 
     def _asked(self, device: torch.device) -> Asked:
         source = self.source
-        pointers = [torch.int64] * bool(source.mailbox) + [t.dtype.torch for t in source.tensors]
         numbers = "".join("d" if s.dtype.is_floating else "q" for s in source.scalars) + "q" * len(source.integers)
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-        return Asked(source.text, source.name, tuple(pointers), numbers, tuple(self._options.items()), capability)
+        return Asked(source.text, source.name, self._pointers(), numbers, tuple(self._options.items()), capability)
+
+    def _pointers(self) -> tuple[torch.dtype, ...]:
+        """The element type of each pointer, the first arguments."""
+        return (*[torch.int64] * bool(self.source.mailbox), *(t.dtype.torch for t in self.source.tensors))
 
     def _through_triton(self) -> Launch:
         """Triton's own entry, which takes no stream, any alignment, and whatever has hooked launches."""
         source, options, directory = self.source, self._options, self._directory
+        pointers = self._pointers()
 
         def launch(*arguments: Argument) -> None:
             function = load_function(source.text, source.name, directory)
-            function[(source.grid,)](*arguments, *source.integers, **options)
+            addressed = zip(arguments, pointers, strict=False)
+            tensors = [_Address(x, dtype) if isinstance(x, int) else x for x, dtype in addressed]
+            function[(source.grid,)](*tensors, *arguments[len(pointers) :], *source.integers, **options)
 
         return launch
 
@@ -149,14 +168,12 @@ def _compiled(asked: Asked, directory: Path) -> Any:
         raise KernelCompileError(asked.name, str(error), asked.text) from error
 
 
-def _with_mailbox(launch: Launch, words: int) -> Launch:
-    """``launch`` with a mailbox of ``words`` words before its arguments."""
+def _with_mailbox(launch: Launch, words: int, device: torch.device) -> Launch:
+    """``launch`` with a mailbox of ``words`` words on ``device`` before its arguments."""
     mailbox = Mailbox(words)
 
     def launch_with_mailbox(stream: int | None, *arguments: Argument) -> None:
-        first = arguments[0]
-        assert isinstance(first, torch.Tensor)
-        launch(stream, mailbox.on(first.device), *arguments)
+        launch(stream, mailbox.on(device), *arguments)
 
     return launch_with_mailbox
 

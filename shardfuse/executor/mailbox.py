@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import torch
 
+from .launch import index_of
+
 
 class Mailbox:
     """``words`` 64-bit words of one bound kernel, zeroed once for each stream that launches it.
@@ -25,7 +27,7 @@ class Mailbox:
         if device.type == "cuda":
             if torch._C._cuda_isCurrentStreamCapturing():
                 return self._zeros(device)
-            stream = torch._C._cuda_getCurrentRawStream(device.index)
+            stream = torch._C._cuda_getCurrentRawStream(index_of(device))
         found = self._of_stream.get((device, stream))
         if found is None:
             found = self._of_stream[device, stream] = self._zeros(device)

@@ -19,7 +19,6 @@ A collective that has kernels to run beside starts on a stream of its own, and i
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +46,7 @@ from .in_place import reads_before_it_writes
 from .kernel import Kernel
 from .launch import begin_on, guard_lines
 from .options import CompileOptions
-from .storage import storage_text, stored
+from .storage import freed, share_workspace, storage_text, stored
 from .streams import start_and_wait
 
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
@@ -98,6 +97,8 @@ class ProgramBuilder:
     """Inputs that come on the CPU and are taken to the device."""
     kernels: dict[Hashable, Kernel] = field(default_factory=dict[Hashable, Kernel])
     """By the name of the plan and the strides of its tensors."""
+    handed_on: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """What kernels make, by name, with its layout."""
     started: dict[str, Segment] = field(default_factory=dict[str, Segment])
     """Collectives that nothing has waited for, in order."""
 
@@ -207,6 +208,8 @@ class ProgramBuilder:
         if source is not None and target is not None and self.may_replace(tensor, target, source):
             self.replaced[tensor] = target
             made = f"{target} if own_{target} else {made}"
+        elif source is not None:
+            self.handed_on[str(tensor)] = self.meta[tensor]
         self.lines.append(f"{tensor} = {made}")
 
     def may_replace(self, tensor: BoundTensor, target: BoundTensor, source: KernelSource) -> bool:
@@ -341,10 +344,13 @@ class ProgramBuilder:
                 results.append(f"to_allocation_{k}({t})")
             else:
                 results.append(t.name)
+        kept = [t.name for t in self.fusion.outputs]
+        if self.device.type == "cuda":
+            self.lines = share_workspace(self.lines, self.handed_on, kept, self.names)
         head = ", ".join(v.name for v in self.fusion.inputs)
         body = "\n    ".join(
             [
-                *_freed(self.lines, [t.name for t in self.fusion.outputs]),
+                *freed(self.lines, kept),
                 f"return ({''.join(f'{r}, ' for r in results)})",
             ]
         )
@@ -379,19 +385,3 @@ def _scalar_text(scalar: Scalar) -> str:
 
 def _one_or_all(results: Sequence[torch.Tensor | None]) -> object:
     return results[0] if len(results) == 1 else tuple(results)
-
-
-def _freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:
-    """``lines`` with a ``del`` behind the last use of each tensor made on the way, which may be where it is made."""
-    words = [re.findall(r"\w+", line) for line in lines]
-    made = [name for line in lines if " = " in line for name in re.findall(r"\w+", line.split(" = ")[0])]
-    last: dict[int, list[str]] = {}
-    for name in dict.fromkeys(made):
-        if name not in outputs and name != "stream":
-            last.setdefault(max(k for k, line in enumerate(words) if name in line), []).append(name)
-    out: list[str] = []
-    for k, line in enumerate(lines):
-        out.append(line)
-        if k in last:
-            out.append(f"del {', '.join(last[k])}")
-    return out

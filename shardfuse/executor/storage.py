@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -12,6 +14,11 @@ from torch._C._dynamo import guards
 
 Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 """``empty(shape, strides, dtype)``"""
+WORKSPACE = 1 << 20
+"""Bytes.  Above, kernels take longer than what allocates for them, and it matters that memory is given back early."""
+_ALIGNMENT = 512
+_OF_A_CALL = ("stream", "workspace", "base")
+"""Names that live as long as a call."""
 
 
 def storage_text(like: torch.Tensor, device: torch.device, names: dict[str, object]) -> str:
@@ -38,3 +45,76 @@ def stored(
     if result.stride() == strides and not shared:
         return result
     return torch.empty_strided(shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """``lines`` with a ``del`` behind the last use of each tensor made on the way, which may be where it is made."""
+    words = [re.findall(r"\w+", line) for line in lines]
+    made = [name for line in lines if " = " in line for name in re.findall(r"\w+", line.split(" = ")[0])]
+    last: dict[int, list[str]] = {}
+    for name in dict.fromkeys(made):
+        if name not in outputs and name not in _OF_A_CALL:
+            last.setdefault(max(k for k, line in enumerate(words) if name in line), []).append(name)
+    out: list[str] = []
+    for k, line in enumerate(lines):
+        out.append(line)
+        if k in last:
+            out.append(f"del {', '.join(last[k])}")
+    return out
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """``size`` bytes from ``offset`` on, in use from line ``first`` to line ``last``."""
+
+    offset: int
+    size: int
+    first: int
+    last: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+def share_workspace(
+    lines: Sequence[str], made: Mapping[str, torch.Tensor], kept: Collection[str], names: dict[str, object]
+) -> list[str]:
+    """``lines`` of a program with one piece of memory for all that kernels hand to one another, where that is little.
+
+    Nobody but kernels sees such a tensor: an address is all there need be of it, and its bytes are another's once its
+    last kernel has been launched, as launches of one stream follow one another.  An allocation takes as long as half a
+    launch.
+
+    made: the layout of each tensor that kernels write.  kept: the names of those that the program returns.
+    """
+    words = [set(re.findall(r"\w+", line)) for line in lines]
+    pieces: dict[str, _Piece] = {}
+    for name, like in made.items():
+        places = [k for k, line in enumerate(words) if name in line]
+        first, *uses = places
+        is_plain = lines[first].startswith(f"{name} = empty(")
+        if name in kept or not is_plain or not all(lines[k].startswith("kernel_") for k in uses):
+            continue
+        size = -(-like.untyped_storage().nbytes() // _ALIGNMENT) * _ALIGNMENT
+        pieces[name] = _placed(size, first, places[-1], list(pieces.values()))
+    total = max((piece.end for piece in pieces.values()), default=0)
+    if len(pieces) < 2 or total > WORKSPACE:
+        return list(lines)
+    names["uint8"] = torch.uint8
+    begin = min(piece.first for piece in pieces.values())
+    out = list(lines)
+    for name, piece in pieces.items():
+        out[piece.first] = f"{name} = base + {piece.offset}"
+    workspace = [f"workspace = empty(({total},), (1,), uint8)", "base = workspace.data_ptr()"]
+    return [*out[:begin], *workspace, *out[begin:]]
+
+
+def _placed(size: int, first: int, last: int, others: Sequence[_Piece]) -> _Piece:
+    """The first gap among those that are in use at the same time."""
+    offset = 0
+    for other in sorted((o for o in others if o.first <= last and first <= o.last), key=lambda o: o.offset):
+        if offset + size <= other.offset:
+            break
+        offset = max(offset, other.end)
+    return _Piece(offset, size, first, last)
