@@ -16,6 +16,17 @@ uint64_t last_stream, last_function, last_slots[16], wanted_slots;
 char loaded[64];
 static uint64_t context = 1;
 
+typedef struct { void *function; unsigned grid[3], block[3], shared; void **slots, **extra, *kernel, *context; } Node;
+int capturing, graph_status, set_status, graphs, graph_launches, sets, nodes, chained, destroyed;
+uint64_t graph_slots[8][8], wanted_of_node[8], graph_functions[8];
+static void note(uint64_t node, const Node *given) {
+    graph_functions[node - 1] = (uint64_t)given->function;
+    for (unsigned k = 0; k < wanted_of_node[node - 1]; k++) memcpy(&graph_slots[node - 1][k], given->slots[k], 8);
+    last_grid = given->grid[0] * given->grid[1] * given->grid[2];
+    last_threads = given->block[0] * given->block[1] * given->block[2];
+    last_shared = given->shared;
+}
+
 void leave(void) { context = 0; }
 
 int cuGetErrorString(int code, const char **text) {
@@ -56,3 +67,20 @@ int cuLaunchKernelEx(const Config *config, void *function, void **slots, void **
     for (unsigned k = 0; k < wanted_slots; k++) memcpy(&last_slots[k], slots[k], 8);
     return extra != 0;
 }
+int cuStreamIsCapturing(void *stream, int *found) { *found = capturing; return context ? 0 : 201; }
+int cuGraphCreate(uint64_t *graph, unsigned flags) { nodes = 0; chained = 1; graphs++; *graph = 11; return flags; }
+int cuGraphDestroy(void *graph) { destroyed++; return 0; }
+int cuGraphExecDestroy(void *executable) { destroyed++; return 0; }
+int cuGraphAddKernelNode_v2(uint64_t *node, void *graph, uint64_t *before, uint64_t count, const Node *given) {
+    chained = chained && count == (nodes > 0) && (!count || *before == (uint64_t)nodes);
+    *node = (uint64_t)++nodes;
+    note(*node, given);
+    return 0;
+}
+int cuGraphInstantiateWithFlags(uint64_t *executable, void *graph, uint64_t flags) { *executable = 13; return graph_status; }
+int cuGraphExecKernelNodeSetParams_v2(void *executable, void *node, const Node *given) {
+    sets++;
+    note((uint64_t)node, given);
+    return set_status;
+}
+int cuGraphLaunch(void *executable, uint64_t stream) { graph_launches++; last_stream = stream; return status; }

@@ -192,3 +192,102 @@ def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     open_driver.cache_clear()
     with pytest.warns(UserWarning, match="CC"):
         assert open_driver(tmp_path) is None
+
+
+# several at once
+
+
+class Pair:
+    """Two launches, of two tensors and of a tensor and a number, and the batch of both."""
+
+    def __init__(self, fake: Fake) -> None:
+        self.fake = fake
+        self.launches = (fake.launcher(2), fake.launcher(1, "q"))
+        self.launch = fake.driver.batch(self.launches)
+        (ctypes.c_uint64 * 8).in_dll(fake.library, "wanted_of_node")[:2] = [4, 4]
+
+    def handed_over(self) -> list[list[int]]:
+        rows = (ctypes.c_uint64 * 8 * 8).in_dll(self.fake.library, "graph_slots")
+        return [list(rows[k][:4]) for k in range(2)]
+
+    def counts(self) -> list[int]:
+        return [self.fake[name] for name in ("launches", "graphs", "graph_launches", "sets")]
+
+
+def since(before: list[int], now: list[int]) -> list[int]:
+    return [b - a for a, b in zip(before, now, strict=True)]
+
+
+@pytest.fixture
+def pair(fake: Fake) -> Pair:
+    for name in ("capturing", "graph_status", "set_status"):
+        fake[name] = 0
+    return Pair(fake)
+
+
+def test_a_batch_is_one_graph(pair: Pair) -> None:
+    a, b, c, before = aligned(), aligned(), aligned(), pair.counts()
+    pair.launch(0x77, a, b, b, 5)
+    assert since(before, pair.counts()) == [0, 1, 1, 0]
+    assert pair.handed_over() == [[a.data_ptr(), b.data_ptr(), 0, 0], [b.data_ptr(), 5, 0, 0]]
+    names = ("chained", "nodes", "last_grid", "last_threads", "last_shared", "last_stream")
+    assert [pair.fake[name] for name in names] == [1, 2, 7, 128, 64, 0x77]
+    pair.launch(0, a, b, b, 5)
+    assert since(before, pair.counts()) == [0, 1, 2, 0]
+    pair.launch(0, a, b, c.data_ptr(), 6)  # only the second differs
+    assert since(before, pair.counts()) == [0, 1, 3, 1]
+    assert pair.handed_over() == [[a.data_ptr(), b.data_ptr(), 0, 0], [c.data_ptr(), 6, 0, 0]]
+
+
+def test_a_batch_one_by_one(pair: Pair) -> None:
+    a, b = aligned(), aligned()
+    pair.launch(0, a, b, b, 5)
+    before = pair.counts()
+    pair.fake["capturing"] = 1
+    pair.launch(0, b, b, b, 5)
+    assert since(before, pair.counts()) == [2, 0, 0, 0]
+    pair.fake["capturing"] = 0
+    pair.launch(0, b, b, b, 5)
+    assert since(before, pair.counts()) == [2, 0, 1, 1], "what was captured is not what the graph hands over"
+    assert pair.handed_over()[0] == [b.data_ptr(), b.data_ptr(), 0, 0]
+    odd = aligned(8)
+    pair.launch(0, a, b, odd, 5)
+    assert since(before, pair.counts()) == [3, 0, 1, 1]
+    pair.launch(None, a, b, b, 7)
+    assert pair.fake.otherwise == [(odd, 5), (a, b), (b, 7)]
+
+
+@pytest.mark.parametrize("name", ["graph_status", "set_status"])
+def test_a_graph_that_is_refused(pair: Pair, name: str) -> None:
+    a, b, before = aligned(), aligned(), pair.counts()
+    if name == "set_status":
+        pair.launch(0, a, a, a, 1)
+    pair.fake[name] = 999
+    pair.launch(0, a, b, b, 5)
+    pair.fake[name] = 0
+    pair.launch(0, a, b, b, 5)
+    assert since(before, pair.counts())[0] == 4, "what a graph hands over is not known after an error"
+    assert pair.fake.slots(2) == [b.data_ptr(), 5]
+
+
+def test_errors_of_a_batch(pair: Pair) -> None:
+    a = aligned()
+    with pytest.raises(TypeError, match="takes 5 arguments, not 3"):
+        pair.launch(0, a, a)
+    with pytest.raises(TypeError):
+        pair.launch(0, a, a, a, 0.5)
+    pair.fake["status"] = 5
+    with pytest.raises(KernelLaunchError, match="it is refused"):
+        pair.launch(0, a, a, a, 1)
+    for wrong in (print, pair.launch, pair.fake.launcher(1, cooperative=True)):
+        with pytest.raises(TypeError, match="no launch that a batch may hold"):
+            pair.fake.driver.batch((pair.launches[0], wrong))
+
+
+def test_a_batch_on_a_thread_without_a_context_and_its_end(pair: Pair) -> None:
+    a, destroyed = aligned(), pair.fake["destroyed"]
+    pair.fake.library.leave()
+    pair.launch(0, a, a, a, 1)
+    assert pair.counts()[2] > 0
+    del pair.launch
+    assert pair.fake["destroyed"] == destroyed + 2

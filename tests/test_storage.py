@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from shardfuse.executor.storage import WORKSPACE, freed, share_workspace
+from shardfuse.executor.storage import LITTLE, freed, share_workspace
 
 
 def bytes_of(size: int) -> torch.Tensor:
@@ -51,7 +51,7 @@ def test_what_is_seen_by_more_than_kernels_is_a_tensor() -> None:
 
 
 def test_much_memory_and_one_tensor_are_left() -> None:
-    for sizes in ([WORKSPACE // 2, WORKSPACE // 2 + 1, 4], [8, 4]):
+    for sizes in ([LITTLE // 2, LITTLE // 2 + 1, 4], [8, 4]):
         lines, made = chain(sizes)
         assert share_workspace(lines, made, [f"T{len(sizes)}"], {}) == lines
 

@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,8 @@ enum { MAX_THREADS_PER_BLOCK = 0, STATIC_SHARED = 1, MAX_DYNAMIC_SHARED = 8 }; /
 enum { MULTIPROCESSORS = 16, MAX_SHARED_OF_BLOCK = 97 };                       /* of a device */
 enum { PREFER_SHARED = 1 };
 
+static const char LAUNCH[] = "launch", BATCH[] = "batch";
+
 typedef struct { int id; char pad[4]; union { char bytes[64]; int integer; } value; } Attribute;
 
 typedef struct {
@@ -23,6 +26,12 @@ typedef struct {
     Attribute *attributes;
     unsigned count;
 } Config;
+
+typedef struct {
+    void *function;
+    unsigned grid[3], block[3], shared;
+    void **slots, **extra, *kernel, *context;
+} Node;
 
 static struct {
     int (*cuGetErrorString)(int, const char **);
@@ -37,6 +46,14 @@ static struct {
     int (*cuFuncSetCacheConfig)(void *, int);
     int (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *, void *, int, size_t);
     int (*cuLaunchKernelEx)(const Config *, void *, void **, void **);
+    int (*cuStreamIsCapturing)(void *, int *);
+    int (*cuGraphCreate)(void **, unsigned);
+    int (*cuGraphDestroy)(void *);
+    int (*cuGraphAddKernelNode_v2)(void **, void *, void **, size_t, const Node *);
+    int (*cuGraphInstantiateWithFlags)(void **, void *, unsigned long long);
+    int (*cuGraphExecKernelNodeSetParams_v2)(void *, void *, const Node *);
+    int (*cuGraphExecDestroy)(void *);
+    int (*cuGraphLaunch)(void *, void *);
 } cuda;
 
 typedef struct {
@@ -82,7 +99,9 @@ static PyObject *connect(PyObject *module, PyObject *library) {
     TAKE(cuGetErrorString) TAKE(cuCtxGetCurrent) TAKE(cuCtxSetCurrent) TAKE(cuDevicePrimaryCtxRetain)
     TAKE(cuDeviceGetAttribute) TAKE(cuModuleLoadData) TAKE(cuModuleGetFunction) TAKE(cuFuncGetAttribute)
     TAKE(cuFuncSetAttribute) TAKE(cuFuncSetCacheConfig) TAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor)
-    TAKE(cuLaunchKernelEx)
+    TAKE(cuLaunchKernelEx) TAKE(cuStreamIsCapturing)
+    TAKE(cuGraphCreate) TAKE(cuGraphDestroy) TAKE(cuGraphAddKernelNode_v2) TAKE(cuGraphInstantiateWithFlags)
+    TAKE(cuGraphExecKernelNodeSetParams_v2) TAKE(cuGraphExecDestroy) TAKE(cuGraphLaunch)
 #undef TAKE
     Py_RETURN_NONE;
 }
@@ -142,27 +161,36 @@ static int number(char type, PyObject *value, void *slot) {
     return !PyErr_Occurred();
 }
 
-static PyObject *launch(PyObject *self, PyObject *const *given, Py_ssize_t count) {
-    Launch *l = PyCapsule_GetPointer(self, NULL);
-    if (!l) return NULL;
-    if (count != 1 + l->pointers + l->numbers)
-        return PyErr_Format(PyExc_TypeError, "a launch takes %zd arguments, not %zd", 1 + l->pointers + l->numbers, count);
-    uint64_t values[l->slots];
-    void *addresses[l->slots];
-    int is_plain = given[0] != Py_None;
-    for (Py_ssize_t k = 0; k < l->pointers && is_plain; k++) {
-        PyObject *of = given[1 + k], *pointer = PyLong_CheckExact(of) ? Py_NewRef(of) : PyObject_CallMethodNoArgs(of, data_ptr);
-        if (!pointer) return NULL;
-        values[k] = PyLong_AsUnsignedLongLong(pointer);
-        Py_DECREF(pointer);
-        if (PyErr_Occurred()) return NULL;
-        is_plain = values[k] % ALIGNMENT == 0;
+/* What a launch hands over, from tensors or addresses and numbers: 1, or 0 where a tensor is not aligned, or -1. */
+static int fill(const Launch *l, PyObject *const *given, uint64_t *values) {
+    for (Py_ssize_t k = 0; k < l->pointers; k++) {
+        PyObject *of = given[k], *address = PyLong_CheckExact(of) ? Py_NewRef(of) : PyObject_CallMethodNoArgs(of, data_ptr);
+        if (!address) return -1;
+        values[k] = PyLong_AsUnsignedLongLong(address);
+        Py_DECREF(address);
+        if (PyErr_Occurred()) return -1;
+        if (values[k] % ALIGNMENT) return 0;
     }
-    if (!is_plain) return PyObject_Vectorcall(l->otherwise, given + 1, (size_t)(count - 1), NULL);
     for (Py_ssize_t k = 0; k < l->numbers; k++)
-        if (!number(l->types[k], given[1 + l->pointers + k], &values[l->pointers + k])) return NULL;
+        if (!number(l->types[k], given[l->pointers + k], &values[l->pointers + k])) return -1;
     Py_ssize_t first = l->pointers + l->numbers;
     memcpy(values + first, l->fixed, (size_t)(l->slots - first) * sizeof *values);
+    return 1;
+}
+
+static PyObject *wrong_count(Py_ssize_t wanted, Py_ssize_t count) {
+    return PyErr_Format(PyExc_TypeError, "a launch takes %zd arguments, not %zd", wanted, count);
+}
+
+static PyObject *launch(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    const Launch *l = PyCapsule_GetPointer(self, LAUNCH);
+    if (!l) return NULL;
+    if (count != 1 + l->pointers + l->numbers) return wrong_count(1 + l->pointers + l->numbers, count);
+    uint64_t values[l->slots];
+    void *addresses[l->slots];
+    int filled = given[0] == Py_None ? 0 : fill(l, given + 1, values);
+    if (filled < 0) return NULL;
+    if (!filled) return PyObject_Vectorcall(l->otherwise, given + 1, (size_t)(count - 1), NULL);
     for (Py_ssize_t k = 0; k < l->slots; k++) addresses[k] = values + k;
     Config config = l->config;
     config.stream = PyLong_AsVoidPtr(given[0]);
@@ -177,8 +205,109 @@ static PyObject *launch(PyObject *self, PyObject *const *given, Py_ssize_t count
     Py_RETURN_NONE;
 }
 
+/* Several launches that follow one another: a graph, whose launch costs less than that of one kernel.  Parameters are
+   set where they differ from those of the last time; what runs already is not affected.  A graph belongs to one thread
+   at a time: a second thread, a stream that is being captured, and whatever takes Triton's own entry launch one by one. */
+typedef struct {
+    Py_ssize_t count, arguments, slots;
+    const Launch **launches;
+    PyObject *functions; /* a tuple, which keeps the launches */
+    pthread_mutex_t mutex;
+    void *graph, *executable, **nodes; /* nodes are the graph's, and tell the executable which kernel is meant */
+    uint64_t *last;
+    int is_refused;
+} Batch;
+
+static Node node_of(const Launch *l, void **slots) {
+    const Config *c = &l->config;
+    return (Node){l->function, {c->grid[0], 1, 1}, {c->block[0], 1, 1}, c->shared, slots, NULL, NULL, NULL};
+}
+
+static int make_graph(Batch *b, void **addresses) {
+    int status = cuda.cuGraphCreate(&b->graph, 0);
+    for (Py_ssize_t k = 0; k < b->count && !status; addresses += b->launches[k++]->slots) {
+        Node node = node_of(b->launches[k], addresses);
+        status = cuda.cuGraphAddKernelNode_v2(&b->nodes[k], b->graph, k ? &b->nodes[k - 1] : NULL, k > 0, &node);
+    }
+    if (!status) status = cuda.cuGraphInstantiateWithFlags(&b->executable, b->graph, 0);
+    return status;
+}
+
+/* Have the graph hand over ``values``. */
+static int set_graph(Batch *b, const uint64_t *values, void **addresses) {
+    int status = 0;
+    if (!b->executable) {
+        status = make_graph(b, addresses);
+    } else {
+        for (Py_ssize_t k = 0, at = 0; k < b->count && !status; at += b->launches[k++]->slots) {
+            if (!memcmp(b->last + at, values + at, (size_t)b->launches[k]->slots * sizeof *values)) continue;
+            Node node = node_of(b->launches[k], addresses + at);
+            status = cuda.cuGraphExecKernelNodeSetParams_v2(b->executable, b->nodes[k], &node);
+        }
+    }
+    memcpy(b->last, values, (size_t)b->slots * sizeof *values);
+    b->is_refused = status != 0; /* what it hands over is not known any more */
+    return status;
+}
+
+/* 0, or an error of the driver, or -1 where the kernels are to be launched one by one. */
+static int launch_graph(Batch *b, void *stream, const uint64_t *values, void **addresses) {
+    int capturing = 0, status;
+    if (pthread_mutex_trylock(&b->mutex)) return -1;
+    status = cuda.cuStreamIsCapturing(stream, &capturing);
+    if (status == INVALID_CONTEXT && !(status = enter(b->launches[0]->device)))
+        status = cuda.cuStreamIsCapturing(stream, &capturing);
+    if (status || capturing || b->is_refused || set_graph(b, values, addresses))
+        status = -1;
+    else
+        status = cuda.cuGraphLaunch(b->executable, stream);
+    pthread_mutex_unlock(&b->mutex);
+    return status;
+}
+
+static PyObject *one_by_one(const Batch *b, PyObject *const *given) {
+    PyObject *stream = given[0];
+    for (Py_ssize_t k = 0; k < b->count; k++) {
+        Py_ssize_t count = b->launches[k]->pointers + b->launches[k]->numbers;
+        PyObject *one[1 + count];
+        one[0] = stream;
+        memcpy(one + 1, given + 1, (size_t)count * sizeof *one);
+        PyObject *done = PyObject_Vectorcall(PyTuple_GET_ITEM(b->functions, k), one, (size_t)count + 1, NULL);
+        if (!done) return NULL;
+        Py_DECREF(done);
+        given += count;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *launch_batch(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    Batch *b = PyCapsule_GetPointer(self, BATCH);
+    if (!b) return NULL;
+    if (count != 1 + b->arguments) return wrong_count(1 + b->arguments, count);
+    uint64_t values[b->slots];
+    void *addresses[b->slots];
+    if (given[0] == Py_None) return one_by_one(b, given);
+    PyObject *const *next = given + 1;
+    for (Py_ssize_t k = 0, at = 0; k < b->count; at += b->launches[k++]->slots) {
+        int filled = fill(b->launches[k], next, values + at);
+        if (filled < 0) return NULL;
+        if (!filled) return one_by_one(b, given);
+        next += b->launches[k]->pointers + b->launches[k]->numbers;
+    }
+    for (Py_ssize_t k = 0; k < b->slots; k++) addresses[k] = values + k;
+    void *stream = PyLong_AsVoidPtr(given[0]);
+    if (PyErr_Occurred()) return NULL;
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = launch_graph(b, stream, values, addresses);
+    Py_END_ALLOW_THREADS;
+    if (status < 0) return one_by_one(b, given);
+    if (status) return PyObject_CallFunction(b->launches[0]->failed, "s", message_of(status));
+    Py_RETURN_NONE;
+}
+
 static void release(PyObject *capsule) {
-    Launch *l = PyCapsule_GetPointer(capsule, NULL);
+    Launch *l = PyCapsule_GetPointer(capsule, LAUNCH);
     Py_XDECREF(l->otherwise);
     Py_XDECREF(l->failed);
     free(l->types);
@@ -201,7 +330,7 @@ static PyObject *launcher(PyObject *module, PyObject *arguments) {
     Py_ssize_t numbers = (Py_ssize_t)strlen(types), behind = PyTuple_GET_SIZE(fixed);
     if (behind != (Py_ssize_t)strlen(fixed_types)) return PyErr_Format(PyExc_ValueError, "a type for each number");
     Launch *l = calloc(1, sizeof *l);
-    PyObject *capsule = l ? PyCapsule_New(l, NULL, release) : NULL;
+    PyObject *capsule = l ? PyCapsule_New(l, LAUNCH, release) : NULL;
     if (!capsule) {
         free(l);
         return PyErr_NoMemory();
@@ -228,11 +357,57 @@ static PyObject *launcher(PyObject *module, PyObject *arguments) {
     return made;
 }
 
+static void release_batch(PyObject *capsule) {
+    Batch *b = PyCapsule_GetPointer(capsule, BATCH);
+    if (b->executable) cuda.cuGraphExecDestroy(b->executable);
+    if (b->graph) cuda.cuGraphDestroy(b->graph);
+    pthread_mutex_destroy(&b->mutex);
+    Py_XDECREF(b->functions);
+    free(b->launches);
+    free(b->nodes);
+    free(b->last);
+    free(b);
+}
+
+static PyMethodDef batch_method = {"launch_batch", (PyCFunction)(void (*)(void))launch_batch, METH_FASTCALL, NULL};
+
+static PyObject *batch(PyObject *module, PyObject *functions) {
+    if (!PyTuple_Check(functions)) return PyErr_Format(PyExc_TypeError, "a tuple of launches");
+    Batch *b = calloc(1, sizeof *b);
+    PyObject *capsule = b ? PyCapsule_New(b, BATCH, release_batch) : NULL;
+    if (!capsule) {
+        free(b);
+        return PyErr_NoMemory();
+    }
+    pthread_mutex_init(&b->mutex, NULL);
+    b->functions = Py_NewRef(functions);
+    b->count = PyTuple_GET_SIZE(functions);
+    b->launches = calloc((size_t)b->count, sizeof *b->launches);
+    b->nodes = calloc((size_t)b->count, sizeof *b->nodes);
+    for (Py_ssize_t k = 0; k < b->count; k++) {
+        PyObject *function = PyTuple_GET_ITEM(functions, k);
+        PyObject *self = PyCFunction_Check(function) ? PyCFunction_GetSelf(function) : NULL;
+        const Launch *l = self && PyCapsule_IsValid(self, LAUNCH) ? PyCapsule_GetPointer(self, LAUNCH) : NULL;
+        if (!l || l->config.count) {
+            Py_DECREF(capsule);
+            return PyErr_Format(PyExc_TypeError, "%R is no launch that a batch may hold", function);
+        }
+        b->launches[k] = l;
+        b->arguments += l->pointers + l->numbers;
+        b->slots += l->slots;
+    }
+    b->last = calloc((size_t)b->slots, sizeof *b->last);
+    PyObject *made = PyCFunction_New(&batch_method, capsule);
+    Py_DECREF(capsule);
+    return made;
+}
+
 static PyMethodDef methods[] = {
     {"connect", connect, METH_O, NULL},
     {"load", load, METH_VARARGS, NULL},
     {"resident", resident, METH_VARARGS, NULL},
     {"launcher", launcher, METH_VARARGS, NULL},
+    {"batch", batch, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -49,6 +49,14 @@ class Driver(Protocol):
         """
         ...
 
+    def batch(self, launches: tuple[Callable[..., None], ...]) -> Callable[..., None]:
+        """``launch(stream, *arguments)``: ``launches`` one after the other, each with its part of the arguments.
+
+        They are one graph, whose launch costs less than that of one kernel.  Cooperative ones are refused by
+        ``TypeError``.
+        """
+        ...
+
 
 @functools.cache
 def open_driver(directory: Path, library: str = LIBRARY) -> Driver | None:

@@ -39,7 +39,9 @@ from ..schedulers.segment import Segment
 from . import resharding
 from .aliasing import alias_lines, own_lines
 from .allocation_form import from_allocation, to_allocation
+from .batches import batch_launches
 from .chunks import Place, in_place
+from .driver import open_driver
 from .fitting import fitted
 from .host_scalars import host_lines
 from .in_place import reads_before_it_writes
@@ -67,10 +69,12 @@ class Program:
     """What the names in ``text`` stand for."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Of those that run something on the device, what they run."""
+    apart: str = ""
+    """``text`` with a line for each kernel, where that has one for several."""
 
     def bound_to(self, functions: Mapping[str, object]) -> Host:
-        """The program with its names standing for ``functions``."""
-        return _bound(self.text, functions)
+        """The program with its names standing for ``functions``, kernel by kernel."""
+        return _bound(self.apart, functions)
 
 
 @dataclass
@@ -344,20 +348,22 @@ class ProgramBuilder:
                 results.append(f"to_allocation_{k}({t})")
             else:
                 results.append(t.name)
-        kept = [t.name for t in self.fusion.outputs]
-        if self.device.type == "cuda":
-            self.lines = share_workspace(self.lines, self.handed_on, kept, self.names)
-        head = ", ".join(v.name for v in self.fusion.inputs)
-        body = "\n    ".join(
-            [
-                *freed(self.lines, kept),
-                f"return ({''.join(f'{r}, ' for r in results)})",
-            ]
-        )
-        text = f"def program({head}):\n    {body}\n"
+        result = f"return ({''.join(f'{r}, ' for r in results)})"
+        lines, driver = self.lines, None
+        if self.device.type == "cuda" and "begin" in self.names:
+            lines = share_workspace(lines, self.handed_on, [t.name for t in self.fusion.outputs], self.names)
+            driver = open_driver(self.options.cache_directory)
+        apart = self.text(lines, result)
+        batched = lines if driver is None else batch_launches(lines, self.handed_on, self.names, driver)
+        text = self.text(batched, result)
         functions = cast(dict[str, Callable[..., object]], self.names)
         run = _bound(text, functions)
-        return Program(run, text, tuple(self.sources), tuple(domains), functions, self.labels)
+        return Program(run, text, tuple(self.sources), tuple(domains), functions, self.labels, apart)
+
+    def text(self, lines: Sequence[str], result: str) -> str:
+        head = ", ".join(v.name for v in self.fusion.inputs)
+        body = "\n    ".join([*freed(lines, [t.name for t in self.fusion.outputs]), result])
+        return f"def program({head}):\n    {body}\n"
 
 
 def _bound(text: str, names: Mapping[str, object]) -> Host:

@@ -14,7 +14,7 @@ from torch._C._dynamo import guards
 
 Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 """``empty(shape, strides, dtype)``"""
-WORKSPACE = 1 << 20
+LITTLE = 16 << 20
 """Bytes.  Above, kernels take longer than what allocates for them, and it matters that memory is given back early."""
 _ALIGNMENT = 512
 _OF_A_CALL = ("stream", "workspace", "base")
@@ -99,7 +99,7 @@ def share_workspace(
         size = -(-like.untyped_storage().nbytes() // _ALIGNMENT) * _ALIGNMENT
         pieces[name] = _placed(size, first, places[-1], list(pieces.values()))
     total = max((piece.end for piece in pieces.values()), default=0)
-    if len(pieces) < 2 or total > WORKSPACE:
+    if len(pieces) < 2 or total > LITTLE:
         return list(lines)
     names["uint8"] = torch.uint8
     begin = min(piece.first for piece in pieces.values())
