@@ -23,7 +23,7 @@ from .looped import down_columns, in_loop
 from .persistent import LONG, in_registers, rereads, streamed, too_long
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
 from .segment import Segment, leading_to
-from .space import Space, analyse, analysed
+from .space import Space, analyse, analysed, stored_atoms
 
 _WORTH_SPLITTING = 8
 """Turns of the loop below which a second kernel costs more than it saves."""
@@ -36,6 +36,9 @@ _REGISTERS = (255, 168, 128)
 _LAST = 16384
 """Partial results that the last program of a block adds up: of more, all programs have a part, having met.  The sum
 over dim 0 of 65536 x 512, bfloat16, 264 parts, took 29 us so, by one program 51."""
+_BOUND = 128
+"""Registers of a thread that stores what it adds up: left alone the compiler takes fewer, and its loads wait.  SwiGLU's
+backward, 32768 x 4096 of bfloat16, took 337 us so, else 389."""
 _EACH = 64
 """Elements of columns that a thread takes at once."""
 _MANY_COLUMNS = 65536
@@ -51,7 +54,7 @@ _FEW_LANES = 1024
 _NARROW_BYTES = 4
 """What no copy ahead of time is narrower than: of less, many programs with few loads each hide the wait.  The sum over
 dim 0 of 16384 x 8191, bfloat16, took 97 us so, with 64 loads a thread 359."""
-_NARROW_TILE = (128, 16)
+_NARROW_TILE = (64, 32)
 _NARROW_WARPS = 8
 _NARROW_PROGRAMS = 8
 """Of a multiprocessor."""
@@ -102,20 +105,56 @@ def _columns(segment: Segment, space: Space, target: Target) -> Params:
         while lanes > WARP * _WARPS and space.kept < wanted * lanes:
             lanes //= 2
         return Params(lanes, 1, num_warps=_WARPS)
-    if min((vector(t.dtype, space.kept, target) * t.dtype.itemsize for t in inputs), default=4) < _NARROW_BYTES:
-        x_block, r_block = (
-            min(a, power_of_two(n)) for a, n in zip(_NARROW_TILE, (space.kept, space.reduced), strict=True)
-        )
-        params = Params(x_block, r_block, unrolled=False, num_warps=_NARROW_WARPS)
-        wanted = target.multiprocessors * _NARROW_PROGRAMS
-    else:
-        is_heavy = sum(e.op in _HEAVY for e in segment.exprs) > 1
-        across = _WARPS if is_heavy or space.kept >= _MANY_COLUMNS else 2
-        params = down_columns(inputs, space, target, _EACH // (2 if is_heavy else 1), across)
-        wanted *= 2 if is_heavy else 1
+    rows = _unaligned_rows(segment, space, target)
+    if rows > 1 and (wider := side_by_side(segment, space, rows)) is not None:
+        space = wider
+    elif rows > 1:
+        tile = (min(a, power_of_two(n)) for a, n in zip(_NARROW_TILE, (space.kept, space.reduced), strict=True))
+        params = Params(*tile, unrolled=False, num_warps=_NARROW_WARPS)
+        return _split(segment, space, params, target, target.multiprocessors * _NARROW_PROGRAMS)
+    is_heavy = sum(e.op in _HEAVY for e in segment.exprs) > 1
+    across = _WARPS if is_heavy or space.kept >= _MANY_COLUMNS else 2
+    params = down_columns(inputs, space, target, _EACH // (2 if is_heavy else 1), across)
+    if any(space.is_streamed(t) for t in segment.outputs):
+        params = replace(params, max_registers=_BOUND)
+    return _split(segment, space, replace(params, rows=rows), target, wanted * (2 if is_heavy else 1))
+
+
+def _unaligned_rows(segment: Segment, space: Space, target: Target) -> int:
+    """Rows after which one begins as aligned as the first, where a thread's load would be narrow; else 1."""
+    rows = 1
+    for t in streamed(segment, space):
+        width = vector(t.dtype, space.kept, target)
+        if width * t.dtype.itemsize < _NARROW_BYTES:
+            rows = max(rows, target.vector_bytes // t.dtype.itemsize // width)
+    return rows
+
+
+def side_by_side(segment: Segment, space: Space, rows: int) -> Space | None:
+    """``space`` with ``rows`` reduced rows as one, kept for the time being; ``None`` where that is not possible.
+
+    ``r = (i), x = (j)`` becomes ``r = (i // rows), x = (i % rows, j)``.
+    """
+    if len(space.r) != 1 or space.inside:
+        return None
+    (row,) = space.r
+    whole = row.weight * row.extent
+    if not isinstance(row.base, Root) or row.base.extent % whole or row.extent % rows or row.extent < 2 * rows:
+        return None
+    parts = Digit(row.base, row.weight * rows, row.extent // rows), Digit(row.base, row.weight, rows)
+    stored = stored_atoms(next(t for t in streamed(segment, space)), space.pieces)
+    outside = stored[: stored.index(row)]
+    x = (*(a for a in space.x if a in outside), parts[1], *(a for a in space.x if a not in outside))
+    atoms = {t: own - {row} | frozenset(parts) if row in own else own for t, own in space.atoms.items()}
+    pieces = {d: tuple(p for a in cut for p in (parts if a == row else (a,))) for d, cut in space.pieces.items()}
+    return replace(space, x=x, r=parts[:1], atoms=atoms, pieces=pieces)
+
+
+def _split(segment: Segment, space: Space, params: Params, target: Target, wanted: int) -> Params:
+    """``params`` with as many parts as there are to be programs."""
     turns = -(-space.reduced // params.r_block)
-    most = max(turns // _TURNS, 1) if turns >= _WORTH_SPLITTING else 1
-    splits = min(max(wanted * params.x_block // space.kept, 1), most)
+    most = turns // _TURNS if turns >= _WORTH_SPLITTING else 1
+    splits = max(min(wanted * params.x_block // space.kept, most, _MAX_SPLITS), 2 if params.rows > 1 else 1)
     return _in_parts(segment, space, replace(params, splits=splits), target)
 
 
@@ -131,14 +170,14 @@ def _in_parts(segment: Segment, space: Space, params: Params, target: Target) ->
     programs = -(-space.kept // params.x_block)
     for splits, registers in (*((params.splits, n) for n in _REGISTERS), (params.splits // 2, _REGISTERS[-1])):
         if splits > 1 and programs * splits <= resident(target, params.num_warps, registers):
-            bound = registers if registers != _REGISTERS[0] else None
+            bound = registers if registers != _REGISTERS[0] else params.max_registers
             return replace(params, splits=splits, once=True, max_registers=bound)
     return params
 
 
 def _is_for_one(params: Params) -> bool:
     """Are the parts of a block so few that one program adds them up?"""
-    return power_of_two(params.splits) * params.x_block <= _LAST
+    return params.rows == 1 and power_of_two(params.splits) * params.x_block <= _LAST
 
 
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
@@ -146,6 +185,10 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     space = analysed(segment)
     if params.splits == 1:
         return (KernelPlan(kernel_name("reduction", segment), segment, space, params),)
+    if params.rows > 1:
+        wider = side_by_side(segment, space, params.rows)
+        assert wider is not None, space
+        space = wider
     split = Digit(Root("split", params.splits), 1, params.splits)
     partials = {e: _workspace(e, space, split) for e in segment.exprs if _reduces(e, space)}
     first = _first(segment, space, partials)
@@ -185,7 +228,7 @@ def partial_dtype(expr: Expr) -> DataType:
 
 def _with(space: Space, partials: dict[Expr, BoundTensor], split: Digit) -> Space:
     """``space`` with the workspaces: ``split`` is the program's own, no atom that a tile walks."""
-    atoms = {w: space.atoms[e.output] | {split} for e, w in partials.items()}
+    atoms = {w: space.atoms[e.tensors[0]] - frozenset(space.r) | {split} for e, w in partials.items()}
     phase = dict.fromkeys(partials.values(), 1)
     pieces = {**space.pieces, split: (split,)}
     return replace(space, atoms={**space.atoms, **atoms}, phase={**space.phase, **phase}, pieces=pieces)
@@ -203,7 +246,8 @@ def _first(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) ->
 def _second(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -> Segment:
     """The reductions of the partial results, and all that follows."""
     kept = [t for t in segment.outputs if not space.has_r(t)]
-    finished = {e.output: Expr(e.op, (w,), (e.output,), {"axes": (0,)}) for e, w in partials.items()}
+    gone = (0, *(k for k, a in enumerate(space.x, 1) if all(a not in space.atoms[e.output] for e in partials)))
+    finished = {e.output: Expr(e.op, (w,), (e.output,), {"axes": gone}) for e, w in partials.items()}
     cut = [finished.get(e.output, e) for e in segment.exprs]
     return Segment.of(leading_to(cut, kept), kept)
 

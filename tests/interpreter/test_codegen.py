@@ -163,6 +163,37 @@ def test_split_reduction_with_an_epilogue(tmp_path: Path, shape: tuple[int, ...]
     close(ratio, (wanted.sum(axes) / wanted.amax(axes)).sqrt())
 
 
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("shape", [(320, 37), (3, 320, 37), (320, 3, 37)])
+def test_rows_of_odd_length_stand_side_by_side(tmp_path: Path, shape: tuple[int, ...], once: bool) -> None:
+    """Eight of them begin where the first did: a weight of their columns, what they store, and two sums."""
+    b = Builder()
+    axes = [b.axis(n) for n in shape]
+    x, weight = b.input(DataType.Half, *axes), b.input(DataType.Half, axes[-1])
+    product = b.op("mul", b.cast(x, DataType.Float), b.cast(weight, DataType.Float))
+    gone = 1 if shape[0] == 3 else 0
+    total, top = (b.reduce(op, product, [gone], keepdim=False) for op in ("sum", "max"))
+    segment = b.segment(b.cast(product, DataType.Half), b.op("mul", total, 2.0), top)
+    params = replace(reduction.propose(segment, H200), once=once)
+    assert (params.rows, params.once) == (8, once)
+    data = values(*shape, dtype=DataType.Half), values(37, dtype=DataType.Half)
+    largest, stored, doubled = run(
+        segment, dict(zip((x, weight), data, strict=True)), tmp_path, params=params, scheduler=reduction
+    )
+    wanted = data[0].double() * data[1].double()
+    assert torch.equal(stored, wanted.half())
+    close(doubled, 2 * wanted.sum(gone))
+    close(largest, wanted.amax(gone))
+
+
+def test_rows_that_do_not_stand_side_by_side() -> None:
+    """Thirteen rows make no eights."""
+    b = Builder()
+    x = b.input(DataType.Half, b.axis(1313), b.axis(37))
+    segment = b.segment(b.reduce("sum", b.cast(x, DataType.Float), [0], keepdim=False))
+    assert reduction.propose(segment, H200).rows == 1
+
+
 def test_reduction_stores_its_prologue(tmp_path: Path) -> None:
     b = Builder()
     x = b.input(DataType.Float, b.axis(2), b.axis(30000))
