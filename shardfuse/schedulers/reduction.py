@@ -55,6 +55,8 @@ _NARROW_BYTES = 4
 """What no copy ahead of time is narrower than: of less, many programs with few loads each hide the wait.  The sum over
 dim 0 of 16384 x 8191, bfloat16, took 97 us so, with 64 loads a thread 359."""
 _NARROW_TILE = (64, 32)
+_WIDE_ENOUGH = 4096
+"""Elements of rows side by side, of which tiles of columns are cut."""
 _NARROW_WARPS = 8
 _NARROW_PROGRAMS = 8
 """Of a multiprocessor."""
@@ -106,7 +108,8 @@ def _columns(segment: Segment, space: Space, target: Target) -> Params:
             lanes //= 2
         return Params(lanes, 1, num_warps=_WARPS)
     rows = _unaligned_rows(segment, space, target)
-    if rows > 1 and (wider := side_by_side(segment, space, rows)) is not None:
+    is_wide = rows * space.kept >= _WIDE_ENOUGH
+    if rows > 1 and is_wide and (wider := side_by_side(segment, space, rows)) is not None:
         space = wider
     elif rows > 1:
         tile = (min(a, power_of_two(n)) for a, n in zip(_NARROW_TILE, (space.kept, space.reduced), strict=True))

@@ -17,6 +17,7 @@ from shardfuse.ir.expr import BoundTensor, Scalar
 from shardfuse.ops.table import POINTWISE
 from shardfuse.schedulers import looped, persistent, pointwise, reduction
 from shardfuse.schedulers.limits import H200
+from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 
 # --- norms ---------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def test_split_reduction_with_an_epilogue(tmp_path: Path, shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize("once", [False, True])
-@pytest.mark.parametrize("shape", [(320, 37), (3, 320, 37), (320, 3, 37)])
+@pytest.mark.parametrize("shape", [(64, 37), (3, 64, 37), (64, 3, 37)])
 def test_rows_of_odd_length_stand_side_by_side(tmp_path: Path, shape: tuple[int, ...], once: bool) -> None:
     """Eight of them begin where the first did: a weight of their columns, what they store, and two sums."""
     b = Builder()
@@ -174,8 +175,7 @@ def test_rows_of_odd_length_stand_side_by_side(tmp_path: Path, shape: tuple[int,
     gone = 1 if shape[0] == 3 else 0
     total, top = (b.reduce(op, product, [gone], keepdim=False) for op in ("sum", "max"))
     segment = b.segment(b.cast(product, DataType.Half), b.op("mul", total, 2.0), top)
-    params = replace(reduction.propose(segment, H200), once=once)
-    assert (params.rows, params.once) == (8, once)
+    params = Params(128, 4, unrolled=False, splits=2, rows=8, once=once)
     data = values(*shape, dtype=DataType.Half), values(37, dtype=DataType.Half)
     largest, stored, doubled = run(
         segment, dict(zip((x, weight), data, strict=True)), tmp_path, params=params, scheduler=reduction
@@ -186,12 +186,15 @@ def test_rows_of_odd_length_stand_side_by_side(tmp_path: Path, shape: tuple[int,
     close(largest, wanted.amax(gone))
 
 
-def test_rows_that_do_not_stand_side_by_side() -> None:
-    """Thirteen rows make no eights."""
+@pytest.mark.parametrize(
+    ("shape", "rows"), [((16384, 8191), 8), ((3001, 4099), 1), ((100000, 77), 1), ((512, 4096), 1)]
+)
+def test_which_rows_stand_side_by_side(shape: tuple[int, int], rows: int) -> None:
+    """Of odd length, in eights, and long enough together to be cut into tiles."""
     b = Builder()
-    x = b.input(DataType.Half, b.axis(1313), b.axis(37))
+    x = b.input(DataType.Half, *map(b.axis, shape))
     segment = b.segment(b.reduce("sum", b.cast(x, DataType.Float), [0], keepdim=False))
-    assert reduction.propose(segment, H200).rows == 1
+    assert reduction.propose(segment, H200).rows == rows
 
 
 def test_reduction_stores_its_prologue(tmp_path: Path) -> None:
