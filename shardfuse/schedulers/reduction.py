@@ -233,7 +233,7 @@ def _with(space: Space, partials: dict[Expr, BoundTensor], split: Digit) -> Spac
     """``space`` with the workspaces: ``split`` is the program's own, no atom that a tile walks."""
     atoms = {w: space.atoms[e.tensors[0]] - frozenset(space.r) | {split} for e, w in partials.items()}
     phase = dict.fromkeys(partials.values(), 1)
-    pieces = {**space.pieces, split: (split,)}
+    pieces = {**{a: (a,) for a in space.x}, **space.pieces, split: (split,)}
     return replace(space, atoms={**space.atoms, **atoms}, phase={**space.phase, **phase}, pieces=pieces)
 
 
