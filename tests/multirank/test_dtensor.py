@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from dtensor_cases import check_norm, check_sum, make_mesh, numbers
+from test_nn_uneven import Check, rms_norm
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from shardfuse import FusionDefinition
+from shardfuse.nn import RMSNorm
 
 pytestmark = pytest.mark.mpi
 
@@ -46,3 +48,13 @@ def test_sums(pg) -> None:
 
     outputs = check_sum(define, [(x, (Shard(0),))], make_mesh((pg.size,), pg.device.type), [x.sum(0), x.sum(1)])
     assert [y.placements for y in outputs] == [(Replicate(),), (Shard(0),)]
+
+
+@pytest.mark.parametrize("more", [-1, 1], ids=["fewer rows than ranks", "one row more"])
+def test_modules_on_uneven_batches(more: int, pg) -> None:
+    for shape in ((pg.size + more, 6), (1, 6), (0, 6)):
+        case = Check(make_mesh((pg.size,), pg.device.type), [Shard(0)], shape)
+        module = RMSNorm(6, mesh=case.ours, input=Shard(0), dtype=torch.float64, device=pg.device)
+        x = case.activation()
+        case.parameter(module.weight)
+        case.compare([module(x)], [case.at], rms_norm)
