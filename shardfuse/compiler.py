@@ -59,7 +59,7 @@ def compile_fusion(
     ``ranks_per_node``: neighbours in the world that share a host, for the cost of collectives.  ``target``: the GPU.
     """
     bound = bind(fusion, sizes, numbers)
-    bound.ranks_per_node = ranks_per_node
+    bound.ranks_per_node, bound.is_settled = ranks_per_node, True
     trace = [("bind", fusion_text(bound))]
     for run in PASSES:
         run(bound)

@@ -72,11 +72,12 @@ class _Maker:
         for tv, _ in dict.fromkeys(outputs):
             self.fd.add_output(tv)
         mesh = self.mesh(world)
+        meshes = [mesh, mesh, mesh, DeviceMesh(rng.sample(range(world), rng.randint(1, world)))]
         shape_of = dict(self.known)
         for tv in self.fd.fusion.tensors():
             chance = 0.6 if tv in self.fd.fusion.outputs or any(tv is g for g, _ in given) else 0.1
             if tv in shape_of and rng.random() < chance:
-                self.shard(tv, shape_of[tv], mesh)
+                self.shard(tv, shape_of[tv], rng.choice(meshes) if rng.random() < 0.2 else mesh)
         sizes = dict(given)
         return world, Case(self.fd, inputs, sizes, name=f"seed {seed}, {world} ranks")
 

@@ -94,18 +94,24 @@ def mesh_of(tensors: Iterable[BoundTensor]) -> DeviceMesh | None:
     return next((t.domain.mesh for t in tensors if t.domain.mesh is not None), None)
 
 
+def home_of(expr: Expr) -> DeviceMesh | None:
+    """The mesh that ``expr`` computes on: that of the input with the most dims.  Inputs on others are moved there."""
+    return mesh_of(sorted(expr.tensors, key=lambda t: -t.ndim))
+
+
 def computed_in(expr: Expr) -> Sharding:
     """The sharding of the iteration space that follows from the inputs: the largest input decides a conflict."""
     if is_opaque(expr):
         return _through_relabel(expr) if expr.op == "relabel" else ()
-    inputs = sorted(expr.tensors, key=unsharded_bytes, reverse=True)
+    home = home_of(expr)
+    inputs = sorted((t for t in expr.tensors if t.domain.mesh == home), key=unsharded_bytes, reverse=True)
     joined = join(t.domain.sharding for t in inputs)
     if expr.op in TORCH_CALLS:
         return allowed(expr, joined)
     if expr.op in REDUCTIONS:
         reduced, rest = reduced_axes(expr), expr.output.domain.logical
         return tuple((p, d) for p, d in joined if carries(reduced, d) or carries(rest, d))
-    return restrict(joined, expr.output.domain.logical, mesh_of(expr.tensors))
+    return restrict(joined, expr.output.domain.logical, home)
 
 
 def reduced_axes(expr: Expr) -> tuple[Axis, ...]:

@@ -156,7 +156,8 @@ class ProgramBuilder:
         """
         if not is_beside:
             self.wait(segment.inputs)
-        if not any(self.holds(t) for t in (*segment.inputs, *segment.outputs)):
+        touched = (*segment.inputs, *segment.outputs) if scheduler == "communication" else segment.outputs
+        if not any(map(self.holds, touched)):
             self.lines += [f"{t} = None" for t in segment.outputs]
             return
         if segment.exprs[0].op == "stream_cat" and segment.outputs[0] in self.places:
@@ -243,12 +244,9 @@ class ProgramBuilder:
         return resharding.prepare_packed(segment.exprs, segment.inputs, segment.outputs, self.rank, self.device)
 
     def communication(self, expr: Expr) -> Callable[..., object]:
-        return resharding.prepare(expr, self.rank, self.device, in_place=self.is_partial(expr.tensors[0]))
-
-    def is_partial(self, tensor: BoundTensor) -> bool:
-        """Are these partial sums where their sum belongs?"""
-        place = self.places.get(tensor)
-        return place is not None and tensor in place.partial
+        place = self.places.get(expr.tensors[0])  # of partial sums where their sum belongs
+        in_place = place is not None and expr.tensors[0] in place.partial
+        return resharding.prepare(expr, self.rank, self.device, in_place=in_place)
 
     def add_view(self, k: int, segment: Segment) -> None:
         """Runs nothing; the strides that come out are found on meta tensors."""
@@ -347,7 +345,7 @@ class ProgramBuilder:
                 self.names[f"to_allocation_{k}"] = to_allocation(t.domain, self.rank, form)
                 results.append(f"to_allocation_{k}({t})")
             else:
-                results.append(t.name)
+                results.append(t.name if self.holds(t) else "None")
         result = f"return ({''.join(f'{r}, ' for r in results)})"
         lines, driver = self.lines, None
         if self.device.type == "cuda" and "begin" in self.names:

@@ -116,6 +116,8 @@ class BoundFusion:
     """Outputs that are written into an input's storage, and that input."""
     streams: list[tuple[BoundTensor, Axis]] = field(default_factory=list[tuple["BoundTensor", Axis]])
     """Tensors that were told to be made or read in chunks, and the digits that number the chunks."""
+    is_settled: bool = False
+    """Is it agreed how inputs come?  One that is on no mesh is then whole on every rank, whatever would be better."""
     ranks_per_node: int = 8
     """Neighbours in the world that share a host."""
 

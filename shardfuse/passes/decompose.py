@@ -31,6 +31,7 @@ from ..analysis.chain import cheapest_chain, h200_nodes
 from ..analysis.sharding import (
     allowed,
     computed_in,
+    home_of,
     is_even,
     is_opaque,
     is_possible,
@@ -86,7 +87,7 @@ class _Decomposer:
 
     def compute(self, expr: Expr) -> None:
         out = expr.output
-        mesh = mesh_of(sorted(expr.tensors, key=lambda t: -t.ndim)) or out.domain.mesh
+        mesh = home_of(expr) or out.domain.mesh
         sharding = _space(expr)
         reduced = reduced_axes(expr)
         partial = tuple((p, d) for p, d in sharding if carries_digits(reduced, d))
@@ -282,9 +283,9 @@ def _local_copy(source: BoundTensor, target: BoundTensor) -> bool:
 def _space(expr: Expr) -> Sharding:
     """The sharding of the iteration space: what the inputs have, and free slices that the output asks for."""
     have = computed_in(expr)
-    if is_opaque(expr):
-        return have
     out = expr.output.domain
+    if is_opaque(expr) or out.mesh != (home_of(expr) or out.mesh):
+        return have
     kept = restrict(have, out.logical, out.mesh)
     if out.mesh is None or kept == out.sharding or not _within(kept, out.sharding):
         return have

@@ -25,6 +25,7 @@ from ..analysis.sharding import (
     allowed,
     carries,
     computed_in,
+    home_of,
     is_opaque,
     join,
     mesh_of,
@@ -55,7 +56,7 @@ def _on_a_mesh(fusion: BoundFusion) -> dict[BoundTensor, None]:
 
 def _forward(fusion: BoundFusion, settled: dict[BoundTensor, None]) -> None:
     for expr in fusion.exprs:
-        mesh = mesh_of(expr.tensors)
+        mesh = home_of(expr)
         if mesh is None:
             continue
         sharding = computed_in(expr)
@@ -79,7 +80,7 @@ def _backward(fusion: BoundFusion, said: dict[BoundTensor, None]) -> None:
         if mesh is not None:
             for t in dict.fromkeys(expr.tensors):
                 wants.setdefault(t, []).append((mesh, _wanted(expr, t)))
-    for value in fusion.inputs:
+    for value in fusion.inputs if not fusion.is_settled else ():
         if isinstance(value, BoundTensor):
             _refine(value, wants.get(value, []), settled)
 
@@ -111,7 +112,7 @@ def _wanted(expr: Expr, tensor: BoundTensor) -> Sharding:
         moved = ((p, same_place(out.logical, tensor.domain.logical, digits)) for p, digits in out.sharding)
         return tuple((p, digits) for p, digits in moved if digits)
     mesh = mesh_of((*expr.outputs, *expr.tensors))
-    if tensor.domain.mesh not in (None, mesh):
-        return ()  # it comes from another mesh
+    if tensor.domain.mesh not in (None, mesh) or mesh != (home_of(expr) or mesh):
+        return ()  # it comes from another mesh, or what is made of it goes to one
     wanted = join([allowed(expr, out.sharding), computed_in(expr)])
     return restrict(wanted, tensor.domain.logical, mesh)

@@ -17,7 +17,8 @@ after (T2 is the sum of T0 and T1)::
 
 What a rank hands over for T1 is then its shard, as for T0.  Sizes are needed to follow axes through the ops, so the
 fusion is bound to sizes that any cut divides, and what propagation finds for T1 is recorded in T1's own domain.  Where
-that is no split that can be said without sizes, or the fusion cannot be bound without them, T1 is replicated.
+that is no split that can be said without sizes, or the fusion cannot be bound without them, T1 is replicated: of
+several meshes, on the first of the largest.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def settle_inputs(fusion: Fusion) -> None:
     try:
         bound = bind(fusion, _stand_ins(fusion, meshes))
     except (ShapeError, ShardingError):
-        for tv in unsaid if len(meshes) == 1 else ():
-            tv.set_device_mesh(meshes[0])
+        for tv in unsaid:
+            tv.set_device_mesh(max(meshes, key=lambda mesh: mesh.size))
         return
     propagate_shardings(bound)
     uneven = _has_uneven(fusion)
