@@ -36,8 +36,6 @@ LARGER_TILE = "two registers: 63 and 454 us on an H200, with half a tile and no 
 TEAM_OF_32 = "370 us on an H200; with 8 warps, 80 registers and no spill 403"
 HALF_THE_PROGRAMS = "124 and 175 us on an H200; with half as many programs a multiprocessor and no spill 125 and 164"
 SPILLS: dict[str, tuple[int, str]] = {
-    "layer_norm 65536": (16, "318 us at 4096 rows on an H200; with 96 registers and no spill 334"),
-    "layer_norm 262144": (256, "340 us at 1024 rows on an H200; with 8 warps, 80 registers and no spill 350"),
     "softmax 262144": (40, TEAM_OF_32),
     "layer_norm 8192x16384:float32": (4, "301 us on an H200; left alone, without a spill, 357"),
     "rms_norm 1024x262144:float32": (40, "548 us on an H200; with 168 registers, three programs a multiprocessor 585"),
