@@ -163,7 +163,7 @@ PLANTED: dict[str, tuple[str, Exception]] = {
     "a pass": ("shardfuse.compiler.verify", AssertionError("a rule is broken")),
     "the segmenter": ("shardfuse.compiler.segment_fusion", KeyError("a rule is broken")),
     "a scheduler": ("shardfuse.compiler.kernels_of", ValueError("a rule is broken")),
-    "codegen": ("shardfuse.executor.program.generate", AssertionError("a rule is broken")),
+    "codegen": ("shardfuse.executor.fitting.generate", AssertionError("a rule is broken")),
     "Triton": ("shardfuse.executor.kernel.Kernel.compile", KernelCompileError("k", "a rule is broken", "")),
     "a launch": ("shardfuse.executor.kernel.Kernel.launcher", RuntimeError("a rule is broken")),
 }
