@@ -30,20 +30,20 @@ class Fake:
         source = Path(__file__).with_name("fake_driver.c")
         command = [str(COMPILER), "-shared", "-fPIC", "-w", str(source), "-o", str(library)]
         subprocess.run(command, check=True)
-        self.library = ctypes.CDLL(str(library))
+        self.symbols = ctypes.CDLL(str(library))
         found = open_driver(directory, str(library))
         assert found is not None
         self.driver: Driver = found
         self.otherwise: list[tuple[object, ...]] = []
 
     def __getitem__(self, name: str) -> int:
-        return ctypes.c_int.in_dll(self.library, name).value
+        return ctypes.c_int.in_dll(self.symbols, name).value
 
     def __setitem__(self, name: str, value: int) -> None:
-        ctypes.c_int.in_dll(self.library, name).value = value
+        ctypes.c_int.in_dll(self.symbols, name).value = value
 
     def slots(self, count: int) -> list[int]:
-        return list((ctypes.c_uint64 * 16).in_dll(self.library, "last_slots")[:count])
+        return list((ctypes.c_uint64 * 16).in_dll(self.symbols, "last_slots")[:count])
 
     def launcher(self, pointers: int, types: str = "", fixed_types: str = "", fixed: tuple[int, ...] = (),
                  cooperative: bool = False) -> Callable[..., None]:  # fmt: skip
@@ -53,7 +53,7 @@ class Fake:
         def failed(message: str) -> NoReturn:
             raise KernelLaunchError("kernel", message, 7, 128, 64)
 
-        ctypes.c_uint64.in_dll(self.library, "wanted_slots").value = pointers + len(types) + len(fixed) + 2
+        ctypes.c_uint64.in_dll(self.symbols, "wanted_slots").value = pointers + len(types) + len(fixed) + 2
         return self.driver.launcher(
             4096, 3, 7, 128, 64, cooperative, pointers, types, fixed_types, fixed, otherwise, failed
         )
@@ -127,7 +127,7 @@ def test_numbers_that_do_not_fit(fake: Fake) -> None:
 
 
 def test_a_thread_without_a_context_gets_one(fake: Fake) -> None:
-    fake.library.leave()
+    fake.symbols.leave()
     entered = fake["entered"]
     fake.launcher(1)(0, aligned())
     assert fake["entered"] == entered + 1
@@ -156,7 +156,7 @@ def test_threads_launch_at_once(fake: Fake) -> None:
 
 def test_a_kernel_is_loaded(fake: Fake) -> None:
     assert fake.driver.load(b"an image\0", "kernel", 0, 128, 1 << 10) == 4096
-    assert ctypes.string_at(ctypes.addressof((ctypes.c_char * 64).in_dll(fake.library, "loaded"))) == b"an image"
+    assert ctypes.string_at(ctypes.addressof((ctypes.c_char * 64).in_dll(fake.symbols, "loaded"))) == b"an image"
     fake.driver.load(b"an image\0", "kernel", 0, 128, 200 << 10)
     assert fake["dynamic_shared"] == 232448 - 1024
     for name, threads, shared in (("other", 128, 0), ("kernel", 2048, 0), ("kernel", 128, 230 << 10)):
@@ -204,10 +204,10 @@ class Pair:
         self.fake = fake
         self.launches = (fake.launcher(2), fake.launcher(1, "q"))
         self.launch = fake.driver.batch(self.launches)
-        (ctypes.c_uint64 * 8).in_dll(fake.library, "wanted_of_node")[:2] = [4, 4]
+        (ctypes.c_uint64 * 8).in_dll(fake.symbols, "wanted_of_node")[:2] = [4, 4]
 
     def handed_over(self) -> list[list[int]]:
-        rows = (ctypes.c_uint64 * 8 * 8).in_dll(self.fake.library, "graph_slots")
+        rows = (ctypes.c_uint64 * 8 * 8).in_dll(self.fake.symbols, "graph_slots")
         return [list(rows[k][:4]) for k in range(2)]
 
     def counts(self) -> list[int]:
@@ -286,7 +286,7 @@ def test_errors_of_a_batch(pair: Pair) -> None:
 
 def test_a_batch_on_a_thread_without_a_context_and_its_end(pair: Pair) -> None:
     a, destroyed = aligned(), pair.fake["destroyed"]
-    pair.fake.library.leave()
+    pair.fake.symbols.leave()
     pair.launch(0, a, a, a, 1)
     assert pair.counts()[2] > 0
     del pair.launch

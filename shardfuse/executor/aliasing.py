@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -27,15 +27,22 @@ def own_lines(
 
 
 def alias_lines(
-    fusion: BoundFusion, replaced: Mapping[BoundTensor, BoundTensor], names: dict[str, object], holds: Holds
+    fusion: BoundFusion,
+    replaced: Mapping[BoundTensor, BoundTensor],
+    made: Collection[str],
+    names: dict[str, object],
+    holds: Holds,
 ) -> list[str]:
-    """The last lines: every output apart from what is written to, then the writes."""
+    """The last lines: every output apart from what is written to, then the writes.
+
+    made: the names of tensors in storage of the program's own, which are apart as they are.
+    """
     pairs = [(out, target) for out, target in fusion.aliases.items() if holds(out) and holds(target)]
     if not pairs:
         return []
     names["apart"] = apart
     targets = _listed([target for _, target in pairs])
-    outputs = [t for t in dict.fromkeys(fusion.outputs) if holds(t) and t not in replaced]
+    outputs = [t for t in dict.fromkeys(fusion.outputs) if holds(t) and t not in replaced and t.name not in made]
     copied = [(out, target) for out, target in pairs if out not in replaced]
     lines = [f"{t} = apart({t}, ({targets}))" for t in outputs]
     lines += [f"replace({target}, {out})" for out, target in pairs if out in replaced]

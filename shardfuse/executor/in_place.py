@@ -21,9 +21,12 @@ from ..ir.expr import BoundTensor
 
 def reads_before_it_writes(source: KernelSource, read: BoundTensor, written: BoundTensor) -> bool:
     """Does the kernel load ``read`` at the places at which it stores ``written``, all of it before the first store?"""
-    loads, stores = _Accesses.of(source.text, f"{read}_ptr"), _Accesses.of(source.text, f"{written}_ptr")
+    if written not in source.tensors:
+        return False  # a kernel that chunks share is written in another one's names
     if read not in source.tensors:
         return True
+    tree = ast.parse(source.text)
+    loads, stores = _Accesses.of(tree, f"{read}_ptr"), _Accesses.of(tree, f"{written}_ptr")
     if not loads.is_plain or not stores.is_plain or loads.kinds != {"load"} or stores.kinds != {"store"}:
         return False
     return loads.places == stores.places and max(loads.lines) < min(stores.lines)
@@ -39,9 +42,8 @@ class _Accesses:
         self.is_plain = True
 
     @classmethod
-    def of(cls, text: str, pointer: str) -> _Accesses:
+    def of(cls, tree: ast.Module, pointer: str) -> _Accesses:
         found = cls()
-        tree = ast.parse(text)
         inside: set[ast.AST] = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:

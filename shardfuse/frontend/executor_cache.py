@@ -264,8 +264,10 @@ class FusionExecutorCache:
                 check_local_shape(k, tv, tensor.domain, bound.local_shapes[tv], rank, call.sizes[tv])
             samples[tensor] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)
-        builder = ProgramBuilder(plan.fusion, rank, bound.device, self.options, samples, places)
-        builder.replaceable = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
+        written_over = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
+        builder = ProgramBuilder(
+            plan.fusion, rank, bound.device, self.options, samples, places, replaceable=written_over
+        )
         builder.begin(
             [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],
             [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],

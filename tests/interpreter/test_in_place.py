@@ -94,6 +94,7 @@ def test_a_norm_writes_the_stream_that_it_adds_to(columns: int) -> None:
     (found,) = fd.execute([x, stream, w])
     close([stream, found], [total, expected])
     assert "copy_all" not in host_program(fd)
+    assert "apart(" not in host_program(fd), "what a kernel makes is nobody else's"
     assert fd.explain().copies == 0
 
 
@@ -145,6 +146,9 @@ def test_what_a_kernel_may_write_over(lines: list[str], may: bool) -> None:
     x, y = (BoundTensor(name, F, BoundDomain(())) for name in ("T0", "T1"))
     source = KernelSource("kernel", SOURCE.format("\n    ".join(lines)), (x, y), (), (), 1, 4, 1)
     assert reads_before_it_writes(source, x, y) is may
+    other = BoundTensor("T2", F, BoundDomain(()))
+    assert reads_before_it_writes(source, other, y), "what it does not read"
+    assert not reads_before_it_writes(source, x, other), "what it does not write by that name"
 
 
 def test_what_nobody_reads_is_written_over() -> None:
