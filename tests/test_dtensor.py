@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.errors import InputError, PlacementError
+from shardfuse.errors import InputError, PeerLostError, PlacementError
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
 
 R = Replicate()
@@ -47,6 +47,8 @@ NORMS: list[tuple[tuple[int, ...], tuple[int, ...], tuple[Placement, ...]]] = [
     ((2, 2), (8, 12), (Shard(0), Shard(0))),
     ((2, 2), (8, 12), (Shard(1), Shard(1))),
     ((2, 2), (10, 12), (Shard(0), Shard(0))),
+    ((3, 2), (5, 3), (Shard(0), Shard(0))),
+    ((2, 2), (7, 4), (strided(0, 2), Shard(0))),
     ((2, 2), (8, 12), (strided(0, 2), Shard(0))),
     ((2, 2), (8, 12), (strided(1, 2), Shard(1))),
     ((2, 2), (8, 12), (R, Shard(1))),
@@ -212,29 +214,98 @@ def test_refusals() -> None:
             fd.add_output(fd.ops.mul(fd.define_tensor([-1, -1]), fd.define_scalar(dtype=DataType.Double)))
         with pytest.raises(InputError, match="scalar"):
             fd.execute([distribute(numbers((4, 4)), mesh, [Shard(0)])] * 2)
-        with pytest.raises(PlacementError, match="pad it to a multiple of 4"):
-            fd.execute([distribute(numbers((6, 4)), mesh, [strided(0, 2)]), 2.0])
 
     run_ranks(2, run)
 
-    def flattened(rank: int, size: int) -> None:
-        """A rank has 2 of 3 rows, 6 of 9 elements, where torch cuts 5."""
+
+ELSEWHERE: list[tuple[tuple[int, ...], tuple[int, ...], tuple[Placement, ...]]] = [
+    ((3, 2), (10, 4), (Shard(0), Shard(0))),
+    ((3, 2), (4, 10), (Shard(1), Shard(1))),
+    ((3, 2), (4, 10, 3), (Shard(1), Shard(1))),
+    ((2,), (6, 4), (strided(0, 2),)),
+    ((4,), (10, 4), (strided(0, 2),)),
+    ((4,), (3, 4), (strided(0, 2),)),
+    ((2, 2), (5, 4), (strided(0, 2), Shard(0))),
+    ((2, 2), (12, 4), (strided(0, 3), Shard(0))),
+    ((2, 2), (7, 5), (strided(0, 3), Shard(0))),
+    ((2, 3), (10, 4), (strided(0, 3), Shard(0))),
+    ((3, 2, 2), (10, 3), (Shard(0), Partial(), Shard(0))),
+    ((2, 2, 2), (11, 7), (Shard(0), Shard(0), Shard(0))),
+]
+"""Meshes, shapes and placements of which torch cuts short shards where no digits do, or which are no digits."""
+
+
+@pytest.mark.parametrize(("mesh", "shape", "placements"), ELSEWHERE, ids=str)
+def test_what_torch_cuts_elsewhere(
+    mesh: tuple[int, ...], shape: tuple[int, ...], placements: tuple[Placement, ...]
+) -> None:
+    x = numbers(shape)
+
+    def run(rank: int, size: int) -> list[str]:
+        torch_mesh = make_mesh(mesh)
         with FusionDefinition() as fd:
-            x = fd.define_tensor([-1, -1])
-            fd.add_output(fd.ops.reshape(x, [fd.ops.mul(fd.ops.size(x, 0), fd.ops.size(x, 1))]))
-        with pytest.raises(PlacementError, match="its shards of 6 along dim 0, where DTensor's are 5"):
-            fd.execute([distribute(numbers((3, 3)), make_mesh((2,)), [Shard(0)])])
+            t = fd.define_tensor([-1] * len(shape))
+            fd.add_output(fd.ops.exp(t))
+            fd.add_output(fd.ops.sum(t, [0]))
+        for _ in range(2):
+            outputs = fd.execute([distribute(x, torch_mesh, placements)])
+            for y, want in zip(outputs, (x.exp(), x.sum(0)), strict=True):
+                assert isinstance(y, DTensor)
+                torch.testing.assert_close(y.to_local(), distribute(want, torch_mesh, y.placements).to_local())
+        assert outputs[0].placements == tuple(R if p.is_partial() else p for p in placements)
+        return [c.kind for c in fd.explain().collectives]
+
+    kinds = run_ranks(torch.Size(mesh).numel(), run)
+    assert kinds.count(kinds[0]) == len(kinds)
+    assert kinds[0].count("all_to_all") >= (1 if any(p.is_partial() for p in placements) else 2)
+
+
+def test_outputs_that_no_placement_says() -> None:
+    """A rank has 2 of 3 rows, 6 of 9 elements, where torch cuts 5; and two of six pairs of a row and a column."""
+    x = numbers((3, 3))
+
+    def flattened(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([-1, -1])
+            fd.add_output(fd.ops.reshape(t, [fd.ops.mul(fd.ops.size(t, 0), fd.ops.size(t, 1))]))
+        (y,) = fd.execute([distribute(x, make_mesh((2,)), [Shard(0)])])
+        assert y.placements == (Shard(0),)
+        assert torch.equal(y.to_local(), x.flatten().chunk(2)[rank])
+        assert [c.kind for c in fd.explain().collectives] == ["all_to_all"]
 
     run_ranks(2, flattened)
 
-    def nested(rank: int, size: int) -> None:
-        mesh = make_mesh((3, 2))
+    def across(rank: int, size: int) -> None:
+        z = numbers((2, 6))
         with FusionDefinition() as fd:
-            fd.add_output(fd.ops.neg(fd.define_tensor([-1])))
-        with pytest.raises(PlacementError, match="different places: pad it"):
-            fd.execute([distribute(numbers((10,)), mesh, [Shard(0), Shard(0)])])
+            t = fd.define_tensor([2, 6])
+            y = fd.ops.neg(t)
+            fd.add_output(y)
+        y.set_device_mesh(DeviceMesh([0, 1, 2, 3]))
+        y.outer_split(1, 2)
+        y.merge(0, 1)
+        y.axis(0).parallelize(ParallelType.mesh_x)
+        (found,) = fd.execute([distribute(z, make_mesh((4,)), [R])])
+        torch.testing.assert_close(found.to_local(), distribute(-z, make_mesh((4,)), found.placements).to_local())
+        assert [c.kind for c in fd.explain().collectives] == ["all_to_all"]
 
-    run_ranks(6, nested)
+    run_ranks(4, across)
+
+
+def test_a_local_tensor_that_is_not_its_dtensors() -> None:
+    def run(rank: int, size: int) -> None:
+        x = numbers((2, 4))
+        d = DTensor.from_local(x, make_mesh((3, 2)), [Shard(0)] * 2, run_check=False, shape=(10, 4), stride=(4, 1))
+        with FusionDefinition() as fd:
+            fd.add_output(fd.ops.neg(fd.define_tensor([-1, -1])))
+        if rank > 3:
+            with pytest.raises(InputError, match=r"to be \[1, 4\] on this rank.*local tensor is \[2, 4\]"):
+                fd.execute([d])
+        else:
+            with pytest.raises(PeerLostError, match="local tensor is"):
+                fd.execute([d])
+
+    run_ranks(6, run)
 
 
 def test_a_mesh_that_is_a_part_of_the_world_in_another_order() -> None:

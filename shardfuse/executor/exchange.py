@@ -10,7 +10,7 @@ would transpose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -23,6 +23,8 @@ from . import communication, packing
 
 _CPU = torch.device("cpu")
 Step = Callable[[torch.Tensor], torch.Tensor]
+Indices = list[torch.Tensor]
+"""Unsharded indices along each axis, ascending."""
 
 
 def prepare_exchange(
@@ -43,23 +45,36 @@ def prepare_exchange(
         """Of ranks with equal pieces the one beside the taker gives."""
         return all(mesh.index(giver, p) == mesh.index(taker, p) for p in replicated)
 
+    cut, put = _axes(target, dims), _axes(source, dims)
+    along = (put or [0])[0] if target.logical and cut in ([], [0]) and len(put) < 2 else None
+    return between(team, has, lacks, gives, along, device)
+
+
+def between(
+    team: Team,
+    has: Mapping[int, Indices],
+    lacks: Mapping[int, Indices],
+    gives: Callable[[int, int], bool],
+    along: int | None,
+    device: torch.device,
+) -> Step:
+    """A function from what this member ``has`` to what it ``lacks``: for each member, unsharded indices of each axis.
+
+    ``gives``: does the one rank give to the other what that one lacks?  ``along``: the axis along which pieces of rows
+    are put together, where all are.
+    """
+    rank = team.rank
     given = [_common(has[rank], lacks[r]) if gives(rank, r) else None for r in team.ranks]
     taken = [_common(lacks[rank], has[r]) if gives(r, rank) else None for r in team.ranks]
-    shape = target.local_shape(rank)
+    shape = tuple(len(index) for index in lacks[rank])
     plan = _Plan(team, shape, _pieces(given, device), _pieces(taken, device))
-    cut, put = _axes(target, dims), _axes(source, dims)
-    if shape and cut in ([], [0]) and len(put) < 2:
-        return plan.by_two_gathers((put or [0])[0], device)
-    return plan.by_pieces(device)
+    return plan.by_pieces(device) if along is None else plan.by_two_gathers(along, device)
 
 
 def _axes(domain: BoundDomain, dims: Sequence[ParallelType]) -> list[int]:
     """The axes of which the mesh dimensions hold parts; no facts of one rank, as they say how pieces lie on the way."""
     digits = [d for p in dims for d in domain.digits_on(p)]
     return [k for k, axis in enumerate(domain.logical) if any(holds_digit(axis, d) for d in digits)]
-
-
-Indices = list[torch.Tensor]
 
 
 def _indices(domain: BoundDomain, rank: int) -> Indices:

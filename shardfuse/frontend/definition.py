@@ -210,7 +210,7 @@ class FusionDefinition:
         with reproduced(lambda: self.repro_script_for(inputs)):
             if has_dtensor(inputs):
                 return self._dtensors.execute(inputs, sizes, home)  # pyright: ignore[reportReturnType]
-            self._dtensors.last = None
+            self._dtensors.last_variant = None
             return fec.execute(inputs, sizes=sizes, device=home)  # pyright: ignore[reportReturnType]
 
     def tune(
@@ -239,7 +239,7 @@ class FusionDefinition:
         with reproduced(lambda: self.repro_script_for(inputs)):
             if has_dtensor(inputs):
                 return self._dtensors.tune(inputs, sizes, home, tuner)
-            self._dtensors.last = None
+            self._dtensors.last_variant = None
             return fec.tune(inputs, sizes, home, tuner)
 
     def execute_with_dtensors(self, inputs: Sequence[Argument]) -> list[torch.Tensor]:
@@ -289,7 +289,9 @@ class FusionDefinition:
         from shardfuse.frontend.explain import explain_plan
 
         with reproduced(lambda: self.repro_script_for(inputs)):
-            return explain_plan(self._last.plan_for(inputs, sizes))
+            plan = self._last.plan_for(inputs, sizes)
+            is_last = inputs is None and sizes is None
+            return explain_plan(plan, self._dtensors.moved if is_last and self._dtensors is not None else ())
 
     def timeline(
         self, inputs: Sequence[Argument], *, sizes: Mapping[TensorView, Sequence[int]] | None = None

@@ -21,7 +21,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ..analysis.resharding import Communication
 from ..errors import InputCountError, InputError, PlacementError
+from ..executor.agreement import failures_told
 from ..executor.binding import Argument
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
@@ -29,7 +31,7 @@ from ..executor.options import CompileOptions
 from ..executor.program import Program
 from ..executor.tuning import Tuner
 from ..ir.digits import Root, axis_of, extent
-from ..ir.domain import BoundDomain, IterDomain, TensorDomain
+from ..ir.domain import BoundDomain, TensorDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.fusion import Fusion, FusionInput, Record
@@ -38,7 +40,9 @@ from ..mesh import DeviceMesh
 from ..passes.recorded_domains import bound_domain
 from .detection import has_dtensor
 from .executor_cache import PROGRAMS, FusionExecutorCache
-from .given import Given, dim_of, given_of, is_sharded, split_factor
+from .given import Given, as_given, given_of
+from .moves import Move, move_in, move_out
+from .pieces import record
 from .placements import placements_of, unsharded_strides
 
 if TYPE_CHECKING:
@@ -59,7 +63,17 @@ class DTensorExecutor:
         self.variants: dict[Hashable, _Variant] = {}
         self.given: dict[Hashable, Given] = {}
         self.seen: LRUCache[Hashable, Given] = LRUCache(PROGRAMS)
-        self.last: FusionExecutorCache | None = None
+        self.last_variant: _Variant | None = None
+        """Of the last call; ``None`` where that was of plain tensors."""
+
+    @property
+    def last(self) -> FusionExecutorCache | None:
+        return None if self.last_variant is None else self.last_variant.cache
+
+    @property
+    def moved(self) -> tuple[Communication, ...]:
+        """How the last call exchanged pieces of DTensors that torch cuts elsewhere, before and after."""
+        return () if self.last_variant is None else self.last_variant.moved
 
     def execute(
         self,
@@ -82,30 +96,30 @@ class DTensorExecutor:
     ) -> list[Tuned]:
         """As `FusionExecutorCache.tune`.  Raises what `execute` does."""
         variant = self.variant(arguments)
-        values, said = variant.local(arguments, self.by_place(sizes or {}))
+        values, said, _ = variant.local(arguments, self.by_place(sizes or {}))
         return variant.cache.tune(values, said, device, tuner)
 
     def variant(self, arguments: Sequence[Argument]) -> _Variant:
         """The copy of the fusion for the placements of ``arguments``."""
         if len(arguments) != len(self.fusion.inputs):
             raise InputCountError(len(arguments), len(self.fusion.inputs))
-        given = [self.of(k, cast("DTensor", a)) if has_dtensor((a,)) else None for k, a in enumerate(arguments)]
+        given = [self.of(cast("DTensor", a)) if has_dtensor((a,)) else None for a in arguments]
         key = tuple(given)
         variant = self.variants.get(key)
         if variant is None:
             shapes = [tuple(a.shape) if isinstance(a, torch.Tensor) else () for a in arguments]
             fusion = self.copy()
             variant = self.variants[key] = _Variant(fusion, given, shapes, self.options)
-        self.last = variant.cache
+        self.last_variant = variant
         return variant
 
-    def of(self, k: int, dtensor: DTensor) -> Given:
-        """What argument ``k`` says of itself.  Kept by shape: a call is as fast as it is to look up what was seen."""
+    def of(self, dtensor: DTensor) -> Given:
+        """What an argument says of itself.  Kept by shape: a call is as fast as it is to look up what was seen."""
         seen = dtensor.device_mesh, dtensor.placements, dtensor.shape
         given = self.seen.get(seen)
         if given is None:
-            given = given_of(f"input {k}", dtensor)
-            given = self.given.setdefault((given.mesh, given.placements, given.uneven), given)
+            given = given_of(dtensor)
+            given = self.given.setdefault((given.mesh, given.placements, given.cuts, given.elsewhere), given)
             self.seen.put(seen, given)
         return given
 
@@ -134,8 +148,9 @@ class _Variant:
         self, fusion: Fusion, given: Sequence[Given | None], shapes: Sequence[tuple[int, ...]], options: CompileOptions
     ) -> None:
         self.given = given
-        self.specs: WeakKeyDictionary[Program, tuple[object, ...]] = WeakKeyDictionary()
-        """What the outputs of a program say of themselves as DTensors, once it has run."""
+        self.results: WeakKeyDictionary[Program, tuple[_Result, ...]] = WeakKeyDictionary()
+        """What the outputs of a program are as DTensors, once it has run."""
+        self.moved: tuple[Communication, ...] = ()
         self.torch_meshes: dict[tuple[tuple[int, ...], tuple[int, ...]], TorchDeviceMesh] = {}
         meshes = [tv.domain.mesh for tv in fusion.tensors() if tv.domain.mesh is not None]
         for k, (g, shape) in enumerate(zip(given, shapes, strict=True)):
@@ -147,10 +162,11 @@ class _Variant:
 
     def local(
         self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]]
-    ) -> tuple[list[Argument], dict[TensorView, Sequence[int]]]:
-        """This rank's pieces, and the unsharded sizes that they do not tell."""
+    ) -> tuple[list[Argument], dict[TensorView, Sequence[int]], dict[int, _Entering]]:
+        """This rank's pieces, the unsharded sizes that they do not tell, and those that are still to be exchanged."""
         sizes: dict[TensorView, Sequence[int]] = {}
         values: list[Argument] = []
+        entering: dict[int, _Entering] = {}
         for k, (argument, given, declared) in enumerate(
             zip(arguments, self.given, self.cache.fusion.inputs, strict=True)
         ):
@@ -163,48 +179,67 @@ class _Variant:
             local, is_member = _local(argument), given.mesh.get_coordinate() is not None
             if not is_member:  # nothing is read of it but how many dims it has
                 local = local.new_empty((0,) * argument.ndim)
+            elif given.elsewhere:
+                entering[k] = _entering(k, declared, given, tuple(argument.shape), local)
+                local = entering[k].move.like(local)
             values.append(local[(None,) * len(given.partial)])
-            if any(given.uneven) or not is_member:
+            if given.is_uneven or not is_member:
                 sizes[tv] = (*(given.mesh.size(d) for d in given.partial), *argument.shape)
-        return values, sizes
+        return values, sizes, entering
 
     def execute(
         self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]], device: torch.device | None
     ) -> list[torch.Tensor | None]:
-        values, sizes = self.local(arguments, said)
+        values, sizes, entering = self.local(arguments, said)
         program = self.cache.program(values, sizes, device)
+        for k, piece in entering.items():
+            values[k] = piece.move.enter(piece.local)[(None,) * piece.leading]
         outputs = program.run(*values)
-        specs = self.specs.get(program)
-        if specs is not None:
-            return [x if spec is None else _as_before(x, spec) for x, spec in zip(outputs, specs, strict=True)]
-        made = [tv for tv in self.cache.fusion.outputs if tv not in self.cache.fusion.aliases]
-        wrapped = [
-            x if domain is None else self.wrap(k, self.nothing_of(tv, domain) if x is None else x, domain)
-            for k, (x, tv, domain) in enumerate(zip(outputs, made, program.domains, strict=True))
-        ]
-        self.specs[program] = tuple(getattr(x, "_spec", None) for x in wrapped)
-        return wrapped
+        results = self.results.get(program)
+        if results is None:
+            made = [tv for tv in self.cache.fusion.outputs if tv not in self.cache.fusion.aliases]
+            parts = zip(outputs, made, program.domains, strict=True)
+            results = self.results[program] = tuple(self.result(x, tv, domain) for x, tv, domain in parts)
+        moves = [piece.move.communication(piece.local.dtype) for piece in entering.values()]
+        for x, result in zip(outputs, results, strict=True):
+            if result.move is not None and x is not None:
+                moves.append(result.move.communication(x.dtype))
+        self.moved = tuple(moves)
+        return [result.of(x) for x, result in zip(outputs, results, strict=True)]
+
+    def result(self, local: torch.Tensor | None, tv: TensorView, domain: BoundDomain | None) -> _Result:
+        """What an output of ``domain`` is as a DTensor."""
+        if domain is None:
+            return _Result(None, None)
+        if local is None:
+            local = self.nothing_of(tv, domain)
+        if local is None:
+            return _Result(None, None)
+        return self.wrapped(local, domain)
 
     def nothing_of(self, tv: TensorView, domain: BoundDomain) -> torch.Tensor | None:
         """What a rank outside of the mesh has of an output, as torch has it; ``None`` on a mesh of no DTensor."""
         mesh = domain.mesh and self.torch_meshes.get((domain.mesh.ranks, domain.mesh.shape))
         return None if mesh is None else torch.empty(0, dtype=tv.dtype.torch, device=mesh.device_type)
 
-    def wrap(self, k: int, local: torch.Tensor | None, domain: BoundDomain) -> torch.Tensor | None:
+    def wrapped(self, local: torch.Tensor, domain: BoundDomain) -> _Result:
         from torch.distributed.tensor import DTensor, Replicate
 
-        if local is None:
-            return None
+        strides, move = unsharded_strides(domain), None
         if domain.mesh is None:
             mesh = next(iter(self.torch_meshes.values()))
             placements: list[Placement] = [Replicate()] * mesh.ndim
         else:
             mesh = self.torch_mesh(domain.mesh, local.device.type)
-            placements = placements_of(f"output {k}", domain)
+            said, is_doubtful = placements_of(domain)
+            placements = as_given(said, self.given)
+            if (is_doubtful or placements != said) and mesh.get_coordinate() is not None:
+                order = sorted(range(len(strides)), key=lambda d: -strides[d])
+                move = move_out(domain, placements, order, local.device)
         shape = torch.Size(extent(axis) for axis in domain.logical)
-        return DTensor.from_local(
-            local, mesh, placements, run_check=False, shape=shape, stride=unsharded_strides(domain)
-        )
+        piece = local if move is None else local.new_empty(move.shape)
+        made = DTensor.from_local(piece, mesh, placements, run_check=False, shape=shape, stride=strides)
+        return _Result(made._spec, move)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownArgumentType]
 
     def torch_mesh(self, mesh: DeviceMesh, device_type: str) -> TorchDeviceMesh:
         key = mesh.ranks, mesh.shape
@@ -213,13 +248,51 @@ class _Variant:
         return self.torch_meshes[key]
 
 
-def _as_before(local: torch.Tensor | None, spec: Any) -> torch.Tensor:
-    """A DTensor like an earlier one: without `DTensor.from_local`, which takes longer than a small collective."""
-    from torch.distributed.tensor import DTensor
+@dataclass(frozen=True)
+class _Entering:
+    """This rank's piece of an input that torch cuts elsewhere; ``leading``: how many axes of partial values it gets."""
 
-    if local is None:  # outside of its mesh
-        local = torch.empty(0, dtype=spec.tensor_meta.dtype, device=spec.mesh.device_type)
-    return cast("Any", DTensor)(local, spec, requires_grad=False)
+    local: torch.Tensor
+    move: Move
+    leading: int
+
+
+def _entering(k: int, declared: FusionInput, given: Given, shape: tuple[int, ...], local: torch.Tensor) -> _Entering:
+    leading = len(given.partial)
+    order = [d - leading for d in declared.dim_order if d >= leading]
+    move = move_in(given.mesh, given.placements, shape, local.device, order or None)
+    assert move is not None, "torch cuts it elsewhere"
+    if tuple(local.shape) != move.shape:
+        ranks = DeviceMesh.from_torch(given.mesh).ranks
+        with failures_told(ranks):
+            raise InputError(
+                k, declared.val.name, f"a DTensor whose local tensor is {list(local.shape)}",
+                f"{list(move.shape)} on this rank, as its placements say", "make it with distribute_tensor",
+            )  # fmt: skip
+    return _Entering(local, move, leading)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """An output as a DTensor.  ``spec``: torch's word for all but the local tensor, ``None`` for what is none.
+
+    ``move``: what it takes to torch's pieces.
+    """
+
+    spec: Any
+    move: Move | None
+
+    def of(self, local: torch.Tensor | None) -> torch.Tensor | None:
+        """Without `DTensor.from_local`, which takes longer than a small collective."""
+        from torch.distributed.tensor import DTensor
+
+        if self.spec is None:
+            return local
+        if local is None:  # outside of its mesh
+            local = torch.empty(0, dtype=self.spec.tensor_meta.dtype, device=self.spec.mesh.device_type)
+        elif self.move is not None:
+            local = self.move.leave(local)
+        return cast("Any", DTensor)(local, self.spec, requires_grad=False)
 
 
 def _known(meshes: list[DeviceMesh], mesh: DeviceMesh) -> DeviceMesh:
@@ -302,56 +375,12 @@ def _place(tv: TensorView, given: Given, mesh: DeviceMesh) -> None:
     """Record the placements as splits of ``tv``: each mesh dimension cuts what those before it have left."""
     tv.set_device_mesh(mesh)
     leading = len(given.partial)
-    left: dict[int, list[_Piece]] = {d: [_Piece(axis, None)] for d, axis in enumerate(tv.domain.loop[leading:])}
+    axes = tv.domain.loop
     for at, mesh_dim in enumerate(given.partial):
         tv.axis(at).parallelize(mesh.parallel_types[mesh_dim])
-    for mesh_dim, placement in enumerate(given.placements):
-        if not is_sharded(placement) or mesh.shape[mesh_dim] == 1:
-            continue
-        pieces, ranks = left[dim_of(placement)], mesh.shape[mesh_dim]
-        above = _cut_front(tv, pieces, split_factor(placement), uneven=False)
-        mine = _cut_front(tv, pieces, ranks, uneven=given.uneven[mesh_dim])
-        if above is None or mine is None:
-            raise PlacementError(
-                tv.name,
-                given.placements,
-                f"the mesh {list(mesh.shape)}",
-                "use split factors that the mesh dimensions divide",
-            )
-        axis = mine[0].axis
-        for piece in mine[1:]:
-            at, other = tv.domain.loop.index(axis), tv.domain.loop.index(piece.axis)
-            tv.merge(at, other)
-            axis = tv.domain.loop[at]
-        tv.axis(tv.domain.loop.index(axis)).parallelize(mesh.parallel_types[mesh_dim])
-        pieces[:0] = above
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A part of a dim that no mesh dimension has yet.  ``extent``: ``None`` for a rest, which depends on the size."""
-
-    axis: IterDomain
-    extent: int | None
-
-
-def _cut_front(tv: TensorView, pieces: list[_Piece], factor: int, *, uneven: bool) -> list[_Piece] | None:
-    """Take the outermost ``factor`` values off ``pieces``; ``None`` where they share no cut."""
-    front: list[_Piece] = []
-    while factor > 1:
-        first = pieces.pop(0)
-        if first.extent is not None and factor % first.extent == 0:
-            front.append(first)
-            factor //= first.extent
-            continue
-        if first.extent is not None and first.extent % factor:
-            return None
-        at = tv.domain.loop.index(first.axis)
-        tv.outer_split(at, factor, uneven=uneven)
-        front.append(_Piece(tv.domain.loop[at], factor))
-        pieces.insert(0, _Piece(tv.domain.loop[at + 1], None if first.extent is None else first.extent // factor))
-        factor = 1
-    return front
+    for dim, cuts in given.cuts:
+        is_recorded = record(tv, tv.domain.loop.index(axes[leading + dim]), cuts)
+        assert is_recorded, f"{cuts} are of digits"
 
 
 def _local(dtensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..analysis.resharding import Communication, communication_of, local_bytes, packed
@@ -42,6 +43,8 @@ class Explanation:
     too.  ``cuts``: pairs of kernels' segments that read the same or one of which reads the other's result, and why they
     are not one.
 
+    ``collectives``: those of the last call have also what exchanges pieces of DTensors that torch cuts elsewhere.
+
     A plan is the same on every rank and with or without a GPU.
     """
 
@@ -77,10 +80,11 @@ _OBVIOUS = ("communication", "no_op", "torch_call")
 """Refusals that are in the record but say nothing new in print."""
 
 
-def explain_plan(plan: Plan) -> Explanation:
+def explain_plan(plan: Plan, exchanged: Sequence[Communication] = ()) -> Explanation:
+    """``exchanged``: what the pieces of DTensors were exchanged by, before and after."""
     segments = tuple(_segment(s) for s in plan.segments)
     found = [c for s in plan.segments for c in _collectives(s)]
-    collectives = tuple(c for c in found if c.kind != "slice")
+    collectives = (*exchanged, *(c for c in found if c.kind != "slice"))
     replaced = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
     copied = [t for t in plan.fusion.aliases if t not in replaced]
     moved = sum(s.bytes for s in segments) + sum(2 * local_bytes(t) for t in copied)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import PlacementError
+from ..analysis.sharding import is_even
 from ..ir.digits import Axis, cut_out, extent, root_of
 from ..ir.domain import BoundDomain
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 
-def placements_of(argument: str, domain: BoundDomain) -> list[Placement]:
-    """The placements of a tensor of this domain, one for each mesh dimension.
+def placements_of(domain: BoundDomain) -> tuple[list[Placement], bool]:
+    """The placements of a tensor of this domain, one for each mesh dimension, and whether torch may cut it elsewhere.
 
-    Raises PlacementError where a mesh dimension walks parts of several dims, or short shards of another size than
-    DTensor's, which no placement says.
+    Short shards may; and a mesh dimension that walks parts of several dims, which no placement says, is said to shard
+    the first of them.
     """
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.placement_types import _StridedShard  # pyright: ignore[reportPrivateUsage]
@@ -24,32 +24,23 @@ def placements_of(argument: str, domain: BoundDomain) -> list[Placement]:
     assert domain.mesh is not None, "placements are on a mesh"
     left = list(domain.logical)
     placements: list[Placement] = []
+    is_exact = True
     for parallel_type in domain.mesh.parallel_types:
         digits = domain.digits_on(parallel_type)
         if not digits:
             placements.append(Replicate())
             continue
+        is_exact = is_exact and is_even(digits, domain.mesh.extent(parallel_type))
         place = next(((d, found) for d, axis in enumerate(left) if (found := _cut(axis, digits)) is not None), None)
         if place is None:
-            raise PlacementError(
-                argument,
-                digits,
-                "DTensor's placements",
-                "give this output a sharding of one dim, or take local tensors",
-            )
+            is_exact = False
+            placements.append(Shard(next(d for d, axis in enumerate(domain.logical) if cut_out(axis, digits[0]))))
+            continue
         dim, (above, below) = place
         factor = extent(above)
-        shard, wanted = extent(below), -(-extent(left[dim]) // domain.mesh.extent(parallel_type))
-        if factor == 1 and shard != wanted:
-            raise PlacementError(
-                argument,
-                [Shard(dim)],
-                f"its shards of {shard} along dim {dim}, where DTensor's are {wanted}",
-                "give this output a sharding, replicated say, or take local tensors",
-            )
         placements.append(Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor))
         left[dim] = (*above, *below)
-    return placements
+    return placements, not is_exact
 
 
 def _cut(axis: Axis, digits: Axis) -> tuple[Axis, Axis] | None:

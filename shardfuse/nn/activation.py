@@ -14,7 +14,7 @@ from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
-from .dtensor import Given, Result, on_local_tensors
+from .dtensor import Given, Result, local_of, on_local_tensors
 from .fused import FusedModule, FusedOp
 from .placement import TensorPlacement, define, give
 
@@ -77,7 +77,7 @@ class SwiGLU(FusedModule):
         if self._local_size is not None:
             self.check_size("gate", gate, -1, self._local_size)
         placement = self._input.resolve("input", gate.ndim).for_shape(self.mesh, unsharded)
-        biases = () if self.gate_bias is None or self.up_bias is None else (self.gate_bias, self.up_bias)
+        biases = self._biases_here()
         if biases and placement.only(gate.ndim - 1).shards != self._input.only(-1).shards:
             raise PlacementError(
                 "input", (f"Shard({gate.ndim - 1})",), "biases along the last axis", "shard the last axis as Shard(-1)"
@@ -93,6 +93,13 @@ class SwiGLU(FusedModule):
             bias_dtype=DataType.from_torch(biases[0].dtype) if biases else None,
         )
         return _op(spec).apply(self.timer, unsharded, gate, up, *biases)[0]
+
+    def _biases_here(self) -> tuple[torch.Tensor, ...]:
+        """The biases, of which there may be DTensors, as local tensors."""
+        if self.gate_bias is None or self.up_bias is None:
+            return ()
+        named = {"gate_bias": self.gate_bias, "up_bias": self.up_bias}
+        return tuple(local_of(name, bias, self.mesh, self._input.only(-1)) for name, bias in named.items())
 
     def extra_repr(self) -> str:
         return f"features={self.features}, bias={self.gate_bias is not None}, mesh={self.mesh}"

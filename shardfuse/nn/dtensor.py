@@ -10,7 +10,7 @@ import torch
 
 from ..errors import PlacementError
 from ..frontend.detection import has_dtensor
-from ..frontend.given import given_of
+from ..frontend.moves import Move, move_in
 from ..mesh import DeviceMesh
 from .placement import TensorPlacement
 
@@ -75,7 +75,6 @@ def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement
         raise PlacementError(
             name, dtensor.placements, f"the module's mesh, {mesh}", f"make the module with mesh={own!r}"
         )
-    given_of(name, dtensor)
     wanted = placements_of(placement, tensor.ndim)
     if tuple(dtensor.placements) != wanted:
         raise PlacementError(
@@ -84,7 +83,15 @@ def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement
             f"{wanted}, which the module was made for",
             "redistribute it, or make the module so",
         )
-    return dtensor.to_local(grad_placements=placements_of(placement.gradient(), tensor.ndim))
+    local = dtensor.to_local(grad_placements=placements_of(placement.gradient(), tensor.ndim))
+    move = move_in(dtensor.device_mesh, wanted, tuple(tensor.shape), local.device)
+    if move is None:
+        return local
+    if tuple(local.shape) != move.shape:
+        found = f"a local tensor of {list(local.shape)}, where this rank's is {list(move.shape)}"
+        raise PlacementError(name, dtensor.placements, found, "make it with distribute_tensor")
+    enter = cast("Callable[..., torch.Tensor]", _Entering.apply)  # pyright: ignore[reportUnknownMemberType]
+    return enter(local, move)
 
 
 def placements_of(placement: TensorPlacement, ndim: int) -> tuple[Placement, ...]:
@@ -94,6 +101,19 @@ def placements_of(placement: TensorPlacement, ndim: int) -> tuple[Placement, ...
     resolved = placement.resolve("placement", ndim)
     pairs = zip(resolved.shards, resolved.partial, strict=True)
     return tuple(Partial() if is_partial else Replicate() if dim is None else Shard(dim) for dim, is_partial in pairs)
+
+
+class _Entering(torch.autograd.Function):
+    """The piece of a DTensor that torch cuts elsewhere, as modules take it; the gradient goes back."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: torch.Tensor, move: Move) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        cast(Any, ctx).move = move
+        return move.enter(x)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return cast(Any, ctx).move.leave(grad), None
 
 
 class _ToDTensor(torch.autograd.Function):
@@ -112,14 +132,18 @@ class _ToDTensor(torch.autograd.Function):
 
         kept = cast(Any, ctx)
         kept.placements, kept.gradient = placements, gradient
+        move = move_in(mesh, placements, shape, x.device)
+        x = x.detach() if move is None else move.leave(x)
         # Of short shards no rank could tell the shape by its own.
         stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(x.detach(), mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+        return DTensor.from_local(x, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kept = cast(Any, ctx)
-        return _gradient_as(cast("DTensor", grad), kept.placements, kept.gradient), None, None, None, None
+        kept, dtensor = cast(Any, ctx), cast("DTensor", grad)
+        local = _gradient_as(dtensor, kept.placements, kept.gradient)
+        move = move_in(dtensor.device_mesh, kept.gradient, tuple(grad.shape), local.device)
+        return local if move is None else move.enter(local), None, None, None, None
 
 
 def _gradient_as(grad: DTensor, placements: Sequence[Placement], wanted: Sequence[Placement]) -> torch.Tensor:
