@@ -49,10 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.suite == "reshard":
         return _reshard(options)
     try:
-        work = _work(options)
+        return _run(options)
     except CaseError as error:
         print(error, file=sys.stderr)
         return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    work = _work(options)
     if not work:
         print(f"no workload of {options.suite} takes these cases", file=sys.stderr)
         return 2
@@ -78,10 +82,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="with --dry: compile the kernels for sm_90")
     options = parser.parse_args(arguments)
     options.peers = [p for p in options.peers.split(",") if p]
-    unknown = [p for p in options.peers if p not in peers.PEERS]
-    unknown += [name for name in options.only if name not in WORKLOADS]
-    if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}")
+    for given, known in ((options.peers, peers.PEERS), (options.only, WORKLOADS)):
+        if unknown := [name for name in given if name not in known]:
+            parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
     return options
 
 
@@ -184,7 +187,7 @@ def _dry(work: Work, *, compiled: bool) -> int:
 def _dry_cells(p: Planned) -> tuple[str, ...]:
     """moved: what the segments read and write, over what the fusion takes and gives."""
     kernels = f"{p.kernels}" + (f" + {p.torch_calls} torch" if p.torch_calls else "")
-    share = f"{p.moved / p.bytes:.2f} x"
+    share = f"{p.moved / max(p.bytes, 1):.2f} x"
     return p.workload, p.case, kernels, " ".join(p.schedulers), f"{p.bytes / 1e6:.1f}", share, f"{p.seconds * 1e3:.1f}"
 
 

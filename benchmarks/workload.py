@@ -26,6 +26,15 @@ class CaseError(ValueError):
         )
 
 
+class GroupsError(CaseError):
+    """Channels that cannot be put in so many groups."""
+
+    def __init__(self, case: Case) -> None:
+        ValueError.__init__(
+            self, f"case {case}: {case.shape[1]} channels in groups={case.groups}, which must divide them"
+        )
+
+
 @dataclass(frozen=True)
 class Case:
     """One shape of a workload.  ``channels_last``: in and out.  ``groups``: of a group norm."""

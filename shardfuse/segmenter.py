@@ -81,6 +81,11 @@ def _share_cuts(exprs: Sequence[Expr]) -> bool:
     return not isinstance(common_cuts(t for e in exprs for t in (*e.tensors, *e.outputs)), str)
 
 
+def _axes(tensor: BoundTensor) -> int:
+    """Axes of more than one element."""
+    return len([axis for axis in tensor.domain.logical if axis])
+
+
 class _Segmenter:
     def __init__(self, fusion: BoundFusion) -> None:
         self.fusion = fusion
@@ -292,11 +297,14 @@ class _Segmenter:
                     self.try_join(a, b)
 
     def share(self, a: int, b: int) -> bool:
-        """Do they read one tensor of two axes or more (a weight is not worth a kernel that does two things)?"""
-        wide = dict.fromkeys(
-            t for t in self.segment_of(self.groups[a]).inputs if len([x for x in t.domain.logical if x]) > 1
-        )
-        return any(t in wide for t in self.segment_of(self.groups[b]).inputs)
+        """Do they read one tensor of two axes or more, or of as many as any of theirs?
+
+        A weight beside wider tensors is not worth a kernel that does two things.
+        """
+        one, other = self.segment_of(self.groups[a]), self.segment_of(self.groups[b])
+        widest = max(map(_axes, (*one.inputs, *one.outputs, *other.inputs, *other.outputs)))
+        mine = dict.fromkeys(t for t in one.inputs if _axes(t) >= min(widest, 2))
+        return any(t in mine for t in other.inputs)
 
     def in_order(self, groups: Sequence[int]) -> list[int]:
         done: dict[int, None] = {}

@@ -238,6 +238,7 @@ SM90: dict[str, Segment] = {
     **{f"add_rms_norm {n}": rms_norm(8192, n, BF16, residual=True) for n in WIDTHS},
     **{f"rms_norm_dx {n}": rms_norm_dx(8192, n, BF16) for n in (384, 1024, 4096, 8192, 16384)},
     **{f"rms_norm_dw {n}": rms_norm_dw(8192, n, BF16) for n in (384, 1024, 4096, 8192, 5140)},
+    **{f"rms_norm_dw double {n}": rms_norm_dw(8192, n, DataType.Double) for n in (1024, 5139)},
     **{f"rms_norm_backward {n}": rms_norm_backward(32768, n, BF16) for n in (384, 1024, 4096, 5120, 8192, 16384)},
     **{f"layer_norm_backward {n}": layer_norm_backward((32768, n), BF16) for n in (384, 1024, 4096, 5140, 8192)},
     "layer_norm_backward of samples": layer_norm_backward((8, 4096, 3072), BF16, samples=True),

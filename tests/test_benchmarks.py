@@ -150,6 +150,10 @@ def test_cases_go_to_the_workloads_of_their_rank(capsys: pytest.CaptureFixture[s
     assert lines == [[n, s] for n, s in zip(names, shapes, strict=True)]
     assert run.main(["forward", "--dry", "--case", "8x16:nonsense"]) == 2
     assert "nonsense" in capsys.readouterr().err
+    assert run.main(["groupnorm", "--dry", "--case", "2x320x4x4:groups=7"]) == 2
+    assert "320 channels in groups=7" in capsys.readouterr().err
+    assert run.main(["reduction", "--dry", "--case", "0x16"]) == 0
+    assert "0x16" in capsys.readouterr().out
 
 
 def test_a_peer_that_is_not_installed_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

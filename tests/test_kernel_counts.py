@@ -142,7 +142,7 @@ PATTERNS = [
     Pattern("layer_norm, scale to float8", 1, row_norm(to_float8)),
     Pattern("layer_norm, scale to float8_e5m2", 1, row_norm(lambda fd, y: to_float8(fd, y, DataType.Float8_e5m2))),
     # 2: mix-order backward
-    *of("layer_norm_backward", "576000x384", "32768x4096", "16384x5140", "64x8192"),
+    *of("layer_norm_backward", "576000x384", "32768x4096", "16384x5140", "64x8192", "1x4096"),
     *of("rms_norm_backward", "576000x384", "32768x4096", "8192x32768", "64x8192"),
     *of("bias_gelu_backward", "32768x4096"),
     *of("swiglu_backward", "32768x4096"),

@@ -109,12 +109,18 @@ def test_views_run_nothing() -> None:
 
 
 def test_readers_of_one_tensor_are_siblings() -> None:
-    """Two outputs that read the same matrix share a kernel; two that read the same weight do not."""
+    """Two outputs that read the same tensor share a kernel; two that read the same weight beside wider ones do not."""
 
     def matrix(fd: FusionDefinition) -> None:
         x = fd.define_tensor([64, 32])
         fd.add_output(fd.ops.exp(x))
         fd.add_output(fd.ops.neg(x))
+
+    def vector(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([64])
+        fd.add_output(fd.ops.exp(x))
+        fd.add_output(fd.ops.sum(x))
+        fd.add_output(fd.ops.max(x))
 
     def weight(fd: FusionDefinition) -> None:
         w = fd.define_tensor([32])
@@ -122,6 +128,7 @@ def test_readers_of_one_tensor_are_siblings() -> None:
             fd.add_output(fd.ops.mul(fd.define_tensor([rows, 32]), w))
 
     assert described(matrix) == ["pointwise: T0 -> T1 T2"]
+    assert described(vector) == ["reduction: T0 -> T1 T2 T3"]
     assert len(described(weight)) == 2
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from shardfuse import FusionDefinition
 from shardfuse.ir.tensor_view import TensorView
 
-from ..workload import EPS, Case, Draw, Tensors, Workload, define
+from ..workload import EPS, Case, Draw, GroupsError, Tensors, Workload, define
 from .norms import standardise
 
 SHAPES = ("2x320x128x128", "2x640x64x64", "2x1280x32x32", "1x512x256x256", "32x128x256x256")
@@ -18,7 +18,10 @@ VIDEO = "1x128x20x256x256:bfloat16"
 
 
 def _grouped(case: Case) -> list[int]:
+    """Raises ``GroupsError``."""
     n, c, *space = case.shape
+    if case.groups < 1 or c % case.groups:
+        raise GroupsError(case)
     return [n, case.groups, c // case.groups, *space]
 
 

@@ -43,6 +43,9 @@ _CHAIN = 4
 _CHAINED = 96
 """Values of all rows that a thread holds where so many phases follow one another: several rows wait at once.  Two layer
 norms in a row, 8 x 4096 x 3072 of bfloat16, took 117 us with 4 rows, with 2 124, with one 147."""
+_DRAWN = 2
+"""Values that a thread is taken to hold, at the least, where random numbers are made: softmax with dropout of rows of
+12290 float32 elements, held as one value each, spilled 2404 bytes."""
 _NARROW = 40
 """Values of 16 bits that a thread holds in 64 registers."""
 _PACKED_WORDS = 32
@@ -134,6 +137,9 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
         columns = max(min(fits, _TALL_LANES * warps * WARP // (r_block * held)), 16)
         return Params(min(columns, power_of_two(space.kept)), r_block, num_warps=warps)
     n, is_chain = space.reduced, space.phases > _CHAIN
+    draws = any(e.op in DRAWS for e in segment.exprs)
+    if draws:
+        held = max(held, _DRAWN)
     width = max((vector(t.dtype, n, target) for t in inputs), default=4)
     if n * held <= _SHORT * WARP:
         return _several_rows(n, width, is_shared=any(space.has_r(t) and t not in inputs for t in segment.loads))

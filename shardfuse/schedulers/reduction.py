@@ -40,7 +40,7 @@ _BOUND = 128
 """Registers of a thread that stores what it adds up: left alone the compiler takes fewer, and its loads wait.  SwiGLU's
 backward, 32768 x 4096 of bfloat16, took 337 us so, else 389."""
 _EACH = 64
-"""Elements of columns that a thread takes at once."""
+"""Elements of columns that a thread takes at once, where they are computed in 32 bits."""
 _MANY_COLUMNS = 65536
 """Where they are as many, or arithmetic is heavy, each of the warps has columns of its own.  The sum over dim 0 of
 512 x 262144, bfloat16, took 72 us so, with rows in different warps 74; the bias gradient of GELU 288 and 393."""
@@ -117,10 +117,20 @@ def _columns(segment: Segment, space: Space, target: Target) -> Params:
         return _split(segment, space, params, target, target.multiprocessors * _NARROW_PROGRAMS)
     is_heavy = sum(e.op in _HEAVY for e in segment.exprs) > 1
     across = _WARPS if is_heavy or space.kept >= _MANY_COLUMNS else 2
-    params = down_columns(inputs, space, target, _EACH // (2 if is_heavy else 1), across)
-    if any(space.is_streamed(t) for t in segment.outputs):
+    words, is_stored = _words(segment), any(map(space.is_streamed, segment.outputs))
+    each = _EACH // words // (2 if is_heavy else 1)
+    if is_stored and any(vector(t.dtype, space.kept, target) * t.dtype.itemsize <= _NARROW_BYTES for t in inputs):
+        each //= 2
+    params = down_columns(inputs, space, target, each, across)
+    if is_stored and words == 1:
         params = replace(params, max_registers=_BOUND)
     return _split(segment, space, replace(params, rows=rows), target, wanted * (2 if is_heavy else 1))
+
+
+def _words(segment: Segment) -> int:
+    """Registers of one element that is added up."""
+    summed = (d for e in segment.exprs if e.op in REDUCTIONS for d in (e.tensors[0].dtype.compute, partial_dtype(e)))
+    return max(max(d.itemsize for d in summed) // 4, 1)
 
 
 def _unaligned_rows(segment: Segment, space: Space, target: Target) -> int:
