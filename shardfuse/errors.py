@@ -310,9 +310,12 @@ class ProgramMismatchError(ShardfuseError):
         for rank, line in column[at].items():
             found.setdefault(line, []).append(rank)
         have = "; ".join(f"{_rank_names(ranks)} {line}" for line, ranks in found.items())
+        is_size = any(": unsharded [" in line for line in found)
+        advice = "; where their shards differ in size, say of what: by sizes= of execute(), unsharded= of a module of "
+        advice = f"{advice}shardfuse.nn, or a DTensor" if is_size else ""
         super().__init__(
             f"the ranks do not run the same program, line {at + 1} is the first that differs: {have}. Give every rank "
-            "of the mesh the same definition, unsharded sizes, mesh and options, in the same order"
+            f"of the mesh the same definition, unsharded sizes, mesh and options, in the same order{advice}"
         )
         self.ranks = tuple(tuple(ranks) for ranks in found.values())
         self.line = at + 1

@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional
 
 from shardfuse import DeviceMesh
-from shardfuse.errors import ModuleInputError
+from shardfuse.errors import ModuleInputError, ProgramMismatchError
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
 
 Placements = Sequence[Placement]
@@ -220,5 +220,38 @@ def test_tensors_that_do_not_belong_together() -> None:
         target = distribute(torch.zeros(6, dtype=torch.int64), mesh, [S0])
         with pytest.raises(ModuleInputError, match="a target for each row"):
             CrossEntropyLoss(mesh=ours, logits=S0)(x, target)
+
+    run_ranks(4, run)
+
+
+def test_local_shards_of_a_told_whole() -> None:
+    """Plain tensors: ranks have 3, 3, 3 and 1 of 10 rows."""
+    x, y = numbers((10, 6), 0, torch.float64), numbers((10, 6), 1, torch.float64)
+    target = torch.arange(10) % 6
+    full = x.clone().requires_grad_()
+    expected = [
+        functional.rms_norm(full, (6,), None, EPS),
+        functional.silu(full) * y,
+        functional.cross_entropy(full, target),
+        full.clone(),
+    ]
+    gradients = [torch.autograd.grad(t.sum(), full, retain_graph=True)[0] for t in expected]
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(list(range(size)))
+        local = x.chunk(4)[rank].clone().requires_grad_()
+        norm = RMSNorm(6, EPS, mesh=mesh, input=S0, dtype=torch.float64)
+        found = [
+            norm(local, unsharded=x.shape),
+            SwiGLU(mesh=mesh, input=S0)(local, y.chunk(4)[rank], unsharded=x.shape),
+            CrossEntropyLoss(mesh=mesh, logits=S0)(local, target.chunk(4)[rank], unsharded=x.shape),
+            redistribute(local, mesh, S0, R, unsharded=x.shape),
+        ]
+        for own, want, whole in zip(found, expected, gradients, strict=True):
+            torch.testing.assert_close(own, want if own.shape == want.shape else want.chunk(4)[rank])
+            (grad,) = torch.autograd.grad(own.sum(), local)
+            torch.testing.assert_close(grad, whole.chunk(4)[rank])
+        with pytest.raises(ProgramMismatchError, match=r"rank 3 has `T0: unsharded \[4, 6\]`.*unsharded= of a module"):
+            norm(local)
 
     run_ranks(4, run)

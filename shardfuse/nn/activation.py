@@ -61,14 +61,17 @@ class SwiGLU(FusedModule):
             self.gate_bias = torch.nn.Parameter(torch.zeros(self._local_size, device=device, dtype=dtype))
             self.up_bias = torch.nn.Parameter(torch.zeros(self._local_size, device=device, dtype=dtype))
 
-    def forward(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """gate, up: [..., features] (local) of one dtype -> the same shape and dtype."""
+    def forward(self, gate: torch.Tensor, up: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
+        """gate, up: [..., features] (local) of one dtype -> the same shape and dtype.
+
+        ``unsharded``: their shape as wholes, where local tensors are shards that differ in size.
+        """
         if has_dtensor((gate, up)):
             given = [Given("gate", gate, self._input), Given("up", up, self._input)]
             shape = self.unsharded_of(given)
             result = Result(shape, self._input, self._input)
             return on_local_tensors(partial(self._forward, unsharded=shape), self.mesh, given, [result])
-        return self._forward(gate, up, unsharded=None)
+        return self._forward(gate, up, unsharded=unsharded)
 
     def _forward(self, gate: torch.Tensor, up: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
         self.check_same("up", up, "gate", gate.shape)

@@ -60,11 +60,16 @@ class CrossEntropyLoss(FusedModule):
         if self._logits.is_partial:
             raise PlacementError("logits", (logits,), "a loss, which needs whole values", "pass Shard or Replicate")
 
-    def forward(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """logits: [..., classes] (local), target: [...] (local) -> a scalar, or [...] (local) with reduction "none"."""
+    def forward(
+        self, logits: torch.Tensor, target: torch.Tensor, *, unsharded: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """logits: [..., classes] (local), target: [...] (local) -> a scalar, or [...] (local) with reduction "none".
+
+        ``unsharded``: the shape of the whole logits, where local ones are shards that differ in size.
+        """
         if has_dtensor((logits, target)):
             return self._on_dtensors(logits, target)
-        return self._forward(logits, target, unsharded=None)
+        return self._forward(logits, target, unsharded=unsharded)
 
     def _forward(self, logits: torch.Tensor, target: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
         if logits.ndim == 1:

@@ -148,13 +148,16 @@ class RMSNorm(_Norm):
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., hidden_size] (local) -> the same shape, in x's dtype, placed as ``output``."""
+    def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
+        """x: [..., hidden_size] (local) -> the same shape, in x's dtype, placed as ``output``.
+
+        ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
+        """
         if has_dtensor((x,)):
             result = Result(tuple(x.shape), self._output, self._output_grad)
             here = partial(self._forward, unsharded=x.shape)
             return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
-        return self._forward(x, unsharded=self._unsharded(x))
+        return self._forward(x, unsharded=unsharded or self._unsharded(x))
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
         if x.ndim == 1:
@@ -199,14 +202,19 @@ class AddRMSNorm(_Norm):
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual: [..., hidden_size] (local) -> (normed in x's dtype, new residual in residual's dtype)."""
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual: [..., hidden_size] (local) -> (normed in x's dtype, new residual in residual's dtype).
+
+        ``unsharded``: their shape as wholes, where local tensors are shards that differ in size.
+        """
         if has_dtensor((x, residual)):
             given = [Given("x", x, self._input), Given("residual", residual, self._at)]
             shape = self.unsharded_of(given)
             results = [Result(shape, self._output, self._output_grad), Result(shape, self._at, self._at)]
             return on_local_tensors(partial(self._forward, unsharded=shape), self.mesh, given, results)
-        return self._forward(x, residual, unsharded=self._unsharded(x))
+        return self._forward(x, residual, unsharded=unsharded or self._unsharded(x))
 
     def _forward(
         self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -28,13 +29,14 @@ def redistribute(
     target: Placements,
     *,
     grad: Placements | None = None,
+    unsharded: Sequence[int] | None = None,
     timer: FusionTimer | None = None,
 ) -> torch.Tensor:
     """The local tensor of ``target`` from the local tensor ``x`` of ``source``.
 
     Shard to Replicate is an all-gather, Replicate to Shard a free slice, Partial to Replicate an all-reduce, Partial to
-    Shard a reduce-scatter, Shard to another Shard an all-to-all.  x: any shape and dtype; of a local
-    tensor that is cut, sharded sizes divide by the mesh, those of DTensors and of whole tensors need not.
+    Shard a reduce-scatter, Shard to another Shard an all-to-all.  x: any shape and dtype.
+    unsharded: the shape of the whole x, where local tensors are shards that differ in size.
     grad: where the gradient of the result arrives, as ``target`` by default; ``Partial()`` where each rank holds a
     summand of it (what a column-parallel matmul leaves).  The gradient of x lives as x does, whole for a partial x.
     Raises PlacementError.
@@ -45,12 +47,12 @@ def redistribute(
     ]
     if placements[1].is_partial:
         raise PlacementError("target", (target,), "a redistribution", "pass Shard or Replicate")
-    is_whole = has_dtensor((x,)) or placements[0].is_uncut
-    unsharded = tuple(x.shape) if is_whole else None
+    if has_dtensor((x,)) or placements[0].is_uncut:
+        unsharded = tuple(x.shape)
     placements = [p.for_shape(mesh, unsharded) for p in placements]
     op = _op(_Move(x.ndim, DataType.from_torch(x.dtype), mesh, id(mesh), *placements))
     if unsharded is not None and has_dtensor((x,)):
-        result = Result(unsharded, placements[1], placements[2])
+        result = Result(tuple(unsharded), placements[1], placements[2])
         here = partial(op.apply, timer, unsharded)
         return on_local_tensors(here, mesh, [Given("x", x, placements[0])], [result])[0]
     return op.apply(timer, unsharded, x)[0]
