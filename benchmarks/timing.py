@@ -33,7 +33,7 @@ def measure(runs: dict[str, Callable[[], object]], seconds: float, device: torch
 
     On a CPU, where tests run it, there is nothing to flush and the clock is the host's.
     """
-    one_round = _rounds_on_gpu(runs, device) if device.type == "cuda" else _rounds_on_cpu(runs)
+    one_round = rounds_on(runs, device)
     one_round()
     synchronize(device)
     began = perf_counter()
@@ -53,6 +53,11 @@ def synchronize(device: torch.device) -> None:
 
 Round = Callable[[], dict[str, Callable[[], float]]]
 """Runs everything once; for each name, how to read the microseconds once all is done."""
+
+
+def rounds_on(runs: dict[str, Callable[[], object]], device: torch.device) -> Round:
+    """A round of ``runs``, after they have been warmed up."""
+    return _rounds_on_gpu(runs, device) if device.type == "cuda" else _rounds_on_cpu(runs)
 
 
 def _rounds_on_gpu(runs: dict[str, Callable[[], object]], device: torch.device) -> Round:
