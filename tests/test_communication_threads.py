@@ -130,10 +130,13 @@ def test_harness_names_the_ranks_that_hang() -> None:
     assert run_ranks(2, lambda rank, size: rank) == [0, 1]
 
 
+@pytest.mark.parametrize("bytes_at_once", [2**20, 256])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_pieces_as_nccl_moves_them(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls that are made on GPUs."""
+def test_pieces_as_nccl_moves_them(size: int, bytes_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls that are made on GPUs, of pieces that are large or small."""
     monkeypatch.setattr(nccl, "takes", lambda x, team, group: True)
+    monkeypatch.setattr(nccl, "CHUNK_BYTES", bytes_at_once)
+    monkeypatch.setattr(nccl, "UNALIGNED_BYTES", bytes_at_once)
     monkeypatch.setattr(comm, "ONE_STEP_BYTES", 0)
 
     def run(rank: int, n: int) -> None:

@@ -47,6 +47,11 @@ ONE_STEP_BYTES = 6 * 2**20
 steps: as many as another call takes the host time."""
 
 
+CHUNK_BYTES = 32 * 2**20
+"""Of 16-bit partial sums one chunk is added up while the next is on its way; smaller ones take longer to ask for than
+to add up."""
+
+
 def h200_nodes(ranks_per_node: int) -> Links:
     """H200s joined by NVLink to a node, nodes by a 400 Gb/s link for each GPU; about what NCCL reaches."""
     return Links(ranks_per_node, 12e-6, 30e-6, 350e9, 45e9, 3.5e12)

@@ -61,7 +61,7 @@ def all_reduce(x: Tensor, op: Reduction, team: Team, *, in_place: bool = False) 
     if team.size == 1 or x.numel() == 0:
         return _own(x)
     group = process_group(team.ranks)
-    if _nccl_reduces(x, op, group):
+    if _nccl_reduces(x, op, team, group):
         out = x.detach() if in_place and x.is_contiguous() else _own(x)
         _c10d.all_reduce(out, _NCCL_OPS[op], group)
         return out
@@ -91,8 +91,8 @@ def all_gather(x: Tensor, dim: int, team: Team, sizes: Sequence[int] | None = No
     shapes = [torch.Size(with_extent(x.shape, dim, size)) for size in sizes]
     widest = max(shape.numel() for shape in shapes)
     group = process_group(team.ranks)
-    if len(set(sizes)) > 1 and nccl.takes(x, team, group):
-        numels = [shape.numel() for shape in shapes]
+    numels = [shape.numel() for shape in shapes]
+    if len(set(sizes)) > 1 and nccl.takes(x, team, group) and nccl.lands_fast(x, numels):
         flat = nccl.all_gather_pieces(x.detach().contiguous(), numels, group)
         return packing.join_by(flat, shapes, dim)
     landed = dict(zip(team.group_order, _gather_flat(x, widest, team).unbind(0), strict=True))
@@ -386,8 +386,10 @@ def _own(x: Tensor) -> Tensor:
 # --- reduction ---------------------------------------------------------------------------------------------
 
 
-def _nccl_reduces(x: Tensor, op: Reduction, group: dist.ProcessGroup) -> bool:
+def _nccl_reduces(x: Tensor, op: Reduction, team: Team, group: dist.ProcessGroup) -> bool:
     """True where NCCL's own reduction has the values that this file promises."""
-    if x.device.type != "cuda" or stages_through_host(group, x.device) or x.dtype not in nccl.SUMS:
+    if x.device.type != "cuda" or stages_through_host(group, x.device):
         return False
-    return op in ("sum", "prod") or not x.dtype.is_floating_point
+    if x.dtype in nccl.NARROW:  # two addends are rounded once by whoever adds them
+        return op == "sum" and team.size == 2
+    return x.dtype in nccl.SUMS and (op in ("sum", "prod") or not x.dtype.is_floating_point)

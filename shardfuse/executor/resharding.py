@@ -150,7 +150,7 @@ class _Change:
             return lambda x: communication.reduce_scatter(x.squeeze(axis), at, op, team, sizes).reshape(shape)
         local = tuple(a for k, a in enumerate(self.source.local_axes()) if k != axis)
         expose = self.exposed(local)
-        return lambda x: communication.reduce_scatter(expose(x.squeeze(axis)), 0, op, team).reshape(shape)
+        return lambda x: communication.equal_reduce_scatter(expose(x.squeeze(axis)), 0, op, team).reshape(shape)
 
     def slice(self) -> Step:
         at = outermost(self.whole, self.has)
