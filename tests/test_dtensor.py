@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.errors import InputError, PeerLostError, PlacementError
+from shardfuse.errors import InputError, PeerLostError, PlacementError, ValidationError
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
 
 R = Replicate()
@@ -290,6 +290,32 @@ def test_outputs_that_no_placement_says() -> None:
         assert [c.kind for c in fd.explain().collectives] == ["all_to_all"]
 
     run_ranks(4, across)
+
+
+def test_what_else_takes_dtensors() -> None:
+    """Pieces that torch cuts elsewhere among them: 5, 4 | 5, 3 of rows in a fusion, 5, 4 | 4, 4 outside."""
+    x = numbers((17, 6))
+
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((2, 2))
+        given = distribute(x, mesh, [Shard(0), Shard(0)])
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([-1, -1], contiguity=True)
+            total = fd.ops.sum(t, [0])
+            fd.add_output(fd.ops.mul(t, total))
+            fd.add_output(fd.ops.mul(t, 2.0), alias_input=t)
+        kinds = [c.kind for c in fd.explain([given]).collectives]
+        assert kinds == ["all_to_all", "all_to_all", "all_reduce"]
+        assert [s.name.split()[0] for s in fd.timeline([given]).spans].count("all_reduce") == 1
+        given = distribute(x, mesh, [Shard(0), Shard(0)])
+        (y,) = fd.validate([given], [x * x.sum(0)])
+        assert kinds == [c.kind for c in fd.explain().collectives]
+        torch.testing.assert_close(y.to_local(), distribute(x * x.sum(0), mesh, [Shard(0)] * 2).to_local())
+        assert torch.equal(given.to_local(), distribute(x * 2, mesh, [Shard(0)] * 2).to_local())
+        with pytest.raises(ValidationError, match="output 0, off by"):
+            fd.validate([distribute(x, mesh, [Shard(0)] * 2)], [x])
+
+    run_ranks(4, run)
 
 
 def test_a_local_tensor_that_is_not_its_dtensors() -> None:

@@ -262,7 +262,7 @@ class FusionDefinition:
     ) -> list[torch.Tensor]:
         """``execute``, with the outputs compared to ``reference_outputs``, or to the same ops one by one in torch.
 
-        One rank only.  Raises ``ValidationError``.
+        On one rank, or of DTensors, which are compared whole.  Raises ``ValidationError``.
         """
         return validated(self.fusion, inputs, lambda: self.execute(inputs), reference_outputs)
 
@@ -289,7 +289,10 @@ class FusionDefinition:
         from shardfuse.frontend.explain import explain_plan
 
         with reproduced(lambda: self.repro_script_for(inputs)):
-            plan = self._last.plan_for(inputs, sizes)
+            fec = self.fec
+            if self._dtensors is not None and has_dtensor(inputs or ()):
+                return explain_plan(*self._dtensors.plan_for(inputs or (), sizes))
+            plan = (fec if inputs is not None else self._last).plan_for(inputs, sizes)
             is_last = inputs is None and sizes is None
             return explain_plan(plan, self._dtensors.moved if is_last and self._dtensors is not None else ())
 
@@ -300,7 +303,10 @@ class FusionDefinition:
 
         Every rank of the fusion's meshes calls it.  ``.chrome_trace()`` is JSON for chrome://tracing and Perfetto.
         """
-        return self.fec.timeline(inputs, sizes)
+        fec = self.fec
+        if self._dtensors is not None and has_dtensor(inputs):
+            return self._dtensors.timeline(inputs, sizes)
+        return fec.timeline(inputs, sizes)
 
     def last_trace(self) -> str:
         """The text of every stage of the last plan, and of the host program and kernels that ran."""

@@ -22,13 +22,14 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..analysis.resharding import Communication
+from ..compiler import Plan
 from ..errors import InputCountError, InputError, PlacementError
-from ..executor.agreement import failures_told
 from ..executor.binding import Argument
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.options import CompileOptions
 from ..executor.program import Program
+from ..executor.timeline import Timeline
 from ..executor.tuning import Tuner
 from ..ir.digits import Root, axis_of, extent
 from ..ir.domain import BoundDomain, TensorDomain
@@ -41,7 +42,7 @@ from ..passes.recorded_domains import bound_domain
 from .detection import has_dtensor
 from .executor_cache import PROGRAMS, FusionExecutorCache
 from .given import Given, as_given, given_of
-from .moves import Move, move_in, move_out
+from .moves import Entering, Move, move_out
 from .pieces import record
 from .placements import placements_of, unsharded_strides
 
@@ -98,6 +99,23 @@ class DTensorExecutor:
         variant = self.variant(arguments)
         values, said, _ = variant.local(arguments, self.by_place(sizes or {}))
         return variant.cache.tune(values, said, device, tuner)
+
+    def timeline(self, arguments: Sequence[Argument], sizes: Mapping[TensorView, Sequence[int]] | None) -> Timeline:
+        """As `FusionExecutorCache.timeline`.  Raises what `execute` does."""
+        variant = self.variant(arguments)
+        values, said, entering = variant.local(arguments, self.by_place(sizes or {}))
+        return variant.cache.timeline(
+            [entering[k].inside() if k in entering else v for k, v in enumerate(values)], said
+        )
+
+    def plan_for(
+        self, arguments: Sequence[Argument], sizes: Mapping[TensorView, Sequence[int]] | None
+    ) -> tuple[Plan, tuple[Communication, ...]]:
+        """The plan, and how pieces that torch cuts elsewhere are exchanged.  Raises what `execute` does."""
+        variant = self.variant(arguments)
+        values, said, entering = variant.local(arguments, self.by_place(sizes or {}))
+        plan = variant.cache.plan_for(values, said)
+        return plan, variant.exchanges(plan, entering)
 
     def variant(self, arguments: Sequence[Argument]) -> _Variant:
         """The copy of the fusion for the placements of ``arguments``."""
@@ -159,14 +177,18 @@ class _Variant:
                 self.torch_meshes[mesh.ranks, mesh.shape] = g.mesh
                 _take(fusion, k, g, mesh, shape)
         self.cache = FusionExecutorCache(fusion, options)
+        self.made = [tv for tv in fusion.outputs if tv not in fusion.aliases]
+        replaced = list(fusion.aliases.values())
+        self.written = [k for k, declared in enumerate(fusion.inputs) if declared.val in replaced]
+        """The inputs that outputs are written over."""
 
     def local(
         self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]]
-    ) -> tuple[list[Argument], dict[TensorView, Sequence[int]], dict[int, _Entering]]:
+    ) -> tuple[list[Argument], dict[TensorView, Sequence[int]], dict[int, Entering]]:
         """This rank's pieces, the unsharded sizes that they do not tell, and those that are still to be exchanged."""
         sizes: dict[TensorView, Sequence[int]] = {}
         values: list[Argument] = []
-        entering: dict[int, _Entering] = {}
+        entering: dict[int, Entering] = {}
         for k, (argument, given, declared) in enumerate(
             zip(arguments, self.given, self.cache.fusion.inputs, strict=True)
         ):
@@ -180,7 +202,7 @@ class _Variant:
             if not is_member:  # nothing is read of it but how many dims it has
                 local = local.new_empty((0,) * argument.ndim)
             elif given.elsewhere:
-                entering[k] = _entering(k, declared, given, tuple(argument.shape), local)
+                entering[k] = Entering.of(k, declared, given, tuple(argument.shape), local)
                 local = entering[k].move.like(local)
             values.append(local[(None,) * len(given.partial)])
             if given.is_uneven or not is_member:
@@ -192,20 +214,23 @@ class _Variant:
     ) -> list[torch.Tensor | None]:
         values, sizes, entering = self.local(arguments, said)
         program = self.cache.program(values, sizes, device)
-        for k, piece in entering.items():
-            values[k] = piece.move.enter(piece.local)[(None,) * piece.leading]
+        values = [entering[k].inside() if k in entering else v for k, v in enumerate(values)]
         outputs = program.run(*values)
+        for k in self.written:
+            if k in entering:
+                entering[k].write_back(cast(torch.Tensor, values[k]))
         results = self.results.get(program)
         if results is None:
-            made = [tv for tv in self.cache.fusion.outputs if tv not in self.cache.fusion.aliases]
-            parts = zip(outputs, made, program.domains, strict=True)
+            parts = zip(outputs, self.made, program.domains, strict=True)
             results = self.results[program] = tuple(self.result(x, tv, domain) for x, tv, domain in parts)
-        moves = [piece.move.communication(piece.local.dtype) for piece in entering.values()]
-        for x, result in zip(outputs, results, strict=True):
-            if result.move is not None and x is not None:
-                moves.append(result.move.communication(x.dtype))
-        self.moved = tuple(moves)
+        self.moved = _communications(entering, self.made, results)
         return [result.of(x) for x, result in zip(outputs, results, strict=True)]
+
+    def exchanges(self, plan: Plan, entering: Mapping[int, Entering]) -> tuple[Communication, ...]:
+        """Those before and after a run of ``plan``."""
+        domains = {tv: t.domain for tv, t in zip(self.cache.fusion.outputs, plan.fusion.outputs, strict=True)}
+        results = [self.result(None, tv, None if tv.allocation_rank else domains[tv]) for tv in self.made]
+        return _communications(entering, self.made, results)
 
     def result(self, local: torch.Tensor | None, tv: TensorView, domain: BoundDomain | None) -> _Result:
         """What an output of ``domain`` is as a DTensor."""
@@ -248,28 +273,12 @@ class _Variant:
         return self.torch_meshes[key]
 
 
-@dataclass(frozen=True)
-class _Entering:
-    """This rank's piece of an input that torch cuts elsewhere; ``leading``: how many axes of partial values it gets."""
-
-    local: torch.Tensor
-    move: Move
-    leading: int
-
-
-def _entering(k: int, declared: FusionInput, given: Given, shape: tuple[int, ...], local: torch.Tensor) -> _Entering:
-    leading = len(given.partial)
-    order = [d - leading for d in declared.dim_order if d >= leading]
-    move = move_in(given.mesh, given.placements, shape, local.device, order or None)
-    assert move is not None, "torch cuts it elsewhere"
-    if tuple(local.shape) != move.shape:
-        ranks = DeviceMesh.from_torch(given.mesh).ranks
-        with failures_told(ranks):
-            raise InputError(
-                k, declared.val.name, f"a DTensor whose local tensor is {list(local.shape)}",
-                f"{list(move.shape)} on this rank, as its placements say", "make it with distribute_tensor",
-            )  # fmt: skip
-    return _Entering(local, move, leading)
+def _communications(
+    entering: Mapping[int, Entering], made: Sequence[TensorView], results: Sequence[_Result]
+) -> tuple[Communication, ...]:
+    found = [piece.move.communication(piece.local.dtype) for piece in entering.values()]
+    exits = [(tv, result.move) for tv, result in zip(made, results, strict=True)]
+    return (*found, *(move.communication(tv.dtype.torch) for tv, move in exits if move is not None))
 
 
 @dataclass(frozen=True)

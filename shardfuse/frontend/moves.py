@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..analysis.resharding import Communication
+from ..errors import InputError
+from ..executor.agreement import failures_told
 from ..executor.exchange import Step, between
 from ..ir.digits import Axis, cut_out, extent
 from ..ir.domain import BoundDomain
+from ..ir.fusion import FusionInput
 from ..mesh import DeviceMesh, ParallelType, Team, current_rank
-from .given import cuts_of, placements_along
+from .given import Given, cuts_of, placements_along
 from .pieces import Pieces, digit_domain, is_same, pieces_of, torch_pieces
 
 if TYPE_CHECKING:
@@ -138,3 +141,35 @@ def _between(
     shape = tuple(len(index[rank]) for index in outside)
     placeholder = tuple(len(index) for index in here[rank])
     return Move(shape, placeholder, back, step(there, here), step(here, there), dims, team.size, largest)
+
+
+@dataclass(frozen=True)
+class Entering:
+    """This rank's piece of an input that torch cuts elsewhere; ``leading``: how many axes of partial values it gets."""
+
+    local: torch.Tensor
+    move: Move
+    leading: int
+
+    @classmethod
+    def of(cls, k: int, declared: FusionInput, given: Given, shape: tuple[int, ...], local: torch.Tensor) -> Entering:
+        """Of input ``k``.  Raises InputError, which the other ranks are told, for a piece that is not its DTensor's."""
+        leading = len(given.partial)
+        order = [d - leading for d in declared.dim_order if d >= leading]
+        move = move_in(given.mesh, given.placements, shape, local.device, order or None)
+        assert move is not None, "torch cuts it elsewhere"
+        if tuple(local.shape) != move.shape:
+            with failures_told(DeviceMesh.from_torch(given.mesh).ranks):
+                raise InputError(
+                    k, declared.val.name, f"a DTensor whose local tensor is {list(local.shape)}",
+                    f"{list(move.shape)} on this rank, as its placements say", "make it with distribute_tensor",
+                )  # fmt: skip
+        return cls(local, move, leading)
+
+    def inside(self) -> torch.Tensor:
+        """As the fusion takes it."""
+        return self.move.enter(self.local)[(None,) * self.leading]
+
+    def write_back(self, written: torch.Tensor) -> None:
+        """Put what a fusion has written over ``inside()`` where the DTensor has it."""
+        self.local.copy_(self.move.leave(written[(0,) * self.leading]))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from ..errors import ValidationError
 from ..executor.binding import Argument
 from ..ir.fusion import Fusion
+from .detection import has_dtensor
 from .eager import evaluate_eager
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _STEPS = 16
 """Units in the last place of the largest element that one may be off, times the root of an input's elements."""
@@ -22,19 +27,25 @@ def validated(
     reference_outputs: Sequence[torch.Tensor] | None,
 ) -> list[torch.Tensor]:
     """The outputs of ``run``.  Raises ``ValidationError``."""
-    expected = reference_outputs
+    expected = None if reference_outputs is None else [_whole(x) for x in reference_outputs]
     if expected is None:
+        unsharded = [_whole(x) if isinstance(x, torch.Tensor) else x for x in inputs]
         device = next((x.device for x in inputs if isinstance(x, torch.Tensor) and x.ndim), torch.device("cpu"))
         state = _generator_state(device)
-        expected = [x.clone() for x in evaluate_eager(fusion, inputs, device)]
+        expected = [x.clone() for x in evaluate_eager(fusion, unsharded, device)]
         _set_generator_state(device, state)
     outputs = run()
     if len(outputs) != len(expected):
         raise ValidationError(f"{len(outputs)} outputs", f"{len(expected)} references")
     tolerances = val_tolerances(fusion, inputs)
     for k, (found, wanted) in enumerate(zip(outputs, expected, strict=True)):
-        _compare(k, found, wanted, tolerances[k][1])
+        _compare(k, _whole(found), wanted, tolerances[k][1])
     return outputs
+
+
+def _whole(x: torch.Tensor) -> torch.Tensor:
+    """What a DTensor is a part of."""
+    return cast("DTensor", x).full_tensor() if has_dtensor((x,)) else x
 
 
 def val_tolerances(fusion: Fusion, inputs: Sequence[Argument]) -> list[tuple[float, float]]:
