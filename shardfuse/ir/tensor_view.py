@@ -104,9 +104,9 @@ class TensorView:
         """Cut loop axis ``axis`` so that its outer part has extent ``factor``."""
         return self.split(axis, factor, inner_split=False, uneven=uneven)
 
-    def inner_split(self, axis: int, factor: int) -> TensorView:
+    def inner_split(self, axis: int, factor: int, *, uneven: bool = False) -> TensorView:
         """Cut loop axis ``axis`` so that its inner part has extent ``factor``."""
-        return self.split(axis, factor, inner_split=True)
+        return self.split(axis, factor, inner_split=True, uneven=uneven)
 
     def merge(self, outer: int, inner: int | None = None) -> TensorView:
         """Make one loop axis of ``outer`` and the one after it (or ``inner``), which takes the place of ``outer``."""
