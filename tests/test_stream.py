@@ -48,9 +48,9 @@ def row_parallel(size: int, chunks: int) -> FusionDefinition:
     return fd
 
 
-def column_parallel(size: int) -> FusionDefinition:
-    """Chunks are the ranks' pieces: a broadcast from each rank instead of the all-gather."""
-    mesh = world_mesh(size)
+def column_parallel(size: int, *, ring: bool = False, mesh: DeviceMesh | None = None) -> FusionDefinition:
+    """Chunks are the ranks' pieces: a broadcast from each rank, or sends in a ring, instead of the all-gather."""
+    mesh = mesh or world_mesh(size)
     with FusionDefinition() as fd:
         x, w = fd.define_tensor([-1, 6], contiguity=True), fd.define_tensor([16, 6], contiguity=True)
         whole = fd.ops.set(x)
@@ -59,6 +59,8 @@ def column_parallel(size: int) -> FusionDefinition:
         shard(tv, mesh, (X, (0, "outer")))
     whole.set_device_mesh(mesh)
     stream(whole, 0, size)
+    if ring:
+        whole.swizzle1d(0, X)
     return fd
 
 
@@ -120,6 +122,106 @@ def test_column_parallel_linear(size: int) -> None:
         products = [k for k, line in enumerate(lines) if "torch" in line]
         assert len(started) == len(waits) == size - 1  # the first broadcast has nothing to run beside
         assert max(started) < min(products)  # all on their way before the first product
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_column_parallel_linear_in_a_ring(size: int) -> None:
+    """Each rank begins with its own piece, sends it to one other at each stage, and writes where the piece belongs."""
+
+    def run(rank: int, size: int) -> list[str]:
+        fd = column_parallel(size, ring=True, mesh=DeviceMesh([2, 0, 1]) if size == 3 else None)
+        check(fd, [values(6 * size, 6), values(16, 6, seed=1)])
+        assert "T2.swizzle1d(0, ParallelType.mesh_x)" in repr(fd)
+        found = fd.explain().collectives
+        assert [str(c) for c in found] == [f"collective_permute over mesh_x of {size} ranks, 144 bytes"] * (size - 1)
+        return lines_of(fd)
+
+    for lines in run_ranks(size, run):
+        started = [k for k, line in enumerate(lines) if "start" in line]
+        waits = [k for k, line in enumerate(lines) if line.startswith("wait")]
+        products = [k for k, line in enumerate(lines) if "torch" in line]
+        assert len(started) == len(waits) == size - 1
+        assert len(products) == size
+        assert max(started) < products[0] < min(waits)  # the own piece needs nobody's
+        assert not any("stream_cat" in line for line in lines)
+
+
+def test_a_ring_of_other_things() -> None:
+    """A gather alone; what is whole on every rank, read at the rank's own chunk; a sum over the ring, put together."""
+
+    def run(rank: int, size: int) -> list[list[str]]:
+        mesh, kinds = world_mesh(size), list[list[str]]()
+        for case in ("gather", "add", "sum"):
+            with FusionDefinition() as fd:
+                x, y = fd.define_tensor([-1, 6], contiguity=True), fd.define_tensor([-1, 6], contiguity=True)
+                whole = fd.ops.set(x)
+                if case == "gather":
+                    fd.add_output(whole)
+                elif case == "add":
+                    fd.add_output(fd.ops.neg(fd.ops.add(whole, y)))
+                else:
+                    w = fd.define_tensor([8, 6], contiguity=True)
+                    v = fd.define_tensor([5, 8], contiguity=True)
+                    fd.add_output(fd.ops.linear(fd.ops.linear(whole, w), v))
+                    shard(w, mesh, (X, (0, "outer")))
+                    shard(v, mesh, (X, (1, "outer")))
+            shard(x, mesh, (X, (0, "outer")))
+            for tv in (whole, y):
+                tv.set_device_mesh(mesh)
+            stream(whole, 0, size)
+            whole.swizzle1d(0, X)
+            more = [values(8, 6, seed=2), values(5, 8, seed=3)] if case == "sum" else []
+            check(fd, [values(2 * size, 6), values(2 * size, 6, seed=1), *more])
+            kinds.append([c.kind for c in fd.explain().collectives])
+        return kinds
+
+    ring = ["collective_permute"] * 3
+    assert run_ranks(4, run) == [[ring, ring, [*ring, "all_reduce"]]] * 4
+
+
+@pytest.mark.parametrize("swizzled", [X, Y])
+def test_a_ring_on_one_of_two_mesh_dimensions(swizzled: ParallelType) -> None:
+    """Rows are gathered over ``mesh_x``; swizzled on ``mesh_y``, each team of it has another root at each stage."""
+
+    def run(rank: int, size: int) -> list[str]:
+        mesh = DeviceMesh([[0, 1], [2, 3]])
+        with FusionDefinition() as fd:
+            x, w = fd.define_tensor([8, 6]), fd.define_tensor([4, 6])
+            whole = fd.ops.set(x)
+            fd.add_output(fd.ops.linear(whole, w))
+        shard(x, mesh, (Y, (1, "outer")), (X, (0, "outer")))
+        shard(w, mesh, (Y, (1, "outer")), (X, (0, "outer")))
+        shard(whole, mesh, (Y, (1, "outer")))
+        stream(whole, 0, 2)
+        whole.swizzle1d(0, swizzled)
+        check(fd, [values(8, 6), values(4, 6, seed=1)])
+        return [c.kind for c in fd.explain().collectives]
+
+    found = run_ranks(4, run)
+    assert found == found[:1] * 4
+    # sums over mesh_y are of one chunk only where its ranks take the chunks in one order
+    assert found[0] == {X: ["collective_permute"] + ["all_reduce"] * 2, Y: ["broadcast"] * 2 + ["all_reduce"]}[swizzled]
+
+
+def test_a_ring_is_of_as_many_ranks_as_chunks() -> None:
+    with FusionDefinition() as fd, pytest.raises(ScheduleError, match="parallel_type=stream cannot be done"):
+        fd.define_tensor([4]).swizzle1d(0, S)
+    for parallel_type, chunks, mesh, match in (
+        (X, 3, world_mesh(2), "3 chunks, swizzled on mesh_x, of 2 ranks"),
+        (Y, 2, world_mesh(2), "swizzled on mesh_y, not of its mesh"),
+        (X, 2, None, "swizzled on mesh_x, not of its mesh"),
+        (X, 0, None, "axis i0 is swizzled and not parallel on stream"),
+    ):
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([6, 4])
+            fd.add_output(fd.ops.neg(x))
+        if mesh is not None:
+            x.set_device_mesh(mesh)
+        if chunks:
+            stream(x, 0, chunks)
+        x.swizzle1d(0, parallel_type)
+        with pytest.raises(ShardingError, match=match):
+            fd.fec.plan({x: (6, 4)})
 
 
 def test_chunks_within_the_shards() -> None:

@@ -9,14 +9,16 @@ from typing import cast
 
 from ..ir.digits import extent
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
+from ..ir.stream import Stream
 from ..mesh import ParallelType
 
 
 @dataclass(frozen=True)
 class Communication:
     """``kind``: all_gather, all_reduce, reduce_scatter, all_to_all, slice (free), or broadcast, scatter, gather, send
-    between two meshes, or a broadcast from one rank of a mesh dimension (its ``root``-th).  ``mesh_dims``: the mesh
-    dimensions that it runs over, none between meshes.
+    between two meshes; of what is a chunk of a stream, a broadcast from the rank of a mesh dimension that has it, or a
+    collective_permute: every rank gives its own to one other.  ``mesh_dims``: the mesh dimensions that it runs over,
+    none between meshes.
     ``bytes``: of the larger of what one rank gives and gets, on an even sharding.
     """
 
@@ -55,8 +57,11 @@ def communication_of(expr: Expr) -> Communication | None:
         return None
     (parallel_type,) = over
     assert mesh is not None, f"{expr.op} communicates without a mesh"
-    if "root" in expr.attributes:
-        return Communication("broadcast", over, local_bytes(target), mesh.extent(parallel_type))
+    stream = expr.attributes.get("stream")
+    if isinstance(stream, Stream):
+        is_ring = stream.swizzle is not None and stream.swizzle.parallel_type is parallel_type
+        kind = "collective_permute" if is_ring else "broadcast"
+        return Communication(kind, over, local_bytes(target), mesh.extent(parallel_type))
     had, has = source.domain.digits_on(parallel_type), target.domain.digits_on(parallel_type)
     match expr.op in REDUCTIONS, bool(had), bool(has):
         case True, True, True:

@@ -13,8 +13,8 @@ from typing import cast
 import torch
 
 from ..analysis.resharding import communication_of
-from ..ir.digits import Axis
 from ..ir.expr import BoundTensor, Expr
+from ..ir.stream import Stream
 from ..ops.evaluate import chunked
 from ..ops.torch_calls import TORCH_CALLS
 from ..schedulers.segment import Segment
@@ -58,11 +58,12 @@ def places_of(segments: Sequence[tuple[Segment, str]], rank: int) -> dict[BoundT
         expr = segment.exprs[0]
         if expr.op != "stream_cat" or any(made.get(t, "no_op") == "no_op" or t in found for t in expr.tensors):
             continue
-        at, (above, _, below) = chunked(expr.output.domain, cast(Axis, expr.attributes["digits"]), rank)
+        stream = cast(Stream, expr.attributes["stream"])
+        at, (above, _, below) = chunked(expr.output.domain, stream.digits, rank)
         if above == 1:
             summands = {_summand(maker[t], maker): t for t in expr.tensors}
             partial = {p: t for p, t in summands.items() if p is not None and times_read[p] == 1}
-            place = Place(expr.output, expr.tensors, at, below, partial)
+            place = Place(expr.output, stream.by_chunk(expr.tensors, rank), at, below, partial)
             found.update(dict.fromkeys((expr.output, *place.parts), place))
     return found
 

@@ -19,6 +19,7 @@ from ..ir.digits import Axis, Digit, refine
 from ..ir.domain import BoundDomain, without
 from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import local_extent
+from ..ir.stream import Stream
 from ..mesh import DeviceMesh, ParallelType, Team
 from . import communication
 from .exchange import prepare_exchange
@@ -39,8 +40,11 @@ def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = Fal
         return _move(found.kind, source, target, rank, device)
     mesh = cast(DeviceMesh, target.domain.mesh)
     team = Team.of(mesh.box(rank, found.mesh_dims), rank)
-    if found.kind == "broadcast":
-        return _broadcast_along(team, cast(int, expr.attributes["root"]), target, rank, device)
+    if found.kind in ("broadcast", "collective_permute"):
+        stage, stream = cast(int, expr.attributes["chunk"]), cast(Stream, expr.attributes["stream"])
+        if found.kind == "collective_permute":
+            return _permute_along(team, stage, source, target)
+        return _broadcast_along(team, stream.chunk(stage, rank), target, rank, device)
     if found.kind == "all_to_all" and expr.attributes.get("exchange"):
         return prepare_exchange(source.domain, target.domain, found.mesh_dims, mesh, rank, device)
     if len(found.mesh_dims) != 1 and found.kind == "all_gather":  # of numbers of each rank, which stand outermost
@@ -270,6 +274,15 @@ def _broadcast_along(team: Team, root: int, target: BoundTensor, rank: int, devi
         return communication.broadcast(given, shape, dtype, device, giver, team.ranks)
 
     return step
+
+
+def _permute_along(team: Team, distance: int, source: BoundTensor, target: BoundTensor) -> Step:
+    """From each of the team to the one ``distance`` before it, in a ring: one call, a send and a receive."""
+    taker, giver = ((team.index + k) % team.size for k in (-distance, distance))
+    given, shape = source.domain.local_shape(team.rank), target.domain.local_shape(team.rank)
+    give = [prod(given) if k == taker else 0 for k in range(team.size)]
+    take = [shape if k == giver else (0,) for k in range(team.size)]
+    return lambda x: communication.exchange(x.reshape(-1), give, take, team)[giver]
 
 
 def _send(

@@ -201,6 +201,8 @@ def _schedule_lines(tv: TensorView) -> list[str]:
     for k, axis in enumerate(domain.loop):
         if axis in domain.parallel:
             lines.append(f"{tv.name}.axis({k}).parallelize(ParallelType.{domain.parallel[axis].name})")
+        if axis in domain.swizzles:
+            lines.append(f"{tv.name}.swizzle1d({k}, ParallelType.{domain.swizzles[axis].name})")
     if domain.allocation is not None:
         where = ", ".join(
             _handle(tv, handles, axis) if axis in handles else _axis_expr(tv, axis) for axis in domain.allocation

@@ -72,6 +72,8 @@ class TensorDomain:
     """One entry per allocation axis, outermost first: is it laid out without a gap before the next?"""
     parallel: Mapping[IterDomain, ParallelType] = field(default_factory=dict[IterDomain, ParallelType])
     mesh: DeviceMesh | None = None
+    swizzles: Mapping[IterDomain, ParallelType] = field(default_factory=dict[IterDomain, ParallelType])
+    """Axes in chunks of which each rank takes its own first: its index on that mesh dimension."""
     reduced: tuple[tuple[int, IterDomain], ...] = ()
     """Reduction axes that stand in ``loop``, and the places that they began at."""
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .digits import Axis
 from .domain import BoundDomain
 from .dtype import DataType
+from .stream import Stream
 
 Number = int | float | bool | complex
 
@@ -114,8 +114,8 @@ class BoundFusion:
     """What host scalars are computed from scalar inputs, in order."""
     aliases: dict[BoundTensor, BoundTensor] = field(default_factory=dict["BoundTensor", "BoundTensor"])
     """Outputs that are written into an input's storage, and that input."""
-    streams: list[tuple[BoundTensor, Axis]] = field(default_factory=list[tuple["BoundTensor", Axis]])
-    """Tensors that were told to be made or read in chunks, and the digits that number the chunks."""
+    streams: list[tuple[BoundTensor, Stream]] = field(default_factory=list[tuple["BoundTensor", Stream]])
+    """Tensors that were told to be made or read in chunks."""
     is_settled: bool = False
     """Is it agreed how inputs come?  One that is on no mesh is then whole on every rank, whatever would be better."""
     ranks_per_node: int = 8

@@ -54,7 +54,8 @@ class TensorView:
     """A tensor of a fusion definition.
 
     ``shape``: unsharded sizes, -1 where symbolic.  The schedule methods (``split``, ``merge``, ``reorder``,
-    ``axis(i).parallelize``, ``set_device_mesh``, ``set_allocation_domain``) work on loop axes, as in nvFuser.
+    ``axis(i).parallelize``, ``swizzle1d``, ``set_device_mesh``, ``set_allocation_domain``) work on loop axes, as in
+    nvFuser.
     """
 
     def __init__(self, name: str, shape: Sequence[int], dtype: DataType, *, is_cpu: bool = False) -> None:
@@ -136,6 +137,24 @@ class TensorView:
         if len(placed) != len(pairs) or sorted(order) != list(range(n)):
             raise ScheduleError(f"{self.name}.reorder", repr(moves), "two axes go to one place", "give a permutation")
         self.domain = replace(self.domain, loop=tuple(self.domain.loop[k] for k in order))
+        return self
+
+    def swizzle1d(self, axis: int, parallel_type: ParallelType) -> TensorView:
+        """Let each rank take the chunks of loop axis ``axis``, which is parallel on ``stream``, in a ring from its own.
+
+        With d chunks and d ranks on ``parallel_type``, rank r takes chunk (r + i) mod d at stage i.  Where the chunks
+        are the ranks' pieces, a gather begins without communication, and d - 1 sends around the ring follow.
+        Raises ``AxisError`` and, where ``parallel_type`` is no mesh dimension, ``ScheduleError``.
+        """
+        chosen = self.domain.loop[self._loop_index(axis)]
+        if not parallel_type.is_mesh:
+            raise ScheduleError(
+                f"{self.name}.swizzle1d",
+                f"parallel_type={parallel_type.name}",
+                "the ranks of a mesh dimension make the ring",
+                "name a mesh dimension, mesh_x say",
+            )
+        self.domain = replace(self.domain, swizzles={**self.domain.swizzles, chosen: parallel_type})
         return self
 
     def set_device_mesh(self, mesh: DeviceMesh) -> None:

@@ -17,6 +17,7 @@ from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import FACTORIES, REDUCTIONS, BoundTensor, Expr, Number, Scalar
 from ..ir.layout import local_extent
+from ..ir.stream import Stream
 from ..ir.window import Read, reads_of
 from . import random
 from .promotion import types
@@ -57,9 +58,7 @@ def evaluate_all(
         return (_draw(expr, cast(list[Number], inputs), rank, device),)
     x = cast(torch.Tensor, inputs[0])
     if expr.op == "stream_slice":
-        at, sizes = chunked(expr.tensors[0].domain, cast(Axis, expr.attributes["digits"]), rank)
-        parts = cast(torch.Tensor, x.unflatten(at, sizes))  # pyright: ignore[reportUnknownMemberType]
-        return (parts.select(at + 1, cast(int, expr.attributes["chunk"])).reshape(shapes[0]),)
+        return (_stream_slice(expr, x, rank).reshape(shapes[0]),)
     if expr.op in REDUCTIONS:
         axes = cast(tuple[int, ...], expr.attributes["axes"])
         return (reduce(expr.op, x, axes, out.dtype).reshape(shapes[0]),)
@@ -142,10 +141,21 @@ def chunked(domain: BoundDomain, digits: Axis, rank: int) -> tuple[int, tuple[in
     raise AssertionError(f"{digits} are not in {domain.logical}")
 
 
-def _put_together(expr: Expr, chunks: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-    at, (above, _, below) = chunked(expr.output.domain, cast(Axis, expr.attributes["digits"]), rank)
+def _stream_slice(expr: Expr, x: torch.Tensor, rank: int) -> torch.Tensor:
+    source, stream = expr.tensors[0].domain, cast(Stream, expr.attributes["stream"])
+    if any(digits == stream.digits for _, digits in source.sharding):
+        return x  # the rank's own piece
+    at, sizes = chunked(source, stream.digits, rank)
+    parts = cast(torch.Tensor, x.unflatten(at, sizes))  # pyright: ignore[reportUnknownMemberType]
+    return parts.select(at + 1, stream.chunk(cast(int, expr.attributes["chunk"]), rank))
+
+
+def _put_together(expr: Expr, stages: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+    stream = cast(Stream, expr.attributes["stream"])
+    chunks = stream.by_chunk(stages, rank)
+    at, (above, _, below) = chunked(expr.output.domain, stream.digits, rank)
     if above == 1:
-        return torch.cat(list(chunks), at)
+        return torch.cat(chunks, at)
     parts = [cast(torch.Tensor, x.unflatten(at, (above, below))) for x in chunks]  # pyright: ignore[reportUnknownMemberType]
     return torch.stack(parts, at + 1).flatten(at, at + 2)
 

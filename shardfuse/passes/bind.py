@@ -47,7 +47,7 @@ from ..ir.tensor_view import TensorView
 from ..ops.table import POINTWISE
 from ..ops.torch_calls import TORCH_CALLS
 from .host_scalars import HostScalars
-from .recorded_domains import bound_domain, fits, stream_digits
+from .recorded_domains import bound_domain, fits, streams_of
 
 
 def bind(
@@ -92,7 +92,7 @@ class _Binder:
                 tensor.domain = replace(tensor.domain, dim_order=declared.dim_order)
         outputs = [self.tensors[tv] for tv in self.fusion.outputs]
         aliases = {self.tensors[out]: self.tensors[source] for out, source in self.fusion.aliases.items()}
-        streams = [(tensor, digits) for tv, tensor in self.tensors.items() for digits in stream_digits(tv, tensor)]
+        streams = [(tensor, stream) for tv, tensor in self.tensors.items() for stream in streams_of(tv, tensor)]
         return BoundFusion(inputs, outputs, self.exprs, self.scalars.left, aliases, streams)
 
     # axes

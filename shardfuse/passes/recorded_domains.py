@@ -12,6 +12,7 @@ from ..ir.digits import Axis, CutError, extent, parted, root_of
 from ..ir.domain import BoundDomain, IterDomain, Sharding, Split, without
 from ..ir.expr import BoundTensor
 from ..ir.layout import is_present, local_extent
+from ..ir.stream import Stream, Swizzle
 from ..ir.tensor_view import TensorView
 from ..mesh import ParallelType
 
@@ -61,16 +62,24 @@ def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
     return replace(bound, allocation=tuple(without(axes[i], bound.mesh_digits) for i in order if i not in on_mesh))
 
 
-def stream_digits(tv: TensorView, tensor: BoundTensor) -> list[Axis]:
-    """The digits of the axis that is parallel on ``stream``; none where no axis is, or where it is one chunk.
+def streams_of(tv: TensorView, tensor: BoundTensor) -> list[Stream]:
+    """The axis that is parallel on ``stream``; none where no axis is, or where it is one chunk.
 
-    Raises ``ShardingError`` for chunks of different sizes.
+    Raises ``ShardingError`` for chunks of different sizes, and for a ring that is not of as many ranks as chunks.
     """
     domain = tv.domain
     found = [i for i in domain.loop if domain.parallel.get(i) is ParallelType.stream]
+    shape = [extent(axis) for axis in tensor.domain.logical]
+    plain = [i for i in domain.swizzles if i not in found]
+    if plain:
+        raise ShardingError(
+            f"{tv.name} of {shape}",
+            f"axis {plain[0]} is swizzled and not parallel on stream",
+            "swizzle1d orders the chunks of a stream",
+            "parallelize the axis on stream",
+        )
     if not found or is_empty(tensor):
         return []
-    shape = [extent(axis) for axis in tensor.domain.logical]
     try:
         digits = [domain.replay(dict(zip(domain.logical, tensor.domain.logical, strict=True)))[i] for i in found]
     except CutError as error:
@@ -94,7 +103,24 @@ def stream_digits(tv: TensorView, tensor: BoundTensor) -> list[Axis]:
             "chunks of a stream are of one size",
             "pad the axis, or split it by a factor that divides it on every rank",
         )
-    return [own for own in digits if extent(own) > 1]
+    swizzle = _swizzle(tv, found[0], extent(digits[0]))
+    return [Stream(own, swizzle) for own in digits if extent(own) > 1]
+
+
+def _swizzle(tv: TensorView, axis: IterDomain, chunks: int) -> Swizzle | None:
+    parallel_type, mesh = tv.domain.swizzles.get(axis), tv.domain.mesh
+    if parallel_type is None:
+        return None
+    ranks = mesh.extent(parallel_type) if mesh is not None and parallel_type in mesh.parallel_types else 0
+    if mesh is None or ranks != chunks:
+        there = f"of {ranks} ranks" if ranks else "not of its mesh"
+        raise ShardingError(
+            f"axis {axis} of {tv.name}",
+            f"it is {chunks} chunks, swizzled on {parallel_type.name}, {there}",
+            "each rank begins with a chunk of its own",
+            f"set a mesh, and split the axis by the ranks of {parallel_type.name}",
+        )
+    return Swizzle(mesh, parallel_type)
 
 
 def _is_even_on(tensor: BoundTensor, p: ParallelType, digits: Axis) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.distributed as dist
 from fusion_check import check, local_arguments
 from thread_check import X, shard, world_mesh
 
 from shardfuse import FusionDefinition, ParallelType
+from shardfuse.executor import nccl
 
 pytestmark = pytest.mark.mpi
 
@@ -35,6 +40,16 @@ def two_blocks(size: int, rows: int, columns: int) -> FusionDefinition:
     return fd
 
 
+def counted(name: str, call: Callable[..., object], calls: Counter[str]) -> Callable[..., object]:
+    """``call``, each of its calls added to ``calls``."""
+
+    def run(*arguments: object, **named: object) -> object:
+        calls[name] += 1
+        return call(*arguments, **named)
+
+    return run
+
+
 @pytest.mark.parametrize("rows", [8, 7])
 def test_like_unsharded(rows: int, pg) -> None:
     fd = two_blocks(pg.size, rows, 16)
@@ -48,9 +63,11 @@ def test_like_unsharded(rows: int, pg) -> None:
     assert ("start(" in fd.last_trace()) == (pg.size > 1)
 
 
-@pytest.mark.parametrize("said", ["rows", "gathered"])
-def test_linear_in_chunks(said: str, pg) -> None:
-    """A row-parallel linear in chunks of rows; a column-parallel one that gathers from one rank after the other."""
+@pytest.mark.parametrize("said", ["rows", "gathered", "ring"])
+def test_linear_in_chunks(said: str, pg, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row-parallel linear in chunks of rows; a column-parallel one that gathers from one rank after the other, or
+    from all at once, each from another.
+    """
     mesh = world_mesh(pg.size)
     with FusionDefinition() as fd:
         x, w = fd.define_tensor([-1, 16], contiguity=True), fd.define_tensor([8, 16], contiguity=True)
@@ -65,15 +82,31 @@ def test_linear_in_chunks(said: str, pg) -> None:
             tv.axis(at).parallelize(X)
     else:
         for tv in (x, w):
-            shard(tv, mesh, (X, (0, "outer")))
+            tv.set_device_mesh(mesh)
+            tv.outer_split(0, pg.size)
+            tv.axis(0).parallelize(X)
         whole.set_device_mesh(mesh)
         whole.outer_split(0, pg.size)
+        if said == "ring":
+            whole.swizzle1d(0, X)
         whole.axis(0).parallelize(ParallelType.stream)
+    calls = Counter[str]()
+    for module, name in (
+        (nccl, "all_gather_single"),
+        (dist, "all_reduce"),
+        (dist, "all_to_all_single"),
+        (dist, "broadcast"),
+    ):
+        monkeypatch.setattr(module, name, counted(name, getattr(module, name), calls))
     for rows in (3 * 4, 3 * 8):
         check(fd, [values(rows, 16), values(8, 16, seed=1)], device=pg.device)
-    count = {"rows": 3, "gathered": pg.size}[said] if pg.size > 1 else 0
-    kind = {"rows": "all_reduce", "gathered": "broadcast"}[said]
+    count = {"rows": 3, "gathered": pg.size, "ring": pg.size - 1}[said] if pg.size > 1 else 0
+    kind = {"rows": "all_reduce", "gathered": "broadcast", "ring": "collective_permute"}[said]
     assert [c.kind for c in fd.explain().collectives] == [kind] * count
+    if said != "rows":  # gloo's sums are several calls
+        assert calls == Counter(
+            {{"gathered": "broadcast", "ring": "all_to_all_single"}[said]: 2 * count} if count else {}
+        )
 
 
 @pytest.mark.multi_gpu

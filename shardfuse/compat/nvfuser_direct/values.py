@@ -178,8 +178,8 @@ class TensorView:
 
     @translated
     def swizzle1d(self, axis: int, parallel_type: ParallelType) -> TensorView:
-        """Chunks of a stream-parallel axis in an order of each rank's own: shardfuse orders them by itself."""
-        self.native.axis(axis)
+        """Chunks of a stream-parallel axis in a ring from each rank's own."""
+        self.native.swizzle1d(axis, parallel_type)
         return self
 
     @translated
