@@ -12,7 +12,7 @@ from shardfuse import DataType, FusionDefinition
 from shardfuse.ir.expr import BoundFusion
 from shardfuse.ir.printer import fusion_text
 from shardfuse.ir.verify import verify
-from shardfuse.passes import PASSES, bind, casts, copies, dead_code, decompose, propagate, settle_inputs, windows
+from shardfuse.passes import PASSES, bind, casts, copies, dead_code, decompose, parts, propagate, settle_inputs, windows
 
 Define = Callable[[FusionDefinition], None]
 
@@ -92,6 +92,12 @@ def turned_halves(fd: FusionDefinition) -> None:
     fd.add_output(fd.ops.mul(fd.ops.cat([fd.ops.neg(high), low], 1), x))
 
 
+def turned_rest(fd: FusionDefinition) -> None:
+    x = fd.define_tensor([9, 4])
+    low, high = fd.ops.slice(x, [0, 0], [9, 1]), fd.ops.slice(x, [0, 1], [9, 4])
+    fd.add_output(fd.ops.mul(fd.ops.cat([fd.ops.neg(high), low], 1), x))
+
+
 @pytest.mark.parametrize(
     ("module", "define", "sizes"),
     [
@@ -100,7 +106,8 @@ def turned_halves(fd: FusionDefinition) -> None:
         (propagate, one_said, [(8, 4), (4,)]),
         (decompose, columns_to_all, [(8, 4)]),
         (copies, copied_total, [(2, 8)]),
-        (windows, turned_halves, [(9, 4)]),
+        (parts, turned_halves, [(9, 4)]),
+        (windows, turned_rest, [(9, 4)]),
     ],
     ids=lambda value: value.__name__.split(".")[-1] if isinstance(value, ModuleType) else "",
 )

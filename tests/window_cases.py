@@ -157,6 +157,26 @@ ROTARY = [
 ]
 OTHERS = [
     WindowCase(
+        "three parts of the rows",
+        lambda o, x, y, b: o.mul(o.cat([o.exp(x), o.neg(y), o.add(x, y)], 0), b),
+        lambda x, y, b: torch.cat([x.exp(), -y, x + y]) * b,
+        ((7, 40), (7, 40), (40,)),
+        dtypes=NARROW,
+    ),
+    WindowCase(
+        "parts under a permuted axis and a new one",
+        lambda o, x, y: o.permute(o.unsqueeze(o.cat([o.exp(x), o.add(x, y)], 1), 0), [2, 0, 1]),
+        lambda x, y: torch.cat([x.exp(), x + y], 1)[None].permute(2, 0, 1),
+        ((7, 24), (7, 24)),
+        launches=2,
+    ),
+    WindowCase(
+        "parts that a sum needs whole",
+        lambda o, x, y, w: norm(o, o.cat([o.exp(x), o.mul(x, y)], 1), w),
+        lambda x, y, w: normed(torch.cat([x.exp(), x * y], 1), w),
+        ((7, 24), (7, 24), (48,)),
+    ),
+    WindowCase(
         "swiglu of one input",
         lambda o, x: o.mul(o.silu(part(o, x, 1, 0, 24)), part(o, x, 1, 24, 48)),
         lambda x: functional.silu(x[:, :24]) * x[:, 24:],

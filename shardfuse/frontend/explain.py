@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..analysis.resharding import Communication, communication_of, local_bytes, packed
 from ..codegen.specialisation import Specialisation, specialised
 from ..compiler import Plan, PlannedSegment
+from ..executor.chunks import places_of
 from ..schedulers import SCHEDULERS
 from ..schedulers.in_place import replaceable
 from ..schedulers.online import reads
@@ -82,7 +83,9 @@ _OBVIOUS = ("communication", "no_op", "torch_call")
 
 def explain_plan(plan: Plan, exchanged: Sequence[Communication] = ()) -> Explanation:
     """``exchanged``: what the pieces of DTensors were exchanged by, before and after."""
-    segments = tuple(_segment(s) for s in plan.segments)
+    rank = next((t.domain.mesh.ranks[0] for t in plan.fusion.tensors() if t.domain.mesh is not None), 0)
+    places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)
+    segments = tuple(_segment(s, is_placed=s.segment.outputs[0] in places) for s in plan.segments)
     found = [c for s in plan.segments for c in _collectives(s)]
     collectives = (*exchanged, *(c for c in found if c.kind != "slice"))
     replaced = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
@@ -99,19 +102,24 @@ def _collectives(planned: PlannedSegment) -> list[Communication]:
     return [one] if one is not None else [c for c in map(communication_of, exprs) if c is not None]
 
 
-def _segment(planned: PlannedSegment) -> SegmentExplanation:
+def _segment(planned: PlannedSegment, *, is_placed: bool) -> SegmentExplanation:
+    """``is_placed``: its output is a part of a tensor, or a tensor whose parts are made where they belong."""
     segment = planned.segment
-    moved = 0 if planned.scheduler == "no_op" else moved_bytes(segment)
+    runs_nothing = planned.scheduler == "no_op" or (is_placed and segment.exprs[0].op == "stream_cat")
+    moved = 0 if runs_nothing else moved_bytes(segment)
     own = planned.renamed
     again = [{own.get(t, t): n for t, n in reads(kernel).items()} for kernel in planned.kernels]
     moved += sum(local_bytes(t) * (counts.get(t, 1) - 1) for counts in again for t in segment.inputs)
     text = str(segment)
     if planned.scheduler == "communication":
         text += f"   # {_collectives(planned)[0]}{', beside kernels' if planned.is_beside else ''}"
+    if runs_nothing and is_placed:
+        text += "   # made in parts, where they belong"
     kernels = tuple(k.name for k in planned.kernels)
     refusals = (*planned.refusals, *_later(planned))
     sizes = tuple(s for k in planned.kernels for s in _sizes(k))
-    return SegmentExplanation(planned.scheduler, kernels, refusals, len(planned.refusals), moved, text, sizes)
+    scheduler = "no_op" if runs_nothing else planned.scheduler
+    return SegmentExplanation(scheduler, kernels, refusals, len(planned.refusals), moved, text, sizes)
 
 
 def _sizes(kernel: KernelPlan) -> tuple[Specialisation, ...]:

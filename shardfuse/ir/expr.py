@@ -63,7 +63,7 @@ class Expr:
     (``shape``); ``set`` (a copy, and every change of sharding or layout); ``relabel`` (the same storage under other
     roots); ``window`` (a stored tensor read at other places, ``reads``: see ``ir/window.py``); ``full`` and ``iota``
     (``start``, ``step``: global index along the only axis); ``stream_slice`` and ``stream_cat`` (a chunk of a tensor, a
-    tensor of its chunks); and torch calls (``matmul``, ``linear``, ...).
+    tensor of its chunks, or of equal parts of one axis); and torch calls (``matmul``, ``linear``, ...).
     """
 
     op: str

@@ -10,6 +10,7 @@ from .casts import combine_casts
 from .copies import remove_copies
 from .dead_code import remove_dead_code
 from .decompose import decompose_resharding
+from .parts import make_in_parts
 from .pipeline import pipeline_streams
 from .propagate import propagate_shardings
 from .windows import fuse_windows
@@ -23,6 +24,7 @@ PASSES: tuple[Pass, ...] = (
     decompose_resharding,  # from here on, an Expr computes or communicates, never both
     remove_copies,  # what is left of a change of sharding once its collective stands alone
     pipeline_streams,  # needs the collectives: a chunk's is to run beside the next chunk's kernels
+    make_in_parts,  # before a cat becomes a choice between windows, element by element
     fuse_windows,  # the axes that are read at other places are whole on every rank by now
     remove_dead_code,  # again: what a merged statistic, or what a window reads past, was computed from before
 )

@@ -131,21 +131,25 @@ class Chains:
     @staticmethod
     def fits(tensor: BoundTensor) -> bool:
         """Does a kernel hold numbers of its type?"""
-        return _is_held(tensor.dtype)
+        return is_held(tensor.dtype)
 
     def is_read_by_kernel(self, tensor: BoundTensor) -> bool:
-        return any(_is_kernel(e) for e in self._readers.get(tensor, []))
+        return any(is_for_kernel(e) for e in self._readers.get(tensor, []))
 
     def is_for_kernels(self, tensor: BoundTensor) -> bool:
         """Is it read by kernels alone, through views or not?"""
-        if tensor in self._outputs:
+        return tensor not in self._outputs and all(map(self._serves_kernel, self._readers.get(tensor, [])))
+
+    def _serves_kernel(self, reader: Expr) -> bool:
+        if reader.op == "stream_cat":
+            return True  # whose parts kernels make where they belong
+        if is_opaque(reader) or not self.fits(reader.output):
             return False
-        readers = self._readers.get(tensor, [])
-        return all(
-            self.is_for_kernels(e.output) if e.op in VIEWS else _is_kernel(e) and e.op not in SHAPE_OPS
-            for e in readers
-            if not is_opaque(e)
-        ) and not any(is_opaque(e) or not self.fits(e.output) for e in readers)
+        return (
+            self.is_for_kernels(reader.output)
+            if reader.op in VIEWS
+            else is_for_kernel(reader) and reader.op not in SHAPE_OPS
+        )
 
     def passes(self, tensor: BoundTensor, sight: Sight) -> bool:
         """Is ``tensor`` better computed as it is seen than stored and read so?"""
@@ -169,7 +173,7 @@ class Chains:
         expr = self._made[tensor]
         if expr.op in (*VIEWS, "relabel", "slice") and self._is_stored(expr.tensors[0]):
             return True
-        return any(not _is_kernel(e) for e in self._readers.get(tensor, []))
+        return any(not is_for_kernel(e) for e in self._readers.get(tensor, []))
 
     def _find_leaves(self, tensor: BoundTensor, sight: Sight) -> dict[tuple[BoundTensor, Sight], None] | None:
         """The stored tensors behind ``tensor``, each as it is seen; ``None`` where ``tensor`` is one itself."""
@@ -199,7 +203,7 @@ class Chains:
     def _comes_of_reduction(self, tensor: BoundTensor) -> bool:
         """Is it, or what it is computed from element by element, a reduction's result?"""
         expr = self._made.get(tensor)
-        if expr is None or not _is_kernel(expr):
+        if expr is None or not is_for_kernel(expr):
             return False
         return expr.op in REDUCTIONS or any(self._rests_on_reduction(t) for t in expr.tensors)
 
@@ -218,7 +222,7 @@ class Chains:
         if expr.op in ("iota", "full"):
             return [] if expr.op == "full" or tensor.dtype.is_integral else None
         is_sum = expr.op in REDUCTIONS and not _communicates(expr) and all(one.is_whole for one in sight)
-        if not is_sum and not _is_elementwise(expr):
+        if not is_sum and not computes_each_element(expr):
             return None
         found: list[tuple[BoundTensor, Sight]] = []
         for t in dict.fromkeys(expr.tensors):
@@ -305,7 +309,7 @@ class Chains:
         return made
 
 
-def _is_held(dtype: DataType) -> bool:
+def is_held(dtype: DataType) -> bool:
     return not dtype.is_complex and not (dtype.itemsize == 1 and dtype.is_floating)
 
 
@@ -333,7 +337,7 @@ def _communicates(expr: Expr) -> bool:
     return any(k in expr.attributes for k in ("mesh", "move", "exchange"))
 
 
-def _is_elementwise(expr: Expr) -> bool:
+def computes_each_element(expr: Expr) -> bool:
     """Does each element of its result depend on one of each input?"""
     if expr.op in POINTWISE:
         return why_no_text(POINTWISE[expr.op], expr.inputs) is None
@@ -342,9 +346,9 @@ def _is_elementwise(expr: Expr) -> bool:
     return expr.op == "cast" or (expr.op in VIEWS and not is_opaque(expr))
 
 
-def _is_kernel(expr: Expr) -> bool:
+def is_for_kernel(expr: Expr) -> bool:
     """Is it a kernel's work, or becomes it that?"""
-    return _is_elementwise(expr) or expr.op in SHAPE_OPS or (expr.op in REDUCTIONS and not _communicates(expr))
+    return computes_each_element(expr) or expr.op in SHAPE_OPS or (expr.op in REDUCTIONS and not _communicates(expr))
 
 
 def _moved(axes: Iterable[Axis], sight: Sight) -> tuple[Axis, ...]:

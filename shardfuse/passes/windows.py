@@ -1,10 +1,10 @@
 """fuse_windows: slices, pads, cats and flips become loads at other places, so that they are part of kernels.
 
-before (half of a rotary embedding)::
+before (columns turned by one)::
 
     inputs: T0[i0, i4]:Float
-    T1[i0, i2]:Float = slice(T0, starts=(0, 0), stops=(9, 2), steps=(1, 1))
-    T2[i0, i3]:Float = slice(T0, starts=(0, 2), stops=(9, 4), steps=(1, 1))
+    T1[i0, 1]:Float = slice(T0, starts=(0, 0), stops=(9, 1), steps=(1, 1))
+    T2[i0, i3]:Float = slice(T0, starts=(0, 1), stops=(9, 4), steps=(1, 1))
     T3[i0, i3]:Float = neg(T2)
     T4[i0, i4]:Float = cat(T3, T1, dim=1)
     T5[i0, i4]:Float = mul(T4, T0)
@@ -13,16 +13,15 @@ before (half of a rotary embedding)::
 after (what nobody reads any more goes with the next pass)::
 
     inputs: T0[i0, i4]:Float
-    T1[i0, i2]:Float = slice(T0, starts=(0, 0), stops=(9, 2), steps=(1, 1))
-    T2[i0, i3]:Float = window(T0, reads=(axis 1: 2 + j, 0 <= j < 2,))
+    T1[i0, 1]:Float = slice(T0, starts=(0, 0), stops=(9, 1), steps=(1, 1))
+    T2[i0, i3]:Float = window(T0, reads=(axis 1: 1 + j, 0 <= j < 3,))
     T3[i0, i3]:Float = neg(T2)
-    T0w[i0, i4]:Float = window(T0, reads=(axis 1: 2 + j, 0 <= j < 2,))
+    T0w[i0, i4]:Float = window(T0, reads=(axis 1: 1 + j, 0 <= j < 3,))
     T3w[i0, i4]:Float = neg(T0w)
-    T0w2[i0, i4]:Float = window(T0, reads=(axis 1: -2 + j, 2 <= j < 4,))
     T4i[i4]:Int32 = iota(shape=(4,), start=0, step=1)
-    T4m[i4]:Bool = lt(T4i, 2)
+    T4m[i4]:Bool = lt(T4i, 3)
     T4b[1, i4]:Bool = broadcast(T4m, new=(True, False))
-    T4[i0, i4]:Float = where(T4b, T3w, T0w2)
+    T4[i0, i4]:Float = where(T4b, T3w, T1)
     T5[i0, i4]:Float = mul(T4, T0)
     outputs: T5
 
