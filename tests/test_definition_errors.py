@@ -30,6 +30,16 @@ def refusals() -> dict[str, tuple[Callable[[FusionDefinition], Any], type[Except
         "too few operands": (lambda fd: fd.ops.add(x(fd)), OperandError, "ops.add: the argument list .* 2 operands"),
         "a text": (lambda fd: fd.ops.add(x(fd), "1"), OperandError, "ops.add: operand 1 is '1', expected a TensorView"),
         "a tensor of torch": (lambda fd: fd.ops.exp(values(2)), OperandError, "ops.exp: operand 0"),
+        "a dtype of torch": (
+            lambda fd: fd.ops.cast(x(fd), torch.bfloat16), OperandError,
+            "ops.cast: dtype is torch.bfloat16, expected a DataType, as DataType.BFloat16",
+        ),
+        "a text for a dtype": (lambda fd: fd.ops.sum(x(fd), [0], dtype="Half"), OperandError, "as DataType.Half"),
+        "an input's dtype of torch": (
+            lambda fd: fd.define_tensor([4], dtype=torch.float16), DefinitionError,
+            "define_tensor: found dtype torch.float16, expected a DataType, as DataType.Half",
+        ),
+        "a scalar's dtype of torch": (lambda fd: fd.define_scalar(dtype=torch.int64), DefinitionError, "DataType.Int"),
         "a number for a mask": (
             lambda fd: fd.ops.sdpfa_fwd(x(fd), x(fd), x(fd), 0.5), OperandError, "bias is 0.5, expected a TensorView",
         ),

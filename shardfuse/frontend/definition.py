@@ -15,7 +15,7 @@ from ..ir.expr import Number, Scalar
 from ..ir.fusion import Fusion, FusionInput
 from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
-from .descriptor import Contiguity, checked_layout, data_type_of, like
+from .descriptor import Contiguity, check_data_type, checked_layout, data_type_of, like
 from .detection import has_dtensor
 from .repro import Described, repro_script, reproduced
 from .script import definition_script
@@ -93,6 +93,7 @@ class FusionDefinition:
             shape, contiguity, stride_order = like(sizes, strides, static_sizes)
         if shape is None:
             raise DefinitionError("define_tensor", "neither shape nor sizes", "one of them")
+        check_data_type("define_tensor", dtype)
         flags, order = checked_layout(shape, contiguity, stride_order)
         tv = self.fusion.new_tensor(shape, dtype, is_cpu=is_cpu)
         tv.allocation_rank = allocation_rank
@@ -121,6 +122,8 @@ class FusionDefinition:
         self._open("define_scalar")
         if isinstance(value, DataType):
             value, dtype = None, value
+        if dtype is not None:
+            check_data_type("define_scalar", dtype)
         if value is None:
             scalar = self.fusion.new_scalar(dtype or DataType.Double)
             self.fusion.inputs.append(FusionInput(scalar))

@@ -79,6 +79,12 @@ def checked_layout(
     return tuple(contiguity), order
 
 
+def check_data_type(method: str, dtype: object) -> None:
+    """Raises ``DefinitionError`` for what is no DataType."""
+    if not isinstance(dtype, DataType):
+        raise DefinitionError(method, f"dtype {dtype!r}", DataType.expected(dtype))
+
+
 def data_type_of(tensor: torch.Tensor) -> DataType:
     """Raises ``DefinitionError`` for a dtype that shardfuse does not have."""
     try:

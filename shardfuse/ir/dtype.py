@@ -69,6 +69,13 @@ class DataType(Enum):
         return self.compute
 
     @staticmethod
+    def expected(found: object) -> str:
+        """What to pass instead of ``found``, which is no DataType."""
+        name = str(found).removeprefix("torch.")
+        meant = next((d for d in DataType if name in (str(d.torch).removeprefix("torch."), d.name)), DataType.Float)
+        return f"a DataType, as DataType.{meant.name}"
+
+    @staticmethod
     def from_torch(dtype: torch.dtype) -> DataType:
         """Raises ``KeyError`` for a dtype that shardfuse does not know."""
         return _FROM_TORCH[dtype]

@@ -54,6 +54,7 @@ class CallBuilder(ReductionBuilder):
         dtype: DataType = DataType.BFloat16,
     ) -> TensorView:
         """As ``grouped_mm``, with scales of mat1's rows and mat2's columns (of each group where groups share them)."""
+        self._data_type("scaled_grouped_mm", dtype)
         given = {"mat1": mat1, "mat2": mat2, "offsets": offsets, "scale1": scale1, "scale2": scale2}
         given |= {"alpha": alpha, "bias": bias, "beta": beta}
         return self._with_roles("scaled_grouped_mm", given, [dtype], dtype=dtype.torch)[0]
@@ -70,6 +71,7 @@ class CallBuilder(ReductionBuilder):
         dtype: DataType = DataType.BFloat16,
     ) -> TensorView:
         """``(mat1 * scale1) @ (mat2 * scale2)`` with a scale for each block of the contracted axis, in float32."""
+        self._data_type("block_scaled_mm", dtype)
         given = {"mat1": mat1, "mat2": mat2, "scale1": scale1, "scale2": scale2}
         given |= {"alpha": alpha, "bias": bias, "beta": beta}
         return self._with_roles("block_scaled_mm", given, [dtype], dtype=dtype.torch)[0]

@@ -66,6 +66,7 @@ class RandomBuilder(CallBuilder):
         key: Sequence[Operand | None],
         dtype: DataType,
     ) -> TensorView:
+        self._data_type(op, dtype)
         if not dtype.is_floating or dtype.itemsize < 2:
             raise OperandError(op, "dtype", dtype, "Double, Float, Half or BFloat16")
         seed, offset = key

@@ -39,6 +39,8 @@ class ReductionBuilder(ShapeBuilder):
 
     def _accumulate(self, op: str, x: TensorView, dims: Dims, keepdim: bool, dtype: DataType | None) -> TensorView:
         self._tensor(op, x)
+        if dtype is not None:
+            self._data_type(op, dtype)
         result = dtype or (DataType.Int if x.dtype.is_integral else x.dtype)
         if dtype is not None and dtype.is_complex != x.dtype.is_complex:
             x = self._cast(x, dtype)

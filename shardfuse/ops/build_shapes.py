@@ -180,6 +180,7 @@ class ShapeBuilder(Builder):
 
     def full(self, shape: Sequence[Size], fill_value: Operand, dtype: DataType) -> TensorView:
         """``fill_value`` everywhere."""
+        self._data_type("full", dtype)
         sizes = self._shape_argument("full", shape)
         fill = self._operand("full", 1, fill_value)
         if not isinstance(fill, Scalar):
@@ -195,6 +196,7 @@ class ShapeBuilder(Builder):
 
     def iota(self, length: Size, start: Operand = 0, step: Operand = 1, dtype: DataType = DataType.Int) -> TensorView:
         """``start + step * k``; k is the unsharded index, however the tensor is sharded."""
+        self._data_type("iota", dtype)
         if not (dtype.is_integral or dtype.is_floating) or dtype is DataType.Bool:
             raise OperandError("iota", "dtype", dtype, "an integer or floating type")
         (n,) = self._shape_argument("iota", [length])

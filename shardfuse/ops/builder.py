@@ -78,6 +78,10 @@ class Builder:
             raise OperandError(op, f"operand {k}", v, "a TensorView")
         return v
 
+    def _data_type(self, op: str, dtype: object) -> None:
+        if not isinstance(dtype, DataType):
+            raise OperandError(op, "dtype", dtype, DataType.expected(dtype))
+
     def _unary(
         self, op: str, x: TensorView, sizes: Sequence[int], result: DataType, /, **attributes: object
     ) -> TensorView:
@@ -112,6 +116,7 @@ class Builder:
 
     def cast(self, x: Operand, dtype: DataType) -> TensorView | Scalar:
         """``x`` rounded to ``dtype``; ``x`` itself where it has that type."""
+        self._data_type("cast", dtype)
         value = self._operand("cast", 0, x)
         if isinstance(value, Scalar):
             out = self._fusion.new_scalar(wide_type(dtype))
