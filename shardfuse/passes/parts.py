@@ -22,7 +22,7 @@ after (what nobody reads any more goes with a later pass)::
     T5p0[i0, i4%2]:Float = mul(T4p0, T0p0)
     T0p1[i0, i4%2]:Float = slice(T0, starts=(0, 2), stops=(9, 4), steps=(1, 1))
     T5p1[i0, i4%2]:Float = mul(T4p1, T0p1)
-    T5[i0, i4]:Float = stream_cat(T5p0, T5p1, digits=(i4/2,))
+    T5[i0, i4]:Float = stream_cat(T5p0, T5p1, stream=(i4/2,))
     outputs: T5
 
 A kernel that looks for each element in every piece loads and computes all pieces for all elements, under masks: 0.86
@@ -37,6 +37,7 @@ from typing import cast
 
 from ..ir.digits import Axis, extent, split
 from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
+from ..ir.stream import Stream
 from .chains import computes_each_element, is_for_kernel, is_held
 
 _MOST_PARTS = 4
@@ -133,7 +134,7 @@ class _Parts:
             inputs = [self._input(v, j, inner, made) for v in expr.inputs]
             made.append(Expr(expr.op, tuple(inputs), (piece,), expr.attributes))
         if out in self.fusion.outputs:
-            made.append(Expr("stream_cat", tuple(self.pieces[out]), (out,), {"digits": outer}))
+            made.append(Expr("stream_cat", tuple(self.pieces[out]), (out,), {"stream": Stream(outer)}))
         return made
 
     def _input(self, value: Value, j: int, inner: Axis, made: list[Expr]) -> Value:
