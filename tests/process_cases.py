@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import time
 
+import pytest
 import torch
+import torch.distributed as dist
 
+from shardfuse.compat import nvfuser_direct
 from shardfuse.executor.communication import all_reduce
 from shardfuse.mesh import DeviceMesh, Team
 from shardfuse.mesh.process import ProcessContext, fail, finalize, initialize
@@ -40,6 +44,32 @@ def misbehave(case: str, context: ProcessContext) -> None:
             os._exit(0)
 
 
+def make_way() -> None:
+    """nvFuser's communicator, then a default process group of the program's own; one fusion in both."""
+    communicator = nvfuser_direct.Communicator.instance()
+    rank, size = communicator.rank(), communicator.size()
+    with nvfuser_direct.FusionDefinition() as fd:
+        x = fd.define_tensor([size, 3])
+        fd.add_output(fd.ops.sum(x, [0]))
+    x.set_device_mesh(nvfuser_direct.multidevice.DeviceMesh(range(size)))
+    x.axis(0).parallelize(nvfuser_direct.ParallelType.mesh_x)
+    own = torch.full((1, 3), rank + 1.0)
+    expected = [sum(range(1, size + 1))] * 3
+    assert fd.execute([own])[0].tolist() == expected
+    paths = [tempfile.mktemp()]
+    dist.broadcast_object_list(paths)
+    before = dist.group.WORLD
+    dist.init_process_group("gloo", init_method=f"file://{paths[0]}", rank=rank, world_size=size)
+    assert dist.group.WORLD is not before
+    assert nvfuser_direct.Communicator.instance().size() == dist.get_world_size() == size
+    assert fd.execute([own])[0].tolist() == expected
+    communicator.barrier()
+    with pytest.raises(ValueError, match="twice"):
+        dist.init_process_group("gloo", init_method=f"file://{paths[0]}", rank=rank, world_size=size)
+    assert fd.execute([own])[0].tolist() == expected
+    dist.destroy_process_group()
+
+
 def main(case: str) -> None:
     context = initialize(timeout=60)
     reduce_over_all(context)
@@ -58,4 +88,7 @@ def main(case: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == "make_way":
+        make_way()
+    else:
+        main(sys.argv[1])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,7 @@ from shardfuse.ir.digits import Root, axis_of
 from shardfuse.ir.domain import BoundDomain
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.mesh import DeviceMesh as DeviceMesh
-from shardfuse.mesh import current_rank, initialize, world_size
+from shardfuse.mesh import current_rank, finalize, initialize, world_size
 from shardfuse.ops.evaluate import unsharded_index
 from shardfuse.passes.recorded_domains import bound_domain
 
@@ -30,9 +32,14 @@ class Communicator:
 
     @staticmethod
     def instance() -> Communicator:
-        """The process's communicator; the default process group is made with it where the program has made none."""
+        """The process's communicator; the default process group is made with it where the program has made none.
+
+        A program that makes the default process group later on, as it may beside nvFuser's communicator, takes its
+        place: everything runs in the program's group from then on.
+        """
         if not dist.is_initialized():
             initialize()
+            _make_way()
         if Communicator._only is None:
             Communicator._only = Communicator()
         return Communicator._only
@@ -52,6 +59,19 @@ class Communicator:
     def barrier(self) -> None:
         if dist.is_initialized():
             dist.barrier()  # pyright: ignore[reportUnknownMemberType]
+
+
+def _make_way() -> None:
+    """End the communicator's process group when the program calls ``init_process_group``: torch has one default."""
+    make = dist.init_process_group
+
+    @wraps(make)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        dist.init_process_group = make
+        finalize()
+        make(*args, **kwargs)
+
+    dist.init_process_group = init_process_group
 
 
 @dataclass
