@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from fusion_check import check
@@ -9,7 +11,7 @@ from ranks import run_ranks
 from thread_check import Case, X, check_on_threads, shard, world_mesh
 
 from shardfuse import FusionDefinition
-from shardfuse.errors import InputError
+from shardfuse.errors import InputError, ScheduleError
 from shardfuse.ir.tensor_view import TensorView
 
 
@@ -78,6 +80,28 @@ def test_the_rank_of_what_is_handed_over_is_checked() -> None:
         InputError, match=r"a tensor of 2 dims but got 1 dims.*one for each allocation axis, a mesh axis being 1"
     ):
         fd.execute([torch.zeros(6)])
+
+
+@pytest.mark.parametrize("which", ["T0", "T1"])
+def test_a_layout_that_no_strides_say_takes_the_allocation_rank(which: str) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([6])
+        y = fd.ops.set(x)
+        fd.add_output(y)
+    interleave(x if which == "T0" else y)
+    with pytest.raises(ScheduleError, match=f"parts of logical axis 0 are; hand {which} over by allocation rank"):
+        fd.execute([torch.zeros(6)])
+
+
+def test_the_way_out_of_a_layout_that_is_not_the_declared_one() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([2, 6, 3, 5], contiguity=True, stride_order=[3, 0, 2, 1])
+        fd.add_output(fd.ops.relu(x))
+    given = torch.randn(2, 6, 3, 5)
+    with pytest.raises(InputError, match=re.escape("call .permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])")):
+        fd.execute([given])
+    (found,) = fd.execute([given.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])])
+    assert torch.equal(found, given.relu())
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

@@ -55,6 +55,7 @@ NORMS: list[tuple[tuple[int, ...], tuple[int, ...], tuple[Placement, ...]]] = [
     ((2, 2), (8, 12), (Partial(), Shard(1))),
     ((2, 2), (7, 11), (Shard(1), Shard(0))),
     ((2, 2), (8, 12), (Partial(), Partial())),
+    ((2, 3), (8, 12), (Partial(), Partial("avg"))),
     ((2, 3), (12, 12), (strided(0, 3), Shard(0))),
     ((2, 2, 2), (8, 4, 16), (Shard(0), Shard(2), Shard(1))),
     ((2, 2, 2), (8, 4, 16), (strided(2, 4), Shard(2), Shard(2))),
@@ -346,8 +347,10 @@ def test_a_mesh_that_is_a_part_of_the_world_in_another_order() -> None:
             t = fd.define_tensor([-1, -1])
             fd.add_output(fd.ops.mul(t, 2.0))
             fd.add_output(fd.ops.sum(t, [0]))
+            fd.add_output(fd.ops.sum(t))
         for _ in range(2):
-            doubled, total = fd.execute([d])
+            doubled, total, number = fd.execute([d])
+            assert (number.placements, number.shape, number.to_local().shape) == ((R,), (), ())
             assert (doubled.placements, doubled.shape) == ((Shard(0),), x.shape)
             assert (total.placements, total.shape) == ((R,), (4,))
             if rank in (3, 1):

@@ -344,6 +344,16 @@ def test_found_by_random_programs() -> None:
     shard(x, world_mesh(4), (X, (0, "outer")))
     shard(y, world_mesh(4), (X, (1, "outer")))
     cases.append(Case(fd, [torch.ones(1)], {x: (1,)}))
+
+    fd = FusionDefinition()  # a rank that has none of 3 pairs of rows has none of 2 halves of a pair
+    x = fd.define_tensor([6, 8])
+    y = fd.ops.add(pairs := fd.ops.reshape(x, [3, 2, 8]), 1.0)
+    z = fd.ops.mul(pairs, y)
+    fd.add_output(z)
+    x.set_device_mesh(world_mesh(4))
+    shard(y, world_mesh(4), (X, (2, "inner")))
+    shard(z, world_mesh(4), (X, (0, "outer")))
+    cases.append(Case(fd, [torch.arange(48.0).reshape(6, 8)]))
     check_on_threads(4, cases)
 
 

@@ -127,9 +127,17 @@ def _check_contiguity(k: int, declared: FusionInput, val: TensorView, tensor: to
             raise InputError(
                 k, val.name, f"strides {list(tensor.stride())} for shape {list(tensor.shape)}",
                 f"contiguous in dim {d} (stride {expected})",
-                "call .contiguous(), or declare contiguity=False for that dim",
+                f"call {_laying_out(dims)}, or declare contiguity=False for that dim",
             )  # fmt: skip
         expected = stride * size if size > 1 else expected
+
+
+def _laying_out(dims: Sequence[int]) -> str:
+    """What makes a tensor lie contiguous with its dims in this order, outermost first."""
+    if list(dims) == sorted(dims):
+        return ".contiguous()"
+    back = sorted(range(len(dims)), key=dims.__getitem__)
+    return f".permute({list(dims)}).contiguous().permute({back})"
 
 
 def check_local_shape(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -23,7 +22,7 @@ import torch
 
 from ..analysis.resharding import Communication
 from ..compiler import Plan
-from ..errors import InputCountError, InputError, PlacementError
+from ..errors import InputCountError
 from ..executor.binding import Argument
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
@@ -31,27 +30,22 @@ from ..executor.options import CompileOptions
 from ..executor.program import Program
 from ..executor.timeline import Timeline
 from ..executor.tuning import Tuner
-from ..ir.digits import Root, axis_of, extent
+from ..ir.digits import extent
 from ..ir.domain import BoundDomain, TensorDomain
-from ..ir.dtype import DataType
-from ..ir.expr import BoundTensor
-from ..ir.fusion import Fusion, FusionInput, Record
+from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from ..mesh import DeviceMesh
-from ..passes.recorded_domains import bound_domain
 from .detection import has_dtensor
 from .executor_cache import PROGRAMS, FusionExecutorCache
 from .given import Given, as_given, given_of
+from .inputs import take
 from .moves import Entering, Move, move_out
-from .pieces import record
 from .placements import placements_of, unsharded_strides
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
-
-_REDUCTIONS = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "product": "prod"}
 
 
 class DTensorExecutor:
@@ -175,7 +169,7 @@ class _Variant:
             if g is not None:
                 mesh = _known(meshes, DeviceMesh.from_torch(g.mesh))
                 self.torch_meshes[mesh.ranks, mesh.shape] = g.mesh
-                _take(fusion, k, g, mesh, shape)
+                take(fusion, k, g, mesh, shape)
         self.cache = FusionExecutorCache(fusion, options)
         self.made = [tv for tv in fusion.outputs if tv not in fusion.aliases]
         replaced = list(fusion.aliases.values())
@@ -245,7 +239,7 @@ class _Variant:
     def nothing_of(self, tv: TensorView, domain: BoundDomain) -> torch.Tensor | None:
         """What a rank outside of the mesh has of an output, as torch has it; ``None`` on a mesh of no DTensor."""
         mesh = domain.mesh and self.torch_meshes.get((domain.mesh.ranks, domain.mesh.shape))
-        return None if mesh is None else torch.empty(0, dtype=tv.dtype.torch, device=mesh.device_type)
+        return None if mesh is None else _nothing_of(len(domain.logical), tv.dtype.torch, mesh.device_type)
 
     def wrapped(self, local: torch.Tensor, domain: BoundDomain) -> _Result:
         from torch.distributed.tensor import DTensor, Replicate
@@ -298,10 +292,16 @@ class _Result:
         if self.spec is None:
             return local
         if local is None:  # outside of its mesh
-            local = torch.empty(0, dtype=self.spec.tensor_meta.dtype, device=self.spec.mesh.device_type)
+            meta = self.spec.tensor_meta
+            local = _nothing_of(len(meta.shape), meta.dtype, self.spec.mesh.device_type)
         elif self.move is not None:
             local = self.move.leave(local)
         return cast("Any", DTensor)(local, self.spec, requires_grad=False)
+
+
+def _nothing_of(ndim: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """What torch has of a DTensor on a rank outside of its mesh: no elements, of a single number a zero."""
+    return torch.zeros((0,) if ndim else (), dtype=dtype, device=device)
 
 
 def _known(meshes: list[DeviceMesh], mesh: DeviceMesh) -> DeviceMesh:
@@ -310,86 +310,6 @@ def _known(meshes: list[DeviceMesh], mesh: DeviceMesh) -> DeviceMesh:
     if found is None:
         meshes.append(mesh)
     return found or mesh
-
-
-def _take(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh, shape: tuple[int, ...]) -> None:
-    """Have input ``k`` come as ``given`` says, or check that it does."""
-    declared = fusion.inputs[k]
-    tv, partial = declared.val, given.partial
-    if not isinstance(tv, TensorView):
-        raise InputError(k, tv.name, "a DTensor", f"a {tv.dtype.name} scalar", "pass a Python number")
-    whole = (*(mesh.shape[d] for d in partial), *shape)
-    if tv.domain.mesh is not None and tv.ndim == len(whole):
-        _check(k, tv, given, mesh, whole)
-        return
-    if partial and tv.ndim == len(shape):
-        tv = _with_partial_values(fusion, k, given, mesh)
-    if tv.ndim != len(whole):
-        raise InputError(
-            k,
-            tv.name,
-            f"a DTensor of shape {list(shape)}",
-            f"a tensor of {tv.ndim} dims",
-            "pass one of the declared rank",
-        )
-    _place(tv, given, mesh)
-
-
-def _check(k: int, tv: TensorView, given: Given, mesh: DeviceMesh, whole: Sequence[int]) -> None:
-    """Is the DTensor sharded as the definition says that ``tv`` is?"""
-    assert tv.domain.mesh is not None, "only what was said is checked"
-    expected = TensorView(tv.name, tv.shape, tv.dtype)
-    _place(expected, given, tv.domain.mesh)
-    singles = map(max, *(t.domain.shared_singles(whole) for t in (tv, expected)))
-    axes = tuple(axis_of(Root(f"i{d}", n), k) for (d, n), k in zip(enumerate(whole), singles, strict=True))
-    said, comes = (bound_domain(t, BoundTensor(tv.name, tv.dtype, BoundDomain(axes))) for t in (tv, expected))
-    is_same_mesh = (mesh.ranks, mesh.shape) == (tv.domain.mesh.ranks, tv.domain.mesh.shape)
-    if not is_same_mesh or said.sharding != comes.sharding:
-        raise InputError(
-            k, tv.name, f"a DTensor of {given.placements} on {mesh}", f"sharded as {tv} on {tv.domain.mesh}",
-            "redistribute it, or leave the sharding of this input to the DTensor",
-        )  # fmt: skip
-
-
-def _with_partial_values(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh) -> TensorView:
-    """Put an input with one more axis for each partial mesh dimension, and its reduction, in place of input ``k``."""
-    declared = fusion.inputs[k]
-    tv = cast(TensorView, declared.val)
-    ops = {_reduce_op(given.placements[d]) for d in given.partial}
-    if len(ops) > 1 or not ops <= set(_REDUCTIONS):
-        raise PlacementError(
-            f"input {k}", given.placements, "a fusion", f"reduce it first, or use one of {', '.join(_REDUCTIONS)}"
-        )
-    op = ops.pop()
-    extents = [mesh.shape[d] for d in given.partial]
-    n = len(extents)
-    stacked = fusion.new_tensor([*extents, *tv.shape], tv.dtype)
-    order = (*range(tv.ndim + n - 1, tv.ndim - 1, -1), *declared.stride_order) if declared.stride_order else ()
-    fusion.inputs[k] = FusionInput(stacked, (True,) * n + declared.contiguity if declared.contiguity else (), order)
-    axes = {"axes": tuple(range(n))}
-    if op != "avg":
-        fusion.records.insert(0, Record(_REDUCTIONS[op], (stacked,), (tv,), axes))
-        return stacked
-    total = fusion.new_tensor(tv.shape, tv.dtype)
-    count = fusion.new_scalar(DataType.Double, float(prod(extents)), is_literal=True)
-    fusion.records[:0] = [Record("sum", (stacked,), (total,), axes), Record("div", (total, count), (tv,))]
-    return stacked
-
-
-def _reduce_op(placement: Placement) -> str:
-    return cast(str, placement.reduce_op)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-
-
-def _place(tv: TensorView, given: Given, mesh: DeviceMesh) -> None:
-    """Record the placements as splits of ``tv``: each mesh dimension cuts what those before it have left."""
-    tv.set_device_mesh(mesh)
-    leading = len(given.partial)
-    axes = tv.domain.loop
-    for at, mesh_dim in enumerate(given.partial):
-        tv.axis(at).parallelize(mesh.parallel_types[mesh_dim])
-    for dim, cuts in given.cuts:
-        is_recorded = record(tv, tv.domain.loop.index(axes[leading + dim]), cuts)
-        assert is_recorded, f"{cuts} are of digits"
 
 
 def _local(dtensor: torch.Tensor) -> torch.Tensor:

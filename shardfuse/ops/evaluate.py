@@ -201,11 +201,10 @@ def _draw(expr: Expr, inputs: Sequence[Number], rank: int, device: torch.device)
 def unsharded_index(domain: BoundDomain, k: int, rank: int, device: torch.device) -> torch.Tensor:
     """For each local index along axis ``k`` the unsharded one: mesh digits at ``rank``'s coordinate."""
     axis, local = domain.logical[k], domain.local_axes()[k]
-    coordinates = domain.coordinates(rank)
+    coordinates = {d: at for d, at in domain.coordinates(rank).items() if holds_digit(axis, d)}
     index = torch.zeros((), dtype=torch.int64, device=device)
     for mesh_digit, at in coordinates.items():
-        if holds_digit(axis, mesh_digit):
-            index = index + weight_in(axis, mesh_digit) * at
+        index = index + weight_in(axis, mesh_digit) * at
     for d in local:
         steps = torch.arange(local_extent(d, coordinates), device=device) * weight_in(axis, d)
         index = index.unsqueeze(-1) + steps

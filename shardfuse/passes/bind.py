@@ -47,7 +47,7 @@ from ..ir.tensor_view import TensorView
 from ..ops.table import POINTWISE
 from ..ops.torch_calls import TORCH_CALLS
 from .host_scalars import HostScalars
-from .recorded_domains import bound_domain, fits, streams_of
+from .recorded_domains import bound_domain, check_strides_say, fits, streams_of
 
 
 def bind(
@@ -56,7 +56,8 @@ def bind(
     """``sizes``: the unsharded shape of every input; an extent may be 0.  ``numbers``: the scalar inputs
     that shapes depend on.
 
-    Raises ``ShapeError`` where operands do not fit, ``ShardingError`` where a recorded split does not fit the sizes.
+    Raises ``ShapeError`` where operands do not fit, ``ShardingError`` where a recorded split does not fit the sizes,
+    ``ScheduleError`` where an input or output of logical rank is to be stored as no strides say.
     """
     return _Binder(fusion, sizes, numbers or {}).run()
 
@@ -86,6 +87,9 @@ class _Binder:
         for tv, tensor in self.tensors.items():
             if tv.domain.mesh is not None or tv.domain.allocation is not None or tv.allocation_rank:
                 tensor.domain = bound_domain(tv, tensor)
+        for tv in (*(i.val for i in self.fusion.inputs), *self.fusion.outputs):
+            if isinstance(tv, TensorView):
+                check_strides_say(tv, self.tensors[tv].domain)
         for declared in self.fusion.inputs:
             if isinstance(declared.val, TensorView) and declared.stride_order:
                 tensor = self.tensors[declared.val]

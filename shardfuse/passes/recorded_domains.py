@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import prod
 
 from ..analysis.sharding import is_even, restrict
-from ..errors import ShardingError
-from ..ir.digits import Axis, CutError, extent, parted, root_of
+from ..errors import ScheduleError, ShardingError
+from ..ir.digits import Axis, CutError, extent, parted, refine, root_of
 from ..ir.domain import BoundDomain, IterDomain, Sharding, Split, without
 from ..ir.expr import BoundTensor
 from ..ir.layout import is_present, local_extent
@@ -60,6 +60,27 @@ def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
         return bound
     on_mesh = domain.mesh_axes().values()
     return replace(bound, allocation=tuple(without(axes[i], bound.mesh_digits) for i in order if i not in on_mesh))
+
+
+def check_strides_say(tv: TensorView, domain: BoundDomain) -> None:
+    """Do strides of a tensor of logical rank say how ``domain`` stores it: each axis' parts side by side, in order?
+
+    Raises ``ScheduleError``.
+    """
+    if domain.allocation is None or tv.allocation_rank:
+        return
+    storage, local = domain.storage(), domain.local_axes()
+    cuts = refine(d for axis in (*storage, *local) for d in axis)
+    stored = [atom for axis in storage for d in axis for atom in cuts[d] if atom.extent > 1]
+    for k, axis in enumerate(local):
+        parts = [atom for d in axis for atom in cuts[d] if atom.extent > 1]
+        at = stored.index(parts[0]) if parts else 0
+        if stored[at : at + len(parts)] != parts:
+            raise ScheduleError(
+                f"{tv.name}.set_allocation_domain", f"[{', '.join(str(i) for i in stored_axes(tv) or ())}]",
+                f"no stride of a tensor's dim says where the parts of logical axis {k} are",
+                f"hand {tv.name} over by allocation rank, with allocation_rank=True where it is defined or added",
+            )  # fmt: skip
 
 
 def streams_of(tv: TensorView, tensor: BoundTensor) -> list[Stream]:

@@ -1,0 +1,108 @@
+"""How an input of a fusion is told to come as a DTensor does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, cast
+
+from ..errors import InputError, PlacementError
+from ..ir.digits import Root, axis_of
+from ..ir.domain import BoundDomain
+from ..ir.dtype import DataType
+from ..ir.expr import BoundTensor
+from ..ir.fusion import Fusion, FusionInput, Record
+from ..ir.tensor_view import TensorView
+from ..mesh import DeviceMesh
+from ..passes.recorded_domains import bound_domain
+from .given import Given
+from .pieces import record
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Placement
+
+_REDUCTIONS = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "product": "prod"}
+
+
+def take(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh, shape: tuple[int, ...]) -> None:
+    """Have input ``k`` come as ``given`` says, or check that it does.
+
+    Raises InputError where the definition contradicts it, PlacementError for partial values that no reduction joins.
+    """
+    declared = fusion.inputs[k]
+    tv, partial = declared.val, given.partial
+    if not isinstance(tv, TensorView):
+        raise InputError(k, tv.name, "a DTensor", f"a {tv.dtype.name} scalar", "pass a Python number")
+    whole = (*(mesh.shape[d] for d in partial), *shape)
+    if tv.domain.mesh is not None and tv.ndim == len(whole):
+        _check(k, tv, given, mesh, whole)
+        return
+    if partial and tv.ndim == len(shape):
+        tv = _with_partial_values(fusion, k, given, mesh)
+    if tv.ndim != len(whole):
+        raise InputError(
+            k,
+            tv.name,
+            f"a DTensor of shape {list(shape)}",
+            f"a tensor of {tv.ndim} dims",
+            "pass one of the declared rank",
+        )
+    _place(tv, given, mesh)
+
+
+def _check(k: int, tv: TensorView, given: Given, mesh: DeviceMesh, whole: Sequence[int]) -> None:
+    """Is the DTensor sharded as the definition says that ``tv`` is?"""
+    assert tv.domain.mesh is not None, "only what was said is checked"
+    expected = TensorView(tv.name, tv.shape, tv.dtype)
+    _place(expected, given, tv.domain.mesh)
+    singles = map(max, *(t.domain.shared_singles(whole) for t in (tv, expected)))
+    axes = tuple(axis_of(Root(f"i{d}", n), k) for (d, n), k in zip(enumerate(whole), singles, strict=True))
+    said, comes = (bound_domain(t, BoundTensor(tv.name, tv.dtype, BoundDomain(axes))) for t in (tv, expected))
+    is_same_mesh = (mesh.ranks, mesh.shape) == (tv.domain.mesh.ranks, tv.domain.mesh.shape)
+    if not is_same_mesh or said.sharding != comes.sharding:
+        raise InputError(
+            k, tv.name, f"a DTensor of {given.placements} on {mesh}", f"sharded as {tv} on {tv.domain.mesh}",
+            "redistribute it, or leave the sharding of this input to the DTensor",
+        )  # fmt: skip
+
+
+def _with_partial_values(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh) -> TensorView:
+    """Put an input with one more axis for each partial mesh dimension, and its reduction, in place of input ``k``."""
+    declared = fusion.inputs[k]
+    tv = cast(TensorView, declared.val)
+    extents = [mesh.shape[d] for d in given.partial]
+    each = [_reduce_op(given.placements[d]) for d in given.partial]
+    ops = set(each)
+    if not ops <= set(_REDUCTIONS) or (len(ops) > 1 and ops != {"sum", "avg"}):
+        raise PlacementError(
+            f"input {k}", given.placements, "a fusion", f"reduce it first, or use one of {', '.join(_REDUCTIONS)}"
+        )
+    n = len(extents)
+    stacked = fusion.new_tensor([*extents, *tv.shape], tv.dtype)
+    order = (*range(tv.ndim + n - 1, tv.ndim - 1, -1), *declared.stride_order) if declared.stride_order else ()
+    fusion.inputs[k] = FusionInput(stacked, (True,) * n + declared.contiguity if declared.contiguity else (), order)
+    axes = {"axes": tuple(range(n))}
+    if "avg" not in ops:
+        fusion.records.insert(0, Record(_REDUCTIONS[each[0]], (stacked,), (tv,), axes))
+        return stacked
+    total = fusion.new_tensor(tv.shape, tv.dtype)
+    averaged = [ranks for ranks, op in zip(extents, each, strict=True) if op == "avg"]
+    count = fusion.new_scalar(DataType.Double, float(prod(averaged)), is_literal=True)
+    fusion.records[:0] = [Record("sum", (stacked,), (total,), axes), Record("div", (total, count), (tv,))]
+    return stacked
+
+
+def _reduce_op(placement: Placement) -> str:
+    return cast(str, placement.reduce_op)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+def _place(tv: TensorView, given: Given, mesh: DeviceMesh) -> None:
+    """Record the placements as splits of ``tv``: each mesh dimension cuts what those before it have left."""
+    tv.set_device_mesh(mesh)
+    leading = len(given.partial)
+    axes = tv.domain.loop
+    for at, mesh_dim in enumerate(given.partial):
+        tv.axis(at).parallelize(mesh.parallel_types[mesh_dim])
+    for dim, cuts in given.cuts:
+        is_recorded = record(tv, tv.domain.loop.index(axes[leading + dim]), cuts)
+        assert is_recorded, f"{cuts} are of digits"
