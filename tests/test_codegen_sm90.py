@@ -48,7 +48,6 @@ SPILLS: dict[str, tuple[int, str]] = {
     "group_norm_backward_channels_last 2x1280x32x32:float32:channels_last": (300, "131 us on an H200, without 130"),
     "batch_norm_channels_last 32x256x56x56:float32:channels_last": (140, HALF_THE_PROGRAMS),
     "batch_norm_channels_last 8x64x256x256:float32:channels_last": (132, HALF_THE_PROGRAMS),
-    "rms_norm_backward 8192x32768:bfloat16": (8, "64 registers with 32 warps, the most there are"),
     "softmax 1024x262144:bfloat16": (40, TEAM_OF_32),
 }
 """Case: the bytes that its kernels spill, no more and no less, and why they do."""

@@ -22,7 +22,7 @@ from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .reduction import HELPERS, Accumulator, accumulator
 from .rounding import may_be_rough
 from .source import Writer
-from .tile import R_SIZE, Chunk, Strides, Tile
+from .tile import R_SIZE, Chunk, Piece, Strides, Tile
 from .windows import Window
 
 _ALIASES = (*VIEWS, "set")
@@ -389,9 +389,9 @@ class Emitter:
         zero = "0.0" if acc.dtype.is_floating else "0"
         return [f"tl.sum(tl.where({p.groups}, {name}_group[:, None], {zero}), axis=0)" for p in self.tile.pieces]
 
-    def give(self, out: BoundTensor, acc: Accumulator, reduced: str) -> None:
-        """The value of a reduction from the text of what was accumulated."""
-        for piece, text in zip(self.tile.pieces, self.along_columns(str(out), acc, reduced), strict=True):
+    def give(self, out: BoundTensor, acc: Accumulator, reduced: str, pieces: Sequence[Piece] = ()) -> None:
+        """The value of a reduction from the text of what was accumulated, of all ``pieces`` or of these."""
+        for piece, text in zip(pieces or self.tile.pieces, self.along_columns(str(out), acc, reduced), strict=True):
             text = acc.finished(self.tile.expanded(text), out.dtype.compute)
             if out.dtype.is_low_precision and not acc.is_exact:
                 text = self.rounded(text, out)

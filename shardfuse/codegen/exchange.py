@@ -23,6 +23,7 @@ from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import PICK
+from ..schedulers.limits import power_of_two
 from ..schedulers.plan import KernelPlan
 
 MAILBOX = "mailbox_ptr"
@@ -80,9 +81,19 @@ def collect_late({pointers}, epoch):
 '''
 
 
-def collect_late(results: int, turns: int | None) -> str:
+_INTERPRETED_COLLECT_LATE = '''@triton.jit
+def collect_late({pointers}, epoch):
+    """The bits of every member's words as they are: programs that run one after the other do not wait."""
+    return {bits}
+'''
+
+
+def collect_late(results: int, turns: int | None, *, interpret: bool = False) -> str:
     """The function that waits for so many words of each member at once.  ``turns``: as of ``exchange_helpers``."""
     numbers = range(results)
+    if interpret:
+        bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in numbers)
+        return _INTERPRETED_COLLECT_LATE.format(pointers=", ".join(f"ptr{k}" for k in numbers), bits=bits)
     names = [f"bits{k}, found{k}" for k in numbers]
     lines = [".reg .pred wrong;", f".reg .u32 {', '.join(names)}{', turns' if turns else ''};"]
     lines += ["mov.u32 turns, 0;"] if turns else []
@@ -122,13 +133,18 @@ def _bounded(text: str, turns: int | None) -> str:
 
 
 def member_alone(plan: KernelPlan) -> KernelPlan:
-    """``plan`` with teams of one: the interpreter runs one program after the other, so that none can wait."""
-    block = plan.params.r_block * (plan.params.team if plan.params.unrolled else 1)
-    return replace(plan, params=replace(plan.params, team=1, late=False, r_block=min(block, _LARGEST_BLOCK)))
+    """``plan`` with teams of one: the interpreter runs one program after the other, so that none can wait.
+
+    Those that walk keep what they do of the next row: the words of a lone member are there when it asks.
+    """
+    params, walks = plan.params, bool(plan.space.walked)
+    block = min(power_of_two(params.r_block * (params.team if params.unrolled else 1)), _LARGEST_BLOCK)
+    programs = params.programs // params.team if walks else params.programs
+    return replace(plan, params=replace(params, team=1, late=walks, r_block=block, programs=programs))
 
 
 def slots(plan: KernelPlan) -> int:
-    """Results of reductions of the phase that has most of them."""
+    """Results of reductions of the phase that has most of them, of all rows of a turn."""
     space = plan.space
     phases = [
         space.phase[t]
@@ -136,7 +152,8 @@ def slots(plan: KernelPlan) -> int:
         if e.op not in (PICK, "window") and any(map(space.has_r, e.tensors)) and not space.has_r(e.output)
         for t in e.outputs
     ]
-    return max(map(phases.count, phases), default=0)
+    rows = plan.params.rows if plan.space.walked else 1
+    return rows * max(map(phases.count, phases), default=0)
 
 
 def mailbox_words(plan: KernelPlan, grid: int, lanes: int) -> int:
@@ -161,7 +178,9 @@ def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
         "epoch = tl.load(epochs_ptr + tl.program_id(0)).to(tl.int32)",
     ]
     if lanes == 1:
-        lines += ["own = member", f"every = tl.arange(0, {members})"]
+        every = f"tl.arange(0, {power_of_two(members)})"
+        is_whole = members == power_of_two(members)
+        lines += ["own = member", f"every = {every if is_whole else f'tl.minimum({every}, {members - 1})'}"]
     else:
         lines.append(f"own = member * {lanes} + tl.arange(0, {lanes})")
         lines.append(f"every = tl.arange(0, {members})[:, None] * {lanes} + tl.arange(0, {lanes})[None, :]")

@@ -15,6 +15,7 @@ from .bodies import write_loops, write_packed, write_unrolled
 from .emitter import Emitter
 from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
 from .late import Late, late_lines, write_late
+from .late_walk import LateWalk, late_walk_lines, teams_of, write_late_walk
 from .packed import Packed
 from .source import KernelSource, Parts, body_text, signature
 from .stages import one_launch
@@ -73,7 +74,9 @@ def _parts(
     if plan.params.team:
         parameters.insert(0, MAILBOX)
         mailbox = mailbox_words(plan, grid, e.tile.exchanged)
-        if isinstance(e, Late):
+        if isinstance(e, LateWalk):
+            body = late_walk_lines(e, plan.name, preamble, parameters)
+        elif isinstance(e, Late):
             body = late_lines(e, plan.name, preamble, parameters, _rows(e) or "1")
         else:
             body = team_lines(body, _rows(e), _row_lines(e))
@@ -93,7 +96,9 @@ def _emitted(
         coordinates.update(tensor.domain.coordinates(rank))
     e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
-    if isinstance(e, Walk):
+    if isinstance(e, LateWalk):
+        write_late_walk(e)
+    elif isinstance(e, Walk):
         write_walk(e)
     elif isinstance(e, Turned):
         write_turned(e)
@@ -109,9 +114,11 @@ def _emitted(
 
 
 def _kind(plan: KernelPlan) -> type[Emitter]:
-    if plan.space.walked or plan.space.sides[0]:
-        return Walk if plan.space.walked else Turned
     params = plan.params
+    if plan.space.walked:
+        return LateWalk if params.late else Walk
+    if plan.space.sides[0]:
+        return Turned
     return Late if params.late else Packed if params.packed else Aligned if params.aligned else Emitter
 
 
@@ -164,6 +171,8 @@ def _group_lines(tile: Tile, size: int) -> list[str]:
 def _grid(e: Emitter) -> int:
     """Programs: of a team's kernel no more than are resident at once, each team with rows in turn."""
     blocks, params = -(-e.tile.x_total // e.tile.columns), e.params
+    if isinstance(e, LateWalk):
+        return teams_of(e) * params.team
     if isinstance(e, Walk):
         return e.y_total * params.splits
     if isinstance(e, Turned):
@@ -183,7 +192,7 @@ def _scalar_type(scalar: Scalar) -> str:
 
 def _indices(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
     """Extent arguments with their values and types, and the lines that come before everything else."""
-    if isinstance(e, Walk):
+    if isinstance(e, Walk) and not isinstance(e, LateWalk):
         return walk_index(e)
     return turned_index(e) if isinstance(e, Turned) else _index(e)
 
@@ -206,7 +215,7 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
         extent(X_SIZE, tile.x_total, wide=False, promised=is_cut)
     if not params.unrolled:
         extent(R_SIZE, tile.r_total, wide=tile.r_wide, promised=tile.r_total % params.r_block != 0)
-    if e.plan.split is not None or (params.team and not params.unrolled):
+    if (e.plan.split is not None and not params.team) or (params.team and not params.unrolled):
         share = -(-tile.r_total // max(params.splits, params.team))
         extent(R_SHARE, -(-share // params.r_block) * params.r_block, wide=tile.r_wide, promised=True)
     lines += _program_lines(e)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir.expr import BoundTensor, Scalar
@@ -95,3 +95,21 @@ def signature(name: str, parameters: list[str], not_specialised: list[str]) -> s
         return f"{decorator}\ndef {name}(\n    {joined}\n):\n"
     listed = "".join(f"    {p},\n" for p in parameters)
     return f"{decorator}\ndef {name}(\n{listed}):\n"
+
+
+def call_of(target: str, name: str, arguments: Sequence[str], depth: int) -> list[str]:
+    """``target = name(arguments)``, which will stand at ``depth``, broken over lines as the formatter breaks it."""
+    joined, margin = ", ".join(arguments), MARGIN - 4 * depth
+    whole = f"{target} = {name}({joined})"
+    if len(whole) <= margin:
+        return [whole]
+    listed = [f"    {joined}"] if len(joined) + 4 <= margin else [f"    {a}," for a in arguments]
+    return [f"{target} = {name}(", *listed, ")"]
+
+
+def tuple_of(target: str, values: Sequence[str]) -> list[str]:
+    """``target = values``, one level deep, broken over lines as the formatter breaks it."""
+    whole = f"    {target} = {', '.join(values)}{',' if len(values) == 1 else ''}"
+    if len(whole) <= MARGIN:
+        return [whole]
+    return [f"    {target} = (", *(f"        {v}," for v in values), "    )"]

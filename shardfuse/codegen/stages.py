@@ -60,7 +60,7 @@ def one_launch(
         if shares:
             _call_as_last(out, p, list(own), shares, each)
         else:
-            _call(out, p, list(own), interpret=interpret)
+            _call(out, p, list(own), first.mailbox, interpret=interpret)
     parameters = [
         MAILBOX,
         *(f"{t}_ptr" for t in tensors),
@@ -73,7 +73,7 @@ def one_launch(
     return KernelSource(
         name, text + "\n".join([*first.lines, *out.lines]) + "\n", tuple(tensors), first.scalars,
         tuple(v for v, _ in integers.values()), first.grid, first.num_warps, first.num_stages,
-        first.max_registers, mailbox=first.grid // shares if shares else 1, is_cooperative=not shares,
+        first.max_registers, mailbox=first.grid // shares if shares else first.mailbox + 1, is_cooperative=not shares,
     )  # fmt: skip
 
 
@@ -103,14 +103,15 @@ def _called(p: Parts, own: list[str], block: str) -> str:
     return f"{p.name}({', '.join([*pointers, *own, block])})"
 
 
-def _call(out: Writer, p: Parts, own: list[str], *, interpret: bool) -> None:
+def _call(out: Writer, p: Parts, own: list[str], mailbox: int, *, interpret: bool) -> None:
+    """``mailbox``: words that come before the count of those that met."""
     first, step = "tl.program_id(0)", "tl.num_programs(0)"
     if interpret:
         out.line("if tl.program_id(0) == tl.num_programs(0) - 1:")
         out.depth += 1
         first, step = "0", "1"
     else:
-        out.line(f"meet_all({MAILBOX})")
+        out.line(f"meet_all({MAILBOX}{f' + {mailbox}' if mailbox else ''})")
     out.line(f"for block in tl.range({first}, {p.name}_blocks, {step}, num_stages=1):")
     out.depth += 1
     out.line(_called(p, own, "block"))

@@ -99,21 +99,21 @@ def write_walk(e: Walk) -> None:
     wanted = [*stored, *(x.tensors[0] for x in summed)]
     if e.params.keeps:
         for chunk in chunks:
-            _write_standing(e, wanted, chunk)
+            write_standing(e, wanted, chunk)
     e.out.paragraph()
     for expr in columns:
         for chunk in chunks:
-            e.out.line(f"{expr.output}_acc{chunk.suffix} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
+            e.out.line(f"{sums_of(expr, chunk)} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
     e.out.paragraph()
     e.out.lines += _walked(e, chunks, columns, stored)
     e.out.paragraph()
     e.out.line(f"partial = program * {e.tile.r_total}")
     for expr in columns:
         for chunk in chunks:
-            _store_partial(e, expr, chunk)
+            store_partial(e, expr, chunk, sums_of(expr, chunk))
 
 
-def _write_standing(e: Walk, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
+def write_standing(e: Walk, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
     """Values that are the same for all rows of the walk."""
     standing = [t for t in e.needed(wanted, chunk) if not e.space.is_walked(t)]
     e.load_needed(standing, chunk)
@@ -147,7 +147,7 @@ def _write_row(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored
                 e.value(tensor, chunk)
         for expr in due:
             for chunk in chunks:
-                _add_up(e, expr, chunk)
+                add_up(e, expr, chunk, sums_of(expr, chunk), "x_mask" if e.tile.x_masked else "")
         for expr in reductions:
             _reduce(e, expr, chunks)
         e.out.paragraph()
@@ -156,12 +156,18 @@ def _write_row(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored
             e.store(tensor, chunk)
 
 
-def _add_up(e: Walk, expr: Expr, chunk: Chunk) -> None:
-    acc, name = accumulator(expr), f"{expr.output}_acc{chunk.suffix}"
+def sums_of(expr: Expr, chunk: Chunk) -> str:
+    """The name of what a program has of ``expr`` in ``chunk``."""
+    return f"{expr.output}_acc{chunk.suffix}"
+
+
+def add_up(e: Walk, expr: Expr, chunk: Chunk, name: str, mask: str) -> None:
+    """A row's summands to the sums ``name``.  ``mask``: is it a row at all?  "" where it is."""
+    acc = accumulator(expr)
     value = e.value(expr.tensors[0], chunk)
     text = acc.prepared(value.text, value.dtype)
-    if e.tile.x_masked:
-        text = f"tl.where(x_mask, {text}, {acc.neutral})"
+    if mask:
+        text = f"tl.where({mask}, {text}, {acc.neutral})"
     e.require(acc)
     if acc.helper:
         e.out.line(f"{name} = {acc.combined(name, text)}")
@@ -211,9 +217,9 @@ def _row_lines(e: Walk) -> list[str]:
     return [f"        {line}" for line in lines]
 
 
-def _store_partial(e: Walk, expr: Expr, chunk: Chunk) -> None:
+def store_partial(e: Walk, expr: Expr, chunk: Chunk, text: str) -> None:
+    """``text``: of a chunk's sums, stored behind ``partial``."""
     acc = accumulator(expr)
-    text = f"{expr.output}_acc{chunk.suffix}"
     if e.tile.x_lanes:
         text = f"{acc.reduced(text, 0)}[None, :]"
     if acc.is_logical:

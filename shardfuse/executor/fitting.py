@@ -32,11 +32,17 @@ def fitted(
     if most is None or kernel.source.grid <= most:
         return kernel
     if plan.params.team:
-        kernel = _compiled(replace(plan, params=replace(plan.params, programs=most)), layouts, rank, options, device)
+        kernel = _compiled(_with_programs(plan, most), layouts, rank, options, device)
         if kernel.source.grid <= most:
             return kernel
     message = f"{kernel.source.grid} programs wait for each other, {most} run at once"
     raise KernelCompileError(kernel.source.name, message, kernel.source.text)
+
+
+def _with_programs(plan: KernelPlan, most: int) -> KernelPlan:
+    """``plan`` of teams, or one that begins with them, with no more programs than that."""
+    stages = (_with_programs(plan.stages[0], most), *plan.stages[1:]) if plan.stages else ()
+    return replace(plan, params=replace(plan.params, programs=most), stages=stages)
 
 
 def _compiled(

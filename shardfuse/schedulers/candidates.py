@@ -50,6 +50,8 @@ def fits(scheduler: str, segment: Segment, params: Params, target: Target) -> bo
     is_parted = params.splits > 1 or scheduler == "mix_order"
     if params.once and not (is_parted and may_be_stages(segment)):
         return False
+    if params.team and params.team != power_of_two(params.team) and not space.walked:
+        return False
     if params.team > 1 and -(-space.reduced // params.team) < params.r_block:
         return False
     is_held = params.unrolled and bool(space.r)
@@ -69,7 +71,7 @@ def _is_well_formed(params: Params, target: Target) -> bool:
         return False
     if not 1 <= params.splits <= _MAX_SPLITS or params.team < 0 or params.team > MAX_TEAM:
         return False
-    return not params.team or params.programs >= params.team == power_of_two(params.team)
+    return not params.team or params.programs >= params.team
 
 
 def _space_of(scheduler: str, segment: Segment) -> Space | None:

@@ -23,6 +23,7 @@ from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from . import pointwise, reduction
+from .late_walk import late_walk, why_no_late_walk
 from .limits import H200, MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, power_of_two, vector
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
 from .segment import Segment, leading_to
@@ -65,20 +66,25 @@ def why_not(segment: Segment) -> str | None:
     finishes = _finishes(segment, mixed, _columns(mixed, 2))
     if isinstance(finishes, str):
         return finishes
-    if _tile(segment, mixed, H200) is None:
-        words = _words(segment, mixed, keeps=False)
-        return f"a row of {mixed.space.reduced} elements takes {words:g} registers each, more than a multiprocessor has"
-    return None
+    if _tile(segment, mixed, H200) is not None:
+        return None
+    refusal = why_no_late_walk(segment, mixed.space, mixed.columns)
+    if refusal is None:
+        return None
+    words = _words(segment, mixed, keeps=False)
+    found = f"a row of {mixed.space.reduced} elements takes {words:g} registers each, more than a multiprocessor has"
+    return f"{found}; of a team, {refusal}"
 
 
 def propose(segment: Segment, target: Target) -> Params:
-    """As many rows under way as registers and shared memory hold."""
+    """As many rows under way as registers and shared memory hold; a team for each that no program holds."""
     mixed = analyse_mixed(segment)
     assert not isinstance(mixed, str), mixed
     space = mixed.space
     n = space.reduced
     tile = _tile(segment, mixed, target)
-    assert tile is not None, f"no tile holds rows of {n} elements"
+    if tile is None:
+        return late_walk(segment, space, mixed.columns, target)
     walked = prod(a.extent for a in space.walked)
     rows = min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)

@@ -19,7 +19,8 @@ class Params:
     r_block: reduced elements of one chunk (``unrolled``) or of one turn of the loop; 1 where nothing is reduced.
     unrolled: r is held in registers, chunk by chunk; else a loop walks it, once for each phase.
     splits: programs that share one reduction, whose partials a second kernel finishes.
-    rows: of a split reduction that stand side by side as one, so that what is read is aligned; summed up last.
+    rows: of a split reduction that stand side by side as one, so that what is read is aligned; summed up last.  Of a
+    walk, that a late team takes in one turn.
     keeps: a walk holds what is the same for all its rows in registers; else it is loaded with every row.
     max_registers: a bound for the compiler, where one more program a multiprocessor is worth recomputing for.
     team: programs that share one row and exchange their partial results; 0 where a program has rows of its own.

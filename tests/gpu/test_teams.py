@@ -92,6 +92,52 @@ def test_waiting_kernels(build, shape: tuple[int, int], dtype: torch.dtype) -> N
             assert torch.equal(first, again), f"launch {k} of {build.__name__} differs"
 
 
+BACKWARD = [
+    (False, (901, 32768), torch.bfloat16),
+    (False, (515, 50000), torch.bfloat16),
+    (False, (700, 20480), torch.float32),
+    (True, (777, 20480), torch.float16),
+    (True, (130, 131072), torch.bfloat16),
+    (True, (600, 32772), torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("is_layer_norm", "shape", "dtype"), BACKWARD, ids=str)
+def test_backward_of_wide_rows(is_layer_norm: bool, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Gradients of what is normed and of the weight, and the bias; the same bits in every launch."""
+    kind, numbers = DataType.from_torch(dtype), 2 if is_layer_norm else 1
+    with FusionDefinition() as fd:
+        x, dy, w = (fd.define_tensor(list(size), contiguity=True, dtype=kind) for size in (shape, shape, shape[1:]))
+        own = [fd.define_tensor([shape[0], 1], contiguity=True, dtype=DataType.Float) for _ in range(numbers)]
+        for out in gradients(fd.ops, wide(fd, x), wide(fd, dy), wide(fd, w), *own):
+            fd.add_output(fd.ops.cast(out, dtype=kind))
+    assert [s.scheduler for s in fd.explain().segments] == ["mix_order"]
+    generator = torch.Generator("cuda").manual_seed(7)
+    wide_rows = [torch.randn(s, generator=generator, device="cuda").to(dtype) for s in (shape, shape, shape[1:])]
+    given = [*wide_rows, *(torch.rand(shape[0], 1, generator=generator, device="cuda") for _ in range(numbers))]
+    first = fd.execute(given)
+    rounding = max(torch.finfo(dtype).eps / 2, 2e-6)
+    for found, right in zip(first, gradients(torch, *(t.double() for t in given)), strict=True):
+        assert (found.double() - right).norm() <= rounding * right.norm()
+    other = torch.empty(1 << 22, device="cuda")
+    for k in range(LAUNCHES):
+        again = fd.execute(given)
+        if k % 7 == 0:
+            other.normal_()
+        if k % 20 == 0:
+            assert all(map(torch.equal, first, again)), f"launch {k} differs"
+
+
+def gradients(o, x, dy, w, rstd, *means) -> list:
+    """By the calls of ``o``, the ops of a fusion or torch: of RMSNorm; of LayerNorm, of rows with these ``means``."""
+    unit = o.mul(o.sub(x, *means) if means else x, rstd)
+    scaled = o.mul(dy, w)
+    inner = o.sub(scaled, o.mul(unit, o.mean(o.mul(scaled, unit), [1], keepdim=True)))
+    if means:
+        inner = o.sub(inner, o.mean(scaled, [1], keepdim=True))
+    return [o.mul(inner, rstd), *(o.sum(t, [0]) for t in (o.mul(dy, unit), dy)[: 1 + len(means)])]
+
+
 GROUP_NORMS = [
     ((1, 512, 128, 256), torch.float16, False),
     ((1, 128, 20, 64, 128), torch.bfloat16, False),

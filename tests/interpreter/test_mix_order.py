@@ -38,6 +38,15 @@ def layer_gradients(x: torch.Tensor, dy: torch.Tensor, w: torch.Tensor, rows: Se
     return [dx, (dy.double() * unit.detach()).sum(tuple(rows)), dy.double().sum(tuple(rows))]
 
 
+def saved_gradients(
+    x: torch.Tensor, dy: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
+) -> list[torch.Tensor]:
+    """Of a layer norm whose statistics are what is given."""
+    unit, scaled = (x - mean) * rstd, dy * w
+    along, whole = (scaled * unit).mean(-1, keepdim=True), scaled.mean(-1, keepdim=True)
+    return [(scaled - unit * along - whole) * rstd, (dy * unit).sum(0), dy.sum(0)]
+
+
 def given(segment: Segment, *data: torch.Tensor) -> dict[object, torch.Tensor]:
     return dict(zip(segment.inputs, data, strict=True))
 
@@ -93,6 +102,31 @@ def test_layer_norm_backward(tmp_path: Path, shape: tuple[int, ...], samples: bo
     rng = random.Random(str(shape))
     for params in (proposed, small(proposed, rng), small(proposed, rng)):
         for found, right in zip(run(segment, given(segment, x, dy, w), tmp_path, params=params), wanted, strict=True):
+            close(found, right)
+
+
+TEAMS = [(16, 3, 2, False), (64, 4, 1, True), (32, 5, 3, True)]
+"""Elements of a chunk, members, rows of a turn, is it one launch."""
+
+
+@pytest.mark.parametrize("dtype", [BF16, FLOAT])
+@pytest.mark.parametrize(("rows", "columns"), [(7, 96), (12, 250), (1, 64)])
+def test_teams_walk_wide_rows(tmp_path: Path, rows: int, columns: int, dtype: DataType) -> None:
+    """Also where rows do not fill the last turn, and where there are more rows of partial sums than teams."""
+    layer, rms = layer_norm_backward((rows, columns), dtype, saved=True), rms_norm_backward(rows, columns, dtype)
+    x, dy = (values(rows, columns, dtype=dtype, seed=k) for k in range(2))
+    w, mean, rstd = values(columns, dtype=dtype, seed=2), values(rows, 1, seed=3), values(rows, 1, seed=4).abs()
+    wide = [t.double() for t in (x, dy, w, rstd)]
+    one = ordered(rms, {"T0": x, "T1": dy, "T2": w, "T3": rstd})
+    other = ordered(layer, {"T0": x, "T2": dy, "T4": w, "T6": mean, "T7": rstd})
+    for block, members, turn, once in TEAMS:
+        params = Params(
+            1, block, splits=5 if once else 2, rows=turn, team=members, late=True, programs=3 * members, once=once
+        )
+        for found, right in zip(run(rms, one, tmp_path, params=params), rms_gradients(*wide), strict=True):
+            close(found, right)
+        wanted = saved_gradients(*wide[:3], mean.double(), wide[3])
+        for found, right in zip(run(layer, other, tmp_path, params=params), wanted, strict=True):
             close(found, right)
 
 
@@ -186,7 +220,11 @@ def too_long() -> Segment:
     [
         (rows_again, "T7 needs rows again after T6 has been reduced over them"),
         (two_ways_along_rows, "some reductions take i2, others i1, i2"),
-        (too_long, "a row of 65536 elements takes 5 registers each, more than a multiprocessor has"),
+        (
+            too_long,
+            "a row of 65536 elements takes 5 registers each, more than a multiprocessor has; of a team, "
+            "3 reductions of a row follow one another",
+        ),
     ],
 )
 def test_why_not_names_the_reason(segment: Callable[[], Segment], said: str) -> None:

@@ -1,0 +1,129 @@
+"""late_walk: how teams walk rows that no program holds, and add up columns as they go (``mix_order``).
+
+A member has its columns of all rows of its team, so that sums of columns stay in its registers, and reads rows before
+it asks for the statistics of those that it has (``codegen/late_walk.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ir.expr import DRAWS, REDUCTIONS, Expr
+from .limits import H200, MAX_TEAM, WARP, Target, resident, vector
+from .plan import Params
+from .reduction import partial_dtype
+from .segment import Segment
+from .space import Space
+from .team import cannot_exchange
+
+_WARPS = 4
+_LOADS = 2
+"""Of each input, a row, that a thread holds: 16 elements of 16 bits."""
+_SHAPES = ((168, 2), (128, 1), (168, 1), (255, 1))
+"""Registers of a thread and rows of a turn, the best first.  RMSNorm's backward of 8192 x 32768, bfloat16, took 397 us
+on an H200 with two rows, with one 420, in larger programs 434; of LayerNorm's, two rows spill: 2048 x 32768 took 166
+us, with one 121."""
+_OTHER = 42
+_OF_EACH = 2
+"""Registers of a thread for all but elements; and of each load and each result that is exchanged (counted in compiled
+kernels)."""
+_STAGES = 3
+_SHARED = 0.9
+"""What copies under way may take of shared memory."""
+_LEAST_BYTES = 4
+"""Of a load: the least that a thread can copy ahead of time."""
+_TURNS = 4
+"""Rows of a team, at the least: its sums of columns are as much memory as two rows."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What a thread has of rows.
+
+    streamed: bytes of an element of all inputs that are read once; inputs: how many they are.  standing: of what is the
+    same for all rows, and of sums of columns.  results: exchanged of a row.  held: elements of a thread, of one row.
+    """
+
+    streamed: int
+    inputs: int
+    standing: int
+    results: int
+    held: int
+
+    def registers(self, rows: int) -> int:
+        """Of a thread: rows of two turns, as the bits that they are."""
+        elements = self.held * (2 * rows * self.streamed + self.standing) // 4
+        return elements + _OTHER + _OF_EACH * rows * (_LOADS * self.inputs + self.results)
+
+    @property
+    def share(self) -> int:
+        """Elements of a row that a member holds."""
+        return self.held * _WARPS * WARP
+
+
+def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr]) -> str | None:
+    """Why no team walks the rows of ``segment``, on an H200.  ``columns``: its reductions down columns."""
+    refusal = cannot_exchange(segment, space)
+    if refusal is not None:
+        return refusal
+    if segment.loads != segment.inputs or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
+        return "windows and indices take registers"
+    if space.phases != 2:
+        return f"{space.phases - 1} reductions of a row follow one another"
+    if space.x != space.walked:
+        return "sums of columns are not over all rows"
+    walked = [t for t in segment.inputs if space.is_walked(t) and space.has_r(t)]
+    odd = next((t for t in walked if not space.is_streamed(t) or t.dtype is not walked[0].dtype), None)
+    if odd is not None:
+        return f"{odd} is not read as {walked[0]} is"
+    n = space.reduced
+    if vector(walked[0].dtype, n, H200) * walked[0].dtype.itemsize < _LEAST_BYTES:
+        return f"rows of {n} elements are not aligned"
+    row = _row(segment, space, columns)
+    if _shape(row) is None:
+        return "two rows take more registers than there are"
+    if n > MAX_TEAM * row.share:
+        return f"{n} elements are more than {MAX_TEAM * row.share}, what a team of {MAX_TEAM} programs holds"
+    params = late_walk(segment, space, columns, H200)
+    if space.kept * params.team < _TURNS * params.programs:
+        return f"{space.kept} rows are few"
+    return None
+
+
+def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], target: Target) -> Params:
+    """Teams as small as hold a row, as many as are resident; of a smaller GPU, the one that fits."""
+    row = _row(segment, space, columns)
+    shape = _shape(row)
+    assert shape is not None, "no thread holds two rows"
+    registers, rows = shape
+    programs = resident(target, _WARPS, registers)
+    members = min(-(-space.reduced // row.share), programs)
+    teams = programs // members
+    copied = rows * -(-space.reduced // members) * row.streamed * (programs // target.multiprocessors)
+    return Params(
+        1,
+        row.share // _LOADS,
+        rows=rows,
+        splits=teams,
+        num_warps=_WARPS,
+        num_stages=min(_STAGES, int(_SHARED * target.shared_bytes) // copied + 1),
+        max_registers=registers,
+        team=members,
+        late=True,
+        programs=teams * members,
+    )
+
+
+def _row(segment: Segment, space: Space, columns: Sequence[Expr]) -> _Row:
+    beside = [t for t in segment.inputs if space.has_r(t) and not space.is_walked(t)]
+    streamed = [t.dtype.itemsize for t in segment.inputs if space.is_streamed(t)]
+    results = [e for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
+    standing = sum(t.dtype.itemsize for t in beside) + sum(partial_dtype(e).itemsize for e in columns)
+    held = _LOADS * H200.vector_bytes // max(streamed[0], 2)
+    return _Row(sum(streamed), len(streamed), standing, len(results), held)
+
+
+def _shape(row: _Row) -> tuple[int, int] | None:
+    """Registers of a thread, and rows of a turn."""
+    return next(((registers, rows) for registers, rows in _SHAPES if row.registers(rows) <= registers), None)
