@@ -29,6 +29,22 @@ def erf(x):
 
 The gradient of GELU with a bias, 32768 x 4096 of bfloat16, took 393 us on an H200, with CUDA's erf 530.
 """
+_ERF_FOR_ONE = '''@triton.jit
+def erf_for_one(x):
+    """Within 2e-7 of erf(x): what the sum with 1 keeps of it, for half of the instructions."""
+    t = tl.abs(x)
+    q = 0.00044550777755525254 - 4.535861044807678e-05 * t
+    q = q * t - 0.0014894421546454008
+    q = q * t - 0.0007746286511228268
+    q = q * t + 0.0282536800770278
+    q = q * t - 0.14848161456762746
+    q = q * t - 0.9184163933699461
+    q = q * t - 1.6279085930547157
+    tail = power_of_two(q * t)
+    return tl.where(x < 0, tail - 1.0, 1.0 - tail)
+'''
+"""``1 - 2 ** q(|x|)`` everywhere, a minimax fit to 2e-8.  The gradient of GELU with a bias, 8192 x 11008 of bfloat16,
+took 144 us on an H200 so, with ``erf`` 160."""
 _SIGMOID = '''@triton.jit
 def sigmoid(x):
     """1 / (1 + exp(-x)); what is below 1e-38 is 0, which saves the care for denormals."""
@@ -74,7 +90,9 @@ def power_of_two(x):
 _FUNCTIONS = {"erf": _ERF, "sigmoid": _SIGMOID}
 _WITH_ASSEMBLY = ("sigmoid",)
 """What Triton's interpreter does not run."""
-_NAMES = re.compile(r"(?<![.\w])(gelu|power_of_two)\(")
+_OWN = {"erf_for_one": _ERF_FOR_ONE, "gelu": _GELU}
+"""What texts call by these names: they call ``power_of_two``."""
+_NAMES = re.compile(r"(?<![.\w])(erf_for_one|gelu|power_of_two)\(")
 
 
 def own_functions(text: str, dtype: DataType, *, interpret: bool) -> tuple[str, dict[str, str]]:
@@ -87,6 +105,4 @@ def own_functions(text: str, dtype: DataType, *, interpret: bool) -> tuple[str, 
     called = _NAMES.findall(text)
     if called:
         found["power_of_two"] = _PLAIN_POWER_OF_TWO if interpret else _POWER_OF_TWO
-    if "gelu" in called:
-        found["gelu"] = _GELU
-    return text, found
+    return text, found | {name: _OWN[name] for name in called if name in _OWN}

@@ -1,4 +1,4 @@
-"""Where a relative error of 1e-6 is lost in the rounding of a narrow result."""
+"""Where an error of a result is lost in the rounding of what is made of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from ..analysis.statistics import first_of, made_by
 from ..ir.dtype import DataType
-from ..ir.expr import VIEWS, BoundTensor, Expr
+from ..ir.expr import VIEWS, BoundTensor, Expr, Scalar
 from ..schedulers.segment import Segment
 
 _KEEP = ("mul", "div", "neg", "abs", "cast", "set", *VIEWS)
@@ -17,8 +17,19 @@ def may_be_rough(segment: Segment, expr: Expr) -> bool:
     """Does nobody see whether ``expr`` is right to 1e-7 or to 1e-6?
 
     A quotient is a product with the reciprocal then, which must not overflow: of a sum of exponentials, 1 and more.
+    An error function is right to 1e-7 then, but not to 1e-7 of itself: no more than that is left of it beside 1.
     """
+    if expr.op == "erf":
+        return _is_only_added_to_one(segment, expr.output)
     return expr.output in ends_narrow(segment) and (expr.op != "div" or _divides_by_exponentials(segment, expr))
+
+
+def _is_only_added_to_one(segment: Segment, tensor: BoundTensor) -> bool:
+    readers = [e for e in segment.exprs if tensor in e.tensors]
+    others = [v for e in readers for v in e.inputs if v is not tensor]
+    is_one = [isinstance(v, Scalar) and v.is_literal and v.value in (1, -1) for v in others]
+    is_sum = bool(readers) and all(e.op in ("add", "sub") and len(e.inputs) == 2 for e in readers)
+    return is_sum and len(others) == len(readers) and all(is_one) and tensor not in segment.outputs
 
 
 def _divides_by_exponentials(segment: Segment, expr: Expr) -> bool:

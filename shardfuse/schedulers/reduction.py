@@ -167,8 +167,21 @@ def _split(segment: Segment, space: Space, params: Params, target: Target, wante
     """``params`` with as many parts as there are to be programs."""
     turns = -(-space.reduced // params.r_block)
     most = turns // _TURNS if turns >= _WORTH_SPLITTING else 1
-    splits = max(min(wanted * params.x_block // space.kept, most, _MAX_SPLITS), 2 if params.rows > 1 else 1)
+    splits = max(min(_even(space, params, target, wanted), most, _MAX_SPLITS), 2 if params.rows > 1 else 1)
     return _in_parts(segment, space, replace(params, splits=splits), target)
+
+
+def _even(space: Space, params: Params, target: Target, wanted: int) -> int:
+    """Parts that give about ``wanted`` programs with all lanes in use, and few multiprocessors one more than others.
+
+    The bias gradient of GELU, 4096 x 3000 of bfloat16, took 31.6 us on an H200 in 528 programs, in 270 39.8.
+    """
+    blocks = -(-space.kept // params.x_block)
+    programs = wanted * params.x_block // space.kept * blocks
+    over = programs % target.multiprocessors
+    if over < min(target.multiprocessors // 2, programs):
+        programs -= over
+    return programs // blocks
 
 
 def _in_parts(segment: Segment, space: Space, params: Params, target: Target) -> Params:

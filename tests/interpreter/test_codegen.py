@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 from interpreted import close, run, values
-from segments import Builder, evaluate, rms_norm, scheduler_of
+from segments import Builder, evaluate, kernels_of, rms_norm, scheduler_of
 
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar
@@ -197,6 +197,22 @@ def test_which_rows_stand_side_by_side(shape: tuple[int, int], rows: int) -> Non
     assert reduction.propose(segment, H200).rows == rows
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(8192, 11008), (4096, 3000), (16384, 5140), (32768, 4096), (16384, 8192)]
+)
+def test_multiprocessors_have_as_many_parts_each(rows: int, columns: int) -> None:
+    """Or one more, of which at least half do."""
+    b = Builder()
+    x = b.input(DataType.BFloat16, b.axis(rows), b.axis(columns))
+    segment = b.segment(b.reduce("sum", b.cast(x, DataType.Float), [0], keepdim=False))
+    params = reduction.propose(segment, H200)
+    blocks = -(-columns // params.x_block)
+    programs = params.splits * blocks
+    over = programs % H200.multiprocessors
+    assert programs >= H200.multiprocessors
+    assert over < blocks or over >= H200.multiprocessors // 2 - blocks
+
+
 def test_reduction_stores_its_prologue(tmp_path: Path) -> None:
     b = Builder()
     x = b.input(DataType.Float, b.axis(2), b.axis(30000))
@@ -366,6 +382,22 @@ def test_pointwise_table(tmp_path: Path, dtype: DataType) -> None:
             torch.testing.assert_close(a, w, rtol=tolerance, atol=1e-6, equal_nan=True, msg=said)
         else:
             assert torch.equal(a, w), str(segment.exprs[segment.outputs.index(tensor)])
+
+
+def test_erf_beside_one(tmp_path: Path) -> None:
+    """Right to 2e-7, which a sum with 1 keeps; alone right to that of itself."""
+    b = Builder()
+    x = b.input(DataType.Float, b.axis(4000))
+    data = torch.cat([torch.linspace(-6, 6, 3995), torch.tensor([0.0, 1e-3, 1e-20, -float("inf"), float("nan")])])
+    segment = b.segment(b.op("add", b.op("erf", x), 1.0), b.op("sub", 1, b.op("erf", x)), b.op("erf", x))
+    (source,) = kernels_of(segment)
+    statements = [line for line in source.text.splitlines() if line.startswith("    T")]
+    assert [sum(f" = {name}(" in line for line in statements) for name in ("erf", "erf_for_one")] == [1, 2]
+    more, less, alone = run(segment, {x: data}, tmp_path)
+    wanted = torch.erf(data.double())
+    torch.testing.assert_close(more.double(), 1 + wanted, rtol=0, atol=2.5e-7, equal_nan=True)
+    torch.testing.assert_close(less.double(), 1 - wanted, rtol=0, atol=2.5e-7, equal_nan=True)
+    torch.testing.assert_close(alone.double(), wanted, rtol=3e-7, atol=0, equal_nan=True)
 
 
 # --- refusals ------------------------------------------------------------------------------------------------
