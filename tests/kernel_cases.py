@@ -74,11 +74,12 @@ def rms_norm_backward(rows: int, columns: int, dtype: DataType) -> Segment:
 
 
 def layer_norm_backward(
-    shape: Sequence[int], dtype: DataType, *, samples: bool = False, saved: bool = False
+    shape: Sequence[int], dtype: DataType, *, samples: bool = False, saved: bool = False, residual: bool = False
 ) -> Segment:
     """dx, dw and db of LayerNorm.
 
     ``samples``: a weight, and sums, for each of dim 0.  ``saved``: statistics are inputs, else computed again.
+    ``residual``: dx is added to a gradient that comes another way, in the wider type, and there is no db.
     """
     b = Builder()
     axes, lead, wide = [b.axis(n) for n in shape], len(shape) - 1, dtype.compute
@@ -93,9 +94,11 @@ def layer_norm_backward(
     unit, scaled = b.op("mul", centred, rstd), b.op("mul", dy, weight)
     along, mean = b.mean(b.op("mul", scaled, unit), [lead]), b.mean(scaled, [lead])
     dx = b.op("mul", b.op("sub", b.op("sub", scaled, b.op("mul", unit, along)), mean), rstd)
+    if residual:
+        dx = b.op("add", dx, b.input(wide, *axes))
     rows = list(range(1 if samples else 0, lead))
-    dw, db = (b.reduce("sum", t, rows, keepdim=False) for t in (b.op("mul", dy, unit), dy))
-    return b.segment(b.cast(dx, dtype), b.cast(dw, dtype), b.cast(db, dtype))
+    summed = [b.reduce("sum", t, rows, keepdim=False) for t in (b.op("mul", dy, unit), dy)[: 1 if residual else 2]]
+    return b.segment(b.cast(dx, dtype), *(b.cast(t, dtype) for t in summed))
 
 
 def rms_norm_dw(rows: int, columns: int, dtype: DataType) -> Segment:
@@ -246,6 +249,7 @@ SM90: dict[str, Segment] = {
     **{f"rms_norm_backward float {n}": rms_norm_backward(4096, n, FLOAT) for n in (16384, 65536)},
     **{f"layer_norm_backward {n}": layer_norm_backward((2047, n), HALF, saved=True) for n in (16384, 32768)},
     "layer_norm_backward float 12288": layer_norm_backward((4096, 12288), FLOAT, saved=True),
+    "layer_norm_backward beside a residual": layer_norm_backward((4096, 12288), BF16, saved=True, residual=True),
     "layer_norm_backward of samples": layer_norm_backward((8, 4096, 3072), BF16, samples=True),
     **{f"cross_entropy {n}": cross_entropy(4096, n, BF16) for n in (8192, 16384, 50257, 128256)},
     **{f"softmax {n}": softmax(8192, n, BF16) for n in (128, 1000, 4096, 32000)},

@@ -90,15 +90,17 @@ def propose(segment: Segment, target: Target) -> Params:
     blocks = -(-walked // rows)
     wanted = max(target.multiprocessors * tile.programs // (space.kept // walked), 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
-    inputs = [t for t in segment.loads if space.is_streamed(t)]
-    one = rows * n * sum(t.dtype.itemsize for t in inputs) * tile.programs
+    one = rows * n * sum(t.dtype.itemsize for t in segment.loads if space.is_streamed(t))
+    vectors = [t for t in segment.loads if space.has_r(t) and not space.is_streamed(t)]
+    again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in vectors)  # as each row's loads
+    under_way = 2 * (one + again) * tile.programs
     own = tile.registers(target)
     return Params(
         rows,
         _block(segment, space, tile, target),
         splits=splits,
         num_warps=tile.warps,
-        num_stages=3 if 2 * one <= _SHARED * target.shared_bytes else 2,
+        num_stages=3 if under_way <= _SHARED * target.shared_bytes else 2,
         keeps=tile.keeps,
         max_registers=own if own < _MAX_REGISTERS else None,
         once=_is_one_launch_faster(tile, target) and may_be_stages(segment),
