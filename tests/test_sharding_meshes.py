@@ -16,7 +16,7 @@ from thread_check import Case, Placement, X, Y, Z, check_on_threads, shard, worl
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.analysis.resharding import communication_of
 from shardfuse.compiler import compile_fusion
-from shardfuse.errors import MeshExceedsWorldError, ShardfuseError, ShardingError
+from shardfuse.errors import MeshExceedsWorldError, ScheduleError, ShardfuseError, ShardingError
 from shardfuse.ir.tensor_view import TensorView
 
 # --- meshes ------------------------------------------------------------------------------------------------
@@ -253,6 +253,19 @@ def test_an_even_shard_that_is_not() -> None:
         fd.execute([torch.zeros(7)])
 
     assert "a recorded split does not fit this size; pad the axis, or allow short shards" in same_on_all_ranks(2, run)
+
+
+@pytest.mark.parametrize("mesh", [None, world_mesh(1)], ids=["no mesh", "a mesh of one dimension"])
+def test_a_mesh_dimension_that_the_tensor_has_not(mesh: DeviceMesh | None) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4])
+        fd.add_output(fd.ops.exp(x))
+    if mesh is not None:
+        x.set_device_mesh(mesh)
+    x.axis(0).parallelize(Y)
+    has = "no device mesh" if mesh is None else r"DeviceMesh\(\[0\]\), of mesh_x"
+    with pytest.raises(ScheduleError, match=rf"parallelize\(mesh_y\) cannot be done: T0 has {has}; call T0.set_device"):
+        fd.execute([torch.zeros(4)])
 
 
 def test_an_axis_of_one_element() -> None:

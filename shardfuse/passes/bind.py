@@ -47,7 +47,7 @@ from ..ir.tensor_view import TensorView
 from ..ops.table import POINTWISE
 from ..ops.torch_calls import TORCH_CALLS
 from .host_scalars import HostScalars
-from .recorded_domains import bound_domain, check_strides_say, fits, streams_of
+from .recorded_domains import bound_domain, check_mesh_has, check_strides_say, fits, streams_of
 
 
 def bind(
@@ -57,7 +57,8 @@ def bind(
     that shapes depend on.
 
     Raises ``ShapeError`` where operands do not fit, ``ShardingError`` where a recorded split does not fit the sizes,
-    ``ScheduleError`` where an input or output of logical rank is to be stored as no strides say.
+    ``ScheduleError`` where an input or output of logical rank is to be stored as no strides say, or an axis is parallel
+    on a mesh dimension that its tensor has not.
     """
     return _Binder(fusion, sizes, numbers or {}).run()
 
@@ -85,6 +86,7 @@ class _Binder:
         for record in self.fusion.records:
             self.bind_record(record)
         for tv, tensor in self.tensors.items():
+            check_mesh_has(tv)
             if tv.domain.mesh is not None or tv.domain.allocation is not None or tv.allocation_rank:
                 tensor.domain = bound_domain(tv, tensor)
         for tv in (*(i.val for i in self.fusion.inputs), *self.fusion.outputs):

@@ -62,6 +62,18 @@ def bound_domain(tv: TensorView, tensor: BoundTensor) -> BoundDomain:
     return replace(bound, allocation=tuple(without(axes[i], bound.mesh_digits) for i in order if i not in on_mesh))
 
 
+def check_mesh_has(tv: TensorView) -> None:
+    """Is each axis that is parallel on a mesh dimension parallel on one of this tensor's?  Raises ``ScheduleError``."""
+    mesh = tv.domain.mesh
+    for parallel_type, axis in tv.domain.mesh_axes().items():
+        if mesh is None or parallel_type not in mesh.parallel_types:
+            has = "no device mesh" if mesh is None else f"{mesh}, of {', '.join(p.name for p in mesh.parallel_types)}"
+            raise ScheduleError(
+                f"axis {axis} of {tv.name}", f"parallelize({parallel_type.name})", f"{tv.name} has {has}",
+                f"call {tv.name}.set_device_mesh with a mesh that has this dimension",
+            )  # fmt: skip
+
+
 def check_strides_say(tv: TensorView, domain: BoundDomain) -> None:
     """Do strides of a tensor of logical rank say how ``domain`` stores it: each axis' parts side by side, in order?
 
