@@ -135,7 +135,6 @@ def test_harness_names_the_ranks_that_hang() -> None:
 def test_pieces_as_nccl_moves_them(size: int, bytes_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The calls that are made on GPUs, of pieces that are large or small."""
     monkeypatch.setattr(nccl, "takes", lambda x, team, group: True)
-    monkeypatch.setattr(nccl, "CHUNK_BYTES", bytes_at_once)
     monkeypatch.setattr(nccl, "UNALIGNED_BYTES", bytes_at_once)
     monkeypatch.setattr(comm, "ONE_STEP_BYTES", 0)
 

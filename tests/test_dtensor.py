@@ -293,6 +293,16 @@ def test_outputs_that_no_placement_says() -> None:
     run_ranks(4, across)
 
 
+def test_a_flattened_dim_of_no_elements() -> None:
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            fd.add_output(fd.ops.reshape(fd.define_tensor([0, 4]), [0]))
+        (flat,) = fd.execute([distribute(numbers((0, 4)), make_mesh((2,)), [Shard(1)])])
+        assert (flat.placements, flat.shape, flat.to_local().shape) == ((Shard(0),), (0,), (0,))
+
+    run_ranks(2, run)
+
+
 def test_what_else_takes_dtensors() -> None:
     """Pieces that torch cuts elsewhere among them: 5, 4 | 5, 3 of rows in a fusion, 5, 4 | 4, 4 outside."""
     x = numbers((17, 6))

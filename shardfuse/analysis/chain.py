@@ -42,14 +42,9 @@ class Links:
         return latency + received / bandwidth + moved / self.memory
 
 
-ONE_STEP_BYTES = 6 * 2**20
+ONE_STEP_BYTES = 8 * 2**20
 """Up to here an all-reduce that adds up in float32 gathers all that there is, n - 2 times the bytes more than in two
 steps: as many as another call takes the host time."""
-
-
-CHUNK_BYTES = 32 * 2**20
-"""Of 16-bit partial sums one chunk is added up while the next is on its way; smaller ones take longer to ask for than
-to add up."""
 
 
 def h200_nodes(ranks_per_node: int) -> Links:

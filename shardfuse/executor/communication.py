@@ -91,8 +91,8 @@ def all_gather(x: Tensor, dim: int, team: Team, sizes: Sequence[int] | None = No
     shapes = [torch.Size(with_extent(x.shape, dim, size)) for size in sizes]
     widest = max(shape.numel() for shape in shapes)
     group = process_group(team.ranks)
-    numels = [shape.numel() for shape in shapes]
-    if len(set(sizes)) > 1 and nccl.takes(x, team, group) and nccl.lands_fast(x, numels):
+    if len(set(sizes)) > 1 and nccl.takes(x, team, group):
+        numels = [shape.numel() for shape in shapes]
         flat = nccl.all_gather_pieces(x.detach().contiguous(), numels, group)
         return packing.join_by(flat, shapes, dim)
     landed = dict(zip(team.group_order, _gather_flat(x, widest, team).unbind(0), strict=True))

@@ -38,7 +38,7 @@ def placements_of(domain: BoundDomain) -> tuple[list[Placement], bool]:
             continue
         dim, (above, below) = place
         factor = extent(above)
-        placements.append(Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor))
+        placements.append(Shard(dim) if factor <= 1 else _StridedShard(dim, split_factor=factor))
         left[dim] = (*above, *below)
     return placements, not is_exact
 

@@ -52,7 +52,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
 from ..mesh import DeviceMesh, ParallelType
 from ..ops.torch_calls import TORCH_CALLS
-from .partial_sums import added_up, is_added_in_kernel
+from .partial_sums import added_up, scattered, with_entry
 from .statistics import find_statistics, merged
 
 
@@ -132,8 +132,9 @@ class _Decomposer:
             domain = BoundDomain(logical, mesh, ordered(rest))
             exact = not visible and _same(domain, out.domain) and current.dtype is out.dtype
             target = out if exact else self.like(current, f"{out.name}s{k}", domain)
-            if is_added_in_kernel(op, current, domain, dims) and not self.is_cut:
-                self.add_up(current, target, gone[0])
+            cut = scattered(op, current, domain, dims) if not self.is_cut else ()
+            if cut:
+                self.add_up(current, target, gone, with_entry(domain, dims[0], cut))
             else:
                 attributes = {"axes": tuple(sorted(gone)), "mesh": dims[0] if len(dims) == 1 else dims}
                 self.exprs.append(Expr(op, (current,), (target,), attributes))
@@ -142,11 +143,15 @@ class _Decomposer:
         if current is not out:
             self.finish(current, out)
 
-    def add_up(self, partial: BoundTensor, total: BoundTensor, at: int) -> None:
-        """Every rank is given its part of all that is added up, along axis ``at``, and adds."""
-        parts = self.like(partial, f"{total.name}x", replace(total.domain, logical=partial.domain.logical))
+    def add_up(self, partial: BoundTensor, total: BoundTensor, gone: tuple[int, ...], summed: BoundDomain) -> None:
+        """Every rank is given its part of all that is added up, adds, and what is wanted whole is gathered."""
+        parts = self.like(partial, f"{total.name}x", replace(summed, logical=partial.domain.logical))
         self.change(partial, parts)
-        self.exprs += added_up(parts, total, at)
+        is_all = summed.sharding == total.domain.sharding
+        part = total if is_all else self.like(total, f"{total.name}y", summed)
+        self.exprs += added_up(parts, part, gone[0])
+        if not is_all:
+            self.change(part, total)
 
     def local_partial(
         self, expr: Expr, inputs: list[Value], mesh: DeviceMesh | None, here: Sharding, partial: Sharding

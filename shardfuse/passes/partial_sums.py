@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
-from ..analysis.chain import CHUNK_BYTES
+from ..analysis.chain import ONE_STEP_BYTES
 from ..analysis.resharding import local_bytes
-from ..analysis.sharding import is_even
-from ..ir.digits import extent
-from ..ir.domain import BoundDomain
+from ..analysis.sharding import is_possible, ordered
+from ..ir.digits import Axis, extent, split
+from ..ir.domain import BoundDomain, without
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr, Scalar, Value
 from ..mesh import ParallelType
@@ -22,19 +23,34 @@ _MOST_WINDOWS = 8
 """Loads of one tensor in a statement of a kernel."""
 
 
-def is_added_in_kernel(op: str, partial: BoundTensor, total: BoundDomain, dims: Sequence[ParallelType]) -> bool:
-    """Do ranks exchange what they have of the sum ``total`` unreduced, and a kernel adds up?  Else a collective does.
+def scattered(op: str, partial: BoundTensor, total: BoundDomain, dims: Sequence[ParallelType]) -> Axis:
+    """What the ranks of a mesh dimension cut the sum of ``partial`` into to add it up; empty where a collective adds.
 
-    Of many bytes a collective adds up one chunk while the next is on its way.
+    ``total``: the sum as it is wanted, cut over that dimension or whole on every rank of it.
     """
     mesh = total.mesh
     if op != "sum" or partial.dtype not in (DataType.Half, DataType.BFloat16) or mesh is None or len(dims) != 1:
-        return False
+        return ()
     (p,) = dims
-    digits = total.digits_on(p)
-    if not digits or mesh.extent(p) <= 2:  # two addends are rounded once by whoever adds them
-        return False
-    return not is_even(digits, mesh.extent(p)) or local_bytes(partial) < 2 * CHUNK_BYTES
+    ranks = mesh.extent(p)
+    if ranks <= 2:  # two addends are rounded once by whoever adds them
+        return ()
+    wanted = total.digits_on(p)
+    if wanted or (ranks - 2) * local_bytes(partial) <= ONE_STEP_BYTES:
+        return wanted
+    for axis in total.logical:
+        here = without(axis, tuple(d for _, digits in total.sharding for d in digits))
+        if extent(here) and extent(here) % ranks == 0 and here[0].extent % ranks == 0:
+            digits, _ = split(here, prod(d.extent for d in here) // ranks)
+            if is_possible({**dict(total.sharding), p: digits}, total.logical, mesh):
+                return digits
+    return ()
+
+
+def with_entry(domain: BoundDomain, p: ParallelType, digits: Axis) -> BoundDomain:
+    """``domain`` cut over ``p`` by ``digits``."""
+    rest = [(q, found) for q, found in domain.sharding if q is not p]
+    return replace(domain, sharding=ordered([*rest, (p, digits)]))
 
 
 def added_up(parts: BoundTensor, total: BoundTensor, at: int) -> list[Expr]:
