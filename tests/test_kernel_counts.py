@@ -193,7 +193,6 @@ SECOND_LAUNCH = (
 NOT_YET: dict[str, tuple[int, str]] = {
     "layer_norm_backward 16384x5140": (2, SECOND_LAUNCH),
     "layer_norm_backward 64x8192": (2, SECOND_LAUNCH),
-    "rms_norm_backward 8192x32768": (2, SECOND_LAUNCH),
     "rms_norm_backward 64x8192": (2, SECOND_LAUNCH),
 }
 """Name: launches now, kernels and torch calls together, and why."""

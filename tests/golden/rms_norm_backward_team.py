@@ -15,6 +15,9 @@
 #   T17 = mul(T6, T5)
 #   T19 = cast(T16)
 #   T18_partial = sum(T17)
+# finish_T20
+#   T18 = sum(T18_partial)
+#   T20 = cast(T18)
 
 import triton
 import triton.language as tl
@@ -124,8 +127,44 @@ def begin_mix_order_T19_T18_partial(T0_ptr, T3_ptr, T1_ptr, first, c, T2_0, T2_1
     return words, T11_part_x0, T11_part_x1
 
 
-@triton.jit(do_not_specialize=["i0"])
-def mix_order_T19_T18_partial(mailbox_ptr, T0_ptr, T3_ptr, T1_ptr, T2_ptr, T19_ptr, T18_partial_ptr, i0: tl.int32):
+@triton.jit
+def meet_all(ptr):
+    """Come, and wait until every program of this launch has: the count only grows, by as many in each launch."""
+    tl.debug_barrier()
+    programs = tl.num_programs(0)
+    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
+    last = (come + programs - 1) // programs * programs
+    while come < last:
+        come = tl.atomic_add(ptr, 0, sem="acquire")
+    tl.debug_barrier()
+
+
+@triton.jit
+def finish_T20(T18_partial_ptr, T20_ptr, block):
+    x = block * 128 + tl.arange(0, 128)[None, :]
+    c = tl.arange(0, 32)[:, None]
+    r_mask = c < 24
+
+    T18_partial = tl.load(T18_partial_ptr + x + c * 32768, mask=r_mask, cache_modifier=".cg")
+
+    T18 = tl.sum(tl.where(r_mask, T18_partial, 0.0), axis=0)[None, :]
+
+    tl.store(T20_ptr + x, T18)
+
+
+@triton.jit(do_not_specialize=["i0", "finish_T20_blocks"])
+def mix_order_T19_T20(
+    mailbox_ptr,
+    T0_ptr,
+    T3_ptr,
+    T1_ptr,
+    T2_ptr,
+    T19_ptr,
+    T18_partial_ptr,
+    T20_ptr,
+    i0: tl.int32,
+    finish_T20_blocks: tl.int32,
+):
     member = tl.program_id(0) % 16
     team = tl.program_id(0) // 16
     teams = tl.num_programs(0) // 16
@@ -220,3 +259,6 @@ def mix_order_T19_T18_partial(mailbox_ptr, T0_ptr, T3_ptr, T1_ptr, T2_ptr, T19_p
     tl.store(T18_partial_ptr + partial + c, T18_partial_acc_0)
     tl.store(T18_partial_ptr + partial + 1024 + c, T18_partial_acc_1)
     tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))
+    meet_all(mailbox_ptr + 3840)
+    for block in tl.range(tl.program_id(0), finish_T20_blocks, tl.num_programs(0), num_stages=1):
+        finish_T20(T18_partial_ptr, T20_ptr, block)
