@@ -253,6 +253,8 @@ SM90: dict[str, Segment] = {
     "layer_norm_backward of samples": layer_norm_backward((8, 4096, 3072), BF16, samples=True),
     **{f"cross_entropy {n}": cross_entropy(4096, n, BF16) for n in (8192, 16384, 50257, 128256)},
     **{f"softmax {n}": softmax(8192, n, BF16) for n in (128, 1000, 4096, 32000)},
+    **{f"softmax of odd rows {n}": softmax(8192, n, BF16) for n in (5139, 32001, 50257, 128257)},
+    "rms_norm of odd rows": rms_norm(8192, 32001, BF16),
     "softmax of very long rows": softmax(16, 8388608, BF16),
     "softmax of few long columns": softmax(131072, 128, BF16, axis=0),
     "softmax of columns": softmax(64, 8192, BF16, axis=0),

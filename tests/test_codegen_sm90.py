@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
 import pytest
 import torch
-from kernel_cases import BF16, GOLDEN, SM90, rms_norm
+from kernel_cases import BF16, GOLDEN, SM90, rms_norm, softmax
 from segments import kernels_of
 
 from shardfuse.codegen import KernelSource, generate
 from shardfuse.ir.digits import extent
 from shardfuse.schedulers import persistent
 from shardfuse.schedulers.limits import H200
+from shardfuse.schedulers.segment import Segment
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -30,15 +31,13 @@ LARGE = 1 << 20
 """Bytes of a tensor below which the width of loads is no matter."""
 QUICK = [
     *GOLDEN, "softmax 1000", "layer_norm 5140", "rms_norm 20480", "rms_norm 65536", "rms_norm_dw 5140",
-    "rms_norm_dw double 1024",
+    "rms_norm_dw double 1024", *(f"softmax of odd rows {n}" for n in (5139, 32001, 50257, 128257)),
     "swiglu past 32 bits", "layer_norm_backward 5140", "layer_norm_backward beside a residual",
     "rms_norm_backward 384", "transpose_add",
 ]  # fmt: skip
 LARGER_TILE = "two registers: 63 and 454 us on an H200, with half a tile and no spill 66 and 459"
-TEAM_OF_32 = "370 us on an H200; with 8 warps, 80 registers and no spill 403"
 HALF_THE_PROGRAMS = "124 and 175 us on an H200; with half as many programs a multiprocessor and no spill 125 and 164"
 SPILLS: dict[str, tuple[int, str]] = {
-    "softmax 262144": (40, TEAM_OF_32),
     "layer_norm 8192x16384:float32": (4, "301 us on an H200; left alone, without a spill, 357"),
     "rms_norm 1024x262144:float32": (40, "548 us on an H200; with 168 registers, three programs a multiprocessor 585"),
     "layer_norm_backward 16384x5140:bfloat16": (40, "169 us on an H200; one program a multiprocessor, without, 201"),
@@ -49,7 +48,6 @@ SPILLS: dict[str, tuple[int, str]] = {
     "group_norm_backward_channels_last 2x1280x32x32:float32:channels_last": (300, "131 us on an H200, without 130"),
     "batch_norm_channels_last 32x256x56x56:float32:channels_last": (140, HALF_THE_PROGRAMS),
     "batch_norm_channels_last 8x64x256x256:float32:channels_last": (132, HALF_THE_PROGRAMS),
-    "softmax 1024x262144:bfloat16": (40, TEAM_OF_32),
 }
 """Case: the bytes that its kernels spill, no more and no less, and why they do."""
 HALVES = "chunks of half a load, which divide the row and can be copied ahead: 0.94 of a copy in docs/measured.md"
@@ -143,6 +141,10 @@ def test_representative_kernels() -> None:
     rows = by_case["rms_norm"]
     assert (rows.loads, rows.stores) == ({128: 8}, {128: 4})
     assert rows.registers <= 64
+    # Rows that begin within a word.
+    for columns in (5139, 32001, 50257, 128257):
+        odd = by_case[f"softmax of odd rows {columns}"]
+        assert (odd.widest_load, max(odd.stores)) == (128, 128), odd
     # A warp to a row: no barrier at all.
     assert by_case["softmax 1000"].barriers == 0
     # Two programs a multiprocessor.
@@ -158,6 +160,23 @@ def test_every_kernel() -> None:
     assert {k.case for k in found} >= {*SPILLS, *NARROW}
     spilled = {case: max(k.resources.spills for k in found if k.case == case) for case in SPILLS}
     assert spilled == {case: most for case, (most, _) in SPILLS.items()}
+
+
+def test_which_rows_are_read_from_the_beginning_of_a_word() -> None:
+    """Odd rows of 16 bits, by a program or a team; what takes exponentials is read two rows ahead."""
+
+    def proposed(build: Callable[..., Segment], *sizes: int) -> tuple[bool, bool, int]:
+        params = persistent.propose(build(*sizes, BF16), H200)
+        return params.aligned, params.packed, params.late
+
+    assert proposed(softmax, 8192, 50257) == proposed(rms_norm, 8192, 50257) == (True, True, 0)
+    assert proposed(softmax, 8192, 2049) == (True, True, 0)
+    assert proposed(softmax, 8192, 2041) == proposed(softmax, 8192, 4096) == (False, False, 0)
+    assert proposed(softmax, 8192, 65536) == (False, True, 0)
+    assert proposed(softmax, 2048, 128257) == (True, False, 1)
+    assert proposed(softmax, 2048, 131072) == (False, False, 2)
+    assert proposed(rms_norm, 2048, 128257) == (True, False, 1)
+    assert proposed(rms_norm, 2048, 131072) == (False, False, 1)
 
 
 def test_a_late_team_on_a_rank_with_one_row() -> None:

@@ -361,7 +361,7 @@ class Emitter:
         acc = accumulator(expr)
         text = acc.prepared(value.text, value.dtype)
         if chunk.is_masked:
-            return f"tl.where({chunk.mask}, {text}, {acc.neutral})"
+            return chunk.where(text, acc.neutral)
         return text if value.has_r else f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"
 
     def require(self, acc: Accumulator) -> None:

@@ -140,7 +140,9 @@ def member_alone(plan: KernelPlan) -> KernelPlan:
     params, walks = plan.params, bool(plan.space.walked)
     block = min(power_of_two(params.r_block * (params.team if params.unrolled else 1)), _LARGEST_BLOCK)
     programs = params.programs // params.team if walks else params.programs
-    return replace(plan, params=replace(params, team=1, late=walks, r_block=block, programs=programs))
+    return replace(
+        plan, params=replace(params, team=1, late=int(walks), aligned=False, r_block=block, programs=programs)
+    )
 
 
 def slots(plan: KernelPlan) -> int:

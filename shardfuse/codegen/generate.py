@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import gcd
 
 from ..ir.digits import Digit
@@ -16,11 +17,13 @@ from .emitter import Emitter
 from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
 from .late import Late, late_lines, write_late
 from .late_walk import LateWalk, late_walk_lines, teams_of, write_late_walk
+from .odd_rows import OddLate, OddPacked, OddRows
 from .packed import Packed
+from .rows import Rows, rows_index
 from .source import KernelSource, Parts, body_text, signature
 from .stages import one_launch
 from .tile import R_SHARE, R_SIZE, Tile
-from .transpose import Turned, turned_index, write_turned
+from .transpose import Turned, turned_index, write_flat
 from .walk import Walk, walk_index, write_walk
 
 X_SIZE = "i0"
@@ -95,13 +98,16 @@ def _emitted(
     for tensor in _tensors(plan):
         coordinates.update(tensor.domain.coordinates(rank))
     e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
+    if isinstance(e, OddRows) and not e.is_uniform():
+        plan = replace(plan, params=replace(plan.params, aligned=False))
+        return _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if isinstance(e, LateWalk):
         write_late_walk(e)
     elif isinstance(e, Walk):
         write_walk(e)
-    elif isinstance(e, Turned):
-        write_turned(e)
+    elif isinstance(e, Turned | Rows):
+        write_flat(e)
     elif isinstance(e, Late):
         write_late(e)
     elif isinstance(e, Packed):
@@ -115,11 +121,16 @@ def _emitted(
 
 def _kind(plan: KernelPlan) -> type[Emitter]:
     params = plan.params
+    across, along = plan.space.sides
     if plan.space.walked:
         return LateWalk if params.late else Walk
-    if plan.space.sides[0]:
-        return Turned
-    return Late if params.late else Packed if params.packed else Aligned if params.aligned else Emitter
+    if along:
+        return Turned if across else Rows
+    if params.late:
+        return OddLate if params.aligned else Late
+    if params.packed:
+        return OddPacked if params.aligned else Packed
+    return Aligned if params.aligned else Emitter
 
 
 def _rows(e: Emitter) -> str:
@@ -175,7 +186,7 @@ def _grid(e: Emitter) -> int:
         return teams_of(e) * params.team
     if isinstance(e, Walk):
         return e.y_total * params.splits
-    if isinstance(e, Turned):
+    if isinstance(e, Turned | Rows):
         return e.tiles
     if params.team:
         return min(blocks, max(params.programs // params.team, 1)) * params.team
@@ -194,6 +205,8 @@ def _indices(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
     """Extent arguments with their values and types, and the lines that come before everything else."""
     if isinstance(e, Walk) and not isinstance(e, LateWalk):
         return walk_index(e)
+    if isinstance(e, Rows):
+        return {}, rows_index(e)
     return turned_index(e) if isinstance(e, Turned) else _index(e)
 
 
@@ -224,7 +237,7 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
     if tile.r_lanes:
         wide = ".to(tl.int64)" if tile.r_wide and params.unrolled else ""
         lines.append(f"c = {tile.lanes(params.r_block, reduced=True)}{wide}")
-    if params.unrolled:
+    if params.unrolled and not params.aligned:
         lines += _mask_lines(tile, params)
     return integers, ["    " + line for line in lines]
 

@@ -11,7 +11,8 @@
 
 Two rows are held at once, pairs of 16-bit values in one register each.  The loop has no loop or branch inside, for only
 then does the compiler copy ahead: waiting is a single statement.  RMSNorm of 4096 x 65536, bfloat16, took 282 us on an
-H200 so, 322 us where programs wait for the row that they have just read, a copy 257 us.
+H200 so, 322 us where programs wait for the row that they have just read, a copy 257 us.  Where a row's part takes long,
+as exponentials do, rows are read two turns ahead, into registers (``late`` of 2, and a ``read`` apart from ``begin``).
 """
 
 from __future__ import annotations
@@ -21,47 +22,65 @@ from collections.abc import Iterable, Sequence
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
+from ..schedulers.limits import WARP
+from .arithmetic import converted
 from .bodies import parts_of, take_whole, write_last_phase
-from .emitter import Emitter, Text
+from .emitter import Text
 from .exchange import POST, collect_late, collect_late_lines, post_lines
-from .hints import hint
-from .packed import PACKED, UNPACK
 from .source import Writer, call_of, signature, tuple_of
 from .tile import Chunk
+from .words import PACKED, UNPACK, Words
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"^\s*([A-Za-z_][\w, ]*?) =(?!=)")
 
 
-class Late(Emitter):
+class Late(Words):
     """An emitter that parts what makes a row's part of the statistics from what is made of the whole."""
 
     is_ahead = True
-    """Is it writing what is done a row ahead?"""
+    """Is it writing what loads a row?"""
 
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         if not self.space.is_streamed(tensor):
             return super().load(tensor, chunk)
-        name = self.name(tensor, chunk)
+        name, is_packed = self.name(tensor, chunk), self.is_packed(tensor)
         words = f"{name}_words"
-        unpack = UNPACK.get(tensor.dtype)
         if self.is_ahead:
-            pointer, has_x, has_r = self.pointer(tensor, chunk)
-            text = f"tl.load({pointer}{self.mask(has_x, has_r, chunk)}{hint(self.plan, tensor)})"
-            self.carried.append(words)
-            if unpack is not None:
+            text = self.whole_words(tensor, chunk, words)
+            if is_packed:
                 self.helpers["packed"] = PACKED
                 text = f"packed({text})"
             self.out.line(f"{words} = {text}")
+            self.carried.append(words)
+            if self.params.late > 1:
+                return Text(words, tensor.dtype, False, True)
         else:
             words = f"words[{self.carried.index(words)}]"
-        if unpack is None:
-            return self.assign(name, words, tensor.dtype, False, True)
-        self.helpers[unpack[0]] = unpack[1]
-        return self.assign(name, f"{unpack[0]}({words})", DataType.Float, False, True)
+        if not is_packed:
+            words = converted(words, tensor.dtype, tensor.dtype.compute)
+            return self.assign(name, words, tensor.dtype.compute, False, True)
+        unpacked, function = UNPACK[tensor.dtype]
+        self.helpers[unpacked] = function
+        return self.assign(name, f"{unpacked}({words})", DataType.Float, False, True)
+
+    def is_packed(self, tensor: BoundTensor) -> bool:
+        """Two values of ``tensor`` in a word?  Not where a thread has one of each chunk."""
+        return tensor.dtype in UNPACK and self.params.r_block > self.params.num_warps * WARP
+
+    def words_of(self, tensor: BoundTensor, chunk: Chunk) -> str | None:
+        words = f"{self.name(tensor, chunk)}_words"
+        if words not in self.carried or not self.is_packed(tensor):
+            return None
+        return words if self.is_ahead else f"words[{self.carried.index(words)}]"
+
+    def begin(self) -> None:
+        """Lines that a row begins with."""
 
     carried: list[str]
     """What the next turn needs of a row."""
+    reads: Sequence[str] = ()
+    """The lines that load it, where it is loaded two rows ahead."""
     begun: list[str]
     """The lines that make it, and this program's part of the statistics."""
     parts: list[tuple[DataType, str]]
@@ -72,33 +91,56 @@ def write_late(e: Late) -> None:
     """Both parts of a turn: the first to ``e.begun``, the second as the body."""
     chunks = e.tile.chunks()
     reductions = e.reductions(0)
+    e.begin()
+    if e.params.late > 1:
+        _write_reads(e, chunks)
     write_begin(e, chunks)
     end_begin(e, parts_of(e, reductions, chunks))
     e.values = {}
+    e.begin()
     take_whole(e, reductions, write_collect(e))
     e.out.paragraph()
     write_last_phase(e, chunks)
 
 
-def write_begin(e: Late, chunks: Sequence[Chunk]) -> None:
-    """What is done a row ahead: the loads, and what is reduced."""
+def _write_reads(e: Late, chunks: Sequence[Chunk]) -> None:
+    """The loads alone."""
     e.carried = []
-    wanted = [x.tensors[0] for x in e.reductions(0)]
-    kept = [t for t in e.plan.segment.inputs if e.space.is_streamed(t)]
     for chunk in chunks:
-        e.load_needed([*wanted, *kept], chunk)
+        for tensor in e.plan.segment.inputs:
+            if e.space.is_streamed(tensor):
+                e.value(tensor, chunk)
+    e.reads, e.is_ahead = _taken(e), False
+    e.values = {}
+    e.begin()
+
+
+def _taken(e: Late) -> list[str]:
+    """The lines written so far, none of which what follows sees."""
+    lines = [*e.head.lines, *([""] if e.head.lines else []), *e.out.lines]
+    e.head, e.out, e.offsets = Writer(), Writer(), {}
+    return lines
+
+
+def write_begin(e: Late, chunks: Sequence[Chunk]) -> None:
+    """What is done a row ahead: what is reduced, and the loads, unless they were done two rows ahead."""
+    wanted = [x.tensors[0] for x in e.reductions(0)]
+    if e.is_ahead:
+        e.carried = []
+        wanted += [t for t in e.plan.segment.inputs if e.space.is_streamed(t)]
+    for chunk in chunks:
+        e.load_needed(wanted, chunk)
     e.out.paragraph()
     for chunk in chunks:
-        for tensor in (*wanted, *kept):
+        for tensor in wanted:
             e.value(tensor, chunk)
 
 
 def end_begin(e: Late, parts: list[tuple[DataType, str]]) -> None:
     """All lines up to here are ``e.begun``, which ends with this program's ``parts`` of the statistics."""
     e.parts = parts
-    e.begun = [*e.head.lines, "", *e.out.lines]
+    e.begun = _taken(e)
     e.is_ahead = False
-    e.head, e.out, e.offsets = Writer(), Writer(), {}
 
 
 def write_collect(e: Late) -> list[str]:
@@ -112,11 +154,17 @@ def write_collect(e: Late) -> list[str]:
 
 def begin_function(e: Late, name: str, known: Sequence[str]) -> list[str]:
     """Makes ``begin`` a helper; gives its arguments: the names that it uses of ``known``, and the row x."""
-    last = ["", *tuple_of("words", e.carried), f"    return words, {', '.join(n for _, n in e.parts)}"]
-    lines = [*e.begun, *last]
+    parts = ", ".join(n for _, n in e.parts)
+    if e.reads:
+        return _function(e, f"begin_{name}", [*e.begun, f"    return {parts}"], [*known, "x", "words"])
+    last = ["", *tuple_of("words", e.carried), f"    return words, {parts}"]
+    return _function(e, f"begin_{name}", [*e.begun, *last], [*known, "x"])
+
+
+def _function(e: Late, name: str, lines: Sequence[str], known: Sequence[str]) -> list[str]:
     used = {n for line in lines for n in _NAME.findall(line)}
-    given = [*(n for n in dict.fromkeys(known) if n in used), "x"]
-    e.helpers[f"begin_{name}"] = signature(f"begin_{name}", given, []) + "\n".join(lines) + "\n"
+    given = [n for n in dict.fromkeys(known) if n in used]
+    e.helpers[name] = signature(name, given, []) + "\n".join(lines) + "\n"
     return given
 
 
@@ -127,6 +175,24 @@ def begin_lines(e: Late, name: str, given: Sequence[str]) -> tuple[list[str], li
     return [*first, *post], [*call_of(f"ahead, {parts}", f"begin_{name}", given, 2), *post]
 
 
+def _two_ahead(e: Late, name: str, known: Sequence[str], rows: str) -> tuple[list[str], list[str]]:
+    """``begin_lines`` where loads are done one turn before what is made of them, and the row that each is of."""
+    returned = ["", *tuple_of("words", e.carried), "    return words"]
+    read = _function(e, f"read_{name}", [*e.reads, *returned], [*known, "x"])
+    begin = begin_function(e, name, known)
+    of_ahead = ["ahead" if n == "words" else n for n in begin]
+    parts, post = ", ".join(n for _, n in e.parts), post_lines(e.plan, e.parts, e.tile.exchanged)
+    first = [*call_of("words", f"read_{name}", read, 1), *call_of(parts, f"begin_{name}", begin, 1), *post]
+    first += [_row("team + teams", rows), *call_of("ahead", f"read_{name}", read, 1)]
+    turn = [_row("row + 2 * teams", rows), *call_of("beyond", f"read_{name}", read, 2), _row("row + teams", rows)]
+    return first, [*turn, *call_of(parts, f"begin_{name}", of_ahead, 2), *post]
+
+
+def _row(text: str, rows: str) -> str:
+    """x of this row, or of the last one."""
+    return f"x = tl.minimum({text}, {rows} - 1).to(tl.int64)"
+
+
 def names_of(lines: Sequence[str], parameters: Iterable[str]) -> list[str]:
     """The names that a kernel has behind ``lines``."""
     known = [p.split(":")[0] for p in parameters]
@@ -135,12 +201,16 @@ def names_of(lines: Sequence[str], parameters: Iterable[str]) -> list[str]:
 
 def late_lines(e: Late, name: str, preamble: Sequence[str], parameters: Iterable[str], rows: str) -> list[str]:
     """The body of the kernel; ``begin`` goes to the helpers.  ``rows``: text of their number."""
-    given = begin_function(e, name, names_of(preamble, parameters))
-    first, again = begin_lines(e, name, given)
-    first = ["x = team.to(tl.int64)", *first]
-    turn = [f"x = tl.minimum(row + teams, {rows} - 1).to(tl.int64)", *again, "x = row.to(tl.int64)"]
+    known, last = names_of(preamble, parameters), ["words = ahead"]
+    if e.params.late > 1:
+        first, turn = _two_ahead(e, name, known, rows)
+        last.append("ahead = beyond")
+    else:
+        first, again = begin_lines(e, name, begin_function(e, name, known))
+        turn = [_row("row + teams", rows), *again]
+    first, turn = ["x = team.to(tl.int64)", *first], [*turn, "x = row.to(tl.int64)"]
     loop = f"for row in tl.range(team, {rows}, teams, num_stages={e.params.num_stages}):"
-    body = [*(f"    {line}" for line in turn), *e.head.lines, "", *e.out.lines, "    words = ahead"]
+    body = [*(f"    {line}" for line in turn), *e.head.lines, "", *e.out.lines, *(f"    {line}" for line in last)]
     return [
         *(f"    {line}" for line in first),
         "",

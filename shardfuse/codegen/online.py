@@ -34,6 +34,7 @@ from .packed import Packed
 from .reduction import Accumulator, accumulators
 from .source import MARGIN
 from .tile import R_SHARE, R_SIZE, Chunk
+from .words import largest_of_words
 
 LOWEST = {DataType.Float: "-3.4028234663852886e38", DataType.Double: "-1.7976931348623157e308"}
 
@@ -77,8 +78,7 @@ def write_take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str = "start") ->
         _require_exp(e, expr)
         e.require(accumulators(expr)[0])
         e.helpers["add_exponentials"] = ADD_EXPONENTIALS
-        text = f'tl.where({chunk.mask}, {text}, float("-inf"))' if chunk.is_masked else text
-        folded = _folded(e, text, chunk)
+        folded = _folded(e, chunk.where(text, 'float("-inf")'), chunk)
         for c in more:
             e.helpers["moved"] = MOVED
             add = "add_masked_distances" if chunk.is_masked else "add_distances"
@@ -190,11 +190,15 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
         blocks: list[str] = []
         for piece, form in zip(pieces, forms, strict=True):
             own = [c for c in chunks if c.piece == piece]
-            texts = (_masked(form.format(e.value(x, chunk).text), chunk, neutral) for chunk in own)
+            texts = (chunk.where(form.format(e.value(x, chunk).text), neutral) for chunk in own)
             blocks.append(combined(e, acc, f"{out}_acc{piece.suffix}", texts))
         return across_blocks(e, name, acc, blocks)
 
-    across = across_chunks(a, first, expr.output, ["{}"] * len(pieces), first.neutral)
+    largest = largest_of_words(e, x, chunks, first.neutral) if expr.op == "online_softmax" else None
+    if largest is None:
+        across = across_chunks(a, first, expr.output, ["{}"] * len(pieces), first.neutral)
+    else:
+        across = across_blocks(e, a, first, [combined(e, first, f"{expr.output}_acc", largest)])
     if expr.op == "online_softmax":
         _require_exp(e, expr)
         e.out.line(f"{a} = {across}" if is_whole else f"{a} = maximum({across}, {LOWEST[first.dtype]})")
@@ -220,10 +224,6 @@ def _taken_in(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...
     for chunk in chunks:
         write_take_in(e, expr, chunk)
     return across_lanes(e, expr)
-
-
-def _masked(text: str, chunk: Chunk, neutral: str) -> str:
-    return f"tl.where({chunk.mask}, {text}, {neutral})" if chunk.is_masked else text
 
 
 def combined(e: Emitter, acc: Accumulator, name: str, terms: Iterable[str]) -> str:

@@ -15,30 +15,10 @@ from collections.abc import Sequence
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from .arithmetic import converted
-from .emitter import Emitter, Text
+from .emitter import Text
 from .hints import EVICT_LAST
 from .tile import Chunk
-
-PACKED = '''@triton.jit
-def packed(x):
-    """Pairs of 16-bit values, a word each."""
-    low, high = tl.split(tl.reshape(x.to(tl.int16, bitcast=True), [x.shape[0] // 2, 2]))
-    return (high.to(tl.int32) << 16) | (low.to(tl.int32) & 0xFFFF)
-'''
-UNPACKED_BFLOAT16 = '''@triton.jit
-def unpacked_bf16(words):
-    """The bfloat16 values of ``words``, in order."""
-    low = (words << 16).to(tl.float32, bitcast=True)
-    return tl.interleave(low, (words & -65536).to(tl.float32, bitcast=True))
-'''
-UNPACKED_HALF = '''@triton.jit
-def unpacked_fp16(words):
-    """The float16 values of ``words``, in order."""
-    low = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return tl.interleave(low, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32))
-'''
-UNPACK = {DataType.BFloat16: ("unpacked_bf16", UNPACKED_BFLOAT16), DataType.Half: ("unpacked_fp16", UNPACKED_HALF)}
-"""Name and text of what gives float32 values of words."""
+from .words import PACKED, UNPACK, Words
 
 _AGAIN = '''@triton.jit
 def again(words):
@@ -47,7 +27,7 @@ def again(words):
 '''
 
 
-class Packed(Emitter):
+class Packed(Words):
     """An emitter whose streamed inputs are words, widened in each phase again."""
 
     def read(self, tensors: Sequence[BoundTensor], chunks: Sequence[Chunk]) -> None:
@@ -55,10 +35,9 @@ class Packed(Emitter):
         self.helpers["packed"] = PACKED
         for chunk in chunks:
             for tensor in tensors:
-                pointer, has_x, has_r = self.pointer(tensor, chunk)
-                options = self.mask(has_x, has_r, chunk) + EVICT_LAST
-                self.out.line(f"{self.name(tensor, chunk)}_words = packed(tl.load({pointer}{options}))")
-                self.words[tensor, chunk.suffix] = f"{self.name(tensor, chunk)}_words"
+                words = f"{self.name(tensor, chunk)}_words"
+                self.out.line(f"{words} = packed({self.whole_words(tensor, chunk, words)})")
+                self.words[tensor, chunk.suffix] = words
 
     words: dict[tuple[BoundTensor, str], str]
     """By input and chunk."""
@@ -80,6 +59,9 @@ class Packed(Emitter):
 
     def begin(self) -> None:
         self.words, self.came = {}, {}
+
+    def words_of(self, tensor: BoundTensor, chunk: Chunk) -> str | None:
+        return self.words.get((tensor, chunk.suffix))
 
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         name, key = self.name(tensor, chunk), (tensor, chunk.suffix)

@@ -9,7 +9,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import VIEWS, BoundTensor, Expr, Scalar
 from ..schedulers.segment import Segment
 
-_KEEP = ("mul", "div", "neg", "abs", "cast", "set", *VIEWS)
+_KEEP = ("mul", "div", "neg", "abs", "where", "cast", "set", *VIEWS)
 """Ops that leave a relative error of an operand what it is."""
 
 
@@ -32,6 +32,18 @@ def _is_only_added_to_one(segment: Segment, tensor: BoundTensor) -> bool:
     return is_sum and len(others) == len(readers) and all(is_one) and tensor not in segment.outputs
 
 
+def _keeps_error(segment: Segment, expr: Expr) -> bool:
+    """Is an error of 1e-6 of an operand of ``expr`` one of its result, or, beside a 1 that was subtracted, of that?
+
+    The gradient of a cross entropy is a probability less 1 or 0.
+    """
+    if expr.op != "sub":
+        return expr.op in _KEEP
+    other = expr.inputs[1]
+    makers = (e for e in segment.exprs if other in e.outputs)
+    return any(e.op == "cast" and e.tensors[0].dtype is DataType.Bool for e in makers)
+
+
 def _divides_by_exponentials(segment: Segment, expr: Expr) -> bool:
     maker = {t: e for e in segment.exprs for t in e.outputs}
     divisor = expr.inputs[1]
@@ -46,12 +58,14 @@ def _divides_by_exponentials(segment: Segment, expr: Expr) -> bool:
 
 @lru_cache(maxsize=64)
 def ends_narrow(segment: Segment) -> frozenset[BoundTensor]:
-    """Tensors of which products and quotients alone are made, and those only stored in narrow floats."""
+    """Tensors of which products and quotients alone are made, or 1 is subtracted, and which end in narrow floats."""
     found: set[BoundTensor] = set()
     for made in reversed(segment.exprs):
         for t in made.outputs:
             readers = [e for e in segment.exprs if t in e.tensors]
             is_passed_on = bool(readers) and t.dtype.is_floating and t not in segment.outputs
-            if t.dtype.is_low_precision or (is_passed_on and all(e.op in _KEEP and e.output in found for e in readers)):
+            if t.dtype.is_low_precision or (
+                is_passed_on and all(_keeps_error(segment, e) and e.output in found for e in readers)
+            ):
                 found.add(t)
     return frozenset(found)

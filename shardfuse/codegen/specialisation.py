@@ -119,7 +119,7 @@ def _sides(plan: KernelPlan, strides: Strides) -> Sequence[Axis]:
     """The atoms that one index each walks."""
     space = plan.space
     across, along = space.sides
-    if across:
+    if along:
         return tuple(a for a in space.x if a not in (*across, *along)), across, along
     if space.walked and not any(strides.get(a) for a in space.walked):
         return tuple(a for a in space.x if a not in space.walked), space.r

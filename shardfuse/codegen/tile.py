@@ -9,7 +9,7 @@ from math import prod
 from ..ir.digits import Axis, Digit
 from ..ir.expr import DRAWS, PICK, BoundTensor, Expr
 from ..ir.layout import Coordinates, Layout, local_extent
-from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
+from ..schedulers.limits import H200, INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.space import place
 from .indexing import Group, groups
@@ -67,6 +67,10 @@ class Chunk:
     block: int | None = None
     index: str = "r"
     piece: Piece = _ALL_COLUMNS
+
+    def where(self, text: str, neutral: str) -> str:
+        """``text`` in the lanes that are within the mask."""
+        return f"tl.where({self.mask}, {text}, {neutral})" if self.is_masked else text
 
 
 class Tile:
@@ -141,21 +145,27 @@ class Tile:
             return [Chunk("", 0, 1, False)]
         if self.plan.params.team:
             return self._chunks_of_a_member(block)
-        starts = range(0, self.r_total, block)
-        valid = [min(block, self.r_total - start) for start in starts]
+        starts = range(0, self.span, block)
+        valid = [min(block, self.span - start) for start in starts]
+        if self.plan.params.aligned:
+            return self._chunks_with_masks(starts)
         return [
             Chunk(f"_{k}" if len(starts) > 1 else "", start, valid[k], valid[k] < block)
             for k, start in enumerate(starts)
         ]
 
     def _chunks_of_a_member(self, block: int) -> list[Chunk]:
-        starts = range(0, self.share, block)
+        return self._chunks_with_masks(range(0, self.share, block))
+
+    def _chunks_with_masks(self, starts: range) -> list[Chunk]:
+        """Of a member of a team, or of a row that begins within a word: a mask each."""
+        block, is_aligned = starts.step, self.plan.params.aligned
         return [
             Chunk(
                 suffix := f"_{k}" if len(starts) > 1 else "",
                 start,
-                min(block, self.share - start),
-                start + block > min(self.share, self.last_share),
+                min(block, starts.stop - start),
+                start + block > self.least_share or (is_aligned and start == 0),
                 f"r_mask{suffix}",
             )
             for k, start in enumerate(starts)
@@ -204,7 +214,24 @@ class Tile:
         """Reduced elements of one member of a team, a multiple of what a thread loads at once, or of a whole block."""
         members, block = self.plan.params.team, self.plan.params.r_block
         step = block if self.r_total % (members * block) == 0 or not self.plan.params.unrolled else _SHARE_STEP
-        return -(-self.r_total // (members * step)) * step
+        return -(-self.span // (members * step)) * step
+
+    @property
+    def span(self) -> int:
+        """Elements that are walked for a row; more than it has where it is read from the beginning of a word."""
+        is_held = self.plan.params.aligned and self.plan.params.unrolled
+        return self.r_total + self.word - 1 if is_held else self.r_total
+
+    @property
+    def word(self) -> int:
+        """Elements of the widest load of the narrowest input that has rows."""
+        rows = [t.dtype.itemsize for t in self.plan.segment.loads if self.plan.space.is_streamed(t)]
+        return max(H200.vector_bytes // min(rows, default=H200.vector_bytes), 1)
+
+    @property
+    def least_share(self) -> int:
+        """Elements that every member has, wherever its row begins."""
+        return min(self.share, self.last_share) if self.plan.params.team else self.r_total
 
     @property
     def last_share(self) -> int:

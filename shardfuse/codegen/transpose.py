@@ -67,7 +67,7 @@ class Turned(Emitter):
         ]
 
 
-def write_turned(e: Turned) -> None:
+def write_flat(e: Emitter) -> None:
     """Loads, math and stores, once."""
     (chunk,) = e.tile.chunks()
     outputs = e.plan.segment.outputs

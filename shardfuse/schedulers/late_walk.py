@@ -114,7 +114,7 @@ def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], target: T
         num_stages=min(_STAGES, int(_SHARED * target.shared_bytes) // copied + 1),
         max_registers=registers,
         team=members,
-        late=True,
+        late=1,
         programs=teams * members,
         once=may_be_stages(segment),
     )

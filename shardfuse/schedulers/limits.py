@@ -50,6 +50,8 @@ MAX_TEAM = 128
 """Programs that share a row: each polls a word of every other."""
 PROGRAMS_PER_MULTIPROCESSOR = 2
 """Fewer leave the memory idle while a program waits."""
+ODD_BYTES = 4
+"""Rows that are aligned to no more are walked from the beginning of the word that their first element lies in."""
 LINE_BYTES = 128
 """What one prefetch brings."""
 INT32_LIMIT = 2**31
@@ -84,3 +86,8 @@ def vector(dtype: DataType, extent: int, target: Target) -> int:
     while extent % width:
         width //= 2
     return width
+
+
+def is_odd(dtype: DataType, extent: int, target: Target) -> bool:
+    """Are rows of so many elements too odd for loads of more than a few bytes?"""
+    return vector(dtype, extent, target) * dtype.itemsize <= ODD_BYTES

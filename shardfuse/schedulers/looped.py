@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir.expr import DRAWS, BoundTensor
-from .limits import WARP, Target, in_powers_of_two, power_of_two, vector
+from .limits import WARP, Target, in_powers_of_two, is_odd, power_of_two, vector
 from .online import online, takes_one_walk
 from .persistent import rereads, streamed
 from .plan import KernelPlan, Params, kernel_name
@@ -24,7 +24,6 @@ _GROUPED_BYTES = 8192
 so, with half of it 66; of 2 x 320 x 128 x 128, with 5 KB, 31 us, twice as much 38."""
 _EACH_OF_A_ROW = 16
 """Elements of a row that a thread takes at once."""
-_ODD_BYTES = 4
 _ODD_WARPS = 4
 """Of rows that are aligned to so few bytes: half as many warps as of others, 219 us where 8 took 234."""
 _EACH = 32
@@ -70,9 +69,8 @@ def aligned(segment: Segment, space: Space, params: Params, target: Target) -> P
         return None
     if any(len(e.outputs) > 2 or e.op in ("welford", "iota", *DRAWS) for e in again.exprs):
         return None  # the lanes of a turn are counted, or are told apart by their indices
-    size = walked[0].dtype.itemsize
-    width = target.vector_bytes // size
-    if vector(walked[0].dtype, space.reduced, target) * size > _ODD_BYTES or space.reduced < 2 * params.r_block:
+    width = target.vector_bytes // walked[0].dtype.itemsize
+    if not is_odd(walked[0].dtype, space.reduced, target) or space.reduced < 2 * params.r_block:
         return None
     return replace(
         params, num_warps=_ODD_WARPS, r_block=_ODD_WARPS * WARP * _EACH_OF_A_ROW, fold=width, aligned=True, num_stages=1

@@ -19,6 +19,7 @@ from .limits import (
     WARP,
     WIDEST_WARPS,
     Target,
+    is_odd,
     power_of_two,
     vector,
 )
@@ -52,6 +53,13 @@ _PACKED_WORDS = 32
 _PACKED_REGISTERS = 64
 _PACKED_BYTES = 16 * 1024
 """A row of more than so many bytes is held in words of two values."""
+_ODD_PACKED_BYTES = 4 * 1024
+"""Of a row that would be read element by element otherwise: softmax of 4096 x 50257, 8192 x 32001, 16384 x 5139,
+bfloat16, took 240, 250 and 83 us in whole words, element by element 786, 520 and 133; RMSNorm 258, 295, 91 and 315,
+454, 107.  Masks, and weights that come element by element, take registers: twice as many for half as many threads."""
+_ODD_WEIGHTED_BYTES = 32 * 1024
+"""The same with several vectors beside it.  LayerNorm of 16384 x 5139, 16384 x 9001, 8192 x 32001, with a weight and a
+bias, took 131, 210 and 403 us so, element by element 110, 183 and 490."""
 _PACKED_TURNS = 4
 """Rows that each multiprocessor takes, at the least, where a program has one for itself: fewer go to teams."""
 _TILE = 4096
@@ -189,17 +197,25 @@ def packed_row(segment: Segment, space: Space, target: Target) -> Params | None:
         return None  # windows, and rows in pieces
     if any(e.op in ("iota", *DRAWS) for e in segment.exprs) or any(t.dtype not in UNPACKED for t in walked):
         return None
-    size, width = n * sum(t.dtype.itemsize for t in walked), vector(walked[0].dtype, n, target)
+    width, aligned = vector(walked[0].dtype, n, target), is_odd(walked[0].dtype, n, target) and space.kept > 1
+    if aligned:
+        width = target.vector_bytes // walked[0].dtype.itemsize
+        n += width - 1
+    size = n * sum(t.dtype.itemsize for t in walked)
     warps = power_of_two(-(-size // (4 * _PACKED_WORDS * WARP)))
-    if size <= _PACKED_BYTES or warps > WIDEST_WARPS or width < 4:
+    beside = [t for t in segment.inputs if space.has_r(t) and t not in walked]
+    odd_bytes = _ODD_PACKED_BYTES if len(beside) < 2 else _ODD_WEIGHTED_BYTES
+    if size <= (odd_bytes if aligned else _PACKED_BYTES) or warps > WIDEST_WARPS or width < 4:
         return None
     if warps == WIDEST_WARPS and space.kept < _PACKED_TURNS * target.multiprocessors:
         return None
-    beside = [t for t in segment.inputs if space.has_r(t) and t not in walked]
     again = beside_again(segment, space, beside)
     if any(map(space.has_x, beside)) or again > (warps == WIDEST_WARPS):
         return None
-    return Params(1, warps * WARP * width, num_warps=warps, max_registers=_PACKED_REGISTERS, packed=True)
+    registers = _PACKED_REGISTERS
+    if aligned and size > _PACKED_BYTES and (beside or warps < WIDEST_WARPS):
+        warps, registers = warps // 2, 2 * registers
+    return Params(1, warps * WARP * width, num_warps=warps, max_registers=registers, packed=True, aligned=aligned)
 
 
 def beside_again(segment: Segment, space: Space, beside: Sequence[BoundTensor]) -> int:

@@ -26,7 +26,7 @@ class Params:
     team: programs that share one row and exchange their partial results; 0 where a program has rows of its own.
     counted: a team counts its members in, instead of polling all their words.
     prefetch: a team has its next row fetched into L2 while it waits.
-    late: a team reads its next row before it waits for the results of this one.
+    late: how many rows a team reads before it waits for the results of this one, at most 2; 0 where it waits at once.
     packed: a program holds 16-bit inputs of its row as they are, two in a register, and widens them at each use.
     aligned: a loop begins each row with the word that its first element lies in, so that its loads are wide.
     once: what finishes partial results is a stage of the same launch, not a second one.
@@ -47,7 +47,7 @@ class Params:
     team: int = 0
     counted: bool = True
     prefetch: bool = True
-    late: bool = False
+    late: int = 0
     packed: bool = False
     aligned: bool = False
     columns: int = 0

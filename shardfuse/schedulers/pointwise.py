@@ -1,13 +1,22 @@
-"""pointwise: every stored element is computed on its own; one flat walk over the kept elements."""
+"""pointwise: every stored element is computed on its own; one flat walk over the kept elements, or one in rows."""
 
 from __future__ import annotations
 
-from .limits import PROGRAMS_PER_MULTIPROCESSOR, WARP, Target
+from dataclasses import replace
+from itertools import takewhile
+from math import prod
+
+from .limits import H200, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, vector
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
-from .space import analyse, analysed
+from .space import Space, analyse, analysed
 
 _WARPS = 4
+_IDLE = 8
+"""Of so many lanes of a walk in rows one may have nothing to do."""
+_FETCHED = 2
+"""Values of each row from which rows are walked so whatever their alignment: a flat walk takes wide words, but fetches
+them for every element."""
 
 
 def why_not(segment: Segment) -> str | None:
@@ -32,5 +41,23 @@ def propose(segment: Segment, target: Target) -> Params:
 
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     """One kernel."""
-    space = analysed(segment)
+    space = in_rows(segment, analysed(segment), params.x_block)
     return (KernelPlan(kernel_name("pointwise", segment), segment, space, params),)
+
+
+def in_rows(segment: Segment, space: Space, block: int) -> Space:
+    """``space`` with the rows that blocks stay within, where some input has one value for each; else as it is.
+
+    A flat walk fetches that value for every element.
+    """
+    by_row = [t for t in segment.loads if space.has_x(t) and space.x[-1] not in space.atoms[t]]
+    along = tuple(takewhile(lambda a: not any(a in space.atoms[t] for t in by_row), reversed(space.x)))[::-1]
+    columns = prod(a.extent for a in along)
+    walked = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
+    idle = -columns % block
+    if not by_row or segment.loads != segment.inputs or idle * _IDLE > columns + idle:
+        return space
+    is_aligned = all(vector(t.dtype, columns, H200) * t.dtype.itemsize >= H200.vector_bytes for t in walked)
+    if not is_aligned and len(by_row) < _FETCHED:
+        return space
+    return replace(space, sides=((), along))

@@ -9,7 +9,18 @@ from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
-from .limits import LINE_BYTES, MAX_TEAM, MAX_WARPS, WARP, Target, in_powers_of_two, power_of_two, resident, vector
+from .limits import (
+    LINE_BYTES,
+    MAX_TEAM,
+    MAX_WARPS,
+    WARP,
+    Target,
+    in_powers_of_two,
+    is_odd,
+    power_of_two,
+    resident,
+    vector,
+)
 from .online import takes_one_walk
 from .plan import Params
 from .segment import Segment
@@ -37,6 +48,21 @@ _LATE_WARPS = 4
 _LATE_BYTES = 64
 """Bytes of a row that a thread of a late team holds, and as many of the next row; twice as many in larger teams."""
 _LATE_REGISTERS = 80
+_TWO_AHEAD_BYTES = 128
+_TWO_AHEAD_REGISTERS = 168
+"""Of a thread that holds so much of each of three rows: loads are under way while it takes exponentials and waits.
+Softmax of 2048 x 131072, 1024 x 262144, bfloat16, took 279 and 273 us so, with two rows of half as much 302 and 316;
+RMSNorm, which the compiler copies ahead of time, 322 where that takes 286."""
+_ODD_WARPS = 8
+_ODD_BYTES = 128
+"""Of rows that begin within a word, with no vector beside them: the masks of their ends are fewer threads' work.
+Softmax's gradient of 4096 x 50257, 2048 x 128257, bfloat16, took 353 and 415 us so, with 4 warps 405 and 439; softmax
+of 2048 x 128257 324, two rows ahead 339; RMSNorm, with a vector, 387, with 4 warps 373."""
+_SINGLE_BYTES = 64
+_SINGLE_REGISTERS = 96
+_SINGLE_EACH = 4
+"""Of rows whose elements come one by one, which the compiler does not copy ahead: vectors beside them are read so many
+elements at a time.  LayerNorm of 4096 x 50257 and 4 vectors, bfloat16, took 521 us so, copied ahead 779."""
 _LATE_MEMBERS = 16
 _LATE_INPUTS = 2
 _LATE_FOLDED_MEMBERS = 2
@@ -157,11 +183,25 @@ def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
         return None
     kinds = {e.op for e in segment.exprs}
     width = max(vector(walked[0].dtype, n, target), 2)
+    is_narrow = walked[0].dtype.itemsize == 2
+    aligned = is_narrow and "welford" not in kinds and is_odd(walked[0].dtype, n, target) and space.kept > 1
+    is_single = is_narrow and not aligned and vector(walked[0].dtype, n, target) == 1
+    if aligned or is_single:
+        width = target.vector_bytes // walked[0].dtype.itemsize if aligned else _SINGLE_EACH
     is_folded = "welford" in kinds and len(walked) == 1 and width >= _LATE_FOLD
     held = len(walked) * max(walked[0].dtype.itemsize, 2)
     copied = sum(t.dtype.itemsize for t in (*walked, *beside))
-    size = _late_size(n * held, _few_members(kinds, held, copied, target, is_folded=is_folded))
-    if size is None or (size[0] > _LATE_WARPS and not is_folded):
+    rows = 1
+    if aligned and not beside:
+        size = _sized(n * held, _ODD_WARPS, _ODD_BYTES, _LOOP_REGISTERS)
+    elif is_single:
+        size = _sized(n * held, _LATE_WARPS, _SINGLE_BYTES, _SINGLE_REGISTERS)
+    elif "online_softmax" in kinds and is_narrow and len(walked) == 1:
+        rows, size = 2, _sized(n * held, _LATE_WARPS, _TWO_AHEAD_BYTES, _TWO_AHEAD_REGISTERS)
+    else:
+        size = _late_size(n * held, _few_members(kinds, held, copied, target, is_folded=is_folded))
+        size = size if size is None or size[0] == _LATE_WARPS or is_folded else None
+    if size is None:
         return None
     warps, members, registers = size
     block = warps * WARP * width
@@ -169,14 +209,16 @@ def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
     if by_channel and (n % (members * block) or any(_run_below(t, space) % block for t in by_channel)):
         return None  # not one number for all of a load
     by_shared = int(_SHARED * target.shared_bytes) // (copied * -(-n // members)) * target.multiprocessors
-    programs = min(resident(target, warps, registers), by_shared)
+    programs = resident(target, warps, registers)
+    is_deep = is_folded and registers > _LATE_REGISTERS and by_shared >= 2 * min(programs, by_shared)
+    stages = 1 if "online_softmax" in kinds or len(walked) > 1 or aligned or is_single else 3 if is_deep else 2
+    if stages > 1:
+        programs = min(programs, by_shared)
     if not 2 <= members <= programs or space.kept * members < _LATE_TURNS * programs:
         return None
-    is_deep = is_folded and registers > _LATE_REGISTERS and by_shared >= 2 * programs
-    stages = 1 if "online_softmax" in kinds or len(walked) > 1 else 3 if is_deep else 2
     return Params(
-        1, block, num_warps=warps, num_stages=stages, max_registers=registers, team=members, late=True,
-        fold=width if is_folded else 1, programs=programs,
+        1, block, num_warps=warps, num_stages=stages, max_registers=registers, team=members, late=rows,
+        fold=width if is_folded else 1, programs=programs, aligned=aligned,
     )  # fmt: skip
 
 
@@ -212,6 +254,12 @@ def _late_size(row: int, few: int) -> tuple[int, int, int] | None:
         return _LATE_WARPS, members // 2, _LOOP_REGISTERS
     members = min(power_of_two(-(-row // (4 * lanes * _LATE_BYTES))), _LATE_MOST_MEMBERS)
     return (2 * _LATE_WARPS, members, _LOOP_REGISTERS) if row <= members * 2 * lanes * _LATE_MOST else None
+
+
+def _sized(row: int, warps: int, held: int, registers: int) -> tuple[int, int, int] | None:
+    """``_late_size`` of threads that hold at most so many bytes of a row."""
+    members = max(power_of_two(-(-row // (warps * WARP * held))), 2)
+    return (warps, members, registers) if members <= MAX_TEAM else None
 
 
 def held_by_team(segment: Segment, space: Space, target: Target) -> Params:

@@ -66,6 +66,9 @@ CASES = [
     (layer_norm, (64, 163840), torch.float16),
     (softmax, (1200, 100000), torch.bfloat16),
     (softmax, (33, 150001), torch.float32),
+    (softmax, (901, 128257), torch.bfloat16),
+    (softmax, (1100, 50257), torch.float16),
+    (rms_norm, (901, 130001), torch.bfloat16),
     (total, (1000, 8192), torch.bfloat16),
     (down, (50000, 700), torch.float16),
 ]

@@ -121,7 +121,7 @@ def test_teams_walk_wide_rows(tmp_path: Path, rows: int, columns: int, dtype: Da
     other = ordered(layer, {"T0": x, "T2": dy, "T4": w, "T6": mean, "T7": rstd})
     for block, members, turn, once in TEAMS:
         params = Params(
-            1, block, splits=5 if once else 2, rows=turn, team=members, late=True, programs=3 * members, once=once
+            1, block, splits=5 if once else 2, rows=turn, team=members, late=1, programs=3 * members, once=once
         )
         for found, right in zip(run(rms, one, tmp_path, params=params), rms_gradients(*wide), strict=True):
             close(found, right)

@@ -67,6 +67,25 @@ def test_packed(tmp_path: Path, case: Callable[[int, DataType], Case], columns: 
         assert torch.equal(out, plain)
 
 
+@pytest.mark.parametrize("case", [of_rms_norm, of_layer_norm, of_softmax, of_softmax_backward])
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    [(1027, DataType.BFloat16), (509, DataType.Half), (769, DataType.BFloat16), (130, DataType.Half)],
+)
+def test_rows_that_begin_within_a_word(
+    tmp_path: Path, case: Callable[[int, DataType], Case], columns: int, dtype: DataType
+) -> None:
+    """The second row is not a number anywhere: what is read of it beside the others is not used."""
+    segment, torchs = case(columns, dtype)
+    data = [values(*t.domain.local_shape(0), dtype=dtype, seed=k) for k, t in enumerate(segment.inputs)]
+    data[0][1] = torch.nan
+    params = Params(1, 256, packed=True, aligned=True)
+    (out,) = run(segment, dict(zip(segment.inputs, data, strict=True)), tmp_path, scheduler=persistent, params=params)
+    wanted = torchs(*(t.double() for t in data))
+    close(out[::2], wanted[::2])
+    assert out[1].isnan().all()
+
+
 def test_statistics_are_stored_too(tmp_path: Path) -> None:
     b = Builder()
     x = b.cast(b.input(DataType.Half, b.axis(5), b.axis(1030)), DataType.Float)

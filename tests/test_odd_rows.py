@@ -1,0 +1,80 @@
+"""Where the members of a team read and write rows that begin within a word.
+
+The interpreter runs no team: the lines that a member's addresses and masks are made of are run by themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from segments import layout_of, rms_norm
+
+from shardfuse.codegen import generate
+from shardfuse.codegen.odd_rows import OddLate
+from shardfuse.ir.dtype import DataType
+from shardfuse.schedulers import persistent
+from shardfuse.schedulers.plan import Params
+
+ROWS, BLOCK = 9, 256
+
+
+class Language:
+    """What the lines have of Triton."""
+
+    int32 = int64 = None
+    minimum, maximum = staticmethod(min), staticmethod(max)
+
+
+def emitter(columns: int, members: int) -> OddLate:
+    segment = rms_norm(ROWS, columns, DataType.BFloat16)
+    params = Params(1, BLOCK, num_warps=1, team=members, late=1, aligned=True, programs=2 * members)
+    (plan,) = persistent.schedule(segment, params)
+    layouts = {t: t.domain.layout(0) for t in (*segment.inputs, *segment.outputs)}
+    return OddLate(plan, layouts, {}, interpret=False)
+
+
+@pytest.mark.parametrize(("columns", "members"), [(5003, 4), (2050, 2), (4099, 8), (1999, 2), (4096 + 8 * 3 + 1, 4)])
+def test_each_element_is_read_and_written_once(columns: int, members: int) -> None:
+    e = emitter(columns, members)
+    assert e.is_uniform()
+    x, weight = e.plan.segment.inputs
+    (out,) = e.plan.segment.outputs
+    e.begin()
+    lines = [re.sub(r"\.to\(tl\.\w+\)", "", line).strip() for line in e.head.lines]
+    chunks = e.tile.chunks()
+    written = np.zeros(ROWS * columns, int)
+    for row in range(ROWS):
+        used = np.zeros(columns, int)
+        for member in range(members):
+            names = {"tl": Language, "x": row, "first": member * e.tile.share, "c": np.arange(BLOCK)}
+            for line in lines:
+                exec(line, names)
+            for chunk in chunks:
+                mask = names[chunk.mask] if chunk.is_masked else np.ones(BLOCK, bool)
+                of_row, of_weight, of_out = (
+                    eval(e.pointer(t, chunk)[0].split("_ptr + ", 1)[1], names) for t in (x, weight, out)
+                )
+                assert names["base"] % e.tile.word == 0
+                assert np.array_equal(of_row, of_out)
+                assert np.array_equal(of_row[mask], row * columns + of_weight[mask])
+                np.add.at(used, of_weight[mask], 1)
+                np.add.at(written, of_out[mask], 1)
+        assert (used == 1).all()
+    assert (written == 1).all()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_that_begin_at_different_places(packed: bool) -> None:
+    """An input with a gap between its rows is read element by element, beside an output without."""
+    segment = rms_norm(ROWS, 5003, DataType.BFloat16)
+    team = Params(1, BLOCK, num_warps=1, team=4, late=1, aligned=True, programs=8)
+    params = replace(team, team=0, late=0, packed=True) if packed else team
+    (plan,) = persistent.schedule(segment, params)
+    layouts = {t: t.domain.layout(0) for t in (*segment.inputs, *segment.outputs)}
+    assert "shift" in generate(plan, layouts, 0).text
+    apart = layout_of(segment.inputs[0], torch.empty(ROWS, 5004, dtype=torch.bfloat16)[:, :-1])
+    assert "shift" not in generate(plan, {**layouts, segment.inputs[0]: apart}, 0).text
