@@ -357,7 +357,7 @@ class SimulationError(ShardfuseError):
 
 
 class SimulationStuckError(ShardfuseError):
-    """In a simulation every rank that still runs waits in a collective to which the others do not come."""
+    """In a simulation each rank that still runs waits in a collective, or for a program, to which others never come."""
 
     def __init__(self, world_size: int, places: Mapping[int, str]) -> None:
         stand = "; ".join(f"rank {rank} in {place}" for rank, place in sorted(places.items()))
@@ -365,7 +365,7 @@ class SimulationStuckError(ShardfuseError):
         also = f"; ranks {ended} have ended" if ended else ""
         super().__init__(
             f"the simulated ranks wait for each other and none can go on: {stand}{also}: every rank has to come to the "
-            "same collectives in the same order"
+            "same programs and collectives in the same order"
         )
         self.places = dict(places)
 

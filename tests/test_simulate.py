@@ -148,6 +148,18 @@ def test_ranks_that_wait_for_each_other_are_told_where() -> None:
     assert time.monotonic() - began < 6
 
 
+def test_a_rank_that_does_not_come_to_a_program_is_noticed() -> None:
+    def run() -> None:
+        if shardfuse.initialize().rank != 1:
+            sharded_norm(3, 9)
+
+    began = time.monotonic()
+    with pytest.raises(SimulationStuckError, match=r"ranks \[1\] have ended") as caught:
+        simulate(run, 3)
+    assert all("test_simulate.py" in p and "comparing its program" in p for p in caught.value.places.values())
+    assert time.monotonic() - began < 20
+
+
 def test_programs_that_differ() -> None:
     def run() -> None:
         rank = shardfuse.initialize().rank

@@ -4,8 +4,8 @@
 2. One rank runs at a time. It hands the baton on where it would wait for others: in a collective, in the store, asleep.
 3. With the baton goes the state of the random number generators, which are one for the process: each rank draws the
    numbers that it would draw in a process of its own, and every run gives the same numbers.
-4. Where a rank raises, all end, and `simulate` raises what it raised. Where every rank waits in a collective, none can
-   go on: `simulate` says where each of them stands.
+4. Where a rank raises, all end, and `simulate` raises what it raised. Where every rank waits in a collective, or looks
+   into the store again and again for what no rank puts there, none can go on: `simulate` says where each stands.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ import torch.testing._internal.distributed.multi_threaded_pg as _threaded
 from torch._C._distributed_c10d import HashStore, Store
 
 from ..errors import SimulationError, SimulationStuckError
+from ..executor import agreement
 from ..mesh.process import ProcessContext, adopt
 
 T = TypeVar("T")
 
 _STANDSTILL = 1.0  # seconds without a step after which ranks that all wait in collectives count as stuck
+_STANDSTILL_IN_STORE = 3.0  # where some look into the store again and again: those have to have had their turn
+_LOOK = 0.1  # seconds up to which one that sleeps after it found nothing in the store will look again
 _GRACE = 2.0  # seconds that the others get to end once a rank has raised
 _threads: Any = _threaded  # torch's test group has no types
+_PACKAGE = __file__.removesuffix("tools/simulate.py")
 _isolate_threads: Callable[[bool], None] = cast(Any, _bindings)._set_thread_isolation_mode
 
 
@@ -109,7 +113,7 @@ class _World:
                 self.let_end()
                 return None
             late = end is not None and time.monotonic() > end
-            if late or self.baton.standstill() > _STANDSTILL:
+            if late or self.baton.is_still():
                 places = {rank: _place(thread) for rank, thread in self.where.items() if thread.is_alive()}
                 _threads.ProcessLocalGroup.exception_handle(None)
                 self.let_end()
@@ -134,6 +138,8 @@ class _Baton:
         self.is_held = False
         self.blocked = 0
         self.asleep = 0
+        self.looking = 0
+        self.missed: dict[int, bool] = {}
         self.last_step = time.monotonic()
         self.random = _random_state()
         self.ranks: dict[int, None] = {}
@@ -149,44 +155,59 @@ class _Baton:
             self.give()
 
     @contextmanager
-    def handed_on(self, *, asleep: bool = False) -> Generator[None]:
+    def handed_on(self, *, asleep: bool = False, looking: bool = False) -> Generator[None]:
         """The body waits, and others run; in a thread that is no rank it just waits."""
         if threading.get_ident() not in self.ranks:
             yield
             return
         state = _random_state()
-        self.give(asleep=asleep)
+        self.give(asleep=asleep, looking=looking)
         try:
             yield
         finally:
-            self.take(state, asleep=asleep)
+            self.take(state, asleep=asleep, looking=looking)
 
-    def take(self, state: tuple[object, ...], *, asleep: bool = False) -> None:
+    def take(self, state: tuple[object, ...], *, asleep: bool = False, looking: bool = False) -> None:
         turn = threading.Event()
         with self.lock:
             self.asleep -= asleep
+            self.looking -= looking
             if self.is_held:
                 self.queue.append(turn)
             else:
                 self.is_held = True
                 turn.set()
         turn.wait()
-        self.last_step = time.monotonic()
+        if not looking:
+            self.last_step = time.monotonic()
         _set_random_state(state)
 
-    def give(self, *, asleep: bool = False) -> None:
-        self.last_step = time.monotonic()
+    def give(self, *, asleep: bool = False, looking: bool = False) -> None:
+        if not looking:
+            self.last_step = time.monotonic()
         with self.lock:
             self.asleep += asleep
+            self.looking += looking
             if self.queue:
                 self.queue.popleft().set()
             else:
                 self.is_held = False
 
-    def standstill(self) -> float:
-        """For how long no rank has held the baton, asked for it, or slept: all that live wait for each other."""
+    def found(self, is_there: bool) -> bool:
+        """A rank has looked for something in the store."""
+        if not is_there:
+            self.missed[threading.get_ident()] = True
+        return is_there
+
+    def is_looking(self, seconds: float) -> bool:
+        """Has the rank that is about to sleep found nothing in the store since it last slept, and will look again?"""
+        return self.missed.pop(threading.get_ident(), False) and seconds <= _LOOK
+
+    def is_still(self) -> bool:
+        """Has no rank for long held the baton, asked for it, or slept: do all that live wait for each other?"""
         with self.lock:
-            return 0.0 if self.is_held or self.asleep else time.monotonic() - self.last_step
+            limit = _STANDSTILL_IN_STORE if self.looking else _STANDSTILL
+            return not (self.is_held or self.asleep) and time.monotonic() - self.last_step > limit
 
 
 class _SharedStore(Store):
@@ -208,7 +229,7 @@ class _SharedStore(Store):
         return self.inner.add(key, value)
 
     def check(self, keys: list[str]) -> bool:
-        return self.inner.check(keys)
+        return self.baton.found(self.inner.check(keys))
 
     def wait(self, keys: list[str], timeout: timedelta = timedelta(minutes=5)) -> None:  # type: ignore[override]
         with self.baton.handed_on(asleep=True):
@@ -235,7 +256,8 @@ def _threaded_world(baton: _Baton) -> Generator[None]:
             return join(self, rank, data)
 
     def sleep_without_baton(seconds: float) -> None:
-        with baton.handed_on(asleep=True):
+        looking = baton.is_looking(seconds)
+        with baton.handed_on(asleep=not looking, looking=looking):
             sleep(seconds)
 
     _isolate_threads(True)
@@ -270,12 +292,16 @@ def _was_interrupted(error: BaseException) -> bool:
 
 
 def _place(thread: threading.Thread) -> str:
-    """Where a rank waits: the innermost line outside of torch and of this file."""
+    """Where a rank waits: the innermost line outside of torch and of shardfuse, and what it called."""
     frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
     stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
-    foreign = ("/torch/", "/threading.py", "/contextlib.py", __file__)
-    own = [f for f in stack if not any(part in f.filename for part in foreign)]
-    called = [f.name for f in stack if "/torch/distributed/" in f.filename and not f.name.startswith(("wrapper", "_"))]
+    foreign = ("/torch/", "/threading.py", "/contextlib.py", "<shardfuse", _PACKAGE)
+    own = [k for k, f in enumerate(stack) if not any(part in f.filename for part in foreign)]
     if not own:
         return "at its end"
-    return f"{own[-1].filename}:{own[-1].lineno} ({called[-1] if called else own[-1].name})"
+    where, called = stack[own[-1]], [f for f in stack[own[-1] + 1 :] if not f.name.startswith(("wrapper", "_", "<"))]
+    names = [f.name for f in called if _PACKAGE in f.filename][:1]
+    names += [f.name for f in called if "/torch/distributed/" in f.filename][:1]
+    if any(f.filename == agreement.__file__ for f in called):
+        names.append("comparing its program with the others'")
+    return f"{where.filename}:{where.lineno} ({', '.join(names) or where.name})"
