@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.errors import InputError, PeerLostError, PlacementError, ValidationError
+from shardfuse.errors import InputCountError, InputError, PeerLostError, PlacementError, ValidationError
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
 
 R = Replicate()
@@ -343,6 +343,24 @@ def test_a_local_tensor_that_is_not_its_dtensors() -> None:
                 fd.execute([d])
 
     run_ranks(6, run)
+
+
+@pytest.mark.parametrize("wrong", ["number", "rank", "reduction"])
+def test_what_is_wrong_on_one_rank_is_told_to_the_others(wrong: str) -> None:
+    def run(rank: int, size: int) -> None:
+        x, mesh = numbers((4, 6)), make_mesh((2,))
+        bad = {
+            "number": lambda: [distribute(x, mesh, [Shard(0)])] * 2,
+            "rank": lambda: [distribute(x[0], mesh, [Shard(0)])],
+            "reduction": lambda: [DTensor.from_local(x, mesh, [Partial("band")], run_check=False)],
+        }
+        with FusionDefinition() as fd:
+            fd.add_output(fd.ops.sum(fd.define_tensor([-1, -1]), [0]))
+        error = {"number": InputCountError, "rank": InputError, "reduction": PlacementError}[wrong]
+        with pytest.raises(error if rank else PeerLostError):
+            fd.execute(bad[wrong]() if rank else [distribute(x, mesh, [Shard(0)])])
+
+    run_ranks(2, run)
 
 
 def test_a_mesh_that_is_a_part_of_the_world_in_another_order() -> None:

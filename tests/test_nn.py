@@ -30,7 +30,7 @@ from torch.distributed.tensor import Shard
 from torch.nn import functional
 
 from shardfuse import DeviceMesh, ShardfuseError
-from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
+from shardfuse.errors import ModuleArgumentError, ModuleInputError, PeerLostError, PlacementError
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, SwiGLU, redistribute
 
 CPU = torch.device("cpu")
@@ -348,3 +348,18 @@ def test_a_whole_tensor_where_a_shard_is_due() -> None:
         ModuleInputError, match=r"residual has shape \(2, 4, 8\), expected \(2, 2, 8\), .*this rank's piece"
     ):
         run_ranks(2, call)
+
+
+REFUSED_ON_ONE: dict[str, Callable[[DeviceMesh, int], object]] = {
+    "a module": lambda mesh, rank: RMSNorm(8, mesh=mesh, input=Shard(1) if rank else S0)(torch.ones(4, 8)),
+    "redistribute": lambda mesh, rank: redistribute(torch.ones(4, 8), mesh, Shard(2) if rank else S0, R),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_ON_ONE)
+def test_what_is_refused_on_one_rank_is_told_to_the_others(name: str) -> None:
+    def call(rank: int, size: int) -> None:
+        with pytest.raises(PlacementError if rank else PeerLostError, match="shard"):
+            REFUSED_ON_ONE[name](DeviceMesh([0, 1]), rank)
+
+    run_ranks(2, call)

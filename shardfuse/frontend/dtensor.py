@@ -23,6 +23,7 @@ import torch
 from ..analysis.resharding import Communication
 from ..compiler import Plan
 from ..errors import InputCountError
+from ..executor.agreement import failures_told
 from ..executor.binding import Argument
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
@@ -114,14 +115,16 @@ class DTensorExecutor:
     def variant(self, arguments: Sequence[Argument]) -> _Variant:
         """The copy of the fusion for the placements of ``arguments``."""
         if len(arguments) != len(self.fusion.inputs):
-            raise InputCountError(len(arguments), len(self.fusion.inputs))
+            with failures_told(_ranks_of(arguments)):
+                raise InputCountError(len(arguments), len(self.fusion.inputs))
         given = [self.of(cast("DTensor", a)) if has_dtensor((a,)) else None for a in arguments]
         key = tuple(given)
         variant = self.variants.get(key)
         if variant is None:
             shapes = [tuple(a.shape) if isinstance(a, torch.Tensor) else () for a in arguments]
             fusion = self.copy()
-            variant = self.variants[key] = _Variant(fusion, given, shapes, self.options)
+            with failures_told(_ranks_of(arguments)):
+                variant = self.variants[key] = _Variant(fusion, given, shapes, self.options)
         self.last_variant = variant
         return variant
 
@@ -265,6 +268,12 @@ class _Variant:
         if key not in self.torch_meshes:
             self.torch_meshes[key] = mesh.to_torch(device_type)
         return self.torch_meshes[key]
+
+
+def _ranks_of(arguments: Sequence[Argument]) -> tuple[int, ...]:
+    """Those of the meshes of the DTensors among the arguments."""
+    meshes = (DeviceMesh.from_torch(cast("DTensor", a).device_mesh) for a in arguments if has_dtensor((a,)))
+    return tuple(dict.fromkeys(rank for mesh in meshes for rank in mesh.ranks))
 
 
 def _communications(

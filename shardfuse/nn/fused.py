@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..errors import ModuleInputError
+from ..errors import ModuleInputError, PlacementError
+from ..executor.agreement import failures_told
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
+from ..mesh import DeviceMesh
 from .dtensor import Given
 from .placement import TensorPlacement
 
@@ -164,9 +166,20 @@ def _sizes(fusion: FusionDefinition, unsharded: Sequence[int]) -> Sizes:
 
 
 class FusedModule(torch.nn.Module):
-    """A module whose forward and backward are fusions.  ``timer``: where their time is counted, if anywhere."""
+    """A module whose forward and backward are fusions.  ``timer``: where their time is counted, if anywhere.
+
+    What it refuses on one rank, before there is a program to compare, is told to the other ranks of its mesh.
+    """
 
     timer: FusionTimer | None = None
+    mesh: DeviceMesh | None = None
+
+    def __call__(self, *tensors: object, **named: object) -> Any:
+        try:
+            return super().__call__(*tensors, **named)
+        except (ModuleInputError, PlacementError):
+            with failures_told(() if self.mesh is None else self.mesh.ranks):
+                raise
 
     def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:
         """The tensor's dtype.  Raises ModuleInputError unless it is one of the four that fusions compute norms in."""

@@ -112,7 +112,11 @@ class _Norm(FusedModule):
         return tuple(local_of(name, p, self.mesh, self._parameter) for name, p in parameters.items())
 
     def _check_hidden(self, argument: str, tensor: torch.Tensor, placement: TensorPlacement) -> None:
-        is_cut = placement.resolve(argument, max(tensor.ndim, 1)).only(tensor.ndim - 1).shards == self._parameter.shards
+        here = placement.resolve(argument, max(tensor.ndim, 1)).only(tensor.ndim - 1).shards
+        is_cut = here == self._parameter.shards
+        if not is_cut and placement.only(-1).is_uncut and any(d is not None for d in here):
+            said, found = "input" if argument == "x" else argument, (f"Shard({tensor.ndim - 1})",)
+            raise PlacementError(said, found, "the hidden axis", "shard that axis as Shard(-1)")
         self.check_size(argument, tensor, -1, self._local_size if is_cut else self.hidden_size)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import PlacementError
+from ..executor.agreement import failures_told
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType
@@ -41,12 +42,26 @@ def redistribute(
     summand of it (what a column-parallel matmul leaves).  The gradient of x lives as x does, whole for a partial x.
     Raises PlacementError.
     """
+    try:
+        return _redistributed(x, mesh, (source, target, target if grad is None else grad), unsharded, timer)
+    except PlacementError:
+        with failures_told(mesh.ranks):
+            raise
+
+
+def _redistributed(
+    x: torch.Tensor,
+    mesh: DeviceMesh,
+    said: tuple[Placements, Placements, Placements],
+    unsharded: Sequence[int] | None,
+    timer: FusionTimer | None,
+) -> torch.Tensor:
     placements = [
         TensorPlacement.of(name, value, mesh).resolve(name, x.ndim)
-        for name, value in (("source", source), ("target", target), ("grad", target if grad is None else grad))
+        for name, value in zip(("source", "target", "grad"), said, strict=True)
     ]
     if placements[1].is_partial:
-        raise PlacementError("target", (target,), "a redistribution", "pass Shard or Replicate")
+        raise PlacementError("target", (said[1],), "a redistribution", "pass Shard or Replicate")
     if has_dtensor((x,)) or placements[0].is_uncut:
         unsharded = tuple(x.shape)
     placements = [p.for_shape(mesh, unsharded) for p in placements]

@@ -300,7 +300,7 @@ def _place(thread: threading.Thread) -> str:
     if not own:
         return "at its end"
     where, called = stack[own[-1]], [f for f in stack[own[-1] + 1 :] if not f.name.startswith(("wrapper", "_", "<"))]
-    names = [f.name for f in called if _PACKAGE in f.filename][:1]
+    names = [f.name for f in called if _PACKAGE in f.filename and f.filename != __file__][:1]
     names += [f.name for f in called if "/torch/distributed/" in f.filename][:1]
     if any(f.filename == agreement.__file__ for f in called):
         names.append("comparing its program with the others'")
