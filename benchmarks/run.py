@@ -3,6 +3,7 @@
 
     python benchmarks/run.py forward --json forward.json
     python benchmarks/run.py forward --case 8192x5140:float16 --only layer_norm --peers copy,inductor
+    python benchmarks/run.py reduction --peers tuned          # the first launch against the one that fd.tune finds
     python benchmarks/run.py backward --write                 # a section of docs/measured.md, and its plot
     python benchmarks/run.py forward --read forward.json --write          # the same from another machine's results
     mpirun -n 4 python benchmarks/run.py reshard              # or by torchrun; against redistribute of DTensor
@@ -73,7 +74,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("suite", choices=(*SUITES, "host", "compile", "reshard"))
     parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite")
-    parser.add_argument("--peers", default=",".join(peers.PEERS), help=f"of {','.join(peers.PEERS)}")
+    default = ",".join(p for p in peers.PEERS if p not in peers.ASKED_FOR)
+    parser.add_argument("--peers", default=default, help=f"of {','.join(peers.PEERS)}; left out, {default}")
     parser.add_argument("--seconds", type=float, default=40.0, help="GPU time for all cases together")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--write", action="store_true", help="put the results in docs/")

@@ -22,6 +22,7 @@ from benchmarks.host import CALLED, independent_segments
 from benchmarks.workload import Case, CaseError, Draw, Workload, moved_bytes, vector_bytes
 from benchmarks.workloads import SUITES, WORKLOADS
 from benchmarks.workloads.norms import RMS_NORM
+from shardfuse import FusionDefinition
 
 CPU = torch.device("cpu")
 EAGER_ON_GPU_ONLY = ("layer_norm_backward", "rms_norm_backward")
@@ -161,6 +162,19 @@ def test_a_peer_that_is_not_installed_is_left_out_by_name(monkeypatch: pytest.Mo
     assert peers.why_absent("liger") is None
     assert peers.why_absent("eager") is None
     assert peers.why_absent("quack") == "quack is left out: cutlass not installed (pip install quack-kernels==0.6.5)"
+
+
+def test_the_tuned_peer_is_shardfuse_behind_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where it is named; on a CPU, where nothing can be tuned, it says so."""
+    case = Case.parse("5x16")
+    ((_, refused),) = suite.run_tables([(RMS_NORM, case)], ["tuned"], 0.01, CPU)
+    assert refused.note.startswith("failed: TuningUnavailableError")
+    searched: list[FusionDefinition] = []
+    monkeypatch.setattr(FusionDefinition, "tune", lambda fd, inputs: searched.append(fd))
+    ((own, peer),) = suite.run_tables([(RMS_NORM, case)], ["tuned"], 0.01, CPU)
+    assert len(searched) == 1
+    assert (peer.impl, peer.note, peer.errors) == ("tuned", "", own.errors)
+    assert run._options(["forward"]).peers == ["copy", "eager", "inductor", "liger", "quack"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
