@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ..ir.expr import BoundTensor
 from .exchange import MAILBOX
+from .hints import EVICT_FIRST, EVICT_LAST, L2_ONLY
 from .source import KernelSource, Parts, Writer, body_text, signature
 
 MEET_ALL = '''@triton.jit
@@ -80,7 +81,8 @@ def one_launch(
 def _function(p: Parts) -> str:
     """A stage as a function of its block.  What other programs stored is read past this multiprocessor's cache."""
     lines = [line.replace("tl.program_id(0)", "block") for line in p.lines]
-    lines = [line.replace('eviction_policy="evict_last"', 'cache_modifier=".cg"') for line in lines]
+    for hint in (EVICT_FIRST, EVICT_LAST):
+        lines = [line.replace(hint, L2_ONLY) for line in lines]
     return signature(p.name, [*p.parameters, "block"], []) + "\n".join(lines) + "\n"
 
 

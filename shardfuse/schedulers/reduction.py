@@ -17,8 +17,20 @@ from dataclasses import replace
 from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
-from ..ir.expr import REDUCTIONS, BoundTensor, Expr
-from .limits import H200, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, power_of_two, resident, vector
+from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
+from .limits import (
+    H200,
+    MAX_CHUNKS,
+    MAX_WARPS,
+    PROGRAMS_PER_MULTIPROCESSOR,
+    SHORT_COLUMN,
+    WARP,
+    WIDEST_WARPS,
+    Target,
+    power_of_two,
+    resident,
+    vector,
+)
 from .looped import down_columns, in_loop
 from .persistent import LONG, in_registers, rereads, streamed, too_long
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
@@ -30,6 +42,20 @@ _WORTH_SPLITTING = 8
 _TURNS = 2
 """A program of a split reduction has at least so many turns of its loop."""
 _MAX_SPLITS = 512
+_ROW_BYTES = 32
+"""Of rows that are read once: what a thread takes, up to half more.  The sum over rows of 16384 x 8192, bfloat16, took
+67.6 us on an H200 so, by half as many threads 69.5; of 8192 x 4096, float32, 35.8 and 37.3."""
+_UNROLLED_BYTES = 128 * 1024
+"""Of a row, of all inputs, up to which no loop walks it: the sum over rows of 8192 x 16384, bfloat16, took 66.9 us so,
+in a loop 70.9; of 2048 x 32768 37.9 and 39.7."""
+_FEW_TURNS = 8
+"""Of a program that shares its rows, any number of one that does not: many warps hide their loads better than copies
+ahead of time.  The sum of 4096 x 4096, bfloat16, took 15.5 us so, else 17.0; over rows of 300 x 70000 18.3 and 20.2."""
+_LOOP_BLOCK = 8192
+_COLUMN_LANES = 16
+_COLUMN_ROWS = 16
+"""Short columns are read by a warp for as many of them as half of its threads load.  The sum over the middle of
+32 x 100 x 4096, bfloat16, took 13.4 us so, in a loop 14.9; of 1000 x 33 x 70, float32, 8.3 and 11.8."""
 _WARPS = 4
 _REGISTERS = (255, 168, 128)
 """Of a thread, where all programs are to be resident: the more, the fewer are."""
@@ -84,10 +110,8 @@ def propose(segment: Segment, target: Target) -> Params:
     params = in_loop(segment, space, target)
     programs = -(-space.kept // params.x_block)
     turns = -(-space.reduced // params.r_block)
-    if space.reduced <= LONG and too_long(segment, space) is None:
-        held = in_registers(segment, space, target)
-        if held.x_block > 1:
-            held = replace(held, x_block=2 * held.x_block)
+    if _is_unrolled(segment, space):
+        held = _rows(segment, space, target)
         if turns < _WORTH_SPLITTING or space.kept >= wanted * held.x_block:
             return held
     splits = 1
@@ -95,7 +119,41 @@ def propose(segment: Segment, target: Target) -> Params:
         if turns < 2 * splits * _TURNS:
             break
         splits *= 2
+    if space.is_inner and params.x_block == 1 and (splits == 1 or turns <= _FEW_TURNS * splits):
+        params = replace(params, num_warps=MAX_WARPS, r_block=_LOOP_BLOCK, num_stages=1)
+        while 1 < splits < space.reduced / _LOOP_BLOCK and 2 * splits * programs <= _MAX_SPLITS:
+            splits *= 2
     return _in_parts(segment, space, replace(params, splits=splits), target)
+
+
+def _is_unrolled(segment: Segment, space: Space) -> bool:
+    """Does no loop walk what is reduced?  Not long rows whose arithmetic takes registers, which would spill."""
+    if space.reduced > LONG and any(e.op in (*_HEAVY, *DRAWS) for e in segment.exprs):
+        return False
+    if space.is_inner:
+        return space.reduced * max(_element_bytes(segment, space), 1) <= _UNROLLED_BYTES
+    return space.reduced <= LONG and too_long(segment, space) is None
+
+
+def _rows(segment: Segment, space: Space, target: Target) -> Params:
+    """Rows that nobody has to hold, unrolled: as many threads as have loads enough on their way."""
+    if not space.is_inner:
+        return in_registers(segment, space, target)
+    inputs, n = streamed(segment, space), space.reduced
+    width = max((vector(t.dtype, n, target) for t in inputs), default=4)
+    each = max(_ROW_BYTES // max(_element_bytes(segment, space), 1), 1)
+    warps = min(power_of_two(-(-2 * n // (3 * each * WARP))), MAX_WARPS if n <= LONG else WIDEST_WARPS)
+    several = power_of_two(_WARPS * WARP * each // power_of_two(n) + 1) // 2
+    if several > _WARPS or n <= WARP * width:
+        return replace(in_registers(segment, space, target), x_block=max(several, 1))
+    rows = max(_WARPS // warps, 1)
+    block = max(WARP * width * max(warps, _WARPS) // rows, power_of_two(-(-n // MAX_CHUNKS)))
+    return Params(rows, min(block, power_of_two(n)), num_warps=max(warps, _WARPS))
+
+
+def _element_bytes(segment: Segment, space: Space) -> int:
+    """Of all inputs, that each tile reads its own part of."""
+    return sum(t.dtype.itemsize for t in streamed(segment, space))
 
 
 def _columns(segment: Segment, space: Space, target: Target) -> Params:
@@ -107,6 +165,12 @@ def _columns(segment: Segment, space: Space, target: Target) -> Params:
         while lanes > WARP * _WARPS and space.kept < wanted * lanes:
             lanes //= 2
         return Params(lanes, 1, num_warps=_WARPS)
+    is_stored = any(map(space.has_r, segment.outputs))
+    if space.reduced * max(len(inputs), 1) <= SHORT_COLUMN and not is_stored:
+        run = space.x[-1].extent if space.x else 1
+        if inputs and all(vector(t.dtype, run, target) * t.dtype.itemsize > _NARROW_BYTES for t in inputs):
+            width = max(vector(t.dtype, space.kept, target) for t in inputs)
+            return Params(min(_COLUMN_LANES * width, power_of_two(space.kept)), _COLUMN_ROWS, num_warps=1)
     rows = _unaligned_rows(segment, space, target)
     is_wide = rows * space.kept >= _WIDE_ENOUGH
     if rows > 1 and is_wide and (wider := side_by_side(segment, space, rows)) is not None:
@@ -116,8 +180,8 @@ def _columns(segment: Segment, space: Space, target: Target) -> Params:
         params = Params(*tile, unrolled=False, num_warps=_NARROW_WARPS)
         return _split(segment, space, params, target, target.multiprocessors * _NARROW_PROGRAMS)
     is_heavy = sum(e.op in _HEAVY for e in segment.exprs) > 1
-    across = _WARPS if is_heavy or space.kept >= _MANY_COLUMNS else 2
-    words, is_stored = _words(segment), any(map(space.is_streamed, segment.outputs))
+    across = 2 if is_stored and not is_heavy and space.kept < _MANY_COLUMNS else _WARPS
+    words = _words(segment)
     each = _EACH // words // (2 if is_heavy else 1)
     if is_stored and any(vector(t.dtype, space.kept, target) * t.dtype.itemsize <= _NARROW_BYTES for t in inputs):
         each //= 2
@@ -193,11 +257,18 @@ def _in_parts(segment: Segment, space: Space, params: Params, target: Target) ->
         return params
     if _is_for_one(params):
         return replace(params, once=True)
-    programs = -(-space.kept // params.x_block)
+    blocks = -(-space.kept // params.x_block)
+    ahead = (params.num_stages - 1) * params.x_block * params.r_block * _element_bytes(segment, space)
+    shared = target.multiprocessors * (target.shared_bytes // max(ahead, 1))
     for splits, registers in (*((params.splits, n) for n in _REGISTERS), (params.splits // 2, _REGISTERS[-1])):
-        if splits > 1 and programs * splits <= resident(target, params.num_warps, registers):
+        if splits > 1 and blocks * splits <= min(resident(target, params.num_warps, registers), shared):
             bound = registers if registers != _REGISTERS[0] else params.max_registers
             return replace(params, splits=splits, once=True, max_registers=bound)
+    if params.rows > 1 and params.r_block > 1:
+        x_block, r_block = 2 * params.x_block, params.r_block // 2
+        wider = replace(params, x_block=x_block, r_block=r_block, fold=min(params.fold, r_block))
+        wider = _in_parts(segment, space, wider, target)
+        return wider if wider.once else params
     return params
 
 

@@ -26,9 +26,9 @@ def meet_all(ptr):
 
 @triton.jit
 def finish_T8(T7_partial_ptr, T8_ptr, block):
-    x = block * 64 + tl.arange(0, 64)[None, :]
-    c = tl.arange(0, 64)[:, None]
-    r_mask = c < 33
+    x = block * 32 + tl.arange(0, 32)[None, :]
+    c = tl.arange(0, 128)[:, None]
+    r_mask = c < 66
 
     T7_partial = tl.load(T7_partial_ptr + x + c * 4096, mask=r_mask, cache_modifier=".cg")
 
@@ -51,14 +51,14 @@ def reduction_T8(
     finish_T8_blocks: tl.int32,
 ):
     i2 = i2 // 16 * 16
-    split = tl.program_id(0) % 33
+    split = tl.program_id(0) % 66
     first = split * i2
     last = tl.minimum(first + i2, i1)
-    x = tl.program_id(0) // 33 * 512 + tl.arange(0, 512)[None, :]
-    c = tl.arange(0, 8)[:, None]
+    x = tl.program_id(0) // 66 * 1024 + tl.arange(0, 1024)[None, :]
+    c = tl.arange(0, 4)[:, None]
 
-    T7_partial_acc = tl.zeros([8, 512], tl.float32)
-    for start in tl.range(first, last, 8, num_stages=3):
+    T7_partial_acc = tl.zeros([4, 1024], tl.float32)
+    for start in tl.range(first, last, 4, num_stages=3):
         r = start + c
         T1 = tl.load(T1_ptr + x + r * 4096, eviction_policy="evict_last").to(tl.float32)
         T0 = tl.load(T0_ptr + x + r * 4096, eviction_policy="evict_last").to(tl.float32)

@@ -1,0 +1,196 @@
+"""Reductions whose input is not used again: how rows and columns are cut, and what their loads tell the caches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from interpreted import close, run, values
+from segments import Builder, kernels_of
+
+from shardfuse.ir.dtype import DataType
+from shardfuse.ir.expr import BoundTensor
+from shardfuse.schedulers import reduction
+from shardfuse.schedulers.limits import H200
+from shardfuse.schedulers.segment import Segment
+
+BF16, FLOAT = DataType.BFloat16, DataType.Float
+FIRST, LAST, L2_ONLY = 'eviction_policy="evict_first"', 'eviction_policy="evict_last"', 'cache_modifier=".cg"'
+
+
+def summed(shape: tuple[int, ...], dtype: DataType, *axes: int, stored: bool = False) -> tuple[Segment, BoundTensor]:
+    """A sum, of numbers that are ``stored`` as well."""
+    b = Builder()
+    x = b.input(dtype, *map(b.axis, shape))
+    wide = b.op("mul", b.cast(x, FLOAT), 2.0) if stored else b.cast(x, FLOAT)
+    total = b.reduce("sum", wide, list(axes), keepdim=False)
+    return b.segment(*([b.cast(wide, dtype)] if stored else []), total), x
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "cut"),
+    [
+        (1048576, 128, BF16, (16, 4)),  # several rows of a warp
+        (500000, 51, BF16, (32, 4)),
+        (1000, 102, BF16, (16, 4)),
+        (100000, 1000, BF16, (2, 4)),  # two warps of a row
+        (50000, 777, BF16, (2, 4)),
+        (20000, 5139, BF16, (1, 8)),
+        (16384, 8192, BF16, (1, 16)),
+        (8192, 4096, FLOAT, (1, 16)),
+        (8192, 16384, BF16, (1, 32)),
+        (1000, 20000, FLOAT, (1, 32)),
+    ],
+)
+def test_rows_are_cut_by_their_bytes(rows: int, columns: int, dtype: DataType, cut: tuple[int, int]) -> None:
+    """16 elements of 2 bytes a thread, or 8 of 4, up to half more; all of a row unrolled."""
+    params = reduction.propose(summed((rows, columns), dtype, 1)[0], H200)
+    assert (params.x_block, params.num_warps) == cut
+    assert params.unrolled
+
+
+@pytest.mark.parametrize(
+    ("op", "columns", "dtype", "is_unrolled"),
+    [
+        ("neg", 65536, BF16, True),
+        ("neg", 65536, FLOAT, False),  # 256 bytes of a thread
+        ("tanh", 65536, BF16, False),
+        ("tanh", 8192, BF16, True),
+    ],
+)
+def test_long_rows_are_unrolled_where_registers_hold_them(
+    op: str, columns: int, dtype: DataType, is_unrolled: bool
+) -> None:
+    b = Builder()
+    x = b.input(dtype, b.axis(2000), b.axis(columns))
+    segment = b.segment(b.reduce("sum", b.op(op, b.cast(x, FLOAT)), [1], keepdim=False))
+    assert reduction.propose(segment, H200).unrolled == is_unrolled
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "is_pipelined"),
+    [((300, 70000), [1], False), ((4096, 4096), [0, 1], False), ((16384, 8192), [0, 1], True), ((2, 2**25), [1], True)],
+)
+def test_loops_of_few_turns_copy_nothing_ahead(shape: tuple[int, int], axes: list[int], is_pipelined: bool) -> None:
+    params = reduction.propose(summed(shape, BF16, *axes)[0], H200)
+    assert not params.unrolled
+    assert (params.num_stages > 1) == is_pipelined
+    assert params.num_warps == (8 if is_pipelined else 16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((9, 51), [1]),
+        ((5, 102), [1]),
+        ((5, 777), [1]),
+        ((2, 5139), [1]),
+        ((2, 12290), [1]),
+        ((20, 70001), [0, 1]),
+        ((33, 70), [0]),
+        ((3, 100, 77), [1]),
+        ((2, 128, 40), [1]),
+        ((7, 5, 64, 3), [0, 2]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [FLOAT, DataType.Half])
+def test_sums_of_every_cut(tmp_path: Path, shape: tuple[int, ...], axes: list[int], dtype: DataType) -> None:
+    segment, x = summed(shape, dtype, *axes)
+    data = values(*shape, dtype=dtype)
+    (out,) = run(segment, {x: data}, tmp_path, scheduler=reduction)
+    size = (data.double() ** 2).sum(axes).sqrt()
+    close(out / size.float(), data.double().sum(axes) / size)
+
+
+def test_a_loop_that_copies_nothing_ahead(tmp_path: Path) -> None:
+    params = reduction.propose(summed((300, 70001), FLOAT, 1)[0], H200)
+    assert (params.splits, params.num_stages) == (1, 1)
+    segment, x = summed((2, 70001), FLOAT, 1)
+    data = values(2, 70001)
+    (out,) = run(segment, {x: data}, tmp_path, scheduler=reduction, params=params)
+    torch.testing.assert_close(out.double(), data.double().sum(1), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "dtype", "is_short"),
+    [
+        ((32, 100, 4096), 1, BF16, True),
+        ((1000, 33, 70), 1, FLOAT, True),
+        ((64, 100000), 0, FLOAT, True),
+        ((3000, 77, 333), 1, BF16, False),  # an element a load
+        ((100, 777777), 0, BF16, False),
+        ((64, 300, 4096), 1, BF16, False),
+    ],
+)
+def test_short_columns_of_wide_loads_are_unrolled(
+    shape: tuple[int, ...], axis: int, dtype: DataType, is_short: bool
+) -> None:
+    params = reduction.propose(summed(shape, dtype, axis)[0], H200)
+    assert (params.unrolled, params.num_warps == 1) == (is_short, is_short)
+
+
+def test_programs_that_meet_fit_the_shared_memory_of_their_copies() -> None:
+    """512 of them, 64 KB ahead of time each, would not all run at once, 256 do."""
+    segment, _ = summed((1000000, 33), FLOAT, 0)
+    params = reduction.propose(segment, H200)
+    ahead = (params.num_stages - 1) * params.x_block * params.r_block * 4
+    assert params.once
+    assert params.splits <= H200.multiprocessors * (H200.shared_bytes // ahead)
+
+
+def test_columns_that_do_not_fit_twice_are_cut_wider() -> None:
+    """Rows of odd length side by side: two parts of 393 blocks would not run at once, of 197 they do."""
+    segment, _ = summed((4096, 50257), BF16, 0)
+    params = reduction.propose(segment, H200)
+    assert (params.x_block, params.r_block, params.splits) == (2048, 4, 2)
+    assert params.once
+    assert len(reduction.schedule(segment, params)) == 1
+
+
+@pytest.mark.parametrize("shape", [(8192, 4096), (300, 70000)])
+def test_what_is_read_once_leaves_the_cache_first(shape: tuple[int, int]) -> None:
+    (source,) = kernels_of(summed(shape, BF16, 1)[0])
+    assert FIRST in source.text
+    assert LAST not in source.text
+
+
+def test_what_is_stored_as_well_is_kept() -> None:
+    (source,) = kernels_of(summed((8192, 4096), BF16, 1, stored=True)[0])
+    assert LAST in source.text
+    assert FIRST not in source.text
+
+
+def test_what_other_programs_stored_is_read_past_the_cache() -> None:
+    """The stage that finishes partial results loads nothing from this multiprocessor's own."""
+    (source,) = kernels_of(summed((4096, 4096), BF16, 0, 1)[0])
+    stage = source.text.split("def finish_")[1].split("@triton.jit")[0]
+    assert stage.count("tl.load(") == stage.count(L2_ONLY) > 0
+    assert FIRST in source.text.split("@triton.jit")[-1]
+
+
+def test_copies_ahead_of_time_are_kept() -> None:
+    (source,) = kernels_of(summed((16384, 8192), BF16, 0)[0])
+    assert LAST in source.text
+    assert FIRST not in source.text
+
+
+def test_running_statistics_keep_what_they_walk() -> None:
+    b = Builder()
+    x = b.input(BF16, b.axis(2048), b.axis(131072))
+    wide = b.cast(x, FLOAT)
+    centred = b.op("sub", wide, b.mean(wide, [1]))
+    (source,) = kernels_of(b.segment(b.mean(b.op("mul", centred, centred), [1])))
+    assert LAST in source.text
+    assert FIRST not in source.text
+
+
+def test_short_columns_of_two_inputs(tmp_path: Path) -> None:
+    b = Builder()
+    i, j = b.axis(60), b.axis(130)
+    x, y = (b.input(DataType.Half, i, j) for _ in range(2))
+    segment = b.segment(b.reduce("sum", b.op("mul", b.cast(x, FLOAT), b.cast(y, FLOAT)), [0], keepdim=False))
+    data = [values(60, 130, dtype=DataType.Half, seed=k) for k in range(2)]
+    (out,) = run(segment, dict(zip((x, y), data, strict=True)), tmp_path, scheduler=reduction)
+    wanted = (data[0].double() * data[1].double()).sum(0)
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-4)
