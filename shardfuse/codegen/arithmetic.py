@@ -96,6 +96,7 @@ def pointwise_text(
     form = op.precise if is_precise and op.precise and result is DataType.Float else op.triton
     if is_rough and op.rough and result is DataType.Float:
         form = op.rough
+    form = op.by_its_number(expr.inputs) or form
     assert form is not None, f"{expr.op} has no Triton text"
     if compute is DataType.Bool:
         form = _ON_BOOL.get(expr.op, form)

@@ -6,11 +6,13 @@ computes in; ``None`` means that Triton has no good way and the op is one torch 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
+
+from ..ir.expr import Number, Scalar, Value
 
 
 class Rule(Enum):
@@ -35,6 +37,7 @@ class PointwiseOp:
     unsigned integers.  ``precise``: the text for float32 results where ``triton`` approximates what torch rounds
     rightly; not taken where the last operand is one number for many elements, which it would cost each of them.
     ``rough``: the text for float32 results, within 1e-6 of them, where nobody sees the difference.
+    ``by_number``: the text where the last operand is written down as this number; what torch does then, too.
     """
 
     name: str
@@ -47,8 +50,19 @@ class PointwiseOp:
     signed_only: bool = False
     precise: str | None = None
     rough: str | None = None
+    by_number: Mapping[Number, str] = field(default_factory=dict[Number, str])
+
+    def by_its_number(self, operands: Sequence[Value]) -> str | None:
+        """The text that the last of ``operands`` calls for, where it is a number written down."""
+        last = operands[-1]
+        if not isinstance(last, Scalar) or not last.is_literal or last.value is None:
+            return None
+        return self.by_number.get(last.value)
 
 
+_POWERS: dict[Number, str] = {2: "{0} * {0}", 3: "{0} * {0} * {0}"}
+"""The gradient of GELU by tanh, written with ``pow``, 16384 x 8192 of bfloat16, took 211 us so on an H200, with CUDA's
+power 1981."""
 _EXP = "power_of_two({0} * 1.4426950408889634)"
 _MAX = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 _MIN = "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
@@ -172,7 +186,7 @@ _ROWS = (
     PointwiseOp("mod", 2, Rule.PROMOTE, torch.fmod, "libdevice.fmod({0}, {1})", exact=True, floats_only=True),
     PointwiseOp("fmod", 2, Rule.PROMOTE, torch.fmod, "libdevice.fmod({0}, {1})", exact=True, floats_only=True),
     PointwiseOp("remainder", 2, Rule.PROMOTE, torch.remainder, _REMAINDER, floats_only=True),
-    PointwiseOp("pow", 2, Rule.PROMOTE, torch.pow, "libdevice.pow({0}, {1})", floats_only=True),
+    PointwiseOp("pow", 2, Rule.PROMOTE, torch.pow, "libdevice.pow({0}, {1})", floats_only=True, by_number=_POWERS),
     PointwiseOp("atan2", 2, Rule.FLOAT, torch.atan2, "libdevice.atan2({0}, {1})"),
     PointwiseOp("hypot", 2, Rule.FLOAT, torch.hypot, "libdevice.hypot({0}, {1})"),
     PointwiseOp("copysign", 2, Rule.FLOAT, torch.copysign, "libdevice.copysign({0}, {1})", exact=True),

@@ -18,6 +18,7 @@ from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
+from ..ops.table import POINTWISE
 from .limits import (
     H200,
     MAX_CHUNKS,
@@ -128,7 +129,7 @@ def propose(segment: Segment, target: Target) -> Params:
 
 def _is_unrolled(segment: Segment, space: Space) -> bool:
     """Does no loop walk what is reduced?  Not long rows whose arithmetic takes registers, which would spill."""
-    if space.reduced > LONG and any(e.op in (*_HEAVY, *DRAWS) for e in segment.exprs):
+    if space.reduced > LONG and any(_is_heavy(e) or e.op in DRAWS for e in segment.exprs):
         return False
     if space.is_inner:
         return space.reduced * max(_element_bytes(segment, space), 1) <= _UNROLLED_BYTES
@@ -179,7 +180,7 @@ def _columns(segment: Segment, space: Space, target: Target) -> Params:
         tile = (min(a, power_of_two(n)) for a, n in zip(_NARROW_TILE, (space.kept, space.reduced), strict=True))
         params = Params(*tile, unrolled=False, num_warps=_NARROW_WARPS)
         return _split(segment, space, params, target, target.multiprocessors * _NARROW_PROGRAMS)
-    is_heavy = sum(e.op in _HEAVY for e in segment.exprs) > 1
+    is_heavy = sum(map(_is_heavy, segment.exprs)) > 1
     across = 2 if is_stored and not is_heavy and space.kept < _MANY_COLUMNS else _WARPS
     words = _words(segment)
     each = _EACH // words // (2 if is_heavy else 1)
@@ -189,6 +190,10 @@ def _columns(segment: Segment, space: Space, target: Target) -> Params:
     if is_stored and words == 1:
         params = replace(params, max_registers=_BOUND)
     return _split(segment, space, replace(params, rows=rows), target, wanted * (2 if is_heavy else 1))
+
+
+def _is_heavy(expr: Expr) -> bool:
+    return expr.op in _HEAVY and POINTWISE[expr.op].by_its_number(expr.inputs) is None
 
 
 def _words(segment: Segment) -> int:

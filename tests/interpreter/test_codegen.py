@@ -400,6 +400,22 @@ def test_erf_beside_one(tmp_path: Path) -> None:
     torch.testing.assert_close(alone.double(), wanted, rtol=3e-7, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [DataType.Float, DataType.Double, DataType.BFloat16])
+def test_squares_and_cubes_are_products(tmp_path: Path, dtype: DataType) -> None:
+    b = Builder()
+    x = b.input(dtype, b.axis(1000))
+    data = torch.cat([torch.linspace(-40, 40, 996), torch.tensor([0.0, -0.0, float("inf"), float("nan")])])
+    data = data.to(dtype.torch)
+    segment = b.segment(*(b.op("pow", x, n) for n in (2, 2.0, 3.0, 2.5)))
+    (source,) = kernels_of(segment)
+    assert source.text.count("libdevice.pow(") == 1
+    for found, n in zip(run(segment, {x: data}, tmp_path), (2, 2.0, 3.0, 2.5), strict=True):
+        wanted = torch.pow(data.to(dtype.compute.torch), n).to(dtype.torch)
+        torch.testing.assert_close(
+            found, wanted, rtol=0 if n == 2 else None, atol=0 if n == 2 else None, equal_nan=True
+        )
+
+
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
