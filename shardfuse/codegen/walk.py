@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from math import gcd
 
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
-from ..schedulers.limits import INT32_LIMIT, WARP, power_of_two
+from ..schedulers.chunks import chunk_widths, least_chunk
+from ..schedulers.limits import INT32_LIMIT
 from .emitter import Emitter
 from .indexing import dynamic_terms, groups
 from .reduction import accumulator
@@ -19,8 +20,6 @@ from .tile import Chunk, Strides
 
 ROWS = "i0"
 """Argument: rows that one group of programs walks."""
-_ASYNC_BYTES = 4
-"""The least that a thread can copy ahead of time: a load of less stalls every turn of the walk."""
 
 
 class Walk(Emitter):
@@ -57,8 +56,8 @@ class Walk(Emitter):
         is one for a row would have to be handed round.
         """
         total, block = self.tile.r_total, self.params.r_block
-        rest = [block] * (total % block > 0) if self.tile.x_lanes else _cut(total % block, self.least())
-        widths = [block] * (total // block) + rest
+        equal = [block] * -(-total // block)
+        widths = equal if self.tile.x_lanes else chunk_widths(total, block, self.least())
         found: list[Chunk] = []
         start = 0
         for k, width in enumerate(widths):
@@ -70,25 +69,9 @@ class Walk(Emitter):
         return found
 
     def least(self) -> int:
-        """Elements of the smallest chunk: each thread has what it can copy ahead of the narrowest rows."""
+        """Elements of the smallest chunk."""
         walked = [t.dtype.itemsize for t in self.plan.segment.loads if self.space.is_streamed(t)]
-        each = max(_ASYNC_BYTES // min(walked, default=_ASYNC_BYTES), 1)
-        return min(self.params.num_warps * WARP * each, self.params.r_block)
-
-
-def _cut(rest: int, least: int) -> list[int]:
-    """Powers of two that cover ``rest``, the last of them masked where it is more than is left.
-
-    Below ``least`` a chunk is widened if a quarter of it is used: else its registers cost more than the stall.
-    """
-    if rest <= 0:
-        return []
-    whole = power_of_two(rest)
-    if whole <= least:
-        return [least if 4 * rest >= least else whole]
-    if 4 * rest > 3 * whole:
-        return [whole]
-    return [whole // 2, *_cut(rest - whole // 2, least)]
+        return least_chunk(min(walked, default=4), self.params.num_warps, self.params.r_block)
 
 
 def write_walk(e: Walk) -> None:

@@ -23,6 +23,8 @@ from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from . import pointwise, reduction
+from .added_sums import added_sums
+from .chunks import chunk_widths, least_chunk
 from .late_walk import late_walk, why_no_late_walk
 from .limits import H200, MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, power_of_two, vector
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
@@ -33,12 +35,21 @@ _EACH = 32
 """Elements of its rows that a thread holds, of one or of all.  RMSNorm's backward of 576000 x 384 took 326 us with 24,
 with 48 334."""
 _WARPS = 4
-"""Of a tile of several rows."""
+_RESIDENT = 8
+"""Warps of a multiprocessor."""
+_MANY_TURNS = 16
+"""Of a program: from so many on, tiles of rows have two warps, not four, each and are twice as many, which take turns
+better, but leave twice as many rows of partial results.  LayerNorm's backward of 65536 x 768, bfloat16, took 86 us so,
+else 90; of 8192 x 768 21 and 20."""
+_MOST_PROGRAMS = 4
+"""Of a multiprocessor, where each has a row: of 10000 x 1280 it took 31 us so, with eight 36; of 100000 x 1280 204 and
+206."""
 _COMPUTED = 1.5
 _ADDRESSES = 16
 """Registers of an element that is being computed, and of a thread for all else (counted in compiled kernels)."""
 _SHARED = 0.9
 """What loads under way may take of shared memory; the rest is for reductions."""
+_FEW_CHUNKS = 6
 _CHUNKS = 12
 _HALVINGS = 5
 """A tile of rows is cut into at most so many chunks, down to a sixteenth of a warp's load, for the fewest lanes."""
@@ -60,6 +71,7 @@ class Mixed:
 
 def why_not(segment: Segment) -> str | None:
     """Why ``segment`` is not of mixed order; ``None`` where it is."""
+    segment = added_sums(segment)
     mixed = analyse_mixed(segment)
     if isinstance(mixed, str):
         return mixed
@@ -78,6 +90,7 @@ def why_not(segment: Segment) -> str | None:
 
 def propose(segment: Segment, target: Target) -> Params:
     """As many rows under way as registers and shared memory hold; a team for each that no program holds."""
+    segment = added_sums(segment)
     mixed = analyse_mixed(segment)
     assert not isinstance(mixed, str), mixed
     space = mixed.space
@@ -123,22 +136,47 @@ def _is_one_launch_faster(tile: _Tile, target: Target) -> bool:
 def _block(segment: Segment, space: Space, tile: _Tile, target: Target) -> int:
     """Elements of a chunk: a load of all warps for a single row, of one warp where each has rows of its own.
 
-    A row that is a power of two is one chunk: all warps share each row, so that a thread's columns, and what it keeps
-    for them, are the same in every row (131072 x 1024: 205 us, in chunks of one warp 223).
+    Several rows may be one chunk each: all warps share each row, so that a thread's columns, and what it keeps for
+    them, are the same in every row, and no sum crosses warps when the walk is done.  LayerNorm's backward, bfloat16, of
+    131072 x 1024 took 205 us so, in chunks of one warp 223, of 10000 x 1000 27 and 44, of 8192 x 640 18 and 23; but of
+    50000 x 640 64 and 63, of 576000 x 384 345 and 322.
     """
     n = space.reduced
     width = max((vector(t.dtype, n, target) for t in segment.loads if space.is_streamed(t)), default=4)
-    if tile.rows > 1 and power_of_two(n) == n:
-        return n
     if tile.rows == 1:
         whole = max(WARP * width * tile.warps, power_of_two(-(-n // MAX_CHUNKS)))
-        return next((b for b in (whole, whole // 2) if n % b == 0 and n <= b * MAX_CHUNKS), whole)
+        itemsize = min((t.dtype.itemsize for t in segment.loads if space.is_streamed(t)), default=4)
+        return _chunk(n, whole, least_chunk(itemsize, tile.warps, whole))
+    row = power_of_two(n)
     blocks = [WARP * width >> k for k in range(_HALVINGS) if -(-n // (WARP * width >> k)) <= _CHUNKS]
-    return min(blocks or [power_of_two(-(-n // _CHUNKS))], key=lambda b: (-(-n // b) * b, -b))
+    block = min(blocks or [power_of_two(-(-n // _CHUNKS))], key=lambda b: (-(-n // b) * b, -b))
+    is_full = 8 * n >= 7 * row or (row == _EACH * WARP and 3 * n >= 2 * row)
+    is_short = row >= _EACH * WARP // 2 and _turns(space, target) < _MANY_TURNS
+    return row if is_full or is_short else block
+
+
+def _chunk(n: int, whole: int, least: int) -> int:
+    """``whole``, or half of it, where that divides a row, or leaves chunks of fewer widths, each its own reduction.
+
+    LayerNorm's backward of 16384 x 5000, bfloat16, took 137 us in 5 chunks of 1024, in two of 2048 and one of 1024 150;
+    of 16384 x 7000 241 in 7 chunks, in three of 2048 and one of 1024 213.
+    """
+    half = whole // 2
+    for block in (whole, half):
+        if n % block == 0 and n <= block * MAX_CHUNKS:
+            return block
+    few, many = (chunk_widths(n, block, least) for block in (whole, half))
+    return half if len(many) <= _FEW_CHUNKS and len(dict.fromkeys(many)) < len(dict.fromkeys(few)) else whole
+
+
+def _turns(space: Space, target: Target) -> int:
+    """Rows of a program, of tiles that fill it."""
+    return space.kept * space.reduced // (_EACH * WARP * _RESIDENT * target.multiprocessors)
 
 
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     """The walk, then the sums of its partial results."""
+    segment = added_sums(segment)
     mixed = analyse_mixed(segment)
     assert not isinstance(mixed, str), mixed
     columns = _columns(mixed, params.splits)
@@ -323,10 +361,12 @@ def _tile(segment: Segment, mixed: Mixed, target: Target) -> _Tile | None:
     warps = power_of_two(-(-n // (_EACH * WARP)))
     if warps > MAX_WARPS:
         return None
-    tiles = [_Tile(1, warps, programs, True) for programs in (4 * _WARPS // warps, 2 * _WARPS // warps) if programs]
+    most = (2 * _RESIDENT // warps, _RESIDENT // warps)
+    tiles = [_Tile(1, warps, programs, True) for programs in most if 0 < programs <= _MOST_PROGRAMS]
     if warps == 1:
-        rows = power_of_two(_EACH * WARP * _WARPS // n + 1) // 2
-        tiles = [_Tile(rows >> k, _WARPS, 2, True) for k in range(rows.bit_length())]
+        shared = _WARPS if 2 * n > _EACH * WARP and _turns(mixed.space, target) < _MANY_TURNS else _WARPS // 2
+        rows = power_of_two(_EACH * WARP * shared // n + 1) // 2
+        tiles = [_Tile(rows >> k, shared, _RESIDENT // shared, True) for k in range(rows.bit_length())]
     last = _Tile(1, max(warps, _WARPS), 1, True)
     for tile in (*tiles, last, replace(last, keeps=False)):
         words = _words(segment, mixed, keeps=tile.keeps)

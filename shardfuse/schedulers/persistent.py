@@ -41,9 +41,15 @@ LayerNorm of 8192 x 12288, float16, with 4 vectors beside, took 104 us with 8 wa
 _MANY_HELD_REGISTERS = 80
 """Of a thread that holds so many: 24 warps a multiprocessor."""
 _CHAIN = 4
-_CHAINED = 96
-"""Values of all rows that a thread holds where so many phases follow one another: several rows wait at once.  Two layer
-norms in a row, 8 x 4096 x 3072 of bfloat16, took 117 us with 4 rows, with 2 124, with one 147."""
+_CHAIN_WARPS = 4
+_CHAIN_HELD = 64
+"""Values of a row that a thread holds where so many phases follow one another, before the row gets more than so many
+warps: in each phase all warps of a row wait.  Two layer norms in a row, 8 x 1024 x 7168 of bfloat16, took 84 us so,
+with 8 warps 96."""
+_CHAINED = 160
+"""Values of all rows that a thread holds then, in 255 registers: several rows wait at once.  8 x 4096 x 3072 took
+115 us with 4 rows, with 2 125, with one 141; 8 x 2048 x 5120 116, 121 and 127.  Half of them where chunks are masked:
+of 5000 columns 4 rows took 147, 2 127."""
 _DRAWN = 2
 """Values that a thread is taken to hold, at the least, where random numbers are made: softmax with dropout of rows of
 12290 float32 elements, held as one value each, spilled 2404 bytes."""
@@ -144,7 +150,7 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
         fits = power_of_two(_TALL_TILE // (space.reduced * held) + 1) // 2
         columns = max(min(fits, _TALL_LANES * warps * WARP // (r_block * held)), 16)
         return Params(min(columns, power_of_two(space.kept)), r_block, num_warps=warps)
-    n, is_chain = space.reduced, space.phases > _CHAIN
+    n = space.reduced
     draws = any(e.op in DRAWS for e in segment.exprs)
     if draws:
         held = max(held, _DRAWN)
@@ -152,7 +158,9 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
     if n * held <= _SHORT * WARP:
         return _several_rows(n, width, is_shared=any(space.has_r(t) and t not in inputs for t in segment.loads))
     loads = n * held if width > 1 else 2 * n * held  # an element each: more threads have more of them on their way
-    warps = min(power_of_two(-(-loads // ((_SHORT if is_chain else _HELD) * WARP))), MAX_WARPS)
+    if space.phases > _CHAIN:
+        return _chain(n, held, loads, width)
+    warps = min(power_of_two(-(-loads // (_HELD * WARP))), MAX_WARPS)
     if held == 1 and n > _NARROW * WARP * MAX_WARPS and space.phases == 2:
         warps = WIDEST_WARPS
     block = max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS)))
@@ -162,8 +170,17 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
         bound = _MANY_HELD_REGISTERS
     elif held == 1 and warps == MAX_WARPS and n <= _NARROW * WARP * warps:
         bound = 64
-    rows = power_of_two(_CHAINED * WARP * warps // (n * held) + 1) // 2 if is_chain else 1
-    return Params(max(rows, 1), min(block, power_of_two(n)), num_warps=warps, max_registers=bound)
+    return Params(1, min(block, power_of_two(n)), num_warps=warps, max_registers=bound)
+
+
+def _chain(n: int, held: int, loads: int, width: int) -> Params:
+    """Few warps for a row, and several rows."""
+    few, wanted = (power_of_two(-(-loads // (each * WARP))) for each in (_SHORT, _CHAIN_HELD))
+    warps = min(max(min(few, _CHAIN_WARPS), wanted), MAX_WARPS)
+    block = min(max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS))), power_of_two(n))
+    most = _CHAINED // 2 if n % block else _CHAINED
+    rows = power_of_two(most * WARP * warps // (n * held) + 1) // 2 if warps < MAX_WARPS else 1
+    return Params(max(rows, 1), block, num_warps=warps)
 
 
 def held_values(segment: Segment, space: Space) -> int:

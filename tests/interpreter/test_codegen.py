@@ -11,6 +11,7 @@ import pytest
 import torch
 from interpreted import close, run, values
 from segments import Builder, evaluate, kernels_of, rms_norm, scheduler_of
+from torch.nn import functional
 
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar
@@ -64,6 +65,43 @@ def test_layer_norm_has_three_phases(tmp_path: Path, scheduler: ModuleType, dtyp
     data = values(6, 1100, dtype=dtype) * 3 + 100
     (out,) = run(segment, {x: data}, tmp_path, scheduler=scheduler)
     close(out, torch.nn.functional.layer_norm(data.double(), [1100]))
+
+
+def normed_twice(rows: int, columns: int, dtype: DataType) -> Segment:
+    """Two layer norms in a row, which share scale and shift."""
+    b = Builder()
+    i, j = b.axis(rows), b.axis(columns)
+    h, scale, shift = (b.cast(b.input(dtype, *axes), DataType.Float) for axes in ((i, j), (j,), (j,)))
+    for _ in range(2):
+        h = b.op("add", b.op("mul", layer_norm(b, h, [1]), scale), shift)
+    return b.segment(b.cast(h, dtype))
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "warps"),
+    [(2048, 4, 2), (3072, 4, 4), (5120, 4, 4), (7168, 2, 4), (16384, 2, 8), (20480, 1, 16), (5000, 2, 4)],
+)
+def test_rows_of_a_chain_wait_together(columns: int, rows: int, warps: int) -> None:
+    """As many as registers hold, which nothing else bounds."""
+    params = persistent.propose(normed_twice(4096, columns, DataType.BFloat16), H200)
+    assert (params.x_block, params.num_warps, params.max_registers) == (rows, warps, None)
+
+
+def test_a_chain_of_norms(tmp_path: Path) -> None:
+    segment = normed_twice(7, 300, DataType.Float)
+    x, scale, shift = values(7, 300), values(300, seed=1), values(300, seed=2)
+    wanted = x.double()
+    for _ in range(2):
+        wanted = functional.layer_norm(wanted, [300], scale.double(), shift.double(), 1e-5)
+    params = Params(x_block=4, r_block=64, num_warps=2)
+    (found,) = run(
+        segment,
+        dict(zip(segment.inputs, (x, scale, shift), strict=True)),
+        tmp_path,
+        scheduler=persistent,
+        params=params,
+    )
+    close(found, wanted)
 
 
 def test_softmax_over_a_middle_axis(tmp_path: Path) -> None:

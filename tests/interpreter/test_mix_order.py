@@ -105,6 +105,56 @@ def test_layer_norm_backward(tmp_path: Path, shape: tuple[int, ...], samples: bo
             close(found, right)
 
 
+def added_up(kind: str) -> Segment:
+    """Sums of columns that are added up, beside a mean of each row; ``kind``: what else there is."""
+    b = Builder()
+    i, j = b.axis(24), b.axis(96)
+    x, dy = b.input(FLOAT, i, j), b.input(FLOAT, i, j)
+    out = b.op("sub", x, b.mean(x, [1]))
+    first, second = (b.reduce("sum", t, [0]) for t in (b.op("mul", dy, out), dy))
+    third = b.reduce("max" if kind == "a maximum" else "sum", b.op("mul", x, x), [0])
+    total = b.op("add", b.op("add", first, second), third)
+    return b.segment(out, *([second] if kind == "one is an output" else []), total)
+
+
+@pytest.mark.parametrize(("kind", "sums"), [("sums alone", 1), ("a maximum", 2), ("one is an output", 3)])
+def test_sums_that_are_added_up_are_one(tmp_path: Path, kind: str, sums: int) -> None:
+    segment = added_up(kind)
+    assert scheduler_of(segment) is mix_order
+    params = replace(mix_order.propose(segment, H200), splits=3)
+    first = mix_order.schedule(segment, replace(params, once=False))[0]
+    assert sum(t.name.endswith("_partial") for t in first.segment.outputs) == sums
+    x, dy = values(24, 96), values(24, 96, seed=1)
+    unit = x.double() - x.double().mean(-1, keepdim=True)
+    squares = x.double() ** 2
+    more = squares.amax(0) if kind == "a maximum" else squares.sum(0)
+    out, *second, total = run(segment, given(segment, x, dy), tmp_path, params=params)
+    close(out, unit)
+    close(total[0], (dy * unit).sum(0) + dy.double().sum(0) + more)
+    for found in second:
+        close(found[0], dy.double().sum(0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "block", "warps"),
+    [
+        (131072, 1024, 1024, 2),
+        (10000, 1000, 1024, 4),
+        (8192, 640, 1024, 4),
+        (50000, 640, 128, 2),
+        (576000, 384, 128, 2),
+        (32768, 4096, 1024, 4),
+        (16384, 5000, 1024, 8),
+        (16384, 7000, 2048, 8),
+    ],
+)
+def test_how_rows_are_cut(rows: int, columns: int, block: int, warps: int) -> None:
+    """Into one chunk where few lanes are idle, or few rows are walked; into few chunks of few widths."""
+    segment = layer_norm_backward((rows, columns), BF16, saved=True)
+    params = mix_order.propose(segment, H200)
+    assert (params.r_block, params.num_warps) == (block, warps)
+
+
 TEAMS = [(16, 3, 2, False), (64, 4, 1, True), (32, 5, 3, True)]
 """Elements of a chunk, members, rows of a turn, is it one launch."""
 
