@@ -12,6 +12,7 @@ from .ir.printer import fusion_text
 from .ir.tensor_view import TensorView
 from .ir.verify import verify
 from .passes import PASSES, bind
+from .passes.aliases import check_replaced_shapes
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.limits import H200, Target
 from .schedulers.overlap import overlap
@@ -59,6 +60,7 @@ def compile_fusion(
     ``ranks_per_node``: neighbours in the world that share a host, for the cost of collectives.  ``target``: the GPU.
     """
     bound = bind(fusion, sizes, numbers)
+    check_replaced_shapes(bound)
     bound.ranks_per_node, bound.is_settled = ranks_per_node, True
     trace = [("bind", fusion_text(bound))]
     for run in PASSES:

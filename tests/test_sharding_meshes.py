@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +17,7 @@ from thread_check import Case, Placement, X, Y, Z, check_on_threads, shard, worl
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.analysis.resharding import communication_of
 from shardfuse.compiler import compile_fusion
-from shardfuse.errors import MeshExceedsWorldError, ScheduleError, ShardfuseError, ShardingError
+from shardfuse.errors import MeshExceedsWorldError, ScheduleError, ShapeError, ShardfuseError, ShardingError
 from shardfuse.ir.tensor_view import TensorView
 
 # --- meshes ------------------------------------------------------------------------------------------------
@@ -266,6 +267,43 @@ def test_a_mesh_dimension_that_the_tensor_has_not(mesh: DeviceMesh | None) -> No
     has = "no device mesh" if mesh is None else r"DeviceMesh\(\[0\]\), of mesh_x"
     with pytest.raises(ScheduleError, match=rf"parallelize\(mesh_y\) cannot be done: T0 has {has}; call T0.set_device"):
         fd.execute([torch.zeros(4)])
+
+
+@pytest.mark.parametrize("other", [None, 0, 1])
+@pytest.mark.parametrize("own", [None, 0, 1])
+def test_an_output_lives_where_the_input_does_that_it_replaces(own: int | None, other: int | None) -> None:
+    a, b = (torch.arange(64.0).reshape(8, 8) % k for k in (5, 7))
+
+    def run(rank: int, world: int) -> None:
+        with FusionDefinition() as fd:
+            x, y = fd.define_tensor([8, 8]), fd.define_tensor([8, 8])
+            fd.add_output(fd.ops.matmul(x, y), alias_input=x)
+        for tv, axis in ((x, own), (y, other)):
+            shard(tv, world_mesh(2), (X, None if axis is None else (axis, "outer")))
+        mine, given = ((t if d is None else t.chunk(2, d)[rank]).clone() for t, d in ((a, own), (b, other)))
+        fd.execute([mine, given])
+        assert torch.equal(mine, a @ b if own is None else (a @ b).chunk(2, own)[rank])
+
+    run_ranks(2, run)
+
+
+def test_an_output_that_cannot_replace_its_input() -> None:
+    with FusionDefinition() as fd:
+        x, y = fd.define_tensor([8, 8]), fd.define_tensor([8, 6])
+        fd.add_output(fd.ops.matmul(x, y), alias_input=x)
+    with pytest.raises(ShapeError, match=r"T2 of \[8, 6\] to replace T0 of \[8, 8\]"):
+        fd.execute([torch.ones(8, 8), torch.ones(8, 6)])
+
+    def run() -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([8, 8])
+            y = fd.ops.exp(x)
+            fd.add_output(y, alias_input=x)
+        shard(x, world_mesh(2), (X, (0, "outer")))
+        shard(y, world_mesh(2), (X, (1, "outer")))
+        fd.execute([torch.ones(4, 8)])
+
+    assert re.search(r"T1\[.*it replaces T0\[.*, which is sharded otherwise; shard both", same_on_all_ranks(2, run))
 
 
 def test_an_axis_of_one_element() -> None:

@@ -46,6 +46,7 @@ from ..ir.fusion import Fusion, Record, Val
 from ..ir.tensor_view import TensorView
 from ..ops.table import POINTWISE
 from ..ops.torch_calls import TORCH_CALLS
+from .aliases import settle_aliases
 from .host_scalars import HostScalars
 from .recorded_domains import bound_domain, check_mesh_has, check_strides_say, fits, streams_of
 
@@ -89,6 +90,7 @@ class _Binder:
             check_mesh_has(tv)
             if tv.domain.mesh is not None or tv.domain.allocation is not None or tv.allocation_rank:
                 tensor.domain = bound_domain(tv, tensor)
+        settle_aliases(self.fusion, self.tensors)
         for tv in (*(i.val for i in self.fusion.inputs), *self.fusion.outputs):
             if isinstance(tv, TensorView):
                 check_strides_say(tv, self.tensors[tv].domain)

@@ -28,7 +28,7 @@ from math import prod
 
 from ..analysis.extents import equal_extents
 from ..analysis.sharding import is_even
-from ..errors import ShapeError, ShardingError
+from ..errors import ScheduleError, ShapeError, ShardingError
 from ..ir.digits import Axis, Digit, cut_out
 from ..ir.domain import BoundDomain, IterDomain, Merge
 from ..ir.expr import BoundTensor
@@ -48,7 +48,7 @@ def settle_inputs(fusion: Fusion) -> None:
         return
     try:
         bound = bind(fusion, _stand_ins(fusion, meshes))
-    except (ShapeError, ShardingError):
+    except (ShapeError, ShardingError, ScheduleError):
         for tv in unsaid:
             tv.set_device_mesh(max(meshes, key=lambda mesh: mesh.size))
         return
