@@ -231,6 +231,7 @@ ELSEWHERE: list[tuple[tuple[int, ...], tuple[int, ...], tuple[Placement, ...]]] 
     ((2, 2), (7, 5), (strided(0, 3), Shard(0))),
     ((2, 3), (10, 4), (strided(0, 3), Shard(0))),
     ((3, 2, 2), (10, 3), (Shard(0), Partial(), Shard(0))),
+    ((3, 2), (2, 3), (strided(0, 4), strided(0, 2))),
     ((2, 2, 2), (11, 7), (Shard(0), Shard(0), Shard(0))),
 ]
 """Meshes, shapes and placements of which torch cuts short shards where no digits do, or which are no digits."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ..errors import ShardingError
 from ..ir.digits import Root, axis_of
 from ..ir.domain import BoundDomain, IterDomain
 from ..ir.dtype import DataType
@@ -70,7 +71,10 @@ def digit_domain(n: int, cuts: Sequence[Cut], mesh: DeviceMesh) -> BoundDomain |
     if not record(tv, 0, cuts):
         return None
     axes = (axis_of(Root("i", n), tv.domain.shared_singles([n])[0]),)
-    return bound_domain(tv, BoundTensor("x", tv.dtype, BoundDomain(axes))) if fits(tv, axes) else None
+    try:
+        return bound_domain(tv, BoundTensor("x", tv.dtype, BoundDomain(axes))) if fits(tv, axes) else None
+    except ShardingError:  # of a part of one element, which some of the ranks are to have
+        return None
 
 
 def pieces_of(domain: BoundDomain, dim: int) -> Pieces:
