@@ -46,8 +46,9 @@ def write_unrolled(e: Emitter) -> None:
             return
         reductions = e.reductions(phase)
         wanted = list(e.plan.segment.outputs) if phase == last else [x.tensors[0] for x in reductions]
+        more = e.plan.segment.outputs if e.params.eager else ()
         for chunk in chunks:
-            e.load_needed(wanted, chunk)
+            e.load_needed([*wanted, *more], chunk)
         if e.params.team and phase == 0:
             prefetch_next(e)
         e.out.paragraph()

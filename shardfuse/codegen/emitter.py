@@ -137,7 +137,7 @@ class Emitter:
             inside = [f"in_{self.name(tensor, chunk)}"]
         pointer, has_x, has_r = self.elsewhere(tensor, window, chunk) if window else self.pointer(tensor, chunk)
         options = self.mask(has_x, has_r, chunk, inside)
-        if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner:
+        if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner and not self.tile.is_row_wide:
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
         text = f"tl.load({pointer}{options}{hint(self.plan, tensor)})"
@@ -359,10 +359,10 @@ class Emitter:
     def combine(self, expr: Expr, value: Text, chunk: Chunk) -> str:
         """One chunk's contribution, masked lanes neutral."""
         acc = accumulator(expr)
-        text = acc.prepared(value.text, value.dtype)
-        if chunk.is_masked:
-            return chunk.where(text, acc.neutral)
-        return text if value.has_r else f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"
+        text, is_whole = acc.prepared(value.text, value.dtype), value.has_r or chunk.is_masked
+        if not is_whole or (self.tile.is_row_wide and not value.has_x):
+            text = f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"
+        return chunk.where(text, acc.neutral) if chunk.is_masked else text
 
     def require(self, acc: Accumulator) -> None:
         """Have the combining function in the file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..ir.expr import BoundTensor
+from ..schedulers.limits import MANY_VECTORS
 from ..schedulers.persistent import rereads
 from ..schedulers.plan import KernelPlan
 
@@ -11,10 +12,6 @@ EVICT_FIRST = ', eviction_policy="evict_first"'
 """What is read once gives way to what others wrote, which then is not written back meanwhile.  The sum over rows of
 8192 x 4096, float32, took 37.2 us on an H200 so, 42.0 with the rows kept; of 16384 x 8192, bfloat16, 69.3 and 71.1."""
 L2_ONLY = ', cache_modifier=".cg"'
-_MANY = 2
-"""Vectors beside each input of a row, that its own elements push out of the first cache: LayerNorm of 8192 x 4096,
-float16, with 4 of them, took 37.0 us with the row kept out of it, 38.3 with the row kept; RMSNorm, with one, of
-32768 x 4096 133.6 and 129.7."""
 
 
 def hint(plan: KernelPlan, tensor: BoundTensor) -> str:
@@ -29,7 +26,7 @@ def hint(plan: KernelPlan, tensor: BoundTensor) -> str:
         return EVICT_FIRST if tensor in walked else ""
     params = plan.params
     is_row = space.is_inner and params.unrolled and params.x_block == 1 and not params.team
-    if is_row and len(beside) > _MANY * len(walked):
+    if (is_row or plan.is_pair) and len(beside) > MANY_VECTORS * len(walked):
         return L2_ONLY if tensor in walked else EVICT_LAST if tensor in beside else ""
     return EVICT_LAST if tensor in walked else ""
 

@@ -28,7 +28,9 @@ def _lines(plan: KernelPlan, tile: Tile) -> list[str]:
     """One line of text for each input that is read where it stands; none where there is no next row."""
     if not plan.params.prefetch or tile.x_total == 1 or not tile.last_share:
         return []
-    lines = ["ahead = tl.minimum(row + teams, i0 - 1).to(tl.int64)"]
+    block, lanes = tile.x_block, tile.lanes(tile.x_block, reduced=False)
+    following = f"(row + teams) * {block} + {lanes}" if tile.x_lanes else "row + teams"
+    lines = [f"ahead = tl.minimum({following}, i0 - 1).to(tl.int64)"]
     own = f"tl.minimum({tile.share}, {tile.r_total} - first) - 1"
     last = str(tile.share - 1) if tile.last_share == tile.share else own
     for tensor in plan.segment.loads:
@@ -36,7 +38,7 @@ def _lines(plan: KernelPlan, tile: Tile) -> list[str]:
         if plan.space.is_streamed(tensor) and not (window and window.bounds):
             step = LINE_BYTES // tensor.dtype.itemsize
             count = power_of_two(-(-tile.share // step))
-            text = f"tl.arange(0, {count}) * {step}"
+            text = f"{tile.lanes(count, reduced=True)} * {step}"
             if count * step > tile.share or tile.last_share < tile.share:
                 text = f"tl.minimum({text}, {last})"
             strides = window.strides if window else tile.strides[tensor]

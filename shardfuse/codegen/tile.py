@@ -122,6 +122,11 @@ class Tile:
         return str(sizes if self.is_inner else sizes[::-1])
 
     @property
+    def is_row_wide(self) -> bool:
+        """Has each thread the same part of both rows of the tile?"""
+        return self.x_lanes and self.plan.is_pair
+
+    @property
     def r_axis(self) -> int:
         return 1 if self.x_lanes and self.is_inner else 0
 

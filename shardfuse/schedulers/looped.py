@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..ir.expr import DRAWS, BoundTensor
 from .limits import WARP, Target, in_powers_of_two, is_odd, power_of_two, vector
 from .online import online, takes_one_walk
+from .pairs import paired_team
 from .persistent import rereads, streamed
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
@@ -45,10 +46,11 @@ def propose(segment: Segment, target: Target) -> Params:
     float16, took 47 us on an H200 so, 58 us in a loop.
     """
     space, joined = analysed(segment), online(segment)
-    if any(e.op == "welford" for e in joined.exprs) and rereads(analysed(joined)):
-        late = late_team(joined, analysed(joined), target) if cannot_exchange(segment, space) is None else None
-        if late is not None:
-            return late
+    again = analysed(joined)
+    if any(e.op == "welford" for e in joined.exprs) and rereads(again) and cannot_exchange(segment, space) is None:
+        held = paired_team(joined, again, target) or late_team(joined, again, target)
+        if held is not None:
+            return held
     space = in_columns(segment, space)
     params = in_loop(segment, space, target)
     if space.is_inner and takes_one_walk(segment):

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, VIEWS, BoundTensor
 from .limits import (
+    MANY_VECTORS,
     MAX_CHUNKS,
     MAX_COLUMN,
     MAX_ROW_BYTES,
     MAX_WARPS,
     SHORT_COLUMN,
     WARP,
+    WIDEST_LOAD,
     WIDEST_WARPS,
     Target,
     is_odd,
@@ -24,10 +26,18 @@ from .limits import (
     vector,
 )
 from .online import online, takes_one_walk
+from .pairs import paired_team
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment, leading_to
 from .space import Space, analyse, analysed
-from .team import are_few_held, columns_held_by_team, held_by_team, in_columns, late_team, why_not_held
+from .team import (
+    are_few_held,
+    columns_held_by_team,
+    held_by_team,
+    in_columns,
+    late_team,
+    why_not_held,
+)
 
 UNPACKED = (DataType.BFloat16, DataType.Half)
 """Types that are held two in a word."""
@@ -40,6 +50,15 @@ _HELD = 48
 LayerNorm of 8192 x 12288, float16, with 4 vectors beside, took 104 us with 8 warps, 111 with 16."""
 _MANY_HELD_REGISTERS = 80
 """Of a thread that holds so many: 24 warps a multiprocessor."""
+_MOST_HELD = 56
+_MOST_HELD_REGISTERS = 96
+"""Of four warps, where twice as many had half as much: LayerNorm of 8192 x 7168, float16, with 4 vectors, took 62.7 us
+on an H200 so, with 8 warps 66.7; softmax 63.0 and 68.2."""
+_PAIRED = 32
+_PADDED = 0.875
+"""Elements that a thread holds of a pair of rows, at the most, and lanes that have one, at the least.  A program takes
+two rows, and many vectors beside them once: LayerNorm of 8192 x 2048, float16, with 4 of them, took 22.5 us so, with a
+row each 23.5; of 8192 x 4096 37.9 and 39.9; of 8192 x 3072, a quarter of the lanes masked, 32.5 and 29.5."""
 _CHAIN = 4
 _CHAIN_WARPS = 4
 _CHAIN_HELD = 64
@@ -70,6 +89,14 @@ _PACKED_TURNS = 4
 """Rows that each multiprocessor takes, at the least, where a program has one for itself: fewer go to teams."""
 _TILE = 4096
 """Elements of a tile of short columns: 32 a thread with 4 warps."""
+_FEW_TURNS = 4
+"""Rows of a multiprocessor, at the most, that all run at once: then latency is what they take, and more warps with less
+each, and all loads at once, shorten it.  LayerNorm of 333 x 777, bfloat16, with 4 vectors, took 7.4 us on an H200 with
+a warp for each row, with eight 5.4; RMSNorm of 64 x 4096 6.3 with four and 4.7 with sixteen."""
+_FEW_EACH = 4
+"""Elements that a thread has then, at the least."""
+_FEW_HELD = 16384
+"""Elements of all rows of a multiprocessor: 8192 of each of four took 9.5 us, with half as many warps 8.8."""
 _FEW_ROWS = 8
 """Rows, of all inputs, that a thread holds whole columns of, one load of each."""
 _FEW_LANES = 1024
@@ -126,14 +153,15 @@ def propose(segment: Segment, target: Target) -> Params:
     space = in_columns(segment, analysed(segment))
     if space.grouped:
         return columns_held_by_team(segment, space, target)
-    packed = packed_row(segment, space, target)
-    if packed is not None:
-        return packed
+    joined = online(segment)
+    held = packed_row(segment, space, target) or paired_team(joined, analysed(joined), target)
+    if held is not None:
+        return held
     if too_long(segment, space) is not None:
-        joined = online(segment)
         late = None if are_few_held(segment, space) else late_team(joined, analysed(joined), target)
         return late or held_by_team(segment, space, target)
-    return in_registers(segment, space, target)
+    few = _all_at_once(segment, space, target) or _pair(segment, space, target)
+    return few or in_registers(segment, space, target)
 
 
 def in_registers(segment: Segment, space: Space, target: Target) -> Params:
@@ -154,20 +182,22 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
     draws = any(e.op in DRAWS for e in segment.exprs)
     if draws:
         held = max(held, _DRAWN)
-    width = max((vector(t.dtype, n, target) for t in inputs), default=4)
+    width = _width(segment, space, target)
     if n * held <= _SHORT * WARP:
         return _several_rows(n, width, is_shared=any(space.has_r(t) and t not in inputs for t in segment.loads))
     loads = n * held if width > 1 else 2 * n * held  # an element each: more threads have more of them on their way
     if space.phases > _CHAIN:
         return _chain(n, held, loads, width)
+    is_narrow = all(t.dtype.itemsize <= 2 for t in inputs)
     warps = min(power_of_two(-(-loads // (_HELD * WARP))), MAX_WARPS)
+    if held == 1 and is_narrow:
+        warps = _or_four(warps, loads, space.phases)
     if held == 1 and n > _NARROW * WARP * MAX_WARPS and space.phases == 2:
         warps = WIDEST_WARPS
     block = max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS)))
     bound = None
-    is_narrow = all(t.dtype.itemsize <= 2 for t in inputs)
     if held == 1 and loads > _NARROW * WARP * warps and warps < MAX_WARPS and is_narrow:
-        bound = _MANY_HELD_REGISTERS
+        bound = _MANY_HELD_REGISTERS if loads <= _HELD * WARP * warps else _MOST_HELD_REGISTERS
     elif held == 1 and warps == MAX_WARPS and n <= _NARROW * WARP * warps:
         bound = 64
     return Params(1, min(block, power_of_two(n)), num_warps=warps, max_registers=bound)
@@ -181,6 +211,35 @@ def _chain(n: int, held: int, loads: int, width: int) -> Params:
     most = _CHAINED // 2 if n % block else _CHAINED
     rows = power_of_two(most * WARP * warps // (n * held) + 1) // 2 if warps < MAX_WARPS else 1
     return Params(max(rows, 1), block, num_warps=warps)
+
+
+def _or_four(warps: int, values: int, phases: int) -> int:
+    """``warps`` for a row of so many ``values``; four where two would hold many, and where four can for eight."""
+    is_many = warps == 2 and values > 2 * _NARROW * WARP
+    return 4 if is_many or (warps == 8 and phases > 2 and values <= 4 * _MOST_HELD * WARP) else warps
+
+
+def _pair(segment: Segment, space: Space, target: Target) -> Params | None:
+    """Two rows a program; ``None`` where a thread would hold too much of them, or too many lanes would be masked."""
+    n, inputs = space.reduced, streamed(segment, space)
+    beside = [t for t in segment.loads if space.has_r(t) and t not in inputs]
+    if not space.is_inner or n <= _SHORT * WARP or space.phases > _CHAIN or len(beside) <= MANY_VECTORS * len(inputs):
+        return None
+    if any(e.op in ("iota", *DRAWS) for e in segment.exprs) or held_values(segment, space) != 1:
+        return None
+    if _width(segment, space, target) != WIDEST_LOAD:
+        return None
+    for warps in (4, 8):
+        block = warps * WARP * WIDEST_LOAD
+        whole = -(-n // block) * block
+        if 2 * n <= _PAIRED * WARP * warps and (warps == 4 or _PADDED * whole <= n):
+            return Params(2, block, num_warps=warps)
+    return None
+
+
+def _width(segment: Segment, space: Space, target: Target) -> int:
+    """Elements of the widest load of a row."""
+    return max((vector(t.dtype, space.reduced, target) for t in streamed(segment, space)), default=4)
 
 
 def held_values(segment: Segment, space: Space) -> int:
@@ -240,6 +299,18 @@ def beside_again(segment: Segment, space: Space, beside: Sequence[BoundTensor]) 
     wanted = [e.tensors[0] for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
     behind = {t for e in leading_to(segment.exprs, wanted) for t in e.tensors}
     return len([t for t in beside if t in behind])
+
+
+def _all_at_once(segment: Segment, space: Space, target: Target) -> Params | None:
+    """A program for each of few rows; ``None`` where they are not few."""
+    n, width = space.reduced, _width(segment, space, target)
+    rows = -(-space.kept // target.multiprocessors)
+    if not space.is_inner or rows > _FEW_TURNS or rows * n > _FEW_HELD:
+        return None
+    if space.phases > _CHAIN or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
+        return None
+    warps = min(power_of_two(-(-n // (WARP * max(width, _FEW_EACH)))), MAX_WARPS)
+    return Params(1, min(warps * WARP * width, power_of_two(n)), num_warps=warps, eager=True)
 
 
 def _several_rows(n: int, width: int, *, is_shared: bool) -> Params:

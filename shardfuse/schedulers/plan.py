@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir.digits import Digit
+from .limits import WARP, WIDEST_LOAD
 from .segment import Segment
 from .space import Space
 
@@ -27,6 +28,7 @@ class Params:
     counted: a team counts its members in, instead of polling all their words.
     prefetch: a team has its next row fetched into L2 while it waits.
     late: how many rows a team reads before it waits for the results of this one, at most 2; 0 where it waits at once.
+    eager: all loads come before the first reduction: nothing else hides what later ones would wait for.
     packed: a program holds 16-bit inputs of its row as they are, two in a register, and widens them at each use.
     aligned: a loop begins each row with the word that its first element lies in, so that its loads are wide.
     once: what finishes partial results is a stage of the same launch, not a second one.
@@ -48,6 +50,7 @@ class Params:
     counted: bool = True
     prefetch: bool = True
     late: int = 0
+    eager: bool = False
     packed: bool = False
     aligned: bool = False
     columns: int = 0
@@ -72,6 +75,14 @@ class KernelPlan:
     split: Digit | None = None
     stages: tuple[KernelPlan, ...] = ()
     shares: bool = False
+
+    @property
+    def is_pair(self) -> bool:
+        """Does each program take two long rows, all of its threads along each?"""
+        params, space = self.params, self.space
+        if params.x_block != 2 or not params.unrolled or not space.is_inner or space.walked:
+            return False
+        return params.num_warps * WARP * WIDEST_LOAD <= params.r_block < space.reduced
 
 
 def may_be_stages(segment: Segment) -> bool:

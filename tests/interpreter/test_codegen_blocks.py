@@ -109,3 +109,22 @@ def test_pointwise_of_strided_inputs(tmp_path: Path, seed: int) -> None:
     params = replace(pointwise.propose(segment, H200), x_block=1 << rng.randrange(7))
     (out,) = run(segment, {x: data, part: other}, tmp_path, params=params, scheduler=pointwise)
     assert torch.equal(out, data - other)
+
+
+@pytest.mark.parametrize("members", [0, 1])
+@pytest.mark.parametrize("rows", [4, 5])
+def test_vectors_beside_pairs_of_rows(tmp_path: Path, rows: int, members: int) -> None:
+    """A vector is read once for both rows, and is reduced for both."""
+    b = Builder()
+    i, j = b.axis(rows), b.axis(1500)
+    x, shift, weight = b.input(DataType.Float, i, j), b.input(DataType.Float, j), b.input(DataType.Float, j)
+    total = b.op("add", x, shift)
+    centred = b.op("mul", b.op("sub", total, b.mean(total, [1])), weight)
+    segment = b.segment(b.op("add", centred, b.aligned(b.mean(b.op("square", weight), [0]), 2)))
+    values_of = [values(rows, 1500), values(1500, seed=1), values(1500, seed=2)]
+    params = Params(x_block=2, r_block=1024, num_warps=4, team=members, programs=2 * members)
+    inputs = dict(zip((x, shift, weight), values_of, strict=True))
+    (out,) = run(segment, inputs, tmp_path, scheduler=persistent, params=params)
+    data, more, scale = (v.double() for v in values_of)
+    wide = data + more
+    close(out, (wide - wide.mean(1, keepdim=True)) * scale + scale.square().mean())
