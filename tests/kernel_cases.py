@@ -163,6 +163,18 @@ def total(rows: int, columns: int, dtype: DataType) -> Segment:
     return b.segment(b.reduce("sum", b.cast(x, FLOAT), [0, 1], keepdim=False))
 
 
+def gelu_tanh_backward(rows: int, columns: int, dtype: DataType) -> Segment:
+    """dx of GELU by tanh, written with powers, and db of a bias before it."""
+    b = Builder()
+    i, j, wide = b.axis(rows), b.axis(columns), dtype.compute
+    x, dy = (b.cast(b.input(dtype, i, j), wide) for _ in range(2))
+    t = b.op("tanh", b.op("mul", b.op("add", x, b.op("mul", b.op("pow", x, 3.0), 0.044715)), 0.7978845608))
+    slope = b.op("add", b.op("mul", b.op("pow", x, 2.0), 0.1070322243), 0.7978845608)
+    inner = b.op("mul", b.op("mul", b.op("sub", 1.0, b.op("pow", t, 2.0)), slope), b.op("mul", x, 0.5))
+    dx = b.op("mul", dy, b.op("add", b.op("mul", b.op("add", t, 1.0), 0.5), inner))
+    return b.segment(b.cast(dx, dtype), b.cast(b.reduce("sum", dx, [0], keepdim=False), dtype))
+
+
 def row_sums(rows: int, columns: int, dtype: DataType) -> Segment:
     b = Builder()
     x = b.input(dtype, b.axis(rows), b.axis(columns))
@@ -254,6 +266,7 @@ SM90: dict[str, Segment] = {
     "layer_norm_backward float 12288": layer_norm_backward((4096, 12288), FLOAT, saved=True),
     "layer_norm_backward beside a residual": layer_norm_backward((4096, 12288), BF16, saved=True, residual=True),
     "layer_norm_backward of samples": layer_norm_backward((8, 4096, 3072), BF16, samples=True),
+    "gelu_tanh_backward": gelu_tanh_backward(16384, 8192, BF16),
     **{f"cross_entropy {n}": cross_entropy(4096, n, BF16) for n in (8192, 16384, 50257, 128256)},
     **{f"softmax {n}": softmax(8192, n, BF16) for n in (128, 1000, 4096, 32000)},
     **{f"softmax of odd rows {n}": softmax(8192, n, BF16) for n in (5139, 32001, 50257, 128257)},

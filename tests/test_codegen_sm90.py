@@ -35,6 +35,7 @@ QUICK = [
     "layer_norm 49152", "layer_norm of very long rows", "layer_norm of few rows", "layer_norm of wide rows",
     "swiglu past 32 bits", "layer_norm_backward 5140", "layer_norm_backward beside a residual",
     "rms_norm_backward 384", "transpose_add",
+    "gelu_tanh_backward",
 ]  # fmt: skip
 LARGER_TILE = "two registers: 63 and 454 us on an H200, with half a tile and no spill 66 and 459"
 HALF_THE_PROGRAMS = "124 and 175 us on an H200; with half as many programs a multiprocessor and no spill 125 and 164"
