@@ -269,7 +269,7 @@ def _write_turn(
 ) -> None:
     """What a loop does with the block that begins at ``start``."""
     wanted = [*(x.tensors[0] for x in reductions), *stored]
-    at = len(e.out.lines)
+    at, chunks = len(e.out.lines), [replace(c, turn=start) for c in chunks]
     lines = [f"r = {start} + c", *([f"r_mask = r < {R_SIZE}"] if chunks[0].is_masked else [])]
     for line in e.index_lines(start) if isinstance(e, Aligned) and chunks[0].is_masked else lines:
         e.out.line(line)

@@ -21,6 +21,7 @@ from .hints import hint
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .reduction import HELPERS, Accumulator, accumulator
 from .rounding import may_be_rough
+from .runs import in_runs
 from .source import Writer
 from .tile import R_SIZE, Chunk, Piece, Strides, Tile
 from .windows import Window
@@ -127,23 +128,22 @@ class Emitter:
         return Text(name, dtype, has_x, has_r)
 
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
-        window = self.tile.windows.get(tensor)
+        window, dtype = self.tile.windows.get(tensor), tensor.dtype.compute
         inside = window.conditions(partial(self.index_text, chunk), partial(self.tile.part, chunk)) if window else []
         if inside is None:
-            dtype = tensor.dtype.compute
             return Text(f"tl.full([], 0, {TRITON_TYPE[dtype]})", dtype, False, False)
         if inside:
             self.out.line(f"in_{self.name(tensor, chunk)} = {' & '.join(inside)}")
             inside = [f"in_{self.name(tensor, chunk)}"]
         pointer, has_x, has_r = self.elsewhere(tensor, window, chunk) if window else self.pointer(tensor, chunk)
         options = self.mask(has_x, has_r, chunk, inside)
+        run = in_runs(self.tile, tensor, chunk, self.offset) if has_r and not window else None
+        pointer, options = (self.pointer(tensor, run.few)[0], run.options) if run else (pointer, options)
         if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner and not self.tile.is_row_wide:
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
-        text = f"tl.load({pointer}{options}{hint(self.plan, tensor)})"
-        dtype = tensor.dtype
-        if dtype.is_low_precision:
-            text, dtype = f"{text}.to(tl.float32)", DataType.Float
+        text = converted(f"tl.load({pointer}{options}{hint(self.plan, tensor)})", tensor.dtype, dtype)
+        text = run.spread(text) if run else text
         return self.assign(self.name(tensor, chunk), text, dtype, has_x and self.tile.x_lanes, has_r)
 
     def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
@@ -299,7 +299,7 @@ class Emitter:
         elif self.params.team:
             # A chunk that some member has nothing of is never read without its mask.
             size = chunk.valid if chunk.start < self.tile.last_share else 0
-            constant, first, r_terms = member_terms("first", "c", chunk.start, size, self.tile.share, r)
+            constant, first, r_terms = member_terms("first", chunk.lane, chunk.start, size, self.tile.share, r)
             x_terms += first
         else:
             constant, r_terms = chunk_terms(chunk.lane, chunk.start, chunk.valid, r)
@@ -396,5 +396,4 @@ class Emitter:
             if out.dtype.is_low_precision and not acc.is_exact:
                 text = self.rounded(text, out)
             suffix = piece.suffix if self.space.has_x(out) else ""
-            name = f"{out}{suffix}"
-            self.values[out, suffix] = self.assign(name, text, out.dtype.compute, self.tile.x_lanes, False)
+            self.values[out, suffix] = self.assign(f"{out}{suffix}", text, out.dtype.compute, self.tile.x_lanes, False)

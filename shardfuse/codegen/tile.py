@@ -55,7 +55,7 @@ class Chunk:
 
     ``start`` is ``None`` where the index is a variable (``index``), as in a loop; in a team it counts from ``first``.
     ``mask``: the name of its mask.  ``lane``: the name of its lanes.  ``block``: how many, where chunks differ.
-    ``piece``: which of the program's columns.
+    ``piece``: which of the program's columns.  ``turn``: the index that this turn of a loop begins with.
     """
 
     suffix: str
@@ -67,6 +67,7 @@ class Chunk:
     block: int | None = None
     index: str = "r"
     piece: Piece = _ALL_COLUMNS
+    turn: str = "start"
 
     def where(self, text: str, neutral: str) -> str:
         """``text`` in the lanes that are within the mask."""

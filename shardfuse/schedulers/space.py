@@ -53,6 +53,11 @@ class Space:
         return prod(a.extent for a in self.r)
 
     @property
+    def run(self) -> int:
+        """Elements of r that follow one another in memory: all of a row, or those of one piece."""
+        return prod(a.extent for a in self.r[len(self.r) - self.inside :])
+
+    @property
     def phases(self) -> int:
         """1 + the longest chain of reductions."""
         return 1 + max(self.phase.values(), default=0)
@@ -79,10 +84,9 @@ def as_columns(space: Space, line: int) -> Space:
     tile then reads whole lines, and the columns of a group are added up last.
     """
     cut = len(space.r) - space.inside
-    run = prod(a.extent for a in space.r[cut:])
-    if not (space.x and space.inside and cut) or run >= line or space.walked:
+    if not (space.x and space.inside and cut) or space.run >= line or space.walked:
         return space
-    return replace(space, x=space.x + space.r[cut:], r=space.r[:cut], is_inner=False, grouped=run)
+    return replace(space, x=space.x + space.r[cut:], r=space.r[:cut], is_inner=False, grouped=space.run)
 
 
 @lru_cache(maxsize=64)  # every scheduler asks about the same segment in turn

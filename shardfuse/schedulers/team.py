@@ -5,6 +5,7 @@ For rows that no program holds, and for rows so few and long that a program each
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir.dtype import DataType
@@ -149,7 +150,7 @@ def why_not_held(segment: Segment, space: Space) -> str | None:
     if not space.is_inner and not space.grouped:
         return "its columns are next to each other in memory"
     rows = space.kept // columns_of(segment, space)[0] if space.grouped else space.kept
-    if space.phases > 2 and rows <= _FEW_ROWS and not are_few_held(segment, space):
+    if (space.phases > 2 or space.grouped) and rows <= _FEW_ROWS and not are_few_held(segment, space):
         return f"its {rows} rows are few: small teams that loop wait less for each other"
     if space.phases > 2 and _has_indices(segment):
         return "its indices take the registers: large teams that wait for each other more than once"
@@ -167,15 +168,22 @@ def are_few_held(segment: Segment, space: Space) -> bool:
     return space.reduced <= _FEW_MEMBERS * _WARPS * WARP * _FEW_HELD
 
 
+def is_cut_short(walked: Sequence[BoundTensor], space: Space, target: Target) -> bool:
+    """Do rows lie in pieces that loads of 128 bits do not divide?"""
+    widths = (vector(t.dtype, space.run, target) * t.dtype.itemsize for t in walked)
+    return space.run != space.reduced and min(widths, default=0) < target.vector_bytes
+
+
 def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
     """A team that reads its next row before it waits for this one; ``None`` where that does not pay.
 
     ``space``: of the segment with its statistics joined.  RMSNorm of 4096 x 65536, bfloat16, took 284 us on an H200 so,
-    323 us where programs wait for the row that they have just read.
+    323 us where programs wait for the row that they have just read; the gradient of batch norm of 64 x 64 x 112 x 112,
+    float16, 110 and 165, batch norm of 32 x 256 x 56 x 56 34 and 57.
     """
-    if segment.loads != segment.inputs or space.inside != len(space.r):
-        return None  # windows, and rows in pieces
     walked, n = _streamed(segment, space), space.reduced
+    if segment.loads != segment.inputs or is_cut_short(walked, space, target):
+        return None  # windows, and a place of its own for each element
     beside = [t for t in segment.inputs if space.r[-1] in space.atoms[t] and t not in walked]
     if space.phases != 2 or space.grouped or not space.is_inner or any(map(space.has_x, beside)):
         return None
@@ -200,14 +208,15 @@ def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
         rows, size = 2, _sized(n * held, _LATE_WARPS, _TWO_AHEAD_BYTES, _TWO_AHEAD_REGISTERS)
     else:
         size = _late_size(n * held, _few_members(kinds, held, copied, target, is_folded=is_folded))
-        size = size if size is None or size[0] == _LATE_WARPS or is_folded else None
+        size = size if size is None or size[0] == _LATE_WARPS or is_folded or len(walked) > 1 else None
     if size is None:
         return None
     warps, members, registers = size
     block = warps * WARP * width
     by_channel = [t for t in segment.inputs if space.has_r(t) and t not in (*walked, *beside)]
-    if by_channel and (n % (members * block) or any(_run_below(t, space) % block for t in by_channel)):
-        return None  # not one number for all of a load
+    share, run = (width, width) if is_folded else (members * block, block)
+    if by_channel and (n % share or any(_run_below(t, space) % run for t in by_channel)):
+        return None  # not one number for all of a load; of two inputs, for all of a chunk
     by_shared = int(_SHARED * target.shared_bytes) // (copied * -(-n // members)) * target.multiprocessors
     programs = resident(target, warps, registers)
     is_deep = is_folded and registers > _LATE_REGISTERS and by_shared >= 2 * min(programs, by_shared)
@@ -252,8 +261,8 @@ def _late_size(row: int, few: int) -> tuple[int, int, int] | None:
         return _LATE_WARPS, members, _LATE_REGISTERS
     if members <= 2 * MAX_TEAM:
         return _LATE_WARPS, members // 2, _LOOP_REGISTERS
-    members = min(power_of_two(-(-row // (4 * lanes * _LATE_BYTES))), _LATE_MOST_MEMBERS)
-    return (2 * _LATE_WARPS, members, _LOOP_REGISTERS) if row <= members * 2 * lanes * _LATE_MOST else None
+    members = power_of_two(-(-row // (2 * lanes * _LATE_MOST)))
+    return (2 * _LATE_WARPS, members, _LOOP_REGISTERS) if members <= _LATE_MOST_MEMBERS else None
 
 
 def _sized(row: int, warps: int, held: int, registers: int) -> tuple[int, int, int] | None:
@@ -285,6 +294,8 @@ def columns_held_by_team(segment: Segment, space: Space, target: Target) -> Para
     params = Params(
         x_block=lanes, columns=columns, r_block=block, num_warps=_WARPS, max_registers=registers, prefetch=False
     )
+    if members == 2 and space.kept // columns >= resident(target, _WARPS, _WIDE_REGISTERS):
+        return replace(params, max_registers=None)  # 64 x 2048 x 7 x 7's gradient: 24 us on an H200, by teams of 2 42
     params = _filling(params, members, space, resident(target, _WARPS, registers), block)
     return params if params.team > 1 else replace(params, team=0, programs=0)
 
@@ -295,15 +306,21 @@ def looping_team(segment: Segment, space: Space, params: Params, target: Target)
         return params
     is_small = space.is_inner and not space.grouped and len(_streamed(segment, space)) == 1
     registers = _FEW_REGISTERS if is_small else _LOOP_REGISTERS
-    programs = min(resident(target, params.num_warps, registers), _by_shared(segment, space, params, target))
+
+    def filled(params: Params) -> Params:
+        programs = min(resident(target, params.num_warps, registers), _by_shared(segment, space, params, target))
+        return _filling(params, 1, space, programs, _TURNS * params.r_block)
+
     if not space.is_inner and not space.grouped:
         itemsize = min((t.dtype.itemsize for t in _streamed(segment, space)), default=4)
         lanes = min(params.x_block, LINE_BYTES // itemsize)  # a word for each lane of each member: no more than a line
         params = _narrowed(params, lanes)
-    full = _filling(params, 1, space, programs, _TURNS * params.r_block)
+        while params.num_warps < MAX_WARPS and _is_for_wider(filled(params), space):
+            params = replace(params, num_warps=2 * params.num_warps, r_block=2 * params.r_block)
+    full = filled(params)
     while full.team * params.x_block > _COLLECTED * params.num_warps * WARP and not space.grouped:
         params = _narrowed(params, params.x_block // 2)
-        full = _filling(params, 1, space, programs, _TURNS * params.r_block)
+        full = filled(params)
     if not (space.is_inner or space.grouped or takes_one_walk(segment)):
         full = _in_cache(segment, space, full, target)
     return replace(full, max_registers=registers) if full.team > 1 else replace(full, team=0, programs=0)
@@ -315,6 +332,17 @@ def _by_shared(segment: Segment, space: Space, params: Params, target: Target) -
     copied = sum(t.dtype.itemsize * (params.x_block if space.has_x(t) else 1) for t in differs) * params.r_block
     copied *= max(params.num_stages - 1, 1)
     return max(int(_SHARED * target.shared_bytes) // max(copied, 1), 1) * target.multiprocessors
+
+
+def _is_for_wider(full: Params, space: Space) -> bool:
+    """Would more warps in fewer programs leave fewer words to exchange, or use programs that the team cannot have?
+
+    Batch norm of 8 x 64 x 256 x 256, float16, channels-last, took 62 us on an H200 so, in tiles of fewer columns 95.
+    """
+    if full.team * full.x_block > _COLLECTED * full.num_warps * WARP:
+        return True
+    rows = -(-space.kept // full.x_block)
+    return full.team == MAX_TEAM and 2 * MAX_TEAM * rows <= full.programs
 
 
 def _narrowed(params: Params, lanes: int) -> Params:

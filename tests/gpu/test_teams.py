@@ -179,3 +179,57 @@ def test_group_norms(shape: tuple[int, ...], dtype: torch.dtype, is_channels_las
         (again,) = fd.execute([here, *parts])
         if k % 20 == 0:
             assert torch.equal(first, again), f"launch {k} differs"
+
+
+def normalised(fd: FusionDefinition, x: TensorView, _: TensorView) -> TensorView:
+    var, mean = fd.ops.var_mean(x, [0, 2, 3], correction=0, keepdim=True)
+    return fd.ops.mul(fd.ops.sub(x, mean), fd.ops.rsqrt(fd.ops.add(var, EPS)))
+
+
+def without_its_part(fd: FusionDefinition, x: TensorView, dy: TensorView) -> TensorView:
+    """The gradient of a batch norm: two sums over two inputs, and both inputs again."""
+    along, mean = (fd.ops.mean(t, [0, 2, 3], keepdim=True) for t in (fd.ops.mul(x, dy), dy))
+    return fd.ops.sub(fd.ops.sub(dy, mean), fd.ops.mul(x, along))
+
+
+def channel_means(t: torch.Tensor) -> torch.Tensor:
+    return t.mean([0, 2, 3], keepdim=True)
+
+
+BATCH_NORMS = {
+    normalised: lambda x, _: functional.batch_norm(x, None, None, training=True, eps=EPS),
+    without_its_part: lambda x, dy: dy - channel_means(dy) - x * channel_means(x * dy),
+}
+BATCHES = [
+    ((8, 64, 96, 256), torch.float16, False),
+    ((24, 256, 56, 56), torch.bfloat16, False),
+    ((16, 512, 28, 28), torch.float16, False),
+    ((48, 2048, 7, 7), torch.float16, False),
+    ((6, 32, 300, 220), torch.float32, False),
+    ((8, 64, 200, 256), torch.float16, True),
+    ((3, 96, 170, 90), torch.bfloat16, True),
+]
+
+
+@pytest.mark.parametrize("build", BATCH_NORMS)
+@pytest.mark.parametrize(("shape", "dtype", "is_channels_last"), BATCHES, ids=str)
+def test_batch_norms(build, shape: tuple[int, ...], dtype: torch.dtype, is_channels_last: bool) -> None:
+    """A channel lies in a piece of every sample, or beside the other channels."""
+    order = [0, 2, 3, 1] if is_channels_last else [0, 1, 2, 3]
+    strides = [3 - order.index(k) for k in range(4)]
+    kind = DataType.from_torch(dtype)
+    with FusionDefinition() as fd:
+        x, dy = (
+            fd.define_tensor(shape=list(shape), contiguity=True, dtype=kind, stride_order=strides) for _ in range(2)
+        )
+        fd.add_output(fd.ops.cast(build(fd, wide(fd, x), wide(fd, dy)), dtype=kind), stride_order=strides)
+    generator = torch.Generator("cuda").manual_seed(7)
+    stored = [torch.randn([shape[k] for k in order], generator=generator, device="cuda").to(dtype) for _ in range(2)]
+    inputs = [t.permute([order.index(k) for k in range(4)]) for t in stored]
+    (first,) = fd.execute(inputs)
+    wanted = BATCH_NORMS[build](*(t.double() for t in inputs))
+    assert (first.double() - wanted).norm() <= max(torch.finfo(dtype).eps / 2, 2e-6) * wanted.norm()
+    for k in range(60):
+        (again,) = fd.execute(inputs)
+        if k % 20 == 0:
+            assert torch.equal(first, again), f"launch {k} differs"

@@ -136,9 +136,9 @@ def test_statistics_of_a_channel(tmp_path: Path, params: Params, shape: list[int
 
 
 @pytest.mark.parametrize("params", [UNROLLED, LOOPED, FOLDED])
-@pytest.mark.parametrize("space", [(8, 32), (5, 7)])
+@pytest.mark.parametrize("space", [(8, 32), (6, 6), (5, 7)])
 def test_weights_along_channels(tmp_path: Path, params: Params, space: tuple[int, int]) -> None:
-    """Group norm: a weight is a scalar of a chunk where a chunk lies in one channel."""
+    """Group norm: a weight is a scalar of a chunk that lies in one channel, else one for all of a thread's load."""
     b = Builder()
     x = b.input(DataType.Float, b.axis(2), b.axis(12), *map(b.axis, space))
     grouped = b.unflatten(x, 1, 4)
@@ -148,8 +148,10 @@ def test_weights_along_channels(tmp_path: Path, params: Params, space: tuple[int
     weight = b.emit("broadcast", [w], w.dtype, [(), *w.domain.logical, (), ()], new=(True, False, True, True))
     segment = b.segment(b.op("mul", b.flatten(unit, 1, 2), weight))
     data, scale = values(2, 12, *space), values(12, seed=1)
-    (out,) = Team(segment, {x: data, w: scale}, tmp_path, replace(params, team=4), 6).settle(1)
+    team = Team(segment, {x: data, w: scale}, tmp_path, replace(params, team=4), 6)
+    (out,) = team.settle(1)
     close(out, torch.nn.functional.group_norm(data.double(), 3, scale.double(), eps=1e-5))
+    assert ("tl.broadcast_to(tl.load(" in team.source.text) == (space == (6, 6))
 
 
 @pytest.mark.parametrize("params", [UNROLLED, LOOPED])
