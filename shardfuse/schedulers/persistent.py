@@ -313,6 +313,8 @@ def _all_at_once(segment: Segment, space: Space, target: Target) -> Params | Non
         return None
     if space.phases > _CHAIN or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
         return None
+    if any(space.has_x(t) and space.has_r(t) and not space.is_streamed(t) for t in segment.loads):
+        return None  # a number for each channel: fewer are loaded where each chunk is one channel's
     warps = min(power_of_two(-(-n // (WARP * max(width, _FEW_EACH)))), MAX_WARPS)
     return Params(1, min(warps * WARP * width, power_of_two(n)), num_warps=warps, eager=True)
 

@@ -40,27 +40,58 @@ def sigmoid(x):
 @triton.jit
 def persistent_T24(T0_ptr, T15_ptr, T18_ptr, T24_ptr):
     x = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, 2048)
+    c = tl.arange(0, 512)
     offs_0 = x * 2048
     offs_1 = x % 32 * 4
 
-    T0 = tl.load(T0_ptr + offs_0 + c, eviction_policy="evict_last").to(tl.float32)
-    T15 = tl.load(T15_ptr + offs_1 + c // 512).to(tl.float32)
-    T18 = tl.load(T18_ptr + offs_1 + c // 512).to(tl.float32)
+    T0_0 = tl.load(T0_ptr + offs_0 + c, eviction_policy="evict_last").to(tl.float32)
+    T0_1 = tl.load(T0_ptr + offs_0 + 512 + c, eviction_policy="evict_last").to(tl.float32)
+    T0_2 = tl.load(T0_ptr + offs_0 + 1024 + c, eviction_policy="evict_last").to(tl.float32)
+    T0_3 = tl.load(T0_ptr + offs_0 + 1536 + c, eviction_policy="evict_last").to(tl.float32)
 
-    T3 = tl.sum(T0, axis=0)
+    T3 = tl.sum(T0_0 + T0_1 + T0_2 + T0_3, axis=0)
 
     T5 = T3 / 2048.0
-    T6 = T0 - T5
-    T7 = T6 * T6
-    T8 = tl.sum(T7, axis=0)
+    T6_0 = T0_0 - T5
+    T7_0 = T6_0 * T6_0
+    T6_1 = T0_1 - T5
+    T7_1 = T6_1 * T6_1
+    T6_2 = T0_2 - T5
+    T7_2 = T6_2 * T6_2
+    T6_3 = T0_3 - T5
+    T7_3 = T6_3 * T6_3
+    T8 = tl.sum(T7_0 + T7_1 + T7_2 + T7_3, axis=0)
+
+    T15_0 = tl.load(T15_ptr + offs_1).to(tl.float32)
+    T18_0 = tl.load(T18_ptr + offs_1).to(tl.float32)
+    T15_1 = tl.load(T15_ptr + offs_1 + 1).to(tl.float32)
+    T18_1 = tl.load(T18_ptr + offs_1 + 1).to(tl.float32)
+    T15_2 = tl.load(T15_ptr + offs_1 + 2).to(tl.float32)
+    T18_2 = tl.load(T18_ptr + offs_1 + 2).to(tl.float32)
+    T15_3 = tl.load(T15_ptr + offs_1 + 3).to(tl.float32)
+    T18_3 = tl.load(T18_ptr + offs_1 + 3).to(tl.float32)
 
     T10 = T8 / 2048.0
     T11 = T10 + 1e-05
     T12 = tl.rsqrt(T11)
-    T13 = T6 * T12
-    T21 = T13 * T15
-    T22 = T21 + T18
-    T23 = T22 * sigmoid(T22)
+    T13_0 = T6_0 * T12
+    T21_0 = T13_0 * T15_0
+    T22_0 = T21_0 + T18_0
+    T23_0 = T22_0 * sigmoid(T22_0)
+    T13_1 = T6_1 * T12
+    T21_1 = T13_1 * T15_1
+    T22_1 = T21_1 + T18_1
+    T23_1 = T22_1 * sigmoid(T22_1)
+    T13_2 = T6_2 * T12
+    T21_2 = T13_2 * T15_2
+    T22_2 = T21_2 + T18_2
+    T23_2 = T22_2 * sigmoid(T22_2)
+    T13_3 = T6_3 * T12
+    T21_3 = T13_3 * T15_3
+    T22_3 = T21_3 + T18_3
+    T23_3 = T22_3 * sigmoid(T22_3)
 
-    tl.store(T24_ptr + offs_0 + c, T23)
+    tl.store(T24_ptr + offs_0 + c, T23_0)
+    tl.store(T24_ptr + offs_0 + 512 + c, T23_1)
+    tl.store(T24_ptr + offs_0 + 1024 + c, T23_2)
+    tl.store(T24_ptr + offs_0 + 1536 + c, T23_3)
