@@ -263,6 +263,7 @@ SM90: dict[str, Segment] = {
     **{f"rms_norm_backward {n}": rms_norm_backward(2048, n, BF16) for n in (20480, 32772, 50000, 262144)},
     **{f"rms_norm_backward float {n}": rms_norm_backward(4096, n, FLOAT) for n in (16384, 65536)},
     **{f"layer_norm_backward {n}": layer_norm_backward((2047, n), HALF, saved=True) for n in (16384, 32768)},
+    "layer_norm_backward 12288": layer_norm_backward((4096, 12288), BF16, saved=True),
     "layer_norm_backward float 12288": layer_norm_backward((4096, 12288), FLOAT, saved=True),
     "layer_norm_backward beside a residual": layer_norm_backward((4096, 12288), BF16, saved=True, residual=True),
     "layer_norm_backward of samples": layer_norm_backward((8, 4096, 3072), BF16, samples=True),

@@ -18,12 +18,14 @@ from .space import Space
 from .team import cannot_exchange
 
 _WARPS = 4
-_LOADS = 2
-"""Of each input, a row, that a thread holds: 16 elements of 16 bits."""
-_SHAPES = ((168, 2), (128, 1), (168, 1), (255, 1))
-"""Registers of a thread and rows of a turn, the best first.  RMSNorm's backward of 8192 x 32768, bfloat16, took 397 us
-on an H200 with two rows, with one 420, in larger programs 434; of LayerNorm's, two rows spill: 2048 x 32768 took 166
-us, with one 121."""
+_PAIRS = (255, 2, 3)
+_SHAPES = ((168, 2, 2), (128, 1, 2), (168, 1, 2), (255, 1, 2))
+"""Registers of a thread, rows of a turn, and loads of each row, a load being 16 bytes of each input; the best first.
+
+On an H200, in bfloat16: RMSNorm's backward of 8192 x 32768 took 397 us with two rows of two loads, with one row 420, in
+larger programs 434.  Of LayerNorm's, two rows spill: 2048 x 32768 took 166 us, with one 121.  Three loads (``_PAIRS``)
+are better where members have them whole, LayerNorm's of 4096 x 12288 90 us and 98, RMSNorm's of 4096 x 24576 156 and
+164, and worse where some lanes are masked, 2048 x 32768 141 us."""
 _OTHER = 42
 _OF_EACH = 2
 """Registers of a thread for all but elements; and of each load and each result that is exchanged (counted in compiled
@@ -42,24 +44,37 @@ class _Row:
     """What a thread has of rows.
 
     streamed: bytes of an element of all inputs that are read once; inputs: how many they are.  standing: of what is the
-    same for all rows, and of sums of columns.  results: exchanged of a row.  held: elements of a thread, of one row.
+    same for all rows, and of sums of columns.  results: exchanged of a row.  width: elements of a load.  length: of a
+    row.
     """
 
     streamed: int
     inputs: int
     standing: int
     results: int
-    held: int
+    width: int
+    length: int
 
-    def registers(self, rows: int) -> int:
+    def registers(self, rows: int, loads: int) -> int:
         """Of a thread: rows of two turns, as the bits that they are."""
-        elements = self.held * (2 * rows * self.streamed + self.standing) // 4
-        return elements + _OTHER + _OF_EACH * rows * (_LOADS * self.inputs + self.results)
+        elements = loads * self.width * (2 * rows * self.streamed + self.standing) // 4
+        return elements + _OTHER + _OF_EACH * rows * (loads * self.inputs + self.results)
+
+    def share(self, loads: int) -> int:
+        """Elements of a row that a member holds."""
+        return loads * self.width * _WARPS * WARP
 
     @property
-    def share(self) -> int:
-        """Elements of a row that a member holds."""
-        return self.held * _WARPS * WARP
+    def is_in_pairs(self) -> bool:
+        """Do members hold three loads of each of two rows, and all of them whole?"""
+        registers, rows, loads = _PAIRS
+        return self.length % self.share(loads) == 0 and self.registers(rows, loads) <= registers
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """Registers of a thread, rows of a turn, and loads of each; ``None`` where all spill."""
+        fits = [s for s in _SHAPES if self.registers(*s[1:]) <= s[0]]
+        return _PAIRS if self.is_in_pairs else next(iter(fits), None)
 
 
 def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr]) -> str | None:
@@ -81,14 +96,23 @@ def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr]) ->
     if vector(walked[0].dtype, n, H200) * walked[0].dtype.itemsize < _LEAST_BYTES:
         return f"rows of {n} elements are not aligned"
     row = _row(segment, space, columns)
-    if _shape(row) is None:
+    if row.shape is None:
         return "two rows take more registers than there are"
-    if n > MAX_TEAM * row.share:
-        return f"{n} elements are more than {MAX_TEAM * row.share}, what a team of {MAX_TEAM} programs holds"
+    longest = MAX_TEAM * row.share(row.shape[-1])
+    if n > longest:
+        return f"{n} elements are more than {longest}, what a team of {MAX_TEAM} programs holds"
     params = late_walk(segment, space, columns, H200)
     if space.kept * params.team < _TURNS * params.programs:
         return f"{space.kept} rows are few"
     return None
+
+
+def is_in_pairs(segment: Segment, space: Space, columns: Sequence[Expr]) -> bool:
+    """Do teams hold two rows of a turn whole, so that they beat a program of 16 warps that loads weights every row?
+
+    LayerNorm's backward of 4096 x 12288, bfloat16, took 90 us on an H200 so, and 101; of 16384 x 12288 308 and 356.
+    """
+    return why_no_late_walk(segment, space, columns) is None and _row(segment, space, columns).is_in_pairs
 
 
 def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], target: Target) -> Params:
@@ -98,16 +122,15 @@ def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], target: T
     LayerNorm's of 2048 x 32768 124 and 122, of 512 x 32768 44.6 and 47.0.
     """
     row = _row(segment, space, columns)
-    shape = _shape(row)
-    assert shape is not None, "no thread holds two rows"
-    registers, rows = shape
+    assert row.shape is not None, "no thread holds two rows"
+    registers, rows, loads = row.shape
     programs = resident(target, _WARPS, registers)
-    members = min(-(-space.reduced // row.share), programs)
+    members = min(-(-space.reduced // row.share(loads)), programs)
     teams = programs // members
     copied = rows * -(-space.reduced // members) * row.streamed * (programs // target.multiprocessors)
     return Params(
         1,
-        row.share // _LOADS,
+        row.share(1),
         rows=rows,
         splits=teams,
         num_warps=_WARPS,
@@ -125,10 +148,5 @@ def _row(segment: Segment, space: Space, columns: Sequence[Expr]) -> _Row:
     streamed = [t.dtype.itemsize for t in segment.inputs if space.is_streamed(t)]
     results = [e for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
     standing = sum(t.dtype.itemsize for t in beside) + sum(partial_dtype(e).itemsize for e in columns)
-    held = _LOADS * H200.vector_bytes // max(streamed[0], 2)
-    return _Row(sum(streamed), len(streamed), standing, len(results), held)
-
-
-def _shape(row: _Row) -> tuple[int, int] | None:
-    """Registers of a thread, and rows of a turn."""
-    return next(((registers, rows) for registers, rows in _SHAPES if row.registers(rows) <= registers), None)
+    width = H200.vector_bytes // max(streamed[0], 2)
+    return _Row(sum(streamed), len(streamed), standing, len(results), width, space.reduced)

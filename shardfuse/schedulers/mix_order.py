@@ -25,7 +25,7 @@ from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from . import pointwise, reduction
 from .added_sums import added_sums
 from .chunks import chunk_widths, least_chunk
-from .late_walk import late_walk, why_no_late_walk
+from .late_walk import is_in_pairs, late_walk, why_no_late_walk
 from .limits import H200, MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, power_of_two, vector
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
 from .segment import Segment, leading_to
@@ -96,7 +96,7 @@ def propose(segment: Segment, target: Target) -> Params:
     space = mixed.space
     n = space.reduced
     tile = _tile(segment, mixed, target)
-    if tile is None:
+    if tile is None or (not tile.keeps and is_in_pairs(segment, space, mixed.columns)):
         return late_walk(segment, space, mixed.columns, target)
     walked = prod(a.extent for a in space.walked)
     rows = min(tile.rows, power_of_two(walked))

@@ -100,6 +100,7 @@ BACKWARD = [
     (False, (515, 50000), torch.bfloat16),
     (False, (700, 20480), torch.float32),
     (True, (777, 20480), torch.float16),
+    (True, (901, 12288), torch.float16),
     (True, (130, 131072), torch.bfloat16),
     (True, (600, 32772), torch.bfloat16),
 ]

@@ -228,13 +228,16 @@ def test_strided_rows(tmp_path: Path, view: str) -> None:
         close(found, right)
 
 
-def test_rows_on_the_last_rank_are_fewer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("team", [0, 3])
+def test_rows_on_the_last_rank_are_fewer(tmp_path: Path, team: int) -> None:
     """Rows are sharded unevenly: a rank walks its own and stores its own sums."""
     segment = rms_norm_backward(29, 60, FLOAT)
     shard(segment, root_of(segment.inputs[0].domain.logical[0][0]), 4)
     assert scheduler_of(segment) is mix_order
     x, dy, w, rstd = values(29, 60), values(29, 60, seed=1), values(60, seed=2), values(29, 1, seed=3)
     params = replace(mix_order.propose(segment, H200), splits=3)
+    if team:
+        params = Params(1, 16, splits=5, rows=2, team=team, late=True, programs=5 * team, once=True)
     total = torch.zeros(60, dtype=torch.float64)
     for rank in range(4):
         rows = slice(8 * rank, 8 * (rank + 1))
