@@ -14,6 +14,7 @@ from ..schedulers.chunks import chunk_widths, least_chunk
 from ..schedulers.limits import INT32_LIMIT
 from .emitter import Emitter
 from .indexing import dynamic_terms, groups
+from .moments import pairs, write_pair
 from .reduction import accumulator
 from .source import Writer
 from .tile import Chunk, Strides
@@ -118,8 +119,9 @@ def _walked(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: S
 def _write_row(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: Sequence[BoundTensor]) -> None:
     """One turn of the walk: phase by phase, each sum of columns as soon as its summands are there."""
     last = e.space.phases - 1
+    moments = pairs(e, chunks)
     for phase in range(e.space.phases):
-        reductions = e.reductions(phase)
+        reductions = [x for x in e.reductions(phase) if x not in moments.values()]
         due = [x for x in columns if e.space.phase[x.tensors[0]] == phase]
         wanted = [x.tensors[0] for x in (*reductions, *due)] + (list(stored) if phase == last else [])
         for chunk in chunks:
@@ -132,7 +134,10 @@ def _write_row(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored
             for chunk in chunks:
                 add_up(e, expr, chunk, sums_of(expr, chunk), "x_mask" if e.tile.x_masked else "")
         for expr in reductions:
-            _reduce(e, expr, chunks)
+            if expr in moments:
+                write_pair(e, expr, moments[expr], chunks)
+            else:
+                _reduce(e, expr, chunks)
         e.out.paragraph()
     for tensor in stored:
         for chunk in chunks if e.space.has_r(tensor) else chunks[:1]:

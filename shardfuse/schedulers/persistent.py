@@ -68,8 +68,8 @@ warps: in each phase all warps of a row wait.  Two layer norms in a row, 8 x 102
 with 8 warps 96."""
 _CHAINED = 160
 """Values of all rows that a thread holds then, in 255 registers: several rows wait at once.  8 x 4096 x 3072 took
-115 us with 4 rows, with 2 125, with one 141; 8 x 2048 x 5120 116, 121 and 127.  Half of them where chunks are masked:
-of 5000 columns 4 rows took 147, 2 127."""
+115 us with 4 rows, with 2 125, with one 141; 8 x 2048 x 5120 116, 121 and 127.  At most two rows
+where chunks are masked: of 5000 columns 4 rows took 147, 2 127; of 13000 two 103, one 131."""
 _DRAWN = 2
 """Values that a thread is taken to hold, at the least, where random numbers are made: softmax with dropout of rows of
 12290 float32 elements, held as one value each, spilled 2404 bytes."""
@@ -209,9 +209,9 @@ def _chain(n: int, held: int, loads: int, width: int) -> Params:
     few, wanted = (power_of_two(-(-loads // (each * WARP))) for each in (_SHORT, _CHAIN_HELD))
     warps = min(max(min(few, _CHAIN_WARPS), wanted), MAX_WARPS)
     block = min(max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS))), power_of_two(n))
-    most = _CHAINED // 2 if n % block else _CHAINED
-    rows = power_of_two(most * WARP * warps // (n * held) + 1) // 2 if warps < MAX_WARPS else 1
-    return Params(max(rows, 1), block, num_warps=warps)
+    rows = power_of_two(_CHAINED * WARP * warps // (n * held) + 1) // 2 if warps < MAX_WARPS else 1
+    most = 2 if n % block else rows
+    return Params(max(min(rows, most), 1), block, num_warps=warps)
 
 
 def _or_four(warps: int, values: int, phases: int) -> int:

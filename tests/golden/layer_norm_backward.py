@@ -41,6 +41,21 @@ import triton.language as tl
 
 
 @triton.jit
+def merged_moments(n, mean, squares, count, other_mean, other_squares):
+    """(number, mean, squares around it) of two parts as those of both together."""
+    share = count / (n + count)
+    apart = other_mean - mean
+    return n + count, mean + apart * share, squares + other_squares + apart * apart * n * share
+
+
+@triton.jit
+def squares_around(mean, x, shape: tl.constexpr):
+    """Squared distances of each lane's elements of ``x`` to its mean."""
+    apart = tl.reshape(x, shape) - mean[:, None]
+    return apart * apart
+
+
+@triton.jit
 def meet_all(ptr):
     """Come, and wait until every program of this launch has: the count only grows, by as many in each launch."""
     tl.debug_barrier()
@@ -123,7 +138,16 @@ def mix_order_T33_T34_T35(
         T6_lanes = T6_lanes + T0_1
         T6_lanes = T6_lanes + T0_2
         T6_lanes = T6_lanes + T0_3
-        T6 = tl.sum(T6_lanes, axis=0)
+        T6_mean = tl.sum(tl.reshape(T6_lanes, [128, 8]), axis=1) / 32
+        T11_lanes = squares_around(T6_mean, T0_0, [128, 8])
+        T11_lanes = T11_lanes + squares_around(T6_mean, T0_1, [128, 8])
+        T11_lanes = T11_lanes + squares_around(T6_mean, T0_2, [128, 8])
+        T11_lanes = T11_lanes + squares_around(T6_mean, T0_3, [128, 8])
+        T11_around = tl.sum(T11_lanes, axis=1)
+        T6_count = tl.full([128], 32, tl.float32)
+        T6_count, T6_mean, T11_around = tl.reduce((T6_count, T6_mean, T11_around), 0, merged_moments)
+        T6 = T6_mean * 4096
+        T11 = T11_around
         T23_lanes = T18_0
         T23_lanes = T23_lanes + T18_1
         T23_lanes = T23_lanes + T18_2
@@ -132,31 +156,21 @@ def mix_order_T33_T34_T35(
 
         T8 = T6 / 4096.0
         T9_0 = T0_0 - T8
-        T10_0 = T9_0 * T9_0
-        T9_1 = T0_1 - T8
-        T10_1 = T9_1 * T9_1
-        T9_2 = T0_2 - T8
-        T10_2 = T9_2 * T9_2
-        T9_3 = T0_3 - T8
-        T10_3 = T9_3 * T9_3
-        T11_lanes = T10_0
-        T11_lanes = T11_lanes + T10_1
-        T11_lanes = T11_lanes + T10_2
-        T11_lanes = T11_lanes + T10_3
-        T11 = tl.sum(T11_lanes, axis=0)
-
         T13 = T11 / 4096.0
         T14 = T13 + 1e-05
         T15 = tl.rsqrt(T14)
         T16_0 = T9_0 * T15
         T19_0 = T18_0 * T16_0
         T30_0 = T2_0 * T16_0
+        T9_1 = T0_1 - T8
         T16_1 = T9_1 * T15
         T19_1 = T18_1 * T16_1
         T30_1 = T2_1 * T16_1
+        T9_2 = T0_2 - T8
         T16_2 = T9_2 * T15
         T19_2 = T18_2 * T16_2
         T30_2 = T2_2 * T16_2
+        T9_3 = T0_3 - T8
         T16_3 = T9_3 * T15
         T19_3 = T18_3 * T16_3
         T30_3 = T2_3 * T16_3

@@ -79,7 +79,16 @@ def normed_twice(rows: int, columns: int, dtype: DataType) -> Segment:
 
 @pytest.mark.parametrize(
     ("columns", "rows", "warps"),
-    [(2048, 4, 2), (3072, 4, 4), (5120, 4, 4), (7168, 2, 4), (16384, 2, 8), (20480, 1, 16), (5000, 2, 4)],
+    [
+        (2048, 4, 2),
+        (3072, 4, 4),
+        (5120, 4, 4),
+        (7168, 2, 4),
+        (16384, 2, 8),
+        (20480, 1, 16),
+        (5000, 2, 4),
+        (13000, 2, 8),
+    ],
 )
 def test_rows_of_a_chain_wait_together(columns: int, rows: int, warps: int) -> None:
     """As many as registers hold, which nothing else bounds."""

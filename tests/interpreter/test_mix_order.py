@@ -13,6 +13,7 @@ from interpreted import close, run, values
 from kernel_cases import layer_norm_backward, rms_norm_backward
 from segments import Builder, scheduler_of, shard
 
+from shardfuse.codegen import KernelSource, generate
 from shardfuse.ir.digits import root_of
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import mix_order
@@ -103,6 +104,29 @@ def test_layer_norm_backward(tmp_path: Path, shape: tuple[int, ...], samples: bo
     for params in (proposed, small(proposed, rng), small(proposed, rng)):
         for found, right in zip(run(segment, given(segment, x, dy, w), tmp_path, params=params), wanted, strict=True):
             close(found, right)
+
+
+@pytest.mark.parametrize(("block", "stages"), [(128, 1), (64, 2), (512, 1)])
+def test_a_mean_and_the_squares_around_it_are_one_reduction(tmp_path: Path, block: int, stages: int) -> None:
+    """Of whole chunks of one width, of which each warp has some; right of rows far from 0."""
+    segment = layer_norm_backward((9, 512), FLOAT)
+    chosen = mix_order.propose(segment, H200)
+    params = replace(chosen, x_block=1, r_block=block, splits=2, num_warps=2, once=stages == 1)
+    text = "".join(s.text for s in sources(segment, params))
+    assert text.count("merged_moments)") == 1
+    x, dy, w = values(9, 512) + 10, values(9, 512, seed=1), values(512, seed=2)
+    found = run(segment, given(segment, x, dy, w), tmp_path, params=params)
+    for mine, right in zip(found, layer_gradients(x, dy, w, [0]), strict=True):
+        close(mine, right)
+    for other in (replace(params, r_block=32), replace(params, x_block=2)):
+        assert "merged_moments" not in "".join(s.text for s in sources(segment, other))
+    masked = layer_norm_backward((9, 500), FLOAT)
+    assert "merged_moments" not in "".join(s.text for s in sources(masked, params))
+
+
+def sources(segment: Segment, params: Params) -> list[KernelSource]:
+    plans = mix_order.schedule(segment, params)
+    return [generate(p, {t: t.domain.layout(0) for t in (*p.segment.inputs, *p.segment.outputs)}, 0) for p in plans]
 
 
 def added_up(kind: str) -> Segment:
