@@ -190,7 +190,8 @@ def test_which_rows_are_read_from_the_beginning_of_a_word() -> None:
     assert proposed(softmax, 8192, 65536) == (False, True, 0)
     assert proposed(softmax, 2048, 128257) == (True, False, 1)
     assert proposed(softmax, 2048, 131072) == (False, False, 2)
-    assert proposed(rms_norm, 2048, 128257) == (True, False, 1)
+    assert proposed(softmax, 2048, 128258) == (False, False, 2)
+    assert proposed(rms_norm, 2048, 128258) == proposed(rms_norm, 2048, 128257) == (True, False, 1)
     assert proposed(rms_norm, 2048, 131072) == (False, False, 1)
 
 

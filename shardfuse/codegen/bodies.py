@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
+from ..schedulers.limits import power_of_two
 from .aligned import Aligned
 from .emitter import Emitter
 from .exchange import exchange_helpers, exchange_lines
@@ -26,7 +27,7 @@ from .online import (
 )
 from .packed import Packed
 from .prefetch import prefetch_next
-from .reduction import accumulator, accumulators
+from .reduction import Accumulator, accumulator, accumulators
 from .tile import R_SIZE, Chunk
 
 _R = re.compile(r"\br\b")
@@ -159,12 +160,19 @@ def take_whole(e: Emitter, reductions: Sequence[Expr], whole: Sequence[str]) -> 
     """The values of ``reductions`` from the texts of what all members have of them."""
     remaining = iter(whole)
     for expr in reductions:
-        texts = [next(remaining) for _ in expr.outputs]
+        texts = [of_members(e, acc, next(remaining)) for acc in accumulators(expr)]
         if is_statistic(expr):
             give(e, expr, across_members(e, expr, texts))
         else:
             acc = accumulator(expr)
             e.give(expr.output, acc, acc.reduced(texts[0], 0))
+
+
+def of_members(e: Emitter, acc: Accumulator, text: str) -> str:
+    """What the members of a team have: lanes come in powers of two."""
+    members = e.params.team
+    lanes = power_of_two(members)
+    return text if lanes == members else f"tl.where(tl.arange(0, {lanes}) < {members}, {text}, {acc.neutral})"
 
 
 def _combined(e: Emitter, expr: Expr, chunks: list[Chunk]) -> tuple[str, ...]:

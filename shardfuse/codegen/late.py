@@ -208,7 +208,8 @@ def late_lines(e: Late, name: str, preamble: Sequence[str], parameters: Iterable
     else:
         first, again = begin_lines(e, name, begin_function(e, name, known))
         turn = [_row("row + teams", rows), *again]
-    first, turn = ["x = team.to(tl.int64)", *first], [*turn, "x = row.to(tl.int64)"]
+    x = "x = row" if e.interpret else "x = row.to(tl.int64)"
+    first, turn = ["x = team.to(tl.int64)", *first], [*turn, x]
     loop = f"for row in tl.range(team, {rows}, teams, num_stages={e.params.num_stages}):"
     body = [*(f"    {line}" for line in turn), *e.head.lines, "", *e.out.lines, *(f"    {line}" for line in last)]
     return [

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..schedulers.limits import power_of_two
+from .bodies import of_members
 from .indexing import dynamic_terms
 from .late import Late, begin_function, begin_lines, end_begin, names_of, write_begin, write_collect
 from .online import combined
@@ -103,7 +103,7 @@ def write_late_walk(e: LateWalk) -> None:
     for row in e.rows:
         for expr in e.reductions(0):
             acc = accumulator(expr)
-            e.give(expr.output, acc, acc.reduced(_of_members(e, acc, next(whole)), 0), [row])
+            e.give(expr.output, acc, acc.reduced(of_members(e, acc, next(whole)), 0), [row])
     for row in e.rows:
         for own, chunk in zip(e.of(row), chunks, strict=True):
             _write_last(e, columns, stored, own, chunk)
@@ -112,13 +112,6 @@ def write_late_walk(e: LateWalk) -> None:
     _write_sums(e, columns, chunks)
     e.stored = e.out.lines
     e.head, e.out = turn
-
-
-def _of_members(e: LateWalk, acc: Accumulator, text: str) -> str:
-    """What the members of a team have: lanes come in powers of two."""
-    members = e.params.team
-    lanes = power_of_two(members)
-    return text if lanes == members else f"tl.where(tl.arange(0, {lanes}) < {members}, {text}, {acc.neutral})"
 
 
 def _taken(e: LateWalk) -> list[str]:

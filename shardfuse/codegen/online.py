@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..ir.dtype import DataType
 from ..ir.expr import STATISTICS, BoundTensor, Expr
+from ..schedulers.limits import power_of_two
 from .arithmetic import TRITON_TYPE
 from .emitter import Emitter
 from .online_functions import (
@@ -389,9 +390,8 @@ def _whole(e: Emitter) -> str:
 def _counts(e: Emitter) -> str:
     """How many elements each member has."""
     size, share = (str(e.tile.r_total), str(e.tile.share)) if e.params.unrolled else (R_SIZE, R_SHARE)
-    members = f"tl.arange(0, {e.params.team}){'' if e.tile.exchanged == 1 else '[:, None]'}"
-    text = _times(e, f"tl.minimum(tl.maximum({size} - {members} * {share}, 0), {share})")
-    return f"{text}.to(tl.float32)"
+    members = f"tl.arange(0, {power_of_two(e.params.team)}){'' if e.tile.exchanged == 1 else '[:, None]'}"
+    return _times(e, f"tl.minimum(tl.maximum({size} - {members} * {share}, 0), {share})") + ".to(tl.float32)"
 
 
 def _times(e: Emitter, count: str) -> str:

@@ -58,10 +58,12 @@ class Words(Emitter):
 def largest_of_words(e: Emitter, x: BoundTensor, chunks: Sequence[Chunk], neutral: str) -> Iterator[str] | None:
     """Texts whose largest is that of ``x`` in each lane: chunks that are whole are compared two values at once.
 
-    ``None`` where words do not hold ``x``.
+    ``None`` where words do not hold ``x``, or where that does not pay: a program that waits for nobody has time for it.
     """
     made = e.producer.get(x)
-    if not isinstance(e, Words) or e.interpret or made is None or made.op != "cast" or made.tensors[0] in e.producer:
+    if not isinstance(e, Words) or e.interpret or not (e.params.late or e.params.aligned):
+        return None
+    if made is None or made.op != "cast" or made.tensors[0] in e.producer:
         return None
     source = made.tensors[0]
     whole = [c for c in chunks if not c.is_masked]

@@ -58,12 +58,17 @@ _ODD_WARPS = 8
 _ODD_BYTES = 128
 """Of rows that begin within a word, with no vector beside them: the masks of their ends are fewer threads' work.
 Softmax's gradient of 4096 x 50257, 2048 x 128257, bfloat16, took 353 and 415 us so, with 4 warps 405 and 439; softmax
-of 2048 x 128257 324, two rows ahead 339; RMSNorm, with a vector, 387, with 4 warps 373."""
+of 2048 x 128257 324, two rows ahead 339; RMSNorm, with a vector, 387, with 4 warps 373.  Pairs of elements are loads
+enough: softmax of 2048 x 128258 took 300 us so, in whole words 313; RMSNorm 380 and 305."""
+_ODD_WEIGHTED_BYTES = 128 * 1024
+"""Of rows with vectors beside them: RMSNorm of 2048 x 128257 took 371 us so, element by element 401; 300 x 50257 36.7
+and 32.8."""
 _SINGLE_BYTES = 64
 _SINGLE_REGISTERS = 96
 _SINGLE_EACH = 4
-"""Of rows whose elements come one by one, which the compiler does not copy ahead: vectors beside them are read so many
-elements at a time.  LayerNorm of 4096 x 50257 and 4 vectors, bfloat16, took 521 us so, copied ahead 779."""
+"""Of rows of a variance that come in a few bytes, which nothing is gained from copying ahead: vectors beside them are
+read so many elements at a time.  LayerNorm of 4096 x 50257, 50258 and 50260, with 4 vectors, bfloat16, took 492, 416
+and 375 us so, copied ahead 779, 760 and 658."""
 _LATE_MEMBERS = 16
 _LATE_INPUTS = 2
 _LATE_FOLDED_MEMBERS = 2
@@ -190,12 +195,14 @@ def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
     if not 1 <= len(walked) <= _LATE_INPUTS or any(t.dtype is not walked[0].dtype for t in walked):
         return None
     kinds = {e.op for e in segment.exprs}
-    width = max(vector(walked[0].dtype, n, target), 2)
+    loaded = vector(walked[0].dtype, n, target)
+    width = max(loaded, 2)
     is_narrow = walked[0].dtype.itemsize == 2
     aligned = is_narrow and "welford" not in kinds and is_odd(walked[0].dtype, n, target) and space.kept > 1
-    is_single = is_narrow and not aligned and vector(walked[0].dtype, n, target) == 1
+    aligned = aligned and (n * walked[0].dtype.itemsize > _ODD_WEIGHTED_BYTES if beside else loaded == 1)
+    is_single = is_narrow and "welford" in kinds and loaded < _LATE_FOLD
     if aligned or is_single:
-        width = target.vector_bytes // walked[0].dtype.itemsize if aligned else _SINGLE_EACH
+        width = target.vector_bytes // walked[0].dtype.itemsize if aligned else max(width, _SINGLE_EACH)
     is_folded = "welford" in kinds and len(walked) == 1 and width >= _LATE_FOLD
     held = len(walked) * max(walked[0].dtype.itemsize, 2)
     copied = sum(t.dtype.itemsize for t in (*walked, *beside))
@@ -266,8 +273,8 @@ def _late_size(row: int, few: int) -> tuple[int, int, int] | None:
 
 
 def _sized(row: int, warps: int, held: int, registers: int) -> tuple[int, int, int] | None:
-    """``_late_size`` of threads that hold at most so many bytes of a row."""
-    members = max(power_of_two(-(-row // (warps * WARP * held))), 2)
+    """``_late_size`` of threads that hold at most so many bytes of a row: no more members than that takes."""
+    members = max(-(-row // (warps * WARP * held)), 2)
     return (warps, members, registers) if members <= MAX_TEAM else None
 
 

@@ -214,3 +214,43 @@ def test_group_norm_of_channels_last(
     wide = data.double().reshape(n, groups, -1)
     close(found[0].flatten(), torch.rsqrt(wide.var(2, correction=0) + 1e-5).flatten())
     close(found[1], torch.nn.functional.group_norm(data.double(), groups, scale.double(), eps=1e-5))
+
+
+LATE = Params(1, 256, num_warps=4, late=1)
+TWO_AHEAD = replace(LATE, late=2)
+ODD = replace(LATE, aligned=True)
+SINGLE = replace(LATE, r_block=128)
+
+
+def softmax(rows: int, columns: int, dtype: DataType) -> Segment:
+    b = Builder()
+    x = b.cast(b.input(dtype, b.axis(rows), b.axis(columns)), DataType.Float)
+    e = b.op("exp", b.op("sub", x, b.reduce("max", x, [1])))
+    return b.segment(b.cast(b.op("div", e, b.reduce("sum", e, [1])), dtype))
+
+
+@pytest.mark.parametrize(
+    ("params", "columns", "members"),
+    [(LATE, 1003, 2), (TWO_AHEAD, 1290, 5), (ODD, 1291, 3), (replace(ODD, late=2), 517, 2)],
+)
+def test_late_teams(tmp_path: Path, params: Params, columns: int, members: int) -> None:
+    """A row each, of which the second is not a number anywhere; members in any number."""
+    rows, params = 3, replace(params, team=members)
+    data, scale = values(rows, columns, dtype=DataType.BFloat16), values(columns, dtype=DataType.BFloat16, seed=1)
+    data[1] = torch.nan
+    norm = rms_norm(rows, columns, DataType.BFloat16)
+    (out,) = Team(norm, dict(zip(norm.inputs, (data, scale), strict=True)), tmp_path, params, rows).settle(2)
+    wide = data.double()
+    close(out, wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6) * scale.double())
+    segment = softmax(rows, columns, DataType.BFloat16)
+    (out,) = Team(segment, {segment.inputs[0]: data}, tmp_path, params, rows).settle(2)
+    close(out, wide.softmax(1))
+
+
+@pytest.mark.parametrize(("params", "columns"), [(LATE, 1541), (replace(LATE, fold=2), 1300), (SINGLE, 999)])
+def test_late_variances(tmp_path: Path, params: Params, columns: int) -> None:
+    segment, x = layer_norm([2, columns], [1])
+    data = values(2, columns) + 3
+    team = Team(segment, {x: data}, tmp_path, replace(params, team=3), 2)
+    for found, wanted in zip(team.settle(2), layer_norm_of(data, [1]), strict=True):
+        close(found, wanted)

@@ -73,6 +73,8 @@ def test_which_walks_are_in_rows() -> None:
     in_rows = "b = tl.program_id(0) //"
     assert in_rows in text_of(cross_entropy_gradient(4096, 50257))
     assert in_rows in text_of(cross_entropy_gradient(4096, 32000))
+    assert in_rows in text_of(cross_entropy_gradient(4096, 5139))
+    assert in_rows not in text_of(cross_entropy_gradient(4096, 5136))
     assert in_rows not in text_of(cross_entropy_gradient(4096, 2100))
 
 
