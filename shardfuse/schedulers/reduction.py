@@ -36,6 +36,7 @@ from .looped import down_columns, in_loop
 from .persistent import LONG, in_registers, rereads, streamed, too_long
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
 from .segment import Segment, leading_to
+from .short_columns import NARROW_BYTES, run_of, short_columns
 from .space import Space, analyse, analysed, stored_atoms
 
 _WORTH_SPLITTING = 8
@@ -53,10 +54,6 @@ _FEW_TURNS = 8
 """Of a program that shares its rows, any number of one that does not: many warps hide their loads better than copies
 ahead of time.  The sum of 4096 x 4096, bfloat16, took 15.5 us so, else 17.0; over rows of 300 x 70000 18.3 and 20.2."""
 _LOOP_BLOCK = 8192
-_COLUMN_LANES = 16
-_COLUMN_ROWS = 16
-"""Short columns are read by a warp for as many of them as half of its threads load.  The sum over the middle of
-32 x 100 x 4096, bfloat16, took 13.4 us so, in a loop 14.9; of 1000 x 33 x 70, float32, 8.3 and 11.8."""
 _WARPS = 4
 _REGISTERS = (255, 168, 128)
 """Of a thread, where all programs are to be resident: the more, the fewer are."""
@@ -81,15 +78,15 @@ _FEW_ROWS = 32
 """Rows, of all inputs, that are read one by one, added up by the thread that reads them.  The sum over dim 0 of
 4 x 33554432, bfloat16, took 97 us so, with the rows of a tile in different warps 1197."""
 _FEW_LANES = 1024
-_NARROW_BYTES = 4
-"""What no copy ahead of time is narrower than: of less, many programs with few loads each hide the wait.  The sum over
-dim 0 of 16384 x 8191, bfloat16, took 97 us so, with 64 loads a thread 359."""
 _NARROW_TILE = (64, 32)
 _WIDE_ENOUGH = 4096
 """Elements of rows side by side, of which tiles of columns are cut."""
-_NARROW_WARPS = 8
+_NARROW_REGISTERS = 64
 _NARROW_PROGRAMS = 8
 """Of a multiprocessor."""
+_FEW_COLUMNS = 128
+"""Half as many programs of twice as many warps share them.  The sum over dim 0 of 300000 x 33, float64, took 32 us so,
+in more programs 49; of 1000000 x 9, bfloat16, 15 and 29."""
 
 
 def why_not(segment: Segment) -> str | None:
@@ -132,7 +129,7 @@ def propose(segment: Segment, target: Target) -> Params:
 
 def _is_unrolled(segment: Segment, space: Space) -> bool:
     """Does no loop walk what is reduced?  Not long rows whose arithmetic takes registers, which would spill."""
-    if space.reduced > LONG and any(_weight(e) or e.op in DRAWS for e in segment.exprs):
+    if space.reduced > LONG and _needs_registers(segment):
         return False
     if space.is_inner:
         return space.reduced * max(_element_bytes(segment, space), 1) <= _UNROLLED_BYTES
@@ -170,24 +167,19 @@ def _columns(segment: Segment, space: Space, target: Target) -> Params:
             lanes //= 2
         return Params(lanes, 1, num_warps=_WARPS)
     is_stored = any(map(space.has_r, segment.outputs))
-    if space.reduced * max(len(inputs), 1) <= SHORT_COLUMN and not is_stored:
-        run = space.x[-1].extent if space.x else 1
-        if inputs and all(vector(t.dtype, run, target) * t.dtype.itemsize > _NARROW_BYTES for t in inputs):
-            width = max(vector(t.dtype, space.kept, target) for t in inputs)
-            return Params(min(_COLUMN_LANES * width, power_of_two(space.kept)), _COLUMN_ROWS, num_warps=1)
+    if space.reduced * max(len(inputs), 1) <= SHORT_COLUMN and not (is_stored or _needs_registers(segment)):
+        return short_columns(inputs, space, target)
     rows = _unaligned_rows(segment, space, target)
     is_wide = rows * space.kept >= _WIDE_ENOUGH
     if rows > 1 and is_wide and (wider := side_by_side(segment, space, rows)) is not None:
         space = wider
     elif rows > 1:
-        tile = (min(a, power_of_two(n)) for a, n in zip(_NARROW_TILE, (space.kept, space.reduced), strict=True))
-        params = Params(*tile, unrolled=False, num_warps=_NARROW_WARPS)
-        return _split(segment, space, params, target, target.multiprocessors * _NARROW_PROGRAMS)
+        return _narrow_columns(segment, space, target)
     is_heavy = sum(map(_weight, segment.exprs)) > 1
     across = 2 if is_stored and not is_heavy and space.kept < _MANY_COLUMNS else _WARPS
     words = _words(segment)
     each = _EACH // words // (2 if is_heavy else 1)
-    if is_stored and any(vector(t.dtype, space.kept, target) * t.dtype.itemsize <= _NARROW_BYTES for t in inputs):
+    if is_stored and any(vector(t.dtype, space.kept, target) * t.dtype.itemsize <= NARROW_BYTES for t in inputs):
         each //= 2
     params = down_columns(inputs, space, target, each, across)
     by_sample = any(space.has_x(t) and space.has_r(t) and not space.is_streamed(t) for t in segment.loads)
@@ -197,6 +189,10 @@ def _columns(segment: Segment, space: Space, target: Target) -> Params:
     if is_stored and words == 1:
         params = replace(params, max_registers=_BOUND)
     return _split(segment, space, replace(params, rows=rows), target, wanted * (2 if is_heavy else 1))
+
+
+def _needs_registers(segment: Segment) -> bool:
+    return any(_weight(e) or e.op in DRAWS for e in segment.exprs)
 
 
 def _weight(expr: Expr) -> int:
@@ -210,6 +206,22 @@ def _weight(expr: Expr) -> int:
     return 2 if expr.op == "tanh" else 1
 
 
+def _narrow_columns(segment: Segment, space: Space, target: Target) -> Params:
+    """Loads of few bytes: nothing is copied ahead of time, many programs hide the wait."""
+    x_block, r_block = _NARROW_TILE
+    r_block //= _words(segment) * (2 if any(map(space.has_r, segment.outputs)) else 1)
+    warps, programs = _WARPS, _NARROW_PROGRAMS
+    if len(space.x) > 1:
+        r_block //= 2  # each element's place is a division
+    elif space.kept <= _FEW_COLUMNS:
+        warps, programs = 2 * _WARPS, _NARROW_PROGRAMS // 2
+    params = Params(
+        min(x_block, power_of_two(space.kept)), min(r_block, power_of_two(space.reduced)),
+        unrolled=False, num_warps=warps, num_stages=1, max_registers=_NARROW_REGISTERS,
+    )  # fmt: skip
+    return _split(segment, space, params, target, target.multiprocessors * programs)
+
+
 def _words(segment: Segment) -> int:
     """Registers of one element that is added up."""
     summed = (d for e in segment.exprs if e.op in REDUCTIONS for d in (e.tensors[0].dtype.compute, partial_dtype(e)))
@@ -220,8 +232,8 @@ def _unaligned_rows(segment: Segment, space: Space, target: Target) -> int:
     """Rows after which one begins as aligned as the first, where a thread's load would be narrow; else 1."""
     rows = 1
     for t in streamed(segment, space):
-        width = vector(t.dtype, space.kept, target)
-        if width * t.dtype.itemsize < _NARROW_BYTES:
+        width = vector(t.dtype, run_of(space), target)
+        if width == 1 or width * t.dtype.itemsize < NARROW_BYTES:  # 8192 x 4095, float32: 47 us so, else 196
             rows = max(rows, target.vector_bytes // t.dtype.itemsize // width)
     return rows
 
@@ -280,8 +292,9 @@ def _in_parts(segment: Segment, space: Space, params: Params, target: Target) ->
     ahead = (params.num_stages - 1) * params.x_block * params.r_block * _element_bytes(segment, space)
     shared = target.multiprocessors * (target.shared_bytes // max(ahead, 1))
     for splits, registers in (*((params.splits, n) for n in _REGISTERS), (params.splits // 2, _REGISTERS[-1])):
-        if splits > 1 and blocks * splits <= min(resident(target, params.num_warps, registers), shared):
-            bound = registers if registers != _REGISTERS[0] else params.max_registers
+        most = min(registers, params.max_registers or registers)
+        if splits > 1 and blocks * splits <= min(resident(target, params.num_warps, most), shared):
+            bound = most if registers != _REGISTERS[0] else params.max_registers
             return replace(params, splits=splits, once=True, max_registers=bound)
     if params.rows > 1 and params.r_block > 1:
         x_block, r_block = 2 * params.x_block, params.r_block // 2

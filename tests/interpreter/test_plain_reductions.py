@@ -12,7 +12,7 @@ from segments import Builder, kernels_of
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import reduction
-from shardfuse.schedulers.limits import H200
+from shardfuse.schedulers.limits import H200, resident
 from shardfuse.schedulers.segment import Segment
 
 BF16, FLOAT = DataType.BFloat16, DataType.Float
@@ -92,6 +92,9 @@ def test_loops_of_few_turns_copy_nothing_ahead(shape: tuple[int, int], axes: lis
         ((3, 100, 77), [1]),
         ((2, 128, 40), [1]),
         ((7, 5, 64, 3), [0, 2]),
+        ((3, 300, 101), [1]),
+        ((2, 272, 2049), [1]),
+        ((3000, 33), [0]),
     ],
 )
 @pytest.mark.parametrize("dtype", [FLOAT, DataType.Half])
@@ -113,30 +116,57 @@ def test_a_loop_that_copies_nothing_ahead(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "axis", "dtype", "is_short"),
+    ("shape", "axis", "dtype", "cut"),
     [
-        ((32, 100, 4096), 1, BF16, True),
-        ((1000, 33, 70), 1, FLOAT, True),
-        ((64, 100000), 0, FLOAT, True),
-        ((3000, 77, 333), 1, BF16, False),  # an element a load
-        ((100, 777777), 0, BF16, False),
-        ((64, 300, 4096), 1, BF16, False),
+        ((32, 100, 4096), 1, BF16, (128, 16, 1)),
+        ((1000, 33, 70), 1, FLOAT, (64, 16, 1)),
+        ((64, 100000), 0, FLOAT, (64, 16, 1)),
+        ((3000, 77, 333), 1, BF16, (256, 4, 4)),  # an element a load
+        ((100, 777777), 0, BF16, (256, 4, 4)),
+        ((120, 3001), 0, BF16, (64, 16, 4)),  # all of it in few programs
     ],
 )
-def test_short_columns_of_wide_loads_are_unrolled(
-    shape: tuple[int, ...], axis: int, dtype: DataType, is_short: bool
+def test_short_columns_are_unrolled(
+    shape: tuple[int, ...], axis: int, dtype: DataType, cut: tuple[int, int, int]
 ) -> None:
     params = reduction.propose(summed(shape, dtype, axis)[0], H200)
-    assert (params.unrolled, params.num_warps == 1) == (is_short, is_short)
+    assert (params.x_block, params.r_block, params.num_warps) == cut
+    assert params.unrolled
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "dtype", "rows"),
+    [
+        ((8192, 4095), 0, FLOAT, 4),
+        ((64, 304, 1001), 1, BF16, 8),
+        ((64, 300, 1001), 1, BF16, 1),  # 300 rows are no eights
+        ((1000000, 33), 0, FLOAT, 1),  # too short to be cut into tiles together
+    ],
+)
+def test_columns_of_single_elements(shape: tuple[int, ...], axis: int, dtype: DataType, rows: int) -> None:
+    """Rows side by side are read in words, and copied ahead of time; others by many programs that copy nothing."""
+    params = reduction.propose(summed(shape, dtype, axis)[0], H200)
+    assert params.rows == rows
+    assert (params.num_stages > 1) == (rows > 1)
+    assert params.num_warps == (8 if shape[-1] == 33 else 4)
+    assert not params.unrolled
 
 
 def test_programs_that_meet_fit_the_shared_memory_of_their_copies() -> None:
-    """512 of them, 64 KB ahead of time each, would not all run at once, 256 do."""
-    segment, _ = summed((1000000, 33), FLOAT, 0)
+    """469 of them, 64 KB ahead of time each, would not all run at once."""
+    segment, _ = summed((1000000, 36), FLOAT, 0)
     params = reduction.propose(segment, H200)
     ahead = (params.num_stages - 1) * params.x_block * params.r_block * 4
     assert params.once
     assert params.splits <= H200.multiprocessors * (H200.shared_bytes // ahead)
+
+
+def test_fewer_parts_keep_their_bound_of_registers() -> None:
+    """Of 64: twice as many would have half of the programs wait for ever."""
+    params = reduction.propose(summed((50000, 77), BF16, 0)[0], H200)
+    assert params.once
+    assert params.max_registers == 64
+    assert 2 * params.splits <= resident(H200, params.num_warps, 64)
 
 
 def test_columns_that_do_not_fit_twice_are_cut_wider() -> None:
