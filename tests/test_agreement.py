@@ -140,6 +140,23 @@ def test_failure_on_all_ranks_disturbs_no_later_program() -> None:
     assert run_ranks(WORLD, run) == [[36.0] * 4] * WORLD
 
 
+@pytest.mark.parametrize("late", range(WORLD))
+def test_failure_of_one_rank_disturbs_no_later_program(late: int) -> None:
+    """The others, which waited for it, have not compared anything; ``late``: who comes last to the next program."""
+
+    def run(rank: int, size: int) -> list[float]:
+        fd = BASE.define()
+        x = torch.ones(4, 24, dtype=torch.float64 if rank == 1 else torch.float32)
+        failed = caught(lambda: fd.execute([x, torch.ones(24)]))
+        assert isinstance(failed, InputError if rank == 1 else PeerLostError)
+        if rank == 1:
+            time.sleep(1.0)  # until the others have noticed
+        time.sleep(0.3 * (rank == late))
+        return BASE.run(rank)[1].tolist()
+
+    assert run_ranks(WORLD, run) == [[36.0] * 4] * WORLD
+
+
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """By rank: how often it has compared a program, as long as the test runs."""
     counts = [0] * 8

@@ -9,7 +9,8 @@ a program anew for facts of its own (strides, an evicted cache entry) waits for 
 2. Digests that differ are seen by all: each puts its text under `team/k/text/rank`, and names the first line that
    differs.
 3. A rank that could not make its program puts the reason in place of the digest, so that nobody waits for it.
-4. A rank that waits for longer says under `at/rank` where it waits and with which text; one that fails says why. So
+4. A rank that fails before it comes to comparison k says so under `at/rank`: that one is not held, the next is k again.
+5. A rank that waits for longer says under `at/rank` where it waits and with which text; one that fails says why. So
    two ranks that wait for each other with different teams, and all that wait for those two, end at once.
 """
 
@@ -189,6 +190,10 @@ class _Side:
         self.take_back()
         try:
             self.wait(comparison, [comparison.key(r) for r in comparison.ranks])
+        except PeerLostError:  # the rank that failed did not come to this comparison, nor will it be held
+            self.counts[comparison.ranks] = comparison.k
+            self.store.delete_key(comparison.key(self.rank))
+            raise
         except ShardfuseError as error:  # who comes too late must not go on alone
             self.store.set(comparison.key(self.rank), json.dumps([mark, _sentence(error)]))
             raise
@@ -242,9 +247,9 @@ class _Side:
                 continue
             state = cast("dict[str, object]", json.loads(self.store.get(f"at/{rank}")))
             if state["what"] == "failed" and cast(int, state["failures"]) > self.failures:
-                error = PeerLostError(rank, f"failed: {state['reason']}")
-                self.tell_failure(error)
-                raise error
+                self.failures += 1  # passed on as it was told: who failed is named, not who noticed
+                self.tell("failed", rank=state["rank"], reason=state["reason"], failures=self.failures)
+                raise PeerLostError(cast(int, state["rank"]), f"failed: {state['reason']}")
             if state["what"] == "waits" and not self.store.check([key]):
                 team = tuple(cast("list[int]", state["ranks"]))
                 if team != comparison.ranks and self.rank in team and self.counts.get(team, 0) == state["k"]:
@@ -256,7 +261,7 @@ class _Side:
 
     def tell_failure(self, error: Exception) -> None:
         self.failures += 1
-        self.tell("failed", reason=_sentence(error), failures=self.failures)
+        self.tell("failed", rank=self.rank, reason=_sentence(error), failures=self.failures)
 
     def tell(self, what: str, **facts: object) -> None:
         self.store.set(f"at/{self.rank}", json.dumps({"what": what, **facts}))

@@ -35,7 +35,7 @@ _TAKEN = (*SUMS, *NARROW, torch.uint8, torch.int8)
 _WORD = 16
 """Bytes that NCCL moves at once of what begins at a multiple of them; of other places it moves narrow words."""
 
-UNALIGNED_BYTES = 24 * 2**20
+UNALIGNED_BYTES = 40 * 2**20
 """Up to here narrow words are on their way for less time than another call takes."""
 
 

@@ -179,8 +179,8 @@ class FusionDefinition:
             from shardfuse.frontend.executor_cache import FusionExecutorCache
 
             said = [i.val.domain if isinstance(i.val, TensorView) else None for i in self.fusion.inputs]
-            self._fec = FusionExecutorCache(self.fusion, self._options)
             self._dtensors = DTensorExecutor(self.fusion, said, self._options)
+            self._fec = FusionExecutorCache(self.fusion, self._options)
         return self._fec
 
     @property
