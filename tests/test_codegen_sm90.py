@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_cases import BF16, GOLDEN, SM90, rms_norm, softmax
+from kernel_cases import BF16, GOLDEN, SM90, rms_norm, softmax, swiglu
 from segments import kernels_of
 
 from shardfuse.codegen import KernelSource, generate
@@ -193,6 +193,15 @@ def test_which_rows_are_read_from_the_beginning_of_a_word() -> None:
     assert proposed(softmax, 2048, 128258) == (False, False, 2)
     assert proposed(rms_norm, 2048, 128258) == proposed(rms_norm, 2048, 128257) == (True, False, 1)
     assert proposed(rms_norm, 2048, 131072) == (False, False, 1)
+
+
+@pytest.mark.parametrize("last", [4095, 4094, 4092])
+def test_a_flat_walk_of_a_number_that_no_load_divides(last: int) -> None:
+    """Its last program alone has a mask, which splits loads."""
+    (source,) = kernels_of(swiglu(8191, last, BF16))
+    (found,) = compile_all([source])
+    assert found.loads[128] >= 2
+    assert found.stores[128] >= 1
 
 
 def test_a_late_team_on_a_rank_with_one_row() -> None:

@@ -15,6 +15,7 @@ from .aligned import Aligned
 from .bodies import write_loops, write_packed, write_unrolled
 from .emitter import Emitter
 from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
+from .flat import is_last_masked, last_masked
 from .late import Late, late_lines, write_late
 from .late_walk import LateWalk, late_walk_lines, teams_of, write_late_walk
 from .odd_rows import OddLate, OddPacked, OddRows
@@ -83,6 +84,9 @@ def _parts(
             body = late_lines(e, plan.name, preamble, parameters, _rows(e) or "1")
         else:
             body = team_lines(body, _rows(e), _row_lines(e))
+    elif is_last_masked(e):
+        whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
+        body = last_masked(whole, body, X_SIZE)
     params = plan.params
     return Parts(
         plan.name, _comments(e), e.helpers, tuple(parameters), tuple(not_specialised), _joined(preamble + body),
@@ -91,9 +95,10 @@ def _parts(
 
 
 def _emitted(
-    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None
-) -> Emitter:
-    """An emitter that has written the body of ``plan``."""
+    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None,
+    is_whole: bool = False,
+) -> Emitter:  # fmt: skip
+    """An emitter that has written the body of ``plan``; ``is_whole``: for programs that have no elements too many."""
     coordinates: dict[Digit, int] = {}
     for tensor in _tensors(plan):
         coordinates.update(tensor.domain.coordinates(rank))
@@ -101,6 +106,7 @@ def _emitted(
     if isinstance(e, OddRows) and not e.is_uniform():
         plan = replace(plan, params=replace(plan.params, aligned=False))
         return _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
+    e.tile.x_masked &= not is_whole
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if isinstance(e, LateWalk):
         write_late_walk(e)

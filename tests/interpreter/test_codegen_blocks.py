@@ -55,6 +55,18 @@ def normalised(b: Builder, x: BoundTensor, axes: list[int]) -> Segment:
     return b.segment(b.op("mul", centred, scale))
 
 
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 127, 191, 200])
+def test_a_flat_walk_of_any_number(tmp_path: Path, count: int) -> None:
+    """Programs of 64 elements: all but the last need no mask, and nothing is written behind the end."""
+    b = Builder()
+    x = b.input(DataType.Half, b.axis(count))
+    segment = b.segment(b.op("neg", b.cast(x, DataType.Float)))
+    data = values(count, seed=count).half()
+    params = replace(pointwise.propose(segment, H200), x_block=64)
+    (out,) = run(segment, {x: data}, tmp_path, params=params, scheduler=pointwise)
+    assert torch.equal(out, -data.float())
+
+
 @pytest.mark.parametrize("seed", range(CASES))
 def test_normalise(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
