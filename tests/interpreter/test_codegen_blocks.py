@@ -57,7 +57,7 @@ def normalised(b: Builder, x: BoundTensor, axes: list[int]) -> Segment:
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 127, 191, 200])
 def test_a_flat_walk_of_any_number(tmp_path: Path, count: int) -> None:
-    """Programs of 64 elements: all but the last need no mask, and nothing is written behind the end."""
+    """Programs of 64 elements, of which the last alone has a mask."""
     b = Builder()
     x = b.input(DataType.Half, b.axis(count))
     segment = b.segment(b.op("neg", b.cast(x, DataType.Float)))
