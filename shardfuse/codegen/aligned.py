@@ -14,6 +14,7 @@ from __future__ import annotations
 from ..ir.expr import BoundTensor
 from ..schedulers.limits import H200
 from .emitter import Emitter
+from .indexing import Group
 from .tile import R_SIZE, Chunk
 
 
@@ -23,17 +24,26 @@ class Aligned(Emitter):
     is_whole = False
     """Is it writing the loop, and not the rest?"""
 
-    def begin(self, chunk: Chunk) -> bool:
-        """Lines before the loop; are its rows contiguous?"""
+    @property
+    def row(self) -> BoundTensor:
+        """The input that has rows."""
         (walked,) = (t for t in self.plan.segment.loads if self.space.is_streamed(t))
-        terms, _, _ = self.terms(self.tile.strides[walked], chunk)
-        if len(terms) != 2 or terms[-1] != chunk.index:
-            return False
-        width = H200.vector_bytes // walked.dtype.itemsize
-        self.out.line(f"base = {terms[0]} // {width} * {width}")
-        self.out.line(f"shift = ({terms[0]} - base).to(tl.int32)")
+        return walked
+
+    def is_uniform(self) -> bool:
+        """Are rows contiguous, and are there several?"""
+        strides = self.tile.strides[self.row]
+        return bool(self.tile.x_groups(strides)) and self.tile.r_groups(strides) == [
+            Group(1, self.tile.r_total, 1, True)
+        ]
+
+    def begin(self, chunk: Chunk) -> None:
+        """Lines before the loop."""
+        width = H200.vector_bytes // self.row.dtype.itemsize
+        offset = self.terms(self.tile.strides[self.row], chunk)[0][0]
+        self.out.line(f"base = {offset} // {width} * {width}")
+        self.out.line(f"shift = ({offset} - base).to(tl.int32)")
         self.out.line(f"whole = ({R_SIZE} + shift) // {self.params.r_block} * {self.params.r_block}")
-        return True
 
     def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
         if self.is_whole and self.space.is_streamed(tensor):

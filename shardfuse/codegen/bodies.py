@@ -231,7 +231,8 @@ def _write_loop(
     for chunk in turns:
         for expr in reductions:
             _write_start(e, expr, chunk)
-    if isinstance(e, Aligned) and e.begin(chunks[0]):
+    if isinstance(e, Aligned):
+        e.begin(chunks[0])
         _write_aligned(e, reductions, chunks)
         return
     first, last = ("first", "last") if is_parted else ("0", R_SIZE)

@@ -103,7 +103,7 @@ def _emitted(
     for tensor in _tensors(plan):
         coordinates.update(tensor.domain.coordinates(rank))
     e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
-    if isinstance(e, OddRows) and not e.is_uniform():
+    if isinstance(e, OddRows | Aligned) and not e.is_uniform():
         plan = replace(plan, params=replace(plan.params, aligned=False))
         return _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
     e.tile.x_masked &= not is_whole

@@ -49,10 +49,14 @@ class Words(Emitter):
         raise NotImplementedError
 
     def whole_words(self, tensor: BoundTensor, chunk: Chunk, name: str) -> str:
-        """Text of what is loaded of ``tensor``, as it is; lines that lead to it may use ``name``."""
+        """Text of what is loaded of ``tensor``, as it is; lines that lead to it may use ``name``.
+
+        A row that was expanded is one element for all lanes.
+        """
         pointer, has_x, has_r = self.pointer(tensor, chunk)
         hint = "" if self.space.walked else EVICT_LAST
-        return f"tl.load({pointer}{self.mask(has_x, has_r, chunk)}{hint})"
+        text = f"tl.load({pointer}{self.mask(has_x, has_r, chunk)}{hint})"
+        return text if has_r else f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"
 
 
 def largest_of_words(e: Emitter, x: BoundTensor, chunks: Sequence[Chunk], neutral: str) -> Iterator[str] | None:

@@ -250,6 +250,19 @@ def test_rows_of_odd_length(tmp_path: Path, classes: int, dtype: DataType) -> No
     close(loss, wanted[:, None])
 
 
+@pytest.mark.parametrize(("rows", "strides"), [(5, (1, 5)), (5, (0, 1)), (5, (1, 0)), (1, (83, 1))])
+def test_odd_rows_that_begin_no_word(tmp_path: Path, rows: int, strides: tuple[int, int]) -> None:
+    """Columns one after the other, one row for all, one element for all of a row, a single row: read at their index."""
+    segment = cross_entropy(rows, 83, DataType.Int, kept=False, logits=DataType.Half)
+    data = values(rows * 83, dtype=DataType.Half).as_strided((rows, 83), strides)
+    target = torch.arange(0, 83, 17)[:rows, None]
+    params = Params(1, 32, unrolled=False, fold=8, aligned=True)
+    (loss,) = run(
+        segment, dict(zip(segment.inputs, (data, target), strict=True)), tmp_path, params=params, scheduler=looped
+    )
+    close(loss, torch.nn.functional.cross_entropy(data.double() * 0.5, target[:, 0], reduction="none")[:, None])
+
+
 def loops(segment: Segment) -> int:
     (source,) = kernels_of(segment)
     return source.text.count(" in tl.range(") - source.text.count("for row in")

@@ -247,6 +247,20 @@ def test_late_teams(tmp_path: Path, params: Params, columns: int, members: int) 
     close(out, wide.softmax(1))
 
 
+@pytest.mark.parametrize("params", [LATE, SINGLE, ODD])
+def test_late_teams_of_rows_that_are_one_element(tmp_path: Path, params: Params) -> None:
+    columns, b = 1003, Builder()
+    i, j = b.axis(3), b.axis(columns)
+    dy, y = (b.cast(b.input(DataType.Half, i, j), DataType.Float) for _ in range(2))
+    along = b.reduce("sum", b.op("mul", dy, y), [1])
+    segment = b.segment(b.op("mul", y, b.op("sub", dy, along)))
+    data, grad = values(3, columns, dtype=DataType.Half), values(3, 1, dtype=DataType.Half, seed=1).expand(3, columns)
+    inputs = dict(zip(segment.inputs, (grad, data), strict=True))
+    (out,) = Team(segment, inputs, tmp_path, replace(params, team=3), 3).settle(2)
+    wide, up = data.double(), grad.double()
+    close(out / columns, wide * (up - (up * wide).sum(1, keepdim=True)) / columns)
+
+
 @pytest.mark.parametrize(("params", "columns"), [(LATE, 1541), (replace(LATE, fold=2), 1300), (SINGLE, 999)])
 def test_late_variances(tmp_path: Path, params: Params, columns: int) -> None:
     segment, x = layer_norm([2, columns], [1])

@@ -101,6 +101,22 @@ def test_rows_that_begin_within_a_word(
     assert out[1].isnan().all()
 
 
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("columns", [1000, 1027])
+def test_one_element_for_all_of_a_row(tmp_path: Path, columns: int, aligned: bool) -> None:
+    """Both inputs have rows of the same shape, of which one was expanded, as the gradient of a sum is."""
+    segment, torchs = of_softmax_backward(columns, DataType.BFloat16)
+    dy, y = (
+        values(3, 1, dtype=DataType.BFloat16).expand(3, columns),
+        values(3, columns, dtype=DataType.BFloat16, seed=1),
+    )
+    params = Params(1, 256, packed=True, aligned=aligned)
+    (out,) = run(
+        segment, dict(zip(segment.inputs, (dy, y), strict=True)), tmp_path, scheduler=persistent, params=params
+    )
+    close(out, torchs(dy.double(), y.double()))
+
+
 def test_statistics_are_stored_too(tmp_path: Path) -> None:
     b = Builder()
     x = b.cast(b.input(DataType.Half, b.axis(5), b.axis(1030)), DataType.Float)
