@@ -46,7 +46,7 @@ Work = list[tuple[Workload, Case]]
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     if options.read:
-        return _show(options, Results.from_json(options.read.read_text()))
+        return _read(options)
     if options.suite == "reshard":
         return _reshard(options)
     try:
@@ -54,6 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CaseError as error:
         print(error, file=sys.stderr)
         return 2
+
+
+def _read(options: argparse.Namespace) -> int:
+    try:
+        results = Results.from_json(options.read.read_text())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "holds no results that --json wrote"
+        print(f"--read {options.read}: {what}", file=sys.stderr)
+        return 2
+    return _show(options, results)
 
 
 def _run(options: argparse.Namespace) -> int:

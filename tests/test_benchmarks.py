@@ -257,6 +257,18 @@ def test_results_of_another_machine_are_shown(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.startswith("forward · 2026-01-02 · a machine\nliger is left out\n\nrms_norm\n")
 
 
+@pytest.mark.parametrize("text", [None, "not JSON", "[]", '{"rows": [{}]}'], ids=str)
+def test_a_file_without_results_is_one_line(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "forward.json"
+    if text is not None:
+        path.write_text(text)
+    assert run.main(["forward", "--read", str(path)]) == 2
+    what = "No such file or directory" if text is None else "holds no results that --json wrote"
+    assert capsys.readouterr().err == f"--read {path}: {what}\n"
+
+
 def test_a_plot_is_drawn_from_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     (path := tmp_path / "forward.json").write_text(results().to_json())

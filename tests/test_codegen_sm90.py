@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from kernel_cases import BF16, GOLDEN, SM90, rms_norm, softmax, swiglu
-from segments import kernels_of
+from segments import Builder, kernels_of
 
 from shardfuse.codegen import KernelSource, generate
 from shardfuse.ir.digits import extent
+from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import persistent
 from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.segment import Segment
@@ -202,6 +203,16 @@ def test_a_flat_walk_of_a_number_that_no_load_divides(last: int) -> None:
     (found,) = compile_all([source])
     assert found.loads[128] >= 2
     assert found.stores[128] >= 1
+
+
+def test_parts_of_64_bits_are_added_up_in_registers() -> None:
+    sources: list[KernelSource] = []
+    for dtype, wide in ((DataType.Int8, DataType.Int), (DataType.Double, DataType.Double)):
+        b = Builder()
+        x = b.cast(b.input(dtype, b.axis(20000), b.axis(301)), wide)
+        sources += kernels_of(b.segment(b.reduce("sum", x, [0], keepdim=False)))
+    found = compile_all(sources)
+    assert [(r.spills, r.stack) for r in found] == [(0, 0), (0, 0)]
 
 
 def test_a_late_team_on_a_rank_with_one_row() -> None:

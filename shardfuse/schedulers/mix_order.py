@@ -25,6 +25,7 @@ from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from . import pointwise, reduction
 from .added_sums import added_sums
 from .chunks import chunk_widths, least_chunk
+from .finish import finishing
 from .late_walk import is_in_pairs, late_walk, why_no_late_walk
 from .limits import H200, MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, power_of_two, vector
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
@@ -189,7 +190,7 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), params, split)]
     for finish in finishes:
         space = analysed(finish)
-        how = reduction.finishing(finish, space) if space.r else pointwise.propose(finish, H200)
+        how = finishing(finish, space) if space.r else pointwise.propose(finish, H200)
         plans.append(KernelPlan(kernel_name("finish", finish), finish, space, how))
     return (one_launch("mix_order", segment, plans),) if params.once else tuple(plans)
 

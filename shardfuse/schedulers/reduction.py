@@ -19,8 +19,8 @@ from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
 from ..ops.table import POINTWISE
+from .finish import finishing, fitting
 from .limits import (
-    H200,
     MAX_CHUNKS,
     MAX_WARPS,
     PROGRAMS_PER_MULTIPROCESSOR,
@@ -327,6 +327,8 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     shares = params.once and _is_for_one(params)
     if shares:
         finish = replace(finish, x_block=min(2 * finish.x_block, params.x_block))
+    if params.once and not second_space.is_inner:
+        finish = fitting(finish, params, _words(second))
     plans = (
         KernelPlan(kernel_name("reduction", first), first, _with(space, partials, split), params, split),
         KernelPlan(kernel_name("finish", second), second, second_space, finish),
@@ -379,12 +381,3 @@ def _second(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -
     finished = {e.output: Expr(e.op, (w,), (e.output,), {"axes": gone}) for e, w in partials.items()}
     cut = [finished.get(e.output, e) for e in segment.exprs]
     return Segment.of(leading_to(cut, kept), kept)
-
-
-def finishing(segment: Segment, space: Space) -> Params:
-    """All partial results of some kept elements in registers."""
-    splits = power_of_two(space.reduced)
-    if space.is_inner or space.kept == 1:
-        return in_registers(segment, space, H200)
-    lanes = max(4096 // (splits * max(len(streamed(segment, space)), 1)), 16)
-    return Params(x_block=min(lanes, power_of_two(space.kept)), r_block=splits)

@@ -1,11 +1,11 @@
-"""Generated kernels under Triton's interpreter, chosen before Triton is imported: a pytest process of its own."""
+"""Generated kernels under Triton's interpreter, chosen before Triton is imported and while these tests run."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -14,9 +14,19 @@ os.environ["TRITON_INTERPRET"] = "1"
 if "triton" in sys.modules and not sys.modules["triton"].knobs.runtime.interpret:
     raise RuntimeError("Triton was imported before TRITON_INTERPRET=1: run tests/interpreter in a process of its own")
 
+import triton  # noqa: F401  while the variable is set: its own functions are interpreted too
+
 from shardfuse.executor.kernel import Kernel
 
+del os.environ["TRITON_INTERPRET"]  # the tests beside these plan and run as without it
 _launches = threading.Lock()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreted_kernels() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TRITON_INTERPRET", "1")
+        yield
 
 
 @pytest.fixture

@@ -224,3 +224,21 @@ def test_short_columns_of_two_inputs(tmp_path: Path) -> None:
     (out,) = run(segment, dict(zip((x, y), data, strict=True)), tmp_path, scheduler=reduction)
     wanted = (data[0].double() * data[1].double()).sum(0)
     torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_many_parts_are_added_up_in_a_loop(tmp_path: Path) -> None:
+    """1792 of 64 bits, more than registers hold; here of fewer columns and rows."""
+    params = reduction.propose(sums_of_int8(20000, 301)[0], H200)
+    assert params.rows * params.splits > 1024
+    segment, x = sums_of_int8(3600, 31)
+    (plan,) = reduction.schedule(segment, params)
+    assert [stage.params.unrolled for stage in plan.stages] == [False, False]
+    data = values(3600, 31, dtype=DataType.Int8)
+    (out,) = run(segment, {x: data}, tmp_path, scheduler=reduction, params=params)
+    close(out, data.sum(0))
+
+
+def sums_of_int8(rows: int, columns: int) -> tuple[Segment, BoundTensor]:
+    b = Builder()
+    x = b.input(DataType.Int8, b.axis(rows), b.axis(columns))
+    return b.segment(b.reduce("sum", b.cast(x, DataType.Int), [0], keepdim=False)), x

@@ -1,0 +1,40 @@
+"""Adds up the partial results of the programs that shared rows or columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .limits import H200, WARP, power_of_two
+from .persistent import in_registers, streamed
+from .plan import Params
+from .segment import Segment
+from .space import Space
+
+_REGISTERS = 255
+_SECTOR = 8
+"""Words side by side: of fewer, part of what is fetched is for nothing."""
+
+
+def finishing(segment: Segment, space: Space) -> Params:
+    """All partial results of some kept elements in registers."""
+    splits = power_of_two(space.reduced)
+    if space.is_inner or space.kept == 1:
+        return in_registers(segment, space, H200)
+    lanes = max(4096 // (splits * max(len(streamed(segment, space)), 1)), 16)
+    return Params(x_block=min(lanes, power_of_two(space.kept)), r_block=splits)
+
+
+def fitting(finish: Params, params: Params, words: int) -> Params:
+    """``finish`` in a launch of the threads and registers of ``params``: half of them hold a tile, or a loop and sums.
+
+    words: of a partial result.  The sum over dim 0 of 20000 x 301, int8, has 1792 parts: at once, 16 columns of them,
+    they spilled 1568 bytes.
+    """
+    registers = (params.max_registers or _REGISTERS) // 2
+    most = power_of_two(params.num_warps * WARP * registers // words + 1) // 2
+    if finish.x_block * finish.r_block <= most:
+        return finish
+    lanes = max(most // finish.r_block, min(finish.x_block, _SECTOR // words))
+    if finish.r_block <= most // lanes:
+        return replace(finish, x_block=lanes)
+    return replace(finish, x_block=lanes, r_block=most // (2 * lanes), unrolled=False, num_stages=1)
