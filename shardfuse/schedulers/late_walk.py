@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir.expr import DRAWS, REDUCTIONS, Expr
+from .copies import stages
 from .limits import H200, MAX_TEAM, WARP, Target, resident, vector
 from .plan import Params, may_be_stages
 from .reduction import partial_dtype
@@ -31,8 +32,6 @@ _OF_EACH = 2
 """Registers of a thread for all but elements; and of each load and each result that is exchanged (counted in compiled
 kernels)."""
 _STAGES = 3
-_SHARED = 0.9
-"""What copies under way may take of shared memory."""
 _LEAST_BYTES = 4
 """Of a load: the least that a thread can copy ahead of time."""
 _TURNS = 4
@@ -134,7 +133,7 @@ def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], target: T
         rows=rows,
         splits=teams,
         num_warps=_WARPS,
-        num_stages=min(_STAGES, int(_SHARED * target.shared_bytes) // copied + 1),
+        num_stages=stages(copied, _STAGES, target),
         max_registers=registers,
         team=members,
         late=1,

@@ -35,6 +35,8 @@ H200 = Target(
 )
 
 WARP = 32
+SHARED = 0.9
+"""What copies under way may take of shared memory; the rest is for reductions."""
 WIDEST_LOAD = 8
 """Elements of 16 bits that a thread loads at once."""
 MAX_WARPS = 16

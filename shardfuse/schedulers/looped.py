@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir.expr import DRAWS, BoundTensor
+from .copies import within_shared
 from .limits import WARP, Target, in_powers_of_two, is_odd, power_of_two, vector
 from .online import online, takes_one_walk
 from .pairs import paired_team
@@ -52,11 +53,12 @@ def propose(segment: Segment, target: Target) -> Params:
         if held is not None:
             return held
     space = in_columns(segment, space)
-    params = in_loop(segment, space, target)
+    params = within_shared(segment, space, in_loop(segment, space, target), target)
     if space.is_inner and takes_one_walk(segment):
         params = replace(params, num_stages=1)  # few registers: all warps are resident, and hide their loads
     if not cannot_exchange(segment, space):
         params = looping_team(segment, space, params, target)
+        params = within_shared(segment, space, params, target)
     return params if params.team else aligned(segment, space, params, target) or params
 
 

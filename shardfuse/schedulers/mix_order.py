@@ -25,6 +25,7 @@ from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from . import pointwise, reduction
 from .added_sums import added_sums
 from .chunks import chunk_widths, least_chunk
+from .copies import stages
 from .finish import finishing
 from .late_walk import is_in_pairs, late_walk, why_no_late_walk
 from .limits import H200, MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, power_of_two, vector
@@ -48,8 +49,7 @@ _MOST_PROGRAMS = 4
 _COMPUTED = 1.5
 _ADDRESSES = 16
 """Registers of an element that is being computed, and of a thread for all else (counted in compiled kernels)."""
-_SHARED = 0.9
-"""What loads under way may take of shared memory; the rest is for reductions."""
+_STAGES = 3
 _FEW_CHUNKS = 6
 _CHUNKS = 12
 _HALVINGS = 5
@@ -107,14 +107,13 @@ def propose(segment: Segment, target: Target) -> Params:
     one = rows * n * sum(t.dtype.itemsize for t in segment.loads if space.is_streamed(t))
     vectors = [t for t in segment.loads if space.has_r(t) and not space.is_streamed(t)]
     again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in vectors)  # as each row's loads
-    under_way = 2 * (one + again) * tile.programs
     own = tile.registers(target)
     return Params(
         rows,
         _block(segment, space, tile, target),
         splits=splits,
         num_warps=tile.warps,
-        num_stages=3 if under_way <= _SHARED * target.shared_bytes else 2,
+        num_stages=stages((one + again) * tile.programs, _STAGES, target),
         keeps=tile.keeps,
         max_registers=own if own < _MAX_REGISTERS else None,
         once=_is_one_launch_faster(tile, target) and may_be_stages(segment),

@@ -29,7 +29,7 @@ from .online import online, takes_one_walk
 from .pairs import paired_team
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment, leading_to
-from .space import Space, analyse, analysed
+from .space import Space, analyse, analysed, run_below
 from .team import (
     are_few_held,
     columns_held_by_team,
@@ -188,7 +188,7 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
         return _several_rows(n, width, is_shared=any(space.has_r(t) and t not in inputs for t in segment.loads))
     loads = n * held if width > 1 else 2 * n * held  # an element each: more threads have more of them on their way
     if space.phases > _CHAIN:
-        return _chain(n, held, loads, width)
+        return _chain(n, held, loads, width, _rows_alike(segment, space))
     is_narrow = all(t.dtype.itemsize <= 2 for t in inputs)
     warps = min(power_of_two(-(-loads // (_HELD * WARP))), MAX_WARPS)
     if held == 1 and is_narrow:
@@ -204,14 +204,28 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
     return Params(1, min(block, power_of_two(n)), num_warps=warps, max_registers=bound)
 
 
-def _chain(n: int, held: int, loads: int, width: int) -> Params:
-    """Few warps for a row, and several rows."""
+def _chain(n: int, held: int, loads: int, width: int, alike: int) -> Params:
+    """Few warps for a row, and several rows, of which each has vectors of its own where they are not ``alike``."""
     few, wanted = (power_of_two(-(-loads // (each * WARP))) for each in (_SHORT, _CHAIN_HELD))
     warps = min(max(min(few, _CHAIN_WARPS), wanted), MAX_WARPS)
     block = min(max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS))), power_of_two(n))
     rows = power_of_two(_CHAINED * WARP * warps // (n * held) + 1) // 2 if warps < MAX_WARPS else 1
-    most = 2 if n % block else rows
+    most = min(2 if n % block else rows, alike)
     return Params(max(min(rows, most), 1), block, num_warps=warps)
+
+
+def _rows_alike(segment: Segment, space: Space) -> int:
+    """Rows, a power of two, that read the same vectors wherever their block begins; all where nothing tells them apart.
+
+    Two layer norms in a row with a scale and a shift for each of 8 samples, 8 x 1023 x 5120 of bfloat16, spilled 2584
+    bytes in blocks of 4 rows, which two samples share.
+    """
+    found = power_of_two(space.kept)
+    for t in segment.loads:
+        if space.has_r(t) and space.has_x(t) and not space.is_streamed(t):
+            rows = run_below(t, space.x, space)
+            found = min(found, rows & -rows)
+    return found
 
 
 def _or_four(warps: int, values: int, phases: int) -> int:

@@ -19,6 +19,7 @@ from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
 from ..ops.table import POINTWISE
+from .copies import within_shared
 from .finish import finishing, fitting
 from .limits import (
     MAX_CHUNKS,
@@ -284,6 +285,7 @@ def _in_parts(segment: Segment, space: Space, params: Params, target: Target) ->
 
     The latter where all are resident, if need be half as many.
     """
+    params = within_shared(segment, space, params, target)
     if params.splits == 1 or not may_be_stages(segment):
         return params
     if _is_for_one(params):

@@ -112,6 +112,16 @@ def analyse(segment: Segment) -> Space | str:
     return _ordered(segment, atoms, pieces, phase, reduced or frozenset())
 
 
+def run_below(tensor: BoundTensor, axis: Axis, space: Space) -> int:
+    """Elements of ``axis``, which is x or r, that follow one another and are the same in ``tensor``."""
+    run = 1
+    for atom in reversed(axis):
+        if atom in space.atoms[tensor]:
+            break
+        run *= atom.extent
+    return run
+
+
 def analysed(segment: Segment) -> Space:
     """The space of a segment that has one."""
     space = analyse(segment)

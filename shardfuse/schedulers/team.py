@@ -10,10 +10,12 @@ from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
+from .copies import turn_bytes
 from .limits import (
     LINE_BYTES,
     MAX_TEAM,
     MAX_WARPS,
+    SHARED,
     WARP,
     Target,
     in_powers_of_two,
@@ -25,7 +27,7 @@ from .limits import (
 from .online import takes_one_walk
 from .plan import Params
 from .segment import Segment
-from .space import Space, as_columns
+from .space import Space, as_columns, run_below
 
 _HELD = 64
 """Elements of its row that a thread holds, all inputs together: the more, the fewer exchanges.  32 in twice as many
@@ -82,8 +84,6 @@ _LATE_FOLD = 8
 """Elements of a load from which a variance is taken in load by load, so that no row is unpacked at once."""
 _LATE_TURNS = 4
 """Rows that a late team takes one after the other, at the least."""
-_SHARED = 0.9
-"""What copies under way may take of shared memory."""
 _CACHED = 0.7
 """Of L2: what is read now and again soon, beside what is written."""
 _EXCHANGED = 0.5
@@ -222,9 +222,9 @@ def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
     block = warps * WARP * width
     by_channel = [t for t in segment.inputs if space.has_r(t) and t not in (*walked, *beside)]
     share, run = (width, width) if is_folded else (members * block, block)
-    if by_channel and (n % share or any(_run_below(t, space) % run for t in by_channel)):
+    if by_channel and (n % share or any(run_below(t, space.r, space) % run for t in by_channel)):
         return None  # not one number for all of a load; of two inputs, for all of a chunk
-    by_shared = int(_SHARED * target.shared_bytes) // (copied * -(-n // members)) * target.multiprocessors
+    by_shared = int(SHARED * target.shared_bytes) // (copied * -(-n // members)) * target.multiprocessors
     programs = resident(target, warps, registers)
     is_deep = is_folded and registers > _LATE_REGISTERS and by_shared >= 2 * min(programs, by_shared)
     stages = 1 if "online_softmax" in kinds or len(walked) > 1 or aligned or is_single else 3 if is_deep else 2
@@ -243,18 +243,8 @@ def _few_members(kinds: set[str], held: int, copied: int, target: Target, *, is_
     if "online_softmax" in kinds:
         return 2 * _LATE_MEMBERS
     shared = _LATE_WARPS * WARP * 2 * _LATE_BYTES // held * copied * resident(target, _LATE_WARPS, _LOOP_REGISTERS)
-    fits = shared <= int(_SHARED * target.shared_bytes) * target.multiprocessors
+    fits = shared <= int(SHARED * target.shared_bytes) * target.multiprocessors
     return _LATE_FOLDED_MEMBERS if is_folded and fits else _LATE_MEMBERS
-
-
-def _run_below(tensor: BoundTensor, space: Space) -> int:
-    """Elements of a row that follow one another and are the same in ``tensor``."""
-    run = 1
-    for atom in reversed(space.r):
-        if atom in space.atoms[tensor]:
-            break
-        run *= atom.extent
-    return run
 
 
 def _late_size(row: int, few: int) -> tuple[int, int, int] | None:
@@ -335,10 +325,9 @@ def looping_team(segment: Segment, space: Space, params: Params, target: Target)
 
 def _by_shared(segment: Segment, space: Space, params: Params, target: Target) -> int:
     """Programs of a loop whose copies under way fit: of what differs within a turn, a turn's part in each stage."""
-    differs = [t for t in segment.loads if space.has_r(t) and _run_below(t, space) % params.r_block]
-    copied = sum(t.dtype.itemsize * (params.x_block if space.has_x(t) else 1) for t in differs) * params.r_block
+    copied = turn_bytes(segment, space, params)
     copied *= max(params.num_stages - 1, 1)
-    return max(int(_SHARED * target.shared_bytes) // max(copied, 1), 1) * target.multiprocessors
+    return max(int(SHARED * target.shared_bytes) // max(copied, 1), 1) * target.multiprocessors
 
 
 def _is_for_wider(full: Params, space: Space) -> bool:
