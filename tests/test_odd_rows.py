@@ -1,6 +1,6 @@
 """Where the members of a team read and write rows that begin within a word.
 
-The interpreter runs no team: the lines that a member's addresses and masks are made of are run by themselves.
+The lines that a member's addresses and masks are made of are run by themselves, for every member.
 """
 
 from __future__ import annotations
