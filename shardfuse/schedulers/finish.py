@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .limits import H200, WARP, power_of_two
-from .persistent import in_registers, streamed
+from .persistent import in_registers
 from .plan import Params
 from .segment import Segment
-from .space import Space
+from .space import Space, streamed
 
 _REGISTERS = 255
 _SECTOR = 8

@@ -10,14 +10,15 @@ from dataclasses import replace
 
 from ..ir.expr import DRAWS, BoundTensor
 from .copies import within_shared
+from .late_team import late_team
 from .limits import WARP, Target, in_powers_of_two, is_odd, power_of_two, vector
 from .online import online, takes_one_walk
 from .pairs import paired_team
-from .persistent import rereads, streamed
+from .persistent import rereads
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
-from .space import Space, analyse, analysed
-from .team import cannot_exchange, columns_of, in_columns, late_team, looping_team
+from .space import Space, analyse, analysed, streamed
+from .team import cannot_exchange, columns_of, in_columns, looping_team
 
 _WARPS = 8
 _COLUMN_WARPS = 4

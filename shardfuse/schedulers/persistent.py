@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, VIEWS, BoundTensor
+from .late_team import is_cut_short, late_team
 from .limits import (
     MANY_VECTORS,
     MAX_CHUNKS,
@@ -29,14 +30,12 @@ from .online import online, takes_one_walk
 from .pairs import paired_team
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment, leading_to
-from .space import Space, analyse, analysed, run_below
+from .space import Space, analyse, analysed, run_below, streamed
 from .team import (
     are_few_held,
     columns_held_by_team,
     held_by_team,
     in_columns,
-    is_cut_short,
-    late_team,
     why_not_held,
 )
 
@@ -142,11 +141,6 @@ def too_long(segment: Segment, space: Space) -> str | None:
     if row > MAX_ROW_BYTES:
         return f"a row of {space.reduced} elements is {row} bytes of input, more than {MAX_ROW_BYTES}"
     return None
-
-
-def streamed(segment: Segment, space: Space) -> list[BoundTensor]:
-    """Inputs that each tile reads its own part of."""
-    return [t for t in segment.loads if space.is_streamed(t)]
 
 
 def propose(segment: Segment, target: Target) -> Params:

@@ -34,11 +34,11 @@ from .limits import (
     vector,
 )
 from .looped import down_columns, in_loop
-from .persistent import LONG, in_registers, rereads, streamed, too_long
+from .persistent import LONG, in_registers, rereads, too_long
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
 from .segment import Segment, leading_to
 from .short_columns import NARROW_BYTES, run_of, short_columns
-from .space import Space, analyse, analysed, stored_atoms
+from .space import Space, analyse, analysed, stored_atoms, streamed
 
 _WORTH_SPLITTING = 8
 """Turns of the loop below which a second kernel costs more than it saves."""

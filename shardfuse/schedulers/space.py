@@ -112,6 +112,11 @@ def analyse(segment: Segment) -> Space | str:
     return _ordered(segment, atoms, pieces, phase, reduced or frozenset())
 
 
+def streamed(segment: Segment, space: Space) -> list[BoundTensor]:
+    """Inputs that each tile reads its own part of."""
+    return [t for t in segment.loads if space.is_streamed(t)]
+
+
 def run_below(tensor: BoundTensor, axis: Axis, space: Space) -> int:
     """Elements of ``axis``, which is x or r, that follow one another and are the same in ``tensor``."""
     run = 1
