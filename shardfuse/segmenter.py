@@ -6,7 +6,8 @@
 2. Every other Expr starts as a segment.  Walking in order, it joins the segments of its producers where a scheduler
    takes the two together and no third segment stands between them.
 3. Segments that read the same tensor, and do not depend on each other, join likewise.
-4. A pointwise chain whose result another segment reads is computed again there, where that moves fewer bytes.
+4. A pointwise chain whose result another segment reads is computed again there, where that moves fewer bytes; its
+   readers join.
 5. Small all-reduces over the same ranks that do not depend on each other are packed into one, and pointwise segments
    that wait for it are one launch.
 """
@@ -22,9 +23,14 @@ from .analysis.sharding import is_opaque
 from .ir.expr import VIEWS, BoundFusion, BoundTensor, Expr
 from .ops.table import POINTWISE
 from .schedulers import ALONE, SCHEDULERS
-from .schedulers.recompute import join, recompute
+from .schedulers.recompute import join, moved_bytes, recompute
 from .schedulers.segment import Segment, touches_empty
 from .schedulers.space import common_cuts, refusal_of
+
+_SLACK = (1.0, 1.25)
+"""Up to how many times the bytes that are saved a chain may read: all ways to cut are tried, the one that moves the
+fewest bytes is taken.  Two readers that each read as much as they save are one kernel that reads it once: the weight
+gradients of a group norm in float32."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +124,17 @@ class _Segmenter:
         segments = [self.segment_of(self.groups[g]) for g in order]
         chosen = {s: self.chosen[g] for s, g in zip(segments, order, strict=True)}
         kernels = [s for s in segments if chosen[s][0] not in ALONE]
-        changed = recompute(segments, self.fusion.outputs, self.position, kernels.__contains__, takes_over)
-        if changed != segments:
-            kernels += [s for s in changed if s not in chosen]
-            segments = join(changed, self.position, kernels.__contains__, is_taken)
+        segments = min((self.recomputed(segments, kernels, slack) for slack in _SLACK), key=moved_bytes)
         return [ScheduledSegment(s, *(chosen.get(s) or named(s))) for s in segments]
+
+    def recomputed(self, segments: list[Segment], kernels: Sequence[Segment], slack: float) -> list[Segment]:
+        """``segments`` with chains computed again, and readers of the same tensors joined."""
+        outputs = self.fusion.outputs
+        changed = recompute(segments, outputs, self.position, kernels.__contains__, takes_over, slack)
+        if changed == segments:
+            return segments
+        made = [*kernels, *(s for s in changed if s not in segments)]
+        return join(changed, self.position, made.__contains__, is_taken)
 
     # cheap producers
 

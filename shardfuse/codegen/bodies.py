@@ -133,7 +133,7 @@ def _exchange(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> None
         return
     words = _named(e, parts)
     lines, whole = exchange_lines(e.plan, words, e.tile.exchanged)
-    e.helpers |= exchange_helpers(counted=e.params.counted, turns=e.turns)
+    e.helpers |= exchange_helpers(e.plan, len(words), e.tile.exchanged, e.turns, interpret=e.interpret)
     for line in lines:
         e.out.line(line)
     take_whole(e, [expr for expr, _ in parts], whole)

@@ -142,6 +142,8 @@ def _teams(params: Params, target: Target) -> Iterator[Params]:
     if params.team > 1:
         yield from (replace(params, team=n) for n in (2 * params.team, params.team // 2) if n > 1)
         yield replace(params, prefetch=not params.prefetch)
+        if params.x_block > 1:
+            yield replace(params, counted=not params.counted)
 
 
 def _launches(params: Params, target: Target) -> Iterator[Params]:

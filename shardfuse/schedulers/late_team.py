@@ -47,8 +47,12 @@ _MOST = 160
 """Bytes of a row that a thread holds in the largest teams: with as many of the next row, 80 registers of 128."""
 _FOLD = 8
 """Elements of a load from which a variance is taken in load by load, so that no row is unpacked at once."""
-_TURNS = 4
-"""Rows that a late team takes one after the other, at the least."""
+_TURNS = 1.5
+"""Rows that a late team takes one after the other, at the least.  RMSNorm of 128 x 65536, 64 x 131072 and 16 x 1048576,
+bfloat16, took 13.3, 13.5 and 24.5 us on an H200 so, where programs wait for the row that they have just read 18.0, 17.7
+and 35.3; the gradient of softmax of the first two 18.1 and 17.4, else 23.9 and 23.8."""
+_MORE_TURNS = 4
+"""Of a variance with vectors beside its rows, and where a small team holds each of few rows."""
 
 
 def is_cut_short(walked: Sequence[BoundTensor], space: Space, target: Target) -> bool:
@@ -57,12 +61,13 @@ def is_cut_short(walked: Sequence[BoundTensor], space: Space, target: Target) ->
     return space.run != space.reduced and min(widths, default=0) < target.vector_bytes
 
 
-def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
+def late_team(segment: Segment, space: Space, target: Target, *, are_few_held: bool = False) -> Params | None:
     """A team that reads its next row before it waits for this one; ``None`` where that does not pay.
 
-    ``space``: of the segment with its statistics joined.  RMSNorm of 4096 x 65536, bfloat16, took 284 us on an H200 so,
-    323 us where programs wait for the row that they have just read; the gradient of batch norm of 64 x 64 x 112 x 112,
-    float16, 110 and 165, batch norm of 32 x 256 x 56 x 56 34 and 57.
+    ``space``: of the segment with its statistics joined.  ``are_few_held``: may a small team hold each row instead?
+    RMSNorm of 4096 x 65536, bfloat16, took 284 us on an H200 so, 323 us where programs wait for the row that they have
+    just read; the gradient of batch norm of 64 x 64 x 112 x 112, float16, 110 and 165, batch norm of 32 x 256 x 56 x 56
+    34 and 57.
     """
     walked, n = streamed(segment, space), space.reduced
     if segment.loads != segment.inputs or is_cut_short(walked, space, target):
@@ -87,8 +92,13 @@ def late_team(segment: Segment, space: Space, target: Target) -> Params | None:
         programs = min(programs, by_shared)
         is_deep = form.is_folded and form.registers > _REGISTERS and by_shared >= 2 * programs
         stages = 3 if is_deep else 2
-    if not 2 <= form.members <= programs or space.kept * form.members < _TURNS * programs:
+    turns = _MORE_TURNS if are_few_held or (beside and form.is_folded) else _TURNS
+    if not 2 <= form.members <= programs or space.kept * form.members < turns * programs:
         return None
+    if are_few_held and (beside or walked[0].dtype.itemsize > 2):
+        return None
+    if len(walked) == _INPUTS and -(-n // form.members) % (2 * block) == 0:
+        block *= 2
     return Params(
         1, block, num_warps=form.warps, num_stages=stages, max_registers=form.registers, team=form.members,
         late=form.rows, fold=form.width if form.is_folded else 1, programs=programs, aligned=form.is_aligned,

@@ -153,7 +153,7 @@ def propose(segment: Segment, target: Target) -> Params:
     if held is not None:
         return held
     if too_long(segment, space) is not None:
-        late = None if are_few_held(segment, space) else late_team(joined, analysed(joined), target)
+        late = late_team(joined, analysed(joined), target, are_few_held=are_few_held(segment, space))
         return late or held_by_team(segment, space, target)
     few = _all_at_once(segment, space, target) or _pair(segment, space, target)
     return few or in_registers(segment, space, target)

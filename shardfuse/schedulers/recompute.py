@@ -28,10 +28,12 @@ def recompute(
     position: Mapping[Expr, int],
     is_kernel: Callable[[Segment], bool],
     takes: Takes,
+    slack: float = 1.0,
 ) -> list[Segment]:
     """``segments``, in the order given, after every exchange of a stored tensor for its chain that pays.
 
-    outputs: of the fusion.  position: of each Expr in it.
+    outputs: of the fusion.  position: of each Expr in it.  slack: how many times as many bytes a chain may read as it
+    saves, more than 1 where several readers may share them.
     """
     found = list(segments)
     free = [is_kernel(s) for s in segments]
@@ -40,7 +42,7 @@ def recompute(
             a = next((k for k, s in enumerate(found) if free[k] and free[b] and k != b and t in s.outputs), None)
             if a is None:
                 continue
-            exchanged = _exchanged(found, a, b, t, outputs, position)
+            exchanged = _exchanged(found, a, b, t, outputs, position, slack)
             if exchanged is not None and all(takes(found[k], s) for k, s in exchanged.items() if s.outputs):
                 for k, s in exchanged.items():
                     found[k] = s
@@ -71,8 +73,9 @@ def _exchanged(
     tensor: BoundTensor,
     outputs: Collection[BoundTensor],
     position: Mapping[Expr, int],
+    slack: float,
 ) -> dict[int, Segment] | None:
-    """``a`` and ``b`` after ``b`` has taken the chain of ``tensor`` over; ``None`` where that moves no fewer bytes."""
+    """``a`` and ``b`` after ``b`` has taken the chain of ``tensor`` over; ``None`` where that moves too many bytes."""
     maker, reader = segments[a], segments[b]
     chain, leaves = _chain(maker, tensor, frozenset(reader.inputs))
     if not chain:
@@ -81,7 +84,7 @@ def _exchanged(
     is_stored = tensor in outputs or tensor in others
     cost = sum(_bytes(t) for t in leaves if t not in reader.inputs)
     cost += sum(_bytes(t) for t in leaves if t not in maker.inputs and t not in maker.outputs)
-    if cost >= _bytes(tensor) * (1 if is_stored else 2):
+    if cost >= slack * _bytes(tensor) * (1 if is_stored else 2):
         return None
     exprs = sorted(dict.fromkeys((*reader.exprs, *chain)), key=position.__getitem__)
     kept = [t for t in maker.outputs if t is not tensor or is_stored]
@@ -107,6 +110,11 @@ def _chain(maker: Segment, tensor: BoundTensor, there: Collection[BoundTensor]) 
             chain[expr] = None
             todo += expr.tensors
     return ([], []) if tensor in leaves else (list(chain), list(leaves))
+
+
+def moved_bytes(segments: Sequence[Segment]) -> int:
+    """What ``segments`` read and write."""
+    return sum(_bytes(t) for s in segments for t in (*s.inputs, *s.outputs))
 
 
 def _bytes(tensor: BoundTensor) -> int:

@@ -30,6 +30,9 @@ from .space import Space, as_columns, streamed
 _HELD = 64
 """Elements of its row that a thread holds, all inputs together: the more, the fewer exchanges.  32 in twice as many
 programs took 322 us for 4096 x 65536 of bfloat16 where 64 took 313."""
+_PAIR_HELD = 40
+"""Of each of two inputs of 16 bits.  The gradient of a group norm of 2 x 640 x 64 x 64, 2 x 960 x 96 x 96, float16,
+took 18 and 56 us on an H200 so, with 32 in twice as large teams 21 and 71."""
 _REGISTERS = 96
 _WIDE_REGISTERS = 128
 """Of 32-bit elements, each of which takes one: as many programs are resident, and 96 spilled up to 300 bytes."""
@@ -41,7 +44,8 @@ _FEW_ROWS = 132
 _FEW_HELD = 40
 _FEW_REGISTERS = 64
 """Of few rows: more programs, with less each.  Group norm of 2 x 320 x 128 x 128, float16, took 20.7 us on an H200,
-with 96 registers 24.5, in a loop 22.4."""
+with 96 registers 24.5, in a loop 22.4.  So many hide each other's waiting: LayerNorm of 128 x 65536, bfloat16, took
+18.7 us, with the next row fetched ahead 21.1."""
 _FEW_MEMBERS = 16
 """The largest team that holds one of few rows; others loop, and read it again from L2.  1 x 512 x 256 x 256 took 61 us
 so, held by 128 programs 68."""
@@ -56,6 +60,17 @@ _RESULTS = 2
 """Bytes of a word, and results exchanged at once: of a softmax or a variance."""
 _TURNS = 4
 """A member has at least so many turns of its loop."""
+_SHORT_TURNS = 10
+"""Of a loop over columns in groups, up to which half as many threads take half as much at once.  Group norm of 4 x 320
+x 64 x 64, 8 x 320 x 32 x 32, float16, channels-last, took 18.4 and 12.5 us on an H200 so, else 22.1 and 17.4; its
+gradient 23.9 and 15.4, else 30.4 and 21.3."""
+_ROOMY_REGISTERS = 168
+"""Where all teams are resident with them.  Group norm of 2 x 1280 x 32 x 32, channels-last, took 13.5 us so, with
+the fewer 14.7."""
+_POLLED = (0.5, 8)
+"""Words of each result for a thread: the fewest and the most where members poll them instead of counting each other in.
+The gradient of a group norm of 2 x 320 x 128 x 128, channels-last, took 42.7 us on an H200 so, else 47.5.  Of fewer,
+many threads poll the same word; of more, each polls one after the other: a video's took 340 us, else 303."""
 
 
 def cannot_exchange(segment: Segment, space: Space) -> str | None:
@@ -81,8 +96,10 @@ def _is_one_word(expr: Expr) -> bool:
 
 def _held(segment: Segment, space: Space) -> int:
     """Elements of a row that a thread of a team holds; half of them beside much else that is held."""
-    held = _HELD // max(len(streamed(segment, space)), 1)
-    many_weights = space.phases > 2 and len(segment.loads) > 4
+    walked = streamed(segment, space)
+    is_pair = len(walked) == 2 and all(t.dtype.itemsize <= 2 for t in walked)
+    held = _PAIR_HELD if is_pair and not space.grouped else _HELD // max(len(walked), 1)
+    many_weights = space.phases > 2 and len([t for t in segment.loads if space.has_r(t)]) > 4
     if _has_indices(segment):
         return held // 4
     return held // 2 if many_weights or space.grouped else held
@@ -140,7 +157,9 @@ def held_by_team(segment: Segment, space: Space, target: Target) -> Params:
     width = max((vector(t.dtype, n, target) for t in streamed(segment, space)), default=4)
     members = max(power_of_two(-(-n // (lanes * held))), 2)
     params = Params(x_block=1, r_block=lanes * width, num_warps=warps, max_registers=registers)
-    return _filling(params, members, space, resident(target, warps, registers), lanes * width)
+    params = _filling(params, members, space, resident(target, warps, registers), lanes * width)
+    is_once = params.programs // params.team >= space.kept
+    return replace(params, prefetch=not is_once and registers > _FEW_REGISTERS)
 
 
 def columns_held_by_team(segment: Segment, space: Space, target: Target) -> Params:
@@ -156,33 +175,68 @@ def columns_held_by_team(segment: Segment, space: Space, target: Target) -> Para
     if members == 2 and space.kept // columns >= resident(target, _WARPS, _WIDE_REGISTERS):
         return replace(params, max_registers=None)  # 64 x 2048 x 7 x 7's gradient: 24 us on an H200, by teams of 2 42
     params = _filling(params, members, space, resident(target, _WARPS, registers), block)
-    return params if params.team > 1 else replace(params, team=0, programs=0)
+    return params if params.team > 1 else _alone(params)
 
 
 def looping_team(segment: Segment, space: Space, params: Params, target: Target) -> Params:
     """``params`` of a loop over whole rows or columns, each shared by so many programs that the machine is full."""
     if space.is_inner and params.x_block != 1:
         return params
-    is_small = space.is_inner and not space.grouped and len(streamed(segment, space)) == 1
+    if space.grouped:
+        return _looping_over_groups(segment, space, params, target)
+    is_small = space.is_inner and len(streamed(segment, space)) == 1
     registers = _FEW_REGISTERS if is_small else _LOOP_REGISTERS
 
     def filled(params: Params) -> Params:
-        programs = min(resident(target, params.num_warps, registers), _by_shared(segment, space, params, target))
-        return _filling(params, 1, space, programs, _TURNS * params.r_block)
+        return _filled(segment, space, params, registers, target)
 
-    if not space.is_inner and not space.grouped:
+    if not space.is_inner:
         itemsize = min((t.dtype.itemsize for t in streamed(segment, space)), default=4)
         lanes = min(params.x_block, LINE_BYTES // itemsize)  # a word for each lane of each member: no more than a line
         params = _narrowed(params, lanes)
         while params.num_warps < MAX_WARPS and _is_for_wider(filled(params), space):
             params = replace(params, num_warps=2 * params.num_warps, r_block=2 * params.r_block)
     full = filled(params)
-    while full.team * params.x_block > _COLLECTED * params.num_warps * WARP and not space.grouped:
+    while full.team * params.x_block > _COLLECTED * params.num_warps * WARP:
         params = _narrowed(params, params.x_block // 2)
         full = filled(params)
-    if not (space.is_inner or space.grouped or takes_one_walk(segment)):
+    if not (space.is_inner or takes_one_walk(segment)):
         full = _in_cache(segment, space, full, target)
-    return replace(full, max_registers=registers) if full.team > 1 else replace(full, team=0, programs=0)
+    return replace(full, max_registers=registers) if full.team > 1 else _alone(full)
+
+
+def _looping_over_groups(segment: Segment, space: Space, params: Params, target: Target) -> Params:
+    """``looping_team`` of columns in groups: where a member has few turns, what they wait for is each other."""
+    full = _filled(segment, space, params, _LOOP_REGISTERS, target)
+    if params.r_block > 1 and -(-space.reduced // (full.team * params.r_block)) <= _SHORT_TURNS:
+        half = params.r_block // 2
+        params = replace(params, num_warps=params.num_warps // 2, r_block=half, fold=min(params.fold, half))
+        full = _filled(segment, space, params, _LOOP_REGISTERS, target)
+        while _words(full, space) > _POLLED[-1]:
+            full = replace(full, team=full.team // 2)
+    if full.team == 1:
+        return _alone(full)
+    roomy = _filled(segment, space, params, _ROOMY_REGISTERS, target).programs
+    is_roomy = roomy >= -(-space.kept // params.columns) * full.team
+    programs, registers = (roomy, _ROOMY_REGISTERS) if is_roomy else (full.programs, _LOOP_REGISTERS)
+    fewest, most = _POLLED
+    is_polled = fewest <= _words(full, space) <= most
+    return replace(full, programs=programs, max_registers=registers, counted=not is_polled)
+
+
+def _words(params: Params, space: Space) -> float:
+    """Of each result of a team's groups, for each thread."""
+    return params.team * power_of_two(-(-params.columns // space.grouped)) / (params.num_warps * WARP)
+
+
+def _filled(segment: Segment, space: Space, params: Params, registers: int, target: Target) -> Params:
+    """``params`` of a loop, for as many programs as are resident with so many ``registers``."""
+    programs = min(resident(target, params.num_warps, registers), _by_shared(segment, space, params, target))
+    return _filling(params, 1, space, programs, _TURNS * params.r_block)
+
+
+def _alone(params: Params) -> Params:
+    return replace(params, team=0, programs=0)
 
 
 def _by_shared(segment: Segment, space: Space, params: Params, target: Target) -> int:

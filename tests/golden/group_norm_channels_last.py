@@ -56,18 +56,45 @@ def post(ptr, epoch, value):
 
 
 @triton.jit
-def meet(ptr, count):
-    """Come, and wait until ``count`` have: one thread asks, for all."""
-    tl.debug_barrier()
-    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
-    while come.to(tl.int32) - count < 0:
-        come = tl.atomic_add(ptr, 0, sem="acquire")
-
-
-@triton.jit
-def collect(ptr):
-    """The bits of every member's word."""
-    return (tl.load(ptr, volatile=True) & 0xFFFFFFFF).to(tl.int32)
+def collect_2(ptr0, ptr1, epoch):
+    """The bits of every member's words, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .pred wrong;
+            .reg .u32 bits<8>, found<8>;
+        again:
+            ld.relaxed.gpu.global.v2.u32 {bits0, found0}, [$8];
+            ld.relaxed.gpu.global.v2.u32 {bits1, found1}, [$9];
+            ld.relaxed.gpu.global.v2.u32 {bits2, found2}, [$10];
+            ld.relaxed.gpu.global.v2.u32 {bits3, found3}, [$11];
+            ld.relaxed.gpu.global.v2.u32 {bits4, found4}, [$12];
+            ld.relaxed.gpu.global.v2.u32 {bits5, found5}, [$13];
+            ld.relaxed.gpu.global.v2.u32 {bits6, found6}, [$14];
+            ld.relaxed.gpu.global.v2.u32 {bits7, found7}, [$15];
+            setp.ne.u32 wrong, found0, $16;
+            setp.ne.or.u32 wrong, found1, $16, wrong;
+            setp.ne.or.u32 wrong, found2, $16, wrong;
+            setp.ne.or.u32 wrong, found3, $16, wrong;
+            setp.ne.or.u32 wrong, found4, $16, wrong;
+            setp.ne.or.u32 wrong, found5, $16, wrong;
+            setp.ne.or.u32 wrong, found6, $16, wrong;
+            setp.ne.or.u32 wrong, found7, $16, wrong;
+            @wrong bra again;
+            mov.u32 $0, bits0;
+            mov.u32 $1, bits1;
+            mov.u32 $2, bits2;
+            mov.u32 $3, bits3;
+            mov.u32 $4, bits4;
+            mov.u32 $5, bits5;
+            mov.u32 $6, bits6;
+            mov.u32 $7, bits7;
+        }""",
+        "=r,=r,=r,=r,=r,=r,=r,=r,l,l,l,l,l,l,l,l,r,r,r,r",
+        [ptr0, ptr1, epoch],
+        dtype=(tl.int32, tl.int32),
+        is_pure=False,
+        pack=4,
+    )
 
 
 @triton.jit
@@ -84,19 +111,18 @@ def sigmoid(x):
 @triton.jit(do_not_specialize=["i0", "i1", "i2"])
 def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1: tl.int32, i2: tl.int32):
     i2 = i2 // 16 * 16
-    member = tl.program_id(0) % 32
-    team = tl.program_id(0) // 32
-    teams = tl.num_programs(0) // 32
-    epochs_ptr = mailbox_ptr + teams * 512
+    member = tl.program_id(0) % 64
+    team = tl.program_id(0) // 64
+    teams = tl.num_programs(0) // 64
+    epochs_ptr = mailbox_ptr + teams * 1024
     epoch = tl.load(epochs_ptr + tl.program_id(0)).to(tl.int32)
     own = member * 4 + tl.arange(0, 4)
-    every = tl.arange(0, 32)[:, None] * 4 + tl.arange(0, 4)[None, :]
-    count_ptr = epochs_ptr + tl.num_programs(0) + team * 16
+    every = tl.arange(0, 64)[:, None] * 4 + tl.arange(0, 4)[None, :]
     first = member * i2
     last = tl.minimum(first + i2, i1)
     groups_k0 = tl.arange(0, 4)[:, None] == tl.arange(0, 64)[None, :] // 20
     groups_k1 = tl.arange(0, 4)[:, None] == (64 + tl.arange(0, 16)[None, :]) // 20
-    c = tl.arange(0, 32)[:, None]
+    c = tl.arange(0, 16)[:, None]
 
     for row in tl.range(team, tl.cdiv(i0, 80), teams, num_stages=1):
         x0 = row.to(tl.int64) * 80
@@ -108,18 +134,18 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
         offs_3 = x0 // 80 % 8 * 80 + k1
 
         T3_n_k0 = tl.zeros([], tl.float32)
-        T3_acc_k0 = tl.zeros([16, 64], tl.float32)
-        T8_acc_k0 = tl.zeros([16, 64], tl.float32)
+        T3_acc_k0 = tl.zeros([8, 64], tl.float32)
+        T8_acc_k0 = tl.zeros([8, 64], tl.float32)
         T3_n_k1 = tl.zeros([], tl.float32)
-        T3_acc_k1 = tl.zeros([32, 16], tl.float32)
-        T8_acc_k1 = tl.zeros([32, 16], tl.float32)
-        for start in tl.range(first, last, 32, num_stages=3):
+        T3_acc_k1 = tl.zeros([16, 16], tl.float32)
+        T8_acc_k1 = tl.zeros([16, 16], tl.float32)
+        for start in tl.range(first, last, 16, num_stages=3):
             r = start + c
             T0_k0 = tl.load(T0_ptr + offs_0 + r * 640, eviction_policy="evict_last").to(tl.float32)
             T0_k1 = tl.load(T0_ptr + offs_1 + r * 640, eviction_policy="evict_last").to(tl.float32)
-            T3_lanes = tl.reshape(T0_k0, [2, 16, 64])
+            T3_lanes = tl.reshape(T0_k0, [2, 8, 64])
             T3_n_k0, T3_acc_k0, T8_acc_k0 = add_moments(T3_n_k0, T3_acc_k0, T8_acc_k0, T3_lanes, 0)
-            T3_lanes = tl.reshape(T0_k1, [1, 32, 16])
+            T3_lanes = tl.reshape(T0_k1, [1, 16, 16])
             T3_n_k1, T3_acc_k1, T8_acc_k1 = add_moments(T3_n_k1, T3_acc_k1, T8_acc_k1, T3_lanes, 0)
         T3_part_column_k0 = tl.sum(T3_acc_k0, axis=0)
         T3_part_column_k1 = tl.sum(T3_acc_k1, axis=0)
@@ -136,13 +162,14 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
         T8_part_groups += tl.sum(tl.where(groups_k1, T8_part_column_k1[None, :], 0.0), axis=1)
         T8_part = T8_part_groups
         epoch += 1
-        box = mailbox_ptr + ((epoch & 1) * teams + team) * 256
+        box = mailbox_ptr + ((epoch & 1) * teams + team) * 512
         post(box + own, epoch, T3_part)
-        post(box + 128 + own, epoch, T8_part)
-        meet(count_ptr, epoch * 32)
-        T3_parts = collect(box + every).to(tl.float32, bitcast=True)
-        T8_parts = collect(box + 128 + every).to(tl.float32, bitcast=True)
-        T3_counts = (tl.minimum(tl.maximum(i1 - tl.arange(0, 32)[:, None] * i2, 0), i2) * 20).to(tl.float32)
+        post(box + 256 + own, epoch, T8_part)
+        bits_0, bits_1 = collect_2(box + every, box + 256 + every, epoch)
+        tl.debug_barrier()
+        T3_parts = bits_0.to(tl.float32, bitcast=True)
+        T8_parts = bits_1.to(tl.float32, bitcast=True)
+        T3_counts = (tl.minimum(tl.maximum(i1 - tl.arange(0, 64)[:, None] * i2, 0), i2) * 20).to(tl.float32)
         T3_all = tl.sum(T3_parts, axis=0)
         T3_mean = T3_all / (i1 * 20)
         T8_all = tl.sum(T8_parts + between(T3_counts, T3_parts, T3_mean[None, :]), axis=0)
@@ -165,8 +192,8 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
         T15_k1 = tl.load(T15_ptr + offs_3).to(tl.float32)
         T18_k1 = tl.load(T18_ptr + offs_3).to(tl.float32)
 
-        back = first + first + (tl.cdiv(last - first, 32) - 1) * 32
-        for step in tl.range(first, last, 32, num_stages=3):
+        back = first + first + (tl.cdiv(last - first, 16) - 1) * 16
+        for step in tl.range(first, last, 16, num_stages=3):
             start = back - step
             r = start + c
             T0_k0 = tl.load(T0_ptr + offs_0 + r * 640, eviction_policy="evict_last").to(tl.float32)

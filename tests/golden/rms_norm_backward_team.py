@@ -51,12 +51,12 @@ def post(ptr, epoch, value):
 
 
 @triton.jit
-def collect_late(ptr0, ptr1, epoch):
+def collect_2(ptr0, ptr1, epoch):
     """The bits of every member's words, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
     return tl.inline_asm_elementwise(
         """{
             .reg .pred wrong;
-            .reg .u32 bits0, found0, bits1, found1;
+            .reg .u32 bits<2>, found<2>;
         again:
             ld.relaxed.gpu.global.v2.u32 {bits0, found0}, [$2];
             ld.relaxed.gpu.global.v2.u32 {bits1, found1}, [$3];
@@ -204,7 +204,7 @@ def mix_order_T19_T20(
         T3_x0 = tl.load(T3_ptr + x0)
         T3_x1 = tl.load(T3_ptr + x1)
         box = mailbox_ptr + (((epoch - 1) & 3) * teams + team) * 32
-        bits_0, bits_1 = collect_late(box + every, box + 16 + every, epoch - 1)
+        bits_0, bits_1 = collect_2(box + every, box + 16 + every, epoch - 1)
         T11_x0 = tl.sum(bits_0.to(tl.float32, bitcast=True), axis=0)
         T11_x1 = tl.sum(bits_1.to(tl.float32, bitcast=True), axis=0)
 

@@ -38,12 +38,12 @@ def post(ptr, epoch, value):
 
 
 @triton.jit
-def collect_late(ptr0, epoch):
+def collect_1(ptr0, epoch):
     """The bits of every member's words, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
     return tl.inline_asm_elementwise(
         """{
             .reg .pred wrong;
-            .reg .u32 bits0, found0;
+            .reg .u32 bits<1>, found<1>;
         again:
             ld.relaxed.gpu.global.v2.u32 {bits0, found0}, [$1];
             setp.ne.u32 wrong, found0, $2;
@@ -120,7 +120,7 @@ def persistent_T13(mailbox_ptr, T0_ptr, T1_ptr, T13_ptr, i0: tl.int32):
         offs_0 = x * 131072 + first
 
         box = mailbox_ptr + (((epoch - 1) & 3) * teams + team) * 16
-        bits_0 = collect_late(box + every, epoch - 1)
+        bits_0 = collect_1(box + every, epoch - 1)
         T4 = tl.sum(bits_0.to(tl.float32, bitcast=True), axis=0)
 
         T6 = T4 / 131072.0

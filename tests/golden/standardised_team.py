@@ -28,12 +28,12 @@ def post(ptr, epoch, value):
 
 
 @triton.jit
-def collect_late(ptr0, ptr1, epoch):
+def collect_2(ptr0, ptr1, epoch):
     """The bits of every member's words, once all carry ``epoch``: one statement, in which the compiler sees no loop."""
     return tl.inline_asm_elementwise(
         """{
             .reg .pred wrong;
-            .reg .u32 bits0, found0, bits1, found1;
+            .reg .u32 bits<2>, found<2>;
         again:
             ld.relaxed.gpu.global.v2.u32 {bits0, found0}, [$2];
             ld.relaxed.gpu.global.v2.u32 {bits1, found1}, [$3];
@@ -110,7 +110,7 @@ def persistent_T13(mailbox_ptr, T0_ptr, T13_ptr, i0: tl.int32):
         offs_0 = x * 32768 + first
 
         box = mailbox_ptr + (((epoch - 1) & 3) * teams + team) * 32
-        bits_0, bits_1 = collect_late(box + every, box + 16 + every, epoch - 1)
+        bits_0, bits_1 = collect_2(box + every, box + 16 + every, epoch - 1)
         T2_parts = bits_0.to(tl.float32, bitcast=True)
         T7_parts = bits_1.to(tl.float32, bitcast=True)
         T2_counts = tl.minimum(tl.maximum(32768 - tl.arange(0, 16) * 2048, 0), 2048).to(tl.float32)
