@@ -205,18 +205,14 @@ class Emitter:
         """Texts and types of the op's operands, numbers among them."""
         compute, _ = types(POINTWISE[expr.op], expr.inputs)
         remaining = iter(inputs)
-        texts: list[str] = []
-        dtypes: list[DataType] = []
+        found: list[tuple[str, DataType]] = []
         for k, v in enumerate(expr.inputs):
             if isinstance(v, Scalar):
-                wanted = DataType.Bool if expr.op == "where" and k == 0 else compute
-                text, dtype = self.scalar(v, wanted)
+                found.append(self.scalar(v, DataType.Bool if expr.op == "where" and k == 0 else compute))
             else:
                 source = next(remaining)
-                text, dtype = source.text, source.dtype
-            texts.append(text)
-            dtypes.append(dtype)
-        return texts, dtypes
+                found.append((source.text, source.dtype))
+        return [text for text, _ in found], [dtype for _, dtype in found]
 
     def scalar(self, scalar: Scalar, wanted: DataType) -> tuple[str, DataType]:
         """A literal is written in the type that is wanted; an argument comes as float64 or int64, exactly."""
@@ -280,6 +276,8 @@ class Emitter:
     def store(self, tensor: BoundTensor, chunk: Chunk) -> None:
         value = self.value(tensor, chunk)
         pointer, has_x, has_r = self.pointer(tensor, chunk)
+        if self.space.grouped and value.has_x and not has_x:  # one place for all columns, which are of one group
+            pointer, has_x = f"{pointer} + {chunk.piece.lane} * 0", True
         self.helpers |= narrow.helpers(tensor.dtype, interpret=self.interpret)
         text = narrow.stored(value.text, tensor.dtype, interpret=self.interpret)
         mask = self.mask(has_x, has_r, chunk)
@@ -317,8 +315,7 @@ class Emitter:
     def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
         strides = self.tile.strides[tensor]
         terms, has_x, has_r = self.terms(strides, chunk)
-        split = self.plan.split
-        if split is not None and split in strides:
+        if (split := self.plan.split) is not None and split in strides:
             terms.insert(0, "split * i0" if self.tile.x_total > 1 else "split")
         return " + ".join([f"{tensor}_ptr", *terms]), has_x, has_r
 

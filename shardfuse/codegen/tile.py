@@ -201,8 +201,8 @@ class Tile:
 
     @property
     def group_lanes(self) -> int:
-        """Lanes for the groups of a program's columns."""
-        return power_of_two(-(-self.columns // self.plan.space.grouped))
+        """Lanes for the groups of a program's columns; two for a single one, whose results are a tensor as well."""
+        return max(power_of_two(-(-self.columns // self.plan.space.grouped)), 2)
 
     @property
     def exchanged(self) -> int:

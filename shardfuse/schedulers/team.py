@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.dtype import DataType
-from ..ir.expr import DRAWS, REDUCTIONS, Expr
+from ..ir.expr import DRAWS, REDUCTIONS, STATISTICS, Expr
 from .copies import turn_bytes
 from .limits import (
     LINE_BYTES,
+    MAX_ROW_BYTES,
     MAX_TEAM,
     MAX_WARPS,
     SHARED,
@@ -49,6 +50,10 @@ with 96 registers 24.5, in a loop 22.4.  So many hide each other's waiting: Laye
 _FEW_MEMBERS = 16
 """The largest team that holds one of few rows; others loop, and read it again from L2.  1 x 512 x 256 x 256 took 61 us
 so, held by 128 programs 68."""
+_SHORT_RUN = 1024
+"""Bytes, of few rows of which no program holds one.  Group norm of 2 x 2560 x 64 x 64, float16, 8 x 256 x 64 x 64 in 2
+groups, channels-last, took 45 and 20 us on an H200 in columns, in rows 101 and 49; the gradient of 2 x 1280 x 32 x 32,
+float32, 21 and 50."""
 _CACHED = 0.7
 """Of L2: what is read now and again soon, beside what is written."""
 _EXCHANGED = 0.5
@@ -116,9 +121,18 @@ def _registers(segment: Segment, space: Space) -> int:
 
 
 def in_columns(segment: Segment, space: Space) -> Space:
-    """``space`` as it is walked: runs of memory that are shorter than a line stand side by side."""
-    itemsize = min((t.dtype.itemsize for t in streamed(segment, space)), default=4)
-    return as_columns(space, LINE_BYTES // itemsize)
+    """``space`` as it is walked: short runs of memory stand side by side.
+
+    Short is less than a line; more where nobody would hold a row, one of few, so that its runs would be found twice.
+    """
+    walked = streamed(segment, space)
+    run = _SHORT_RUN if _is_read_twice(segment, space) else LINE_BYTES
+    return as_columns(space, run // min((t.dtype.itemsize for t in walked), default=4))
+
+
+def _is_read_twice(segment: Segment, space: Space) -> bool:
+    row = space.reduced * sum(t.dtype.itemsize for t in streamed(segment, space))
+    return space.kept <= _FEW_ROWS and row > MAX_ROW_BYTES and not are_few_held(segment, space)
 
 
 def why_not_held(segment: Segment, space: Space) -> str | None:
@@ -141,8 +155,12 @@ def why_not_held(segment: Segment, space: Space) -> str | None:
 
 
 def are_few_held(segment: Segment, space: Space) -> bool:
-    """Are there few rows of one input, and does a small team hold each?"""
-    if space.grouped or space.phases <= 2 or space.kept > _FEW_ROWS or len(streamed(segment, space)) != 1:
+    """Are there few rows of one input that are read three times, and does a small team hold each?
+
+    The same for a segment whose statistics are joined, of which two reads are one.
+    """
+    reads = space.phases + any(e.op in STATISTICS for e in segment.exprs)
+    if space.grouped or reads <= 2 or space.kept > _FEW_ROWS or len(streamed(segment, space)) != 1:
         return False
     return space.reduced <= _FEW_MEMBERS * _WARPS * WARP * _FEW_HELD
 

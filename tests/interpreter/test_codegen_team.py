@@ -21,7 +21,7 @@ from shardfuse.codegen import generate
 from shardfuse.executor.kernel import load_function
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
-from shardfuse.schedulers import looped, persistent
+from shardfuse.schedulers import looped, persistent, team
 from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
@@ -186,17 +186,38 @@ def test_columns_of_a_team(tmp_path: Path, params: Params, members: int, rows: i
 
 
 @pytest.mark.parametrize("unrolled", [True, False])
-@pytest.mark.parametrize(("members", "turns_of_teams"), [(0, 1), (1, 3), (4, 1)])
+@pytest.mark.parametrize(
+    ("members", "turns_of_teams", "counted"), [(0, 1, True), (1, 3, False), (4, 1, True), (4, 1, False)]
+)
 @pytest.mark.parametrize("shape", [[2, 320, 5, 5], [2, 96, 16, 4], [3, 12, 7, 3], [1, 128, 4, 4]])
 def test_group_norm_of_channels_last(
-    tmp_path: Path, unrolled: bool, members: int, turns_of_teams: int, shape: list[int]
+    tmp_path: Path, unrolled: bool, members: int, turns_of_teams: int, counted: bool, shape: list[int]
 ) -> None:
     """Groups are short runs of memory: whole lines are read, groups added up across columns."""
+    groups = 32 if shape[1] % 32 == 0 else 3
+    check_channels_last(shape, groups, unrolled, Params(1, team=members, counted=counted), turns_of_teams, tmp_path)
+
+
+@pytest.mark.parametrize("unrolled", [True, False])
+@pytest.mark.parametrize("members", [0, 2])
+@pytest.mark.parametrize("shape", [[1, 192, 9, 5], [2, 240, 4, 6], [1, 336, 4, 5]])
+def test_a_group_is_all_columns_of_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unrolled: bool, members: int, shape: list[int]
+) -> None:
+    """Runs of a line and more, of rows that nobody would hold: here, none of this size would be held."""
+    monkeypatch.setattr(team, "_FEW_MEMBERS", 0)
+    monkeypatch.setattr(team, "MAX_ROW_BYTES", 0)
+    check_channels_last(shape, 3, unrolled, Params(1, team=members), 1, tmp_path)
+
+
+def check_channels_last(
+    shape: list[int], groups: int, unrolled: bool, team: Params, turns_of_teams: int, directory: Path
+) -> None:
+    """A group norm whose channels lie side by side; ``team``: its members, and how they wait."""
     n, c = shape[:2]
     b = Builder()
     x = b.input(DataType.Half, *map(b.axis, shape))
     x.domain = replace(x.domain, allocation=tuple(x.domain.logical[k] for k in (0, 2, 3, 1)))
-    groups = 32 if c % 32 == 0 else 3
     grouped = b.unflatten(b.cast(x, DataType.Float), 1, c // groups)
     centred = b.op("sub", grouped, b.mean(grouped, [2, 3, 4]))
     rstd = b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), [2, 3, 4]), 1e-5))
@@ -207,10 +228,11 @@ def test_group_norm_of_channels_last(
     data = values(*shape, dtype=DataType.Half).contiguous(memory_format=torch.channels_last)
     scale = values(c, seed=1)
     scheduler = persistent if unrolled else looped
-    params = replace(scheduler.propose(segment, H200), team=members)
+    params = replace(scheduler.propose(segment, H200), team=team.team, counted=team.counted)
+    assert params.columns, "groups stand side by side"
     blocks = n * c // params.columns
-    team = Team(segment, {x: data, w: scale}, tmp_path, params, max(blocks // turns_of_teams, 1))
-    found = team.settle(1) if members > 1 else team.launch()
+    running = Team(segment, {x: data, w: scale}, directory, params, max(blocks // turns_of_teams, 1))
+    found = running.settle(1) if team.team > 1 else running.launch()
     wide = data.double().reshape(n, groups, -1)
     close(found[0].flatten(), torch.rsqrt(wide.var(2, correction=0) + 1e-5).flatten())
     close(found[1], torch.nn.functional.group_norm(data.double(), groups, scale.double(), eps=1e-5))
