@@ -19,7 +19,6 @@ from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
 from ..ops.table import POINTWISE
-from .copies import within_shared
 from .finish import finishing, fitting
 from .limits import (
     MAX_CHUNKS,
@@ -30,21 +29,16 @@ from .limits import (
     WIDEST_WARPS,
     Target,
     power_of_two,
-    resident,
     vector,
 )
 from .looped import down_columns, in_loop
+from .parts import MAX_SPLITS, TURNS, WORTH_SPLITTING, element_bytes, evenly, in_full_turns, in_parts, is_for_one
 from .persistent import LONG, in_registers, rereads, too_long
-from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
+from .plan import KernelPlan, Params, kernel_name, one_launch
 from .segment import Segment, leading_to
 from .short_columns import NARROW_BYTES, run_of, short_columns
 from .space import Space, analyse, analysed, stored_atoms, streamed
 
-_WORTH_SPLITTING = 8
-"""Turns of the loop below which a second kernel costs more than it saves."""
-_TURNS = 2
-"""A program of a split reduction has at least so many turns of its loop."""
-_MAX_SPLITS = 512
 _ROW_BYTES = 32
 """Of rows that are read once: what a thread takes, up to half more.  The sum over rows of 16384 x 8192, bfloat16, took
 67.6 us on an H200 so, by half as many threads 69.5; of 8192 x 4096, float32, 35.8 and 37.3."""
@@ -56,11 +50,6 @@ _FEW_TURNS = 8
 ahead of time.  The sum of 4096 x 4096, bfloat16, took 15.5 us so, else 17.0; over rows of 300 x 70000 18.3 and 20.2."""
 _LOOP_BLOCK = 8192
 _WARPS = 4
-_REGISTERS = (255, 168, 128)
-"""Of a thread, where all programs are to be resident: the more, the fewer are."""
-_LAST = 16384
-"""Partial results that the last program of a block adds up: of more, all programs have a part, having met.  The sum
-over dim 0 of 65536 x 512, bfloat16, 264 parts, took 29 us so, by one program 51."""
 _BOUND = 128
 """Registers of a thread that stores what it adds up: left alone the compiler takes fewer, and its loads wait.  SwiGLU's
 backward, 32768 x 4096 of bfloat16, took 337 us so, else 389."""
@@ -114,18 +103,18 @@ def propose(segment: Segment, target: Target) -> Params:
     turns = -(-space.reduced // params.r_block)
     if _is_unrolled(segment, space):
         held = _rows(segment, space, target)
-        if turns < _WORTH_SPLITTING or space.kept >= wanted * held.x_block:
+        if turns < WORTH_SPLITTING or space.kept >= wanted * held.x_block:
             return held
     splits = 1
-    while turns >= _WORTH_SPLITTING and splits < _MAX_SPLITS and programs * splits < wanted:
-        if turns < 2 * splits * _TURNS:
+    while turns >= WORTH_SPLITTING and splits < MAX_SPLITS and programs * splits < wanted:
+        if turns < 2 * splits * TURNS:
             break
         splits *= 2
     if space.is_inner and params.x_block == 1 and (splits == 1 or turns <= _FEW_TURNS * splits):
         params = replace(params, num_warps=MAX_WARPS, r_block=_LOOP_BLOCK, num_stages=1)
-        while 1 < splits < space.reduced / _LOOP_BLOCK and 2 * splits * programs <= _MAX_SPLITS:
+        while 1 < splits < space.reduced / _LOOP_BLOCK and 2 * splits * programs <= MAX_SPLITS:
             splits *= 2
-    return _in_parts(segment, space, replace(params, splits=splits), target)
+    return in_parts(segment, space, replace(params, splits=splits), target)
 
 
 def _is_unrolled(segment: Segment, space: Space) -> bool:
@@ -133,7 +122,7 @@ def _is_unrolled(segment: Segment, space: Space) -> bool:
     if space.reduced > LONG and _needs_registers(segment):
         return False
     if space.is_inner:
-        return space.reduced * max(_element_bytes(segment, space), 1) <= _UNROLLED_BYTES
+        return space.reduced * max(element_bytes(segment, space), 1) <= _UNROLLED_BYTES
     return space.reduced <= LONG and too_long(segment, space) is None
 
 
@@ -143,7 +132,7 @@ def _rows(segment: Segment, space: Space, target: Target) -> Params:
         return in_registers(segment, space, target)
     inputs, n = streamed(segment, space), space.reduced
     width = max((vector(t.dtype, n, target) for t in inputs), default=4)
-    each = max(_ROW_BYTES // max(_element_bytes(segment, space), 1), 1)
+    each = max(_ROW_BYTES // max(element_bytes(segment, space), 1), 1)
     warps = min(power_of_two(-(-2 * n // (3 * each * WARP))), MAX_WARPS if n <= LONG else WIDEST_WARPS)
     loads = 1
     if (
@@ -156,11 +145,6 @@ def _rows(segment: Segment, space: Space, target: Target) -> Params:
     rows = max(_WARPS // warps, 1)
     block = max(WARP * width * max(warps, _WARPS) * loads // rows, power_of_two(-(-n // MAX_CHUNKS)))
     return Params(rows, min(block, power_of_two(n)), num_warps=max(warps, _WARPS))
-
-
-def _element_bytes(segment: Segment, space: Space) -> int:
-    """Of all inputs, that each tile reads its own part of."""
-    return sum(t.dtype.itemsize for t in streamed(segment, space))
 
 
 def _columns(segment: Segment, space: Space, target: Target) -> Params:
@@ -194,7 +178,8 @@ def _columns(segment: Segment, space: Space, target: Target) -> Params:
         params = replace(params, x_block=_TALL_LANES, r_block=height, max_registers=_BOUND)
     if is_stored and words == 1:
         params = replace(params, max_registers=_BOUND)
-    return _split(segment, space, replace(params, rows=rows), target, wanted * (2 if is_heavy else 1))
+    params = evenly(segment, space, replace(params, rows=rows), target, wanted * (2 if is_heavy else 1))
+    return in_full_turns(segment, space, params, target) if by_sample else params
 
 
 def _needs_registers(segment: Segment) -> bool:
@@ -225,7 +210,7 @@ def _narrow_columns(segment: Segment, space: Space, target: Target) -> Params:
         min(x_block, power_of_two(space.kept)), min(r_block, power_of_two(space.reduced)),
         unrolled=False, num_warps=warps, num_stages=1, max_registers=_NARROW_REGISTERS,
     )  # fmt: skip
-    return _split(segment, space, params, target, target.multiprocessors * programs)
+    return evenly(segment, space, params, target, target.multiprocessors * programs)
 
 
 def _words(segment: Segment) -> int:
@@ -264,58 +249,6 @@ def side_by_side(segment: Segment, space: Space, rows: int) -> Space | None:
     return replace(space, x=x, r=parts[:1], atoms=atoms, pieces=pieces)
 
 
-def _split(segment: Segment, space: Space, params: Params, target: Target, wanted: int) -> Params:
-    """``params`` with as many parts as there are to be programs."""
-    turns = -(-space.reduced // params.r_block)
-    most = turns // _TURNS if turns >= _WORTH_SPLITTING else 1
-    splits = max(min(_even(space, params, target, wanted), most, _MAX_SPLITS), 2 if params.rows > 1 else 1)
-    return _in_parts(segment, space, replace(params, splits=splits), target)
-
-
-def _even(space: Space, params: Params, target: Target, wanted: int) -> int:
-    """Parts that give about ``wanted`` programs with all lanes in use, and few multiprocessors one more than others.
-
-    The bias gradient of GELU, 4096 x 3000 of bfloat16, took 31.6 us on an H200 in 528 programs, in 270 39.8.
-    """
-    blocks = -(-space.kept // params.x_block)
-    programs = wanted * params.x_block // space.kept * blocks
-    over = programs % target.multiprocessors
-    if over < min(target.multiprocessors // 2, programs):
-        programs -= over
-    return programs // blocks
-
-
-def _in_parts(segment: Segment, space: Space, params: Params, target: Target) -> Params:
-    """``params``, whose parts are finished in the same launch: by the last program of each block, or by all at once.
-
-    The latter where all are resident, if need be half as many.
-    """
-    params = within_shared(segment, space, params, target)
-    if params.splits == 1 or not may_be_stages(segment):
-        return params
-    if _is_for_one(params):
-        return replace(params, once=True)
-    blocks = -(-space.kept // params.x_block)
-    ahead = (params.num_stages - 1) * params.x_block * params.r_block * _element_bytes(segment, space)
-    shared = target.multiprocessors * (target.shared_bytes // max(ahead, 1))
-    for splits, registers in (*((params.splits, n) for n in _REGISTERS), (params.splits // 2, _REGISTERS[-1])):
-        most = min(registers, params.max_registers or registers)
-        if splits > 1 and blocks * splits <= min(resident(target, params.num_warps, most), shared):
-            bound = most if registers != _REGISTERS[0] else params.max_registers
-            return replace(params, splits=splits, once=True, max_registers=bound)
-    if params.rows > 1 and params.r_block > 1:
-        x_block, r_block = 2 * params.x_block, params.r_block // 2
-        wider = replace(params, x_block=x_block, r_block=r_block, fold=min(params.fold, r_block))
-        wider = _in_parts(segment, space, wider, target)
-        return wider if wider.once else params
-    return params
-
-
-def _is_for_one(params: Params) -> bool:
-    """Are the parts of a block so few that one program adds them up?"""
-    return params.rows == 1 and power_of_two(params.splits) * params.x_block <= _LAST
-
-
 def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     """One kernel, or two joined by workspaces: the second reads what the first stores."""
     space = analysed(segment)
@@ -331,7 +264,7 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     second = _second(segment, space, partials)
     second_space = analysed(second)
     finish = finishing(second, second_space)
-    shares = params.once and _is_for_one(params)
+    shares = params.once and is_for_one(params)
     if shares:
         finish = replace(finish, x_block=min(2 * finish.x_block, params.x_block))
     if params.once and not second_space.is_inner:
