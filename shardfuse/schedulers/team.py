@@ -69,6 +69,10 @@ _SHORT_TURNS = 10
 """Of a loop over columns in groups, up to which half as many threads take half as much at once.  Group norm of 4 x 320
 x 64 x 64, 8 x 320 x 32 x 32, float16, channels-last, took 18.4 and 12.5 us on an H200 so, else 22.1 and 17.4; its
 gradient 23.9 and 15.4, else 30.4 and 21.3."""
+_FULL = 0.75
+"""Of the programs that are resident: where so many are used, each of fewest turns, a warp is enough for one.  Group
+norm of 2 x 640 x 64 x 64, channels-last, took 16.5 us so, with two 17.8; of 8 x 256 x 64 x 64 in 2 groups 18.4 and
+19.7."""
 _ROOMY_REGISTERS = 168
 """Where all teams are resident with them.  Group norm of 2 x 1280 x 32 x 32, channels-last, took 13.5 us so, with
 the fewer 14.7."""
@@ -225,21 +229,33 @@ def looping_team(segment: Segment, space: Space, params: Params, target: Target)
 
 def _looping_over_groups(segment: Segment, space: Space, params: Params, target: Target) -> Params:
     """``looping_team`` of columns in groups: where a member has few turns, what they wait for is each other."""
+
+    def turns(full: Params) -> int:
+        return -(-space.reduced // (full.team * full.r_block))
+
     full = _filled(segment, space, params, _LOOP_REGISTERS, target)
-    if params.r_block > 1 and -(-space.reduced // (full.team * params.r_block)) <= _SHORT_TURNS:
-        half = params.r_block // 2
-        params = replace(params, num_warps=params.num_warps // 2, r_block=half, fold=min(params.fold, half))
-        full = _filled(segment, space, params, _LOOP_REGISTERS, target)
+    if params.r_block > 1 and turns(full) <= _SHORT_TURNS:
+        full = _filled(segment, space, _halved(params), _LOOP_REGISTERS, target)
         while _words(full, space) > _POLLED[-1]:
             full = replace(full, team=full.team // 2)
     if full.team == 1:
         return _alone(full)
-    roomy = _filled(segment, space, params, _ROOMY_REGISTERS, target).programs
-    is_roomy = roomy >= -(-space.kept // params.columns) * full.team
+    used = -(-space.kept // params.columns) * full.team
+    is_small = turns(full) <= _TURNS and full.r_block > 1 and len(streamed(segment, space)) == 1
+    if is_small and full.num_warps == 2 and used > _FULL * full.programs and 2 * _words(full, space) <= _POLLED[-1]:
+        full = replace(_halved(full), programs=resident(target, 1, _LOOP_REGISTERS))
+    roomy = _filled(segment, space, full, _ROOMY_REGISTERS, target).programs
+    is_roomy = roomy >= used and full.num_warps > 1
     programs, registers = (roomy, _ROOMY_REGISTERS) if is_roomy else (full.programs, _LOOP_REGISTERS)
     fewest, most = _POLLED
     is_polled = fewest <= _words(full, space) <= most
     return replace(full, programs=programs, max_registers=registers, counted=not is_polled)
+
+
+def _halved(params: Params) -> Params:
+    """Half the threads, and half as much at once."""
+    half = params.r_block // 2
+    return replace(params, num_warps=params.num_warps // 2, r_block=half, fold=min(params.fold, half))
 
 
 def _words(params: Params, space: Space) -> float:

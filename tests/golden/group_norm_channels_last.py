@@ -122,7 +122,7 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
     last = tl.minimum(first + i2, i1)
     groups_k0 = tl.arange(0, 4)[:, None] == tl.arange(0, 64)[None, :] // 20
     groups_k1 = tl.arange(0, 4)[:, None] == (64 + tl.arange(0, 16)[None, :]) // 20
-    c = tl.arange(0, 16)[:, None]
+    c = tl.arange(0, 8)[:, None]
 
     for row in tl.range(team, tl.cdiv(i0, 80), teams, num_stages=1):
         x0 = row.to(tl.int64) * 80
@@ -134,18 +134,18 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
         offs_3 = x0 // 80 % 8 * 80 + k1
 
         T3_n_k0 = tl.zeros([], tl.float32)
-        T3_acc_k0 = tl.zeros([8, 64], tl.float32)
-        T8_acc_k0 = tl.zeros([8, 64], tl.float32)
+        T3_acc_k0 = tl.zeros([4, 64], tl.float32)
+        T8_acc_k0 = tl.zeros([4, 64], tl.float32)
         T3_n_k1 = tl.zeros([], tl.float32)
-        T3_acc_k1 = tl.zeros([16, 16], tl.float32)
-        T8_acc_k1 = tl.zeros([16, 16], tl.float32)
-        for start in tl.range(first, last, 16, num_stages=3):
+        T3_acc_k1 = tl.zeros([8, 16], tl.float32)
+        T8_acc_k1 = tl.zeros([8, 16], tl.float32)
+        for start in tl.range(first, last, 8, num_stages=3):
             r = start + c
             T0_k0 = tl.load(T0_ptr + offs_0 + r * 640, eviction_policy="evict_last").to(tl.float32)
             T0_k1 = tl.load(T0_ptr + offs_1 + r * 640, eviction_policy="evict_last").to(tl.float32)
-            T3_lanes = tl.reshape(T0_k0, [2, 8, 64])
+            T3_lanes = tl.reshape(T0_k0, [2, 4, 64])
             T3_n_k0, T3_acc_k0, T8_acc_k0 = add_moments(T3_n_k0, T3_acc_k0, T8_acc_k0, T3_lanes, 0)
-            T3_lanes = tl.reshape(T0_k1, [1, 16, 16])
+            T3_lanes = tl.reshape(T0_k1, [1, 8, 16])
             T3_n_k1, T3_acc_k1, T8_acc_k1 = add_moments(T3_n_k1, T3_acc_k1, T8_acc_k1, T3_lanes, 0)
         T3_part_column_k0 = tl.sum(T3_acc_k0, axis=0)
         T3_part_column_k1 = tl.sum(T3_acc_k1, axis=0)
@@ -192,8 +192,8 @@ def looped_T24(mailbox_ptr, T0_ptr, T15_ptr, T18_ptr, T24_ptr, i0: tl.int32, i1:
         T15_k1 = tl.load(T15_ptr + offs_3).to(tl.float32)
         T18_k1 = tl.load(T18_ptr + offs_3).to(tl.float32)
 
-        back = first + first + (tl.cdiv(last - first, 16) - 1) * 16
-        for step in tl.range(first, last, 16, num_stages=3):
+        back = first + first + (tl.cdiv(last - first, 8) - 1) * 8
+        for step in tl.range(first, last, 8, num_stages=3):
             start = back - step
             r = start + c
             T0_k0 = tl.load(T0_ptr + offs_0 + r * 640, eviction_policy="evict_last").to(tl.float32)
