@@ -2,9 +2,10 @@
 
 Each member stores one word for each result, ``epoch << 32 | bits``, and waits for those of the others, in one of two
 ways.  *Words*: each thread polls those that it takes until they carry the epoch of this exchange; the value is the
-flag, no fence or atomic is needed.  That is for columns, whose words are enough for all threads to have one each.
-*Counted*: members count themselves in, and one thread polls the count, which leaves the memory to the others (group
-norm of 2 x 640 x 64 x 64, held by teams: 11.0 us on an H200, where all threads poll the words of a row 12.1).
+flag, no fence or atomic is needed.  That is for columns, whose words are enough for all threads to have one each, and
+for pairs of rows.  *Counted*: members count themselves in, and one thread polls the count, which leaves the memory to
+the others (group norm of 2 x 640 x 64 x 64, held by teams: 11.0 us on an H200, where all threads poll the words of a
+row 12.1).
 
 A mailbox belongs to one bound kernel with one grid, of ``teams`` teams (``teams = grid / members``)::
 

@@ -135,9 +135,8 @@ def _rows(segment: Segment, space: Space, target: Target) -> Params:
     each = max(_ROW_BYTES // max(element_bytes(segment, space), 1), 1)
     warps = min(power_of_two(-(-2 * n // (3 * each * WARP))), MAX_WARPS if n <= LONG else WIDEST_WARPS)
     loads = 1
-    if (
-        len(inputs) > 1 and warps > 2 * _WARPS
-    ):  # the weight gradients of a group norm of 2 x 960 x 96 x 96: 27 us, else 36
+    if len(inputs) > 1 and warps > 2 * _WARPS:
+        # fewer registers: the weight gradients of a group norm of 2 x 960 x 96 x 96 took 27 us so, else 36
         warps, loads = warps // 2, 2
     several = power_of_two(_WARPS * WARP * each // power_of_two(n) + 1) // 2
     if several > _WARPS or n <= WARP * width:
