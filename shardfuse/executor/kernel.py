@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +28,10 @@ from .triton_key import installed_triton, remember_triton_key
 Argument = torch.Tensor | Number
 Launch = Callable[..., None]
 """``launch(stream, *tensors, *scalars)``; stream: of ``begin_on``.  On a GPU an address stands for a tensor as well."""
+
+
+_interpreting = Lock()
+"""While the interpreter runs a kernel, ``triton.language`` has its functions, for all threads: simulated ranks."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +121,14 @@ class Kernel:
         """Triton's own entry, which takes no stream, any alignment, and whatever has hooked launches."""
         source, options, directory = self.source, self._options, self._directory
         pointers = self._pointers()
+        one_at_a_time = _interpreting if self._interpret else nullcontext()
 
         def launch(*arguments: Argument) -> None:
-            function = load_function(source.text, source.name, directory)
             addressed = zip(arguments, pointers, strict=False)
             tensors = [_Address(x, dtype) if isinstance(x, int) else x for x, dtype in addressed]
-            function[(source.grid,)](*tensors, *arguments[len(pointers) :], *source.integers, **options)
+            with one_at_a_time:
+                function = load_function(source.text, source.name, directory)
+                function[(source.grid,)](*tensors, *arguments[len(pointers) :], *source.integers, **options)
 
         return launch
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,10 +15,7 @@ if "triton" in sys.modules and not sys.modules["triton"].knobs.runtime.interpret
 
 import triton  # noqa: F401  while the variable is set: its own functions are interpreted too
 
-from shardfuse.executor.kernel import Kernel
-
 del os.environ["TRITON_INTERPRET"]  # the tests beside these plan and run as without it
-_launches = threading.Lock()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -27,20 +23,3 @@ def interpreted_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TRITON_INTERPRET", "1")
         yield
-
-
-@pytest.fixture
-def one_launch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a kernel runs, ``triton.language`` has the interpreter's functions in place of its own, for all threads."""
-    launcher = Kernel.launcher
-
-    def locked(self: Kernel) -> Callable[..., None]:
-        launch = launcher(self)
-
-        def run(*arguments: object) -> None:
-            with _launches:
-                launch(*arguments)
-
-        return run
-
-    monkeypatch.setattr(Kernel, "launcher", locked)

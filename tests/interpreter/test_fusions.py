@@ -22,7 +22,6 @@ Define = Callable[[FusionDefinition], None]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, of overflows that are meant
-    pytest.mark.usefixtures("one_launch_at_a_time"),
 ]
 
 

@@ -13,7 +13,6 @@ from shardfuse import DataType, FusionDefinition
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, of what is computed where nothing is
-    pytest.mark.usefixtures("one_launch_at_a_time"),
 ]
 
 ALL = [(case, dtype) for case in (*ROTARY, *OTHERS) for dtype in case.dtypes]
