@@ -46,7 +46,9 @@ class ScheduledSegment:
 def choose_scheduler(segment: Segment) -> tuple[str | None, tuple[tuple[str, str], ...]]:
     """The first scheduler that takes ``segment``, and the refusals of those before it."""
     if len([k for k in dict.fromkeys(map(chunk_of, segment.exprs)) if k is not None]) > 1:
-        return None, ()  # a chunk of a stream is done by itself
+        return None, (("any", "a chunk of a stream is done by itself"),)
+    if len(segment.exprs) > 1 and len(dict.fromkeys(map(_ranks, segment.outputs))) > 1:
+        return None, (("any", "its outputs are on different ranks, some of which lack what others read"),)
     refusals: list[tuple[str, str]] = []
     for name, why_not in SCHEDULERS:
         reason = why_not(segment)
@@ -54,6 +56,12 @@ def choose_scheduler(segment: Segment) -> tuple[str | None, tuple[tuple[str, str
             return name, tuple(refusals)
         refusals.append((name, reason))
     return None, tuple(refusals)
+
+
+def _ranks(tensor: BoundTensor) -> tuple[int, ...] | None:
+    """Those that hold ``tensor``; ``None`` for all."""
+    mesh = tensor.domain.mesh
+    return None if mesh is None else tuple(sorted(mesh.ranks))
 
 
 def named(segment: Segment) -> tuple[str, tuple[tuple[str, str], ...]]:

@@ -29,3 +29,25 @@ def run(name: str, x: torch.Tensor) -> int:
 def test_one_exchange(name: str, columns: int, ranks: int) -> None:
     x = numbers(6, columns).to(torch.float16 if name == "half" else torch.float32)
     assert shardfuse.simulate(run, ranks, args=(name, x)) == [1] * ranks
+
+
+def on_two_meshes(x: torch.Tensor, w: torch.Tensor) -> list[str]:
+    """Both outputs read ``x``; only the last rank has what the second reads beside it."""
+    size = shardfuse.initialize().world_size
+    with FusionDefinition(backend="triton") as fd:
+        a, b = (fd.define_tensor(list(t.shape), contiguity=True) for t in (x, w))
+        doubled, chosen = fd.ops.add(a, a), fd.ops.where(fd.ops.gt(a, 0.0), b, 1.0)
+        b.set_device_mesh(DeviceMesh(list(range(size))))
+        b.outer_split(0, size)
+        b.axis(0).parallelize(ParallelType.mesh_x)
+        doubled.set_device_mesh(DeviceMesh(list(range(size))))
+        chosen.set_device_mesh(DeviceMesh([size - 1]))
+        fd.add_output(doubled)
+        fd.add_output(chosen)
+    check(fd, [x, w])
+    return [s.scheduler for s in fd.explain().segments]
+
+
+def test_outputs_of_different_ranks_are_different_kernels() -> None:
+    x, w = numbers(3, 4, 6).float(), numbers(6).float()
+    assert shardfuse.simulate(on_two_meshes, 3, args=(x, w)) == [["communication", "pointwise", "pointwise"]] * 3
