@@ -2,6 +2,7 @@
 # Does all set-up and checks the code: format, lint, types, floors and budgets. All run, whatever the others find.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
+[[ $# == 0 ]] || fail "takes no arguments, and not '$*'"
 prepare dev
 cd "$root"
 failed=()

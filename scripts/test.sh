@@ -1,52 +1,67 @@
 #!/usr/bin/env bash
-# Does all set-up and runs the tests: scripts/test.sh [pytest's arguments]
-#
-#   single        tests/ but for the two below, in one process
-#   interpreter   tests/interpreter, in a process of its own with TRITON_INTERPRET=1, beside the first
-#   2-ranks       tests/multirank under mpirun, on 2 ranks and then on 4
-#   4-ranks
-#
-# Options go to every part. Where paths are given, only the parts that they belong to run. Tests that need GPUs are
-# deselected where there are too few. The last line counts the results of all parts.
+# Does all set-up and runs the tests; see the usage text below.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
-prepare test mpi
-set_rank_variables 4
-gpus=$(count_gpus)
-started=$SECONDS
+usage() {
+    cat <<'TEXT'
+usage: scripts/test.sh [OPTIONS OF PYTEST...] [--] [FILE|FOLDER|FILE::TEST...]
+
+Does all set-up and runs the tests, in parts:
+
+  single        tests/ but for the two below, in one process
+  interpreter   tests/interpreter, in a process of its own with TRITON_INTERPRET=1, beside the first
+  2-ranks       tests/multirank under mpirun, on 2 ranks and then on 4
+  4-ranks
+
+Options go to every part. Where paths are given, only the parts that they belong to run. Tests that need GPUs are
+deselected where there are too few. The last line counts the results of all parts.
+TEXT
+}
+
 given=$#
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
 declare -A paths=([single]='' [interpreter]='' [multirank]='') code=()
 options=()
 
+marks='' # an expression of the caller's
+
 # Sorts the arguments into options and the paths of each part.
 sort_arguments() {
-    local path
+    local is_path=
     while [[ $# -gt 0 ]]; do
-        case $1 in
-        -k | -m | -p | -o | -c | -W | -r | -n)
-            options+=("$1" "${@:2:1}")
+        case $is_path$1 in
+        -h | --help)
+            usage
+            exit
+            ;;
+        --) is_path=path: ;;
+        -m | -k | -p | -o | -c | -W | -r | -n | --maxfail | --durations | --durations-min | --deselect | --ignore | \
+            --ignore-glob | --tb | --timeout | --timeout-method | --basetemp | --rootdir | --junit-xml | --junitxml | \
+            --log-level | --log-cli-level | --log-file | --capture | --show-capture | --color | --confcutdir | \
+            --import-mode | --hypothesis-seed | --hypothesis-profile)
+            [[ $# -gt 1 ]] || fail "$1 wants a value"
+            if [[ $1 == -m ]]; then marks=$2; else options+=("$1" "$2"); fi
             shift
             ;;
-        *)
-            if [[ ! -e ${1%%::*} ]]; then
-                options+=("$1")
-            else
-                path=$(realpath "${1%%::*}")${1#"${1%%::*}"}
-                case $path in
-                "$root" | "$root/tests") paths=([single]=all [interpreter]=all [multirank]=all) ;;
-                "$root/tests/interpreter"*) paths[interpreter]+=$path$'\n' ;;
-                "$root/tests/multirank"*) paths[multirank]+=$path$'\n' ;;
-                *) paths[single]+=$path$'\n' ;;
-                esac
-            fi
-            ;;
+        -m*) marks=${1#-m} ;;
+        -*) options+=("$1") ;;
+        *) add_path "$1" ;;
         esac
         shift
     done
     [[ -n ${paths[single]}${paths[interpreter]}${paths[multirank]} ]] ||
         paths=([single]=all [interpreter]=all [multirank]=all)
+}
+
+add_path() {
+    local path
+    [[ -e ${1%%::*} ]] || fail "no such file or folder: ${1%%::*}"
+    path=$(realpath "${1%%::*}")${1#"${1%%::*}"}
+    case $path in
+    "$root" | "$root/tests") paths=([single]=all [interpreter]=all [multirank]=all) ;;
+    "$root/tests/interpreter"*) paths[interpreter]+=$path$'\n' ;;
+    "$root/tests/multirank"*) paths[multirank]+=$path$'\n' ;;
+    *) paths[single]+=$path$'\n' ;;
+    esac
 }
 
 # targets PART DEFAULT...: sets $targets to what pytest is given for that part; false where the part has nothing to run.
@@ -56,37 +71,46 @@ targets() {
     [[ ${paths[$1]} == *all ]] || mapfile -t targets <<<"${paths[$1]%$'\n'}"
 }
 
+# all_marks MARKS: what a part takes and the caller wants.
+all_marks() { printf '%s' "$1${marks:+${1:+ and }($marks)}"; }
+
 # run_pytest PART MARKS COMMAND...: the command's arguments are completed; the output goes to the screen and to a log.
 run_pytest() {
-    local part=$1 marks=$2
+    local part=$1
     printf '\n##### %s\n' "$part"
     set +e
-    "${@:3}" -m "$marks" "${options[@]}" "${targets[@]}" 2>&1 | tee "$logs/$part"
+    "${@:3}" -m "$(all_marks "$2")" "${options[@]}" "${targets[@]}" 2>&1 | tee "$logs/$part"
     code[$part]=${PIPESTATUS[0]}
     set -e
 }
 
 run_on_ranks() {
-    local ranks=$1 marks='not gpu and not multi_gpu' mpirun
+    local ranks=$1 taken='not gpu and not multi_gpu' mpirun
     find_mpirun
     (
-        if [[ $gpus -lt $ranks ]]; then export CUDA_VISIBLE_DEVICES=; else marks=''; fi
+        if [[ $gpus -lt $ranks ]]; then export CUDA_VISIBLE_DEVICES=; else taken=''; fi
         MEETING_PLACE=$(mktemp -d -p "$logs")
         export MEETING_PLACE
-        run_pytest "$ranks-ranks" "$marks" "${mpirun[@]}" -n "$ranks" \
+        run_pytest "$ranks-ranks" "$taken" "${mpirun[@]}" -n "$ranks" \
             bash "$root/scripts/rank.sh" "$python" -m pytest -p no:cacheprovider --color=no
         exit "${code[$ranks-ranks]}"
     ) </dev/null && code[$ranks-ranks]=0 || code[$ranks-ranks]=$?
 }
 
 sort_arguments "$@"
+prepare test mpi
+set_rank_variables 4
+gpus=$(count_gpus)
+started=$SECONDS
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
 cd "$root"
 unset TRITON_INTERPRET
 
 interpreter=
 if targets interpreter tests/interpreter; then
     CUDA_VISIBLE_DEVICES='' TRITON_INTERPRET=1 "$python" -m pytest -p no:cacheprovider \
-        -m 'not gpu and not multi_gpu and not mpi' "${options[@]}" "${targets[@]}" >"$logs/interpreter" 2>&1 &
+        -m "$(all_marks 'not gpu and not multi_gpu and not mpi')" "${options[@]}" "${targets[@]}" >"$logs/interpreter" 2>&1 &
     interpreter=$!
     trap 'kill "$interpreter" 2>/dev/null || true; rm -rf "$logs"' EXIT
 fi

@@ -1,0 +1,184 @@
+"""What scripts/ make of their arguments, with a Python that only says what it was given; and what tests need."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAIN_JOB = str(ROOT / "examples" / "train_lm.py")
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PATH: a python3 that has all requirements and prints its arguments, and an mpirun that does."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name in ("python3", "mpirun"):
+        program = folder / name
+        program.write_text(f'#!/bin/bash\nprintf "[%s]" {name}; for a; do printf "[%s]" "${{a#{ROOT}/}}"; done; echo\n')
+        program.chmod(0o755)
+    return folder
+
+
+def run(stub: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(ROOT / "scripts" / script), *arguments]
+    env = {"PATH": f"{stub}:/usr/bin:/bin", "HOME": str(stub), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def launched(stub: Path, *arguments: str) -> tuple[str, list[str], str]:
+    """The number of ranks, the script with its arguments, and what was said."""
+    done = run(stub, "launch.sh", *arguments)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"\[([^]]*)\]", done.stdout.splitlines()[-1])
+    if found[0] == "mpirun":
+        at = found.index("-n") + 1
+        return found[at], found[at + 2 :], done.stderr
+    assert found[:3] == ["python3", "scripts/torchrun.py", "--nproc-per-node"]
+    return found[3], found[4:], done.stderr
+
+
+OWN = "examples/sharded_norm.py"
+MAIN = "examples/train_lm.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ranks", "script"),
+    [
+        ([], "2", [MAIN]),
+        (["--nproc", "4"], "4", [MAIN]),
+        (["--nproc=3", "--launcher", "torchrun"], "3", [MAIN]),
+        (["--nproc=3", "--launcher=mpirun"], "3", [MAIN]),
+        (["--launcher", "mpirun", OWN, "-x"], "2", [OWN, "-x"]),
+        (["--preset", "gpu", "--nproc", "4"], "4", [MAIN, "--preset", "gpu"]),
+        (["--nproc", "4", "--preset", "gpu", "--no-check"], "4", [MAIN, "--preset", "gpu", "--no-check"]),
+        (["--preset=gpu", "--help"], "2", [MAIN, "--preset=gpu", "--help"]),
+        (["--", "--help"], "2", [MAIN, "--help"]),
+        (["--steps", "5", "--", "--nproc", "4"], "2", [MAIN, "--steps", "5", "--nproc", "4"]),
+        (["--nproc", "3", "--", OWN, "--nproc", "4"], "3", [OWN, "--nproc", "4"]),
+        (["--nproc", "3", OWN, "a b", "--", "--preset", ""], "3", [OWN, "a b", "--", "--preset", ""]),
+        (["--"], "2", [MAIN]),
+    ],
+    ids=" ".join,
+)
+def test_what_launch_starts(stub: Path, arguments: list[str], ranks: str, script: list[str]) -> None:
+    assert launched(stub, *arguments) == (ranks, script, "")
+
+
+@pytest.mark.parametrize("option", ["--nproc", "--nproc=4", "--launcher"])
+def test_options_behind_the_script_are_its_own_which_is_said(stub: Path, option: str) -> None:
+    ranks, script, said = launched(stub, OWN, "first", option, "--nproc", "4")
+    assert (ranks, script) == ("2", [OWN, "first", option, "--nproc", "4"])
+    assert said == f"launch.sh: {option} stands behind {OWN} and goes to it: launch.sh's own options stand before\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "line"),
+    [
+        ("launch.sh", ["--nproc"], "--nproc wants a value"),
+        ("launch.sh", ["--preset", "gpu", "--launcher"], "--launcher wants a value"),
+        *(
+            ("launch.sh", [f"--nproc={n}", OWN], f"--nproc wants a number of ranks, 1 or more, and not '{n}'")
+            for n in ("0", "-1", "two", "1.5", "", "02", "4 ")
+        ),
+        *(
+            ("launch.sh", ["--nproc", n], rf"--nproc wants at most \d+ ranks .* and not {n}")
+            for n in ("9999", "9" * 30)
+        ),
+        ("launch.sh", ["--launcher", "srun"], "--launcher wants torchrun or mpirun, and not 'srun'"),
+        ("launch.sh", ["missing.py", "--nproc", "3"], "no such script: missing.py"),
+        ("launch.sh", ["examples"], "no such script: examples"),
+        ("launch.sh", ["--", "missing.py"], "no such script: missing.py"),
+        ("test.sh", ["-k"], "-k wants a value"),
+        ("test.sh", ["tests/test_mesh.py", "-m"], "-m wants a value"),
+        ("test.sh", ["-x", "--maxfail"], "--maxfail wants a value"),
+        ("test.sh", ["tests/missing.py"], "no such file or folder: tests/missing.py"),
+        ("test.sh", ["tests/missing.py::test_it"], "no such file or folder: tests/missing.py"),
+        ("test.sh", ["--", "-k"], "no such file or folder: -k"),
+        ("check.sh", ["--fix"], "takes no arguments, and not '--fix'"),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else None,
+)
+def test_a_bad_call_is_one_line(stub: Path, script: str, arguments: list[str], line: str) -> None:
+    """Before anything is set up."""
+    done = run(stub, script, *arguments)
+    said = [text for text in done.stderr.splitlines() if "stands behind" not in text]
+    assert (done.returncode, done.stdout, len(said)) == (2, "", 1)
+    assert re.fullmatch(rf"{script}: {line}", said[0]) or said[0] == f"{script}: {line}"
+
+
+@pytest.mark.parametrize("script", ["launch.sh", "test.sh"])
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_usage(stub: Path, script: str, option: str) -> None:
+    done = run(stub, script, option)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: scripts/{script} ")
+
+
+SINGLE = "not mpi and not multi_gpu and not gpu"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["tests/test_mesh.py"], ["-m", SINGLE, "tests/test_mesh.py"]),
+        (
+            ["-k", "a or b", "-x", "tests/test_mesh.py"],
+            ["-m", SINGLE, "-k", "a or b", "-x", "tests/test_mesh.py"],
+        ),
+        (["-m", "slow", "tests/test_mesh.py"], ["-m", f"{SINGLE} and (slow)", "tests/test_mesh.py"]),
+        (["-mslow", "--", "tests/test_mesh.py"], ["-m", f"{SINGLE} and (slow)", "tests/test_mesh.py"]),
+        (
+            ["--deselect", "tests/test_mesh.py::x", "tests/test_mesh.py::y"],
+            ["-m", SINGLE, "--deselect", "tests/test_mesh.py::x", "tests/test_mesh.py::y"],
+        ),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_what_the_tests_are_given(stub: Path, arguments: list[str], wanted: list[str]) -> None:
+    done = run(stub, "test.sh", *arguments)
+    (line,) = (text for text in done.stdout.splitlines() if "[pytest]" in text)
+    assert re.findall(r"\[([^]]*)\]", line) == ["python3", "-m", "pytest", *wanted]
+
+
+def test_the_extras_hold_what_the_tests_use() -> None:
+    """All that tests import, and all modules that they run by -m, are installed by the extras that test.sh asks for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["test"], *extras["mpi"]]
+    named = {re.split(r"[^\w-]", requirement)[0].replace("_", "-").lower() for requirement in wanted}
+    providers = metadata.packages_distributions()
+    ours = {"shardfuse", "benchmarks", "examples", "train_lm", *(path.stem for path in (ROOT / "tests").rglob("*.py"))}
+    lacking = {
+        (module, str(path.relative_to(ROOT)))
+        for path in (ROOT / "tests").rglob("*.py")
+        for module in modules_of(ast.parse(path.read_text()))
+        if module not in sys.stdlib_module_names and module not in ours
+        if not named & {name.replace("_", "-").lower() for name in providers.get(module, [module])}
+    }
+    assert not lacking
+
+
+def modules_of(tree: ast.Module) -> set[str]:
+    """The first names of all that is imported, and of what `[sys.executable, "-m", ...` runs."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            case ast.ImportFrom(module=str(module), level=0):
+                found.add(module.split(".")[0])
+            case ast.List(
+                elts=[ast.Attribute(attr="executable"), ast.Constant(value="-m"), ast.Constant(value=str(module)), *_]
+            ):
+                found.add(module.split(".")[0])
+            case _:
+                pass
+    return found
