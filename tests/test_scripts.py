@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -146,6 +148,70 @@ def test_what_the_tests_are_given(stub: Path, arguments: list[str], wanted: list
     done = run(stub, "test.sh", *arguments)
     (line,) = (text for text in done.stdout.splitlines() if "[pytest]" in text)
     assert re.findall(r"\[([^]]*)\]", line) == ["python3", "-m", "pytest", *wanted]
+
+
+# .ci/run
+
+CLOSING = "all parts: 7 passed in 3s"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """.ci/run as it is, in a repository whose scripts print their environment and their names."""
+    (tmp_path / "temporary").mkdir()
+    project = tmp_path / "project"
+    (project / "scripts").mkdir(parents=True)
+    (project / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", project / ".ci" / "run")
+    for name in ("launch", "test", "check"):
+        script = project / "scripts" / f"{name}.sh"
+        closing = f"echo {CLOSING}" if name == "test" else ""
+        script.write_text(f'#!/usr/bin/env bash\necho "{name} $(env -0 | tr "\\0" ,) in $PWD"\n{closing}\n')
+        script.chmod(0o755)
+    commit(project)
+    return project
+
+
+def commit(project: Path) -> None:
+    for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "a"]):
+        subprocess.run(["git", *command], cwd=project, check=True)
+
+
+def run_ci(project: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "TMPDIR": str(project.parent / "temporary"), "CI": "true"}
+    done = subprocess.run(["bash", ".ci/run"], cwd=project, env=env, capture_output=True, text=True, timeout=60)
+    assert not list((project.parent / "temporary").iterdir()), "the clone is removed"
+    return done
+
+
+def test_ci_runs_the_readmes_commands_first_and_in_a_clone(project: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert "./scripts/launch.sh " in readme
+    assert "./scripts/test.sh " in readme
+    (project / "scripts" / "test.sh").write_text("exit 1")  # not committed
+    done = run_ci(project)
+    assert (done.returncode, done.stderr) == (0, "run: what is not committed is left out\n")
+    ran = [line.split() for line in done.stdout.splitlines() if " in /" in line]
+    assert [line[0] for line in ran] == ["launch", "test", "check"]
+    for _, environment, _, folder in ran:
+        # what bash itself sets
+        assert {text.split("=")[0] for text in environment.split(",") if text} <= {"PWD", "OLDPWD", "SHLVL", "_"}
+        assert folder.startswith(str(project.parent / "temporary"))
+    assert done.stdout.splitlines()[-1] == CLOSING
+
+
+@pytest.mark.parametrize("name", ["launch", "test", "check"])
+def test_ci_fails_where_a_part_fails(project: Path, name: str) -> None:
+    script = project / "scripts" / f"{name}.sh"
+    script.write_text(f"{script.read_text()}exit 3\n")
+    commit(project)
+    done = run_ci(project)
+    assert (done.returncode, done.stderr) == (1, f"run: failed: ./scripts/{name}.sh\n")
+    assert all(f"\n{other} " in done.stdout for other in ("launch", "test", "check"))
+    assert done.stdout.splitlines()[-1] == CLOSING
+
+
+# requirements
 
 
 def test_the_extras_hold_what_the_tests_use() -> None:
