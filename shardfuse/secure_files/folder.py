@@ -11,7 +11,7 @@ import os
 import pwd
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +25,7 @@ _WRITABLE_FOR_OTHERS = 0o022
 
 
 @contextlib.contextmanager
-def open_folder(path: Path, instead: str, reading: Reading = "refused") -> Iterator[int]:
+def open_folder(path: Path, instead: str, reading: Reading = "refused") -> Generator[int]:
     """A descriptor of the folder, made with mode 0700 if it is missing; it is this user's, and nobody else can write.
 
     instead: what the user can do to have another folder used.
