@@ -6,11 +6,24 @@ about the caller's program; a bug in shardfuse itself is an `AssertionError`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class ShardfuseError(Exception):
     """Base of every error that shardfuse raises about the caller's program."""
+
+    is_about_schedule = False
+    """May a tensor's mesh, splits or storage be what is wrong?  Then the lines that said them are named as well."""
+    _sentence = ""
+    _lines: tuple[str, ...] = ()
+
+    def at(self, lines: Iterable[str]) -> None:
+        """Name lines of the caller's program below the sentence, each once: ``train.py:31: y = fd.ops.add(a, b)``."""
+        if not self._lines:
+            self._sentence = str(self)
+        self._lines = tuple(dict.fromkeys((*self._lines, *lines)))
+        sentence, *rest = self._sentence.split("\n")
+        self.args = ("\n".join((sentence, *(f"  at {line}" for line in self._lines), *rest)),)
 
 
 # --- environment and processes -----------------------------------------------------------------------------
@@ -109,6 +122,8 @@ class MeshDimNamesError(ShardfuseError):
 class MeshDimensionError(ShardfuseError):
     """A parallel type names a mesh dimension that the mesh does not have."""
 
+    is_about_schedule = True
+
     def __init__(self, parallel_type: str, mesh: str, available: Sequence[str]) -> None:
         super().__init__(
             f"{mesh} has no dimension {parallel_type}: use one of {', '.join(available)}, "
@@ -132,6 +147,8 @@ class TeamRanksError(ShardfuseError):
 
 class MeshExceedsWorldError(ShardfuseError):
     """The mesh names ranks that the world does not have."""
+
+    is_about_schedule = True
 
     def __init__(self, mesh: str, size: int, largest_rank: int, world_size: int) -> None:
         super().__init__(
@@ -173,6 +190,8 @@ class AxisError(ShardfuseError):
 
 class ScheduleError(ShardfuseError):
     """A split, merge, reorder, parallelisation or allocation domain that the TensorView cannot have."""
+
+    is_about_schedule = True
 
     def __init__(self, where: str, found: str, why: str, remedy: str) -> None:
         super().__init__(f"{where}: {found} cannot be done: {why}; {remedy}")
@@ -232,6 +251,8 @@ class ShapeError(ShardfuseError):
 class ShardingError(ShardfuseError):
     """A sharding that a tensor of this size cannot have."""
 
+    is_about_schedule = True
+
     def __init__(self, tensor: str, found: str, why: str, remedy: str) -> None:
         super().__init__(f"cannot shard {tensor}: {found}, {why}; {remedy}")
 
@@ -260,6 +281,8 @@ class EmptyFusionError(ShardfuseError, NotImplementedError):
 
 class InputError(ShardfuseError):
     """An argument of ``execute`` does not fit the input that the definition declared."""
+
+    is_about_schedule = True
 
     def __init__(self, index: int, name: str, found: str, expected: str, remedy: str) -> None:
         super().__init__(f"Expected input {index}, {name}, to be {expected} but got {found}: {remedy}")
