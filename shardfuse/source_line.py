@@ -7,6 +7,7 @@ different folders: nothing that ranks compare, keep or plan by may depend on the
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
@@ -18,11 +19,12 @@ from typing import NamedTuple
 import torch
 
 _HERE = str(Path(__file__).parent) + os.sep
-_MODULES = str(Path(__file__).parent / "nn") + os.sep
-_LIBRARIES = (_HERE, str(Path(torch.__file__).parent) + os.sep)
+_OWN = tuple(f"{_HERE}{part}" for part in ("nn/", "passes/", "frontend/inputs.py", "frontend/pieces.py"))
+"""Where shardfuse itself defines fusions, and says how tensors are sharded about which the caller said nothing."""
+_LIBRARIES = (_HERE, str(Path(torch.__file__).parent) + os.sep, contextlib.__file__)
 """Frames of these are not the caller's: between a model and a fusion that it runs stand torch's modules too."""
 
-_CALLER, _LIBRARY, _MODULE = "caller", "library", "module"
+_CALLER, _LIBRARY, _OWN_DOING = "caller", "library", "own"
 _kinds: dict[str, str] = {}
 """Of the files that were met, whose they are."""
 _new = tuple.__new__
@@ -59,7 +61,7 @@ def caller_line(*, in_modules: bool = False) -> SourceLine | None:
         kind = _kinds.get(file) or _remembered(file)
         if kind is _CALLER:
             return _new(SourceLine, (code, frame.f_lasti))
-        if kind is _MODULE and not in_modules:
+        if kind is _OWN_DOING and not in_modules:
             return None
         frame = frame.f_back
     return None
@@ -67,5 +69,10 @@ def caller_line(*, in_modules: bool = False) -> SourceLine | None:
 
 def _remembered(file: str) -> str:
     is_library = file.startswith(_LIBRARIES)
-    _kinds[file] = kind = _MODULE if file.startswith(_MODULES) else _LIBRARY if is_library else _CALLER
+    _kinds[file] = kind = _OWN_DOING if file.startswith(_OWN) else _LIBRARY if is_library else _CALLER
     return kind
+
+
+def is_callers(file: str) -> bool:
+    """Is the file neither shardfuse's nor torch's?"""
+    return (_kinds.get(file) or _remembered(file)) is _CALLER

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import textwrap
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,11 +31,14 @@ from shardfuse.errors import (
 from shardfuse.mesh.groups import destroy_groups
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
 from shardfuse.mesh.watchdog import Watchdog, say
+from shardfuse.source_line import is_callers
 
 # What a backend's name stands for: with NCCL, tensors on the CPU (counters, flags) are gloo's.
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 _RENDEZVOUS_TIMEOUT = 60.0  # seconds; ranks are started together
 _COMMUNICATION_PATIENCE = 2.0  # seconds to find the rank behind a collective that failed
+_EXIT_HANDLERS = 5.0  # seconds that atexit's functions have in a rank that fails
+_INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells give Ctrl-C
 _GRACE = 3.0  # seconds that a rank that is done keeps its connections open for ranks that are not
 
 
@@ -103,8 +108,8 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     watchdog: watch the other ranks, and end this one with a line where one of them that it needs is gone.
 
     Also sets the CUDA device and, for several ranks on a host, one thread for each; makes an error that nobody
-    catches end all ranks with one line; and has `finalize` called at exit. Called again it returns what it returned
-    before.
+    catches end all ranks with one line, this one after what `atexit` has (5 s at most); and has `finalize` called at
+    exit. Called again it returns what it returned before.
     Raises BackendUnavailableError, BackendsDisagreeError, LaunchEnvironmentError, RendezvousError and
     AlreadyInitializedError.
     """
@@ -219,29 +224,65 @@ def _meet(job: JobStore, key: str, context: ProcessContext) -> None:
 def _report_and_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
     """What happens to an exception that nobody caught: the reason on every rank, in one line, and no hang.
 
-    A ShardfuseError is its sentence. A collective that failed because of another rank is that rank's fault, and
-    says so. Anything else keeps its traceback.
+    A ShardfuseError is its sentence, below the caller's lines that led there. A collective that failed because of
+    another rank is that rank's fault, and says so. Ctrl-C is one line. Anything else keeps its traceback.
     """
     life = _find_life()
     guard = None if life is None else life.watchdog
-    if not isinstance(error, ShardfuseError):
+    if isinstance(error, KeyboardInterrupt):
+        _end(life, "interrupted", "was interrupted", code=_INTERRUPTED)
+    if isinstance(error, ShardfuseError):
+        if not isinstance(error, PeerLostError):
+            _show(life, _callers_part(error, trace))
+    else:
         is_communication = isinstance(error, RuntimeError)  # torch raises it, or a class of it, for collectives
         culprit = None if guard is None else guard.culprit(_COMMUNICATION_PATIENCE if is_communication else 0.0)
         if culprit is not None and is_communication:
             _end(life, str(culprit), culprit.reason, culprit.rank)
-        rank = _launched_rank() if life is None else life.context.rank
-        text = "".join(traceback.format_exception(kind, error, trace))
-        sys.stderr.write(textwrap.indent(text, f"[rank{rank}]: ", lambda line: True))
-    line = str(error) if isinstance(error, ShardfuseError) else f"{kind.__name__}: {error}"
+        _show(life, "".join(traceback.format_exception(kind, error, trace)))
+    line = str(error).replace("\n  at ", "; at ") if isinstance(error, ShardfuseError) else f"{kind.__name__}: {error}"
     _end(life, line, f"failed: {line}")
 
 
-def _end(life: _Life | None, line: str, reason: str, culprit: int | None = None) -> NoReturn:
-    rank = _launched_rank() if life is None else life.context.rank
+def _callers_part(error: ShardfuseError, trace: TracebackType | None) -> str:
+    """The traceback without frames of shardfuse and torch, which the sentence speaks for; notes below."""
+    frames = [frame for frame in traceback.extract_tb(trace) if is_callers(frame.filename)]
+    notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
+    return f"Traceback (most recent call last):\n{''.join(traceback.format_list(frames))}{notes}"
+
+
+def _show(life: _Life | None, text: str) -> None:
+    sys.stderr.write(textwrap.indent(text, f"[rank{_rank_of(life)}]: ", lambda line: True))
+
+
+def _end(life: _Life | None, line: str, reason: str, culprit: int | None = None, code: int = 1) -> NoReturn:
+    """Say the line, tell the other ranks, and only then do what the program wants done at its end."""
+    rank = _rank_of(life)
+    if life is not None:
+        life.ended = True  # by failing: what is registered for a good end must not wait for anybody
     if life is not None and life.watchdog is not None:
-        life.watchdog.fail(line, PeerLostError(rank if culprit is None else culprit, reason))
+        life.watchdog.fail(line, PeerLostError(rank if culprit is None else culprit, reason), lambda: _exit(code))
     say(rank, line)
-    os._exit(1)
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End with what `atexit` has, for a few seconds at most, and with all that was printed."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's, once the other ranks have ended
+    late = threading.Timer(_EXIT_HANDLERS, os._exit, (code,))
+    late.daemon = True
+    late.start()
+    try:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _rank_of(life: _Life | None) -> int:
+    return _launched_rank() if life is None else life.context.rank
 
 
 def _launched_rank() -> int:
