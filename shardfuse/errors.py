@@ -6,25 +6,9 @@ about the caller's program; a bug in shardfuse itself is an `AssertionError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-
-class ShardfuseError(Exception):
-    """Base of every error that shardfuse raises about the caller's program."""
-
-    is_about_schedule = False
-    """May a tensor's mesh, splits or storage be what is wrong?  Then the lines that said them are named as well."""
-    _sentence = ""
-    _lines: tuple[str, ...] = ()
-
-    def at(self, lines: Iterable[str]) -> None:
-        """Name lines of the caller's program below the sentence, each once: ``train.py:31: y = fd.ops.add(a, b)``."""
-        if not self._lines:
-            self._sentence = str(self)
-        self._lines = tuple(dict.fromkeys((*self._lines, *lines)))
-        sentence, *rest = self._sentence.split("\n")
-        self.args = ("\n".join((sentence, *(f"  at {line}" for line in self._lines), *rest)),)
-
+from .base_error import ShardfuseError as ShardfuseError
 
 # --- environment and processes -----------------------------------------------------------------------------
 
