@@ -98,7 +98,8 @@ def test_a_port_in_use_ends_every_rank(case: str, outcomes: Cases) -> None:
     assert (first.code, second.code) == (1, 1)
     assert first.line == (
         f"shardfuse: rank 0: MASTER_PORT={port} is in use by another program on 127.0.0.1, expected a free port "
-        "for rank 0's store: set MASTER_PORT to another number for every rank, or end that program (`ss -ltnp` names it)"
+        "for rank 0's store: set MASTER_PORT to another number for every rank, or end that program "
+        "(`ss -ltnp` names it)"
     )
     assert second.line == (
         f"shardfuse: rank 1: rank 1 found a program at 127.0.0.1:{port} (MASTER_ADDR, MASTER_PORT) that is not "
@@ -127,7 +128,7 @@ def test_two_processes_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [process._agree(job, context, 1) for _ in range(2)] == [("world1", 1), ("world2", 1)]
     monkeypatch.setattr(process, "_worlds", {})  # as in another process
     with pytest.raises(
-        RankTakenError, match="^another process is rank 0 of this job already: give each process a RANK"
+        RankTakenError, match=r"^another process is rank 0 of this job already: give each process a RANK"
     ):
         process._agree(job, context, 1)
 
@@ -160,6 +161,6 @@ def test_initialize_again() -> None:
 def test_timeouts_that_are_none(timeout: object) -> None:
     with pytest.raises(InitializeArgumentError, match=r"^initialize\(timeout=.*\): expected a positive number of sec"):
         initialize(timeout=timeout)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ShardfuseError, match="backend .* cannot be used here"):
+    with pytest.raises(ShardfuseError, match=r"backend .* cannot be used here"):
         initialize([timeout])  # pyright: ignore[reportArgumentType]
     assert not dist.is_initialized()
