@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-
-class ShardfuseError(Exception):
-    """Base of every error that shardfuse raises about the caller's program."""
-
+from .base_error import ShardfuseError as ShardfuseError
 
 # --- environment and processes -----------------------------------------------------------------------------
 
@@ -116,6 +113,8 @@ class MeshDimNamesError(ShardfuseError):
 class MeshDimensionError(ShardfuseError):
     """A parallel type names a mesh dimension that the mesh does not have."""
 
+    is_about_schedule = True
+
     def __init__(self, parallel_type: str, mesh: str, available: Sequence[str]) -> None:
         super().__init__(
             f"{mesh} has no dimension {parallel_type}: use one of {', '.join(available)}, "
@@ -139,6 +138,8 @@ class TeamRanksError(ShardfuseError):
 
 class MeshExceedsWorldError(ShardfuseError):
     """The mesh names ranks that the world does not have."""
+
+    is_about_schedule = True
 
     def __init__(self, mesh: str, size: int, largest_rank: int, world_size: int) -> None:
         super().__init__(
@@ -180,6 +181,8 @@ class AxisError(ShardfuseError):
 
 class ScheduleError(ShardfuseError):
     """A split, merge, reorder, parallelisation or allocation domain that the TensorView cannot have."""
+
+    is_about_schedule = True
 
     def __init__(self, where: str, found: str, why: str, remedy: str) -> None:
         super().__init__(f"{where}: {found} cannot be done: {why}; {remedy}")
@@ -239,6 +242,8 @@ class ShapeError(ShardfuseError):
 class ShardingError(ShardfuseError):
     """A sharding that a tensor of this size cannot have."""
 
+    is_about_schedule = True
+
     def __init__(self, tensor: str, found: str, why: str, remedy: str) -> None:
         super().__init__(f"cannot shard {tensor}: {found}, {why}; {remedy}")
 
@@ -267,6 +272,8 @@ class EmptyFusionError(ShardfuseError, NotImplementedError):
 
 class InputError(ShardfuseError):
     """An argument of ``execute`` does not fit the input that the definition declared."""
+
+    is_about_schedule = True
 
     def __init__(self, index: int, name: str, found: str, expected: str, remedy: str) -> None:
         super().__init__(f"Expected input {index}, {name}, to be {expected} but got {found}: {remedy}")

@@ -10,6 +10,7 @@ import torch
 from ..errors import DefinitionError, InputError, NoReproError
 from ..executor.binding import Argument
 from ..executor.options import Backend, CompileOptions
+from ..ir.caller_lines import lines_named
 from ..ir.dtype import DataType
 from ..ir.expr import Number, Scalar
 from ..ir.fusion import Fusion, FusionInput
@@ -210,7 +211,7 @@ class FusionDefinition:
             self._described = [Described.of(v) for v in inputs]
         fec, home = self.fec, _device(device)
         assert self._dtensors is not None, "made with the executor"
-        with reproduced(lambda: self.repro_script_for(inputs)):
+        with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
             if has_dtensor(inputs):
                 return self._dtensors.execute(inputs, sizes, home)  # pyright: ignore[reportReturnType]
             self._dtensors.last_variant = None
@@ -239,7 +240,7 @@ class FusionDefinition:
         fec, home = self.fec, _device(device)
         tuner = fec.tuner(timer, seconds)
         assert self._dtensors is not None, "made with the executor"
-        with reproduced(lambda: self.repro_script_for(inputs)):
+        with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
             if has_dtensor(inputs):
                 return self._dtensors.tune(inputs, sizes, home, tuner)
             self._dtensors.last_variant = None
@@ -291,7 +292,7 @@ class FusionDefinition:
         """
         from shardfuse.frontend.explain import explain_plan
 
-        with reproduced(lambda: self.repro_script_for(inputs)):
+        with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
             fec = self.fec
             if self._dtensors is not None and has_dtensor(inputs or ()):
                 return explain_plan(*self._dtensors.plan_for(inputs or (), sizes))
@@ -307,9 +308,10 @@ class FusionDefinition:
         Every rank of the fusion's meshes calls it.  ``.chrome_trace()`` is JSON for chrome://tracing and Perfetto.
         """
         fec = self.fec
-        if self._dtensors is not None and has_dtensor(inputs):
-            return self._dtensors.timeline(inputs, sizes)
-        return fec.timeline(inputs, sizes)
+        with lines_named(self.fusion):
+            if self._dtensors is not None and has_dtensor(inputs):
+                return self._dtensors.timeline(inputs, sizes)
+            return fec.timeline(inputs, sizes)
 
     def last_trace(self) -> str:
         """The text of every stage of the last plan, and of the host program and kernels that ran."""

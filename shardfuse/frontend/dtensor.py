@@ -31,6 +31,7 @@ from ..executor.options import CompileOptions
 from ..executor.program import Program
 from ..executor.timeline import Timeline
 from ..executor.tuning import Tuner
+from ..ir.caller_lines import lines_named
 from ..ir.digits import extent
 from ..ir.domain import BoundDomain, TensorDomain
 from ..ir.fusion import Fusion
@@ -123,7 +124,7 @@ class DTensorExecutor:
         if variant is None:
             shapes = [tuple(a.shape) if isinstance(a, torch.Tensor) else () for a in arguments]
             fusion = self.copy()
-            with failures_told(_ranks_of(arguments)):
+            with failures_told(_ranks_of(arguments)), lines_named(fusion):
                 variant = self.variants[key] = _Variant(fusion, given, shapes, self.options)
         self.last_variant = variant
         return variant

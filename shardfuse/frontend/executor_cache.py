@@ -21,6 +21,7 @@ from ..executor.resharding import sum_over_mesh
 from ..executor.timeline import Timeline, record
 from ..executor.timing import Timer
 from ..executor.tuning import Tuner, check_can_tune, tune_segments
+from ..ir.caller_lines import lines_named
 from ..ir.expr import BoundTensor, Number, Scalar
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
@@ -67,6 +68,7 @@ class FusionExecutorCache:
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
         self._asks = _asks_other_ranks(fusion)
         self._script: str | None = None
+        self._lines_named = lines_named(fusion)
 
     def execute(
         self, arguments: Sequence[Argument], *, sizes: Sizes | None = None, device: torch.device | None = None
@@ -75,7 +77,8 @@ class FusionExecutorCache:
 
         ``sizes``: unsharded shapes of inputs, for uneven shards of symbolic size.
         """
-        return list(self.program(arguments, sizes, device).run(*arguments))
+        with self._lines_named:
+            return list(self.program(arguments, sizes, device).run(*arguments))
 
     def timeline(self, arguments: Sequence[Argument], sizes: Sizes | None = None) -> Timeline:
         """What ran when in a run on these arguments."""
@@ -177,7 +180,7 @@ class FusionExecutorCache:
             raise EmptyFusionError
         self._check_meshes()
         ranks, rank = self._ranks(), current_rank()
-        with failures_told(ranks):
+        with failures_told(ranks), self._lines_named:
             bound = bind_arguments(self.fusion, arguments, rank, device)
             sizes, unknown = global_sizes(self.fusion, bound.local_shapes, said)
         if unknown:  # the exchange is a collective: all have to come to the same one
@@ -192,7 +195,7 @@ class FusionExecutorCache:
     def _bind(self, call: _Call) -> Program:
         program = self._programs.get(call.key)
         if program is None:
-            with agreed(call.ranks, call.text):
+            with agreed(call.ranks, call.text), self._lines_named:
                 program = self._build(call)
             self._programs.put(call.key, program)
             if (
@@ -230,7 +233,8 @@ class FusionExecutorCache:
     def _check_meshes(self) -> None:
         for tv in self.fusion.tensors():
             if tv.domain.mesh is not None:
-                tv.domain.mesh.validate_in_world(world_size())
+                with lines_named(self.fusion, tv):
+                    tv.domain.mesh.validate_in_world(world_size())
 
     def _ranks(self) -> tuple[int, ...]:
         """The ranks of all meshes of the fusion, ascending: those that have to run the same program."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ..source_line import SourceLine
 from .domain import BoundDomain
 from .dtype import DataType
 from .stream import Stream
@@ -18,12 +19,14 @@ class Scalar:
     """A host number.  ``value`` is ``None`` for a fusion input and for what is computed from one.
 
     ``is_literal``: written into kernels as it is; else a kernel argument, so that a new value needs no new kernel.
+    ``line``: of the caller's program, where it was made.
     """
 
     name: str
     dtype: DataType
     value: Number | None = None
     is_literal: bool = False
+    line: SourceLine | None = None
 
     def __repr__(self) -> str:
         return repr(self.value) if self.is_literal else self.name

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from ..source_line import caller_line
 from .dtype import DataType
 from .expr import Number, Scalar
 from .tensor_view import TensorView
@@ -55,7 +56,7 @@ class Fusion:
 
     def new_scalar(self, dtype: DataType, value: Number | None = None, *, is_literal: bool = False) -> Scalar:
         self._scalars += 1
-        return Scalar(f"S{self._scalars - 1}", dtype, value, is_literal)
+        return Scalar(f"S{self._scalars - 1}", dtype, value, is_literal, None if is_literal else caller_line())
 
     def record(
         self,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..errors import AxisError, ScheduleError
 from ..mesh import DeviceMesh, ParallelType
+from ..source_line import SourceLine, caller_line
 from .domain import IterDomain, Merge, Split, TensorDomain
 from .dtype import DataType
 
@@ -44,7 +46,7 @@ class Axis:
                 f"{parallel_type.name} is already taken by axis {taken}",
                 "one mesh dimension holds one axis; merge the two first or use another mesh dimension",
             )
-        self.tv.domain = replace(self.tv.domain, parallel={**self.tv.domain.parallel, self.domain: parallel_type})
+        self.tv.reschedule(parallel={**self.tv.domain.parallel, self.domain: parallel_type})
 
     def __repr__(self) -> str:
         return repr(self.domain)
@@ -67,6 +69,10 @@ class TensorView:
         """Are tensors handed over with one dim per allocation axis (a mesh axis is 1) rather than per logical axis?"""
         logical = tuple(IterDomain(f"i{k}", n) for k, n in enumerate(shape))
         self.domain = TensorDomain(logical, logical)
+        self.line = caller_line()
+        """Of the caller's program, where the tensor was made."""
+        self.schedule_lines: tuple[SourceLine, ...] = ()
+        """Where its mesh, splits and storage were said, in order."""
 
     @property
     def ndim(self) -> int:
@@ -98,7 +104,7 @@ class TensorView:
         outer, inner = (IterDomain(f"{old}{k}", n, old.is_reduction) for k, n in zip("oi", sizes, strict=True))
         loop = (*self.domain.loop[:at], outer, inner, *self.domain.loop[at + 1 :])
         cut = Split(old, factor, inner_split, uneven, (outer, inner))
-        self.domain = replace(self.domain, loop=loop, transforms=(*self.domain.transforms, cut))
+        self.reschedule(loop=loop, transforms=(*self.domain.transforms, cut))
         return self
 
     def outer_split(self, axis: int, factor: int, *, uneven: bool = False) -> TensorView:
@@ -124,7 +130,7 @@ class TensorView:
             f"{a}{b}", -1 if min(a.extent, b.extent) < 0 else a.extent * b.extent, is_reduction=a.is_reduction
         )
         loop = tuple(joined if i is a else i for i in self.domain.loop if i is not b)
-        self.domain = replace(self.domain, loop=loop, transforms=(*self.domain.transforms, Merge((a, b), joined)))
+        self.reschedule(loop=loop, transforms=(*self.domain.transforms, Merge((a, b), joined)))
         return self
 
     def reorder(self, moves: Mapping[int, int] | Sequence[int]) -> TensorView:
@@ -136,7 +142,7 @@ class TensorView:
         order = [placed[k] if k in placed else next(rest, -1) for k in range(n)]
         if len(placed) != len(pairs) or sorted(order) != list(range(n)):
             raise ScheduleError(f"{self.name}.reorder", repr(moves), "two axes go to one place", "give a permutation")
-        self.domain = replace(self.domain, loop=tuple(self.domain.loop[k] for k in order))
+        self.reschedule(loop=tuple(self.domain.loop[k] for k in order))
         return self
 
     def swizzle1d(self, axis: int, parallel_type: ParallelType) -> TensorView:
@@ -154,12 +160,12 @@ class TensorView:
                 "the ranks of a mesh dimension make the ring",
                 "name a mesh dimension, mesh_x say",
             )
-        self.domain = replace(self.domain, swizzles={**self.domain.swizzles, chosen: parallel_type})
+        self.reschedule(swizzles={**self.domain.swizzles, chosen: parallel_type})
         return self
 
     def set_device_mesh(self, mesh: DeviceMesh) -> None:
         """Put the tensor on ``mesh``; replicated, until an axis is parallelised on one of its dimensions."""
-        self.domain = replace(self.domain, mesh=mesh)
+        self.reschedule(mesh=mesh)
 
     def has_device_mesh(self) -> bool:
         return self.domain.mesh is not None
@@ -178,7 +184,7 @@ class TensorView:
                 f"{self.name}.set_allocation_domain", f"{len(flags)} contiguity flags", f"there are {len(order)} axes",
                 "give one flag for each axis, or a single bool",
             )  # fmt: skip
-        self.domain = replace(self.domain, allocation=order, contiguity=flags)
+        self.reschedule(allocation=order, contiguity=flags)
 
     def show_reduced(self, axes: Sequence[tuple[int, int]]) -> None:
         """Let reduction axes stand in the loop domain, as nvFuser's do: (place, extent) of each, in ascending order."""
@@ -186,7 +192,7 @@ class TensorView:
         loop = list(self.domain.loop)
         for place, axis in shown:
             loop.insert(place, axis)
-        self.domain = replace(self.domain, loop=tuple(loop), reduced=shown)
+        self.reschedule(loop=tuple(loop), reduced=shown)
 
     def get_logical_domain(self) -> list[Axis]:
         return [Axis(self, i) for i in self.domain.logical]
@@ -196,6 +202,13 @@ class TensorView:
 
     def get_allocation_domain(self) -> list[Axis]:
         return [Axis(self, i) for i in self.domain.allocation or self.domain.logical]
+
+    def reschedule(self, **changes: Any) -> None:
+        """Swap the domain for one with these fields changed, and remember who asked."""
+        self.domain = replace(self.domain, **changes)
+        line = caller_line()
+        if line is not None and line not in self.schedule_lines:
+            self.schedule_lines = (*self.schedule_lines, line)
 
     def _loop_index(self, index: int) -> int:
         n = len(self.domain.loop)

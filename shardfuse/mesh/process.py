@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import textwrap
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,11 +32,15 @@ from shardfuse.errors import (
 from shardfuse.mesh.groups import destroy_groups
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
 from shardfuse.mesh.watchdog import Watchdog, say
+from shardfuse.source_line import is_callers
+from shardfuse.start_errors import InitializeArgumentError, RankTakenError, ReinitializedError, WorldSizesDisagreeError
 
 # What a backend's name stands for: with NCCL, tensors on the CPU (counters, flags) are gloo's.
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 _RENDEZVOUS_TIMEOUT = 60.0  # seconds; ranks are started together
 _COMMUNICATION_PATIENCE = 2.0  # seconds to find the rank behind a collective that failed
+_EXIT_HANDLERS = 5.0  # seconds that atexit's functions have in a rank that fails
+_INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells give Ctrl-C
 _GRACE = 3.0  # seconds that a rank that is done keeps its connections open for ranks that are not
 
 
@@ -93,6 +100,8 @@ class _Life:
 # By default process group, so that the end of one world is no part of the next.
 _lives: WeakKeyDictionary[dist.ProcessGroup, _Life] = WeakKeyDictionary()
 _adopted: WeakKeyDictionary[dist.ProcessGroup, ProcessContext] = WeakKeyDictionary()
+_worlds: dict[str, int] = {}
+"""How many worlds this process has begun to form in each job's store."""
 
 
 def initialize(backend: str | None = None, *, timeout: float | None = None, watchdog: bool = True) -> ProcessContext:
@@ -103,10 +112,10 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     watchdog: watch the other ranks, and end this one with a line where one of them that it needs is gone.
 
     Also sets the CUDA device and, for several ranks on a host, one thread for each; makes an error that nobody
-    catches end all ranks with one line; and has `finalize` called at exit. Called again it returns what it returned
-    before.
-    Raises BackendUnavailableError, BackendsDisagreeError, LaunchEnvironmentError, RendezvousError and
-    AlreadyInitializedError.
+    catches end all ranks with one line, this one after what `atexit` has (5 s at most); and has `finalize` called at
+    exit. Called again it returns what it returned before; ReinitializedError for arguments that differ.
+    Raises InitializeArgumentError, BackendUnavailableError, BackendsDisagreeError, WorldSizesDisagreeError,
+    RankTakenError, LaunchEnvironmentError, RendezvousError, PortInUseError, NoStoreError and AlreadyInitializedError.
     """
     if dist.is_initialized():
         if _default_group() in _adopted:
@@ -114,7 +123,10 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         life = _find_life()
         if life is None:
             raise AlreadyInitializedError
+        _check_same(life, backend, timeout, watchdog)
         return life.context
+    if timeout is not None and not (_is_number(timeout) and 0 < timeout < float("inf")):
+        raise InitializeArgumentError("timeout", timeout, "a positive number of seconds")
     sys.excepthook, previous_hook = _report_and_exit, sys.excepthook
     settings, launch = read_settings(), read_launch()
     if set_process_defaults(launch):
@@ -177,12 +189,26 @@ def fail(error: ShardfuseError | str) -> NoReturn:
     _end(life, str(error), f"failed: {error}")
 
 
+def _check_same(life: _Life, backend: str | None, timeout: float | None, watchdog: bool) -> None:
+    """Raise ReinitializedError for what was asked for and the world has not."""
+    if backend is not None and backend != life.context.backend:
+        raise ReinitializedError("backend", backend, life.context.backend)
+    if timeout is not None and timeout != life.context.timeout:
+        raise ReinitializedError("timeout", timeout, life.context.timeout)
+    if not watchdog and life.watchdog is not None:
+        raise ReinitializedError("watchdog", watchdog, True)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _choose(backend: str | None, launch: LaunchConfig, timeout: float) -> ProcessContext:
     """The backend and the device, by the GPUs that this process sees."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     enough = launch.local_size <= gpus and dist.is_nccl_available()
     chosen = backend or ("nccl" if enough else "gloo")
-    if chosen not in _BACKENDS:
+    if not isinstance(chosen, str) or chosen not in _BACKENDS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BackendUnavailableError(chosen, f"shardfuse knows {' and '.join(sorted(_BACKENDS))}")
     if chosen == "nccl" and not enough:
         raise BackendUnavailableError(chosen, f"{launch.local_size} ranks on this host have {gpus} GPUs")
@@ -196,14 +222,60 @@ def _agree(job: JobStore, context: ProcessContext, local_size: int) -> tuple[str
     """Compare the ranks' choices; a name for this world, which no earlier one in the same store had, and the smallest
     number of ranks on a host."""
     store = PrefixStore(job.prefix, job.store)
-    world = f"world{store.add(f'initialized/{context.rank}', 1)}"
-    store.set(f"{world}/backend/{context.rank}", f"{context.backend} {local_size}")
-    _meet(job, f"{world}/chosen", context)
-    told = [store.get(f"{world}/backend/{rank}").decode().split() for rank in range(context.world_size)]
-    chosen = [backend for backend, _ in told]
-    if len(set(chosen)) > 1:
-        raise BackendsDisagreeError(chosen)
-    return world, min(int(size) for _, size in told)
+    number = store.add(f"initialized/{context.rank}", 1)
+    _worlds[job.prefix] = _worlds.get(job.prefix, 0) + 1
+    if number != _worlds[job.prefix]:
+        raise RankTakenError(context.rank)
+    world = f"world{number}"
+    store.set(f"{world}/place/{context.rank}", f"{context.world_size} {context.backend} {local_size}")
+    try:
+        told = _places(store, world, context)
+        if len({backend for backend, _ in told}) > 1:
+            raise BackendsDisagreeError([backend for backend, _ in told])
+    except ShardfuseError:
+        _let_all_read(store, world, context, job)
+        raise
+    return world, min(size for _, size in told)
+
+
+def _places(store: PrefixStore, world: str, context: ProcessContext) -> list[tuple[str, int]]:
+    """The backend and the number of ranks on its host of each rank.
+
+    World sizes are compared as ranks arrive: of those that were started for another world some may never come.
+    """
+    found: dict[int, tuple[str, int]] = {}
+    deadline, pause = time.monotonic() + _RENDEZVOUS_TIMEOUT, 0.001
+    try:
+        while len(found) < context.world_size:
+            for rank in range(context.world_size):
+                if rank not in found and store.check([f"{world}/place/{rank}"]):
+                    size, backend, local_size = store.get(f"{world}/place/{rank}").decode().split()
+                    if int(size) != context.world_size:
+                        raise WorldSizesDisagreeError(context.rank, context.world_size, rank, int(size))
+                    found[rank] = backend, int(local_size)
+            if time.monotonic() > deadline:
+                missing = [rank for rank in range(context.world_size) if rank not in found]
+                raise RendezvousError(context.rank, context.world_size, f"the job's store, where ranks {missing} are "
+                                      "missing,", _RENDEZVOUS_TIMEOUT)  # fmt: skip
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+    except dist.DistError as error:
+        raise RendezvousError(context.rank, context.world_size, "the job's store", _RENDEZVOUS_TIMEOUT) from error
+    return [found[rank] for rank in range(context.world_size)]
+
+
+def _let_all_read(store: PrefixStore, world: str, context: ProcessContext, job: JobStore) -> None:
+    """Say that this rank has seen what is wrong; the one that serves the store stays until those that came have."""
+    try:
+        store.set(f"{world}/seen/{context.rank}", "")
+        deadline = time.monotonic() + _GRACE
+        while job.is_host and time.monotonic() < deadline:
+            came = [r for r in range(context.world_size) if store.check([f"{world}/place/{r}"])]
+            if store.check([f"{world}/seen/{rank}" for rank in came]):
+                return
+            time.sleep(0.02)
+    except dist.DistError:
+        return  # the store is gone: nobody is left to read
 
 
 def _meet(job: JobStore, key: str, context: ProcessContext) -> None:
@@ -219,29 +291,65 @@ def _meet(job: JobStore, key: str, context: ProcessContext) -> None:
 def _report_and_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
     """What happens to an exception that nobody caught: the reason on every rank, in one line, and no hang.
 
-    A ShardfuseError is its sentence. A collective that failed because of another rank is that rank's fault, and
-    says so. Anything else keeps its traceback.
+    A ShardfuseError is its sentence, below the caller's lines that led there. A collective that failed because of
+    another rank is that rank's fault, and says so. Ctrl-C is one line. Anything else keeps its traceback.
     """
     life = _find_life()
     guard = None if life is None else life.watchdog
-    if not isinstance(error, ShardfuseError):
+    if isinstance(error, KeyboardInterrupt):
+        _end(life, "interrupted", "was interrupted", code=_INTERRUPTED)
+    if isinstance(error, ShardfuseError):
+        if not isinstance(error, PeerLostError):
+            _show(life, _callers_part(error, trace))
+    else:
         is_communication = isinstance(error, RuntimeError)  # torch raises it, or a class of it, for collectives
         culprit = None if guard is None else guard.culprit(_COMMUNICATION_PATIENCE if is_communication else 0.0)
         if culprit is not None and is_communication:
             _end(life, str(culprit), culprit.reason, culprit.rank)
-        rank = _launched_rank() if life is None else life.context.rank
-        text = "".join(traceback.format_exception(kind, error, trace))
-        sys.stderr.write(textwrap.indent(text, f"[rank{rank}]: ", lambda line: True))
-    line = str(error) if isinstance(error, ShardfuseError) else f"{kind.__name__}: {error}"
+        _show(life, "".join(traceback.format_exception(kind, error, trace)))
+    line = str(error).replace("\n  at ", "; at ") if isinstance(error, ShardfuseError) else f"{kind.__name__}: {error}"
     _end(life, line, f"failed: {line}")
 
 
-def _end(life: _Life | None, line: str, reason: str, culprit: int | None = None) -> NoReturn:
-    rank = _launched_rank() if life is None else life.context.rank
+def _callers_part(error: ShardfuseError, trace: TracebackType | None) -> str:
+    """The traceback without frames of shardfuse and torch, which the sentence speaks for; notes below."""
+    frames = [frame for frame in traceback.extract_tb(trace) if is_callers(frame.filename)]
+    notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
+    return f"Traceback (most recent call last):\n{''.join(traceback.format_list(frames))}{notes}"
+
+
+def _show(life: _Life | None, text: str) -> None:
+    sys.stderr.write(textwrap.indent(text, f"[rank{_rank_of(life)}]: ", lambda line: True))
+
+
+def _end(life: _Life | None, line: str, reason: str, culprit: int | None = None, code: int = 1) -> NoReturn:
+    """Say the line, tell the other ranks, and only then do what the program wants done at its end."""
+    rank = _rank_of(life)
+    if life is not None:
+        life.ended = True  # by failing: what is registered for a good end must not wait for anybody
     if life is not None and life.watchdog is not None:
-        life.watchdog.fail(line, PeerLostError(rank if culprit is None else culprit, reason))
+        life.watchdog.fail(line, PeerLostError(rank if culprit is None else culprit, reason), lambda: _exit(code))
     say(rank, line)
-    os._exit(1)
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End with what `atexit` has, for a few seconds at most, and with all that was printed."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's, once the other ranks have ended
+    late = threading.Timer(_EXIT_HANDLERS, os._exit, (code,))
+    late.daemon = True
+    late.start()
+    try:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _rank_of(life: _Life | None) -> int:
+    return _launched_rank() if life is None else life.context.rank
 
 
 def _launched_rank() -> int:

@@ -6,6 +6,8 @@ import functools
 import hashlib
 import json
 import os
+import socket
+import threading
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -18,11 +20,14 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore  
 from shardfuse.config import LaunchConfig, read_job_directory
 from shardfuse.errors import LaunchEnvironmentError, RendezvousError
 from shardfuse.secure_files import read_private, write_private
+from shardfuse.start_errors import NoStoreError, PortInUseError
 
 __all__ = ["JobStore", "PrefixStore", "ProcessIdentity", "Store", "open_job_store"]
 
 _LOOPBACK = "127.0.0.1"
 _OTHERWISE = "set MASTER_ADDR and MASTER_PORT"
+_LOOK = 1.0  # seconds between two looks for somebody who listens where the store should be
+_ANSWER = 10.0  # seconds in which a store that listens answers; another program may never do
 
 
 @dataclass(frozen=True)
@@ -85,14 +90,16 @@ def open_job_store(launch: LaunchConfig, timeout: float) -> JobStore:
     torchrun's agent serves one; else rank 0 does, at MASTER_ADDR and MASTER_PORT where they are set, and on one
     host at a free port that it tells the others in a file named after the job.
     Raises RendezvousError where the ranks do not meet within `timeout` seconds, LaunchEnvironmentError where
-    the environment does not say how they could, UnsafeFolderError where others could write that file.
+    the environment does not say how they could, UnsafeFolderError where others could write that file, PortInUseError
+    and NoStoreError where another program has the port.
     """
     if launch.world_size == 1:
         return JobStore(HashStore(), "shardfuse", True, None)
     prefix = f"shardfuse/{launch.attempt}"
     if launch.master_addr is not None and launch.master_port is not None:
         is_host = launch.rank == 0 and not launch.agent_store
-        store = _tcp_store(launch, launch.master_addr, launch.master_port, is_host, timeout)
+        start = _serve if is_host else _join
+        store = start(launch, launch.master_addr, launch.master_port, timeout)
         return JobStore(store, prefix, is_host, (launch.master_addr, launch.master_port))
     if launch.local_size < launch.world_size or not launch.job:
         raise LaunchEnvironmentError(
@@ -100,21 +107,60 @@ def open_job_store(launch: LaunchConfig, timeout: float) -> JobStore:
         )
     path = _rendezvous_file(launch.job)
     if launch.rank == 0:
-        store = _tcp_store(launch, _LOOPBACK, 0, True, timeout)
+        store = _serve(launch, _LOOPBACK, 0, timeout)
         _publish(path, store.port)
         port = store.port
     else:
         port = _await_port(path, launch, timeout)
-        store = _tcp_store(launch, _LOOPBACK, port, False, timeout)
+        store = _join(launch, _LOOPBACK, port, timeout)
     _meet(store, launch, path, timeout)
     return JobStore(store, prefix, launch.rank == 0, (_LOOPBACK, port))
 
 
-def _tcp_store(launch: LaunchConfig, addr: str, port: int, is_host: bool, timeout: float) -> TCPStore:
+def _serve(launch: LaunchConfig, addr: str, port: int, timeout: float) -> TCPStore:
+    """Raises PortInUseError, and RendezvousError for an address that is not this machine's, say."""
     try:
-        return TCPStore(addr, port, None, is_host, timedelta(seconds=timeout), wait_for_workers=False)
+        return TCPStore(addr, port, None, True, timedelta(seconds=timeout), wait_for_workers=False)
     except dist.DistError as error:
+        if "EADDRINUSE" in str(error):
+            raise PortInUseError(addr, port) from error
         raise RendezvousError(launch.rank, launch.world_size, f"{addr}:{port}", timeout) from error
+
+
+def _join(launch: LaunchConfig, addr: str, port: int, timeout: float) -> TCPStore:
+    """Connect to the store of rank 0 or of the launcher.
+
+    torch waits without limit for the first answer of whoever listens there: a thread does that, which is left behind.
+    """
+    made: list[TCPStore | dist.DistError] = []
+
+    def connect() -> None:
+        try:
+            made.append(TCPStore(addr, port, None, False, timedelta(seconds=timeout), wait_for_workers=False))
+        except dist.DistError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=connect, name="shardfuse-rendezvous", daemon=True)
+    thread.start()
+    deadline, heard = time.monotonic() + timeout, None
+    while thread.is_alive() and time.monotonic() < deadline:
+        thread.join(_LOOK if heard is None else _ANSWER)
+        if not thread.is_alive():
+            break
+        if heard is not None:
+            raise NoStoreError(launch.rank, addr, port)
+        heard = _listens(addr, port) or None
+    if made and isinstance(made[0], TCPStore):
+        return made[0]
+    raise RendezvousError(launch.rank, launch.world_size, f"{addr}:{port}", timeout) from (made[0] if made else None)
+
+
+def _listens(addr: str, port: int) -> bool:
+    try:
+        with socket.create_connection((addr, port), timeout=_LOOK):
+            return True
+    except OSError:
+        return False
 
 
 def _meet(store: TCPStore, launch: LaunchConfig, path: Path, timeout: float) -> None:

@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn, cast
 
@@ -147,18 +147,21 @@ class Watchdog:
                 return found
             time.sleep(0.05)
 
-    def fail(self, line: str, failure: PeerLostError) -> NoReturn:
-        """Print one line, tell the others of the failure, give them time to read it, and end this process."""
+    def fail(self, line: str, failure: PeerLostError, leave: Callable[[], NoReturn] = lambda: os._exit(1)) -> NoReturn:
+        """Print one line, tell the others of the failure, give them time to read it, and end this process.
+
+        ``leave`` ends it, where something is to be done before.
+        """
         with self._lock:  # held until the process ends: one failure, one line
             say(self._rank, line)
             if self._host_has_ended():
-                os._exit(1)
+                leave()
             try:
                 self._store.set(_failure_key(self._rank), json.dumps([failure.rank, failure.reason]))
                 self._write(replace(self._own, state="failed"))
                 self._wait(("failed", "left"), _FAREWELL)
             finally:  # also where the store is gone
-                os._exit(1)
+                leave()
 
     def _watch(self) -> None:
         while not self._stop.wait(_INTERVAL):

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..errors import ModuleInputError, PlacementError
+from ..errors import ModuleInputError, PlacementError, ShardfuseError
 from ..executor.agreement import failures_told
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
+from ..source_line import caller_line
 from .dtensor import Given
 from .placement import TensorPlacement
 
@@ -168,18 +169,27 @@ def _sizes(fusion: FusionDefinition, unsharded: Sequence[int]) -> Sizes:
 class FusedModule(torch.nn.Module):
     """A module whose forward and backward are fusions.  ``timer``: where their time is counted, if anywhere.
 
-    What it refuses on one rank, before there is a program to compare, is told to the other ranks of its mesh.
+    What it refuses on one rank, before there is a program to compare, is told to the other ranks of its mesh.  Its
+    errors name the line of the caller's program that made it.
     """
 
     timer: FusionTimer | None = None
     mesh: DeviceMesh | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        line = caller_line(in_modules=True)
+        self._made_at = () if line is None else (f"{line}  # {type(self).__name__}",)
+
     def __call__(self, *tensors: object, **named: object) -> Any:
         try:
             return super().__call__(*tensors, **named)
-        except (ModuleInputError, PlacementError):
-            with failures_told(() if self.mesh is None else self.mesh.ranks):
-                raise
+        except ShardfuseError as error:
+            error.at(self._made_at)
+            if isinstance(error, ModuleInputError | PlacementError):
+                with failures_told(() if self.mesh is None else self.mesh.ranks):
+                    raise
+            raise
 
     def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:
         """The tensor's dtype.  Raises ModuleInputError unless it is one of the four that fusions compute norms in."""

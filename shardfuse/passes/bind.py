@@ -27,6 +27,7 @@ from math import prod
 from typing import cast
 
 from ..errors import ShapeError
+from ..ir.caller_lines import lines_named
 from ..ir.digits import (
     Axis,
     CutError,
@@ -85,7 +86,8 @@ class _Binder:
             else:
                 inputs.append(self.define(declared.val, self.fresh_for(declared.val, self.sizes[declared.val])))
         for record in self.fusion.records:
-            self.bind_record(record)
+            with lines_named(self.fusion, record.outputs[0]):
+                self.bind_record(record)
         for tv, tensor in self.tensors.items():
             check_mesh_has(tv)
             if tv.domain.mesh is not None or tv.domain.allocation is not None or tv.allocation_rank:

@@ -1,0 +1,22 @@
+"""The base of every error that shardfuse raises about the caller's program; `errors.py` has the errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class ShardfuseError(Exception):
+    """Base of every error that shardfuse raises about the caller's program."""
+
+    is_about_schedule = False
+    """May a tensor's mesh, splits or storage be what is wrong?  Then the lines that said them are named as well."""
+    _sentence = ""
+    _lines: tuple[str, ...] = ()
+
+    def at(self, lines: Iterable[str]) -> None:
+        """Name lines of the caller's program below the sentence, each once: ``train.py:31: y = fd.ops.add(a, b)``."""
+        if not self._lines:
+            self._sentence = str(self)
+        self._lines = tuple(dict.fromkeys((*self._lines, *lines)))
+        sentence, *rest = self._sentence.split("\n")
+        self.args = ("\n".join((sentence, *(f"  at {line}" for line in self._lines), *rest)),)
