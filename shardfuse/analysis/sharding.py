@@ -126,16 +126,35 @@ def reduced_axes(expr: Expr) -> tuple[Axis, ...]:
     return ()
 
 
-def _shardable(expr: Expr) -> tuple[Axis, ...]:
-    return tuple(axis for name, axis in _named(expr, signature_of(expr)) if not name.endswith("*"))
+def walked_axes(expr: Expr) -> list[tuple[Axis, ...]]:
+    """For each input tensor the axes that it is read along: of which a rank needs the part that it computes.
+
+    Along the other axes of a torch call it is read at places that anything may tell (indices do), and so whole on every
+    rank, also where such an axis has the digits of an axis that is walked: ``index_select(x, i) + x``.
+    """
+    if expr.op not in TORCH_CALLS:
+        return [t.domain.logical for t in expr.tensors]
+    pairs = zip(expr.tensors, signature_of(expr).inputs, strict=True)
+    return [
+        tuple(axis for name, axis in zip(names, t.domain.logical, strict=True) if not name.endswith("*"))
+        for t, names in pairs
+    ]
 
 
 def allowed(expr: Expr, sharding: Sharding) -> Sharding:
-    """The entries that ``expr`` can be computed in: a torch call says which axes may be sharded."""
+    """The entries that ``expr`` can be computed in: a torch call says which axes may be sharded.
+
+    An input that walks a part of an entry's digits cannot be cut as the others are.
+    """
     if expr.op not in TORCH_CALLS:
         return sharding
-    kept = _shardable(expr)
-    return tuple((p, digits) for p, digits in sharding if carries(kept, digits))
+    walked = walked_axes(expr)
+    kept = tuple(axis for axes in walked for axis in axes)
+    return tuple(
+        (p, digits)
+        for p, digits in sharding
+        if carries(kept, digits) and all(carries(axes, digits) or is_untouched(axes, digits) for axes in walked)
+    )
 
 
 def signature_of(expr: Expr) -> Signature:
@@ -150,21 +169,19 @@ def _named(expr: Expr, signature: Signature) -> list[tuple[str, Axis]]:
     return [(name, axis) for t, names in pairs for name, axis in zip(names, t.domain.logical, strict=True)]
 
 
-def needed_of(expr: Expr, tensor: BoundTensor, space: Sharding, mesh: DeviceMesh | None) -> Sharding:
-    """What input ``tensor`` must have for ``expr`` to be computed in ``space``."""
+def needed_by(expr: Expr, space: Sharding, mesh: DeviceMesh | None) -> list[Sharding]:
+    """What each input tensor must have for ``expr`` to be computed in ``space``; one that stands twice may need two."""
     if expr.op != "relabel":
-        return restrict(space, tensor.domain.logical, mesh)
+        return [restrict(space, axes, mesh) for axes in walked_axes(expr)]
     kept = dict(space)
-    return tuple(entry for entry in tensor.domain.sharding if entry[0] in kept)
+    return [tuple(entry for entry in t.domain.sharding if entry[0] in kept) for t in expr.tensors]
 
 
 def restrict_to_inputs(sharding: Sharding, expr: Expr, mesh: DeviceMesh) -> Sharding:
     """The entries by which every input of ``expr`` can be sharded, or that do not matter to it."""
 
-    held = [(t.domain.logical, restrict(sharding, t.domain.logical, mesh)) for t in expr.tensors]
-    return tuple(
-        entry for entry in sharding if all(entry in own or is_untouched(logical, entry[1]) for logical, own in held)
-    )
+    held = [(axes, restrict(sharding, axes, mesh)) for axes in walked_axes(expr)]
+    return tuple(entry for entry in sharding if all(entry in own or is_untouched(axes, entry[1]) for axes, own in held))
 
 
 def _through_relabel(expr: Expr) -> Sharding:

@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 
-from ..ir.digits import Axis, Digit, cut_out, extent
+from ..ir.digits import Axis, Digit, cut_out, extent, parted
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import FACTORIES, REDUCTIONS, BoundTensor, Expr, Number, Scalar
@@ -47,7 +47,7 @@ def evaluate_all(
     if expr.op in TORCH_CALLS:
         call = TORCH_CALLS[expr.op]
         attributes = {**expr.attributes, "rows": lambda: _rows(expr, rank, device)} if call.draws else expr.attributes
-        result = call.evaluate(inputs, attributes)
+        result = call.evaluate(_of_what_is_here(expr, inputs), attributes)
         found = (result,) if isinstance(result, torch.Tensor) else result
         return tuple(t.reshape(shape) for t, shape in zip(found, shapes, strict=True))
     if expr.op == "full":
@@ -63,6 +63,34 @@ def evaluate_all(
         axes = cast(tuple[int, ...], expr.attributes["axes"])
         return (reduce(expr.op, x, axes, out.dtype).reshape(shapes[0]),)
     return (_shape_op(expr, x, shapes[0]),)
+
+
+def _of_what_is_here(expr: Expr, inputs: list[torch.Tensor | Number]) -> list[torch.Tensor | Number]:
+    """Operands of a torch call of which this rank has a part of the same axes.
+
+    Of an axis of one element that ranks share out, a rank may have none of one tensor, and all of another that is whole
+    on every rank: of that it takes none.
+    """
+    if not any(parted(axis)[1] for t in expr.tensors for axis in t.domain.logical):
+        return inputs
+    shapes = [[extent(axis) for axis in t.domain.logical] for t in expr.tensors]
+    names = iter(TORCH_CALLS[expr.op].signature(shapes, expr.attributes).inputs)
+    named = [next(names) if isinstance(v, torch.Tensor) else () for v in inputs]
+    empty = {
+        name
+        for own, v in zip(named, inputs, strict=True)
+        if isinstance(v, torch.Tensor)
+        for name, n in zip(own, v.shape, strict=True)
+        if n == 0 and not name.endswith("*")
+    }
+    out = list(inputs)
+    for j, (own, v) in enumerate(zip(named, inputs, strict=True)):
+        if isinstance(v, torch.Tensor):
+            at = tuple(
+                slice(0, 0) if name in empty and n == 1 else slice(None) for name, n in zip(own, v.shape, strict=True)
+            )
+            out[j] = v[at] if at else v
+    return out
 
 
 def number(scalar: Scalar, numbers: Numbers) -> Number:

@@ -37,7 +37,7 @@ from ..analysis.sharding import (
     is_possible,
     join,
     mesh_of,
-    needed_of,
+    needed_by,
     ordered,
     outermost,
     reduced_axes,
@@ -96,9 +96,9 @@ class _Decomposer:
             self.compute(Expr("linear", expr.inputs[:2], (product,)))
             self.compute(Expr("add", (product, expr.inputs[2]), (out,)))
             return
+        needed = iter(needed_by(expr, sharding, mesh))
         inputs: list[Value] = [
-            self.having(v, mesh, needed_of(expr, v, sharding, mesh)) if isinstance(v, BoundTensor) else v
-            for v in expr.inputs
+            self.having(v, mesh, next(needed)) if isinstance(v, BoundTensor) else v for v in expr.inputs
         ]
         if partial:
             self.reduce_over_mesh(expr, inputs, sharding, partial)

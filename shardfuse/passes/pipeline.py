@@ -34,7 +34,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..analysis.resharding import communication_of, mesh_dims_of
-from ..analysis.sharding import allowed, is_even, is_opaque, is_untouched, stand_together
+from ..analysis.sharding import allowed, carries, is_even, is_opaque, is_untouched, stand_together, walked_axes
 from ..ir.digits import Axis, extent, root_of
 from ..ir.domain import without
 from ..ir.expr import FACTORIES, BoundFusion, BoundTensor, Expr, Value
@@ -172,7 +172,10 @@ def _goes_by_chunks(expr: Expr, stream: Stream) -> bool:
         return _is_gather(expr, digits) and _is_ring(expr, stream)
     if _is_gather(expr, digits):
         return True
-    return all(_holds(t, digits) or is_untouched(t.domain.logical, digits) for t in expr.tensors)
+    return all(
+        (_holds(t, digits) and carries(axes, digits)) or is_untouched(t.domain.logical, digits)
+        for t, axes in zip(expr.tensors, walked_axes(expr), strict=True)
+    )
 
 
 def _have_one_chunk(expr: Expr, stream: Stream) -> bool:

@@ -32,8 +32,10 @@ from ..analysis.sharding import (
     reduced_axes,
     restrict,
     same_place,
+    walked_axes,
     with_sharding,
 )
+from ..ir.digits import Axis
 from ..ir.domain import Sharding
 from ..ir.expr import BoundFusion, BoundTensor, Expr
 from ..mesh import DeviceMesh, ParallelType
@@ -78,8 +80,8 @@ def _backward(fusion: BoundFusion, said: dict[BoundTensor, None]) -> None:
                 _refine(out, wants.get(out, []), settled)
         mesh = mesh_of((*expr.outputs, *expr.tensors))
         if mesh is not None:
-            for t in dict.fromkeys(expr.tensors):
-                wants.setdefault(t, []).append((mesh, _wanted(expr, t)))
+            for t, axes in zip(expr.tensors, walked_axes(expr), strict=True):
+                wants.setdefault(t, []).append((mesh, _wanted(expr, t, axes)))
     for value in fusion.inputs if not fusion.is_settled else ():
         if isinstance(value, BoundTensor):
             _refine(value, wants.get(value, []), settled)
@@ -103,8 +105,8 @@ def _refine(tensor: BoundTensor, wants: list[tuple[DeviceMesh, Sharding]], settl
     tensor.domain = with_sharding(tensor.domain, mesh, joined)
 
 
-def _wanted(expr: Expr, tensor: BoundTensor) -> Sharding:
-    """What ``expr`` is best served with for its input ``tensor``."""
+def _wanted(expr: Expr, tensor: BoundTensor, walked: tuple[Axis, ...]) -> Sharding:
+    """What ``expr`` is best served with for its input ``tensor``, of which it walks these axes."""
     out = expr.output.domain
     if is_opaque(expr):
         if expr.op != "relabel":
@@ -115,4 +117,4 @@ def _wanted(expr: Expr, tensor: BoundTensor) -> Sharding:
     if tensor.domain.mesh not in (None, mesh) or mesh != (home_of(expr) or mesh):
         return ()  # it comes from another mesh, or what is made of it goes to one
     wanted = join([allowed(expr, out.sharding), computed_in(expr)])
-    return restrict(wanted, tensor.domain.logical, mesh)
+    return restrict(wanted, walked, mesh)

@@ -16,6 +16,9 @@ after (each rank centres its rows on a mean of its own; the gathers are packed i
     T1 = N * (pivot + sum(n * e) / N)
     T6 = sum(q - r * r / n) + sum(n * square(e - sum(n * e) / N))           Chan, Golub & LeVeque 1979
 
+Where a sum overflows, so do the squares around it, as on the unsharded tensor: r is 0 where q is inf, and T6 is inf where
+T1 is, or NaN where an element is inf.
+
 ``n`` is what a rank has of the axis: fewer elements on the last ranks of an uneven shard, maybe none.  Where several
 mesh dimensions hold parts of what is reduced, each has an axis; one gather is over all of them.  A softmax goes alike,
 with exp(T0 - m) summed, m the largest of a rank, and sum(q * exp(m - max(m))) at the end (Milakov & Gimelshein 2018).
@@ -171,17 +174,25 @@ class _Builder:
         rest, squares = self.partial(second, apart), self.partial(second, self.op("mul", apart, apart))
         m, r, q = self.gather(own), self.gather(rest), self.gather(squares)
         whole = self.number(float(prod(extent(axis) for axis in reduced_axes(first))))
+        infinity, zero = self.number(float("inf")), self.number(0.0)
         weight, at_least_one = self.counts(least=0, is_local=False), self.counts(least=1, is_local=False)
+        r = self.op("where", self.op("eq", q, infinity), zero, r)  # what is left over of it may be NaN
         pivot = self.total(self.op("div", self.op("mul", m, weight), whole))
         e = self.op("add", self.op("sub", m, self.over_ranks(pivot)), self.op("div", r, at_least_one))
+        if isinstance(weight, BoundTensor):  # a rank that has none adds nothing, and no NaN
+            e = self.op("where", self.op("eq", weight, zero), zero, e)
         shift = self.op("div", self.total(self.op("mul", e, weight)), whole)
-        is_infinite = self.op("eq", self.op("abs", pivot), self.number(float("inf")))  # of which e is NaN
-        mean = self.op("where", is_infinite, pivot, self.op("add", pivot, shift))
-        self.exprs.append(Expr("mul", (mean, whole), (first.output,)))
+        shift = self.op(
+            "where", self.op("isfinite", shift), shift, zero
+        )  # else pivot is infinite, or a difference to it
+        self.exprs.append(Expr("mul", (self.op("add", pivot, shift), whole), (first.output,)))
         away = self.op("sub", e, self.over_ranks(shift))
         within = self.op("sub", q, self.op("div", self.op("mul", r, r), at_least_one))
-        between = self.op("mul", self.op("mul", away, away), weight)
-        self.exprs.append(Expr("sum", (self.op("add", within, between),), (second.output,), {"axes": self.places}))
+        between = self.op("mul", self.op("mul", away, weight), away)
+        # Of a sum that overflowed all are infinitely far, but for the infinite ones: their q is NaN.
+        is_over = self.over_ranks(self.op("eq", self.op("abs", first.output), infinity))
+        addend = self.op("where", is_over, self.op("add", q, infinity), self.op("add", within, between))
+        self.exprs.append(Expr("sum", (addend,), (second.output,), {"axes": self.places}))
 
     # pieces
 
@@ -199,7 +210,7 @@ class _Builder:
         columns = zip(*(t.domain.logical for t in tensors), strict=True)
         logical = tuple(next((axis for axis in column if axis), ()) for column in columns)
         sharding = ordered(dict(entry for t in tensors for entry in t.domain.sharding).items())
-        dtype = DataType.Bool if op == "eq" else self.statistic.x.dtype
+        dtype = DataType.Bool if op in ("eq", "isfinite") else self.statistic.x.dtype
         out = self.like(dtype, BoundDomain(logical, self.statistic.mesh, sharding))
         self.exprs.append(Expr(op, operands, (out,)))
         return out
