@@ -9,12 +9,13 @@ from datetime import timedelta
 from functools import cached_property
 from itertools import count
 from typing import Any, cast
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Store  # torch.distributed has it untyped
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardfuse.errors import NotInitializedError, RankNotInMeshError, TeamRanksError
 
@@ -104,7 +105,23 @@ def destroy_groups() -> None:
     """Destroy the default process group and all others, and let go of them: that is what closes gloo's connections."""
     with _groups_lock:
         _groups.pop(default_group(), None)
+        for mesh in list(_holders.values()):
+            cast("dict[str, object]", getattr(mesh, "_pg_registry", {})).clear()
     dist.destroy_process_group()
+
+
+def let_go_at_end(mesh: TorchDeviceMesh) -> None:
+    """Have `destroy_groups` empty what a mesh of torch's holds of its groups, since DTensors on it may live longer.
+
+    torch 2.13 holds them for torch.compile alone and finds them by name otherwise; 2.11 holds none.
+    """
+    root = getattr(mesh, "_root_mesh", None)
+    with _groups_lock:
+        _holders.update({id(m): m for m in (mesh, root) if m is not None})
+
+
+# By identity: meshes that are equal hold groups of their own.
+_holders: WeakValueDictionary[int, TorchDeviceMesh] = WeakValueDictionary()
 
 
 def default_group() -> dist.ProcessGroup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from ..errors import PlacementError
 from ..frontend.detection import has_dtensor
 from ..frontend.moves import Move, move_in
-from ..mesh import DeviceMesh
+from ..mesh import DeviceMesh, current_rank
 from .placement import TensorPlacement
 
 if TYPE_CHECKING:
@@ -63,27 +64,10 @@ def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement
     if not has_dtensor((tensor,)):
         return tensor
     dtensor = cast("DTensor", tensor)
-    own = DeviceMesh.from_torch(dtensor.device_mesh)
-    if dtensor.device_mesh.get_coordinate() is None:
-        raise PlacementError(
-            name,
-            dtensor.placements,
-            f"this rank, which is not on {own}",
-            "call the module on the ranks of its mesh alone",
-        )
-    if mesh is None or (mesh.ranks, mesh.shape) != (own.ranks, own.shape):
-        raise PlacementError(
-            name, dtensor.placements, f"the module's mesh, {mesh}", f"make the module with mesh={own!r}"
-        )
-    wanted = placements_of(placement, tensor.ndim)
-    if tuple(dtensor.placements) != wanted:
-        raise PlacementError(
-            name,
-            dtensor.placements,
-            f"{wanted}, which the module was made for",
-            "redistribute it, or make the module so",
-        )
-    local = dtensor.to_local(grad_placements=placements_of(placement.gradient(), tensor.ndim))
+    wanted, gradient = _checked(
+        name, dtensor.device_mesh, dtensor.placements, tensor.ndim, mesh, placement, current_rank()
+    )
+    local = dtensor.to_local(grad_placements=gradient)
     move = move_in(dtensor.device_mesh, wanted, tuple(tensor.shape), local.device)
     if move is None:
         return local
@@ -92,6 +76,38 @@ def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement
         raise PlacementError(name, dtensor.placements, found, "make it with distribute_tensor")
     enter = cast("Callable[..., torch.Tensor]", _Entering.apply)  # pyright: ignore[reportUnknownMemberType]
     return enter(local, move)
+
+
+@lru_cache(maxsize=1024)
+def _checked(
+    name: str,
+    torch_mesh: TorchDeviceMesh,
+    placements: tuple[Placement, ...],
+    ndim: int,
+    mesh: DeviceMesh | None,
+    placement: TensorPlacement,
+    rank: int,
+) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    """The placements of an argument and of its gradient.  Raises PlacementError for a DTensor that lives elsewhere."""
+    own = DeviceMesh.from_torch(torch_mesh)
+    if own.coordinate(rank) is None:
+        raise PlacementError(
+            name,
+            placements,
+            f"this rank, which is not on {own}",
+            "call the module on the ranks of its mesh alone",
+        )
+    if mesh is None or (mesh.ranks, mesh.shape) != (own.ranks, own.shape):
+        raise PlacementError(name, placements, f"the module's mesh, {mesh}", f"make the module with mesh={own!r}")
+    wanted = placements_of(placement, ndim)
+    if tuple(placements) != wanted:
+        raise PlacementError(
+            name,
+            placements,
+            f"{wanted}, which the module was made for",
+            "redistribute it, or make the module so",
+        )
+    return wanted, placements_of(placement.gradient(), ndim)
 
 
 def placements_of(placement: TensorPlacement, ndim: int) -> tuple[Placement, ...]:
