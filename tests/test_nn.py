@@ -363,3 +363,21 @@ def test_what_is_refused_on_one_rank_is_told_to_the_others(name: str) -> None:
             REFUSED_ON_ONE[name](DeviceMesh([0, 1]), rank)
 
     run_ranks(2, call)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_norms_bias_is_not_that_of_the_input(bias: bool, strict: bool) -> None:
+    """A LayerNorm adds its bias to the result, AddRMSNorm to what it norms: no state dict means the other by chance."""
+    model = torch.nn.ModuleDict({"norm": AddRMSNorm(8, bias=bias)})
+    other = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(8)})
+    torch.nn.init.ones_(other["norm"].bias)
+    with pytest.raises(
+        RuntimeError, match=r"norm\.bias is what a LayerNorm adds .* adds norm\.input_bias to its input"
+    ):
+        model.load_state_dict(other.state_dict(), strict=strict)
+    if bias:
+        assert torch.equal(model["norm"].input_bias, torch.zeros(8))
+    else:
+        with pytest.raises(RuntimeError, match=r"norm\.bias"):
+            torch.nn.ModuleDict({"norm": RMSNorm(8)}).load_state_dict(other.state_dict())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from itertools import count
+from types import FunctionType
 from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -107,6 +109,7 @@ def destroy_groups() -> None:
         _groups.pop(default_group(), None)
         for mesh in list(_holders.values()):
             cast("dict[str, object]", getattr(mesh, "_pg_registry", {})).clear()
+    _forget_as_default(default_group())
     dist.destroy_process_group()
 
 
@@ -118,6 +121,18 @@ def let_go_at_end(mesh: TorchDeviceMesh) -> None:
     root = getattr(mesh, "_root_mesh", None)
     with _groups_lock:
         _holders.update({id(m): m for m in (mesh, root) if m is not None})
+
+
+def _forget_as_default(group: dist.ProcessGroup) -> None:
+    """Take it out of the default arguments of torch.distributed.nn's functions.
+
+    They are ``group=dist.group.WORLD``: the group that there is when DTensor imports that module, at its first use.
+    """
+    module = sys.modules.get("torch.distributed.nn.functional")
+    for function in vars(module).values() if module is not None else ():
+        defaults = function.__defaults__ if isinstance(function, FunctionType) else None
+        if defaults is not None and any(value is group for value in defaults):
+            function.__defaults__ = tuple(None if value is group else value for value in defaults)
 
 
 # By identity: meshes that are equal hold groups of their own.

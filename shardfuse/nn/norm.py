@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ModuleArgumentError, PlacementError
+from ..errors import ModuleArgumentError, NormBiasError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
@@ -205,6 +205,22 @@ class AddRMSNorm(_Norm):
             hidden_size, eps, bias=bias, mesh=mesh, parameters=parameters, at=("residual", residual),
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Refuse a ``bias``, which is what a LayerNorm adds to its result, ``strict`` or not."""
+        rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if f"{prefix}bias" in state_dict:
+            error_msgs.append(str(NormBiasError(f"{prefix}bias", f"{prefix}input_bias")))
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None = None

@@ -20,13 +20,15 @@ from ..frontend.pieces import torch_pieces
 from ..mesh import DeviceMesh, current_rank
 from ..mesh.groups import default_group
 from ..mesh.torch_mesh import torch_mesh_of
-from .dtensor import local_of, placements_of
+from .dtensor import checked, local_of, placements_of
 from .fused import FusedModule
 from .placement import TensorPlacement
 
 if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
 
 ParameterKind = Literal["dtensor", "local"]
 """What the parameters of a module on a mesh are: DTensors on that mesh, or each rank's own piece, a plain tensor."""
@@ -63,7 +65,7 @@ class ParameterModule(FusedModule):
     def local_parameters(self, **named: torch.nn.Parameter | None) -> tuple[torch.Tensor, ...]:
         """This rank's pieces of those that there are; gradients come back as the parameters live."""
         present = {name: p for name, p in named.items() if p is not None}
-        return tuple(local_of(name, p, self.mesh, self._parameter) for name, p in present.items())
+        return tuple(_local_parameter(name, p, self.mesh, self._parameter) for name, p in present.items())
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
         """``to``, ``to_empty`` and the like: a DTensor that goes to another kind of device goes to a mesh of that."""
@@ -91,6 +93,39 @@ class ParameterModule(FusedModule):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
+def _local_parameter(
+    name: str, parameter: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement
+) -> torch.Tensor:
+    if not has_dtensor((parameter,)):
+        return parameter
+    gradient, move = checked(name, cast("DTensor", parameter), mesh, placement)
+    if move is not None:
+        return local_of(name, parameter, mesh, placement)
+    apply = cast("Callable[..., torch.Tensor]", _ToLocal.apply)  # pyright: ignore[reportUnknownMemberType]
+    return apply(parameter, gradient)
+
+
+class _ToLocal(torch.autograd.Function):
+    """The local tensor of a DTensor; the gradient becomes a DTensor that begins its storage.
+
+    Gradients of several parameters come as parts of one all-reduce.  copy.deepcopy fails for a DTensor whose local
+    tensor does not begin its storage (torch 2.11 to 2.13).
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, parameter: DTensor, gradient: tuple[Placement, ...]) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept = cast(Any, ctx)
+        kept.mesh, kept.gradient, kept.like = parameter.device_mesh, gradient, (parameter.shape, parameter.stride())
+        local = parameter.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept = cast(Any, ctx)
+        grad = grad.clone() if grad.storage_offset() else grad
+        return _wrapped(grad, kept.mesh, kept.gradient, *kept.like), None
+
+
 def distributed(whole: torch.Tensor, mesh: DeviceMesh, placement: TensorPlacement) -> DTensor:
     """The DTensor of an unsharded vector, of which every rank takes its piece: nothing is sent."""
     torch_mesh = torch_mesh_of(mesh, _mesh_device(mesh, whole.device))
@@ -102,14 +137,20 @@ def distributed(whole: torch.Tensor, mesh: DeviceMesh, placement: TensorPlacemen
         sharded = {k: p for k, p in enumerate(placements) if p.is_shard()}
         index = torch_pieces(whole.shape[0], sharded, mesh)[current_rank()]
         local = whole.index_select(0, index.to(whole.device))
-    return _wrapped(local, torch_mesh, placements, whole)
+    return _wrapped(local, torch_mesh, placements, whole.shape, whole.stride())
 
 
-def _wrapped(local: torch.Tensor, mesh: TorchDeviceMesh, placements: Any, like: torch.Tensor) -> DTensor:
+def _wrapped(
+    local: torch.Tensor,
+    mesh: TorchDeviceMesh,
+    placements: tuple[Placement, ...],
+    shape: torch.Size,
+    stride: tuple[int, ...],
+) -> DTensor:
     from torch.distributed.tensor import DTensor
 
     # Of short shards no rank could tell the shape by its own.
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def _rewrapped(dtensor: DTensor, mesh: DeviceMesh, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -119,7 +160,7 @@ def _rewrapped(dtensor: DTensor, mesh: DeviceMesh, fn: Callable[[torch.Tensor], 
     own = dtensor.device_mesh
     device = own.device_type if local.is_meta else local.device.type
     on = own if device == own.device_type else torch_mesh_of(mesh, device)
-    return _wrapped(local, on, dtensor.placements, dtensor)
+    return _wrapped(local, on, dtensor.placements, dtensor.shape, dtensor.stride())
 
 
 def _mesh_device(mesh: DeviceMesh, device: torch.device) -> str:
