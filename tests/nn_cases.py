@@ -13,7 +13,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional
 
@@ -67,6 +67,7 @@ class Sample:
     def expect(self, got: Tensor | None, full: Tensor | None, eager: Tensor | None, what: str) -> None:
         """``got`` lives as this tensor (or its gradient) does, and is this rank's piece of ``full``."""
         assert got is not None, f"{what} is missing"
+        got = got.to_local() if isinstance(got, DTensor) else got
         assert full is not None
         assert eager is not None
         placements = whole(self.placements)
@@ -192,11 +193,11 @@ def check_norm(here: Here, case: Norm, dtype: torch.dtype) -> None:
     if case.residual is None:
         module: RMSNorm | AddRMSNorm = RMSNorm(hidden, EPS, **where)
     else:
-        inputs["bias"] = here.sample(parameter, [hidden], dtype, 4)
+        inputs["input_bias"] = here.sample(parameter, [hidden], dtype, 4)
         inputs["residual"] = here.sample(case.residual, case.shape, dtype, 5)
         gradients.append(here.sample(case.residual, case.shape, dtype, 6))
         module = AddRMSNorm(hidden, EPS, bias=True, residual=named(case.residual, last), **where)
-    module.load_state_dict({name: inputs[name].local for name in module.state_dict()})
+    module.load_state_dict({name: inputs[name].full.to(dtype) for name in module.state_dict()})
     x = leaf(inputs["x"].local)
     if case.residual is None:
         results = {"normed": (module(x), output)}
@@ -205,7 +206,7 @@ def check_norm(here: Here, case: Norm, dtype: torch.dtype) -> None:
         residual = leaf(inputs["residual"].local)
         normed, total = module(x, residual)
         results = {"normed": (normed, output), "new residual": (total, gradients[1])}
-        found = [x, module.weight, module.bias, residual]
+        found = [x, module.weight, module.input_bias, residual]
     torch.autograd.backward([got for got, _ in results.values()], [g.local for g in gradients])
     function = rms_norm if case.residual is None else add_rms_norm
     compare(function, inputs, gradients, results, [t.grad for t in found], dtype)
@@ -263,7 +264,7 @@ def check_swiglu(here: Here, case: Gate, dtype: torch.dtype) -> None:
     }
     gradient = here.sample(case.placements, case.shape, dtype, 5)
     module = SwiGLU(features, bias=True, mesh=here.mesh, input=where, device=here.device, dtype=dtype)
-    module.load_state_dict({name: inputs[name].local for name in module.state_dict()})
+    module.load_state_dict({name: inputs[name].full.to(dtype) for name in module.state_dict()})
     gate, up = leaf(inputs["gate"].local), leaf(inputs["up"].local)
     result = module(gate, up)
     result.backward(gradient.local)

@@ -96,10 +96,10 @@ def check_plain(
 def test_plain_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, residual = normal(*shape, dtype=dtype, seed=1), normal(*shape, dtype=dtype, seed=2)
     norm, add_norm = RMSNorm(48, dtype=dtype), AddRMSNorm(48, bias=True, dtype=dtype)
-    for seed, parameter in enumerate([norm.weight, add_norm.weight, add_norm.bias]):
+    for seed, parameter in enumerate([norm.weight, add_norm.weight, add_norm.input_bias]):
         parameter.data.copy_(normal(48, dtype=dtype, seed=seed + 3))
     check_plain(norm, rms_norm, [x], [norm.weight])
-    check_plain(add_norm, add_rms_norm, [x, residual], [add_norm.weight, add_norm.bias], [0, 2, 3, 1])
+    check_plain(add_norm, add_rms_norm, [x, residual], [add_norm.weight, add_norm.input_bias], [0, 2, 3, 1])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -134,14 +134,14 @@ def test_residual_and_parameters_of_other_dtypes() -> None:
     x, residual = leaf(normal(6, 64, dtype=torch.bfloat16)), leaf(normal(6, 64, dtype=torch.float32, seed=1))
     normed, total = module(x, residual)
     (normed.float().square().sum() + total.sum()).backward()
-    full = [leaf(t.double()) for t in (x, module.weight, module.bias, residual)]
+    full = [leaf(t.double()) for t in (x, module.weight, module.input_bias, residual)]
     want, want_total = add_rms_norm(*full)
     torch.autograd.backward([want, want_total], [2 * normed.double(), torch.ones_like(want_total)])
     assert [t.dtype for t in (normed, total, x.grad, residual.grad)] == [torch.bfloat16, torch.float32] * 2
     torch.testing.assert_close(total.double(), want_total, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(normed.double(), want, rtol=2**-8, atol=0)
     torch.testing.assert_close(residual.grad.double(), full[3].grad, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(module.bias.grad.double(), full[2].grad, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(module.input_bias.grad.double(), full[2].grad, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(x.grad.double(), full[0].grad, rtol=2**-8, atol=1e-5)
 
 
@@ -207,10 +207,10 @@ def test_infinite_logits_of_ignored_rows() -> None:
 
 def test_reset_parameters_and_repr() -> None:
     module = AddRMSNorm(4, bias=True)
-    module.load_state_dict({"weight": torch.rand(4), "bias": torch.rand(4)})
+    module.load_state_dict({"weight": torch.rand(4), "input_bias": torch.rand(4)})
     module.reset_parameters()
     assert torch.equal(module.weight, torch.ones(4))
-    assert torch.equal(module.bias, torch.zeros(4))
+    assert torch.equal(module.input_bias, torch.zeros(4))
     assert repr(module) == "AddRMSNorm(4, eps=1e-06, bias=True, mesh=None)"
 
 
@@ -363,3 +363,21 @@ def test_what_is_refused_on_one_rank_is_told_to_the_others(name: str) -> None:
             REFUSED_ON_ONE[name](DeviceMesh([0, 1]), rank)
 
     run_ranks(2, call)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_norms_bias_is_not_that_of_the_input(bias: bool, strict: bool) -> None:
+    """A LayerNorm adds its bias to the result, AddRMSNorm to what it norms: no state dict means the other by chance."""
+    model = torch.nn.ModuleDict({"norm": AddRMSNorm(8, bias=bias)})
+    other = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(8)})
+    torch.nn.init.ones_(other["norm"].bias)
+    with pytest.raises(
+        RuntimeError, match=r"norm\.bias is what a LayerNorm adds .* adds norm\.input_bias to its input"
+    ):
+        model.load_state_dict(other.state_dict(), strict=strict)
+    if bias:
+        assert torch.equal(model["norm"].input_bias, torch.zeros(8))
+    else:
+        with pytest.raises(RuntimeError, match=r"norm\.bias"):
+            torch.nn.ModuleDict({"norm": RMSNorm(8)}).load_state_dict(other.state_dict())

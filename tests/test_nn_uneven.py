@@ -144,7 +144,7 @@ def test_add_rms_norm(mesh_shape: Sequence[int]) -> None:
             input=[P] * n, residual=where, output=[R] * n, output_grad=[P] * n,
         )  # fmt: skip
         x, residual = case.activation([P] * n), case.activation()
-        for name in ("weight", "bias"):
+        for name in ("weight", "input_bias"):
             case.parameter(module, name)
 
         def function(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:

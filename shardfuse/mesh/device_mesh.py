@@ -20,7 +20,7 @@ from shardfuse.errors import (
     RankNotInMeshError,
     ShardAxisError,
 )
-from shardfuse.mesh.groups import current_rank
+from shardfuse.mesh.groups import current_rank, let_go_at_end
 
 
 class ParallelType(Enum):
@@ -83,7 +83,7 @@ class DeviceMesh:
     Raises MeshRanksError and MeshDimNamesError.
     """
 
-    __slots__ = ("_coordinates", "_dim_names", "_ranks", "_shape")
+    __slots__ = ("_coordinates", "_dim_names", "_origin", "_ranks", "_shape")
 
     def __init__(self, ranks: object, dim_names: Sequence[str] | None = None) -> None:
         nested = ranks.tolist() if isinstance(ranks, _HasToList) else list(ranks) if isinstance(ranks, range) else ranks
@@ -96,6 +96,7 @@ class DeviceMesh:
         self._shape = shape
         self._dim_names = None if dim_names is None else tuple(dim_names)
         self._coordinates = dict(zip(flat, product(*map(range, shape)), strict=True))
+        self._origin: TorchDeviceMesh | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -192,7 +193,15 @@ class DeviceMesh:
     @classmethod
     def from_torch(cls, mesh: TorchDeviceMesh) -> DeviceMesh:
         """The same mesh as a `torch.distributed.DeviceMesh`, with its dimension names."""
-        return cls(mesh.mesh, mesh.mesh_dim_names)
+        made = cls(mesh.mesh, mesh.mesh_dim_names)
+        made._origin = mesh
+        let_go_at_end(mesh)
+        return made
+
+    @property
+    def origin(self) -> TorchDeviceMesh | None:
+        """The mesh that `from_torch` was given: DTensors on it may be part of a larger mesh's, as FSDP wants them."""
+        return self._origin
 
     def to_torch(self, device_type: str) -> TorchDeviceMesh:
         """The same mesh as a `torch.distributed.DeviceMesh`.
@@ -225,6 +234,14 @@ class DeviceMesh:
 
     def __hash__(self) -> int:
         return hash((self._ranks, self._shape, self._dim_names))
+
+    def __deepcopy__(self, memo: object) -> DeviceMesh:
+        """Itself, which is immutable: the copy of a module is on the mesh of the module."""
+        return self
+
+    def __reduce__(self) -> tuple[type[DeviceMesh], tuple[list[object], tuple[str, ...] | None]]:
+        """Ranks and names alone: process groups stay in the process that made them."""
+        return DeviceMesh, (self._nested(), self._dim_names)
 
     def __repr__(self) -> str:
         names = "" if self._dim_names is None else f", dim_names={self._dim_names!r}"

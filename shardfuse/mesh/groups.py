@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from itertools import count
+from types import FunctionType
 from typing import Any, cast
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Store  # torch.distributed has it untyped
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardfuse.errors import NotInitializedError, RankNotInMeshError, TeamRanksError
 
@@ -104,7 +107,36 @@ def destroy_groups() -> None:
     """Destroy the default process group and all others, and let go of them: that is what closes gloo's connections."""
     with _groups_lock:
         _groups.pop(default_group(), None)
+        for mesh in list(_holders.values()):
+            cast("dict[str, object]", getattr(mesh, "_pg_registry", {})).clear()
+    _forget_as_default(default_group())
     dist.destroy_process_group()
+
+
+def let_go_at_end(mesh: TorchDeviceMesh) -> None:
+    """Have `destroy_groups` empty what a mesh of torch's holds of its groups, since DTensors on it may live longer.
+
+    torch 2.13 holds them for torch.compile alone and finds them by name otherwise; 2.11 holds none.
+    """
+    root = getattr(mesh, "_root_mesh", None)
+    with _groups_lock:
+        _holders.update({id(m): m for m in (mesh, root) if m is not None})
+
+
+def _forget_as_default(group: dist.ProcessGroup) -> None:
+    """Take it out of the default arguments of torch.distributed.nn's functions.
+
+    They are ``group=dist.group.WORLD``: the group that there is when DTensor imports that module, at its first use.
+    """
+    module = sys.modules.get("torch.distributed.nn.functional")
+    for function in vars(module).values() if module is not None else ():
+        defaults = function.__defaults__ if isinstance(function, FunctionType) else None
+        if defaults is not None and any(value is group for value in defaults):
+            function.__defaults__ = tuple(None if value is group else value for value in defaults)
+
+
+# By identity: meshes that are equal hold groups of their own.
+_holders: WeakValueDictionary[int, TorchDeviceMesh] = WeakValueDictionary()
 
 
 def default_group() -> dist.ProcessGroup:

@@ -14,15 +14,16 @@ from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
-from .dtensor import Given, Result, local_of, on_local_tensors
-from .fused import FusedModule, FusedOp
+from .dtensor import Given, Result, on_local_tensors
+from .fused import FusedOp
+from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement, define, give
 
 if TYPE_CHECKING:
     from .placement import Placements
 
 
-class SwiGLU(FusedModule):
+class SwiGLU(ParameterModule):
     """silu(gate [+ gate_bias]) * (up [+ up_bias]), element by element.
 
     features: unsharded size of the last axis; needed with ``bias`` only.
@@ -40,26 +41,33 @@ class SwiGLU(FusedModule):
         *,
         mesh: DeviceMesh | None = None,
         input: Placements | None = None,
+        parameters: ParameterKind = "dtensor",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.features, self.mesh = features, mesh
-        self._input = TensorPlacement.of("input", input, mesh)
+        placement = TensorPlacement.of("input", input, mesh)
+        super().__init__(mesh, placement.only(-1), parameters)
+        self.features, self._input = features, placement
         if self._input.is_partial:
             raise PlacementError("input", (input,), "SwiGLU, which needs whole values", "pass Shard or Replicate")
         if bias and features is None:
             raise ModuleArgumentError("SwiGLU", "features", features, "the unsharded size, which bias=True needs")
         if features is not None and features < 1:
             raise ModuleArgumentError("SwiGLU", "features", features, "1 or more")
+        self._local_size = None
         self.gate_bias: torch.nn.Parameter | None = None
         self.up_bias: torch.nn.Parameter | None = None
-        self._local_size = None
         if features is not None:
-            self._local_size = self._input.only(-1).local(mesh, torch.empty(features, device="meta")).shape[0]
-        if bias and self._local_size is not None:
-            self.gate_bias = torch.nn.Parameter(torch.zeros(self._local_size, device=device, dtype=dtype))
-            self.up_bias = torch.nn.Parameter(torch.zeros(self._local_size, device=device, dtype=dtype))
+            self._local_size = self._parameter.local(mesh, torch.empty(features, device="meta")).shape[0]
+        if features is not None and bias:
+            self.gate_bias = self.make_parameter("gate_bias", features, 0.0, device, dtype)
+            self.up_bias = self.make_parameter("up_bias", features, 0.0, device, dtype)
+
+    def reset_parameters(self) -> None:
+        """Biases to zero."""
+        for bias in (self.gate_bias, self.up_bias):
+            if bias is not None:
+                torch.nn.init.zeros_(bias)
 
     def forward(self, gate: torch.Tensor, up: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
         """gate, up: [..., features] (local) of one dtype -> the same shape and dtype.
@@ -80,7 +88,7 @@ class SwiGLU(FusedModule):
         if self._local_size is not None:
             self.check_size("gate", gate, -1, self._local_size)
         placement = self._input.resolve("input", gate.ndim).for_shape(self.mesh, unsharded)
-        biases = self._biases_here()
+        biases = self.local_parameters(gate_bias=self.gate_bias, up_bias=self.up_bias)
         if biases and placement.only(gate.ndim - 1).shards != self._input.only(-1).shards:
             raise PlacementError(
                 "input", (f"Shard({gate.ndim - 1})",), "biases along the last axis", "shard the last axis as Shard(-1)"
@@ -96,13 +104,6 @@ class SwiGLU(FusedModule):
             bias_dtype=DataType.from_torch(biases[0].dtype) if biases else None,
         )
         return _op(spec).apply(self.timer, unsharded, gate, up, *biases)[0]
-
-    def _biases_here(self) -> tuple[torch.Tensor, ...]:
-        """The biases, of which there may be DTensors, as local tensors."""
-        if self.gate_bias is None or self.up_bias is None:
-            return ()
-        named = {"gate_bias": self.gate_bias, "up_bias": self.up_bias}
-        return tuple(local_of(name, bias, self.mesh, self._input.only(-1)) for name, bias in named.items())
 
     def extra_repr(self) -> str:
         return f"features={self.features}, bias={self.gate_bias is not None}, mesh={self.mesh}"

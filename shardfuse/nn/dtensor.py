@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
 from ..errors import PlacementError
 from ..frontend.detection import has_dtensor
 from ..frontend.moves import Move, move_in
-from ..mesh import DeviceMesh
+from ..mesh import DeviceMesh, current_rank
 from .placement import TensorPlacement
 
 if TYPE_CHECKING:
@@ -63,35 +64,56 @@ def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement
     if not has_dtensor((tensor,)):
         return tensor
     dtensor = cast("DTensor", tensor)
-    own = DeviceMesh.from_torch(dtensor.device_mesh)
-    if dtensor.device_mesh.get_coordinate() is None:
-        raise PlacementError(
-            name,
-            dtensor.placements,
-            f"this rank, which is not on {own}",
-            "call the module on the ranks of its mesh alone",
-        )
-    if mesh is None or (mesh.ranks, mesh.shape) != (own.ranks, own.shape):
-        raise PlacementError(
-            name, dtensor.placements, f"the module's mesh, {mesh}", f"make the module with mesh={own!r}"
-        )
-    wanted = placements_of(placement, tensor.ndim)
-    if tuple(dtensor.placements) != wanted:
-        raise PlacementError(
-            name,
-            dtensor.placements,
-            f"{wanted}, which the module was made for",
-            "redistribute it, or make the module so",
-        )
-    local = dtensor.to_local(grad_placements=placements_of(placement.gradient(), tensor.ndim))
-    move = move_in(dtensor.device_mesh, wanted, tuple(tensor.shape), local.device)
+    gradient, move = checked(name, dtensor, mesh, placement)
+    local = dtensor.to_local(grad_placements=gradient)
     if move is None:
         return local
     if tuple(local.shape) != move.shape:
-        found = f"a local tensor of {list(local.shape)}, where this rank's is {list(move.shape)}"
-        raise PlacementError(name, dtensor.placements, found, "make it with distribute_tensor")
+        piece = f"a local tensor of {list(local.shape)}, where this rank's is {list(move.shape)}"
+        raise PlacementError(name, dtensor.placements, piece, "make it with distribute_tensor")
     enter = cast("Callable[..., torch.Tensor]", _Entering.apply)  # pyright: ignore[reportUnknownMemberType]
     return enter(local, move)
+
+
+def checked(
+    name: str, dtensor: DTensor, mesh: DeviceMesh | None, placement: TensorPlacement
+) -> tuple[tuple[Placement, ...], Move | None]:
+    """The placements of an argument's gradient, and how its pieces are exchanged where torch cuts it elsewhere.
+
+    Raises PlacementError for a DTensor that lives elsewhere.
+    """
+    found = _Found(dtensor.device_mesh, dtensor.placements, tuple(dtensor.shape), dtensor.device)
+    return _checked(name, found, mesh, placement, current_rank())
+
+
+class _Found(NamedTuple):
+    """What a DTensor says of itself."""
+
+    mesh: TorchDeviceMesh
+    placements: tuple[Placement, ...]
+    shape: tuple[int, ...]
+    device: torch.device
+
+
+@lru_cache(maxsize=1024)
+def _checked(
+    name: str, found: _Found, mesh: DeviceMesh | None, placement: TensorPlacement, rank: int
+) -> tuple[tuple[Placement, ...], Move | None]:
+    """As `checked`; kept, since a call asks this of each of its tensors."""
+    own = DeviceMesh.from_torch(found.mesh)
+    if own.coordinate(rank) is None:
+        against, advice = f"this rank, which is not on {own}", "call the module on the ranks of its mesh alone"
+        raise PlacementError(name, found.placements, against, advice)
+    if mesh is None or (mesh.ranks, mesh.shape) != (own.ranks, own.shape):
+        advice = f"make the module with mesh={own!r}"
+        raise PlacementError(name, found.placements, f"the module's mesh, {mesh}", advice)
+    ndim = len(found.shape)
+    wanted = placements_of(placement, ndim)
+    if tuple(found.placements) != wanted:
+        against, advice = f"{wanted}, which the module was made for", "redistribute it, or make the module so"
+        raise PlacementError(name, found.placements, against, advice)
+    move = move_in(found.mesh, wanted, found.shape, found.device)
+    return placements_of(placement.gradient(), ndim), move
 
 
 def placements_of(placement: TensorPlacement, ndim: int) -> tuple[Placement, ...]:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ModuleArgumentError, PlacementError
+from ..errors import ModuleArgumentError, NormBiasError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
-from .dtensor import Given, Result, local_of, on_local_tensors
-from .fused import FusedModule, FusedOp
+from .dtensor import Given, Result, on_local_tensors
+from .fused import FusedOp
 from .norm_fusions import NormSpec, norm_op
+from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
 
 if TYPE_CHECKING:
     from .placement import Placements
 
 
-class _Norm(FusedModule):
+class _Norm(ParameterModule):
     """What the two norms share: size, parameters and placements."""
 
     def __init__(
@@ -31,6 +32,7 @@ class _Norm(FusedModule):
         *,
         bias: bool,
         mesh: DeviceMesh | None,
+        parameters: ParameterKind,
         at: tuple[str, Placements | None],
         input: Placements | None,
         output: Placements | None,
@@ -38,12 +40,13 @@ class _Norm(FusedModule):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        super().__init__()
+        # A parameter is cut along the hidden axis only where that is named as Shard(-1): rows are sharded otherwise.
+        super().__init__(mesh, TensorPlacement.of(*at, mesh).only(-1), parameters)
         if hidden_size < 1:
             raise ModuleArgumentError(type(self).__name__, "hidden_size", hidden_size, "1 or more")
         if eps < 0:
             raise ModuleArgumentError(type(self).__name__, "eps", eps, "0 or more")
-        self.hidden_size, self.eps, self.mesh = hidden_size, eps, mesh
+        self.hidden_size, self.eps = hidden_size, eps
         self._input = TensorPlacement.of("input", input, mesh)
         self._at_name = at[0]
         self._at = TensorPlacement.of(*at, mesh)
@@ -55,21 +58,18 @@ class _Norm(FusedModule):
         for argument, placement, given in ((at[0], self._at, at[1]), ("output", self._output, output)):
             if placement.is_partial:
                 raise PlacementError(argument, (given,), "a norm, which needs whole values", "pass Shard or Replicate")
-        # A parameter is cut along the hidden axis only where that is named as Shard(-1): rows are sharded otherwise.
-        self._parameter = self._at.only(-1)
-        whole = torch.empty(hidden_size, device="meta")
-        self._local_size = self._parameter.local(mesh, whole).shape[0]
-        self.weight = torch.nn.Parameter(torch.ones(self._local_size, device=device, dtype=dtype))
-        self.bias = torch.nn.Parameter(torch.zeros_like(self.weight)) if bias else None
+        self._local_size = self._parameter.local(mesh, torch.empty(hidden_size, device="meta")).shape[0]
+        self.weight = self.make_parameter("weight", hidden_size, 1.0, device, dtype)
+        self.input_bias = self.make_parameter("input_bias", hidden_size, 0.0, device, dtype) if bias else None
 
     def reset_parameters(self) -> None:
         """Weight to one, bias to zero."""
         torch.nn.init.ones_(self.weight)
-        if self.bias is not None:
-            torch.nn.init.zeros_(self.bias)
+        if self.input_bias is not None:
+            torch.nn.init.zeros_(self.input_bias)
 
     def extra_repr(self) -> str:
-        return f"{self.hidden_size}, eps={self.eps}, bias={self.bias is not None}, mesh={self.mesh}"
+        return f"{self.hidden_size}, eps={self.eps}, bias={self.input_bias is not None}, mesh={self.mesh}"
 
     def _spec(self, x: torch.Tensor, residual: torch.Tensor | None, unsharded: Sequence[int] | None) -> NormSpec:
         at, output, output_grad, source = self._resolve(x.ndim, unsharded)
@@ -89,7 +89,7 @@ class _Norm(FusedModule):
             dtype=self.check_dtype("x", x),
             weight_dtype=DataType.from_torch(self.weight.dtype),
             residual_dtype=None if residual is None else self.check_dtype("residual", residual),
-            bias_dtype=None if self.bias is None else DataType.from_torch(self.bias.dtype),
+            bias_dtype=None if self.input_bias is None else DataType.from_torch(self.input_bias.dtype),
         )
 
     def _resolve(self, ndim: int, unsharded: Sequence[int] | None) -> list[TensorPlacement]:
@@ -105,11 +105,6 @@ class _Norm(FusedModule):
     def _unsharded(self, x: torch.Tensor) -> torch.Size | None:
         """Where x is whole every rank sees the same sizes, so that all may conclude from them what shards there are."""
         return x.shape if self._input.is_uncut else None
-
-    def _parameters_here(self) -> tuple[torch.Tensor, ...]:
-        """Weight and bias, of which there may be DTensors, as local tensors."""
-        parameters = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
-        return tuple(local_of(name, p, self.mesh, self._parameter) for name, p in parameters.items())
 
     def _check_hidden(self, argument: str, tensor: torch.Tensor, placement: TensorPlacement) -> None:
         here = placement.resolve(argument, max(tensor.ndim, 1)).only(tensor.ndim - 1).shards
@@ -143,12 +138,14 @@ class RMSNorm(_Norm):
         input: Placements | None = None,
         output: Placements | None = None,
         output_grad: Placements | None = None,
+        parameters: ParameterKind = "dtensor",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         is_partial = TensorPlacement.of("input", input, mesh).is_partial
         super().__init__(
-            hidden_size, eps, bias=False, mesh=mesh, at=("output", output) if is_partial else ("input", input),
+            hidden_size, eps, bias=False, mesh=mesh, parameters=parameters,
+            at=("output", output) if is_partial else ("input", input),
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
 
@@ -167,7 +164,9 @@ class RMSNorm(_Norm):
         if x.ndim == 1:
             return self._forward(x[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
         self._check_hidden("x", x, self._input)
-        return self.op(x, unsharded).apply(self.timer, unsharded, x, *self._parameters_here())[0]
+        return self.op(x, unsharded).apply(
+            self.timer, unsharded, x, *self.local_parameters(weight=self.weight, input_bias=self.input_bias)
+        )[0]
 
     def op(self, x: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:
         """The fusions for such an x, forward and backward; equal modules share them.
@@ -198,13 +197,30 @@ class AddRMSNorm(_Norm):
         residual: Placements | None = None,
         output: Placements | None = None,
         output_grad: Placements | None = None,
+        parameters: ParameterKind = "dtensor",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            hidden_size, eps, bias=bias, mesh=mesh, at=("residual", residual),
+            hidden_size, eps, bias=bias, mesh=mesh, parameters=parameters, at=("residual", residual),
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Refuse a ``bias``, which is what a LayerNorm adds to its result, ``strict`` or not."""
+        rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if f"{prefix}bias" in state_dict:
+            error_msgs.append(str(NormBiasError(f"{prefix}bias", f"{prefix}input_bias")))
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None = None
@@ -231,7 +247,9 @@ class AddRMSNorm(_Norm):
         self._check_hidden("residual", residual, self._at)
         self._check_residual(x, residual)
         op = self.op(x, residual, unsharded)
-        normed, new_residual = op.apply(self.timer, unsharded, x, *self._parameters_here(), residual)
+        normed, new_residual = op.apply(
+            self.timer, unsharded, x, *self.local_parameters(weight=self.weight, input_bias=self.input_bias), residual
+        )
         return normed, new_residual
 
     def op(self, x: torch.Tensor, residual: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:

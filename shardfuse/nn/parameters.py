@@ -1,0 +1,177 @@
+"""Parameters of modules on a mesh: DTensors, so that what goes over a model's parameters sees each as a whole.
+
+Optimisers, ``clip_grad_norm_``, checkpoints and moving averages then do for a module what they do for an unsharded one.
+Replicated parameters are DTensors too, as `torch.distributed.tensor.parallel.SequenceParallel` has them: functions over
+lists of tensors (``torch._foreach_norm``, ``torch._fused_adamw_``) refuse lists of DTensors and plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+import torch.distributed as dist
+
+from ..errors import ModuleArgumentError, PlacementError
+from ..frontend.detection import has_dtensor
+from ..frontend.moves import move_in
+from ..frontend.pieces import torch_pieces
+from ..mesh import DeviceMesh, current_rank
+from ..mesh.groups import default_group
+from ..mesh.torch_mesh import torch_mesh_of
+from .dtensor import checked, local_of, placements_of
+from .fused import FusedModule
+from .placement import TensorPlacement
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
+
+ParameterKind = Literal["dtensor", "local"]
+"""What the parameters of a module on a mesh are: DTensors on that mesh, or each rank's own piece, a plain tensor."""
+
+
+class ParameterModule(FusedModule):
+    """A fused module with vectors for parameters, which live where ``placement`` says.
+
+    On a mesh they are DTensors (`ParameterKind`), but for a mesh of one rank in a process without a process group.
+    """
+
+    def __init__(self, mesh: DeviceMesh | None, placement: TensorPlacement, kind: ParameterKind) -> None:
+        super().__init__()
+        if kind not in ("dtensor", "local"):
+            raise ModuleArgumentError(type(self).__name__, "parameters", kind, '"dtensor" or "local"')
+        self.mesh = mesh
+        self._parameter = placement
+        self._kind = kind
+
+    def make_parameter(
+        self, name: str, size: int, value: float, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> torch.nn.Parameter:
+        """A vector of ``size`` elements unsharded, all ``value``.  Collective among the ranks of the mesh."""
+        whole = torch.full((size,), value, device=device, dtype=dtype or torch.get_default_dtype())
+        if self.mesh is None or self._kind == "local" or (self.mesh.size == 1 and not dist.is_initialized()):
+            return torch.nn.Parameter(self._parameter.local(self.mesh, whole).clone())
+        for parallel_type, dim in zip(self.mesh.parallel_types, self._parameter.shards, strict=True):
+            team = self.mesh.team(current_rank(), parallel_type)
+            if dim is not None and list(team) != sorted(team):
+                advice = 'put the ranks in ascending order, or pass parameters="local"'
+                raise PlacementError(name, placements_of(self._parameter, 1), _unordered(self.mesh), advice)
+        return torch.nn.Parameter(distributed(whole, self.mesh, self._parameter))
+
+    def local_parameters(self, **named: torch.nn.Parameter | None) -> tuple[torch.Tensor, ...]:
+        """This rank's pieces of those that there are; gradients come back as the parameters live."""
+        present = {name: p for name, p in named.items() if p is not None}
+        return tuple(_local_parameter(name, p, self.mesh, self._parameter) for name, p in present.items())
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
+        """``to``, ``to_empty`` and the like: a DTensor that goes to another kind of device goes to a mesh of that."""
+        mesh = self.mesh
+        if mesh is None:
+            return super()._apply(fn, recurse)
+
+        def applied(tensor: torch.Tensor) -> torch.Tensor:
+            return _rewrapped(cast("DTensor", tensor), mesh, fn) if has_dtensor((tensor,)) else fn(tensor)
+
+        return super()._apply(applied, recurse)
+
+    def _is_own(self, parameter: torch.Tensor | None) -> bool:
+        """Is it a DTensor as this module makes them?  FSDP puts others in their place, on a larger mesh."""
+        return has_dtensor((parameter,)) and cast("DTensor", parameter).placements == placements_of(self._parameter, 1)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Unsharded tensors are cut: the state dict of an unsharded module loads as it is, on every rank."""
+        for name, parameter in self._parameters.items():
+            given = state_dict.get(prefix + name)
+            if not isinstance(given, torch.Tensor) or has_dtensor((given,)) or not self._is_own(parameter):
+                continue
+            if parameter is not None and given.shape == parameter.shape and self.mesh is not None:
+                state_dict[prefix + name] = distributed(given, self.mesh, self._parameter)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _local_parameter(
+    name: str, parameter: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement
+) -> torch.Tensor:
+    if not has_dtensor((parameter,)):
+        return parameter
+    gradient, move = checked(name, cast("DTensor", parameter), mesh, placement)
+    if move is not None:
+        return local_of(name, parameter, mesh, placement)
+    apply = cast("Callable[..., torch.Tensor]", _ToLocal.apply)  # pyright: ignore[reportUnknownMemberType]
+    return apply(parameter, gradient)
+
+
+class _ToLocal(torch.autograd.Function):
+    """The local tensor of a DTensor; the gradient becomes a DTensor that begins its storage.
+
+    Gradients of several parameters come as parts of one all-reduce.  copy.deepcopy fails for a DTensor whose local
+    tensor does not begin its storage (torch 2.11 to 2.13).
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, parameter: DTensor, gradient: tuple[Placement, ...]) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept = cast(Any, ctx)
+        kept.mesh, kept.gradient, kept.like = parameter.device_mesh, gradient, (parameter.shape, parameter.stride())
+        local = parameter.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept = cast(Any, ctx)
+        grad = grad.clone() if grad.storage_offset() else grad
+        return _wrapped(grad, kept.mesh, kept.gradient, *kept.like), None
+
+
+def distributed(whole: torch.Tensor, mesh: DeviceMesh, placement: TensorPlacement) -> DTensor:
+    """The DTensor of an unsharded vector, of which every rank takes its piece: nothing is sent."""
+    torch_mesh = torch_mesh_of(mesh, _mesh_device(mesh, whole.device))
+    placements = placements_of(placement, 1)
+    whole = whole.detach()
+    if move_in(torch_mesh, placements, tuple(whole.shape), torch.device("cpu")) is None:
+        local = placement.local(mesh, whole).clone()
+    else:  # torch cuts it elsewhere
+        sharded = {k: p for k, p in enumerate(placements) if p.is_shard()}
+        index = torch_pieces(whole.shape[0], sharded, mesh)[current_rank()]
+        local = whole.index_select(0, index.to(whole.device))
+    return _wrapped(local, torch_mesh, placements, whole.shape, whole.stride())
+
+
+def _wrapped(
+    local: torch.Tensor,
+    mesh: TorchDeviceMesh,
+    placements: tuple[Placement, ...],
+    shape: torch.Size,
+    stride: tuple[int, ...],
+) -> DTensor:
+    from torch.distributed.tensor import DTensor
+
+    # Of short shards no rank could tell the shape by its own.
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def _rewrapped(dtensor: DTensor, mesh: DeviceMesh, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """``fn`` of a DTensor's local tensor, as a DTensor on a mesh of the device that it is on then."""
+    with torch.no_grad():
+        local = fn(dtensor.to_local())
+    own = dtensor.device_mesh
+    device = own.device_type if local.is_meta else local.device.type
+    on = own if device == own.device_type else torch_mesh_of(mesh, device)
+    return _wrapped(local, on, dtensor.placements, dtensor.shape, dtensor.stride())
+
+
+def _mesh_device(mesh: DeviceMesh, device: torch.device) -> str:
+    """The kind of device that the mesh of a DTensor has, of which a meta tensor says nothing."""
+    if device.type != "meta":
+        return device.type
+    if mesh.origin is not None:
+        return mesh.origin.device_type
+    kinds = {kind.type for kind in cast("Any", default_group())._device_types}
+    return "cuda" if "cuda" in kinds and torch.cuda.is_available() else "cpu"
+
+
+def _unordered(mesh: DeviceMesh) -> str:
+    return f"{mesh}, along which a DTensor's pieces would be put together in ascending order of ranks"
