@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from fusion_check import Expected, bound_piece, compare, local_piece, widened
+from fusion_check import bound_piece, compare, local_piece
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from torch_answers import RUNS, Expected, widened
 
 import shardfuse
+from benchmarks.roundings import accumulator, assert_near, spacing
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.executor.options import Backend
 from shardfuse.ops.table import POINTWISE, PointwiseOp, Rule
@@ -33,9 +36,16 @@ DETERMINISTIC = settings(
 )
 
 
+Place = Callable[[torch.Tensor], torch.Tensor | None]
+
+
 @dataclass(frozen=True)
 class OpCase:
-    """``build(ops, inputs)`` on tensors like ``values``; ``roundings``: see ``assert_near``, None for ``compare``."""
+    """``build(ops, inputs)`` on tensors like ``values``.
+
+    roundings: how many each element may be off, beside twice what torch's own is off there; 0 for torch's own bits,
+    None for ops that are compared by ``compare``, as whole fusions are.
+    """
 
     build: Callable[[Any, list[Any]], Any]
     values: list[torch.Tensor]
@@ -49,12 +59,19 @@ class OpCase:
                 fd.add_output(out)
         return fd
 
-    def compare(self, found: Sequence[torch.Tensor], pieces: Sequence[Expected]) -> None:
-        for k, (out, want, whole) in enumerate(zip(found, pieces, self.expected, strict=True)):
+    def compare(self, found: Sequence[torch.Tensor], places: Sequence[Place] | None = None) -> None:
+        """``places`` cuts this rank's piece of each output; left out, the whole is here."""
+        for k, (out, want) in enumerate(zip(found, self.expected, strict=True)):
+            place = places[k] if places is not None else lambda x: x
             if self.roundings is None:
-                compare(f"output {k}", out, whole, lambda x, w=want, e=whole: w.eager if x is e.eager else w.wide)
-            else:
-                assert_near(out, want, self.values, self.roundings)
+                compare(f"output {k}", out, want, place)
+                continue
+            eager, wide = place(want.eager), place(want.wide)
+            assert eager is not None
+            assert wide is not None
+            if self.roundings == 0:
+                wide = eager.to(wide.dtype)  # exact: torch's own bits
+            assert_near(out, wide, eager, n=self.roundings, rows=None, what=f"of {self.values}")
 
 
 def called(
@@ -66,8 +83,30 @@ def called(
         found = reference(*given)
         return list(found) if isinstance(found, tuple) else [found]
 
+    @cache
+    def moved() -> list[list[torch.Tensor]]:
+        return [answers(moved_operands(values, run)) for run in range(RUNS)]
+
     eager, wide = answers(values), answers([widened(v) for v in values])
-    return OpCase(build, list(values), [Expected(a, b) for a, b in zip(eager, wide, strict=True)])
+    expected = [
+        Expected(a, b, lambda k=k: [found[k] for found in moved()], signed=False)
+        for k, (a, b) in enumerate(zip(eager, wide, strict=True))
+    ]
+    return OpCase(build, list(values), expected)
+
+
+def moved_operands(values: Sequence[torch.Tensor], run: int) -> list[torch.Tensor]:
+    """In float64, each element moved by a rounding of the type in which sums of its own type are accumulated."""
+    generator = torch.Generator().manual_seed(run)
+    out: list[torch.Tensor] = []
+    for v in values:
+        wide = widened(v)
+        if v.is_floating_point():
+            sign = torch.randint(0, 2, v.shape, generator=generator).mul(2).sub(1)
+            step = sign * spacing(wide, accumulator(v.dtype))
+            wide = torch.where(step.isfinite(), wide + step, wide)
+        out.append(wide)
+    return out
 
 
 class Draw:
@@ -169,30 +208,12 @@ def pointwise(draw: st.DrawFn, name: str, roundings: int) -> OpCase:
     return OpCase(lambda ops, t: getattr(ops, name)(*t), values, [expected], 0 if op.exact else roundings)
 
 
-def assert_near(found: torch.Tensor, want: Expected, values: Sequence[torch.Tensor], roundings: int) -> None:
-    """Integers are equal, each float as near to float64 as torch's and a few roundings; of 0 roundings, torch's own."""
-    eager, wide = want.eager, want.wide
-    assert found.dtype == eager.dtype, f"{found.dtype}, torch has {eager.dtype}"
-    assert found.shape == eager.shape, f"{list(found.shape)}, torch has {list(eager.shape)}"
-    if not (eager.is_floating_point() or eager.is_complex()):
-        assert torch.equal(found, eager), f"{found} where torch has {eager}"
-        return
-    mine, theirs = found.to(wide.dtype), eager.to(wide.dtype)
-    same = (mine == wide) | (mine == theirs) | (torch.isnan(mine) & (torch.isnan(wide) | torch.isnan(theirs)))
-    info = torch.finfo(eager.dtype)
-    bound = roundings * info.eps * wide.abs() + 4 * (theirs - wide).abs() + info.tiny
-    bad = ~same & (~((mine - wide).abs() <= bound) if roundings else torch.ones_like(same))
-    assert not bad.any(), (
-        f"{found[bad][0].item()}, torch has {eager[bad][0].item()} ({wide[bad][0].item()} in float64), of {values}"
-    )
-
-
 # --- running a case ----------------------------------------------------------------------------------------
 
 
 def run_case(case: OpCase, backend: Backend, placement: int) -> None:
     """Unsharded, and with one axis of one input over two ranks; ``placement`` chooses it, uneven ones too."""
-    case.compare(case.define(backend).execute(case.values), case.expected)
+    case.compare(case.define(backend).execute(case.values))
     places = [(k, d) for k, v in enumerate(case.values) for d, n in enumerate(v.shape) if n > 1]
     if places:
         which, dim = places[placement % len(places)]
@@ -214,10 +235,4 @@ def _run_sharded(case: OpCase, backend: Backend, which: int, dim: int) -> None:
     plan = fd.fec.last_plan
     assert plan is not None
 
-    def cut(domain: Any, want: Expected) -> Expected:
-        eager, wide = (bound_piece(domain, x, rank) for x in (want.eager, want.wide))
-        assert eager is not None
-        assert wide is not None
-        return Expected(eager, wide)
-
-    case.compare(found, [cut(t.domain, e) for t, e in zip(plan.fusion.outputs, case.expected, strict=True)])
+    case.compare(found, [lambda x, d=t.domain: bound_piece(d, x, rank) for t in plan.fusion.outputs])

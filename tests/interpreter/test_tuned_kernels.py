@@ -13,7 +13,7 @@ import torch
 from interpreted import close, run, values
 from kernel_cases import group_norm_silu, layer_norm_backward, row_sums, softmax, swiglu, turned
 from ranks import run_ranks
-from segments import evaluate, rms_norm
+from segments import rms_norm
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import KernelCompileError
@@ -47,16 +47,12 @@ def test_every_candidate_computes_the_same(name: str, tmp_path: Path) -> None:
     scheduler, segment = SEGMENTS[name]
     inputs = {t: values(*t.domain.local_shape(0), dtype=t.dtype, seed=k) for k, t in enumerate(segment.inputs)}
     inputs = {t: x.contiguous() if t.domain.allocation is None else _stored(t, x) for t, x in inputs.items()}
-    wanted = evaluate(segment, {t: x.double() if x.is_floating_point() else x for t, x in inputs.items()})
     proposed = scheduler.propose(segment, H200)
     near = candidates(name.split()[0], segment, proposed, H200)
     assert len(near) >= 3
     assert proposed not in near
     for params in near:
-        for found, right in zip(
-            run(segment, inputs, tmp_path, scheduler=scheduler, params=params), wanted, strict=True
-        ):
-            close(found, right)
+        run(segment, inputs, tmp_path, scheduler=scheduler, params=params)  # compares every output with torch's
 
 
 def _stored(tensor: object, x: torch.Tensor) -> torch.Tensor:
