@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
-from torch_answers import Argument, Expected, evaluate, widened
+from torch_answers import Argument, Expected, compare, evaluate, widened
 
-from benchmarks.roundings import assert_near
 from shardfuse import FusionDefinition
 from shardfuse.ir.digits import Axis, Digit
 from shardfuse.ir.domain import BoundDomain, IterDomain, Merge, TensorDomain
@@ -21,9 +20,6 @@ from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import current_rank
 
 Reference = Callable[..., torch.Tensor | Sequence[torch.Tensor]]
-
-ROUNDINGS = 2
-"""Of each element: the last op's own, and the one of what it was computed of."""
 
 
 def check(
@@ -200,30 +196,3 @@ def _along(axis: Axis, digit: Digit, index: torch.Tensor) -> torch.Tensor | None
             return value // (digit.weight // d.weight) % digit.extent
         below *= d.extent
     return None
-
-
-# --- comparison --------------------------------------------------------------------------------------------
-
-
-def compare(
-    name: str,
-    found: torch.Tensor | None,
-    expected: Expected,
-    place: Callable[[torch.Tensor], torch.Tensor | None] = lambda x: x,
-) -> None:
-    """``found`` is this rank's piece (``place`` cuts it) of what torch gives, by the rule of ``benchmarks.roundings``.
-
-    A row is one of the unsharded tensor: eager torch's largest error in it is allowed on each rank that has a part.
-    """
-    eager, wide = place(expected.eager), place(expected.wide)
-    if eager is None or wide is None:
-        assert found is None, f"{name}: a rank outside of the mesh was given {found}"
-        return
-    assert found is not None, f"{name}: nothing came, expected {list(eager.shape)}"
-
-    def slack() -> torch.Tensor:
-        part = place(expected.slack())
-        assert part is not None
-        return part
-
-    assert_near(found, wide, eager, n=ROUNDINGS, rows=None, signed=expected.signed, slack=slack, what=name)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from benchmarks.roundings import EAGER, spacing
+from benchmarks.roundings import EAGER, accumulator, assert_near, spacing
 from shardfuse.ir.expr import Expr, Number, Scalar
 from shardfuse.ir.fusion import Fusion, Record
 from shardfuse.ops.table import POINTWISE, Rule
@@ -21,6 +21,8 @@ from shardfuse.ops.torch_calls import TORCH_CALLS
 
 Argument = torch.Tensor | Number
 
+ROUNDINGS = 2
+"""Of each element: the last op's own, and the one of what it was computed of."""
 RUNS = 8
 """How often a program is run with its intermediate results moved, where roundings of the result alone do not do."""
 
@@ -248,3 +250,97 @@ def _unsqueezed(x: torch.Tensor, new: Sequence[bool]) -> torch.Tensor:
     for k, flag in enumerate(new):
         x = x.unsqueeze(k) if flag else x
     return x
+
+
+# --- torch's own functions ---------------------------------------------------------------------------------
+
+
+def expected_of(reference: Callable[..., Any], *values: torch.Tensor) -> list[Expected]:
+    """What a function of torch's gives of unsharded ``values``, as they are and in float64.
+
+    ``moved`` moves every operand by a rounding of the type in which its sums are accumulated, float32 for 16 bits.
+    """
+
+    def answers(given: Sequence[Any]) -> list[torch.Tensor]:
+        found = reference(*given)
+        return [found] if isinstance(found, torch.Tensor) else list(found)
+
+    @cache
+    def moved() -> list[list[torch.Tensor]]:
+        runs = [answers(moved_operands(values, run)) for run in range(RUNS)]
+        if any(isinstance(v, torch.Tensor) and v.dtype is torch.float64 for v in values):
+            runs.append([_as_torch_in_double(values, x) for x in wide])
+        return runs
+
+    eager, wide = answers(values), answers([widened(v) for v in values])
+    return [
+        Expected(a, b, lambda k=k: [found[k] for found in moved()], signed=False)
+        for k, (a, b) in enumerate(zip(eager, wide, strict=True))
+    ]
+
+
+def assert_like(
+    found: Any, reference: Callable[..., Any], *values: Any, place: Place = lambda x: x, n: float = 2
+) -> None:
+    """``found``, a tensor or several, is this rank's piece (``place`` cuts it) of what ``reference`` gives."""
+    mine = [found] if isinstance(found, torch.Tensor) else list(found)
+    for k, (got, want) in enumerate(zip(mine, expected_of(reference, *values), strict=True)):
+        compare(f"result {k}", got, want, place, n)
+
+
+DOUBLE = 64
+"""Roundings of the largest operand or result, of float64: torch's own sums, the reference, are as far off."""
+
+
+def _as_torch_in_double(values: Sequence[torch.Tensor], wide: torch.Tensor) -> torch.Tensor:
+    """``wide`` moved by ``DOUBLE``."""
+    finite = [
+        v.double().nan_to_num(0, 0, 0).abs().amax() for v in (*values, wide) if v.is_floating_point() and v.numel()
+    ]
+    return wide + DOUBLE * spacing(torch.stack(finite).amax(), torch.float64) if finite else wide
+
+
+def moved_operands(values: Sequence[torch.Tensor], run: int) -> list[torch.Tensor]:
+    """In float64, each element moved by a rounding of the type in which sums of its own type are accumulated."""
+    generator = torch.Generator().manual_seed(run)
+    out: list[torch.Tensor] = []
+    for v in values:
+        wide = widened(v)
+        if v.is_floating_point():
+            sign = torch.randint(0, 2, v.shape, generator=generator).mul(2).sub(1).to(v.device)
+            step = sign * spacing(wide, accumulator(v.dtype))
+            wide = torch.where(step.isfinite(), wide + step, wide)
+        out.append(wide)
+    return out
+
+
+# --- comparison --------------------------------------------------------------------------------------------
+
+
+Place = Callable[[torch.Tensor], torch.Tensor | None]
+"""Cuts a rank's piece of an unsharded tensor; None where it has none."""
+
+
+def compare(
+    name: str,
+    found: torch.Tensor | None,
+    expected: Expected,
+    place: Place = lambda x: x,
+    n: float = ROUNDINGS,
+) -> None:
+    """``found`` is this rank's piece (``place`` cuts it) of what torch gives, by the rule of ``benchmarks.roundings``.
+
+    A row is one of the unsharded tensor: eager torch's largest error in it is allowed on each rank that has a part.
+    """
+    eager, wide = place(expected.eager), place(expected.wide)
+    if eager is None or wide is None:
+        assert found is None, f"{name}: a rank outside of the mesh was given {found}"
+        return
+    assert found is not None, f"{name}: nothing came, expected {list(eager.shape)}"
+
+    def slack() -> torch.Tensor:
+        part = place(expected.slack())
+        assert part is not None
+        return part
+
+    assert_near(found, wide, eager, n=n, rows=None, signed=expected.signed, slack=slack, what=name)

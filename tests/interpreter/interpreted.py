@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 from segments import evaluate, layout_of, scheduler_of
-from torch_answers import Expected
+from torch_answers import ROUNDINGS, Expected
 
 from benchmarks.roundings import assert_near
 from shardfuse.codegen import generate
@@ -20,8 +20,6 @@ from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 
 MARGIN = 64
-ROUNDINGS = 2
-"""Of each element: the last op's own, and the one of what it was computed of."""
 
 
 def poisoned(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,8 +38,12 @@ def run(
     params: Params | None = None,
     numbers: Mapping[Scalar, float] | None = None,
     rank: int = 0,
+    op_by_op: bool = True,
 ) -> list[torch.Tensor]:
-    """The outputs of ``segment``, by the first scheduler that takes it unless one is named; margins are checked."""
+    """The outputs of ``segment``, by the first scheduler that takes it unless one is named; margins are checked.
+
+    op_by_op: compare each with what torch makes of the rank's own inputs; False where it counts along a sharded axis.
+    """
     chosen = scheduler or scheduler_of(segment)
     assert chosen.why_not(segment) is None
     env = dict(inputs)
@@ -57,7 +59,8 @@ def run(
     for buffer in buffers:
         ends = torch.cat([buffer[:MARGIN], buffer[-MARGIN:]]).view(torch.uint8)
         assert (ends == 0x5A).all(), "a store left its tensor"
-    return checked([env[t] for t in segment.outputs], evaluate(segment, inputs, numbers, rank))
+    outputs = [env[t] for t in segment.outputs]
+    return checked(outputs, evaluate(segment, inputs, numbers, rank)) if op_by_op else outputs
 
 
 def checked(outputs: Sequence[torch.Tensor], expected: Sequence[Expected]) -> list[torch.Tensor]:
@@ -68,14 +71,16 @@ def checked(outputs: Sequence[torch.Tensor], expected: Sequence[Expected]) -> li
     return list(outputs)
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+def close(
+    found: torch.Tensor, wanted: torch.Tensor, *, n: float = ROUNDINGS, terms: torch.Tensor | None = None
+) -> None:
     """``wanted``: torch's own function in float64.
 
     An output of a segment may be off as far as eager torch is, op by op in the segment's types (``Expected.slack``);
-    a tensor of which no segment is known by its own roundings alone.
+    a tensor of which no segment is known by n roundings of its own, and of ``terms``, of whose magnitude its terms are.
     """
     expected: Expected | None = getattr(found, "expected", None)
-    assert_near(found, wanted, n=ROUNDINGS, slack=None if expected is None else expected.slack)
+    assert_near(found, wanted, n=n, terms=terms, slack=None if expected is None else expected.slack)
 
 
 def values(*shape: int, dtype: DataType = DataType.Float, seed: int = 0) -> torch.Tensor:
