@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fusion_check import Expected, bound_piece, compare, local_piece, widened
+from fusion_check import bound_piece, local_piece
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from torch_answers import RUNS, Expected, compare, expected_of, moved_operands, widened
 
 import shardfuse
+from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.executor.options import Backend
 from shardfuse.ops.table import POINTWISE, PointwiseOp, Rule
@@ -33,9 +35,17 @@ DETERMINISTIC = settings(
 )
 
 
+Place = Callable[[torch.Tensor], torch.Tensor | None]
+
+
 @dataclass(frozen=True)
 class OpCase:
-    """``build(ops, inputs)`` on tensors like ``values``; ``roundings``: see ``assert_near``, None for ``compare``."""
+    """``build(ops, inputs)`` on tensors like ``values``.
+
+    roundings: how many each element may be off, beside twice what torch's own is off there, and of float64, where that
+    cannot be seen, as far as the result moves when operands move by a rounding (see ``Expected.slack``); 0 for torch's
+    own bits, None for ops that are compared by ``compare``, as whole fusions are.
+    """
 
     build: Callable[[Any, list[Any]], Any]
     values: list[torch.Tensor]
@@ -49,25 +59,27 @@ class OpCase:
                 fd.add_output(out)
         return fd
 
-    def compare(self, found: Sequence[torch.Tensor], pieces: Sequence[Expected]) -> None:
-        for k, (out, want, whole) in enumerate(zip(found, pieces, self.expected, strict=True)):
+    def compare(self, found: Sequence[torch.Tensor], places: Sequence[Place] | None = None) -> None:
+        """``places`` cuts this rank's piece of each output; left out, the whole is here."""
+        for k, (out, want) in enumerate(zip(found, self.expected, strict=True)):
+            place = places[k] if places is not None else lambda x: x
             if self.roundings is None:
-                compare(f"output {k}", out, whole, lambda x, w=want, e=whole: w.eager if x is e.eager else w.wide)
-            else:
-                assert_near(out, want, self.values, self.roundings)
+                compare(f"output {k}", out, want, place)
+                continue
+            eager, wide = place(want.eager), place(want.wide)
+            assert eager is not None
+            assert wide is not None
+            if self.roundings == 0:  # torch's own bits, or those of float64 where it has other ones
+                wide = torch.where(out.to(wide.dtype) == wide, wide, eager.to(wide.dtype))
+            slack = (lambda w=want, p=place: p(w.slack())) if out.dtype in (torch.float64, torch.complex128) else None
+            assert_near(out, wide, eager, n=self.roundings, rows=None, slack=slack, what=f"of {self.values}")
 
 
 def called(
     build: Callable[[Any, list[Any]], Any], reference: Callable[..., Any], values: Sequence[torch.Tensor]
 ) -> OpCase:
     """The case of an op that torch has as ``reference``, called with the values as they are and in float64."""
-
-    def answers(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        found = reference(*given)
-        return list(found) if isinstance(found, tuple) else [found]
-
-    eager, wide = answers(values), answers([widened(v) for v in values])
-    return OpCase(build, list(values), [Expected(a, b) for a, b in zip(eager, wide, strict=True)])
+    return OpCase(build, list(values), expected_of(reference, *values))
 
 
 class Draw:
@@ -129,7 +141,11 @@ def answer(op: PointwiseOp, values: Sequence[torch.Tensor]) -> Expected | None:
         eager = [v if v.is_floating_point() else v.float() for v in values]
     try:
         op.torch(*values)
-        return Expected(op.torch(*eager), op.torch(*(widened(v) for v in eager)))
+        return Expected(
+            op.torch(*eager),
+            op.torch(*(widened(v) for v in eager)),
+            lambda: [op.torch(*moved_operands(eager, run)) for run in range(RUNS)],
+        )
     except (RuntimeError, TypeError):
         return None
 
@@ -169,30 +185,12 @@ def pointwise(draw: st.DrawFn, name: str, roundings: int) -> OpCase:
     return OpCase(lambda ops, t: getattr(ops, name)(*t), values, [expected], 0 if op.exact else roundings)
 
 
-def assert_near(found: torch.Tensor, want: Expected, values: Sequence[torch.Tensor], roundings: int) -> None:
-    """Integers are equal, each float as near to float64 as torch's and a few roundings; of 0 roundings, torch's own."""
-    eager, wide = want.eager, want.wide
-    assert found.dtype == eager.dtype, f"{found.dtype}, torch has {eager.dtype}"
-    assert found.shape == eager.shape, f"{list(found.shape)}, torch has {list(eager.shape)}"
-    if not (eager.is_floating_point() or eager.is_complex()):
-        assert torch.equal(found, eager), f"{found} where torch has {eager}"
-        return
-    mine, theirs = found.to(wide.dtype), eager.to(wide.dtype)
-    same = (mine == wide) | (mine == theirs) | (torch.isnan(mine) & (torch.isnan(wide) | torch.isnan(theirs)))
-    info = torch.finfo(eager.dtype)
-    bound = roundings * info.eps * wide.abs() + 4 * (theirs - wide).abs() + info.tiny
-    bad = ~same & (~((mine - wide).abs() <= bound) if roundings else torch.ones_like(same))
-    assert not bad.any(), (
-        f"{found[bad][0].item()}, torch has {eager[bad][0].item()} ({wide[bad][0].item()} in float64), of {values}"
-    )
-
-
 # --- running a case ----------------------------------------------------------------------------------------
 
 
 def run_case(case: OpCase, backend: Backend, placement: int) -> None:
     """Unsharded, and with one axis of one input over two ranks; ``placement`` chooses it, uneven ones too."""
-    case.compare(case.define(backend).execute(case.values), case.expected)
+    case.compare(case.define(backend).execute(case.values))
     places = [(k, d) for k, v in enumerate(case.values) for d, n in enumerate(v.shape) if n > 1]
     if places:
         which, dim = places[placement % len(places)]
@@ -214,10 +212,4 @@ def _run_sharded(case: OpCase, backend: Backend, which: int, dim: int) -> None:
     plan = fd.fec.last_plan
     assert plan is not None
 
-    def cut(domain: Any, want: Expected) -> Expected:
-        eager, wide = (bound_piece(domain, x, rank) for x in (want.eager, want.wide))
-        assert eager is not None
-        assert wide is not None
-        return Expected(eager, wide)
-
-    case.compare(found, [cut(t.domain, e) for t, e in zip(plan.fusion.outputs, case.expected, strict=True)])
+    case.compare(found, [lambda x, d=t.domain: bound_piece(d, x, rank) for t in plan.fusion.outputs])

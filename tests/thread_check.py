@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from fusion_check import Argument, Expected, Reference, check, evaluate
+from fusion_check import Reference, check
 from ranks import run_ranks
+from torch_answers import Argument, Expected, evaluate
 
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.ir.tensor_view import TensorView

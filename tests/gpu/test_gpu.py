@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fusion_check import Argument, check
+from fusion_check import check
 from nn_cases import ON_LINE, Here
 from random_fusions import random_case
+from torch_answers import Argument
 
 from shardfuse import DeviceMesh
 

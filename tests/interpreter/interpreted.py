@@ -7,8 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from segments import layout_of, scheduler_of
+from segments import evaluate, layout_of, scheduler_of
+from torch_answers import ROUNDINGS, Expected
 
+from benchmarks.roundings import assert_near
 from shardfuse.codegen import generate
 from shardfuse.executor.kernel import Kernel
 from shardfuse.ir.dtype import DataType
@@ -18,7 +20,6 @@ from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 
 MARGIN = 64
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 def poisoned(shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,8 +38,12 @@ def run(
     params: Params | None = None,
     numbers: Mapping[Scalar, float] | None = None,
     rank: int = 0,
+    op_by_op: bool = True,
 ) -> list[torch.Tensor]:
-    """The outputs of ``segment``, by the first scheduler that takes it unless one is named; margins are checked."""
+    """The outputs of ``segment``, by the first scheduler that takes it unless one is named; margins are checked.
+
+    op_by_op: compare each with what torch makes of the rank's own inputs; False where it counts along a sharded axis.
+    """
     chosen = scheduler or scheduler_of(segment)
     assert chosen.why_not(segment) is None
     env = dict(inputs)
@@ -54,16 +59,28 @@ def run(
     for buffer in buffers:
         ends = torch.cat([buffer[:MARGIN], buffer[-MARGIN:]]).view(torch.uint8)
         assert (ends == 0x5A).all(), "a store left its tensor"
-    return [env[t] for t in segment.outputs]
+    outputs = [env[t] for t in segment.outputs]
+    return checked(outputs, evaluate(segment, inputs, numbers, rank)) if op_by_op else outputs
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """``wanted`` in float64; NaN and infinities in the same places."""
-    if not found.dtype.is_floating_point:
-        assert torch.equal(found.to(wanted.dtype), wanted)
-        return
-    tolerance = TOLERANCE[found.dtype]
-    torch.testing.assert_close(found.double(), wanted.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+def checked(outputs: Sequence[torch.Tensor], expected: Sequence[Expected]) -> list[torch.Tensor]:
+    """``outputs``, each compared with what torch makes of the segment op by op, which ``close`` asks for its errors."""
+    for k, (found, want) in enumerate(zip(outputs, expected, strict=True)):
+        assert_near(found, want.wide, want.eager, n=ROUNDINGS, slack=want.slack, what=f"output {k}, op by op")
+        found.expected = want
+    return list(outputs)
+
+
+def close(
+    found: torch.Tensor, wanted: torch.Tensor, *, n: float = ROUNDINGS, terms: torch.Tensor | None = None
+) -> None:
+    """``wanted``: torch's own function in float64.
+
+    An output of a segment may be off as far as eager torch is, op by op in the segment's types (``Expected.slack``);
+    a tensor of which no segment is known by n roundings of its own, and of ``terms``, of whose magnitude its terms are.
+    """
+    expected: Expected | None = getattr(found, "expected", None)
+    assert_near(found, wanted, n=n, terms=terms, slack=None if expected is None else expected.slack)
 
 
 def values(*shape: int, dtype: DataType = DataType.Float, seed: int = 0) -> torch.Tensor:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreted import close, poisoned, values
-from segments import Builder, layout_of, rms_norm
+from interpreted import checked, close, poisoned, values
+from segments import Builder, evaluate, layout_of, rms_norm
 
 from shardfuse.codegen import generate
 from shardfuse.executor.kernel import load_function
@@ -44,6 +44,7 @@ class Team:
         scheduler = persistent if params.unrolled else looped
         (plan,) = scheduler.schedule(segment, replace(params, programs=teams * params.team))
         self.env = dict(inputs)
+        self.expected = evaluate(segment, inputs)
         self.buffers: list[torch.Tensor] = []
         for tensor in segment.outputs:
             self.env[tensor], buffer = poisoned(tensor.domain.local_shape(0), tensor.dtype.torch)
@@ -75,7 +76,7 @@ class Team:
             self.launch()
             assert (self.epochs == exchanges).all()
             self.epochs.zero_()
-        return self.launch()
+        return checked(self.launch(), self.expected)
 
 
 def layer_norm(shape: list[int], axes: list[int]) -> tuple[Segment, BoundTensor]:
@@ -103,7 +104,7 @@ def test_a_member_alone(tmp_path: Path, params: Params, rows: int, columns: int,
     wide = x.double()
     wanted = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6) * w.double()
     for launch in range(1, 4):
-        (out,) = team.launch()
+        (out,) = checked(team.launch(), team.expected)
         close(out, wanted)
         assert int(team.epochs.sum()) == launch * -(-rows // params.x_block)
         out.fill_(float("nan"))
@@ -232,9 +233,9 @@ def check_channels_last(
     assert params.columns, "groups stand side by side"
     blocks = n * c // params.columns
     running = Team(segment, {x: data, w: scale}, directory, params, max(blocks // turns_of_teams, 1))
-    found = running.settle(1) if team.team > 1 else running.launch()
+    found = running.settle(1) if team.team > 1 else checked(running.launch(), running.expected)
     wide = data.double().reshape(n, groups, -1)
-    close(found[0].flatten(), torch.rsqrt(wide.var(2, correction=0) + 1e-5).flatten())
+    close(found[0], torch.rsqrt(wide.var(2, correction=0) + 1e-5).reshape(found[0].shape))
     close(found[1], torch.nn.functional.group_norm(data.double(), groups, scale.double(), eps=1e-5))
 
 
@@ -280,7 +281,7 @@ def test_late_teams_of_rows_that_are_one_element(tmp_path: Path, params: Params)
     inputs = dict(zip(segment.inputs, (grad, data), strict=True))
     (out,) = Team(segment, inputs, tmp_path, replace(params, team=3), 3).settle(2)
     wide, up = data.double(), grad.double()
-    close(out / columns, wide * (up - (up * wide).sum(1, keepdim=True)) / columns)
+    close(out, wide * (up - (up * wide).sum(1, keepdim=True)))
 
 
 @pytest.mark.parametrize(("params", "columns"), [(LATE, 1541), (replace(LATE, fold=2), 1300), (SINGLE, 999)])

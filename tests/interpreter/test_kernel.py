@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from segments import kernels_of, rms_norm
+from torch_answers import assert_like
 
 from shardfuse.codegen import KernelSource
 from shardfuse.config import read_cache_directory
@@ -25,9 +26,7 @@ def check(source: KernelSource, directory: Path) -> None:
     x, w = torch.randn(5, 40, generator=generator), torch.randn(40, generator=generator)
     out = torch.empty_like(x)
     Kernel(source, directory, interpret=True).launcher()(None, x, w, out)
-    wide = x.double()
-    wanted = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6) * w.double()
-    torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert_like(out, lambda x, w: x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-6) * w, x, w)
 
 
 def test_the_source_is_kept_in_the_directory(tmp_path: Path, source: KernelSource) -> None:

@@ -154,9 +154,9 @@ def test_sums_that_are_added_up_are_one(tmp_path: Path, kind: str, sums: int) ->
     more = squares.amax(0) if kind == "a maximum" else squares.sum(0)
     out, *second, total = run(segment, given(segment, x, dy), tmp_path, params=params)
     close(out, unit)
-    close(total[0], (dy * unit).sum(0) + dy.double().sum(0) + more)
+    close(total, ((dy * unit).sum(0) + dy.double().sum(0) + more)[None])
     for found in second:
-        close(found[0], dy.double().sum(0))
+        close(found, dy.double().sum(0, keepdim=True))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,8 @@ def test_rows_on_the_last_rank_are_fewer(tmp_path: Path, team: int) -> None:
         dx, dw = run(segment, ordered(segment, mine), tmp_path, params=params, rank=rank)
         close(dx, rms_gradients(x[rows].double(), dy[rows].double(), w.double(), rstd[rows].double())[0])
         total += dw
-    close(total.float(), rms_gradients(x.double(), dy.double(), w.double(), rstd.double())[1])
+    terms = (x.double() * rstd.double() * dy.double()).abs().sum(0)  # added up by rank, in another order
+    close(total.float(), rms_gradients(x.double(), dy.double(), w.double(), rstd.double())[1], terms=terms)
 
 
 def rows_again() -> Segment:
