@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr, Number, Scalar
 from ..ops.promotion import types
@@ -72,13 +74,28 @@ def literal(value: Number, dtype: DataType) -> str:
     """``value`` as text of the type ``dtype``.  Float64 is spelled out: Triton reads a bare number as float32."""
     if dtype.is_floating:
         assert not isinstance(value, complex)
-        number = float(value)
-        text = repr(number) if math.isfinite(number) else f'float("{number}")'
-        return f"tl.full([], {text}, tl.float64)" if dtype is DataType.Double else text
+        return _float_literal(float(value), is_double=dtype is DataType.Double)
     if dtype is DataType.Bool:
         return f"tl.full([], {int(bool(value))}, tl.int1)"
     assert not isinstance(value, complex)
-    return repr(int(value))
+    is_unsigned = dtype.name.startswith("UInt")
+    return repr(int(value) % (1 << 8 * dtype.itemsize) if is_unsigned else int(value))
+
+
+_SMALLEST_NORMAL, _BEYOND_FLOAT = 2.0**-126, 2.0**128 - 2.0**104
+
+
+def _float_literal(number: float, *, is_double: bool) -> str:
+    """Triton takes a zero for +0, and what float32 holds only as a denormal, or not at all, for float64."""
+    if number == 0 and math.copysign(1, number) < 0:
+        width = 64 if is_double else 32
+        return f"tl.full([], {-(1 << width - 1)}, tl.int{width}).to(tl.float{width}, bitcast=True)"
+    if not is_double and not _SMALLEST_NORMAL <= abs(number) < _BEYOND_FLOAT:
+        number = torch.tensor(number, dtype=torch.float64).float().item()
+    text = repr(number) if math.isfinite(number) else f'float("{number}")'
+    if is_double:
+        return f"tl.full([], {text}, tl.float64)"
+    return f"tl.full([], {text}, tl.float32)" if 0 < abs(number) < _SMALLEST_NORMAL else text
 
 
 def pointwise_text(
@@ -94,6 +111,8 @@ def pointwise_text(
             wanted = DataType.Int32
         texts.append(converted(text, found, wanted))
     form = op.precise if is_precise and op.precise and result is DataType.Float else op.triton
+    if op.on_floats and compute.is_floating:
+        form = op.on_floats
     if is_rough and op.rough and result is DataType.Float:
         form = op.rough
     form = op.by_its_number(expr.inputs) or form

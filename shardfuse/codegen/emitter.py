@@ -121,6 +121,8 @@ class Emitter:
         return f"{tensor}{self.key(tensor, chunk)[1]}"
 
     def assign(self, name: str, text: str, dtype: DataType, has_x: bool, has_r: bool) -> Text:
+        if self.interpret and dtype is DataType.Bool and text != name and not (has_x or has_r):
+            text = f"libdevice.int1({text})"
         if "libdevice." in text:
             self.helpers["libdevice"] = LIBDEVICE[self.interpret]
         if text != name:
@@ -220,8 +222,11 @@ class Emitter:
             return literal(cast(Number, scalar.value), wanted), wanted
         if not scalar.dtype.is_floating:
             return scalar.name, DataType.Int
+        if not self.interpret:
+            return scalar.name, DataType.Double
         # The interpreter hands a float over as Python's own.
-        return (f"tl.full([], {scalar.name}, tl.float64)" if self.interpret else scalar.name), DataType.Double
+        text = f"libdevice.float64({scalar.name})"
+        return (f"libdevice.int1({text})", wanted) if wanted is DataType.Bool else (text, DataType.Double)
 
     def rounded(self, text: str, tensor: BoundTensor) -> str:
         """Rounded to the narrow dtype of ``tensor``; where it is only stored, the store does that."""

@@ -46,6 +46,19 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 class Libdevice:
     """``libdevice.<name>(...)`` as generated kernels call it."""
 
+    @staticmethod
+    def float64(value: float) -> Any:
+        """An argument of a kernel, which the interpreter hands over as Python's float; -0.0 stays what it is."""
+        tl, interpreter = _modules()
+        array = torch.tensor([value], dtype=torch.float64).numpy()
+        return tl.tensor(interpreter.TensorHandle(array, tl.float64), tl.float64)
+
+    @staticmethod
+    def int1(value: Any) -> Any:
+        """Is the one value not zero?  The interpreter's own comparisons keep the type of what was compared."""
+        tl, interpreter = _modules()
+        return tl.tensor(interpreter.TensorHandle(value.handle.data != 0, tl.int1), tl.int1)
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = _FUNCTIONS[name]
         return lambda *operands: _apply(function, operands)
@@ -53,14 +66,20 @@ class Libdevice:
 
 def _apply(function: Callable[..., torch.Tensor], operands: tuple[Any, ...]) -> Any:
     """A block of the interpreter from blocks and Python numbers."""
-    tl = cast(Any, importlib.import_module("triton.language"))
-    interpreter = cast(Any, importlib.import_module("triton.runtime.interpreter"))
+    tl, interpreter = _modules()
     model = next(x for x in operands if isinstance(x, tl.tensor))
     arrays = [torch.as_tensor(x.handle.data if isinstance(x, tl.tensor) else x) for x in operands]
     dtype = arrays[operands.index(model)].dtype
     found = function(*(a.to(dtype) for a in arrays)).numpy()
     kind = tl.block_type(model.dtype, list(found.shape)) if model.type.is_block() and found.ndim else model.dtype
     return tl.tensor(interpreter.TensorHandle(found, model.dtype), kind)
+
+
+def _modules() -> tuple[Any, Any]:
+    """``triton.language`` and the interpreter, which are imported once a kernel runs."""
+    names = ("triton.language", "triton.runtime.interpreter")
+    language, interpreter = (cast(Any, importlib.import_module(name)) for name in names)
+    return language, interpreter
 
 
 libdevice = Libdevice()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -26,7 +27,7 @@ def host_lines(fusion: BoundFusion, names: dict[str, object], device: torch.devi
             lines.append(f"{expr.output.name} = {expr.inputs[0].name}_offset")
             continue
         names[f"host_{k}"] = _function(expr)
-        lines.append(f"{expr.output.name} = host_{k}({', '.join(map(_text, expr.inputs))})")
+        lines.append(f"{expr.output.name} = host_{k}({', '.join(map(scalar_text, expr.inputs))})")
     return lines
 
 
@@ -50,8 +51,17 @@ def _function(expr: HostExpr) -> Callable[..., Number]:
     return lambda *values: host_value(op, values, dtype)
 
 
-def _text(scalar: Scalar) -> str:
-    return scalar.name if scalar.value is None else repr(scalar.value)
+def scalar_text(scalar: Scalar) -> str:
+    """The name of ``scalar`` in the program, or Python's text of its value: infinities and NaN have no literal."""
+    value = scalar.value
+    if isinstance(value, complex):
+        return f"complex({float_text(value.real)}, {float_text(value.imag)})"
+    return scalar.name if value is None else float_text(value) if isinstance(value, float) else repr(value)
+
+
+def float_text(value: float) -> str:
+    """Python text that evaluates to ``value``."""
+    return repr(value) if math.isfinite(value) else f"float('{value}')"
 
 
 def _meshes(fusion: BoundFusion) -> list[DeviceMesh]:

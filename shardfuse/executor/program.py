@@ -43,7 +43,7 @@ from .batches import batch_launches
 from .chunks import Place, in_place
 from .driver import open_driver
 from .fitting import fitted
-from .host_scalars import host_lines
+from .host_scalars import host_lines, scalar_text
 from .in_place import reads_before_it_writes
 from .kernel import Kernel
 from .launch import begin_on, guard_lines
@@ -311,7 +311,7 @@ class ProgramBuilder:
             self.names[f"kernel_{k}_{i}"] = kernel.launcher()
             self.labels[f"kernel_{k}_{i}"] = kernel.source.name
             tensors = [str(renamed.get(t, t)) for t in kernel.source.tensors]
-            arguments = ", ".join(["stream", *tensors, *map(_scalar_text, kernel.source.scalars)])
+            arguments = ", ".join(["stream", *tensors, *map(scalar_text, kernel.source.scalars)])
             self.lines.append(f"kernel_{k}_{i}({arguments})")
 
     def kernel_for(self, plan: KernelPlan, renamed: Renamed) -> Kernel:
@@ -381,10 +381,6 @@ def sample(scalar: Scalar) -> Number:
     if scalar.value is not None:
         return scalar.value
     return 0.5 if scalar.dtype.is_floating else 3
-
-
-def _scalar_text(scalar: Scalar) -> str:
-    return scalar.name if scalar.value is None else repr(scalar.value)
 
 
 def _one_or_all(results: Sequence[torch.Tensor | None]) -> object:

@@ -16,6 +16,7 @@ from ..ir.expr import Number, Scalar
 from ..ir.fusion import Fusion, FusionInput
 from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
+from ..ops.host import python_number
 from .descriptor import Contiguity, check_data_type, checked_layout, data_type_of, like
 from .detection import has_dtensor
 from .repro import Described, repro_script, reproduced
@@ -125,6 +126,7 @@ class FusionDefinition:
             value, dtype = None, value
         if dtype is not None:
             check_data_type("define_scalar", dtype)
+        value = python_number(value)
         if value is None:
             scalar = self.fusion.new_scalar(dtype or DataType.Double)
             self.fusion.inputs.append(FusionInput(scalar))

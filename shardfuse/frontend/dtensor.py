@@ -24,7 +24,7 @@ from ..analysis.resharding import Communication
 from ..compiler import Plan
 from ..errors import InputCountError
 from ..executor.agreement import failures_told
-from ..executor.binding import Argument
+from ..executor.binding import Argument, plain_arguments
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.options import CompileOptions
@@ -211,6 +211,7 @@ class _Variant:
         self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]], device: torch.device | None
     ) -> list[torch.Tensor | None]:
         values, sizes, entering = self.local(arguments, said)
+        values = plain_arguments(self.cache.fusion, values)
         program = self.cache.program(values, sizes, device)
         values = [entering[k].inside() if k in entering else v for k, v in enumerate(values)]
         outputs = program.run(*values)

@@ -11,7 +11,7 @@ from ..allocation.global_sizes import Unknown, global_sizes
 from ..compiler import Plan, compile_fusion, with_params
 from ..errors import EmptyFusionError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
-from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape
+from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape, plain_arguments
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.chunks import places_of
@@ -77,11 +77,13 @@ class FusionExecutorCache:
 
         ``sizes``: unsharded shapes of inputs, for uneven shards of symbolic size.
         """
+        arguments = plain_arguments(self.fusion, arguments)
         with self._lines_named:
             return list(self.program(arguments, sizes, device).run(*arguments))
 
     def timeline(self, arguments: Sequence[Argument], sizes: Sizes | None = None) -> Timeline:
         """What ran when in a run on these arguments."""
+        arguments = plain_arguments(self.fusion, arguments)
         program = self.program(arguments, sizes)
         device = next((a.device for a in arguments if isinstance(a, torch.Tensor)), torch.device("cpu"))
         return record(program, arguments, current_rank(), device)

@@ -85,10 +85,15 @@ def _with_partial_values(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh)
     if "avg" not in ops:
         fusion.records.insert(0, Record(_REDUCTIONS[each[0]], (stacked,), (tv,), axes))
         return stacked
-    total = fusion.new_tensor(tv.shape, tv.dtype)
     averaged = [ranks for ranks, op in zip(extents, each, strict=True) if op == "avg"]
     count = fusion.new_scalar(DataType.Double, float(prod(averaged)), is_literal=True)
-    fusion.records[:0] = [Record("sum", (stacked,), (total,), axes), Record("div", (total, count), (tv,))]
+    wide = tv.dtype.compute  # what is divided is not rounded: a sum of 16-bit values may be none
+    total = fusion.new_tensor(tv.shape, wide)
+    mean = tv if wide is tv.dtype else fusion.new_tensor(tv.shape, wide)
+    made = [Record("sum", (stacked,), (total,), axes), Record("div", (total, count), (mean,))]
+    if mean is not tv:
+        made.append(Record("cast", (mean,), (tv,), {"dtype": tv.dtype}))
+    fusion.records[:0] = made
     return stacked
 
 

@@ -75,23 +75,34 @@ class ReductionBuilder(ShapeBuilder):
     def mean(
         self, x: TensorView, dims: Dims = None, keepdim: bool = False, dtype: DataType | None = None
     ) -> TensorView:
-        """Mean over ``dims``; of integers in Float."""
+        """Mean over ``dims``; of integers in Float.  Of narrow floats in float32, rounded once."""
         self._tensor("mean", x)
-        wide = self._cast(x, dtype or (DataType.Float if x.dtype.is_integral else x.dtype))
-        total = self.sum(wide, dims, keepdim)
-        return self._tensors("div", total, self._count(x, normalize_dims("mean", x, dims)))
+        if dtype is not None:
+            self._data_type("mean", dtype)
+            if dtype.is_integral:
+                raise OperandError("mean", "dtype", dtype, "floats or complex numbers")
+        result = dtype or (DataType.Float if x.dtype.is_integral else x.dtype)
+        rounded = self._cast(x, result)
+        wide = self._cast(rounded, result.compute)
+        return self._cast(self._mean(wide, normalize_dims("mean", x, dims), keepdim), result)
+
+    def _mean(self, wide: TensorView, axes: tuple[int, ...], keepdim: bool) -> TensorView:
+        """Of elements in the type that they are computed in."""
+        return self._tensors("div", self.sum(wide, axes, keepdim), self._count(wide, axes))
 
     def var_mean(
         self, x: TensorView, dims: Dims = None, correction: float = 1, keepdim: bool = False
     ) -> tuple[TensorView, TensorView]:
         """Variance with ``count - correction`` below (0 where that is negative), and mean.
 
-        Two passes, so that a mean of 1e4 costs no digits.  Of complex elements the variance of both parts.
+        Two passes, so that a mean of 1e4 costs no digits.  Of complex elements the variance of both parts.  Of narrow
+        floats in float32: only the two results are rounded.
         """
         axes, mean, squares = self._moments("var_mean", x, dims)
         count = self._count(x, axes)
         below = self._pointwise("maximum", [self._pointwise("sub", [count, correction]), 0]) if correction else count
-        var = self._tensors("div", squares, below)
+        var = self._cast(self._tensors("div", squares, below), real_type(x.dtype))
+        mean = self._cast(mean, x.dtype)
         if keepdim:
             return self.broadcast(var, [k in axes for k in range(x.ndim)]) if axes else var, mean
         return var, self.squeeze(mean, axes) if axes else mean
@@ -101,20 +112,22 @@ class ReductionBuilder(ShapeBuilder):
         return self.var_mean(x, dims, correction, keepdim)[0]
 
     def welford(self, x: TensorView, dims: Dims = None) -> tuple[TensorView, TensorView, TensorView]:
-        """Mean, sum of squared deviations, and count (Int, of the same shape)."""
+        """Mean, sum of squared deviations, and count (Int, of the same shape).  Of narrow floats as ``var_mean``."""
         axes, mean, squares = self._moments("welford", x, dims)
+        mean, squares = self._cast(mean, x.dtype), self._cast(squares, real_type(x.dtype))
         count = self.full_like(squares, self._count(x, axes), DataType.Int)
         return self.squeeze(mean, axes) if axes else mean, squares, count
 
     def _moments(self, op: str, x: TensorView, dims: Dims) -> tuple[tuple[int, ...], TensorView, TensorView]:
-        """Axes, mean with the axes kept, and sum of squared deviations without them."""
+        """Axes, mean with the axes kept, and sum of squared deviations without them, in the type of computation."""
         if self._tensor(op, x).dtype.is_integral:
             raise OperandError(op, x.name, f"a tensor of {x.dtype.name}", "floats or complex numbers: cast it first")
         axes = normalize_dims(op, x, dims)
-        mean = self.mean(x, axes, keepdim=True)
-        off = self._tensors("sub", x, mean)
+        wide = self._cast(x, x.dtype.compute)
+        mean = self._mean(wide, axes, keepdim=True)
+        off = self._tensors("sub", wide, mean)
         squares = self._tensors("square", self._tensors("abs", off) if x.dtype.is_complex else off)
-        total = self.sum(squares, axes) if axes else self._cast(squares, real_type(x.dtype))
+        total = self.sum(squares, axes) if axes else self._cast(squares, real_type(wide.dtype))
         return axes, mean, total
 
     def _count(self, x: TensorView, axes: Sequence[int]) -> Operand:

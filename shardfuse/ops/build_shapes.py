@@ -10,7 +10,7 @@ from ..errors import OperandError
 from ..ir.dtype import DataType
 from ..ir.expr import Number, Scalar
 from ..ir.tensor_view import TensorView
-from .builder import Builder, Operand, Size, literal, normalize_dim, normalize_dims, static
+from .builder import Builder, Operand, Size, is_held, literal, normalize_dim, normalize_dims, static
 from .promotion import promote
 
 
@@ -185,6 +185,8 @@ class ShapeBuilder(Builder):
         fill = self._operand("full", 1, fill_value)
         if not isinstance(fill, Scalar):
             raise OperandError("full", "fill_value", fill, "a number or a scalar")
+        if not is_held(fill, dtype):
+            raise OperandError("full", "fill_value", fill, f"a number that {dtype.name} holds")
         out = self._fusion.new_tensor(static(sizes), dtype)
         self._fusion.record("full", [fill], out, {"shape": tuple(sizes)})
         return out

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast, overload
 
+import torch
+
 from ..errors import AxisError, OperandError
 from ..ir.dtype import DataType
 from ..ir.expr import Number, Scalar
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
-from .host import host_type, wide_type
+from .host import host_type, python_number, wide_type
 from .promotion import types
 from .table import POINTWISE
 from .torch_calls import TORCH_CALLS
@@ -43,6 +45,7 @@ class Builder:
             raise OperandError(
                 name, "the common type of the operands", compute.name, "integers or Bool: cast them first"
             )
+        _check_integers(name, values, compute)
         tensors = [v for v in values if isinstance(v, TensorView)]
         out = self._fusion.new_tensor(broadcast_shape([t.shape for t in tensors]), dtype)
         self._fusion.record(name, values, out)
@@ -61,17 +64,18 @@ class Builder:
     def _operand(self, op: str, k: int | str, v: object) -> TensorView | Scalar:
         if isinstance(v, TensorView | Scalar):
             return v
+        v = python_number(v)
         if isinstance(v, bool):
             return self._fusion.new_scalar(DataType.Bool, v, is_literal=True)
         if isinstance(v, int):
+            if not -(2**63) <= v < 2**64:
+                raise OperandError(op, _place(k), v, "an integer of 64 bits, or a float")
             return self._fusion.new_scalar(DataType.Int, v, is_literal=True)
         if isinstance(v, float):
             return self._fusion.new_scalar(DataType.Double, v, is_literal=True)
         if isinstance(v, complex):
             return self._fusion.new_scalar(DataType.ComplexDouble, v, is_literal=True)
-        raise OperandError(
-            op, k if isinstance(k, str) else f"operand {k}", v, "a TensorView, a scalar of this fusion, or a number"
-        )
+        raise OperandError(op, _place(k), v, "a TensorView, a scalar of this fusion, or a number")
 
     def _tensor(self, op: str, v: object, k: int = 0) -> TensorView:
         if not isinstance(v, TensorView):
@@ -128,6 +132,26 @@ class Builder:
 
     def _cast(self, x: TensorView, dtype: DataType) -> TensorView:
         return self.cast(x, dtype)
+
+
+def _place(k: int | str) -> str:
+    return k if isinstance(k, str) else f"operand {k}"
+
+
+def _check_integers(op: str, values: Sequence[TensorView | Scalar], compute: DataType) -> None:
+    for k, v in enumerate(values):
+        if isinstance(v, Scalar) and not is_held(v, compute):
+            wanted = f"a number that {compute.name}, in which the operands are computed, holds: cast the tensor first"
+            raise OperandError(op, _place(k), v.value, wanted)
+
+
+def is_held(number: Scalar, dtype: DataType) -> bool:
+    """Does ``dtype`` hold a literal?  Floats round; unsigned integers wrap negative numbers, as C and torch have it."""
+    value = number.value
+    if not dtype.is_integral or dtype is DataType.Bool or not number.is_literal or not isinstance(value, int | float):
+        return True
+    info = torch.iinfo(dtype.torch)
+    return (info.min or -info.max) - 1 < value < info.max + 1
 
 
 def broadcast_shape(shapes: Sequence[Sequence[int]]) -> list[int]:

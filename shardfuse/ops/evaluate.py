@@ -51,7 +51,7 @@ def evaluate_all(
         found = (result,) if isinstance(result, torch.Tensor) else result
         return tuple(t.reshape(shape) for t, shape in zip(found, shapes, strict=True))
     if expr.op == "full":
-        return (torch.full(shapes[0], cast(float, inputs[0]), dtype=out.dtype.torch, device=device),)
+        return (_operand(inputs[0], out.dtype, device).expand(shapes[0]).clone(),)
     if expr.op == "iota":
         return (_iota(expr, rank, device),)
     if expr.op in FACTORIES:
@@ -111,6 +111,8 @@ def pointwise(expr: Expr, inputs: Sequence[torch.Tensor | Number], device: torch
 def _operand(value: torch.Tensor | Number, dtype: DataType, device: torch.device) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.to(dtype.torch)
+    if isinstance(value, float) and dtype.is_floating:  # rounded as a cast rounds: what is too large is infinite
+        return torch.tensor(value, dtype=torch.float64, device=device).to(dtype.torch)
     return torch.full((), value, dtype=dtype.torch, device=device)
 
 

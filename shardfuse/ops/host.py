@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -27,6 +28,12 @@ _DIRECT = cast(
     },
 )
 """What integers need no torch for."""
+
+
+def python_number(value: Any) -> Any:
+    """Python's own number of a NumPy scalar; anything else as it is."""
+    numpy = sys.modules.get("numpy")
+    return value.item() if numpy is not None and isinstance(value, cast(Any, numpy).generic) else value
 
 
 def wide_type(dtype: DataType) -> DataType:
@@ -57,7 +64,7 @@ def host_value(op: str, values: Sequence[Number], dtype: DataType) -> Number:
     if op == "cast":
         return to_number(values[0], dtype)
     if op in _DIRECT and not isinstance(values[0], bool) and DataType.Int is dtype:
-        return _DIRECT[op](*values)
+        return _wrapped(cast(int, _DIRECT[op](*values)))
     entry = POINTWISE[op]
     compute = max((_type_of(v) for v in (values[1:] if entry.rule is Rule.WHERE else values)), key=_WIDE.index)
     if entry.rule is Rule.FLOAT and compute.is_integral:
@@ -78,7 +85,16 @@ def to_number(value: Number, dtype: DataType) -> Number:
     if dtype.is_complex:
         return complex(value)
     real = value.real if isinstance(value, complex) else value
-    return int(real) if dtype.is_integral else float(real)
+    if not dtype.is_integral:
+        return float(real)
+    if isinstance(real, float) and not abs(real) < 2.0**63:  # infinite, NaN or too large: what the CPU makes of it
+        return cast(int, torch.tensor(real, dtype=torch.float64).to(torch.int64).item())
+    return int(real)
+
+
+def _wrapped(value: int) -> int:
+    """The 64 bits of ``value``, as torch's int64."""
+    return (value + 2**63) % 2**64 - 2**63
 
 
 def _type_of(value: Number) -> DataType:

@@ -38,6 +38,7 @@ class PointwiseOp:
     rightly; not taken where the last operand is one number for many elements, which it would cost each of them.
     ``rough``: the text for float32 results, within 1e-6 of them, where nobody sees the difference.
     ``by_number``: the text where the last operand is written down as this number; what torch does then, too.
+    ``on_floats``: the text where it computes in floats, where one for integers would lose the sign of a zero.
     """
 
     name: str
@@ -51,6 +52,7 @@ class PointwiseOp:
     precise: str | None = None
     rough: str | None = None
     by_number: Mapping[Number, str] = field(default_factory=dict[Number, str])
+    on_floats: str | None = None
 
     def by_its_number(self, operands: Sequence[Value]) -> str | None:
         """The text that the last of ``operands`` calls for, where it is a number written down."""
@@ -67,7 +69,7 @@ _EXP = "power_of_two({0} * 1.4426950408889634)"
 _MAX = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 _MIN = "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 _SIGN = "tl.where({0} > 0, 1, tl.where({0} < 0, -1, tl.zeros_like({0})))"
-_SOFTPLUS = "tl.where({0} > 20, {0}, libdevice.log1p(tl.exp(tl.minimum({0}, 20.0))))"
+_SOFTPLUS = "tl.where({0} > 20, {0}, libdevice.log1p(tl.exp(tl.minimum({0}, 20.0, propagate_nan=tl.PropagateNan.ALL))))"
 _LERP = "tl.where(tl.abs({2}) < 0.5, {0} + {2} * ({1} - {0}), {1} - ({1} - {0}) * (1 - {2}))"
 _GELU_TANH = "0.5 * {0} * (1 + libdevice.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))"
 _REMAINDER = (
@@ -119,7 +121,7 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 _ROWS = (
     # unary
-    PointwiseOp("neg", 1, Rule.PROMOTE, torch.neg, "-{0}", exact=True),
+    PointwiseOp("neg", 1, Rule.PROMOTE, torch.neg, "-{0}", exact=True, on_floats="{0} * -1.0"),
     PointwiseOp("abs", 1, Rule.REAL, torch.abs, "tl.abs({0})", exact=True),
     PointwiseOp("sign", 1, Rule.PROMOTE, torch.sgn, _SIGN, exact=True, signed_only=True),
     PointwiseOp("relu", 1, Rule.PROMOTE, torch.relu, "tl.where({0} < 0, 0, {0})", exact=True),
