@@ -106,10 +106,12 @@ run_on_ranks() {
     ) </dev/null
 }
 
-# Starts, in a process group of its own, what runs beside the first part; its output goes to a file.
+# Starts, in a process group of its own, what runs beside the first part; its output goes to a file. It gives way: tests
+# of the first part measure how soon a job ends.
 run_beside() {
     set -m
     (
+        renice -n 5 -p "$BASHPID" >/dev/null || true
         run_interpreter
         [[ $gpus -gt 0 ]] || run_on_ranks 2
     ) </dev/null >"$logs/beside" 2>&1 &
