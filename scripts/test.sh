@@ -9,9 +9,11 @@ usage: scripts/test.sh [OPTIONS OF PYTEST...] [--] [FILE|FOLDER|FILE::TEST...]
 Does all set-up and runs the tests, in parts:
 
   single        tests/ but for the two below, in one process
-  interpreter   tests/interpreter, in a process of its own with TRITON_INTERPRET=1, beside the first
+  interpreter   tests/interpreter, in a process of its own with TRITON_INTERPRET=1
   2-ranks       tests/multirank under mpirun, on 2 ranks and then on 4
   4-ranks
+
+The interpreter and, where there is no GPU to share, the 2 ranks run beside the first.
 
 Options go to every part. Where paths are given, only the parts that they belong to run. Tests that need GPUs are
 deselected where there are too few. The last line counts the results of all parts.
@@ -19,7 +21,7 @@ TEXT
 }
 
 given=$#
-declare -A paths=([single]='' [interpreter]='' [multirank]='') code=()
+declare -A paths=([single]='' [interpreter]='' [multirank]='')
 options=()
 
 marks='' # an expression of the caller's
@@ -74,18 +76,26 @@ targets() {
 # all_marks MARKS: what a part takes and the caller wants.
 all_marks() { printf '%s' "$1${marks:+${1:+ and }($marks)}"; }
 
-# run_pytest PART MARKS COMMAND...: the command's arguments are completed; the output goes to the screen and to a log.
+# run_pytest PART MARKS COMMAND...: the command's arguments are completed; the output goes to the screen and to a log,
+# the exit code to a file.
 run_pytest() {
     local part=$1
     printf '\n##### %s\n' "$part"
     set +e
     "${@:3}" -m "$(all_marks "$2")" "${options[@]}" "${targets[@]}" 2>&1 | tee "$logs/$part"
-    code[$part]=${PIPESTATUS[0]}
+    echo "${PIPESTATUS[0]}" >"$logs/$part.code"
     set -e
+}
+
+run_interpreter() {
+    targets interpreter tests/interpreter || return 0
+    CUDA_VISIBLE_DEVICES='' TRITON_INTERPRET=1 \
+        run_pytest interpreter 'not gpu and not multi_gpu and not mpi' "$python" -m pytest -p no:cacheprovider
 }
 
 run_on_ranks() {
     local ranks=$1 taken='not gpu and not multi_gpu' mpirun
+    targets multirank tests/multirank || return 0
     find_mpirun
     (
         if [[ $gpus -lt $ranks ]]; then export CUDA_VISIBLE_DEVICES=; else taken=''; fi
@@ -93,8 +103,21 @@ run_on_ranks() {
         export MEETING_PLACE
         run_pytest "$ranks-ranks" "$taken" "${mpirun[@]}" -n "$ranks" \
             bash "$root/scripts/rank.sh" "$python" -m pytest -p no:cacheprovider --color=no
-        exit "${code[$ranks-ranks]}"
-    ) </dev/null && code[$ranks-ranks]=0 || code[$ranks-ranks]=$?
+    ) </dev/null
+}
+
+# Starts, in a process group of its own, what runs beside the first part; its output goes to a file. It gives way: tests
+# of the first part measure how soon a job ends.
+run_beside() {
+    set -m
+    (
+        renice -n 5 -p "$BASHPID" >/dev/null || true
+        run_interpreter
+        [[ $gpus -gt 0 ]] || run_on_ranks 2
+    ) </dev/null >"$logs/beside" 2>&1 &
+    beside=$!
+    set +m
+    trap 'kill -- -"$beside" 2>/dev/null || true; rm -rf "$logs"' EXIT
 }
 
 sort_arguments "$@"
@@ -104,39 +127,31 @@ gpus=$(count_gpus)
 started=$SECONDS
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
+trap 'exit 130' INT
 cd "$root"
 unset TRITON_INTERPRET
 
-interpreter=
-if targets interpreter tests/interpreter; then
-    CUDA_VISIBLE_DEVICES='' TRITON_INTERPRET=1 "$python" -m pytest -p no:cacheprovider \
-        -m "$(all_marks 'not gpu and not multi_gpu and not mpi')" "${options[@]}" "${targets[@]}" >"$logs/interpreter" 2>&1 &
-    interpreter=$!
-    trap 'kill "$interpreter" 2>/dev/null || true; rm -rf "$logs"' EXIT
-fi
+bad=()
+run_beside
 if targets single tests --ignore=tests/interpreter --ignore=tests/multirank; then
     run_pytest single "not mpi and not multi_gpu$([[ $gpus -gt 0 ]] || echo ' and not gpu')" "$python" -m pytest
 fi
-if [[ -n $interpreter ]]; then
-    wait "$interpreter" && code[interpreter]=0 || code[interpreter]=$?
-    printf '\n##### interpreter\n'
-    cat "$logs/interpreter"
-fi
-if targets multirank tests/multirank; then
-    run_on_ranks 2
-    run_on_ranks 4
-fi
+wait "$beside" || bad+=("what ran beside the first part ended with exit code $?")
+cat "$logs/beside"
+[[ $gpus == 0 ]] || run_on_ranks 2
+run_on_ranks 4
 
 # pytest's code 5 says that no test ran: no fault of a part where the caller chose the tests.
-parts=() bad=() empty=0
+parts=() empty=0
 for part in single interpreter 2-ranks 4-ranks; do
-    [[ ! -v code[$part] ]] || parts+=("$part")
+    [[ ! -e $logs/$part.code ]] || parts+=("$part")
 done
 for part in "${parts[@]}"; do
-    case ${code[$part]} in
+    code=$(<"$logs/$part.code")
+    case $code in
     0) ;;
     5) if [[ $given -gt 0 ]]; then empty=$((empty + 1)); else bad+=("$part ran no test"); fi ;;
-    *) bad+=("$part ended with exit code ${code[$part]}") ;;
+    *) bad+=("$part ended with exit code $code") ;;
     esac
 done
 [[ $empty -lt ${#parts[@]} ]] || bad+=("no test ran")
