@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .analysis.resharding import chunk_of, communication_of, packed
-from .analysis.sharding import is_opaque
+from .analysis.sharding import is_even, is_opaque
 from .ir.expr import VIEWS, BoundFusion, BoundTensor, Expr
 from .ops.table import POINTWISE
 from .schedulers import ALONE, SCHEDULERS
@@ -49,6 +49,8 @@ def choose_scheduler(segment: Segment) -> tuple[str | None, tuple[tuple[str, str
         return None, (("any", "a chunk of a stream is done by itself"),)
     if len(segment.exprs) > 1 and len(dict.fromkeys(map(_ranks, segment.outputs))) > 1:
         return None, (("any", "its outputs are on different ranks, some of which lack what others read"),)
+    if len(segment.exprs) > 1 and _mixes_replicas(segment):
+        return None, (("any", "replicas of an output would be of other kernels, by ranks whose shards differ"),)
     refusals: list[tuple[str, str]] = []
     for name, why_not in SCHEDULERS:
         reason = why_not(segment)
@@ -62,6 +64,21 @@ def _ranks(tensor: BoundTensor) -> tuple[int, ...] | None:
     """Those that hold ``tensor``; ``None`` for all."""
     mesh = tensor.domain.mesh
     return None if mesh is None else tuple(sorted(mesh.ranks))
+
+
+def _mixes_replicas(segment: Segment) -> bool:
+    """Does it make what ranks have alike beside what they have more or less of?
+
+    A kernel is made for the shapes of one rank, and where there is nothing of a tensor torch runs the segment: each may
+    add up in another order, and replicas are to be bitwise equal.
+    """
+    uneven = {
+        (mesh, p)
+        for t in (*segment.inputs, *segment.outputs)
+        for p, digits in t.domain.sharding
+        if (mesh := t.domain.mesh) is not None and not is_even(digits, mesh.extent(p))
+    }
+    return any(t.domain.mesh == mesh and not t.domain.digits_on(p) for mesh, p in uneven for t in segment.outputs)
 
 
 def named(segment: Segment) -> tuple[str, tuple[tuple[str, str], ...]]:

@@ -4,7 +4,8 @@ Data moves as bytes, so that every dtype goes through every backend, and always 
 gloo is silently wrong on anything else. Reductions that a backend gets wrong or does not have are exchanged
 unreduced and reduced here: on the CPU all of them (gloo drops NaN in max and lacks dtypes), on NCCL those of
 floats of 16 bits or fewer (summed in float32 and rounded once, where NCCL rounds at every hop) and the max and min
-of floats (NaN is kept). All members reduce in the same order, so all get the same bits.
+of floats (NaN is kept). All members reduce in the team's order, so all get the same bits, as do teams that are
+replicas of each other; NCCL's own reductions give the same bits to the members of one team alone.
 
 Every function is collective: all ranks of the team call it, with values that agree, in the same order as their
 other collectives. All return new contiguous tensors that do not require grad. A team of one makes no call.
@@ -69,7 +70,7 @@ def all_reduce(x: Tensor, op: Reduction, team: Team, *, in_place: bool = False) 
     if not one_step and op == "sum" and x.numel() % team.size == 0 and nccl.takes(x, team, group):
         return nccl.all_reduce(x.detach().contiguous(), team.size, group)
     if one_step:
-        return reduce_members(_gather_flat(x, x.numel(), team), op).reshape(x.shape)
+        return reduce_members(_in_order(_gather_flat(x, x.numel(), team), team), op).reshape(x.shape)
     sizes = chunk_sizes(x.numel(), team.size)
     return all_gather(reduce_scatter(x.reshape(-1), 0, op, team, sizes), 0, team, sizes).reshape(x.shape)
 
@@ -113,7 +114,8 @@ def reduce_scatter(x: Tensor, dim: int, op: Reduction, team: Team, sizes: Sequen
     rows = x.detach().movedim(dim, 0)
     mine = with_extent(rows.shape, 0, sizes[team.index])
     received = _exchange_flat(rows, sizes, [torch.Size(mine).numel()] * team.size, team)
-    return reduce_members(received.reshape(team.size, *mine), op).movedim(0, dim).contiguous()
+    given = _in_order(received.reshape(team.size, *mine), team)
+    return reduce_members(given, op).movedim(0, dim).contiguous()
 
 
 def all_to_all(
@@ -384,6 +386,13 @@ def _own(x: Tensor) -> Tensor:
 
 
 # --- reduction ---------------------------------------------------------------------------------------------
+
+
+def _in_order(rows: Tensor, team: Team) -> Tensor:
+    """What each member gave, in the process group's order, in the team's: that of replicas in other groups too."""
+    if team.is_in_order:
+        return rows
+    return rows[[team.group_order.index(place) for place in range(team.size)]]
 
 
 def _nccl_reduces(x: Tensor, op: Reduction, team: Team, group: dist.ProcessGroup) -> bool:

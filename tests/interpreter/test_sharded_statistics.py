@@ -51,3 +51,24 @@ def on_two_meshes(x: torch.Tensor, w: torch.Tensor) -> list[str]:
 def test_outputs_of_different_ranks_are_different_kernels() -> None:
     x, w = numbers(3, 4, 6).float(), numbers(6).float()
     assert shardfuse.simulate(on_two_meshes, 3, args=(x, w)) == [["communication", "pointwise", "pointwise"]] * 3
+
+
+def normalised(x: torch.Tensor) -> list[torch.Tensor | None]:
+    """What every rank has of the statistics is replicated; some ranks have nothing of what is normalised."""
+    size = shardfuse.initialize().world_size
+    with FusionDefinition(backend="triton") as fd:
+        t = fd.define_tensor(list(x.shape), contiguity=True)
+        for y in DEFINITIONS["layer_norm"](fd, t):
+            fd.add_output(y)
+        t.set_device_mesh(DeviceMesh(list(range(size))))
+        t.outer_split(1, size, uneven=True)
+        t.axis(1).parallelize(ParallelType.mesh_x)
+    return check(fd, [x])[1:]
+
+
+@pytest.mark.parametrize("columns", [5, 17])
+def test_statistics_are_bitwise_equal_where_shards_are_empty(columns: int) -> None:
+    """A rank without elements evaluates by torch, which adds up in another order than a kernel."""
+    found = shardfuse.simulate(normalised, 8, args=(numbers(37, columns),))
+    for k in range(2):
+        assert all(torch.equal(own[k], found[0][k]) for own in found)
