@@ -51,7 +51,8 @@ class Block(torch.nn.Module):
         self.out = parameter(config.dim, heads, config.head_dim)
         self.gate_up = parameter(2, hidden, config.dim)
         self.down = parameter(config.dim, hidden)
-        self.swiglu = SwiGLU(config.hidden, bias=True, mesh=mesh, input=Shard(-1))
+        # Weights of matmuls are plain tensors here, this rank's pieces, and optimisers want one kind of them.
+        self.swiglu = SwiGLU(config.hidden, bias=True, mesh=mesh, input=Shard(-1), parameters="local")
         self.attention_norm, self.mlp_norm = (
             AddRMSNorm(
                 config.dim,
@@ -61,6 +62,7 @@ class Block(torch.nn.Module):
                 residual=Shard(1),  # [batch, sequence, dim]: the sequence
                 output=Replicate(),  # what a column-parallel matmul takes
                 output_grad=Partial(),
+                parameters="local",
             )
             for _ in range(2)
         )
@@ -79,7 +81,9 @@ class LanguageModel(torch.nn.Module):
         super().__init__()
         self.mesh, self.sequence, self.dtype = mesh, config.sequence, torch.float32
         self.embedding = parameter(config.vocabulary, config.dim)
-        self.norm = RMSNorm(config.dim, mesh=mesh, input=Shard(1), output=Replicate(), output_grad=Partial())
+        self.norm = RMSNorm(
+            config.dim, mesh=mesh, input=Shard(1), output=Replicate(), output_grad=Partial(), parameters="local"
+        )
         self.blocks = torch.nn.ModuleList(Block(config, mesh) for _ in range(config.layers))
         self.head = parameter(config.vocabulary // mesh.size, config.dim)
         self.loss = CrossEntropyLoss(mesh=mesh, logits=Shard(-1))
@@ -125,15 +129,16 @@ class UnshardedBlock(torch.nn.Module):
             {"gate_bias": parameter(config.hidden), "up_bias": parameter(config.hidden)}
         )
         self.attention_norm, self.mlp_norm = (
-            torch.nn.ParameterDict({"weight": parameter(config.dim), "bias": parameter(config.dim)}) for _ in range(2)
+            torch.nn.ParameterDict({"weight": parameter(config.dim), "input_bias": parameter(config.dim)})
+            for _ in range(2)
         )
 
     def forward(self, x: Tensor, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
-        residual = residual + attention(x, self.qkv, self.out, rotary) + self.attention_norm["bias"]
+        residual = residual + attention(x, self.qkv, self.out, rotary) + self.attention_norm["input_bias"]
         x = rms_norm(residual, self.attention_norm["weight"])
         gate, up = linear(x, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
         x = functional.silu(gate + self.swiglu["gate_bias"]) * (up + self.swiglu["up_bias"])
-        residual = residual + linear(x, self.down) + self.mlp_norm["bias"]
+        residual = residual + linear(x, self.down) + self.mlp_norm["input_bias"]
         return rms_norm(residual, self.mlp_norm["weight"]), residual
 
 

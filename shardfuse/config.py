@@ -29,6 +29,7 @@ class Settings:
     autotune: SHARDFUSE_AUTOTUNE, kernels are tuned before a program's first run on a GPU.
     timeout: SHARDFUSE_TIMEOUT, seconds that a rank waits for its peers in a collective.
     heartbeat_limit: SHARDFUSE_HEARTBEAT_LIMIT, seconds without a sign of life after which a rank counts as gone.
+    check_replicas: SHARDFUSE_CHECK=replicas, replicated inputs are compared between ranks before every run.
     """
 
     triton_interpret: bool = False
@@ -36,6 +37,7 @@ class Settings:
     autotune: bool = False
     timeout: float = 300.0
     heartbeat_limit: float = 30.0
+    check_replicas: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class LaunchConfig:
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read `Settings`. Raises EnvironmentVariableError for a value that is no flag or no positive number."""
+    """Read `Settings`. Raises EnvironmentVariableError for a value that none of them takes."""
     env = os.environ if environ is None else environ
     return Settings(
         triton_interpret=_flag(env, "TRITON_INTERPRET"),
@@ -69,6 +71,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         autotune=_flag(env, "SHARDFUSE_AUTOTUNE"),
         timeout=_seconds(env, "SHARDFUSE_TIMEOUT", Settings.timeout),
         heartbeat_limit=_seconds(env, "SHARDFUSE_HEARTBEAT_LIMIT", Settings.heartbeat_limit),
+        check_replicas="replicas" in _choices(env, "SHARDFUSE_CHECK", ("replicas",)),
     )
 
 
@@ -202,6 +205,14 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     if value in ("1", "true", "yes", "on"):
         return True
     raise EnvironmentVariableError(name, env[name], "1 or 0")
+
+
+def _choices(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> list[str]:
+    """What a variable lists, separated by commas."""
+    given = [word.strip() for word in env.get(name, "").split(",") if word.strip()]
+    if any(word not in known for word in given):
+        raise EnvironmentVariableError(name, env[name], f"nothing, or {', '.join(known)}")
+    return given
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:

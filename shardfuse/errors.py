@@ -232,16 +232,6 @@ class ModuleArgumentError(ShardfuseError):
         super().__init__(f"{module}({argument}={found!r}): expected {expected}")
 
 
-class NormBiasError(ShardfuseError):
-    """A state dict has a norm's bias, which is added after the norm, for one that is added to the norm's input."""
-
-    def __init__(self, found: str, expected: str) -> None:
-        super().__init__(
-            f"{found} is what a LayerNorm adds to its result, AddRMSNorm adds {expected} to its input: "
-            f"leave {found} out, or call it {expected} where that is meant"
-        )
-
-
 class ShapeError(ShardfuseError):
     """Operands of an op do not fit each other, or an op's shape argument does not fit its operand."""
 

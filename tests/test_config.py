@@ -116,6 +116,9 @@ def test_settings() -> None:
         "SHARDFUSE_HEARTBEAT_LIMIT": "3",
     }
     assert read_settings(env) == Settings(True, True, True, 7.5, 3.0)
+    assert read_settings({"SHARDFUSE_CHECK": "replicas"}) == Settings(check_replicas=True)
+    with pytest.raises(EnvironmentVariableError, match=r"SHARDFUSE_CHECK.*replicas"):
+        read_settings({"SHARDFUSE_CHECK": "replica"})
     for bad in ({"SHARDFUSE_STRICT": "maybe"}, {"SHARDFUSE_TIMEOUT": "-1"}, {"SHARDFUSE_TIMEOUT": "soon"}):
         with pytest.raises(EnvironmentVariableError, match=next(iter(bad))):
             read_settings(bad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -18,10 +20,12 @@ from shardfuse.errors import (
     MeshDimNamesError,
     MeshExceedsWorldError,
     MeshRanksError,
+    NotInitializedError,
     RankNotInMeshError,
     ShardAxisError,
 )
 from shardfuse.mesh import DeviceMesh, ParallelType
+from shardfuse.mesh.torch_mesh import torch_mesh_of
 
 X, Y, Z = ParallelType.mesh_x, ParallelType.mesh_y, ParallelType.mesh_z
 
@@ -187,3 +191,70 @@ def test_text_is_the_same_for_every_hash_seed() -> None:
         for seed in ("0", "1")
     }
     assert texts == {b"DeviceMesh([[3, 1], [2, 0]], dim_names=('a', 'b')) (3, 2)\n"}
+
+
+def test_a_mesh_of_torch_keeps_its_origin_and_a_copy_is_itself() -> None:
+    def run(rank: int, size: int) -> None:
+        theirs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        mesh = DeviceMesh.from_torch(theirs["b"])
+        assert torch_mesh_of(mesh, "cpu") is mesh.origin
+        assert mesh.origin == theirs["b"]
+        assert copy.deepcopy(mesh) is mesh
+        again = pickle.loads(pickle.dumps(mesh))
+        assert again == mesh
+        assert again.origin is None
+
+    run_ranks(4, run)
+
+
+@pytest.mark.parametrize("ranks", [[0, 1, 2, 3], [2, 0, 3, 1], [[0, 1], [2, 3]], [[3, 1], [0, 2]]], ids=str)
+def test_torchs_mesh_of_ours(ranks: list[object]) -> None:
+    """Made by its ranks alone; of ascending ranks, what torch gathers on it is in order."""
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(ranks)
+        theirs = torch_mesh_of(mesh, "cpu")
+        assert theirs is torch_mesh_of(DeviceMesh(ranks), "cpu")
+        assert theirs.mesh.tolist() == torch.tensor(ranks).tolist()
+        assert tuple(theirs.get_coordinate() or ()) == mesh.coordinate(rank)
+        for dim, parallel_type in enumerate(mesh.parallel_types):
+            found = dist.get_process_group_ranks(theirs.get_group(dim))
+            assert sorted(found) == sorted(mesh.team(rank, parallel_type))
+
+    run_ranks(4, run)
+
+
+def test_a_mesh_of_some_ranks_is_made_by_those_alone() -> None:
+    def run(rank: int, size: int) -> None:
+        if rank in (1, 3):
+            assert torch_mesh_of(DeviceMesh([1, 3]), "cpu").mesh.tolist() == [1, 3]
+        else:
+            with pytest.raises(RankNotInMeshError):
+                torch_mesh_of(DeviceMesh([1, 3]), "cpu")
+        with pytest.raises(MeshExceedsWorldError):
+            torch_mesh_of(DeviceMesh([1, 9]), "cpu")
+
+    run_ranks(4, run)
+    with pytest.raises(NotInitializedError):
+        torch_mesh_of(DeviceMesh([0]), "cpu")
+
+
+def test_dtensors_that_live_on_do_not_keep_connections_open() -> None:
+    """gloo tells a rank that another has left by the connection that closes when nobody holds the group."""
+    program = """
+import torch, torch.distributed as dist, weakref
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+from torch.distributed.tensor import Shard
+from shardfuse import DeviceMesh
+from shardfuse.mesh.groups import destroy_groups
+from shardfuse.nn import RMSNorm
+norm = RMSNorm(8, mesh=DeviceMesh([0]), input=Shard(-1))
+norm(torch.ones(2, 8)).sum().backward()
+norm.weight.full_tensor()
+group = weakref.ref(dist.group.WORLD)
+destroy_groups()
+assert group() is None
+assert norm.weight.grad.shape == (8,)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

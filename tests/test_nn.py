@@ -145,6 +145,30 @@ def test_residual_and_parameters_of_other_dtypes() -> None:
     torch.testing.assert_close(x.grad.double(), full[0].grad, rtol=2**-8, atol=1e-5)
 
 
+@pytest.mark.parametrize("parameter", FLOATS)
+@pytest.mark.parametrize("activation", FLOATS)
+def test_parameters_of_another_dtype(activation: torch.dtype, parameter: torch.dtype) -> None:
+    """Results and gradients in the dtypes of what they belong to, as near as computed in float32 at least."""
+    norm, gate = RMSNorm(48, dtype=parameter), SwiGLU(48, bias=True, dtype=parameter)
+    is_double = torch.float64 in (activation, parameter)
+    computed = torch.finfo(torch.float64 if is_double else torch.float32).eps
+    for seed, p in enumerate([norm.weight, gate.gate_bias, gate.up_bias]):
+        p.data.copy_(normal(48, seed=seed + 3))
+    x, up = normal(6, 48, dtype=activation, seed=1), normal(6, 48, dtype=activation, seed=2)
+    for module, function, inputs in ((norm, rms_norm, [x]), (gate, swiglu, [x, up])):
+        leaves = [leaf(t) for t in inputs]
+        (result,) = [module(*leaves)]
+        gradient = normal(6, 48, dtype=activation, seed=9)
+        result.backward(gradient)
+        tensors = [*leaves, *module.parameters()]
+        (want,), wanted = reference(function, tensors, [gradient], torch.float64)
+        for got, full in zip([result.detach(), *(t.grad for t in tensors)], [want, *wanted], strict=True):
+            # One rounding of what it is stored in, and those of a sum over the rows.
+            torch.testing.assert_close(got.double(), full, rtol=torch.finfo(got.dtype).eps, atol=16 * computed)
+        assert result.dtype == activation
+        assert [t.grad.dtype for t in tensors] == [t.dtype for t in tensors]
+
+
 def test_strided_arguments_and_gradients() -> None:
     module = RMSNorm(16, dtype=torch.float64)
     x, gradient = normal(16, 6), normal(16, 6, seed=1)
@@ -185,14 +209,56 @@ def test_without_gradients() -> None:
     assert x.grad is not None
 
 
-def test_targets_that_are_no_class_and_none_that_count() -> None:
-    loss = CrossEntropyLoss()
+def test_no_target_counts() -> None:
     x = normal(4, 5).requires_grad_()
-    assert loss(x, torch.tensor([0, 5, 1, 2])).item() == math.inf
-    nothing = loss(x, torch.full((4,), -100))
+    nothing = CrossEntropyLoss()(x, torch.full((4,), -100))
     nothing.backward()
     assert nothing.isnan()
     assert torch.equal(x.grad, torch.zeros(4, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("stray", "ignored"), [(5, -100), (-1, -100), (-100, -1), (2**40, 3), (-(2**63), 0)])
+def test_targets_that_are_no_class(reduction: str, smoothing: float, stray: int, ignored: int) -> None:
+    """On a CPU, where torch raises too; a target that is ignored may be any number, a class too."""
+    loss = CrossEntropyLoss(reduction=reduction, label_smoothing=smoothing, ignore_index=ignored)
+    x, target = normal(2, 3, 5), torch.arange(6).view(2, 3) % 5
+    good = target.clone()
+    good[1, 1] = ignored
+    want = functional.cross_entropy(x.mT, good, reduction=reduction, label_smoothing=smoothing, ignore_index=ignored)
+    torch.testing.assert_close(loss(x, good), want)
+    target[1, 1] = stray
+    message = rf"target has 1 values .* first {stray} at \[1, 1\]\), expected 0 to 4, or ignore_index={ignored}"
+    with pytest.raises(ModuleInputError, match=message):
+        loss(x, target)
+    torch.testing.assert_close(loss(x, good), want)
+
+
+@pytest.mark.parametrize("logits", [Shard(0), Shard(-1), R], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_every_rank_hears_of_a_target_that_is_no_class(logits: Shard, reduction: str) -> None:
+    """In a later call too, when no rank waits for another's program."""
+    x, target = normal(8, 12), torch.arange(8)
+
+    def run(rank: int, size: int) -> str:
+        mesh = DeviceMesh(list(range(size)))
+        loss = CrossEntropyLoss(mesh=mesh, logits=logits, reduction=reduction)
+        rows = isinstance(logits, Shard) and logits.dim == 0
+        local = mesh.shard_tensor(x, logits.dim) if isinstance(logits, Shard) else x
+        bad = target.clone()
+        bad[3] = 12
+        good, bad = (mesh.shard_tensor(t, 0) if rows else t for t in (target, bad))
+        first = loss(local, good)
+        with pytest.raises(ModuleInputError, match="1 values") as refused:
+            loss(local, bad)
+        assert torch.equal(loss(local, good), first)
+        return str(refused.value)
+
+    found = run_ranks(4, run)
+    for rank, text in enumerate(found):
+        has_it = not (isinstance(logits, Shard) and logits.dim == 0) or rank == 1
+        assert ("first 12 at" if has_it else "on other ranks") in text
 
 
 def test_infinite_logits_of_ignored_rows() -> None:
@@ -305,6 +371,16 @@ CALL_REFUSALS: dict[str, Refusal] = {
         r"Shard\(2\) .* as Shard\(-1",
     ),
     "gate and up": (lambda: SwiGLU()(X, X[0]), ModuleInputError, r"up has shape \(3, 8\), expected \(2, 3, 8\)"),
+    "gate and up of two dtypes": (
+        lambda: SwiGLU()(X, X.bfloat16()),
+        ModuleInputError,
+        "up has dtype torch.bfloat16, expected torch.float32, the dtype of gate: cast one",
+    ),
+    "a weight of another kind": (
+        lambda: RMSNorm(8, dtype=torch.float8_e4m3fn)(X),
+        ModuleInputError,
+        "weight has dtype torch.float8_e4m3fn, expected one of torch.float64",
+    ),
     "gate's features": (lambda: SwiGLU(4)(X, X), ModuleInputError, "gate has shape .* expected 4 along dim -1"),
     "columns by number": (
         lambda: SwiGLU(8, bias=True, mesh=MESH, input=Shard(2))(X, X),
@@ -372,9 +448,8 @@ def test_a_layer_norms_bias_is_not_that_of_the_input(bias: bool, strict: bool) -
     model = torch.nn.ModuleDict({"norm": AddRMSNorm(8, bias=bias)})
     other = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(8)})
     torch.nn.init.ones_(other["norm"].bias)
-    with pytest.raises(
-        RuntimeError, match=r"norm\.bias is what a LayerNorm adds .* adds norm\.input_bias to its input"
-    ):
+    expected = r"norm\.input_bias, which is added to x" if bias else "no bias"
+    with pytest.raises(RuntimeError, match=rf"norm\.bias, which a LayerNorm adds to its result, expected {expected}"):
         model.load_state_dict(other.state_dict(), strict=strict)
     if bias:
         assert torch.equal(model["norm"].input_bias, torch.zeros(8))

@@ -23,7 +23,8 @@ class CompileOptions:
     ``interpret``: kernels are written for the interpreter.  ``strict``: a kernel that does not compile is an error
     rather than a fall back to torch.  ``autotune``: kernels are tuned before a program's first run on a GPU.
     ``cache_directory``: where generated sources and tuned parameters are kept.  ``ranks_per_node``: neighbours in the
-    world that share a host, for the cost of collectives.
+    world that share a host, for the cost of collectives.  ``check_replicas``: replicated inputs are compared between
+    ranks before every run.
     """
 
     backend: Backend | None = None
@@ -32,6 +33,7 @@ class CompileOptions:
     autotune: bool = False
     cache_directory: Path = Path()
     ranks_per_node: int = 8
+    check_replicas: bool = False
 
     @staticmethod
     def from_environment(backend: Backend | None = None) -> CompileOptions:
@@ -44,6 +46,7 @@ class CompileOptions:
             settings.autotune,
             directory,
             ranks_per_node() or CompileOptions.ranks_per_node,
+            settings.check_replicas,
         )
 
     def backend_for(self, device: torch.device) -> Backend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,7 @@ from ..executor.choices import Tuned
 from ..executor.chunks import places_of
 from ..executor.options import CompileOptions, target_here
 from ..executor.program import Program, ProgramBuilder
+from ..executor.replicas import ReplicaCheck
 from ..executor.resharding import sum_over_mesh
 from ..executor.timeline import Timeline, record
 from ..executor.timing import Timer
@@ -288,7 +289,11 @@ class FusionExecutorCache:
             allocation_shape(tv, t, call.rank) if tv.allocation_rank else None
             for tv, t in zip(self.fusion.outputs, builder.fusion.outputs, strict=True)
         ]
-        return builder.finish(forms)
+        program = builder.finish(forms)
+        if not self.options.check_replicas or len(call.ranks) < 2 or call.rank not in call.ranks:
+            return program
+        check = ReplicaCheck(builder.fusion, call.ranks, call.bound.device)
+        return replace(program, run=check.around(program.run))
 
 
 def _asks_other_ranks(fusion: Fusion) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import ModuleArgumentError, PlacementError
+from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
@@ -29,7 +29,7 @@ class SwiGLU(ParameterModule):
     features: unsharded size of the last axis; needed with ``bias`` only.
     mesh, input: on a mesh, where gate, up and the result live: Shard or Replicate, one or a sequence with one per mesh
     dimension.  ``Shard(-1)``, what column-parallel matmuls leave, cuts the biases too; row shards leave them whole,
-    with gradients summed over ranks.
+    with gradients summed over ranks.  parameters: as of ``RMSNorm``.
     gate, up: [..., features] (local) in float64, float32, bfloat16 or float16, computed in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Shazeer 2020.
     """
@@ -83,6 +83,8 @@ class SwiGLU(ParameterModule):
 
     def _forward(self, gate: torch.Tensor, up: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
         self.check_same("up", up, "gate", gate.shape)
+        if up.dtype != gate.dtype:
+            raise ModuleInputError("SwiGLU", "up", f"dtype {up.dtype}", f"{gate.dtype}, the dtype of gate", "cast one")
         if gate.ndim == 1:
             return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
         if self._local_size is not None:
@@ -100,8 +102,7 @@ class SwiGLU(ParameterModule):
             mesh_id=id(self.mesh),
             placement=placement,
             dtype=self.check_dtype("gate", gate),
-            up_dtype=self.check_dtype("up", up),
-            bias_dtype=DataType.from_torch(biases[0].dtype) if biases else None,
+            bias_dtype=self.check_dtype("gate_bias", biases[0]) if biases else None,
         )
         return _op(spec).apply(self.timer, unsharded, gate, up, *biases)[0]
 
@@ -119,7 +120,6 @@ class _Spec:
     mesh_id: int
     placement: TensorPlacement
     dtype: DataType
-    up_dtype: DataType
     bias_dtype: DataType | None
 
     @property
@@ -133,7 +133,7 @@ class _Spec:
     @property
     def compute(self) -> DataType:
         """float32, or float64 where a tensor is."""
-        is_double = DataType.Double in (self.dtype, self.up_dtype, self.bias_dtype)
+        is_double = DataType.Double in (self.dtype, self.bias_dtype)
         return DataType.Double if is_double else DataType.Float
 
 
@@ -167,7 +167,7 @@ def _backward(spec: _Spec) -> FusionDefinition:
         slope = fd.ops.mul(sigmoid, fd.ops.add(fd.ops.mul(gate, fd.ops.sub(1.0, sigmoid)), 1.0))
         d_gate = fd.ops.mul(fd.ops.mul(gradient, up), slope)
         give(fd, fd.ops.cast(d_gate, dtype=spec.dtype), spec.mesh, spec.placement)
-        give(fd, fd.ops.cast(d_up, dtype=spec.up_dtype), spec.mesh, spec.placement)
+        give(fd, fd.ops.cast(d_up, dtype=spec.dtype), spec.mesh, spec.placement)
         if spec.bias_dtype is not None:
             rows = list(range(spec.ndim - 1))
             for d_summand in (d_gate, d_up):
@@ -179,7 +179,7 @@ def _backward(spec: _Spec) -> FusionDefinition:
 def _operands(fd: FusionDefinition, spec: _Spec) -> tuple[TensorView, TensorView]:
     """Declare gate and up, and their biases, and add those: both in the compute dtype."""
     gate = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-    up = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.up_dtype), dtype=spec.compute)
+    up = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
     if spec.bias_dtype is None:
         return gate, up
     biases = [define(fd, spec.mesh, spec.bias, spec.shape[-1:], spec.bias_dtype) for _ in range(2)]

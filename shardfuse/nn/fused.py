@@ -138,7 +138,8 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept = cast("_Saved", ctx)
         op = kept.op
-        found = _execute(op.backward, kept.timer, kept.unsharded, (*gradients, *kept.saved_tensors), op.gradients)
+        given = (*gradients[: len(op.gradients)], *kept.saved_tensors)  # those of integers are none
+        found = _execute(op.backward, kept.timer, kept.unsharded, given, op.gradients)
         return None, None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
 
 

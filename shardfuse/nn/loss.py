@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import torch
 
@@ -35,6 +35,8 @@ class CrossEntropyLoss(FusedModule):
     num_classes: unsharded number of classes; needed only where they are cut into parts that differ in size.
     logits: [..., classes] (local) in float64, float32, bfloat16 or float16, computed in float32 or float64; target:
     [...] (local) of int64.  The loss is float32 or float64, the same on every rank.
+    A target that is neither a class nor ``ignore_index``: on a CPU a call raises ModuleInputError on every rank of the
+    mesh; on a GPU, where the host would have to wait for it, its row's loss and gradient are NaN, so a mean or sum is.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.
     """
 
@@ -77,8 +79,20 @@ class CrossEntropyLoss(FusedModule):
             loss = self._forward(logits[None], target[None], unsharded=whole)
             return loss[0] if self.reduction == "none" else loss
         spec = self._spec(logits, target, unsharded)
-        (loss,) = _op(spec).apply(self.timer, unsharded, logits, target[..., None])
+        loss, *strays = _op(spec).apply(self.timer, unsharded, logits, target[..., None])
+        if strays and strays[0].item():
+            self._refuse(target, spec.classes, int(strays[0].item()))
         return loss[..., 0] if self.reduction == "none" else loss
+
+    def _refuse(self, target: torch.Tensor, classes: int, strays: int) -> NoReturn:
+        """Raise ModuleInputError.  ``strays``: how many there are on all ranks, of which this one may have none."""
+        is_stray = ((target < 0) | (target >= classes)) & (target != self.ignore_index)
+        at = is_stray.nonzero().tolist()[:1]
+        where = f"on this rank first {int(target[tuple(at[0])])} at {at[0]}" if at else "on other ranks"
+        found = f"{strays} values that are no classes ({where})"
+        expected = f"0 to {classes - 1}, or ignore_index={self.ignore_index}"
+        advice = "correct them, or pass ignore_index= as they have it"
+        raise ModuleInputError("CrossEntropyLoss", "target", found, expected, advice)
 
     def _on_dtensors(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         rows = self._logits.resolve("logits", logits.ndim).without(logits.ndim - 1)
@@ -122,6 +136,7 @@ class CrossEntropyLoss(FusedModule):
             reduction=self.reduction,
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
+            counts_strays=logits.device.type == "cpu",
         )
 
     def extra_repr(self) -> str:
@@ -130,7 +145,10 @@ class CrossEntropyLoss(FusedModule):
 
 @dataclass(frozen=True)
 class _Spec:
-    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object."""
+    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+
+    ``counts_strays``: the second result is how many targets are neither a class nor ignored, on every rank.
+    """
 
     ndim: int
     classes: int
@@ -141,6 +159,7 @@ class _Spec:
     reduction: Reduction
     ignore_index: int
     label_smoothing: float
+    counts_strays: bool
 
     @property
     def row_shape(self) -> list[int]:
@@ -173,17 +192,19 @@ class _Spec:
 
 @lru_cache(maxsize=256)
 def _op(spec: _Spec) -> FusedOp:
-    # The tensors are (logits, target), the outputs (loss, maximum, log_sum[, count]).
-    saved = (0, 1, 3, 4, 5) if spec.reduction == "mean" else (0, 1, 3, 4)
+    # The tensors are (logits, target), the outputs (loss[, strays], maximum, log_sum[, count]).
+    results = 1 + spec.counts_strays
+    extras = range(2 + results, 4 + results + (spec.reduction == "mean"))
     gradient = spec.loss[1]
-    return FusedOp(_forward(spec), _backward(spec), 1, saved, (spec.placement, spec.rows), (gradient,), (0,))
+    arguments = (spec.placement, spec.rows)
+    return FusedOp(_forward(spec), _backward(spec), results, (0, 1, *extras), arguments, (gradient,), (0,))
 
 
 def _forward(spec: _Spec) -> FusionDefinition:
-    """(logits, target) -> (loss, maximum, log_sum[, count]), with log_sum = log(sum(exp(logits - maximum))).
+    """(logits, target) -> (loss[, strays], maximum, log_sum[, count]).  log_sum = log(sum(exp(logits - maximum))).
 
     maximum and log_sum are kept apart, since their sum is rounded to the maximum's size; a mean divides by the count.
-    The target's logit is found as a maximum, so that a target that is no class gives an infinite loss, not a wrong one.
+    The target's logit is found as a maximum over the classes, of which another rank may have the target.
     """
     with FusionDefinition() as fd:
         logits = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
@@ -198,8 +219,8 @@ def _forward(spec: _Spec) -> FusionDefinition:
             even = fd.ops.sub(log_sum, fd.ops.mean(shifted, [-1], keepdim=True))
             even = fd.ops.mul(even, spec.label_smoothing)
             loss = fd.ops.add(fd.ops.mul(loss, 1.0 - spec.label_smoothing), even)
-        counted = fd.ops.ne(target, spec.ignore_index)
-        loss = fd.ops.where(counted, loss, 0.0)
+        counted, known = fd.ops.ne(target, spec.ignore_index), _is_class(fd, spec, target)
+        loss = fd.ops.where(counted, fd.ops.where(known, loss, math.nan), 0.0)
         count = None
         if spec.reduction != "none":
             loss = fd.ops.sum(loss, list(range(spec.ndim)))
@@ -208,6 +229,10 @@ def _forward(spec: _Spec) -> FusionDefinition:
             count = fd.ops.cast(count, dtype=spec.compute)
             loss = fd.ops.div(loss, count)
         give(fd, loss, spec.mesh, spec.loss[1])
+        if spec.counts_strays:
+            strays = fd.ops.logical_and(counted, fd.ops.logical_not(known))
+            strays = fd.ops.sum(fd.ops.cast(strays, dtype=DataType.Int), list(range(spec.ndim)))
+            give(fd, strays, spec.mesh, spec.scalar)
         give(fd, maximum, spec.mesh, spec.rows)
         give(fd, log_sum, spec.mesh, spec.rows)
         if count is not None:
@@ -236,6 +261,7 @@ def _backward(spec: _Spec) -> FusionDefinition:
             weight = fd.ops.add(fd.ops.mul(weight, 1.0 - spec.label_smoothing), even)
         # An ignored row is chosen away, not multiplied by zero: its logits may be infinite.
         row_gradient = fd.ops.mul(fd.ops.sub(softmax, weight), gradient)
+        row_gradient = fd.ops.where(_is_class(fd, spec, target), row_gradient, math.nan)
         d_logits = fd.ops.where(fd.ops.ne(target, spec.ignore_index), row_gradient, 0.0)
         give(fd, fd.ops.cast(d_logits, dtype=spec.dtype), spec.mesh, spec.placement)
     return fd
@@ -245,3 +271,8 @@ def _is_target(fd: FusionDefinition, spec: _Spec, target: TensorView) -> TensorV
     """[..., classes] of bool: is this class the row's target?  Classes are numbered through all ranks."""
     classes = fd.ops.iota(spec.classes, 0, 1, DataType.Int)
     return fd.ops.eq(classes, target)
+
+
+def _is_class(fd: FusionDefinition, spec: _Spec, target: TensorView) -> TensorView:
+    """[..., 1] of bool: is the row's target one of the classes?"""
+    return fd.ops.logical_and(fd.ops.ge(target, 0), fd.ops.lt(target, spec.classes))

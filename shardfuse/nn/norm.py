@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ModuleArgumentError, NormBiasError, PlacementError
+from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
-from ..ir import DataType
 from ..mesh import DeviceMesh
 from .dtensor import Given, Result, on_local_tensors
 from .fused import FusedOp
@@ -87,9 +86,9 @@ class _Norm(ParameterModule):
             output=output,
             output_grad=output_grad,
             dtype=self.check_dtype("x", x),
-            weight_dtype=DataType.from_torch(self.weight.dtype),
+            weight_dtype=self.check_dtype("weight", self.weight),
             residual_dtype=None if residual is None else self.check_dtype("residual", residual),
-            bias_dtype=None if self.input_bias is None else DataType.from_torch(self.input_bias.dtype),
+            bias_dtype=None if self.input_bias is None else self.check_dtype("input_bias", self.input_bias),
         )
 
     def _resolve(self, ndim: int, unsharded: Sequence[int] | None) -> list[TensorPlacement]:
@@ -124,8 +123,11 @@ class RMSNorm(_Norm):
     output: where y is wanted; where the input is by default (Replicate for a partial input).
     output_grad: where y's gradient arrives, as ``output`` by default; ``Partial()`` where each rank has a summand.
     Row shards leave the weight whole, with a gradient summed over ranks, bitwise the same on each; ``Shard(-1)``, the
-    hidden axis, cuts the weight too.  x: [..., hidden_size] in float64, float32, bfloat16 or float16; statistics are
-    in float32 or float64.
+    hidden axis, cuts the weight too.
+    parameters: "dtensor", DTensors on the mesh, which optimisers, clip_grad_norm_ and checkpoints take for the whole
+    (``load_state_dict`` takes unsharded tensors too); "local", plain tensors, each rank's own piece.  Making DTensors
+    is collective among the ranks of the mesh.
+    x: [..., hidden_size] in float64, float32, bfloat16 or float16; statistics are in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Zhang & Sennrich 2019.
     """
 
@@ -184,6 +186,7 @@ class AddRMSNorm(_Norm):
     With ``input=Partial(), residual=Shard(1), output=Replicate(), output_grad=Partial()`` one fusion takes the partial
     sums of a row-parallel matmul, reduce-scatters them over the sequence, adds, norms, and all-gathers for the next
     column-parallel matmul; its backward is the mirror image.
+    bias: that of the matmul before, ``input_bias``: it is added once to the sum of all summands, ahead of the norm.
     """
 
     def __init__(
@@ -220,7 +223,10 @@ class AddRMSNorm(_Norm):
         rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if f"{prefix}bias" in state_dict:
-            error_msgs.append(str(NormBiasError(f"{prefix}bias", f"{prefix}input_bias")))
+            found = f"{prefix}bias, which a LayerNorm adds to its result"
+            expected = "no bias" if self.input_bias is None else f"{prefix}input_bias, which is added to x"
+            advice = "leave it out, or rename it where that is meant"
+            error_msgs.append(str(ModuleInputError("AddRMSNorm", "the state dict", found, expected, advice)))
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None = None

@@ -10,6 +10,7 @@ from random_fusions import random_case
 from torch_answers import Argument
 
 from shardfuse import DeviceMesh
+from shardfuse.nn import CrossEntropyLoss
 
 pytestmark = pytest.mark.gpu
 
@@ -45,3 +46,22 @@ def test_runs_are_bitwise_equal() -> None:
 
 def bits(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1).contiguous().view(torch.uint8)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_target_that_is_no_class_is_nan(reduction: str) -> None:
+    """Without waiting for the GPU; its row's gradient is NaN too, and the other rows' losses are theirs."""
+    x = torch.randn(6, 7, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).requires_grad_()
+    target = torch.tensor([0, -100, 7, 3, -1, 6], device="cuda")
+    known = torch.tensor([0, -100, 0, 3, 0, 6], device="cuda")
+    loss = CrossEntropyLoss(reduction=reduction)(x, target)
+    loss.sum().backward()
+    strays = torch.tensor([False, False, True, False, True, False], device="cuda")
+    assert torch.equal(x.grad.isnan().all(1), strays)
+    assert torch.equal(x.grad.isnan().any(1), strays)
+    if reduction != "none":
+        assert loss.isnan()
+        return
+    want = torch.nn.functional.cross_entropy(x.detach(), known, reduction="none")
+    assert torch.equal(loss.isnan(), strays)
+    torch.testing.assert_close(loss[~strays], want[~strays])
