@@ -59,11 +59,12 @@ STATISTICS: dict[str, tuple[Build, Reference]] = {
 
 
 def run_statistic(
-    name: str, values: str, dtype: torch.dtype, backend: Backend, *, cut: Sequence[tuple[int, int]] = ()
-) -> None:
+    name: str, values: str, dtype: torch.dtype, backend: Backend, *, cut: Sequence[tuple[int, int]] = (),
+    device: str = "cpu",
+) -> None:  # fmt: skip
     """One statistic over the rows of ``values``, unsharded, and for each (dim, ranks) of ``cut`` on so many ranks."""
     build, reference = STATISTICS[name]
-    x = VALUES[values].to(dtype)
+    x = VALUES[values].to(dtype).to(device)
     expected = reference(x.double(), [1])
     wanted = list(expected) if isinstance(expected, list) else [expected]
     what = f"{name} of {values} in {dtype}"

@@ -14,7 +14,7 @@ after (each rank centres its rows on a mean of its own; the gathers are packed i
     m, r, q = set(m), set(r), set(q)                                        all-gather
     e = (m - pivot) + r / n                                 pivot: about the mean, so that the difference is exact
     T1 = N * (pivot + sum(n * e) / N)
-    T6 = sum(q - r * r / n) + sum(n * square(e - sum(n * e) / N))           Chan, Golub & LeVeque 1979
+    T6 = sum(q - r * (r / n)) + sum(n * square(e - sum(n * e) / N))         Chan, Golub & LeVeque 1979
 
 ``n`` is what a rank has of the axis: fewer elements on the last ranks of an uneven shard, maybe none.  Where several
 mesh dimensions hold parts of what is reduced, each has an axis; one gather is over all of them.  A softmax goes alike,
@@ -173,14 +173,19 @@ class _Builder:
         whole = self.number(float(prod(extent(axis) for axis in reduced_axes(first))))
         weight, at_least_one = self.counts(least=0, is_local=False), self.counts(least=1, is_local=False)
         pivot = self.total(self.op("div", self.op("mul", m, weight), whole))
-        e = self.op("add", self.op("sub", m, self.over_ranks(pivot)), self.op("div", r, at_least_one))
+        rest_of_each = self.op("div", r, at_least_one)
+        e = self.op("add", self.op("sub", m, self.over_ranks(pivot)), rest_of_each)
         shift = self.op("div", self.total(self.op("mul", e, weight)), whole)
-        is_infinite = self.op("eq", self.op("abs", pivot), self.number(float("inf")))  # of which e is NaN
+        infinity = self.number(float("inf"))
+        is_infinite = self.op("eq", self.op("abs", pivot), infinity)  # of which e is NaN
         mean = self.op("where", is_infinite, pivot, self.op("add", pivot, shift))
         self.exprs.append(Expr("mul", (mean, whole), (first.output,)))
         away = self.op("sub", e, self.over_ranks(shift))
-        within = self.op("sub", q, self.op("div", self.op("mul", r, r), at_least_one))
-        between = self.op("mul", self.op("mul", away, away), weight)
+        # squares that overflow are infinite, not the NaN of a difference of infinities or of a rank that has nothing
+        within = self.op("sub", q, self.op("mul", r, rest_of_each))
+        within = self.op("where", self.op("eq", q, infinity), q, within)
+        between = self.op("mul", away, self.op("mul", away, weight))
+        between = self.op("where", self.over_ranks(is_infinite), infinity, between)
         self.exprs.append(Expr("sum", (self.op("add", within, between),), (second.output,), {"axes": self.places}))
 
     # pieces
