@@ -1,4 +1,4 @@
-"""Reductions, softmaxes and statistics of rows with infinities, NaN, zeros of both signs, and of rows of one or none."""
+"""Reductions, softmaxes and statistics of rows with infinities, NaN and zeros of both signs, and of rows of one."""
 
 from __future__ import annotations
 

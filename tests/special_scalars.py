@@ -1,4 +1,4 @@
-"""Numbers that are written down, and numbers that come with a call: infinities, NaN, -0.0, extremes, NumPy's scalars."""
+"""Numbers that are written down or come with a call: infinities, NaN, -0.0, extremes, NumPy's scalars."""
 
 from __future__ import annotations
 
@@ -20,7 +20,21 @@ LITERALS: tuple[Any, ...] = (
     math.nan, 2**63 - 1, -(2**63), 2**24 + 1, np.float64(2.5), np.float64(-0.0), np.float32(1.5), np.float16(0.5),
     np.int64(3), np.int8(-2), np.bool_(True),
 )  # fmt: skip
-BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "pow", "eq", "lt", "fmod", "atan2", "copysign", "logical_or")
+BINARY = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "maximum",
+    "minimum",
+    "pow",
+    "eq",
+    "lt",
+    "fmod",
+    "atan2",
+    "copysign",
+    "logical_or",
+)
 
 
 def torch_number(value: Any) -> Number:

@@ -72,7 +72,9 @@ def check_special(name: str, dtype: torch.dtype, backend: Backend, device: str =
     op = POINTWISE[name]
     values = [v.to(device) for v in operands(op, dtype)]
     if backend == "triton" and device == "cpu" and dtype is torch.bfloat16:  # the interpreter reads denormals as 0
-        is_denormal = [(v != 0) & (v.abs() < torch.finfo(dtype).smallest_normal) for v in values if v.is_floating_point()]
+        is_denormal = [
+            (v != 0) & (v.abs() < torch.finfo(dtype).smallest_normal) for v in values if v.is_floating_point()
+        ]
         kept = ~torch.stack(is_denormal).any(0)
         values = [v[kept] for v in values]
     expected = answer(op, values)
@@ -128,8 +130,8 @@ def assert_special(
     if bad.any():
         at = bad.nonzero()[:6].tolist()
         lines = [
-            f"{[v[tuple(k)[: v.ndim]].item() for v in values]}: {found[tuple(k)].item()}, torch {eager[tuple(k)].item()}"
-            for k in at
+            f"{[v[k[: v.ndim]].item() for v in values]}: {found[k].item()}, torch {eager[k].item()}"
+            for k in map(tuple, at)
         ]
         raise AssertionError(f"{what}: {int(bad.sum())} differ, as {'; '.join(lines)}")
 

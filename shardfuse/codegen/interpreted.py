@@ -17,7 +17,7 @@ def _in_float64(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[t
 def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Exact, as C's and CUDA's; torch's vectors give NaN where the quotient overflows."""
     numpy = cast(Any, importlib.import_module("numpy"))
-    return torch.from_numpy(numpy.fmod(a.numpy(), b.numpy()))
+    return torch.as_tensor(numpy.fmod(a.numpy(), b.numpy()))
 
 
 def _erfcinv(x: torch.Tensor) -> torch.Tensor:

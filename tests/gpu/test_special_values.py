@@ -1,11 +1,10 @@
-"""Zeros of both signs, infinities, NaN, extremes and ties through every op of the table, on a GPU, against torch there."""
+"""Zeros of both signs, infinities, NaN, extremes, ties through every op of the table on a GPU, against torch there."""
 
 from __future__ import annotations
 
 import itertools
 
 import pytest
-import torch
 from narrow_cases import NARROW, STATISTICS, VALUES, run_statistic
 from special_rows import ROWS, check_rows
 from special_scalars import BINARY, WITH_SCALAR, check_full, check_lazy_bits, check_literals, check_scalars
@@ -31,7 +30,6 @@ def test_casts() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_rows(name: str) -> None:
     for columns, dtype, dim in itertools.product((1, 37, 700, 3000, 70001), FLOATS, (0, 1)):
-
         check_rows(name, columns, dtype, dim, "triton", "cuda")
 
 
