@@ -39,12 +39,16 @@ _TYPES = {
 }  # fmt: skip
 _ACCESS = re.compile(r"\b(ld|st)\.(?:volatile\.)?global[\w.:]*?(?:\.v(\d))?\.[bfsu](\d+)\b")
 _COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[^;]*?\], *(0x[0-9a-f]+|\d+)")
+_DROPS_NAN = re.compile(r"\b(?:min|max)(?:\.ftz)?\.(?:f32|f16|f16x2|bf16|bf16x2)\b")
 _USED = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one kernel.  stack, spills (stores and loads), shared: bytes; loads, stores: of global memory, by bits."""
+    """Of one kernel.  stack, spills (stores and loads), shared: bytes; loads, stores: of global memory, by bits.
+
+    drops_nan: minima and maxima of float32 and 16-bit floats that give the other operand where one is NaN.
+    """
 
     kernel: str
     warps: int
@@ -55,6 +59,7 @@ class Resources:
     barriers: int
     loads: dict[int, int]
     stores: dict[int, int]
+    drops_nan: int
 
     @property
     def widest_load(self) -> int:
@@ -132,6 +137,7 @@ def _resources(source: KernelSource, ptx: str, log: str, shared: int) -> Resourc
         barriers=ptx.count("bar.sync"),
         loads=dict(found["ld"]),
         stores=dict(found["st"]),
+        drops_nan=len(_DROPS_NAN.findall(ptx)),
     )
 
 

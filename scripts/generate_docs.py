@@ -23,13 +23,35 @@ Written by `scripts/generate_docs.py` from the tables in `shardfuse/ops/`; do no
 
 Operands are TensorViews, scalars of the fusion and Python numbers, broadcast as numpy does. `P` is the type that torch
 promotes the operands to; unsigned integers of 16 bits and more and 8-bit floats are not promoted: cast them first.
-Narrow floats (16 and 8 bits) are computed in float32 and rounded to their own type.
+Narrow floats (16 and 8 bits) are computed in float32 and rounded to their own type, once for each op: `mean`, `var`,
+`var_mean` and `welford` are one op each, sharded and unsharded, while a `sum` and a `div` are two and round twice.
 
 - *kernel*: fused with what stands around it. Complex numbers are a torch call in any op.
 - *torch call*: one call of torch, which is a segment of its own.
 - *view*: nothing runs; the result shares the input's storage.
 
 Where a torch call cannot be computed on shards of an axis (a scan along it, a slice of it), it is gathered first.
+
+## Numbers
+
+Python's and NumPy's scalars are operands, in the type that the op computes in: a float beyond it is infinite, a
+negative number wraps in an unsigned type, any other integer that the type does not hold is an `OperandError`.
+
+## Special values
+
+NaN, infinities and signs of zero come out as torch has them, but where torch itself gives one result on a CPU and
+another on a GPU, or depends on the number of elements:
+
+- which zero `maximum`, `minimum`, `clamp`, `max`, `min`, `amax` and `amin` give of zeros of both signs, and the sign of
+  a zero that is a sum or a mean of such;
+- floats cast to integers that do not hold them, NaN among them: whatever the device makes of it;
+- integers divided by 0 in `trunc_div`, `floor_div`, `mod`, `fmod` and `remainder`: an error of torch's on a CPU, some
+  number on a GPU; the smallest integer divided by -1 likewise;
+- `mod`, `fmod` and `remainder` of floats whose quotient overflows: exact in kernels, maybe NaN on a CPU;
+- on a GPU, results of `exp`, `exp2`, `sigmoid` and what is made of them are 0 where they would be below 1.2e-38, so
+  that `silu` is -0.0 from -87.4 downwards;
+- shifts by less than 0 or by the type's bits and more are what torch's `bitwise_left_shift` and `bitwise_right_shift`
+  give; `logical_right_shift` shifts by nothing, or everything out.
 """
 
 RULES = {

@@ -6,9 +6,12 @@ import itertools
 
 import pytest
 import torch
+from dtensor_cases import make_mesh
 from narrow_cases import NARROW, STATISTICS, VALUES, assert_rounded_once, run_statistic
+from ranks import run_ranks
+from torch.distributed.tensor import DTensor, Partial
 
-from shardfuse import DataType, FusionDefinition
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import OperandError
 
 
@@ -47,3 +50,28 @@ def test_a_mean_in_integers_is_refused() -> None:
         with pytest.raises(OperandError, match="dtype"):
             fd.ops.mean(x, [1], dtype=DataType.Int)
         fd.add_output(x)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_an_average_of_partial_values_is_rounded_once(ranks: int, dtype: torch.dtype) -> None:
+    """Each rank's value fits the type, their sum does not."""
+    g = torch.Generator().manual_seed(0)
+    values = (torch.randn(ranks, 6, 8, generator=g, dtype=torch.float64) * 300 + 60000).to(dtype)
+
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((size,))
+        for shard in (False, True):
+            with FusionDefinition() as fd:
+                x = fd.define_tensor([-1, -1], contiguity=True, dtype=DataType.from_torch(dtype))
+                y = fd.ops.neg(x)
+                fd.add_output(y)
+                if shard:
+                    y.set_device_mesh(DeviceMesh(list(range(size))))
+                    y.outer_split(0, size, uneven=True)
+                    y.axis(0).parallelize(ParallelType.mesh_x)
+            (found,) = fd.execute([DTensor.from_local(values[rank], mesh, [Partial("avg")], run_check=False)])
+            assert isinstance(found, DTensor)
+            assert_rounded_once("average", found.full_tensor(), -values.double().mean(0))
+
+    run_ranks(ranks, run)

@@ -224,8 +224,7 @@ class Emitter:
             return scalar.name, DataType.Int
         if not self.interpret:
             return scalar.name, DataType.Double
-        # The interpreter hands a float over as Python's own.
-        text = f"libdevice.float64({scalar.name})"
+        text = f"libdevice.float64({scalar.name})"  # the interpreter hands a float over as Python's own
         return (f"libdevice.int1({text})", wanted) if wanted is DataType.Bool else (text, DataType.Double)
 
     def rounded(self, text: str, tensor: BoundTensor) -> str:

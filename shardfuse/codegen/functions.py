@@ -61,11 +61,12 @@ _GELU = '''@triton.jit
 def gelu(x):
     """``x * (1 + erf(x / sqrt(2))) / 2`` as ``max(x, 0) - |x| * Q(|x|)``, Q being the tail of the normal distribution.
 
-    log2(Q) is a polynomial, within 8e-8 of it where that shows in float32: no branch, no cancellation below 0.
+    log2(Q) is a polynomial, within 8e-8 of it where that shows in float32: no branch, no cancellation below 0.  As in
+    torch, gelu(-0.0) is -0.0 and gelu(-inf) NaN, a product of infinity and 0.
     """
     if x.dtype == tl.float64:
         return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
-    a = tl.minimum(tl.abs(x), 20.0)
+    a = tl.minimum(tl.abs(x), 20.0, propagate_nan=tl.PropagateNan.ALL)
     p = 5.615975994372731e-07 - 1.729416910314984e-08 * a
     p = p * a - 7.775032619213944e-06
     p = p * a + 5.792115567704092e-05
@@ -75,7 +76,10 @@ def gelu(x):
     p = p * a - 0.052536700892759976
     p = p * a - 0.45919270384481475
     p = p * a - 1.151106894510457
-    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - a * power_of_two(p * a - 1.0)
+    zero = tl.full([], -2147483648, tl.int32).to(tl.float32, bitcast=True)
+    above = tl.maximum(zero, x, propagate_nan=tl.PropagateNan.ALL)
+    below = tl.abs(tl.minimum(x, 20.0, propagate_nan=tl.PropagateNan.ALL))
+    return above - below * power_of_two(p * a - 1.0)
 '''
 _POWER_OF_TWO = '''@triton.jit
 def power_of_two(x):

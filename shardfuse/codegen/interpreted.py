@@ -9,6 +9,17 @@ from typing import Any, cast
 import torch
 
 
+def _in_float64(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Where torch's float32, computed in vectors, overflows on the way, as CUDA's does not."""
+    return lambda x: function(x.double()).to(x.dtype)
+
+
+def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Exact, as C's and CUDA's; torch's vectors give NaN where the quotient overflows."""
+    numpy = cast(Any, importlib.import_module("numpy"))
+    return torch.as_tensor(numpy.fmod(a.numpy(), b.numpy()))
+
+
 def _erfcinv(x: torch.Tensor) -> torch.Tensor:
     return torch.erfinv(1 - x)
 
@@ -17,8 +28,8 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "exp": torch.exp,
     "expm1": torch.expm1,
     "log1p": torch.log1p,
-    "sinh": torch.sinh,
-    "cosh": torch.cosh,
+    "sinh": _in_float64(torch.sinh),
+    "cosh": _in_float64(torch.cosh),
     "tan": torch.tan,
     "tanh": torch.tanh,
     "asin": torch.asin,
@@ -34,7 +45,7 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "lgamma": torch.lgamma,
     "hypot": torch.hypot,
     "pow": torch.pow,
-    "fmod": torch.fmod,
+    "fmod": _fmod,
     "mul_rn": torch.mul,
     "copysign": torch.copysign,
     "nextafter": torch.nextafter,

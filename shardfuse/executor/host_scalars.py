@@ -11,7 +11,7 @@ import torch
 
 from ..ir.expr import BoundFusion, HostExpr, Number, Scalar
 from ..mesh import DeviceMesh, current_rank
-from ..ops.host import host_value
+from ..ops.host import host_value, to_number
 from . import communication
 
 
@@ -42,13 +42,18 @@ def host_values(fusion: BoundFusion, known: Mapping[Scalar, Number], device: tor
             values[expr.output] = offsets[expr.inputs[0]]
         else:
             operands = [values[s] if s.value is None else s.value for s in expr.inputs]
-            values[expr.output] = host_value(expr.op, operands, expr.output.dtype)
+            values[expr.output] = _function(expr)(*operands)
     return values
 
 
 def _function(expr: HostExpr) -> Callable[..., Number]:
-    op, dtype = expr.op, expr.output.dtype
-    return lambda *values: host_value(op, values, dtype)
+    op, dtype, given = expr.op, expr.output.dtype, [s.dtype for s in expr.inputs]
+
+    def run(*values: Number) -> Number:
+        """Numbers come in the types that were declared: an input of Double may have been passed True."""
+        return host_value(op, [to_number(v, t) for v, t in zip(values, given, strict=True)], dtype)
+
+    return run
 
 
 def scalar_text(scalar: Scalar) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -128,7 +128,7 @@ class Kernel:
             addressed = zip(arguments, pointers, strict=False)
             tensors = [_Address(x, dtype) if isinstance(x, int) else x for x, dtype in addressed]
             given = zip(arguments[len(pointers) :], source.scalars, strict=True)
-            numbers = [float(v) if s.dtype.is_floating else int(v) for v, s in given]
+            numbers = [float(cast(float, v)) if s.dtype.is_floating else int(cast(int, v)) for v, s in given]
             with one_at_a_time:
                 function = load_function(source.text, source.name, directory)
                 function[(source.grid,)](*tensors, *numbers, *source.integers, **options)

@@ -126,12 +126,12 @@ class FusionDefinition:
             value, dtype = None, value
         if dtype is not None:
             check_data_type("define_scalar", dtype)
-        value = python_number(value)
         if value is None:
             scalar = self.fusion.new_scalar(dtype or DataType.Double)
             self.fusion.inputs.append(FusionInput(scalar))
             return scalar
-        return self.fusion.new_scalar(dtype or _number_type(value), value, is_literal=True)
+        number = cast(Number, python_number(value))
+        return self.fusion.new_scalar(dtype or _number_type(number), number, is_literal=True)
 
     def add_output(
         self,

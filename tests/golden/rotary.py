@@ -41,7 +41,7 @@ def pointwise_T13p0_T13p1(T0_ptr, T2_ptr, T1_ptr, T13p0_ptr, T13p1_ptr):
     T2w2 = tl.load(T2_ptr + offs_1 + 64).to(tl.float32)
 
     T10p0 = T0w4 * T1w
-    T9p0 = -T0w3
+    T9p0 = T0w3 * -1.0
     T11p0 = T9p0 * T2w
     T12p0 = T10p0 + T11p0
     T10p1 = T0w3 * T1w2

@@ -1,0 +1,98 @@
+"""Modules on half and bfloat16: float32 between what comes in and what comes out, which is rounded once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from narrow_cases import NARROW, assert_rounded_once
+from torch import Tensor
+from torch.nn import functional
+
+from shardfuse.ir.dtype import DataType
+from shardfuse.nn import CrossEntropyLoss, RMSNorm, SwiGLU, activation
+
+
+def numbers(dtype: torch.dtype, *shape: int, seed: int, scale: float = 1.0) -> Tensor:
+    """On the dtype's grid."""
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=g, dtype=torch.float64) * scale).to(dtype)
+
+
+def check_swiglu(dtype: torch.dtype, *, bias: bool) -> None:
+    gate, up = (numbers(dtype, 6, 512, seed=k, scale=3).requires_grad_() for k in (0, 1))
+    gradient = numbers(dtype, 6, 512, seed=2)
+    module = SwiGLU(512, bias=bias, dtype=dtype)
+    wide = [t.detach().double().requires_grad_() for t in (gate, up)]
+    a, b = wide
+    if bias:
+        for k, p in enumerate(module.parameters()):
+            p.data.copy_(numbers(dtype, 512, seed=3 + k))
+        assert module.gate_bias is not None
+        assert module.up_bias is not None
+        a, b = a + module.gate_bias.detach().double(), b + module.up_bias.detach().double()
+    found, want = module(gate, up), functional.silu(a) * b
+    found.backward(gradient)
+    want.backward(gradient.double())
+    assert gate.grad is not None
+    assert up.grad is not None
+    slope = wide[0].grad, wide[1].grad
+    assert slope[0] is not None
+    assert slope[1] is not None
+    assert_rounded_once("SwiGLU", found.detach(), want.detach(), want.detach() + b.detach())
+    assert_rounded_once(
+        "the gate's gradient", gate.grad, slope[0], gradient.double() * b.detach() * (1 + a.detach().abs())
+    )
+    assert_rounded_once("up's gradient", up.grad, slope[1], gradient.double() * a.detach())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_swiglu(dtype: torch.dtype, bias: bool) -> None:
+    check_swiglu(dtype, bias=bias)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_a_swiglu_in_16_bits_is_seen(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault that nothing caught: every op of the fusion rounds to the type of gate and up."""
+    monkeypatch.setattr(activation._Spec, "compute", property(lambda spec: spec.dtype))
+    activation._op.cache_clear()
+    try:
+        with pytest.raises(AssertionError, match="float64 has"):
+            check_swiglu(dtype, bias=False)
+    finally:
+        activation._op.cache_clear()
+
+
+def test_where_a_swiglu_would_overflow_half() -> None:
+    """silu(gate) is beyond half, its product with up is not."""
+    gate, up = torch.full((2, 8), 60000.0).half(), torch.full((2, 8), 0.5).half()
+    bias = SwiGLU(8, bias=True, dtype=torch.float16)
+    assert bias.gate_bias is not None
+    bias.gate_bias.data.fill_(60000.0)
+    assert_rounded_once("SwiGLU", bias(gate, up).detach(), torch.full((2, 8), 60000.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_rms_norm(dtype: torch.dtype) -> None:
+    """Squares beyond half, and a hidden axis of which 16 bits would count no more than a part."""
+    x = numbers(dtype, 5, 4096, seed=0, scale=700)
+    module = RMSNorm(4096, dtype=dtype)
+    module.weight.data.copy_(numbers(dtype, 4096, seed=1))
+    want = functional.rms_norm(x.double(), (4096,), module.weight.detach().double(), module.eps)
+    assert_rounded_once("RMSNorm", module(x).detach(), want)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_cross_entropy(dtype: torch.dtype) -> None:
+    """The loss is float32; the gradient of each logit is rounded once."""
+    logits = numbers(dtype, 16, 1000, seed=0, scale=4).requires_grad_()
+    target = torch.randint(0, 1000, (16,), generator=torch.Generator().manual_seed(1))
+    wide = logits.detach().double().requires_grad_()
+    loss, want = CrossEntropyLoss()(logits, target), functional.cross_entropy(wide, target)
+    loss.backward()
+    want.backward()
+    torch.testing.assert_close(loss.double(), want, rtol=2e-7 if loss.dtype == torch.float32 else 4e-3, atol=0)
+    assert logits.grad is not None
+    assert wide.grad is not None
+    assert_rounded_once("gradient of the logits", logits.grad, wide.grad, 1 / 16)
+    assert DataType.from_torch(logits.grad.dtype).is_low_precision
