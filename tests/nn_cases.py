@@ -1,13 +1,13 @@
 """What the tests of shardfuse.nn have in common, on threads and on processes: each case runs on every rank of a mesh.
 
-A case makes unsharded tensors, hands this rank its pieces, and compares every result and every gradient with torch's in
-float64 on the unsharded tensors: the error is at most twice that of eager torch in the same dtype.
+A case makes unsharded tensors, hands this rank its pieces, and compares every element of every result and gradient with
+torch's in float64 on the unsharded tensors, by the rule of ``benchmarks.roundings``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -16,7 +16,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional
+from torch_answers import Expected
+from torch_answers import compare as check_near
+from torch_gradients import Rounded, leaf, with_gradients
 
+from benchmarks.roundings import accumulator
 from shardfuse import DeviceMesh
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
 
@@ -45,7 +49,8 @@ class Here:
         summands = summands.to(self.device, dtype)
         mine = summands[tuple(c if p.is_partial() else 0 for c, p in zip(coordinate, placements, strict=True))]
         full = summands.double().sum(dim=list(range(len(teams))))
-        return Sample(full, self.cut(mine, placements).clone(), self, placements)
+        size = summands.double().square().sum(dim=list(range(len(teams)))).sqrt()
+        return Sample(full, self.cut(mine, placements).clone(), self, placements, size)
 
     def cut(self, full: Tensor, placements: Placements) -> Tensor:
         """This rank's piece of an unsharded tensor."""
@@ -63,15 +68,21 @@ class Sample:
     local: Tensor
     here: Here
     placements: Placements
+    size: Tensor
+    """How large its summands are, unsharded."""
 
-    def expect(self, got: Tensor | None, full: Tensor | None, eager: Tensor | None, what: str) -> None:
-        """``got`` lives as this tensor (or its gradient) does, and is this rank's piece of ``full``."""
+    @property
+    def rounded(self) -> Rounded:
+        """By what a sum over it may move: partial sums are rounded to their own type, others are added up wide."""
+        is_partial = any(p.is_partial() for p in self.placements)
+        return self.local.dtype if is_partial else accumulator(self.local.dtype), self.size
+
+    def expect(self, got: Tensor | None, expected: Expected, what: str) -> None:
+        """``got`` lives as this tensor (or its gradient) does, and is this rank's piece of what torch gives."""
         assert got is not None, f"{what} is missing"
         got = got.to_local() if isinstance(got, DTensor) else got
-        assert full is not None
-        assert eager is not None
         placements = whole(self.placements)
-        assert_close(got.detach(), self.here.cut(full, placements), self.here.cut(eager, placements), what)
+        check_near(what, got.detach(), expected, lambda x: self.here.cut(x, placements))
         if all(p.is_replicate() for p in placements):
             assert_same_on_all_ranks(got, what)
 
@@ -91,17 +102,6 @@ def named(placements: Placements, last: int) -> Placements:
     return [Shard(-1) if isinstance(p, Shard) and p.dim == last else p for p in placements]
 
 
-def assert_close(got: Tensor, full: Tensor, eager: Tensor, what: str) -> None:
-    assert (got.shape, got.dtype) == (full.shape, eager.dtype), f"{what}: {got.dtype} of shape {tuple(got.shape)}"
-    if got.numel() == 0:
-        return
-    error, eager_error = ((x.double() - full).square().mean().sqrt().item() for x in (got, eager))
-    # In float64 eager torch is what we compare with, and its own error is not seen.
-    slack = 16 if got.dtype == torch.float64 else 2 if got.dtype == torch.float32 and got.numel() >= 1000 else 3
-    unit = torch.finfo(got.dtype).eps * full.square().mean().sqrt().item()
-    assert error <= slack * max(eager_error, unit), f"{what}: error {error:.2e}, eager torch's {eager_error:.2e}"
-
-
 def assert_same_on_all_ranks(tensor: Tensor, what: str) -> None:
     """Replicas are bitwise equal."""
     if dist.is_initialized():
@@ -109,20 +109,6 @@ def assert_same_on_all_ranks(tensor: Tensor, what: str) -> None:
         dist.all_gather_object(everyone, tensor.detach().cpu())
         for rank, other in enumerate(everyone):
             assert torch.equal(other, everyone[0]), f"{what} of rank {rank} differs from rank 0's"
-
-
-def leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_()
-
-
-def reference(
-    function: Function, inputs: Iterable[Tensor], gradients: Iterable[Tensor], dtype: torch.dtype
-) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Results, and gradients of the inputs, of a function of unsharded tensors."""
-    leaves = [leaf(t.to(dtype)) for t in inputs]
-    results = function(*leaves)
-    torch.autograd.backward(results, [g.to(out.dtype) for g, out in zip(gradients, results, strict=True)])
-    return [t.detach() for t in results], [t.grad for t in leaves]
 
 
 def compare(
@@ -134,13 +120,13 @@ def compare(
     dtype: torch.dtype,
 ) -> None:
     """Results (each with a sample that lives where it does) and gradients, against torch's on unsharded tensors."""
-    values, upstream = [t.full for t in inputs.values()], [g.full for g in gradients]
-    full, full_grad = reference(function, values, upstream, torch.float64)
-    eager, eager_grad = reference(function, values, upstream, dtype)
-    for k, (what, (got, lives_as)) in enumerate(results.items()):
-        lives_as.expect(got, full[k], eager[k], what)
-    for k, ((name, given), got) in enumerate(zip(inputs.items(), found, strict=True)):
-        given.expect(got, full_grad[k], eager_grad[k], f"gradient of {name}")
+    given, upstream = list(inputs.values()), list(gradients)
+    rounded = [t.rounded for t in (*given, *upstream)]
+    expected = with_gradients(function, [t.full for t in given], [t.full for t in upstream], dtype, rounded)
+    for (what, (got, lives_as)), want in zip(results.items(), expected[: len(results)], strict=True):
+        lives_as.expect(got, want, what)
+    for (name, given), got, want in zip(inputs.items(), found, expected[len(results) :], strict=True):
+        given.expect(got, want, f"gradient of {name}")
 
 
 # --- norms -------------------------------------------------------------------------------------------------
@@ -189,7 +175,7 @@ def check_norm(here: Here, case: Norm, dtype: torch.dtype) -> None:
         "device": here.device,
         "dtype": dtype,
     }
-    output = Sample(gradients[0].full, gradients[0].local, here, case.output)
+    output = replace(gradients[0], placements=case.output)
     if case.residual is None:
         module: RMSNorm | AddRMSNorm = RMSNorm(hidden, EPS, **where)
     else:
@@ -354,7 +340,7 @@ def check_redistribute(here: Here, case: Move, dtype: torch.dtype) -> None:
     given = leaf(x.local)
     result = redistribute(given, here.mesh, case.source, case.target, grad=case.grad)
     result.backward(gradient.local)
-    target = Sample(x.full, x.local, here, case.target)
+    target = replace(x, placements=case.target)
     compare(lambda t: (t.clone(),), {"x": x}, [gradient], {"result": (result, target)}, [given.grad], dtype)
 
 

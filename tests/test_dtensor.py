@@ -12,6 +12,8 @@ from ranks import run_ranks
 from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch_answers import assert_like, compare
+from torch_gradients import with_gradients
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import (
@@ -71,6 +73,10 @@ NORMS: list[tuple[tuple[int, ...], tuple[int, ...], tuple[Placement, ...]]] = [
 ]
 
 
+def normed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x, w.shape, w, 1e-6)
+
+
 @pytest.mark.parametrize(("mesh", "shape", "placements"), NORMS, ids=str)
 def test_norm(mesh: tuple[int, ...], shape: tuple[int, ...], placements: tuple[Placement, ...]) -> None:
     run_ranks(torch.Size(mesh).numel(), lambda rank, size: check_norm(mesh, shape, placements).placements)
@@ -88,10 +94,10 @@ def test_one_definition_for_all_placements_and_sizes() -> None:
                 (y,) = fd.execute([distribute(x, mesh, placements), distribute(w, mesh, on_w)])
                 assert isinstance(y, DTensor)
                 assert y.placements == placements
-                torch.testing.assert_close(y.full_tensor(), torch.nn.functional.rms_norm(x, shape[1:], w, 1e-6))
+                assert_like(y.full_tensor(), normed, x, w)
         plain = fd.execute([numbers((3, 4)), numbers((4,), 1)])[0]
         assert type(plain) is torch.Tensor
-        torch.testing.assert_close(plain, torch.nn.functional.rms_norm(numbers((3, 4)), (4,), numbers((4,), 1), 1e-6))
+        assert_like(plain, normed, numbers((3, 4)), numbers((4,), 1))
 
     run_ranks(4, run)
 
@@ -107,7 +113,9 @@ def test_outputs_of_reductions() -> None:
         fd.add_output(fd.ops.cast(fd.ops.gt(t, 0.0), dtype=DataType.Int))
 
     def run(rank: int, size: int) -> list[tuple[Placement, ...]]:
-        expected = [x.sum(0), x.sum(1), x.sum(), x.t(), (x > 0).long()]
+        def expected(x: torch.Tensor) -> list[torch.Tensor]:
+            return [x.sum(0), x.sum(1), x.sum(), x.t(), (x > 0).long()]
+
         outputs = check_sum(define, [(x, (Shard(0), Shard(1)))], make_mesh((2, 2)), expected)
         return [y.placements for y in outputs]
 
@@ -131,7 +139,7 @@ def test_output_that_the_definition_places() -> None:
             y.axis(1).parallelize(ParallelType.mesh_x)
 
         for source in (Partial(), Shard(0), Shard(1), R):
-            (y,) = check_sum(define, [(x, (source,))], mesh, [2 * x])
+            (y,) = check_sum(define, [(x, (source,))], mesh, lambda x: [2 * x])
             assert y.placements == (Shard(1),)
             assert y.device_mesh is mesh
 
@@ -148,7 +156,7 @@ def test_visible_axis_of_partial_sums() -> None:
             t.set_device_mesh(DeviceMesh([0, 1]))
             t.axis(0).parallelize(ParallelType.mesh_x)
 
-        (y,) = check_sum(define, [(x, (Partial(),))], make_mesh((2,)), [x])
+        (y,) = check_sum(define, [(x, (Partial(),))], make_mesh((2,)), lambda x: [x])
         assert y.placements == (R,)
 
     run_ranks(2, run)
@@ -162,7 +170,7 @@ def test_plain_tensors_beside_dtensors() -> None:
             rms_norm(fd, [-1, 12], 12)
         (y,) = fd.execute([distribute(x, mesh, [Shard(1)]), w[6 * rank : 6 * rank + 6]])
         assert isinstance(y, DTensor)
-        torch.testing.assert_close(y.full_tensor(), torch.nn.functional.rms_norm(x, (12,), w, 1e-6))
+        assert_like(y.full_tensor(), normed, x, w)
 
     run_ranks(2, run)
 
@@ -179,7 +187,7 @@ def test_channels_last() -> None:
         (y,) = fd.execute([d])
         assert isinstance(y, DTensor)
         assert y.stride() == x.stride()
-        torch.testing.assert_close(y.full_tensor(), x.relu())
+        assert torch.equal(y.full_tensor(), x.relu())
 
     run_ranks(2, run)
 
@@ -258,9 +266,10 @@ def test_what_torch_cuts_elsewhere(
             fd.add_output(fd.ops.sum(t, [0]))
         for _ in range(2):
             outputs = fd.execute([distribute(x, torch_mesh, placements)])
-            for y, want in zip(outputs, (x.exp(), x.sum(0)), strict=True):
+            for y, function in zip(outputs, (torch.exp, lambda x: x.sum(0)), strict=True):
                 assert isinstance(y, DTensor)
-                torch.testing.assert_close(y.to_local(), distribute(want, torch_mesh, y.placements).to_local())
+                at = y.placements
+                assert_like(y.to_local(), function, x, place=lambda t, at=at: distribute(t, torch_mesh, at).to_local())
         assert outputs[0].placements == tuple(R if p.is_partial() else p for p in placements)
         return [c.kind for c in fd.explain().collectives]
 
@@ -295,7 +304,7 @@ def test_outputs_that_no_placement_says() -> None:
         y.merge(0, 1)
         y.axis(0).parallelize(ParallelType.mesh_x)
         (found,) = fd.execute([distribute(z, make_mesh((4,)), [R])])
-        torch.testing.assert_close(found.to_local(), distribute(-z, make_mesh((4,)), found.placements).to_local())
+        assert torch.equal(found.to_local(), distribute(-z, make_mesh((4,)), found.placements).to_local())
         assert [c.kind for c in fd.explain().collectives] == ["all_to_all"]
 
     run_ranks(4, across)
@@ -329,7 +338,8 @@ def test_what_else_takes_dtensors() -> None:
         given = distribute(x, mesh, [Shard(0), Shard(0)])
         (y,) = fd.validate([given], [x * x.sum(0)])
         assert kinds == [c.kind for c in fd.explain().collectives]
-        torch.testing.assert_close(y.to_local(), distribute(x * x.sum(0), mesh, [Shard(0)] * 2).to_local())
+        cut = [Shard(0)] * 2
+        assert_like(y.to_local(), lambda x: x * x.sum(0), x, place=lambda t: distribute(t, mesh, cut).to_local())
         assert torch.equal(given.to_local(), distribute(x * 2, mesh, [Shard(0)] * 2).to_local())
         with pytest.raises(ValidationError, match="output 0, off by"):
             fd.validate([distribute(x, mesh, [Shard(0)] * 2)], [x])
@@ -391,7 +401,7 @@ def test_a_mesh_that_is_a_part_of_the_world_in_another_order() -> None:
             assert (total.placements, total.shape) == ((R,), (4,))
             if rank in (3, 1):
                 assert torch.equal(doubled.to_local(), local * 2)
-                torch.testing.assert_close(total.to_local(), x.sum(0))
+                assert_like(total.to_local(), lambda x: x.sum(0), x)
             else:
                 assert doubled.to_local().numel() == total.to_local().numel() == 0
         if rank not in (3, 1):
@@ -447,17 +457,18 @@ def test_modules(source: Placement, output: Placement | None, output_grad: Place
         assert isinstance(y, DTensor)
         assert y.placements == (source if output is None else output,)
         (dx,) = gradients_of((y,), [distribute(w, mesh, y.placements)], [d])
-        full = x.clone().requires_grad_()
-        ones = torch.ones(12, requires_grad=True)
-        expected = torch.nn.functional.rms_norm(full, (12,), ones, 1e-6)
-        want_dx, want_dw = gradients_of((expected,), [w], [full, ones])
-        torch.testing.assert_close(y.full_tensor(), expected, rtol=1e-4, atol=1e-5)
+        want, want_dx, want_dw = with_gradients(lambda x, w: (normed(x, w),), [x, torch.ones(12)], [w])
+        compare("result", y.full_tensor().detach(), want)
         assert isinstance(dx, DTensor)
-        torch.testing.assert_close(dx.full_tensor(), want_dx, rtol=1e-4, atol=1e-5)
+        compare("gradient of x", dx.full_tensor(), want_dx)
         dw = norm.weight.grad
         assert isinstance(dw, DTensor)
-        own = want_dw.chunk(4)[rank] if source == Shard(1) else want_dw
-        torch.testing.assert_close(dw.to_local(), own, rtol=1e-4, atol=1e-5)
+        compare(
+            "gradient of the weight",
+            dw.to_local(),
+            want_dw,
+            lambda t: t.chunk(4)[rank] if source == Shard(1) else t,
+        )
 
     run_ranks(4, run)
 
@@ -468,26 +479,29 @@ def test_modules_of_two_tensors() -> None:
         x, r, w = numbers((4, 6)), numbers((4, 6), 1), numbers((4, 6), 2)
         ours = DeviceMesh([0, 1])
         add_norm = AddRMSNorm(6, mesh=ours, input=Partial(), residual=Shard(0), output=R, output_grad=Partial())
-        normed, residual = add_norm(distribute(x, mesh, [Partial()]), distribute(r, mesh, [Shard(0)]))
-        assert (normed.placements, residual.placements) == ((R,), (Shard(0),))
-        torch.testing.assert_close(normed.full_tensor(), torch.nn.functional.rms_norm(x + r, (6,), eps=1e-6))
-        torch.testing.assert_close(residual.full_tensor(), x + r)
-        gate, up = distribute(x, mesh, [Shard(1)]), distribute(r, mesh, [Shard(1)])
-        torch.testing.assert_close(
-            SwiGLU(mesh=ours, input=Shard(1))(gate, up).full_tensor(), torch.nn.functional.silu(x) * r
+        normed_, residual = add_norm(distribute(x, mesh, [Partial()]), distribute(r, mesh, [Shard(0)]))
+        assert (normed_.placements, residual.placements) == ((R,), (Shard(0),))
+        assert_like(
+            normed_.full_tensor().detach(), lambda x, r: torch.nn.functional.rms_norm(x + r, (6,), eps=1e-6), x, r
         )
+        assert_like(residual.full_tensor().detach(), torch.add, x, r)
+        gate, up = distribute(x, mesh, [Shard(1)]), distribute(r, mesh, [Shard(1)])
+        gated = SwiGLU(mesh=ours, input=Shard(1))(gate, up).full_tensor().detach()
+        assert_like(gated, lambda x, r: torch.nn.functional.silu(x) * r, x, r)
         logits = distribute(w, mesh, [Shard(1)]).requires_grad_()
         target = torch.tensor([0, 5, 2, 3])
         loss = CrossEntropyLoss(mesh=ours, logits=Shard(-1))(logits, distribute(target, mesh, [R]))
         loss.backward()
-        full = w.clone().requires_grad_()
-        expected = torch.nn.functional.cross_entropy(full, target)
-        expected.backward()
-        torch.testing.assert_close(loss.full_tensor(), expected)
-        torch.testing.assert_close(logits.grad.full_tensor(), full.grad)
+
+        def entropy(x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (torch.nn.functional.cross_entropy(x, target),)
+
+        want_loss, want_grad = with_gradients(entropy, [w], [torch.tensor(1.0)])
+        compare("loss", loss.full_tensor().detach(), want_loss)
+        compare("gradient", logits.grad.full_tensor(), want_grad)
         moved = redistribute(distribute(x, mesh, [Shard(0)]), ours, Shard(0), Shard(1))
         assert moved.placements == (Shard(1),)
-        torch.testing.assert_close(moved.full_tensor(), x)
+        assert torch.equal(moved.full_tensor(), x)
 
     run_ranks(2, run)
 
@@ -511,7 +525,7 @@ def test_parameters_that_are_dtensors() -> None:
         norm.weight = torch.nn.Parameter(distribute(numbers((6,), 5), mesh, [Shard(0)]))
         x = numbers((4, 6))
         y = norm(distribute(x, mesh, [Shard(1)]))
-        torch.testing.assert_close(y.full_tensor(), torch.nn.functional.rms_norm(x, (6,), numbers((6,), 5), 1e-6))
+        assert_like(y.full_tensor().detach(), normed, x, numbers((6,), 5))
         y.sum().redistribute(placements=[R]).backward()
         assert isinstance(norm.weight.grad, DTensor)
         assert norm.weight.grad.placements == (Shard(0),)

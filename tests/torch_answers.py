@@ -23,6 +23,8 @@ Argument = torch.Tensor | Number
 
 ROUNDINGS = 2
 """Of each element: the last op's own, and the one of what it was computed of."""
+DOUBLE = 64
+"""Roundings of the largest operand or result, of float64: torch's own sums, the reference, are as far off."""
 RUNS = 8
 """How often a program is run with its intermediate results moved, where roundings of the result alone do not do."""
 
@@ -45,11 +47,15 @@ class Expected:
 
         Twice the largest error of eager torch's in its row, and as far as the element moves when each intermediate
         result (of a sum: its partial sums) moves by a rounding of its type: another order of summation, or sums of
-        each rank's part, do no more than that. Of a sum near 0 this is roundings of its terms.
+        each rank's part, do no more than that. Of a sum near 0 this is roundings of its terms. In float64 torch's own
+        error cannot be seen: ``DOUBLE`` roundings of the row's largest element stand for it.
         """
         off = [(self.eager.to(self.wide.dtype) - self.wide).abs()]
         off = [torch.where(o.isfinite(), o, 0.0) for o in off]
-        off = [EAGER * (o.amax(-1, keepdim=True) if o.ndim else o) for o in off]
+        off = [EAGER * (o.amax(-1, keepdim=True) if o.ndim and o.numel() else o) for o in off]
+        if self.eager.dtype in (torch.float64, torch.complex128) and self.wide.numel():
+            size = self.wide.abs().nan_to_num(0, 0, 0)
+            off[0] = off[0] + DOUBLE * spacing(size.amax(-1, keepdim=True) if size.ndim else size, torch.float64)
         for other in self.moved():
             apart = (other - self.wide).abs()
             off.append(torch.where(apart.isfinite(), apart, 0.0))
@@ -279,6 +285,21 @@ def expected_of(reference: Callable[..., Any], *values: torch.Tensor) -> list[Ex
     ]
 
 
+def assert_beside(found: torch.Tensor, eager: torch.Tensor, what: str = "") -> None:
+    """``found`` is as eager torch computed it, where nothing in float64 is at hand.
+
+    4 roundings of each element, and 2 of the largest of its row: both it and eager torch may be off by half of that.
+    """
+    wide = widened(eager)
+    real = eager.abs() if eager.is_complex() else eager
+
+    def slack() -> torch.Tensor:
+        size = wide.abs().nan_to_num(0, 0, 0)
+        return 2 * spacing(size.amax(-1, keepdim=True) if size.ndim and size.numel() else size, real.dtype)
+
+    assert_near(found, wide, eager, n=4, signed=False, slack=slack, what=what)
+
+
 def assert_like(
     found: Any, reference: Callable[..., Any], *values: Any, place: Place = lambda x: x, n: float = 2
 ) -> None:
@@ -286,10 +307,6 @@ def assert_like(
     mine = [found] if isinstance(found, torch.Tensor) else list(found)
     for k, (got, want) in enumerate(zip(mine, expected_of(reference, *values), strict=True)):
         compare(f"result {k}", got, want, place, n)
-
-
-DOUBLE = 64
-"""Roundings of the largest operand or result, of float64: torch's own sums, the reference, are as far off."""
 
 
 def _as_torch_in_double(values: Sequence[torch.Tensor], wide: torch.Tensor) -> torch.Tensor:
@@ -303,15 +320,21 @@ def _as_torch_in_double(values: Sequence[torch.Tensor], wide: torch.Tensor) -> t
 def moved_operands(values: Sequence[torch.Tensor], run: int) -> list[torch.Tensor]:
     """In float64, each element moved by a rounding of the type in which sums of its own type are accumulated."""
     generator = torch.Generator().manual_seed(run)
-    out: list[torch.Tensor] = []
-    for v in values:
-        wide = widened(v)
-        if v.is_floating_point():
-            sign = torch.randint(0, 2, v.shape, generator=generator).mul(2).sub(1).to(v.device)
-            step = sign * spacing(wide, accumulator(v.dtype))
-            wide = torch.where(step.isfinite(), wide + step, wide)
-        out.append(wide)
-    return out
+    return [
+        moved_by_a_rounding(widened(v), accumulator(v.dtype), generator)
+        if isinstance(v, torch.Tensor) and v.is_floating_point()
+        else widened(v)
+        for v in values
+    ]
+
+
+def moved_by_a_rounding(
+    wide: torch.Tensor, dtype: torch.dtype, generator: torch.Generator, size: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Each element up or down by a rounding of ``dtype``, of the magnitude ``size`` where it is given; NaN stays."""
+    sign = torch.randint(0, 2, wide.shape, generator=generator).mul(2).sub(1).to(wide.device)
+    step = sign * spacing(wide if size is None else size, dtype)
+    return torch.where(step.isfinite(), wide + step, wide)
 
 
 # --- comparison --------------------------------------------------------------------------------------------
