@@ -299,9 +299,12 @@ class DefinitionError(ShardfuseError):
 
 
 class ProgramMismatchError(ShardfuseError):
-    """The ranks of a mesh came to run different programs. ``texts``: what each rank has, by rank."""
+    """The ranks of a mesh came to run different programs. ``texts``: what each rank has, by rank.
 
-    def __init__(self, texts: Mapping[int, str]) -> None:
+    ``place``: which of their calls it is, where it is not the first of this program.
+    """
+
+    def __init__(self, texts: Mapping[int, str], place: str = "") -> None:
         lines = {rank: text.splitlines() for rank, text in texts.items()}
         longest = max(map(len, lines.values()))
         column = [{rank: _line(own, k) for rank, own in lines.items()} for k in range(longest)]
@@ -314,7 +317,8 @@ class ProgramMismatchError(ShardfuseError):
         advice = "; where their shards differ in size, say of what: by sizes= of execute(), unsharded= of a module of "
         advice = f"{advice}shardfuse.nn, or a DTensor" if is_size else ""
         super().__init__(
-            f"the ranks do not run the same program, line {at + 1} is the first that differs: {have}. Give every rank "
+            f"{f'at {place} ' if place else ''}the ranks do not run the same program, line {at + 1} is the first that "
+            f"differs: {have}. Give every rank "
             f"of the mesh the same definition, unsharded sizes, mesh and options, in the same order{advice}"
         )
         self.ranks = tuple(tuple(ranks) for ranks in found.values())
@@ -327,6 +331,28 @@ def _line(lines: Sequence[str], k: int) -> str:
 
 def _rank_names(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+
+
+class WaitingCircleError(ShardfuseError):
+    """Ranks wait for one another in programs of different meshes. ``waits``: who waits, for whom, and in which ranks."""
+
+    def __init__(self, waits: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        links = "; ".join(f"rank {a} waits for rank {b} in a program of ranks {list(team)}" for a, b, team in waits)
+        super().__init__(
+            f"ranks wait for one another in a circle: {links}. Call programs whose meshes share ranks in the same order "
+            "on every rank"
+        )
+        self.ranks = tuple(a for a, _, _ in waits)
+
+
+class ForkedProcessError(ShardfuseError):
+    """A process that was forked from a rank came to do what only the rank can."""
+
+    def __init__(self, what: str, rank: int) -> None:
+        super().__init__(
+            f"{what} in a process that was forked from rank {rank}: only the rank itself communicates. Start processes "
+            "with the 'spawn' method, or run there what needs no other rank"
+        )
 
 
 class RanksLateError(ShardfuseError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..allocation.global_sizes import Unknown, global_sizes
-from ..compiler import Plan, compile_fusion, with_params
+from ..compiler import Plan, compile_fusion, sent, with_params
 from ..errors import EmptyFusionError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape
@@ -25,7 +25,9 @@ from ..ir.expr import BoundTensor, Number, Scalar
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from ..mesh import current_rank, world_size
+from ..mesh.calls import Call
 from ..mesh.groups import world_key
+from ..mesh.process import ledger_of
 from ..passes.recorded_domains import allocation_shape
 from ..passes.settle_inputs import settle_inputs
 from ..schedulers.in_place import replaceable
@@ -91,8 +93,13 @@ class FusionExecutorCache:
         if sizes or not self._asks:  # what was bound by asking other ranks has another key, and is asked about again
             program = self._programs.get(key)
             if program is not None:
+                if program.calls is not None:
+                    program.calls.append(program.call)
                 return program
-        return self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
+        program = self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
+        if program.calls is not None:
+            program.calls.append(program.call)
+        return program
 
     def tune(
         self, arguments: Sequence[Argument], sizes: Sizes | None, device: torch.device | None, tuner: Tuner
@@ -181,7 +188,11 @@ class FusionExecutorCache:
             bound = bind_arguments(self.fusion, arguments, rank, device)
             sizes, unknown = global_sizes(self.fusion, bound.local_shapes, said)
         if unknown:  # the exchange is a collective: all have to come to the same one
-            agree(ranks, self._description({}, bound.device))
+            asked = self._description({}, bound.device)
+            agree(ranks, asked)
+            ledger = ledger_of(ranks)
+            if ledger is not None:
+                ledger.calls.append(Call.of(asked))
         for u in unknown:
             sizes[u.tv][u.axis] = self._exchange(u, rank, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
@@ -192,8 +203,9 @@ class FusionExecutorCache:
     def _bind(self, call: _Call) -> Program:
         program = self._programs.get(call.key)
         if program is None:
-            with agreed(call.ranks, call.text):
+            with agreed(call.ranks, call.text) as made:
                 program = self._build(call)
+                made += sent(self.plan(call.sizes, call.numbers))
             self._programs.put(call.key, program)
             if (
                 self.options.autotunes(call.bound.device)
@@ -216,8 +228,9 @@ class FusionExecutorCache:
         self._tuned[key] = chosen
         self._plans.put(key, with_params(plan, chosen))
         self._programs = LRUCache(PROGRAMS)
-        with agreed(call.ranks, f"{call.text}\ntuned: {chosen}"):
+        with agreed(call.ranks, f"{call.text}\ntuned: {chosen}") as made:
             program = self._build(call)
+            made += sent(self.plan(call.sizes, call.numbers))
         self._programs.put(call.key, program)
         self.last_program = program
         return tuned
@@ -282,7 +295,9 @@ class FusionExecutorCache:
             allocation_shape(tv, t, call.rank) if tv.allocation_rank else None
             for tv, t in zip(self.fusion.outputs, builder.fusion.outputs, strict=True)
         ]
-        return builder.finish(forms)
+        program = builder.finish(forms)
+        ledger = ledger_of(call.ranks) if sent(self.plan(call.sizes, call.numbers)) else None
+        return program if ledger is None else replace(program, calls=ledger.calls, call=Call.of(call.text))
 
 
 def _asks_other_ranks(fusion: Fusion) -> bool:

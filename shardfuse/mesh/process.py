@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
@@ -22,18 +22,22 @@ from shardfuse.errors import (
     AlreadyInitializedError,
     BackendsDisagreeError,
     BackendUnavailableError,
+    ForkedProcessError,
     PeerLostError,
+    ProgramMismatchError,
     RendezvousError,
     ShardfuseError,
+    WaitingCircleError,
 )
-from shardfuse.mesh.groups import destroy_groups
+from shardfuse.mesh.calls import Ledger
+from shardfuse.mesh.groups import destroy_groups, keep_for_ever, keep_groups_for_ever
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
-from shardfuse.mesh.watchdog import Watchdog, say
+from shardfuse.mesh.watchdog import Fault, Watchdog, say
 
 # What a backend's name stands for: with NCCL, tensors on the CPU (counters, flags) are gloo's.
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 _RENDEZVOUS_TIMEOUT = 60.0  # seconds; ranks are started together
-_COMMUNICATION_PATIENCE = 2.0  # seconds to find the rank behind a collective that failed
+_COMMUNICATION_PATIENCE = 3.0  # seconds to find the rank behind a collective that failed
 _GRACE = 3.0  # seconds that a rank that is done keeps its connections open for ranks that are not
 
 
@@ -85,11 +89,27 @@ class _Life:
             guard.stop(self.context.timeout)
         if self.has_group():
             destroy_groups()
-        if guard is not None and self.job.is_host:
-            guard.wait_for_the_last()
+        if guard is not None:
+            guard.close(is_host=self.job.is_host)
         sys.excepthook = self.previous_hook
 
 
+@dataclass
+class _Start:
+    """A world that is being formed: its watchdog, where it has one by now."""
+
+    guard: Watchdog | None = None
+
+
+@dataclass
+class _Forked:
+    """Which rank this process was forked from, if it was."""
+
+    rank: int | None = None
+
+
+_start = _Start()
+_forked = _Forked()
 # By default process group, so that the end of one world is no part of the next.
 _lives: WeakKeyDictionary[dist.ProcessGroup, _Life] = WeakKeyDictionary()
 _adopted: WeakKeyDictionary[dist.ProcessGroup, ProcessContext] = WeakKeyDictionary()
@@ -119,16 +139,31 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     settings, launch = read_settings(), read_launch()
     if set_process_defaults(launch):
         torch.set_num_threads(1)
-    context = _choose(backend, launch, settings.timeout if timeout is None else timeout)
     job = open_job_store(launch, _RENDEZVOUS_TIMEOUT)
-    world, ranks_per_node = _agree(job, context, launch.local_size)
-    context = replace(context, ranks_per_node=ranks_per_node)
-    guard = None
-    if watchdog and context.world_size > 1:
-        store = PrefixStore("watchdog", PrefixStore(world, job.connect(settings.heartbeat_limit)))
+    world = f"world{PrefixStore(job.prefix, job.store).add(f'initialized/{launch.rank}', 1)}"
+    if watchdog and launch.world_size > 1:
+        # From here on the others learn what becomes of this rank, and this rank of the others.
+        connection = PrefixStore("watchdog", PrefixStore(world, job.connect(settings.heartbeat_limit)))
         host_rank = None if launch.agent_store else 0
-        guard = Watchdog(store, context.rank, context.world_size, host_rank, context.device, settings.heartbeat_limit)
-        guard.announce()
+        _start.guard = Watchdog(connection, launch.rank, launch.world_size, host_rank, settings.heartbeat_limit)
+        _start.guard.start()
+    try:
+        context = _choose(backend, launch, settings.timeout if timeout is None else timeout)
+        context = _form(job, world, context, launch.local_size)
+    except BaseException as error:
+        if _start.guard is not None:  # told at once: who catches the exception is in no world all the same
+            _start.guard.abandon(None if isinstance(error, BackendsDisagreeError) else _sentence(error))
+            _start.guard = None
+        raise
+    guard, _start.guard = _start.guard, None
+    life = _lives[_default_group()] = _Life(context, job, guard, previous_hook)
+    atexit.register(life.end)
+    return context
+
+
+def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -> ProcessContext:
+    """Form the default process group, all ranks together."""
+    ranks_per_node = _agree(job, world, context, local_size)
     dist.init_process_group(
         _BACKENDS[context.backend],
         store=PrefixStore(job.prefix, PrefixStore(world, job.store)),
@@ -137,12 +172,10 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         timeout=timedelta(seconds=context.timeout),
     )
     sys.excepthook = _report_and_exit  # torch has set one that holds back what the one before prints
-    if guard is not None:
+    if _start.guard is not None:
+        _start.guard.watch_device(context.device)
         _meet(job, f"{world}/formed", context)
-        guard.start()
-    life = _lives[_default_group()] = _Life(context, job, guard, previous_hook)
-    atexit.register(life.end)
-    return context
+    return replace(context, ranks_per_node=ranks_per_node)
 
 
 def ranks_per_node() -> int | None:
@@ -174,7 +207,32 @@ def fail(error: ShardfuseError | str) -> NoReturn:
     if dist.is_initialized() and _default_group() in _adopted:
         raise error if isinstance(error, ShardfuseError) else PeerLostError(dist.get_rank(), f"failed: {error}")
     life = _find_life()
-    _end(life, str(error), f"failed: {error}")
+    _end(None if life is None else life.watchdog, _rank_of(life), str(error), Fault(_rank_of(life), f"failed: {error}"))
+
+
+def check_is_a_rank(what: str) -> None:
+    """Raises ForkedProcessError in a process that was forked from a rank, whose connections it must not use."""
+    if _forked.rank is not None:
+        raise ForkedProcessError(what, _forked.rank)
+
+
+def own_watchdog() -> Watchdog | None:
+    """That of the world which `initialize` formed here, and has not ended."""
+    life = _find_life()
+    return None if life is None else life.watchdog
+
+
+def ledger_of(ranks: Sequence[int]) -> Ledger | None:
+    """Where calls of programs of these ranks are noted; ``None`` where nobody compares them."""
+    guard = own_watchdog()
+    return None if guard is None or len(ranks) < 2 else guard.ledgers.of(ranks)
+
+
+def note_failure(error: BaseException) -> None:
+    """What other ranks are told of has a traceback, which this rank prints in whatever way it ends."""
+    guard = own_watchdog()
+    if guard is not None and not isinstance(error, ShardfuseError):
+        guard.note_failure(_text_of(type(error), error, error.__traceback__, dist.get_rank()))
 
 
 def _choose(backend: str | None, launch: LaunchConfig, timeout: float) -> ProcessContext:
@@ -192,18 +250,16 @@ def _choose(backend: str | None, launch: LaunchConfig, timeout: float) -> Proces
     return ProcessContext(launch.rank, launch.world_size, launch.local_rank, device, chosen, timeout)
 
 
-def _agree(job: JobStore, context: ProcessContext, local_size: int) -> tuple[str, int]:
-    """Compare the ranks' choices; a name for this world, which no earlier one in the same store had, and the smallest
-    number of ranks on a host."""
+def _agree(job: JobStore, world: str, context: ProcessContext, local_size: int) -> int:
+    """Compare the ranks' choices; the smallest number of ranks on a host."""
     store = PrefixStore(job.prefix, job.store)
-    world = f"world{store.add(f'initialized/{context.rank}', 1)}"
     store.set(f"{world}/backend/{context.rank}", f"{context.backend} {local_size}")
     _meet(job, f"{world}/chosen", context)
     told = [store.get(f"{world}/backend/{rank}").decode().split() for rank in range(context.world_size)]
     chosen = [backend for backend, _ in told]
     if len(set(chosen)) > 1:
         raise BackendsDisagreeError(chosen)
-    return world, min(int(size) for _, size in told)
+    return min(int(size) for _, size in told)
 
 
 def _meet(job: JobStore, key: str, context: ProcessContext) -> None:
@@ -220,28 +276,59 @@ def _report_and_exit(kind: type[BaseException], error: BaseException, trace: Tra
     """What happens to an exception that nobody caught: the reason on every rank, in one line, and no hang.
 
     A ShardfuseError is its sentence. A collective that failed because of another rank is that rank's fault, and
-    says so. Anything else keeps its traceback.
+    says so. Anything else keeps its traceback, and is this rank's fault.
     """
     life = _find_life()
-    guard = None if life is None else life.watchdog
+    guard = _start.guard if life is None else life.watchdog
+    rank = _rank_of(life)
+    if _is_of_communication(error, trace) and guard is not None:
+        culprit = guard.culprit(_COMMUNICATION_PATIENCE)
+        if culprit is not None and culprit.rank != rank:
+            guard.claim()
+            guard.fail(culprit.line(rank), culprit)
+    if guard is not None:
+        guard.claim()  # before anything else: a rank that ends for this fault must not end this one meanwhile
     if not isinstance(error, ShardfuseError):
-        is_communication = isinstance(error, RuntimeError)  # torch raises it, or a class of it, for collectives
-        culprit = None if guard is None else guard.culprit(_COMMUNICATION_PATIENCE if is_communication else 0.0)
-        if culprit is not None and is_communication:
-            _end(life, str(culprit), culprit.reason, culprit.rank)
-        rank = _launched_rank() if life is None else life.context.rank
-        text = "".join(traceback.format_exception(kind, error, trace))
-        sys.stderr.write(textwrap.indent(text, f"[rank{rank}]: ", lambda line: True))
-    line = str(error) if isinstance(error, ShardfuseError) else f"{kind.__name__}: {error}"
-    _end(life, line, f"failed: {line}")
+        sys.stderr.write(_text_of(kind, error, trace, rank))
+    _end(guard, rank, _sentence(error), _fault_of(error, rank), has_claimed=True)
 
 
-def _end(life: _Life | None, line: str, reason: str, culprit: int | None = None) -> NoReturn:
-    rank = _launched_rank() if life is None else life.context.rank
-    if life is not None and life.watchdog is not None:
-        life.watchdog.fail(line, PeerLostError(rank if culprit is None else culprit, reason))
+def _is_of_communication(error: BaseException, trace: TracebackType | None) -> bool:
+    """Does it come out of torch.distributed?  torch raises RuntimeErrors, and classes of it, for anything at all."""
+    frames = traceback.extract_tb(trace)
+    innermost = frames[-1].filename if frames else ""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/torch/distributed/" in innermost)
+
+
+def _fault_of(error: BaseException, rank: int) -> Fault:
+    """What the others are told of an exception: whose fault it is, which is not always the rank's that ends by it."""
+    if isinstance(error, PeerLostError):
+        return Fault(error.rank, error.reason)
+    if isinstance(error, ProgramMismatchError | WaitingCircleError):
+        return Fault(None, str(error))
+    return Fault(rank, f"failed: {_sentence(error)}")
+
+
+def _sentence(error: BaseException) -> str:
+    return str(error) if isinstance(error, ShardfuseError) else f"{type(error).__name__}: {error}"
+
+
+def _text_of(kind: type[BaseException], error: BaseException, trace: TracebackType | None, rank: int) -> str:
+    text = "".join(traceback.format_exception(kind, error, trace))
+    return textwrap.indent(text, f"[rank{rank}]: ", lambda line: True)
+
+
+def _end(guard: Watchdog | None, rank: int, line: str, fault: Fault, *, has_claimed: bool = False) -> NoReturn:
+    if guard is not None:
+        if not has_claimed:
+            guard.claim()
+        guard.fail(line, fault)
     say(rank, line)
     os._exit(1)
+
+
+def _rank_of(life: _Life | None) -> int:
+    return _launched_rank() if life is None else life.context.rank
 
 
 def _launched_rank() -> int:
@@ -257,3 +344,26 @@ def _find_life() -> _Life | None:
 
 def _default_group() -> dist.ProcessGroup:
     return cast("dist.ProcessGroup", cast("Any", dist).group.WORLD)
+
+
+def _leave_to_the_parent() -> None:
+    """In a forked process: it is no rank, so it neither ends one nor reports as one.
+
+    The groups and stores are never let go of in it: their destructors join threads that only the parent has, and
+    would shut connections down that are the parent's.
+    """
+    if _lives or _start.guard is not None:
+        keep_groups_for_ever()
+    for life in tuple(_lives.values()):
+        life.ended = True
+        atexit.unregister(life.end)
+        keep_for_ever(life.job.store, life.watchdog)
+        _forked.rank = life.context.rank
+    if sys.excepthook is _report_and_exit:
+        sys.excepthook = next((life.previous_hook for life in _lives.values()), sys.__excepthook__)
+    keep_for_ever(_start.guard)
+    _lives.clear()
+    _start.guard = None
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
