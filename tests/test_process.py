@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from kill_points import kill_at
+from process_environment import environment
 
 from shardfuse.errors import AlreadyInitializedError, BackendUnavailableError
 from shardfuse.mesh.process import finalize, initialize
@@ -57,15 +58,6 @@ class Outcome:
     def lines(self) -> list[str]:
         """What shardfuse said, in the order of ranks, without its head."""
         return [line for _, line in sorted(re.findall(r"^shardfuse: rank (\d): (.*)$", self.output, re.MULTILINE))]
-
-
-def environment() -> dict[str, str]:
-    """This process's, without what a launcher of its own has put there."""
-    launcher = re.compile(r"(OMPI|PMIX|PRTE|PMI|SLURM|TORCHELASTIC)_|(LOCAL_|GROUP_|ROLE_|MASTER_|WORLD_|RANK)")
-    env = {name: value for name, value in os.environ.items() if not launcher.match(name)}
-    env["PYTHONPATH"] = str(SCRIPT.parents[1])
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-    return env
 
 
 def commands(launcher: str, case: str) -> list[tuple[list[str], dict[str, str]]]:

@@ -35,7 +35,7 @@ from ..config import VERSION, read_settings
 from ..errors import PeerLostError, ProgramMismatchError, RanksLateError, ShardfuseError, WaitingCircleError
 from ..mesh.calls import Call
 from ..mesh.groups import current_rank, default_group, default_store, default_timeout, world_size
-from ..mesh.process import check_is_a_rank, ledger_of, note_failure, own_watchdog
+from ..mesh.process import check_is_a_rank, is_forked, ledger_of, note_failure, own_watchdog
 from ..mesh.rendezvous import PrefixStore, Store
 from .options import CompileOptions
 
@@ -78,12 +78,13 @@ def agreed(ranks: Sequence[int], text: str) -> Generator[list[str]]:
     try:
         yield made
     except Exception as error:
-        if side is not None:
+        if side is not None and not is_forked():
             note_failure(error)
             if not side.compare(ranks, text, made, error):
                 side.tell_failure(error)
         raise
     if side is not None:
+        check_is_a_rank(f"a fusion over ranks {list(ranks)} was called")
         side.compare(ranks, text, made, None)
 
 
@@ -100,7 +101,7 @@ def failures_told(ranks: Sequence[int]) -> Generator[None]:
         yield
     except Exception as error:
         side = _side_of(ranks)
-        if side is not None:
+        if side is not None and not is_forked():
             note_failure(error)
             side.tell_failure(error)
         raise
@@ -274,7 +275,7 @@ class _Side:
                 continue
             lost = None if guard is None else guard.lost(rank)
             if lost is not None and not self.store.check([key]):
-                raise self.passed_on(rank, f"{lost} before it came to a program that this rank is about to run")
+                raise self.passed_on(rank, f"{lost} before it came to the next program of ranks {list(comparison.ranks)}")
             state = self.state_of(rank)
             if state is None:
                 continue

@@ -143,7 +143,7 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     world = f"world{PrefixStore(job.prefix, job.store).add(f'initialized/{launch.rank}', 1)}"
     if watchdog and launch.world_size > 1:
         # From here on the others learn what becomes of this rank, and this rank of the others.
-        connection = PrefixStore("watchdog", PrefixStore(world, job.connect(settings.heartbeat_limit)))
+        connection = PrefixStore("watchdog", PrefixStore(world, job.connect(_RENDEZVOUS_TIMEOUT + 2 * settings.heartbeat_limit)))
         host_rank = None if launch.agent_store else 0
         _start.guard = Watchdog(connection, launch.rank, launch.world_size, host_rank, settings.heartbeat_limit)
         _start.guard.start()
@@ -208,6 +208,11 @@ def fail(error: ShardfuseError | str) -> NoReturn:
         raise error if isinstance(error, ShardfuseError) else PeerLostError(dist.get_rank(), f"failed: {error}")
     life = _find_life()
     _end(None if life is None else life.watchdog, _rank_of(life), str(error), Fault(_rank_of(life), f"failed: {error}"))
+
+
+def is_forked() -> bool:
+    """Was this process forked from a rank?  Then it is none, whatever it has of the rank's."""
+    return _forked.rank is not None
 
 
 def check_is_a_rank(what: str) -> None:

@@ -115,6 +115,7 @@ class Watchdog:
     ) -> None:
         self.ledgers = Ledgers(rank)
         self._rank = rank
+        self._others = [other for other in range(world_size) if other != rank]
         self._host_rank = host_rank
         self._limit = heartbeat_limit
         self._probe: StreamProbe | None = None
@@ -135,6 +136,7 @@ class Watchdog:
     def start(self) -> None:
         """Begin to beat and to watch: a rank that has not been seen yet is not missed."""
         self._board.start()
+        self._board.exchange(_ANSWER)  # the others are to see a rank that ends at once
         self._thread.start()
 
     def watch_device(self, device: torch.device) -> None:
@@ -171,7 +173,7 @@ class Watchdog:
     def close(self, *, is_host: bool) -> None:
         """Ask the store no more; where this rank serves it, once no other rank needs it."""
         if is_host:
-            self._wait(("left",), _FAREWELL)
+            self._wait(("left",), _FAREWELL, or_lost=True)
         self._board.close()
 
     def abandon(self, reason: str | None) -> None:
@@ -204,7 +206,7 @@ class Watchdog:
         try:
             say(self._rank, line)
             if self._tell(fault):
-                self._wait(("failed", "left"), _FAREWELL)
+                self._wait(("failed", "left"), _FAREWELL, or_lost=True)
         finally:
             os._exit(1)
 
@@ -213,22 +215,29 @@ class Watchdog:
         self._board.tell_failure(fault.rank, fault.reason)
         return self._board.exchange(_ANSWER)
 
-    def _wait(self, states: Sequence[State], timeout: float) -> bool:
-        """True once every other rank is in one of the states, has ended or is silent; False at the end of the time."""
+    def _wait(self, states: Sequence[State], timeout: float, *, or_lost: bool = False) -> bool:
+        """True once every other rank is in one of the states; False at the end of the time, or where the store is gone.
+
+        or_lost: nor waits for one that has ended or is silent, which the watchdog otherwise ends this rank for.
+        """
         deadline = time.monotonic() + timeout
         pause = 0.005
         while time.monotonic() < deadline:
             answered = self._board.exchange(min(_ANSWER, deadline - time.monotonic()))
             if self._board.error is not None:
                 return False
-            if answered and all(
-                record.state in states or record.identity.has_ended() or self._silence.of.get(rank, 0.0) > self._limit
-                for rank, record in self._board.records.items()
-            ):
+            if answered and all(self._is_in(rank, states, or_lost) for rank in self._others):
                 return True
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
         return False
+
+    def _is_in(self, rank: int, states: Sequence[State], or_lost: bool) -> bool:
+        record = self._board.records.get(rank)
+        if record is None:
+            return False
+        is_lost = record.identity.has_ended() or self._silence.of.get(rank, 0.0) > self._limit
+        return record.state in states or (or_lost and is_lost)
 
     # for the watchdog's thread
 
