@@ -151,9 +151,16 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         context = _choose(backend, launch, settings.timeout if timeout is None else timeout)
         context = _form(job, world, context, launch.local_size)
     except BaseException as error:
-        if _start.guard is not None:  # told at once: who catches the exception is in no world all the same
-            _start.guard.abandon(None if isinstance(error, BackendsDisagreeError) else _sentence(error))
-            _start.guard = None
+        guard, _start.guard = _start.guard, None
+        if guard is None:
+            raise
+        if _is_of_communication(error, error.__traceback__):
+            culprit = guard.culprit(_COMMUNICATION_PATIENCE)
+            if culprit is not None and culprit.rank is not None:
+                guard.abandon(None)
+                raise PeerLostError(culprit.rank, culprit.reason) from error
+        # Told at once: who catches the exception is in no world all the same.
+        guard.abandon(None if isinstance(error, BackendsDisagreeError) else _sentence(error))
         raise
     guard, _start.guard = _start.guard, None
     life = _lives[_default_group()] = _Life(context, job, guard, previous_hook)

@@ -164,7 +164,9 @@ class Watchdog:
 
     def stop(self, timeout: float) -> None:
         """Wait for the others as `leave` does, for longer, then end the watch."""
-        self._wait(("leaving", "left"), timeout)
+        lost = None if self._wait(("leaving", "left"), timeout) else self._look()
+        if lost is not None:
+            self._end_for(lost)
         self._stop.set()
         self._thread.join()
         self._state = "left"
@@ -180,7 +182,8 @@ class Watchdog:
         """End the watch of a world that did not come about; ``reason``: what those who wait for it are told."""
         self._stop.set()
         if reason is not None:
-            self._tell(Fault(self._rank, f"failed: {reason}"))
+            if self._tell(Fault(self._rank, f"failed: {reason}")):
+                self._wait(("failed", "left"), _FAREWELL, or_lost=True)
         self._board.close()
 
     def culprit(self, patience: float) -> Fault | None:
@@ -247,10 +250,13 @@ class Watchdog:
             found = self._look() or self._differing_calls() or self._blocking_leaver()
             if found is None or self._stop.is_set() or self._may_end_by_itself(found):
                 continue
-            self.claim()
-            if found.rank == self._rank:
-                sys.stderr.write(self._trace)
-            self.fail(found.line(self._rank), found)
+            self._end_for(found)
+
+    def _end_for(self, found: Fault) -> NoReturn:
+        self.claim()
+        if found.rank == self._rank:
+            sys.stderr.write(self._trace)
+        self.fail(found.line(self._rank), found)
 
     def _may_end_by_itself(self, found: Fault) -> bool:
         """For a while, where an exception is what went wrong here, and nobody may have caught it."""
