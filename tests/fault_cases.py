@@ -21,12 +21,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from process_environment import environment
 
+if TYPE_CHECKING:
+    from shardfuse import FusionDefinition
+
 STAGES = ("initialize", "first", "making", "collective", "between", "exit")
 FAULTS = ("kill", "stop", "raise", "exit", "_exit", "fork", "fork_raise")
+DIFFERENCES = ("one_cached", "both_cached", "both_new", "one_more", "another_next")
 CASES = [(stage, fault, who) for stage in STAGES for fault in FAULTS for who in (0, 1)]
+CASES += [("calls", difference, 1) for difference in DIFFERENCES]
 HEARTBEAT = 4.0
 """Seconds without a sign of life after which a rank counts as gone."""
 STRICT = 10.0
@@ -58,6 +64,8 @@ class Outcome:
         if self.seconds > limit:
             found.append(f"the last rank ended after {self.seconds:.1f} s")
         survivor, text = self.codes[1 - who], self.outputs[1 - who]
+        if stage == "calls":
+            return found + self._unlike_calls()
         if fault in ("fork", "fork_raise") or (stage == "exit" and fault in ("raise", "exit")):
             if self.codes != [0, 0]:
                 found.append(f"exit codes {self.codes}, though no rank is lost")
@@ -70,6 +78,20 @@ class Outcome:
             found.append(f"rank {1 - who} does not name rank {who}")
         if fault == "raise" and stage != "exit" and "ValueError: a bug" not in self.outputs[who]:
             found.append(f"rank {who} lost its traceback")
+        return found
+
+    def _unlike_calls(self) -> list[str]:
+        """Both ranks end with what each of them called; where one has made a call more, with who has left."""
+        found = [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 1]
+        both = {
+            "one_more": [r"rank 1 left before collective 4 of ranks \[0, 1\]", "this rank left before collective 4 "],
+            "another_next": [r"at call 5 of .*: rank 0 has `T1 = fd.ops.exp\(T0\)`; rank 1 has `T1 = fd.ops.relu\(T0\)`"],
+        }.get(self.case[1], [r"rank 0 has `T0: unsharded \[16, 4\]`; rank 1 has `T0: unsharded \[14, 4\]`"])
+        if self.case[1] in ("one_cached", "both_cached"):
+            both = [rf"at call {4 if self.case[1] == 'one_cached' else 5} of ranks \[0, 1\] .*{both[0]}"]
+        for rank, text in enumerate(self.outputs):
+            if not re.search(rf"^shardfuse: rank {rank}: .*{both[rank % len(both)]}", text, re.MULTILINE):
+                found.append(f"rank {rank} does not say what differs")
         return found
 
     def __str__(self) -> str:
@@ -125,12 +147,50 @@ def once(fault: str, function: Callable[..., object]) -> Callable[..., object]:
     return run
 
 
+def program(op: str) -> FusionDefinition:
+    """The sum over the rows of ``op``, of a tensor [any, 4] that is sharded by rows."""
+    from shardfuse import DeviceMesh, FusionDefinition, ParallelType
+
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 4])
+        fd.add_output(fd.ops.sum(getattr(fd.ops, op)(x), [0]))
+        x.set_device_mesh(DeviceMesh([0, 1]))
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+    return fd
+
+
+def call_differently(difference: str, *, is_guilty: bool) -> None:
+    """Three calls alike, then one that is not: the guilty rank has 7 rows for 8, makes no call, or another."""
+    import torch
+
+    fd, other = program("exp"), program("relu")
+    eight, seven = torch.zeros(8, 4), torch.zeros(7, 4)
+    for rows in (seven, eight, eight) if difference == "both_cached" else (eight, eight, eight):
+        fd.execute([rows])
+    if difference in ("both_cached", "another_next"):
+        other.execute([eight])
+    print(f"fault {time.time()}", flush=True)
+    match difference:
+        case "one_cached" | "both_cached":
+            fd.execute([seven if is_guilty else eight])
+        case "both_new":
+            program("neg").execute([seven if is_guilty else eight])
+        case _:
+            if not is_guilty:
+                fd.execute([eight])
+            if difference == "another_next":
+                other.execute([eight])
+    if difference == "both_cached":  # gloo may add up rows that are not one another's
+        time.sleep(SLACK)
+
+
 def work(stage: str, fault: str, *, is_guilty: bool) -> None:
     """What a rank of a case does; the fault is where the stage is."""
     import torch
     import torch.distributed as dist
 
-    from shardfuse import DeviceMesh, FusionDefinition, ParallelType, initialize
+    from shardfuse import initialize
     from shardfuse.executor import nccl
     from shardfuse.frontend.executor_cache import FusionExecutorCache
 
@@ -139,13 +199,10 @@ def work(stage: str, fault: str, *, is_guilty: bool) -> None:
     initialize(timeout=600)
     if is_guilty and stage == "exit":
         atexit.register(misbehave, fault)  # before what initialize() has registered
-    mesh = DeviceMesh([0, 1])
-    with FusionDefinition() as fd:
-        x = fd.define_tensor([-1, 4])
-        fd.add_output(fd.ops.sum(fd.ops.exp(x), [0]))
-        x.set_device_mesh(mesh)
-        x.outer_split(0, 2)
-        x.axis(0).parallelize(ParallelType.mesh_x)
+    if stage == "calls":
+        call_differently(fault, is_guilty=is_guilty)
+        return
+    fd = program("exp")
     if is_guilty and stage == "first":
         misbehave(fault)
     if is_guilty and stage == "making":

@@ -82,7 +82,7 @@ def run(launcher: str, case: str) -> Outcome:
         for command, own in commands(launcher, case)
     ]
     try:
-        output = "".join(rank.communicate(timeout=60)[0] for rank in ranks)
+        output = "".join(rank.communicate(timeout=150)[0] for rank in ranks)
     finally:
         for rank in ranks:
             rank.kill()
