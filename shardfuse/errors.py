@@ -333,28 +333,6 @@ def _rank_names(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
 
 
-class WaitingCircleError(ShardfuseError):
-    """Ranks wait for one another in programs of different meshes. ``waits``: who waits, for whom, and in which ranks."""
-
-    def __init__(self, waits: Sequence[tuple[int, int, Sequence[int]]]) -> None:
-        links = "; ".join(f"rank {a} waits for rank {b} in a program of ranks {list(team)}" for a, b, team in waits)
-        super().__init__(
-            f"ranks wait for one another in a circle: {links}. Call programs whose meshes share ranks in the same order "
-            "on every rank"
-        )
-        self.ranks = tuple(a for a, _, _ in waits)
-
-
-class ForkedProcessError(ShardfuseError):
-    """A process that was forked from a rank came to do what only the rank can."""
-
-    def __init__(self, what: str, rank: int) -> None:
-        super().__init__(
-            f"{what} in a process that was forked from rank {rank}: only the rank itself communicates. Start processes "
-            "with the 'spawn' method, or run there what needs no other rank"
-        )
-
-
 class RanksLateError(ShardfuseError):
     """Some ranks of a mesh did not come to a program within the timeout."""
 

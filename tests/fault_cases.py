@@ -85,7 +85,9 @@ class Outcome:
         found = [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 1]
         both = {
             "one_more": [r"rank 1 left before collective 4 of ranks \[0, 1\]", "this rank left before collective 4 "],
-            "another_next": [r"at call 5 of .*: rank 0 has `T1 = fd.ops.exp\(T0\)`; rank 1 has `T1 = fd.ops.relu\(T0\)`"],
+            "another_next": [
+                r"at call 5 of .*: rank 0 has `T1 = fd.ops.exp\(T0\)`; rank 1 has `T1 = fd.ops.relu\(T0\)`"
+            ],
         }.get(self.case[1], [r"rank 0 has `T0: unsharded \[16, 4\]`; rank 1 has `T0: unsharded \[14, 4\]`"])
         if self.case[1] in ("one_cached", "both_cached"):
             both = [rf"at call {4 if self.case[1] == 'one_cached' else 5} of ranks \[0, 1\] .*{both[0]}"]

@@ -20,11 +20,11 @@ from shardfuse.errors import (
     ProgramMismatchError,
     RanksLateError,
     ShardfuseError,
-    WaitingCircleError,
 )
 from shardfuse.executor import agreement
 from shardfuse.executor.options import CompileOptions
 from shardfuse.frontend import executor_cache
+from shardfuse.rank_errors import WaitingCircleError
 
 WORLD = 3
 

@@ -116,7 +116,9 @@ def test_a_difference_that_is_thousands_of_calls_old_is_told() -> None:
         ranks.ledgers[rank]._until = dict.fromkeys(ranks.ledgers[rank]._until, 0.0)  # seconds later
     ranks.look_all(1)
     assert sorted(ranks.errors) == list(TEAM)
-    assert "at one of the calls of ranks [0, 1, 2], thousands of calls ago, the ranks do not run" in str(ranks.errors[0])
+    assert "at one of the calls of ranks [0, 1, 2], thousands of calls ago, the ranks do not run" in str(
+        ranks.errors[0]
+    )
 
 
 def test_teams_are_counted_each_for_itself() -> None:
@@ -151,4 +153,4 @@ def test_a_wait_that_ends_while_it_is_looked_at_is_not_told() -> None:
     ledger.waits = waited
     ledger.calls = Calls()
     told = ledger.take_in()
-    assert (told.count, told.waits) == (1, 0)
+    assert (told.calls, told.waits) == (1, 0)

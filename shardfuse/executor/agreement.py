@@ -32,11 +32,12 @@ import torch
 import torch.distributed as dist
 
 from ..config import VERSION, read_settings
-from ..errors import PeerLostError, ProgramMismatchError, RanksLateError, ShardfuseError, WaitingCircleError
+from ..errors import PeerLostError, ProgramMismatchError, RanksLateError, ShardfuseError
 from ..mesh.calls import Call
 from ..mesh.groups import current_rank, default_group, default_store, default_timeout, world_size
 from ..mesh.process import check_is_a_rank, is_forked, ledger_of, note_failure, own_watchdog
 from ..mesh.rendezvous import PrefixStore, Store
+from ..rank_errors import WaitingCircleError
 from .options import CompileOptions
 
 _QUIET = 0.2  # seconds of waiting before a rank says where it waits
@@ -252,7 +253,9 @@ class _Side:
                 if waited > _QUIET:
                     if is_quiet:
                         self.waits += 1
-                        self.tell("waits", ranks=comparison.ranks, k=comparison.k, text=comparison.text, serial=self.waits)
+                        self.tell(
+                            "waits", ranks=comparison.ranks, k=comparison.k, text=comparison.text, serial=self.waits
+                        )
                         is_quiet = False
                         if ledger is not None:
                             ledger.waits = Call.of(comparison.text)
@@ -275,7 +278,9 @@ class _Side:
                 continue
             lost = None if guard is None else guard.lost(rank)
             if lost is not None and not self.store.check([key]):
-                raise self.passed_on(rank, f"{lost} before it came to the next program of ranks {list(comparison.ranks)}")
+                raise self.passed_on(
+                    rank, f"{lost} before it came to the next program of ranks {list(comparison.ranks)}"
+                )
             state = self.state_of(rank)
             if state is None:
                 continue

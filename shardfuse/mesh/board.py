@@ -41,7 +41,7 @@ class Record:
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
         identity, state, beat, sequences, calls = json.loads(text)
-        told = {key: Told(*values) for key, values in cast("dict[str, list[int]]", calls).items()}
+        told = {key: Told(*values) for key, values in cast("dict[str, tuple[int, int, int, bool]]", calls).items()}
         return cls(ProcessIdentity.from_json(identity), state, beat, sequences, told)
 
 

@@ -44,14 +44,18 @@ class Call:
         return cls(text, int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") & _BITS)
 
 
+NO_CALL = Call("", 0)
+"""Of a program that nobody compares."""
+
+
 class Told(NamedTuple):
     """What a rank publishes of a team.
 
-    count: of its calls. chain: digest of them all. waits: digest of the program that it waits to call next, or 0.
+    calls: how many it has made. chain: digest of them all. waits: digest of the program that it waits to call, or 0.
     differs: it has seen that calls differ, and every rank is to publish what it called.
     """
 
-    count: int
+    calls: int
     chain: int
     waits: int
     differs: bool
@@ -106,10 +110,10 @@ class Ledger:
 
     def contradicts(self, other: Told) -> bool:
         """Has another rank called, or does it wait to call, another program than this rank at the same place?"""
-        chain = self._chain_at(other.count)
+        chain = self._chain_at(other.calls)
         if chain is not None and chain != other.chain:
             return True
-        after = self._chain_at(other.count + 1)
+        after = self._chain_at(other.calls + 1)
         return other.waits != 0 and after is not None and after != _linked(other.chain, other.waits)
 
     def _chain_at(self, count: int) -> int | None:
@@ -199,7 +203,7 @@ class Ledgers:
         if error is not None or has_patience:
             return error
         told = {self._rank: ledger.told, **told}
-        texts = {rank: f"{other.count} calls, digest {other.chain:x}" for rank, other in told.items()}
+        texts = {rank: f"{other.calls} calls, digest {other.chain:x}" for rank, other in told.items()}
         return ProgramMismatchError(texts, f"one of the calls of ranks {list(ledger.ranks)}, thousands of calls ago,")
 
 

@@ -22,17 +22,16 @@ from shardfuse.errors import (
     AlreadyInitializedError,
     BackendsDisagreeError,
     BackendUnavailableError,
-    ForkedProcessError,
     PeerLostError,
     ProgramMismatchError,
     RendezvousError,
     ShardfuseError,
-    WaitingCircleError,
 )
 from shardfuse.mesh.calls import Ledger
 from shardfuse.mesh.groups import destroy_groups, keep_for_ever, keep_groups_for_ever
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
 from shardfuse.mesh.watchdog import Fault, Watchdog, say
+from shardfuse.rank_errors import ForkedProcessError, WaitingCircleError
 
 # What a backend's name stands for: with NCCL, tensors on the CPU (counters, flags) are gloo's.
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
@@ -143,7 +142,9 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     world = f"world{PrefixStore(job.prefix, job.store).add(f'initialized/{launch.rank}', 1)}"
     if watchdog and launch.world_size > 1:
         # From here on the others learn what becomes of this rank, and this rank of the others.
-        connection = PrefixStore("watchdog", PrefixStore(world, job.connect(_RENDEZVOUS_TIMEOUT + 2 * settings.heartbeat_limit)))
+        connection = PrefixStore(
+            "watchdog", PrefixStore(world, job.connect(_RENDEZVOUS_TIMEOUT + 2 * settings.heartbeat_limit))
+        )
         host_rank = None if launch.agent_store else 0
         _start.guard = Watchdog(connection, launch.rank, launch.world_size, host_rank, settings.heartbeat_limit)
         _start.guard.start()

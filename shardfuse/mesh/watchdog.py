@@ -13,8 +13,8 @@ Every rank reads all records twice a second. Another rank cannot be waited for a
 
 A rank that leaves while the others have nothing more to do with it disturbs nobody.
 
-The store is asked by a thread of its own (`board.py`); the watchdog decides by what that has read, and nothing here waits
-for the store without a limit. Time in which this process itself stood still, as of a job that was suspended, is
+The store is asked by a thread of its own (`board.py`); the watchdog decides by what that has read, and nothing here
+waits for the store without a limit. Time in which this process itself stood still, as of a job that was suspended, is
 nobody's silence.
 """
 
@@ -110,9 +110,7 @@ class Watchdog:
     heartbeat_limit: seconds after which a rank without a new beat counts as gone.
     """
 
-    def __init__(
-        self, store: Store, rank: int, world_size: int, host_rank: int | None, heartbeat_limit: float
-    ) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, host_rank: int | None, heartbeat_limit: float) -> None:
         self.ledgers = Ledgers(rank)
         self._rank = rank
         self._others = [other for other in range(world_size) if other != rank]
@@ -150,7 +148,7 @@ class Watchdog:
         return {"working": None, "failed": "has failed"}.get(state, "has left")
 
     def note_failure(self, trace: str) -> None:
-        """Keep the text of the first exception that this rank told the others of: it may be ended before it prints it."""
+        """Keep the text of the first exception that the others were told of: this rank may be ended without it."""
         self._trace = self._trace or trace
 
     def leave(self, timeout: float) -> bool:
@@ -181,9 +179,8 @@ class Watchdog:
     def abandon(self, reason: str | None) -> None:
         """End the watch of a world that did not come about; ``reason``: what those who wait for it are told."""
         self._stop.set()
-        if reason is not None:
-            if self._tell(Fault(self._rank, f"failed: {reason}")):
-                self._wait(("failed", "left"), _FAREWELL, or_lost=True)
+        if reason is not None and self._tell(Fault(self._rank, f"failed: {reason}")):
+            self._wait(("failed", "left"), _FAREWELL, or_lost=True)
         self._board.close()
 
     def culprit(self, patience: float) -> Fault | None:
@@ -197,7 +194,7 @@ class Watchdog:
             time.sleep(0.05)
 
     def claim(self) -> None:
-        """From here on this thread ends the process: one failure, one line. A second thread waits in here for the end."""
+        """From here on this thread ends the process: one failure, one line. A second thread waits in here."""
         if not self._claimed.acquire(blocking=False):
             threading.Event().wait()
 
@@ -297,7 +294,7 @@ class Watchdog:
         return None
 
     def _has_ended_after_all(self, host: int) -> bool:
-        """The store has ended with its host, when neither needed the other any longer: as far as one can tell, in order."""
+        """The store has ended with its host, when neither needed the other any longer: in order, as far as is known."""
         record = self._board.records.get(host)
         return self._state in ("leaving", "left") and record is not None and record.state in ("leaving", "left")
 
