@@ -39,10 +39,16 @@ STRICT = 10.0
 """Seconds from the fault to the end of the last survivor; a rank that is stopped has HEARTBEAT + 5."""
 SLACK = 120.0
 """The same where the machine may be busy. A collective, and whoever waits for a program, waits for 600 s."""
-AT_ONCE = 5
+AT_ONCE = 8
 """Cases that run at a time: nearly all of their time is waiting."""
 
 Case = tuple[str, str, int]
+
+
+def is_in_ci(case: Case) -> bool:
+    """Of each stage and fault the first rank's or the other's, of a rank that is stopped both, and all other calls."""
+    stage, fault, who = case
+    return stage == "calls" or fault == "stop" or (STAGES.index(stage) + FAULTS.index(fault) + who) % 2 == 0
 
 
 @dataclass
@@ -76,7 +82,7 @@ class Outcome:
             found.append(f"rank {1 - who} ended as if nothing had happened")
         if not re.search(rf"^shardfuse: rank {1 - who}: .*rank {who}\b", text, re.MULTILINE):
             found.append(f"rank {1 - who} does not name rank {who}")
-        if fault == "raise" and stage != "exit" and "ValueError: a bug" not in self.outputs[who]:
+        if fault == "raise" and stage != "exit" and "RuntimeError: a bug" not in self.outputs[who]:
             found.append(f"rank {who} lost its traceback")
         return found
 
@@ -116,7 +122,7 @@ def misbehave(fault: str) -> None:
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "raise":
-            raise ValueError("a bug")
+            raise RuntimeError("a bug")  # which torch raises for collectives, too
         case "exit":
             sys.exit(0)
         case "_exit":
