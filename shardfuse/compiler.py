@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .analysis.resharding import chunk_of
+from .analysis.resharding import chunk_of, communication_of
 from .ir.expr import BoundFusion, BoundTensor, Number, Scalar
 from .ir.fusion import Fusion
 from .ir.printer import fusion_text
@@ -85,6 +85,16 @@ def with_params(plan: Plan, chosen: Sequence[Params | None]) -> Plan:
         else:
             segments.append(s if params is None else replace(s, kernels=kernels_of(s.scheduler, s.segment, params)))
     return replace(plan, segments=tuple(segments))
+
+
+def sent(plan: Plan) -> list[str]:
+    """What the ranks of ``plan`` send one another, in order, a line each: it has to be the same on all of them."""
+    return [
+        f"sends{' beside kernels' if s.is_beside else ''}: {line} # {communication_of(e)}"
+        for s in plan.segments
+        if s.scheduler == "communication"
+        for e, line in zip(s.segment.exprs, str(s.segment).splitlines(), strict=True)
+    ]
 
 
 def _plan(

@@ -313,9 +313,12 @@ class DefinitionError(ShardfuseError):
 
 
 class ProgramMismatchError(ShardfuseError):
-    """The ranks of a mesh came to run different programs. ``texts``: what each rank has, by rank."""
+    """The ranks of a mesh came to run different programs. ``texts``: what each rank has, by rank.
 
-    def __init__(self, texts: Mapping[int, str]) -> None:
+    ``place``: which of their calls it is, where it is not the first of this program.
+    """
+
+    def __init__(self, texts: Mapping[int, str], place: str = "") -> None:
         lines = {rank: text.splitlines() for rank, text in texts.items()}
         longest = max(map(len, lines.values()))
         column = [{rank: _line(own, k) for rank, own in lines.items()} for k in range(longest)]
@@ -328,7 +331,8 @@ class ProgramMismatchError(ShardfuseError):
         advice = "; where their shards differ in size, say of what: by sizes= of execute(), unsharded= of a module of "
         advice = f"{advice}shardfuse.nn, or a DTensor" if is_size else ""
         super().__init__(
-            f"the ranks do not run the same program, line {at + 1} is the first that differs: {have}. Give every rank "
+            f"{f'at {place} ' if place else ''}the ranks do not run the same program, line {at + 1} is the first that "
+            f"differs: {have}. Give every rank "
             f"of the mesh the same definition, unsharded sizes, mesh and options, in the same order{advice}"
         )
         self.ranks = tuple(tuple(ranks) for ranks in found.values())

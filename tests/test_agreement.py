@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,18 @@ import torch.distributed as dist
 from planted_differences import BASE, DIFFERENCES, Variant
 from ranks import run_ranks
 
-from shardfuse import DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.errors import InputError, PeerLostError, ProgramMismatchError, RanksLateError, ShardfuseError
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.errors import (
+    InputError,
+    PeerLostError,
+    ProgramMismatchError,
+    RanksLateError,
+    ShardfuseError,
+)
 from shardfuse.executor import agreement
+from shardfuse.executor.options import CompileOptions
+from shardfuse.frontend import executor_cache
+from shardfuse.rank_errors import WaitingCircleError
 
 WORLD = 3
 
@@ -242,3 +252,90 @@ def test_nothing_is_compared_by_a_rank_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert fd.execute([torch.zeros(2)])[0].tolist() == [1.0, 1.0]
     run_ranks(2, lambda rank, size: fd.execute([torch.zeros(2 + rank)]))
     assert counts[:2] == [0, 0]
+
+
+def test_ranks_that_wait_in_a_circle_are_named() -> None:
+    """Each of three ranks waits for the next, in a program of another mesh: none of the three meshes is whole."""
+
+    def run(rank: int, size: int) -> ShardfuseError | None:
+        mesh = ((0, 1), (1, 2), (0, 2))[rank]
+        return caught(lambda: replace(BASE, mesh=mesh).run(rank))
+
+    began = time.monotonic()
+    errors = run_ranks(WORLD, run)
+    assert time.monotonic() - began < 30
+    circles = [error for error in errors if isinstance(error, WaitingCircleError)]
+    assert circles, errors
+    for error in errors:
+        assert isinstance(error, WaitingCircleError | PeerLostError)
+        assert "rank 0 waits for rank 1 in a program of ranks [0, 1]" in str(error)
+        assert "rank 1 waits for rank 2 in a program of ranks [1, 2]" in str(error)
+        assert "rank 2 waits for rank 0 in a program of ranks [0, 2]" in str(error)
+
+
+def test_a_rank_that_waits_for_a_late_one_is_in_no_circle() -> None:
+    """Ranks 1 and 2 wait for rank 0, which comes late, by way of one another."""
+
+    def run(rank: int, size: int) -> list[float]:
+        if rank == 0:
+            time.sleep(1.0)
+        order = {0: ((0, 1), (0, 2)), 1: ((0, 1), (1, 2)), 2: ((1, 2), (0, 2))}[rank]
+        return [float(Variant(rows=6, mesh=mesh, axes=(0,)).run(rank)[1].sum()) for mesh in order]
+
+    run_ranks(WORLD, run)
+
+
+@pytest.mark.parametrize("fact", ["version", "torch", "plan", "ranks_per_node", "autotune", "number"])
+def test_what_decides_what_is_sent_is_compared(fact: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank that differs in one such fact: none goes on."""
+    rank_of = agreement.current_rank
+    describe = executor_cache.describe
+
+    def described(script: str, sizes: object, numbers: dict[str, object], options: CompileOptions, device: object):
+        if rank_of() == 1:
+            match fact:
+                case "version" | "torch":
+                    name = "VERSION" if fact == "version" else "torch.__version__"
+                    with monkeypatch.context() as patch:
+                        patch.setattr(f"shardfuse.executor.agreement.{name}", "0.0.9")
+                        return describe(script, sizes, numbers, options, device)
+                case "ranks_per_node":
+                    options = replace(options, ranks_per_node=3)
+                case "autotune":
+                    options = replace(options, autotune=True)
+                case "number":
+                    numbers = {**numbers, "S1": 3}
+        return describe(script, sizes, numbers, options, device)
+
+    sent = executor_cache.sent
+    lock = threading.Lock()
+    monkeypatch.setattr(executor_cache, "describe", lambda *given: _locked(lock, described, given))
+    if fact == "plan":
+        monkeypatch.setattr(executor_cache, "sent", lambda plan: sent(plan)[: -1 if rank_of() == 1 else None])
+    errors = run_ranks(WORLD, lambda rank, size: caught(lambda: Variant(axes=(0,)).run(rank)))
+    for error in errors:
+        assert isinstance(error, ProgramMismatchError), error
+        assert error.ranks == ((0, 2), (1,))
+    if fact == "plan":
+        assert "rank 1 has nothing more" in str(errors[0])
+
+
+def _locked(lock: threading.Lock, function: Callable[..., object], given: Sequence[object]) -> object:
+    with lock:
+        return function(*given)
+
+
+def test_shapes_that_a_scalar_decides_are_compared() -> None:
+    def run(rank: int, size: int) -> ShardfuseError | None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([WORLD * 2, 4])
+            n = fd.define_scalar(dtype=DataType.Int)
+            fd.add_output(fd.ops.sum(fd.ops.pad(x, [0, n]), [0]))
+            x.set_device_mesh(DeviceMesh(list(range(size))))
+            x.outer_split(0, size)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        return caught(lambda: fd.execute([torch.ones(2, 4), 3 if rank == 1 else 2]))
+
+    for error in run_ranks(WORLD, run):
+        assert isinstance(error, ProgramMismatchError), error
+        assert error.ranks == ((0, 2), (1,))

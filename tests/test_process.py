@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from kill_points import kill_at
+from process_environment import environment
 
 from shardfuse.errors import AlreadyInitializedError, BackendUnavailableError
 from shardfuse.mesh.process import finalize, initialize
@@ -59,15 +60,6 @@ class Outcome:
         return [line for _, line in sorted(re.findall(r"^shardfuse: rank (\d): (.*)$", self.output, re.MULTILINE))]
 
 
-def environment() -> dict[str, str]:
-    """This process's, without what a launcher of its own has put there."""
-    launcher = re.compile(r"(OMPI|PMIX|PRTE|PMI|SLURM|TORCHELASTIC)_|(LOCAL_|GROUP_|ROLE_|MASTER_|WORLD_|RANK)")
-    env = {name: value for name, value in os.environ.items() if not launcher.match(name)}
-    env["PYTHONPATH"] = str(SCRIPT.parents[1])
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-    return env
-
-
 def commands(launcher: str, case: str) -> list[tuple[list[str], dict[str, str]]]:
     python = [sys.executable, str(SCRIPT), case]
     if launcher == "torchrun":
@@ -90,7 +82,7 @@ def run(launcher: str, case: str) -> Outcome:
         for command, own in commands(launcher, case)
     ]
     try:
-        output = "".join(rank.communicate(timeout=60)[0] for rank in ranks)
+        output = "".join(rank.communicate(timeout=150)[0] for rank in ranks)
     finally:
         for rank in ranks:
             rank.kill()

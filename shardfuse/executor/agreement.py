@@ -11,7 +11,10 @@ a program anew for facts of its own (strides, an evicted cache entry) waits for 
 3. A rank that could not make its program puts the reason in place of the digest, so that nobody waits for it.
 4. A rank that fails before it comes to comparison k says so under `at/rank`: that one is not held, the next is k again.
 5. A rank that waits for longer says under `at/rank` where it waits and with which text; one that fails says why. So
-   two ranks that wait for each other with different teams, and all that wait for those two, end at once.
+   two ranks that wait for each other with different teams, ranks that wait in a circle, and all that wait for those,
+   end at once.
+6. The watchdog knows who has left, and what those do who are elsewhere: a rank that has left is not waited for, and
+   where another has called another program instead of this one, the difference is raised here.
 """
 
 from __future__ import annotations
@@ -28,10 +31,13 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from ..config import read_settings
+from ..config import VERSION, read_settings
 from ..errors import PeerLostError, ProgramMismatchError, RanksLateError, ShardfuseError
+from ..mesh.calls import Call
 from ..mesh.groups import current_rank, default_group, default_store, default_timeout, world_size
+from ..mesh.process import check_is_a_rank, is_forked, ledger_of, note_failure, own_watchdog
 from ..mesh.rendezvous import PrefixStore, Store
+from ..rank_errors import WaitingCircleError
 from .options import CompileOptions
 
 _QUIET = 0.2  # seconds of waiting before a rank says where it waits
@@ -51,7 +57,7 @@ def describe(
     ``sizes``: the unsharded shape of each input by name; ``numbers``: the scalar inputs that shapes depend on.
     """
     head = [
-        f"torch {torch.__version__}",
+        f"shardfuse {VERSION}, torch {torch.__version__}",
         f"device: {device.type}",
         f"options: backend={options.backend}, interpret={options.interpret}, strict={options.strict}, "
         f"autotune={options.autotune}, ranks_per_node={options.ranks_per_node}, "
@@ -63,20 +69,25 @@ def describe(
 
 
 @contextmanager
-def agreed(ranks: Sequence[int], text: str) -> Generator[None]:
+def agreed(ranks: Sequence[int], text: str) -> Generator[list[str]]:
     """Compare ``text`` with the other ``ranks``' once the body has made the program; a failure in it is told to them.
 
+    What the body puts into the list is compared too: what followed from the text, and has to be the same.
     Raises ProgramMismatchError, RanksLateError and PeerLostError, on every rank that does not raise what its body did.
     """
     side = _side_of(ranks)
+    made: list[str] = []
     try:
-        yield
+        yield made
     except Exception as error:
-        if side is not None and not side.compare(ranks, text, error):
-            side.tell_failure(error)
+        if side is not None and not is_forked():
+            note_failure(error)
+            if not side.compare(ranks, text, made, error):
+                side.tell_failure(error)
         raise
     if side is not None:
-        side.compare(ranks, text, None)
+        check_is_a_rank(f"a fusion over ranks {list(ranks)} was called")
+        side.compare(ranks, text, made, None)
 
 
 def agree(ranks: Sequence[int], text: str) -> None:
@@ -92,7 +103,8 @@ def failures_told(ranks: Sequence[int]) -> Generator[None]:
         yield
     except Exception as error:
         side = _side_of(ranks)
-        if side is not None:
+        if side is not None and not is_forked():
+            note_failure(error)
             side.tell_failure(error)
         raise
 
@@ -135,6 +147,7 @@ _sides: WeakKeyDictionary[dist.ProcessGroup, _Side] = WeakKeyDictionary()
 def _side_of(ranks: Sequence[int]) -> _Side | None:
     if len(ranks) < 2 or world_size() < 2 or current_rank() not in ranks:
         return None
+    check_is_a_rank(f"a fusion over ranks {list(ranks)} was called")
     group = default_group()
     side = _sides.get(group)
     if side is None:
@@ -147,11 +160,12 @@ def _side_of(ranks: Sequence[int]) -> _Side | None:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The k-th comparison of a team."""
+    """The k-th comparison of a team.  ``made``: what followed from the text here, a fact a line."""
 
     ranks: tuple[int, ...]
     k: int
     text: str
+    made: tuple[str, ...] = ()
 
     def key(self, rank: int, what: str = "") -> str:
         return f"{_digest(str(self.ranks))}/{self.k}/{what}{rank}"
@@ -167,15 +181,16 @@ class _Side:
         self.agreed: dict[str, None] = {}
         self.counts: dict[tuple[int, ...], int] = {}
         self.failures = 0
+        self.waits = 0
         self.has_told = False
 
-    def compare(self, ranks: Sequence[int], text: str, failure: Exception | None) -> bool:
+    def compare(self, ranks: Sequence[int], text: str, made: Sequence[str], failure: Exception | None) -> bool:
         """False where this text was agreed before, and nothing was compared."""
         team = tuple(ranks)
         mark = _digest(f"{team}\n{text}")
         if mark in self.agreed:
             return False
-        comparison = _Comparison(team, self.counts.get(team, 0), text)
+        comparison = _Comparison(team, self.counts.get(team, 0), text, tuple(made))
         self.counts[team] = comparison.k + 1
         try:
             self.run(comparison, mark, failure)
@@ -186,7 +201,8 @@ class _Side:
         return True
 
     def run(self, comparison: _Comparison, mark: str, failure: Exception | None) -> None:
-        mine = json.dumps([mark, _OK if failure is None else _sentence(failure)])
+        made = _digest("\n".join(comparison.made))
+        mine = json.dumps([mark, _OK if failure is None else _sentence(failure), made])
         self.store.set(comparison.key(self.rank), mine)
         self.take_back()
         try:
@@ -196,23 +212,25 @@ class _Side:
             self.store.delete_key(comparison.key(self.rank))
             raise
         except ShardfuseError as error:  # who comes too late must not go on alone
-            self.store.set(comparison.key(self.rank), json.dumps([mark, _sentence(error)]))
+            self.store.set(comparison.key(self.rank), json.dumps([mark, _sentence(error), made]))
             raise
         if comparison.k > 0:  # all have come to k, so nobody reads k - 1 any longer
             self.store.delete_key(_Comparison(comparison.ranks, comparison.k - 1, "").key(self.rank))
         found = self.store.multi_get([comparison.key(r) for r in comparison.ranks])
-        told = {r: cast("tuple[str, str]", json.loads(v)) for r, v in zip(comparison.ranks, found, strict=True)}
-        if any(other != mark for other, _ in told.values()):
+        told = {r: cast("tuple[str, str, str]", json.loads(v)) for r, v in zip(comparison.ranks, found, strict=True)}
+        if any(other != mark for other, _, _ in told.values()):
             raise self.mismatch(comparison)
-        failed = next((r for r, (_, verdict) in told.items() if verdict != _OK), None)
+        failed = next((r for r, (_, verdict, _) in told.items() if verdict != _OK), None)
         if failed is not None and failure is None:
             self.failures += 1
             raise PeerLostError(failed, f"failed: {told[failed][1]}")
         self.failures += failure is not None
+        if failed is None and any(other != made for _, _, other in told.values()):
+            raise self.mismatch(comparison)
 
     def mismatch(self, comparison: _Comparison) -> ProgramMismatchError:
         """Every rank sees that digests differ, so every rank gives its text."""
-        self.store.set(comparison.key(self.rank, "text/"), comparison.text)
+        self.store.set(comparison.key(self.rank, "text/"), "\n".join([comparison.text, *comparison.made]))
         keys = [comparison.key(r, "text/") for r in comparison.ranks]
         self.wait(comparison, keys)
         texts = [value.decode() for value in self.store.multi_get(keys)]
@@ -224,45 +242,124 @@ class _Side:
         """Until all keys are there. Looks instead of waiting in the store: that would hold up its other users."""
         began = time.monotonic()
         pause, is_quiet = _SHORTEST, True
-        while not self.store.check(list(keys)):
-            waited = time.monotonic() - began
-            if waited > self.timeout:
-                missing = [r for r, key in zip(comparison.ranks, keys, strict=True) if not self.store.check([key])]
-                late = RanksLateError(missing, self.timeout, comparison.text)
-                self.tell_failure(late)
-                raise late
-            if waited > _QUIET:
-                if is_quiet:
-                    self.tell("waits", ranks=comparison.ranks, k=comparison.k, text=comparison.text)
-                    is_quiet = False
-                self.look_at_missing(comparison, keys)
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST)
+        ledger = ledger_of(comparison.ranks)
+        try:
+            while not self.store.check(list(keys)):
+                waited = time.monotonic() - began
+                if waited > self.timeout:
+                    missing = [r for r, key in zip(comparison.ranks, keys, strict=True) if not self.store.check([key])]
+                    late = RanksLateError(missing, self.timeout, comparison.text)
+                    self.tell_failure(late)
+                    raise late
+                if waited > _QUIET:
+                    if is_quiet:
+                        self.waits += 1
+                        self.tell(
+                            "waits", ranks=comparison.ranks, k=comparison.k, text=comparison.text, serial=self.waits
+                        )
+                        is_quiet = False
+                        if ledger is not None:
+                            ledger.waits = Call.of(comparison.text)
+                    if ledger is not None and ledger.found is not None:
+                        raise ledger.found
+                    self.look_at_missing(comparison, keys)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST)
+        finally:
+            if ledger is not None:
+                ledger.waits = None
         if not is_quiet:
             self.take_back()
 
     def look_at_missing(self, comparison: _Comparison, keys: Sequence[str]) -> None:
-        """Raise where a rank that is waited for never comes: it failed, or waits for this one in another team."""
+        """Raise where a rank that is waited for never comes: it failed, has left, or waits for this one elsewhere."""
+        guard = own_watchdog()
         for rank, key in zip(comparison.ranks, keys, strict=True):
-            if rank == self.rank or self.store.check([key]) or not self.store.check([f"at/{rank}"]):
+            if rank == self.rank or self.store.check([key]):
                 continue
-            state = cast("dict[str, object]", json.loads(self.store.get(f"at/{rank}")))
+            lost = None if guard is None else guard.lost(rank)
+            if lost is not None and not self.store.check([key]):
+                raise self.passed_on(
+                    rank, f"{lost} before it came to the next program of ranks {list(comparison.ranks)}"
+                )
+            state = self.state_of(rank)
+            if state is None:
+                continue
             if state["what"] == "failed" and cast(int, state["failures"]) > self.failures:
-                self.failures += 1  # passed on as it was told: who failed is named, not who noticed
-                self.tell("failed", rank=state["rank"], reason=state["reason"], failures=self.failures)
-                raise PeerLostError(cast(int, state["rank"]), f"failed: {state['reason']}")
+                raise self.passed_on(cast(int, state["rank"]), str(state["reason"]))
             if state["what"] == "waits" and not self.store.check([key]):
-                team = tuple(cast("list[int]", state["ranks"]))
-                if team != comparison.ranks and self.rank in team and self.counts.get(team, 0) == state["k"]:
-                    crossed = ProgramMismatchError({self.rank: comparison.text, rank: str(state["text"])})
-                    self.tell_failure(crossed)
-                    raise crossed
+                self.look_at_waiting(comparison, rank, state)
+
+    def look_at_waiting(self, comparison: _Comparison, rank: int, state: Mapping[str, object]) -> None:
+        """Raise where ``rank``, which this one waits for, waits for this one, itself or by way of others."""
+        team = tuple(cast("list[int]", state["ranks"]))
+        if team == comparison.ranks:
+            return
+        if self.rank in team and self.counts.get(team, 0) == state["k"]:
+            crossed = ProgramMismatchError({self.rank: comparison.text, rank: str(state["text"])})
+            self.tell_failure(crossed)
+            raise crossed
+        circle = self.circle(rank)
+        if circle is not None:
+            error = WaitingCircleError([(self.rank, rank, comparison.ranks), *circle])
+            self.tell_failure(error)
+            raise error
+
+    def circle(self, first: int) -> list[tuple[int, int, list[int]]] | None:
+        """How ``first`` waits for this rank by way of others: who waits, for whom, in a program of which ranks.
+
+        States are read one after the other. A wait has a number of its own, so where all are as they were when they
+        are read again, there was a moment at which all were so: then none of these ranks can go on.
+        """
+        came: dict[int, tuple[int, list[int]]] = {}
+        seen: dict[int, dict[str, object]] = {}
+        open_ranks = [first]
+        while open_ranks:
+            rank = open_ranks.pop(0)
+            state = self.state_of(rank)
+            if rank in seen or state is None or state["what"] != "waits":
+                continue
+            seen[rank] = state
+            team = cast("list[int]", state["ranks"])
+            waiting = _Comparison(tuple(team), cast(int, state["k"]), "")
+            for other in team:
+                if other in came or self.store.check([waiting.key(other)]):
+                    continue
+                came[other] = (rank, team)
+                open_ranks.append(other)
+        if self.rank not in came:
+            return None
+        links: list[tuple[int, int, list[int]]] = []
+        at = self.rank
+        while at != first:
+            before, team = came[at]
+            links.insert(0, (before, at, team))
+            at = before
+        for rank, other, team in links:
+            waiting = _Comparison(tuple(team), cast(int, seen[rank]["k"]), "")
+            if self.state_of(rank) != seen[rank] or self.store.check([waiting.key(other)]):
+                return None
+        return links
+
+    def state_of(self, rank: int) -> dict[str, object] | None:
+        """What ``rank`` says under `at/rank`; what it takes back meanwhile is nothing."""
+        key = f"at/{rank}"
+        if not self.store.check([key]):
+            return None
+        text = self.store.get(key)
+        return cast("dict[str, object]", json.loads(text))
 
     # what this rank says of itself
 
+    def passed_on(self, rank: int, reason: str) -> PeerLostError:
+        """Who failed is named to those that wait for this rank, not who noticed."""
+        self.failures += 1
+        self.tell("failed", rank=rank, reason=reason, failures=self.failures)
+        return PeerLostError(rank, reason)
+
     def tell_failure(self, error: Exception) -> None:
         self.failures += 1
-        self.tell("failed", rank=self.rank, reason=_sentence(error), failures=self.failures)
+        self.tell("failed", rank=self.rank, reason=f"failed: {_sentence(error)}", failures=self.failures)
 
     def tell(self, what: str, **facts: object) -> None:
         self.store.set(f"at/{self.rank}", json.dumps({"what": what, **facts}))
@@ -270,8 +367,8 @@ class _Side:
 
     def take_back(self) -> None:
         """A failure that the caller got over is nobody's concern any longer."""
-        if self.has_told:
-            self.store.delete_key(f"at/{self.rank}")
+        if self.has_told:  # not deleted: who looks whether it is there, and then reads it, would wait for it
+            self.tell("works")
             self.has_told = False
 
 

@@ -33,6 +33,7 @@ from ..errors import KernelCompileError
 from ..ir.domain import BoundDomain
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Number, Scalar
 from ..ir.tensor_view import TensorView
+from ..mesh.calls import NO_CALL, Call
 from ..ops.evaluate import evaluate_all, evaluate_local
 from ..schedulers.plan import KernelPlan
 from ..schedulers.segment import Segment
@@ -71,6 +72,10 @@ class Program:
     """Of those that run something on the device, what they run."""
     apart: str = ""
     """``text`` with a line for each kernel, where that has one for several."""
+    call: Call = NO_CALL
+    """What its ranks know it as, where they communicate in it."""
+    calls: list[Call] | None = None
+    """Where each call of it is to be noted, by appending ``call``: the watchdog compares that with the other ranks'."""
 
     def bound_to(self, functions: Mapping[str, object]) -> Host:
         """The program with its names standing for ``functions``, kernel by kernel."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..allocation.global_sizes import Unknown, global_sizes
-from ..compiler import Plan, compile_fusion, with_params
+from ..compiler import Plan, compile_fusion, sent, with_params
 from ..errors import EmptyFusionError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape, plain_arguments
@@ -27,7 +27,9 @@ from ..ir.expr import BoundTensor, Number, Scalar
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from ..mesh import current_rank, world_size
+from ..mesh.calls import Call
 from ..mesh.groups import world_key
+from ..mesh.process import ledger_of
 from ..passes.recorded_domains import allocation_shape
 from ..passes.settle_inputs import settle_inputs
 from ..schedulers.in_place import replaceable
@@ -97,8 +99,13 @@ class FusionExecutorCache:
         if sizes or not self._asks:  # what was bound by asking other ranks has another key, and is asked about again
             program = self._programs.get(key)
             if program is not None:
+                if program.calls is not None:
+                    program.calls.append(program.call)
                 return program
-        return self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
+        program = self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
+        if program.calls is not None:
+            program.calls.append(program.call)
+        return program
 
     def tune(
         self, arguments: Sequence[Argument], sizes: Sizes | None, device: torch.device | None, tuner: Tuner
@@ -187,7 +194,11 @@ class FusionExecutorCache:
             bound = bind_arguments(self.fusion, arguments, rank, device)
             sizes, unknown = global_sizes(self.fusion, bound.local_shapes, said)
         if unknown:  # the exchange is a collective: all have to come to the same one
-            agree(ranks, self._description({}, bound.device))
+            asked = self._description({}, bound.device)
+            agree(ranks, asked)
+            ledger = ledger_of(ranks)
+            if ledger is not None:
+                ledger.calls.append(Call.of(asked))
         for u in unknown:
             sizes[u.tv][u.axis] = self._exchange(u, rank, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
@@ -198,8 +209,9 @@ class FusionExecutorCache:
     def _bind(self, call: _Call) -> Program:
         program = self._programs.get(call.key)
         if program is None:
-            with agreed(call.ranks, call.text), self._lines_named:
+            with agreed(call.ranks, call.text) as made, self._lines_named:
                 program = self._build(call)
+                made += sent(self.plan(call.sizes, call.numbers))
             self._programs.put(call.key, program)
             if (
                 self.options.autotunes(call.bound.device)
@@ -222,8 +234,9 @@ class FusionExecutorCache:
         self._tuned[key] = chosen
         self._plans.put(key, with_params(plan, chosen))
         self._programs = LRUCache(PROGRAMS)
-        with agreed(call.ranks, f"{call.text}\ntuned: {chosen}"):
+        with agreed(call.ranks, f"{call.text}\ntuned: {chosen}") as made:
             program = self._build(call)
+            made += sent(self.plan(call.sizes, call.numbers))
         self._programs.put(call.key, program)
         self.last_program = program
         return tuned
@@ -290,10 +303,11 @@ class FusionExecutorCache:
             for tv, t in zip(self.fusion.outputs, builder.fusion.outputs, strict=True)
         ]
         program = builder.finish(forms)
-        if not self.options.check_replicas or len(call.ranks) < 2 or call.rank not in call.ranks:
-            return program
-        check = ReplicaCheck(builder.fusion, call.ranks, call.bound.device)
-        return replace(program, run=check.around(program.run))
+        if self.options.check_replicas and len(call.ranks) > 1 and call.rank in call.ranks:
+            check = ReplicaCheck(builder.fusion, call.ranks, call.bound.device)
+            program = replace(program, run=check.around(program.run))
+        ledger = ledger_of(call.ranks) if sent(self.plan(call.sizes, call.numbers)) else None
+        return program if ledger is None else replace(program, calls=ledger.calls, call=Call.of(call.text))
 
 
 def _asks_other_ranks(fusion: Fusion) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Sequence
@@ -137,6 +138,22 @@ def _forget_as_default(group: dist.ProcessGroup) -> None:
 
 # By identity: meshes that are equal hold groups of their own.
 _holders: WeakValueDictionary[int, TorchDeviceMesh] = WeakValueDictionary()
+
+
+def keep_groups_for_ever() -> None:
+    """In a forked process: never run the destructors of the parent's process groups and stores, not even at its end.
+
+    They join threads that only the parent has, which takes for ever, and close connections that are the parent's.
+    """
+    world = cast("Any", c10d)._world
+    for group, (_, store) in dict(world.pg_map).items():
+        keep_for_ever(group, store)
+
+
+def keep_for_ever(*objects: object) -> None:
+    """Have an object outlive even the interpreter's end, which empties every module."""
+    for kept in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def default_group() -> dist.ProcessGroup:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
-import textwrap
-import threading
-import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
@@ -29,18 +24,18 @@ from shardfuse.errors import (
     RendezvousError,
     ShardfuseError,
 )
-from shardfuse.mesh.groups import destroy_groups
+from shardfuse.mesh.calls import Ledger
+from shardfuse.mesh.ending import INTERRUPTED, end_process, fault_of, is_of_communication, sentence, shown
+from shardfuse.mesh.groups import destroy_groups, keep_for_ever, keep_groups_for_ever
+from shardfuse.mesh.meeting import MEETING_TIMEOUT, agree, meet, new_world
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
-from shardfuse.mesh.watchdog import Watchdog, say
-from shardfuse.source_line import is_callers
-from shardfuse.start_errors import InitializeArgumentError, RankTakenError, ReinitializedError, WorldSizesDisagreeError
+from shardfuse.mesh.watchdog import Fault, Watchdog, say
+from shardfuse.rank_errors import ForkedProcessError
+from shardfuse.start_errors import InitializeArgumentError, ReinitializedError, WorldSizesDisagreeError
 
 # What a backend's name stands for: with NCCL, tensors on the CPU (counters, flags) are gloo's.
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
-_RENDEZVOUS_TIMEOUT = 60.0  # seconds; ranks are started together
-_COMMUNICATION_PATIENCE = 2.0  # seconds to find the rank behind a collective that failed
-_EXIT_HANDLERS = 5.0  # seconds that atexit's functions have in a rank that fails
-_INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells give Ctrl-C
+_COMMUNICATION_PATIENCE = 3.0  # seconds to find the rank behind a collective that failed
 _GRACE = 3.0  # seconds that a rank that is done keeps its connections open for ranks that are not
 
 
@@ -92,16 +87,33 @@ class _Life:
             guard.stop(self.context.timeout)
         if self.has_group():
             destroy_groups()
-        if guard is not None and self.job.is_host:
-            guard.wait_for_the_last()
+        if guard is not None:
+            guard.close(is_host=self.job.is_host)
         sys.excepthook = self.previous_hook
 
 
+@dataclass
+class _Start:
+    """A world that is being formed: its watchdog, where it has one by now."""
+
+    guard: Watchdog | None = None
+
+
+@dataclass
+class _Forked:
+    """Which rank this process was forked from, if it was."""
+
+    rank: int | None = None
+
+
+_SEEN_BY_ALL = (BackendsDisagreeError, WorldSizesDisagreeError)
+"""Errors of which every rank that came has its own."""
+
+_start = _Start()
+_forked = _Forked()
 # By default process group, so that the end of one world is no part of the next.
 _lives: WeakKeyDictionary[dist.ProcessGroup, _Life] = WeakKeyDictionary()
 _adopted: WeakKeyDictionary[dist.ProcessGroup, ProcessContext] = WeakKeyDictionary()
-_worlds: dict[str, int] = {}
-"""How many worlds this process has begun to form in each job's store."""
 
 
 def initialize(backend: str | None = None, *, timeout: float | None = None, watchdog: bool = True) -> ProcessContext:
@@ -115,7 +127,8 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     catches end all ranks with one line, this one after what `atexit` has (5 s at most); and has `finalize` called at
     exit. Called again it returns what it returned before; ReinitializedError for arguments that differ.
     Raises InitializeArgumentError, BackendUnavailableError, BackendsDisagreeError, WorldSizesDisagreeError,
-    RankTakenError, LaunchEnvironmentError, RendezvousError, PortInUseError, NoStoreError and AlreadyInitializedError.
+    RankTakenError, LaunchEnvironmentError, RendezvousError, PortInUseError, NoStoreError, PeerLostError and
+    AlreadyInitializedError.
     """
     if dist.is_initialized():
         if _default_group() in _adopted:
@@ -131,16 +144,41 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     settings, launch = read_settings(), read_launch()
     if set_process_defaults(launch):
         torch.set_num_threads(1)
-    context = _choose(backend, launch, settings.timeout if timeout is None else timeout)
-    job = open_job_store(launch, _RENDEZVOUS_TIMEOUT)
-    world, ranks_per_node = _agree(job, context, launch.local_size)
-    context = replace(context, ranks_per_node=ranks_per_node)
-    guard = None
-    if watchdog and context.world_size > 1:
-        store = PrefixStore("watchdog", PrefixStore(world, job.connect(settings.heartbeat_limit)))
+    job = open_job_store(launch, MEETING_TIMEOUT)
+    world = new_world(job, launch.rank)
+    if watchdog and launch.world_size > 1:
+        # From here on the others learn what becomes of this rank, and this rank of the others.
+        connection = PrefixStore(
+            "watchdog", PrefixStore(world, job.connect(MEETING_TIMEOUT + 2 * settings.heartbeat_limit))
+        )
         host_rank = None if launch.agent_store else 0
-        guard = Watchdog(store, context.rank, context.world_size, host_rank, context.device, settings.heartbeat_limit)
-        guard.announce()
+        _start.guard = Watchdog(connection, launch.rank, launch.world_size, host_rank, settings.heartbeat_limit)
+        _start.guard.start()
+    try:
+        context = _choose(backend, launch, settings.timeout if timeout is None else timeout)
+        context = _form(job, world, context, launch.local_size)
+    except BaseException as error:
+        guard, _start.guard = _start.guard, None
+        if guard is None:
+            raise
+        if isinstance(error, RendezvousError) or is_of_communication(error, error.__traceback__):
+            culprit = guard.culprit(_COMMUNICATION_PATIENCE)
+            if culprit is not None and culprit.rank is not None:
+                guard.abandon(None)
+                raise PeerLostError(culprit.rank, culprit.reason) from error
+        # Told at once: who catches the exception is in no world all the same.
+        guard.abandon(None if isinstance(error, _SEEN_BY_ALL) else sentence(error))
+        raise
+    guard, _start.guard = _start.guard, None
+    life = _lives[_default_group()] = _Life(context, job, guard, previous_hook)
+    atexit.register(life.end)
+    return context
+
+
+def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -> ProcessContext:
+    """Form the default process group, all ranks together."""
+    rank, world_size = context.rank, context.world_size
+    ranks_per_node = agree(job, world, rank, world_size, context.backend, local_size)
     dist.init_process_group(
         _BACKENDS[context.backend],
         store=PrefixStore(job.prefix, PrefixStore(world, job.store)),
@@ -149,12 +187,10 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         timeout=timedelta(seconds=context.timeout),
     )
     sys.excepthook = _report_and_exit  # torch has set one that holds back what the one before prints
-    if guard is not None:
-        _meet(job, f"{world}/formed", context)
-        guard.start()
-    life = _lives[_default_group()] = _Life(context, job, guard, previous_hook)
-    atexit.register(life.end)
-    return context
+    if _start.guard is not None:
+        _start.guard.watch_device(context.device)
+        meet(job, f"{world}/formed", rank, world_size)
+    return replace(context, ranks_per_node=ranks_per_node)
 
 
 def ranks_per_node() -> int | None:
@@ -186,7 +222,37 @@ def fail(error: ShardfuseError | str) -> NoReturn:
     if dist.is_initialized() and _default_group() in _adopted:
         raise error if isinstance(error, ShardfuseError) else PeerLostError(dist.get_rank(), f"failed: {error}")
     life = _find_life()
-    _end(life, str(error), f"failed: {error}")
+    _end(life, None if life is None else life.watchdog, str(error), Fault(_rank_of(life), f"failed: {error}"))
+
+
+def is_forked() -> bool:
+    """Was this process forked from a rank?  Then it is none, whatever it has of the rank's."""
+    return _forked.rank is not None
+
+
+def check_is_a_rank(what: str) -> None:
+    """Raises ForkedProcessError in a process that was forked from a rank, whose connections it must not use."""
+    if _forked.rank is not None:
+        raise ForkedProcessError(what, _forked.rank)
+
+
+def own_watchdog() -> Watchdog | None:
+    """That of the world which `initialize` formed here, and has not ended."""
+    life = _find_life()
+    return None if life is None else life.watchdog
+
+
+def ledger_of(ranks: Sequence[int]) -> Ledger | None:
+    """Where calls of programs of these ranks are noted; ``None`` where nobody compares them."""
+    guard = own_watchdog()
+    return None if guard is None or len(ranks) < 2 else guard.ledgers.of(ranks)
+
+
+def note_failure(error: BaseException) -> None:
+    """What other ranks are told of has a traceback, which this rank prints in whatever way it ends."""
+    guard = own_watchdog()
+    if guard is not None and not isinstance(error, ShardfuseError):
+        guard.note_failure(shown(error, error.__traceback__, dist.get_rank()))
 
 
 def _check_same(life: _Life, backend: str | None, timeout: float | None, watchdog: bool) -> None:
@@ -218,134 +284,40 @@ def _choose(backend: str | None, launch: LaunchConfig, timeout: float) -> Proces
     return ProcessContext(launch.rank, launch.world_size, launch.local_rank, device, chosen, timeout)
 
 
-def _agree(job: JobStore, context: ProcessContext, local_size: int) -> tuple[str, int]:
-    """Compare the ranks' choices; a name for this world, which no earlier one in the same store had, and the smallest
-    number of ranks on a host."""
-    store = PrefixStore(job.prefix, job.store)
-    number = store.add(f"initialized/{context.rank}", 1)
-    _worlds[job.prefix] = _worlds.get(job.prefix, 0) + 1
-    if number != _worlds[job.prefix]:
-        raise RankTakenError(context.rank)
-    world = f"world{number}"
-    store.set(f"{world}/place/{context.rank}", f"{context.world_size} {context.backend} {local_size}")
-    try:
-        told = _places(store, world, context)
-        if len({backend for backend, _ in told}) > 1:
-            raise BackendsDisagreeError([backend for backend, _ in told])
-    except ShardfuseError:
-        _let_all_read(store, world, context, job)
-        raise
-    return world, min(size for _, size in told)
-
-
-def _places(store: PrefixStore, world: str, context: ProcessContext) -> list[tuple[str, int]]:
-    """The backend and the number of ranks on its host of each rank.
-
-    World sizes are compared as ranks arrive: of those that were started for another world some may never come.
-    """
-    found: dict[int, tuple[str, int]] = {}
-    deadline, pause = time.monotonic() + _RENDEZVOUS_TIMEOUT, 0.001
-    try:
-        while len(found) < context.world_size:
-            for rank in range(context.world_size):
-                if rank not in found and store.check([f"{world}/place/{rank}"]):
-                    size, backend, local_size = store.get(f"{world}/place/{rank}").decode().split()
-                    if int(size) != context.world_size:
-                        raise WorldSizesDisagreeError(context.rank, context.world_size, rank, int(size))
-                    found[rank] = backend, int(local_size)
-            if time.monotonic() > deadline:
-                missing = [rank for rank in range(context.world_size) if rank not in found]
-                raise RendezvousError(context.rank, context.world_size, f"the job's store, where ranks {missing} are "
-                                      "missing,", _RENDEZVOUS_TIMEOUT)  # fmt: skip
-            time.sleep(pause)
-            pause = min(2 * pause, 0.1)
-    except dist.DistError as error:
-        raise RendezvousError(context.rank, context.world_size, "the job's store", _RENDEZVOUS_TIMEOUT) from error
-    return [found[rank] for rank in range(context.world_size)]
-
-
-def _let_all_read(store: PrefixStore, world: str, context: ProcessContext, job: JobStore) -> None:
-    """Say that this rank has seen what is wrong; the one that serves the store stays until those that came have."""
-    try:
-        store.set(f"{world}/seen/{context.rank}", "")
-        deadline = time.monotonic() + _GRACE
-        while job.is_host and time.monotonic() < deadline:
-            came = [r for r in range(context.world_size) if store.check([f"{world}/place/{r}"])]
-            if store.check([f"{world}/seen/{rank}" for rank in came]):
-                return
-            time.sleep(0.02)
-    except dist.DistError:
-        return  # the store is gone: nobody is left to read
-
-
-def _meet(job: JobStore, key: str, context: ProcessContext) -> None:
-    """A barrier in the store."""
-    store = PrefixStore(job.prefix, job.store)
-    store.set(f"{key}/{context.rank}", "")
-    try:
-        store.wait([f"{key}/{rank}" for rank in range(context.world_size)], timedelta(seconds=_RENDEZVOUS_TIMEOUT))
-    except dist.DistError as error:
-        raise RendezvousError(context.rank, context.world_size, "the job's store", _RENDEZVOUS_TIMEOUT) from error
-
-
 def _report_and_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
     """What happens to an exception that nobody caught: the reason on every rank, in one line, and no hang.
 
     A ShardfuseError is its sentence, below the caller's lines that led there. A collective that failed because of
-    another rank is that rank's fault, and says so. Ctrl-C is one line. Anything else keeps its traceback.
+    another rank is that rank's fault, and says so. Ctrl-C is one line. Anything else keeps its traceback, and is this
+    rank's fault.
     """
     life = _find_life()
-    guard = None if life is None else life.watchdog
-    if isinstance(error, KeyboardInterrupt):
-        _end(life, "interrupted", "was interrupted", code=_INTERRUPTED)
-    if isinstance(error, ShardfuseError):
-        if not isinstance(error, PeerLostError):
-            _show(life, _callers_part(error, trace))
-    else:
-        is_communication = isinstance(error, RuntimeError)  # torch raises it, or a class of it, for collectives
-        culprit = None if guard is None else guard.culprit(_COMMUNICATION_PATIENCE if is_communication else 0.0)
-        if culprit is not None and is_communication:
-            _end(life, str(culprit), culprit.reason, culprit.rank)
-        _show(life, "".join(traceback.format_exception(kind, error, trace)))
-    line = str(error).replace("\n  at ", "; at ") if isinstance(error, ShardfuseError) else f"{kind.__name__}: {error}"
-    _end(life, line, f"failed: {line}")
-
-
-def _callers_part(error: ShardfuseError, trace: TracebackType | None) -> str:
-    """The traceback without frames of shardfuse and torch, which the sentence speaks for; notes below."""
-    frames = [frame for frame in traceback.extract_tb(trace) if is_callers(frame.filename)]
-    notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
-    return f"Traceback (most recent call last):\n{''.join(traceback.format_list(frames))}{notes}"
-
-
-def _show(life: _Life | None, text: str) -> None:
-    sys.stderr.write(textwrap.indent(text, f"[rank{_rank_of(life)}]: ", lambda line: True))
-
-
-def _end(life: _Life | None, line: str, reason: str, culprit: int | None = None, code: int = 1) -> NoReturn:
-    """Say the line, tell the other ranks, and only then do what the program wants done at its end."""
+    guard = _start.guard if life is None else life.watchdog
     rank = _rank_of(life)
+    if is_of_communication(error, trace) and guard is not None:
+        culprit = guard.culprit(_COMMUNICATION_PATIENCE)
+        if culprit is not None and culprit.rank != rank:
+            guard.claim()
+            guard.fail(culprit.line(rank), culprit)
+    if guard is not None:
+        guard.claim()  # before anything else: a rank that ends for this fault must not end this one meanwhile
+    sys.stderr.write(shown(error, trace, rank))
+    code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    _end(life, guard, sentence(error), fault_of(error, rank), code=code, has_claimed=True)
+
+
+def _end(
+    life: _Life | None, guard: Watchdog | None, line: str, fault: Fault, *, code: int = 1, has_claimed: bool = False
+) -> NoReturn:
+    """Say the line, tell the other ranks, and only then do what the program wants done at its end."""
     if life is not None:
         life.ended = True  # by failing: what is registered for a good end must not wait for anybody
-    if life is not None and life.watchdog is not None:
-        life.watchdog.fail(line, PeerLostError(rank if culprit is None else culprit, reason), lambda: _exit(code))
-    say(rank, line)
-    _exit(code)
-
-
-def _exit(code: int) -> NoReturn:
-    """End with what `atexit` has, for a few seconds at most, and with all that was printed."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's, once the other ranks have ended
-    late = threading.Timer(_EXIT_HANDLERS, os._exit, (code,))
-    late.daemon = True
-    late.start()
-    try:
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+    if guard is not None:
+        if not has_claimed:
+            guard.claim()
+        guard.fail(line, fault, lambda: end_process(code))
+    say(_rank_of(life), line)
+    end_process(code)
 
 
 def _rank_of(life: _Life | None) -> int:
@@ -365,3 +337,26 @@ def _find_life() -> _Life | None:
 
 def _default_group() -> dist.ProcessGroup:
     return cast("dist.ProcessGroup", cast("Any", dist).group.WORLD)
+
+
+def _leave_to_the_parent() -> None:
+    """In a forked process: it is no rank, so it neither ends one nor reports as one.
+
+    The groups and stores are never let go of in it: their destructors join threads that only the parent has, and
+    would shut connections down that are the parent's.
+    """
+    if _lives or _start.guard is not None:
+        keep_groups_for_ever()
+    for life in tuple(_lives.values()):
+        life.ended = True
+        atexit.unregister(life.end)
+        keep_for_ever(life.job.store, life.watchdog)
+        _forked.rank = life.context.rank
+    if sys.excepthook is _report_and_exit:
+        sys.excepthook = next((life.previous_hook for life in _lives.values()), sys.__excepthook__)
+    keep_for_ever(_start.guard)
+    _lives.clear()
+    _start.guard = None
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)

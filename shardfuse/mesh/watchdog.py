@@ -1,16 +1,21 @@
 """The watchdog: a thread in every rank that ends it with one line when a rank that it needs is gone.
 
-Every rank keeps one record in the job's store: a beat, whether it works, leaves, has left or has failed, and, once
-it leaves, how many collectives it has issued in each process group. Every rank reads all records twice a second.
-Another rank cannot be waited for any longer
+Every rank keeps one record in the job's store: a beat, whether it works, leaves, has left or has failed, which sharded
+programs it has called (`calls.py`), and, once it leaves, how many collectives it has issued in each process group.
+Every rank reads all records twice a second. Another rank cannot be waited for any longer
 
 1. where it says that it failed,
 2. where it runs on this host and its process has ended without a word,
-3. where its beat stands still for longer than the limit,
+3. where its beat stands still for longer than the limit; where the store does not answer, that is its host's silence,
 4. where it leaves, this rank has issued more collectives than it, and this rank's GPU has stood still for seconds:
-   it waits in a collective that never ends. (gloo tells by itself: the leaving rank closes its connections.)
+   it waits in a collective that never ends (gloo tells by itself: the leaving rank closes its connections),
+5. where it has called another program than this rank at the same place.
 
 A rank that leaves while the others have nothing more to do with it disturbs nobody.
+
+The store is asked by a thread of its own (`board.py`); the watchdog decides by what that has read, and nothing here
+waits for the store without a limit. Time in which this process itself stood still, as of a job that was suspended, is
+nobody's silence.
 """
 
 from __future__ import annotations
@@ -20,43 +25,37 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, NoReturn, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 
 from shardfuse.errors import PeerLostError
+from shardfuse.mesh.board import INTERVAL, Board, Record, State
+from shardfuse.mesh.calls import Ledgers
 from shardfuse.mesh.groups import group_sequences
 from shardfuse.mesh.rendezvous import ProcessIdentity, Store
 
-State = Literal["working", "leaving", "left", "failed"]
-
-_INTERVAL = 0.5  # seconds between two looks
 _STANDSTILL = 4.0  # seconds without an end of what the GPU was given, once a rank has left
 _FAREWELL = 3.0  # seconds that a failing rank gives the others to read why, before its launcher ends them
+_ANSWER = 1.5  # seconds that the store has for one exchange at the end, which takes it less than a millisecond
+_WORDLESS = "ended without a word (killed, or crashed)"
+_OWN_WORDS = 3.0  # seconds that a rank has to end by its own exception, which has a traceback
 
 
 @dataclass(frozen=True)
-class Record:
-    """What a rank tells the others about itself.
+class Fault:
+    """Why a rank cannot go on.  rank: whose fault it is; None where it is that of all, and the reason says it all."""
 
-    sequences: once it leaves, for every process group by name the number of collectives that it has issued.
-    """
+    rank: int | None
+    reason: str
 
-    identity: ProcessIdentity
-    state: State = "working"
-    beat: int = 0
-    sequences: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    def to_json(self) -> str:
-        return json.dumps([self.identity.to_json(), self.state, self.beat, dict(self.sequences)])
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Record:
-        identity, state, beat, sequences = json.loads(text)
-        return cls(ProcessIdentity.from_json(identity), state, beat, sequences)
+    def line(self, reader: int) -> str:
+        """What the rank ``reader`` says of it."""
+        if self.rank is None:
+            return self.reason
+        return f"this rank {self.reason}" if self.rank == reader else str(PeerLostError(self.rank, self.reason))
 
 
 class StreamProbe:
@@ -79,183 +78,276 @@ class StreamProbe:
         return time.monotonic() - self._since
 
 
-class Watchdog:
-    """Watches the other ranks from its own thread over its own connection to the store.
+class _Silence:
+    """For how long the other ranks, and the store, have given no sign of life, in time that this process has lived."""
 
-    host_rank: the rank that serves the store, None where the launcher does. device: where this rank computes.
+    def __init__(self) -> None:
+        self.of: dict[int, float] = {}
+        self.of_store = 0.0
+        self._beats: dict[int, int] = {}
+        self._round: int | None = None
+        self._heard = time.monotonic()
+
+    def listen(self, board: Board) -> None:
+        """To be called at every interval: what lies between two calls beyond that, this process did not live."""
+        now = time.monotonic()
+        lived, self._heard = min(now - self._heard, 2 * INTERVAL), now
+        unfinished = board.unfinished()
+        if unfinished is not None and unfinished == self._round:
+            self.of_store += lived
+            return  # nothing was read: nothing is known of the others
+        self._round, self.of_store = unfinished, 0.0
+        for rank, record in board.records.items():
+            moved = record.beat != self._beats.get(rank)
+            self._beats[rank] = record.beat
+            self.of[rank] = 0.0 if moved else self.of[rank] + lived
+
+
+class Watchdog:
+    """Watches the other ranks from a thread of its own.
+
+    store: a connection that nobody else uses. host_rank: the rank that serves the store, None where the launcher does.
     heartbeat_limit: seconds after which a rank without a new beat counts as gone.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        world_size: int,
-        host_rank: int | None,
-        device: torch.device,
-        heartbeat_limit: float,
-    ) -> None:
-        self._store = store
+    def __init__(self, store: Store, rank: int, world_size: int, host_rank: int | None, heartbeat_limit: float) -> None:
+        self.ledgers = Ledgers(rank)
         self._rank = rank
-        self._world_size = world_size
+        self._others = [other for other in range(world_size) if other != rank]
         self._host_rank = host_rank
         self._limit = heartbeat_limit
-        self._probe = StreamProbe(device)
-        self._lock = threading.RLock()
+        self._probe: StreamProbe | None = None
+        self._claimed = threading.Lock()
         self._stop = threading.Event()
-        self._own = Record(ProcessIdentity.of_this_process())
-        self._peers: dict[int, Record] = {}
-        self._moved: dict[int, float] = {}
+        self._identity = ProcessIdentity.of_this_process()
+        self._state: State = "working"
+        self._sequences: dict[str, int] = {}
+        self._beat = 0
+        self._board = Board(store, rank, world_size, self._compose, lambda: not self._host_has_ended())
+        self._silence = _Silence()
+        self._trace = ""
+        self._left_to_itself: float | None = None
         self._thread = threading.Thread(target=self._watch, name="shardfuse-watchdog", daemon=True)
 
-    def announce(self) -> None:
-        """Put this rank's record into the store, without which the others cannot look."""
-        self._store.set(_failure_key(self._rank), "")
-        self._write(self._own)
+    # for the main thread
 
     def start(self) -> None:
-        """Begin to watch. Every rank has announced itself."""
-        self._read_records()
+        """Begin to beat and to watch: a rank that has not been seen yet is not missed."""
+        self._board.start()
+        self._board.exchange(_ANSWER)  # the others are to see a rank that ends at once
         self._thread.start()
+
+    def watch_device(self, device: torch.device) -> None:
+        """Tell where this rank computes, once it has a process group."""
+        self._probe = StreamProbe(device)
+
+    def lost(self, rank: int) -> str | None:
+        """Why the rank will come to nothing any more, as it tells by itself; None while it works."""
+        record = self._board.records.get(rank)
+        state = "working" if record is None else record.state
+        return {"working": None, "failed": "has failed"}.get(state, "has left")
+
+    def note_failure(self, trace: str) -> None:
+        """Keep the text of the first exception that the others were told of: this rank may be ended without it."""
+        self._trace = self._trace or trace
 
     def leave(self, timeout: float) -> bool:
         """Say that this rank issues no more collectives, and wait up to `timeout` seconds until all others say so.
 
         True where they do. The watch goes on meanwhile.
         """
-        sequences = {name: issued for name, (_, issued) in group_sequences().items()}
-        self._write(replace(self._own, state="leaving", sequences=sequences))
+        self._sequences = {name: issued for name, (_, issued) in group_sequences().items()}
+        self._state = "leaving"
         return self._wait(("leaving", "left"), timeout)
 
     def stop(self, timeout: float) -> None:
         """Wait for the others as `leave` does, for longer, then end the watch."""
-        self._wait(("leaving", "left"), timeout)
+        lost = None if self._wait(("leaving", "left"), timeout) else self._look()
+        if lost is not None:
+            self._end_for(lost)
         self._stop.set()
         self._thread.join()
-        self._write(replace(self._own, state="left"))
+        self._state = "left"
+        self._board.exchange(_ANSWER)
 
-    def wait_for_the_last(self) -> None:
-        """Wait until no other rank needs the store that this one serves."""
-        self._wait(("left",), _FAREWELL)
+    def close(self, *, is_host: bool) -> None:
+        """Ask the store no more; where this rank serves it, once no other rank needs it."""
+        if is_host:
+            self._wait(("left",), _FAREWELL, or_lost=True)
+        self._board.close()
 
-    def culprit(self, patience: float) -> PeerLostError | None:
-        """The rank that explains why a collective failed here, where one is found within `patience` seconds."""
+    def abandon(self, reason: str | None) -> None:
+        """End the watch of a world that did not come about; ``reason``: what those who wait for it are told."""
+        self._stop.set()
+        if reason is not None and self._tell(Fault(self._rank, f"failed: {reason}")):
+            self._wait(("failed", "left"), _FAREWELL, or_lost=True)
+        self._board.close()
+
+    def culprit(self, patience: float) -> Fault | None:
+        """What explains that a collective failed here, where it is found within `patience` seconds."""
         deadline = time.monotonic() + patience
         while True:
-            found = self._look() or self._needed_leaver()
+            self._board.exchange(min(_ANSWER, max(deadline - time.monotonic(), 0.0)))
+            found = self._look() or self._differing_calls() or self._needed_leaver()
             if found is not None or time.monotonic() >= deadline:
                 return found
             time.sleep(0.05)
 
-    def fail(self, line: str, failure: PeerLostError, leave: Callable[[], NoReturn] = lambda: os._exit(1)) -> NoReturn:
-        """Print one line, tell the others of the failure, give them time to read it, and end this process.
+    def claim(self) -> None:
+        """From here on this thread ends the process: one failure, one line. A second thread waits in here."""
+        if not self._claimed.acquire(blocking=False):
+            threading.Event().wait()
 
-        ``leave`` ends it, where something is to be done before.
+    def fail(self, line: str, fault: Fault, leave: Callable[[], NoReturn] = lambda: os._exit(1)) -> NoReturn:
+        """Print one line, tell the others of the fault, give them time to read it, and end this process by `leave`.
+
+        For the thread that has claimed it.
         """
-        with self._lock:  # held until the process ends: one failure, one line
+        try:
             say(self._rank, line)
-            if self._host_has_ended():
-                leave()
-            try:
-                self._store.set(_failure_key(self._rank), json.dumps([failure.rank, failure.reason]))
-                self._write(replace(self._own, state="failed"))
-                self._wait(("failed", "left"), _FAREWELL)
-            finally:  # also where the store is gone
-                leave()
+            if self._tell(fault):
+                self._wait(("failed", "left"), _FAREWELL, or_lost=True)
+        finally:
+            leave()
 
-    def _watch(self) -> None:
-        while not self._stop.wait(_INTERVAL):
-            with self._lock:
-                found = self._look()
-                if found is None and self._needed_leaver() and self._probe.standstill() > _STANDSTILL:
-                    found = self._needed_leaver()
-                if found is not None and not self._stop.is_set():
-                    itself = found.rank == self._rank
-                    self.fail(f"this rank {found.reason}" if itself else str(found), found)
+    def _tell(self, fault: Fault) -> bool:
+        self._state = "failed"
+        self._board.tell_failure(fault.rank, fault.reason)
+        return self._board.exchange(_ANSWER)
 
-    def _look(self) -> PeerLostError | None:
-        """One look at the others; beats on the way."""
-        with self._lock:
-            found = self._ended_process()
-            if found is not None or self._host_has_ended():
-                return found
-            try:
-                self._write(replace(self._own, beat=self._own.beat + 1))
-                failures = self._read_records()
-            except dist.DistError:
-                return self._ended_process() or self._lost_store()
-            return _told_failure(failures) or self._silent_peer()
+    def _wait(self, states: Sequence[State], timeout: float, *, or_lost: bool = False) -> bool:
+        """True once every other rank is in one of the states; False at the end of the time, or where the store is gone.
 
-    def _ended_process(self) -> PeerLostError | None:
-        for rank, peer in self._peers.items():
-            if peer.state in ("working", "leaving") and peer.identity.has_ended():
-                return PeerLostError(rank, "ended without a word (killed, or crashed)")
-        return None
-
-    def _host_has_ended(self) -> bool:
-        """True where the store is gone for certain; asking it would only fill the terminal with torch's warnings."""
-        return self._host_rank in self._peers and self._peers[self._host_rank].identity.has_ended()
-
-    def _lost_store(self) -> PeerLostError | None:
-        """The store answers no more. Where its host has left in good order, the others are left in good order too."""
-        host = self._peers.get(self._host_rank or 0)
-        if self._own.state in ("leaving", "left") and host is not None and host.state in ("leaving", "left"):
-            return None
-        return PeerLostError(
-            self._host_rank or 0, "cannot be reached: the store that it or its launcher served is gone"
-        )
-
-    def _silent_peer(self) -> PeerLostError | None:
-        for rank, peer in self._peers.items():
-            silence = time.monotonic() - self._moved[rank]
-            if peer.state in ("working", "leaving") and silence > self._limit:
-                return PeerLostError(rank, f"has given no sign of life for {silence:.0f} s")
-        return None
-
-    def _needed_leaver(self) -> PeerLostError | None:
-        leavers = {rank: peer for rank, peer in self._peers.items() if peer.state in ("leaving", "left")}
-        if not leavers:
-            return None
-        for name, (ranks, issued) in group_sequences().items():
-            for rank in ranks:
-                if rank in leavers and issued > leavers[rank].sequences.get(name, issued):
-                    return PeerLostError(rank, f"left before collective {issued} of ranks {list(ranks)}")
-        return None
-
-    def _read_records(self) -> list[bytes]:
-        """Take in every record; returns what the ranks say about failures."""
-        others = [rank for rank in range(self._world_size) if rank != self._rank]
-        values = self._store.multi_get([*map(_record_key, others), *map(_failure_key, others)])
-        now = time.monotonic()
-        for rank, text in zip(others, values, strict=False):
-            record = Record.from_json(text)
-            if rank not in self._peers or record != self._peers[rank]:
-                self._peers[rank] = record
-                self._moved[rank] = now
-        return values[len(others) :]
-
-    def _wait(self, states: Sequence[State], timeout: float) -> bool:
-        """Until every other rank is in one of the states or has ended (True), or the time is up, or the store gone."""
+        or_lost: nor waits for one that has ended or is silent, which the watchdog otherwise ends this rank for.
+        """
         deadline = time.monotonic() + timeout
         pause = 0.005
         while time.monotonic() < deadline:
-            if self._host_has_ended():
+            answered = self._board.exchange(min(_ANSWER, deadline - time.monotonic()))
+            if self._board.error is not None:
                 return False
-            try:
-                with self._lock:
-                    self._read_records()
-            except dist.DistError:
-                return False
-            if all(peer.state in states or peer.identity.has_ended() for peer in self._peers.values()):
+            if answered and all(self._is_in(rank, states, or_lost) for rank in self._others):
                 return True
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
         return False
 
-    def _write(self, record: Record) -> None:
-        with self._lock:
-            self._own = record
-            self._store.set(_record_key(self._rank), record.to_json())
+    def _is_in(self, rank: int, states: Sequence[State], or_lost: bool) -> bool:
+        record = self._board.records.get(rank)
+        if record is None:
+            return False
+        is_lost = record.identity.has_ended() or self._silence.of.get(rank, 0.0) > self._limit
+        return record.state in states or (or_lost and is_lost)
+
+    # for the watchdog's thread
+
+    def _watch(self) -> None:
+        while not self._stop.wait(INTERVAL):
+            self._silence.listen(self._board)
+            found = self._look() or self._differing_calls() or self._blocking_leaver()
+            if found is None or self._stop.is_set() or self._may_end_by_itself(found):
+                continue
+            self._end_for(found)
+
+    def _end_for(self, found: Fault) -> NoReturn:
+        self.claim()
+        if found.rank == self._rank:
+            sys.stderr.write(self._trace)
+        self.fail(found.line(self._rank), found)
+
+    def _may_end_by_itself(self, found: Fault) -> bool:
+        """For a while, where an exception is what went wrong here, and nobody may have caught it."""
+        if found.rank != self._rank or not self._trace:
+            return False
+        if self._left_to_itself is None:
+            self._left_to_itself = time.monotonic()
+        return time.monotonic() - self._left_to_itself < _OWN_WORDS
+
+    def _compose(self) -> Record:
+        """This rank's record for the next round; the board's thread asks for it."""
+        self._beat += 1
+        return Record(self._identity, self._state, self._beat, self._sequences, self.ledgers.told())
+
+    # what is found: none of these waits for the store
+
+    def _look(self) -> Fault | None:
+        return self._told_failure() or self._ended_process() or self._lost_store() or self._silent_peer()
+
+    def _told_failure(self) -> Fault | None:
+        for text in self._board.failures.values():
+            if text:
+                rank, reason = json.loads(text)
+                return Fault(rank, reason)
+        return None
+
+    def _ended_process(self) -> Fault | None:
+        for rank, record in tuple(self._board.records.items()):
+            if record.state not in ("working", "leaving") or not record.identity.has_ended():
+                continue
+            if not self._host_has_ended() and self._board.exchange(_ANSWER):  # its last words may not be read yet
+                told = self._told_failure()
+                if told is not None or self._board.records[rank].state in ("left", "failed"):
+                    return told
+            elif self._has_ended_after_all(rank):
+                continue
+            return Fault(rank, _WORDLESS)
+        return None
+
+    def _has_ended_after_all(self, host: int) -> bool:
+        """The store has ended with its host, when neither needed the other any longer: in order, as far as is known."""
+        record = self._board.records.get(host)
+        return self._state in ("leaving", "left") and record is not None and record.state in ("leaving", "left")
+
+    def _host_has_ended(self) -> bool:
+        """True where the store is gone for certain; asking it would only fill the terminal with torch's warnings."""
+        record = None if self._host_rank is None else self._board.records.get(self._host_rank)
+        return record is not None and record.identity.has_ended()
+
+    def _lost_store(self) -> Fault | None:
+        host = self._host_rank or 0
+        if self._board.error is None or self._has_ended_after_all(host):
+            return None
+        for _ in range(10):  # a process that ends closes its connections first
+            if self._host_has_ended():
+                return Fault(host, _WORDLESS)
+            time.sleep(0.05)
+        return Fault(host, "cannot be reached: the store that it or its launcher served is gone")
+
+    def _silent_peer(self) -> Fault | None:
+        if self._silence.of_store > self._limit:
+            server = "it" if self._host_rank is not None else "it or its launcher"
+            reason = f"has given no sign of life for {self._silence.of_store:.0f} s: the store that {server} serves"
+            return Fault(self._host_rank or 0, f"{reason} does not answer")
+        for rank, silence in tuple(self._silence.of.items()):
+            if silence > self._limit and self._board.records[rank].state in ("working", "leaving"):
+                return Fault(rank, f"has given no sign of life for {silence:.0f} s")
+        return None
+
+    def _differing_calls(self) -> Fault | None:
+        calls = {rank: record.calls for rank, record in self._board.records.items()}
+        found = self.ledgers.compare(calls, self._board.post, self._board.read)
+        if found is None:
+            return None
+        ledger, error = found
+        if ledger.waits is not None and ledger.has_time_to_raise(error, _OWN_WORDS):
+            return None
+        return Fault(None, str(error))
+
+    def _blocking_leaver(self) -> Fault | None:
+        leaver = self._needed_leaver()
+        blocks = leaver is not None and self._probe is not None and self._probe.standstill() > _STANDSTILL
+        return leaver if blocks else None
+
+    def _needed_leaver(self) -> Fault | None:
+        records = self._board.records
+        leavers = {rank: peer for rank, peer in records.items() if peer.state in ("leaving", "left")}
+        if not leavers or self._probe is None:
+            return None
+        for name, (ranks, issued) in group_sequences().items():
+            for rank in ranks:
+                if rank in leavers and issued > leavers[rank].sequences.get(name, issued):
+                    return Fault(rank, f"left before collective {issued} of ranks {list(ranks)}")
+        return None
 
 
 def say(rank: int, line: str) -> None:
@@ -263,19 +355,3 @@ def say(rank: int, line: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.write(2, f"shardfuse: rank {rank}: {' '.join(line.split())}\n".encode())
-
-
-def _told_failure(failures: Sequence[bytes]) -> PeerLostError | None:
-    for text in failures:
-        if text:
-            rank, reason = cast("tuple[int, str]", json.loads(text))
-            return PeerLostError(rank, reason)
-    return None
-
-
-def _record_key(rank: int) -> str:
-    return f"record/{rank}"
-
-
-def _failure_key(rank: int) -> str:
-    return f"failure/{rank}"

@@ -1,0 +1,156 @@
+"""What ranks have called is compared without a cost of every call: every difference is found, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from shardfuse.errors import ProgramMismatchError
+from shardfuse.mesh.calls import Call, Ledgers, Told
+
+PROGRAMS = [Call.of(f"program {k}\nT0: unsharded [{k}, 4]") for k in range(5)]
+TEAM = (0, 1, 2)
+
+
+class Ranks:
+    """The ledgers of some ranks, whose watchdogs look when told so, at what the others told some looks ago."""
+
+    def __init__(self) -> None:
+        self.ledgers = [Ledgers(rank) for rank in TEAM]
+        self.published: dict[str, str] = {}
+        self.told: dict[int, dict[str, Told]] = {rank: {} for rank in TEAM}
+        self.errors: dict[int, ProgramMismatchError] = {}
+
+    def call(self, rank: int, program: Call) -> None:
+        self.ledgers[rank].of(TEAM).calls.append(program)
+
+    def wait(self, rank: int, program: Call | None) -> None:
+        self.ledgers[rank].of(TEAM).waits = program
+
+    def look(self, rank: int) -> None:
+        others = {other: told for other, told in self.told.items() if other != rank}
+        found = self.ledgers[rank].compare(others, self.published.__setitem__, self.published.get)
+        self.told[rank] = self.ledgers[rank].told()
+        if found is not None:
+            self.errors[rank] = found[1]
+
+    def look_all(self, times: int = 4) -> None:
+        for _ in range(times):
+            for rank in TEAM:
+                self.look(rank)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_that_are_late_are_no_fault(seed: int) -> None:
+    """The same calls on all ranks, each as far as it has come, with looks at any time and waits before some calls."""
+    rng = random.Random(seed)
+    ranks, sequence = Ranks(), [rng.choice(PROGRAMS) for _ in range(400)]
+    done = dict.fromkeys(TEAM, 0)
+    while min(done.values()) < len(sequence):
+        rank = rng.choice([rank for rank in TEAM if done[rank] < len(sequence)])
+        ranks.wait(rank, None)
+        for _ in range(rng.randrange(60)):
+            if done[rank] < len(sequence):
+                ranks.call(rank, sequence[done[rank]])
+                done[rank] += 1
+        if rng.random() < 0.3 and done[rank] < len(sequence):
+            ranks.wait(rank, Call.of(sequence[done[rank]].text))
+        ranks.look(rng.choice(TEAM))
+    ranks.look_all()
+    assert ranks.errors == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_difference_is_found_on_every_rank(seed: int) -> None:
+    """One call of one rank is of another program; the ranks come to it, and go on, at different speeds."""
+    rng = random.Random(seed)
+    ranks, place, odd = Ranks(), rng.randrange(300), rng.choice(TEAM)
+    sequence = [rng.choice(PROGRAMS[:4]) for _ in range(300)]
+    for rank in rng.sample(TEAM, 3):
+        own = [*sequence[:place], PROGRAMS[4], *sequence[place + 1 :]] if rank == odd else sequence
+        for program in own[: rng.randrange(place + 1, 301)]:
+            ranks.call(rank, program)
+            if rng.random() < 0.05:
+                ranks.look(rank)
+    ranks.look_all()
+    assert sorted(ranks.errors) == list(TEAM)
+    for error in ranks.errors.values():
+        assert f"at call {place + 1} of ranks [0, 1, 2] the ranks do not run the same program" in str(error)
+        assert f"rank {odd} has `program 4`" in str(error)
+        assert f"`{sequence[place].text.splitlines()[0]}`" in str(error)
+
+
+@pytest.mark.parametrize("call_first", [True, False])
+def test_a_rank_that_waits_with_another_program(call_first: bool) -> None:
+    """Rank 1 waits before a program's first run, while the others have called what they know."""
+    ranks = Ranks()
+    for rank in TEAM:
+        ranks.call(rank, PROGRAMS[0])
+    if call_first:
+        ranks.call(0, PROGRAMS[1])
+        ranks.call(2, PROGRAMS[1])
+    ranks.look_all()
+    assert ranks.errors == {}
+    ranks.wait(1, PROGRAMS[2])
+    ranks.look_all()
+    assert bool(ranks.errors) == call_first
+    ranks.call(0, PROGRAMS[1])
+    ranks.look_all()
+    assert sorted(ranks.errors) == list(TEAM)
+    assert "at call 2 of ranks [0, 1, 2]" in str(ranks.errors[1])
+    assert "rank 1 has `program 2`" in str(ranks.errors[1])
+
+
+def test_a_difference_that_is_thousands_of_calls_old_is_told() -> None:
+    ranks = Ranks()
+    for rank in TEAM:
+        for k in range(20_000):
+            ranks.call(rank, PROGRAMS[1 if (rank, k) == (2, 3) else 0])
+    for rank in TEAM:
+        ranks.ledgers[rank]._known[TEAM].take_in()
+        ranks.told[rank] = ranks.ledgers[rank].told()
+    for rank in TEAM:
+        ranks.look(rank)
+        ranks.ledgers[rank]._until = dict.fromkeys(ranks.ledgers[rank]._until, 0.0)  # seconds later
+    ranks.look_all(1)
+    assert sorted(ranks.errors) == list(TEAM)
+    assert "at one of the calls of ranks [0, 1, 2], thousands of calls ago, the ranks do not run" in str(
+        ranks.errors[0]
+    )
+
+
+def test_teams_are_counted_each_for_itself() -> None:
+    """Programs of two teams in another order are no difference in either."""
+    one, two = Ledgers(0), Ledgers(1)
+    order: Sequence[tuple[tuple[int, ...], Call]] = [((0, 1), PROGRAMS[0]), ((0, 1, 2), PROGRAMS[1])]
+    for team, program in order:
+        one.of(team).calls.append(program)
+    for team, program in reversed(order):
+        two.of(team).calls.append(program)
+    store: dict[str, str] = {}
+    told: dict[int, dict[str, Told]] = {}
+    for _ in range(3):
+        assert one.compare(told, store.__setitem__, store.get) is None
+        told = {0: one.told()}
+        assert two.compare(told, store.__setitem__, store.get) is None
+        told = {1: two.told()}
+
+
+def test_a_wait_that_ends_while_it_is_looked_at_is_not_told() -> None:
+    """The caller goes on between two readings of the watchdog: its wait is then for a call that was counted."""
+    ledger = Ledgers(0).of((0, 1))
+    waited = Call.of("program")
+
+    class Calls(list[Call]):
+        def __len__(self) -> int:  # the watchdog reads the wait before this, and after it
+            if ledger.waits is waited:
+                ledger.waits = None
+                self.append(waited)
+            return super().__len__()
+
+    ledger.waits = waited
+    ledger.calls = Calls()
+    told = ledger.take_in()
+    assert (told.calls, told.waits) == (1, 0)
