@@ -12,7 +12,7 @@ from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from .host import host_type, wide_type
 from .promotion import types
-from .table import POINTWISE
+from .table import POINTWISE, Rule, computes
 from .torch_calls import TORCH_CALLS
 
 Operand = TensorView | Scalar | Number
@@ -43,6 +43,12 @@ class Builder:
             raise OperandError(
                 name, "the common type of the operands", compute.name, "integers or Bool: cast them first"
             )
+        if op.rule is Rule.COMPLEX and any(v.dtype.is_complex for v in values):
+            raise OperandError(name, "the common type of the operands", "complex", "real parts and imaginary parts")
+        if (compute.is_complex or compute.is_integral) and not computes(name, compute):
+            raise OperandError(
+                name, "the common type of the operands", compute.name, "one that this op has in torch: cast them first"
+            )
         tensors = [v for v in values if isinstance(v, TensorView)]
         out = self._fusion.new_tensor(broadcast_shape([t.shape for t in tensors]), dtype)
         self._fusion.record(name, values, out)
@@ -64,6 +70,8 @@ class Builder:
         if isinstance(v, bool):
             return self._fusion.new_scalar(DataType.Bool, v, is_literal=True)
         if isinstance(v, int):
+            if not -(2**63) <= v < 2**63:
+                raise OperandError(op, k if isinstance(k, str) else f"operand {k}", v, "an integer of 64 bits")
             return self._fusion.new_scalar(DataType.Int, v, is_literal=True)
         if isinstance(v, float):
             return self._fusion.new_scalar(DataType.Double, v, is_literal=True)
@@ -77,6 +85,13 @@ class Builder:
         if not isinstance(v, TensorView):
             raise OperandError(op, f"operand {k}", v, "a TensorView")
         return v
+
+    def _number_for(self, op: str, argument: str, given: object, dtype: DataType) -> Scalar:
+        """A number or a scalar that ``dtype`` can hold but for rounding."""
+        value = self._operand(op, argument, given)
+        if not isinstance(value, Scalar) or (value.dtype.is_complex and not dtype.is_complex):
+            raise OperandError(op, argument, given, f"a number or a scalar for {dtype.name}")
+        return value
 
     def _data_type(self, op: str, dtype: object) -> None:
         if not isinstance(dtype, DataType):
