@@ -4,12 +4,64 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lm_model import LanguageModel
+
+from shardfuse.mesh import fail
+
+IMPATIENCE = 3.0  # seconds after which a second Ctrl-C is one, and not the launcher's word about the first
+
+
+class UnreadableError(Exception):
+    """A file of an earlier run is not what a run leaves there."""
+
+    def __init__(self, path: Path, found: str) -> None:
+        super().__init__(
+            f"--resume: {path} cannot be read: {found}: put a whole one in its place, or start anew without --resume"
+        )
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Where the file cannot be written, end the run on all ranks with a line that names it: one rank alone writes."""
+    try:
+        yield
+    except OSError as error:
+        fail(
+            f"cannot write {path}: {error.strerror or error}: make room or get the right to write there, or name "
+            "another folder by --runs; a checkpoint that is there is whole, and --resume goes on from it"
+        )
+
+
+class Interruption:
+    """Ctrl-C ends the run after the step that is under way, the same on every rank; a second one at once."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._at is not None and now - self._at > IMPATIENCE:
+            raise KeyboardInterrupt
+        self._at = self._at or now
+
+    def has_come(self) -> bool:
+        """On any rank.  Every rank asks after every step."""
+        flag = torch.tensor([float(self._at is not None)])
+        if dist.get_world_size() > 1:
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag.item())
 
 
 class RunLog:
@@ -23,18 +75,21 @@ class RunLog:
         self.path = directory / "metrics.jsonl"
         self.is_writer = is_writer
         if is_writer:
-            directory.mkdir(parents=True, exist_ok=True)
-            kept = [line for line in self.read() if line["step"] <= first_step]
-            self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            with writing(self.path):
+                directory.mkdir(parents=True, exist_ok=True)
+                kept = [line for line in self.read() if line["step"] <= first_step]
+                self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def read(self) -> list[dict[str, float]]:
+        """Its lines; one that a run could not finish, the last, is left out."""
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        *lines, _ = self.path.read_text().split("\n")
+        return [json.loads(line) for line in lines]
 
     def write(self, line: dict[str, float]) -> None:
         if self.is_writer:
-            with self.path.open("a") as file:
+            with writing(self.path), self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
     def draw(self) -> str:
@@ -55,7 +110,8 @@ class RunLog:
         axes.grid(alpha=0.3)
         axes.legend()
         path = self.directory / "loss.png"
-        figure.savefig(path, dpi=120, bbox_inches="tight")
+        with writing(path):
+            figure.savefig(path, dpi=120, bbox_inches="tight")
         pyplot.close(figure)
         return f"loss curves: {path}"
 
@@ -100,8 +156,25 @@ def save_checkpoint(
             weights[name] = {key: tensor.cpu() for key, tensor in whole.items()}
     if is_writer:
         unfinished = path.with_suffix(".unfinished")
-        torch.save({"step": step, "made_with": made_with, "weights": weights}, unfinished)
-        os.replace(unfinished, path)
+        with writing(path):
+            try:
+                with unfinished.open("wb") as file:  # torch does not say why, of a file that it opens itself
+                    torch.save({"step": step, "made_with": made_with, "weights": weights}, file)
+                os.replace(unfinished, path)
+            except OSError:
+                unfinished.unlink(missing_ok=True)
+                raise
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What ``save_checkpoint`` wrote.  Raises UnreadableError, on every rank, for anything else."""
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of what is no checkpoint torch may read anything
+        raise UnreadableError(path, str(error).partition("\n")[0] or "it ends too early") from error
+    if not isinstance(saved, dict) or set(saved) != {"step", "made_with", "weights"}:
+        raise UnreadableError(path, "it is no checkpoint of this program")
+    return saved
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -22,7 +23,15 @@ from typing import Any
 import torch
 from lm_data import Batch, Corpus
 from lm_model import LanguageModel, ModelConfig, UnshardedLanguageModel
-from lm_run import ProgressBar, RunLog, load_checkpoint, save_checkpoint
+from lm_run import (
+    Interruption,
+    ProgressBar,
+    RunLog,
+    UnreadableError,
+    load_checkpoint,
+    read_checkpoint,
+    save_checkpoint,
+)
 
 from shardfuse import DeviceMesh, initialize
 
@@ -37,6 +46,10 @@ class BadCallError(Exception):
 
 class CheckFailedError(Exception):
     """The sharded model and the unsharded one do not learn the same; the same on every rank."""
+
+
+class StoppedError(Exception):
+    """Ctrl-C; the same on every rank."""
 
 
 @dataclass(frozen=True)
@@ -210,10 +223,11 @@ class Run:
             self.say(f"going on after step {self.done}")
 
     def train(self) -> None:
-        """All steps that are not done yet."""
+        """All steps that are not done yet.  Raises StoppedError after Ctrl-C, with a checkpoint of the last step."""
         options, steps = self.options, self.training.steps
         last = min(steps, options.stop_after or steps)
         bar = ProgressBar(steps, is_shown=self.is_first)
+        interruption = Interruption()
         lines: list[dict[str, float]] = []
         for step in range(self.done + 1, last + 1):
             line = self.step(step)
@@ -229,8 +243,12 @@ class Run:
                 self.say(summary(lines, steps))
                 lines.clear()
             self.log.write(line)
-            if step % options.save_every == 0 or step == last:
+            is_interrupted = interruption.has_come()
+            if step % options.save_every == 0 or step == last or is_interrupted:
                 self.save(step)
+            if is_interrupted and step < last:
+                bar.clear()
+                raise StoppedError(f"interrupted: {self.checkpoint} is of step {step}, --resume goes on from there")
         if self.is_first:
             self.say(self.log.draw())
         self.say(f"final loss {line['loss']:.4f}, validation {line['validation']:.4f}")
@@ -271,7 +289,7 @@ class Run:
             raise BadCallError(
                 f"--resume: there is no {self.checkpoint}: run without --resume first, or give its --name"
             )
-        saved = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        saved = read_checkpoint(self.checkpoint)
         if saved["made_with"] != self.made_with():
             raise BadCallError(
                 f"--resume: {self.checkpoint} was made with {saved['made_with']}: give that run's options"
@@ -314,11 +332,12 @@ def main(arguments: list[str] | None = None) -> int:
     world = initialize()
     try:
         Run(options, make_mesh(options.mesh_size, world.world_size), world.rank, world.device).train()
-    except (BadCallError, CheckFailedError) as error:
+    except (BadCallError, CheckFailedError, StoppedError, UnreadableError) as error:
         # Every rank has come here, so one of them says why; any other error is for initialize() to report.
         if world.rank == 0:
             print(f"train_lm.py: {error}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, BadCallError) else 1
+        codes = {CheckFailedError: 1, StoppedError: 128 + signal.SIGINT}
+        return codes.get(type(error), 2)
     return 0
 
 

@@ -16,13 +16,15 @@ LOCAL = [
     "--local-addr",
     "127.0.0.1",
 ]  # without an address it hangs where the host name does not resolve
+INTERRUPTED = 128 + signal.SIGINT
 SECONDS_TO_STOP = 3  # that the other ranks have after SIGTERM; torchrun's own 30 are fixed where a rank failed
 
 close = PContext.close
 
 
 def close_soon(context: PContext, death_sig: signal.Signals | None = None, timeout: int = SECONDS_TO_STOP) -> None:
-    close(context, death_sig, min(timeout, SECONDS_TO_STOP))
+    is_interrupted = death_sig == signal.SIGINT  # ranks may save what they have done
+    close(context, death_sig, timeout if is_interrupted else min(timeout, SECONDS_TO_STOP))
 
 
 def main(arguments: list[str]) -> int:
@@ -40,6 +42,8 @@ def main(arguments: list[str]) -> int:
 
 def ended(who: str, code: int) -> int:
     """Says how the run ended; `code` is negative for a signal, as `subprocess` has it. Returns the exit code."""
+    if code in (-signal.SIGINT, INTERRUPTED):  # about which the job, or the terminal, has said its line
+        return INTERRUPTED
     if code < 0:
         print(f"launch.sh: {who} was ended by {signal.Signals(-code).name}", file=sys.stderr)
         return 128 - code

@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
+def shown(value: object) -> str:
+    """``value`` in a sentence: its kind where writing it out would be long, or read a tensor from a GPU."""
+    if hasattr(value, "shape") and hasattr(value, "dtype") and not hasattr(value, "domain"):
+        return f"a {type(value).__name__} of shape {list(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 100 and "\n" not in text else f"a {type(value).__name__}, {text[:60]!r}..."
+
+
 class ShardfuseError(Exception):
     """Base of every error that shardfuse raises about the caller's program."""
 
@@ -20,3 +28,10 @@ class ShardfuseError(Exception):
         self._lines = tuple(dict.fromkeys((*self._lines, *lines)))
         sentence, *rest = self._sentence.split("\n")
         self.args = ("\n".join((sentence, *(f"  at {line}" for line in self._lines), *rest)),)
+
+
+class ArgumentError(ShardfuseError):
+    """An argument of a function is of a kind that it does not take."""
+
+    def __init__(self, function: str, argument: str, found: object, expected: str) -> None:
+        super().__init__(f"{function}: {argument} is {shown(found)}, expected {expected}")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from .base_error import ArgumentError as ArgumentError
 from .base_error import ShardfuseError as ShardfuseError
+from .base_error import shown
 
 # --- environment and processes -----------------------------------------------------------------------------
 
@@ -104,9 +106,9 @@ class MeshRanksError(ShardfuseError):
 class MeshDimNamesError(ShardfuseError):
     """`DeviceMesh(dim_names=...)` does not fit the mesh."""
 
-    def __init__(self, names: Sequence[object], ndim: int) -> None:
+    def __init__(self, names: object, ndim: int) -> None:
         super().__init__(
-            f"DeviceMesh(dim_names={tuple(names)!r}) does not fit {ndim} mesh dimensions: pass {ndim} distinct strings"
+            f"DeviceMesh(dim_names={shown(names)}) does not fit {ndim} mesh dimensions: pass {ndim} distinct strings"
         )
 
 
@@ -214,7 +216,7 @@ class PlacementError(ShardfuseError):
     """A placement (DTensor's Shard, Replicate, Partial) does not fit the mesh, the tensor or the module."""
 
     def __init__(self, argument: str, placements: Sequence[object], against: str, advice: str) -> None:
-        found = ", ".join(str(p) for p in placements)
+        found = ", ".join(shown(p) for p in placements)
         super().__init__(f"{argument}={found} does not fit {against}: {advice}")
 
 
@@ -229,7 +231,7 @@ class ModuleArgumentError(ShardfuseError):
     """A constructor argument of a module of shardfuse.nn is out of range."""
 
     def __init__(self, module: str, argument: str, found: object, expected: str) -> None:
-        super().__init__(f"{module}({argument}={found!r}): expected {expected}")
+        super().__init__(f"{module}({argument}={shown(found)}): expected {expected}")
 
 
 class ShapeError(ShardfuseError):
@@ -252,7 +254,7 @@ class OperandError(ShardfuseError):
     """An argument of ``fd.ops.<op>`` is of a kind that the op does not take."""
 
     def __init__(self, op: str, argument: str, found: object, expected: str) -> None:
-        super().__init__(f"ops.{op}: {argument} is {found!r}, expected {expected}")
+        super().__init__(f"ops.{op}: {argument} is {shown(found)}, expected {expected}")
 
 
 class UnknownOpError(ShardfuseError, AttributeError):

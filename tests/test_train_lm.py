@@ -191,6 +191,71 @@ def test_a_rank_that_dies_ends_all(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
+def test_ctrl_c_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
+    """A terminal sends SIGINT to the launcher and to all ranks."""
+    command = [*TORCHRUN, "2", str(SCRIPT), "--layers", "1", "--no-check", "--runs", str(tmp_path)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
+    with subprocess.Popen([*command, "--steps", "100000"], start_new_session=True, **options) as job:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "lm" / "metrics.jsonl").exists() or len(metrics(tmp_path / "lm")) < 3:
+            assert job.poll() is None, job.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(job.pid, signal.SIGINT)
+        _, errors = job.communicate(timeout=100)
+    assert job.returncode == 130, errors
+    done = len(metrics(tmp_path / "lm"))
+    path = tmp_path / "lm" / "checkpoint.pt"
+    assert errors == f"train_lm.py: interrupted: {path} is of step {done}, --resume goes on from there\n"
+    assert torch.load(path, weights_only=True)["step"] == done
+    resumed = launch(
+        "--layers", 1, "--steps", 100000, "--no-check", "--runs", tmp_path, "--resume", "--stop-after", done + 1
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert [line["step"] for line in metrics(tmp_path / "lm")] == list(range(1, done + 2))
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_all_ranks_with_the_name_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "lm").mkdir()
+    (tmp_path / "lm" / "checkpoint.unfinished").symlink_to("/dev/full")
+    done = launch(*SMALL, "--no-check", "--runs", tmp_path, ranks=2)
+    assert done.returncode == 1, done.stderr
+    sentence = f"cannot write {tmp_path}/lm/checkpoint.pt: No space left on device: make room or get the right to write"
+    assert f"shardfuse: rank 0: {sentence}" in done.stderr
+    assert f"shardfuse: rank 1: rank 0 failed: {sentence}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "lm").glob("checkpoint*"))
+
+
+def test_files_that_are_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import lm_run
+
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"step": 1, "made_with": {}, "weights": {}}, path)
+    assert lm_run.read_checkpoint(path)["step"] == 1
+    whole = path.read_bytes()
+    torch.save([1, 2], path)
+    for content in (b"", b"no checkpoint at all" * 100, whole[: len(whole) // 2], whole[100:], path.read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(
+            lm_run.UnreadableError, match=rf"^--resume: {re.escape(str(path))} cannot be read: \S.*: put"
+        ):
+            lm_run.read_checkpoint(path)
+
+
+@pytest.mark.slow
+def test_a_corrupt_checkpoint_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "lm").mkdir()
+    (tmp_path / "lm" / "checkpoint.pt").write_bytes(b"PK half of it")
+    done = launch(*SMALL, "--runs", tmp_path, "--resume")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"train_lm.py: --resume: {tmp_path}/lm/checkpoint.pt cannot be read: ")
+
+
 def child_of(parent: int, variable: str) -> int:
     """The child process whose environment has the variable."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()

@@ -110,6 +110,8 @@ def _check_scalar(k: int, val: Scalar, argument: object) -> None:
     if not isinstance(argument, int | float | bool | complex):
         kind = type(argument).__name__
         raise InputError(k, val.name, kind, f"a {val.dtype.name} scalar", "pass a Python number")
+    if isinstance(argument, int) and not -(2**63) <= argument < 2**63:
+        raise InputError(k, val.name, str(argument), "an integer of 64 bits", "pass one, or a float")
     if val.dtype.is_integral and not isinstance(argument, int):
         raise InputError(k, val.name, repr(argument), f"a {val.dtype.name} scalar", "pass an int")
 

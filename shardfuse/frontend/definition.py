@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from ..arguments import checked
+from ..base_error import shown
 from ..errors import DefinitionError, InputError, NoReproError
 from ..executor.binding import Argument
 from ..executor.options import Backend, CompileOptions
@@ -17,7 +19,7 @@ from ..ir.fusion import Fusion, FusionInput
 from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
 from ..ops.host import python_number
-from .descriptor import Contiguity, check_data_type, checked_layout, data_type_of, like
+from .descriptor import Contiguity, check_data_type, checked_layout, data_type_of, like, refused
 from .detection import has_dtensor
 from .repro import Described, repro_script, reproduced
 from .script import definition_script
@@ -32,6 +34,21 @@ if TYPE_CHECKING:  # what runs a fusion is imported when the first one is run
     from .explain import Explanation
 
 
+_LONGEST_VECTOR = 1024
+"""Sizes of a shape: more than any tensor has dims."""
+_METHODS = (
+    "define_tensor",
+    "from_pytorch",
+    "define_vector",
+    "define_scalar",
+    "add_output",
+    "execute",
+    "tune",
+    "validate",
+)
+
+
+@checked(refused, _METHODS)
 class FusionDefinition:
     """A fusion: inputs by ``define_tensor`` and ``define_scalar``, ops by ``fd.ops``, results by ``add_output``.
 
@@ -117,6 +134,8 @@ class FusionDefinition:
 
     def define_vector(self, size: int) -> list[Scalar]:
         """``size`` integer inputs, to be used as a shape."""
+        if not 0 <= size <= _LONGEST_VECTOR:
+            raise DefinitionError("define_vector", f"size={size}", f"0 to {_LONGEST_VECTOR} sizes")
         return [self.define_scalar(dtype=DataType.Int) for _ in range(size)]
 
     def define_scalar(self, value: Number | DataType | None = None, dtype: DataType | None = None) -> Scalar:
@@ -161,6 +180,9 @@ class FusionDefinition:
         if tv in inputs or tv in self.fusion.outputs:
             tv = self.ops.set(tv)
         if stride_order is not None:
+            if sorted(stride_order) != list(range(tv.ndim)):
+                found = f"stride_order={list(stride_order)} for {tv}"
+                raise DefinitionError("add_output", found, f"a permutation of {tv.ndim} places")
             order = sorted(range(tv.ndim), key=lambda d: -(stride_order[d] % tv.ndim))
             tv.set_allocation_domain([tv.domain.logical[d] for d in order])
         tv.allocation_rank = tv.allocation_rank or allocation_rank
@@ -327,7 +349,11 @@ def _device(named: torch.device | str | int | None) -> torch.device | None:
     """A number is a GPU's; a GPU without a number is the current one."""
     if named is None:
         return None
-    device = torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
+    try:
+        device = torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
+    except (RuntimeError, TypeError, ValueError):
+        expected = "a torch.device, its text, or a GPU's number of 0 or more"
+        raise DefinitionError("execute", f"device={shown(named)}", expected) from None
     is_any = device.type == "cuda" and cast(int | None, device.index) is None
     return torch.device("cuda", torch.cuda.current_device()) if is_any else device
 

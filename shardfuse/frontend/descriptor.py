@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..base_error import shown
 from ..errors import DefinitionError
 from ..ir.dtype import DataType
 
@@ -92,3 +93,9 @@ def data_type_of(tensor: torch.Tensor) -> DataType:
     except KeyError:
         known = ", ".join(str(d.torch) for d in DataType)
         raise DefinitionError("from_pytorch", f"a tensor of {tensor.dtype}", f"one of {known}") from None
+
+
+def refused(method: str, argument: str, found: object, expected: str) -> DefinitionError:
+    """An argument of a type that the method does not take."""
+    wanted = DataType.expected(found) if "a DataType" in expected and argument == "dtype" else expected
+    return DefinitionError(method, f"{argument}={shown(found)}", wanted)

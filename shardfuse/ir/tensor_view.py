@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..arguments import checked
+from ..base_error import shown
 from ..errors import AxisError, ScheduleError
 from ..mesh import DeviceMesh, ParallelType
 from ..source_line import SourceLine, caller_line
@@ -13,6 +15,11 @@ from .domain import IterDomain, Merge, Split, TensorDomain
 from .dtype import DataType
 
 
+def _refused(method: str, argument: str, found: object, expected: str) -> ScheduleError:
+    return ScheduleError(method, f"{argument}={shown(found)}", f"{argument} is not {expected}", f"pass {expected}")
+
+
+@checked(_refused, ("parallelize",))
 class Axis:
     """A handle on one loop axis of a TensorView, as ``tv.axis(i)`` returns it."""
 
@@ -52,6 +59,20 @@ class Axis:
         return repr(self.domain)
 
 
+@checked(
+    _refused,
+    (
+        "axis",
+        "split",
+        "outer_split",
+        "inner_split",
+        "merge",
+        "reorder",
+        "swizzle1d",
+        "set_device_mesh",
+        "set_allocation_domain",
+    ),
+)
 class TensorView:
     """A tensor of a fusion definition.
 

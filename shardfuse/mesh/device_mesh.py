@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardfuse.errors import (
+    ArgumentError,
     MeshDimensionError,
     MeshDimNamesError,
     MeshExceedsWorldError,
@@ -91,7 +92,7 @@ class DeviceMesh:
         flat = tuple(_flatten(nested, shape, ()))
         _check_ranks(flat, shape)
         if dim_names is not None and not _are_names(dim_names, len(shape)):
-            raise MeshDimNamesError(dim_names, len(shape))
+            raise MeshDimNamesError(tuple(dim_names) if isinstance(dim_names, list) else dim_names, len(shape))
         self._ranks = flat
         self._shape = shape
         self._dim_names = None if dim_names is None else tuple(dim_names)
@@ -182,6 +183,10 @@ class DeviceMesh:
         7 rows over 4 ranks are 2, 2, 2, 1; 5 over 4 are 2, 2, 1, 0. `rank` defaults to this process's rank.
         Raises ShardAxisError, MeshDimensionError and RankNotInMeshError.
         """
+        if not isinstance(tensor, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError("shard_tensor", "tensor", tensor, "a torch.Tensor")
+        if not isinstance(axis, int) or isinstance(axis, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError("shard_tensor", "axis", axis, "an integer")
         if not -tensor.ndim <= axis < tensor.ndim:
             raise ShardAxisError(axis, tensor.ndim)
         index = self.index(current_rank() if rank is None else rank, parallel_type)
@@ -289,5 +294,7 @@ def _check_ranks(ranks: tuple[int, ...], shape: tuple[int, ...]) -> None:
 
 
 def _are_names(names: Sequence[object], ndim: int) -> bool:
+    if isinstance(names, str) or not isinstance(names, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return False
     distinct = len(set(map(str, names))) == len(names)
-    return not isinstance(names, str) and len(names) == ndim and distinct and all(isinstance(n, str) for n in names)
+    return len(names) == ndim and distinct and all(isinstance(n, str) for n in names)

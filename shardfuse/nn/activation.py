@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .placement import Placements
 
 
+@checked(ModuleArgumentError, ("__init__",))
 class SwiGLU(ParameterModule):
     """silu(gate [+ gate_bias]) * (up [+ up_bias]), element by element.
 

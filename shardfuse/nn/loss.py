@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 import torch
 
+from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Reduction = Literal["mean", "sum", "none"]
 
 
+@checked(ModuleArgumentError, ("__init__",))
 class CrossEntropyLoss(FusedModule):
     """-log softmax(logits)[target], over the last axis of the logits.
 

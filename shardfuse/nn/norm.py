@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
@@ -114,6 +115,7 @@ class _Norm(ParameterModule):
         self.check_size(argument, tensor, -1, self._local_size if is_cut else self.hidden_size)
 
 
+@checked(ModuleArgumentError, ("__init__",))
 class RMSNorm(_Norm):
     """y = x * rsqrt(mean(x^2) + eps) * weight over the last axis, of ``hidden_size`` elements unsharded.
 
@@ -178,6 +180,7 @@ class RMSNorm(_Norm):
         return norm_op(self._spec(x, None, unsharded or self._unsharded(x)))
 
 
+@checked(ModuleArgumentError, ("__init__",))
 class AddRMSNorm(_Norm):
     """new_residual = residual + x (+ bias); normed = new_residual * rsqrt(mean(new_residual^2) + eps) * weight.
 

@@ -41,6 +41,8 @@ class TensorPlacement:
             n = mesh.ndim if mesh is not None else 0
             return TensorPlacement((None,) * n, (False,) * n)
         entries = tuple(placements) if isinstance(placements, Sequence) else (placements,)
+        if not all(hasattr(p, "is_shard") for p in entries):
+            raise PlacementError(argument, entries, "a placement", "pass torch's Shard, Replicate or Partial")
         if mesh is None:
             raise PlacementError(argument, entries, "no mesh", "pass mesh= too, or leave the placement out")
         if len(entries) != mesh.ndim:

@@ -9,7 +9,9 @@ import difflib
 from collections.abc import Callable
 from typing import cast
 
-from ..errors import UnknownOpError
+from ..arguments import checked
+from ..errors import OperandError, UnknownOpError
+from ..ir.dtype import DataType
 from ..ir.tensor_view import TensorView
 from .build_random import RandomBuilder
 from .builder import Operand, Size, broadcast_shape, normalize_dims
@@ -28,6 +30,11 @@ _ALIASES = {
 }
 
 
+def _refused(op: str, argument: str, found: object, expected: str) -> OperandError:
+    return OperandError(op, argument, found, DataType.expected(found) if "a DataType" in expected else expected)
+
+
+@checked(_refused)
 class Ops(RandomBuilder):
     """Every op of shardfuse.  Pointwise ones take TensorViews, scalars and Python numbers, as numpy broadcasts."""
 

@@ -97,6 +97,8 @@ class CallBuilder(ReductionBuilder):
         given = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
         numbers = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         self._are_tensors("sdpfa_fwd", given)
+        self._are_numbers("sdpfa_fwd", numbers)
+        self._are_heads("sdpfa_fwd", query=query, key=key, value=value)
         if dropout_p is not None and not (isinstance(dropout_p, int | float) and dropout_p == 0):
             numbers |= dict(zip(DRAWN, self._drawn(), strict=True))
         return self._with_roles(
@@ -122,6 +124,12 @@ class CallBuilder(ReductionBuilder):
         given |= {"logsumexp": logsumexp, "philox_seed": philox_seed, "philox_offset": philox_offset}
         numbers = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         self._are_tensors("sdpfa_bwd", given)
+        self._are_numbers("sdpfa_bwd", numbers)
+        self._are_heads("sdpfa_bwd", query=query, key=key, value=value, grad_output=grad_output, output=output)
+        if logsumexp.ndim != query.ndim - 1:
+            raise OperandError(
+                "sdpfa_bwd", "logsumexp", f"of {logsumexp.ndim} dims", f"{query.ndim - 1}, a query's less 1"
+            )
         return self._with_roles("sdpfa_bwd", {**given, **numbers}, [query.dtype, key.dtype, value.dtype])
 
     def _drawn(self) -> list[Scalar]:
@@ -135,6 +143,19 @@ class CallBuilder(ReductionBuilder):
         for role, v in given.items():
             if v is not None and not isinstance(v, TensorView):
                 raise OperandError(op, role, v, "a TensorView")
+
+    def _are_numbers(self, op: str, given: Mapping[str, object]) -> None:
+        for role, v in given.items():
+            if isinstance(v, TensorView):
+                raise OperandError(op, role, v, "a number or a scalar")
+
+    def _are_heads(self, op: str, **given: TensorView) -> None:
+        ndim = given["query"].ndim
+        for role, t in given.items():
+            if t.ndim < 3 or t.ndim != ndim:
+                raise OperandError(
+                    op, role, f"a tensor of {t.ndim} dims", f"{max(ndim, 3)}, [..., heads, length, features]"
+                )
 
     def _with_roles(
         self, op: str, given: Mapping[str, object], dtypes: list[DataType], **attributes: object
@@ -160,11 +181,13 @@ class CallBuilder(ReductionBuilder):
         at = normalize_dim("index_select", self._tensor("index_select", x), dim)
         if self._index("index_select", index).ndim > 1:
             raise OperandError("index_select", "index", f"a tensor of {index.ndim} dims", "a vector")
+        self._has_elements("index_select", x, at, index)
         return self._call("index_select", [x, index], [x.dtype], dim=at)[0]
 
     def gather(self, x: TensorView, index: TensorView, dim: int) -> TensorView:
         """torch.gather: ``x[i][index[i][j][k]][k]`` for dim 1."""
         at = self._ranks_fit("gather", x, index, dim)
+        self._index_fits("gather", x.name, index, x, at)
         return self._call("gather", [x, index], [x.dtype], dim=at)[0]
 
     def take_along_axis(self, x: TensorView, index: TensorView, dim: int) -> TensorView:
@@ -178,17 +201,36 @@ class CallBuilder(ReductionBuilder):
         source = self._operand("scatter", 2, src)
         if isinstance(source, TensorView):
             self._same_type("scatter", x, source)
+            if source.ndim != x.ndim:
+                raise OperandError("scatter", "src", f"a tensor of {source.ndim} dims", f"{x.ndim} dims, as the source")
+            self._index_fits("scatter", "src", index, source, None)
+        else:
+            self._number_for("scatter", "src", source, x.dtype)
+        self._index_fits("scatter", x.name, index, x, at)
         return self._call("scatter", [x, index, source], [x.dtype], dim=at)[0]
 
     def index_put_accumulate(self, x: TensorView, index: TensorView, value: TensorView) -> TensorView:
         """A copy of ``x`` with ``value`` added to the rows at ``index``, a vector."""
+        self._same_type("index_put_accumulate", x, value)
+        self._has_elements("index_put_accumulate", x, 0, index)
         return self._call("index_put_accumulate", [x, self._index("index_put_accumulate", index), value], [x.dtype])[0]
 
     def _ranks_fit(self, op: str, x: TensorView, index: TensorView, dim: int) -> int:
         at = normalize_dim(op, self._tensor(op, x), dim)
         if self._index(op, index).ndim != x.ndim:
             raise OperandError(op, "index", f"a tensor of {index.ndim} dims", f"{x.ndim} dims, as the source")
+        self._has_elements(op, x, at, index)
         return at
+
+    def _has_elements(self, op: str, x: TensorView, dim: int, index: TensorView) -> None:
+        if x.ndim and x.shape[dim] == 0 and 0 not in index.shape:
+            raise OperandError(op, f"axis {dim} of {x.name}", "of 0", "elements for the indices to name")
+
+    def _index_fits(self, op: str, name: str, index: TensorView, x: TensorView, dim: int | None) -> None:
+        """Is the index, where sizes are static, no longer than ``x`` in the axes other than ``dim``?"""
+        for k, (n, m) in enumerate(zip(index.shape, x.shape, strict=True)):
+            if k != dim and n > m >= 0:
+                raise OperandError(op, f"axis {k} of index", f"of {n}", f"{m} at most, as in {name}")
 
     def embedding(
         self,
@@ -203,8 +245,12 @@ class CallBuilder(ReductionBuilder):
         self._index("embedding", index)
         if weight.ndim != 2:
             raise OperandError("embedding", "weight", f"a tensor of {weight.ndim} dims", "2 dims")
+        self._has_elements("embedding", weight, 0, index)
         given = {"padding_idx": padding_idx, "max_norm": max_norm, "norm_type": norm_type}
         options = {k: _constant(v) for k, v in given.items() if v is not None}
+        at, n = options.get("padding_idx"), weight.shape[0]
+        if isinstance(at, int) and n >= 0 and not -n <= at < n:
+            raise OperandError("embedding", "padding_idx", at, f"a row from {-n} to {n - 1}")
         return self._call("embedding", [index, weight], [weight.dtype], **options)[0]
 
 

@@ -81,8 +81,8 @@ class RandomBuilder(CallBuilder):
 
     def _scalar(self, op: str, k: int, v: object) -> Scalar:
         value = self._operand(op, k, v)
-        if not isinstance(value, Scalar):
-            raise OperandError(op, f"operand {k}", v, "a number or a scalar")
+        if not isinstance(value, Scalar) or value.dtype.is_complex:
+            raise OperandError(op, f"operand {k}", v, "a real number or scalar")
         return value
 
 

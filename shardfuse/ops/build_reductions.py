@@ -56,8 +56,9 @@ class ReductionBuilder(ShapeBuilder):
         """The smallest element over ``dims``; NaN where there is one."""
         return self._reduce("min", x, dims, keepdim, self._ordered("min", x).dtype)
 
-    def _ordered(self, op: str, x: TensorView) -> TensorView:
-        if self._tensor(op, x).dtype.is_complex:
+    def _ordered(self, op: str, x: TensorView, *, is_bool_ordered: bool = True) -> TensorView:
+        is_bool = self._tensor(op, x).dtype is DataType.Bool
+        if x.dtype.is_complex or (is_bool and not is_bool_ordered):
             raise OperandError(op, x.name, f"a tensor of {x.dtype.name}", "a type that has an order")
         return x
 
@@ -152,6 +153,8 @@ class ReductionBuilder(ShapeBuilder):
     # along one axis
 
     def _along(self, op: str, x: TensorView, dim: int, dtype: DataType, **attributes: object) -> TensorView:
+        if op not in ("cumsum", "cumprod"):
+            self._ordered(op, x)
         at = normalize_dim(op, self._tensor(op, x), dim) if x.ndim else 0
         return self._call(op, [x], [dtype], dim=at, **attributes)[0]
 
@@ -179,7 +182,10 @@ class ReductionBuilder(ShapeBuilder):
         self, x: TensorView, k: int | Scalar, dim: int = -1, largest: bool = True, sorted: bool = True
     ) -> tuple[TensorView, TensorView]:
         """The ``k`` largest (or smallest) along ``dim``, and their indices."""
-        at = normalize_dim("topk", self._tensor("topk", x), dim) if x.ndim else 0
+        at = normalize_dim("topk", self._ordered("topk", x, is_bool_ordered=False), dim) if x.ndim else 0
+        most = x.shape[at] if x.ndim else 1
+        if isinstance(k, int) and (k < 0 or (most >= 0 and k > most)):
+            raise OperandError("topk", "k", k, f"0 to {most}, the size of axis {at}" if most >= 0 else "0 or more")
         values, indices = self._call("topk", [x], [x.dtype, DataType.Int], k=k, dim=at, largest=largest, sorted=sorted)
         return values, indices
 
@@ -192,7 +198,10 @@ class ReductionBuilder(ShapeBuilder):
         return self._arg("argmin", x, dim, keepdim)
 
     def _arg(self, op: str, x: TensorView, dim: int | None, keepdim: bool) -> TensorView:
-        at = None if dim is None else normalize_dim(op, self._tensor(op, x), dim)
+        self._ordered(op, x, is_bool_ordered=False)
+        at = None if dim is None else normalize_dim(op, x, dim)
+        if 0 in (x.shape if at is None else x.shape[at : at + 1]):
+            raise OperandError(op, x.name, f"of shape {list(x.shape)}", "at least one element to choose from")
         (out,) = self._call(op, [x], [DataType.Int], dim=at)
         gone = [at is None or k == at for k in range(x.ndim)]
         return self.broadcast(out, gone) if keepdim else out

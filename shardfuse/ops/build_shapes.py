@@ -28,7 +28,7 @@ class ShapeBuilder(Builder):
     def stride_order(self, x: TensorView, stride_order: Sequence[int]) -> TensorView:
         """A copy laid out with dim d at place ``stride_order[d]`` in memory, 0 innermost."""
         ndim = self._tensor("stride_order", x).ndim
-        places = [k % ndim for k in stride_order]
+        places = [k % max(ndim, 1) for k in stride_order]
         if sorted(places) != list(range(ndim)):
             raise OperandError("stride_order", "stride_order", stride_order, f"a permutation of {ndim} places")
         out = self.set(x)
@@ -96,7 +96,8 @@ class ShapeBuilder(Builder):
     def transpose(self, x: TensorView, dim0: int, dim1: int) -> TensorView:
         """Two axes changed for each other."""
         order = list(range(x.ndim))
-        order[dim0], order[dim1] = order[dim1], order[dim0]
+        a, b = (normalize_dim("transpose", x, d) for d in (dim0, dim1))
+        order[a], order[b] = b, a
         return self.permute(x, order)
 
     def reshape(self, x: TensorView, new_shape: Sequence[Size]) -> TensorView:
@@ -143,10 +144,8 @@ class ShapeBuilder(Builder):
             raise OperandError("pad", "pad_widths", given, f"a pair for each of at most {ndim} axes")
         pairs = [(given[k], given[k + 1]) for k in range(0, len(given), 2)]
         pairs = [(0, 0)] * (ndim - len(pairs)) + pairs[::-1]
-        fill = self._operand("pad", 2, _zero(x.dtype) if value is None else value)
+        fill = self._number_for("pad", "value", _zero(x.dtype) if value is None else value, x.dtype)
         widths = tuple(n for pair in pairs for n in pair)
-        if not isinstance(fill, Scalar):
-            raise OperandError("pad", "value", fill, "a number or a scalar")
         return self._call("pad", [x, fill], [x.dtype], widths=widths)[0]
 
     def cat(self, tensors: Sequence[TensorView], dim: int = 0) -> TensorView:
@@ -174,6 +173,11 @@ class ShapeBuilder(Builder):
         place = self._operand("select", 1, index)
         if not isinstance(place, Scalar):
             raise OperandError("select", "index", place, "a number or a scalar")
+        n = x.shape[at]
+        if n >= 0 and isinstance(place.value, int) and not -n <= place.value < n:
+            raise OperandError(
+                "select", "index", place.value, f"one from {-n} to {n - 1}, axis {at} of {x.name} has {n}"
+            )
         return self._call("select", [x, place], [x.dtype], dim=at)[0]
 
     # factories
@@ -182,9 +186,7 @@ class ShapeBuilder(Builder):
         """``fill_value`` everywhere."""
         self._data_type("full", dtype)
         sizes = self._shape_argument("full", shape)
-        fill = self._operand("full", 1, fill_value)
-        if not isinstance(fill, Scalar):
-            raise OperandError("full", "fill_value", fill, "a number or a scalar")
+        fill = self._number_for("full", "fill_value", fill_value, dtype)
         if not is_held(fill, dtype):
             raise OperandError("full", "fill_value", fill, f"a number that {dtype.name} holds")
         out = self._fusion.new_tensor(static(sizes), dtype)

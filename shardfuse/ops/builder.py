@@ -14,7 +14,7 @@ from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from .host import host_type, python_number, wide_type
 from .promotion import types
-from .table import POINTWISE
+from .table import POINTWISE, Rule, computes
 from .torch_calls import TORCH_CALLS
 
 Operand = TensorView | Scalar | Number
@@ -46,6 +46,12 @@ class Builder:
                 name, "the common type of the operands", compute.name, "integers or Bool: cast them first"
             )
         _check_integers(name, values, compute)
+        if op.rule is Rule.COMPLEX and any(v.dtype.is_complex for v in values):
+            raise OperandError(name, "the common type of the operands", "complex", "real parts and imaginary parts")
+        if (compute.is_complex or compute.is_integral) and not computes(name, compute):
+            raise OperandError(
+                name, "the common type of the operands", compute.name, "one that this op has in torch: cast them first"
+            )
         tensors = [v for v in values if isinstance(v, TensorView)]
         out = self._fusion.new_tensor(broadcast_shape([t.shape for t in tensors]), dtype)
         self._fusion.record(name, values, out)
@@ -81,6 +87,13 @@ class Builder:
         if not isinstance(v, TensorView):
             raise OperandError(op, f"operand {k}", v, "a TensorView")
         return v
+
+    def _number_for(self, op: str, argument: str, given: object, dtype: DataType) -> Scalar:
+        """A number or a scalar that ``dtype`` can hold but for rounding."""
+        value = self._operand(op, argument, given)
+        if not isinstance(value, Scalar) or (value.dtype.is_complex and not dtype.is_complex):
+            raise OperandError(op, argument, given, f"a number or a scalar for {dtype.name}")
+        return value
 
     def _data_type(self, op: str, dtype: object) -> None:
         if not isinstance(dtype, DataType):

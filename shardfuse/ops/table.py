@@ -6,12 +6,14 @@ computes in; ``None`` means that Triton has no good way and the op is one torch 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 
+from ..ir.dtype import DataType
 from ..ir.expr import Number, Scalar, Value
 
 
@@ -222,3 +224,17 @@ _ROWS = (
 )
 
 POINTWISE: dict[str, PointwiseOp] = {op.name: op for op in _ROWS}
+
+
+@functools.cache
+def computes(name: str, dtype: DataType) -> bool:
+    """Does torch have the op in ``dtype``, integers or complex numbers?  Tried on one element."""
+    op = POINTWISE[name]
+    ones = [torch.ones((), dtype=dtype.torch) for _ in range(op.arity)]
+    if op.rule is Rule.WHERE:
+        ones[0] = ones[0].bool()
+    try:
+        op.torch(*ones)
+    except (RuntimeError, TypeError):  # NotImplementedError is a RuntimeError
+        return False
+    return True

@@ -54,8 +54,8 @@ def simulate(
     """
     if dist.is_initialized():
         raise SimulationError("a process group is initialised already", "call simulate() where there is none")
-    if world_size < 1:
-        raise SimulationError(f"world_size={world_size}", "pass 1 or more")
+    if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SimulationError(f"world_size={world_size!r}", "pass 1 or more")
     return _World(world_size).run(lambda: fn(*args), timeout)
 
 
