@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -44,7 +45,8 @@ class ReplicaCheck:
     def check(self, arguments: Sequence[object]) -> None:
         """Raise InputError, on all ranks, where replicas differ.  Collective; waits for the device."""
         own = torch.tensor([digest(a) for a in arguments], dtype=torch.int64, device=self.device)
-        found = all_gather(own[None], 0, Team.of(self.ranks)).tolist()
+        gathered = all_gather(own[None], 0, Team.of(self.ranks))
+        found = cast("list[list[Digest]]", gathered.tolist())  # pyright: ignore[reportUnknownMemberType]
         told = dict(zip(self.ranks, found, strict=True))
         for k, value in enumerate(self.fusion.inputs):
             for holders in self.replicas(value):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -48,4 +47,4 @@ def _made(mesh: DeviceMesh, device_type: str) -> TorchDeviceMesh:
         return TorchDeviceMesh.from_group(groups[0], device_type, mesh_dim_names=mesh.dim_names)
     names = mesh.dim_names or tuple(parallel_type.value for parallel_type in mesh.parallel_types)
     ranks = torch.tensor(mesh.ranks, dtype=torch.int).reshape(mesh.shape)
-    return cast("TorchDeviceMesh", TorchDeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names))
+    return TorchDeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)

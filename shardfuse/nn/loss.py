@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, cast
 
 import torch
 
@@ -89,7 +89,7 @@ class CrossEntropyLoss(FusedModule):
     def _refuse(self, target: torch.Tensor, classes: int, strays: int) -> NoReturn:
         """Raise ModuleInputError.  ``strays``: how many there are on all ranks, of which this one may have none."""
         is_stray = ((target < 0) | (target >= classes)) & (target != self.ignore_index)
-        at = is_stray.nonzero().tolist()[:1]
+        at = cast("list[list[int]]", is_stray.nonzero().tolist())[:1]  # pyright: ignore[reportUnknownMemberType]
         where = f"on this rank first {int(target[tuple(at[0])])} at {at[0]}" if at else "on other ranks"
         found = f"{strays} values that are no classes ({where})"
         expected = f"0 to {classes - 1}, or ignore_index={self.ignore_index}"

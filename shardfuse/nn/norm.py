@@ -212,24 +212,14 @@ class AddRMSNorm(_Norm):
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        """Refuse a ``bias``, which is what a LayerNorm adds to its result, ``strict`` or not."""
-        rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        if f"{prefix}bias" in state_dict:
-            found = f"{prefix}bias, which a LayerNorm adds to its result"
-            expected = "no bias" if self.input_bias is None else f"{prefix}input_bias, which is added to x"
-            advice = "leave it out, or rename it where that is meant"
-            error_msgs.append(str(ModuleInputError("AddRMSNorm", "the state dict", found, expected, advice)))
+    def misread(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
+        """A ``bias``, which is what a LayerNorm adds to its result."""
+        if f"{prefix}bias" not in state_dict:
+            return []
+        found = f"{prefix}bias, which a LayerNorm adds to its result"
+        expected = "no bias" if self.input_bias is None else f"{prefix}input_bias, which is added to x"
+        advice = "leave it out, or rename it where that is meant"
+        return [str(ModuleInputError("AddRMSNorm", "the state dict", found, expected, advice))]
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None = None

@@ -71,18 +71,27 @@ class ParameterModule(FusedModule):
         """``to``, ``to_empty`` and the like: a DTensor that goes to another kind of device goes to a mesh of that."""
         mesh = self.mesh
         if mesh is None:
-            return super()._apply(fn, recurse)
+            return super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
 
         def applied(tensor: torch.Tensor) -> torch.Tensor:
             return _rewrapped(cast("DTensor", tensor), mesh, fn) if has_dtensor((tensor,)) else fn(tensor)
 
-        return super()._apply(applied, recurse)
+        return super()._apply(applied, recurse)  # pyright: ignore[reportUnknownMemberType]
 
     def _is_own(self, parameter: torch.Tensor | None) -> bool:
         """Is it a DTensor as this module makes them?  FSDP puts others in their place, on a larger mesh."""
         return has_dtensor((parameter,)) and cast("DTensor", parameter).placements == placements_of(self._parameter, 1)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         """Unsharded tensors are cut: the state dict of an unsharded module loads as it is, on every rank."""
         for name, parameter in self._parameters.items():
             given = state_dict.get(prefix + name)
@@ -90,7 +99,14 @@ class ParameterModule(FusedModule):
                 continue
             if parameter is not None and given.shape == parameter.shape and self.mesh is not None:
                 state_dict[prefix + name] = distributed(given, self.mesh, self._parameter)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(  # pyright: ignore[reportUnknownMemberType]
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        error_msgs.extend(self.misread(state_dict, prefix))
+
+    def misread(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
+        """What in a state dict has another meaning than the like of it here, a sentence each, ``strict`` or not."""
+        return []
 
 
 def _local_parameter(

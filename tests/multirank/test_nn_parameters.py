@@ -217,11 +217,14 @@ def test_made_without_memory(pg) -> None:
     model.to_empty(device=pg.device)
     for part in (model.add_norm, model.gate, model.norm):
         part.reset_parameters()
-    found = {name: whole(p) for name, p in model.named_parameters()}
+    assert all(p.device_mesh.device_type == pg.device.type for p in model.parameters())
+    found = {name: whole(p).cpu() for name, p in model.named_parameters()}
     wanted = {name: torch.full((7,), float(name.endswith("weight")), dtype=torch.float64) for name in found}
     torch.testing.assert_close(found, wanted)
     plain = PlainTower(7)
     model.load_state_dict(plain.state_dict())
+    model.to("cpu")  # a DTensor goes to a mesh of the device that it goes to
+    assert all(p.device_mesh.device_type == "cpu" for p in model.parameters())
     run(model, plain, HIDDEN)
 
 
@@ -249,7 +252,7 @@ def test_fsdp_over_a_tensor_parallel_mesh(pg) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    both = init_device_mesh(pg.device.type, (2, 2), mesh_dim_names=("data", "model"))
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     mesh = DeviceMesh.from_torch(both["model"])
     model, plain = tower(8, mesh)
     fully_shard(model, mesh=both["data"])
