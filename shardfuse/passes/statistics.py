@@ -180,9 +180,8 @@ class _Builder:
         pivot = self.total(self.op("div", self.op("mul", m, weight), whole))
         e = self.op("add", self.op("sub", m, self.over_ranks(pivot)), self.op("div", r, at_least_one))
         shift = self.op("div", self.total(self.op("mul", e, weight)), whole)
-        shift = self.op(
-            "where", self.op("isfinite", shift), shift, zero
-        )  # else pivot is infinite, or a difference to it
+        is_number = self.op("isfinite", shift)  # else pivot is infinite, or a difference to it
+        shift = self.op("where", is_number, shift, zero)
         self.exprs.append(Expr("mul", (self.op("add", pivot, shift), whole), (first.output,)))
         away = self.op("sub", e, self.over_ranks(shift))
         within = self.op("sub", q, self.op("div", self.op("mul", r, r), at_least_one))
