@@ -65,6 +65,25 @@ def test_variance_on_a_mesh_of_four_by_four(extent: int) -> None:
     run_ranks(16, run)
 
 
+def test_variance_over_two_axes_that_both_have_empty_shards() -> None:
+    """A rank beyond the end of both has 0 elements, not the product of two negative numbers."""
+    x = torch.randn(5, 5, 3, generator=torch.Generator().manual_seed(0)) + 10
+
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition(backend="torch") as fd:
+            t = fd.define_tensor([5, 5, 3])
+            for out in fd.ops.var_mean(t, [0, 1], 0):
+                fd.add_output(out)
+            t.set_device_mesh(DeviceMesh(torch.arange(16).reshape(4, 4)))
+            for at, parallel_type in ((1, X), (0, Y)):
+                t.outer_split(at, 4, uneven=True)
+                t.axis(at).parallelize(parallel_type)
+        check(fd, [x], reference=lambda x: torch.var_mean(x, (0, 1), correction=0))
+        assert [c.kind for c in fd.explain().collectives] == ["all_gather"]
+
+    run_ranks(16, run)
+
+
 @pytest.mark.parametrize("divisor", [7, 9.0, 16])
 def test_a_sum_divided_by_another_number_is_no_mean(divisor: float) -> None:
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)) + 2

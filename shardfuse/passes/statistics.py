@@ -179,16 +179,13 @@ class _Builder:
         r = self.op("where", self.op("eq", q, infinity), zero, r)  # what is left over of it may be NaN
         pivot = self.total(self.op("div", self.op("mul", m, weight), whole))
         e = self.op("add", self.op("sub", m, self.over_ranks(pivot)), self.op("div", r, at_least_one))
-        if isinstance(weight, BoundTensor):  # a rank that has none adds nothing, and no NaN
-            e = self.op("where", self.op("eq", weight, zero), zero, e)
         shift = self.op("div", self.total(self.op("mul", e, weight)), whole)
-        shift = self.op(
-            "where", self.op("isfinite", shift), shift, zero
-        )  # else pivot is infinite, or a difference to it
+        is_number = self.op("isfinite", shift)  # else pivot is infinite, or a difference to it
+        shift = self.op("where", is_number, shift, zero)
         self.exprs.append(Expr("mul", (self.op("add", pivot, shift), whole), (first.output,)))
         away = self.op("sub", e, self.over_ranks(shift))
         within = self.op("sub", q, self.op("div", self.op("mul", r, r), at_least_one))
-        between = self.op("mul", self.op("mul", away, weight), away)
+        between = self.op("mul", self.op("mul", away, weight), away)  # 0 of a rank that has none, however far away
         # Of a sum that overflowed all are infinitely far, but for the infinite ones: their q is NaN.
         is_over = self.over_ranks(self.op("eq", self.op("abs", first.output), infinity))
         addend = self.op("where", is_over, self.op("add", q, infinity), self.op("add", within, between))
