@@ -155,7 +155,7 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         guard, _start.guard = _start.guard, None
         if guard is None:
             raise
-        if _is_of_communication(error, error.__traceback__):
+        if isinstance(error, RendezvousError) or _is_of_communication(error, error.__traceback__):
             culprit = guard.culprit(_COMMUNICATION_PATIENCE)
             if culprit is not None and culprit.rank is not None:
                 guard.abandon(None)
