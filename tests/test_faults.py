@@ -12,7 +12,7 @@ CHOSEN = [case for case in CASES if is_in_ci(case)]
 
 @pytest.fixture(scope="module")
 def outcomes() -> Mapping[Case, Outcome]:
-    """Most of their time is waiting.  `python tests/fault_cases.py` tries all there are, and holds them to the clock."""
+    """Most of their time is waiting.  `python tests/fault_cases.py` tries all, by the clock."""
     return {outcome.case: outcome for outcome in run_cases(CHOSEN)}
 
 
