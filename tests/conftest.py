@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 
+import numpy as np
 import pytest
 
 # Before anything reads it: a kernel that does not compile is an error here, never a fallback.
@@ -25,6 +27,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         if item.get_closest_marker("multi_gpu") and gpus < 2:
             item.add_marker(pytest.mark.skip(reason=f"needs two GPUs or more, {gpus} found"))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws the same numbers in each run, in any order and alone."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
 
 
 @pytest.fixture

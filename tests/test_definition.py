@@ -60,8 +60,6 @@ def test_variance_far_from_zero(correction: int, dims: list[int], keepdim: bool)
             fd.add_output(out)
     data = values(8, 1000) + 1e4
     check(fd, [data], reference=lambda x: torch.var_mean(x, dims, correction=correction, keepdim=keepdim))
-    (var, _) = fd.execute([data])
-    assert torch.allclose(var.double(), data.double().var(dims, correction=correction, keepdim=keepdim), rtol=1e-3)
 
 
 @pytest.mark.parametrize("shapes", [[(4, 5), (5,)], [(4, 1), (1, 5)], [(3, 1, 5), (4, 1)], [(), (4, 5)], [(1,), (4,)]])

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional
+from torch_answers import assert_beside
 
 from shardfuse import DeviceMesh
 from shardfuse.errors import ModuleInputError, ProgramMismatchError
@@ -87,14 +88,14 @@ class Check:
             assert isinstance(result, DTensor)
             assert (tuple(result.placements), result.shape) == (tuple(placements), want.shape)
             own = distribute(want.detach(), self.mesh, placements).to_local()
-            torch.testing.assert_close(result.to_local(), own)
+            assert_beside(result.to_local(), own, "result")
         given = [distribute(g, self.mesh, p) for g, p in zip(gradients, upstream or where, strict=True)]
         torch.autograd.backward(list(results), given)
         for k, ((leaf, _, placements), want) in enumerate(zip(self.leaves, wanted, strict=True)):
             assert leaf.grad is not None, f"no gradient of tensor {k}"
             own = distribute(want.grad, self.mesh, placements).to_local()
             grad = leaf.grad.to_local() if isinstance(leaf.grad, DTensor) else leaf.grad
-            torch.testing.assert_close(grad, own, msg=lambda m, k=k: f"gradient of tensor {k}: {m}")
+            assert_beside(grad, own, f"gradient of tensor {k}")
 
 
 def on_ranks(mesh_shape: Sequence[int], run: Callable[[Check, Placements], None], but: Sequence[str] = ()) -> None:
@@ -167,7 +168,7 @@ def test_swiglu(mesh_shape: Sequence[int]) -> None:
         unknown = SwiGLU(mesh=case.ours, input=where)
         whole = functional.silu(case.leaves[0][1]) * case.leaves[1][1]
         own = distribute(whole, case.mesh, case.at).to_local()
-        torch.testing.assert_close(unknown(gate, up).to_local(), own)
+        assert_beside(unknown(gate, up).to_local(), own)
 
     on_ranks(mesh_shape, run)
 
@@ -248,9 +249,9 @@ def test_local_shards_of_a_told_whole() -> None:
             redistribute(local, mesh, S0, R, unsharded=x.shape),
         ]
         for own, want, whole in zip(found, expected, gradients, strict=True):
-            torch.testing.assert_close(own, want if own.shape == want.shape else want.chunk(4)[rank])
+            assert_beside(own, want if own.shape == want.shape else want.chunk(4)[rank])
             (grad,) = torch.autograd.grad(own.sum(), local)
-            torch.testing.assert_close(grad, whole.chunk(4)[rank])
+            assert_beside(grad, whole.chunk(4)[rank])
         with pytest.raises(ProgramMismatchError, match=r"rank 3 has `T0: unsharded \[4, 6\]`.*unsharded= of a module"):
             norm(local)
 

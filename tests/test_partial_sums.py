@@ -6,6 +6,7 @@ import pytest
 import torch
 from thread_check import X, shard, world_mesh
 
+from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, simulate
 from shardfuse.passes import partial_sums
 
@@ -63,7 +64,7 @@ def test_what_follows_is_in_the_kernel_that_adds() -> None:
         rank = torch.distributed.get_rank()
         fd = partial_sum(4, 0, then_scaled=True)
         (found,) = fd.execute([x[rank : rank + 1]])
-        torch.testing.assert_close(found, expected.chunk(4)[rank])
+        assert_near(found, expected.double().chunk(4)[rank], n=1)  # the kernel's exponential may round the other way
         plan = fd.explain()
         assert [c.kind for c in plan.collectives] == ["all_to_all"]
         assert plan.kernels == 1

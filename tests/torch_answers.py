@@ -288,25 +288,32 @@ def expected_of(reference: Callable[..., Any], *values: torch.Tensor) -> list[Ex
 def assert_beside(found: torch.Tensor, eager: torch.Tensor, what: str = "") -> None:
     """``found`` is as eager torch computed it, where nothing in float64 is at hand.
 
-    4 roundings of each element, and 2 of the largest of its row: both it and eager torch may be off by half of that.
+    4 roundings of each element, and 2 of the largest of its row (in float64 ``DOUBLE``): both it and eager torch may be
+    off by half of that.
     """
     wide = widened(eager)
     real = eager.abs() if eager.is_complex() else eager
 
     def slack() -> torch.Tensor:
         size = wide.abs().nan_to_num(0, 0, 0)
-        return 2 * spacing(size.amax(-1, keepdim=True) if size.ndim and size.numel() else size, real.dtype)
+        most = size.amax(-1, keepdim=True) if size.ndim and size.numel() else size
+        return (DOUBLE if real.dtype is torch.float64 else 2) * spacing(most, real.dtype)
 
     assert_near(found, wide, eager, n=4, signed=False, slack=slack, what=what)
 
 
 def assert_like(
-    found: Any, reference: Callable[..., Any], *values: Any, place: Place = lambda x: x, n: float = 2
+    found: Any,
+    reference: Callable[..., Any],
+    *values: Any,
+    place: Place = lambda x: x,
+    n: float = ROUNDINGS,
+    relative: bool = False,
 ) -> None:
     """``found``, a tensor or several, is this rank's piece (``place`` cuts it) of what ``reference`` gives."""
     mine = [found] if isinstance(found, torch.Tensor) else list(found)
     for k, (got, want) in enumerate(zip(mine, expected_of(reference, *values), strict=True)):
-        compare(f"result {k}", got, want, place, n)
+        compare(f"result {k}", got, want, place, n, relative=relative)
 
 
 def _as_torch_in_double(values: Sequence[torch.Tensor], wide: torch.Tensor) -> torch.Tensor:
@@ -350,6 +357,8 @@ def compare(
     expected: Expected,
     place: Place = lambda x: x,
     n: float = ROUNDINGS,
+    *,
+    relative: bool = False,
 ) -> None:
     """``found`` is this rank's piece (``place`` cuts it) of what torch gives, by the rule of ``benchmarks.roundings``.
 
@@ -366,4 +375,7 @@ def compare(
         assert part is not None
         return part
 
+    if relative:  # rows are whole here
+        assert_near(found, wide, eager, n=n, relative=True, what=name)
+        return
     assert_near(found, wide, eager, n=n, rows=None, signed=expected.signed, slack=slack, what=name)

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from benchmarks.roundings import assert_near
 from shardfuse import DataType, FusionDefinition
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +34,7 @@ def check(found: list[torch.Tensor], given: list[torch.Tensor | float]) -> None:
     for out, x in zip(found, given[1:], strict=True):
         assert isinstance(x, torch.Tensor)
         terms = x.double() * given[0]
-        assert ((out.double() - terms.sum(-1)).abs() <= 1e-6 * terms.abs().sum(-1)).all()  # sums near 0 are of these
+        assert_near(out, terms.sum(-1), terms=terms.abs().sum(-1))
 
 
 def test_calls_in_flight_keep_their_arguments() -> None:

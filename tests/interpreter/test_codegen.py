@@ -13,6 +13,7 @@ from interpreted import close, run, values
 from segments import Builder, evaluate, kernels_of, rms_norm, scheduler_of
 from torch.nn import functional
 
+from benchmarks.roundings import assert_near
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar
 from shardfuse.ops.table import POINTWISE
@@ -433,9 +434,10 @@ def test_erf_beside_one(tmp_path: Path) -> None:
     assert [sum(f" = {name}(" in line for line in statements) for name in ("erf", "erf_for_one")] == [1, 2]
     more, less, alone = run(segment, {x: data}, tmp_path)
     wanted = torch.erf(data.double())
-    torch.testing.assert_close(more.double(), 1 + wanted, rtol=0, atol=2.5e-7, equal_nan=True)
-    torch.testing.assert_close(less.double(), 1 - wanted, rtol=0, atol=2.5e-7, equal_nan=True)
-    torch.testing.assert_close(alone.double(), wanted, rtol=3e-7, atol=0, equal_nan=True)
+    # of a sum with 1, 2.5e-7 (4 roundings of the 1): what the shorter polynomial is right to
+    assert_near(more, 1 + wanted, n=1, terms=torch.full((4000,), 4.0))
+    assert_near(less, 1 - wanted, n=1, terms=torch.full((4000,), 4.0), signed=False)
+    assert_near(alone, wanted, n=4)
 
 
 @pytest.mark.parametrize("dtype", [DataType.Float, DataType.Double, DataType.BFloat16])
@@ -449,9 +451,7 @@ def test_squares_and_cubes_are_products(tmp_path: Path, dtype: DataType) -> None
     assert source.text.count("libdevice.pow(") == 1
     for found, n in zip(run(segment, {x: data}, tmp_path), (2, 2.0, 3.0, 2.5), strict=True):
         wanted = torch.pow(data.to(dtype.compute.torch), n).to(dtype.torch)
-        torch.testing.assert_close(
-            found, wanted, rtol=0 if n == 2 else None, atol=0 if n == 2 else None, equal_nan=True
-        )
+        assert_near(found, wanted.double(), n=0 if n == 2 else 2)
 
 
 # --- refusals ------------------------------------------------------------------------------------------------
