@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .config import VERSION
-from .errors import ShardfuseError
+from .errors import NoGradientsWarning, ShardfuseError
+from .executor.turns import run_in_this_thread
 from .frontend.definition import FusionDefinition
 from .ir.dtype import DataType
 from .ir.expr import Scalar
@@ -22,6 +23,7 @@ __all__ = [
     "DataType",
     "DeviceMesh",
     "FusionDefinition",
+    "NoGradientsWarning",
     "ParallelType",
     "ProcessContext",
     "Scalar",
@@ -29,6 +31,7 @@ __all__ = [
     "TensorView",
     "finalize",
     "initialize",
+    "run_in_this_thread",
     "simulate",
 ]
 

@@ -48,7 +48,7 @@ from .in_place import reads_before_it_writes
 from .kernel import Kernel
 from .launch import begin_on, guard_lines
 from .options import CompileOptions
-from .storage import freed, share_workspace, storage_text, stored
+from .storage import freed, no_view, share_workspace, storage_text, stored
 from .streams import start_and_wait
 
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
@@ -345,7 +345,7 @@ class ProgramBuilder:
                 self.names[f"to_allocation_{k}"] = to_allocation(t.domain, self.rank, form)
                 results.append(f"to_allocation_{k}({t})")
             else:
-                results.append(t.name if self.holds(t) else "None")
+                results.append(self.result(t) if self.holds(t) else "None")
         result = f"return ({''.join(f'{r}, ' for r in results)})"
         lines, driver = self.lines, None
         if self.device.type == "cuda" and "begin" in self.names:
@@ -357,6 +357,13 @@ class ProgramBuilder:
         functions = cast(dict[str, Callable[..., object]], self.names)
         run = _bound(text, functions)
         return Program(run, text, tuple(self.sources), tuple(domains), functions, self.labels, apart)
+
+    def result(self, tensor: BoundTensor) -> str:
+        """``tensor`` as it is returned: to the caller it is nobody's view, so that it may be changed in place."""
+        if tensor.name in self.handed_on:
+            return tensor.name
+        self.names["no_view"] = no_view
+        return f"no_view({tensor})"
 
     def text(self, lines: Sequence[str], result: str) -> str:
         head = ", ".join(v.name for v in self.fusion.inputs)

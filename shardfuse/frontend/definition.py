@@ -199,6 +199,10 @@ class FusionDefinition:
     ) -> list[torch.Tensor]:
         """Run on this rank's tensors; returns this rank's outputs.  With a DTensor among them, outputs are DTensors.
 
+        Outputs carry no graph, whatever the backend: a fusion is no op of autograd.  An input that requires a gradient
+        while autograd records is warned of, once for each definition (``NoGradientsWarning``).  For gradients take
+        ``shardfuse.nn``, or run one fusion in the forward and one in the backward of a ``torch.autograd.Function``.
+
         ``device``: where outputs come to be; left out, where the inputs are.  ``save_repro_inputs``: remember shapes,
         strides and dtypes for ``last_repro_script``.
 
@@ -213,8 +217,9 @@ class FusionDefinition:
         with reproduced(lambda: self.repro_script_for(inputs)):
             if has_dtensor(inputs):
                 return self._dtensors.execute(inputs, sizes, home)  # pyright: ignore[reportReturnType]
+            outputs = fec.execute(inputs, sizes=sizes, device=home)
             self._dtensors.last_variant = None
-            return fec.execute(inputs, sizes=sizes, device=home)  # pyright: ignore[reportReturnType]
+            return outputs  # pyright: ignore[reportReturnType]
 
     def tune(
         self,
@@ -242,8 +247,9 @@ class FusionDefinition:
         with reproduced(lambda: self.repro_script_for(inputs)):
             if has_dtensor(inputs):
                 return self._dtensors.tune(inputs, sizes, home, tuner)
+            tuned = fec.tune(inputs, sizes, home, tuner)
             self._dtensors.last_variant = None
-            return fec.tune(inputs, sizes, home, tuner)
+            return tuned
 
     def execute_with_dtensors(self, inputs: Sequence[Argument]) -> list[torch.Tensor]:
         """Run on DTensors; returns DTensors.
@@ -307,9 +313,12 @@ class FusionDefinition:
         Every rank of the fusion's meshes calls it.  ``.chrome_trace()`` is JSON for chrome://tracing and Perfetto.
         """
         fec = self.fec
-        if self._dtensors is not None and has_dtensor(inputs):
+        assert self._dtensors is not None, "made with the executor"
+        if has_dtensor(inputs):
             return self._dtensors.timeline(inputs, sizes)
-        return fec.timeline(inputs, sizes)
+        found = fec.timeline(inputs, sizes)
+        self._dtensors.last_variant = None
+        return found
 
     def last_trace(self) -> str:
         """The text of every stage of the last plan, and of the host program and kernels that ran."""
