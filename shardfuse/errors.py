@@ -18,8 +18,8 @@ class NoGradientsWarning(UserWarning):
 
     def __init__(self, index: int, name: str) -> None:
         super().__init__(
-            f"input {index}, {name}, requires a gradient or has a tangent, and outputs of a fusion carry no graph: take "
-            "a module of shardfuse.nn, or run one fusion in the forward and another in the backward of a "
+            f"input {index}, {name}, requires a gradient or has a tangent, and outputs of a fusion carry no graph: "
+            "take a module of shardfuse.nn, or run one fusion in the forward and another in the backward of a "
             "torch.autograd.Function; where no gradient is wanted, pass input.detach() or call execute() under "
             "torch.no_grad()"
         )
