@@ -103,6 +103,7 @@ class ProgramBuilder:
     """By the name of the plan and the strides of its tensors."""
     handed_on: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """What kernels make, by name, with its layout."""
+    evaluated: list[BoundTensor] = field(default_factory=list[BoundTensor])
     started: dict[str, Segment] = field(default_factory=dict[str, Segment])
     """Collectives that nothing has waited for, in order."""
 
@@ -278,6 +279,7 @@ class ProgramBuilder:
         scalars = [s for s in segment.scalars if s.value is None]
         layouts = [(t, t.domain.local_shape(self.rank), strides_of(t.domain, self.rank)) for t in segment.outputs]
         count, rank, device = len(segment.inputs), self.rank, self.device
+        self.evaluated += [t for t in segment.outputs if t not in self.places]
 
         def run(*arguments: torch.Tensor | Number) -> object:
             tensors = cast(tuple[torch.Tensor, ...], arguments[:count])
@@ -359,8 +361,8 @@ class ProgramBuilder:
         return Program(run, text, tuple(self.sources), tuple(domains), functions, self.labels, apart)
 
     def result(self, tensor: BoundTensor) -> str:
-        """``tensor`` as it is returned: to the caller it is nobody's view, so that it may be changed in place."""
-        if tensor.name in self.handed_on:
+        """``tensor`` as it is returned: nobody's view, so that the caller may change it in place."""
+        if tensor.name in self.handed_on or tensor in self.evaluated:
             return tensor.name
         self.names["no_view"] = no_view
         return f"no_view({tensor})"

@@ -165,6 +165,7 @@ class DTensorExecutor:
         for declared, domain in zip(fusion.inputs, said, strict=True):
             if isinstance(declared.val, TensorView) and domain is not None:
                 declared.val.domain = domain
+        fusion.reopen()
         return fusion
 
     def by_place(self, sizes: Mapping[TensorView, Sequence[int]]) -> dict[int, Sequence[int]]:

@@ -72,6 +72,7 @@ class FusionExecutorCache:
 
     def __init__(self, fusion: Fusion, options: CompileOptions) -> None:
         settle_inputs(fusion)
+        fusion.close()
         self.fusion = fusion
         self.options = options
         self._last: _Made | None = None
