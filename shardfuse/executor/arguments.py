@@ -99,7 +99,10 @@ class without_graph:  # noqa: N801 - used as a statement
             _warn(self.fusion, self.arguments, _has_tangent)
             _core._set_fwd_grad_enabled(False)
         if self.is_enabled:
-            _warn(self.fusion, self.arguments, _requires_grad)
+            for argument in self.arguments:
+                if isinstance(argument, torch.Tensor) and argument.requires_grad:
+                    _warn(self.fusion, self.arguments, _requires_grad)
+                    break
             _core._set_grad_enabled(False)
 
     def __exit__(self, *error: object) -> None:

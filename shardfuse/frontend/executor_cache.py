@@ -46,6 +46,9 @@ _making = RLock()
 one thread makes all, see ``turns``."""
 
 
+_ANY_TURN = nullcontext()
+
+
 @dataclass(frozen=True, eq=False)
 class _Made:
     """A program and the plan that it runs."""
@@ -118,7 +121,7 @@ class FusionExecutorCache:
     def turn(self) -> AbstractContextManager[None]:
         """Around a run: that of this rank's thread that runs programs of several ranks, where this is one."""
         if len(self._team) < 2 or world_size() < 2:
-            return nullcontext()
+            return _ANY_TURN
         key, turn = world_key(), self._turn
         if turn is None or turn[0] != key:
             self._turn = turn = key, turn_here()
