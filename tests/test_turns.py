@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,6 +16,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from shardfuse import DeviceMesh, run_in_this_thread, simulate
 from shardfuse.errors import NotInitializedError, ThreadsError
+from shardfuse.executor import turns
 from shardfuse.executor.turns import Turn
 
 T = TypeVar("T")
@@ -79,26 +81,40 @@ def test_a_program_within_a_program_of_the_same_thread() -> None:
         pass
 
 
-def test_threads_of_autograd_act_for_the_one_that_called_backward() -> None:
-    turn, seen = Turn(), []
+@pytest.mark.parametrize("task", [-1, 7], ids=["no backward", "a backward"])
+def test_threads_of_autograd_act_for_the_one_that_called_backward(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd's own threads, which a backward on a GPU runs in, are none that Python started."""
+    monkeypatch.setattr(turns, "_graph_task", lambda: task)
+    turn, ended, errors = Turn(), threading.Event(), []
+    with turn.of([0, 1]):
+        pass
 
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+    def run() -> None:
+        try:
             with turn.of([0, 1]):
-                return x * 2
+                pass
+        except ThreadsError as error:
+            errors.append(error)
+        ended.set()
 
-        @staticmethod
-        def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
-            with turn.of([0, 1]):
-                seen.append(threading.current_thread().name)
-                return grad * 2
+    _thread.start_new_thread(run, ())
+    assert ended.wait(60)
+    assert len(errors) == (task == -1)
+    monkeypatch.undo()
+    if not errors:
+        with turn.of([0, 1]):  # it did not take over
+            pass
 
+
+def test_a_backward_asks_in_its_graph_task() -> None:
+    seen: list[int] = []
     x = torch.ones(3, requires_grad=True)
-    for _ in range(2):
-        Twice.apply(x).sum().backward()
-    assert x.grad.tolist() == [4.0, 4.0, 4.0]
-    assert len(seen) == 2
+    y = x * 2
+    y.register_hook(lambda grad: seen.append(turns._graph_task()))
+    y.sum().backward()
+    assert turns._graph_task() == -1
+    assert len(seen) == 1
+    assert seen[0] != -1
 
 
 def test_fusions_of_several_ranks_are_refused_in_a_second_thread_before_anything_is_sent() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -285,13 +286,19 @@ class FusionDefinition:
         return self.execute(inputs)
 
     def validate(
-        self, inputs: Sequence[Argument], reference_outputs: Sequence[torch.Tensor] | None = None
+        self,
+        inputs: Sequence[Argument],
+        reference_outputs: Sequence[torch.Tensor] | None = None,
+        *,
+        device: torch.device | str | int | None = None,
     ) -> list[torch.Tensor]:
         """``execute``, with the outputs compared to ``reference_outputs``, or to the same ops one by one in torch.
 
-        On one rank, or of DTensors, which are compared whole.  Raises ``ValidationError``.
+        On one rank, or of DTensors, which are compared whole.  ``device``: as of ``execute``.  Raises
+        ``ValidationError``.
         """
-        return validated(self.fusion, inputs, lambda: self.execute(inputs), reference_outputs)
+        run = partial(self.execute, inputs, device=device)
+        return validated(self.fusion, inputs, run, reference_outputs, _device(device))
 
     def repro_script_for(self, inputs: Sequence[Argument] | None = None) -> str:
         """A script that defines this fusion and, with ``inputs``, runs it on random tensors of their layout."""
