@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .config import VERSION
-from .errors import NoGradientsWarning, ShardfuseError
+from .errors import ShardfuseError
+from .executor.arguments import NoGradientsWarning
 from .executor.turns import run_in_this_thread
 from .frontend.definition import FusionDefinition
 from .ir.dtype import DataType

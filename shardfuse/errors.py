@@ -13,18 +13,6 @@ class ShardfuseError(Exception):
     """Base of every error that shardfuse raises about the caller's program."""
 
 
-class NoGradientsWarning(UserWarning):
-    """An input of a fusion requires a gradient, and gradients are not recorded through fusions."""
-
-    def __init__(self, index: int, name: str) -> None:
-        super().__init__(
-            f"input {index}, {name}, requires a gradient or has a tangent, and outputs of a fusion carry no graph: "
-            "take a module of shardfuse.nn, or run one fusion in the forward and another in the backward of a "
-            "torch.autograd.Function; where no gradient is wanted, pass input.detach() or call execute() under "
-            "torch.no_grad()"
-        )
-
-
 # --- environment and processes -----------------------------------------------------------------------------
 
 
@@ -286,26 +274,6 @@ class InputCountError(ShardfuseError):
         )
 
 
-class DeviceUnsupportedError(ShardfuseError):
-    """A fusion was to run on a device that is neither a CPU nor a GPU of CUDA."""
-
-    def __init__(self, what: str, device: object) -> None:
-        super().__init__(
-            f"{what} is on {device}, expected cpu or cuda: move it there; explain() takes tensors without data, "
-            "execute() does not"
-        )
-
-
-class BackendNameError(ShardfuseError):
-    """``backend`` of a FusionDefinition is none."""
-
-    def __init__(self, found: object, known: Sequence[str]) -> None:
-        super().__init__(
-            f"FusionDefinition(backend={found!r}): expected one of {', '.join(map(repr, known))}, or None, which takes "
-            "'triton' where tensors are on a GPU and 'torch' elsewhere"
-        )
-
-
 class NoPlanError(ShardfuseError):
     """``explain`` was asked about a fusion whose sizes nobody knows."""
 
@@ -379,10 +347,9 @@ class ThreadsError(ShardfuseError):
 
     def __init__(self, thread: str, other: str) -> None:
         super().__init__(
-            f"thread {thread!r} came to run a fusion on several ranks, and so did thread {other!r}: ranks pair up "
-            "collectives in the order in which they come to them, expected one thread to run all such fusions; hand "
-            "them to that thread, or where another one goes on call shardfuse.run_in_this_thread() in it, at the same "
-            "point on every rank"
+            f"thread {thread!r} came to run a fusion on several ranks, and so did thread {other!r}: collectives are "
+            "paired in the order in which ranks issue them, expected one thread for all such fusions; hand them to it, "
+            "or have the one that goes on call shardfuse.run_in_this_thread(), at the same point on every rank"
         )
 
 

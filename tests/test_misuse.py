@@ -20,7 +20,7 @@ import shardfuse
 import shardfuse.compat.nvfuser_direct as nvfuser_direct
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, ShardfuseError, TensorView
 from shardfuse.compiler import compile_fusion
-from shardfuse.errors import BackendNameError, DefinitionError, InputError, ScheduleError
+from shardfuse.errors import DefinitionError, InputError, ScheduleError
 from shardfuse.executor.cache import LRUCache
 from shardfuse.frontend import executor_cache
 
@@ -152,7 +152,7 @@ def test_a_tensor_of_another_definition_is_refused() -> None:
 
 @pytest.mark.parametrize("backend", ["bogus", "cuda", "Triton", 1, ""])
 def test_a_backend_that_is_none_is_refused(backend: object) -> None:
-    refused(lambda: FusionDefinition(backend=backend), BackendNameError, repr(backend), "'triton', 'torch'")
+    refused(lambda: FusionDefinition(backend=backend), DefinitionError, repr(backend), "'triton', 'torch'")
 
 
 # what is told of the last run

@@ -21,17 +21,30 @@ from typing import Any, cast
 from weakref import WeakSet
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn import parameter
 
-from ..errors import InputError, NoGradientsWarning
+from ..errors import InputError
 from ..ir.fusion import Fusion
 from .binding import Argument
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _functorch: Any = _core._functorch
+_Uninitialized: Any = cast(Any, parameter).UninitializedTensorMixin
 _forward_mode: Any = torch.autograd.forward_ad
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, complex))
 _PACKAGE = str(Path(__file__).parents[1])
+
+
+class NoGradientsWarning(UserWarning):
+    """An input of a fusion requires a gradient, and gradients are not recorded through fusions."""
+
+    def __init__(self, index: int, name: str) -> None:
+        super().__init__(
+            f"input {index}, {name}, requires a gradient or has a tangent, and outputs of a fusion carry no graph: "
+            "take a module of shardfuse.nn, or run one fusion in the forward and another in the backward of a "
+            "torch.autograd.Function; where no gradient is wanted, pass input.detach() or call execute() under "
+            "torch.no_grad()"
+        )
 
 
 def received(fusion: Fusion, arguments: Sequence[Argument]) -> Sequence[Argument]:
@@ -52,7 +65,7 @@ def received_one(k: int, name: str, argument: Argument) -> Argument:
     """As ``received``, of input ``k``."""
     if not isinstance(argument, torch.Tensor):
         return argument
-    kind = type(argument)
+    kind: Any = type(argument)
     if _functorch.is_functorch_wrapped_tensor(argument):
         raise InputError(
             k, name, "a tensor inside of torch.func (grad, vmap, jvp)", "a tensor with data of its own",
@@ -61,12 +74,12 @@ def received_one(k: int, name: str, argument: Argument) -> Argument:
         )  # fmt: skip
     if kind in _PLAIN:
         return argument
-    if isinstance(argument, UninitializedTensorMixin):
+    if isinstance(argument, _Uninitialized):
         raise InputError(k, name, f"a {kind.__name__}", "a tensor with data", "initialise the lazy module first")
     wait = getattr(argument, "wait", None)
     if wait is not None:  # an AsyncCollectiveTensor
         return received_one(k, name, cast(torch.Tensor, wait()))
-    if cast(object, kind.__torch_dispatch__) is not _core._disabled_torch_dispatch_impl:
+    if kind.__torch_dispatch__ is not _core._disabled_torch_dispatch_impl:
         remedy = "pass the tensors that it stands for"
         if kind.__name__ == "DTensor":
             remedy = "call execute() of the FusionDefinition, which takes DTensors, or pass to_local()"

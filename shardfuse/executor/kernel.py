@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -217,7 +217,7 @@ def load_function(text: str, name: str, directory: Path) -> Any:
     exec(compile(text, str(path), "exec"), module.__dict__)
     for value in module.__dict__.values():
         if type(value).__name__ == "InterpretedFunction":  # which would leave what it makes in a table of its class
-            vars(value).setdefault("rewritten_fn", {})
+            cast("dict[str, Any]", vars(value)).setdefault("rewritten_fn", {})
     function = getattr(module, name)
     weakref.finalize(function, _forget_lines, str(path), lines)
     _unregister(function)

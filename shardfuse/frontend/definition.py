@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 import torch
 
-from ..errors import BackendNameError, DefinitionError, InputError, NoReproError
+from ..errors import DefinitionError, InputError, NoReproError
 from ..executor.binding import Argument
 from ..executor.options import Backend, CompileOptions
 from ..ir.dtype import DataType
@@ -44,7 +44,7 @@ class FusionDefinition:
     ...     fd.add_output(fd.ops.sum(fd.ops.mul(x, x), [-1]))
     >>> (y,) = fd.execute([torch.randn(8, 512)])
 
-    ``backend``: "triton" or "torch"; left out, Triton where the tensors are on a GPU.  Raises ``BackendNameError``.
+    ``backend``: "triton" or "torch"; left out, Triton where the tensors are on a GPU.  Raises ``DefinitionError``.
 
     All ops, inputs and outputs are said within the ``with``, all shardings and layouts before the first run.
     """
@@ -53,7 +53,8 @@ class FusionDefinition:
         self.fusion = Fusion()
         self.ops = Ops(self.fusion)
         if backend is not None and backend not in get_args(Backend):
-            raise BackendNameError(backend, get_args(Backend))
+            known = f"one of {', '.join(map(repr, get_args(Backend)))}, or None"
+            raise DefinitionError("FusionDefinition", f"backend={backend!r}", known)
         self._options = CompileOptions.from_environment(backend)
         self._fec: FusionExecutorCache | None = None
         self._dtensors: DTensorExecutor | None = None

@@ -11,7 +11,7 @@ import torch
 
 from ..allocation.global_sizes import Unknown, global_sizes
 from ..compiler import Plan, compile_fusion, with_params
-from ..errors import DeviceUnsupportedError, EmptyFusionError, InputError, NoPlanError
+from ..errors import DefinitionError, EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.arguments import are_plain, received, without_graph
 from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape
@@ -263,10 +263,11 @@ class FusionExecutorCache:
     def _check_device(self, arguments: Sequence[Argument], device: torch.device) -> None:
         if device.type not in ("cpu", "cuda"):
             inputs = [
-                f"input {k}, {i.val.name}," for k, (i, a) in enumerate(zip(self.fusion.inputs, arguments, strict=True))
+                f"input {k}, {i.val.name}" for k, (i, a) in enumerate(zip(self.fusion.inputs, arguments, strict=True))
                 if isinstance(a, torch.Tensor) and a.device == device
             ]  # fmt: skip
-            raise DeviceUnsupportedError(inputs[0] if inputs else "the output (device=...)", device)
+            found = f"{inputs[0] if inputs else 'outputs'} on {device}"
+            raise DefinitionError("execute", found, "cpu or cuda (explain() takes tensors without data)")
 
     def _bind(self, call: _Call) -> Program:
         made = self._programs.get(call.key)
