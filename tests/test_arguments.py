@@ -414,3 +414,28 @@ def test_a_scalar_says_what_it_was_given() -> None:
         fd.execute([numbers(3), torch.tensor(2.0)])
     with pytest.raises(InputError, match=r"input 1, S0, .*NoneType"):
         fd.execute([numbers(3), None])
+
+
+def test_torch_compile_calls_fusions_as_they_are() -> None:
+    x, fd, module = numbers(4, 8), normalised(), RMSNorm(8)
+
+    def model(t: Tensor) -> Tensor:
+        (y,) = fd.execute([t * 2])
+        return module(t) + y
+
+    traced: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, example: object) -> Callable[..., object]:
+        traced.append(graph.code)
+        return graph.forward
+
+    leaf = x.clone().requires_grad_()
+    with pytest.warns(NoGradientsWarning):
+        y = torch.compile(model, backend=backend)(leaf)
+    wide = x.double().requires_grad_()
+    expected = torch.nn.functional.rms_norm(wide, (8,), eps=module.eps) + normalised_by_torch(x * 2)
+    torch.testing.assert_close(y, expected.float(), **TOLERANCE)
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(leaf.grad, wide.grad.float(), rtol=1e-5, atol=1e-5)
+    assert not any("empty_strided" in text or "rsqrt" in text for text in traced), traced

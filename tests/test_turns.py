@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import copy
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -159,6 +160,10 @@ def test_each_simulated_rank_has_a_turn_of_its_own() -> None:
             (y,) = normalised(mesh).execute([mesh.shard_tensor(whole, 1)])
         torch.testing.assert_close(y, mesh.shard_tensor(normalised_by_torch(whole), 1), **TOLERANCE)
         x = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(1)])
+        fd = normalised(mesh)
+        (y,) = fd.execute([mesh.shard_tensor(whole, 1)])
+        (z,) = copy.deepcopy(fd).execute([mesh.shard_tensor(whole, 1)])
+        assert torch.equal(y, z)
         normalised(mesh).execute([x])
 
     simulate(run, 2)

@@ -39,6 +39,10 @@ class Turn:
         """The thread that is running a program, once for each program that it is in."""
         self._refused: str | None = None
 
+    def __deepcopy__(self, memo: object) -> Turn:
+        """A copy of a definition runs on the same rank."""
+        return self
+
     def of(self, ranks: Sequence[int]) -> _Held:
         return _Held(self, ranks)
 

@@ -12,6 +12,7 @@ import torch
 from ..errors import DefinitionError, InputError, NoReproError
 from ..executor.binding import Argument
 from ..executor.options import Backend, CompileOptions
+from ..executor.uncompiled import uncompiled
 from ..ir.dtype import DataType
 from ..ir.expr import Number, Scalar
 from ..ir.fusion import Fusion, FusionInput
@@ -207,6 +208,7 @@ class FusionDefinition:
         fec = self.fec
         return fec if self._dtensors is None or self._dtensors.last is None else self._dtensors.last
 
+    @uncompiled
     def execute(
         self,
         inputs: Sequence[Argument],

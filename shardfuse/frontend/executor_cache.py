@@ -25,6 +25,7 @@ from ..executor.timeline import Timeline, record
 from ..executor.timing import Timer
 from ..executor.tuning import Tuner, check_can_tune, tune_segments
 from ..executor.turns import Turn, turn_here
+from ..executor.uncompiled import uncompiled
 from ..ir.expr import BoundTensor, Number, Scalar
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
@@ -100,6 +101,7 @@ class FusionExecutorCache:
         """That of the last run; before the first one, the last that was made."""
         return self._last_planned if self._last is None else self._last.plan
 
+    @uncompiled
     def execute(
         self, arguments: Sequence[Argument], *, sizes: Sizes | None = None, device: torch.device | None = None
     ) -> list[torch.Tensor | None]:

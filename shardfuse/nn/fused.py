@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from ..errors import ModuleInputError, PlacementError
 from ..executor.agreement import failures_told
 from ..executor.arguments import waited
+from ..executor.uncompiled import uncompiled
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
@@ -121,6 +122,7 @@ class _Saved(Protocol):
 
 class _Fused(torch.autograd.Function):
     @staticmethod
+    @uncompiled
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: FunctionCtx,
         op: FusedOp,
