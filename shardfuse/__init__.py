@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from .config import VERSION
 from .errors import ShardfuseError
+from .executor.arguments import NoGradientsWarning
+from .executor.turns import run_in_this_thread
 from .frontend.definition import FusionDefinition
 from .ir.dtype import DataType
 from .ir.expr import Scalar
@@ -22,6 +24,7 @@ __all__ = [
     "DataType",
     "DeviceMesh",
     "FusionDefinition",
+    "NoGradientsWarning",
     "ParallelType",
     "ProcessContext",
     "Scalar",
@@ -29,6 +32,7 @@ __all__ = [
     "TensorView",
     "finalize",
     "initialize",
+    "run_in_this_thread",
     "simulate",
 ]
 

@@ -362,6 +362,17 @@ class RanksLateError(ShardfuseError):
         self.ranks = tuple(ranks)
 
 
+class ThreadsError(ShardfuseError):
+    """Two threads of a rank run programs that communicate: their collectives have no order that all ranks share."""
+
+    def __init__(self, thread: str, other: str) -> None:
+        super().__init__(
+            f"thread {thread!r} came to run a fusion on several ranks, and so did thread {other!r}: collectives are "
+            "paired in the order in which ranks issue them, expected one thread for all such fusions; hand them to it, "
+            "or have the one that goes on call shardfuse.run_in_this_thread(), at the same point on every rank"
+        )
+
+
 class PromotionError(ShardfuseError):
     """Two operand types have no common type."""
 

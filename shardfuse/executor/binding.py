@@ -74,13 +74,7 @@ def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, dev
             _check_scalar(k, val, argument)
             continue
         if not isinstance(argument, torch.Tensor):
-            raise InputError(
-                k,
-                val.name,
-                f"scalar {argument!r}",
-                "an at::Tensor",
-                "pass a torch.Tensor, or declare it with define_scalar",
-            )
+            raise InputError(k, val.name, *_no_tensor(argument))
         tensors[val] = argument
         mesh = val.domain.mesh
         if mesh is not None and rank not in mesh.ranks:
@@ -92,6 +86,16 @@ def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, dev
             home = home or argument.device
         shapes[val] = tuple(local_logical_sizes(val, argument.shape)) if val.allocation_rank else tuple(argument.shape)
     return Bound(tensors, shapes, home or elsewhere or torch.device("cpu"))
+
+
+def _no_tensor(argument: object) -> tuple[str, str, str]:
+    """What was found in place of a tensor, what was expected, and what to do."""
+    kind = type(argument)
+    if isinstance(argument, int | float | bool | complex):
+        return f"scalar {argument!r}", "an at::Tensor", "pass a torch.Tensor, or declare it with define_scalar"
+    if (kind.__module__, kind.__name__) == ("numpy", "ndarray"):
+        return "a numpy.ndarray", "a torch.Tensor", "pass torch.from_numpy(it), on the device of the other inputs"
+    return f"a {kind.__name__}" if argument is not None else "None", "a torch.Tensor", "pass one"
 
 
 def _stand_in_shape(k: int, val: TensorView, argument: torch.Tensor) -> tuple[int, ...]:

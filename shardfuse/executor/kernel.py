@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import linecache
+import sys
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -25,6 +27,9 @@ from .launch import index_of
 from .mailbox import Mailbox
 from .triton_cache import keep_triton_private
 from .triton_key import installed_triton, remember_triton_key
+
+KERNELS = 512
+"""Kernels that a process keeps for programs to come; those of programs that are kept stay with them."""
 
 Argument = torch.Tensor | Number
 Launch = Callable[..., None]
@@ -121,7 +126,7 @@ class Kernel:
     def _through_triton(self) -> Launch:
         """Triton's own entry, which takes no stream, any alignment, and whatever has hooked launches."""
         source, options, directory = self.source, self._options, self._directory
-        pointers = self._pointers()
+        pointers, held = self._pointers(), list[Any]()
         one_at_a_time = _interpreting if self._interpret else nullcontext()
 
         def launch(*arguments: Argument) -> None:
@@ -130,8 +135,11 @@ class Kernel:
             given = zip(arguments[len(pointers) :], source.scalars, strict=True)
             numbers = [float(cast(float, v)) if s.dtype.is_floating else int(cast(int, v)) for v, s in given]
             with one_at_a_time:
-                function = load_function(source.text, source.name, directory)
+                function = held[0] if held else load_function(source.text, source.name, directory)
                 function[(source.grid,)](*tensors, *numbers, *source.integers, **options)
+                if not held:  # the program's own from now on: no table has to keep it
+                    held.append(function)
+                    _unregister(function)
 
         return launch
 
@@ -151,9 +159,12 @@ class _Ready:
     device: int
 
 
-@functools.cache
+@functools.lru_cache(maxsize=KERNELS)
 def _ready(asked: Asked, directory: Path, device: torch.device) -> _Ready | None:
-    """Loaded once for all sizes; ``None`` where only Triton's own entry launches it."""
+    """Loaded once for all sizes; ``None`` where only Triton's own entry launches it.
+
+    What is loaded stays on the device: a captured graph may launch it after all programs that had it are gone.
+    """
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         binary = binary_of(asked, directory, lambda: _compiled(asked, directory))
         driver = None if binary is None else open_driver(directory)
@@ -193,7 +204,7 @@ def read_versions() -> str:
     return f"torch {torch.__version__} triton {installed_triton()}"
 
 
-@functools.cache
+@functools.lru_cache(maxsize=KERNELS)
 def load_function(text: str, name: str, directory: Path) -> Any:
     """The ``@triton.jit`` function ``name`` of ``text``.  One object for one text: Triton keeps binaries by it.
 
@@ -203,7 +214,27 @@ def load_function(text: str, name: str, directory: Path) -> Any:
     keep_triton_private()
     path = keep_text(directory, f"{name}_{key}.py", text)
     # Triton asks for a function's source by way of linecache.
-    linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
+    lines = (len(text), None, text.splitlines(keepends=True), str(path))
+    linecache.cache[str(path)] = lines
     module = ModuleType(path.stem)
     exec(compile(text, str(path), "exec"), module.__dict__)
-    return getattr(module, name)
+    for value in module.__dict__.values():
+        if type(value).__name__ == "InterpretedFunction":  # which would leave what it makes in a table of its class
+            cast("dict[str, Any]", vars(value)).setdefault("rewritten_fn", {})
+    function = getattr(module, name)
+    weakref.finalize(function, _forget_lines, str(path), lines)
+    _unregister(function)
+    return function
+
+
+def _unregister(function: Any) -> None:
+    """Take a text's functions from Triton's table of all that it ever saw; it resolves preloaded kernels by that."""
+    registry = getattr(sys.modules["triton.runtime.jit"], "_triton_jit_function_registry", {})
+    names = function.fn.__globals__
+    for name in names:
+        registry.pop(f"{names['__name__']}:{name}", None)
+
+
+def _forget_lines(path: str, lines: object) -> None:
+    if linecache.cache.get(path) is lines:
+        del linecache.cache[path]

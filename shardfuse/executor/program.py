@@ -49,7 +49,7 @@ from .in_place import reads_before_it_writes
 from .kernel import Kernel
 from .launch import begin_on, guard_lines
 from .options import CompileOptions
-from .storage import freed, share_workspace, storage_text, stored
+from .storage import freed, no_view, share_workspace, storage_text, stored
 from .streams import start_and_wait
 
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
@@ -108,6 +108,7 @@ class ProgramBuilder:
     """By the name of the plan and the strides of its tensors."""
     handed_on: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """What kernels make, by name, with its layout."""
+    evaluated: list[BoundTensor] = field(default_factory=list[BoundTensor])
     started: dict[str, Segment] = field(default_factory=dict[str, Segment])
     """Collectives that nothing has waited for, in order."""
 
@@ -283,6 +284,7 @@ class ProgramBuilder:
         scalars = [s for s in segment.scalars if s.value is None]
         layouts = [(t, t.domain.local_shape(self.rank), strides_of(t.domain, self.rank)) for t in segment.outputs]
         count, rank, device = len(segment.inputs), self.rank, self.device
+        self.evaluated += [t for t in segment.outputs if t not in self.places]
 
         def run(*arguments: torch.Tensor | Number) -> object:
             tensors = cast(tuple[torch.Tensor, ...], arguments[:count])
@@ -350,7 +352,7 @@ class ProgramBuilder:
                 self.names[f"to_allocation_{k}"] = to_allocation(t.domain, self.rank, form)
                 results.append(f"to_allocation_{k}({t})")
             else:
-                results.append(t.name if self.holds(t) else "None")
+                results.append(self.result(t) if self.holds(t) else "None")
         result = f"return ({''.join(f'{r}, ' for r in results)})"
         lines, driver = self.lines, None
         if self.device.type == "cuda" and "begin" in self.names:
@@ -362,6 +364,13 @@ class ProgramBuilder:
         functions = cast(dict[str, Callable[..., object]], self.names)
         run = _bound(text, functions)
         return Program(run, text, tuple(self.sources), tuple(domains), functions, self.labels, apart)
+
+    def result(self, tensor: BoundTensor) -> str:
+        """``tensor`` as it is returned: nobody's view, so that the caller may change it in place."""
+        if tensor.name in self.handed_on or tensor in self.evaluated:
+            return tensor.name
+        self.names["no_view"] = no_view
+        return f"no_view({tensor})"
 
     def text(self, lines: Sequence[str], result: str) -> str:
         head = ", ".join(v.name for v in self.fusion.inputs)

@@ -38,13 +38,21 @@ def _empty_on(device: torch.device) -> Empty:
 def stored(
     result: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...] | None, inputs: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """``result`` with these strides, in storage that no input has."""
-    result = result.expand(shape)
+    """``result`` with these strides, in storage that no input has, and as nobody's view."""
+    result = result if result.shape == shape else result.expand(shape)
     strides = strides or torch.empty(shape, device="meta").stride()
     shared = any(result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in inputs)
     if result.stride() == strides and not shared:
-        return result
+        return no_view(result)
     return torch.empty_strided(shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def no_view(x: torch.Tensor) -> torch.Tensor:
+    """``x`` itself, or another tensor of its storage where autograd takes ``x`` for a view of a tensor.
+
+    Autograd refuses to change such a view in place, as one made without a graph or within an autograd.Function.
+    """
+    return x.detach() if x._is_view() else x
 
 
 def freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:

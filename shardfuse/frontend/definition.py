@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, cast, get_args
 
 import torch
 
@@ -12,6 +14,7 @@ from ..base_error import shown
 from ..errors import DefinitionError, InputError, NoReproError
 from ..executor.binding import Argument
 from ..executor.options import Backend, CompileOptions
+from ..executor.uncompiled import uncompiled
 from ..ir.caller_lines import lines_named
 from ..ir.dtype import DataType
 from ..ir.expr import Number, Scalar
@@ -32,6 +35,10 @@ if TYPE_CHECKING:  # what runs a fusion is imported when the first one is run
     from .dtensor import DTensorExecutor
     from .executor_cache import FusionExecutorCache
     from .explain import Explanation
+
+
+_closing = Lock()
+"""Held while a definition is closed: threads that run it first close it once."""
 
 
 _LONGEST_VECTOR = 1024
@@ -57,12 +64,17 @@ class FusionDefinition:
     ...     fd.add_output(fd.ops.sum(fd.ops.mul(x, x), [-1]))
     >>> (y,) = fd.execute([torch.randn(8, 512)])
 
-    ``backend``: "triton" or "torch"; left out, Triton where the tensors are on a GPU.
+    ``backend``: "triton" or "torch"; left out, Triton where the tensors are on a GPU.  Raises ``DefinitionError``.
+
+    All ops, inputs and outputs are said within the ``with``, all shardings and layouts before the first run.
     """
 
     def __init__(self, *, backend: Backend | None = None) -> None:
         self.fusion = Fusion()
         self.ops = Ops(self.fusion)
+        if backend is not None and backend not in get_args(Backend):
+            known = f"one of {', '.join(map(repr, get_args(Backend)))}, or None"
+            raise DefinitionError("FusionDefinition", f"backend={backend!r}", known)
         self._options = CompileOptions.from_environment(backend)
         self._fec: FusionExecutorCache | None = None
         self._dtensors: DTensorExecutor | None = None
@@ -77,10 +89,13 @@ class FusionDefinition:
         return fd
 
     def __enter__(self) -> FusionDefinition:
+        if self._fec is None:
+            self.fusion.closed = None
         return self
 
     def __exit__(self, *error: object) -> None:
-        return None
+        if self._fec is None:
+            self.fusion.closed = "after its `with` block had ended"
 
     # defining
 
@@ -107,7 +122,7 @@ class FusionDefinition:
         ``allocation_rank``: tensors come with one dim for each allocation axis, a mesh axis being 1.
         Raises ``DefinitionError``.
         """
-        self._open("define_tensor")
+        self.fusion.check_open("define_tensor")
         if sizes is not None or strides is not None:
             shape, contiguity, stride_order = like(sizes, strides, static_sizes)
         if shape is None:
@@ -140,7 +155,7 @@ class FusionDefinition:
 
     def define_scalar(self, value: Number | DataType | None = None, dtype: DataType | None = None) -> Scalar:
         """With a value a constant, else an input of the fusion (``dtype`` Double where nothing is said)."""
-        self._open("define_scalar")
+        self.fusion.check_open("define_scalar")
         if isinstance(value, DataType):
             value, dtype = None, value
         if dtype is not None:
@@ -166,9 +181,10 @@ class FusionDefinition:
         returned.  ``stride_order``: for each dim its place in memory, 0 innermost.  An input that is an output comes as
         a copy.
         """
-        self._open("add_output")
+        self.fusion.check_open("add_output")
         if not isinstance(tv, TensorView):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DefinitionError("add_output", repr(tv), "a TensorView of this definition")
+        self.fusion.check_own("add_output", tv)
         inputs = [i.val for i in self.fusion.inputs]
         if alias_input is not None:
             if alias_input not in inputs or alias_input in self.fusion.aliases.values():
@@ -190,23 +206,26 @@ class FusionDefinition:
         if alias_input is not None:
             self.fusion.aliases[tv] = alias_input
 
-    def _open(self, what: str) -> None:
-        if self._fec is not None:
-            raise DefinitionError(what, "a call after the fusion was first run", "all of the definition before it")
-
     # running
 
     @property
     def fec(self) -> FusionExecutorCache:
         """The executor; with it the definition is closed."""
         if self._fec is None:
-            from shardfuse.frontend.dtensor import DTensorExecutor
-            from shardfuse.frontend.executor_cache import FusionExecutorCache
-
-            said = [i.val.domain if isinstance(i.val, TensorView) else None for i in self.fusion.inputs]
-            self._dtensors = DTensorExecutor(self.fusion, said, self._options)
-            self._fec = FusionExecutorCache(self.fusion, self._options)
+            with _closing:
+                self._close()
+        assert self._fec is not None, "made now, or by another thread"
         return self._fec
+
+    def _close(self) -> None:
+        if self._fec is not None:
+            return
+        from shardfuse.frontend.dtensor import DTensorExecutor
+        from shardfuse.frontend.executor_cache import FusionExecutorCache
+
+        said = [i.val.domain if isinstance(i.val, TensorView) else None for i in self.fusion.inputs]
+        self._dtensors = DTensorExecutor(self.fusion, said, self._options)
+        self._fec = FusionExecutorCache(self.fusion, self._options)
 
     @property
     def _last(self) -> FusionExecutorCache:
@@ -214,6 +233,7 @@ class FusionDefinition:
         fec = self.fec
         return fec if self._dtensors is None or self._dtensors.last is None else self._dtensors.last
 
+    @uncompiled
     def execute(
         self,
         inputs: Sequence[Argument],
@@ -223,6 +243,10 @@ class FusionDefinition:
         save_repro_inputs: bool = False,
     ) -> list[torch.Tensor]:
         """Run on this rank's tensors; returns this rank's outputs.  With a DTensor among them, outputs are DTensors.
+
+        Outputs carry no graph, whatever the backend: a fusion is no op of autograd.  An input that requires a gradient
+        while autograd records is warned of, once for each definition (``NoGradientsWarning``).  For gradients take
+        ``shardfuse.nn``, or run one fusion in the forward and one in the backward of a ``torch.autograd.Function``.
 
         ``device``: where outputs come to be; left out, where the inputs are.  ``save_repro_inputs``: remember shapes,
         strides and dtypes for ``last_repro_script``.
@@ -234,12 +258,14 @@ class FusionDefinition:
         if save_repro_inputs:
             self._described = [Described.of(v) for v in inputs]
         fec, home = self.fec, _device(device)
+        self._check_sizes(sizes)
         assert self._dtensors is not None, "made with the executor"
         with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
             if has_dtensor(inputs):
                 return self._dtensors.execute(inputs, sizes, home)  # pyright: ignore[reportReturnType]
+            outputs = fec.execute(inputs, sizes=sizes, device=home)
             self._dtensors.last_variant = None
-            return fec.execute(inputs, sizes=sizes, device=home)  # pyright: ignore[reportReturnType]
+            return outputs  # pyright: ignore[reportReturnType]
 
     def tune(
         self,
@@ -262,13 +288,15 @@ class FusionDefinition:
         Raises ``TuningUnavailableError`` without a GPU, and what ``execute`` does.
         """
         fec, home = self.fec, _device(device)
+        self._check_sizes(sizes)
         tuner = fec.tuner(timer, seconds)
         assert self._dtensors is not None, "made with the executor"
         with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
             if has_dtensor(inputs):
                 return self._dtensors.tune(inputs, sizes, home, tuner)
+            tuned = fec.tune(inputs, sizes, home, tuner)
             self._dtensors.last_variant = None
-            return fec.tune(inputs, sizes, home, tuner)
+            return tuned
 
     def execute_with_dtensors(self, inputs: Sequence[Argument]) -> list[torch.Tensor]:
         """Run on DTensors; returns DTensors.
@@ -286,13 +314,19 @@ class FusionDefinition:
         return self.execute(inputs)
 
     def validate(
-        self, inputs: Sequence[Argument], reference_outputs: Sequence[torch.Tensor] | None = None
+        self,
+        inputs: Sequence[Argument],
+        reference_outputs: Sequence[torch.Tensor] | None = None,
+        *,
+        device: torch.device | str | int | None = None,
     ) -> list[torch.Tensor]:
         """``execute``, with the outputs compared to ``reference_outputs``, or to the same ops one by one in torch.
 
-        On one rank, or of DTensors, which are compared whole.  Raises ``ValidationError``.
+        On one rank, or of DTensors, which are compared whole.  ``device``: as of ``execute``.  Raises
+        ``ValidationError``.
         """
-        return validated(self.fusion, inputs, lambda: self.execute(inputs), reference_outputs)
+        run = partial(self.execute, inputs, device=device)
+        return validated(self.fusion, inputs, run, reference_outputs, _device(device))
 
     def repro_script_for(self, inputs: Sequence[Argument] | None = None) -> str:
         """A script that defines this fusion and, with ``inputs``, runs it on random tensors of their layout."""
@@ -316,6 +350,7 @@ class FusionDefinition:
         """
         from shardfuse.frontend.explain import explain_plan
 
+        self._check_sizes(sizes)
         with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
             fec = self.fec
             if self._dtensors is not None and has_dtensor(inputs or ()):
@@ -332,10 +367,23 @@ class FusionDefinition:
         Every rank of the fusion's meshes calls it.  ``.chrome_trace()`` is JSON for chrome://tracing and Perfetto.
         """
         fec = self.fec
+        self._check_sizes(sizes)
+        assert self._dtensors is not None, "made with the executor"
         with lines_named(self.fusion):
-            if self._dtensors is not None and has_dtensor(inputs):
+            if has_dtensor(inputs):
                 return self._dtensors.timeline(inputs, sizes)
-            return fec.timeline(inputs, sizes)
+            found = fec.timeline(inputs, sizes)
+        self._dtensors.last_variant = None
+        return found
+
+    def _check_sizes(self, sizes: Mapping[TensorView, Sequence[int]] | None) -> None:
+        """Raises ``DefinitionError`` for what is no input, and for a shape of another rank."""
+        inputs = [i.val for i in self.fusion.inputs] if sizes else []
+        for tv, shape in (sizes or {}).items():
+            if tv not in inputs:
+                raise DefinitionError("sizes", repr(tv), "TensorViews that are inputs of this definition")
+            if len(shape) != tv.ndim:
+                raise DefinitionError("sizes", f"{list(shape)} for {tv!r}", f"{tv.ndim} unsharded sizes")
 
     def last_trace(self) -> str:
         """The text of every stage of the last plan, and of the host program and kernels that ran."""

@@ -24,6 +24,7 @@ from ..analysis.resharding import Communication
 from ..compiler import Plan
 from ..errors import InputCountError
 from ..executor.agreement import failures_told
+from ..executor.arguments import received_one, without_graph
 from ..executor.binding import Argument, plain_arguments
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 
+VARIANTS = 64
+"""Combinations of placements of which one fusion keeps a copy of its own, with its programs."""
+
+
 class DTensorExecutor:
     """Runs a fusion on DTensors.  ``said``: the domains that the definition gave its inputs, by place."""
 
@@ -57,8 +62,8 @@ class DTensorExecutor:
         self.fusion = fusion
         self.said = said
         self.options = options
-        self.variants: dict[Hashable, _Variant] = {}
-        self.given: dict[Hashable, Given] = {}
+        self.variants: LRUCache[Hashable, _Variant] = LRUCache(VARIANTS)
+        self.given: LRUCache[Hashable, Given] = LRUCache(PROGRAMS)
         self.seen: LRUCache[Hashable, Given] = LRUCache(PROGRAMS)
         self.last_variant: _Variant | None = None
         """Of the last call; ``None`` where that was of plain tensors."""
@@ -82,7 +87,11 @@ class DTensorExecutor:
 
         Raises PlacementError for placements that no sharding is, and InputError for such as the definition contradicts.
         """
-        return self.variant(arguments).execute(arguments, self.by_place(sizes or {}), device)
+        with without_graph(self.fusion, arguments):
+            variant = self.variant(arguments)
+            outputs = variant.execute(arguments, self.by_place(sizes or {}), device)
+        self.last_variant = variant
+        return outputs
 
     def tune(
         self,
@@ -92,17 +101,23 @@ class DTensorExecutor:
         tuner: Tuner,
     ) -> list[Tuned]:
         """As `FusionExecutorCache.tune`.  Raises what `execute` does."""
-        variant = self.variant(arguments)
-        values, said, _ = variant.local(arguments, self.by_place(sizes or {}))
-        return variant.cache.tune(values, said, device, tuner)
+        with without_graph(self.fusion, arguments):
+            variant = self.variant(arguments)
+            values, said, _ = variant.local(arguments, self.by_place(sizes or {}))
+            tuned = variant.cache.tune(values, said, device, tuner)
+        self.last_variant = variant
+        return tuned
 
     def timeline(self, arguments: Sequence[Argument], sizes: Mapping[TensorView, Sequence[int]] | None) -> Timeline:
         """As `FusionExecutorCache.timeline`.  Raises what `execute` does."""
-        variant = self.variant(arguments)
-        values, said, entering = variant.local(arguments, self.by_place(sizes or {}))
-        return variant.cache.timeline(
-            [entering[k].inside() if k in entering else v for k, v in enumerate(values)], said
-        )
+        with without_graph(self.fusion, arguments):
+            variant = self.variant(arguments)
+            values, said, entering = variant.local(arguments, self.by_place(sizes or {}))
+            with variant.cache.turn():
+                values = [entering[k].inside() if k in entering else v for k, v in enumerate(values)]
+                found = variant.cache.timeline(values, said)
+        self.last_variant = variant
+        return found
 
     def plan_for(
         self, arguments: Sequence[Argument], sizes: Mapping[TensorView, Sequence[int]] | None
@@ -121,12 +136,12 @@ class DTensorExecutor:
         given = [self.of(cast("DTensor", a)) if has_dtensor((a,)) else None for a in arguments]
         key = tuple(given)
         variant = self.variants.get(key)
-        if variant is None:
+        if variant is None:  # threads that come here at once each make one, as ranks do that are threads
             shapes = [tuple(a.shape) if isinstance(a, torch.Tensor) else () for a in arguments]
             fusion = self.copy()
             with failures_told(_ranks_of(arguments)), lines_named(fusion):
-                variant = self.variants[key] = _Variant(fusion, given, shapes, self.options)
-        self.last_variant = variant
+                variant = _Variant(fusion, given, shapes, self.options)
+            self.variants.put(key, variant)
         return variant
 
     def of(self, dtensor: DTensor) -> Given:
@@ -135,7 +150,11 @@ class DTensorExecutor:
         given = self.seen.get(seen)
         if given is None:
             given = given_of(dtensor)
-            given = self.given.setdefault((given.mesh, given.placements, given.cuts, given.elsewhere), given)
+            said = given.mesh, given.placements, given.cuts, given.elsewhere
+            known = self.given.get(said)
+            if known is None:
+                self.given.put(said, given)
+            given = known or given
             self.seen.put(seen, given)
         return given
 
@@ -147,6 +166,7 @@ class DTensorExecutor:
         for declared, domain in zip(fusion.inputs, said, strict=True):
             if isinstance(declared.val, TensorView) and domain is not None:
                 declared.val.domain = domain
+        fusion.reopen()
         return fusion
 
     def by_place(self, sizes: Mapping[TensorView, Sequence[int]]) -> dict[int, Sequence[int]]:
@@ -192,11 +212,11 @@ class _Variant:
         ):
             tv = declared.val
             if given is None or not isinstance(argument, torch.Tensor) or not isinstance(tv, TensorView):
-                values.append(argument)
+                values.append(received_one(k, tv.name, argument))
                 if k in said and isinstance(tv, TensorView):
                     sizes[tv] = said[k]
                 continue
-            local, is_member = _local(argument), given.mesh.get_coordinate() is not None
+            local, is_member = _local(k, tv.name, argument), given.mesh.get_coordinate() is not None
             if not is_member:  # nothing is read of it but how many dims it has
                 local = local.new_empty((0,) * argument.ndim)
             elif given.elsewhere:
@@ -208,6 +228,12 @@ class _Variant:
         return values, sizes, entering
 
     def execute(
+        self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]], device: torch.device | None
+    ) -> list[torch.Tensor | None]:
+        with self.cache.turn():
+            return self.run(arguments, said, device)
+
+    def run(
         self, arguments: Sequence[Argument], said: Mapping[int, Sequence[int]], device: torch.device | None
     ) -> list[torch.Tensor | None]:
         values, sizes, entering = self.local(arguments, said)
@@ -323,9 +349,6 @@ def _known(meshes: list[DeviceMesh], mesh: DeviceMesh) -> DeviceMesh:
     return found or mesh
 
 
-def _local(dtensor: torch.Tensor) -> torch.Tensor:
-    """This rank's tensor, without autograd, after the collective that may still be filling it."""
-    with torch.no_grad():
-        local = cast("DTensor", dtensor).to_local()
-    wait = getattr(local, "wait", None)
-    return local if wait is None else cast(torch.Tensor, wait())
+def _local(k: int, name: str, dtensor: torch.Tensor) -> torch.Tensor:
+    """This rank's tensor of input ``k``, after the collective that may still be filling it."""
+    return cast(torch.Tensor, received_one(k, name, cast("DTensor", dtensor).to_local()))

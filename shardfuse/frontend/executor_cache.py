@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from threading import RLock
 
 import torch
 
 from ..allocation.global_sizes import Unknown, global_sizes
 from ..compiler import Plan, compile_fusion, sent, with_params
-from ..errors import EmptyFusionError, NoPlanError
+from ..errors import DefinitionError, EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
-from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape, plain_arguments
+from ..executor.arguments import are_plain, received, without_graph
+from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.chunks import places_of
@@ -22,6 +25,8 @@ from ..executor.resharding import sum_over_mesh
 from ..executor.timeline import Timeline, record
 from ..executor.timing import Timer
 from ..executor.tuning import Tuner, check_can_tune, tune_segments
+from ..executor.turns import Turn, turn_here
+from ..executor.uncompiled import uncompiled
 from ..ir.caller_lines import lines_named
 from ..ir.expr import BoundTensor, Number, Scalar
 from ..ir.fusion import Fusion
@@ -40,6 +45,21 @@ Sizes = Mapping[TensorView, Sequence[int]]
 
 PROGRAMS = 256
 """Bound programs that one fusion keeps."""
+
+_making = RLock()
+"""Held while a program of one rank is made: threads that come to it at once make it once.  Of several ranks' programs
+one thread makes all, see ``turns``."""
+
+
+_ANY_TURN = nullcontext()
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """A program and the plan that it runs."""
+
+    program: Program
+    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -60,36 +80,59 @@ class FusionExecutorCache:
 
     def __init__(self, fusion: Fusion, options: CompileOptions) -> None:
         settle_inputs(fusion)
+        fusion.close()
         self.fusion = fusion
         self.options = options
-        self.last_plan: Plan | None = None
-        self.last_program: Program | None = None
+        self._last: _Made | None = None
+        self._last_planned: Plan | None = None
         self._plans: LRUCache[Hashable, Plan] = LRUCache(PROGRAMS)
-        self._programs: LRUCache[Hashable, Program] = LRUCache(PROGRAMS)
-        self._tuned: dict[Hashable, tuple[Params | None, ...]] = {}
+        self._programs: LRUCache[Hashable, _Made] = LRUCache(PROGRAMS)
+        self._tuned: LRUCache[Hashable, tuple[Params | None, ...]] = LRUCache(PROGRAMS)
         shapes = fusion.shape_scalars()
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
         self._asks = _asks_other_ranks(fusion)
         self._script: str | None = None
         self._lines_named = lines_named(fusion)
+        self._team = self._ranks()
+        self._turn: tuple[Hashable, Turn] | None = None
 
+    @property
+    def last_program(self) -> Program | None:
+        """That of the last run."""
+        return None if self._last is None else self._last.program
+
+    @property
+    def last_plan(self) -> Plan | None:
+        """That of the last run; before the first one, the last that was made."""
+        return self._last_planned if self._last is None else self._last.plan
+
+    @uncompiled
     def execute(
         self, arguments: Sequence[Argument], *, sizes: Sizes | None = None, device: torch.device | None = None
     ) -> list[torch.Tensor | None]:
-        """The local outputs; ``None`` for an output that is not on this rank's mesh.
+        """The local outputs, which carry no graph; ``None`` for an output that is not on this rank's mesh.
 
         ``sizes``: unsharded shapes of inputs, for uneven shards of symbolic size.
         """
-        arguments = plain_arguments(self.fusion, arguments)
-        with self._lines_named:
+        arguments = self._received(arguments)
+        with self._lines_named, without_graph(self.fusion, arguments), self.turn():
             return list(self.program(arguments, sizes, device).run(*arguments))
 
     def timeline(self, arguments: Sequence[Argument], sizes: Sizes | None = None) -> Timeline:
         """What ran when in a run on these arguments."""
-        arguments = plain_arguments(self.fusion, arguments)
-        program = self.program(arguments, sizes)
+        arguments = self._received(arguments)
         device = next((a.device for a in arguments if isinstance(a, torch.Tensor)), torch.device("cpu"))
-        return record(program, arguments, current_rank(), device)
+        with without_graph(self.fusion, arguments), self.turn():
+            return record(self.program(arguments, sizes), arguments, current_rank(), device)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Around a run: that of this rank's thread that runs programs of several ranks, where this is one."""
+        if len(self._team) < 2 or world_size() < 2:
+            return _ANY_TURN
+        key, turn = world_key(), self._turn
+        if turn is None or turn[0] != key:
+            self._turn = turn = key, turn_here()
+        return turn[1].of(self._team)
 
     def program(
         self, arguments: Sequence[Argument], sizes: Sizes | None = None, device: torch.device | None = None
@@ -97,12 +140,17 @@ class FusionExecutorCache:
         """The program for these arguments, found or made."""
         key = self._key(arguments, sizes, device)
         if sizes or not self._asks:  # what was bound by asking other ranks has another key, and is asked about again
-            program = self._programs.get(key)
-            if program is not None:
-                if program.calls is not None:
-                    program.calls.append(program.call)
-                return program
-        program = self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
+            made = self._programs.get(key)
+            if made is not None:
+                return self._called(made)
+        with _making if len(self._team) < 2 else nullcontext():
+            self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
+        assert self._last is not None, "it was bound"
+        return self._called(self._last)
+
+    def _called(self, made: _Made) -> Program:
+        """Its program, noted as this rank's next call."""
+        self._last, program = made, made.program
         if program.calls is not None:
             program.calls.append(program.call)
         return program
@@ -114,10 +162,12 @@ class FusionExecutorCache:
 
         All ranks of the meshes call it.  What was chosen for each segment that has kernels, in order.
         """
-        call = self._prepare(self._key(arguments, sizes, device), arguments, dict(sizes or {}), device)
-        check_can_tune(self.options, call.bound.device, tuner.timer)
-        self._bind(call)
-        return [tuned for tuned in self._tune(call, tuner) if tuned is not None]
+        arguments = self._received(arguments)
+        with without_graph(self.fusion, arguments), self.turn():
+            call = self._prepare(self._key(arguments, sizes, device), arguments, dict(sizes or {}), device)
+            check_can_tune(self.options, call.bound.device, tuner.timer)
+            self._bind(call)
+            return [tuned for tuned in self._tune(call, tuner) if tuned is not None]
 
     def tuner(self, timer: Timer | None = None, seconds: float | None = None) -> Tuner:
         return Tuner(self.options, timer, seconds=seconds)
@@ -133,10 +183,11 @@ class FusionExecutorCache:
         plan = self._plans.get(key)
         if plan is None:
             plan = compile_fusion(self.fusion, sizes, numbers, self.options.ranks_per_node, target_here())
-            if key in self._tuned:
-                plan = with_params(plan, self._tuned[key])
+            tuned = self._tuned.get(key)
+            if tuned is not None:
+                plan = with_params(plan, tuned)
             self._plans.put(key, plan)
-        self.last_plan = plan
+        self._last_planned = plan
         return plan
 
     def plan_for(self, arguments: Sequence[Argument] | None, sizes: Sizes | None) -> Plan:
@@ -170,13 +221,33 @@ class FusionExecutorCache:
 
     def _key(self, arguments: Sequence[Argument], said: Sizes | None, device: torch.device | None) -> Hashable:
         described: list[object] = [world_key(), device]
-        for a in arguments:
-            described += (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else (type(a),)
+        try:
+            for a in arguments:
+                described += (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else (type(a),)
+        except RuntimeError:  # sparse, nested and other tensors that have no strides, or no one shape
+            self._check_layouts(arguments)
+            raise
         if self._shape_scalars:
             described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
         if said:
             described += [(tv, tuple(shape)) for tv, shape in said.items()]
         return tuple(described)
+
+    def _received(self, arguments: Sequence[Argument]) -> Sequence[Argument]:
+        """Raises ``InputError``, which other ranks are told."""
+        if are_plain(arguments):
+            return plain_arguments(self.fusion, arguments)
+        with failures_told(self._team):
+            return plain_arguments(self.fusion, received(self.fusion, arguments))
+
+    def _check_layouts(self, arguments: Sequence[Argument]) -> None:
+        for k, (declared, a) in enumerate(zip(self.fusion.inputs, arguments, strict=False)):
+            if isinstance(a, torch.Tensor) and (a.layout is not torch.strided or a.is_nested):
+                kind = f"a nested tensor of layout {a.layout}" if a.is_nested else f"a tensor of layout {a.layout}"
+                with failures_told(self._team):
+                    raise InputError(
+                        k, declared.val.name, kind, "a tensor of layout torch.strided", "call to_dense() or pad it"
+                    )
 
     def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number]) -> Hashable:
         return (*(tuple(sizes[tv]) for tv in self.tensors()), *numbers.values(), target_here())
@@ -189,9 +260,11 @@ class FusionExecutorCache:
         if not self.fusion.outputs:
             raise EmptyFusionError
         self._check_meshes()
-        ranks, rank = self._ranks(), current_rank()
+        ranks, rank = self._team, current_rank()
+        self._check_layouts(arguments)
         with failures_told(ranks), self._lines_named:
             bound = bind_arguments(self.fusion, arguments, rank, device)
+            self._check_device(arguments, bound.device)
             sizes, unknown = global_sizes(self.fusion, bound.local_shapes, said)
         if unknown:  # the exchange is a collective: all have to come to the same one
             asked = self._description({}, bound.device)
@@ -206,22 +279,31 @@ class FusionExecutorCache:
         text = self._description(sizes, bound.device, numbers)
         return _Call(key, bound, sizes, numbers, rank, ranks, text)
 
+    def _check_device(self, arguments: Sequence[Argument], device: torch.device) -> None:
+        if device.type not in ("cpu", "cuda"):
+            inputs = [
+                f"input {k}, {i.val.name}" for k, (i, a) in enumerate(zip(self.fusion.inputs, arguments, strict=True))
+                if isinstance(a, torch.Tensor) and a.device == device
+            ]  # fmt: skip
+            found = f"{inputs[0] if inputs else 'outputs'} on {device}"
+            raise DefinitionError("execute", found, "cpu or cuda (explain() takes tensors without data)")
+
     def _bind(self, call: _Call) -> Program:
-        program = self._programs.get(call.key)
-        if program is None:
-            with agreed(call.ranks, call.text) as made, self._lines_named:
-                program = self._build(call)
-                made += sent(self.plan(call.sizes, call.numbers))
-            self._programs.put(call.key, program)
+        made = self._programs.get(call.key)
+        if made is None:
+            with agreed(call.ranks, call.text) as promised, self._lines_named:
+                made = self._build(call)
+                promised += sent(made.plan)
+            self._programs.put(call.key, made)
             if (
                 self.options.autotunes(call.bound.device)
-                and self._plan_key(call.sizes, call.numbers) not in self._tuned
+                and self._tuned.get(self._plan_key(call.sizes, call.numbers)) is None
             ):
                 self._tune(call, self.tuner())
-                program = self._programs.get(call.key)
-                assert program is not None, "it was bound once more with what was chosen"
-        self.last_program = program
-        return program
+                made = self._programs.get(call.key)
+                assert made is not None, "it was bound once more with what was chosen"
+        self._last = made
+        return made.program
 
     def _tune(self, call: _Call, tuner: Tuner) -> list[Tuned | None]:
         """Ranks come here one and all, or each for itself to an answer that was given: nobody waits for who is not."""
@@ -231,14 +313,14 @@ class FusionExecutorCache:
         tuned = tune_segments(builder, segments, call.ranks, call.text, tuner)
         chosen = tuple(None if t is None else t.params for t in tuned)
         key = self._plan_key(call.sizes, call.numbers)
-        self._tuned[key] = chosen
+        self._tuned.put(key, chosen)
         self._plans.put(key, with_params(plan, chosen))
         self._programs = LRUCache(PROGRAMS)
-        with agreed(call.ranks, f"{call.text}\ntuned: {chosen}") as made:
-            program = self._build(call)
-            made += sent(self.plan(call.sizes, call.numbers))
-        self._programs.put(call.key, program)
-        self.last_program = program
+        with agreed(call.ranks, f"{call.text}\ntuned: {chosen}") as promised:
+            made = self._build(call)
+            promised += sent(made.plan)
+        self._programs.put(call.key, made)
+        self._last = made
         return tuned
 
     def _numbers(self, arguments: Sequence[Argument]) -> dict[Scalar, Number]:
@@ -296,7 +378,8 @@ class FusionExecutorCache:
             builder.add(k, s.segment, s.scheduler, s.kernels, is_beside=s.is_beside, renamed=s.renamed)
         return builder
 
-    def _build(self, call: _Call) -> Program:
+    def _build(self, call: _Call) -> _Made:
+        plan = self.plan(call.sizes, call.numbers)
         builder = self._builder(call)
         forms = [
             allocation_shape(tv, t, call.rank) if tv.allocation_rank else None
@@ -306,8 +389,10 @@ class FusionExecutorCache:
         if self.options.check_replicas and len(call.ranks) > 1 and call.rank in call.ranks:
             check = ReplicaCheck(builder.fusion, call.ranks, call.bound.device)
             program = replace(program, run=check.around(program.run))
-        ledger = ledger_of(call.ranks) if sent(self.plan(call.sizes, call.numbers)) else None
-        return program if ledger is None else replace(program, calls=ledger.calls, call=Call.of(call.text))
+        ledger = ledger_of(call.ranks) if sent(plan) else None
+        if ledger is not None:
+            program = replace(program, calls=ledger.calls, call=Call.of(call.text))
+        return _Made(program, plan)
 
 
 def _asks_other_ranks(fusion: Fusion) -> bool:

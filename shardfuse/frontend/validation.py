@@ -25,14 +25,18 @@ def validated(
     inputs: Sequence[Argument],
     run: Callable[[], list[torch.Tensor]],
     reference_outputs: Sequence[torch.Tensor] | None,
+    device: torch.device | None = None,
 ) -> list[torch.Tensor]:
-    """The outputs of ``run``.  Raises ``ValidationError``."""
+    """The outputs of ``run``, which come on ``device``; left out, where the inputs are.  Raises ``ValidationError``."""
     expected = None if reference_outputs is None else [_whole(x) for x in reference_outputs]
     if expected is None:
         unsharded = [_whole(x) if isinstance(x, torch.Tensor) else x for x in inputs]
-        device = next((x.device for x in inputs if isinstance(x, torch.Tensor) and x.ndim), torch.device("cpu"))
+        device = device or next(
+            (x.device for x in inputs if isinstance(x, torch.Tensor) and x.ndim), torch.device("cpu")
+        )
         state = _generator_state(device)
-        expected = [x.clone() for x in evaluate_eager(fusion, unsharded, device)]
+        with torch.no_grad():
+            expected = [x.clone() for x in evaluate_eager(fusion, unsharded, device)]
         _set_generator_state(device, state)
     outputs = run()
     if len(outputs) != len(expected):

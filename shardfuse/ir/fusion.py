@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeVar, cast
 
+from ..errors import DefinitionError
 from ..source_line import caller_line
 from .dtype import DataType
 from .expr import Number, Scalar
 from .tensor_view import TensorView
 
 Val = TensorView | Scalar
+V = TypeVar("V", TensorView, Scalar)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,16 +49,46 @@ class Fusion:
         self.outputs: list[TensorView] = []
         self.aliases: dict[TensorView, TensorView] = {}
         """Outputs that are written into an input's storage and not returned."""
+        self.closed: str | None = None
+        """Since when nothing more may be recorded."""
+        self._own: dict[Val, None] = {}
         self._tensors = 0
         self._scalars = 0
 
     def new_tensor(self, shape: Sequence[int], dtype: DataType, *, is_cpu: bool = False) -> TensorView:
         self._tensors += 1
-        return TensorView(f"T{self._tensors - 1}", shape, dtype, is_cpu=is_cpu)
+        return self._owned(TensorView(f"T{self._tensors - 1}", shape, dtype, is_cpu=is_cpu))
 
     def new_scalar(self, dtype: DataType, value: Number | None = None, *, is_literal: bool = False) -> Scalar:
         self._scalars += 1
-        return Scalar(f"S{self._scalars - 1}", dtype, value, is_literal, None if is_literal else caller_line())
+        line = None if is_literal else caller_line()
+        return self._owned(Scalar(f"S{self._scalars - 1}", dtype, value, is_literal, line))
+
+    def _owned(self, val: V) -> V:
+        self._own[val] = None
+        return val
+
+    def check_open(self, method: str) -> None:
+        """Raise ``DefinitionError`` where nothing more may be recorded."""
+        if self.closed is not None:
+            raise DefinitionError(method, f"a call {self.closed}", "all of the definition before it")
+
+    def check_own(self, method: str, val: Val) -> None:
+        """Raise ``DefinitionError`` for a value of another definition."""
+        if val not in self._own:
+            raise DefinitionError(method, f"{val!r} of another definition", "TensorViews and scalars of this one")
+
+    def close(self) -> None:
+        """The fusion is run: nothing of it changes any longer."""
+        self.closed = "after the fusion was first run"
+        for tv in self.tensors():
+            tv.is_closed = True
+
+    def reopen(self) -> None:
+        """For a copy that is to be changed."""
+        self.closed = None
+        for tv in self.tensors():
+            tv.is_closed = False
 
     def record(
         self,
@@ -65,6 +97,9 @@ class Fusion:
         output: Val | Sequence[Val],
         attributes: Mapping[str, object] | None = None,
     ) -> None:
+        self.check_open(f"ops.{op}")
+        for val in (*inputs, *_scalars_in(tuple((attributes or {}).values()))):
+            self.check_own(f"ops.{op}", val)
         outputs = (output,) if isinstance(output, TensorView | Scalar) else tuple(output)
         self.records.append(Record(op, tuple(inputs), outputs, dict(attributes or {})))
 

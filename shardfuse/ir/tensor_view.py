@@ -53,7 +53,7 @@ class Axis:
                 f"{parallel_type.name} is already taken by axis {taken}",
                 "one mesh dimension holds one axis; merge the two first or use another mesh dimension",
             )
-        self.tv.reschedule(parallel={**self.tv.domain.parallel, self.domain: parallel_type})
+        self.tv.reschedule("parallelize", parallel={**self.tv.domain.parallel, self.domain: parallel_type})
 
     def __repr__(self) -> str:
         return repr(self.domain)
@@ -88,6 +88,8 @@ class TensorView:
         self.is_cpu = is_cpu
         self.allocation_rank = False
         """Are tensors handed over with one dim per allocation axis (a mesh axis is 1) rather than per logical axis?"""
+        self.is_closed = False
+        """Has the fusion been run?  Its plans hold for the shardings and layouts that were said until then."""
         logical = tuple(IterDomain(f"i{k}", n) for k, n in enumerate(shape))
         self.domain = TensorDomain(logical, logical)
         self.line = caller_line()
@@ -125,7 +127,7 @@ class TensorView:
         outer, inner = (IterDomain(f"{old}{k}", n, old.is_reduction) for k, n in zip("oi", sizes, strict=True))
         loop = (*self.domain.loop[:at], outer, inner, *self.domain.loop[at + 1 :])
         cut = Split(old, factor, inner_split, uneven, (outer, inner))
-        self.reschedule(loop=loop, transforms=(*self.domain.transforms, cut))
+        self.reschedule("split", loop=loop, transforms=(*self.domain.transforms, cut))
         return self
 
     def outer_split(self, axis: int, factor: int, *, uneven: bool = False) -> TensorView:
@@ -151,7 +153,7 @@ class TensorView:
             f"{a}{b}", -1 if min(a.extent, b.extent) < 0 else a.extent * b.extent, is_reduction=a.is_reduction
         )
         loop = tuple(joined if i is a else i for i in self.domain.loop if i is not b)
-        self.reschedule(loop=loop, transforms=(*self.domain.transforms, Merge((a, b), joined)))
+        self.reschedule("merge", loop=loop, transforms=(*self.domain.transforms, Merge((a, b), joined)))
         return self
 
     def reorder(self, moves: Mapping[int, int] | Sequence[int]) -> TensorView:
@@ -163,7 +165,7 @@ class TensorView:
         order = [placed[k] if k in placed else next(rest, -1) for k in range(n)]
         if len(placed) != len(pairs) or sorted(order) != list(range(n)):
             raise ScheduleError(f"{self.name}.reorder", repr(moves), "two axes go to one place", "give a permutation")
-        self.reschedule(loop=tuple(self.domain.loop[k] for k in order))
+        self.reschedule("reorder", loop=tuple(self.domain.loop[k] for k in order))
         return self
 
     def swizzle1d(self, axis: int, parallel_type: ParallelType) -> TensorView:
@@ -181,12 +183,12 @@ class TensorView:
                 "the ranks of a mesh dimension make the ring",
                 "name a mesh dimension, mesh_x say",
             )
-        self.reschedule(swizzles={**self.domain.swizzles, chosen: parallel_type})
+        self.reschedule("swizzle1d", swizzles={**self.domain.swizzles, chosen: parallel_type})
         return self
 
     def set_device_mesh(self, mesh: DeviceMesh) -> None:
         """Put the tensor on ``mesh``; replicated, until an axis is parallelised on one of its dimensions."""
-        self.reschedule(mesh=mesh)
+        self.reschedule("set_device_mesh", mesh=mesh)
 
     def has_device_mesh(self) -> bool:
         return self.domain.mesh is not None
@@ -205,7 +207,7 @@ class TensorView:
                 f"{self.name}.set_allocation_domain", f"{len(flags)} contiguity flags", f"there are {len(order)} axes",
                 "give one flag for each axis, or a single bool",
             )  # fmt: skip
-        self.reschedule(allocation=order, contiguity=flags)
+        self.reschedule("set_allocation_domain", allocation=order, contiguity=flags)
 
     def show_reduced(self, axes: Sequence[tuple[int, int]]) -> None:
         """Let reduction axes stand in the loop domain, as nvFuser's do: (place, extent) of each, in ascending order."""
@@ -213,7 +215,7 @@ class TensorView:
         loop = list(self.domain.loop)
         for place, axis in shown:
             loop.insert(place, axis)
-        self.reschedule(loop=tuple(loop), reduced=shown)
+        self.reschedule("rfactor", loop=tuple(loop), reduced=shown)
 
     def get_logical_domain(self) -> list[Axis]:
         return [Axis(self, i) for i in self.domain.logical]
@@ -224,8 +226,16 @@ class TensorView:
     def get_allocation_domain(self) -> list[Axis]:
         return [Axis(self, i) for i in self.domain.allocation or self.domain.logical]
 
-    def reschedule(self, **changes: Any) -> None:
-        """Swap the domain for one with these fields changed, and remember who asked."""
+    def reschedule(self, method: str, **changes: Any) -> None:
+        """Swap the domain for one with these fields changed by ``method``, and remember who asked.
+
+        Raises ``ScheduleError`` once the fusion has been run.
+        """
+        if self.is_closed:
+            raise ScheduleError(
+                f"{self.name}.{method}", "a change of sharding or layout", "the fusion has been run as it was",
+                "say all of it before the first run, or define the fusion anew",
+            )  # fmt: skip
         self.domain = replace(self.domain, **changes)
         line = caller_line()
         if line is not None and line not in self.schedule_lines:

@@ -1,4 +1,4 @@
-"""What a rank that ends by an exception says of it, on its terminal and to the other ranks, and how its process ends."""
+"""What a rank that ends by an exception says of it, on its terminal and to the other ranks, and how it ends."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from ..errors import PlacementError
+from ..executor.arguments import waited
 from ..frontend.detection import has_dtensor
 from ..frontend.moves import Move, move_in
 from ..mesh import DeviceMesh, current_rank
@@ -131,7 +132,7 @@ class _Entering(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, move: Move) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         cast(Any, ctx).move = move
-        return move.enter(x)
+        return move.enter(waited(x))
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -163,7 +164,7 @@ class _ToDTensor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept, dtensor = cast(Any, ctx), cast("DTensor", grad)
-        local = _gradient_as(dtensor, kept.placements, kept.gradient)
+        local = waited(_gradient_as(dtensor, kept.placements, kept.gradient))
         move = move_in(dtensor.device_mesh, kept.gradient, tuple(grad.shape), local.device)
         return local if move is None else move.enter(local), None, None, None, None
 

@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import ModuleInputError, PlacementError, ShardfuseError
 from ..executor.agreement import failures_told
+from ..executor.arguments import waited
+from ..executor.uncompiled import uncompiled
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
@@ -83,6 +85,7 @@ class FusedOp:
     saved: what backward reads, as indices into (tensors..., results..., extras...).
     arguments: where each tensor lives; gradients: where the gradient of each result does.
     order: for each of the first tensors, which output of backward is its gradient; the others have none.
+    is_view: may a result lie in the storage of a tensor?  Then a copy of it is the result, which the caller may change.
     """
 
     forward: FusionDefinition
@@ -92,6 +95,7 @@ class FusedOp:
     arguments: tuple[TensorPlacement, ...]
     gradients: tuple[TensorPlacement, ...]
     order: tuple[int, ...]
+    is_view: bool = False
 
     def apply(
         self, timer: FusionTimer | None, unsharded: Sequence[int] | None, *tensors: torch.Tensor
@@ -119,6 +123,7 @@ class _Saved(Protocol):
 
 class _Fused(torch.autograd.Function):
     @staticmethod
+    @uncompiled
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: FunctionCtx,
         op: FusedOp,
@@ -127,7 +132,10 @@ class _Fused(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         kept = cast("_Saved", ctx)
+        tensors = tuple(map(waited, tensors))
         outputs = _execute(op.forward, timer, unsharded, tensors, op.arguments)
+        if op.is_view:
+            outputs = [_apart(x, tensors) for x in outputs]
         candidates = (*tensors, *outputs)
         kept.op, kept.timer, kept.unsharded, kept.tensors = op, timer, unsharded, len(tensors)
         kept.save_for_backward(*(candidates[k] for k in op.saved))
@@ -138,9 +146,14 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept = cast("_Saved", ctx)
         op = kept.op
-        given = (*gradients[: len(op.gradients)], *kept.saved_tensors)  # those of integers are none
+        given = (*map(waited, gradients[: len(op.gradients)]), *kept.saved_tensors)  # those of integers are none
         found = _execute(op.backward, kept.timer, kept.unsharded, given, op.gradients)
         return None, None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
+
+
+def _apart(x: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
+    here = x.untyped_storage().data_ptr()
+    return x.clone() if any(t.untyped_storage().data_ptr() == here for t in others) else x
 
 
 def _execute(

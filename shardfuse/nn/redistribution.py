@@ -35,8 +35,8 @@ def redistribute(
 ) -> torch.Tensor:
     """The local tensor of ``target`` from the local tensor ``x`` of ``source``.
 
-    Shard to Replicate is an all-gather, Replicate to Shard a free slice, Partial to Replicate an all-reduce, Partial to
-    Shard a reduce-scatter, Shard to another Shard an all-to-all.  x: any shape and dtype.
+    Shard to Replicate is an all-gather, Replicate to Shard the copy of a slice, Partial to Replicate an all-reduce,
+    Partial to Shard a reduce-scatter, Shard to another Shard an all-to-all.  x: any shape and dtype.
     unsharded: the shape of the whole x, where local tensors are shards that differ in size.
     grad: where the gradient of the result arrives, as ``target`` by default; ``Partial()`` where each rank holds a
     summand of it (what a column-parallel matmul leaves).  The gradient of x lives as x does, whole for a partial x.
@@ -88,7 +88,7 @@ class _Move:
 def _op(spec: _Move) -> FusedOp:
     forward = _definition(spec, spec.source, spec.target)
     backward = _definition(spec, spec.grad, spec.source.gradient())
-    return FusedOp(forward, backward, 1, (), (spec.source,), (spec.grad,), (0,))
+    return FusedOp(forward, backward, 1, (), (spec.source,), (spec.grad,), (0,), is_view=True)
 
 
 def _definition(spec: _Move, source: TensorPlacement, target: TensorPlacement) -> FusionDefinition:

@@ -44,6 +44,7 @@ def _is_each_threads_own(kernel: KernelPlan, read: BoundTensor, written: BoundTe
         and params.unrolled
         and params.splits == 1
         and not params.late  # it reads a row while it writes the one before
+        and all(read is not w.tensors[0] for w in kernel.segment.windows.values())  # at other places than it writes
         and read.domain.local_axes() == written.domain.local_axes()
         and space.atoms[read] == everything
         and space.atoms[written] == everything

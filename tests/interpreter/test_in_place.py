@@ -10,8 +10,11 @@ from torch_answers import assert_like
 from shardfuse import DataType, FusionDefinition
 from shardfuse.codegen.source import KernelSource
 from shardfuse.executor.in_place import reads_before_it_writes
+from shardfuse.executor.options import Backend
 from shardfuse.ir.domain import BoundDomain
 from shardfuse.ir.expr import BoundTensor
+from shardfuse.ir.tensor_view import TensorView
+from shardfuse.ops.build import Ops
 
 F = DataType.Float
 
@@ -169,3 +172,50 @@ def test_an_expanded_input_is_refused_by_torch_as_before() -> None:
         fd.add_output(fd.ops.add(fd.ops.mul(b, 2.0), a), a)
     with pytest.raises(RuntimeError, match="unsupported operation"):
         fd.execute([x, y])
+
+
+def _flipped(o: Ops, x: TensorView) -> TensorView:
+    return o.flip(x, [1])
+
+
+def _shifted(o: Ops, x: TensorView) -> TensorView:
+    return o.pad(o.slice(x, [0, 1], [4, 6]), [0, 1])
+
+
+def _rolled(o: Ops, x: TensorView) -> TensorView:
+    return o.cat([o.slice(x, [0, 2], [4, 6]), o.slice(x, [0, 0], [4, 2])], 1)
+
+
+def _itself_and_flipped(o: Ops, x: TensorView) -> TensorView:
+    return o.sub(o.mul(x, 2.0), o.flip(x, [1]))
+
+
+MOVED = {
+    "flip": (_flipped, lambda x: x.flip(1)),
+    "shift": (_shifted, lambda x: torch.nn.functional.pad(x[:, 1:], (0, 1))),
+    "roll": (_rolled, lambda x: torch.cat([x[:, 2:], x[:, :2]], 1)),
+    "itself and flip": (_itself_and_flipped, lambda x: 2 * x - x.flip(1)),
+}
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize("is_normed", [False, True], ids=["pointwise", "normed"])
+@pytest.mark.parametrize("name", MOVED)
+def test_an_input_that_is_read_at_other_places_is_replaced_at_the_end(
+    name: str, is_normed: bool, backend: Backend
+) -> None:
+    move, by_torch = MOVED[name]
+    with FusionDefinition(backend=backend) as fd:
+        x = fd.define_tensor([4, 6])
+        w = move(fd.ops, x)
+        fd.add_output(fd.ops.mul(w, fd.ops.sum(w, [0], keepdim=True) if is_normed else w), alias_input=x)
+    given = values(4, 6)
+
+    def expected(x: torch.Tensor) -> torch.Tensor:
+        wide = by_torch(x)
+        return wide * (wide.sum(0, keepdim=True) if is_normed else wide)
+
+    eager, exact = expected(given), expected(given.double())
+    assert fd.execute([given]) == []
+    assert_like("input", given, eager, exact)
+    assert fd.explain().copies == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import linecache
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,10 @@ import torch
 from segments import kernels_of, rms_norm
 from torch_answers import assert_like
 
+from shardfuse import FusionDefinition
 from shardfuse.codegen import KernelSource
 from shardfuse.config import read_cache_directory
-from shardfuse.executor.kernel import Kernel, load_function
+from shardfuse.executor.kernel import KERNELS, Kernel, load_function
 from shardfuse.ir.dtype import DataType
 
 
@@ -59,3 +62,23 @@ def test_where_kernels_are_kept(tmp_path: Path) -> None:
     assert read_cache_directory({"HOME": str(tmp_path)}) == tmp_path / ".cache" / "shardfuse"
     for environment in ({}, {"HOME": str(tmp_path / "missing")}):
         assert "shardfuse" in read_cache_directory(environment).name
+
+
+def test_kernels_go_with_the_programs_that_had_them() -> None:
+    """Neither shardfuse nor Triton keeps what is no longer in the table of kernels, whose size is bounded."""
+    before = set(linecache.cache)
+    for n in range(2, 12):
+        with FusionDefinition(backend="triton") as fd:
+            x = fd.define_tensor([2, n])
+            fd.add_output(fd.ops.sum(fd.ops.exp(x), [1]))
+        given = torch.full((2, n), 0.5)
+        torch.testing.assert_close(fd.execute([given])[0], given.exp().sum(1))
+    made = {path for path in set(linecache.cache) - before if path.endswith(".py") and "reduction_T2_" in path}
+    assert len(made) == 10
+    assert load_function.cache_info().maxsize == KERNELS
+    load_function.cache_clear()
+    torch.testing.assert_close(fd.execute([given])[0], given.exp().sum(1))  # the program has its own
+    assert load_function.cache_info().misses == 0
+    del fd, x
+    gc.collect()
+    assert not made & set(linecache.cache)

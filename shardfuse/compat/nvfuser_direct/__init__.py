@@ -57,7 +57,8 @@ def validate_with_auto_inferred_outputs(
     fusion: Fusion, fusion_outputs: Sequence[torch.Tensor], inputs: Sequence[Argument]
 ) -> None:
     """Compare outputs with the same ops in torch.  Raises ``ValidationError``."""
-    validated(fusion.native, inputs, lambda: list(fusion_outputs), None)
+    home = next((x.device for x in fusion_outputs), None)
+    validated(fusion.native, inputs, lambda: list(fusion_outputs), None, home)
 
 
 class LruFusionCache:

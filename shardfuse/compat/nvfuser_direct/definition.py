@@ -5,13 +5,20 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
 import torch
 
 from shardfuse.compat.nvfuser_direct.errors import translated
-from shardfuse.compat.nvfuser_direct.execution import Fusion, FusionExecutorCache, KernelExecutor, nvfuser_script
+from shardfuse.compat.nvfuser_direct.execution import (
+    Fusion,
+    FusionExecutorCache,
+    KernelExecutor,
+    home_of,
+    nvfuser_script,
+)
 from shardfuse.compat.nvfuser_direct.operations import Operations
 from shardfuse.compat.nvfuser_direct.values import TensorView, Val, plain
 from shardfuse.executor.binding import Argument
@@ -221,13 +228,15 @@ class FusionDefinition:
     ) -> list[torch.Tensor]:
         """``execute``, with the outputs compared to the references, or to torch."""
         fusion = self.fusion.native
-        return validated(fusion, inputs, lambda: self.execute(inputs, device=device, **kwargs), reference_outputs)
+        run = partial(self.execute, inputs, device=device, **kwargs)
+        return validated(fusion, inputs, run, reference_outputs, home_of(inputs, device))
 
     @translated
     def manual_validate(
         self, inputs: Sequence[Argument], reference_outputs: Sequence[torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
-        return validated(self.fusion.native, inputs, lambda: self.manual_execute(inputs), reference_outputs)
+        run, home = partial(self.manual_execute, inputs), home_of(inputs, None)
+        return validated(self.fusion.native, inputs, run, reference_outputs, home)
 
     # text
 

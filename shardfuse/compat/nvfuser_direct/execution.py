@@ -108,7 +108,7 @@ class FusionExecutorCache:
         _disable_options: Sequence[str] = (),
     ) -> list[torch.Tensor]:
         """nvFuser's options name its own schedulers: shardfuse has no such switches and takes none of them up."""
-        found = self.native.execute(list(inputs), device=_home(inputs, device))
+        found = self.native.execute(list(inputs), device=home_of(inputs, device))
         last_run[:] = [self]
         return cast("list[torch.Tensor]", found)
 
@@ -141,7 +141,7 @@ class FusionExecutorCache:
         return found
 
 
-def _home(inputs: Sequence[Argument], device: int | torch.device | str | None) -> torch.device | None:
+def home_of(inputs: Sequence[Argument], device: int | torch.device | str | None) -> torch.device | None:
     """Where outputs come to be: nvFuser's tensors are on the GPU where no input says otherwise."""
     if isinstance(device, int):
         return torch.device("cuda", device)

@@ -173,7 +173,7 @@ class TensorView:
         local = native.TensorView(f"{self.native.name}_local", [], self.native.dtype)
         loop = tuple(native_domain.IterDomain(a.name, a.extent, is_reduction=a in chosen) for a in domain.loop)
         local.domain = replace(local.domain, loop=loop)
-        self.native.domain = replace(domain, loop=tuple(a for a in domain.loop if a not in chosen))
+        self.native.reschedule("rfactor", loop=tuple(a for a in domain.loop if a not in chosen))
         return TensorView(local, self.fusion)
 
     @translated

@@ -1,0 +1,152 @@
+"""A caller's arguments as programs take them: plain tensors whose data is there, outside of autograd.
+
+Every entry that runs a program (`FusionDefinition.execute`, `FusionExecutorCache`, DTensors) comes by here:
+
+    arguments = received(fusion, arguments)
+    with without_graph(fusion, arguments):
+        outputs = program.run(*arguments)
+
+A program is local ops, kernels and collectives of one rank.  Autograd would record the local ops alone: gradients would
+lack what came through the collectives, and kernels would give none.  So nothing is recorded on any backend, and a
+caller whose input requires a gradient is told so once.  ``shardfuse.nn`` runs programs within an autograd.Function.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+from weakref import WeakSet
+
+import torch
+from torch.nn import parameter
+
+from ..errors import InputError
+from ..ir.fusion import Fusion
+from .binding import Argument
+
+_core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_functorch: Any = _core._functorch
+_Uninitialized: Any = cast(Any, parameter).UninitializedTensorMixin
+_forward_mode: Any = torch.autograd.forward_ad
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, complex))
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+class NoGradientsWarning(UserWarning):
+    """An input of a fusion requires a gradient, and gradients are not recorded through fusions."""
+
+    def __init__(self, index: int, name: str) -> None:
+        super().__init__(
+            f"input {index}, {name}, requires a gradient or has a tangent, and outputs of a fusion carry no graph: "
+            "take a module of shardfuse.nn, or run one fusion in the forward and another in the backward of a "
+            "torch.autograd.Function; where no gradient is wanted, pass input.detach() or call execute() under "
+            "torch.no_grad()"
+        )
+
+
+def received(fusion: Fusion, arguments: Sequence[Argument]) -> Sequence[Argument]:
+    """``arguments`` with the tensors that subclasses of torch.Tensor hold, after the collectives that still fill them.
+
+    Raises ``InputError`` for tensors that hold no data of this rank: fake ones, those inside of torch.func, DTensors.
+    """
+    names = [i.val.name for i in fusion.inputs]
+    return [received_one(k, names[k] if k < len(names) else "not declared", a) for k, a in enumerate(arguments)]
+
+
+def are_plain(arguments: Sequence[Argument]) -> bool:
+    """Are they as programs take them?  Asked in every call: no more than a look at each argument's type."""
+    return all(type(a) in _PLAIN for a in arguments) and _functorch.peek_interpreter_stack() is None
+
+
+def received_one(k: int, name: str, argument: Argument) -> Argument:
+    """As ``received``, of input ``k``."""
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    kind: Any = type(argument)
+    if _functorch.is_functorch_wrapped_tensor(argument):
+        raise InputError(
+            k, name, "a tensor inside of torch.func (grad, vmap, jvp)", "a tensor with data of its own",
+            "fusions are not differentiated or batched: call the transform around a torch.autograd.Function that has "
+            "the fusion in its forward",
+        )  # fmt: skip
+    if kind in _PLAIN:
+        return argument
+    if isinstance(argument, _Uninitialized):
+        raise InputError(k, name, f"a {kind.__name__}", "a tensor with data", "initialise the lazy module first")
+    wait = getattr(argument, "wait", None)
+    if wait is not None:  # an AsyncCollectiveTensor
+        return received_one(k, name, cast(torch.Tensor, wait()))
+    if kind.__torch_dispatch__ is not _core._disabled_torch_dispatch_impl:
+        remedy = "pass the tensors that it stands for"
+        if kind.__name__ == "DTensor":
+            remedy = "call execute() of the FusionDefinition, which takes DTensors, or pass to_local()"
+        raise InputError(k, name, f"a {kind.__name__}", "a torch.Tensor with data of this rank", remedy)
+    return argument.as_subclass(torch.Tensor)
+
+
+def waited(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, after the collective that may still be filling it.  Its graph, where it has one, is not followed."""
+    wait = None if type(tensor) in _PLAIN else getattr(tensor, "wait", None)
+    return tensor if wait is None else cast(torch.Tensor, wait())
+
+
+class without_graph:  # noqa: N801 - used as a statement
+    """The body runs without autograd, backward or forward mode.
+
+    An input that requires a gradient, or has a tangent, is warned of once for each fusion.
+    """
+
+    __slots__ = ("arguments", "fusion", "is_dual", "is_enabled")
+
+    def __init__(self, fusion: Fusion, arguments: Sequence[Argument]) -> None:
+        self.fusion = fusion
+        self.arguments = arguments
+        self.is_enabled = torch.is_grad_enabled()
+        self.is_dual: bool = _forward_mode._current_level >= 0
+
+    def __enter__(self) -> None:
+        if self.is_dual:
+            _warn(self.fusion, self.arguments, _has_tangent)
+            _core._set_fwd_grad_enabled(False)
+        if self.is_enabled:
+            for argument in self.arguments:
+                if isinstance(argument, torch.Tensor) and argument.requires_grad:
+                    _warn(self.fusion, self.arguments, _requires_grad)
+                    break
+            _core._set_grad_enabled(False)
+
+    def __exit__(self, *error: object) -> None:
+        if self.is_enabled:
+            _core._set_grad_enabled(True)
+        if self.is_dual:
+            _core._set_fwd_grad_enabled(True)
+
+
+_warned: WeakSet[Fusion] = WeakSet()
+
+
+def _requires_grad(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return _forward_mode.unpack_dual(tensor).tangent is not None
+
+
+def _warn(fusion: Fusion, arguments: Sequence[Argument], is_missed: Callable[[torch.Tensor], bool]) -> None:
+    for k, (argument, declared) in enumerate(zip(arguments, fusion.inputs, strict=False)):
+        if isinstance(argument, torch.Tensor) and is_missed(argument) and fusion not in _warned:
+            warnings.warn(NoGradientsWarning(k, declared.val.name), stacklevel=_stack_level())
+            _warned.add(fusion)
+            return
+
+
+def _stack_level() -> int:
+    """Of the line outside of shardfuse, counted from the caller of this function."""
+    frame, level = sys._getframe(1), 1  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level

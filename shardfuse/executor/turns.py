@@ -1,0 +1,134 @@
+"""Programs that communicate are run by one thread: ranks then come to their collectives in one order.
+
+The collectives of a process group are paired in the order in which each rank issues them.  Two threads of a rank issue
+theirs in any order, so that one thread's would be paired with the other's of another rank: wrong values, or an abort.
+
+1. The first thread that runs such a program is the one that does.  Another one takes over where that has ended, or by
+   ``run_in_this_thread()``, which a program calls at the same point on every rank.
+2. Any other thread is refused; so is then every thread until one takes over, as what was paired is not known.
+3. The threads in which autograd runs a backward act for the thread that called it.
+
+Programs without collectives run in any number of threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from ..errors import ThreadsError
+from ..mesh.groups import default_group
+from .agreement import failures_told
+
+_graph_task: Callable[[], int] = cast(Any, torch._C)._current_graph_task_id  # pyright: ignore[reportPrivateUsage]
+_Foreign: type[threading.Thread] = cast(Any, threading)._DummyThread  # of a thread that Python did not start
+
+
+class Turn:
+    """Whose turn it is on this rank.  ``with turn.of(ranks):`` around a run of a program of these ranks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: threading.Thread | None = None
+        self._inside: list[int] = []
+        """The thread that is running a program, once for each program that it is in."""
+        self._refused: str | None = None
+
+    def __deepcopy__(self, memo: object) -> Turn:
+        """A copy of a definition runs on the same rank."""
+        return self
+
+    def of(self, ranks: Sequence[int]) -> _Held:
+        return _Held(self, ranks)
+
+    def enter(self) -> str | None:
+        """``None``, or the name of the thread whose turn it is."""
+        me = threading.get_ident()
+        with self._lock:
+            taken = self._taken(me)
+            if taken is None:
+                self._inside.append(me)
+            else:
+                self._refused = threading.current_thread().name
+            return taken
+
+    def leave(self) -> str | None:
+        """``None``, or the name of a thread that was refused."""
+        with self._lock:
+            self._inside.pop()
+            return self._refused
+
+    def take_over(self) -> str | None:
+        """``None``, or the name of the thread that is running a program."""
+        with self._lock:
+            if self._inside and self._inside[0] != threading.get_ident():
+                return self._name()
+            self._owner, self._refused = threading.current_thread(), None
+            return None
+
+    def _taken(self, me: int) -> str | None:
+        if self._inside and self._inside[0] != me:
+            return self._name()
+        if self._refused is not None:
+            return self._refused
+        if self._owner is not None and self._owner.ident == me:
+            return None
+        if self._owner is not None and self._owner.is_alive():
+            return None if _is_of_autograd() else self._name()
+        if self._owner is None or not _is_of_autograd():
+            self._owner = threading.current_thread()
+        return None
+
+    def _name(self) -> str:
+        return "another thread" if self._owner is None else self._owner.name
+
+
+def _is_of_autograd() -> bool:
+    return _graph_task() != -1 and isinstance(threading.current_thread(), _Foreign)
+
+
+class _Held:
+    __slots__ = ("ranks", "turn")
+
+    def __init__(self, turn: Turn, ranks: Sequence[int]) -> None:
+        self.turn = turn
+        self.ranks = ranks
+
+    def __enter__(self) -> None:
+        taken = self.turn.enter()
+        if taken is not None:
+            with failures_told(self.ranks):
+                raise ThreadsError(threading.current_thread().name, taken)
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        refused = self.turn.leave()
+        if refused is not None and error is None:
+            raise ThreadsError(threading.current_thread().name, refused)
+
+
+# A rank has a default process group of its own, also where ranks are threads of one process.
+_turns: WeakKeyDictionary[dist.ProcessGroup, Turn] = WeakKeyDictionary()
+_turns_lock = threading.Lock()
+
+
+def turn_here() -> Turn:
+    """This rank's.  Raises NotInitializedError where there is no process group."""
+    with _turns_lock:
+        return _turns.setdefault(default_group(), Turn())
+
+
+def run_in_this_thread() -> None:
+    """From now on this thread runs the programs that communicate with other ranks.
+
+    The first thread that runs one does until it ends.  Call this where another one goes on, at the same point of the
+    program on every rank, while no thread runs a fusion.
+    Raises ThreadsError where one does, NotInitializedError where there is no process group.
+    """
+    taken = turn_here().take_over()
+    if taken is not None:
+        raise ThreadsError(threading.current_thread().name, taken)

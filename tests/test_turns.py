@@ -1,0 +1,170 @@
+"""Programs that communicate are run by one thread of each rank; any number of threads runs those that do not."""
+
+from __future__ import annotations
+
+import _thread
+import copy
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+import torch
+from ranks import run_ranks
+from test_arguments import TOLERANCE, normalised, normalised_by_torch, numbers
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from shardfuse import DeviceMesh, run_in_this_thread, simulate
+from shardfuse.errors import NotInitializedError, ThreadsError
+from shardfuse.executor import turns
+from shardfuse.executor.turns import Turn
+
+T = TypeVar("T")
+
+
+def in_thread(function: Callable[[], T], name: str = "other") -> T:
+    """What ``function`` gives in a thread of its own, or what it raises."""
+    found: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(function())
+        except BaseException as error:  # noqa: BLE001 raised again below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+def test_the_first_thread_has_the_turn_until_it_ends_or_another_takes_over() -> None:
+    turn = Turn()
+
+    def run() -> None:
+        with turn.of([0, 1]):
+            pass
+
+    in_thread(run)
+    run()  # that thread has ended
+    with pytest.raises(ThreadsError, match=r"'other'.*'MainThread'.*run_in_this_thread"):
+        in_thread(run)
+    with pytest.raises(ThreadsError):  # what was paired with what is not known: nobody goes on
+        run()
+    assert turn.take_over() is None
+    run()
+    assert in_thread(turn.take_over) is None
+    run()  # the thread that took over has ended
+
+
+def test_a_thread_that_is_refused_ends_the_run_that_it_came_upon() -> None:
+    turn = Turn()
+
+    def come_upon() -> None:
+        with turn.of([0, 1]):
+            with pytest.raises(ThreadsError, match="'other'"):
+                in_thread(lambda: turn.of([0, 1]).__enter__())
+            assert in_thread(turn.take_over) == "MainThread"
+
+    with pytest.raises(ThreadsError, match=r"'MainThread'.*'other'"):
+        come_upon()
+
+
+def test_a_program_within_a_program_of_the_same_thread() -> None:
+    turn = Turn()
+    with turn.of([0, 1]), turn.of([0, 1]):
+        pass
+    with turn.of([0, 1]):
+        pass
+
+
+@pytest.mark.parametrize("task", [-1, 7], ids=["no backward", "a backward"])
+def test_threads_of_autograd_act_for_the_one_that_called_backward(task: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd's own threads, which a backward on a GPU runs in, are none that Python started."""
+    monkeypatch.setattr(turns, "_graph_task", lambda: task)
+    turn, ended, errors = Turn(), threading.Event(), []
+    with turn.of([0, 1]):
+        pass
+
+    def run() -> None:
+        try:
+            with turn.of([0, 1]):
+                pass
+        except ThreadsError as error:
+            errors.append(error)
+        ended.set()
+
+    _thread.start_new_thread(run, ())
+    assert ended.wait(60)
+    assert len(errors) == (task == -1)
+    monkeypatch.undo()
+    if not errors:
+        with turn.of([0, 1]):  # it did not take over
+            pass
+
+
+def test_a_backward_asks_in_its_graph_task() -> None:
+    seen: list[int] = []
+    x = torch.ones(3, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda grad: seen.append(turns._graph_task()))
+    y.sum().backward()
+    assert turns._graph_task() == -1
+    assert len(seen) == 1
+    assert seen[0] != -1
+
+
+def test_fusions_of_several_ranks_are_refused_in_a_second_thread_before_anything_is_sent() -> None:
+    ready = threading.Barrier(2)
+
+    def run(rank: int, size: int) -> None:
+        # Threads of a rank share its world only where a process is a rank: here the turn is asked directly.
+        mesh, whole = DeviceMesh([0, 1]), numbers(4, 8)
+        fd = normalised(mesh)
+        local = mesh.shard_tensor(whole, 1)
+        (y,) = fd.execute([local])
+        held = fd.fec.turn()
+        with pytest.raises(ThreadsError, match="run_in_this_thread"):
+            in_thread(held.__enter__)
+        ready.wait()
+        with pytest.raises(ThreadsError):
+            fd.execute([local])
+        run_in_this_thread()
+        ready.wait()
+        (z,) = fd.execute([local])
+        assert torch.equal(y, z)
+
+    run_ranks(2, run)
+
+
+def test_without_several_ranks_every_thread_runs_fusions() -> None:
+    fd, x = normalised(), numbers(4, 8)
+    expected = normalised_by_torch(x)
+    for k in range(3):
+        (y,) = in_thread(lambda: fd.execute([x]), f"thread {k}")
+        torch.testing.assert_close(y, expected, **TOLERANCE)
+    with pytest.raises(NotInitializedError):
+        run_in_this_thread()
+
+
+def test_each_simulated_rank_has_a_turn_of_its_own() -> None:
+    whole = numbers(4, 8)
+
+    def run() -> None:
+        mesh = DeviceMesh([0, 1])
+        for _ in range(2):
+            (y,) = normalised(mesh).execute([mesh.shard_tensor(whole, 1)])
+        torch.testing.assert_close(y, mesh.shard_tensor(normalised_by_torch(whole), 1), **TOLERANCE)
+        x = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(1)])
+        fd = normalised(mesh)
+        (y,) = fd.execute([mesh.shard_tensor(whole, 1)])
+        (z,) = copy.deepcopy(fd).execute([mesh.shard_tensor(whole, 1)])
+        assert torch.equal(y, z)
+        normalised(mesh).execute([x])
+
+    simulate(run, 2)
+    run_ranks(2, lambda rank, size: run())
