@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .errors import ShardfuseError
 
@@ -30,3 +30,48 @@ class ForkedProcessError(ShardfuseError):
             f"{what} in a process that was forked from rank {rank}: only the rank itself communicates. Start processes "
             "with the 'spawn' method, or run there what needs no other rank"
         )
+
+
+class RanksLateError(ShardfuseError):
+    """Some ranks of a mesh did not come to a program within the timeout."""
+
+    def __init__(self, ranks: Sequence[int], timeout: float, program: str) -> None:
+        who = "rank" if len(ranks) == 1 else "ranks"
+        super().__init__(
+            f"{who} {', '.join(map(str, ranks))} did not come within {timeout:g} s to a program that this rank is "
+            f"about to run, of {len(program.splitlines())} lines that end in `{program.splitlines()[-1].strip()}`: see "
+            f"what {'it is' if len(ranks) == 1 else 'they are'} doing, or allow more time with initialize(timeout=...)"
+        )
+        self.ranks = tuple(ranks)
+
+
+class ThreadsError(ShardfuseError):
+    """Two threads of a rank run programs that communicate: their collectives have no order that all ranks share."""
+
+    def __init__(self, thread: str, other: str) -> None:
+        super().__init__(
+            f"thread {thread!r} came to run a fusion on several ranks, and so did thread {other!r}: collectives are "
+            "paired in the order in which ranks issue them, expected one thread for all such fusions; hand them to it, "
+            "or have the one that goes on call shardfuse.run_in_this_thread(), at the same point on every rank"
+        )
+
+
+class SimulationError(ShardfuseError):
+    """`simulate` cannot run here, or so."""
+
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(f"simulate() found {found}: {remedy}")
+
+
+class SimulationStuckError(ShardfuseError):
+    """In a simulation each rank that still runs waits in a collective, or for a program, to which others never come."""
+
+    def __init__(self, world_size: int, places: Mapping[int, str]) -> None:
+        stand = "; ".join(f"rank {rank} in {place}" for rank, place in sorted(places.items()))
+        ended = [rank for rank in range(world_size) if rank not in places]
+        also = f"; ranks {ended} have ended" if ended else ""
+        super().__init__(
+            f"the simulated ranks wait for each other and none can go on: {stand}{also}: every rank has to come to the "
+            "same programs and collectives in the same order"
+        )
+        self.places = dict(places)

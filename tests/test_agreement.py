@@ -14,17 +14,11 @@ from planted_differences import BASE, DIFFERENCES, Variant
 from ranks import run_ranks
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.errors import (
-    InputError,
-    PeerLostError,
-    ProgramMismatchError,
-    RanksLateError,
-    ShardfuseError,
-)
+from shardfuse.errors import InputError, PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.executor import agreement
 from shardfuse.executor.options import CompileOptions
 from shardfuse.frontend import executor_cache
-from shardfuse.rank_errors import WaitingCircleError
+from shardfuse.rank_errors import RanksLateError, WaitingCircleError
 
 WORLD = 3
 

@@ -18,8 +18,9 @@ from torch_gradients import with_gradients
 
 import shardfuse
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType, simulate
-from shardfuse.errors import ModuleInputError, ProgramMismatchError, SimulationError, SimulationStuckError
+from shardfuse.errors import ModuleInputError, ProgramMismatchError
 from shardfuse.nn import RMSNorm
+from shardfuse.rank_errors import SimulationError, SimulationStuckError
 
 SCRIPT = Path(__file__).with_name("simulate_script.py")
 

@@ -13,11 +13,12 @@ import torch
 from ranks import run_ranks
 
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.errors import ProgramMismatchError, RanksLateError, TuningUnavailableError
+from shardfuse.errors import ProgramMismatchError, TuningUnavailableError
 from shardfuse.executor.choices import Tuned, read_choice, write_choice
 from shardfuse.executor.options import CompileOptions
 from shardfuse.executor.program import ProgramBuilder
 from shardfuse.executor.tuning import owner_of, same, tune_segments
+from shardfuse.rank_errors import RanksLateError
 from shardfuse.schedulers.plan import Params
 
 

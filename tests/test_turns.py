@@ -16,9 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from shardfuse import DeviceMesh, run_in_this_thread, simulate
-from shardfuse.errors import NotInitializedError, ThreadsError
+from shardfuse.errors import NotInitializedError
 from shardfuse.executor import turns
 from shardfuse.executor.turns import Turn
+from shardfuse.rank_errors import ThreadsError
 
 T = TypeVar("T")
 

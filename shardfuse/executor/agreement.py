@@ -32,12 +32,12 @@ import torch
 import torch.distributed as dist
 
 from ..config import VERSION, read_settings
-from ..errors import PeerLostError, ProgramMismatchError, RanksLateError, ShardfuseError
+from ..errors import PeerLostError, ProgramMismatchError, ShardfuseError
 from ..mesh.calls import Call
 from ..mesh.groups import current_rank, default_group, default_store, default_timeout, world_size
 from ..mesh.process import check_is_a_rank, is_forked, ledger_of, note_failure, own_watchdog
 from ..mesh.rendezvous import PrefixStore, Store
-from ..rank_errors import WaitingCircleError
+from ..rank_errors import RanksLateError, WaitingCircleError
 from .options import CompileOptions
 
 _QUIET = 0.2  # seconds of waiting before a rank says where it waits

@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from ..errors import ThreadsError
 from ..mesh.groups import default_group
+from ..rank_errors import ThreadsError
 from .agreement import failures_told
 
 _graph_task: Callable[[], int] = cast(Any, torch._C)._current_graph_task_id  # pyright: ignore[reportPrivateUsage]

@@ -14,7 +14,7 @@ from ..compiler import Plan, compile_fusion, sent, with_params
 from ..errors import DefinitionError, EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.arguments import are_plain, received, without_graph
-from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape
+from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape, plain_arguments
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.chunks import places_of

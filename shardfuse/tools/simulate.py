@@ -27,9 +27,9 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.multi_threaded_pg as _threaded
 from torch._C._distributed_c10d import HashStore, Store
 
-from ..errors import SimulationError, SimulationStuckError
 from ..executor import agreement
 from ..mesh.process import ProcessContext, adopt
+from ..rank_errors import SimulationError, SimulationStuckError
 
 T = TypeVar("T")
 

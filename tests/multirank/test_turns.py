@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType, ShardfuseError, run_in_this_thread
-from shardfuse.errors import ThreadsError
+from shardfuse.rank_errors import ThreadsError
 
 pytestmark = pytest.mark.mpi
 
