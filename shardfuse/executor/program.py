@@ -20,7 +20,7 @@ A collective that has kernels to run beside starts on a stream of its own, and i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -103,6 +103,10 @@ class ProgramBuilder:
     """By the name of the plan and the strides of its tensors."""
     handed_on: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """What kernels make, by name, with its layout."""
+    read_once: Collection[BoundTensor] = ()
+    """What one segment alone reads, and no caller."""
+    new: set[BoundTensor] = field(default_factory=set[BoundTensor])
+    """What stands in storage of its own: made by kernels, or by a segment that torch evaluates into one tensor."""
     started: dict[str, Segment] = field(default_factory=dict[str, Segment])
     """Collectives that nothing has waited for, in order."""
 
@@ -168,6 +172,7 @@ class ProgramBuilder:
             self.add_view(k, segment)
         elif scheduler == "torch_call" or self.options.backend_for(self.device) == "torch" or self.is_empty(segment):
             self.add_call(f"torch_{k}", segment, self.evaluation(segment))
+            self.new.update(segment.outputs if len(segment.outputs) == 1 else ())
         else:
             self.add_kernels(k, segment, kernels, renamed or {})
 
@@ -215,6 +220,7 @@ class ProgramBuilder:
             made = f"{target} if own_{target} else {made}"
         elif source is not None:
             self.handed_on[str(tensor)] = self.meta[tensor]
+            self.new.add(tensor)
         self.lines.append(f"{tensor} = {made}")
 
     def may_replace(self, tensor: BoundTensor, target: BoundTensor, source: KernelSource) -> bool:
@@ -244,8 +250,10 @@ class ProgramBuilder:
         return resharding.prepare_packed(segment.exprs, segment.inputs, segment.outputs, self.rank, self.device)
 
     def communication(self, expr: Expr) -> Callable[..., object]:
-        place = self.places.get(expr.tensors[0])  # of partial sums where their sum belongs
-        in_place = place is not None and expr.tensors[0] in place.partial
+        source = expr.tensors[0]
+        place = self.places.get(source)  # of partial sums where their sum belongs
+        in_place = place is not None and source in place.partial
+        in_place = in_place or (source in self.read_once and source in self.new)
         return resharding.prepare(expr, self.rank, self.device, in_place=in_place)
 
     def add_view(self, k: int, segment: Segment) -> None:
