@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import tempfile
@@ -244,15 +245,56 @@ def read_c_compiler(environ: Mapping[str, str] | None = None) -> str | None:
     return env.get("CC") or shutil.which("gcc", path=path) or shutil.which("clang", path=path)
 
 
-def read_cache_directory(environ: Mapping[str, str] | None = None) -> Path:
-    """Where generated kernels are kept: SHARDFUSE_CACHE_DIR, else ~/.cache/shardfuse, else the temporary directory.
+def read_home(environ: Mapping[str, str] | None = None) -> Path | None:
+    """HOME, else the password database's home of this user, as every shell has it; None for a user without one."""
+    env = os.environ if environ is None else environ
+    if env.get("HOME"):
+        return Path(env["HOME"])
+    try:
+        return Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    except KeyError:  # a container's made-up user
+        return None
 
-    The directory need not exist, nor be writable: whoever writes there must get on without.
+
+def read_cache_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """Where kernels are kept: SHARDFUSE_CACHE_DIR, else ~/.cache/shardfuse, else a folder in the temporary directory.
+
+    The last is for a user whose home cannot be written. The directory need not exist, be writable or be safe:
+    `secure_files` decides on that.
     """
     env = os.environ if environ is None else environ
-    if env.get("SHARDFUSE_CACHE_DIR"):
-        return Path(env["SHARDFUSE_CACHE_DIR"])
-    home = env.get("HOME")
-    if home and os.access(home, os.W_OK):
-        return Path(home) / ".cache" / "shardfuse"
-    return Path(tempfile.gettempdir()) / f"shardfuse-{os.getuid()}"
+    named = env.get("SHARDFUSE_CACHE_DIR")
+    if named:
+        return _expanded(named, env)
+    home = read_home(env)
+    if home is not None and os.access(home, os.W_OK):
+        return home / ".cache" / "shardfuse"
+    return Path(tempfile.gettempdir()) / f"shardfuse-{os.geteuid()}"
+
+
+def is_cache_directory_named(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the user named the cache directory; else its name and its mode are shardfuse's own."""
+    return bool((os.environ if environ is None else environ).get("SHARDFUSE_CACHE_DIR"))
+
+
+def read_key_directory(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where the key that vouches for kept files is: $XDG_CONFIG_HOME/shardfuse, else ~/.config/shardfuse."""
+    env = os.environ if environ is None else environ
+    configuration = env.get("XDG_CONFIG_HOME", "")
+    if configuration.startswith("/"):  # the specification has relative ones ignored
+        return Path(configuration) / "shardfuse"
+    home = read_home(env)
+    return home / ".config" / "shardfuse" if home is not None and home.is_dir() else None
+
+
+def read_job_directory() -> Path:
+    """A folder of this user and this host, whose name all ranks of a job work out alike."""
+    return Path(tempfile.gettempdir()) / f"shardfuse-{os.geteuid()}"
+
+
+def _expanded(text: str, env: Mapping[str, str]) -> Path:
+    """An absolute path, with ``~`` for the home."""
+    home = read_home(env)
+    if home is not None and (text == "~" or text.startswith("~/")):
+        return home / text[2:]
+    return Path(text).absolute()

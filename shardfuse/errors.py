@@ -85,6 +85,13 @@ class PeerLostError(ShardfuseError):
         self.reason = reason
 
 
+class UnsafeFolderError(ShardfuseError):
+    """A folder that shardfuse would load from could have been written by somebody else."""
+
+    def __init__(self, path: str, found: str, expected: str, remedy: str) -> None:
+        super().__init__(f"the folder {path} is refused: {found}, expected {expected}: {remedy}")
+
+
 # --- device mesh -------------------------------------------------------------------------------------------
 
 

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+from pathlib import Path
+
 import pytest
 
-from shardfuse.config import LaunchConfig, Settings, read_launch, read_settings, set_process_defaults
+from shardfuse.config import (
+    LaunchConfig,
+    Settings,
+    read_cache_directory,
+    read_key_directory,
+    read_launch,
+    read_settings,
+    set_process_defaults,
+)
 from shardfuse.errors import EnvironmentVariableError, LaunchEnvironmentError
 
 OPEN_MPI = {
@@ -120,3 +132,28 @@ def test_process_defaults_fill_gaps_only() -> None:
     env = {}
     assert set_process_defaults(LaunchConfig(1, 4, 1, 2, "mpirun", "job"), env)
     assert env == {"OMP_NUM_THREADS": "1"}, "ranks on several hosts do not meet on the loopback interface"
+
+
+def test_a_home_is_that_of_the_password_database_where_none_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    assert read_key_directory({}) == read_key_directory({"HOME": ""}) == home / ".config" / "shardfuse"
+    assert read_cache_directory({"SHARDFUSE_CACHE_DIR": "~/kept"}) == home / "kept"
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert read_key_directory({}) is None
+    assert read_cache_directory({}).name == f"shardfuse-{os.geteuid()}"
+
+
+def test_where_files_are_kept(tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path)}
+    assert read_cache_directory(env) == tmp_path / ".cache" / "shardfuse"
+    assert read_cache_directory({**env, "SHARDFUSE_CACHE_DIR": "~"}) == tmp_path
+    assert read_cache_directory({**env, "SHARDFUSE_CACHE_DIR": "~/a/b"}) == tmp_path / "a" / "b"
+    assert read_cache_directory({**env, "SHARDFUSE_CACHE_DIR": "a"}) == Path.cwd() / "a"
+    assert read_key_directory(env) == tmp_path / ".config" / "shardfuse"
+    assert read_key_directory({**env, "XDG_CONFIG_HOME": "/c"}) == Path("/c/shardfuse")
+    assert read_key_directory({**env, "XDG_CONFIG_HOME": "c"}) == tmp_path / ".config" / "shardfuse"
+    assert read_key_directory({"HOME": str(tmp_path / "missing")}) is None, "a home is not made"

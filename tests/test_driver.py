@@ -7,8 +7,10 @@ import shutil
 import struct
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -17,6 +19,7 @@ import torch
 from shardfuse.errors import KernelLaunchError
 from shardfuse.executor import driver as driver_module
 from shardfuse.executor.driver import Driver, open_driver
+from shardfuse.secure_files import sealed
 
 COMPILER = shutil.which("gcc") or shutil.which("clang")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
@@ -30,8 +33,9 @@ class Fake:
         source = Path(__file__).with_name("fake_driver.c")
         command = [str(COMPILER), "-shared", "-fPIC", "-w", str(source), "-o", str(library)]
         subprocess.run(command, check=True)
-        self.symbols = ctypes.CDLL(str(library))
-        found = open_driver(directory, str(library))
+        self.library = str(library)
+        self.symbols = ctypes.CDLL(self.library)
+        found = open_driver(directory, self.library)
         assert found is not None
         self.driver: Driver = found
         self.otherwise: list[tuple[object, ...]] = []
@@ -182,6 +186,68 @@ def test_the_module_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert made.stat().st_mtime_ns == stamp
     with pytest.warns(UserWarning, match="nowhere"):
         assert open_driver(tmp_path / "empty") is None
+
+
+def damages(whole: bytes) -> Iterator[bytes]:
+    yield b""
+    yield whole[: len(whole) // 2]
+    yield whole[:-1]
+    yield whole[:4096] + bytes(len(whole) - 4096)
+    yield whole + b"\0"
+    for at in range(100, len(whole), len(whole) // 60):
+        yield whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :]
+
+
+def test_a_module_that_is_not_whole_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: Fake) -> None:
+    """Loading half of a library is no error of Python's, but the end of the process."""
+    assert open_driver(tmp_path, fake.library) is not None
+    (made,) = tmp_path.iterdir()
+    whole, builds = made.read_bytes(), []
+
+    def build(name: str) -> bytes:
+        builds.append(name)
+        return whole[:-65]  # what it was compiled to, without the authentication code
+
+    monkeypatch.setattr(driver_module, "_build", build)
+    monkeypatch.setattr(driver_module, "_load", lambda name, content: module_of(content == whole[:-65]))
+    for count, damaged in enumerate(damages(whole), 1):
+        made.write_bytes(damaged)
+        open_driver.cache_clear()
+        assert open_driver(tmp_path, fake.library) is not None
+        assert (len(builds), made.read_bytes()) == (count, whole)
+    assert count > 60
+
+
+def module_of(is_whole: bool) -> SimpleNamespace:
+    assert is_whole, "damaged bytes are loaded"
+    return SimpleNamespace(connect=lambda library: None)
+
+
+def test_a_module_of_another_user_is_not_loaded(tmp_path: Path, fake: Fake) -> None:
+    """In a folder that was open to others, under the very name that is looked for."""
+    assert open_driver(tmp_path, fake.library) is not None
+    (made,) = tmp_path.iterdir()
+    marker, planted = tmp_path / "ran", tmp_path / "planted.c"
+    planted.write_text(
+        f'#include <fcntl.h>\n__attribute__((constructor)) void run(void) {{ creat("{marker}", 0600); }}\n'
+    )
+    for mode in (0o700, 0o777):
+        subprocess.run([str(COMPILER), "-shared", "-fPIC", str(planted), "-o", str(made)], check=True)
+        tmp_path.chmod(mode)
+        open_driver.cache_clear()
+        sealed._choose.cache_clear()
+        with nullcontext() if mode == 0o700 else pytest.warns(UserWarning, match="is refused"):
+            assert open_driver(tmp_path, fake.library) is not None
+        assert not marker.exists()
+    ctypes.CDLL(str(made))
+    assert marker.exists(), "loading it runs it"
+    sealed._choose.cache_clear()
+    tmp_path.chmod(0o700)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, fake: Fake) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert open_driver(tmp_path / "file", fake.library) is not None
 
 
 def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

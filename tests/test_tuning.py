@@ -37,32 +37,32 @@ def test_a_text_that_is_none(text: str) -> None:
     assert Tuned.from_json(text) is None
 
 
-def _write(path: Path, us: float) -> None:
+def _write(directory: Path, us: float) -> None:
     for _ in range(50):
-        write_choice(path, choice(us))
+        write_choice(directory, "tuned/one.json", choice(us))
 
 
 def test_many_writers_leave_one_whole_choice(tmp_path: Path) -> None:
     path = tmp_path / "tuned" / "one.json"
-    writers = [multiprocessing.Process(target=_write, args=(path, float(k))) for k in range(4)]
+    writers = [multiprocessing.Process(target=_write, args=(tmp_path, float(k))) for k in range(8)]
     for writer in writers:
         writer.start()
     seen = []
     while any(writer.is_alive() for writer in writers):
         if path.exists():
-            seen.append(read_choice(path))
+            seen.append(read_choice(tmp_path, "tuned/one.json"))
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0
     assert seen
-    assert all(found is not None and found.us in range(4) for found in seen)
+    assert all(found is not None and found.us in range(8) for found in seen)
     assert [p.name for p in path.parent.iterdir()] == ["one.json"]
 
 
 def test_a_directory_that_cannot_be_written_is_gone_without(tmp_path: Path) -> None:
     (tmp_path / "tuned").write_text("in the way")
-    write_choice(tmp_path / "tuned" / "one.json", choice())
-    assert read_choice(tmp_path / "tuned" / "one.json") is None
+    write_choice(tmp_path, "tuned/one.json", choice())
+    assert read_choice(tmp_path, "tuned/one.json") is None
 
 
 # results that are the same

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 
 from ..config import VERSION, read_compiler_settings
-from .files import publish
+from ..secure_files import read_sealed, write_sealed
 from .triton_key import installed_triton
 
 _WARP = 32
@@ -62,12 +62,12 @@ def binary_of(asked: Asked, directory: Path, compile_kernel: Callable[[], Any]) 
     ``None`` for a kernel that needs what only Triton's own entry hands over.
     """
     facts = repr((VERSION, installed_triton(), read_compiler_settings(), asked))
-    path = directory / f"{asked.name}_{hashlib.sha256(facts.encode()).hexdigest()[:32]}.bin"
-    binary = _read(path)
+    name = f"{asked.name}_{hashlib.sha256(facts.encode()).hexdigest()[:32]}.bin"
+    binary = _read(directory, name)
     if binary is None:
         binary = _from_triton(compile_kernel())
         if binary is not None:
-            publish(path, _written(binary))
+            write_sealed(directory, name, _written(binary))
     return binary
 
 
@@ -84,19 +84,15 @@ def _from_triton(compiled: Any) -> Binary | None:
 
 
 def _written(binary: Binary) -> bytes:
-    """A digest of what follows, then all but the image as JSON, then the image."""
+    """All but the image as JSON, then the image."""
     head = {k: v for k, v in asdict(binary).items() if k != "image"}
-    body = json.dumps(head).encode() + b"\n" + binary.image
-    return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+    return json.dumps(head).encode() + b"\n" + binary.image
 
 
-def _read(path: Path) -> Binary | None:
-    """``None`` where there is no such file, or it is not whole."""
-    try:
-        digest, body = path.read_bytes().split(b"\n", 1)
-    except (OSError, ValueError):
+def _read(directory: Path, name: str) -> Binary | None:
+    """``None`` where there is no such file, or not as it was written."""
+    found = read_sealed(directory, name)
+    if found is None:
         return None
-    if hashlib.sha256(body).hexdigest().encode() != digest:
-        return None
-    head, image = body.split(b"\n", 1)
+    head, image = found.split(b"\n", 1)
     return Binary(**json.loads(head), image=image)

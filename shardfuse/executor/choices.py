@@ -14,7 +14,7 @@ import torch
 from ..codegen.source import KernelSource
 from ..config import VERSION
 from ..schedulers.plan import Params
-from .files import publish
+from ..secure_files import read_sealed, write_sealed
 from .kernel import read_versions
 
 
@@ -72,24 +72,22 @@ def _params(found: object) -> Params | None:
     return Params(**record)
 
 
-def choice_path(directory: Path, sources: Sequence[KernelSource], device: torch.device) -> Path:
+def choice_name(sources: Sequence[KernelSource], device: torch.device) -> str:
     """The file of a segment whose proposed kernels are ``sources``: by their text and sizes, device and versions."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     facts = [f"shardfuse {VERSION} {read_versions()}", name]
     facts += [f"{s.integers} {s.grid} {s.num_warps} {s.num_stages} {s.max_registers} {s.mailbox}" for s in sources]
     facts += [s.text for s in sources]
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
-    return directory / "tuned" / f"{digest}.json"
+    return f"tuned/{digest}.json"
 
 
-def read_choice(path: Path) -> Tuned | None:
-    """What stands in the file; ``None`` where there is none, or none that can be read."""
-    try:
-        return Tuned.from_json(path.read_text())
-    except (OSError, UnicodeDecodeError):
-        return None
+def read_choice(directory: Path, name: str) -> Tuned | None:
+    """What was kept; ``None`` where nothing was, or it is not as it was written."""
+    found = read_sealed(directory, name)
+    return None if found is None else Tuned.from_json(found.decode())
 
 
-def write_choice(path: Path, tuned: Tuned) -> None:
+def write_choice(directory: Path, name: str, tuned: Tuned) -> None:
     """By one atomic rename: of several that write at once the last stays, whole."""
-    publish(path, tuned.to_json())
+    write_sealed(directory, name, tuned.to_json().encode())

@@ -1,4 +1,7 @@
-"""``driver.c`` as a module: made by the machine's C compiler, which Triton asks for too, and kept where kernels are."""
+"""``driver.c`` as a module: made by the machine's C compiler, which Triton asks for too, and kept where kernels are.
+
+What is loaded are the bytes that were verified, from memory: not a file that could be another, or shorter, by then.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ import functools
 import hashlib
 import importlib.machinery
 import importlib.util
+import os
 import subprocess
 import sysconfig
 import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol, cast
 
 from ..config import read_c_compiler
-from .files import publish
+from ..secure_files import read_sealed, write_sealed
 
 LIBRARY = "libcuda.so.1"
 _SOURCE = Path(__file__).with_name("driver.c")
@@ -60,37 +65,49 @@ class Driver(Protocol):
 
 @functools.cache
 def open_driver(directory: Path, library: str = LIBRARY) -> Driver | None:
-    """The module, from ``directory`` or made there; ``None`` where that cannot be done, which is said once."""
+    """The module, from ``directory`` or made and left there; ``None`` where that cannot be done, which is said once."""
     suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
     digest = hashlib.sha256(_SOURCE.read_bytes() + suffix.encode()).hexdigest()[:32]
-    path = directory / f"driver_{digest}{suffix}"
+    name = f"driver_{digest}{suffix}"
     try:
-        if not path.exists():
-            _build(path)
-        loader = importlib.machinery.ExtensionFileLoader("driver", str(path))
-        spec = importlib.util.spec_from_file_location("driver", path, loader=loader)
-        assert spec is not None, "it was given a loader"
-        driver = cast(Driver, importlib.util.module_from_spec(spec))
+        content = read_sealed(directory, name)
+        if content is None:
+            content = _build(name)
+            write_sealed(directory, name, content)
+        driver = cast(Driver, _load(name, content))
         driver.connect(library)
     except (OSError, ImportError, subprocess.CalledProcessError) as error:
         said = str(error.stderr) if isinstance(error, subprocess.CalledProcessError) else str(error)
         warnings.warn(
-            f"kernels are launched through Triton's own entry, which takes some microseconds more: {path} {said}",
+            "kernels are launched through Triton's own entry, which takes some microseconds more: "
+            f"{directory / name} {said}",
             stacklevel=2,
         )
         return None
     return driver
 
 
-def _build(path: Path) -> None:
+def _load(name: str, content: bytes) -> ModuleType:
+    # The loader knows a library by its path: the descriptor is never closed, so that none is taken for another.
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(content)
+    path = f"/proc/self/fd/{descriptor}"
+    loader = importlib.machinery.ExtensionFileLoader("driver", path)
+    spec = importlib.util.spec_from_file_location("driver", path, loader=loader)
+    assert spec is not None, "it was given a loader"
+    return importlib.util.module_from_spec(spec)
+
+
+def _build(name: str) -> bytes:
     compiler = read_c_compiler()
     if compiler is None:
         raise FileNotFoundError("needs a C compiler, which is told by CC")
     # Debian's Python has its headers where the scheme that packages go by does not say.
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
     with tempfile.TemporaryDirectory() as directory:
-        made = Path(directory) / path.name
+        made = Path(directory) / name
         include = f"-I{sysconfig.get_paths(scheme)['include']}"
         command = [*compiler.split(), "-O2", "-shared", "-fPIC", include, str(_SOURCE), "-o", str(made), "-ldl"]
         subprocess.run(command, check=True, capture_output=True, text=True)
-        publish(path, made.read_bytes())
+        return made.read_bytes()

@@ -18,11 +18,12 @@ import torch
 from ..codegen.source import KernelSource
 from ..errors import KernelCompileError, KernelLaunchError
 from ..ir.expr import Number
+from ..secure_files import keep_text
 from .binaries import Asked, Binary, binary_of
 from .driver import Driver, open_driver
-from .files import publish
 from .launch import index_of
 from .mailbox import Mailbox
+from .triton_cache import keep_triton_private
 from .triton_key import installed_triton, remember_triton_key
 
 Argument = torch.Tensor | Number
@@ -197,8 +198,8 @@ def load_function(text: str, name: str, directory: Path) -> Any:
     What runs is ``text`` itself, never what a file or a bytecode cache says; the file is there to be read.
     """
     key = hashlib.sha256(f"{read_versions()}\n{text}".encode()).hexdigest()[:32]
-    path = directory / f"{name}_{key}.py"
-    publish(path, text)
+    keep_triton_private()
+    path = keep_text(directory, f"{name}_{key}.py", text)
     # Triton asks for a function's source by way of linecache.
     linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
     module = ModuleType(path.stem)

@@ -14,7 +14,7 @@ import hashlib
 import importlib.util
 from pathlib import Path
 
-from .files import publish
+from ..secure_files import read_sealed, write_sealed
 
 
 @functools.cache
@@ -35,23 +35,10 @@ def remember_triton_key(directory: Path) -> None:
     from triton.runtime import cache
 
     facts = installed_triton()
-    path = directory / f"triton_{_digest(facts)}.key"
-    kept = _read(path, facts)
+    name = f"triton_{hashlib.sha256(facts.encode()).hexdigest()[:32]}.key"
+    kept = read_sealed(directory, name)
     if kept is None:
-        key = cache.triton_key()
-        publish(path, f"{facts}\n{_digest(key)}\n{key}")
+        write_sealed(directory, name, cache.triton_key().encode())
     else:
-        cache.triton_key = lambda: kept
-
-
-def _read(path: Path, facts: str) -> str | None:
-    """The key; ``None`` where the file is not there, or is not whole."""
-    try:
-        found, digest, key = path.read_text().split("\n", 2)
-    except (OSError, ValueError):  # UnicodeDecodeError is a ValueError
-        return None
-    return key if (found, digest) == (facts, _digest(key)) else None
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+        key = kept.decode()
+        cache.triton_key = lambda: key

@@ -29,7 +29,7 @@ from ..schedulers.candidates import candidates, fits
 from ..schedulers.plan import KernelPlan, Params
 from ..schedulers.segment import Segment
 from .agreement import answer_of, answer_once
-from .choices import Tuned, choice_path, read_choice, write_choice
+from .choices import Tuned, choice_name, read_choice, write_choice
 from .kernel import Kernel
 from .launch import begin_on
 from .options import CompileOptions, target_here
@@ -136,12 +136,12 @@ class Tuner:
         """The choice of the disk, or that of a search, which is then kept there."""
         params = proposed(scheduler, segment, target_here())
         trial = _Trial(builder, segment, scheduler)
-        path = choice_path(self.options.cache_directory, trial.sources(params), builder.device)
-        kept = read_choice(path)
+        directory, name = self.options.cache_directory, choice_name(trial.sources(params), builder.device)
+        kept = read_choice(directory, name)
         if kept is not None and kept.proposed == params and _may_run(scheduler, segment, kept):
             return replace(kept, tried=0)
         found = self._search(trial, params)
-        write_choice(path, found)
+        write_choice(directory, name, found)
         return found
 
     def _search(self, trial: _Trial, params: Params) -> Tuned:

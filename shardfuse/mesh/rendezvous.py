@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -16,12 +15,14 @@ from typing import cast
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore  # torch.distributed has them untyped
 
-from shardfuse.config import LaunchConfig
+from shardfuse.config import LaunchConfig, read_job_directory
 from shardfuse.errors import LaunchEnvironmentError, RendezvousError
+from shardfuse.secure_files import read_private, write_private
 
 __all__ = ["JobStore", "PrefixStore", "ProcessIdentity", "Store", "open_job_store"]
 
 _LOOPBACK = "127.0.0.1"
+_OTHERWISE = "set MASTER_ADDR and MASTER_PORT"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def open_job_store(launch: LaunchConfig, timeout: float) -> JobStore:
     torchrun's agent serves one; else rank 0 does, at MASTER_ADDR and MASTER_PORT where they are set, and on one
     host at a free port that it tells the others in a file named after the job.
     Raises RendezvousError where the ranks do not meet within `timeout` seconds, LaunchEnvironmentError where
-    the environment does not say how they could.
+    the environment does not say how they could, UnsafeFolderError where others could write that file.
     """
     if launch.world_size == 1:
         return JobStore(HashStore(), "shardfuse", True, None)
@@ -129,23 +130,20 @@ def _meet(store: TCPStore, launch: LaunchConfig, path: Path, timeout: float) -> 
 
 
 def _rendezvous_file(job: str) -> Path:
-    folder = Path(tempfile.gettempdir()) / f"shardfuse-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / f"rendezvous-{hashlib.sha256(job.encode()).hexdigest()[:16]}"
+    return read_job_directory() / f"rendezvous-{hashlib.sha256(job.encode()).hexdigest()[:16]}"
 
 
 def _publish(path: Path, port: int) -> None:
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(f"{port}\n{ProcessIdentity.of_this_process().to_json()}\n")
-    partial.replace(path)
+    write_private(path, f"{port}\n{ProcessIdentity.of_this_process().to_json()}\n".encode(), _OTHERWISE)
 
 
 def _await_port(path: Path, launch: LaunchConfig, timeout: float) -> int:
     """The port in the file, once it is there and its writer runs: a crashed job's file may lie there still."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        if path.exists():
-            lines = path.read_text().splitlines()
+        found = read_private(path, _OTHERWISE)
+        if found is not None:
+            lines = found.decode().splitlines()
             if len(lines) == 2 and not ProcessIdentity.from_json(lines[1]).has_ended():
                 return int(lines[0])
         time.sleep(0.01)

@@ -18,7 +18,7 @@ from segments import evaluate, rms_norm
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import KernelCompileError
 from shardfuse.executor import tuning
-from shardfuse.executor.choices import Tuned
+from shardfuse.executor.choices import Tuned, read_choice
 from shardfuse.executor.program import ProgramBuilder
 from shardfuse.executor.tuning import Tuner
 from shardfuse.schedulers import looped, mix_order, persistent, pointwise, reduction, transpose
@@ -26,6 +26,7 @@ from shardfuse.schedulers.candidates import candidates, fits
 from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
+from shardfuse.secure_files import write_sealed
 
 FLOAT, HALF = DataType.Float, DataType.Half
 SEGMENTS = {
@@ -163,7 +164,7 @@ def test_a_choice_is_kept(directory: Path) -> None:
     (kept,) = norm().tune([values(4, 600)], timer=second)
     assert (kept, second.asked) == (replace(found, tried=0), [])
     (file,) = directory.iterdir()
-    assert Tuned.from_json(file.read_text()) == found
+    assert read_choice(directory.parent, f"tuned/{file.name}") == found
     norm().tune([values(5, 600)], timer=second)
     assert second.asked
     assert len(list(directory.iterdir())) == 2
@@ -180,17 +181,17 @@ def damaged(text: str) -> list[str]:
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("case", range(11))
-def test_a_damaged_file_is_ignored_and_rewritten(case: int, directory: Path) -> None:
+def test_a_record_that_does_not_fit_is_ignored_and_rewritten(case: int, directory: Path) -> None:
     (found,) = norm().tune([values(4, 600)], timer=Clock())
     (file,) = directory.iterdir()
-    whole = file.read_text()
-    cases = damaged(whole)
+    name, whole = f"tuned/{file.name}", file.read_bytes()
+    cases = damaged(found.to_json())
     assert len(cases) == 11
-    file.write_text(cases[case])
+    write_sealed(directory.parent, name, cases[case].encode())
     clock = Clock()
     assert norm().tune([values(4, 600)], timer=clock) == [found]
     assert clock.asked
-    assert file.read_text() == whole
+    assert file.read_bytes() == whole
 
 
 def test_candidates_that_fail_or_differ_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
