@@ -23,6 +23,7 @@ from ..ir.stream import Stream
 from ..mesh import DeviceMesh, ParallelType, Team
 from . import bound_collectives, communication
 from .bound_collectives import Bind, bound
+from .channels import Channel
 from .collective_arguments import with_extent
 from .exchange import prepare_exchange
 
@@ -90,7 +91,7 @@ def _all_reduce(
 
     if 0 in shape or not bound_collectives.reduces(op, dtype, team.size):
         return step
-    return bound(bound_collectives.all_reduce(op, shape, in_place=in_place), step, team, device, dtype)
+    return bound(bound_collectives.all_reduce(op, shape, dtype, device, in_place=in_place), step, team, device, dtype)
 
 
 def prepare_packed(
@@ -144,7 +145,9 @@ def _packed_exchange(
 
     if not bound_collectives.reduces(op, dtype, team.size):
         return reduce
-    return bound(bound_collectives.all_reduce(op, (1, length), in_place=True), reduce, team, device, dtype)
+    return bound(
+        bound_collectives.all_reduce(op, (1, length), dtype, device, in_place=True), reduce, team, device, dtype
+    )
 
 
 def _others(domain: BoundDomain, p: ParallelType) -> Axis:
@@ -204,10 +207,10 @@ class _Change:
 
         if op != "sum":
             return step
-        scatter = bound_collectives.reduce_scatter(at, team, shape, self.dtype)
+        scatter = bound_collectives.reduce_scatter(at, team, shape, self.dtype, self.device)
 
-        def bind(backend: bound_collectives.Backend) -> Arrange:
-            run = scatter(backend)
+        def bind(channel: Channel) -> Arrange:
+            run = scatter(channel)
             return lambda x: run(x.squeeze(axis))
 
         return self.bound(bind, step)

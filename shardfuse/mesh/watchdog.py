@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn, cast
 
@@ -57,6 +57,15 @@ class Record:
     def from_json(cls, text: str | bytes) -> Record:
         identity, state, beat, sequences = json.loads(text)
         return cls(ProcessIdentity.from_json(identity), state, beat, sequences)
+
+
+_waits: list[Callable[[], float]] = []
+
+
+def watch_waits(waiting: Callable[[], float]) -> None:
+    """Have every watchdog ask for how many seconds a collective that torch does not watch has been waiting."""
+    if waiting not in _waits:
+        _waits.append(waiting)
 
 
 class StreamProbe:

@@ -31,6 +31,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(bound_collectives, "may_bind", lambda device: True)
     monkeypatch.setattr(bound_collectives, "stages_through_host", lambda group, device: False)
+    monkeypatch.setattr(bound_collectives, "nccl_channel", lambda *of: None)
     monkeypatch.setattr(bound_collectives, "backend_of", lambda group, device: Watched(group._get_backend(device)))
     return ran
 
