@@ -85,5 +85,5 @@ def test_a_graph_that_is_captured_has_no_event(fake: FakeNccl) -> None:
 
 
 def test_a_library_that_is_not_loaded_is_not_loaded_again(fake: FakeNccl) -> None:
-    with pytest.raises(OSError, match="libmissing.so is not loaded"):
+    with pytest.raises(OSError, match=r"libmissing\.so is not loaded"):
         fake.driver.connect_nccl("libmissing.so", fake.library)

@@ -69,9 +69,13 @@ def reduces(op: Reduction, dtype: torch.dtype, members: int) -> bool:
 
 
 def all_reduce(
-    op: Reduction, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, in_place: bool
-) -> Bind:
-    """The reduction of every member's tensor, in `shape`.  in_place: the argument is nobody else's."""
+    op: Reduction, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, in_place: bool,
+    is_address: bool = False,
+) -> Bind:  # fmt: skip
+    """The reduction of every member's tensor, in `shape`.  in_place: the argument is nobody else's.
+
+    is_address: only kernels read the result, to which its shape is nothing.
+    """
     shape, empty = tuple(shape), empty_on(device)
     strides = torch.empty(shape, device="meta").stride()
 
@@ -82,7 +86,7 @@ def all_reduce(
             given = packing.plain(x).contiguous()
             if in_place:
                 issue(given, given)
-                return given if given.shape == shape else given.view(shape)
+                return given if is_address or given.shape == shape else given.view(shape)
             out = empty(shape, strides, dtype)
             issue(given.view(shape), out)
             return out

@@ -31,10 +31,11 @@ Step = Callable[[torch.Tensor], torch.Tensor | None]
 Arrange = Callable[[torch.Tensor], torch.Tensor]
 
 
-def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = False) -> Step:
+def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = False, is_address: bool = False) -> Step:
     """A function from ``rank``'s source piece to its target piece, everything that depends on sizes worked out.
 
-    ``in_place``: the source is read by this alone, and an all-reduce may write its result there.
+    ``in_place``: the source is read by this alone, and an all-reduce may write its result there.  ``is_address``: only
+    kernels read the target, by its address, so that it may come in another shape.
     """
     found = communication_of(expr)
     assert found is not None, f"{expr.op} changes no sharding"
@@ -54,7 +55,7 @@ def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = Fal
         return _gather_ranks(target, team, rank, device)
     if len(found.mesh_dims) != 1:
         op, axes = cast(communication.Reduction, expr.op), cast(tuple[int, ...], expr.attributes["axes"])
-        return _all_reduce(op, axes, target, team, rank, device, in_place=in_place)
+        return _all_reduce(op, axes, target, team, rank, device, in_place=in_place, is_address=is_address)
     change = _Change(source.domain, target.domain, found.mesh_dims[0], mesh, team, rank, device, target.dtype.torch)
     match found.kind:
         case "all_gather":
@@ -67,7 +68,7 @@ def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = Fal
             (axis,) = cast(tuple[int, ...], expr.attributes["axes"])
             op = cast(communication.Reduction, expr.op)
             if found.kind == "all_reduce":
-                return _all_reduce(op, (axis,), target, team, rank, device, in_place=in_place)
+                return _all_reduce(op, (axis,), target, team, rank, device, in_place=in_place, is_address=is_address)
             return change.reduce_scatter(op, axis)
 
 
@@ -82,7 +83,7 @@ def _gather_ranks(target: BoundTensor, team: Team, rank: int, device: torch.devi
 
 def _all_reduce(
     op: communication.Reduction, axes: tuple[int, ...], target: BoundTensor, team: Team, rank: int,
-    device: torch.device, *, in_place: bool,
+    device: torch.device, *, in_place: bool, is_address: bool,
 ) -> Step:  # fmt: skip
     shape, dtype = target.domain.local_shape(rank), target.dtype.torch
 
@@ -91,7 +92,8 @@ def _all_reduce(
 
     if 0 in shape or not bound_collectives.reduces(op, dtype, team.size):
         return step
-    return bound(bound_collectives.all_reduce(op, shape, dtype, device, in_place=in_place), step, team, device, dtype)
+    bind = bound_collectives.all_reduce(op, shape, dtype, device, in_place=in_place, is_address=is_address)
+    return bound(bind, step, team, device, dtype)
 
 
 def prepare_packed(

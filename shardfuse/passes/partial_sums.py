@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ..analysis.chain import ONE_STEP_BYTES
+from ..analysis.chain import ONE_STEP_BYTES, PAIR_BYTES
 from ..analysis.resharding import local_bytes
 from ..analysis.sharding import is_possible, ordered
 from ..ir.digits import Axis, extent, split
@@ -89,7 +89,8 @@ def divided(
         return None
     (p,) = dims
     ranks, wanted = mesh.extent(p), total.digits_on(p)
-    if not parts.chain and ranks == 2 and (wanted or not is_read):
+    is_large = local_bytes(sent) > PAIR_BYTES
+    if not parts.chain and ranks == 2 and (wanted or is_large or not is_read):
         return None  # a collective of 16-bit numbers, of which two are rounded once by whoever adds them
     if wanted:
         return wanted
