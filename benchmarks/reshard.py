@@ -136,11 +136,11 @@ def _change_rows(
         try:
             found = run()
             local = found.to_local() if isinstance(found, DTensor) else found
-            notes[name] = "" if _everywhere(torch.equal(local, expected), device) else "WRONG"
+            notes[name] = "" if everywhere(torch.equal(local, expected), device) else "WRONG"
         except (AttributeError, RuntimeError, NotImplementedError, AssertionError, ValueError) as error:
             notes[name] = f"failed: {type(error).__name__}: {next(iter(str(error).splitlines()), '')[:90]}"
             del runs[name]
-    timed = _measure(runs, device, rounds)
+    timed = per_call(runs, device, rounds)
     collectives = len(fd.explain().collectives)
     rows: list[Row] = []
     for name in (OWN, PEER):
@@ -182,12 +182,12 @@ def _tensors(
     return home(change.source, whole), after
 
 
-def _everywhere(fact: bool, device: torch.device) -> bool:
+def everywhere(fact: bool, device: torch.device) -> bool:
     """Is it so on every rank?"""
     return _slowest([0.0 if fact else 1.0], device) == [0.0]
 
 
-def _measure(
+def per_call(
     runs: Mapping[str, Callable[[], object]], device: torch.device, rounds: int
 ) -> dict[str, tuple[float, float, float]]:
     """Microseconds of one call: the median over the rounds, and the 20th and 80th of a hundred."""
@@ -258,7 +258,7 @@ def _backward_rows(case: Case, mesh: DeviceMesh, device: torch.device, rounds: i
     synchronize(device)
     spans |= {name: [t[name]() for t in taken] for name in runs}
     title, kernels = f"row_sharded_backward, {' + '.join(kinds)}", "row_sharded_backward, its kernel"
-    us, low, high = _measure({OWN: lambda: sharded.execute(inputs)}, device, rounds)[OWN]
+    us, low, high = per_call({OWN: lambda: sharded.execute(inputs)}, device, rounds)[OWN]
     medians = {name: median(_slowest(found, device)) for name, found in spans.items()}
     return [
         Row(title, str(given), OWN, 0, us, low, high, note=note),
@@ -290,4 +290,4 @@ def _backward_note(reference: Sequence[torch.Tensor], found: Sequence[torch.Tens
     right = all(
         bool((x.double() - want).norm() <= tolerance(x) * want.norm()) for x, want in zip(found, wanted, strict=True)
     )
-    return "" if _everywhere(right, device) else "WRONG"
+    return "" if everywhere(right, device) else "WRONG"

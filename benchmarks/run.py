@@ -7,6 +7,8 @@
     python benchmarks/run.py backward --write                 # a section of docs/measured.md, and its plot
     python benchmarks/run.py forward --read forward.json --write          # the same from another machine's results
     mpirun -n 4 python benchmarks/run.py reshard              # or by torchrun; against redistribute of DTensor
+    torchrun --nproc-per-node 2 benchmarks/run.py calls       # a call with an all-reduce, against NCCL and Inductor
+    torchrun --nproc-per-node 2 benchmarks/run.py train       # a training step, against plain torch and torch.compile
     python benchmarks/run.py groupnorm --dry --compile        # without a GPU: plans, and kernels compiled for sm_90
 
 Times are medians of interleaved rounds behind L2 flushes; GB/s counts each input read once and each output written
@@ -31,12 +33,14 @@ import torch
 
 import shardfuse
 from benchmarks import peers
+from benchmarks.calls import run_calls
 from benchmarks.dry import Planned, plan_case
 from benchmarks.host import CALLED
 from benchmarks.plot import plot
 from benchmarks.report import Results, Row, as_text, columns, write_section
 from benchmarks.reshard import run_reshard
 from benchmarks.suite import OWN, STARTED, run_host, run_startup, run_tables
+from benchmarks.train import run_train
 from benchmarks.workload import Case, CaseError, Workload
 from benchmarks.workloads import SUITES, WORKLOADS
 
@@ -47,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     if options.read:
         return _read(options)
-    if options.suite == "reshard":
-        return _reshard(options)
+    if options.suite in ON_RANKS:
+        return _on_ranks(options)
     try:
         return _run(options)
     except CaseError as error:
@@ -81,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=(*SUITES, "host", "compile", "reshard"))
+    parser.add_argument("suite", choices=(*SUITES, "host", "compile", *ON_RANKS))
     parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite")
     default = ",".join(p for p in peers.PEERS if p not in peers.ASKED_FOR)
@@ -133,21 +137,24 @@ def _measure(options: argparse.Namespace, work: Work) -> int:
     return _show(options, results)
 
 
-def _reshard(options: argparse.Namespace) -> int:
+ON_RANKS = {"reshard": run_reshard, "calls": run_calls, "train": run_train}
+
+
+def _on_ranks(options: argparse.Namespace) -> int:
     """On every rank; the first one tells."""
-    context = shardfuse.initialize()
+    context, suite = shardfuse.initialize(), options.suite
     if context.world_size == 1:
-        print("reshard runs on several ranks: start it with torchrun or mpirun", file=sys.stderr)
+        print(f"{suite} runs on several ranks: start it with torchrun or mpirun", file=sys.stderr)
         return 2
     where = _machine() if torch.cuda.is_available() else f"CPU, torch {torch.__version__}"
     rows: list[Row] = []
-    for found in run_reshard([Case.parse(text) for text in options.case], context.device):
+    for found in ON_RANKS[suite]([Case.parse(text) for text in options.case], context.device):
         rows += found
         if context.rank == 0:
             for row in found:
                 print(f"{row.workload} {row.case} {row.impl}: {row.us or 0:.1f} us {row.note}", file=sys.stderr)
     shardfuse.finalize()
-    results = Results.now("reshard", f"{context.world_size} x {where}", "benchmarks/run.py reshard", rows, [])
+    results = Results.now(suite, f"{context.world_size} x {where}", f"benchmarks/run.py {suite}", rows, [])
     if context.rank != 0:
         return 0
     if options.json:

@@ -75,6 +75,12 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     )
 
 
+def is_nccl_blocking(environ: Mapping[str, str] | None = None) -> bool:
+    """Do NCCL's functions end when they return?  torch makes communicators whose do not where it is told to."""
+    env = os.environ if environ is None else environ
+    return env.get("TORCH_NCCL_USE_COMM_NONBLOCKING", "0").lower() in ("", "0", "false", "n", "no", "f")
+
+
 def read_launch(environ: Mapping[str, str] | None = None) -> LaunchConfig:
     """Read `LaunchConfig` from torchrun's, Open MPI's, the RANK/WORLD_SIZE convention's or SLURM's variables.
 

@@ -47,6 +47,13 @@ ONE_STEP_BYTES = 8 * 2**20
 steps: as many as another call takes the host time."""
 
 
+PAIR_BYTES = 4 * 2**20
+"""Up to here two ranks give each other 16-bit partial sums that a kernel then adds up, above they all-reduce them.
+
+With a residual and an RMSNorm of rows of 8192, in a CUDA graph on two H200s: 2 MB 34.9 us against 37.3, 32 MB 204
+against 175."""
+
+
 def h200_nodes(ranks_per_node: int) -> Links:
     """H200s joined by NVLink to a node, nodes by a 400 Gb/s link for each GPU; about what NCCL reaches."""
     return Links(ranks_per_node, 12e-6, 30e-6, 350e9, 45e9, 3.5e12)

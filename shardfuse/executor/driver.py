@@ -1,5 +1,6 @@
-"""``driver.c`` as a module: made by the machine's C compiler, which Triton asks for too, and kept where kernels are.
+"""``driver.c`` and ``nccl.c`` as a module: made by the machine's C compiler, which Triton asks for too.
 
+It is kept where kernels are.
 What is loaded are the bytes that were verified, from memory: not a file that could be another, or shorter, by then.
 """
 
@@ -19,11 +20,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol, cast
 
+import torch
+
 from ..config import read_c_compiler
 from ..secure_files import read_sealed, write_sealed
 
 LIBRARY = "libcuda.so.1"
-_SOURCE = Path(__file__).with_name("driver.c")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("driver.c", "nccl.c"))
 
 
 class Driver(Protocol):
@@ -62,12 +65,33 @@ class Driver(Protocol):
         """
         ...
 
+    def connect_nccl(self, library: str, driver: str) -> None:
+        """Use the NCCL ``library`` that the process has loaded.  Raises ``OSError`` where it has not."""
+        ...
+
+    def collective(
+        self, kind: int, communicator: int, count: int, dtype: int, operation: int
+    ) -> Callable[[int, torch.Tensor, torch.Tensor], None]:
+        """``run(stream, given, taken)``: an asynchronous collective of ``count`` elements, as NCCL counts them.
+
+        kind: 0 all-reduce, 1 all-gather, 2 reduce-scatter.  dtype, operation: NCCL's numbers.
+        """
+        ...
+
+    def issued(self, communicator: int) -> int:
+        """How many collectives this communicator was given."""
+        ...
+
+    def waiting(self) -> float:
+        """For how many seconds the oldest unfinished collective has been waiting, for other ranks or for this GPU."""
+        ...
+
 
 @functools.cache
 def open_driver(directory: Path, library: str = LIBRARY) -> Driver | None:
     """The module, from ``directory`` or made and left there; ``None`` where that cannot be done, which is said once."""
     suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
-    digest = hashlib.sha256(_SOURCE.read_bytes() + suffix.encode()).hexdigest()[:32]
+    digest = hashlib.sha256(b"".join(s.read_bytes() for s in _SOURCES) + suffix.encode()).hexdigest()[:32]
     name = f"driver_{digest}{suffix}"
     try:
         content = read_sealed(directory, name)
@@ -108,6 +132,6 @@ def _build(name: str) -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         made = Path(directory) / name
         include = f"-I{sysconfig.get_paths(scheme)['include']}"
-        command = [*compiler.split(), "-O2", "-shared", "-fPIC", include, str(_SOURCE), "-o", str(made), "-ldl"]
+        command = [*compiler.split(), "-O2", "-shared", "-fPIC", include, *map(str, _SOURCES), "-o", str(made), "-ldl"]
         subprocess.run(command, check=True, capture_output=True, text=True)
         return made.read_bytes()

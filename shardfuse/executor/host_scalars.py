@@ -56,6 +56,13 @@ def _function(expr: HostExpr) -> Callable[..., Number]:
     return run
 
 
+def sample(scalar: Scalar) -> Number:
+    """A value of the kind that ``scalar`` has."""
+    if scalar.value is not None:
+        return scalar.value
+    return 0.5 if scalar.dtype.is_floating else 3
+
+
 def scalar_text(scalar: Scalar) -> str:
     """The name of ``scalar`` in the program, or Python's text of its value: infinities and NaN have no literal."""
     value = scalar.value

@@ -30,7 +30,7 @@ SUMS = (torch.float32, torch.float64, torch.int32, torch.int64)
 """What NCCL adds up as torch does."""
 
 NARROW = (torch.float16, torch.bfloat16)
-_TAKEN = (*SUMS, *NARROW, torch.uint8, torch.int8)
+TAKEN = (*SUMS, *NARROW, torch.uint8, torch.int8)
 
 _WORD = 16
 """Bytes that NCCL moves at once of what begins at a multiple of them; of other places it moves narrow words."""
@@ -41,7 +41,7 @@ UNALIGNED_BYTES = 40 * 2**20
 
 def takes(x: Tensor, team: Team, group: dist.ProcessGroup) -> bool:
     """Does NCCL take `x` as it is, with the team's order its own?"""
-    return x.is_cuda and team.is_in_order and x.dtype in _TAKEN and not stages_through_host(group, x.device)
+    return x.is_cuda and team.is_in_order and x.dtype in TAKEN and not stages_through_host(group, x.device)
 
 
 def all_gather(x: Tensor, members: int, group: dist.ProcessGroup) -> Tensor:

@@ -20,7 +20,7 @@ A collective that has kernels to run beside starts on a stream of its own, and i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -31,10 +31,10 @@ from ..analysis.resharding import communication_of
 from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
 from ..ir.domain import BoundDomain
-from ..ir.expr import BoundFusion, BoundTensor, Expr, Number, Scalar
+from ..ir.expr import BoundFusion, BoundTensor, Expr
 from ..ir.tensor_view import TensorView
 from ..mesh.calls import NO_CALL, Call
-from ..ops.evaluate import evaluate_all, evaluate_local
+from ..ops.evaluate import evaluate_local
 from ..schedulers.plan import KernelPlan
 from ..schedulers.segment import Segment
 from . import resharding
@@ -43,13 +43,14 @@ from .allocation_form import from_allocation, to_allocation
 from .batches import batch_launches
 from .chunks import Place, in_place
 from .driver import open_driver
+from .evaluation import evaluation_of, one_or_all
 from .fitting import fitted
 from .host_scalars import host_lines, scalar_text
 from .in_place import reads_before_it_writes
 from .kernel import Kernel
 from .launch import begin_on, guard_lines
 from .options import CompileOptions
-from .storage import freed, no_view, share_workspace, storage_text, stored
+from .storage import freed, no_view, share_workspace, storage_text
 from .streams import start_and_wait
 
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
@@ -109,6 +110,12 @@ class ProgramBuilder:
     handed_on: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """What kernels make, by name, with its layout."""
     evaluated: list[BoundTensor] = field(default_factory=list[BoundTensor])
+    read_once: Collection[BoundTensor] = ()
+    """What one segment alone reads, and no caller."""
+    new: set[BoundTensor] = field(default_factory=set[BoundTensor])
+    """What stands in storage of its own: made by kernels, or by a segment that torch evaluates into one tensor."""
+    loose: set[BoundTensor] = field(default_factory=set[BoundTensor])
+    """What may stand in another shape, as kernels read it by its address."""
     started: dict[str, Segment] = field(default_factory=dict[str, Segment])
     """Collectives that nothing has waited for, in order."""
 
@@ -174,6 +181,7 @@ class ProgramBuilder:
             self.add_view(k, segment)
         elif scheduler == "torch_call" or self.options.backend_for(self.device) == "torch" or self.is_empty(segment):
             self.add_call(f"torch_{k}", segment, self.evaluation(segment))
+            self.new.update(segment.outputs if len(segment.outputs) == 1 else ())
         else:
             self.add_kernels(k, segment, kernels, renamed or {})
 
@@ -185,6 +193,7 @@ class ProgramBuilder:
     def add_call(self, name: str, segment: Segment, function: Callable[..., object], *, done: str = "") -> None:
         """``done``: for a collective that starts now and is waited for later, the name of what is waited for."""
         placed = [t for t in segment.outputs if t in self.places]
+        self.give_shape(segment.inputs)
         self.labels[name] = _label(segment)
         self.names[name] = in_place(function, segment, self.places) if placed else function
         for t in segment.outputs:
@@ -221,6 +230,7 @@ class ProgramBuilder:
             made = f"{target} if own_{target} else {made}"
         elif source is not None:
             self.handed_on[str(tensor)] = self.meta[tensor]
+            self.new.add(tensor)
         self.lines.append(f"{tensor} = {made}")
 
     def may_replace(self, tensor: BoundTensor, target: BoundTensor, source: KernelSource) -> bool:
@@ -250,13 +260,26 @@ class ProgramBuilder:
         return resharding.prepare_packed(segment.exprs, segment.inputs, segment.outputs, self.rank, self.device)
 
     def communication(self, expr: Expr) -> Callable[..., object]:
-        place = self.places.get(expr.tensors[0])  # of partial sums where their sum belongs
-        in_place = place is not None and expr.tensors[0] in place.partial
-        return resharding.prepare(expr, self.rank, self.device, in_place=in_place)
+        source = expr.tensors[0]
+        place = self.places.get(source)  # of partial sums where their sum belongs
+        in_place = place is not None and source in place.partial
+        in_place = in_place or (source in self.read_once and source in self.new)
+        is_address = in_place and place is None and self.device.type == "cuda"
+        if is_address:
+            self.loose.add(expr.output)
+        return resharding.prepare(expr, self.rank, self.device, in_place=in_place, is_address=is_address)
+
+    def give_shape(self, tensors: Sequence[BoundTensor]) -> None:
+        """``tensors`` are read by more than their address from here on."""
+        for t in tensors:
+            if t in self.loose:
+                self.loose.discard(t)
+                self.lines.append(f"{t} = {t}.view({tuple(self.meta[t].shape)})")
 
     def add_view(self, k: int, segment: Segment) -> None:
         """Runs nothing; the strides that come out are found on meta tensors."""
         function = self.views(segment)
+        self.give_shape(segment.inputs)
         self.names[f"view_{k}"] = function
         outputs = ", ".join(map(str, segment.outputs))
         self.lines.append(f"{outputs} = view_{k}({self.arguments(segment)})")
@@ -275,26 +298,13 @@ class ProgramBuilder:
                 x = env[e.tensors[0]]
                 made = slices[e](x) if e in slices else evaluate_local(e, env, {}, rank, x.device)
                 env[e.output] = cast(torch.Tensor, made)
-            return _one_or_all([env[t] for t in segment.outputs])
+            return one_or_all([env[t] for t in segment.outputs])
 
         return run
 
     def evaluation(self, segment: Segment) -> Callable[..., object]:
-        """The segment by torch, op by op, results in new storage of the layout that was agreed."""
-        scalars = [s for s in segment.scalars if s.value is None]
-        layouts = [(t, t.domain.local_shape(self.rank), strides_of(t.domain, self.rank)) for t in segment.outputs]
-        count, rank, device = len(segment.inputs), self.rank, self.device
         self.evaluated += [t for t in segment.outputs if t not in self.places]
-
-        def run(*arguments: torch.Tensor | Number) -> object:
-            tensors = cast(tuple[torch.Tensor, ...], arguments[:count])
-            env = dict(zip(segment.inputs, tensors, strict=True))
-            numbers = dict(zip(scalars, cast(tuple[Number, ...], arguments[count:]), strict=True))
-            for e in segment.exprs:
-                env.update(zip(e.outputs, evaluate_all(e, env, numbers, rank, device), strict=True))
-            return _one_or_all([stored(env[t], shape, strides, tensors) for t, shape, strides in layouts])
-
-        return run
+        return evaluation_of(segment, self.rank, self.device)
 
     def add_kernels(self, k: int, segment: Segment, plans: Sequence[KernelPlan], renamed: Renamed) -> None:
         """Kernels, compiled now: one that cannot be is known before anything runs."""
@@ -342,6 +352,7 @@ class ProgramBuilder:
         results: list[str] = []
         domains: list[BoundDomain | None] = []
         self.wait([t for segment in self.started.values() for t in segment.outputs])
+        self.give_shape(self.fusion.outputs)
         self.lines = [*own_lines(self.fusion, self.replaced, self.names, self.holds), *self.lines]
         self.lines += alias_lines(self.fusion, self.replaced, self.handed_on, self.names, self.holds)
         for k, (t, form) in enumerate(zip(self.fusion.outputs, forms, strict=True)):
@@ -388,14 +399,3 @@ def _label(segment: Segment) -> str:
     kinds = [str(c.kind) for e in segment.exprs if (c := communication_of(e)) is not None]
     what = " + ".join(dict.fromkeys(kinds or [e.op for e in segment.exprs]))
     return f"{what} {', '.join(map(str, segment.outputs))}"
-
-
-def sample(scalar: Scalar) -> Number:
-    """A value of the kind that ``scalar`` has."""
-    if scalar.value is not None:
-        return scalar.value
-    return 0.5 if scalar.dtype.is_floating else 3
-
-
-def _one_or_all(results: Sequence[torch.Tensor | None]) -> object:
-    return results[0] if len(results) == 1 else tuple(results)

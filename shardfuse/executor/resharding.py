@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from ..analysis.resharding import communication_of, packed
+from ..analysis.resharding import Communication, communication_of, packed
 from ..analysis.sharding import outermost
 from ..ir.digits import Axis, Digit, refine
 from ..ir.domain import BoundDomain, without
@@ -21,17 +21,21 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import local_extent
 from ..ir.stream import Stream
 from ..mesh import DeviceMesh, ParallelType, Team
-from . import communication
+from . import bound_collectives, communication
+from .bound_collectives import Bind, bound
+from .channels import Channel
+from .collective_arguments import with_extent
 from .exchange import prepare_exchange
 
 Step = Callable[[torch.Tensor], torch.Tensor | None]
 Arrange = Callable[[torch.Tensor], torch.Tensor]
 
 
-def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = False) -> Step:
+def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = False, is_address: bool = False) -> Step:
     """A function from ``rank``'s source piece to its target piece, everything that depends on sizes worked out.
 
-    ``in_place``: the source is read by this alone, and an all-reduce may write its result there.
+    ``in_place``: the source is read by this alone, and an all-reduce may write its result there.  ``is_address``: only
+    kernels read the target, by its address, so that it may come in another shape.
     """
     found = communication_of(expr)
     assert found is not None, f"{expr.op} changes no sharding"
@@ -48,13 +52,11 @@ def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = Fal
     if found.kind == "all_to_all" and expr.attributes.get("exchange"):
         return prepare_exchange(source.domain, target.domain, found.mesh_dims, mesh, rank, device)
     if len(found.mesh_dims) != 1 and found.kind == "all_gather":  # of numbers of each rank, which stand outermost
-        shape = target.domain.local_shape(rank)
-        return lambda x: communication.equal_all_gather(x.reshape(1, -1), 0, team).reshape(shape)
+        return _gather_ranks(target, team, rank, device)
     if len(found.mesh_dims) != 1:
         op, axes = cast(communication.Reduction, expr.op), cast(tuple[int, ...], expr.attributes["axes"])
-        shape = target.domain.local_shape(rank)
-        return lambda x: communication.all_reduce(x.squeeze(axes), op, team, in_place=in_place).reshape(shape)
-    change = _Change(source.domain, target.domain, found.mesh_dims[0], mesh, team, rank)
+        return _all_reduce(op, axes, target, team, rank, device, in_place=in_place, is_address=is_address)
+    change = _Change(source.domain, target.domain, found.mesh_dims[0], mesh, team, rank, device, target.dtype.torch)
     match found.kind:
         case "all_gather":
             return change.all_gather()
@@ -66,8 +68,32 @@ def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = Fal
             (axis,) = cast(tuple[int, ...], expr.attributes["axes"])
             op = cast(communication.Reduction, expr.op)
             if found.kind == "all_reduce":
-                return change.all_reduce(op, axis, in_place=in_place)
+                return _all_reduce(op, (axis,), target, team, rank, device, in_place=in_place, is_address=is_address)
             return change.reduce_scatter(op, axis)
+
+
+def _gather_ranks(target: BoundTensor, team: Team, rank: int, device: torch.device) -> Step:
+    """One number of each rank, which stand outermost in ``target``."""
+    shape, dtype = target.domain.local_shape(rank), target.dtype.torch
+    bind = bound_collectives.all_gather(0, team, shape, dtype, device)
+    return bound(
+        bind, lambda x: communication.equal_all_gather(x.reshape(1, -1), 0, team).reshape(shape), team, device, dtype
+    )
+
+
+def _all_reduce(
+    op: communication.Reduction, axes: tuple[int, ...], target: BoundTensor, team: Team, rank: int,
+    device: torch.device, *, in_place: bool, is_address: bool,
+) -> Step:  # fmt: skip
+    shape, dtype = target.domain.local_shape(rank), target.dtype.torch
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return communication.all_reduce(x.squeeze(axes), op, team, in_place=in_place).reshape(shape)
+
+    if 0 in shape or not bound_collectives.reduces(op, dtype, team.size):
+        return step
+    bind = bound_collectives.all_reduce(op, shape, dtype, device, in_place=in_place, is_address=is_address)
+    return bound(bind, step, team, device, dtype)
 
 
 def prepare_packed(
@@ -94,17 +120,36 @@ def prepare_packed(
     gaps = [torch.zeros(-size % unit, dtype=dtype, device=device) for size in sizes]
     starts = [0, *accumulate(size + len(gap) for size, gap in zip(sizes, gaps, strict=True))][:-1]
 
+    exchange = _packed_exchange(found, cast(communication.Reduction, exprs[0].op), team, sum(sizes), gaps, device)
+
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         own = [tensors[k].reshape(-1) for k, _ in parts]
         flat = torch.cat([piece for pair in zip(own, gaps, strict=True) for piece in pair])
-        if found.kind == "all_gather":
-            whole = communication.all_gather(flat[None], 0, team)
-        else:
-            whole = communication.all_reduce(flat, cast(communication.Reduction, exprs[0].op), team)[None]
+        whole = exchange(flat)
         pieces = [whole[:, start : start + size] for start, size in zip(starts, sizes, strict=True)]
         return tuple(p.contiguous().reshape(shape) for p, (_, shape) in zip(pieces, parts, strict=True))
 
     return run
+
+
+def _packed_exchange(
+    found: Communication, op: communication.Reduction, team: Team, count: int, gaps: Sequence[torch.Tensor],
+    device: torch.device,
+) -> Arrange:  # fmt: skip
+    """From what a rank has, flat, to a row for each member that gave one: a gather's, or the one sum of all."""
+    length, dtype = count + sum(len(gap) for gap in gaps), gaps[0].dtype
+    if found.kind == "all_gather":
+        bind = bound_collectives.all_gather(0, team, (team.size, length), dtype, device)
+        return bound(bind, lambda x: communication.all_gather(x[None], 0, team), team, device, dtype)
+
+    def reduce(x: torch.Tensor) -> torch.Tensor:
+        return communication.all_reduce(x, op, team, in_place=True)[None]
+
+    if not bound_collectives.reduces(op, dtype, team.size):
+        return reduce
+    return bound(
+        bound_collectives.all_reduce(op, (1, length), dtype, device, in_place=True), reduce, team, device, dtype
+    )
 
 
 def _others(domain: BoundDomain, p: ParallelType) -> Axis:
@@ -115,8 +160,11 @@ class _Change:
     """What one mesh dimension holds, before and after."""
 
     def __init__(
-        self, source: BoundDomain, target: BoundDomain, p: ParallelType, mesh: DeviceMesh, team: Team, rank: int
-    ) -> None:
+        self, source: BoundDomain, target: BoundDomain, p: ParallelType, mesh: DeviceMesh, team: Team, rank: int,
+        device: torch.device, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.device = device
+        self.dtype = dtype
         self.source = source
         self.target = target
         self.team = team
@@ -134,15 +182,12 @@ class _Change:
         if at is not None:
             sizes = [s[at] for s in self.source_shapes]
             if _equal(sizes):
-                return lambda x: communication.equal_all_gather(x, at, team).reshape(shape)
+                bind = bound_collectives.all_gather(at, team, shape, self.dtype, self.device)
+                return self.bound(bind, lambda x: communication.equal_all_gather(x, at, team).reshape(shape))
             return lambda x: communication.all_gather(x, at, team, sizes).reshape(shape)
         pieces = self.view(self.source.local_axes(), self.source)
         join = self.joined((*self.had,), self.source.local_axes(), self.target.local_axes(), pieces)
         return lambda x: join(communication.all_gather(x.reshape(1, *pieces), 0, team))
-
-    def all_reduce(self, op: communication.Reduction, axis: int, *, in_place: bool) -> Step:
-        team, shape = self.team, self.shape
-        return lambda x: communication.all_reduce(x.squeeze(axis), op, team, in_place=in_place).reshape(shape)
 
     def reduce_scatter(self, op: communication.Reduction, axis: int) -> Step:
         team, shape = self.team, self.shape
@@ -150,11 +195,31 @@ class _Change:
         if at is not None:
             sizes = [s[at] for s in self.target_shapes]
             if _equal(sizes):
-                return lambda x: communication.equal_reduce_scatter(x.squeeze(axis), at, op, team).reshape(shape)
+                return self.equal_reduce_scatter(op, axis, at)
             return lambda x: communication.reduce_scatter(x.squeeze(axis), at, op, team, sizes).reshape(shape)
         local = tuple(a for k, a in enumerate(self.source.local_axes()) if k != axis)
         expose = self.exposed(local)
         return lambda x: communication.equal_reduce_scatter(expose(x.squeeze(axis)), 0, op, team).reshape(shape)
+
+    def equal_reduce_scatter(self, op: communication.Reduction, axis: int, at: int) -> Step:
+        team, shape = self.team, self.shape
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            return communication.equal_reduce_scatter(x.squeeze(axis), at, op, team).reshape(shape)
+
+        if op != "sum":
+            return step
+        scatter = bound_collectives.reduce_scatter(at, team, shape, self.dtype, self.device)
+
+        def bind(channel: Channel) -> Arrange:
+            run = scatter(channel)
+            return lambda x: run(x.squeeze(axis))
+
+        return self.bound(bind, step)
+
+    def bound(self, bind: Bind, otherwise: Arrange) -> Arrange:
+        """``bind``'s step where the pieces have elements and NCCL takes them, else ``otherwise``."""
+        return otherwise if 0 in self.shape else bound(bind, otherwise, self.team, self.device, self.dtype)
 
     def slice(self) -> Step:
         at = outermost(self.whole, self.has)
@@ -171,7 +236,9 @@ class _Change:
         if a is not None and b is not None and a != b:
             split, concat = [s[b] for s in self.target_shapes], [s[a] for s in self.source_shapes]
             if _equal(split) and _equal(concat):
-                return lambda x: communication.equal_all_to_all(x, b, a, team).reshape(shape)
+                piece = with_extent(shape, a, concat[0])
+                bind = bound_collectives.all_to_all(b, a, team, piece, shape)
+                return self.bound(bind, lambda x: communication.equal_all_to_all(x, b, a, team).reshape(shape))
             return lambda x: communication.all_to_all(x, b, a, team, split, concat).reshape(shape)
         expose = self.exposed(self.source.local_axes())
         left = tuple(without_digits(axis, self.has, self.cuts()) for axis in self.source.local_axes())

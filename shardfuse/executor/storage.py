@@ -24,11 +24,11 @@ _OF_A_CALL = ("stream", "workspace", "base")
 def storage_text(like: torch.Tensor, device: torch.device, names: dict[str, object]) -> str:
     """What makes storage of this layout; what it calls is put in ``names``."""
     dtype = str(like.dtype).removeprefix("torch.")
-    names["empty"], names[dtype] = _empty_on(device), like.dtype
+    names["empty"], names[dtype] = empty_on(device), like.dtype
     return f"empty({tuple(like.shape)}, {like.stride()}, {dtype})"
 
 
-def _empty_on(device: torch.device) -> Empty:
+def empty_on(device: torch.device) -> Empty:
     """Memory on ``device``, a GPU being the current one: what Inductor allocates by, two thirds of torch's own time."""
     if device.type == "cuda":
         return cast(Empty, guards._empty_strided_cuda)

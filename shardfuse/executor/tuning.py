@@ -30,10 +30,11 @@ from ..schedulers.plan import KernelPlan, Params
 from ..schedulers.segment import Segment
 from .agreement import answer_of, answer_once
 from .choices import Tuned, choice_name, read_choice, write_choice
+from .host_scalars import sample
 from .kernel import Kernel
 from .launch import begin_on
 from .options import CompileOptions, target_here
-from .program import ProgramBuilder, sample
+from .program import ProgramBuilder
 from .progress import Progress
 from .timing import Timer, gpu_timer
 

@@ -39,6 +39,7 @@ from ..passes.recorded_domains import allocation_shape
 from ..passes.settle_inputs import settle_inputs
 from ..schedulers.in_place import replaceable
 from ..schedulers.plan import Params
+from ..schedulers.segment import read_once
 from .script import definition_script
 
 Sizes = Mapping[TensorView, Sequence[int]]
@@ -368,8 +369,9 @@ class FusionExecutorCache:
         places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)
         written_over = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
         builder = ProgramBuilder(
-            plan.fusion, rank, bound.device, self.options, samples, places, replaceable=written_over
-        )
+            plan.fusion, rank, bound.device, self.options, samples, places, replaceable=written_over,
+            read_once=read_once([s.segment for s in plan.segments], plan.fusion.outputs),
+        )  # fmt: skip
         builder.begin(
             [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],
             [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],

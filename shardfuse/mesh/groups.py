@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -205,16 +205,29 @@ def stages_through_host(group: dist.ProcessGroup, device: torch.device) -> bool:
     return "nccl" not in c10d.get_backend_config(group)
 
 
+_counted_too: WeakKeyDictionary[dist.ProcessGroup, Callable[[], int]] = WeakKeyDictionary()
+
+
+def count_too(group: dist.ProcessGroup, count: Callable[[], int]) -> None:
+    """Add what `count` gives to the collectives that this rank has issued in the group: those that torch knows not."""
+    _counted_too[group] = count
+
+
 def group_sequences() -> dict[str, tuple[tuple[int, ...], int]]:
     """For every process group of this rank: its members and the number of collectives that this rank has issued."""
     world = cast("Any", c10d)._world
     names: dict[dist.ProcessGroup, str] = dict(world.pg_names)
     ranks: dict[dist.ProcessGroup, dict[int, int]] = dict(world.pg_group_ranks)
     return {
-        name: (tuple(ranks[group]), cast("Any", group)._get_sequence_number_for_group())
+        name: (tuple(ranks[group]), cast("Any", group)._get_sequence_number_for_group() + _counted(group))
         for group, name in names.items()
         if group in ranks
     }
+
+
+def _counted(group: dist.ProcessGroup) -> int:
+    count = _counted_too.get(group)
+    return 0 if count is None else count()
 
 
 def _new_group(default: dist.ProcessGroup, members: tuple[int, ...]) -> dist.ProcessGroup:

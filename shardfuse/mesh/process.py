@@ -188,7 +188,7 @@ def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -
     )
     sys.excepthook = _report_and_exit  # torch has set one that holds back what the one before prints
     if _start.guard is not None:
-        _start.guard.watch_device(context.device)
+        _start.guard.watch_device(context.device, context.timeout)
         meet(job, f"{world}/formed", rank, world_size)
     return replace(context, ranks_per_node=ranks_per_node)
 

@@ -9,7 +9,8 @@ Every rank reads all records twice a second. Another rank cannot be waited for a
 3. where its beat stands still for longer than the limit; where the store does not answer, that is its host's silence,
 4. where it leaves, this rank has issued more collectives than it, and this rank's GPU has stood still for seconds:
    it waits in a collective that never ends (gloo tells by itself: the leaving rank closes its connections),
-5. where it has called another program than this rank at the same place.
+5. where it has called another program than this rank at the same place,
+6. where a collective on this rank's GPU that torch does not watch has waited for longer than the group's timeout.
 
 A rank that leaves while the others have nothing more to do with it disturbs nobody.
 
@@ -56,6 +57,15 @@ class Fault:
         if self.rank is None:
             return self.reason
         return f"this rank {self.reason}" if self.rank == reader else str(PeerLostError(self.rank, self.reason))
+
+
+_waits: list[Callable[[], float]] = []
+
+
+def watch_waits(waiting: Callable[[], float]) -> None:
+    """Have every watchdog ask for how many seconds a collective that torch does not watch has been waiting."""
+    if waiting not in _waits:
+        _waits.append(waiting)
 
 
 class StreamProbe:
@@ -117,6 +127,7 @@ class Watchdog:
         self._host_rank = host_rank
         self._limit = heartbeat_limit
         self._probe: StreamProbe | None = None
+        self._timeout = float("inf")
         self._claimed = threading.Lock()
         self._stop = threading.Event()
         self._identity = ProcessIdentity.of_this_process()
@@ -137,9 +148,9 @@ class Watchdog:
         self._board.exchange(_ANSWER)  # the others are to see a rank that ends at once
         self._thread.start()
 
-    def watch_device(self, device: torch.device) -> None:
-        """Tell where this rank computes, once it has a process group."""
-        self._probe = StreamProbe(device)
+    def watch_device(self, device: torch.device, timeout: float) -> None:
+        """Tell where this rank computes, and for how many seconds it waits for others, once it has a process group."""
+        self._probe, self._timeout = StreamProbe(device), timeout
 
     def lost(self, rank: int) -> str | None:
         """Why the rank will come to nothing any more, as it tells by itself; None while it works."""
@@ -244,7 +255,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._stop.wait(INTERVAL):
             self._silence.listen(self._board)
-            found = self._look() or self._differing_calls() or self._blocking_leaver()
+            found = self._look() or self._differing_calls() or self._blocking_leaver() or self._endless_wait()
             if found is None or self._stop.is_set() or self._may_end_by_itself(found):
                 continue
             self._end_for(found)
@@ -337,6 +348,16 @@ class Watchdog:
         leaver = self._needed_leaver()
         blocks = leaver is not None and self._probe is not None and self._probe.standstill() > _STANDSTILL
         return leaver if blocks else None
+
+    def _endless_wait(self) -> Fault | None:
+        waited = max((waiting() for waiting in _waits), default=0.0)
+        if waited <= self._timeout:
+            return None
+        return Fault(
+            None,
+            f"rank {self._rank} has waited for {waited:.0f} s in a collective on its GPU, longer than the timeout of its "
+            "process group: another rank has not come to it, or its GPU stands still",
+        )
 
     def _needed_leaver(self) -> Fault | None:
         records = self._board.records

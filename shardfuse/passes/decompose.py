@@ -52,7 +52,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
 from ..mesh import DeviceMesh, ParallelType
 from ..ops.torch_calls import TORCH_CALLS
-from .partial_sums import added_up, scattered, with_entry
+from .partial_sums import Summands, added_up, divided, summands_of, with_entry
 from .statistics import find_statistics, merged
 
 
@@ -65,6 +65,8 @@ class _Decomposer:
         self.exprs: list[Expr] = []
         self.links = h200_nodes(fusion.ranks_per_node)
         self.is_cut = bool(fusion.streams)
+        self.read = {t for e in fusion.exprs if e.op != "set" and e.op not in TORCH_CALLS for t in e.tensors}
+        """What kernels read."""
         self.converted: dict[tuple[BoundTensor, DeviceMesh | None, Sharding], BoundTensor] = {}
 
     def run(self, fusion: BoundFusion) -> list[Expr]:
@@ -132,9 +134,10 @@ class _Decomposer:
             domain = BoundDomain(logical, mesh, ordered(rest))
             exact = not visible and _same(domain, out.domain) and current.dtype is out.dtype
             target = out if exact else self.like(current, f"{out.name}s{k}", domain)
-            cut = scattered(op, current, domain, dims) if not self.is_cut else ()
-            if cut:
-                self.add_up(current, target, gone, with_entry(domain, dims[0], cut))
+            parts = summands_of(current, gone[0], {t: e for e in self.exprs for t in e.outputs})
+            how = None if self.is_cut else divided(op, parts, domain, dims, is_read=out in self.read)
+            if how is not None:
+                self.add_up(parts, target, with_entry(domain, dims[0], how) if how else domain)
             else:
                 attributes = {"axes": tuple(sorted(gone)), "mesh": dims[0] if len(dims) == 1 else dims}
                 self.exprs.append(Expr(op, (current,), (target,), attributes))
@@ -143,15 +146,24 @@ class _Decomposer:
         if current is not out:
             self.finish(current, out)
 
-    def add_up(self, partial: BoundTensor, total: BoundTensor, gone: tuple[int, ...], summed: BoundDomain) -> None:
-        """Every rank is given its part of all that is added up, adds, and what is wanted whole is gathered."""
-        parts = self.like(partial, f"{total.name}x", replace(summed, logical=partial.domain.logical))
-        self.change(partial, parts)
+    def add_up(self, parts: Summands, total: BoundTensor, summed: BoundDomain) -> None:
+        """Every rank is given what it adds up: its part of the sum, which is then gathered where it is wanted whole."""
+        received = self.like(parts.sent, f"{total.name}x", replace(summed, logical=parts.sent.domain.logical))
+        self.change(parts.sent, received)
         is_all = summed.sharding == total.domain.sharding
         part = total if is_all else self.like(total, f"{total.name}y", summed)
-        self.exprs += added_up(parts, part, gone[0])
+        beside = {t: self.without_ranks(t, parts.at, summed) for t in parts.beside()}
+        self.exprs += added_up(parts, received, beside, part)
         if not is_all:
             self.change(part, total)
+
+    def without_ranks(self, tensor: BoundTensor, at: int, summed: BoundDomain) -> BoundTensor:
+        """``tensor`` without its axis ``at`` of one element, where a sum of this domain reads it."""
+        logical = tuple(axis for k, axis in enumerate(tensor.domain.logical) if k != at)
+        domain = replace(tensor.domain, logical=logical, allocation=None)
+        squeezed = self.like(tensor, f"{tensor.name}z{len(self.exprs)}", domain)
+        self.exprs.append(Expr("squeeze", (tensor,), (squeezed,), {"axes": (at,)}))
+        return self.having(squeezed, summed.mesh, restrict(summed.sharding, logical, summed.mesh))
 
     def local_partial(
         self, expr: Expr, inputs: list[Value], mesh: DeviceMesh | None, here: Sharding, partial: Sharding

@@ -1,16 +1,30 @@
-"""Where partial sums of 16-bit floats are added up: by the ranks, each its part, in a kernel like any other.
+"""How ranks add up what each of them has, where a kernel can do better than the collective.
 
-NCCL rounds such sums at every hop.  Given to the ranks unreduced, they are added in float32 and rounded once, at the
-same bytes; and what follows is in the kernel that adds.
+A sum over a mesh dimension is an all-reduce or a reduce-scatter of the summands: of float32 ones where 16-bit partial
+sums were cast before they were added, and of 16-bit ones rounded by NCCL at every hop.  Here the 16-bit tensor from
+which pointwise ops make the summand travels unreduced, and the kernel that reads it computes each rank's summand and
+adds them up in float32.
+
+before (T0 holds a partial sum of each rank)::
+
+    T1[mesh_x@mesh_x, i0]:Float = cast(T0)
+    T2[i0]:Float = sum(T1, axes=(0,), mesh=mesh_x)
+
+after, on two ranks::
+
+    T2x[mesh_x, i0]:BFloat16 = set(T0, mesh=mesh_x)                         all-gather, of 16 bits
+    T2[i0]:Float = add(cast(select(T2x, 0)), cast(select(T2x, 1)))
+
+Where more ranks have much to add up, each adds its part (an all-to-all), and what is wanted whole is gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
-from ..analysis.chain import ONE_STEP_BYTES
+from ..analysis.chain import ONE_STEP_BYTES, PAIR_BYTES
 from ..analysis.resharding import local_bytes
 from ..analysis.sharding import is_possible, ordered
 from ..ir.digits import Axis, extent, split
@@ -18,33 +32,80 @@ from ..ir.domain import BoundDomain, without
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr, Scalar, Value
 from ..mesh import ParallelType
+from ..ops.table import POINTWISE
 
 _MOST_WINDOWS = 8
 """Loads of one tensor in a statement of a kernel."""
 
 
-def scattered(op: str, partial: BoundTensor, total: BoundDomain, dims: Sequence[ParallelType]) -> Axis:
-    """What the ranks of a mesh dimension cut the sum of ``partial`` into to add it up; empty where a collective adds.
+@dataclass(frozen=True)
+class Summands:
+    """What each rank has of a sum: ``summand``, which ``chain`` makes of ``sent``; axis ``at`` is that of the ranks."""
 
-    ``total``: the sum as it is wanted, cut over that dimension or whole on every rank of it.
+    summand: BoundTensor
+    at: int
+    sent: BoundTensor
+    chain: tuple[Expr, ...]
+
+    @property
+    def accumulator(self) -> DataType:
+        return DataType.Float if self.summand.dtype.is_low_precision else self.summand.dtype
+
+    def beside(self) -> list[BoundTensor]:
+        """What ``chain`` reads apart from the ranks' own: tensors that have no axis of the ranks."""
+        read = (t for expr in self.chain for t in expr.tensors if not t.domain.logical[self.at])
+        return list(dict.fromkeys(read))
+
+
+def summands_of(summand: BoundTensor, at: int, producers: Mapping[BoundTensor, Expr]) -> Summands:
+    """``summand``, or the 16-bit tensor from which pointwise ops make it with tensors that all ranks have alike."""
+    chain: list[Expr] = []
+    sent = summand
+    while sent.dtype not in _NARROW:
+        expr = producers.get(sent)
+        own = [t for t in expr.tensors if t.domain.logical[at]] if expr is not None else []
+        if expr is None or (expr.op != "cast" and expr.op not in POINTWISE) or len(dict.fromkeys(own)) != 1:
+            return Summands(summand, at, summand, ())
+        chain.insert(0, expr)
+        sent = own[0]
+    parts = Summands(summand, at, sent, tuple(chain))
+    if parts.beside() and extent(summand.domain.logical[at]) > _MOST_WINDOWS:
+        return Summands(summand, at, summand, ())  # added up as one tensor, which those are not beside
+    return parts
+
+
+def divided(
+    op: str, parts: Summands, total: BoundDomain, dims: Sequence[ParallelType], *, is_read: bool
+) -> Axis | None:
+    """By which digits the ranks of a mesh dimension divide the sum between them, to add up each its part.
+
+    None: a collective adds up.  No digits: every rank is given all summands.  The rule is the bytes that a rank is
+    given; up to ``ONE_STEP_BYTES`` more are taken for one call instead of two.
+    total: the sum as it is wanted, cut over that dimension or whole on every rank of it.
+    is_read: does a kernel read the sum, in which it can be added up?
     """
-    mesh = total.mesh
-    if op != "sum" or partial.dtype not in (DataType.Half, DataType.BFloat16) or mesh is None or len(dims) != 1:
-        return ()
+    mesh, sent = total.mesh, parts.sent
+    if op != "sum" or sent.dtype not in _NARROW or mesh is None or len(dims) != 1:
+        return None
     (p,) = dims
-    ranks = mesh.extent(p)
-    if ranks <= 2:  # two addends are rounded once by whoever adds them
-        return ()
-    wanted = total.digits_on(p)
-    if wanted or (ranks - 2) * local_bytes(partial) <= ONE_STEP_BYTES:
+    ranks, wanted = mesh.extent(p), total.digits_on(p)
+    is_large = local_bytes(sent) > PAIR_BYTES
+    if not parts.chain and ranks == 2 and (wanted or is_large or not is_read):
+        return None  # a collective of 16-bit numbers, of which two are rounded once by whoever adds them
+    if wanted:
         return wanted
-    for axis in total.logical:
-        here = without(axis, tuple(d for _, digits in total.sharding for d in digits))
-        if extent(here) and extent(here) % ranks == 0 and here[0].extent % ranks == 0:
-            digits, _ = split(here, prod(d.extent for d in here) // ranks)
-            if is_possible({**dict(total.sharding), p: digits}, total.logical, mesh):
-                return digits
-    return ()
+    # A rank is given all summands, or (ranks - 1) / ranks of a summand and of the sum.
+    in_two = 1 + parts.summand.dtype.itemsize / sent.dtype.itemsize
+    more = (ranks - in_two) * local_bytes(sent)
+    if more > ONE_STEP_BYTES:
+        for axis in total.logical:
+            here = without(axis, tuple(d for _, digits in total.sharding for d in digits))
+            if extent(here) and extent(here) % ranks == 0 and here[0].extent % ranks == 0:
+                digits, _ = split(here, prod(d.extent for d in here) // ranks)
+                if is_possible({**dict(total.sharding), p: digits}, total.logical, mesh):
+                    return digits
+        return None
+    return () if parts.chain or is_read else None
 
 
 def with_entry(domain: BoundDomain, p: ParallelType, digits: Axis) -> BoundDomain:
@@ -53,27 +114,66 @@ def with_entry(domain: BoundDomain, p: ParallelType, digits: Axis) -> BoundDomai
     return replace(domain, sharding=ordered([*rest, (p, digits)]))
 
 
-def added_up(parts: BoundTensor, total: BoundTensor, at: int) -> list[Expr]:
-    """``total`` from the ranks' addends along axis ``at`` of ``parts``: in float32, in the order of the ranks.
+def added_up(
+    parts: Summands, received: BoundTensor, beside: Mapping[BoundTensor, BoundTensor], total: BoundTensor
+) -> list[Expr]:
+    """``total`` from what came of ``parts.sent``, in the order of the ranks, rounded once.
 
-    Of few ranks an addend is a window of its own, so that a kernel that reduces another axis adds up as it reads.
+    received: as ``parts.sent``, with all ranks along axis ``parts.at``.  beside: for each of ``parts.beside()`` the
+    same without that axis.  Of few ranks a summand is a window of its own, so that a kernel that reduces another axis
+    adds up as it reads.
     """
-    ranks = extent(parts.domain.logical[at])
+    ranks = extent(received.domain.logical[parts.at])
+    build = _Builder(total)
     if ranks > _MOST_WINDOWS:
-        return [Expr("sum", (parts,), (total,), {"axes": (at,)})]
-    exprs: list[Expr] = []
-
-    def make(op: str, inputs: Sequence[Value], name: str, dtype: DataType, **attributes: object) -> BoundTensor:
-        out = BoundTensor(f"{total.name}{name}", dtype, replace(total.domain, allocation=None))
-        exprs.append(Expr(op, tuple(inputs), (out,), attributes))
-        return out
-
+        whole = build.applied(parts.chain, parts.sent, received, {}, "w", received.domain)
+        build.exprs.append(Expr("sum", (whole,), (total,), {"axes": (parts.at,)}))
+        return build.exprs
     current: BoundTensor | None = None
     for k in range(ranks):
         index = Scalar(f"{total.name}k{k}", DataType.Int, k, is_literal=True)
-        piece = make("select", (parts, index), f"r{k}", parts.dtype, dim=at)
-        addend = make("cast", (piece,), f"f{k}", DataType.Float)
-        current = addend if current is None else make("add", (current, addend), f"a{k}", DataType.Float)
-    assert current is not None, "a mesh dimension has ranks"
-    exprs.append(Expr("cast", (current,), (total,)))
-    return exprs
+        piece = build.make("select", (received, index), f"r{k}", received.dtype, attributes={"dim": parts.at})
+        summand = build.applied(parts.chain, parts.sent, piece, beside, f"r{k}", total.domain)
+        if summand.dtype is not parts.accumulator:
+            summand = build.make("cast", (summand,), f"f{k}", parts.accumulator)
+        if current is None:
+            current = summand
+        elif k == ranks - 1 and parts.accumulator is total.dtype:
+            build.exprs.append(Expr("add", (current, summand), (total,)))
+        else:
+            current = build.make("add", (current, summand), f"a{k}", parts.accumulator)
+    if parts.accumulator is not total.dtype:
+        assert current is not None, "a mesh dimension has ranks"
+        build.exprs.append(Expr("cast", (current,), (total,)))
+    return build.exprs
+
+
+class _Builder:
+    """Exprs on the way to ``total``."""
+
+    def __init__(self, total: BoundTensor) -> None:
+        self.total = total
+        self.exprs: list[Expr] = []
+
+    def make(
+        self, op: str, inputs: Sequence[Value], name: str, dtype: DataType, like: BoundDomain | None = None,
+        attributes: Mapping[str, object] | None = None,
+    ) -> BoundTensor:  # fmt: skip
+        domain = replace(like or self.total.domain, allocation=None)
+        out = BoundTensor(f"{self.total.name}{name}", dtype, domain)
+        self.exprs.append(Expr(op, tuple(inputs), (out,), attributes or {}))
+        return out
+
+    def applied(
+        self, chain: Sequence[Expr], sent: BoundTensor, piece: BoundTensor,
+        beside: Mapping[BoundTensor, BoundTensor], name: str, like: BoundDomain,
+    ) -> BoundTensor:  # fmt: skip
+        """What ``chain`` makes of ``piece``, which stands for ``sent``."""
+        own = {**beside, sent: piece}
+        for j, expr in enumerate(chain):
+            inputs = [own[v] if isinstance(v, BoundTensor) else v for v in expr.inputs]
+            own[expr.output] = self.make(expr.op, inputs, f"{name}c{j}", expr.output.dtype, like, expr.attributes)
+        return own[chain[-1].output] if chain else piece
+
+
+_NARROW = (DataType.Half, DataType.BFloat16)

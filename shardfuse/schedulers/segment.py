@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,3 +92,10 @@ def leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Exp
             needed.update(expr.tensors)
             found.append(expr)
     return found[::-1]
+
+
+def read_once(segments: Iterable[Segment], outputs: Iterable[BoundTensor]) -> frozenset[BoundTensor]:
+    """What one of the segments alone reads, and no caller: its storage may be written over by that segment."""
+    times = Counter(t for segment in segments for t in segment.inputs)
+    returned = frozenset(outputs)
+    return frozenset(t for t, n in times.items() if n == 1 and t not in returned)

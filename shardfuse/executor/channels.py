@@ -1,0 +1,171 @@
+# pyright: reportPrivateUsage=false
+"""The two ways in which a bound collective reaches NCCL: torch's backend, and NCCL's functions on its communicator.
+
+A backend's call takes 29 us of the host on an H200's machine, of an all-reduce of 64 numbers, NCCL's own function 11:
+the rest is torch's record of the call, and the events by which its watchdog times it.  `nccl.c` keeps what shardfuse
+needs of that.  A collective gives the same on both ways, and ranks may take different ones.
+
+The communicator is made by the first collective on torch's way, which is where a rank that does not come is found out
+within the process group's timeout.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from ..config import is_nccl_blocking, read_cache_directory
+from ..mesh.groups import count_too
+from ..mesh.watchdog import watch_waits
+from .driver import LIBRARY, Driver, open_driver
+from .launch import index_of
+from .rank_reduction import Reduction
+
+Issue = Callable[[Tensor, Tensor], None]
+"""``issue(given, taken)``: both contiguous; the current stream is behind it when it returns, or the GPU's work is."""
+Backend = Any  # torch leaves its backends untyped
+
+_OPERATIONS: dict[Reduction, tuple[dist.ReduceOp.RedOpType, int]] = {
+    "sum": (dist.ReduceOp.SUM, 0),
+    "prod": (dist.ReduceOp.PRODUCT, 1),
+    "max": (dist.ReduceOp.MAX, 2),
+    "min": (dist.ReduceOp.MIN, 3),
+}
+"""torch's and NCCL's."""
+_DTYPES = {
+    torch.int8: 0, torch.uint8: 1, torch.int32: 2, torch.int64: 4,
+    torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9,
+}  # fmt: skip
+"""NCCL's numbers."""
+_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER = range(3)
+_LIBRARY = "libnccl.so.2"
+
+
+class Channel(Protocol):
+    """Collectives of a process group on tensors of one dtype, each laid out for so many elements."""
+
+    def all_reduce(self, op: Reduction, count: int) -> Issue:
+        """``taken``, of ``count`` elements as ``given``, and maybe that, is the reduction of every member's."""
+        ...
+
+    def all_gather(self, count: int) -> Issue:
+        """``taken`` is every member's ``given``, of ``count`` elements, one behind the other."""
+        ...
+
+    def reduce_scatter(self, op: Reduction, count: int) -> Issue:
+        """``taken``, of ``count`` elements, is this member's part of the reduction of every member's ``given``."""
+        ...
+
+    def all_to_all(self) -> Issue:
+        """``taken`` is this member's part of every member's ``given``."""
+        ...
+
+
+class BackendChannel:
+    """By a backend of torch.distributed."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def all_reduce(self, op: Reduction, count: int) -> Issue:
+        run, options = self._backend.allreduce, _reducing(c10d.AllreduceOptions(), op)
+
+        def issue(given: Tensor, taken: Tensor) -> None:
+            if taken is not given:
+                taken.copy_(given)
+            _ended(run([taken], options))
+
+        return issue
+
+    def all_gather(self, count: int) -> Issue:
+        run, options = self._backend._allgather_base, c10d.AllgatherOptions()
+        options.asyncOp = False
+        return lambda given, taken: _ended(run(taken.view(-1), given.view(-1), options))
+
+    def reduce_scatter(self, op: Reduction, count: int) -> Issue:
+        run, options = self._backend._reduce_scatter_base, _reducing(c10d.ReduceScatterOptions(), op)
+        return lambda given, taken: _ended(run(taken.view(-1), given.view(-1), options))
+
+    def all_to_all(self) -> Issue:
+        run, options = self._backend.alltoall_base, c10d.AllToAllOptions()
+        options.asyncOp = False
+        even: list[int] = []
+        return lambda given, taken: _ended(run(taken, given, even, even, options))
+
+
+class NcclChannel:
+    """By NCCL's functions on a backend's communicator; what they do not have in all versions, by the backend."""
+
+    def __init__(
+        self, driver: Driver, communicator: int, device: torch.device, dtype: torch.dtype, backend: Backend
+    ) -> None:
+        self._driver, self._communicator, self._dtype, self._backend = driver, communicator, dtype, backend
+        self._index = index_of(device)
+
+    def all_reduce(self, op: Reduction, count: int) -> Issue:
+        return self._issue(_ALL_REDUCE, count, op)
+
+    def all_gather(self, count: int) -> Issue:
+        return self._issue(_ALL_GATHER, count)
+
+    def reduce_scatter(self, op: Reduction, count: int) -> Issue:
+        return self._issue(_REDUCE_SCATTER, count, op)
+
+    def all_to_all(self) -> Issue:
+        return BackendChannel(self._backend).all_to_all()
+
+    def _issue(self, kind: int, count: int, op: Reduction = "sum") -> Issue:
+        run = self._driver.collective(kind, self._communicator, count, _DTYPES[self._dtype], _OPERATIONS[op][1])
+        stream, index = cast("Callable[[int], int]", torch._C._cuda_getCurrentRawStream), self._index
+        return lambda given, taken: run(stream(index), given, taken)
+
+
+def nccl_channel(
+    group: dist.ProcessGroup, backend: Backend, device: torch.device, dtype: torch.dtype
+) -> NcclChannel | None:
+    """NCCL's functions on the communicator that the backend has made; ``None`` where they cannot be called."""
+    pointer = getattr(backend, "_comm_ptr", None)
+    driver = _nccl() if pointer is not None and is_nccl_blocking() else None
+    if pointer is None or driver is None:
+        return None
+    communicator = int(pointer())
+    if not communicator:
+        return None
+    count_too(group, lambda: driver.issued(communicator))
+    return NcclChannel(driver, communicator, device, dtype, backend)
+
+
+_found: list[Driver | None] = []
+
+
+def _nccl() -> Driver | None:
+    """The driver module with NCCL's functions; ``None`` where they are not found, which is said once."""
+    if not _found:
+        driver = open_driver(read_cache_directory())
+        try:
+            if driver is not None:
+                driver.connect_nccl(_LIBRARY, LIBRARY)
+                watch_waits(driver.waiting)
+        except OSError as error:
+            warnings.warn(f"collectives are called through torch, which takes longer: {error}", stacklevel=2)
+            driver = None
+        _found.append(driver)
+    return _found[0]
+
+
+def _reducing(options: Any, op: Reduction) -> Any:
+    options.reduceOp = _OPERATIONS[op][0]
+    options.asyncOp = False
+    return options
+
+
+def _ended(work: Any) -> None:
+    """A backend that does not order the current stream behind its collective by itself gives something to wait for."""
+    if work is not None:
+        work.wait()

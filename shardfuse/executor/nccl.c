@@ -1,0 +1,196 @@
+/* NCCL's collectives as a program calls them: all but two tensors and a stream is laid out when the program is made.
+
+   The communicator is one of torch's, whose process group made it and ends it.  NCCL itself is the library that torch
+   has loaded; its functions are looked up by name.  NCCL may wait for other ranks in a call: the interpreter's lock is
+   not held meanwhile, so that the watchdog goes on, and a lock of our own keeps threads apart.
+
+   torch's watchdog does not see these calls.  What it would do for them is done here: each communicator counts what it
+   was given, and an event behind the oldest unfinished collective tells since when the GPU has been in it. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, KINDS };
+enum { NO_TIMING = 2, RELAXED = 2, NOT_READY = 600 };
+
+static struct {
+    int (*ncclAllReduce)(const void *, void *, size_t, int, int, void *, void *);
+    int (*ncclAllGather)(const void *, void *, size_t, int, void *, void *);
+    int (*ncclReduceScatter)(const void *, void *, size_t, int, int, void *, void *);
+    const char *(*ncclGetLastError)(void *);
+    const char *(*ncclGetErrorString)(int);
+} nccl;
+
+static struct {
+    int (*cuEventCreate)(void **, unsigned);
+    int (*cuEventRecord)(void *, void *);
+    int (*cuEventQuery)(void *);
+    int (*cuStreamIsCapturing)(void *, int *);
+    int (*cuThreadExchangeStreamCaptureMode)(int *);
+} events;
+
+/* What is known of a communicator; never freed, as there are few and programs point to them. */
+typedef struct Known {
+    void *communicator, *event;
+    unsigned long long issued;
+    volatile double since;    /* when the collective before the event was issued; 0 where none has been */
+    volatile double entering; /* since when a thread has been in NCCL's function; 0 where none is */
+    struct Known *next;
+} Known;
+
+typedef struct {
+    int kind, type, operation;
+    size_t count; /* elements, as NCCL has it of this kind */
+    Known *known;
+} Collective;
+
+static Known *all;
+static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+static PyObject *data_ptr;
+static const char COLLECTIVE[] = "collective";
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static PyObject *connect_nccl(PyObject *module, PyObject *arguments) {
+    const char *name, *driver;
+    if (!PyArg_ParseTuple(arguments, "ss", &name, &driver)) return NULL;
+    /* a second copy of the library would not know the communicators of the first */
+    void *handle = dlopen(name, RTLD_NOW | RTLD_NOLOAD), *cuda = dlopen(driver, RTLD_NOW);
+    if (!handle) return PyErr_Format(PyExc_OSError, "%s is not loaded", name);
+    if (!cuda) return PyErr_Format(PyExc_OSError, "%s", dlerror());
+#define TAKE(library, table, function)                                                                       \
+    if (!(*(void **)&table.function = dlsym(library, #function)))                                            \
+        return PyErr_Format(PyExc_OSError, "no " #function " is in %s", name);
+    TAKE(handle, nccl, ncclAllReduce) TAKE(handle, nccl, ncclAllGather) TAKE(handle, nccl, ncclReduceScatter)
+    TAKE(handle, nccl, ncclGetLastError) TAKE(handle, nccl, ncclGetErrorString)
+    TAKE(cuda, events, cuEventCreate) TAKE(cuda, events, cuEventRecord) TAKE(cuda, events, cuEventQuery)
+    TAKE(cuda, events, cuStreamIsCapturing) TAKE(cuda, events, cuThreadExchangeStreamCaptureMode)
+#undef TAKE
+    if (!data_ptr && !(data_ptr = PyUnicode_InternFromString("data_ptr"))) return NULL;
+    Py_RETURN_NONE;
+}
+
+static Known *known_of(void *communicator) {
+    for (Known *k = all; k; k = k->next)
+        if (k->communicator == communicator) return k;
+    Known *made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    *made = (Known){.communicator = communicator, .next = all};
+    return all = made;
+}
+
+static int issue(const Collective *c, void *given, void *taken, void *stream) {
+    void *communicator = c->known->communicator;
+    switch (c->kind) {
+    case ALL_REDUCE:
+        return nccl.ncclAllReduce(given, taken, c->count, c->type, c->operation, communicator, stream);
+    case ALL_GATHER:
+        return nccl.ncclAllGather(given, taken, c->count, c->type, communicator, stream);
+    default:
+        return nccl.ncclReduceScatter(given, taken, c->count, c->type, c->operation, communicator, stream);
+    }
+}
+
+/* Have the event stand behind the oldest collective that has not ended.  In a graph that is being captured nothing runs. */
+static void mark(Known *k, void *stream) {
+    int capturing = 0;
+    k->issued++;
+    if (events.cuStreamIsCapturing(stream, &capturing) || capturing) return;
+    if (!k->event && events.cuEventCreate(&k->event, NO_TIMING)) k->event = NULL;
+    if (!k->event || (k->since && events.cuEventQuery(k->event) == NOT_READY)) return;
+    k->since = events.cuEventRecord(k->event, stream) ? 0 : now();
+}
+
+static void *address(PyObject *tensor) {
+    PyObject *found = PyObject_CallMethodNoArgs(tensor, data_ptr);
+    void *pointer = found ? PyLong_AsVoidPtr(found) : NULL;
+    Py_XDECREF(found);
+    return pointer;
+}
+
+static PyObject *call(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    const Collective *c = PyCapsule_GetPointer(self, COLLECTIVE);
+    if (!c) return NULL;
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "a collective takes 3 arguments, not %zd", count);
+    void *stream = PyLong_AsVoidPtr(given[0]), *from = address(given[1]), *to = address(given[2]);
+    if (PyErr_Occurred()) return NULL;
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    pthread_mutex_lock(&one_at_a_time);
+    c->known->entering = now();
+    status = issue(c, from, to, stream);
+    c->known->entering = 0;
+    mark(c->known, stream);
+    pthread_mutex_unlock(&one_at_a_time);
+    Py_END_ALLOW_THREADS;
+    if (status)
+        return PyErr_Format(PyExc_RuntimeError, "%s: %s", nccl.ncclGetErrorString(status),
+                            nccl.ncclGetLastError(c->known->communicator));
+    Py_RETURN_NONE;
+}
+
+static void release(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, COLLECTIVE)); }
+
+static PyMethodDef call_method = {"collective", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL};
+
+static PyObject *collective(PyObject *module, PyObject *arguments) {
+    unsigned long long communicator;
+    Py_ssize_t count;
+    Collective made;
+    if (!PyArg_ParseTuple(arguments, "iKnii", &made.kind, &communicator, &count, &made.type, &made.operation))
+        return NULL;
+    if (made.kind < 0 || made.kind >= KINDS || count < 1)
+        return PyErr_Format(PyExc_ValueError, "no collective %d of %zd elements", made.kind, count);
+    made.count = (size_t)count;
+    made.known = known_of((void *)(uintptr_t)communicator);
+    Collective *kept = malloc(sizeof *kept);
+    PyObject *capsule = kept && made.known ? PyCapsule_New(kept, COLLECTIVE, release) : NULL;
+    if (!capsule) {
+        free(kept);
+        return PyErr_NoMemory();
+    }
+    *kept = made;
+    PyObject *function = PyCFunction_New(&call_method, capsule);
+    Py_DECREF(capsule);
+    return function;
+}
+
+static PyObject *issued(PyObject *module, PyObject *communicator) {
+    void *wanted = PyLong_AsVoidPtr(communicator);
+    if (PyErr_Occurred()) return NULL;
+    for (Known *k = all; k; k = k->next)
+        if (k->communicator == wanted) return PyLong_FromUnsignedLongLong(k->issued);
+    return PyLong_FromLong(0);
+}
+
+/* For how many seconds the oldest unfinished collective has been waiting.  Another thread asks, which takes no lock, and
+   does not disturb a graph that is being captured. */
+static PyObject *waiting(PyObject *module, PyObject *nothing) {
+    double longest = 0;
+    int mode = RELAXED;
+    if (all) events.cuThreadExchangeStreamCaptureMode(&mode);
+    for (Known *k = all; k; k = k->next) {
+        double entered = k->entering, since = k->since;
+        if (entered && now() - entered > longest) longest = now() - entered;
+        if (since && now() - since > longest && events.cuEventQuery(k->event) == NOT_READY) longest = now() - since;
+    }
+    if (all) events.cuThreadExchangeStreamCaptureMode(&mode);
+    return PyFloat_FromDouble(longest);
+}
+
+PyMethodDef nccl_methods[] = {
+    {"connect_nccl", connect_nccl, METH_VARARGS, NULL},
+    {"collective", collective, METH_VARARGS, NULL},
+    {"issued", issued, METH_O, NULL},
+    {"waiting", waiting, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
