@@ -98,9 +98,8 @@ class PlainModel(torch.nn.Module):
         gradients = [p.grad for p in self.replicated]
         flat = torch.cat([g.flatten() for g in gradients])
         dist.all_reduce(flat)
-        torch._foreach_copy_(
-            gradients, [p.view_as(g) for p, g in zip(flat.split([g.numel() for g in gradients]), gradients)]
-        )
+        parts = flat.split([g.numel() for g in gradients])
+        torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
 
 
 class Part(torch.autograd.Function):

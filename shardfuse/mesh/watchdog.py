@@ -355,8 +355,8 @@ class Watchdog:
             return None
         return Fault(
             None,
-            f"rank {self._rank} has waited for {waited:.0f} s in a collective on its GPU, longer than the timeout of its "
-            "process group: another rank has not come to it, or its GPU stands still",
+            f"rank {self._rank} has waited for {waited:.0f} s in a collective on its GPU, longer than the timeout of "
+            "its process group: another rank has not come to it, or its GPU stands still",
         )
 
     def _needed_leaver(self) -> Fault | None:
