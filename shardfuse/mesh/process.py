@@ -341,7 +341,7 @@ def _exit(code: int) -> NoReturn:
     late.daemon = True
     late.start()
     try:
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
