@@ -15,6 +15,7 @@ T = TypeVar("T")
 Hint = object
 Refuse = Callable[[str, str, object, str], ShardfuseError]
 """The error for (name of the function, argument, what was found, what is taken)."""
+Check = Callable[[object], bool]
 _ANY = object
 _NAMES: dict[Hint, str] = {
     int: "an integer of 64 bits",
@@ -43,20 +44,23 @@ def checked(refuse: Refuse, methods: Sequence[str] = ()) -> Callable[[type[T]], 
 
 
 def _checked(said: str, function: Callable[..., Any], refuse: Refuse) -> Callable[..., Any]:
-    @functools.cache
-    def hints() -> dict[str, Hint]:
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        return {p.name: _evaluated(p.annotation, function) for p in parameters}
+    checks: dict[str, tuple[Check, Hint]] = {}
+
+    def prepare() -> None:
+        for p in list(inspect.signature(function).parameters.values())[1:]:
+            hint = _evaluated(p.annotation, function)
+            checks[p.name] = _check_of(hint), hint
 
     @functools.wraps(function)
     def call(self: object, *args: object, **kwargs: object) -> object:
-        wanted = hints()
-        for (name, hint), value in zip(wanted.items(), args, strict=False):
-            if not _fits(value, hint):
+        if not checks:
+            prepare()
+        for (name, (fits, hint)), value in zip(checks.items(), args, strict=False):
+            if not fits(value):
                 raise refuse(said, name, value, _expected(hint))
         for name, value in kwargs.items():
-            if name in wanted and not _fits(value, wanted[name]):
-                raise refuse(said, name, value, _expected(wanted[name]))
+            if name in checks and not checks[name][0](value):
+                raise refuse(said, name, value, _expected(checks[name][1]))
         return function(self, *args, **kwargs)
 
     return call
@@ -71,21 +75,40 @@ def _evaluated(annotation: object, function: Callable[..., Any]) -> Hint:
         return _ANY
 
 
-def _fits(value: object, hint: Hint) -> bool:
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+def _check_of(hint: Hint) -> Check:
+    """What tells whether a value is of ``hint``: taken apart once, since definitions are made in every call of some."""
     origin, parts = get_origin(hint), get_args(hint)
+    if hint is int:
+        return _is_integer
+    if hint is float:
+        return lambda value: isinstance(value, int | float) and not isinstance(value, bool)
     if origin in (Union, types.UnionType):
-        return any(_fits(value, part) for part in parts)
+        checks = tuple(map(_check_of, parts))
+        return lambda value: any(check(value) for check in checks)
     if origin is Sequence:
-        is_sequence = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        return is_sequence and all(_fits(v, parts[0]) for v in cast("Sequence[object]", value))
+        return functools.partial(_is_sequence, each=_check_of(parts[0]))
     if origin is Mapping:
-        pairs = cast("Mapping[object, object]", value).items() if isinstance(value, Mapping) else [(_ANY, _ANY)]
-        return isinstance(value, Mapping) and all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in pairs)
-    return not isinstance(hint, type) or isinstance(value, hint)
+        return functools.partial(_is_mapping, key=_check_of(parts[0]), entry=_check_of(parts[1]))
+    kind = hint
+    return (lambda value: isinstance(value, kind)) if isinstance(kind, type) else (lambda value: True)
+
+
+def _is_integer(value: object) -> bool:
+    if type(value) is not int and (not isinstance(value, int) or isinstance(value, bool)):
+        return False
+    return -(2**63) <= value < 2**63
+
+
+def _is_sequence(value: object, each: Check) -> bool:
+    if type(value) not in (list, tuple) and (not isinstance(value, Sequence) or isinstance(value, str | bytes)):
+        return False
+    return all(map(each, cast("Sequence[object]", value)))
+
+
+def _is_mapping(value: object, key: Check, entry: Check) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    return all(key(k) and entry(v) for k, v in cast("Mapping[object, object]", value).items())
 
 
 def _expected(hint: Hint) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 
 def shown(value: object) -> str:
     """``value`` in a sentence: its kind where writing it out would be long, or read a tensor from a GPU."""
-    if hasattr(value, "shape") and hasattr(value, "dtype") and not hasattr(value, "domain"):
+    if isinstance(value, torch.Tensor):
         return f"a {type(value).__name__} of shape {list(value.shape)}"
     text = repr(value)
     return text if len(text) <= 100 and "\n" not in text else f"a {type(value).__name__}, {text[:60]!r}..."

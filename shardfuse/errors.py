@@ -216,7 +216,7 @@ class PlacementError(ShardfuseError):
     """A placement (DTensor's Shard, Replicate, Partial) does not fit the mesh, the tensor or the module."""
 
     def __init__(self, argument: str, placements: Sequence[object], against: str, advice: str) -> None:
-        found = ", ".join(shown(p) for p in placements)
+        found = ", ".join(str(p) if isinstance(p, str) or hasattr(p, "is_shard") else shown(p) for p in placements)
         super().__init__(f"{argument}={found} does not fit {against}: {advice}")
 
 

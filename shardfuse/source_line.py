@@ -11,6 +11,7 @@ import contextlib
 import linecache
 import os
 import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
@@ -27,7 +28,9 @@ _LIBRARIES = (_HERE, str(Path(torch.__file__).parent) + os.sep, contextlib.__fil
 _CALLER, _LIBRARY, _OWN_DOING = "caller", "library", "own"
 _kinds: dict[str, str] = {}
 """Of the files that were met, whose they are."""
-_new = tuple.__new__
+
+
+_new: Callable[..., SourceLine] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 """Of a NamedTuple, in a third of the time."""
 
 
@@ -54,7 +57,8 @@ def caller_line(*, in_modules: bool = False) -> SourceLine | None:
     A fusion that a module of shardfuse.nn defines serves all modules of its kind, so that no one line made it: ``None``
     as well, but where ``in_modules`` asks who made the module.
     """
-    frame: FrameType | None = sys._getframe(2)  # the function that asks is shardfuse's
+    # The function that asks is shardfuse's.
+    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         code = frame.f_code
         file = code.co_filename

@@ -54,7 +54,7 @@ def refusals() -> dict[str, tuple[Callable[[FusionDefinition], Any], type[Except
         "an order that is none": (
             lambda fd: fd.define_tensor([-1, 4], stride_order=[0, 0]), DefinitionError, "stride_order",
         ),
-        "an output that is none": (lambda fd: fd.add_output(3), DefinitionError, "add_output: found 3"),
+        "an output that is none": (lambda fd: fd.add_output(3), DefinitionError, "found tv 3, expected a TensorView"),
         "a factor of 0": (lambda fd: x(fd).split(0, 0), ScheduleError, "factor=0 cannot be done: it is below 1"),
         "a factor that does not divide": (
             lambda fd: x(fd).outer_split(1, 3), ScheduleError, "3 does not divide 4; pad the axis to 6, or allow short",

@@ -98,4 +98,4 @@ def data_type_of(tensor: torch.Tensor) -> DataType:
 def refused(method: str, argument: str, found: object, expected: str) -> DefinitionError:
     """An argument of a type that the method does not take."""
     wanted = DataType.expected(found) if "a DataType" in expected and argument == "dtype" else expected
-    return DefinitionError(method, f"{argument}={shown(found)}", wanted)
+    return DefinitionError(method, f"{argument} {shown(found)}", wanted)

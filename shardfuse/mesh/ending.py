@@ -72,7 +72,7 @@ def end_process(code: int) -> NoReturn:
     late.daemon = True
     late.start()
     try:
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

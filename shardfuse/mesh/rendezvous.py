@@ -150,9 +150,10 @@ def _join(launch: LaunchConfig, addr: str, port: int, timeout: float) -> TCPStor
         if heard is not None:
             raise NoStoreError(launch.rank, addr, port)
         heard = _listens(addr, port) or None
-    if made and isinstance(made[0], TCPStore):
-        return made[0]
-    raise RendezvousError(launch.rank, launch.world_size, f"{addr}:{port}", timeout) from (made[0] if made else None)
+    found = made[0] if made else None
+    if isinstance(found, TCPStore):
+        return found
+    raise RendezvousError(launch.rank, launch.world_size, f"{addr}:{port}", timeout) from found
 
 
 def _listens(addr: str, port: int) -> bool:

@@ -80,8 +80,9 @@ def define_scalar(*args: Any, **kwargs: Any) -> Val:
 def _define_tensor(fusion: Fusion, *args: Any, **kwargs: Any) -> TensorView:
     if "dtype" in kwargs and kwargs["dtype"] is None:
         kwargs.pop("dtype")
-    sizes = args[0] if args else kwargs.get("shape", kwargs.get("sizes", ()))
-    if not isinstance(sizes, Sequence) or any(not isinstance(n, int) or n > _LARGEST for n in sizes):
+    sizes: object = args[0] if args else kwargs.get("shape", kwargs.get("sizes", ()))
+    listed = cast("Sequence[object]", sizes) if isinstance(sizes, Sequence) else [None]
+    if any(not isinstance(n, int) or n > _LARGEST for n in listed):
         raise TypeError(f"define_tensor: sizes are {sizes}, expected integers of 64 bits")
     if args and len(args) > 1 and isinstance(args[1], list | tuple) and _are_strides(cast("Sequence[object]", args[1])):
         kwargs |= dict(zip(("sizes", "strides", "dtype", "static_sizes", "is_cpu"), args, strict=False))
