@@ -1,4 +1,4 @@
-"""DTensors of partial values: each mesh dimension is reduced by the op that its placement names, as their sum is not."""
+"""DTensors of partial values: each mesh dimension is reduced by the op that its placement names."""
 
 from __future__ import annotations
 
