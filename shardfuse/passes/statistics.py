@@ -16,8 +16,8 @@ after (each rank centres its rows on a mean of its own; the gathers are packed i
     T1 = N * (pivot + sum(n * e) / N)
     T6 = sum(q - r * r / n) + sum(n * square(e - sum(n * e) / N))           Chan, Golub & LeVeque 1979
 
-Where a sum overflows, so do the squares around it, as on the unsharded tensor: r is 0 where q is inf, and T6 is inf where
-T1 is, or NaN where an element is inf.
+Where a sum overflows, so do the squares around it, as on the unsharded tensor: r is 0 where q is inf, and T6 is inf
+where T1 is, or NaN where an element is inf.
 
 ``n`` is what a rank has of the axis: fewer elements on the last ranks of an uneven shard, maybe none.  Where several
 mesh dimensions hold parts of what is reduced, each has an axis; one gather is over all of them.  A softmax goes alike,
