@@ -64,7 +64,7 @@ class _Maker:
         self.fd = FusionDefinition(backend=self.backend)
         self.wide = rng.choice(FLOATS)
         inputs = [self.input() for _ in range(rng.randint(1, 3))]
-        given = list(self.known)
+        self.given = given = list(self.known)
         for _ in range(rng.randint(1, 7)):
             self.op()
         made = self.known[len(given) :] or given
@@ -108,7 +108,7 @@ class _Maker:
         pick = self.rng.choice(
             (self.unary, self.binary, self.binary, self.reduce, self.reduce, self.statistics, self.permute,
              self.reshape, self.broadcast, self.cast, self.copy, self.select, self.slice, self.pad, self.cat,
-             self.cat, self.turn, self.matmul, self.softmax)
+             self.cat, self.turn, self.matmul, self.softmax, self.index, self.index, self.scan)
         )  # fmt: skip
         pick(*self.rng.choice(self.known))
 
@@ -288,6 +288,33 @@ class _Maker:
             self.add(self.fd.ops.select(x, index, k), [*shape[:k], *shape[k + 1 :]])
         else:
             self.add(self.fd.ops.flip(x, [k]), shape)
+
+    def index(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        """At places that an input, whose elements are exact, tells; half of the time added to its table or index."""
+        y, other = self.rng.choice(self.given)
+        if not shape or not other or 0 in (*shape, *other):
+            return
+        k = self.rng.randrange(len(shape))
+        at = self.fd.ops.minimum(self.fd.ops.argsort(y, self.rng.randrange(len(other)), stable=True), shape[k] - 1)
+        found: list[Known] = []
+        if len(other) == 1:
+            found.append((self.fd.ops.index_select(x, at, k), (*shape[:k], other[0], *shape[k + 1 :])))
+        new = _broadcast((*shape[:k], 1, *shape[k + 1 :]), (*other[:k], 1, *other[k + 1 :]))
+        if len(other) == len(shape) and new is not None:
+            found.append((self.fd.ops.take_along_axis(x, at, k), (*new[:k], other[k], *new[k + 1 :])))
+        if len(shape) == 2 and k == 0 and len(other) < 3 and x.dtype.is_floating:
+            found.append((self.fd.ops.embedding(at, x), (*other, shape[1])))
+        for out, new in found:
+            self.add(out, new)
+            tv, its = self.rng.choice([(x, shape), (y, other), (at, other)])
+            if self.rng.random() < 0.7 and (wide := _broadcast(its, new)) is not None:
+                self.add(self.fd.ops.add(out, tv), wide)
+
+    def scan(self, x: TensorView, shape: tuple[int, ...]) -> None:
+        """Along an axis; of what rounding cannot reorder."""
+        if shape and 0 not in shape and not self.is_centred(x):
+            name = self.rng.choice(("cumsum", "cummax", "cummin"))
+            self.add(getattr(self.fd.ops, name)(x, self.rng.randrange(len(shape))), shape)
 
     # shardings
 

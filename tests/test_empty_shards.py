@@ -45,7 +45,7 @@ def test_reductions_have_their_identity(extent: int, sign: int, dtype: torch.dty
 
 @pytest.mark.parametrize("extent", [2, 3, 5, 17])
 def test_variance_on_a_mesh_of_four_by_four(extent: int) -> None:
-    """A rank beyond the end has 0 elements, not fewer: 5 are 2, 2, 1, none, which the next dimension cuts again."""
+    """A rank beyond the end has 0 elements, not fewer: 5 are 2, 2, 1 and none, which the next dimension cuts again."""
     x = torch.randn(3, extent, generator=torch.Generator().manual_seed(0)) + 10
 
     def run(rank: int, size: int) -> None:

@@ -103,3 +103,20 @@ def test_one_embedding_of_its_own_indices() -> None:
         assert fd.explain().collectives, f"rank {rank} reads what other ranks have"
 
     run_ranks(3, run)
+
+
+@pytest.mark.parametrize(("x", "index"), [((-1, -1), (-1, 1)), ((-1, 1), (-1, -1))])
+def test_one_column_beside_any_number_is_as_many(x: tuple[int, int], index: tuple[int, int]) -> None:
+    """The result's axis is symbolic, whichever of the two is the static 1, and can be sharded."""
+    table, places = torch.arange(8.0 if x[1] == -1 else 4.0), torch.arange(3, -1, -1)
+    inputs = [table.reshape(4, -1), places.reshape(4, 1).expand(4, 1 if index[1] == 1 else 2).contiguous()]
+
+    def run(rank: int, world: int) -> None:
+        with FusionDefinition(backend="torch") as fd:
+            t, i = fd.define_tensor(list(x)), fd.define_tensor(list(index), dtype=DataType.Int)
+            out = fd.ops.take_along_axis(t, i, 0)
+            assert out.shape[1] == -1
+            fd.add_output(shard(out, world_mesh(world), (X, (1, "outer"))))
+        check(fd, inputs, reference=lambda t, i: torch.take_along_dim(t, i.long(), 0))
+
+    run_ranks(2, run)

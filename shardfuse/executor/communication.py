@@ -70,7 +70,7 @@ def all_reduce(x: Tensor, op: Reduction, team: Team, *, in_place: bool = False) 
     if not one_step and op == "sum" and x.numel() % team.size == 0 and nccl.takes(x, team, group):
         return nccl.all_reduce(x.detach().contiguous(), team.size, group)
     if one_step:
-        return reduce_members(_in_order(_gather_flat(x, x.numel(), team), team), op).reshape(x.shape)
+        return reduce_members(team.in_order(_gather_flat(x, x.numel(), team)), op).reshape(x.shape)
     sizes = chunk_sizes(x.numel(), team.size)
     return all_gather(reduce_scatter(x.reshape(-1), 0, op, team, sizes), 0, team, sizes).reshape(x.shape)
 
@@ -114,7 +114,7 @@ def reduce_scatter(x: Tensor, dim: int, op: Reduction, team: Team, sizes: Sequen
     rows = x.detach().movedim(dim, 0)
     mine = with_extent(rows.shape, 0, sizes[team.index])
     received = _exchange_flat(rows, sizes, [torch.Size(mine).numel()] * team.size, team)
-    given = _in_order(received.reshape(team.size, *mine), team)
+    given = team.in_order(received.reshape(team.size, *mine))
     return reduce_members(given, op).movedim(0, dim).contiguous()
 
 
@@ -386,13 +386,6 @@ def _own(x: Tensor) -> Tensor:
 
 
 # --- reduction ---------------------------------------------------------------------------------------------
-
-
-def _in_order(rows: Tensor, team: Team) -> Tensor:
-    """What each member gave, in the process group's order, in the team's: that of replicas in other groups too."""
-    if team.is_in_order:
-        return rows
-    return rows[[team.group_order.index(place) for place in range(team.size)]]
 
 
 def _nccl_reduces(x: Tensor, op: Reduction, team: Team, group: dist.ProcessGroup) -> bool:

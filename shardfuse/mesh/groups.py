@@ -68,6 +68,12 @@ class Team:
         """Is the process group's order the team's?"""
         return list(self.group_order) == list(range(self.size))
 
+    def in_order(self, rows: torch.Tensor) -> torch.Tensor:
+        """What each member gave, in the process group's order, in the team's: that of replicas in other groups too."""
+        if self.is_in_order:
+            return rows
+        return rows[[self.group_order.index(place) for place in range(self.size)]]
+
 
 def current_rank() -> int:
     """This process's rank; 0 without a default process group."""

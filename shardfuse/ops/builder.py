@@ -117,7 +117,8 @@ class Builder:
             if len(names) != t.ndim:
                 raise OperandError(op, t.name, f"a tensor of {t.ndim} dims", f"one of {len(names)} dims")
             for name, n in zip(names, t.shape, strict=True):
-                sizes[name] = n if sizes.get(name, 1) in (1, -1) else sizes[name]
+                have = sizes.get(name, 1)
+                sizes[name] = n if have == 1 or (have == -1 and n != 1) else have  # 1 beside any number is broadcast
         outputs = [
             self._fusion.new_tensor([sizes[name] for name in names], dtype)
             for names, dtype in zip(signature.outputs, dtypes, strict=True)
