@@ -61,7 +61,8 @@ _GELU = '''@triton.jit
 def gelu(x):
     """``x * (1 + erf(x / sqrt(2))) / 2`` as ``max(x, 0) - |x| * Q(|x|)``, Q being the tail of the normal distribution.
 
-    log2(Q) is a polynomial, within 8e-8 of it where that shows in float32: no branch, no cancellation below 0.
+    log2(Q) is a polynomial, within 8e-8 of it where that shows in float32: no branch, no cancellation below 0. What
+    underflows keeps its sign: below 0 the maximum is -0.
     """
     if x.dtype == tl.float64:
         return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
@@ -75,7 +76,7 @@ def gelu(x):
     p = p * a - 0.052536700892759976
     p = p * a - 0.45919270384481475
     p = p * a - 1.151106894510457
-    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - a * power_of_two(p * a - 1.0)
+    return tl.maximum(x, -0.0, propagate_nan=tl.PropagateNan.ALL) - a * power_of_two(p * a - 1.0)
 '''
 _POWER_OF_TWO = '''@triton.jit
 def power_of_two(x):
