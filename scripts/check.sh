@@ -19,6 +19,7 @@ check lint "$python" -m ruff check .
 check types "$python" -m basedpyright --pythonpath "$(command -v "$python")"
 check floors "$python" -c 'from importlinter.cli import lint_imports_command; lint_imports_command()' --no-logo
 check budgets "$python" scripts/budgets.py
+check sharding "$python" scripts/sharding_tables.py --check
 
 printf '\n'
 [[ ${#failed[@]} == 0 ]] || fail "failed: ${failed[*]}" 1

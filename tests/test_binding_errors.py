@@ -168,3 +168,14 @@ def test_ranks_that_disagree_about_a_symbolic_size() -> None:
 
     for message in messages(2, run):
         assert "the ranks do not run the same program" in message
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_tensors_of_two_devices(at: int) -> None:
+    """Whichever comes second is named; without a GPU the other device is torch's meta."""
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.add(fd.define_tensor([-1]), fd.define_tensor([-1])))
+    inputs = [ones(3), ones(3)]
+    inputs[at] = inputs[at].to("cuda" if torch.cuda.is_available() else "meta")
+    with pytest.raises(InputError, match=r"input 1, T1, to be on \w+ but got a tensor on \w+: move it there"):
+        fd.execute(inputs)

@@ -146,6 +146,24 @@ def test_output_that_the_definition_places() -> None:
     run_ranks(4, run)
 
 
+@pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)], ids=str)
+def test_partial_values_of_every_reduction(op: str, mesh: tuple[int, ...]) -> None:
+    """Whole, in rows, and read by a function that no factor leaves alone."""
+    x = numbers((8, 12))
+
+    def define(fd: FusionDefinition) -> None:
+        t = fd.define_tensor([-1, -1], contiguity=True)
+        fd.add_output(fd.ops.add(fd.ops.mul(t, t), 1.0))
+        fd.add_output(fd.ops.sum(t, [1]))
+
+    def run(rank: int, size: int) -> None:
+        at = [*[R] * (len(mesh) - 1), Partial(op)]
+        check_sum(define, [(x, at)], make_mesh(mesh), lambda x: [x * x + 1, x.sum(1)])
+
+    run_ranks(4, run)
+
+
 def test_visible_axis_of_partial_sums() -> None:
     x = numbers((8, 12))
 

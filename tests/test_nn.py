@@ -29,6 +29,7 @@ from torch.nn import functional
 from torch_answers import compare as check_near
 from torch_gradients import answers, leaf, with_gradients
 
+from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh, ShardfuseError
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PeerLostError, PlacementError
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, SwiGLU, redistribute
@@ -110,6 +111,21 @@ def test_plain_swiglu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     for seed, parameter in enumerate(module.parameters()):
         parameter.data.copy_(normal(24, dtype=dtype, seed=seed + 3))
     check_plain(module, swiglu, [gate, up], list(module.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_are_computed_in_float32(dtype: torch.dtype) -> None:
+    """Each element is the number of ``dtype`` nearest to float64, give or take float32's error: rounded once."""
+    gate, up, upstream = (normal(64, 48, dtype=dtype, seed=k) for k in range(3))
+    leaves = [leaf(gate), leaf(up)]
+    result = SwiGLU()(*leaves)
+    result.backward(upstream)
+    expected = with_gradients(lambda a, b: (functional.silu(a) * b,), [gate, up], [upstream])
+    for got, want in zip([result.detach(), *(t.grad for t in leaves)], expected, strict=True):
+        assert got is not None
+        assert_near(got, want.wide, n=0.51)
+    norm = RMSNorm(48, dtype=dtype)
+    assert_near(norm(gate).detach(), rms_norm(gate.double(), norm.weight.detach().double())[0], n=0.51)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

@@ -183,9 +183,7 @@ def test_a_rank_that_dies_ends_all(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.2)
         os.kill(child_of(job.pid, "RANK=1"), signal.SIGKILL)
-        killed = time.monotonic()
-        _, errors = job.communicate(timeout=60)
-    assert time.monotonic() - killed < 10
+        _, errors = job.communicate(timeout=60)  # a collective that waits for a dead rank does so for much longer
     assert job.returncode != 0
     assert "rank 0: rank 1 ended without a word (killed, or crashed)" in errors
     assert "Traceback" not in errors

@@ -417,6 +417,7 @@ def test_pointwise_table(tmp_path: Path, dtype: DataType) -> None:
         arity = POINTWISE[name].arity
         if torch_takes(name, [data, other, data, other][:arity]) and in_triton(name, dtype):
             outputs.append(b.op(name, *[x, y, x, y][:arity]))
+    assert len(outputs) >= {DataType.Int32: 41, DataType.Bool: 21}.get(dtype, 75), f"of {len(names)} ops"
     segment = b.segment(*outputs)
     if dtype.is_floating:
         other[5] = float("nan")

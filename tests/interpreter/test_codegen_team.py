@@ -155,6 +155,23 @@ def test_weights_along_channels(tmp_path: Path, params: Params, space: tuple[int
     assert ("tl.broadcast_to(tl.load(" in team.source.text) == (space == (6, 6))
 
 
+@pytest.mark.parametrize("params", [UNROLLED, WORDS, LOOPED, FOLDED])
+@pytest.mark.parametrize("per", [3, 5, 7])
+def test_shares_that_end_within_a_channel(tmp_path: Path, params: Params, per: int) -> None:
+    """Channels of 64 elements, of which no member's share is a multiple: a chunk has the weights of two channels."""
+    b = Builder()
+    x = b.input(DataType.Float, b.axis(2), b.axis(3 * per), b.axis(8), b.axis(8))
+    grouped = b.unflatten(x, 1, per)
+    centred = b.op("sub", grouped, b.mean(grouped, [2, 3, 4]))
+    unit = b.op("mul", centred, b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), [2, 3, 4]), 1e-5)))
+    w = b.input(DataType.Float, x.domain.logical[1])
+    weight = b.emit("broadcast", [w], w.dtype, [(), *w.domain.logical, (), ()], new=(True, False, True, True))
+    segment = b.segment(b.op("mul", b.flatten(unit, 1, 2), weight))
+    data, scale = values(2, 3 * per, 8, 8), values(3 * per, seed=1)
+    (out,) = Team(segment, {x: data, w: scale}, tmp_path, replace(params, team=4), 6).settle(1)
+    close(out, torch.nn.functional.group_norm(data.double(), 3, scale.double(), eps=1e-5))
+
+
 @pytest.mark.parametrize("params", [UNROLLED, LOOPED])
 def test_several_reductions_at_once(tmp_path: Path, params: Params) -> None:
     """A maximum that keeps NaN, a sum and a test of all elements, one exchange."""

@@ -1,0 +1,186 @@
+"""Plants faults in a copy of the tree and runs the tests that have to find them: `python scripts/mutate.py [--list]`.
+
+Two modes. Without files: the faults of `tests/planted_faults.py`, each with its tests; `--only TEXT` takes those whose
+name holds it, `--kind` those that need one way of running (single, interpreter, ranks, gpu; gpu is left out where there
+is none). With files: small changes of their code found in the syntax tree (operators, bounds, conditions, statements),
+`--sample` of them by `--seed`, each run against the tests that `tests/planted_faults.py` names for its folder.
+
+A fault is caught where pytest fails, and survives where it passes. Tests that fail without any fault say nothing: they
+are run once before. Prints a line for each fault, then the survivors. Exit status: 0 where all were caught, 1 where one
+survived or could not be planted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from planted_faults import FAULTS, TESTS, Fault  # noqa: E402
+from syntax_faults import changes  # noqa: E402
+
+COPIED = ("shardfuse", "tests", "benchmarks", "examples", "scripts", "docs", "pyproject.toml", "README.md")
+SECONDS = 900
+"""For the tests of one fault: one that hangs is caught."""
+NO_GPU = "no GPU"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One way to run some tests."""
+
+    kind: str
+    tests: tuple[str, ...]
+
+
+class Tree:
+    """A copy of the working tree, in which one file at a time is changed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                ignore = shutil.ignore_patterns("__pycache__", "*.so")
+                shutil.copytree(source, directory / name, ignore=ignore)
+            elif source.exists():
+                shutil.copy(source, directory / name)
+
+    def status(self, run: Run, file: str = "", text: str | None = None) -> int:
+        """pytest's exit status with ``file`` replaced by ``text``; 124 where it takes too long."""
+        path, before = self.root / file, ""
+        if text is not None:
+            before = path.read_text()
+            path.write_text(text)
+        try:
+            done = subprocess.run(
+                self.command(run), cwd=self.root, env=self.environment(run), capture_output=True, timeout=SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return 124
+        finally:
+            if text is not None:
+                path.write_text(before)
+        return done.returncode
+
+    def command(self, run: Run) -> list[str]:
+        pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *run.tests]
+        if run.kind == "ranks":
+            mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
+            return [*mpirun, *pytest]
+        return pytest
+
+    def environment(self, run: Run) -> dict[str, str]:
+        found = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        found |= {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        found["SHARDFUSE_CACHE_DIR"] = str(self.root / ".cache")
+        if run.kind == "interpreter":
+            found["TRITON_INTERPRET"] = "1"
+        if run.kind == "ranks":
+            found |= {"GLOO_SOCKET_IFNAME": "lo", "SHARDFUSE_TEST_DEVICE": "cpu"}
+        return found
+
+
+def planted(fault: Fault, tree: Tree) -> str | None:
+    """The text of the file with the fault in it; None where what it replaces is not there exactly once."""
+    text = (tree.root / fault.file).read_text()
+    return text.replace(fault.before, fault.after) if text.count(fault.before) == 1 else None
+
+
+def verdict(status: int) -> str:
+    """pytest's 1 is a test that failed, 2 an interrupted collection (a fault that breaks an import is caught too)."""
+    if status == 0:
+        return "SURVIVED"
+    if status == 5:
+        return "NO TESTS"
+    return "hung, caught" if status == 124 else "caught"
+
+
+def check_faults(faults: Sequence[Fault], tree: Tree) -> Iterator[tuple[str, str]]:
+    sound: dict[Run, bool] = {}
+    for fault in faults:
+        run, text = Run(fault.kind, fault.tests), planted(fault, tree)
+        if text is None:
+            yield fault.name, "NOT PLANTED: the text that it replaces is not there once"
+            continue
+        if run not in sound:
+            sound[run] = tree.status(run) == 0
+        if not sound[run]:
+            yield fault.name, "NO VERDICT: its tests fail without it"
+            continue
+        yield fault.name, verdict(tree.status(run, fault.file, text))
+
+
+def check_changes(files: Sequence[str], sample: int, seed: int, tree: Tree) -> Iterator[tuple[str, str]]:
+    found = [(file, change) for file in files for change in changes((tree.root / file).read_text())]
+    chosen = random.Random(seed).sample(found, min(sample, len(found)))
+    sound: dict[Run, bool] = {}
+    for file, change in sorted(chosen, key=lambda one: (one[0], one[1].line)):
+        name = f"{file}:{change.line}: {change.said}"
+        folder = max((f for f in TESTS if file.startswith(f)), key=len)
+        runs = [Run(kind, tests) for kind, tests in TESTS[folder]]
+        for run in runs:
+            if run not in sound:
+                sound[run] = tree.status(run) == 0
+        verdicts = [verdict(tree.status(run, file, change.text)) for run in runs if sound[run]]
+        if not verdicts:
+            yield name, "NO VERDICT: its tests fail without it"
+        else:
+            yield name, next((v for v in verdicts if "caught" in v), verdicts[0])
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def chosen(options: argparse.Namespace) -> list[Fault]:
+    found = [f for f in FAULTS if options.only in f.name and options.kind in ("", f.kind)]
+    return found if has_gpu() or options.list else [f for f in found if f.kind != "gpu"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", help="files, as shardfuse/executor/binding.py, whose code is changed")
+    parser.add_argument("--list", action="store_true", help="say which faults there are, and plant none")
+    parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name holds this")
+    parser.add_argument("--kind", default="", choices=["", "single", "interpreter", "ranks", "gpu"])
+    parser.add_argument("--sample", type=int, default=20, help="how many changes of the files (20)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.list:
+        for fault in chosen(options):
+            print(f"{fault.name} [{fault.kind}]: {fault.file}, {' '.join(fault.tests)}")
+        return 0
+    with tempfile.TemporaryDirectory() as directory:
+        tree = Tree(Path(directory))
+        if options.files:
+            results = check_changes(options.files, options.sample, options.seed, tree)
+        else:
+            results = check_faults(chosen(options), tree)
+        bad: list[str] = []
+        count = 0
+        for name, said in results:
+            count += 1
+            print(f"{said:12} {name}", flush=True)
+            if "caught" not in said:
+                bad.append(f"{name}: {said}")
+    print(f"\n{count - len(bad)} of {count} caught")
+    print("\n".join(bad))
+    return int(bool(bad) or not count)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Faults that `scripts/mutate.py` plants, and the tests that have to find each; tests for changes of whole folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``before``, which stands once in ``file``, becomes ``after``.
+
+    kind: single (pytest), interpreter (under TRITON_INTERPRET=1), ranks (two, by mpirun) or gpu.
+    """
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+    kind: str = "single"
+
+
+FAULTS = (
+    Fault(
+        "a share that is no multiple of its block has the weights of another channel",
+        "shardfuse/codegen/indexing.py",
+        "    aligned = size > 0 and start % size == 0 and step % size == 0\n",
+        "    aligned = size > 0\n",
+        ("tests/interpreter/test_codegen_team.py", "-k", "within_a_channel"),
+        "interpreter",
+    ),
+    Fault(
+        "a chunk of two channels has the weight of the first",
+        "shardfuse/codegen/indexing.py",
+        "        if start // g.below == stop // g.below:\n",
+        "        if True:\n",
+        ("tests/interpreter/test_codegen.py", "-k", "group_norm"),
+        "interpreter",
+    ),
+    Fault(
+        "an exchange is not waited for",
+        "shardfuse/executor/communication.py",
+        "        [sizes[place] * row * itemsize for place in order],\n        group,\n    )\n",
+        "        [sizes[place] * row * itemsize for place in order],\n        group,\n        async_op=True,\n    )\n",
+        ("tests/multirank/test_communication.py", "-k", "is_there_when"),
+        "ranks",
+    ),
+    Fault(
+        "a broadcast is not waited for",
+        "shardfuse/executor/communication.py",
+        "    _c10d.broadcast(_bytes(staged), root, group)\n",
+        "    _c10d.broadcast(_bytes(staged), root, group, async_op=True)\n",
+        ("tests/multirank/test_communication.py", "-k", "is_there_when"),
+        "ranks",
+    ),
+    Fault(
+        "binding does not look at devices",
+        "shardfuse/executor/binding.py",
+        "    if home is not None and not val.is_cpu and tensor.device != home:\n",
+        "    if False:\n",
+        ("tests/test_binding_errors.py",),
+    ),
+    Fault(
+        "a late kernel writes over rows that are read ahead",
+        "shardfuse/schedulers/in_place.py",
+        "        and not params.late  # it reads a row while it writes the one before\n",
+        "",
+        ("tests/test_kernel_counts.py", "-k", "read_ahead"),
+    ),
+    Fault(
+        "a late kernel writes over rows that are read ahead, as it runs",
+        "shardfuse/schedulers/in_place.py",
+        "        and not params.late  # it reads a row while it writes the one before\n",
+        "",
+        ("tests/gpu/test_language.py", "-k", "written_over"),
+        "gpu",
+    ),
+    Fault(
+        "a collective does not wait for the kernels before it",
+        "shardfuse/executor/streams.py",
+        "        stream.wait_stream(current)\n",
+        "",
+        ("tests/gpu/test_streams.py",),
+        "gpu",
+    ),
+    Fault(
+        "what reads a collective's result does not wait for it",
+        "shardfuse/executor/streams.py",
+        "        current.wait_event(done)\n",
+        "",
+        ("tests/gpu/test_streams.py",),
+        "gpu",
+    ),
+    Fault(
+        "SwiGLU is computed in 16 bits",
+        "shardfuse/nn/activation.py",
+        "        return DataType.Double if is_double else DataType.Float\n",
+        "        return DataType.Double if is_double else self.dtype\n",
+        ("tests/test_nn.py", "-k", "sixteen_bits"),
+    ),
+    Fault(
+        "numbers that shapes are made of are not compared",
+        "shardfuse/executor/agreement.py",
+        '        *(f"{name} = {value!r}" for name, value in numbers.items()),\n',
+        "",
+        ("tests/test_agreement.py", "-k", "numbers_that or chooses"),
+    ),
+    Fault(
+        "ranks per node are not compared",
+        "shardfuse/executor/agreement.py",
+        'f"autotune={options.autotune}, ranks_per_node={options.ranks_per_node}",',
+        'f"autotune={options.autotune}",',
+        ("tests/test_agreement.py", "-k", "chooses"),
+    ),
+    Fault(
+        "unsharded sizes are not compared",
+        "shardfuse/executor/agreement.py",
+        '        *(f"{name}: unsharded {list(shape)}" for name, shape in sizes.items()),\n',
+        "",
+        ("tests/test_agreement.py",),
+    ),
+    Fault(
+        "an average over ranks is a sum",
+        "shardfuse/frontend/inputs.py",
+        'Record("div", (total, count), (tv,))',
+        'Record("set", (total,), (tv,))',
+        ("tests/test_dtensor.py", "-k", "partial_values"),
+    ),
+    Fault(
+        "averages divide by every rank, of sums too",
+        "shardfuse/frontend/inputs.py",
+        'for ranks, op in zip(extents, each, strict=True) if op == "avg"]',
+        "for ranks, op in zip(extents, each, strict=True)]",
+        ("tests/test_dtensor.py",),
+    ),
+    Fault(
+        "a sum divided by something else is a mean",
+        "shardfuse/analysis/statistics.py",
+        "            if count is None or not isinstance(by, Scalar) or by.value != count:\n",
+        "            if count is None or not isinstance(by, Scalar):\n",
+        ("tests/test_statistics.py",),
+    ),
+    Fault(
+        "16-bit sums over ranks are added up in 16 bits",
+        "shardfuse/executor/rank_reduction.py",
+        "            return stacked.sum(0, dtype=_SUM_DTYPE.get(dtype, dtype)).to(dtype)\n",
+        "            total = stacked[0]\n            for x in stacked[1:]:\n                total = total + x\n"
+        "            return total\n",
+        ("tests/test_communication_threads.py",),
+    ),
+    Fault(
+        "a largest of ranks drops NaN",
+        "shardfuse/executor/rank_reduction.py",
+        "        return extreme(op, stacked, (0,))\n",
+        "        return extreme(op, stacked.nan_to_num(), (0,))\n",
+        ("tests/test_communication_threads.py",),
+    ),
+    Fault(
+        "pieces are cut evenly where torch.chunk does not",
+        "shardfuse/executor/communication.py",
+        "    chunk = -(-extent // parts)\n",
+        "    chunk = extent // parts + 1\n",
+        ("tests/test_communication_threads.py",),
+    ),
+)
+
+TESTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "shardfuse/ir/": (("single", ("tests/test_digits.py", "tests/test_bind.py", "tests/test_passes.py")),),
+    "shardfuse/analysis/": (("single", ("tests/test_statistics.py", "tests/test_sharding.py")),),
+    "shardfuse/allocation/": (("single", ("tests/test_allocation.py", "tests/test_sharding_meshes.py")),),
+    "shardfuse/passes/": (("single", ("tests/test_passes.py", "tests/test_statistics.py", "tests/test_sharding.py")),),
+    "shardfuse/executor/binding.py": (
+        ("single", ("tests/test_binding_errors.py", "tests/test_allocation.py", "tests/test_compat.py")),
+    ),
+    "shardfuse/executor/agreement.py": (("single", ("tests/test_agreement.py",)),),
+    "shardfuse/executor/exchange.py": (
+        ("single", ("tests/test_communication_threads.py", "tests/test_resharding_matrix.py")),
+    ),
+    "shardfuse/frontend/dtensor.py": (("single", ("tests/test_dtensor.py", "tests/test_nn_uneven.py")),),
+    "shardfuse/nn/": (("single", ("tests/test_nn.py", "tests/test_nn_uneven.py")),),
+    "shardfuse/": (
+        ("single", ("tests/test_sharding_fuzz.py", "-k", "like_unsharded[0] or one_rank")),
+        ("single", ("tests/test_definition.py", "tests/test_segmenter.py", "tests/test_sharding.py")),
+    ),
+}
+"""By the beginning of a file's path, the longest that fits: how tests run and which, of changes to its code."""
