@@ -36,7 +36,7 @@ def checked(refuse: Refuse, methods: Sequence[str] = ()) -> Callable[[type[T]], 
     def decorate(decorated: type[T]) -> type[T]:
         for name, function in inspect.getmembers(decorated, inspect.isfunction):
             if name in methods or (not methods and not name.startswith("_")):
-                said = decorated.__name__ if name == "__init__" else name
+                said = decorated.__name__ if name == "__init__" else name.lstrip("_")
                 setattr(decorated, name, _checked(said, function, refuse))
         return decorated
 
@@ -48,7 +48,8 @@ def _checked(said: str, function: Callable[..., Any], refuse: Refuse) -> Callabl
 
     def prepare() -> None:
         for p in list(inspect.signature(function).parameters.values())[1:]:
-            hint = _evaluated(p.annotation, function)
+            # What a run is given is checked where it is bound to the inputs of the fusion, by whose names errors go.
+            hint = Sequence[object] if p.name == "inputs" else _evaluated(p.annotation, function)
             checks[p.name] = _check_of(hint), hint
 
     @functools.wraps(function)

@@ -57,8 +57,14 @@ def received(fusion: Fusion, arguments: Sequence[Argument]) -> Sequence[Argument
 
 
 def are_plain(arguments: Sequence[Argument]) -> bool:
-    """Are they as programs take them?  Asked in every call: no more than a look at each argument's type."""
-    return all(type(a) in _PLAIN for a in arguments) and _functorch.peek_interpreter_stack() is None
+    """Are they as programs take them: by their types, and without bits that say that the storage holds something else?
+
+    Asked in every call.
+    """
+    for a in arguments:
+        if type(a) not in _PLAIN or (isinstance(a, torch.Tensor) and (a.is_neg() or a.is_conj())):
+            return False
+    return _functorch.peek_interpreter_stack() is None
 
 
 def received_one(k: int, name: str, argument: Argument) -> Argument:

@@ -101,10 +101,8 @@ class ProgramBuilder:
     meta: dict[BoundTensor, torch.Tensor] = field(default_factory=dict[BoundTensor, torch.Tensor])
     replaceable: Mapping[BoundTensor, BoundTensor] = field(default_factory=dict[BoundTensor, BoundTensor])
     """Outputs that may be written over an input."""
-    replaced: dict[BoundTensor, BoundTensor] = field(default_factory=dict[BoundTensor, BoundTensor])
-    """Those that are."""
-    moved: set[BoundTensor] = field(default_factory=set[BoundTensor])
-    """Inputs that come on the CPU and are taken to the device."""
+    replaced: dict[BoundTensor, BoundTensor] = field(default_factory=dict[BoundTensor, BoundTensor])  # those that are
+    moved: set[BoundTensor] = field(default_factory=set[BoundTensor])  # inputs that come on the CPU
     kernels: dict[Hashable, Kernel] = field(default_factory=dict[Hashable, Kernel])
     """By the name of the plan and the strides of its tensors."""
     handed_on: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
@@ -264,7 +262,8 @@ class ProgramBuilder:
         place = self.places.get(source)  # of partial sums where their sum belongs
         in_place = place is not None and source in place.partial
         in_place = in_place or (source in self.read_once and source in self.new)
-        is_address = in_place and place is None and self.device.type == "cuda"
+        is_reduced = str(communication_of(expr)).startswith("all_reduce")
+        is_address = is_reduced and in_place and place is None and self.device.type == "cuda"
         if is_address:
             self.loose.add(expr.output)
         return resharding.prepare(expr, self.rank, self.device, in_place=in_place, is_address=is_address)

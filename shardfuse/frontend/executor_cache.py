@@ -11,7 +11,7 @@ import torch
 
 from ..allocation.global_sizes import Unknown, global_sizes
 from ..compiler import Plan, compile_fusion, sent, with_params
-from ..errors import DefinitionError, EmptyFusionError, InputError, NoPlanError
+from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.arguments import are_plain, received, without_graph
 from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape, plain_arguments
@@ -40,6 +40,7 @@ from ..passes.settle_inputs import settle_inputs
 from ..schedulers.in_place import replaceable
 from ..schedulers.plan import Params
 from ..schedulers.segment import read_once
+from .argument_checks import asks_other_ranks, check_device, check_layouts
 from .script import definition_script
 
 Sizes = Mapping[TensorView, Sequence[int]]
@@ -91,7 +92,7 @@ class FusionExecutorCache:
         self._tuned: LRUCache[Hashable, tuple[Params | None, ...]] = LRUCache(PROGRAMS)
         shapes = fusion.shape_scalars()
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
-        self._asks = _asks_other_ranks(fusion)
+        self._asks = asks_other_ranks(fusion)
         self._script: str | None = None
         self._lines_named = lines_named(fusion)
         self._team = self._ranks()
@@ -118,6 +119,24 @@ class FusionExecutorCache:
         arguments = self._received(arguments)
         with self._lines_named, without_graph(self.fusion, arguments), self.turn():
             return list(self.program(arguments, sizes, device).run(*arguments))
+
+    def ready(self, arguments: Sequence[Argument]) -> Program | None:
+        """The program for these arguments, where it was bound before and they can be handed over as they are.
+
+        It counts as called: a run of it follows.
+        """
+        if self._asks or type(arguments) not in (list, tuple) or not are_plain(arguments):
+            return None
+        try:
+            made = self._programs.get(self._key(arguments, None, None))
+        except InputError:
+            return None  # which is said where arguments are checked
+        return None if made is None else self._called(made)
+
+    def run(self, program: Program, arguments: Sequence[Argument]) -> list[torch.Tensor | None]:
+        """The local outputs of a program that is ``ready``."""
+        with without_graph(self.fusion, arguments), self.turn():
+            return list(program.run(*arguments))
 
     def timeline(self, arguments: Sequence[Argument], sizes: Sizes | None = None) -> Timeline:
         """What ran when in a run on these arguments."""
@@ -226,7 +245,7 @@ class FusionExecutorCache:
             for a in arguments:
                 described += (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else (type(a),)
         except RuntimeError:  # sparse, nested and other tensors that have no strides, or no one shape
-            self._check_layouts(arguments)
+            check_layouts(self.fusion, arguments, self._team)
             raise
         if self._shape_scalars:
             described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
@@ -241,15 +260,6 @@ class FusionExecutorCache:
         with failures_told(self._team):
             return plain_arguments(self.fusion, received(self.fusion, arguments))
 
-    def _check_layouts(self, arguments: Sequence[Argument]) -> None:
-        for k, (declared, a) in enumerate(zip(self.fusion.inputs, arguments, strict=False)):
-            if isinstance(a, torch.Tensor) and (a.layout is not torch.strided or a.is_nested):
-                kind = f"a nested tensor of layout {a.layout}" if a.is_nested else f"a tensor of layout {a.layout}"
-                with failures_told(self._team):
-                    raise InputError(
-                        k, declared.val.name, kind, "a tensor of layout torch.strided", "call to_dense() or pad it"
-                    )
-
     def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number]) -> Hashable:
         return (*(tuple(sizes[tv]) for tv in self.tensors()), *numbers.values(), target_here())
 
@@ -262,10 +272,10 @@ class FusionExecutorCache:
             raise EmptyFusionError
         self._check_meshes()
         ranks, rank = self._team, current_rank()
-        self._check_layouts(arguments)
+        check_layouts(self.fusion, arguments, self._team)
         with failures_told(ranks), self._lines_named:
             bound = bind_arguments(self.fusion, arguments, rank, device)
-            self._check_device(arguments, bound.device)
+            check_device(self.fusion, arguments, bound.device)
             sizes, unknown = global_sizes(self.fusion, bound.local_shapes, said)
         if unknown:  # the exchange is a collective: all have to come to the same one
             asked = self._description({}, bound.device)
@@ -279,15 +289,6 @@ class FusionExecutorCache:
         numbers = self._numbers(arguments)
         text = self._description(sizes, bound.device, numbers)
         return _Call(key, bound, sizes, numbers, rank, ranks, text)
-
-    def _check_device(self, arguments: Sequence[Argument], device: torch.device) -> None:
-        if device.type not in ("cpu", "cuda"):
-            inputs = [
-                f"input {k}, {i.val.name}" for k, (i, a) in enumerate(zip(self.fusion.inputs, arguments, strict=True))
-                if isinstance(a, torch.Tensor) and a.device == device
-            ]  # fmt: skip
-            found = f"{inputs[0] if inputs else 'outputs'} on {device}"
-            raise DefinitionError("execute", found, "cpu or cuda (explain() takes tensors without data)")
 
     def _bind(self, call: _Call) -> Program:
         made = self._programs.get(call.key)
@@ -395,9 +396,3 @@ class FusionExecutorCache:
         if ledger is not None:
             program = replace(program, calls=ledger.calls, call=Call.of(call.text))
         return _Made(program, plan)
-
-
-def _asks_other_ranks(fusion: Fusion) -> bool:
-    """May running the fusion need an exchange of sizes?  Then every call asks: no rank may skip it on its own hit."""
-    probe = {i.val: [n if n > 0 else 2 for n in i.val.shape] for i in fusion.inputs if isinstance(i.val, TensorView)}
-    return bool(global_sizes(fusion, probe, {})[1])

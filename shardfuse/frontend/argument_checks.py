@@ -1,0 +1,42 @@
+"""What is looked at once for arguments of a new kind: layouts, devices, and whether ranks have to exchange sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..allocation.global_sizes import global_sizes
+from ..errors import DefinitionError, InputError
+from ..executor.agreement import failures_told
+from ..executor.binding import Argument
+from ..ir.fusion import Fusion
+from ..ir.tensor_view import TensorView
+
+
+def check_layouts(fusion: Fusion, arguments: Sequence[Argument], ranks: Sequence[int]) -> None:
+    """Raises ``InputError``, which ``ranks`` are told, for tensors that have no strides, or no one shape."""
+    for k, (declared, a) in enumerate(zip(fusion.inputs, arguments, strict=False)):
+        if isinstance(a, torch.Tensor) and (a.layout is not torch.strided or a.is_nested):
+            kind = f"a nested tensor of layout {a.layout}" if a.is_nested else f"a tensor of layout {a.layout}"
+            with failures_told(ranks):
+                raise InputError(
+                    k, declared.val.name, kind, "a tensor of layout torch.strided", "call to_dense() or pad it"
+                )
+
+
+def check_device(fusion: Fusion, arguments: Sequence[Argument], device: torch.device) -> None:
+    """Raises ``DefinitionError`` for tensors where no program runs."""
+    if device.type not in ("cpu", "cuda"):
+        inputs = [
+            f"input {k}, {i.val.name}" for k, (i, a) in enumerate(zip(fusion.inputs, arguments, strict=True))
+            if isinstance(a, torch.Tensor) and a.device == device
+        ]  # fmt: skip
+        found = f"{inputs[0] if inputs else 'outputs'} on {device}"
+        raise DefinitionError("execute", found, "cpu or cuda (explain() takes tensors without data)")
+
+
+def asks_other_ranks(fusion: Fusion) -> bool:
+    """May running the fusion need an exchange of sizes?  Then every call asks: no rank may skip it on its own hit."""
+    probe = {i.val: [n if n > 0 else 2 for n in i.val.shape] for i in fusion.inputs if isinstance(i.val, TensorView)}
+    return bool(global_sizes(fusion, probe, {})[1])

@@ -1,0 +1,265 @@
+"""What a definition does once all of it is said: it runs, is tuned and validated, and tells of its plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from ..base_error import shown
+from ..errors import DefinitionError, InputError, NoReproError
+from ..executor.binding import Argument
+from ..executor.options import CompileOptions
+from ..executor.uncompiled import uncompiled
+from ..ir.caller_lines import lines_named
+from ..ir.expr import Number
+from ..ir.fusion import Fusion
+from ..ir.tensor_view import TensorView
+from .detection import has_dtensor
+from .repro import Described, repro_script, reproduced
+from .validation import validated
+
+if TYPE_CHECKING:  # what runs a fusion is imported when the first one is run
+    from ..executor.choices import Tuned
+    from ..executor.program import Program
+    from ..executor.timeline import Timeline
+    from ..executor.timing import Timer
+    from .dtensor import DTensorExecutor
+    from .executor_cache import FusionExecutorCache
+    from .explain import Explanation
+
+_closing = Lock()
+"""Held while a definition is closed: threads that run it first close it once."""
+
+
+class Running:
+    """The runs of a fusion.  The executor is made by the first one, and closes the definition."""
+
+    fusion: Fusion
+    _options: CompileOptions
+    _fec: FusionExecutorCache | None
+    _dtensors: DTensorExecutor | None
+    _described: list[Described] | None
+
+    @property
+    def fec(self) -> FusionExecutorCache:
+        """The executor; with it the definition is closed."""
+        if self._fec is None:
+            with _closing:
+                self._close()
+        assert self._fec is not None, "made now, or by another thread"
+        return self._fec
+
+    def _close(self) -> None:
+        if self._fec is not None:
+            return
+        from shardfuse.frontend.dtensor import DTensorExecutor
+        from shardfuse.frontend.executor_cache import FusionExecutorCache
+
+        said = [i.val.domain if isinstance(i.val, TensorView) else None for i in self.fusion.inputs]
+        self._dtensors = DTensorExecutor(self.fusion, said, self._options)
+        self._fec = FusionExecutorCache(self.fusion, self._options)
+
+    @property
+    def _last(self) -> FusionExecutorCache:
+        """The executor of the last call."""
+        fec = self.fec
+        return fec if self._dtensors is None or self._dtensors.last is None else self._dtensors.last
+
+    @uncompiled
+    def execute(
+        self,
+        inputs: Sequence[Argument],
+        *,
+        sizes: Mapping[TensorView, Sequence[int]] | None = None,
+        device: torch.device | str | int | None = None,
+        save_repro_inputs: bool = False,
+    ) -> list[torch.Tensor]:
+        """Run on this rank's tensors; returns this rank's outputs.  With a DTensor among them, outputs are DTensors.
+
+        Outputs carry no graph, whatever the backend: a fusion is no op of autograd.  An input that requires a gradient
+        while autograd records is warned of, once for each definition (``NoGradientsWarning``).  For gradients take
+        ``shardfuse.nn``, or run one fusion in the forward and one in the backward of a ``torch.autograd.Function``.
+
+        ``device``: where outputs come to be; left out, where the inputs are.  ``save_repro_inputs``: remember shapes,
+        strides and dtypes for ``last_repro_script``.
+
+        ``sizes``: unsharded shapes of inputs where a shard of symbolic size is uneven; without it such a size costs an
+        exchange of 8 bytes a call.  An output that is not on this rank's mesh comes as ``None``.
+        Raises ``InputError``, ``InputCountError``, ``ShapeError``, ``ShardingError``, ``EmptyFusionError``.
+        """
+        fec = self._fec
+        if fec is not None and sizes is None and device is None and not save_repro_inputs:
+            program = fec.ready(inputs)
+            if program is not None:
+                return self._run_again(fec, program, inputs)
+        return self._execute(inputs, sizes=sizes, device=device, save_repro_inputs=save_repro_inputs)
+
+    def _run_again(self, fec: FusionExecutorCache, program: Program, inputs: Sequence[Argument]) -> list[torch.Tensor]:
+        """A run that finds all that it takes: what can go wrong is named when it has."""
+        assert self._dtensors is not None, "made with the executor"
+        try:
+            outputs = fec.run(program, inputs)
+        except Exception:
+            with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
+                raise
+        self._dtensors.last_variant = None
+        return outputs  # pyright: ignore[reportReturnType]
+
+    def _execute(
+        self,
+        inputs: Sequence[Argument],
+        *,
+        sizes: Mapping[TensorView, Sequence[int]] | None,
+        device: torch.device | str | int | None,
+        save_repro_inputs: bool,
+    ) -> list[torch.Tensor]:
+        if save_repro_inputs:
+            self._described = [Described.of(v) for v in inputs]
+        fec, home = self.fec, _device(device)
+        self._check_sizes(sizes)
+        assert self._dtensors is not None, "made with the executor"
+        with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
+            if has_dtensor(inputs):
+                return self._dtensors.execute(inputs, sizes, home)  # pyright: ignore[reportReturnType]
+            outputs = fec.execute(inputs, sizes=sizes, device=home)
+            self._dtensors.last_variant = None
+            return outputs  # pyright: ignore[reportReturnType]
+
+    def tune(
+        self,
+        inputs: Sequence[Argument],
+        *,
+        sizes: Mapping[TensorView, Sequence[int]] | None = None,
+        device: torch.device | str | int | None = None,
+        seconds: float | None = None,
+        timer: Timer | None = None,
+    ) -> list[Tuned]:
+        """Tune the kernels for these inputs (as for ``execute``): later calls of their sizes run what was chosen.
+
+        Params near those proposed are compiled, checked against them and timed on random tensors, with a bar on stderr;
+        choices are kept in the cache directory.  Every rank calls it: one tunes for all.  Gives, for each segment that
+        has kernels, what was proposed and chosen with its microseconds.  ``SHARDFUSE_AUTOTUNE=1`` does so before each
+        first run on a GPU.
+
+        ``seconds``: to stop trying after; left out, half of SHARDFUSE_TIMEOUT.  ``timer``: microseconds of several runs
+        that take turns, instead of CUDA events.
+        Raises ``TuningUnavailableError`` without a GPU, and what ``execute`` does.
+        """
+        fec, home = self.fec, _device(device)
+        self._check_sizes(sizes)
+        tuner = fec.tuner(timer, seconds)
+        assert self._dtensors is not None, "made with the executor"
+        with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
+            if has_dtensor(inputs):
+                return self._dtensors.tune(inputs, sizes, home, tuner)
+            tuned = fec.tune(inputs, sizes, home, tuner)
+            self._dtensors.last_variant = None
+            return tuned
+
+    def execute_with_dtensors(self, inputs: Sequence[Argument]) -> list[torch.Tensor]:
+        """Run on DTensors; returns DTensors.
+
+        An input about which the definition says nothing is sharded as its DTensor is; unsharded sizes are those of the
+        DTensors.
+        A plain tensor among them is this rank's piece.
+        Raises ``InputError`` where a DTensor contradicts the definition, ``PlacementError``, and what ``execute`` does.
+        """
+        if not has_dtensor(inputs):
+            for k, (declared, value) in enumerate(zip(self.fusion.inputs, inputs, strict=False)):
+                if isinstance(declared.val, TensorView):
+                    kind = type(value).__name__
+                    raise InputError(k, declared.val.name, kind, "a DTensor", "use execute() where there are none")
+        return self.execute(inputs)
+
+    def validate(
+        self,
+        inputs: Sequence[Argument],
+        reference_outputs: Sequence[torch.Tensor] | None = None,
+        *,
+        device: torch.device | str | int | None = None,
+    ) -> list[torch.Tensor]:
+        """``execute``, with the outputs compared to ``reference_outputs``, or to the same ops one by one in torch.
+
+        On one rank, or of DTensors, which are compared whole.  ``device``: as of ``execute``.  Raises
+        ``ValidationError``.
+        """
+        run = partial(self.execute, inputs, device=device)
+        return validated(self.fusion, inputs, run, reference_outputs, _device(device))
+
+    def repro_script_for(self, inputs: Sequence[Argument] | None = None) -> str:
+        """A script that defines this fusion and, with ``inputs``, runs it on random tensors of their layout."""
+        return repro_script(self, None if inputs is None else [Described.of(v) for v in inputs])
+
+    def last_repro_script(self) -> str:
+        """The script for the inputs of the last ``execute(..., save_repro_inputs=True)``.  Raises ``NoReproError``."""
+        if self._described is None:
+            raise NoReproError
+        return repro_script(self, self._described)
+
+    def explain(
+        self,
+        inputs: Sequence[torch.Tensor | Number] | None = None,
+        *,
+        sizes: Mapping[TensorView, Sequence[int]] | None = None,
+    ) -> Explanation:
+        """Segments, kernels, collectives and bytes of the plan for ``inputs`` (local) or ``sizes`` (unsharded).
+
+        With neither, of the last plan that ran.  Raises ``NoPlanError``.
+        """
+        from shardfuse.frontend.explain import explain_plan
+
+        self._check_sizes(sizes)
+        with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
+            fec = self.fec
+            if self._dtensors is not None and has_dtensor(inputs or ()):
+                return explain_plan(*self._dtensors.plan_for(inputs or (), sizes))
+            plan = (fec if inputs is not None else self._last).plan_for(inputs, sizes)
+            is_last = inputs is None and sizes is None
+            return explain_plan(plan, self._dtensors.moved if is_last and self._dtensors is not None else ())
+
+    def timeline(
+        self, inputs: Sequence[Argument], *, sizes: Mapping[TensorView, Sequence[int]] | None = None
+    ) -> Timeline:
+        """What ran when, on which stream, in a run on this rank's tensors (after one to warm up); prints as bars.
+
+        Every rank of the fusion's meshes calls it.  ``.chrome_trace()`` is JSON for chrome://tracing and Perfetto.
+        """
+        fec = self.fec
+        self._check_sizes(sizes)
+        assert self._dtensors is not None, "made with the executor"
+        with lines_named(self.fusion):
+            if has_dtensor(inputs):
+                return self._dtensors.timeline(inputs, sizes)
+            found = fec.timeline(inputs, sizes)
+        self._dtensors.last_variant = None
+        return found
+
+    def _check_sizes(self, sizes: Mapping[TensorView, Sequence[int]] | None) -> None:
+        """Raises ``DefinitionError`` for what is no input, and for a shape of another rank."""
+        inputs = [i.val for i in self.fusion.inputs] if sizes else []
+        for tv, shape in (sizes or {}).items():
+            if tv not in inputs:
+                raise DefinitionError("sizes", repr(tv), "TensorViews that are inputs of this definition")
+            if len(shape) != tv.ndim:
+                raise DefinitionError("sizes", f"{list(shape)} for {tv!r}", f"{tv.ndim} unsharded sizes")
+
+    def last_trace(self) -> str:
+        """The text of every stage of the last plan, and of the host program and kernels that ran."""
+        return self._last.last_trace()
+
+
+def _device(named: torch.device | str | int | None) -> torch.device | None:
+    """A number is a GPU's; a GPU without a number is the current one."""
+    if named is None:
+        return None
+    try:
+        device = torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
+    except (RuntimeError, TypeError, ValueError):
+        expected = "a torch.device, its text, or a GPU's number of 0 or more"
+        raise DefinitionError("execute", f"device={shown(named)}", expected) from None
+    is_any = device.type == "cuda" and cast(int | None, device.index) is None
+    return torch.device("cuda", torch.cuda.current_device()) if is_any else device
