@@ -193,6 +193,14 @@ def test_what_a_rank_outside_of_the_mesh_gives() -> None:
     assert run_ranks(3, run) == [[[], []], *[[[6.0] * 4, [2.0] * 4]] * 2]
 
 
+def test_two_rows_of_two_are_contiguous_or_not() -> None:
+    """The smallest dim that has a stride."""
+    fd = doubled(shape=[2, 2], contiguity=True)
+    with pytest.raises(InputError, match=r"contiguous in dim 1 \(stride 1\)"):
+        fd.execute([ones(2, 2).t()])
+    assert torch.equal(fd.execute([ones(2, 2)])[0], 2 * ones(2, 2))
+
+
 @pytest.mark.parametrize("at", [0, 1])
 def test_tensors_of_two_devices(at: int) -> None:
     """Whichever comes second is named; without a GPU the other device is torch's meta."""
