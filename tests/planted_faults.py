@@ -165,7 +165,10 @@ FAULTS = (
 )
 
 TESTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "shardfuse/ir/": (("single", ("tests/test_digits.py", "tests/test_bind.py", "tests/test_passes.py")),),
+    "shardfuse/ir/": (
+        ("single", ("tests/test_digits.py", "tests/test_bind.py", "tests/test_passes.py")),
+        ("single", ("tests/test_sharding_meshes.py", "-k", "fewer")),
+    ),
     "shardfuse/analysis/": (("single", ("tests/test_statistics.py", "tests/test_sharding.py")),),
     "shardfuse/allocation/": (("single", ("tests/test_allocation.py", "tests/test_sharding_meshes.py")),),
     "shardfuse/passes/": (("single", ("tests/test_passes.py", "tests/test_statistics.py", "tests/test_sharding.py")),),

@@ -147,7 +147,7 @@ def test_failure_of_one_rank_is_told_to_all() -> None:
     for error in (zero, two):
         assert isinstance(error, PeerLostError)
         assert error.rank == 1
-        assert str(one) in str(error)
+        assert str(one).partition("\n")[0] in str(error)
 
 
 def test_failure_on_all_ranks_disturbs_no_later_program() -> None:

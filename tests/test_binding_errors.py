@@ -170,6 +170,37 @@ def test_ranks_that_disagree_about_a_symbolic_size() -> None:
         assert "the ranks do not run the same program" in message
 
 
+def test_a_number_on_the_host_that_is_elsewhere() -> None:
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.mul(fd.define_tensor([-1]), fd.define_tensor([], is_cpu=True)))
+    with pytest.raises(InputError, match=r"input 1, T1, to be on cpu but got a tensor on meta: move it there, or decl"):
+        fd.execute([ones(3), ones((), device="meta")])
+
+
+def test_what_a_rank_outside_of_the_mesh_gives() -> None:
+    """A size that is not said is that of the tensor it passes in place of a shard, also beside one that is."""
+
+    def run(rank: int, size: int) -> list[list[int]]:
+        with FusionDefinition() as fd:
+            x, y = fd.define_tensor([-1, 4]), fd.define_tensor([2, 4])
+            fd.add_output(fd.ops.sum(x, [0]))
+            fd.add_output(fd.ops.sum(y, [0]))
+            for tv in (x, y):
+                tv.set_device_mesh(DeviceMesh([1, 2]))
+        inputs = [ones(6, 4), ones(2, 4)] if rank else [ones(6, 4), ones(0)]
+        return [[] if out is None else out.tolist() for out in fd.execute(inputs)]
+
+    assert run_ranks(3, run) == [[[], []], *[[[6.0] * 4, [2.0] * 4]] * 2]
+
+
+def test_two_rows_of_two_are_contiguous_or_not() -> None:
+    """The smallest dim that has a stride."""
+    fd = doubled(shape=[2, 2], contiguity=True)
+    with pytest.raises(InputError, match=r"contiguous in dim 1 \(stride 1\)"):
+        fd.execute([ones(2, 2).t()])
+    assert torch.equal(fd.execute([ones(2, 2)])[0], 2 * ones(2, 2))
+
+
 @pytest.mark.parametrize("at", [0, 1])
 def test_tensors_of_two_devices(at: int) -> None:
     """Whichever comes second is named; without a GPU the other device is torch's meta."""

@@ -60,6 +60,7 @@ def test_what_a_run_prints_and_leaves(runs: Path) -> None:
     check = CHECK.search(output)
     assert check is not None, output
     assert int(check[1]) == 20
+    # losses of 20 steps that follow each other, relatively: the example's own limit
     assert float(check[4]) <= 1e-4
     assert abs(float(check[2]) - float(check[3])) <= 1e-4 * float(check[3])
     lines = metrics(runs / "whole")

@@ -82,7 +82,8 @@ def _apply(function: Callable[..., torch.Tensor], operands: tuple[Any, ...]) -> 
     arrays = [torch.as_tensor(x.handle.data if isinstance(x, tl.tensor) else x) for x in operands]
     dtype = arrays[operands.index(model)].dtype
     found = function(*(a.to(dtype) for a in arrays)).numpy()
-    kind = tl.block_type(model.dtype, list(found.shape)) if model.type.is_block() and found.ndim else model.dtype
+    is_block = found.ndim and any(x.type.is_block() for x in operands if isinstance(x, tl.tensor))
+    kind = tl.block_type(model.dtype, list(found.shape)) if is_block else model.dtype
     return tl.tensor(interpreter.TensorHandle(found, model.dtype), kind)
 
 

@@ -47,9 +47,8 @@ def test_sums(pg) -> None:
         fd.add_output(fd.ops.sum(t, [0]))
         fd.add_output(fd.ops.sum(t, [1]))
 
-    outputs = check_sum(
-        define, [(x, (Shard(0),))], make_mesh((pg.size,), pg.device.type), lambda x: [x.sum(0), x.sum(1)]
-    )
+    mesh = make_mesh((pg.size,), pg.device.type)
+    outputs = check_sum(define, [(x, (Shard(0),))], mesh, lambda x: [x.sum(0), x.sum(1)])
     assert [y.placements for y in outputs] == [(Replicate(),), (Shard(0),)]
 
 
