@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 
 import pytest
+import torch
+from ranks import run_ranks
 
+from shardfuse import DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import ProgramMismatchError
+from shardfuse.executor import agreement
 from shardfuse.mesh.calls import Call, Ledgers, Told
 
 PROGRAMS = [Call.of(f"program {k}\nT0: unsharded [{k}, 4]") for k in range(5)]
@@ -154,3 +159,64 @@ def test_a_wait_that_ends_while_it_is_looked_at_is_not_told() -> None:
     ledger.calls = Calls()
     told = ledger.take_in()
     assert (told.calls, told.waits) == (1, 0)
+
+
+def test_a_wait_for_a_program_that_sends_nothing_is_no_difference() -> None:
+    """What rank 0 waits for is never called: rank 1 goes on, and rank 0 tells so only later."""
+    ranks = Ranks()
+    for rank in TEAM:
+        ranks.call(rank, PROGRAMS[0])
+    ranks.wait(TEAM[0], PROGRAMS[1])
+    ranks.look_all(1)
+    for rank in TEAM[1:]:
+        ranks.call(rank, PROGRAMS[2])
+    ranks.look_all(1)
+    ranks.wait(TEAM[0], None)
+    ranks.call(TEAM[0], PROGRAMS[2])
+    ranks.look_all()
+    for rank in TEAM:
+        ranks.ledgers[rank]._until = dict.fromkeys(ranks.ledgers[rank]._until, 0.0)  # seconds later
+    ranks.look_all()
+    assert not ranks.errors
+    for rank in TEAM:
+        ranks.call(rank, PROGRAMS[1 if rank == TEAM[0] else 0])
+    ranks.look_all()
+    assert sorted(ranks.errors) == list(TEAM)
+
+
+class Waits:
+    """A ledger that remembers what ranks said that they wait for."""
+
+    found = None
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    @property
+    def waits(self) -> None:
+        return None
+
+    @waits.setter
+    def waits(self, call: Call | None) -> None:
+        self.said += [] if call is None else [call.text]
+
+
+@pytest.mark.parametrize("is_reduced", [False, True])
+def test_a_wait_is_told_for_programs_that_send_something(is_reduced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pointwise programs of a mesh are agreed on as well, but no call of them is noted."""
+    ledger = Waits()
+    monkeypatch.setattr(agreement, "ledger_of", lambda ranks: ledger)
+
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([2 * size, 4])
+            fd.add_output(fd.ops.sum(x, [0]) if is_reduced else fd.ops.exp(x))
+            x.set_device_mesh(DeviceMesh(list(range(size))))
+            x.outer_split(0, size)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        if rank == 0:
+            time.sleep(0.6)
+        fd.execute([torch.ones(2, 4)])
+
+    run_ranks(len(TEAM), run)
+    assert bool(ledger.said) == is_reduced

@@ -91,9 +91,9 @@ def agreed(ranks: Sequence[int], text: str) -> Generator[list[str]]:
 
 
 def agree(ranks: Sequence[int], text: str) -> None:
-    """`agreed` where there is nothing to make."""
-    with agreed(ranks, text):
-        pass
+    """`agreed` before an exchange of sizes."""
+    with agreed(ranks, text) as made:
+        made.append("sizes are exchanged")
 
 
 @contextmanager
@@ -258,7 +258,7 @@ class _Side:
                             "waits", ranks=comparison.ranks, k=comparison.k, text=comparison.text, serial=self.waits
                         )
                         is_quiet = False
-                        if ledger is not None:
+                        if ledger is not None and comparison.made:  # else nothing is sent, and no call is noted
                             ledger.waits = Call.of(comparison.text)
                     if ledger is not None and ledger.found is not None:
                         raise ledger.found

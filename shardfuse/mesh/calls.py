@@ -179,7 +179,7 @@ class Ledgers:
             for ledger in tuple(self._known.values()):
                 ledger.take_in()
                 told = {rank: others[rank][ledger.key] for rank in ledger.ranks if ledger.key in others.get(rank, {})}
-                if any(other.differs or ledger.contradicts(other) for other in told.values()):
+                if ledger.differs or any(other.differs or ledger.contradicts(other) for other in told.values()):
                     error = self._difference(ledger, told, publish, read)
                     if error is not None:
                         return ledger, error
@@ -202,6 +202,9 @@ class Ledgers:
         error = first_difference(ledger.ranks, {self._rank: ledger.tail(), **known})
         if error is not None or has_patience:
             return error
+        if not any(ledger.contradicts(other) for other in told.values()):
+            ledger.differs = False  # what was told had not gone on yet: all that is told by now agrees
+            return None
         told = {self._rank: ledger.told, **told}
         texts = {rank: f"{other.calls} calls, digest {other.chain:x}" for rank, other in told.items()}
         return ProgramMismatchError(texts, f"one of the calls of ranks {list(ledger.ranks)}, thousands of calls ago,")
