@@ -29,7 +29,9 @@ def test_backward_of_a_norm(size: int, uneven: bool, monkeypatch: pytest.MonkeyP
     calls: list[int] = []
     original = communication.all_reduce
     monkeypatch.setattr(
-        communication, "all_reduce", lambda x, op, team: (calls.append(x.numel()), original(x, op, team))[1]
+        communication,
+        "all_reduce",
+        lambda x, op, team, **how: (calls.append(x.numel()), original(x, op, team, **how))[1],
     )
 
     def run(rank: int, n: int) -> list[str]:

@@ -152,10 +152,8 @@ class CallBuilder(ReductionBuilder):
     def _are_heads(self, op: str, **given: TensorView) -> None:
         ndim = given["query"].ndim
         for role, t in given.items():
-            if t.ndim < 3 or t.ndim != ndim:
-                raise OperandError(
-                    op, role, f"a tensor of {t.ndim} dims", f"{max(ndim, 3)}, [..., heads, length, features]"
-                )
+            if t.ndim < 2 or t.ndim != ndim:
+                raise OperandError(op, role, f"a tensor of {t.ndim} dims", f"{max(ndim, 2)}, [..., length, features]")
 
     def _with_roles(
         self, op: str, given: Mapping[str, object], dtypes: list[DataType], **attributes: object

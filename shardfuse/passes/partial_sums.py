@@ -63,8 +63,9 @@ def summands_of(summand: BoundTensor, at: int, producers: Mapping[BoundTensor, E
     sent = summand
     while sent.dtype not in _NARROW:
         expr = producers.get(sent)
-        own = [t for t in expr.tensors if t.domain.logical[at]] if expr is not None else []
-        if expr is None or (expr.op != "cast" and expr.op not in POINTWISE) or len(dict.fromkeys(own)) != 1:
+        is_pointwise = expr is not None and (expr.op == "cast" or expr.op in POINTWISE)
+        own = [t for t in expr.tensors if t.domain.logical[at]] if expr is not None and is_pointwise else []
+        if expr is None or len(dict.fromkeys(own)) != 1:
             return Summands(summand, at, summand, ())
         chain.insert(0, expr)
         sent = own[0]
