@@ -77,7 +77,9 @@ def _time(us: float) -> str:
 
 def _short(found: dict[str, dict[str, float]]) -> str:
     """Case by case.  Where a copy of such words as rows keep aligned was measured, that is the roof."""
-    narrow = {case: ratio for peer, cases in found.items() if peer.startswith("copy of ") for case, ratio in cases.items()}
+    narrow = {
+        case: ratio for peer, cases in found.items() if peer.startswith("copy of ") for case, ratio in cases.items()
+    }
     said: list[str] = []
     for peer, cases in found.items():
         for case, ratio in cases.items():
@@ -111,7 +113,7 @@ def page(text: str, results: Sequence[Results]) -> str:
     for r in results:
         begin, end = f"<!-- {r.suite} -->", f"<!-- end of {r.suite} -->"
         if begin not in text:
-            text = f"{text.rstrip()}\n\n## {r.suite}\n\n{begin}\n{end}\n"
+            text = f"{text.rstrip()}\n\n## {r.suite}\n{begin}\n{end}\n"
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{section(r)}\n{end}{rest.partition(end)[2]}"
     return text

@@ -44,7 +44,9 @@ def plot(results: Results, directory: Path = ROOT / "docs") -> Path:
 
 def _draw(panel, workload: str, rows: list[Row]) -> None:
     for impl in dict.fromkeys(r.impl for r in rows):
-        points = sorted((r.bytes / 1e6, r.gb_per_s) for r in rows if r.impl == impl and r.gb_per_s is not None and r.counts)
+        points = sorted(
+            (r.bytes / 1e6, r.gb_per_s) for r in rows if r.impl == impl and r.gb_per_s is not None and r.counts
+        )
         if points:
             width = 2.2 if impl == "shardfuse" else 1.0
             sizes, speeds = zip(*points, strict=True)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -75,9 +76,8 @@ def first_calls(workload: str, case: Case, impl: str) -> dict[str, float]:
 def _inductor_import() -> float:
     """Seconds; what the measured process had loaded of them with torch and shardfuse is not in it."""
     began = perf_counter()
-    import torch._dynamo
-    import torch._inductor.compile_fx
-
+    for name in ("torch._dynamo", "torch._inductor.compile_fx"):
+        import_module(name)
     return perf_counter() - began
 
 

@@ -49,14 +49,14 @@ def compile_tables(
 ) -> Iterator[str]:
     """Run every implementation of every case twice and keep nothing but the compilers' caches; tells the failures."""
     for workload, case in work:
-        yield from (f"{workload.name} {case} {name}: {note}" for name, note in _failures(workload, case, chosen, device))
+        yield from (
+            f"{workload.name} {case} {name}: {note}" for name, note in _failures(workload, case, chosen, device)
+        )
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _failures(
-    workload: Workload, case: Case, chosen: Sequence[str], device: torch.device
-) -> Sequence[tuple[str, str]]:
+def _failures(workload: Workload, case: Case, chosen: Sequence[str], device: torch.device) -> Sequence[tuple[str, str]]:
     return list(_Measured(workload, case, [p for p in chosen if p != "copy"], device).failed.items())
 
 

@@ -42,7 +42,9 @@ def copies(nbytes: int, device: torch.device) -> list[Copy]:
         Copy("clone", source, target, source.clone),
     ]
     if device.type == "cuda":
-        words = [t[: max(t.numel() // WORD, 1) * WORD].view(torch.int64) for t in (source, target)] if nbytes > 15 else []
+        words = (
+            [t[: max(t.numel() // WORD, 1) * WORD].view(torch.int64) for t in (source, target)] if nbytes > 15 else []
+        )
         found += [_by_triton(*words, tile) for tile in TILES if words]
     return found
 

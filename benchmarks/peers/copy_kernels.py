@@ -1,4 +1,4 @@
-"""Copies: of aligned words, and of addresses that promise no alignment beyond the word, so that loads are one word wide."""
+"""Copies in Triton: of aligned words; and of addresses that promise no alignment, so that loads are one word wide."""
 
 import triton
 import triton.language as tl
