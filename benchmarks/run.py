@@ -4,7 +4,7 @@
     python benchmarks/run.py forward --json forward.json
     python benchmarks/run.py forward --case 8192x5140:float16 --only layer_norm --peers copy,inductor
     python benchmarks/run.py reduction --peers tuned          # the first launch against the one that fd.tune finds
-    python benchmarks/run.py backward --peers inductor,inductor_max_autotune     # the latter takes minutes
+    python benchmarks/run.py autotuned                        # the middle case of each workload against max-autotune
     python benchmarks/run.py backward --warm                  # fills the compilers' caches and measures nothing
     python benchmarks/run.py backward --write                 # benchmarks/results/, docs/measured.md, and the plot
     python benchmarks/run.py forward --read forward.json --write          # the same from another machine's results
@@ -45,6 +45,8 @@ from benchmarks.workload import Case, CaseError, Workload
 from benchmarks.workloads import SUITES, WORKLOADS
 
 Work = list[tuple[Workload, Case]]
+AUTOTUNED = "copy,inductor,inductor_max_autotune"
+"""Peers of the suite of that name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,11 +87,11 @@ def _run(options: argparse.Namespace) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=(*SUITES, "host", "compile", "reshard"))
+    parser.add_argument("suite", choices=(*SUITES, "autotuned", "host", "compile", "reshard"))
     parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite")
     default = ",".join(p for p in peers.PEERS if p not in peers.ASKED_FOR)
-    parser.add_argument("--peers", default=default, help=f"of {','.join(peers.PEERS)}; left out, {default}")
+    parser.add_argument("--peers", help=f"of {','.join(peers.PEERS)}; left out, {default}; autotuned: {AUTOTUNED}")
     parser.add_argument("--seconds", type=float, default=40.0, help="GPU time for all cases together")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--write", action="store_true", help="put the results in benchmarks/results/ and docs/")
@@ -100,7 +102,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(words)
     options.command = shlex.join(["benchmarks/run.py", *words])
-    options.peers = [p for p in options.peers.split(",") if p]
+    chosen = (AUTOTUNED if options.suite == "autotuned" else default) if options.peers is None else options.peers
+    options.peers = [p for p in chosen.split(",") if p]
     for given, known in ((options.peers, peers.PEERS), (options.only, WORKLOADS)):
         if unknown := [name for name in given if name not in known]:
             parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
@@ -114,14 +117,15 @@ def _work(options: argparse.Namespace) -> Work:
     if options.suite == "compile":
         return [(WORKLOADS[STARTED[0]], Case.parse(STARTED[1]))]
     found: Work = []
-    for workload in SUITES[options.suite]:
+    for workload in SUITES.get(options.suite, tuple(WORKLOADS.values())):
         if options.only and workload.name not in options.only:
             continue
         own = [Case.parse(text) for text in workload.cases]
         ranks = [len(case.shape) for case in own]
         given = [Case.parse(text) for text in options.case]
         fits = [c for c in given if len(c.shape) in ranks and c.channels_last in [o.channels_last for o in own]]
-        found += [(workload, case) for case in (fits if given else own)]
+        grid = [own[len(own) // 2]] if options.suite == "autotuned" else own
+        found += [(workload, case) for case in (fits if given else grid)]
     return found
 
 

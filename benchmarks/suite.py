@@ -64,6 +64,7 @@ class _Measured:
     """One case: what runs, what failed and why."""
 
     def __init__(self, workload: Workload, case: Case, chosen: Sequence[str], device: torch.device) -> None:
+        peers.forget_compiled()
         self.workload, self.case, self.device = workload, case, device
         self.inputs = workload.arguments(case, Draw(device))
         self.runs: dict[str, Callable[[], object]] = {}

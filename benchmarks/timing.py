@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -15,7 +16,7 @@ from shardfuse.executor.timing import behind_flush, flush_buffer
 HIDDEN = 50e-6
 """Seconds on the host that one flush hides; one more hides what a busy machine adds."""
 POISON = 0xFF
-"""In each byte: NaN in every floating-point type."""
+"""In each byte: NaN in every floating-point type, -1 in integers."""
 BLOCKS = 2
 """Poisoned for each output: one may be taken by what a run keeps in between."""
 WARM_UP = 3
@@ -60,7 +61,7 @@ def poison(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], devi
     kept = {t.untyped_storage().data_ptr() for t in inputs}
     for t in outputs:
         if t.untyped_storage().data_ptr() not in kept:
-            t.untyped_storage().fill_(POISON)
+            t.fill_(math.nan if t.is_floating_point() else -1)
     sizes = [t.numel() * t.itemsize for t in outputs]
     taken = [torch.full((n,), POISON, dtype=torch.uint8, device=device) for n in sizes * BLOCKS]
     synchronize(device)

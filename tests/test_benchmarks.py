@@ -60,11 +60,12 @@ def test_every_case_of_the_grid_is_planned(workload: Workload) -> None:
     assert planned.moved >= planned.bytes
 
 
-@pytest.mark.parametrize("name", [*SUITES, "host", "compile"])
+@pytest.mark.parametrize("name", [*SUITES, "autotuned", "host", "compile"])
 def test_dry_prints_every_case(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main([name, "--dry"]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
-    expected = [c for w in SUITES.get(name, ()) for c in w.cases] or {"host": CALLED, "compile": [0]}[name]
+    others = {"host": CALLED, "compile": [0], "autotuned": WORKLOADS}
+    expected = [c for w in SUITES.get(name, ()) for c in w.cases] or others[name]
     assert len(lines) == len(expected)
 
 
@@ -85,6 +86,7 @@ def test_dry_compiles_for_sm90() -> None:
 
 def test_the_whole_command_is_recorded() -> None:
     words = ["forward", "--only", "rms_norm", "--case", "64x1024", "--peers", "copy,inductor"]
+    assert run._options(["autotuned"]).peers == ["copy", "inductor", "inductor_max_autotune"]
     assert run._options(words).command == f"benchmarks/run.py {' '.join(words)}"
 
 

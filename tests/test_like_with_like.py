@@ -180,6 +180,22 @@ def test_copies_move_as_many_bytes_as_they_say(nbytes: int) -> None:
         assert made.data_ptr() != copy.source.data_ptr()
 
 
+def test_the_roof_is_the_fastest_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"copy_": 3.0, "clone": 2.0}
+    asked: list[list[str]] = []
+
+    def measured(runs, seconds: float, device: torch.device) -> dict[str, timing.Timed]:
+        asked.append(list(runs))
+        return {name: timing.Timed(times.get(name, 1.0), 0, 9, 1) for name in runs}
+
+    monkeypatch.setattr(suite, "measure", measured)
+    for name in ("clone", "copy_"):
+        ((_, copy),) = suite.run_tables([(RMS_NORM, Case.parse("5x16"))], ["copy"], 0.01, CPU)
+        assert copy.note == f"by {name}"
+        times["copy_"] = 1.0
+    assert asked == [["copy_", "clone"], ["shardfuse", "copy"]] * 2
+
+
 def test_inductor_compiles_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is called inductor is never eager torch: kernels were generated, by the options that the page names."""
     case, given = Case.parse("5x16"), []

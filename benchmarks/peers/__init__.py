@@ -9,6 +9,7 @@ import torch
 
 from ..workload import Case, Tensors, Workload
 from . import copy, liger, quack, torch_peers, tuned
+from .torch_peers import forget_compiled
 
 Run = Callable[[], Tensors]
 
@@ -54,4 +55,4 @@ def prepare(peer: str, workload: Workload, case: Case, inputs: Sequence[torch.Te
             raise AssertionError(f"{peer} is no peer that computes")
 
 
-__all__ = ["ASKED_FOR", "FORMATS", "PEERS", "Run", "copy", "prepare", "why_absent"]
+__all__ = ["ASKED_FOR", "FORMATS", "PEERS", "Run", "copy", "forget_compiled", "prepare", "why_absent"]

@@ -7,7 +7,9 @@ mode's call captured in a CUDA graph, whose inputs stay where they are, so that 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from types import FunctionType
 
 import torch
 
@@ -32,22 +34,28 @@ def prepare_inductor(
     workload: Workload, case: Case, inputs: Sequence[torch.Tensor], options: dict[str, bool] | None = None
 ) -> Run:
     """Compiled, having run once.  Raises NotCompiledError."""
-    import torch._dynamo
     import torch._inductor.config as config
     from torch._inductor import metrics
 
-    torch._dynamo.reset()  # each case is compiled for its own sizes: no limit on how often
     mixed = {"triton.mix_order_reduction": True} if hasattr(config.triton, "mix_order_reduction") else {}
 
     def graph(*tensors: torch.Tensor) -> Tensors:
         return workload.eager(case, *tensors)
 
-    compiled = torch.compile(graph, dynamic=False, fullgraph=True, options={**mixed, **(options or {})})
+    # Code of its own, which no other peer's compilation is kept with: there is a limit on how many are.
+    own = FunctionType(graph.__code__.replace(), globals(), f"{workload.name}_{case}", None, graph.__closure__)
+    compiled = torch.compile(own, dynamic=False, fullgraph=True, options={**mixed, **(options or {})})
     before = metrics.generated_kernel_count  # those that a cache held are counted too
     compiled(*inputs)
     if metrics.generated_kernel_count == before:
         raise NotCompiledError
     return lambda: compiled(*inputs)
+
+
+def forget_compiled() -> None:
+    """Let go of what was compiled for other cases."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 def prepare_inductor_graphs(workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Run:
