@@ -22,13 +22,13 @@ SHORT_OF_COPY, SHORT_OF_PEERS = 0.95, 0.98
 """Ratios that fall short are below these; by 2 % times differ from run to run."""
 
 
-def save(results: Results, directory: Path = RESULTS) -> Path:
+def save(results: Results, directory: Path) -> Path:
     path = directory / f"{results.suite}.json"
     path.write_text(results.to_json())
     return path
 
 
-def load(directory: Path = RESULTS) -> list[Results]:
+def load(directory: Path) -> list[Results]:
     return [Results.from_json(path.read_text()) for path in sorted(directory.glob("*.json"))]
 
 
@@ -122,7 +122,7 @@ def page(text: str, results: Sequence[Results]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """``--check``: code 1 where the page is not what the results make it."""
     old = MEASURED.read_text()
-    new = page(old, load())
+    new = page(old, load(RESULTS))
     if "--check" not in arguments:
         MEASURED.write_text(new)
     elif new != old:

@@ -7,7 +7,7 @@
     python benchmarks/run.py autotuned                        # the middle case of each workload against max-autotune
     python benchmarks/run.py backward --warm                  # fills the compilers' caches and measures nothing
     python benchmarks/run.py backward --write                 # benchmarks/results/, docs/measured.md, and the plot
-    python benchmarks/run.py forward --read forward.json --write          # the same from another machine's results
+    python benchmarks/run.py forward --read forward.json --commit 1a2b3c --write # the same from another machine's
     mpirun -n 4 python benchmarks/run.py reshard              # or by torchrun; against redistribute of DTensor
     python benchmarks/run.py groupnorm --dry --compile        # without a GPU: plans, and kernels compiled for sm_90
 
@@ -24,6 +24,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--write", action="store_true", help="put the results in benchmarks/results/ and docs/")
     parser.add_argument("--warm", action="store_true", help="compile only, so that caches are filled")
+    parser.add_argument("--commit", default="", help="of the code that was measured, where there was no git to ask")
     parser.add_argument("--read", type=Path, metavar="FILE", help="take results from such JSON instead of measuring")
     parser.add_argument("--dry", action="store_true", help="plan only, without a GPU")
     parser.add_argument("--compile", action="store_true", help="with --dry: compile the kernels for sm_90")
@@ -175,8 +177,10 @@ def _reshard(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace, results: Results) -> int:
     print(as_text(results))
+    if options.commit:
+        results = replace(results, commit=options.commit)
     if options.write:
-        page.save(results)
+        page.save(results, page.RESULTS)
         page.main([])
         if any(r.bytes for r in results.rows) and find_spec("matplotlib") is not None:
             plot(results)

@@ -233,6 +233,19 @@ def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
     assert more.endswith("<!-- end of softmax -->\n")
 
 
+def test_results_of_another_machine_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the data and the page, with the commit that was measured."""
+    (given := tmp_path / "given.json").write_text(replace(results(), suite="compile").to_json())
+    (measured := tmp_path / "measured.md").write_text("# Measured\n")
+    (kept := tmp_path / "results").mkdir()
+    monkeypatch.setattr(page, "MEASURED", measured)
+    monkeypatch.setattr(page, "RESULTS", kept)
+    monkeypatch.setattr(run, "plot", lambda results: None)
+    assert run.main(["compile", "--read", str(given), "--commit", "1a2b3c", "--write"]) == 0
+    assert report.Results.from_json((kept / "compile.json").read_text()).commit == "1a2b3c"
+    assert "a machine, commit 1a2b3c; `benchmarks/run.py forward`" in measured.read_text()
+
+
 def test_the_page_is_what_the_kept_results_say() -> None:
     assert page.main(["--check"]) == 0
     assert len(page.MEASURED.read_text().splitlines()) <= 250

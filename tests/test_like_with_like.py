@@ -118,8 +118,9 @@ def test_what_a_run_leaves_out_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_outputs_are_poisoned_and_inputs_are_not() -> None:
     x, counts, y = torch.ones(4, 8), torch.ones(3, dtype=torch.int64), torch.ones(5, dtype=torch.bfloat16)
-    poison([x[1:], counts, y], [y], CPU)
-    assert x.isnan().all()
+    poison([x[1:].t(), counts, y], [y], CPU)
+    assert x[1:].isnan().all()
+    assert torch.equal(x[0], torch.ones(8))
     assert torch.equal(counts, torch.full_like(counts, -1))
     assert torch.equal(y, torch.ones_like(y))
 
