@@ -13,7 +13,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
 
-from benchmarks.report import ROOT, Results, Row, mean, ratios
+from benchmarks.report import ROOT, Results, Row, has_plot, mean, ratios
 
 MEASURED = ROOT / "docs" / "measured.md"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -38,7 +38,7 @@ def section(results: Results) -> str:
     read = f"python benchmarks/run.py {results.suite} --read benchmarks/results/{results.suite}.json"
     said = [f"{results.date}, {results.machine}{code}; `{results.command}`.", *(f"{s}." for s in results.left_out)]
     lines = [" ".join([*said, f"Every row: `{read}`."]), ""]
-    if any(r.bytes for r in results.rows):
+    if has_plot(results):
         lines += [f"![GB/s against size](bandwidth_{results.suite}.svg)", ""]
     peers = list(dict.fromkeys(r.impl for r in results.rows if r.impl != OWN and not r.impl.startswith("copy of ")))
     shown = sorted((p for p in peers if any(r.impl == p and r.counts for r in results.rows)), key=lambda p: p != "copy")

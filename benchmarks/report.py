@@ -93,6 +93,12 @@ def commit() -> str:
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
+def has_plot(results: Results) -> bool:
+    """Is there a workload of several sizes, and bytes to speak of?"""
+    sizes = {(r.workload, r.case) for r in results.rows if r.bytes}
+    return len(sizes) > len({workload for workload, _ in sizes})
+
+
 HEADERS = ("case", "implementation", "us", "GB/s", "of copy", "shardfuse is", "kernels", "error")
 
 

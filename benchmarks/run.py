@@ -39,7 +39,7 @@ from benchmarks import page, peers
 from benchmarks.dry import Planned, plan_case
 from benchmarks.host import CALLED
 from benchmarks.plot import plot
-from benchmarks.report import Results, Row, as_text, columns
+from benchmarks.report import Results, Row, as_text, columns, has_plot
 from benchmarks.reshard import run_reshard
 from benchmarks.suite import OWN, STARTED, compile_tables, run_host, run_startup, run_tables
 from benchmarks.workload import Case, CaseError, Workload
@@ -182,7 +182,7 @@ def _show(options: argparse.Namespace, results: Results) -> int:
     if options.write:
         page.save(results, page.RESULTS)
         page.main([])
-        if any(r.bytes for r in results.rows) and find_spec("matplotlib") is not None:
+        if has_plot(results) and find_spec("matplotlib") is not None:
             plot(results)
     return 1 if any(r.impl == OWN and r.note for r in results.rows) else 0
 

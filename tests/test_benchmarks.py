@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,27 @@ def test_dry_compiles_for_sm90() -> None:
 # cases and peers
 
 
+def test_a_run_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command that was given, on the commit that git names."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(run, "_machine", lambda: "a CPU")
+    monkeypatch.setattr(run, "run_tables", partial(suite.run_tables, device=CPU))
+    words = ["forward", "--only", "rms_norm", "--peers", "copy,eager", "--case", "5x16", "--seconds", "0.01"]
+    words += ["--json", str(path := tmp_path / "forward.json")]
+    assert run.main(words) == 0
+    found = report.Results.from_json(path.read_text())
+    assert found.command == f"benchmarks/run.py {' '.join(words)}"
+    assert [r.impl for r in found.rows] == ["shardfuse", "eager", "copy"]
+    assert all(r.counts for r in found.rows)
+    assert found.commit.rstrip("+") in ("", *_head())
+    assert "times as fast as, geometric means:" in capsys.readouterr().out
+
+
+def _head() -> list[str]:
+    command = ["git", "-C", str(report.ROOT), "rev-parse", "--short=10", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+
+
 def test_the_whole_command_is_recorded() -> None:
     words = ["forward", "--only", "rms_norm", "--case", "64x1024", "--peers", "copy,inductor"]
     assert run._options(["autotuned"]).peers == ["copy", "inductor", "inductor_max_autotune"]
@@ -155,6 +177,43 @@ def test_first_calls_are_timed_in_fresh_processes() -> None:
         assert seconds["import"] > 0
         assert 0 < seconds["second"] < seconds["first"]
         assert 0 < seconds["plan"] < seconds["new_size"]
+
+
+def test_what_is_imported_is_told_beside_first_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both sides: what excludes imports is held to what excludes them, and what includes them likewise."""
+    seconds = {"import": 1.0, "first": 2.0, "both": 3.0, "second": 0.5}
+    monkeypatch.setattr(suite, "measure_startup", lambda *_: {"cold": seconds, "warm": seconds})
+    own, inductor = suite.run_startup(["eager", "inductor"])
+    assert [(r.workload, r.us) for r in own] == [(r.workload, r.us) for r in inductor]
+    assert [r.workload.removesuffix(", cold caches") for r in own[:4]] == [
+        "import",
+        "first call, after the import",
+        "import and first call",
+        "second call",
+    ]
+    assert {r.impl for r in inductor} == {"inductor"}
+
+
+def test_results_are_checked_before_the_time_on_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros(peer: str, workload: Workload, case: Case, inputs: list[torch.Tensor]) -> peers.Run:
+        return lambda: tuple(map(torch.zeros_like, workload.eager(case, *inputs)))
+
+    monkeypatch.setattr(peers, "prepare", zeros)
+    monkeypatch.setattr(suite, "host_microseconds", lambda run: (5.0, 4.0, 6.0))
+    for own, eager in suite.run_host(["copy", "eager"], CPU):
+        assert (own.us, own.note, own.bytes) == (5.0, "", 0)
+        assert own.planned == (int(own.workload.removeprefix("segments_")) if "segments" in own.workload else 1)
+        assert eager.us is None
+        assert eager.note.startswith("WRONG: ")
+
+
+def test_compiling_ahead_tells_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(peer: str, *_: object) -> peers.Run:
+        raise RuntimeError(f"no {peer}")
+
+    monkeypatch.setattr(peers, "prepare", refused)
+    told = list(suite.compile_tables([(RMS_NORM, Case.parse("5x16"))], ["copy", "eager"], CPU))
+    assert told == ["rms_norm 5x16:bfloat16 eager: failed: RuntimeError: no eager"]
 
 
 def test_host_time_is_of_as_many_segments_as_it_says() -> None:
