@@ -1,19 +1,23 @@
-"""Numerics: ``||out - ref|| / ||ref||`` against float64, the reference being computed in pieces."""
+"""Is a result right?  Element by element against float64, by the rule of ``benchmarks/roundings.py``, and as one norm.
+
+The reference is computed in pieces.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite, prod, sqrt
 
 import torch
 
+from .roundings import mismatch
 from .workload import Case, Workload
 
 PIECE = 1 << 25
 """Elements of the largest input in one piece: 256 MB as float64."""
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4, torch.float64: 1e-10}
-"""Largest error by the output's dtype: rounding to bfloat16 alone is 1.7e-3, and a peer may round on the way."""
+"""Largest norm of the error by the output's dtype: rounding to bfloat16 alone is 1.7e-3."""
 
 
 @dataclass
@@ -35,41 +39,117 @@ class _Sums:
         return sqrt(self.difference / self.reference) if self.reference else sqrt(self.difference)
 
 
+@dataclass
+class Verdict:
+    """error: ``||out - ref|| / ||ref||``.  wrong: what the rule says of an element.  other: not of the dtype, or not in
+    the memory format that was asked for.  Sentences; empty where there is nothing to say."""
+
+    error: float
+    wrong: str = ""
+    other: str = ""
+
+    @property
+    def note(self) -> str:
+        if self.wrong:
+            return f"WRONG: {self.wrong}"
+        return f"OTHER: {self.other}" if self.other else ""
+
+
+def judge(
+    workload: Workload,
+    case: Case,
+    inputs: Sequence[torch.Tensor],
+    results: dict[str, list[torch.Tensor]],
+    any_format: Collection[str] = (),
+) -> dict[str, list[Verdict]]:
+    """For each implementation a verdict on each output, by the rule of ``benchmarks/roundings.py``.
+
+    The reference is float64, and what is allowed beside the workload's roundings is eager torch's own error on the same
+    inputs, row by row.  Signs of zeros are not compared here.  An output of another dtype is held to that dtype.
+    any_format: implementations that are not asked for a memory format.
+    """
+    eager = workload.eager(case, *inputs)
+    sums = {name: [_Sums() for _ in outputs] for name, outputs in results.items()}
+    verdicts = {
+        name: [_of_kind(case, out, want, name in any_format) for out, want in zip(outputs, eager, strict=False)]
+        for name, outputs in results.items()
+    }
+    for k, at, ref in _references(workload, case, inputs):
+        for name, outputs in results.items():
+            if len(outputs) != len(eager) or outputs[k].shape != eager[k].shape:
+                verdicts[name] = [Verdict(inf, _shapes(outputs, eager)) for _ in eager]
+                continue
+            verdict = verdicts[name][k]
+            sums[name][k].add(outputs[k][at], ref)
+            verdict.error = sums[name][k].error
+            verdict.wrong = verdict.wrong or _wrong(workload, outputs[k][at], ref, eager[k][at])
+    return verdicts
+
+
 def errors(
     workload: Workload, case: Case, inputs: Sequence[torch.Tensor], results: dict[str, list[torch.Tensor]]
 ) -> dict[str, list[float]]:
-    """For each implementation the error of each output.  A result of another shape has an infinite error."""
-    sums = {name: [_Sums() for _ in workload.sums] for name in results}
-    totals: list[torch.Tensor | None] = [None for _ in workload.sums]
+    """For each implementation the error of each output as one norm.  A result of another shape has an infinite one."""
+    return {name: [v.error for v in of] for name, of in judge(workload, case, inputs, results).items()}
+
+
+def _of_kind(case: Case, out: torch.Tensor, wanted: torch.Tensor, any_format: bool) -> Verdict:
+    """Dtype and memory format."""
+    said = [f"{out.dtype} where {wanted.dtype} was asked for"] if out.dtype != wanted.dtype else []
+    if not (any_format or case.is_arranged(out)):
+        said.append(f"strides {list(out.stride())} of shape {list(out.shape)}")
+    return Verdict(inf, other=", ".join(said))
+
+
+def _shapes(outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> str:
+    found, expected = ([list(t.shape) for t in tensors] for tensors in (outputs, wanted))
+    return f"shapes {found}, expected {expected}"
+
+
+def _wrong(workload: Workload, out: torch.Tensor, ref: torch.Tensor, eager: torch.Tensor) -> str:
+    """A row, in which eager torch's largest error counts, is of the last dim; of activations all that is in a channel.
+
+    Of an element near 0 the terms that were added up are taken to be as large as the largest result in its row.
+    """
+    if ref.ndim > 3:
+        out, ref, eager = (t.flatten(2) for t in (out, ref, eager))
+    terms = ref.abs().amax(-1, keepdim=True) if ref.ndim and ref.numel() and not workload.relative else None
+    found = mismatch(
+        out,
+        ref,
+        eager.to(out.dtype),
+        n=workload.roundings,
+        rows=-1 if ref.ndim else None,
+        relative=workload.relative,
+        terms=terms,
+        signed=False,
+    )
+    return found or ""
+
+
+Piece = tuple[int, slice | tuple[()], torch.Tensor]
+"""The number of an output, where in it the piece is, and the piece in float64."""
+
+
+def _references(workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Iterator[Piece]:
+    """Piece by piece; outputs that are sums over the pieces at the end."""
+    totals: dict[int, torch.Tensor] = {}
     start = 0
     for piece in _pieces(workload, inputs):
-        refs = _reference(workload, case, piece)
         rows = 0
-        for k, (ref, summed) in enumerate(zip(refs, workload.sums, strict=True)):
+        for k, (ref, summed) in enumerate(zip(_reference(workload, case, piece), workload.sums, strict=True)):
             if summed:
-                totals[k] = ref if totals[k] is None else totals[k] + ref
+                totals[k] = totals[k] + ref if k in totals else ref
                 continue
             rows = ref.shape[0] if ref.ndim else 0
-            for name, outputs in results.items():
-                part = outputs[k][start : start + rows] if ref.ndim else outputs[k]
-                _add(sums[name][k], part, ref)
+            yield k, slice(start, start + rows) if ref.ndim else (), ref
         start += rows
-    for k, total in enumerate(totals):
-        for name, outputs in results.items():
-            if total is not None:
-                _add(sums[name][k], outputs[k], total)
-    return {name: [s.error for s in of] for name, of in sums.items()}
+    for k, total in totals.items():
+        yield k, (), total
 
 
 def tolerance(output: torch.Tensor) -> float:
     return TOLERANCE[output.dtype]
-
-
-def _add(sums: _Sums, out: torch.Tensor, ref: torch.Tensor) -> None:
-    if out.shape != ref.shape:
-        sums.difference = inf
-        return
-    sums.add(out, ref)
 
 
 def _pieces(workload: Workload, inputs: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -44,6 +44,7 @@ def independent_segments(count: int) -> Workload:
         reference=eager,
         rows=(True,) * count,
         sums=(False,) * count,
+        roundings=4,
     )
 
 

@@ -12,7 +12,7 @@ from benchmarks.report import ROOT, Results, Row
 
 COLOURS = {
     "shardfuse": "#d62728", "copy": "#888888", "eager": "#8c564b",
-    "inductor": "#1f77b4", "liger": "#2ca02c", "quack": "#9467bd",
+    "inductor": "#1f77b4", "inductor_max_autotune": "#17becf", "liger": "#2ca02c", "quack": "#9467bd",
 }  # fmt: skip
 WIDTH = 3
 
@@ -44,7 +44,9 @@ def plot(results: Results, directory: Path = ROOT / "docs") -> Path:
 
 def _draw(panel, workload: str, rows: list[Row]) -> None:
     for impl in dict.fromkeys(r.impl for r in rows):
-        points = sorted((r.bytes / 1e6, r.gb_per_s) for r in rows if r.impl == impl and r.gb_per_s is not None)
+        points = sorted(
+            (r.bytes / 1e6, r.gb_per_s) for r in rows if r.impl == impl and r.gb_per_s is not None and r.counts
+        )
         if points:
             width = 2.2 if impl == "shardfuse" else 1.0
             sizes, speeds = zip(*points, strict=True)

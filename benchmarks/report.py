@@ -1,9 +1,10 @@
-"""Results as a table, as JSON and as sections of ``docs/measured.md``."""
+"""Results as a table and as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from math import exp, log
@@ -11,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-MEASURED = ROOT / "docs" / "measured.md"
 
 
 @dataclass(frozen=True)
 class Row:
     """One implementation at one case.
 
-    us, low, high: microseconds, median and spread; ``None`` where it failed, which ``note`` then says.
-    bytes: each input read once, each output written once.  errors: of each output against float64.
+    us, low, high: microseconds, median and spread; ``None`` where it failed or is wrong, which ``note`` then says.
+    bytes: each input read once, each output written once.  errors: of each output against float64, as one norm.
     kernels: launches that the profiler saw; planned: of shardfuse's plan.
     """
 
@@ -36,13 +36,22 @@ class Row:
     note: str = ""
 
     @property
+    def counts(self) -> bool:
+        """Does its time say anything?  That of a wrong result, or of another than the one asked for, does not."""
+        return bool(self.us) and not self.note.startswith(("WRONG", "OTHER"))
+
+    @property
     def gb_per_s(self) -> float | None:
         return self.bytes / self.us / 1e3 if self.us and self.bytes else None
 
 
 @dataclass(frozen=True)
 class Results:
-    """A run of a suite on one machine."""
+    """A run of a suite on one machine.
+
+    command: the whole command line.  commit: of the code; empty where git did not say.  left_out: sentences on what is
+    not in it, or on how it was measured.
+    """
 
     suite: str
     date: str
@@ -50,19 +59,44 @@ class Results:
     command: str
     rows: tuple[Row, ...]
     left_out: tuple[str, ...] = ()
+    commit: str = ""
 
     @staticmethod
     def now(suite: str, machine: str, command: str, rows: Sequence[Row], left_out: Sequence[str]) -> Results:
-        return Results(suite, date.today().isoformat(), machine, command, tuple(rows), tuple(left_out))
+        return Results(suite, date.today().isoformat(), machine, command, tuple(rows), tuple(left_out), commit())
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        """A row a line; what a row says by default is left out."""
+        found = asdict(self)
+        rows = [{k: v for k, v in row.items() if v != _DEFAULTS.get(k, _DEFAULTS)} for row in found.pop("rows")]
+        head = json.dumps(found, indent=1).removesuffix("\n}")
+        return f'{head},\n "rows": [\n' + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n ]\n}\n"
 
     @staticmethod
     def from_json(text: str) -> Results:
         found: dict[str, Any] = json.loads(text)
-        rows = tuple(Row(**{**row, "errors": tuple(row["errors"])}) for row in found.pop("rows"))
+        rows = tuple(Row(**{**row, "errors": tuple(row.get("errors", ()))}) for row in found.pop("rows"))
         return Results(**{**found, "left_out": tuple(found["left_out"])}, rows=rows)
+
+
+_DEFAULTS = {"us": None, "low": None, "high": None, "errors": (), "kernels": None, "planned": None, "note": ""}
+
+
+def commit() -> str:
+    """Of the checkout that is measured, with ``+`` where files differ; empty without git."""
+    git = ["git", "-C", str(ROOT)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def has_plot(results: Results) -> bool:
+    """Is there a workload of several sizes, and bytes to speak of?"""
+    sizes = {(r.workload, r.case) for r in results.rows if r.bytes}
+    return len(sizes) > len({workload for workload, _ in sizes})
 
 
 HEADERS = ("case", "implementation", "us", "GB/s", "of copy", "shardfuse is", "kernels", "error")
@@ -78,12 +112,12 @@ def table(results: Results) -> list[tuple[str, list[tuple[str, ...]]]]:
 
 def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
     by = {r.impl: r for r in rows}
-    own, copy = by.get("shardfuse"), by.get("copy")
+    own, copy = (r if r is not None and r.counts else None for r in (by.get("shardfuse"), by.get("copy")))
     error = f"{max(row.errors):.1e}" if row.errors else ""
     if row.us is None:
         return row.case, row.impl, row.note, "", "", "", "", error
-    share = f"{copy.us / row.us:.2f}" if copy is not None and copy.us else ""
-    faster = f"{row.us / own.us:.2f} x" if own is not None and own.us and row is not own else ""
+    share = f"{copy.us / row.us:.2f}" if copy is not None and copy.us and row.counts else ""
+    faster = f"{row.us / own.us:.2f} x" if own is not None and own.us and row is not own and row.counts else ""
     kernels = next((str(n) for n in (row.kernels, row.planned) if n is not None), "")
     if row.kernels is not None and row.planned not in (None, row.kernels):
         kernels = f"{row.planned} planned, {row.kernels} seen"
@@ -91,19 +125,28 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
     return row.case, row.impl, f"{row.us:.1f}", speed, share, faster, kernels, f"{error} {row.note}".strip()
 
 
-def means(results: Results) -> list[str]:
-    """Geometric means, over the cases of a workload, of how much faster shardfuse is than each peer."""
-    ratios: dict[tuple[str, str], list[float]] = {}
-    own = {(r.workload, r.case): r.us for r in results.rows if r.impl == "shardfuse" and r.us}
+def ratios(results: Results) -> dict[str, dict[str, dict[str, float]]]:
+    """By workload, peer and case how many times as fast as the peer shardfuse is; of right results only."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    own = {(r.workload, r.case): r.us for r in results.rows if r.impl == "shardfuse" and r.counts}
     for r in results.rows:
         us = own.get((r.workload, r.case))
-        if us and r.us and r.impl != "shardfuse":
-            ratios.setdefault((r.workload, r.impl), []).append(r.us / us)
-    lines: dict[str, list[str]] = {}
-    for (workload, impl), values in ratios.items():
-        mean = exp(sum(map(log, values)) / len(values))
-        lines.setdefault(workload, []).append(f"{impl} {mean:.2f} (least {min(values):.2f})")
-    return [f"{workload}: {', '.join(parts)}" for workload, parts in lines.items()]
+        if us and r.us and r.counts and r.impl != "shardfuse":
+            found.setdefault(r.workload, {}).setdefault(r.impl, {})[r.case] = r.us / us
+    return found
+
+
+def mean(values: Collection[float]) -> str:
+    """The geometric mean, and the least."""
+    return f"{exp(sum(map(log, values)) / len(values)):.2f} (least {min(values):.2f})"
+
+
+def means(results: Results) -> list[str]:
+    """Over the cases of a workload, of how much faster shardfuse is than each peer."""
+    return [
+        f"{workload}: {', '.join(f'{impl} {mean(cases.values())}' for impl, cases in peers.items())}"
+        for workload, peers in ratios(results).items()
+    ]
 
 
 def as_text(results: Results) -> str:
@@ -118,38 +161,3 @@ def as_text(results: Results) -> str:
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def as_markdown(results: Results) -> str:
-    """A section of ``docs/measured.md``."""
-    lines = [f"## {results.suite}", "", f"{results.date}, {results.machine}; `{results.command}`."]
-    lines += [f"{line}." for line in results.left_out]
-    if _has_plot(results):
-        lines += ["", f"![GB/s against size](bandwidth_{results.suite}.svg)"]
-    for workload, rows in table(results):
-        lines += ["", f"### {workload}", "", f"| {' | '.join(HEADERS)} |", "|---" * len(HEADERS) + "|"]
-        lines += [f"| {' | '.join(row)} |" for row in rows]
-    summary = means(results)
-    if summary:
-        lines += ["", "Times as fast as each, geometric mean over the cases:", "", *(f"- {line}" for line in summary)]
-    return "\n".join(lines) + "\n"
-
-
-def _has_plot(results: Results) -> bool:
-    return any(r.bytes for r in results.rows)
-
-
-def write_section(results: Results, path: Path = MEASURED) -> None:
-    """Put the section in place of the suite's old one, or at the end."""
-    sections: list[list[str]] = [[]]
-    for line in path.read_text().splitlines():
-        if line.startswith("## "):
-            sections.append([])
-        sections[-1].append(line)
-    section = as_markdown(results).splitlines()
-    at = next((k for k, s in enumerate(sections) if s and s[0] == section[0]), None)
-    if at is None:
-        sections.append(section)
-    else:
-        sections[at] = section
-    path.write_text("\n\n".join("\n".join(s).strip() for s in sections if any(s)) + "\n")

@@ -4,24 +4,29 @@
     python benchmarks/run.py forward --json forward.json
     python benchmarks/run.py forward --case 8192x5140:float16 --only layer_norm --peers copy,inductor
     python benchmarks/run.py reduction --peers tuned          # the first launch against the one that fd.tune finds
-    python benchmarks/run.py backward --write                 # a section of docs/measured.md, and its plot
-    python benchmarks/run.py forward --read forward.json --write          # the same from another machine's results
+    python benchmarks/run.py autotuned                        # the middle case of each workload against max-autotune
+    python benchmarks/run.py backward --warm                  # fills the compilers' caches and measures nothing
+    python benchmarks/run.py backward --write                 # benchmarks/results/, docs/measured.md, and the plot
+    python benchmarks/run.py forward --read forward.json --commit 1a2b3c --write # the same from another machine's
     mpirun -n 4 python benchmarks/run.py reshard              # or by torchrun; against redistribute of DTensor
     torchrun --nproc-per-node 2 benchmarks/run.py calls       # a call with an all-reduce, against NCCL and Inductor
     torchrun --nproc-per-node 2 benchmarks/run.py train       # a training step, against plain torch and torch.compile
     python benchmarks/run.py groupnorm --dry --compile        # without a GPU: plans, and kernels compiled for sm_90
 
 Times are medians of interleaved rounds behind L2 flushes; GB/s counts each input read once and each output written
-once; "of copy" is against a device-to-device copy that moves as many bytes; errors are ||out - ref|| / ||ref|| against
-float64, the largest over the outputs.  Ends with code 1 where shardfuse fails or is wrong.
+once; "of copy" is against the fastest of several device-to-device copies that move as many bytes; a result is right by
+the rule of benchmarks/roundings.py, element by element, and errors are ||out - ref|| / ||ref|| against float64, the
+largest over the outputs.  What is wrong has no time.  Ends with code 1 where shardfuse fails or is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,19 +37,21 @@ if __name__ == "__main__":
 import torch
 
 import shardfuse
-from benchmarks import peers
+from benchmarks import page, peers
 from benchmarks.calls import run_calls
 from benchmarks.dry import Planned, plan_case
 from benchmarks.host import CALLED
 from benchmarks.plot import plot
-from benchmarks.report import Results, Row, as_text, columns, write_section
+from benchmarks.report import Results, Row, as_text, columns, has_plot
 from benchmarks.reshard import run_reshard
-from benchmarks.suite import OWN, STARTED, run_host, run_startup, run_tables
+from benchmarks.suite import OWN, STARTED, compile_tables, run_host, run_startup, run_tables
 from benchmarks.train import run_train
 from benchmarks.workload import Case, CaseError, Workload
 from benchmarks.workloads import SUITES, WORKLOADS
 
 Work = list[tuple[Workload, Case]]
+AUTOTUNED = "copy,inductor,inductor_max_autotune"
+"""Peers of the suite of that name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,24 +87,29 @@ def _run(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         print("no GPU is visible: --dry plans every case without one", file=sys.stderr)
         return 2
-    return _measure(options, work)
+    return _warm(options, work) if options.warm else _measure(options, work)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=(*SUITES, "host", "compile", *ON_RANKS))
+    parser.add_argument("suite", choices=(*SUITES, "autotuned", "host", "compile", *ON_RANKS))
     parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite")
     default = ",".join(p for p in peers.PEERS if p not in peers.ASKED_FOR)
-    parser.add_argument("--peers", default=default, help=f"of {','.join(peers.PEERS)}; left out, {default}")
+    parser.add_argument("--peers", help=f"of {','.join(peers.PEERS)}; left out, {default}; autotuned: {AUTOTUNED}")
     parser.add_argument("--seconds", type=float, default=40.0, help="GPU time for all cases together")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--write", action="store_true", help="put the results in docs/")
+    parser.add_argument("--write", action="store_true", help="put the results in benchmarks/results/ and docs/")
+    parser.add_argument("--warm", action="store_true", help="compile only, so that caches are filled")
+    parser.add_argument("--commit", default="", help="of the code that was measured, where there was no git to ask")
     parser.add_argument("--read", type=Path, metavar="FILE", help="take results from such JSON instead of measuring")
     parser.add_argument("--dry", action="store_true", help="plan only, without a GPU")
     parser.add_argument("--compile", action="store_true", help="with --dry: compile the kernels for sm_90")
-    options = parser.parse_args(arguments)
-    options.peers = [p for p in options.peers.split(",") if p]
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(words)
+    options.command = shlex.join(["benchmarks/run.py", *words])
+    chosen = (AUTOTUNED if options.suite == "autotuned" else default) if options.peers is None else options.peers
+    options.peers = [p for p in chosen.split(",") if p]
     for given, known in ((options.peers, peers.PEERS), (options.only, WORKLOADS)):
         if unknown := [name for name in given if name not in known]:
             parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
@@ -111,14 +123,15 @@ def _work(options: argparse.Namespace) -> Work:
     if options.suite == "compile":
         return [(WORKLOADS[STARTED[0]], Case.parse(STARTED[1]))]
     found: Work = []
-    for workload in SUITES[options.suite]:
+    for workload in SUITES.get(options.suite, tuple(WORKLOADS.values())):
         if options.only and workload.name not in options.only:
             continue
         own = [Case.parse(text) for text in workload.cases]
         ranks = [len(case.shape) for case in own]
         given = [Case.parse(text) for text in options.case]
         fits = [c for c in given if len(c.shape) in ranks and c.channels_last in [o.channels_last for o in own]]
-        found += [(workload, case) for case in (fits if given else own)]
+        grid = [own[len(own) // 2]] if options.suite == "autotuned" else own
+        found += [(workload, case) for case in (fits if given else grid)]
     return found
 
 
@@ -128,13 +141,20 @@ def _measure(options: argparse.Namespace, work: Work) -> int:
     rows: list[Row] = []
     for found in _rows(options, work, chosen):
         rows += found
-        results = Results.now(options.suite, _machine(), f"benchmarks/run.py {options.suite}", rows, left_out)
+        results = Results.now(options.suite, _machine(), options.command, rows, left_out)
         if options.json:  # after each case, so that a run that is cut short leaves what it had
             options.json.write_text(results.to_json())
         for row in found:
             speed = row.note if row.us is None else f"{row.us:.1f} us"
             print(f"{row.workload} {row.case} {row.impl}: {speed}", file=sys.stderr, flush=True)
     return _show(options, results)
+
+
+def _warm(options: argparse.Namespace, work: Work) -> int:
+    """Failures are told, and are no reason to stop: the run that measures has them too."""
+    for failure in compile_tables(work, [p for p in options.peers if peers.why_absent(p) is None]):
+        print(failure, file=sys.stderr, flush=True)
+    return 0
 
 
 ON_RANKS = {"reshard": run_reshard, "calls": run_calls, "train": run_train}
@@ -154,7 +174,7 @@ def _on_ranks(options: argparse.Namespace) -> int:
             for row in found:
                 print(f"{row.workload} {row.case} {row.impl}: {row.us or 0:.1f} us {row.note}", file=sys.stderr)
     shardfuse.finalize()
-    results = Results.now(suite, f"{context.world_size} x {where}", f"benchmarks/run.py {suite}", rows, [])
+    results = Results.now(suite, f"{context.world_size} x {where}", options.command, rows, [])
     if context.rank != 0:
         return 0
     if options.json:
@@ -164,9 +184,12 @@ def _on_ranks(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace, results: Results) -> int:
     print(as_text(results))
+    if options.commit:
+        results = replace(results, commit=options.commit)
     if options.write:
-        write_section(results)
-        if any(r.bytes for r in results.rows) and find_spec("matplotlib") is not None:
+        page.save(results, page.RESULTS)
+        page.main([])
+        if has_plot(results) and find_spec("matplotlib") is not None:
             plot(results)
     return 1 if any(r.impl == OWN and r.note for r in results.rows) else 0
 

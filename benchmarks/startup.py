@@ -1,6 +1,7 @@
 """The first calls of a fresh process, as JSON: ``python -m benchmarks.startup WORKLOAD CASE IMPLEMENTATION``.
 
 With ``measure`` the same in processes of their own, with empty caches and then with those that the first one left.
+Both sides import torch before; what each imports beside it is timed by itself: shardfuse, or Dynamo and Inductor.
 """
 
 from __future__ import annotations
@@ -12,15 +13,22 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import torch
 
-from . import peers
-from .workload import Case, Draw, Workload
-from .workloads import WORKLOADS
+_began = perf_counter()
+import shardfuse  # noqa: E402, F401 - before all else that imports it, to time it
+
+_IMPORT_SECONDS = perf_counter() - _began
+"""Of shardfuse, in a process that has not imported it."""
+
+from . import peers  # noqa: E402
+from .workload import Case, Draw, Workload  # noqa: E402
+from .workloads import WORKLOADS  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 NEW_SIZES = 21
@@ -42,13 +50,14 @@ def measure(workload: str, case: str, impl: str, limit: float = 180.0) -> dict[s
 
 
 def first_calls(workload: str, case: Case, impl: str) -> dict[str, float]:
-    """first: from the definition to the first result; second: the next call; new_size: the first call at another
-    batch size; plan: the part of it that plans (medians over ``NEW_SIZES`` sizes, shardfuse only)."""
+    """import: of shardfuse, or of Dynamo and Inductor; first: from the definition to the first result, with what is
+    only imported then; both: their sum; second: the next call; new_size: the first call at another batch size; plan:
+    the part of it that plans (medians over ``NEW_SIZES`` sizes, shardfuse only)."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     work = WORKLOADS[workload]
     inputs = work.arguments(case, Draw(device))
     _wait(device)
-    found: dict[str, float] = {}
+    found = {"import": _IMPORT_SECONDS if impl == "shardfuse" else _inductor_import()}
     began = perf_counter()
     run = _own(work, case, inputs) if impl == "shardfuse" else peers.prepare(impl, work, case, inputs)
     assert run is not None, f"{impl} does not do {workload}"
@@ -57,9 +66,19 @@ def first_calls(workload: str, case: Case, impl: str) -> dict[str, float]:
         _wait(device)
         found[name] = perf_counter() - began
         began = perf_counter()
+        if name == "first":
+            found["both"] = found["import"] + found["first"]
     if impl == "shardfuse":
         found |= _new_sizes(workload, case, device)
     return found
+
+
+def _inductor_import() -> float:
+    """Seconds; what the measured process had loaded of them with torch and shardfuse is not in it."""
+    began = perf_counter()
+    for name in ("torch._dynamo", "torch._inductor.compile_fx"):
+        import_module(name)
+    return perf_counter() - began
 
 
 def _own(work: Workload, case: Case, inputs: list[torch.Tensor]) -> Callable[[], object]:

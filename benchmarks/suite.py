@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 
 from . import peers
-from .accuracy import errors, tolerance
+from .accuracy import Verdict, judge
 from .host import CALLED, host_microseconds
 from .report import Row
 from .startup import measure as measure_startup
-from .timing import count_kernels, measure, synchronize
+from .timing import Timed, count_kernels, measure, poison, synchronize
 from .workload import Case, Draw, Workload, moved_bytes, vector_bytes
 
 Run = Callable[[], Sequence[torch.Tensor]]
@@ -21,9 +21,11 @@ GPU = torch.device("cuda")
 STARTED = ("add_rms_norm", "64x1024")
 """What ``compile`` measures: a fusion of about ten ops."""
 _SAID = {
-    "first": "first call", "second": "second call",
-    "plan": "plan for a new batch size", "new_size": "first call at a new batch size",
+    "import": "import", "first": "first call, after the import", "both": "import and first call",
+    "second": "second call", "plan": "plan for a new batch size", "new_size": "first call at a new batch size",
 }  # fmt: skip
+CHOICE = 0.03
+"""Seconds of timing in which the fastest copy is found."""
 
 
 def run_tables(
@@ -42,28 +44,55 @@ def run_tables(
             torch.cuda.empty_cache()
 
 
+def compile_tables(
+    work: Sequence[tuple[Workload, Case]], chosen: Sequence[str], device: torch.device = GPU
+) -> Iterator[str]:
+    """Run every implementation of every case twice and keep nothing but the compilers' caches; tells the failures."""
+    for workload, case in work:
+        yield from (
+            f"{workload.name} {case} {name}: {note}" for name, note in _failures(workload, case, chosen, device)
+        )
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _failures(workload: Workload, case: Case, chosen: Sequence[str], device: torch.device) -> Sequence[tuple[str, str]]:
+    return list(_Measured(workload, case, [p for p in chosen if p != "copy"], device).failed.items())
+
+
 class _Measured:
     """One case: what runs, what failed and why."""
 
     def __init__(self, workload: Workload, case: Case, chosen: Sequence[str], device: torch.device) -> None:
+        peers.forget_compiled()
         self.workload, self.case, self.device = workload, case, device
         self.inputs = workload.arguments(case, Draw(device))
         self.runs: dict[str, Callable[[], object]] = {}
         self.results: dict[str, list[torch.Tensor]] = {}
         self.failed: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
         self.fd = workload.fusion(case)
-        self.shapes: list[torch.Tensor] = []
         self.add(OWN, self.own)
-        for peer in chosen:
+        for peer in self.with_graphs(chosen):
             if peer != "copy":
                 self.add(peer, lambda peer=peer: peers.prepare(peer, workload, case, self.inputs))
+        if workload.returned is not None:
+            for peer in (p for p in peers.FORMATS if p in chosen):
+                self.add_as_returned(peer, replace(workload, eager=workload.returned))
         self.bytes = moved_bytes(self.inputs, next(iter(self.results.values()), []))
         if "copy" in chosen:
             self.add_copies()
 
     def own(self) -> Run:
+        """With what is needed to have the result: halves are joined."""
         bound = self.workload.bind(self.inputs)
-        return lambda: self.fd.execute(bound)
+        return lambda: self.workload.join(self.fd.execute(bound))
+
+    def with_graphs(self, chosen: Sequence[str]) -> list[str]:
+        """Inductor in a CUDA graph too, where shardfuse's launches may be one."""
+        several = self.device.type == "cuda" and OWN in self.runs and self.fd.explain().kernels > 1
+        graphs = ["inductor_graphs"] if several and "inductor" in chosen and "inductor_graphs" not in chosen else []
+        return [*chosen, *graphs]
 
     def add(self, name: str, make: Callable[[], Run | None]) -> None:
         """Compile, and keep the results of a run into poisoned memory."""
@@ -71,70 +100,88 @@ class _Measured:
             run = make()
             if run is None:
                 return
-            self.shapes = self.shapes or [torch.empty_like(t, device="meta") for t in run()]
-            self.poison()
-            made = list(run())
-            self.results[name] = self.workload.join(made) if name == OWN else made
+            poison(list(run()), self.inputs, self.device)
+            self.results[name] = list(run())
             synchronize(self.device)
             self.runs[name] = run
         except Exception as error:  # noqa: BLE001 - whatever a peer raises is its result at this case
             self.failed[name] = f"failed: {type(error).__name__}: {next(iter(str(error).splitlines()), '')[:90]}"
 
-    def poison(self) -> None:
-        """Leave NaN in the memory that the next outputs are likely to get, so that an element left out shows."""
-        synchronize(self.device)
-        taken = [torch.full((t.numel() * t.itemsize,), -1, dtype=torch.int8, device=self.device) for t in self.shapes]
-        del taken
+    def add_as_returned(self, peer: str, workload: Workload) -> None:
+        """In the memory format that torch gives, where it is another one than the case's."""
+        name = as_returned(peer)
+        self.add(name, lambda: peers.prepare(peer, workload, self.case, self.inputs))
+        if name in self.results and all(map(self.case.is_arranged, self.results[name])):
+            del self.runs[name], self.results[name]
 
     def add_copies(self) -> None:
-        self.runs["copy"] = peers.copy.prepare(self.bytes, self.device)
+        """The fastest of several, by name."""
+        ways = {c.name: c for c in peers.copy.copies(self.bytes, self.device)}
+        taken = measure({name: c.run for name, c in ways.items()}, CHOICE, self.device)
+        best = min(taken, key=lambda name: taken[name].us)
+        self.runs["copy"] = ways[best].run
+        self.notes["copy"] = f"by {best}"
         width = vector_bytes(self.case)
         if width < 16 and self.device.type == "cuda":
-            self.runs[f"copy of {width} B words"] = peers.copy.prepare_narrow(self.bytes, width)
+            self.runs[f"copy of {width} B words"] = peers.copy.narrow(self.bytes, width).run
+
+    def verdicts(self) -> dict[str, list[Verdict]]:
+        """Of all results, which are let go; what is wrong is not run again."""
+        loose = [as_returned(peer) for peer in peers.FORMATS]
+        found = judge(self.workload, self.case, self.inputs, self.results, loose)
+        self.results.clear()
+        for name, verdicts in found.items():
+            said = [f"{v.note} (output {k})" if len(verdicts) > 1 else v.note for k, v in enumerate(verdicts) if v.note]
+            self.notes[name] = "; ".join(sorted(said, reverse=True)[:1])  # WRONG before OTHER
+            if any(v.wrong for v in verdicts):
+                self.failed[name] = self.notes[name]
+                del self.runs[name]
+        return found
 
     def rows(self, seconds: float, *, kernels: bool) -> list[Row]:
-        found = errors(self.workload, self.case, self.inputs, self.results)
-        limits = {name: [tolerance(t) for t in outputs] for name, outputs in self.results.items()}
-        self.results.clear()
-        timed = measure(self.runs, seconds, self.device)
-        planned = self.fd.explain().kernels if OWN in self.runs else None
-        rows: list[Row] = []
-        for name in (*self.runs, *self.failed):
-            pairs = zip(found.get(name, []), limits.get(name, []), strict=True)
-            wrong = [f"{e:.1e}" for e, limit in pairs if not e <= limit]
-            t = timed.get(name)
-            counted = kernels and t is not None and not name.startswith("copy")
-            row = Row(
-                workload=self.workload.name,
-                case=str(self.case),
-                impl=name,
-                bytes=self.bytes,
-                errors=tuple(found.get(name, ())),
-                kernels=count_kernels(self.runs[name]) if counted else None,
-                planned=planned if name == OWN else None,
-                note=self.failed.get(name, f"WRONG: {', '.join(wrong)}" if wrong else ""),
-            )
-            rows.append(row if t is None else replace(row, us=t.us, low=t.low, high=t.high))
-        return rows
+        found = self.verdicts()
+        timed = measure(self.runs, seconds, self.device) if self.runs else {}
+        return [self.row(name, found.get(name, []), timed.get(name), kernels) for name in (*self.runs, *self.failed)]
+
+    def row(self, name: str, verdicts: Sequence[Verdict], t: Timed | None, kernels: bool) -> Row:
+        counted = kernels and t is not None and not name.startswith("copy")
+        row = Row(
+            workload=self.workload.name,
+            case=str(self.case),
+            impl=name,
+            bytes=self.bytes,
+            errors=tuple(v.error for v in verdicts),
+            kernels=count_kernels(self.runs[name]) if counted else None,
+            planned=self.fd.explain().kernels if name == OWN and t is not None else None,
+            note=self.failed.get(name, self.notes.get(name, "")),
+        )
+        return row if t is None else replace(row, us=t.us, low=t.low, high=t.high)
+
+
+def as_returned(peer: str) -> str:
+    """The name of a peer that is not asked for the case's memory format."""
+    return f"{peer}, NCHW out"
 
 
 def run_host(chosen: Sequence[str], device: torch.device = GPU) -> Iterator[list[Row]]:
     """Host time of a call; inputs of a few KB, so that the GPU keeps up."""
+    graphs = ["inductor_graphs"] if "inductor" in chosen and device.type == "cuda" else []
+    taken = [p for p in dict.fromkeys((*chosen, *graphs)) if p != "copy"]
     for workload, text in CALLED:
-        case = Case.parse(text)
-        measured = _Measured(workload, case, [p for p in chosen if p != "copy"], device)
-        rows = [Row(workload.name, text, name, 0, note=note) for name, note in measured.failed.items()]
-        for name, run in measured.runs.items():
-            us, low, high = host_microseconds(run)
-            planned = measured.fd.explain().kernels if name == OWN else None
-            rows.append(Row(workload.name, text, name, 0, us, low, high, kernels=planned))
-        yield rows
+        measured = _Measured(workload, Case.parse(text), taken, device)
+        found = measured.verdicts()
+        timed = {name: Timed(*host_microseconds(run), 0) for name, run in measured.runs.items()}
+        rows = [measured.row(n, found.get(n, []), timed.get(n), False) for n in (*measured.runs, *measured.failed)]
+        yield [replace(row, case=text, bytes=0) for row in rows]
 
 
 def run_startup(chosen: Sequence[str]) -> Iterator[list[Row]]:
-    """First calls in fresh processes, with empty caches and with filled ones; then plans for new batch sizes."""
+    """First calls in fresh processes, with empty caches and with filled ones; then plans for new batch sizes.
+
+    What is imported before is a row of its own, and so is the sum of it and the first call.
+    """
     workload, case = STARTED
-    for impl in (OWN, *(p for p in chosen if p == "inductor")):
+    for impl in (OWN, *(p for p in chosen if p in ("inductor", "inductor_max_autotune"))):
         rows: list[Row] = []
         for start, seconds in measure_startup(workload, case, impl).items():
             rows += [Row(f"{_SAID[name]}, {start} caches", case, impl, 0, s * 1e6) for name, s in seconds.items()]

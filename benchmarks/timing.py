@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -14,6 +15,10 @@ from shardfuse.executor.timing import behind_flush, flush_buffer
 
 HIDDEN = 50e-6
 """Seconds on the host that one flush hides; one more hides what a busy machine adds."""
+POISON = 0xFF
+"""In each byte: NaN in every floating-point type, -1 in integers."""
+BLOCKS = 2
+"""Poisoned for each output: one may be taken by what a run keeps in between."""
 WARM_UP = 3
 ROUNDS = (7, 200)
 
@@ -44,6 +49,23 @@ def measure(runs: dict[str, Callable[[], object]], seconds: float, device: torch
     taken = [one_round() for _ in range(count)]
     synchronize(device)
     return {name: _summary([read() for read in (t[name] for t in taken)]) for name in runs}
+
+
+def poison(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], device: torch.device) -> None:
+    """Fill ``outputs`` of an earlier run, and memory that the next run's are likely to get, with NaN (integers: -1).
+
+    An element that the next run leaves out shows then: in outputs that every run writes, as those of a CUDA graph, and
+    in fresh ones, which an allocator makes of what was given back last.
+    """
+    synchronize(device)
+    kept = {t.untyped_storage().data_ptr() for t in inputs}
+    for t in outputs:
+        if t.untyped_storage().data_ptr() not in kept:
+            t.fill_(math.nan if t.is_floating_point() else -1)
+    sizes = [t.numel() * t.itemsize for t in outputs]
+    taken = [torch.full((n,), POISON, dtype=torch.uint8, device=device) for n in sizes * BLOCKS]
+    synchronize(device)
+    del taken
 
 
 def synchronize(device: torch.device) -> None:

@@ -99,6 +99,13 @@ class Case:
         form = torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
         return tensor.contiguous(memory_format=form)
 
+    def is_arranged(self, tensor: torch.Tensor) -> bool:
+        """Is an output in memory as this case asks: activations in its format, everything else row-major?"""
+        if self.channels_last and tensor.ndim == len(self.shape):
+            form = torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
+            return tensor.is_contiguous(memory_format=form)
+        return tensor.is_contiguous()
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -137,7 +144,13 @@ class Workload:
     with float64.
     rows: for each input, is dim 0 of it cut where the reference is computed in pieces?
     sums: for each output, is it a sum over the pieces (else the pieces' results are joined along dim 0)?
-    bind: the inputs as the fusion takes them.  join: the fusion's outputs as ``eager`` gives them, for the check.
+    bind: the inputs as the fusion takes them, views of them.  join: the fusion's outputs as ``eager`` gives them, which
+    is timed with the fusion.
+    returned: ``eager`` without bringing its outputs into the case's memory format, where torch gives another.
+    roundings: of each element, allowed beside twice eager torch's error in its row (``benchmarks/roundings.py``): 2 are
+    the op's last and the one of what it is computed of, 4 where float32 results come of several functions or sums
+    in a row, 0 where nothing is rounded.
+    relative: are the elements of a row of so different magnitudes that each is held to its own?
     """
 
     name: str
@@ -152,6 +165,9 @@ class Workload:
     sums: tuple[bool, ...] = (False,)
     bind: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = _as_given
     join: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = _as_given
+    returned: Callable[..., Tensors] | None = None
+    roundings: float = 2
+    relative: bool = False
 
 
 def define(fd: FusionDefinition, shape: Sequence[int], dtype: torch.dtype, case: Case | None = None) -> TensorView:

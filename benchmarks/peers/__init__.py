@@ -9,12 +9,16 @@ import torch
 
 from ..workload import Case, Tensors, Workload
 from . import copy, liger, quack, torch_peers, tuned
+from .torch_peers import forget_compiled
 
 Run = Callable[[], Tensors]
 
-PEERS = ("copy", "eager", "inductor", "liger", "quack", "tuned")
-ASKED_FOR = ("tuned",)
-"""Left out unless named: a case takes it a minute."""
+PEERS = ("copy", "eager", "inductor", "liger", "quack", "inductor_graphs", "inductor_max_autotune", "tuned")
+ASKED_FOR = ("inductor_graphs", "inductor_max_autotune", "tuned")
+"""Left out unless named: a case takes the last two up to a minute.  ``inductor_graphs`` comes with ``inductor`` where
+shardfuse's launches are a graph, and where the time of the host is measured."""
+FORMATS = ("eager", "inductor")
+"""Also measured without bringing the result into the memory format that is asked for, where torch gives another."""
 _PACKAGES = {
     "liger": (("liger_kernel",), "liger-kernel==0.8.5"),
     "quack": (("quack", "cutlass"), "quack-kernels==0.6.5"),
@@ -37,6 +41,10 @@ def prepare(peer: str, workload: Workload, case: Case, inputs: Sequence[torch.Te
             return torch_peers.prepare_eager(workload, case, inputs)
         case "inductor":
             return torch_peers.prepare_inductor(workload, case, inputs)
+        case "inductor_graphs":
+            return torch_peers.prepare_inductor_graphs(workload, case, inputs)
+        case "inductor_max_autotune":
+            return torch_peers.prepare_inductor(workload, case, inputs, torch_peers.TUNED)
         case "liger":
             return liger.prepare(workload.name, case, inputs)
         case "quack":
@@ -47,4 +55,4 @@ def prepare(peer: str, workload: Workload, case: Case, inputs: Sequence[torch.Te
             raise AssertionError(f"{peer} is no peer that computes")
 
 
-__all__ = ["ASKED_FOR", "PEERS", "Run", "copy", "prepare", "why_absent"]
+__all__ = ["ASKED_FOR", "FORMATS", "PEERS", "Run", "copy", "forget_compiled", "prepare", "why_absent"]

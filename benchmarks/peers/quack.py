@@ -26,12 +26,17 @@ def _rms_norm(case: Case, inputs: Sequence[torch.Tensor]) -> Run:
 
 
 def _layer_norm_backward(case: Case, inputs: Sequence[torch.Tensor]) -> Run:
-    """Weights are float32 there."""
+    """Weights are float32 there, and so are their gradients, which are cast to the weights' dtype."""
     from quack.rmsnorm import layernorm_bwd
 
     x, dy, weight, mean, rstd = inputs
     wide, mean, rstd = weight.float(), mean.view(-1), rstd.view(-1)
-    return lambda: layernorm_bwd(x, wide, dy, rstd, mean)
+
+    def run() -> Tensors:
+        dx, *sums = layernorm_bwd(x, wide, dy, rstd, mean)
+        return dx, *(t.to(weight.dtype) for t in sums)
+
+    return run
 
 
 def _rms_norm_backward(case: Case, inputs: Sequence[torch.Tensor]) -> Run:

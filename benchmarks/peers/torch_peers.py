@@ -1,30 +1,73 @@
-"""torch itself: eager, and compiled by Inductor with its mix-order reductions on."""
+"""torch itself: eager, and compiled by Inductor in three ways.
+
+``inductor`` is ``torch.compile`` in its default mode with mix-order reductions on, one graph for the case's own sizes;
+``inductor_max_autotune`` adds ``max_autotune`` and ``coordinate_descent_tuning``; ``inductor_graphs`` is the default
+mode's call captured in a CUDA graph, whose inputs stay where they are, so that nothing is copied into it.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from types import FunctionType
 
 import torch
 
 from ..workload import Case, Tensors, Workload
 
 Run = Callable[[], Tensors]
+TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
+
+
+class NotCompiledError(RuntimeError):
+    """Inductor took the program and generated no kernel for it."""
+
+    def __init__(self) -> None:
+        super().__init__("Inductor generated no kernel: what would be timed is eager torch")
 
 
 def prepare_eager(workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Run:
     return lambda: workload.eager(case, *inputs)
 
 
-def prepare_inductor(workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Run:
-    """One graph for the case's own sizes."""
-    import torch._dynamo
+def prepare_inductor(
+    workload: Workload, case: Case, inputs: Sequence[torch.Tensor], options: dict[str, bool] | None = None
+) -> Run:
+    """Compiled, having run once.  Raises NotCompiledError."""
     import torch._inductor.config as config
+    from torch._inductor import metrics
 
-    torch._dynamo.reset()  # each case is compiled for its own sizes: no limit on how often
-    options = {"triton.mix_order_reduction": True} if hasattr(config.triton, "mix_order_reduction") else {}
+    mixed = {"triton.mix_order_reduction": True} if hasattr(config.triton, "mix_order_reduction") else {}
 
     def graph(*tensors: torch.Tensor) -> Tensors:
         return workload.eager(case, *tensors)
 
-    compiled = torch.compile(graph, dynamic=False, fullgraph=True, options=options)
+    # Code of its own, which no other peer's compilation is kept with: there is a limit on how many are.
+    own = FunctionType(graph.__code__.replace(), globals(), f"{workload.name}_{case}", None, graph.__closure__)
+    compiled = torch.compile(own, dynamic=False, fullgraph=True, options={**mixed, **(options or {})})
+    before = metrics.generated_kernel_count  # those that a cache held are counted too
+    compiled(*inputs)
+    if metrics.generated_kernel_count == before:
+        raise NotCompiledError
     return lambda: compiled(*inputs)
+
+
+def forget_compiled() -> None:
+    """Let go of what was compiled for other cases."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+
+
+def prepare_inductor_graphs(workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Run:
+    """Every replay writes the same outputs."""
+    run = prepare_inductor(workload, case, inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = run()
+
+    def replay() -> Tensors:
+        graph.replay()
+        return outputs
+
+    return replay

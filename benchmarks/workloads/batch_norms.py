@@ -153,6 +153,7 @@ BATCH_NORM = Workload(
     reference=_batch_eager,
     rows=(False,) * 5,
     sums=(False, False, False),
+    roundings=4,
 )
 BATCH_NORM_INFERENCE = Workload(
     name="batch_norm_inference",

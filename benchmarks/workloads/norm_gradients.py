@@ -56,6 +56,8 @@ def _layer_norm_fusion(case: Case) -> FusionDefinition:
 def _layer_norm_eager(
     case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, *moments: torch.Tensor
 ) -> Tensors:
+    if not x.is_cuda:  # torch has it with moments in float32 on a GPU only
+        return _layer_norm_reference(case, x, dy, weight)
     backward = torch.ops.aten.native_layer_norm_backward.default
     return tuple(backward(dy, x, [case.columns], *moments, weight, weight, [True, True, True]))
 
@@ -93,6 +95,8 @@ def _rms_norm_fusion(case: Case) -> FusionDefinition:
 
 
 def _rms_norm_eager(case: Case, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor) -> Tensors:
+    if not x.is_cuda:  # torch has it with moments in float32 on a GPU only
+        return _rms_norm_reference(case, x, dy, weight, rstd)
     backward = torch.ops.aten._fused_rms_norm_backward.default
     return tuple(backward(dy, x, [case.columns], rstd, weight, [True, True]))
 

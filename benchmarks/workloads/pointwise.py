@@ -110,10 +110,14 @@ def _rope_halves_fusion(case: Case) -> FusionDefinition:
     return fd
 
 
-def _rope(case: Case, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
+def _rope_apart(case: Case, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
     cos, sin = cos[:, None], sin[:, None]
     low, high = x.chunk(2, -1)
-    return (torch.cat((low * cos - high * sin, high * cos + low * sin), -1),)
+    return low * cos - high * sin, high * cos + low * sin
+
+
+def _rope(case: Case, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
+    return (torch.cat(_rope_apart(case, x, cos, sin), -1),)
 
 
 # transposes
@@ -147,7 +151,7 @@ def _transpose_add_fusion(case: Case) -> FusionDefinition:
 
 
 def _transpose_add(case: Case, x: torch.Tensor, y: torch.Tensor) -> Tensors:
-    return (x.T + y,)
+    return (y + x.T,)  # the first operand's format is the result's
 
 
 # AdamW: parameter, gradient, moments -> parameter, moments
@@ -213,10 +217,20 @@ ROPE = Workload(
 ROPE_HALVES = replace(
     ROPE,
     name="rope_halves",
-    title="rotary embedding of two halves",
+    title="rotary embedding of two halves, joined by torch.cat",
     fusion=_rope_halves_fusion,
     bind=_halves,
     join=_joined,
+)
+ROPE_APART = replace(
+    ROPE,
+    name="rope_apart",
+    title="rotary embedding of two halves, which every implementation leaves apart",
+    fusion=_rope_halves_fusion,
+    eager=_rope_apart,
+    reference=_rope_apart,
+    bind=_halves,
+    sums=(False, False),
 )
 TRANSPOSE = Workload(
     name="transpose",
@@ -228,6 +242,7 @@ TRANSPOSE = Workload(
     eager=_transpose,
     reference=_transpose,
     rows=(False,),
+    roundings=0,
 )
 TRANSPOSE_ADD = Workload(
     name="transpose_add",
@@ -252,4 +267,4 @@ ADAMW = Workload(
     rows=(True, True, True, True),
     sums=(False, False, False),
 )
-WORKLOADS = (SWIGLU, BROADCAST, ROPE, ROPE_HALVES, TRANSPOSE, TRANSPOSE_ADD, ADAMW)
+WORKLOADS = (SWIGLU, BROADCAST, ROPE, ROPE_HALVES, ROPE_APART, TRANSPOSE, TRANSPOSE_ADD, ADAMW)

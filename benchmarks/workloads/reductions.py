@@ -100,6 +100,7 @@ INNER = Workload(
     eager=_sum([1]),
     reference=_sum([1]),
     rows=(True,),
+    roundings=4,
 )
 OUTER = replace(
     INNER,
@@ -151,6 +152,7 @@ MAXIMUM = replace(
     fusion=_maximum_fusion,
     eager=_maximum,
     reference=_maximum,
+    roundings=0,
 )
 PRIVATISED = replace(
     INNER,
@@ -160,6 +162,7 @@ PRIVATISED = replace(
     fusion=_privatised_fusion,
     eager=_privatised,
     reference=_privatised,
+    roundings=2,
 )
 BESIDE = replace(
     PRIVATISED,

@@ -170,6 +170,7 @@ SOFTMAX = Workload(
     eager=_softmax,
     reference=_softmax,
     rows=(True,),
+    relative=True,
 )
 LOG_SOFTMAX = replace(
     SOFTMAX,
@@ -179,6 +180,7 @@ LOG_SOFTMAX = replace(
     fusion=_log_softmax_fusion,
     eager=_log_softmax,
     reference=_log_softmax,
+    relative=False,
 )
 SOFTMAX_BACKWARD = Workload(
     name="softmax_backward",
@@ -201,6 +203,7 @@ CROSS_ENTROPY = Workload(
     eager=_loss_eager(0.0),
     reference=_loss_eager(0.0),
     rows=(True, True),
+    roundings=4,
 )
 CROSS_ENTROPY_SMOOTHED = replace(
     CROSS_ENTROPY,
@@ -221,5 +224,6 @@ CROSS_ENTROPY_BACKWARD = Workload(
     eager=_loss_gradient_eager,
     reference=_loss_gradient_reference,
     rows=(True, True, True, True),
+    relative=True,
 )
 WORKLOADS = (SOFTMAX, LOG_SOFTMAX, SOFTMAX_BACKWARD, CROSS_ENTROPY, CROSS_ENTROPY_SMOOTHED, CROSS_ENTROPY_BACKWARD)

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -111,7 +110,7 @@ def _chosen(answer: str, k: int, owner: int) -> Tuned | None:
 
 
 class Tuner:
-    """timer: left out, CUDA events behind L2 flushes.  stream: where the bar is drawn.
+    """timer: None is CUDA events behind L2 flushes.  stream: where the bar is drawn.
 
     seconds: for all that it tunes; left out, half of what other ranks wait for an answer.
     """
@@ -119,8 +118,8 @@ class Tuner:
     def __init__(
         self,
         options: CompileOptions,
-        timer: Timer | None = None,
-        stream: TextIO | None = sys.stderr,
+        timer: Timer | None,
+        stream: TextIO | None,
         seconds: float | None = None,
     ) -> None:
         self.options = options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -190,7 +191,7 @@ class FusionExecutorCache:
             return [tuned for tuned in self._tune(call, tuner) if tuned is not None]
 
     def tuner(self, timer: Timer | None = None, seconds: float | None = None) -> Tuner:
-        return Tuner(self.options, timer, seconds=seconds)
+        return Tuner(self.options, timer, sys.stderr, seconds)
 
     def is_compiled(self, arguments: Sequence[Argument]) -> bool:
         return self._programs.get(self._key(arguments, None, None)) is not None

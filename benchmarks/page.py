@@ -1,0 +1,135 @@
+"""``docs/measured.md`` of ``benchmarks/results/*.json``: ``python benchmarks/page.py [--check]``.
+
+What people write on the page stays; between ``<!-- SUITE -->`` and ``<!-- end of SUITE -->`` stands what this makes of
+the results, and a suite that has no such place yet gets one at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])
+
+from benchmarks.report import ROOT, Results, Row, has_plot, mean, ratios
+
+MEASURED = ROOT / "docs" / "measured.md"
+RESULTS = ROOT / "benchmarks" / "results"
+OWN = "shardfuse"
+SHORT_OF_COPY, SHORT_OF_PEERS = 0.95, 0.98
+"""Ratios that fall short are below these; by 2 % times differ from run to run."""
+
+
+def save(results: Results, directory: Path) -> Path:
+    path = directory / f"{results.suite}.json"
+    path.write_text(results.to_json())
+    return path
+
+
+def load(directory: Path) -> list[Results]:
+    return [Results.from_json(path.read_text()) for path in sorted(directory.glob("*.json"))]
+
+
+def section(results: Results) -> str:
+    """A workload a line: means over its cases, what falls short, what failed or is wrong."""
+    code = f", commit {results.commit}" if results.commit else ""
+    read = f"python benchmarks/run.py {results.suite} --read benchmarks/results/{results.suite}.json"
+    said = [f"{results.date}, {results.machine}{code}; `{results.command}`.", *(f"{s}." for s in results.left_out)]
+    lines = [" ".join([*said, f"Every row: `{read}`."]), ""]
+    if has_plot(results):
+        lines += [f"![GB/s against size](bandwidth_{results.suite}.svg)", ""]
+    peers = list(dict.fromkeys(r.impl for r in results.rows if r.impl != OWN and not r.impl.startswith("copy of ")))
+    shown = sorted((p for p in peers if any(r.impl == p and r.counts for r in results.rows)), key=lambda p: p != "copy")
+    heads = ["workload", "cases", *("of copy" if p == "copy" else f"x {p}" for p in shown), "falls short at"]
+    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for workload in dict.fromkeys(r.workload for r in results.rows):
+        rows = [r for r in results.rows if r.workload == workload]
+        found = ratios(results).get(workload, {})
+        cells = [_summary(rows, p, found.get(p, {})) for p in shown]
+        lines.append(f"| {workload} | {_cases(rows)} | {' | '.join([*cells, _short(found)])} |")
+    notes = _notes(results.rows)
+    return "\n".join([*lines, *(["", f"Failed or wrong: {'; '.join(notes)}."] if notes else [])])
+
+
+def _cases(rows: Sequence[Row]) -> str:
+    """How many; of one case the time."""
+    own = [r for r in rows if r.impl == OWN]
+    if len(own) == 1 and own[0].us is not None:
+        return f"{own[0].case}, {_time(own[0].us)}"
+    return str(len({r.case for r in rows}))
+
+
+def _summary(rows: Sequence[Row], peer: str, found: dict[str, float]) -> str:
+    """Both numbers of the ratio where there is one case, else the mean."""
+    if not found:
+        return ""
+    if len(found) > 1:
+        return mean(found.values())
+    (us,) = (r.us for r in rows if r.impl == peer and r.case in found)
+    return f"{next(iter(found.values())):.2f} ({_time(us or 0)})"
+
+
+def _time(us: float) -> str:
+    return f"{us / 1e3:.0f} ms" if us >= 1e5 else f"{us / 1e3:.1f} ms" if us >= 1e4 else f"{us:.1f} us"
+
+
+def _short(found: dict[str, dict[str, float]]) -> str:
+    """Case by case.  Where a copy of such words as rows keep aligned was measured, that is the roof."""
+    narrow = {
+        case: ratio for peer, cases in found.items() if peer.startswith("copy of ") for case, ratio in cases.items()
+    }
+    said: list[str] = []
+    for peer, cases in found.items():
+        for case, ratio in cases.items():
+            least = SHORT_OF_COPY if peer == "copy" else SHORT_OF_PEERS
+            ratio = narrow.get(case, ratio) if peer == "copy" else ratio
+            if round(ratio, 2) < least and not peer.startswith("copy of "):
+                said.append(f"{_shortened(case, cases)} {ratio:.2f} {'of' if peer == 'copy' else 'x'} {peer}")
+    return "; ".join(said)
+
+
+def _shortened(case: str, cases: Iterable[str]) -> str:
+    """Its sizes, where these are enough to tell it from the others."""
+    sizes = case.split(":")[0]
+    return sizes if [c.split(":")[0] for c in cases].count(sizes) == 1 else case
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """What failed or is wrong; cases of one workload with the same kind of message are one."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.note and not row.impl.startswith("copy"):
+            found.setdefault((row.workload, row.impl, row.note[:12]), []).append(row)
+    return [
+        f"{workload}, {impl} at {', '.join(r.case for r in of)}: {of[0].note[:160].rstrip(':. ')}"
+        for (workload, impl, _), of in found.items()
+    ]
+
+
+def page(text: str, results: Sequence[Results]) -> str:
+    """``text`` with every suite's section as its results say."""
+    for r in results:
+        begin, end = f"<!-- {r.suite} -->", f"<!-- end of {r.suite} -->"
+        if begin not in text:
+            text = f"{text.rstrip()}\n\n## {r.suite}\n{begin}\n{end}\n"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{section(r)}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``--check``: code 1 where the page is not what the results make it."""
+    old = MEASURED.read_text()
+    new = page(old, load(RESULTS))
+    if "--check" not in arguments:
+        MEASURED.write_text(new)
+    elif new != old:
+        print(f"{MEASURED} is not what {RESULTS} makes it: python benchmarks/page.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
