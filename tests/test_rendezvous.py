@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
-import torch
 import torch.distributed as dist
 from test_process import environment
 
 from shardfuse.errors import ShardfuseError
-from shardfuse.mesh import process
-from shardfuse.mesh.process import ProcessContext, finalize, initialize
+from shardfuse.mesh import meeting
+from shardfuse.mesh.process import finalize, initialize
 from shardfuse.mesh.rendezvous import JobStore
 from shardfuse.start_errors import InitializeArgumentError, RankTakenError, ReinitializedError
 
@@ -123,14 +122,13 @@ def test_world_sizes_that_differ(sizes: tuple[int, int], outcomes: Cases) -> Non
 
 def test_two_processes_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     job = JobStore(dist.HashStore(), "shardfuse", True, None)
-    context = ProcessContext(0, 1, 0, torch.device("cpu"), "gloo", 20)
-    monkeypatch.setattr(process, "_worlds", {})
-    assert [process._agree(job, context, 1) for _ in range(2)] == [("world1", 1), ("world2", 1)]
-    monkeypatch.setattr(process, "_worlds", {})  # as in another process
+    monkeypatch.setattr(meeting, "_begun", {})
+    assert [meeting.new_world(job, 0) for _ in range(2)] == ["world1", "world2"]
+    monkeypatch.setattr(meeting, "_begun", {})  # as in another process
     with pytest.raises(
         RankTakenError, match=r"^another process is rank 0 of this job already: give each process a RANK"
     ):
-        process._agree(job, context, 1)
+        meeting.new_world(job, 0)
 
 
 @pytest.fixture
