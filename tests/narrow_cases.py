@@ -69,7 +69,9 @@ def run_statistic(
     wanted = list(expected) if isinstance(expected, list) else [expected]
     what = f"{name} of {values} in {dtype}"
     for k, (found, want) in enumerate(zip(_define(build, x, backend).execute([x]), wanted, strict=True)):
-        assert_rounded_once(f"{what}, output {k}", found, want)
+        # Where kernels merge parts of a row, the mean is off by a rounding of float32: by its square a variance.
+        left = (x.double().abs().amax().nan_to_num(0, 0, 0) * 2**-22).square() * 2**20 if device == "cuda" else 0.0
+        assert_rounded_once(f"{what}, output {k}", found.cpu(), want.cpu(), left)
     for dim, ranks in cut:
         shardfuse.simulate(_on_a_rank(what, build, x, wanted, backend, dim, ranks), ranks)
 
@@ -116,7 +118,7 @@ def assert_rounded_once(what: str, found: torch.Tensor, wide: torch.Tensor, term
     exponent = torch.floor(torch.log2(wide.abs().clamp(min=info.smallest_normal)))
     neighbours = torch.exp2(exponent) * info.eps
     rounded = wide.to(found.dtype)
-    left = torch.as_tensor(terms).abs() * 2**-20
+    left = torch.as_tensor(terms).abs().cpu() * 2**-20
     bad = ~((found.double() - wide).abs() <= SHARE * neighbours + left) & (found != rounded)
     bad &= ~(torch.isnan(found) & torch.isnan(wide))
     assert not bad.any(), f"{what}: {found[bad][0].item()}, float64 has {wide[bad][0].item()}"

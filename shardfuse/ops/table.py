@@ -220,7 +220,7 @@ _ROWS = (
     PointwiseOp("where", 3, Rule.WHERE, torch.where, "tl.where({0}, {1}, {2})", exact=True),
     PointwiseOp("lerp", 3, Rule.PROMOTE, _lerp, _LERP, floats_only=True),
     PointwiseOp("threshold", 3, Rule.PROMOTE, _threshold, "tl.where({0} <= {1}, {2}, {0})", exact=True),
-    PointwiseOp("addcmul", 4, Rule.PROMOTE, _addcmul, "{0} + {3} * ({1} * {2})"),
+    PointwiseOp("addcmul", 4, Rule.PROMOTE, _addcmul, "{0} + {3} * ({1} * {2})", floats_only=True),
 )
 
 POINTWISE: dict[str, PointwiseOp] = {op.name: op for op in _ROWS}
