@@ -62,6 +62,29 @@ def test_the_first_thread_has_the_turn_until_it_ends_or_another_takes_over() -> 
     run()  # the thread that took over has ended
 
 
+@pytest.mark.parametrize("attempt", range(5))  # the system gives most threads the number of one that has ended
+def test_a_thread_of_the_number_of_one_that_ended_has_the_turn_too(attempt: int) -> None:
+    turn, came, looked = Turn(), threading.Event(), threading.Event()
+
+    def run() -> None:
+        with turn.of([0, 1]):
+            pass
+
+    def stay() -> None:
+        run()
+        came.set()
+        looked.wait(60)
+
+    in_thread(run)
+    thread = threading.Thread(target=stay, name="stays")
+    thread.start()
+    assert came.wait(60)
+    with pytest.raises(ThreadsError, match=r"'MainThread'.*'stays'"):
+        run()
+    looked.set()
+    thread.join()
+
+
 def test_a_thread_that_is_refused_ends_the_run_that_it_came_upon() -> None:
     turn = Turn()
 

@@ -35,8 +35,10 @@ class Turn:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: threading.Thread | None = None
-        self._inside: list[int] = []
-        """The thread that is running a program, once for each program that it is in."""
+        self._inside: threading.Thread | None = None
+        """The thread that is running a program."""
+        self._depth = 0
+        """The programs that it is in: one may be run within another."""
         self._refused: str | None = None
 
     def __deepcopy__(self, memo: object) -> Turn:
@@ -48,48 +50,61 @@ class Turn:
 
     def enter(self) -> str | None:
         """``None``, or the name of the thread whose turn it is."""
-        me = threading.get_ident()
+        me = threading.current_thread()
         with self._lock:
-            taken = self._taken(me)
-            if taken is None:
-                self._inside.append(me)
-            else:
-                self._refused = threading.current_thread().name
-            return taken
+            inside = self._inside
+            if me is not self._owner or self._refused is not None or (inside is not None and inside is not me):
+                taken = self._taken(me)
+                if taken is not None:
+                    self._refused = me.name
+                    return taken
+            self._inside = me
+            self._depth += 1
+            return None
 
     def leave(self) -> str | None:
         """``None``, or the name of a thread that was refused."""
-        with self._lock:
-            self._inside.pop()
-            return self._refused
+        # Without the lock: the depth is the thread's that is inside, and no other one comes in until that is None.  So
+        # that is written last, and what a thread that takes over forgets, who was refused, is read first.
+        refused = self._refused
+        self._depth -= 1
+        if self._depth == 0:
+            self._inside = None
+        return refused
 
     def take_over(self) -> str | None:
         """``None``, or the name of the thread that is running a program."""
+        me = threading.current_thread()
         with self._lock:
-            if self._inside and self._inside[0] != threading.get_ident():
+            if self._is_another_inside(me):
                 return self._name()
-            self._owner, self._refused = threading.current_thread(), None
+            self._owner, self._refused = me, None
             return None
 
-    def _taken(self, me: int) -> str | None:
-        if self._inside and self._inside[0] != me:
+    def _taken(self, me: threading.Thread) -> str | None:
+        # Threads, not their numbers: the system gives a new one that of one that has ended.
+        if self._is_another_inside(me):
             return self._name()
         if self._refused is not None:
             return self._refused
-        if self._owner is not None and self._owner.ident == me:
+        if self._owner is me:
             return None
         if self._owner is not None and self._owner.is_alive():
-            return None if _is_of_autograd() else self._name()
-        if self._owner is None or not _is_of_autograd():
-            self._owner = threading.current_thread()
+            return None if _is_of_autograd(me) else self._name()
+        if self._owner is None or not _is_of_autograd(me):
+            self._owner = me
         return None
+
+    def _is_another_inside(self, me: threading.Thread) -> bool:
+        inside = self._inside
+        return inside is not None and inside is not me
 
     def _name(self) -> str:
         return "another thread" if self._owner is None else self._owner.name
 
 
-def _is_of_autograd() -> bool:
-    return _graph_task() != -1 and isinstance(threading.current_thread(), _Foreign)
+def _is_of_autograd(thread: threading.Thread) -> bool:
+    return isinstance(thread, _Foreign) and _graph_task() != -1
 
 
 class _Held:

@@ -26,7 +26,7 @@ from ..executor.resharding import sum_over_mesh
 from ..executor.timeline import Timeline, record
 from ..executor.timing import Timer
 from ..executor.tuning import Tuner, check_can_tune, tune_segments
-from ..executor.turns import Turn, turn_here
+from ..executor.turns import turn_here
 from ..executor.uncompiled import uncompiled
 from ..ir.caller_lines import lines_named
 from ..ir.expr import BoundTensor, Number, Scalar
@@ -97,7 +97,7 @@ class FusionExecutorCache:
         self._script: str | None = None
         self._lines_named = lines_named(fusion)
         self._team = self._ranks()
-        self._turn: tuple[Hashable, Turn] | None = None
+        self._turn: tuple[Hashable, AbstractContextManager[None]] | None = None
 
     @property
     def last_program(self) -> Program | None:
@@ -148,12 +148,12 @@ class FusionExecutorCache:
 
     def turn(self) -> AbstractContextManager[None]:
         """Around a run: that of this rank's thread that runs programs of several ranks, where this is one."""
-        if len(self._team) < 2 or world_size() < 2:
+        if len(self._team) < 2:
             return _ANY_TURN
         key, turn = world_key(), self._turn
         if turn is None or turn[0] != key:
-            self._turn = turn = key, turn_here()
-        return turn[1].of(self._team)
+            self._turn = turn = key, turn_here().of(self._team) if world_size() > 1 else _ANY_TURN
+        return turn[1]
 
     def program(
         self, arguments: Sequence[Argument], sizes: Sizes | None = None, device: torch.device | None = None

@@ -93,12 +93,15 @@ class ParameterModule(FusedModule):
         error_msgs: list[str],
     ) -> None:
         """Unsharded tensors are cut: the state dict of an unsharded module loads as it is, on every rank."""
+        is_put = bool(local_metadata.get("assign_to_params_buffers"))  # in the parameters' place, as it is
         for name, parameter in self._parameters.items():
             given = state_dict.get(prefix + name)
-            if not isinstance(given, torch.Tensor) or has_dtensor((given,)) or not self._is_own(parameter):
+            if not isinstance(given, torch.Tensor) or not self._is_own(parameter) or self.mesh is None:
                 continue
-            if parameter is not None and given.shape == parameter.shape and self.mesh is not None:
-                state_dict[prefix + name] = distributed(given, self.mesh, self._parameter)
+            if parameter is not None and given.shape == parameter.shape:
+                is_cut = has_dtensor((given,))
+                cut = cast("DTensor", given) if is_cut else distributed(given, self.mesh, self._parameter)
+                state_dict[prefix + name] = cut if is_put else _beside(cut, cast("DTensor", parameter))
         super()._load_from_state_dict(  # pyright: ignore[reportUnknownMemberType]
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
@@ -177,6 +180,20 @@ def _rewrapped(dtensor: DTensor, mesh: DeviceMesh, fn: Callable[[torch.Tensor], 
     device = own.device_type if local.is_meta else local.device.type
     on = own if device == own.device_type else torch_mesh_of(mesh, device)
     return _wrapped(local, on, dtensor.placements, dtensor.shape, dtensor.stride())
+
+
+def _beside(given: DTensor, parameter: DTensor) -> DTensor:
+    """On the parameter's mesh and device, where the mesh is another one of the same ranks: torch copies between no two.
+
+    It is another one where it has another kind of device, or other names.
+    """
+    own = parameter.device_mesh
+    if given.device_mesh == own or not torch.equal(given.device_mesh.mesh, own.mesh):
+        return given
+    with torch.no_grad():
+        local = given.to_local()
+    local = local if parameter.is_meta else local.to(parameter.device)  # torch warns of what a meta tensor is given
+    return _wrapped(local, own, given.placements, given.shape, given.stride())
 
 
 def _mesh_device(mesh: DeviceMesh, device: torch.device) -> str:

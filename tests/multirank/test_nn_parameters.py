@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
@@ -228,6 +229,42 @@ def test_made_without_memory(pg) -> None:
     run(model, plain, HIDDEN)
 
 
+def test_state_dicts_of_another_device(pg) -> None:
+    """Whole or sharded, on the CPU or a GPU: they are copied to where the parameters are, or put in their place."""
+    devices = {torch.device("cpu"), pg.device}
+    for there in devices:
+        plain = PlainTower(7)
+        sharded = Tower(7, line(pg), HIDDEN, device=there)
+        sharded.load_state_dict(plain.state_dict())
+        for state in (plain.to(there).state_dict(), sharded.state_dict()):
+            for here, made_on in [(device, device) for device in devices] + [(there, "meta")]:
+                model = Tower(7, line(pg), HIDDEN, device=made_on)
+                model.load_state_dict(state, assign=made_on == "meta")
+                assert all(p.device == here and p.device_mesh.device_type == here.type for p in model.parameters())
+                assert_same_parameters(model.to("cpu"), plain.cpu())
+
+
+def test_state_dicts_of_another_mesh_of_the_same_ranks(pg) -> None:
+    """A mesh of another name, as of another kind of device, is another one to torch, which copies between no two."""
+    model, plain = tower(7, line(pg))
+    named = init_device_mesh("cpu", (pg.size,), mesh_dim_names=("model",))
+    other = Tower(7, DeviceMesh.from_torch(named), HIDDEN)
+    other.load_state_dict(model.state_dict())
+    assert all(p.device_mesh is named for p in other.parameters())
+    assert_same_parameters(other, plain)
+    put = Tower(7, line(pg), HIDDEN)
+    for part in (put.add_norm, put.gate, put.norm):
+        for name, p in list(part.named_parameters()):
+            moved = DTensor.from_local(
+                p.detach().to_local(), named, p.placements, shape=p.shape, stride=p.stride(), run_check=False
+            )
+            setattr(part, name, torch.nn.Parameter(moved))
+    put.load_state_dict(plain.state_dict())
+    assert all(p.device_mesh is named for p in put.parameters())
+    assert_same_parameters(put, plain)
+    run(put, plain, HIDDEN)
+
+
 def test_local_parameters_are_asked_for(pg) -> None:
     model = Tower(7, line(pg), HIDDEN, parameters="local")
     pieces = [len(torch.arange(7).chunk(pg.size)[pg.rank]) if pg.rank < len(torch.arange(7).chunk(pg.size)) else 0]
@@ -249,7 +286,6 @@ def test_ranks_in_descending_order(pg) -> None:
 def test_fsdp_over_a_tensor_parallel_mesh(pg) -> None:
     if pg.size != 4:
         pytest.skip("needs 4 ranks")
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
