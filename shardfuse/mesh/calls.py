@@ -167,6 +167,16 @@ class Ledgers:
         """What there was to tell at the last comparison, by team."""
         return {ledger.key: ledger.told for ledger in tuple(self._known.values())}
 
+    def take_in(self) -> None:
+        """Take in what was called by now, so that it is told from here on."""
+        with self._lock:
+            for ledger in tuple(self._known.values()):
+                ledger.take_in()
+
+    def is_in_doubt(self) -> bool:
+        """Has a difference been seen that is not named yet?"""
+        return any(ledger.differs for ledger in tuple(self._known.values()))
+
     def compare(
         self, others: Mapping[int, Mapping[str, Told]], publish: Callable[[str, str], None],
         read: Callable[[str], str | None],

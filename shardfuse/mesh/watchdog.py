@@ -168,12 +168,13 @@ class Watchdog:
         True where they do. The watch goes on meanwhile.
         """
         self._sequences = {name: issued for name, (_, issued) in group_sequences().items()}
+        self.ledgers.take_in()
         self._state = "leaving"
         return self._wait(("leaving", "left"), timeout)
 
     def stop(self, timeout: float) -> None:
         """Wait for the others as `leave` does, for longer, then end the watch."""
-        lost = None if self._wait(("leaving", "left"), timeout) else self._look()
+        lost = self._last_difference() if self._wait(("leaving", "left"), timeout) else self._look()
         if lost is not None:
             self._end_for(lost)
         self._stop.set()
@@ -343,6 +344,16 @@ class Watchdog:
         if ledger.waits is not None and ledger.has_time_to_raise(error, _OWN_WORDS):
             return None
         return Fault(None, str(error))
+
+    def _last_difference(self) -> Fault | None:
+        """Among all that was called, now that every rank has told it: the last call may have been another one."""
+        while not self._stop.is_set():
+            found = self._differing_calls()
+            if found is not None or not self.ledgers.is_in_doubt():
+                return found
+            self._board.exchange(_ANSWER)
+            time.sleep(0.05)
+        return None
 
     def _blocking_leaver(self) -> Fault | None:
         leaver = self._needed_leaver()
