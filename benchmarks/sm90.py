@@ -16,7 +16,9 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import torch
@@ -174,6 +176,7 @@ def serve(directory: str) -> None:
     import triton  # noqa: F401 - once, before the workers are forked
 
     sources: list[KernelSource] = pickle.load(sys.stdin.buffer)
-    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        found = pool.starmap(compile_sm90, [(s, Path(directory)) for s in sources], chunksize=1)
+    # An executor, since a pool of multiprocessing waits for ever for a worker that LLVM has ended.
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+        found = list(pool.map(compile_sm90, sources, repeat(Path(directory))))
     pickle.dump(found, sys.stdout.buffer)

@@ -228,6 +228,23 @@ def test_no_op_drops_nan(dtype: DataType) -> None:
     assert [r.kernel for r in found if r.drops_nan] == []
 
 
+def test_functions_of_a_denormal_that_is_written_down() -> None:
+    """LLVM sees no denormal of float32: it ends the process where it folds these functions of one."""
+    sources: list[KernelSource] = []
+    for dtype in (DataType.Float, DataType.BFloat16, DataType.Double):
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([1024], contiguity=True, dtype=dtype)
+            for number in (1e-40, -1e-45, 1e-310):
+                fd.add_output(fd.ops.pow(number, x))
+                fd.add_output(fd.ops.pow(x, number))
+                full = fd.ops.full([1024], number, dtype)
+                fd.add_output(fd.ops.add(x, fd.ops.add(fd.ops.tan(full), fd.ops.asin(full))))
+        inputs = [torch.empty(1024, dtype=dtype.torch, device="meta")]
+        sources += sources_of(fd.fec.plan(dict.fromkeys(fd.fec.tensors(), (1024,))), inputs)
+    assert len(compile_all(sources)) == len(sources)
+    assert "1e-310, tl.float64" in sources[-1].text
+
+
 @pytest.mark.parametrize("last", [4095, 4094, 4092])
 def test_a_flat_walk_of_a_number_that_no_load_divides(last: int) -> None:
     """Its last program alone has a mask, which splits loads."""

@@ -14,9 +14,9 @@ from ..ops.promotion import types
 from ..ops.table import POINTWISE
 from ..schedulers.plan import KernelPlan
 from . import narrow
-from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, literal, must_round, pointwise_text
+from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, pointwise_text
 from .draw import draw
-from .functions import own_functions
+from .functions import number_text, own_functions
 from .hints import hint
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .reduction import HELPERS, Accumulator, accumulator
@@ -219,11 +219,11 @@ class Emitter:
     def scalar(self, scalar: Scalar, wanted: DataType) -> tuple[str, DataType]:
         """A literal is written in the type that is wanted; an argument comes as float64 or int64, exactly."""
         if scalar.is_literal:
-            return literal(cast(Number, scalar.value), wanted), wanted
-        if not scalar.dtype.is_floating:
-            return scalar.name, DataType.Int
-        if not self.interpret:
-            return scalar.name, DataType.Double
+            text, functions = number_text(cast(Number, scalar.value), wanted, interpret=self.interpret)
+            self.helpers |= functions
+            return text, wanted
+        if not (self.interpret and scalar.dtype.is_floating):
+            return scalar.name, DataType.Double if scalar.dtype.is_floating else DataType.Int
         text = f"libdevice.float64({scalar.name})"  # the interpreter hands a float over as Python's own
         return (f"libdevice.int1({text})", wanted) if wanted is DataType.Bool else (text, DataType.Double)
 
@@ -239,7 +239,7 @@ class Emitter:
         value, dtype = cast(Scalar, expr.inputs[0]), expr.output.dtype.compute
         text, found = self.scalar(value, dtype)
         text = converted(text, found, dtype)
-        if value.is_literal and not text.startswith("tl.full"):
+        if value.is_literal and not text.startswith(("tl.full", "denormal")):
             text = f"tl.full([], {text}, {TRITON_TYPE[dtype]})"
         if expr.output.dtype.is_low_precision:
             text = self.rounded(text, expr.output)

@@ -1,10 +1,14 @@
-"""Functions that kernels call on float32 where Triton's own takes longer than it need."""
+"""Functions that kernels call on float32: faster than Triton's own, or of numbers that LLVM must not see."""
 
 from __future__ import annotations
 
 import re
 
+import torch
+
 from ..ir.dtype import DataType
+from ..ir.expr import Number
+from .arithmetic import literal
 
 _ERF = '''@triton.jit
 def erf(x):
@@ -90,6 +94,14 @@ _PLAIN_POWER_OF_TWO = """@triton.jit
 def power_of_two(x):
     return tl.exp2(x)
 """
+_DENORMAL = '''@triton.jit
+def denormal(bits):
+    """The float32 of these bits, which LLVM does not see: it crashes where it folds a function of a denormal."""
+    return tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=f,r", [tl.full([], bits, tl.int32)], dtype=tl.float32, is_pure=True, pack=1
+    )
+'''
+"""LLVM of Triton 3.6 and 3.7 ends the process where it simplifies ``pow(1e-40, x)`` or ``tan(1e-40)`` of float32."""
 
 _FUNCTIONS = {"erf": _ERF, "sigmoid": _SIGMOID}
 _WITH_ASSEMBLY = ("sigmoid",)
@@ -110,3 +122,13 @@ def own_functions(text: str, dtype: DataType, *, interpret: bool) -> tuple[str, 
     if called:
         found["power_of_two"] = _PLAIN_POWER_OF_TWO if interpret else _POWER_OF_TWO
     return text, found | {name: _OWN[name] for name in called if name in _OWN}
+
+
+def number_text(value: Number, dtype: DataType, *, interpret: bool) -> tuple[str, dict[str, str]]:
+    """``value`` as text of the type ``dtype``, and the function that the text calls."""
+    if interpret or not dtype.is_floating or dtype is DataType.Double or isinstance(value, complex):
+        return literal(value, dtype), {}
+    single = torch.tensor(float(value), dtype=torch.float64).float()
+    if not 0 < single.abs().item() < torch.finfo(torch.float32).tiny:
+        return literal(value, dtype), {}
+    return f"denormal({single.view(torch.int32).item()})", {"denormal": _DENORMAL}
