@@ -134,9 +134,9 @@ def _hidden_sharded(case: Case, mesh: DeviceMesh, t: Sharded) -> dict[str, Run]:
 
 def _added(case: Case, mesh: DeviceMesh, t: Sharded) -> dict[str, Run]:
     fd = add_norm_fusion(case, mesh)
-    module = AddRMSNorm(case.columns, EPS, mesh=mesh, input=Partial(), output=Replicate(), dtype=case.dtype).to(
-        t.x.device
-    )
+    module = AddRMSNorm(
+        case.columns, EPS, mesh=mesh, input=Partial(), output=Replicate(), parameters="local", dtype=case.dtype
+    ).to(t.x.device)
     with torch.no_grad():
         module.weight.copy_(t.whole_weight)
     sent = t.summand.clone()

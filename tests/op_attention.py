@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -112,7 +113,17 @@ def _backward(d: Draw) -> OpCase:
         out = attention(q, k, v, (), options["is_causal"], options["scale"])
         return torch.autograd.grad(out, (q, k, v), grad)
 
-    return called(build, torchs, values)
+    case = called(build, torchs, values)
+    for k, found in enumerate(case.expected):
+        case.expected[k] = Expected(found.eager, found.wide, partial(_by_terms, found, values), signed=False)
+    return case
+
+
+def _by_terms(found: Expected, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Also moved by two roundings to float32 of the products that a gradient adds up, which may cancel."""
+    q, k, v, grad = (x.double().abs().amax() if x.numel() else torch.tensor(0.0).double() for x in values)
+    most = grad * v * torch.maximum(q, k) * max(values[1].shape[-1], 1)
+    return [*found.moved(), found.wide + 2 * spacing(most, torch.float32)]
 
 
 ATTENTION: dict[str, Callable[[Draw], OpCase]] = {"sdpfa_fwd": _forward, "sdpfa_bwd": _backward}

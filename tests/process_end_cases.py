@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ def define() -> FusionDefinition:
 
 
 def main(case: str, folder: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which whoever runs the tests may have had ignored
     world = initialize(timeout=60)
     if world.rank == 1:
         atexit.register(lambda: (folder / "ended").write_text("in good order"))

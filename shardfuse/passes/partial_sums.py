@@ -63,9 +63,10 @@ def summands_of(summand: BoundTensor, at: int, producers: Mapping[BoundTensor, E
     sent = summand
     while sent.dtype not in _NARROW:
         expr = producers.get(sent)
-        is_pointwise = expr is not None and (expr.op == "cast" or expr.op in POINTWISE)
-        own = [t for t in expr.tensors if t.domain.logical[at]] if expr is not None and is_pointwise else []
-        if expr is None or len(dict.fromkeys(own)) != 1:
+        if expr is None or (expr.op != "cast" and expr.op not in POINTWISE):
+            return Summands(summand, at, summand, ())
+        own = [t for t in expr.tensors if t.ndim == summand.ndim and t.domain.logical[at]]
+        if len(dict.fromkeys(own)) != 1 or any(t.ndim != summand.ndim for t in expr.tensors):
             return Summands(summand, at, summand, ())
         chain.insert(0, expr)
         sent = own[0]
