@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import signal
 import sys
 import time
 from pathlib import Path
@@ -24,7 +23,6 @@ def define() -> FusionDefinition:
 
 
 def main(case: str, folder: Path) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which whoever runs the tests may have had ignored
     world = initialize(timeout=60)
     if world.rank == 1:
         atexit.register(lambda: (folder / "ended").write_text("in good order"))
@@ -40,4 +38,7 @@ def main(case: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    import signal
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which whoever runs the tests may have had ignored
     main(sys.argv[1], Path(sys.argv[2]))
