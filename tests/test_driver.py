@@ -33,9 +33,9 @@ class Fake:
         source = Path(__file__).with_name("fake_driver.c")
         command = [str(COMPILER), "-shared", "-fPIC", "-w", str(source), "-o", str(library)]
         subprocess.run(command, check=True)
-        self.library = str(library)
-        self.symbols = ctypes.CDLL(self.library)
-        found = open_driver(directory, self.library)
+        self.file = str(library)
+        self.symbols = ctypes.CDLL(self.file)
+        found = open_driver(directory, self.file)
         assert found is not None
         self.driver: Driver = found
         self.otherwise: list[tuple[object, ...]] = []
@@ -200,7 +200,7 @@ def damages(whole: bytes) -> Iterator[bytes]:
 
 def test_a_module_that_is_not_whole_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: Fake) -> None:
     """Loading half of a library is no error of Python's, but the end of the process."""
-    assert open_driver(tmp_path, fake.library) is not None
+    assert open_driver(tmp_path, fake.file) is not None
     (made,) = tmp_path.iterdir()
     whole, builds = made.read_bytes(), []
 
@@ -213,7 +213,7 @@ def test_a_module_that_is_not_whole_is_made_again(tmp_path: Path, monkeypatch: p
     for count, damaged in enumerate(damages(whole), 1):
         made.write_bytes(damaged)
         open_driver.cache_clear()
-        assert open_driver(tmp_path, fake.library) is not None
+        assert open_driver(tmp_path, fake.file) is not None
         assert (len(builds), made.read_bytes()) == (count, whole)
     assert count > 60
 
@@ -225,7 +225,7 @@ def module_of(is_whole: bool) -> SimpleNamespace:
 
 def test_a_module_of_another_user_is_not_loaded(tmp_path: Path, fake: Fake) -> None:
     """In a folder that was open to others, under the very name that is looked for."""
-    assert open_driver(tmp_path, fake.library) is not None
+    assert open_driver(tmp_path, fake.file) is not None
     (made,) = tmp_path.iterdir()
     marker, planted = tmp_path / "ran", tmp_path / "planted.c"
     planted.write_text(
@@ -237,7 +237,7 @@ def test_a_module_of_another_user_is_not_loaded(tmp_path: Path, fake: Fake) -> N
         open_driver.cache_clear()
         sealed._choose.cache_clear()
         with nullcontext() if mode == 0o700 else pytest.warns(UserWarning, match="is refused"):
-            assert open_driver(tmp_path, fake.library) is not None
+            assert open_driver(tmp_path, fake.file) is not None
         assert not marker.exists()
     ctypes.CDLL(str(made))
     assert marker.exists(), "loading it runs it"
@@ -247,7 +247,7 @@ def test_a_module_of_another_user_is_not_loaded(tmp_path: Path, fake: Fake) -> N
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, fake: Fake) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert open_driver(tmp_path / "file", fake.library) is not None
+    assert open_driver(tmp_path / "file", fake.file) is not None
 
 
 def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

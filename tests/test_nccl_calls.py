@@ -18,8 +18,8 @@ NOT_READY = 600
 class FakeNccl(Fake):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.library = str(directory / "libfake.so")
-        self.driver.connect_nccl(self.library, self.library)
+        self.file = str(directory / "libfake.so")
+        self.driver.connect_nccl(self.file, self.file)
 
     def number(self, name: str) -> int:
         return ctypes.c_uint64.in_dll(self.symbols, name).value
@@ -86,4 +86,4 @@ def test_a_graph_that_is_captured_has_no_event(fake: FakeNccl) -> None:
 
 def test_a_library_that_is_not_loaded_is_not_loaded_again(fake: FakeNccl) -> None:
     with pytest.raises(OSError, match=r"libmissing\.so is not loaded"):
-        fake.driver.connect_nccl("libmissing.so", fake.library)
+        fake.driver.connect_nccl("libmissing.so", fake.file)

@@ -60,14 +60,6 @@ def may_bind(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def reduces(op: Reduction, dtype: torch.dtype, members: int) -> bool:
-    """Has NCCL's own all-reduce the values that shardfuse promises: sums rounded once, NaN kept by max and min?"""
-    if dtype in nccl.NARROW:  # two addends are rounded once by whoever adds them
-        return op == "sum" and members == 2
-    integral = not dtype.is_floating_point
-    return dtype in nccl.SUMS and (op in ("sum", "prod") or (op in ("max", "min") and integral))
-
-
 def all_reduce(
     op: Reduction, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, in_place: bool,
     is_address: bool = False,
@@ -126,7 +118,7 @@ def reduce_scatter(at: int, team: Team, shape: Sequence[int], dtype: torch.dtype
     strides = torch.empty(shape, device="meta").stride()
 
     def bind(channel: Channel) -> Step:
-        if not reduces("sum", dtype, members):
+        if not nccl.reduces("sum", dtype, members):
             exchange = _all_to_all_of_rows(channel)
             return lambda x: nccl.added_up(exchange(packing.cut(x, at, members))).view(shape)
         issue = channel.reduce_scatter("sum", prod(shape))

@@ -390,8 +390,4 @@ def _own(x: Tensor) -> Tensor:
 
 def _nccl_reduces(x: Tensor, op: Reduction, team: Team, group: dist.ProcessGroup) -> bool:
     """True where NCCL's own reduction has the values that this file promises."""
-    if x.device.type != "cuda" or stages_through_host(group, x.device):
-        return False
-    if x.dtype in nccl.NARROW:  # two addends are rounded once by whoever adds them
-        return op == "sum" and team.size == 2
-    return x.dtype in nccl.SUMS and (op in ("sum", "prod") or not x.dtype.is_floating_point)
+    return x.device.type == "cuda" and not stages_through_host(group, x.device) and nccl.reduces(op, x.dtype, team.size)

@@ -16,6 +16,7 @@ from torch import Tensor
 from shardfuse.mesh.groups import Team, stages_through_host
 
 from . import packing
+from .rank_reduction import Reduction
 
 # torch leaves its collectives' arguments untyped, and 2.13 renames one with a warning about the name that 2.11 has.
 _c10d = cast("Any", dist)
@@ -42,6 +43,14 @@ UNALIGNED_BYTES = 40 * 2**20
 def takes(x: Tensor, team: Team, group: dist.ProcessGroup) -> bool:
     """Does NCCL take `x` as it is, with the team's order its own?"""
     return x.is_cuda and team.is_in_order and x.dtype in TAKEN and not stages_through_host(group, x.device)
+
+
+def reduces(op: Reduction, dtype: torch.dtype, members: int) -> bool:
+    """Has NCCL's own all-reduce the values that shardfuse promises: sums rounded once, NaN kept by max and min?"""
+    if dtype in NARROW:  # two addends are rounded once by whoever adds them
+        return op == "sum" and members == 2
+    integral = not dtype.is_floating_point
+    return dtype in SUMS and (op in ("sum", "prod") or (op in ("max", "min") and integral))
 
 
 def all_gather(x: Tensor, members: int, group: dist.ProcessGroup) -> Tensor:
@@ -92,7 +101,7 @@ def all_to_all(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
 def reduce_scatter(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum of every member's row for this one, of `[members, piece]`."""
     members = rows.shape[0]
-    if rows.dtype in SUMS or members == 2:  # two addends are rounded once in any order
+    if reduces("sum", rows.dtype, members):
         out = rows.new_empty(rows.numel() // members)
         _reduce_scatter_single(out, rows.view(-1), dist.ReduceOp.SUM, group)
         return out.view(rows.shape[1:])

@@ -21,7 +21,7 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import local_extent
 from ..ir.stream import Stream
 from ..mesh import DeviceMesh, ParallelType, Team
-from . import bound_collectives, communication
+from . import bound_collectives, communication, nccl
 from .bound_collectives import Bind, bound
 from .channels import Channel
 from .collective_arguments import with_extent
@@ -90,7 +90,7 @@ def _all_reduce(
     def step(x: torch.Tensor) -> torch.Tensor:
         return communication.all_reduce(x.squeeze(axes), op, team, in_place=in_place).reshape(shape)
 
-    if 0 in shape or not bound_collectives.reduces(op, dtype, team.size):
+    if 0 in shape or not nccl.reduces(op, dtype, team.size):
         return step
     bind = bound_collectives.all_reduce(op, shape, dtype, device, in_place=in_place, is_address=is_address)
     return bound(bind, step, team, device, dtype)
@@ -145,7 +145,7 @@ def _packed_exchange(
     def reduce(x: torch.Tensor) -> torch.Tensor:
         return communication.all_reduce(x, op, team, in_place=True)[None]
 
-    if not bound_collectives.reduces(op, dtype, team.size):
+    if not nccl.reduces(op, dtype, team.size):
         return reduce
     return bound(
         bound_collectives.all_reduce(op, (1, length), dtype, device, in_place=True), reduce, team, device, dtype
