@@ -10,6 +10,7 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU
 from shardfuse.ops.build import Ops
 from shardfuse.ops.table import POINTWISE
 
+PACKAGE = Path(shardfuse.__file__).parent
 INPUTS: dict[str, tuple[list[int], torch.dtype]] = {
     "x": ([4, 6], torch.float32),
     "y": ([6, 4], torch.float32),
@@ -161,8 +163,8 @@ def complaint(call: Callable[[], object]) -> str | None:
         is_one = 20 < len(sentence) < 600 and "\n" not in sentence and not getattr(error, "__notes__", None)
         return None if is_one else f"{type(error).__name__}: {error}"
     except TypeError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if "/shardfuse/" in f.filename and not f.filename.endswith("shardfuse/arguments.py")]
+        files = [Path(f.filename) for f in traceback.extract_tb(error.__traceback__)]
+        own = [f for f in files if f.is_relative_to(PACKAGE) and f != PACKAGE / "arguments.py"]
         is_signature = "argument" in str(error) and not own
         is_nvfusers = re.fullmatch("define_tensor: sizes are .*, expected integers of 64 bits", str(error)) is not None
         return None if is_signature or is_nvfusers else _fault(error)
