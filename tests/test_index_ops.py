@@ -124,6 +124,29 @@ def test_one_column_beside_any_number_is_as_many(x: tuple[int, int], index: tupl
     run_ranks(2, run)
 
 
+@pytest.mark.parametrize("op", ["take_along_axis", "add"])
+def test_a_broadcast_axis_that_is_cut_unevenly_is_told_by_its_size(op: str) -> None:
+    """Nothing says that it is 1 but the caller: else an op pairs it with an axis of 7, which is told with the remedy."""
+    table, one = torch.arange(35.0).reshape(5, 7), torch.tensor([[3], [0], [4]] if op == "take_along_axis" else [[2]])
+
+    def run(rank: int, world: int) -> None:
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([-1, -1])
+            i = fd.define_tensor([-1, -1], dtype=DataType.Int)
+            fd.add_output(fd.ops.take_along_axis(t, i, 0) if op == "take_along_axis" else fd.ops.add(t, i))
+            t.set_device_mesh(DeviceMesh(range(world)))
+            shard(i, world_mesh(world), (X, (1, "outer")))
+        local = world_mesh(world).shard_tensor(one, 1)
+        with pytest.raises(ShardfuseError, match=r"sizes= of execute\(\) how long axis 1 is: .*pairs it, but for one"):
+            fd.execute([table, local])
+        (y,) = fd.execute([table, local], sizes={i: one.shape})
+        expected = torch.take_along_dim(table, one, 0) if op == "take_along_axis" else table + one
+        assert y is not None
+        assert torch.equal(y, expected)
+
+    run_ranks(2, run)
+
+
 TABLE, ROWS = torch.arange(12.0).reshape(6, 2), torch.ones(3, 2)
 READS: dict[str, Callable[[FusionDefinition, TensorView, TensorView, TensorView], TensorView]] = {
     "index_select": lambda fd, x, i, v: fd.ops.index_select(x, i, 0),
