@@ -37,6 +37,13 @@ Where a torch call cannot be computed on shards of an axis (a scan along it, a s
 Python's and NumPy's scalars are operands, in the type that the op computes in: a float beyond it is infinite, a
 negative number wraps in an unsigned type, any other integer that the type does not hold is an `OperandError`.
 
+## Indices
+
+An index beyond its axis is an error on a CPU (`IndexRangeError`: the op, the index, its value, what is allowed, the
+line). On a GPU no index is read, as the host would have to wait for it: there it is torch's kernel that ends, with a
+`device-side assert`, after which CUDA takes no more calls; run the program on a CPU to see which index it was.
+`take_along_axis`, `index_put_accumulate` and `select` take negative ones, as torch does, the others do not.
+
 ## Special values
 
 NaN, infinities and signs of zero come out as torch has them, but where torch itself gives one result on a CPU and

@@ -349,6 +349,19 @@ def _rank_names(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
 
 
+class IndexRangeError(ShardfuseError, IndexError):
+    """An index of an index op is beyond the axis that it reads or writes.
+
+    ``op``: with the name of its result; ``table``: the name of what is indexed.
+    """
+
+    def __init__(self, op: str, index: str, found: int, lowest: int, extent: int, dim: int, table: str) -> None:
+        allowed = f"{lowest} to {extent - 1}" if extent else "no index"
+        super().__init__(
+            f"{op}: index {index} holds {found}, expected {allowed}: axis {dim} of {table} has {extent} elements"
+        )
+
+
 class PromotionError(ShardfuseError):
     """Two operand types have no common type."""
 

@@ -21,16 +21,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fault_calls import call_differently, program
 from process_environment import environment
-
-if TYPE_CHECKING:
-    from shardfuse import FusionDefinition
 
 STAGES = ("initialize", "first", "making", "collective", "between", "exit")
 FAULTS = ("kill", "stop", "raise", "exit", "_exit", "fork", "fork_raise")
-DIFFERENCES = ("one_cached", "both_cached", "both_new", "one_more", "another_next")
+DIFFERENCES = ("one_cached", "both_cached", "both_new", "one_more", "another_next", "quiet", "quiet_of_three", "slow")
 CASES = [(stage, fault, who) for stage in STAGES for fault in FAULTS for who in (0, 1)]
 CASES += [("calls", difference, 1) for difference in DIFFERENCES]
 HEARTBEAT = 4.0
@@ -43,6 +40,10 @@ AT_ONCE = 8
 """Cases that run at a time: nearly all of their time is waiting."""
 
 Case = tuple[str, str, int]
+
+
+def world_size(case: Case) -> int:
+    return 3 if case[1] == "quiet_of_three" else 2
 
 
 def is_in_ci(case: Case) -> bool:
@@ -87,7 +88,9 @@ class Outcome:
         return found
 
     def _unlike_calls(self) -> list[str]:
-        """Both ranks end with what each of them called; where one has made a call more, with who has left."""
+        """All ranks end with what each of them called; where one has made a call more, with who has left."""
+        if self.case[1] == "slow":
+            return [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 0]
         found = [f"rank {rank} ended with {code}" for rank, code in enumerate(self.codes) if code != 1]
         both = {
             "one_more": [r"rank 1 left before collective 4 of ranks \[0, 1\]", "this rank left before collective 4 "],
@@ -97,6 +100,12 @@ class Outcome:
         }.get(self.case[1], [r"rank 0 has `T0: unsharded \[16, 4\]`; rank 1 has `T0: unsharded \[14, 4\]`"])
         if self.case[1] in ("one_cached", "both_cached"):
             both = [rf"at call {4 if self.case[1] == 'one_cached' else 5} of ranks \[0, 1\] .*{both[0]}"]
+        if self.case[1].startswith("quiet"):
+            n = len(self.codes)
+            both = [
+                r"at a collective that rank [02] waits in, and rank 1 does not come to, "
+                rf"(?=.* ha(?:s|ve) `T0: unsharded \[{8 * n}, 4\]`)(?=.*rank 1 has `T0: unsharded \[{7 * n}, 4\]`)"
+            ]
         for rank, text in enumerate(self.outputs):
             if not re.search(rf"^shardfuse: rank {rank}: .*{both[rank % len(both)]}", text, re.MULTILINE):
                 found.append(f"rank {rank} does not say what differs")
@@ -155,44 +164,6 @@ def once(fault: str, function: Callable[..., object]) -> Callable[..., object]:
     return run
 
 
-def program(op: str) -> FusionDefinition:
-    """The sum over the rows of ``op``, of a tensor [any, 4] that is sharded by rows."""
-    from shardfuse import DeviceMesh, FusionDefinition, ParallelType
-
-    with FusionDefinition() as fd:
-        x = fd.define_tensor([-1, 4])
-        fd.add_output(fd.ops.sum(getattr(fd.ops, op)(x), [0]))
-        x.set_device_mesh(DeviceMesh([0, 1]))
-        x.outer_split(0, 2)
-        x.axis(0).parallelize(ParallelType.mesh_x)
-    return fd
-
-
-def call_differently(difference: str, *, is_guilty: bool) -> None:
-    """Three calls alike, then one that is not: the guilty rank has 7 rows for 8, makes no call, or another."""
-    import torch
-
-    fd, other = program("exp"), program("relu")
-    eight, seven = torch.zeros(8, 4), torch.zeros(7, 4)
-    for rows in (seven, eight, eight) if difference == "both_cached" else (eight, eight, eight):
-        fd.execute([rows])
-    if difference in ("both_cached", "another_next"):
-        other.execute([eight])
-    print(f"fault {time.time()}", flush=True)
-    match difference:
-        case "one_cached" | "both_cached":
-            fd.execute([seven if is_guilty else eight])
-        case "both_new":
-            program("neg").execute([seven if is_guilty else eight])
-        case _:
-            if not is_guilty:
-                fd.execute([eight])
-            if difference == "another_next":
-                other.execute([eight])
-    if difference == "both_cached":  # gloo may add up rows that are not one another's
-        time.sleep(SLACK)
-
-
 def work(stage: str, fault: str, *, is_guilty: bool) -> None:
     """What a rank of a case does; the fault is where the stage is."""
     import torch
@@ -238,7 +209,7 @@ class _Running:
     ends: dict[int, float] = field(default_factory=dict)
 
     def poll(self) -> bool:
-        """True once both have ended, or the other of one that is stopped."""
+        """True once all have ended, or the other of one that is stopped."""
         for rank, pid in enumerate(self.pids):
             if rank in self.codes:
                 continue
@@ -251,15 +222,15 @@ class _Running:
             os.waitpid(self.pids[who], 0)
             self.codes[who] = None
         if time.time() - self.began > 2 * SLACK:
-            for rank in {0, 1} - set(self.codes):
+            for rank in set(range(len(self.pids))) - set(self.codes):
                 os.kill(self.pids[rank], signal.SIGKILL)
-        return len(self.codes) == 2
+        return len(self.codes) == len(self.pids)
 
     def outcome(self) -> Outcome:
         outputs = [path.read_text() for path in self.files]
         began = [float(text) for text in re.findall(r"^fault ([\d.]+)", outputs[self.case[2]], re.MULTILINE)]
         seconds = max(self.ends.values()) - (began[0] if began else 0.0)
-        codes = [self.codes[0], self.codes[1]]
+        codes = [self.codes[rank] for rank in range(len(self.pids))]
         return Outcome(self.case, codes, outputs, seconds, sum(map(_has_members, self.pids)))
 
 
@@ -286,11 +257,11 @@ def serve(cases: Sequence[Case], folder: Path) -> tuple[Case, int] | None:
             case = waiting.pop(0)
             port = _free_port()
             pids: list[int] = []
-            files = [folder / f"{'-'.join(map(str, case))}-{rank}" for rank in range(2)]
+            files = [folder / f"{'-'.join(map(str, case))}-{rank}" for rank in range(world_size(case))]
             for rank, path in enumerate(files):
                 pids.append(os.fork())
                 if pids[-1] == 0:
-                    _become(rank, port, path)
+                    _become(rank, world_size(case), port, path)
                     return case, rank
             running.append(_Running(case, pids, files))
         for each in [each for each in running if each.poll()]:
@@ -306,14 +277,14 @@ def _free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def _become(rank: int, port: str, path: Path) -> None:
+def _become(rank: int, ranks: int, port: str, path: Path) -> None:
     """This process, a fork of the server, is a rank: of a process group of its own, with its output in a file."""
     os.setpgid(0, 0)
     out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
 
 
 def run_cases(cases: Sequence[Case]) -> Iterator[Outcome]:

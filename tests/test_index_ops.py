@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ from index_matrix import (
 from ranks import run_ranks
 from thread_check import X, shard, world_mesh
 
-from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, ShardfuseError, TensorView
+from shardfuse.errors import IndexRangeError
 
 MESHES = {"2": [0, 1], "3": [2, 0, 1], "2 x 2": [[0, 3], [1, 2]]}
 SAMPLE = 300
@@ -120,3 +122,114 @@ def test_one_column_beside_any_number_is_as_many(x: tuple[int, int], index: tupl
         check(fd, inputs, reference=lambda t, i: torch.take_along_dim(t, i.long(), 0))
 
     run_ranks(2, run)
+
+
+@pytest.mark.parametrize("op", ["take_along_axis", "add"])
+def test_a_broadcast_axis_that_is_cut_unevenly_is_told_by_its_size(op: str) -> None:
+    """Nothing says that it is 1 but the caller: else an op pairs it with an axis of 7, which is told with the remedy."""
+    table, one = torch.arange(35.0).reshape(5, 7), torch.tensor([[3], [0], [4]] if op == "take_along_axis" else [[2]])
+
+    def run(rank: int, world: int) -> None:
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([-1, -1])
+            i = fd.define_tensor([-1, -1], dtype=DataType.Int)
+            fd.add_output(fd.ops.take_along_axis(t, i, 0) if op == "take_along_axis" else fd.ops.add(t, i))
+            t.set_device_mesh(DeviceMesh(range(world)))
+            shard(i, world_mesh(world), (X, (1, "outer")))
+        local = world_mesh(world).shard_tensor(one, 1)
+        with pytest.raises(ShardfuseError, match=r"sizes= of execute\(\) how long axis 1 is: .*pairs it, but for one"):
+            fd.execute([table, local])
+        (y,) = fd.execute([table, local], sizes={i: one.shape})
+        expected = torch.take_along_dim(table, one, 0) if op == "take_along_axis" else table + one
+        assert y is not None
+        assert torch.equal(y, expected)
+
+    run_ranks(2, run)
+
+
+TABLE, ROWS = torch.arange(12.0).reshape(6, 2), torch.ones(3, 2)
+READS: dict[str, Callable[[FusionDefinition, TensorView, TensorView, TensorView], TensorView]] = {
+    "index_select": lambda fd, x, i, v: fd.ops.index_select(x, i, 0),
+    "gather": lambda fd, x, i, v: fd.ops.gather(x, fd.ops.broadcast_in_dim(i, [3, 2], [0]), 0),
+    "take_along_axis": lambda fd, x, i, v: fd.ops.take_along_axis(x, fd.ops.broadcast_in_dim(i, [3, 1], [0]), 0),
+    "scatter": lambda fd, x, i, v: fd.ops.scatter(x, fd.ops.broadcast_in_dim(i, [3, 2], [0]), v, 0),
+    "index_put_accumulate": lambda fd, x, i, v: fd.ops.index_put_accumulate(x, i, v),
+    "embedding": lambda fd, x, i, v: fd.ops.embedding(i, x),
+}
+
+
+def _read(op: str, index: Sequence[int], rank: int = 0, ranks: int = 1, *, sharded: str = "") -> list[float]:
+    """The op on the table, with ``sharded``, ``x`` or ``i``, cut by rows over the ranks."""
+    with FusionDefinition() as fd:
+        x, i = fd.define_tensor([6, 2]), fd.define_tensor([3], dtype=DataType.Int)
+        v = fd.define_tensor([3, 2])
+        fd.add_output(READS[op](fd, x, i, v))
+        if ranks > 1:
+            for t in (x, i, v):
+                t.set_device_mesh(DeviceMesh(range(ranks)))
+            cut = x if sharded == "x" else i
+            cut.outer_split(0, ranks, uneven=True)
+            cut.axis(0).parallelize(ParallelType.mesh_x)
+    table, indices = TABLE, torch.tensor(index)
+    if ranks > 1:
+        mesh = DeviceMesh(range(ranks))
+        table = mesh.shard_tensor(table, 0) if sharded == "x" else table
+        indices = mesh.shard_tensor(indices, 0) if sharded == "i" else indices
+    (y,) = fd.execute([table, indices, ROWS])
+    assert y is not None
+    return y.flatten().tolist()
+
+
+@pytest.mark.parametrize("op", READS)
+def test_an_index_beyond_its_axis_is_named(op: str) -> None:
+    """By the op, the index, the value, what is allowed, and the line; torch's own error names none of them."""
+    wraps = op in ("take_along_axis", "index_put_accumulate")
+    for bad in (6, 2**40, -7 if wraps else -1):
+        with pytest.raises(IndexRangeError) as caught:
+            _read(op, [0, bad, 5])
+        text = str(caught.value)
+        assert re.match(rf"{op} of T\d+: index T\d holds {bad}, expected {-6 if wraps else 0} to 5: axis 0 of T0", text)
+        assert "READS[op](fd, x, i, v)" in text or f'"{op}": lambda' in text
+        assert not getattr(caught.value, "__notes__", [])
+    for fine in (0, 5, -6 if wraps else 3):
+        _read(op, [0, fine, 5])
+
+
+@pytest.mark.parametrize("sharded", ["x", "i"])
+@pytest.mark.parametrize("op", READS)
+def test_an_index_beyond_its_axis_on_one_rank_of_two(op: str, sharded: str) -> None:
+    """An index within the unsharded axis and beyond this rank's rows is fine; one beyond both is named."""
+
+    def run(rank: int, size: int) -> str:
+        _read(op, [0, 3, 5], rank, size, sharded=sharded)
+        try:
+            _read(op, [0, 5, 6], rank, size, sharded=sharded)
+        except ShardfuseError as error:
+            return str(error)
+        return ""
+
+    found = [text for text in _ended(run) if text]
+    assert found
+    assert all("holds 6, expected" in text or "failed" in text for text in found), found
+
+
+def _ended(run: Callable[[int, int], str]) -> list[str]:
+    """What the ranks found; a rank that another one leaves alone in a collective is interrupted."""
+    found: list[str] = []
+    try:
+        run_ranks(2, lambda rank, size: found.append(run(rank, size)))
+    except ShardfuseError as error:
+        found.append(str(error))
+    return found
+
+
+def test_a_number_beyond_its_axis_is_named() -> None:
+    with FusionDefinition() as fd:
+        x, i = fd.define_tensor([6, 2]), fd.define_scalar(dtype=DataType.Int)
+        fd.add_output(fd.ops.select(x, i, 0))
+    assert fd.execute([TABLE, -6])[0].tolist() == [0.0, 1.0]
+    for bad in (6, -7):
+        with pytest.raises(
+            IndexRangeError, match=rf"select of T1: index S0 holds {bad}, expected -6 to 5: axis 0 of T0"
+        ):
+            fd.execute([TABLE, bad])

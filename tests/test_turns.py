@@ -98,6 +98,62 @@ def test_a_thread_that_is_refused_ends_the_run_that_it_came_upon() -> None:
         come_upon()
 
 
+class Told:
+    """Whose turn it is on other ranks: ``others`` by the number of the owner."""
+
+    def __init__(self, *others: dict[int, str]) -> None:
+        self.others = others
+        self.own: dict[int, str] = {}
+
+    def publish(self, number: int, name: str) -> None:
+        self.own[number] = name
+
+    def names(self, number: int) -> list[str]:
+        assert number in self.own, "told before it asks: else two ranks may ask before either has told"
+        return [other[number] for other in (self.own, *self.others) if number in other]
+
+
+@pytest.mark.parametrize("others", [({1: "MainThread"}, {1: "MainThread"}), ({}, {1: "MainThread"}), ({}, {})])
+def test_the_first_thread_goes_on_where_it_is_the_first_on_every_rank(others: tuple[dict[int, str], ...]) -> None:
+    """A rank that has had no owner yet finds out itself where its owner is another one."""
+    told = Told(*others)
+    turn = Turn(told)
+
+    def run() -> None:
+        with turn.of([0, 1]):
+            pass
+
+    run()
+    for _ in range(2):
+        with pytest.raises(ThreadsError, match=r"'other'.*'MainThread'"):
+            in_thread(run)
+        run()
+    with turn.of([0, 1]), pytest.raises(ThreadsError, match="'other'"):
+        in_thread(run)
+    run()
+    in_thread(lambda: (turn.take_over(), run()))
+    assert told.own == {1: "MainThread", 2: "other"}
+    run()
+    assert told.own[3] == "MainThread"
+
+
+def test_nobody_goes_on_where_another_rank_has_another_thread() -> None:
+    turn = Turn(Told({1: "MainThread"}, {1: "other"}))
+
+    def run() -> None:
+        with turn.of([0, 1]):
+            pass
+
+    run()
+    for _ in range(2):
+        with pytest.raises(ThreadsError, match=r"'other'"):
+            in_thread(run)
+        with pytest.raises(ThreadsError):
+            run()
+    assert turn.take_over() is None
+    run()
+
+
 def test_a_program_within_a_program_of_the_same_thread() -> None:
     turn = Turn()
     with turn.of([0, 1]), turn.of([0, 1]):

@@ -11,8 +11,8 @@ a program anew for facts of its own (strides, an evicted cache entry) waits for 
 3. A rank that could not make its program puts the reason in place of the digest, so that nobody waits for it.
 4. A rank that fails before it comes to comparison k says so under `at/rank`: that one is not held, the next is k again.
 5. A rank that waits for longer says under `at/rank` where it waits and with which text; one that fails says why. So
-   two ranks that wait for each other with different teams, ranks that wait in a circle, and all that wait for those,
-   end at once.
+   two ranks that wait for each other with different teams, ranks that wait in a circle, in a collective too, and all
+   that wait for those, end at once.
 6. The watchdog knows who has left, and what those do who are elsewhere: a rank that has left is not waited for, and
    where another has called another program instead of this one, the difference is raised here.
 """
@@ -35,13 +35,15 @@ from ..config import VERSION, read_settings
 from ..errors import PeerLostError, ProgramMismatchError, ShardfuseError
 from ..mesh.calls import Call
 from ..mesh.groups import current_rank, default_group, default_store, default_timeout, world_size
-from ..mesh.process import check_is_a_rank, is_forked, ledger_of, note_failure, own_watchdog
+from ..mesh.process import check_is_a_rank, is_forked, issued, ledger_of, note_failure, own_watchdog
 from ..mesh.rendezvous import PrefixStore, Store
 from ..rank_errors import RanksLateError, WaitingCircleError
+from .circles import Wait, find_circle
 from .options import CompileOptions
 
 _QUIET = 0.2  # seconds of waiting before a rank says where it waits
 _SHORTEST, _LONGEST = 20e-6, 0.05  # seconds between two looks into the store
+_CALLS_COMPARED = 5.0  # seconds in which the watchdog tells of a call that differs, by its number
 _OK = "ok"
 
 
@@ -183,6 +185,7 @@ class _Side:
         self.failures = 0
         self.waits = 0
         self.has_told = False
+        self.found_circle: float | None = None
 
     def compare(self, ranks: Sequence[int], text: str, made: Sequence[str], failure: Exception | None) -> bool:
         """False where this text was agreed before, and nothing was compared."""
@@ -242,6 +245,7 @@ class _Side:
         """Until all keys are there. Looks instead of waiting in the store: that would hold up its other users."""
         began = time.monotonic()
         pause, is_quiet = _SHORTEST, True
+        self.found_circle = None
         ledger = ledger_of(comparison.ranks)
         try:
             while not self.store.check(list(keys)):
@@ -255,8 +259,9 @@ class _Side:
                     if is_quiet:
                         self.waits += 1
                         self.tell(
-                            "waits", ranks=comparison.ranks, k=comparison.k, text=comparison.text, serial=self.waits
-                        )
+                            "waits", ranks=comparison.ranks, k=comparison.k, text=comparison.text, serial=self.waits,
+                            issued=issued(),
+                        )  # fmt: skip
                         is_quiet = False
                         if ledger is not None and comparison.made:  # else nothing is sent, and no call is noted
                             ledger.waits = Call.of(comparison.text)
@@ -283,63 +288,77 @@ class _Side:
                     rank, f"{lost} before it came to the next program of ranks {list(comparison.ranks)}"
                 )
             state = self.state_of(rank)
-            if state is None:
-                continue
-            if state["what"] == "failed" and cast(int, state["failures"]) > self.failures:
+            if state is not None and state["what"] == "failed" and cast(int, state["failures"]) > self.failures:
                 raise self.passed_on(cast(int, state["rank"]), str(state["reason"]))
-            if state["what"] == "waits" and not self.store.check([key]):
-                self.look_at_waiting(comparison, rank, state)
+            if not self.store.check([key]):
+                error = self.never_comes(comparison, rank, state)
+                if error is not None:
+                    self.tell_failure(error)
+                    raise error
 
-    def look_at_waiting(self, comparison: _Comparison, rank: int, state: Mapping[str, object]) -> None:
-        """Raise where ``rank``, which this one waits for, waits for this one, itself or by way of others."""
-        team = tuple(cast("list[int]", state["ranks"]))
-        if team == comparison.ranks:
-            return
-        if self.rank in team and self.counts.get(team, 0) == state["k"]:
-            crossed = ProgramMismatchError({self.rank: comparison.text, rank: str(state["text"])})
-            self.tell_failure(crossed)
-            raise crossed
-        circle = self.circle(rank)
-        if circle is not None:
-            error = WaitingCircleError([(self.rank, rank, comparison.ranks), *circle])
-            self.tell_failure(error)
-            raise error
+    def never_comes(
+        self, comparison: _Comparison, rank: int, state: Mapping[str, object] | None
+    ) -> ShardfuseError | None:
+        """An error where ``rank``, which this one waits for, waits for this one, itself or by way of others."""
+        if state is not None and state["what"] == "waits":
+            team = tuple(cast("list[int]", state["ranks"]))
+            if team == comparison.ranks:
+                return None
+            if self.rank in team and self.counts.get(team, 0) == state["k"]:
+                return ProgramMismatchError({self.rank: comparison.text, rank: str(state["text"])})
+        circle = find_circle(self.rank, rank, self.wait_of)
+        if circle is None:
+            return None
+        if len(circle) > 1 or not circle[0].wait.is_collective:
+            links = [(link.rank, link.other, link.wait.ranks) for link in circle]
+            return WaitingCircleError([(self.rank, rank, comparison.ranks), *links])
+        return self.late_for_collective(comparison, rank)
 
-    def circle(self, first: int) -> list[tuple[int, int, list[int]]] | None:
-        """How ``first`` waits for this rank by way of others: who waits, for whom, in a program of which ranks.
+    def late_for_collective(self, comparison: _Comparison, rank: int) -> ShardfuseError | None:
+        """``rank`` is in a collective that this one comes to only behind this comparison: what each is in.
 
-        States are read one after the other. A wait has a number of its own, so where all are as they were when they
-        are read again, there was a moment at which all were so: then none of these ranks can go on.
+        ``None`` where what ``rank`` is in has not been read yet, or the comparison of calls may say more.
         """
-        came: dict[int, tuple[int, list[int]]] = {}
-        seen: dict[int, dict[str, object]] = {}
-        open_ranks = [first]
-        while open_ranks:
-            rank = open_ranks.pop(0)
-            state = self.state_of(rank)
-            if rank in seen or state is None or state["what"] != "waits":
-                continue
-            seen[rank] = state
+        self.found_circle = self.found_circle or time.monotonic()
+        if comparison.made and time.monotonic() - self.found_circle < _CALLS_COMPARED:
+            return None
+        texts = {self.rank: comparison.text}
+        guard = own_watchdog()
+        for other in comparison.ranks:
+            stands = None if guard is None else guard.stands(other)
+            program = None if guard is None or stands is None else guard.program_of(other, stands[0])
+            if program:
+                texts[other] = program
+        if rank not in texts:
+            return None
+        place = f"a collective that rank {rank} waits in, and rank {self.rank} does not come to,"
+        return ProgramMismatchError(dict(sorted(texts.items())), place)
+
+    def wait_of(self, rank: int) -> Wait | None:
+        """What ``rank`` waits in, as it tells."""
+        state = self.state_of(rank)
+        if state is not None and state["what"] == "waits":
             team = cast("list[int]", state["ranks"])
             waiting = _Comparison(tuple(team), cast(int, state["k"]), "")
-            for other in team:
-                if other in came or self.store.check([waiting.key(other)]):
-                    continue
-                came[other] = (rank, team)
-                open_ranks.append(other)
-        if self.rank not in came:
+            return Wait(state, team, [other for other in team if not self.store.check([waiting.key(other)])])
+        guard = own_watchdog()
+        stands = None if guard is None else guard.stands(rank)
+        if stands is None:
             return None
-        links: list[tuple[int, int, list[int]]] = []
-        at = self.rank
-        while at != first:
-            before, team = came[at]
-            links.insert(0, (before, at, team))
-            at = before
-        for rank, other, team in links:
-            waiting = _Comparison(tuple(team), cast(int, seen[rank]["k"]), "")
-            if self.state_of(rank) != seen[rank] or self.store.check([waiting.key(other)]):
-                return None
-        return links
+        told, own = stands
+        ranks = sorted({other for members in told.groups.values() for other in members} - {rank})
+        missing = [other for other in ranks if told.missing(own, other, self.issued_by(other))]
+        return Wait(("collective", told.serial), [rank, *ranks], missing, is_collective=True)
+
+    def issued_by(self, rank: int) -> Mapping[str, int]:
+        """How many collectives a rank that waits has issued, by process group; nothing where it does not wait."""
+        if rank == self.rank:
+            return issued()
+        state, guard = self.state_of(rank), own_watchdog()
+        if state is not None and state["what"] == "waits":
+            return cast("dict[str, int]", state["issued"])
+        stands = None if guard is None else guard.stands(rank)
+        return {} if stands is None else stands[1]
 
     def state_of(self, rank: int) -> dict[str, object] | None:
         """What ``rank`` says under `at/rank`; what it takes back meanwhile is nothing."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..allocation.global_sizes import local_logical_sizes
+from ..allocation.global_sizes import is_uneven, local_logical_sizes
 from ..errors import InputCountError, InputError
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
@@ -187,7 +187,9 @@ def check_local_shape(
     if tuple(found) == expected:
         return
     where = "" if domain.mesh is None else f" on rank {rank} of {domain.mesh}, unsharded {list(unsharded)}"
-    raise InputError(
-        k, val.name, f"shape {list(found)}", f"of shape {list(expected)}{where}",
-        "pass this rank's piece, or correct the sizes in the definition",
-    )  # fmt: skip
+    at = next(d for d, (n, m) in enumerate(zip(found, expected, strict=True)) if n != m)
+    remedy = "pass this rank's piece, or correct the sizes in the definition"
+    if val.shape[at] < 0 and is_uneven(val.domain, val.domain.logical[at]):
+        remedy = f"pass this rank's piece, or say by sizes= of execute() how long axis {at} is: where that is left out, it "
+        remedy += "is as long as the axis of another input with which an op pairs it, but for one that is broadcast"
+    raise InputError(k, val.name, f"shape {list(found)}", f"of shape {list(expected)}{where}", remedy)

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from ..config import is_nccl_blocking, read_cache_directory
+from ..mesh.gpu_waits import watch_waits
 from ..mesh.groups import count_too
-from ..mesh.watchdog import watch_waits
 from .driver import LIBRARY, Driver, open_driver
 from .launch import index_of
 from .rank_reduction import Reduction

@@ -37,6 +37,7 @@ from shardfuse.executor.collective_arguments import (
 )
 from shardfuse.executor.rank_reduction import Reduction, reduce_members
 from shardfuse.mesh.groups import Team, process_group, stages_through_host
+from shardfuse.mesh.process import within
 
 _c10d = cast("Any", dist)  # torch leaves its collectives' arguments untyped
 
@@ -315,7 +316,8 @@ def _gather_flat(x: Tensor, widest: int, team: Team) -> Tensor:
         own = padded
     group = process_group(team.ranks)
     out = _landing(own, team.size * widest, group)
-    nccl.all_gather_single(_bytes(out), _bytes(own.to(out.device)), group)
+    with within(group):
+        nccl.all_gather_single(_bytes(out), _bytes(own.to(out.device)), group)
     return out.to(x.device).reshape(team.size, widest)
 
 
@@ -346,13 +348,9 @@ def _exchange_flat(rows: Tensor, sizes: Sequence[int], numels: Sequence[int], te
         return out
     itemsize = rows.element_size()
     out = _landing(rows, sum(numels), group)
-    _c10d.all_to_all_single(
-        _bytes(out),
-        _bytes(rows.to(out.device)),
-        [numels[place] * itemsize for place in order],
-        [sizes[place] * row * itemsize for place in order],
-        group,
-    )
+    taken, given = [numels[place] * itemsize for place in order], [sizes[place] * row * itemsize for place in order]
+    with within(group):
+        _c10d.all_to_all_single(_bytes(out), _bytes(rows.to(out.device)), taken, given, group)
     return out.to(rows.device)
 
 
@@ -365,7 +363,8 @@ def _broadcast_flat(x: Tensor, root: int, team: Team) -> None:
     """Fill a contiguous tensor, in place, with the root's."""
     group = process_group(team.ranks)
     staged = x.cpu() if stages_through_host(group, x.device) else x
-    _c10d.broadcast(_bytes(staged), root, group)
+    with within(group):
+        _c10d.broadcast(_bytes(staged), root, group)
     if staged is not x:
         x.copy_(staged)
 

@@ -75,8 +75,8 @@ class Program:
     """``text`` with a line for each kernel, where that has one for several."""
     call: Call = NO_CALL
     """What its ranks know it as, where they communicate in it."""
-    calls: list[Call] | None = None
-    """Where each call of it is to be noted, by appending ``call``: the watchdog compares that with the other ranks'."""
+    note: Callable[[Call], None] | None = None
+    """Notes each call of it, given ``call``: the watchdog compares that with the other ranks'."""
 
     def bound_to(self, functions: Mapping[str, object]) -> Host:
         """The program with its names standing for ``functions``, kernel by kernel."""

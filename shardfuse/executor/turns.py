@@ -5,7 +5,9 @@ theirs in any order, so that one thread's would be paired with the other's of an
 
 1. The first thread that runs such a program is the one that does.  Another one takes over where that has ended, or by
    ``run_in_this_thread()``, which a program calls at the same point on every rank.
-2. Any other thread is refused; so is then every thread until one takes over, as what was paired is not known.
+2. Any other thread is refused.  The first one goes on where it is the same one on every rank, by name: then no program
+   was paired with another thread's.  Each rank tells the others whose turn it is, through the store, once for each
+   owner.  Where it is not the same, every thread is refused until one takes over, as what was paired is not known.
 3. The threads in which autograd runs a backward act for the thread that called it.
 
 Programs without collectives run in any number of threads.
@@ -15,13 +17,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
-from ..mesh.groups import default_group
+from ..mesh.groups import current_rank, default_group, default_store, world_size
+from ..mesh.rendezvous import PrefixStore, Store
 from ..rank_errors import ThreadsError
 from .agreement import failures_told
 
@@ -29,10 +32,40 @@ _graph_task: Callable[[], int] = cast(Any, torch._C)._current_graph_task_id  # p
 _Foreign: type[threading.Thread] = cast(Any, threading)._DummyThread  # of a thread that Python did not start
 
 
+class Owners(Protocol):
+    """Whose turn it is on the other ranks, by the number of the owner."""
+
+    def publish(self, number: int, name: str) -> None:
+        """Tell that the owner of this number has this name here."""
+        ...
+
+    def names(self, number: int) -> list[str]:
+        """What the ranks that have had so many owners by now have told of theirs."""
+        ...
+
+
+class _StoredOwners:
+    def __init__(self, store: Store, rank: int, ranks: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._ranks = ranks
+
+    def publish(self, number: int, name: str) -> None:
+        self._store.set(f"{number}/{self._rank}", name)
+
+    def names(self, number: int) -> list[str]:
+        keys = [f"{number}/{rank}" for rank in range(self._ranks)]
+        return [self._store.get(key).decode() for key in keys if self._store.check([key])]
+
+
 class Turn:
     """Whose turn it is on this rank.  ``with turn.of(ranks):`` around a run of a program of these ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, owners: Owners | None = None) -> None:
+        self._owners = owners
+        self._number = 0
+        """Of the owners that this rank has had."""
+        self._published = 0
         self._lock = threading.Lock()
         self._owner: threading.Thread | None = None
         self._inside: threading.Thread | None = None
@@ -78,8 +111,38 @@ class Turn:
         with self._lock:
             if self._is_another_inside(me):
                 return self._name()
-            self._owner, self._refused = me, None
+            self._own(me)
+            self._refused = None
             return None
+
+    def tell(self) -> None:
+        """Tell the other ranks whose turn it is, where they do not know."""
+        if self._published != self._number and self._owners is not None:
+            self._owners.publish(self._number, self._name())
+            self._published = self._number
+
+    def forgive(self) -> bool:
+        """Go on after a thread was refused, where no program was paired with one of its; False where one may have been.
+
+        A rank that has not told yet, and has another owner, finds that out itself, as this one has told before it asks.
+        """
+        if self._owners is None:
+            return False
+        self.tell()
+        if any(name != self._name() for name in self._owners.names(self._number)):
+            return False
+        with self._lock:
+            self._refused = None
+        return True
+
+    def is_mine(self) -> bool:
+        """Is it this thread's turn, and no other one inside?"""
+        me = threading.current_thread()
+        return self._owner is me and not self._is_another_inside(me)
+
+    def _own(self, me: threading.Thread) -> None:
+        self._owner = me
+        self._number += 1
 
     def _taken(self, me: threading.Thread) -> str | None:
         # Threads, not their numbers: the system gives a new one that of one that has ended.
@@ -92,7 +155,7 @@ class Turn:
         if self._owner is not None and self._owner.is_alive():
             return None if _is_of_autograd(me) else self._name()
         if self._owner is None or not _is_of_autograd(me):
-            self._owner = me
+            self._own(me)
         return None
 
     def _is_another_inside(self, me: threading.Thread) -> bool:
@@ -115,14 +178,18 @@ class _Held:
         self.ranks = ranks
 
     def __enter__(self) -> None:
-        taken = self.turn.enter()
-        if taken is not None:
-            with failures_told(self.ranks):
-                raise ThreadsError(threading.current_thread().name, taken)
+        while (taken := self.turn.enter()) is not None:
+            error = ThreadsError(threading.current_thread().name, taken)
+            if not self.turn.forgive():
+                with failures_told(self.ranks):
+                    raise error
+            if not self.turn.is_mine():
+                raise error
+        self.turn.tell()
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         refused = self.turn.leave()
-        if refused is not None and error is None:
+        if refused is not None and error is None and not self.turn.forgive():
             raise ThreadsError(threading.current_thread().name, refused)
 
 
@@ -134,7 +201,11 @@ _turns_lock = threading.Lock()
 def turn_here() -> Turn:
     """This rank's.  Raises NotInitializedError where there is no process group."""
     with _turns_lock:
-        return _turns.setdefault(default_group(), Turn())
+        group = default_group()
+        if group not in _turns:
+            store = PrefixStore("shardfuse/turns", default_store())
+            _turns[group] = Turn(_StoredOwners(store, current_rank(), world_size()))
+        return _turns[group]
 
 
 def run_in_this_thread() -> None:

@@ -171,8 +171,8 @@ class FusionExecutorCache:
     def _called(self, made: _Made) -> Program:
         """Its program, noted as this rank's next call."""
         self._last, program = made, made.program
-        if program.calls is not None:
-            program.calls.append(program.call)
+        if program.note is not None:
+            program.note(program.call)
         return program
 
     def tune(
@@ -282,7 +282,7 @@ class FusionExecutorCache:
             agree(ranks, asked)
             ledger = ledger_of(ranks)
             if ledger is not None:
-                ledger.calls.append(Call.of(asked))
+                ledger.note(Call.of(asked))
         for u in unknown:
             sizes[u.tv][u.axis] = self._exchange(u, rank, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
@@ -394,5 +394,5 @@ class FusionExecutorCache:
             program = replace(program, run=check.around(program.run))
         ledger = ledger_of(call.ranks) if sent(plan) else None
         if ledger is not None:
-            program = replace(program, calls=ledger.calls, call=Call.of(call.text))
+            program = replace(program, note=ledger.note, call=Call.of(call.text))
         return _Made(program, plan)

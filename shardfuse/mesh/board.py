@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
+from shardfuse.mesh import standing
 from shardfuse.mesh.calls import Told
 from shardfuse.mesh.rendezvous import ProcessIdentity, Store
 
@@ -25,8 +26,8 @@ INTERVAL = 0.5
 class Record:
     """What a rank tells the others about itself.
 
-    sequences: once it leaves, for every process group by name the number of collectives that it has issued.
-    calls: by team, what it called.
+    sequences: once it leaves, or tells of a wait, for every process group by name the number of collectives that it has
+    issued. calls: by team, what it called. stands: the collective in which it waits, once that has taken seconds.
     """
 
     identity: ProcessIdentity
@@ -34,15 +35,18 @@ class Record:
     beat: int = 0
     sequences: Mapping[str, int] = field(default_factory=dict[str, int])
     calls: Mapping[str, Told] = field(default_factory=dict[str, Told])
+    stands: standing.Told | None = None
 
     def to_json(self) -> str:
-        return json.dumps([self.identity.to_json(), self.state, self.beat, dict(self.sequences), dict(self.calls)])
+        told = dict(self.sequences), dict(self.calls), self.stands
+        return json.dumps([self.identity.to_json(), self.state, self.beat, *told])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
-        identity, state, beat, sequences, calls = json.loads(text)
+        identity, state, beat, sequences, calls, stands = json.loads(text)
         told = {key: Told(*values) for key, values in cast("dict[str, tuple[int, int, int, bool]]", calls).items()}
-        return cls(ProcessIdentity.from_json(identity), state, beat, sequences, told)
+        waits = None if stands is None else standing.Told(*stands)
+        return cls(ProcessIdentity.from_json(identity), state, beat, sequences, told, waits)
 
 
 class Board:

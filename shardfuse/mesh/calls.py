@@ -65,11 +65,13 @@ class Ledger:
     """This rank's calls in one team.
 
     calls: what was called since the watchdog last took it in; the caller appends. waits: the program for whose first
-    run this rank waits for the others. found: why it waits in vain, once that is known.
+    run this rank waits for the others. found: why it waits in vain, once that is known. latest: the program that this
+    rank called last, in whatever team.
     """
 
-    def __init__(self, ranks: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], latest: list[Call] | None = None) -> None:
         self.ranks = tuple(ranks)
+        self.latest = [NO_CALL] if latest is None else latest
         self.calls: list[Call] = []
         self.waits: Call | None = None
         self.found: ProgramMismatchError | None = None
@@ -80,6 +82,11 @@ class Ledger:
         self._count = 0
         self._chain = array("q")  # of the last calls, this rank's chain after each
         self._tail: deque[Call] = deque(maxlen=_TAIL)
+
+    def note(self, call: Call) -> None:
+        """This rank calls a program now."""
+        self.calls.append(call)
+        self.latest[0] = call
 
     def has_time_to_raise(self, error: ProgramMismatchError, seconds: float) -> bool:
         """Have the waiting caller raise the error, where it stands in the caller's program; False where it did not."""
@@ -150,8 +157,9 @@ def _linked(chain: int, digest: int) -> int:
 class Ledgers:
     """The ledgers of all teams that this rank is in, and what follows from the other ranks'."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, latest: list[Call] | None = None) -> None:
         self._rank = rank
+        self._latest = latest
         self._known: dict[tuple[int, ...], Ledger] = {}
         self._until: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -160,7 +168,7 @@ class Ledgers:
         team = tuple(ranks)
         ledger = self._known.get(team)
         if ledger is None:
-            ledger = self._known.setdefault(team, Ledger(team))
+            ledger = self._known.setdefault(team, Ledger(team, self._latest))
         return ledger
 
     def told(self) -> dict[str, Told]:

@@ -231,6 +231,12 @@ def group_sequences() -> dict[str, tuple[tuple[int, ...], int]]:
     }
 
 
+def name_of_group(group: dist.ProcessGroup) -> str:
+    """The name that all of its ranks know it by, under which `group_sequences` has it."""
+    names: dict[dist.ProcessGroup, str] = cast("Any", c10d)._world.pg_names
+    return names.get(group, "")
+
+
 def _counted(group: dist.ProcessGroup) -> int:
     count = _counted_too.get(group)
     return 0 if count is None else count()

@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
@@ -26,7 +27,7 @@ from shardfuse.errors import (
 )
 from shardfuse.mesh.calls import Ledger
 from shardfuse.mesh.ending import INTERRUPTED, end_process, fault_of, is_of_communication, sentence, shown
-from shardfuse.mesh.groups import destroy_groups, keep_for_ever, keep_groups_for_ever
+from shardfuse.mesh.groups import destroy_groups, group_sequences, keep_for_ever, keep_groups_for_ever
 from shardfuse.mesh.meeting import MEETING_TIMEOUT, agree, meet, new_world
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
 from shardfuse.mesh.watchdog import Fault, Watchdog, say
@@ -109,6 +110,7 @@ class _Forked:
 _SEEN_BY_ALL = (BackendsDisagreeError, WorldSizesDisagreeError)
 """Errors of which every rank that came has its own."""
 
+_UNWATCHED = nullcontext[None]()
 _start = _Start()
 _forked = _Forked()
 # By default process group, so that the end of one world is no part of the next.
@@ -246,6 +248,17 @@ def ledger_of(ranks: Sequence[int]) -> Ledger | None:
     """Where calls of programs of these ranks are noted; ``None`` where nobody compares them."""
     guard = own_watchdog()
     return None if guard is None or len(ranks) < 2 else guard.ledgers.of(ranks)
+
+
+def within(group: dist.ProcessGroup) -> AbstractContextManager[None]:
+    """Around a collective of a program that the host waits in: the other ranks are told where that takes seconds."""
+    guard = own_watchdog()
+    return _UNWATCHED if guard is None else guard.standing.within(group)
+
+
+def issued() -> dict[str, int]:
+    """How many collectives this rank has issued, by process group, where its watchdog tells others of such numbers."""
+    return {} if own_watchdog() is None else {name: count for name, (_, count) in group_sequences().items()}
 
 
 def note_failure(error: BaseException) -> None:

@@ -26,7 +26,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -35,8 +35,10 @@ import torch
 from shardfuse.errors import PeerLostError
 from shardfuse.mesh.board import INTERVAL, Board, Record, State
 from shardfuse.mesh.calls import Ledgers
+from shardfuse.mesh.gpu_waits import StreamProbe, waited_on_gpu
 from shardfuse.mesh.groups import group_sequences
 from shardfuse.mesh.rendezvous import ProcessIdentity, Store
+from shardfuse.mesh.standing import Standing, Told
 
 _STANDSTILL = 4.0  # seconds without an end of what the GPU was given, once a rank has left
 _FAREWELL = 3.0  # seconds that a failing rank gives the others to read why, before its launcher ends them
@@ -59,33 +61,8 @@ class Fault:
         return f"this rank {self.reason}" if self.rank == reader else str(PeerLostError(self.rank, self.reason))
 
 
-_waits: list[Callable[[], float]] = []
-
-
-def watch_waits(waiting: Callable[[], float]) -> None:
-    """Have every watchdog ask for how many seconds a collective that torch does not watch has been waiting."""
-    if waiting not in _waits:
-        _waits.append(waiting)
-
-
-class StreamProbe:
-    """Tells for how long a GPU's default stream has not come to an end of what it was given."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._event: torch.cuda.Event | None = None
-        self._since = 0.0
-
-    def standstill(self) -> float:
-        """Seconds since a mark was set that the stream has not reached; 0 where it has reached the last one."""
-        if self._device.type != "cuda":
-            return 0.0
-        if self._event is None or self._event.query():
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.default_stream(self._device))
-            self._since = time.monotonic()
-            return 0.0
-        return time.monotonic() - self._since
+def _standing_key(rank: int) -> str:
+    return f"stands/{rank}"
 
 
 class _Silence:
@@ -121,7 +98,8 @@ class Watchdog:
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, host_rank: int | None, heartbeat_limit: float) -> None:
-        self.ledgers = Ledgers(rank)
+        self.standing = Standing()
+        self.ledgers = Ledgers(rank, self.standing.latest)
         self._rank = rank
         self._others = [other for other in range(world_size) if other != rank]
         self._host_rank = host_rank
@@ -157,6 +135,17 @@ class Watchdog:
         record = self._board.records.get(rank)
         state = "working" if record is None else record.state
         return {"working": None, "failed": "has failed"}.get(state, "has left")
+
+    def stands(self, rank: int) -> tuple[Told, Mapping[str, int]] | None:
+        """The collective in which the rank waits, and what it has issued; None while it tells of none."""
+        record = self._board.records.get(rank)
+        return None if record is None or record.stands is None else (record.stands, record.sequences)
+
+    def program_of(self, rank: int, stands: Told) -> str | None:
+        """The text of the program that the rank is in; None where that was not read yet."""
+        text = self._board.read(_standing_key(rank))
+        serial, program = (None, "") if text is None else json.loads(text)
+        return program if serial == stands.serial else None
 
     def note_failure(self, trace: str) -> None:
         """Keep the text of the first exception that the others were told of: this rank may be ended without it."""
@@ -278,7 +267,11 @@ class Watchdog:
     def _compose(self) -> Record:
         """This rank's record for the next round; the board's thread asks for it."""
         self._beat += 1
-        return Record(self._identity, self._state, self._beat, self._sequences, self.ledgers.told())
+        stands, issued = self.standing.told(waited_on_gpu()) if self._state == "working" else (None, {})
+        if stands is not None:
+            self._board.post(_standing_key(self._rank), self.standing.text(stands))
+        sequences = self._sequences if stands is None else issued
+        return Record(self._identity, self._state, self._beat, sequences, self.ledgers.told(), stands)
 
     # what is found: none of these waits for the store
 
@@ -361,7 +354,7 @@ class Watchdog:
         return leaver if blocks else None
 
     def _endless_wait(self) -> Fault | None:
-        waited = max((waiting() for waiting in _waits), default=0.0)
+        waited = waited_on_gpu()
         if waited <= self._timeout:
             return None
         return Fault(

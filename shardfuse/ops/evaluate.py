@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 
+from ..errors import IndexRangeError
 from ..ir.digits import Axis, Digit, cut_out, extent, parted
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
@@ -22,6 +23,7 @@ from ..ir.window import Read, reads_of
 from . import random
 from .promotion import types
 from .table import POINTWISE
+from .torch_call import Indexed
 from .torch_calls import TORCH_CALLS
 
 Environment = Mapping[BoundTensor, torch.Tensor]
@@ -47,7 +49,10 @@ def evaluate_all(
     if expr.op in TORCH_CALLS:
         call = TORCH_CALLS[expr.op]
         attributes = {**expr.attributes, "rows": lambda: _rows(expr, rank, device)} if call.draws else expr.attributes
-        result = call.evaluate(_of_what_is_here(expr, inputs), attributes)
+        values = _of_what_is_here(expr, inputs)
+        if call.indexed is not None:
+            _check_indices(expr, values, call.indexed(expr.attributes))
+        result = call.evaluate(values, attributes)
         found = (result,) if isinstance(result, torch.Tensor) else result
         return tuple(t.reshape(shape) for t, shape in zip(found, shapes, strict=True))
     if expr.op == "full":
@@ -63,6 +68,24 @@ def evaluate_all(
         axes = cast(tuple[int, ...], expr.attributes["axes"])
         return (reduce(expr.op, x, axes, out.dtype).reshape(shapes[0]),)
     return (_shape_op(expr, x, shapes[0]),)
+
+
+def _check_indices(expr: Expr, values: Sequence[torch.Tensor | Number], of: Indexed) -> None:
+    """Raises IndexRangeError.  Of a GPU's indices nothing is read: that would have the host wait for it."""
+    table, index = values[of.table], values[of.index]
+    assert isinstance(table, torch.Tensor), "a number where a tensor stands"
+    if isinstance(index, torch.Tensor):
+        if index.device.type != "cpu" or index.numel() == 0:
+            return
+        ends = [int(end) for end in torch.aminmax(index)]
+    else:
+        ends = [int(index.real)]
+    lowest, size = -table.shape[of.dim] if of.wraps else 0, table.shape[of.dim]
+    for found in ends:
+        if not lowest <= found < size:
+            names = [str(expr.inputs[k]) for k in (of.index, of.table)]
+            op = f"{expr.op} of {expr.output}"
+            raise IndexRangeError(op, names[0], found, lowest, size, of.dim, names[1])
 
 
 def _of_what_is_here(expr: Expr, inputs: list[torch.Tensor | Number]) -> list[torch.Tensor | Number]:

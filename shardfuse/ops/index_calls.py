@@ -9,6 +9,7 @@ from .torch_call import (
     Arguments,
     Attributes,
     AxisNames,
+    Indexed,
     Shapes,
     Signature,
     TorchCall,
@@ -113,11 +114,27 @@ def _run_embedding(values: Arguments, attributes: Attributes) -> torch.Tensor:
     )
 
 
+def _along_dim(attributes: Attributes) -> Indexed:
+    return Indexed(0, 1, integer(attributes, "dim"))
+
+
 INDEX_CALLS: dict[str, TorchCall] = {
-    "index_select": TorchCall(_index_select, _run_index_select, "slices of an axis at the indices of a vector"),
-    "gather": TorchCall(_gather, _run_gather, "elements at indices along an axis, as torch.gather"),
-    "take_along_axis": TorchCall(_take_along_axis, _run_take_along_axis, "as gather, the other axes broadcast"),
-    "scatter": TorchCall(_scatter, _run_scatter, "a copy with elements at indices along an axis replaced"),
-    "index_put_accumulate": TorchCall(_index_put, _run_index_put, "a copy with values added to rows at indices"),
-    "embedding": TorchCall(_embedding, _run_embedding, "rows of a weight at indices"),
-}
+    "index_select": TorchCall(
+        _index_select, _run_index_select, "slices of an axis at the indices of a vector", indexed=_along_dim
+    ),
+    "gather": TorchCall(_gather, _run_gather, "elements at indices along an axis, as torch.gather", indexed=_along_dim),
+    "take_along_axis": TorchCall(
+        _take_along_axis, _run_take_along_axis, "as gather, the other axes broadcast",
+        indexed=lambda attributes: Indexed(0, 1, integer(attributes, "dim"), wraps=True),
+    ),
+    "scatter": TorchCall(
+        _scatter, _run_scatter, "a copy with elements at indices along an axis replaced", indexed=_along_dim
+    ),
+    "index_put_accumulate": TorchCall(
+        _index_put, _run_index_put, "a copy with values added to rows at indices",
+        indexed=lambda attributes: Indexed(0, 1, 0, wraps=True),
+    ),
+    "embedding": TorchCall(
+        _embedding, _run_embedding, "rows of a weight at indices", indexed=lambda attributes: Indexed(1, 0, 0)
+    ),
+}  # fmt: skip

@@ -8,6 +8,7 @@ from .torch_call import (
     Arguments,
     Attributes,
     AxisNames,
+    Indexed,
     Shapes,
     Signature,
     TorchCall,
@@ -124,6 +125,9 @@ SHAPE_CALLS: dict[str, TorchCall] = {
     "cat": TorchCall(_cat, _run_cat, "tensors one after another along an axis"),
     "flip": TorchCall(_flip, lambda x, a: torch.flip(tensor_of(x, 0), integers(a, "dims")), "axes in reverse"),
     "select": TorchCall(
-        _select, lambda x, a: tensor_of(x, 0).select(integer(a, "dim"), int(x[1].real)), "one index of an axis"
+        _select,
+        lambda x, a: tensor_of(x, 0).select(integer(a, "dim"), int(x[1].real)),
+        "one index of an axis",
+        indexed=lambda attributes: Indexed(0, 1, integer(attributes, "dim"), wraps=True),
     ),
 }

@@ -42,6 +42,7 @@ class TorchCall:
     of the input's storage.  ``summary``: one line for the list of ops.
     ``draws``: it has the attribute ``rows`` when it is evaluated, a function that gives the unsharded number of each of
     this rank's rows of the input whose role is ``query``, row-major over all axes but the last two.
+    ``indexed(attributes)``: of a call that reads or writes at indices, what those are.
     ``evaluate_into(values, attributes, out)``: as ``evaluate``, of a call that can write where it is told.
     """
 
@@ -51,6 +52,20 @@ class TorchCall:
     is_view: bool = False
     evaluate_into: Callable[[Arguments, Attributes, torch.Tensor], torch.Tensor] | None = None
     draws: bool = False
+    indexed: Callable[[Attributes], Indexed] | None = None
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """Input ``index`` of a call has indices along axis ``dim`` of input ``table``.
+
+    ``wraps``: negative ones count from the end.
+    """
+
+    table: int
+    index: int
+    dim: int
+    wraps: bool = False
 
 
 def tensors_of(values: Arguments) -> list[torch.Tensor]:

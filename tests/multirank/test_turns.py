@@ -68,6 +68,21 @@ def test_two_threads_at_once(added: float, pg) -> None:
     assert any(isinstance(error, ThreadsError) for error in errors), errors
 
 
+def test_a_thread_that_is_refused_holds_nobody_up(pg) -> None:
+    """The main thread of every rank has had the turn: it goes on, and so it does where ranks are not refused alike."""
+    if pg.size < 2:
+        pytest.skip("one rank")
+    run, start = Runs(pg, 0, 0.0), threading.Barrier(1)
+    run(2)
+    for refused in (range(pg.size), [pg.size - 1]):
+        if pg.rank in refused:
+            thread = threading.Thread(target=run.caught, args=(start,))
+            thread.start()
+            thread.join()
+            assert isinstance(run.error, ThreadsError)
+        run(2)
+
+
 def test_a_thread_takes_over(pg) -> None:
     run = Runs(pg, 0, 0.0)
     run(2)

@@ -1,0 +1,100 @@
+"""In which collective of a program this rank waits, and what it tells the other ranks about that.
+
+A rank that has waited in a collective for seconds publishes in its record in which one, and how many collectives it
+has issued in each process group.  Such a record proves something: collective 7 of a group cannot end before each of
+its ranks has issued 7.  So as long as a rank of the group has issued fewer and waits itself, this one waits for it.  A
+circle of such waits is a deadlock, whatever else is slow; `executor/circles.py` looks for it.
+
+On a GPU the host does not wait in its collectives.  There it is the GPU that is told to wait, after a longer time, in
+one of the process groups of which the rank has issued more.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from shardfuse.mesh.calls import NO_CALL, Call
+from shardfuse.mesh.groups import group_sequences, name_of_group
+
+TOLD_AFTER = 2.0
+"""Seconds in a collective after which a rank tells of it: it costs the others a text to read."""
+GPU_TOLD_AFTER = 10.0
+"""The same of a collective on the GPU: the host goes on meanwhile."""
+
+
+class Told(NamedTuple):
+    """What a rank tells of the collective that it waits in.
+
+    serial: the number of this wait; the same number is the same wait. groups: the ranks of each process group, by
+    name, to which the collective may belong.
+    """
+
+    serial: int
+    groups: Mapping[str, Sequence[int]]
+
+    def missing(self, issued: Mapping[str, int], rank: int, others: Mapping[str, int]) -> bool:
+        """Has ``rank``, which has issued ``others``, not come to the collective of a rank that has ``issued``?"""
+        return any(
+            rank in ranks and name in others and name in issued and others[name] < issued[name]
+            for name, ranks in self.groups.items()
+        )
+
+
+class Standing:
+    """``with standing.within(group):`` around a collective that the host waits in.  One thread does at a time.
+
+    call: the program that this rank called last.
+    """
+
+    def __init__(self) -> None:
+        self.latest: list[Call] = [NO_CALL]
+        self._group: dist.ProcessGroup | None = None
+        self._serial = 0
+        self._since = 0.0
+
+    @property
+    def call(self) -> Call:
+        return self.latest[0]
+
+    def within(self, group: dist.ProcessGroup) -> Standing:
+        self._since = time.monotonic()
+        self._serial += 1
+        self._group = group
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._group = None
+
+    def told(self, waited_on_gpu: float) -> tuple[Told | None, dict[str, int]]:
+        """What there is to tell, with how many collectives were issued in each process group.
+
+        waited_on_gpu: seconds for which a collective on this rank's GPU has been waiting.
+        """
+        serial, group = self._serial, self._group
+        if group is not None and time.monotonic() - self._since > TOLD_AFTER:
+            sequences = group_sequences()
+            name = name_of_group(group)
+            # Read before and after: then what was issued is what was issued within this wait.
+            if self._group is group and self._serial == serial and name in sequences:
+                issued = {key: count for key, (_, count) in sequences.items()}
+                return Told(serial, {name: sequences[name][0]}), issued
+        elif waited_on_gpu > GPU_TOLD_AFTER:
+            sequences = group_sequences()
+            issued = {key: count for key, (_, count) in sequences.items()}
+            return Told(-1, {key: ranks for key, (ranks, _) in sequences.items()}), issued
+        return None, {}
+
+    def text(self, told: Told) -> str:
+        """The program that this rank is in, for those to read that it waits for."""
+        return json.dumps([told.serial, self.call.text])

@@ -1,0 +1,87 @@
+"""What ranks do whose calls are not alike, for `fault_cases.py`: one process imports torch once for all of them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardfuse import FusionDefinition
+
+LATE = 120.0
+"""Seconds for which a rank goes on that is to be ended."""
+SLOW = 1.2
+"""Seconds by which the slow one is late for each program."""
+TOLD_AFTER = 0.2
+"""Seconds in a collective after which a slow case's ranks tell of it: long before the slow one comes."""
+
+
+def program(op: str, ranks: int = 2, *, is_summed: bool = True) -> FusionDefinition:
+    """The sum over the rows of ``op``, or that alone, of a tensor [any, 4] that is sharded by rows."""
+    from shardfuse import DeviceMesh, FusionDefinition, ParallelType
+
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 4])
+        y = getattr(fd.ops, op)(x)
+        fd.add_output(fd.ops.sum(y, [0]) if is_summed else y)
+        x.set_device_mesh(DeviceMesh(range(ranks)))
+        x.outer_split(0, ranks)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+    return fd
+
+
+def call_differently(difference: str, *, is_guilty: bool) -> None:
+    """Three calls alike, then one that is not: the guilty rank has 7 rows for 8, makes no call, or another."""
+    import torch
+
+    if difference in ("quiet", "quiet_of_three", "slow"):
+        call_after_a_quiet_program(difference, is_guilty=is_guilty)
+        return
+    fd, other = program("exp"), program("relu")
+    eight, seven = torch.zeros(8, 4), torch.zeros(7, 4)
+    for rows in (seven, eight, eight) if difference == "both_cached" else (eight, eight, eight):
+        fd.execute([rows])
+    if difference in ("both_cached", "another_next"):
+        other.execute([eight])
+    print(f"fault {time.time()}", flush=True)
+    match difference:
+        case "one_cached" | "both_cached":
+            fd.execute([seven if is_guilty else eight])
+        case "both_new":
+            program("neg").execute([seven if is_guilty else eight])
+        case _:
+            if not is_guilty:
+                fd.execute([eight])
+            if difference == "another_next":
+                other.execute([eight])
+    if difference == "both_cached":  # gloo may add up rows that are not one another's
+        time.sleep(LATE)
+
+
+def call_after_a_quiet_program(difference: str, *, is_guilty: bool) -> None:
+    """A program that sends nothing and one that does, in turn, as a forward and a backward of a norm of sharded rows.
+
+    At last the guilty rank has 7 rows for 8: it is new to it that nothing is sent, so there it waits for the others,
+    and they for it in their sum.  A rank that is but slow ends nobody: neither who waits for it in the sum, nor
+    before a new program.
+    """
+    import torch
+
+    from shardfuse.mesh import standing
+
+    ranks = 3 if difference == "quiet_of_three" else 2
+    forward, backward = program("exp", ranks, is_summed=False), program("neg", ranks)
+    for _ in range(2):
+        forward.execute([torch.zeros(8, 4)])
+        backward.execute([torch.zeros(8, 4)])
+    print(f"fault {time.time()}", flush=True)
+    if difference == "slow":
+        standing.TOLD_AFTER = TOLD_AFTER
+        for each in (forward, backward):
+            for rows in (8, 7):
+                time.sleep(SLOW if is_guilty else 0.0)
+                each.execute([torch.zeros(rows, 4)])
+        return
+    rows = torch.zeros(7 if is_guilty else 8, 4)
+    forward.execute([rows])
+    backward.execute([rows])
