@@ -6,19 +6,23 @@ import importlib
 import random
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 from torch_answers import assert_like, compare
 from torch_gradients import with_gradients
 
 import shardfuse
-from shardfuse import DeviceMesh, FusionDefinition, ParallelType, simulate
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, simulate
 from shardfuse.errors import ModuleInputError, ProgramMismatchError
+from shardfuse.frontend.executor_cache import FusionExecutorCache
 from shardfuse.nn import RMSNorm
 from shardfuse.rank_errors import SimulationError, SimulationStuckError
 
@@ -212,3 +216,33 @@ def test_command_shows_what_a_rank_raises() -> None:
     assert done.returncode == 1
     assert "ValueError: boom" in done.stderr
     assert "raised on rank 1 of 2" in done.stderr
+
+
+def test_ranks_that_bind_one_fusion_at_a_time_have_each_their_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank is done with making its program before any of them asks which it is."""
+    mesh = DeviceMesh([1, 0])
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1], dtype=DataType.Float)
+        y = fd.ops.set(x)
+        x.set_device_mesh(mesh)
+        y.set_device_mesh(DeviceMesh([0, 1]))
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+        y.outer_split(0, 2)
+        y.axis(0).parallelize(ParallelType.mesh_x)
+        fd.add_output(y)
+    made, bind = threading.Barrier(2), FusionExecutorCache._bind
+
+    def bind_together(*arguments: Any) -> Any:
+        found = bind(*arguments)
+        made.wait(timeout=60)
+        return found
+
+    monkeypatch.setattr(FusionExecutorCache, "_bind", bind_together)
+    unsharded = torch.arange(4.0)
+
+    def run(rank: int, _: int) -> list[float]:
+        (found,) = fd.execute([mesh.shard_tensor(unsharded, 0)])
+        return found.tolist()
+
+    assert run_ranks(2, run) == [[0.0, 1.0], [2.0, 3.0]]

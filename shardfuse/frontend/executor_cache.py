@@ -165,9 +165,8 @@ class FusionExecutorCache:
             if made is not None:
                 return self._called(made)
         with _making if len(self._team) < 2 else nullcontext():
-            self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
-        assert self._last is not None, "it was bound"
-        return self._called(self._last)
+            made = self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
+        return self._called(made)
 
     def _called(self, made: _Made) -> Program:
         """Its program, noted as this rank's next call."""
@@ -291,7 +290,7 @@ class FusionExecutorCache:
         text = self._description(sizes, bound.device, numbers)
         return _Call(key, bound, sizes, numbers, rank, ranks, text)
 
-    def _bind(self, call: _Call) -> Program:
+    def _bind(self, call: _Call) -> _Made:
         made = self._programs.get(call.key)
         if made is None:
             with agreed(call.ranks, call.text) as promised, self._lines_named:
@@ -305,8 +304,8 @@ class FusionExecutorCache:
                 self._tune(call, self.tuner())
                 made = self._programs.get(call.key)
                 assert made is not None, "it was bound once more with what was chosen"
-        self._last = made
-        return made.program
+        self._last = made  # of ranks that are threads, the one that comes last
+        return made
 
     def _tune(self, call: _Call, tuner: Tuner) -> list[Tuned | None]:
         """Ranks come here one and all, or each for itself to an answer that was given: nobody waits for who is not."""
