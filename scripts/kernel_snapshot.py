@@ -151,7 +151,7 @@ def freeze(path: Path) -> int:
 
 def compare(old: Path, new: Path) -> list[str]:
     """Lines about what differs; none where nothing does."""
-    before, after = (json.load(gzip.open(p, "rt")) for p in (old, new))
+    before, after = (json.loads(gzip.decompress(p.read_bytes())) for p in (old, new))
     lines = [f"no longer planned: {name}" for name in before.keys() - after.keys()]
     lines += [f"not planned before: {name}" for name in after.keys() - before.keys()]
     shown: set[str] = set()
@@ -173,10 +173,13 @@ def against(commit: str) -> list[str]:
         subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", there, commit], check=True)
         try:
             jobs = [
-                subprocess.Popen([sys.executable, __file__, "freeze", path], env={**os.environ, "PYTHONPATH": str(tree)})
+                subprocess.Popen(
+                    [sys.executable, __file__, "freeze", path], env={**os.environ, "PYTHONPATH": str(tree)}
+                )
                 for tree, path in zip((there, ROOT), files, strict=True)
             ]
-            if any([job.wait() for job in jobs]):
+            codes = [job.wait() for job in jobs]
+            if any(codes):
                 sys.exit("kernel_snapshot: a tree could not be frozen")
         finally:
             subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", there], check=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from ..device import Device
 from ..ir.digits import extent
-from .limits import MAX_CHUNKS, MAX_TEAM, WARP, WIDEST_WARPS, Target, power_of_two, resident
+from .limits import MAX_CHUNKS, MAX_TEAM, WARP, WIDEST_WARPS, power_of_two, resident
 from .mix_order import analyse_mixed
 from .plan import Params, may_be_stages
 from .segment import Segment
@@ -20,10 +21,10 @@ _MOST_EACH = 128
 """Elements of a tile for a thread: more would not stay in registers."""
 _MAX_SPLITS = 1024
 
-Step = Callable[[Params, Target], Iterator[Params]]
+Step = Callable[[Params, Device], Iterator[Params]]
 
 
-def candidates(scheduler: str, segment: Segment, params: Params, target: Target) -> tuple[Params, ...]:
+def candidates(scheduler: str, segment: Segment, params: Params, device: Device) -> tuple[Params, ...]:
     """The neighbours of ``params``, a change each; none that differs from another in name only."""
     found: dict[Params, None] = {}
     space = _space_of(scheduler, segment)
@@ -31,15 +32,15 @@ def candidates(scheduler: str, segment: Segment, params: Params, target: Target)
         return ()
     rows = params.x_block if params.columns else min(params.x_block, power_of_two(space.kept))
     for step in _STEPS[scheduler]:
-        for other in step(replace(params, x_block=rows), target):
-            if other != params and fits(scheduler, segment, other, target):
+        for other in step(replace(params, x_block=rows), device):
+            if other != params and fits(scheduler, segment, other, device):
                 found[other] = None
     return tuple(found)
 
 
-def fits(scheduler: str, segment: Segment, params: Params, target: Target) -> bool:
+def fits(scheduler: str, segment: Segment, params: Params, device: Device) -> bool:
     """May ``params`` run ``segment`` at all?  What the compiler makes of them is seen when it is tried."""
-    if not _is_well_formed(params, target):
+    if not _is_well_formed(params, device):
         return False
     space = _space_of(scheduler, segment)
     threads = params.num_warps * WARP
@@ -58,14 +59,14 @@ def fits(scheduler: str, segment: Segment, params: Params, target: Target) -> bo
     return not is_held or -(-space.reduced // max(params.team, 1)) <= MAX_CHUNKS * params.r_block
 
 
-def _is_well_formed(params: Params, target: Target) -> bool:
+def _is_well_formed(params: Params, device: Device) -> bool:
     """Blocks, warps and programs that a multiprocessor can have at all."""
     blocks = (params.x_block, params.r_block, params.num_warps)
     if any(n < 1 or n != power_of_two(n) for n in blocks) or params.num_warps > WIDEST_WARPS:
         return False
     if params.max_registers is not None and not 32 <= params.max_registers <= 255:
         return False
-    if params.num_warps * WARP * (params.max_registers or 32) > target.registers:
+    if params.num_warps * WARP * (params.max_registers or 32) > device.registers:
         return False
     if params.x_block > 1 and (params.packed or params.aligned or params.late):
         return False
@@ -92,53 +93,53 @@ def _longest(space: Space) -> int:
 # one step
 
 
-def _x_blocks(params: Params, target: Target) -> Iterator[Params]:
+def _x_blocks(params: Params, device: Device) -> Iterator[Params]:
     if not params.columns:
         yield from (replace(params, x_block=n) for n in (2 * params.x_block, params.x_block // 2) if n)
 
 
-def _r_blocks(params: Params, target: Target) -> Iterator[Params]:
+def _r_blocks(params: Params, device: Device) -> Iterator[Params]:
     yield from (replace(params, r_block=n) for n in (2 * params.r_block, params.r_block // 2) if n)
 
 
-def _sides(params: Params, target: Target) -> Iterator[Params]:
+def _sides(params: Params, device: Device) -> Iterator[Params]:
     """Longer one way and shorter the other."""
     for x, r in ((2, 0.5), (0.5, 2)):
         yield replace(params, x_block=int(params.x_block * x), r_block=int(params.r_block * r))
 
 
-def _warps(params: Params, target: Target) -> Iterator[Params]:
+def _warps(params: Params, device: Device) -> Iterator[Params]:
     """More or fewer threads for the same block, and for one that grows with them."""
     for warps in (2 * params.num_warps, params.num_warps // 2):
         if warps:
-            yield _with_programs(replace(params, num_warps=warps), target)
+            yield _with_programs(replace(params, num_warps=warps), device)
             block = params.r_block * warps // params.num_warps
-            yield _with_programs(replace(params, num_warps=warps, r_block=max(block, 1)), target)
+            yield _with_programs(replace(params, num_warps=warps, r_block=max(block, 1)), device)
 
 
-def _stages(params: Params, target: Target) -> Iterator[Params]:
+def _stages(params: Params, device: Device) -> Iterator[Params]:
     if not params.unrolled or params.splits > 1:
         yield from (replace(params, num_stages=n) for n in _STAGES)
 
 
-def _registers(params: Params, target: Target) -> Iterator[Params]:
+def _registers(params: Params, device: Device) -> Iterator[Params]:
     """The next steps up and down, and no bound."""
     now = params.max_registers
-    steps = [n for n in _REGISTERS if params.num_warps * WARP * n <= target.registers]
+    steps = [n for n in _REGISTERS if params.num_warps * WARP * n <= device.registers]
     below = [n for n in steps if now is None or n < now][-1:]
     above = [n for n in steps if now is not None and n > now][:1]
     for bound in (*below, *above):
-        yield _with_programs(replace(params, max_registers=bound), target)
+        yield _with_programs(replace(params, max_registers=bound), device)
     if now is not None and not params.team:
         yield replace(params, max_registers=None)
 
 
-def _splits(params: Params, target: Target) -> Iterator[Params]:
+def _splits(params: Params, device: Device) -> Iterator[Params]:
     if params.splits > 1:
         yield from (replace(params, splits=n) for n in (2 * params.splits, params.splits // 2) if n > 1)
 
 
-def _teams(params: Params, target: Target) -> Iterator[Params]:
+def _teams(params: Params, device: Device) -> Iterator[Params]:
     if params.team > 1:
         yield from (replace(params, team=n) for n in (2 * params.team, params.team // 2) if n > 1)
         yield replace(params, prefetch=not params.prefetch)
@@ -146,15 +147,15 @@ def _teams(params: Params, target: Target) -> Iterator[Params]:
             yield replace(params, counted=not params.counted)
 
 
-def _launches(params: Params, target: Target) -> Iterator[Params]:
+def _launches(params: Params, device: Device) -> Iterator[Params]:
     yield replace(params, once=not params.once)
 
 
-def _with_programs(params: Params, target: Target) -> Params:
+def _with_programs(params: Params, device: Device) -> Params:
     """A team's grid is as large as its warps and registers let be resident."""
     if not params.team or params.max_registers is None:
         return params
-    return replace(params, programs=resident(target, params.num_warps, params.max_registers))
+    return replace(params, programs=resident(device, params.num_warps, params.max_registers))
 
 
 _STEPS: dict[str, tuple[Step, ...]] = {

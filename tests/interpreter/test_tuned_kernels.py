@@ -17,6 +17,7 @@ from segments import rms_norm
 from torch_answers import assert_like
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.device import H200
 from shardfuse.errors import KernelCompileError
 from shardfuse.executor import tuning
 from shardfuse.executor.choices import Tuned, read_choice
@@ -24,7 +25,6 @@ from shardfuse.executor.program import ProgramBuilder
 from shardfuse.executor.tuning import Tuner
 from shardfuse.schedulers import looped, mix_order, persistent, pointwise, reduction, transpose
 from shardfuse.schedulers.candidates import candidates, fits
-from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 from shardfuse.secure_files import write_sealed

@@ -9,11 +9,18 @@ import torch
 
 from shardfuse import DataType, FusionDefinition
 from shardfuse.compiler import Plan
-from shardfuse.executor.options import target_here
+from shardfuse.device import H200, device_here
 from shardfuse.ir.tensor_view import TensorView
-from shardfuse.schedulers.limits import H200, WARP
+from shardfuse.schedulers.limits import WARP
 
-SMALL = SimpleNamespace(multi_processor_count=40, shared_memory_per_multiprocessor=100 * 1024)
+SMALL = SimpleNamespace(
+    name="another",
+    multi_processor_count=40,
+    max_threads_per_multi_processor=1536,
+    shared_memory_per_multiprocessor=100 * 1024,
+    shared_memory_per_block=48 * 1024,
+    L2_cache_size=8 << 20,
+)
 
 
 def both_ways(fd: FusionDefinition, x: TensorView) -> list[TensorView]:
@@ -46,12 +53,12 @@ def programs(plan: Plan) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("build", "shape"), [(both_ways, (32768, 4096)), (norm, (1024, 262144))])
 def test_grids_fit_the_gpu(build, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert target_here() == H200
+    assert device_here() == H200
     whole, _ = programs(planned(build, shape))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SMALL)
-    here = target_here()
+    here = device_here()
     assert (here.multiprocessors, here.shared_bytes) == (40, 99 * 1024)
     few, warps = programs(planned(build, shape))
     assert few < whole
