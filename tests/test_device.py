@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from shardfuse import DataType, FusionDefinition
-from shardfuse.compiler import Plan
+from shardfuse.compiler import Plan, compile_fusion
 from shardfuse.device import H200, device_here
+from shardfuse.frontend import executor_cache
 from shardfuse.ir.tensor_view import TensorView
-from shardfuse.schedulers.limits import WARP
+from shardfuse.schedulers.limits import WARP, resident
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.workload import Case, Draw
+from benchmarks.workloads import WORKLOADS
 
 SMALL = SimpleNamespace(
     name="another",
@@ -63,3 +72,37 @@ def test_grids_fit_the_gpu(build, shape: tuple[int, int], monkeypatch: pytest.Mo
     few, warps = programs(planned(build, shape))
     assert few < whole
     assert few * warps * WARP <= 40 * H200.warps * WARP
+
+
+def test_a_larger_gpu_is_used_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, _ = programs(planned(norm, (1024, 262144)))
+    larger = replace(H200, name="larger", multiprocessors=2 * H200.multiprocessors)
+    monkeypatch.setattr(executor_cache, "device_here", lambda: larger)
+    many, _ = programs(planned(norm, (1024, 262144)))
+    assert many == 2 * few
+
+
+def test_a_named_gpu_is_that_of_the_table_and_a_slice_of_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    found = SimpleNamespace(**{**vars(SMALL), "name": H200.name, "multi_processor_count": H200.multiprocessors})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    assert device_here() is H200
+    found.multi_processor_count = 16
+    assert device_here() == replace(device_here(), multiprocessors=16, warps=48, l2_bytes=8 << 20)
+
+
+def test_who_decides_for_a_kernel_asks_the_gpu_that_it_is_proposed_for() -> None:
+    """64 rows are few for the teams of a large GPU, and enough for those of a small one."""
+    workload, case = WORKLOADS["rms_norm_backward"], Case.parse("64x32768")
+    fd = workload.fusion(case)
+    inputs = workload.bind(workload.arguments(case, Draw(torch.device("meta"))))
+    sizes = dict(zip(fd.fec.tensors(), (tuple(t.shape) for t in inputs), strict=True))
+    small = replace(H200, name="small", multiprocessors=8)
+    large = compile_fusion(fd.fusion, sizes, device=H200)
+    assert "mix_order" not in {s.scheduler for s in large.segments}
+    (whole,) = compile_fusion(fd.fusion, sizes, device=small).segments
+    assert whole.scheduler == "mix_order"
+    params = whole.kernels[0].params
+    assert params.max_registers is not None
+    assert 0 < params.team <= params.programs <= resident(small, params.num_warps, params.max_registers)

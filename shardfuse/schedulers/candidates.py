@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import prod
 
 from ..device import Device
-from ..ir.digits import extent
+from ..ir.digits import Axis
+from .late_team import MOST_MEMBERS
 from .limits import MAX_CHUNKS, MAX_TEAM, WARP, WIDEST_WARPS, power_of_two, resident
 from .mix_order import analyse_mixed
 from .plan import Params, may_be_stages
 from .segment import Segment
 from .space import Space, analyse
 from .team import in_columns
+from .transpose import two_sided
 
 _STAGES = (2, 3, 4, 5)
 _REGISTERS = (40, 48, 56, 64, 80, 96, 128, 168)
@@ -33,7 +36,7 @@ def candidates(scheduler: str, segment: Segment, params: Params, device: Device)
     rows = params.x_block if params.columns else min(params.x_block, power_of_two(space.kept))
     for step in _STEPS[scheduler]:
         for other in step(replace(params, x_block=rows), device):
-            if other != params and fits(scheduler, segment, other, device):
+            if other != params and _is_full(space, other) and fits(scheduler, segment, other, device):
                 found[other] = None
     return tuple(found)
 
@@ -46,17 +49,24 @@ def fits(scheduler: str, segment: Segment, params: Params, device: Device) -> bo
     threads = params.num_warps * WARP
     if space is None or params.x_block * params.r_block > _MOST_EACH * threads:
         return False
-    if params.x_block > power_of_two(space.kept) or params.r_block > _longest(space):
-        return False
     is_parted = params.splits > 1 or scheduler == "mix_order"
     if params.once and not (is_parted and may_be_stages(segment)):
         return False
-    if params.team and params.team != power_of_two(params.team) and not space.walked:
+    if params.team and params.team != power_of_two(params.team) and not params.late:
         return False
     if params.team > 1 and -(-space.reduced // params.team) < params.r_block:
         return False
     is_held = params.unrolled and bool(space.r)
     return not is_held or -(-space.reduced // max(params.team, 1)) <= MAX_CHUNKS * params.r_block
+
+
+def _is_full(space: Space, params: Params) -> bool:
+    """Is there something for most of a block to do, whichever way it grew?"""
+    across, along = space.sides
+    if across:
+        return params.x_block <= _rounded_up(along) and params.r_block <= _rounded_up(across)
+    rows = _rounded_up(space.walked) if space.walked else power_of_two(space.kept)
+    return params.x_block <= rows and params.r_block <= power_of_two(space.reduced)
 
 
 def _is_well_formed(params: Params, device: Device) -> bool:
@@ -70,7 +80,8 @@ def _is_well_formed(params: Params, device: Device) -> bool:
         return False
     if params.x_block > 1 and (params.packed or params.aligned or params.late):
         return False
-    if not 1 <= params.splits <= _MAX_SPLITS or params.team < 0 or params.team > MAX_TEAM:
+    most = MOST_MEMBERS if params.late else MAX_TEAM
+    if not 1 <= params.splits <= _MAX_SPLITS or not 0 <= params.team <= most:
         return False
     return not params.team or params.programs >= params.team
 
@@ -79,15 +90,15 @@ def _space_of(scheduler: str, segment: Segment) -> Space | None:
     if scheduler == "mix_order":
         mixed = analyse_mixed(segment)
         return None if isinstance(mixed, str) else mixed.space
-    space = analyse(segment)
+    space = two_sided(segment) if scheduler == "transpose" else analyse(segment)
     if isinstance(space, str):
         return None
     return in_columns(segment, space) if scheduler in ("persistent", "looped") else space
 
 
-def _longest(space: Space) -> int:
-    """Of a block along r; tiles of two sides have one of them there."""
-    return power_of_two(space.reduced) if space.r else power_of_two(max(extent(space.x), 1))
+def _rounded_up(axis: Axis) -> int:
+    """The smallest power of two that holds the axis."""
+    return power_of_two(prod(digit.extent for digit in axis))
 
 
 # one step
@@ -114,7 +125,8 @@ def _warps(params: Params, device: Device) -> Iterator[Params]:
         if warps:
             yield _with_programs(replace(params, num_warps=warps), device)
             block = params.r_block * warps // params.num_warps
-            yield _with_programs(replace(params, num_warps=warps, r_block=max(block, 1)), device)
+            if params.r_block > 1:
+                yield _with_programs(replace(params, num_warps=warps, r_block=max(block, 1)), device)
 
 
 def _stages(params: Params, device: Device) -> Iterator[Params]:
@@ -142,7 +154,8 @@ def _splits(params: Params, device: Device) -> Iterator[Params]:
 def _teams(params: Params, device: Device) -> Iterator[Params]:
     if params.team > 1:
         yield from (replace(params, team=n) for n in (2 * params.team, params.team // 2) if n > 1)
-        yield replace(params, prefetch=not params.prefetch)
+        if params.unrolled and not params.late:
+            yield replace(params, prefetch=not params.prefetch)
         if params.x_block > 1:
             yield replace(params, counted=not params.counted)
 

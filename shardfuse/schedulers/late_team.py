@@ -42,7 +42,7 @@ _INPUTS = 2
 _FOLDED_MEMBERS = 2
 """Of teams that take a variance in load by load, where shared memory does: LayerNorm of 4096 x 65536, bfloat16, took
 295 us with 8 members, 306 with 16; RMSNorm 289 and 283."""
-_MOST_MEMBERS = 256
+MOST_MEMBERS = 256
 """Two for each multiprocessor; group norm of 1 x 128 x 20 x 256 x 256, bfloat16, took 223 us so, in a loop 263."""
 _MOST = 160
 """Bytes of a row that a thread holds in the largest teams: with as many of the next row, 80 registers of 128."""
@@ -174,7 +174,7 @@ def _late_size(row: int, few: int) -> tuple[int, int, int] | None:
     if members <= 2 * MAX_TEAM:
         return _WARPS, members // 2, _MOST_REGISTERS
     members = power_of_two(-(-row // (2 * lanes * _MOST)))
-    return (2 * _WARPS, members, _MOST_REGISTERS) if members <= _MOST_MEMBERS else None
+    return (2 * _WARPS, members, _MOST_REGISTERS) if members <= MOST_MEMBERS else None
 
 
 def _sized(row: int, warps: int, held: int, registers: int) -> tuple[int, int, int] | None:
