@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .analysis.resharding import chunk_of, communication_of
+from .device import Device
 from .ir.expr import BoundFusion, BoundTensor, Number, Scalar
 from .ir.fusion import Fusion
 from .ir.printer import fusion_text
@@ -14,7 +15,6 @@ from .ir.verify import verify
 from .passes import PASSES, bind
 from .passes.aliases import check_replaced_shapes
 from .schedulers import kernels_of, makes_kernels
-from .schedulers.limits import H200, Target
 from .schedulers.overlap import overlap
 from .schedulers.plan import KernelPlan, Params
 from .schedulers.segment import Segment, renaming
@@ -41,11 +41,15 @@ class PlannedSegment:
 
 @dataclass(frozen=True)
 class Plan:
-    """What every rank agrees on: nothing in it depends on a rank.  ``trace``: the text after each stage."""
+    """What every rank agrees on: nothing in it depends on a rank.  ``trace``: the text after each stage.
+
+    ``device``: the GPU that kernels are planned for.
+    """
 
     fusion: BoundFusion
     segments: tuple[PlannedSegment, ...]
     trace: tuple[tuple[str, str], ...]
+    device: Device
 
 
 def compile_fusion(
@@ -53,11 +57,13 @@ def compile_fusion(
     sizes: Mapping[TensorView, Sequence[int]],
     numbers: Mapping[Scalar, Number] | None = None,
     ranks_per_node: int = 8,
-    target: Target = H200,
+    *,
+    device: Device,
 ) -> Plan:
     """``sizes``: the unsharded shape of every input tensor.  ``numbers``: the scalar inputs that shapes depend on.
 
-    ``ranks_per_node``: neighbours in the world that share a host, for the cost of collectives.  ``target``: the GPU.
+    ``ranks_per_node``: neighbours in the world that share a host, for the cost of collectives.  ``device``: the GPU
+    that kernels are planned for.
     """
     bound = bind(fusion, sizes, numbers)
     check_replaced_shapes(bound)
@@ -67,13 +73,13 @@ def compile_fusion(
         run(bound)
         trace.append((run.__name__, fusion_text(bound)))
     verify(bound, PASSES[-1].__name__)
-    found = segment_fusion(bound)
+    found = segment_fusion(bound, device)
     order, beside = overlap([(s.segment, s.scheduler) for s in found])
     segments: list[PlannedSegment] = []
     for k in order:
-        segments.append(_plan(found[k], segments, target, is_beside=k in beside))
+        segments.append(_plan(found[k], segments, device, is_beside=k in beside))
     trace.append(("segments", "\n\n".join(map(_text, segments))))
-    return Plan(bound, tuple(segments), tuple(trace))
+    return Plan(bound, tuple(segments), tuple(trace), device)
 
 
 def with_params(plan: Plan, chosen: Sequence[Params | None]) -> Plan:
@@ -83,7 +89,8 @@ def with_params(plan: Plan, chosen: Sequence[Params | None]) -> Plan:
         if s.like is not None:
             segments.append(replace(s, kernels=segments[s.like].kernels))
         else:
-            segments.append(s if params is None else replace(s, kernels=kernels_of(s.scheduler, s.segment, params)))
+            kernels = s.kernels if params is None else kernels_of(s.scheduler, s.segment, plan.device, params)
+            segments.append(replace(s, kernels=kernels))
     return replace(plan, segments=tuple(segments))
 
 
@@ -98,7 +105,7 @@ def sent(plan: Plan) -> list[str]:
 
 
 def _plan(
-    scheduled: ScheduledSegment, before: Sequence[PlannedSegment], target: Target, *, is_beside: bool
+    scheduled: ScheduledSegment, before: Sequence[PlannedSegment], device: Device, *, is_beside: bool
 ) -> PlannedSegment:
     """``before``: the segments that were planned so far, of which one may be another chunk of the same."""
     segment, scheduler = scheduled.segment, scheduled.scheduler
@@ -109,7 +116,7 @@ def _plan(
                 renamed = renaming(s.segment, segment)
                 if renamed is not None:
                     return replace(planned, kernels=s.kernels, like=k, renamed=renamed)
-    return replace(planned, kernels=kernels_of(scheduler, segment, target=target))
+    return replace(planned, kernels=kernels_of(scheduler, segment, device))
 
 
 def _text(planned: PlannedSegment) -> str:

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from .analysis.resharding import chunk_of, communication_of, packed
 from .analysis.sharding import is_even, is_opaque
+from .device import Device
 from .ir.expr import VIEWS, BoundFusion, BoundTensor, Expr
 from .ops.table import POINTWISE
 from .schedulers import ALONE, SCHEDULERS
@@ -43,7 +44,7 @@ class ScheduledSegment:
 
 
 @lru_cache(maxsize=256)  # one Expr, or a join that was tried before, is asked about again
-def choose_scheduler(segment: Segment) -> tuple[str | None, tuple[tuple[str, str], ...]]:
+def choose_scheduler(segment: Segment, device: Device) -> tuple[str | None, tuple[tuple[str, str], ...]]:
     """The first scheduler that takes ``segment``, and the refusals of those before it."""
     if len([k for k in dict.fromkeys(map(chunk_of, segment.exprs)) if k is not None]) > 1:
         return None, (("any", "a chunk of a stream is done by itself"),)
@@ -53,7 +54,7 @@ def choose_scheduler(segment: Segment) -> tuple[str | None, tuple[tuple[str, str
         return None, (("any", "replicas of an output would be of other kernels, by ranks whose shards differ"),)
     refusals: list[tuple[str, str]] = []
     for name, why_not in SCHEDULERS:
-        reason = why_not(segment)
+        reason = why_not(segment, device)
         if reason is None:
             return name, tuple(refusals)
         refusals.append((name, reason))
@@ -81,28 +82,28 @@ def _mixes_replicas(segment: Segment) -> bool:
     return any(t.domain.mesh == mesh and not t.domain.digits_on(p) for mesh, p in uneven for t in segment.outputs)
 
 
-def named(segment: Segment) -> tuple[str, tuple[tuple[str, str], ...]]:
+def named(segment: Segment, device: Device) -> tuple[str, tuple[tuple[str, str], ...]]:
     """As ``choose_scheduler``, of a segment that one is known to take."""
-    name, refusals = choose_scheduler(segment)
+    name, refusals = choose_scheduler(segment, device)
     assert name is not None, f"no scheduler takes\n{segment}\n{refusals}"
     return name, refusals
 
 
-def is_taken(segment: Segment) -> bool:
+def is_taken(segment: Segment, device: Device) -> bool:
     """Is there a kernel for ``segment``?"""
-    return choose_scheduler(segment)[0] not in (None, *ALONE)
+    return choose_scheduler(segment, device)[0] not in (None, *ALONE)
 
 
-def takes_over(before: Segment, after: Segment) -> bool:
+def takes_over(before: Segment, after: Segment, device: Device) -> bool:
     """Is there a kernel for ``after``, one of no lower a scheduler than that of ``before``?"""
     names = [name for name, _ in SCHEDULERS]
-    old, new = choose_scheduler(before)[0], choose_scheduler(after)[0]
+    old, new = choose_scheduler(before, device)[0], choose_scheduler(after, device)[0]
     return new is not None and new not in ALONE and old is not None and names.index(new) <= names.index(old)
 
 
-def segment_fusion(fusion: BoundFusion) -> list[ScheduledSegment]:
+def segment_fusion(fusion: BoundFusion, device: Device) -> list[ScheduledSegment]:
     """Segments in an order in which they can run."""
-    return _Segmenter(fusion).run()
+    return _Segmenter(fusion, device).run()
 
 
 def _share_cuts(exprs: Sequence[Expr]) -> bool:
@@ -118,8 +119,8 @@ def _axes(tensor: BoundTensor) -> int:
 
 
 class _Segmenter:
-    def __init__(self, fusion: BoundFusion) -> None:
-        self.fusion = fusion
+    def __init__(self, fusion: BoundFusion, device: Device) -> None:
+        self.fusion, self.device = fusion, device
         self.producer = fusion.producer_of()
         self.position = {expr: k for k, expr in enumerate(fusion.exprs)}
         self.readers: dict[BoundTensor, list[Expr]] = {}
@@ -150,16 +151,17 @@ class _Segmenter:
         chosen = {s: self.chosen[g] for s, g in zip(segments, order, strict=True)}
         kernels = [s for s in segments if chosen[s][0] not in ALONE]
         segments = min((self.recomputed(segments, kernels, slack) for slack in _SLACK), key=moved_bytes)
-        return [ScheduledSegment(s, *(chosen.get(s) or named(s))) for s in segments]
+        return [ScheduledSegment(s, *(chosen.get(s) or named(s, self.device))) for s in segments]
 
     def recomputed(self, segments: list[Segment], kernels: Sequence[Segment], slack: float) -> list[Segment]:
         """``segments`` with chains computed again, and readers of the same tensors joined."""
         outputs = self.fusion.outputs
-        changed = recompute(segments, outputs, self.position, kernels.__contains__, takes_over, slack)
+        takes = partial(takes_over, device=self.device)
+        changed = recompute(segments, outputs, self.position, kernels.__contains__, takes, slack)
         if changed == segments:
             return segments
         made = [*kernels, *(s for s in changed if s not in segments)]
-        return join(changed, self.position, made.__contains__, is_taken)
+        return join(changed, self.position, made.__contains__, partial(is_taken, device=self.device))
 
     # cheap producers
 
@@ -200,7 +202,7 @@ class _Segmenter:
     def stands_alone(self, expr: Expr) -> bool:
         if (expr.op == "window" or expr.output in self.indices) and not touches_empty(expr):
             return False
-        name = choose_scheduler(Segment.of([expr], [expr.output]))[0]
+        name = choose_scheduler(Segment.of([expr], [expr.output]), self.device)[0]
         return name in ALONE and not (name == "no_op" and self.cheap[expr])
 
     def with_cheap(self, exprs: Sequence[Expr]) -> list[Expr]:
@@ -243,7 +245,7 @@ class _Segmenter:
         self.groups[g] = [expr]
         self.group_of[expr] = g
         self.depends[g] = dict.fromkeys(h for h in self.feeding(expr) if h != g)
-        name, refusals = choose_scheduler(self.segment_of([expr]))
+        name, refusals = choose_scheduler(self.segment_of([expr]), self.device)
         assert name is not None, f"no scheduler takes {expr.op}: {refusals}"
         self.chosen[g] = (name, refusals)
         if name in ALONE:
@@ -269,7 +271,7 @@ class _Segmenter:
         if chunk_of(self.groups[a][0]) != chunk_of(self.groups[b][0]):
             return False
         exprs = sorted((*self.groups[a], *self.groups[b]), key=self.position.__getitem__)
-        name, refusals = choose_scheduler(self.segment_of(exprs))
+        name, refusals = choose_scheduler(self.segment_of(exprs), self.device)
         if name is None or name in ALONE:
             return False
         self.merge(a, b, exprs)

@@ -10,6 +10,7 @@ from window_cases import Define, norm, rotate_half, rotate_halves, rotate_pairs,
 
 from shardfuse import FusionDefinition
 from shardfuse.compiler import compile_fusion
+from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar
 from shardfuse.schedulers.segment import Segment
@@ -214,7 +215,7 @@ def planned(define: Define, shapes: Sequence[Sequence[int]], dtype: DataType) ->
     with FusionDefinition() as fd:
         inputs = [fd.define_tensor(list(shape), dtype=dtype) for shape in shapes]
         fd.add_output(through_a_wide_type(define)(fd.ops, *inputs))
-    plan = compile_fusion(fd.fusion, dict(zip(inputs, shapes, strict=True)))
+    plan = compile_fusion(fd.fusion, dict(zip(inputs, shapes, strict=True)), device=H200)
     (found,) = [p.segment for p in plan.segments if p.kernels]
     return found
 

@@ -10,6 +10,7 @@ import torch
 from torch_answers import Expected, answers
 
 from shardfuse.codegen import KernelSource, generate
+from shardfuse.device import H200
 from shardfuse.ir.digits import Axis, Digit, Root, axis_of, extent, merge, roots, split
 from shardfuse.ir.domain import BoundDomain
 from shardfuse.ir.dtype import DataType
@@ -19,7 +20,6 @@ from shardfuse.mesh import DeviceMesh, ParallelType
 from shardfuse.ops.promotion import types
 from shardfuse.ops.table import POINTWISE
 from shardfuse.schedulers import looped, mix_order, persistent, pointwise, reduction, transpose
-from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.segment import Segment
 
 Operand = BoundTensor | Scalar | float | int | bool
@@ -184,11 +184,11 @@ def rms_norm(rows: int, columns: int, dtype: DataType, *, residual: bool = False
 def scheduler_of(segment: Segment) -> ModuleType:
     """The first scheduler that takes ``segment``, in order of priority."""
     schedulers = (mix_order, persistent, reduction, transpose, pointwise, looped)
-    return next(s for s in schedulers if s.why_not(segment) is None)
+    return next(s for s in schedulers if s.why_not(segment, H200) is None)
 
 
 def kernels_of(segment: Segment) -> list[KernelSource]:
     """The kernels of ``segment`` on contiguous tensors."""
     scheduler = scheduler_of(segment)
-    plans = scheduler.schedule(segment, scheduler.propose(segment, H200))
+    plans = scheduler.schedule(segment, scheduler.propose(segment, H200), H200)
     return [generate(p, {t: t.domain.layout(0) for t in (*p.segment.inputs, *p.segment.outputs)}, 0) for p in plans]

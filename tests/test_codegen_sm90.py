@@ -15,12 +15,12 @@ from segments import Builder, kernels_of
 
 from shardfuse import FusionDefinition
 from shardfuse.codegen import KernelSource, generate
+from shardfuse.device import H200
 from shardfuse.ir.digits import extent
 from shardfuse.ir.dtype import DataType
 from shardfuse.ops.builder import INTEGERS_ONLY
 from shardfuse.ops.table import POINTWISE, Rule
 from shardfuse.schedulers import persistent
-from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.segment import Segment
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -269,7 +269,7 @@ def test_a_late_team_on_a_rank_with_one_row() -> None:
     params = persistent.propose(rms_norm(2048, 131072, BF16), H200)
     assert params.late
     alone = rms_norm(1, 131072, BF16)
-    (plan,) = persistent.schedule(alone, params)
+    (plan,) = persistent.schedule(alone, params, H200)
     source = generate(plan, {t: t.domain.layout(0) for t in (*alone.inputs, *alone.outputs)}, 0)
     assert source.grid == params.team
     (found,) = compile_all([source])

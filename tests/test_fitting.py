@@ -9,6 +9,7 @@ import torch
 
 from shardfuse import DataType, FusionDefinition
 from shardfuse.compiler import compile_fusion
+from shardfuse.device import H200
 from shardfuse.errors import KernelCompileError
 from shardfuse.executor.fitting import fitted
 from shardfuse.executor.kernel import Kernel
@@ -24,7 +25,7 @@ def norm_of_wide_rows() -> KernelPlan:
         wide = fd.ops.cast(x, DataType.Float)
         mean = fd.ops.mean(fd.ops.mul(wide, wide), [1], keepdim=True)
         fd.add_output(fd.ops.cast(fd.ops.mul(wide, fd.ops.rsqrt(mean)), DataType.BFloat16))
-    (segment,) = compile_fusion(fd.fusion, {x: (1024, 262144)}).segments
+    (segment,) = compile_fusion(fd.fusion, {x: (1024, 262144)}, device=H200).segments
     (plan,) = segment.kernels
     assert plan.params.team > 1
     return plan

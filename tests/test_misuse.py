@@ -278,9 +278,9 @@ def test_no_table_of_a_module_grows_without_bound() -> None:
 def test_threads_come_to_the_first_run_of_a_fusion_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
 
-    def counted(*args: object) -> object:
+    def counted(*args: object, **named: object) -> object:
         made.append(args)
-        return compile_fusion(*args)
+        return compile_fusion(*args, **named)
 
     monkeypatch.setattr(executor_cache, "compile_fusion", counted)
     for turn in range(5):

@@ -15,6 +15,7 @@ from segments import layout_of, rms_norm
 
 from shardfuse.codegen import generate
 from shardfuse.codegen.odd_rows import OddLate
+from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import persistent
 from shardfuse.schedulers.plan import Params
@@ -32,7 +33,7 @@ class Language:
 def emitter(columns: int, members: int) -> OddLate:
     segment = rms_norm(ROWS, columns, DataType.BFloat16)
     params = Params(1, BLOCK, num_warps=1, team=members, late=1, aligned=True, programs=2 * members)
-    (plan,) = persistent.schedule(segment, params)
+    (plan,) = persistent.schedule(segment, params, H200)
     layouts = {t: t.domain.layout(0) for t in (*segment.inputs, *segment.outputs)}
     return OddLate(plan, layouts, {}, interpret=False)
 
@@ -73,7 +74,7 @@ def test_rows_that_begin_at_different_places(packed: bool) -> None:
     segment = rms_norm(ROWS, 5003, DataType.BFloat16)
     team = Params(1, BLOCK, num_warps=1, team=4, late=1, aligned=True, programs=8)
     params = replace(team, team=0, late=0, packed=True) if packed else team
-    (plan,) = persistent.schedule(segment, params)
+    (plan,) = persistent.schedule(segment, params, H200)
     layouts = {t: t.domain.layout(0) for t in (*segment.inputs, *segment.outputs)}
     assert "shift" in generate(plan, layouts, 0).text
     apart = layout_of(segment.inputs[0], torch.empty(ROWS, 5004, dtype=torch.bfloat16)[:, :-1])

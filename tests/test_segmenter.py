@@ -13,6 +13,7 @@ from thread_check import X, shard, world_mesh
 
 from shardfuse import DataType, FusionDefinition
 from shardfuse.compiler import compile_fusion
+from shardfuse.device import H200
 from shardfuse.passes import PASSES, bind
 from shardfuse.schedulers import SCHEDULERS
 from shardfuse.segmenter import ScheduledSegment, choose_scheduler, segment_fusion
@@ -27,7 +28,7 @@ def segments(define: Define) -> list[ScheduledSegment]:
     fusion = bind(fd.fusion, {tv: tv.shape for tv in inputs})
     for run in PASSES:
         run(fusion)
-    return segment_fusion(fusion)
+    return segment_fusion(fusion, H200)
 
 
 def described(define: Define) -> list[str]:
@@ -148,12 +149,12 @@ def test_segments_of_random_fusions(first: int) -> None:
     for seed in range(first, first + 200):
         _, case = random_case(seed + 500_000)
         case.fd.fec  # noqa: B018 shardings of inputs are settled
-        plan = compile_fusion(case.fd.fusion, case.sizes or {})
+        plan = compile_fusion(case.fd.fusion, case.sizes or {}, device=H200)
         there = dict.fromkeys(t for t in plan.fusion.inputs)
         for planned in plan.segments:
             assert all(t in there for t in planned.segment.inputs), f"{case}\n{planned.segment}"
             there.update(dict.fromkeys(planned.segment.outputs))
-            assert choose_scheduler(planned.segment)[0] == planned.scheduler, f"{case}\n{planned.segment}"
+            assert choose_scheduler(planned.segment, H200)[0] == planned.scheduler, f"{case}\n{planned.segment}"
         assert all(t in there for t in plan.fusion.outputs)
         made = [t for s in plan.segments for t in s.segment.outputs]
         assert len(made) == len(dict.fromkeys(made)), f"{case}: a tensor is stored twice"
@@ -196,6 +197,8 @@ def test_what_has_no_elements_is_left_to_torch_alone() -> None:
         none = fd.ops.exp(fd.ops.slice(x, [0, 0], [0, 8]))
         fd.add_output(fd.ops.sum(none, [0]))
         fd.add_output(fd.ops.cat([none, fd.ops.neg(x)], 0))
-    found = [s.scheduler for s in segment_fusion(compile_fusion(fd.fusion, {x: (6, 8), w: (8,)}).fusion)]
+    found = [
+        s.scheduler for s in segment_fusion(compile_fusion(fd.fusion, {x: (6, 8), w: (8,)}, device=H200).fusion, H200)
+    ]
     assert found == ["no_op", "torch_call", "torch_call", "persistent", "torch_call"]
     check(fd, [torch.randn(6, 8), torch.randn(8)])

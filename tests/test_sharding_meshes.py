@@ -17,6 +17,7 @@ from thread_check import Case, Placement, X, Y, Z, check_on_threads, shard, worl
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.analysis.resharding import communication_of
 from shardfuse.compiler import compile_fusion
+from shardfuse.device import H200
 from shardfuse.errors import MeshExceedsWorldError, ScheduleError, ShapeError, ShardfuseError, ShardingError
 from shardfuse.ir.tensor_view import TensorView
 
@@ -354,7 +355,7 @@ def test_a_chain_stays_on_a_host(ranks_per_node: int, expected: list[tuple[str, 
     fd.add_output(y)
     shard(x, mesh, (X, (0, "outer")))
     shard(y, mesh, (Y, (0, "outer")))
-    plan = compile_fusion(fd.fusion, {x: (32, 32)}, ranks_per_node=ranks_per_node)
+    plan = compile_fusion(fd.fusion, {x: (32, 32)}, ranks_per_node=ranks_per_node, device=H200)
     found = [communication_of(e) for s in plan.segments for e in s.segment.exprs]
     assert [(c.kind, c.team) for c in found if c is not None] == expected
 

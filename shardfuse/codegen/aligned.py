@@ -12,7 +12,6 @@ Cross entropy of 8192 x 50257, bfloat16, took 219 us on an H200 so, element by e
 from __future__ import annotations
 
 from ..ir.expr import BoundTensor
-from ..schedulers.limits import H200
 from .emitter import Emitter
 from .indexing import Group
 from .tile import R_SIZE, Chunk
@@ -39,7 +38,7 @@ class Aligned(Emitter):
 
     def begin(self, chunk: Chunk) -> None:
         """Lines before the loop."""
-        width = H200.vector_bytes // self.row.dtype.itemsize
+        width = self.plan.device.access_bytes // self.row.dtype.itemsize
         offset = self.terms(self.tile.strides[self.row], chunk)[0][0]
         self.out.line(f"base = {offset} // {width} * {width}")
         self.out.line(f"shift = ({offset} - base).to(tl.int32)")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from math import gcd
 
-from ..schedulers.limits import H200
 from .emitter import Emitter
 
 
@@ -24,7 +23,7 @@ def is_last_masked(e: Emitter) -> bool:
     if space.r or space.sides[1] or e.plan.split is not None or not tile.x_masked or tile.x_total < tile.x_block:
         return False
     streamed = (t for t in (*e.plan.segment.loads, *e.plan.segment.outputs) if space.is_streamed(t))
-    return any(gcd(tile.x_total, 16) * t.dtype.itemsize < H200.vector_bytes for t in streamed)
+    return any(gcd(tile.x_total, 16) * t.dtype.itemsize < e.plan.device.access_bytes for t in streamed)
 
 
 def last_masked(whole: Emitter, masked: list[str], size: str) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from ..ir.expr import BoundTensor
-from ..schedulers.limits import H200, power_of_two
+from ..schedulers.limits import power_of_two
 from .tile import R_SIZE, Chunk, Tile
 
 _WORTH_SHARING = 4
@@ -62,4 +62,4 @@ def _side_by_side(tile: Tile, tensor: BoundTensor, chunk: Chunk) -> int:
     if all(n == power_of_two(n) for n in runs):
         return 1  # the compiler sees that itself
     rows = [t.dtype.itemsize for t in tile.plan.segment.loads if space.is_streamed(t)]
-    return gcd(H200.vector_bytes // max(rows, default=1), *runs)
+    return gcd(tile.plan.device.access_bytes // max(rows, default=1), *runs)

@@ -9,7 +9,7 @@ from math import prod
 from ..ir.digits import Axis, Digit
 from ..ir.expr import DRAWS, PICK, BoundTensor, Expr
 from ..ir.layout import Coordinates, Layout, local_extent
-from ..schedulers.limits import H200, INT32_LIMIT, in_powers_of_two, power_of_two
+from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.space import place
 from .indexing import Group, groups
@@ -232,7 +232,8 @@ class Tile:
     def word(self) -> int:
         """Elements of the widest load of the narrowest input that has rows."""
         rows = [t.dtype.itemsize for t in self.plan.segment.loads if self.plan.space.is_streamed(t)]
-        return max(H200.vector_bytes // min(rows, default=H200.vector_bytes), 1)
+        access = self.plan.device.access_bytes
+        return max(access // min(rows, default=access), 1)
 
     @property
     def least_share(self) -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import torch
 
 from ..config import read_cache_directory, read_settings
 from ..mesh.process import ranks_per_node
-from ..schedulers.limits import H200, Target
 
-_KEPT = 1024
 Backend = Literal["triton", "torch"]
 
 
@@ -57,19 +55,3 @@ class CompileOptions:
     def autotunes(self, device: torch.device) -> bool:
         """Are kernels on ``device`` tuned before their first run?"""
         return self.autotune and device.type == "cuda" and self.backend_for(device) == "triton"
-
-
-def target_here() -> Target:
-    """What kernels are planned for: this process's GPU, once it has used one, no larger than an H200; else an H200.
-
-    Programs that wait for each other must all be resident: their grids follow from its multiprocessors.
-    """
-    if not torch.cuda.is_initialized():
-        return H200
-    # Of the shared memory of a multiprocessor, which not every torch tells, the driver keeps a part for each program.
-    found = cast(Any, torch.cuda).get_device_properties(torch.cuda.current_device())
-    return replace(
-        H200,
-        multiprocessors=min(found.multi_processor_count, H200.multiprocessors),
-        shared_bytes=min(getattr(found, "shared_memory_per_multiprocessor", 1 << 20) - _KEPT, H200.shared_bytes),
-    )

@@ -20,6 +20,7 @@ import torch
 
 from ..codegen.source import KernelSource
 from ..config import read_settings
+from ..device import device_here
 from ..errors import ShardfuseError, TuningUnavailableError
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
@@ -32,7 +33,7 @@ from .choices import Tuned, choice_name, read_choice, write_choice
 from .host_scalars import sample
 from .kernel import Kernel
 from .launch import begin_on
-from .options import CompileOptions, target_here
+from .options import CompileOptions
 from .program import ProgramBuilder
 from .progress import Progress
 from .timing import Timer, gpu_timer
@@ -134,7 +135,7 @@ class Tuner:
 
     def tune(self, builder: ProgramBuilder, segment: Segment, scheduler: str) -> Tuned:
         """The choice of the disk, or that of a search, which is then kept there."""
-        params = proposed(scheduler, segment, target_here())
+        params = proposed(scheduler, segment, device_here())
         trial = _Trial(builder, segment, scheduler)
         directory, name = self.options.cache_directory, choice_name(trial.sources(params), builder.device)
         kept = read_choice(directory, name)
@@ -149,7 +150,7 @@ class Tuner:
         runs = {params: trial.first(params)}
         best, times = params, {params: 0.0}
         for _ in range(_ROUNDS):
-            near = [c for c in candidates(trial.scheduler, trial.segment, best, target_here()) if c not in runs]
+            near = [c for c in candidates(trial.scheduler, trial.segment, best, device_here()) if c not in runs]
             taken = {best: runs[best], **dict(self._tried(trial, near, times))}
             runs |= taken
             if len(taken) == 1:
@@ -183,7 +184,7 @@ class Tuner:
 
 
 def _may_run(scheduler: str, segment: Segment, kept: Tuned) -> bool:
-    return kept.params == kept.proposed or fits(scheduler, segment, kept.params, target_here())
+    return kept.params == kept.proposed or fits(scheduler, segment, kept.params, device_here())
 
 
 class _Trial:
@@ -201,7 +202,7 @@ class _Trial:
         return f"{self.scheduler} {', '.join(map(str, self.segment.outputs))}"
 
     def plans(self, params: Params) -> tuple[KernelPlan, ...]:
-        return kernels_of(self.scheduler, self.segment, params)
+        return kernels_of(self.scheduler, self.segment, device_here(), params)
 
     def kernels(self, params: Params) -> list[Kernel]:
         """Raises KernelCompileError."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..analysis.resharding import local_bytes
 from ..compiler import Plan
+from ..device import Device
 from ..ir.digits import extent
 from ..ir.expr import Expr
 from ..ir.window import reads_of
@@ -76,11 +77,15 @@ def _cut(plan: Plan, segments: Sequence[Segment], a: int, b: int) -> Cut:
     outputs = [t for t in (*segments[a].outputs, *segments[b].outputs) if t in others or t in plan.fusion.outputs]
     one = Segment.of(sorted(exprs, key=position.__getitem__), outputs)
     return Cut(
-        a, b, moved_bytes(segments[a]) + moved_bytes(segments[b]), moved_bytes(one), _reason(segments, one, a, b)
+        a,
+        b,
+        moved_bytes(segments[a]) + moved_bytes(segments[b]),
+        moved_bytes(one),
+        _reason(segments, one, a, b, plan.device),
     )
 
 
-def _reason(segments: Sequence[Segment], one: Segment, a: int, b: int) -> str:
+def _reason(segments: Sequence[Segment], one: Segment, a: int, b: int, device: Device) -> str:
     reached = {a}
     for k in range(a + 1, b):
         if any(t in segments[h].outputs for h in reached for t in segments[k].inputs):
@@ -88,7 +93,7 @@ def _reason(segments: Sequence[Segment], one: Segment, a: int, b: int) -> str:
     between = [k for k in reached - {a} if any(t in segments[k].outputs for t in segments[b].inputs)]
     if between:
         return f"segment {between[0]} stands between"
-    name, refusals = choose_scheduler(one)
+    name, refusals = choose_scheduler(one, device)
     if name is None or name in ALONE:
         return refusals[-1][1] if refusals else f"{name} takes nothing beside it"
     saves = moved_bytes(one) < moved_bytes(segments[a]) + moved_bytes(segments[b])

@@ -12,6 +12,7 @@ import torch
 
 from ..allocation.global_sizes import Unknown, global_sizes
 from ..compiler import Plan, compile_fusion, sent, with_params
+from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.arguments import are_plain, received, without_graph
@@ -19,7 +20,7 @@ from ..executor.binding import Argument, Bound, bind_arguments, check_local_shap
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.chunks import places_of
-from ..executor.options import CompileOptions, target_here
+from ..executor.options import CompileOptions
 from ..executor.program import Program, ProgramBuilder
 from ..executor.replicas import ReplicaCheck
 from ..executor.resharding import sum_over_mesh
@@ -202,7 +203,7 @@ class FusionExecutorCache:
         key = self._plan_key(sizes, numbers or {})
         plan = self._plans.get(key)
         if plan is None:
-            plan = compile_fusion(self.fusion, sizes, numbers, self.options.ranks_per_node, target_here())
+            plan = compile_fusion(self.fusion, sizes, numbers, self.options.ranks_per_node, device=device_here())
             tuned = self._tuned.get(key)
             if tuned is not None:
                 plan = with_params(plan, tuned)
@@ -261,7 +262,7 @@ class FusionExecutorCache:
             return plain_arguments(self.fusion, received(self.fusion, arguments))
 
     def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number]) -> Hashable:
-        return (*(tuple(sizes[tv]) for tv in self.tensors()), *numbers.values(), target_here())
+        return (*(tuple(sizes[tv]) for tv in self.tensors()), *numbers.values(), device_here())
 
     def _prepare(
         self, key: Hashable, arguments: Sequence[Argument], said: dict[TensorView, Sequence[int]],

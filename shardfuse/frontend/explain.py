@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..analysis.resharding import Communication, communication_of, local_bytes, packed
 from ..codegen.specialisation import Specialisation, specialised
 from ..compiler import Plan, PlannedSegment
+from ..device import Device
 from ..executor.chunks import places_of
 from ..schedulers import SCHEDULERS
 from ..schedulers.in_place import replaceable
@@ -85,7 +86,7 @@ def explain_plan(plan: Plan, exchanged: Sequence[Communication] = ()) -> Explana
     """``exchanged``: what the pieces of DTensors were exchanged by, before and after."""
     rank = next((t.domain.mesh.ranks[0] for t in plan.fusion.tensors() if t.domain.mesh is not None), 0)
     places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)
-    segments = tuple(_segment(s, is_placed=s.segment.outputs[0] in places) for s in plan.segments)
+    segments = tuple(_segment(s, plan.device, is_placed=s.segment.outputs[0] in places) for s in plan.segments)
     found = [c for s in plan.segments for c in _collectives(s)]
     collectives = (*exchanged, *(c for c in found if c.kind != "slice"))
     replaced = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
@@ -102,7 +103,7 @@ def _collectives(planned: PlannedSegment) -> list[Communication]:
     return [one] if one is not None else [c for c in map(communication_of, exprs) if c is not None]
 
 
-def _segment(planned: PlannedSegment, *, is_placed: bool) -> SegmentExplanation:
+def _segment(planned: PlannedSegment, device: Device, *, is_placed: bool) -> SegmentExplanation:
     """``is_placed``: its output is a part of a tensor, or a tensor whose parts are made where they belong."""
     segment = planned.segment
     runs_nothing = planned.scheduler == "no_op" or (is_placed and segment.exprs[0].op == "stream_cat")
@@ -116,7 +117,7 @@ def _segment(planned: PlannedSegment, *, is_placed: bool) -> SegmentExplanation:
     if runs_nothing and is_placed:
         text += "   # made in parts, where they belong"
     kernels = tuple(k.name for k in planned.kernels)
-    refusals = (*planned.refusals, *_later(planned))
+    refusals = (*planned.refusals, *_later(planned, device))
     sizes = tuple(s for k in planned.kernels for s in _sizes(k))
     scheduler = "no_op" if runs_nothing else planned.scheduler
     return SegmentExplanation(scheduler, kernels, refusals, len(planned.refusals), moved, text, sizes)
@@ -128,7 +129,7 @@ def _sizes(kernel: KernelPlan) -> tuple[Specialisation, ...]:
     return specialised(kernel, {t: t.domain.layout(rank) for t in tensors}, rank)
 
 
-def _later(planned: PlannedSegment) -> list[tuple[str, str]]:
+def _later(planned: PlannedSegment, device: Device) -> list[tuple[str, str]]:
     """What the schedulers behind the chosen one say, which the segmenter had no need to ask."""
     behind = SCHEDULERS[len(planned.refusals) + 1 :]
-    return [(name, why_not(planned.segment) or f"{planned.scheduler} comes first") for name, why_not in behind]
+    return [(name, why_not(planned.segment, device) or f"{planned.scheduler} comes first") for name, why_not in behind]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..device import Device
 from . import communication, looped, mix_order, no_op, persistent, pointwise, reduction, torch_call, transpose
-from .limits import H200, Target
 from .plan import KernelPlan, Params
 from .segment import Segment
 
-WhyNot = Callable[[Segment], str | None]
+WhyNot = Callable[[Segment, Device], str | None]
 
 ALONE = ("communication", "no_op", "torch_call")
 """Schedulers whose segments are never joined with others."""
@@ -26,7 +26,9 @@ SCHEDULERS: tuple[tuple[str, WhyNot], ...] = (
     ("looped", looped.why_not),  # last: it takes what is left, and reads its input again
 )
 
-_KERNELS: dict[str, tuple[Callable[[Segment, Target], Params], Callable[[Segment, Params], tuple[KernelPlan, ...]]]] = {
+_KERNELS: dict[
+    str, tuple[Callable[[Segment, Device], Params], Callable[[Segment, Params, Device], tuple[KernelPlan, ...]]]
+] = {
     "mix_order": (mix_order.propose, mix_order.schedule),
     "persistent": (persistent.propose, persistent.schedule),
     "reduction": (reduction.propose, reduction.schedule),
@@ -41,7 +43,7 @@ def makes_kernels(scheduler: str) -> bool:
 
 
 def kernels_of(
-    scheduler: str, segment: Segment, params: Params | None = None, target: Target = H200
+    scheduler: str, segment: Segment, device: Device, params: Params | None = None
 ) -> tuple[KernelPlan, ...]:
     """The kernels that ``segment`` comes to under a scheduler that took it; none where it runs no generated kernel.
 
@@ -50,9 +52,9 @@ def kernels_of(
     if scheduler not in _KERNELS:
         return ()
     propose, schedule = _KERNELS[scheduler]
-    return schedule(segment, params or propose(segment, target))
+    return schedule(segment, params or propose(segment, device), device)
 
 
-def proposed(scheduler: str, segment: Segment, target: Target = H200) -> Params:
+def proposed(scheduler: str, segment: Segment, device: Device) -> Params:
     """What a scheduler that makes kernels proposes for a segment that it took."""
-    return _KERNELS[scheduler][0](segment, target)
+    return _KERNELS[scheduler][0](segment, device)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ..analysis.resharding import communication_of, packed
+from ..device import Device
 from .segment import Segment
 
 
-def why_not(segment: Segment) -> str | None:
+def why_not(segment: Segment, device: Device) -> str | None:
     if len(segment.exprs) != 1:
         return None if packed(segment.exprs) else "a collective stands alone"
     found = communication_of(segment.exprs[0])

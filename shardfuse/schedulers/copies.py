@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .limits import SHARED, Target
+from ..device import Device
+from .limits import SHARED
 from .plan import Params
 from .segment import Segment
 from .space import Space, run_below
 
 
-def within_shared(segment: Segment, space: Space, params: Params, target: Target) -> Params:
+def within_shared(segment: Segment, space: Space, params: Params, device: Device) -> Params:
     """``params`` of a loop with no more stages than shared memory holds the copies of."""
     if params.unrolled:
         return params
-    return replace(params, num_stages=stages(turn_bytes(segment, space, params), params.num_stages, target))
+    return replace(params, num_stages=stages(turn_bytes(segment, space, params), params.num_stages, device))
 
 
-def stages(copied: int, most: int, target: Target) -> int:
+def stages(copied: int, most: int, device: Device) -> int:
     """So many that the copies of all but one, of ``copied`` bytes each, fit; ``most`` at the most."""
-    return min(most, int(SHARED * target.shared_bytes) // max(copied, 1) + 1)
+    return min(most, int(SHARED * device.shared_bytes) // max(copied, 1) + 1)
 
 
 def turn_bytes(segment: Segment, space: Space, params: Params) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .limits import H200, WARP, power_of_two
+from ..device import Device
+from .limits import WARP, power_of_two
 from .persistent import in_registers
 from .plan import Params
 from .segment import Segment
@@ -15,11 +16,11 @@ _SECTOR = 8
 """Words side by side: of fewer, part of what is fetched is for nothing."""
 
 
-def finishing(segment: Segment, space: Space) -> Params:
+def finishing(segment: Segment, space: Space, device: Device) -> Params:
     """All partial results of some kept elements in registers."""
     splits = power_of_two(space.reduced)
     if space.is_inner or space.kept == 1:
-        return in_registers(segment, space, H200)
+        return in_registers(segment, space, device)
     lanes = max(4096 // (splits * max(len(streamed(segment, space)), 1)), 16)
     return Params(x_block=min(lanes, power_of_two(space.kept)), r_block=splits)
 

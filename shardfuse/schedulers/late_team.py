@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..device import Device
 from ..ir.expr import BoundTensor
-from .limits import MAX_TEAM, SHARED, WARP, Target, is_odd, power_of_two, resident, vector
+from .limits import MAX_TEAM, SHARED, WARP, is_odd, power_of_two, resident, vector
 from .plan import Params
 from .segment import Segment
 from .space import Space, run_below, streamed
@@ -41,7 +42,7 @@ _INPUTS = 2
 _FOLDED_MEMBERS = 2
 """Of teams that take a variance in load by load, where shared memory does: LayerNorm of 4096 x 65536, bfloat16, took
 295 us with 8 members, 306 with 16; RMSNorm 289 and 283."""
-_MOST_MEMBERS = 256
+MOST_MEMBERS = 256
 """Two for each multiprocessor; group norm of 1 x 128 x 20 x 256 x 256, bfloat16, took 223 us so, in a loop 263."""
 _MOST = 160
 """Bytes of a row that a thread holds in the largest teams: with as many of the next row, 80 registers of 128."""
@@ -55,13 +56,13 @@ _MORE_TURNS = 4
 """Of a variance with vectors beside its rows, and where a small team holds each of few rows."""
 
 
-def is_cut_short(walked: Sequence[BoundTensor], space: Space, target: Target) -> bool:
+def is_cut_short(walked: Sequence[BoundTensor], space: Space, device: Device) -> bool:
     """Do rows lie in pieces that loads of 128 bits do not divide?"""
-    widths = (vector(t.dtype, space.run, target) * t.dtype.itemsize for t in walked)
-    return space.run != space.reduced and min(widths, default=0) < target.vector_bytes
+    widths = (vector(t.dtype, space.run, device) * t.dtype.itemsize for t in walked)
+    return space.run != space.reduced and min(widths, default=0) < device.access_bytes
 
 
-def late_team(segment: Segment, space: Space, target: Target, *, are_few_held: bool = False) -> Params | None:
+def late_team(segment: Segment, space: Space, device: Device, *, are_few_held: bool = False) -> Params | None:
     """A team that reads its next row before it waits for this one; ``None`` where that does not pay.
 
     ``space``: of the segment with its statistics joined.  ``are_few_held``: may a small team hold each row instead?
@@ -70,14 +71,14 @@ def late_team(segment: Segment, space: Space, target: Target, *, are_few_held: b
     34 and 57.
     """
     walked, n = streamed(segment, space), space.reduced
-    if segment.loads != segment.inputs or is_cut_short(walked, space, target):
+    if segment.loads != segment.inputs or is_cut_short(walked, space, device):
         return None  # windows, and a place of its own for each element
     beside = [t for t in segment.inputs if space.r[-1] in space.atoms[t] and t not in walked]
     if space.phases != 2 or space.grouped or not space.is_inner or any(map(space.has_x, beside)):
         return None
     if not 1 <= len(walked) <= _INPUTS or any(t.dtype is not walked[0].dtype for t in walked):
         return None
-    form = _late_form({e.op for e in segment.exprs}, walked, beside, space, target)
+    form = _late_form({e.op for e in segment.exprs}, walked, beside, space, device)
     if form is None:
         return None
     block = form.warps * WARP * form.width
@@ -85,10 +86,10 @@ def late_team(segment: Segment, space: Space, target: Target, *, are_few_held: b
     share, run = (form.width, form.width) if form.is_folded else (form.members * block, block)
     if by_channel and (n % share or any(run_below(t, space.r, space) % run for t in by_channel)):
         return None  # not one number for all of a load; of two inputs, for all of a chunk
-    programs, stages = resident(target, form.warps, form.registers), 1
+    programs, stages = resident(device, form.warps, form.registers), 1
     if form.is_copied_ahead:
         copied = sum(t.dtype.itemsize for t in (*walked, *beside)) * -(-n // form.members)
-        by_shared = int(SHARED * target.shared_bytes) // copied * target.multiprocessors
+        by_shared = int(SHARED * device.shared_bytes) // copied * device.multiprocessors
         programs = min(programs, by_shared)
         is_deep = form.is_folded and form.registers > _REGISTERS and by_shared >= 2 * programs
         stages = 3 if is_deep else 2
@@ -124,18 +125,18 @@ class _LateForm:
 
 
 def _late_form(
-    kinds: set[str], walked: Sequence[BoundTensor], beside: Sequence[BoundTensor], space: Space, target: Target
+    kinds: set[str], walked: Sequence[BoundTensor], beside: Sequence[BoundTensor], space: Space, device: Device
 ) -> _LateForm | None:
     """``None`` where no team holds a row.  ``beside``: vectors along it.  ``kinds``: the ops of its kernel."""
     dtype, n = walked[0].dtype, space.reduced
-    loaded, is_variance, is_softmax = vector(dtype, n, target), "welford" in kinds, "online_softmax" in kinds
+    loaded, is_variance, is_softmax = vector(dtype, n, device), "welford" in kinds, "online_softmax" in kinds
     is_narrow, row = dtype.itemsize == 2, n * len(walked) * max(dtype.itemsize, 2)
     if is_narrow and is_variance and loaded < _FOLD:
         size = _sized(row, _WARPS, _SINGLE_BYTES, _SINGLE_REGISTERS)
         return size and _LateForm(*size, max(loaded, _SINGLE_EACH))
-    is_aligned = is_narrow and not is_variance and is_odd(dtype, n, target) and space.kept > 1
+    is_aligned = is_narrow and not is_variance and is_odd(dtype, n, device) and space.kept > 1
     is_aligned = is_aligned and (n * dtype.itemsize > _ODD_WEIGHTED_BYTES if beside else loaded == 1)
-    width = target.vector_bytes // dtype.itemsize if is_aligned else max(loaded, 2)
+    width = device.access_bytes // dtype.itemsize if is_aligned else max(loaded, 2)
     if is_aligned and not beside:
         size = _sized(row, _ODD_WARPS, _ODD_HELD_BYTES, _MOST_REGISTERS)
         return size and _LateForm(*size, width, is_aligned=True)
@@ -145,19 +146,19 @@ def _late_form(
     is_folded = is_variance and len(walked) == 1 and width >= _FOLD
     copied = sum(t.dtype.itemsize for t in (*walked, *beside))
     held = len(walked) * max(dtype.itemsize, 2)
-    size = _late_size(row, _few_members(kinds, held, copied, target, is_folded=is_folded))
+    size = _late_size(row, _few_members(kinds, held, copied, device, is_folded=is_folded))
     if size is None or (size[0] > _WARPS and not is_folded and len(walked) == 1):
         return None
     is_ahead = not (is_softmax or is_aligned) and len(walked) == 1
     return _LateForm(*size, width, is_folded=is_folded, is_aligned=is_aligned, is_copied_ahead=is_ahead)
 
 
-def _few_members(kinds: set[str], held: int, copied: int, target: Target, *, is_folded: bool) -> int:
+def _few_members(kinds: set[str], held: int, copied: int, device: Device, *, is_folded: bool) -> int:
     """Up to how many members a thread has few registers.  ``held``, ``copied``: bytes for each element of a row."""
     if "online_softmax" in kinds:
         return 2 * _MEMBERS
-    shared = _WARPS * WARP * 2 * _BYTES // held * copied * resident(target, _WARPS, _MOST_REGISTERS)
-    fits = shared <= int(SHARED * target.shared_bytes) * target.multiprocessors
+    shared = _WARPS * WARP * 2 * _BYTES // held * copied * resident(device, _WARPS, _MOST_REGISTERS)
+    fits = shared <= int(SHARED * device.shared_bytes) * device.multiprocessors
     return _FOLDED_MEMBERS if is_folded and fits else _MEMBERS
 
 
@@ -173,7 +174,7 @@ def _late_size(row: int, few: int) -> tuple[int, int, int] | None:
     if members <= 2 * MAX_TEAM:
         return _WARPS, members // 2, _MOST_REGISTERS
     members = power_of_two(-(-row // (2 * lanes * _MOST)))
-    return (2 * _WARPS, members, _MOST_REGISTERS) if members <= _MOST_MEMBERS else None
+    return (2 * _WARPS, members, _MOST_REGISTERS) if members <= MOST_MEMBERS else None
 
 
 def _sized(row: int, warps: int, held: int, registers: int) -> tuple[int, int, int] | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..device import Device
 from ..ir.expr import DRAWS, REDUCTIONS, Expr
 from .copies import stages
-from .limits import H200, MAX_TEAM, WARP, Target, resident, vector
+from .limits import MAX_TEAM, WARP, resident, vector
 from .plan import Params, may_be_stages
 from .reduction import partial_dtype
 from .segment import Segment
@@ -76,8 +77,8 @@ class _Row:
         return _PAIRS if self.is_in_pairs else next(iter(fits), None)
 
 
-def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr]) -> str | None:
-    """Why no team walks the rows of ``segment``, on an H200.  ``columns``: its reductions down columns."""
+def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> str | None:
+    """Why no team walks the rows of ``segment``.  ``columns``: its reductions down columns."""
     refusal = cannot_exchange(segment, space)
     if refusal is not None:
         return refusal
@@ -92,48 +93,50 @@ def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr]) ->
     if odd is not None:
         return f"{odd} is not read as {walked[0]} is"
     n = space.reduced
-    if vector(walked[0].dtype, n, H200) * walked[0].dtype.itemsize < _LEAST_BYTES:
+    if vector(walked[0].dtype, n, device) * walked[0].dtype.itemsize < _LEAST_BYTES:
         return f"rows of {n} elements are not aligned"
-    row = _row(segment, space, columns)
+    row = _row(segment, space, columns, device)
     if row.shape is None:
         return "two rows take more registers than there are"
     longest = MAX_TEAM * row.share(row.shape[-1])
     if n > longest:
         return f"{n} elements are more than {longest}, what a team of {MAX_TEAM} programs holds"
-    params = late_walk(segment, space, columns, H200)
+    params = late_walk(segment, space, columns, device)
     if space.kept * params.team < _TURNS * params.programs:
         return f"{space.kept} rows are few"
     return None
 
 
-def is_in_pairs(segment: Segment, space: Space, columns: Sequence[Expr]) -> bool:
+def is_in_pairs(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> bool:
     """Do teams hold two rows of a turn whole, so that they beat a program of 16 warps that loads weights every row?
 
     LayerNorm's backward of 4096 x 12288, bfloat16, took 90 us on an H200 so, and 101; of 16384 x 12288 308 and 356.
     """
-    return why_no_late_walk(segment, space, columns) is None and _row(segment, space, columns).is_in_pairs
+    return (
+        why_no_late_walk(segment, space, columns, device) is None and _row(segment, space, columns, device).is_in_pairs
+    )
 
 
-def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], target: Target) -> Params:
+def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> Params:
     """Teams as small as hold a row, as many as are resident; of a smaller GPU, the one that fits.
 
     One launch and two took as long on an H200: of RMSNorm's backward of 8192 x 32768, bfloat16, 399 and 405 us, of
     LayerNorm's of 2048 x 32768 124 and 122, of 512 x 32768 44.6 and 47.0.
     """
-    row = _row(segment, space, columns)
+    row = _row(segment, space, columns, device)
     assert row.shape is not None, "no thread holds two rows"
     registers, rows, loads = row.shape
-    programs = resident(target, _WARPS, registers)
+    programs = resident(device, _WARPS, registers)
     members = min(-(-space.reduced // row.share(loads)), programs)
     teams = programs // members
-    copied = rows * -(-space.reduced // members) * row.streamed * (programs // target.multiprocessors)
+    copied = rows * -(-space.reduced // members) * row.streamed * (programs // device.multiprocessors)
     return Params(
         1,
         row.share(1),
         rows=rows,
         splits=teams,
         num_warps=_WARPS,
-        num_stages=stages(copied, _STAGES, target),
+        num_stages=stages(copied, _STAGES, device),
         max_registers=registers,
         team=members,
         late=1,
@@ -142,10 +145,10 @@ def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], target: T
     )
 
 
-def _row(segment: Segment, space: Space, columns: Sequence[Expr]) -> _Row:
+def _row(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> _Row:
     beside = [t for t in segment.inputs if space.has_r(t) and not space.is_walked(t)]
     streamed = [t.dtype.itemsize for t in segment.inputs if space.is_streamed(t)]
     results = [e for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
     standing = sum(t.dtype.itemsize for t in beside) + sum(partial_dtype(e).itemsize for e in columns)
-    width = H200.vector_bytes // max(streamed[0], 2)
+    width = device.access_bytes // max(streamed[0], 2)
     return _Row(sum(streamed), len(streamed), standing, len(results), width, space.reduced)

@@ -1,38 +1,9 @@
-"""What a machine allows, stated once: the schedulers, the tests and the tuner all ask here."""
+"""What kernels may take, stated once: the schedulers, the tests and the tuner all ask here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..device import Device
 from ..ir.dtype import DataType
-
-
-@dataclass(frozen=True)
-class Target:
-    """A GPU as a scheduler sees it.  Source: NVIDIA H100/H200 tuning guide, CUDA C++ guide, compute capability 9.0."""
-
-    name: str
-    multiprocessors: int
-    registers: int
-    """32-bit registers of one multiprocessor."""
-    warps: int
-    """Resident at once on one multiprocessor."""
-    shared_bytes: int
-    """Largest shared memory of one program."""
-    vector_bytes: int
-    """Widest load or store of one thread."""
-    l2_bytes: int
-
-
-H200 = Target(
-    "H200",
-    multiprocessors=132,
-    registers=65536,
-    warps=64,
-    shared_bytes=227 * 1024,
-    vector_bytes=16,
-    l2_bytes=50 << 20,
-)
 
 WARP = 32
 SHARED = 0.9
@@ -83,19 +54,19 @@ def in_powers_of_two(n: int) -> tuple[int, ...]:
     return tuple(1 << k for k in reversed(range(n.bit_length())) if n >> k & 1)
 
 
-def resident(target: Target, warps: int, registers: int) -> int:
+def resident(device: Device, warps: int, registers: int) -> int:
     """Programs of ``warps`` warps that run at once where a thread has ``registers`` (a multiple of 8)."""
-    return target.multiprocessors * min(target.registers // (warps * WARP * registers), target.warps // warps)
+    return device.multiprocessors * min(device.registers // (warps * WARP * registers), device.warps // warps)
 
 
-def vector(dtype: DataType, extent: int, target: Target) -> int:
+def vector(dtype: DataType, extent: int, device: Device) -> int:
     """Elements of one load: as many as 16 bytes hold and every row of ``extent`` elements keeps aligned."""
-    width = max(target.vector_bytes // dtype.itemsize, 1)
+    width = max(device.access_bytes // dtype.itemsize, 1)
     while extent % width:
         width //= 2
     return width
 
 
-def is_odd(dtype: DataType, extent: int, target: Target) -> bool:
+def is_odd(dtype: DataType, extent: int, device: Device) -> bool:
     """Are rows of so many elements too odd for loads of more than a few bytes?"""
-    return vector(dtype, extent, target) * dtype.itemsize <= ODD_BYTES
+    return vector(dtype, extent, device) * dtype.itemsize <= ODD_BYTES

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..device import Device
 from ..ir.expr import DRAWS, BoundTensor
 from .copies import within_shared
 from .late_team import late_team
-from .limits import WARP, Target, in_powers_of_two, is_odd, power_of_two, vector
+from .limits import WARP, in_powers_of_two, is_odd, power_of_two, vector
 from .online import online, takes_one_walk
 from .pairs import paired_team
 from .persistent import rereads
@@ -33,7 +34,7 @@ _EACH = 32
 """Elements of columns that a thread takes at once, where more phases than one need registers."""
 
 
-def why_not(segment: Segment) -> str | None:
+def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` has no loop over reduced elements; ``None`` where it has."""
     space = analyse(segment)
     if isinstance(space, str):
@@ -41,7 +42,7 @@ def why_not(segment: Segment) -> str | None:
     return None if space.r else "it has no reduction"
 
 
-def propose(segment: Segment, target: Target) -> Params:
+def propose(segment: Segment, device: Device) -> Params:
     """Whole rows, or columns as wide as a warp's load.
 
     Of rows whose variance is wanted, a late team holds what loops would read twice: group norm of 1 x 512 x 256 x 256,
@@ -50,20 +51,20 @@ def propose(segment: Segment, target: Target) -> Params:
     space, joined = analysed(segment), online(segment)
     again = analysed(joined)
     if any(e.op == "welford" for e in joined.exprs) and rereads(again) and cannot_exchange(segment, space) is None:
-        held = paired_team(joined, again, target) or late_team(joined, again, target)
+        held = paired_team(joined, again, device) or late_team(joined, again, device)
         if held is not None:
             return held
     space = in_columns(segment, space)
-    params = within_shared(segment, space, in_loop(segment, space, target), target)
+    params = within_shared(segment, space, in_loop(segment, space, device), device)
     if space.is_inner and takes_one_walk(segment):
         params = replace(params, num_stages=1)  # few registers: all warps are resident, and hide their loads
     if not cannot_exchange(segment, space):
-        params = looping_team(segment, space, params, target)
-        params = within_shared(segment, space, params, target)
-    return params if params.team else aligned(segment, space, params, target) or params
+        params = looping_team(segment, space, params, device)
+        params = within_shared(segment, space, params, device)
+    return params if params.team else aligned(segment, space, params, device) or params
 
 
-def aligned(segment: Segment, space: Space, params: Params, target: Target) -> Params | None:
+def aligned(segment: Segment, space: Space, params: Params, device: Device) -> Params | None:
     """``params`` of a walk with wide loads over rows that are too odd for them; ``None`` where that is not for it."""
     walked = streamed(segment, space)
     rows = [t for t in segment.loads if space.has_r(t)]
@@ -74,22 +75,22 @@ def aligned(segment: Segment, space: Space, params: Params, target: Target) -> P
         return None
     if any(len(e.outputs) > 2 or e.op in ("welford", "iota", *DRAWS) for e in again.exprs):
         return None  # the lanes of a turn are counted, or are told apart by their indices
-    width = target.vector_bytes // walked[0].dtype.itemsize
-    if not is_odd(walked[0].dtype, space.reduced, target) or space.reduced < 2 * params.r_block:
+    width = device.access_bytes // walked[0].dtype.itemsize
+    if not is_odd(walked[0].dtype, space.reduced, device) or space.reduced < 2 * params.r_block:
         return None
     return replace(
         params, num_warps=_ODD_WARPS, r_block=_ODD_WARPS * WARP * _EACH_OF_A_ROW, fold=width, aligned=True, num_stages=1
     )
 
 
-def in_loop(segment: Segment, space: Space, target: Target) -> Params:
+def in_loop(segment: Segment, space: Space, device: Device) -> Params:
     """Blocks of a loop over the reduced elements; a thread folds those of one load, or one of each of its loads."""
     inputs = streamed(segment, space)
     elements = _WARPS * WARP * _EACH_OF_A_ROW
     if space.is_inner:
         rows = 1 if space.reduced >= elements // 4 else min(elements // power_of_two(space.reduced), 16)
         block = min(elements // rows, power_of_two(space.reduced))
-        width = max((vector(t.dtype, space.reduced, target) for t in inputs), default=4)
+        width = max((vector(t.dtype, space.reduced, device) for t in inputs), default=4)
         fold = width if width >= _EACH_OF_A_ROW // width else _EACH_OF_A_ROW // width
         return Params(x_block=rows, r_block=block, unrolled=False, num_warps=_WARPS, fold=min(fold, block))
     if space.grouped:
@@ -97,30 +98,30 @@ def in_loop(segment: Segment, space: Space, target: Target) -> Params:
         widths = in_powers_of_two(columns)
         row = sum(widths) * max(sum(t.dtype.itemsize for t in inputs), 1)  # there may be none
         r_block = power_of_two(_GROUPED_BYTES // row + 1) // 2 or 1
-        fold = _folded(inputs, space, target, r_block * widths[0] // _COLUMN_WARPS, r_block)
+        fold = _folded(inputs, space, device, r_block * widths[0] // _COLUMN_WARPS, r_block)
         return Params(lanes, r_block, unrolled=False, num_warps=_COLUMN_WARPS, columns=columns, fold=fold)
-    return down_columns(inputs, space, target, _EACH)
+    return down_columns(inputs, space, device, _EACH)
 
 
-def down_columns(inputs: Sequence[BoundTensor], space: Space, target: Target, each: int, across: int = 2) -> Params:
+def down_columns(inputs: Sequence[BoundTensor], space: Space, device: Device, each: int, across: int = 2) -> Params:
     """Tiles of columns, ``across`` wide loads of a warp along a row, ``each`` elements of all inputs a thread."""
-    width = max((vector(t.dtype, space.kept, target) for t in inputs), default=4)
+    width = max((vector(t.dtype, space.kept, device) for t in inputs), default=4)
     x_block = min(across * WARP * width, power_of_two(space.kept))
     elements = _COLUMN_WARPS * WARP * each // power_of_two(max(len(inputs), 1))
     r_block = min(max(elements // x_block, 1), power_of_two(space.reduced))
-    fold = _folded(inputs, space, target, x_block * r_block // _COLUMN_WARPS, r_block)
+    fold = _folded(inputs, space, device, x_block * r_block // _COLUMN_WARPS, r_block)
     return Params(x_block=x_block, r_block=r_block, unrolled=False, num_warps=_COLUMN_WARPS, fold=fold)
 
 
-def _folded(inputs: Sequence[BoundTensor], space: Space, target: Target, of_a_warp: int, r_block: int) -> int:
+def _folded(inputs: Sequence[BoundTensor], space: Space, device: Device, of_a_warp: int, r_block: int) -> int:
     """Of a tile of columns: how many rows a thread has, whose loads are as wide as the columns allow."""
-    width = max((vector(t.dtype, space.kept, target) for t in inputs), default=4)
+    width = max((vector(t.dtype, space.kept, device) for t in inputs), default=4)
     return min(max(of_a_warp // (WARP * width), 1), r_block)
 
 
-def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
+def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
     segment = online(segment)
     space = analysed(segment)
     space = in_columns(segment, space)
-    return (KernelPlan(kernel_name("looped", segment), segment, space, params),)
+    return (KernelPlan(kernel_name("looped", segment), segment, space, params, device),)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
+from ..device import Device
 from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
@@ -28,7 +29,7 @@ from .chunks import chunk_widths, least_chunk
 from .copies import stages
 from .finish import finishing
 from .late_walk import is_in_pairs, late_walk, why_no_late_walk
-from .limits import H200, MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, power_of_two, vector
+from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, power_of_two, vector
 from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
 from .segment import Segment, leading_to
 from .space import Atoms, Space, analysed, cut_into_atoms, listed, lost, storage_order
@@ -70,18 +71,18 @@ class Mixed:
     after: tuple[BoundTensor, ...]
 
 
-def why_not(segment: Segment) -> str | None:
+def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not of mixed order; ``None`` where it is."""
     segment = added_sums(segment)
     mixed = analyse_mixed(segment)
     if isinstance(mixed, str):
         return mixed
-    finishes = _finishes(segment, mixed, _columns(mixed, 2))
+    finishes = _finishes(segment, mixed, _columns(mixed, 2), device)
     if isinstance(finishes, str):
         return finishes
-    if _tile(segment, mixed, H200) is not None:
+    if _tile(segment, mixed, device) is not None:
         return None
-    refusal = why_no_late_walk(segment, mixed.space, mixed.columns)
+    refusal = why_no_late_walk(segment, mixed.space, mixed.columns, device)
     if refusal is None:
         return None
     words = _words(segment, mixed, keeps=False)
@@ -89,38 +90,38 @@ def why_not(segment: Segment) -> str | None:
     return f"{found}; of a team, {refusal}"
 
 
-def propose(segment: Segment, target: Target) -> Params:
+def propose(segment: Segment, device: Device) -> Params:
     """As many rows under way as registers and shared memory hold; a team for each that no program holds."""
     segment = added_sums(segment)
     mixed = analyse_mixed(segment)
     assert not isinstance(mixed, str), mixed
     space = mixed.space
     n = space.reduced
-    tile = _tile(segment, mixed, target)
-    if tile is None or (not tile.keeps and is_in_pairs(segment, space, mixed.columns)):
-        return late_walk(segment, space, mixed.columns, target)
+    tile = _tile(segment, mixed, device)
+    if tile is None or (not tile.keeps and is_in_pairs(segment, space, mixed.columns, device)):
+        return late_walk(segment, space, mixed.columns, device)
     walked = prod(a.extent for a in space.walked)
     rows = min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
-    wanted = max(target.multiprocessors * tile.programs // (space.kept // walked), 1)
+    wanted = max(device.multiprocessors * tile.programs // (space.kept // walked), 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
     one = rows * n * sum(t.dtype.itemsize for t in segment.loads if space.is_streamed(t))
     vectors = [t for t in segment.loads if space.has_r(t) and not space.is_streamed(t)]
     again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in vectors)  # as each row's loads
-    own = tile.registers(target)
+    own = tile.registers(device)
     return Params(
         rows,
-        _block(segment, space, tile, target),
+        _block(segment, space, tile, device),
         splits=splits,
         num_warps=tile.warps,
-        num_stages=stages((one + again) * tile.programs, _STAGES, target),
+        num_stages=stages((one + again) * tile.programs, _STAGES, device),
         keeps=tile.keeps,
         max_registers=own if own < _MAX_REGISTERS else None,
-        once=_is_one_launch_faster(tile, target) and may_be_stages(segment),
+        once=_is_one_launch_faster(tile, device) and may_be_stages(segment),
     )
 
 
-def _is_one_launch_faster(tile: _Tile, target: Target) -> bool:
+def _is_one_launch_faster(tile: _Tile, device: Device) -> bool:
     """Does the finish take no register from the walk, and do its programs outnumber the multiprocessors?
 
     LayerNorm's backward of 32768 x 4096 took 202 us so, with a second launch 205; RMSNorm's of 8192 x 16384, a program
@@ -129,11 +130,11 @@ def _is_one_launch_faster(tile: _Tile, target: Target) -> bool:
     return (
         tile.warps <= _WARPS
         and tile.programs >= PROGRAMS_PER_MULTIPROCESSOR
-        and tile.registers(target) >= _MAX_REGISTERS
+        and tile.registers(device) >= _MAX_REGISTERS
     )
 
 
-def _block(segment: Segment, space: Space, tile: _Tile, target: Target) -> int:
+def _block(segment: Segment, space: Space, tile: _Tile, device: Device) -> int:
     """Elements of a chunk: a load of all warps for a single row, of one warp where each has rows of its own.
 
     Several rows may be one chunk each: all warps share each row, so that a thread's columns, and what it keeps for
@@ -142,7 +143,7 @@ def _block(segment: Segment, space: Space, tile: _Tile, target: Target) -> int:
     50000 x 640 64 and 63, of 576000 x 384 345 and 322.
     """
     n = space.reduced
-    width = max((vector(t.dtype, n, target) for t in segment.loads if space.is_streamed(t)), default=4)
+    width = max((vector(t.dtype, n, device) for t in segment.loads if space.is_streamed(t)), default=4)
     if tile.rows == 1:
         whole = max(WARP * width * tile.warps, power_of_two(-(-n // MAX_CHUNKS)))
         itemsize = min((t.dtype.itemsize for t in segment.loads if space.is_streamed(t)), default=4)
@@ -151,7 +152,7 @@ def _block(segment: Segment, space: Space, tile: _Tile, target: Target) -> int:
     blocks = [WARP * width >> k for k in range(_HALVINGS) if -(-n // (WARP * width >> k)) <= _CHUNKS]
     block = min(blocks or [power_of_two(-(-n // _CHUNKS))], key=lambda b: (-(-n // b) * b, -b))
     is_full = 8 * n >= 7 * row or (row == _EACH * WARP and 3 * n >= 2 * row)
-    is_short = row >= _EACH * WARP // 2 and _turns(space, target) < _MANY_TURNS
+    is_short = row >= _EACH * WARP // 2 and _turns(space, device) < _MANY_TURNS
     return row if is_full or is_short else block
 
 
@@ -169,28 +170,28 @@ def _chunk(n: int, whole: int, least: int) -> int:
     return half if len(many) <= _FEW_CHUNKS and len(dict.fromkeys(many)) < len(dict.fromkeys(few)) else whole
 
 
-def _turns(space: Space, target: Target) -> int:
+def _turns(space: Space, device: Device) -> int:
     """Rows of a program, of tiles that fill it."""
-    return space.kept * space.reduced // (_EACH * WARP * _RESIDENT * target.multiprocessors)
+    return space.kept * space.reduced // (_EACH * WARP * _RESIDENT * device.multiprocessors)
 
 
-def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
+def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
     """The walk, then the sums of its partial results."""
     segment = added_sums(segment)
     mixed = analyse_mixed(segment)
     assert not isinstance(mixed, str), mixed
     columns = _columns(mixed, params.splits)
-    finishes = _finishes(segment, mixed, columns)
+    finishes = _finishes(segment, mixed, columns, device)
     assert not isinstance(finishes, str), finishes
     main = [e for e in mixed.main if e not in columns]
     main += [Expr(e.op, e.inputs, (w,), e.attributes) for e, w in columns.items()]
     first = Segment.of(main, [*mixed.stored, *columns.values()])
     split = _split_of(columns)
-    plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), params, split)]
+    plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), params, device, split)]
     for finish in finishes:
         space = analysed(finish)
-        how = finishing(finish, space) if space.r else pointwise.propose(finish, H200)
-        plans.append(KernelPlan(kernel_name("finish", finish), finish, space, how))
+        how = finishing(finish, space, device) if space.r else pointwise.propose(finish, device)
+        plans.append(KernelPlan(kernel_name("finish", finish), finish, space, how, device))
     return (one_launch("mix_order", segment, plans),) if params.once else tuple(plans)
 
 
@@ -305,7 +306,9 @@ def _with(space: Space, columns: Mapping[Expr, BoundTensor]) -> Space:
     return Space(space.x, space.r, atoms, {**space.pieces, split: (split,)}, phase, is_inner=True, walked=space.walked)
 
 
-def _finishes(segment: Segment, mixed: Mixed, columns: Mapping[Expr, BoundTensor]) -> list[Segment] | str:
+def _finishes(
+    segment: Segment, mixed: Mixed, columns: Mapping[Expr, BoundTensor], device: Device
+) -> list[Segment] | str:
     """Segments that finish the column sums: as few as have one iteration space each."""
     finished: dict[BoundTensor, Expr] = {}
     for e, w in columns.items():
@@ -315,20 +318,20 @@ def _finishes(segment: Segment, mixed: Mixed, columns: Mapping[Expr, BoundTensor
     found: list[list[BoundTensor]] = []
     for t in mixed.after:
         for group in found:
-            if _why_no_finish(_leading(cut, [*group, t])) is None:
+            if _why_no_finish(_leading(cut, [*group, t]), device) is None:
                 group.append(t)
                 break
         else:
-            reason = _why_no_finish(_leading(cut, [t]))
+            reason = _why_no_finish(_leading(cut, [t]), device)
             if reason is not None:
                 return f"what follows the column sums is no reduction: {reason}"
             found.append([t])
     return [_leading(cut, group) for group in found]
 
 
-def _why_no_finish(segment: Segment) -> str | None:
+def _why_no_finish(segment: Segment, device: Device) -> str | None:
     """``None`` too where there is a single partial result of each column."""
-    return reduction.why_not(segment) and pointwise.why_not(segment)
+    return reduction.why_not(segment, device) and pointwise.why_not(segment, device)
 
 
 def _leading(exprs: Iterable[Expr], wanted: Sequence[BoundTensor]) -> Segment:
@@ -347,12 +350,12 @@ class _Tile:
     programs: int
     keeps: bool
 
-    def registers(self, target: Target) -> int:
+    def registers(self, device: Device) -> int:
         """What a thread may have."""
-        return min(target.registers // (self.programs * self.warps * WARP), _MAX_REGISTERS)
+        return min(device.registers // (self.programs * self.warps * WARP), _MAX_REGISTERS)
 
 
-def _tile(segment: Segment, mixed: Mixed, target: Target) -> _Tile | None:
+def _tile(segment: Segment, mixed: Mixed, device: Device) -> _Tile | None:
     """Of the tiles that fit, the first: more programs before fewer, more rows before less; reloading as a last resort.
 
     ``None`` where rows are too long.
@@ -364,13 +367,13 @@ def _tile(segment: Segment, mixed: Mixed, target: Target) -> _Tile | None:
     most = (2 * _RESIDENT // warps, _RESIDENT // warps)
     tiles = [_Tile(1, warps, programs, True) for programs in most if 0 < programs <= _MOST_PROGRAMS]
     if warps == 1:
-        shared = _WARPS if 2 * n > _EACH * WARP and _turns(mixed.space, target) < _MANY_TURNS else _WARPS // 2
+        shared = _WARPS if 2 * n > _EACH * WARP and _turns(mixed.space, device) < _MANY_TURNS else _WARPS // 2
         rows = power_of_two(_EACH * WARP * shared // n + 1) // 2
         tiles = [_Tile(rows >> k, shared, _RESIDENT // shared, True) for k in range(rows.bit_length())]
     last = _Tile(1, max(warps, _WARPS), 1, True)
     for tile in (*tiles, last, replace(last, keeps=False)):
         words = _words(segment, mixed, keeps=tile.keeps)
-        if tile.rows * n / (tile.warps * WARP) * words + _ADDRESSES <= tile.registers(target):
+        if tile.rows * n / (tile.warps * WARP) * words + _ADDRESSES <= tile.registers(device):
             return tile
     return None
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ..analysis.resharding import communication_of
+from ..device import Device
 from ..ir.expr import VIEWS, Expr
 from ..ops.torch_calls import TORCH_CALLS
 from .segment import Segment
 
 
-def why_not(segment: Segment) -> str | None:
+def why_not(segment: Segment, device: Device) -> str | None:
     for expr in segment.exprs:
         found = communication_of(expr)
         if found is not None and found.kind != "slice":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..device import Device
 from ..ir.expr import DRAWS
-from .limits import MANY_VECTORS, MAX_TEAM, WARP, WIDEST_LOAD, Target, power_of_two, resident, vector
+from .limits import MANY_VECTORS, MAX_TEAM, WARP, WIDEST_LOAD, power_of_two, resident, vector
 from .plan import Params
 from .segment import Segment
 from .space import Space
@@ -26,7 +27,7 @@ _TURNS = 4
 """Pairs that a team takes one after the other, at the least."""
 
 
-def paired_team(segment: Segment, space: Space, target: Target) -> Params | None:
+def paired_team(segment: Segment, space: Space, device: Device) -> Params | None:
     """A team that takes two rows at a time, for which it reads vectors beside them once; ``None`` where that loses.
 
     ``space``: of the segment with its statistics joined.  Where all of the vectors stay in the first cache of a
@@ -40,17 +41,17 @@ def paired_team(segment: Segment, space: Space, target: Target) -> Params | None
     beside = [t for t in segment.inputs if space.has_r(t) and t not in walked]
     if not space.is_inner or len(walked) != 1 or len(beside) <= MANY_VECTORS or any(map(space.has_x, beside)):
         return None
-    width = vector(walked[0].dtype, n, target)
+    width = vector(walked[0].dtype, n, device)
     if width != WIDEST_LOAD or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
         return None
-    if n * sum(t.dtype.itemsize for t in beside) <= int(_CACHED_VECTORS * target.shared_bytes):
+    if n * sum(t.dtype.itemsize for t in beside) <= int(_CACHED_VECTORS * device.shared_bytes):
         return None
     warps, members = _WARPS, max(power_of_two(-(-n // (_WARPS * WARP * _HELD))), 2)
     each = -(-n // (members * warps * WARP))
     if each <= _MOST // 2 and (each > _FEW or each % width == width // 2):
         warps, each = warps // 2, 2 * each  # as many in each thread, or no half of a load masked
     registers = next(r for most, r in _REGISTERS if each <= most)
-    programs = resident(target, warps, registers)
+    programs = resident(device, warps, registers)
     if members > min(MAX_TEAM, programs) or space.kept * members < 2 * _TURNS * programs:
         return None
     return Params(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..device import Device
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, VIEWS, BoundTensor
 from .late_team import is_cut_short, late_team
@@ -21,7 +22,6 @@ from .limits import (
     WARP,
     WIDEST_LOAD,
     WIDEST_WARPS,
-    Target,
     is_odd,
     power_of_two,
     vector,
@@ -107,7 +107,7 @@ _TALL_LANES = 128
 """Lanes of such a tile that a thread has, some of them masked."""
 
 
-def why_not(segment: Segment) -> str | None:
+def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not persistent; ``None`` where it is."""
     space = analyse(segment)
     if isinstance(space, str):
@@ -143,23 +143,23 @@ def too_long(segment: Segment, space: Space) -> str | None:
     return None
 
 
-def propose(segment: Segment, target: Target) -> Params:
+def propose(segment: Segment, device: Device) -> Params:
     """Registers decide: how many warps share a row, or how many rows share a program."""
     space = in_columns(segment, analysed(segment))
     if space.grouped:
-        return columns_held_by_team(segment, space, target)
+        return columns_held_by_team(segment, space, device)
     joined = online(segment)
-    held = packed_row(segment, space, target) or paired_team(joined, analysed(joined), target)
+    held = packed_row(segment, space, device) or paired_team(joined, analysed(joined), device)
     if held is not None:
         return held
     if too_long(segment, space) is not None:
-        late = late_team(joined, analysed(joined), target, are_few_held=are_few_held(segment, space))
-        return late or held_by_team(segment, space, target)
-    few = _all_at_once(segment, space, target) or _pair(segment, space, target)
-    return few or in_registers(segment, space, target)
+        late = late_team(joined, analysed(joined), device, are_few_held=are_few_held(segment, space))
+        return late or held_by_team(segment, space, device)
+    few = _all_at_once(segment, space, device) or _pair(segment, space, device)
+    return few or in_registers(segment, space, device)
 
 
-def in_registers(segment: Segment, space: Space, target: Target) -> Params:
+def in_registers(segment: Segment, space: Space, device: Device) -> Params:
     """Blocks with all reduced elements unrolled."""
     inputs = streamed(segment, space)
     held = max(held_values(segment, space), 1)
@@ -177,7 +177,7 @@ def in_registers(segment: Segment, space: Space, target: Target) -> Params:
     draws = any(e.op in DRAWS for e in segment.exprs)
     if draws:
         held = max(held, _DRAWN)
-    width = _width(segment, space, target)
+    width = _width(segment, space, device)
     if n * held <= _SHORT * WARP:
         return _several_rows(n, width, is_shared=any(space.has_r(t) and t not in inputs for t in segment.loads))
     loads = n * held if width > 1 else 2 * n * held  # an element each: more threads have more of them on their way
@@ -231,7 +231,7 @@ def _or_four(warps: int, values: int, phases: int) -> int:
     return 4 if is_many or (warps == 8 and phases > 2 and values <= 4 * _MOST_HELD * WARP) else warps
 
 
-def _pair(segment: Segment, space: Space, target: Target) -> Params | None:
+def _pair(segment: Segment, space: Space, device: Device) -> Params | None:
     """Two rows a program; ``None`` where a thread would hold too much of them, or too many lanes would be masked."""
     n, inputs = space.reduced, streamed(segment, space)
     beside = [t for t in segment.loads if space.has_r(t) and t not in inputs]
@@ -239,7 +239,7 @@ def _pair(segment: Segment, space: Space, target: Target) -> Params | None:
         return None
     if any(e.op in ("iota", *DRAWS) for e in segment.exprs) or held_values(segment, space) != 1:
         return None
-    if _width(segment, space, target) != WIDEST_LOAD:
+    if _width(segment, space, device) != WIDEST_LOAD:
         return None
     for warps in (4, 8):
         block = warps * WARP * WIDEST_LOAD
@@ -249,9 +249,9 @@ def _pair(segment: Segment, space: Space, target: Target) -> Params | None:
     return None
 
 
-def _width(segment: Segment, space: Space, target: Target) -> int:
+def _width(segment: Segment, space: Space, device: Device) -> int:
     """Elements of the widest load of a row."""
-    return max((vector(t.dtype, space.reduced, target) for t in streamed(segment, space)), default=4)
+    return max((vector(t.dtype, space.reduced, device) for t in streamed(segment, space)), default=4)
 
 
 def held_values(segment: Segment, space: Space) -> int:
@@ -275,22 +275,22 @@ def held_values(segment: Segment, space: Space) -> int:
     return max(made, -(-len(inputs) // 2))
 
 
-def packed_row(segment: Segment, space: Space, target: Target) -> Params | None:
+def packed_row(segment: Segment, space: Space, device: Device) -> Params | None:
     """One program for each row, whose registers hold its bits; ``None`` where that does not fit or pay.
 
     Softmax of 8192 x 32768, bfloat16, took 254 us on an H200 so, held as float32 321; its gradient 371, by a team 502;
     the gradient of a batch norm of 16 x 512 x 28 x 28, float16, 17.1, held as float32 19.6.
     """
     walked, n = streamed(segment, space), space.reduced
-    if segment.loads != segment.inputs or not space.is_inner or not walked or is_cut_short(walked, space, target):
+    if segment.loads != segment.inputs or not space.is_inner or not walked or is_cut_short(walked, space, device):
         return None  # windows, and a place of its own for each element
     if any(e.op in ("iota", *DRAWS) for e in segment.exprs) or any(t.dtype not in UNPACKED for t in walked):
         return None
-    width, aligned = vector(walked[0].dtype, n, target), is_odd(walked[0].dtype, n, target) and space.kept > 1
-    if space.run != n and space.kept <= target.multiprocessors:
+    width, aligned = vector(walked[0].dtype, n, device), is_odd(walked[0].dtype, n, device) and space.kept > 1
+    if space.run != n and space.kept <= device.multiprocessors:
         return None  # one program a multiprocessor, which holds it wide
     if aligned:
-        width = target.vector_bytes // walked[0].dtype.itemsize
+        width = device.access_bytes // walked[0].dtype.itemsize
         n += width - 1
     size = n * sum(t.dtype.itemsize for t in walked)
     warps = power_of_two(-(-size // (4 * _PACKED_WORDS * WARP)))
@@ -298,7 +298,7 @@ def packed_row(segment: Segment, space: Space, target: Target) -> Params | None:
     odd_bytes = _ODD_PACKED_BYTES if len(beside) < 2 else _ODD_WEIGHTED_BYTES
     if size <= (odd_bytes if aligned else _PACKED_BYTES) or warps > WIDEST_WARPS or width < 4:
         return None
-    if warps == WIDEST_WARPS and space.kept < _PACKED_TURNS * target.multiprocessors:
+    if warps == WIDEST_WARPS and space.kept < _PACKED_TURNS * device.multiprocessors:
         return None
     again = beside_again(segment, space, beside)
     if any(map(space.has_x, beside)) or again > (warps == WIDEST_WARPS):
@@ -316,10 +316,10 @@ def beside_again(segment: Segment, space: Space, beside: Sequence[BoundTensor]) 
     return len([t for t in beside if t in behind])
 
 
-def _all_at_once(segment: Segment, space: Space, target: Target) -> Params | None:
+def _all_at_once(segment: Segment, space: Space, device: Device) -> Params | None:
     """A program for each of few rows; ``None`` where they are not few."""
-    n, width = space.reduced, _width(segment, space, target)
-    rows = -(-space.kept // target.multiprocessors)
+    n, width = space.reduced, _width(segment, space, device)
+    rows = -(-space.kept // device.multiprocessors)
     if not space.is_inner or rows > _FEW_TURNS or rows * n > _FEW_HELD:
         return None
     if space.phases > _CHAIN or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
@@ -347,9 +347,9 @@ def _several_rows(n: int, width: int, *, is_shared: bool) -> Params:
     return Params(x_block=max(4 * whole // block, 4), r_block=block, num_warps=4)
 
 
-def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
+def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel.  A team exchanges what belongs together at once."""
     if params.team or params.packed:
         segment = online(segment)
     space = in_columns(segment, analysed(segment))
-    return (KernelPlan(kernel_name("persistent", segment), segment, space, params),)
+    return (KernelPlan(kernel_name("persistent", segment), segment, space, params, device),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..device import Device
 from ..ir.digits import Digit
 from .limits import WARP, WIDEST_LOAD
 from .segment import Segment
@@ -60,7 +61,7 @@ class Params:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """One kernel: ``segment`` walked as ``params`` say.
+    """One kernel: ``segment`` walked as ``params`` say, on ``device``.
 
     ``stages``: of which one launch does all, one after the other; what one stores for the next is among the outputs.
     ``shares``: programs of the first stage that share kept elements have the last of them do the next stage with these;
@@ -72,6 +73,7 @@ class KernelPlan:
     segment: Segment
     space: Space
     params: Params
+    device: Device
     split: Digit | None = None
     stages: tuple[KernelPlan, ...] = ()
     shares: bool = False
@@ -96,7 +98,7 @@ def one_launch(scheduler: str, segment: Segment, plans: Sequence[KernelPlan], *,
     made = dict.fromkeys(t for p in plans for t in p.segment.outputs)
     whole = Segment.of(exprs, made)
     name, first = kernel_name(scheduler, segment), plans[0]
-    return KernelPlan(name, whole, first.space, first.params, stages=tuple(plans), shares=shares)
+    return KernelPlan(name, whole, first.space, first.params, first.device, stages=tuple(plans), shares=shares)
 
 
 def kernel_name(scheduler: str, segment: Segment) -> str:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import takewhile
 from math import prod
 
-from .limits import H200, PROGRAMS_PER_MULTIPROCESSOR, WARP, Target, vector
+from ..device import Device
+from .limits import PROGRAMS_PER_MULTIPROCESSOR, WARP, vector
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
 from .space import Space, analyse, analysed
@@ -22,7 +23,7 @@ _FETCHED = 2
 them for every element."""
 
 
-def why_not(segment: Segment) -> str | None:
+def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not pointwise; ``None`` where it is."""
     space = analyse(segment)
     if isinstance(space, str):
@@ -30,25 +31,25 @@ def why_not(segment: Segment) -> str | None:
     return f"it reduces {', '.join(map(str, space.r))}" if space.r else None
 
 
-def propose(segment: Segment, target: Target) -> Params:
+def propose(segment: Segment, device: Device) -> Params:
     """Two 16-byte loads a thread of the widest streamed tensor; less where that would not fill the machine."""
     space = analysed(segment)
     streamed = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
     widest = max((t.dtype.itemsize for t in streamed), default=4)
-    each = max(target.vector_bytes // widest, 1) * (2 if len(streamed) <= 4 else 1)
+    each = max(device.access_bytes // widest, 1) * (2 if len(streamed) <= 4 else 1)
     block = _WARPS * WARP * each
-    while block > _WARPS * WARP and space.kept < block * target.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR:
+    while block > _WARPS * WARP and space.kept < block * device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR:
         block //= 2
     return Params(x_block=block, num_warps=_WARPS)
 
 
-def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
+def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
-    space = in_rows(segment, analysed(segment), params.x_block)
-    return (KernelPlan(kernel_name("pointwise", segment), segment, space, params),)
+    space = in_rows(segment, analysed(segment), params.x_block, device)
+    return (KernelPlan(kernel_name("pointwise", segment), segment, space, params, device),)
 
 
-def in_rows(segment: Segment, space: Space, block: int) -> Space:
+def in_rows(segment: Segment, space: Space, block: int, device: Device) -> Space:
     """``space`` with the rows that blocks stay within, where some input has one value for each; else as it is.
 
     A flat walk fetches that value for every element.
@@ -58,7 +59,7 @@ def in_rows(segment: Segment, space: Space, block: int) -> Space:
     columns = prod(a.extent for a in along)
     walked = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
     idle = -columns % block
-    is_aligned = all(vector(t.dtype, columns, H200) * t.dtype.itemsize >= H200.vector_bytes for t in walked)
+    is_aligned = all(vector(t.dtype, columns, device) * t.dtype.itemsize >= device.access_bytes for t in walked)
     least, lanes = (1, _IDLE) if is_aligned else (_FETCHED, _ODD_IDLE)
     if len(by_row) < least or segment.loads != segment.inputs or idle * lanes > columns + idle:
         return space

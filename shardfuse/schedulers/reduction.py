@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..device import Device
 from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
@@ -27,7 +28,6 @@ from .limits import (
     SHORT_COLUMN,
     WARP,
     WIDEST_WARPS,
-    Target,
     power_of_two,
     vector,
 )
@@ -79,7 +79,7 @@ _FEW_COLUMNS = 128
 in more programs 49; of 1000000 x 9, bfloat16, 15 and 29."""
 
 
-def why_not(segment: Segment) -> str | None:
+def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is no plain reduction; ``None`` where it is."""
     space = analyse(segment)
     if isinstance(space, str):
@@ -92,17 +92,17 @@ def why_not(segment: Segment) -> str | None:
     return None
 
 
-def propose(segment: Segment, target: Target) -> Params:
+def propose(segment: Segment, device: Device) -> Params:
     """In registers where rows are short, else a loop, split until there are two programs a multiprocessor."""
     space = analysed(segment)
     if not (space.is_inner or space.grouped):
-        return _columns(segment, space, target)
-    wanted = target.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
-    params = in_loop(segment, space, target)
+        return _columns(segment, space, device)
+    wanted = device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
+    params = in_loop(segment, space, device)
     programs = -(-space.kept // params.x_block)
     turns = -(-space.reduced // params.r_block)
     if _is_unrolled(segment, space):
-        held = _rows(segment, space, target)
+        held = _rows(segment, space, device)
         if turns < WORTH_SPLITTING or space.kept >= wanted * held.x_block:
             return held
     splits = 1
@@ -114,7 +114,7 @@ def propose(segment: Segment, target: Target) -> Params:
         params = replace(params, num_warps=MAX_WARPS, r_block=_LOOP_BLOCK, num_stages=1)
         while 1 < splits < space.reduced / _LOOP_BLOCK and 2 * splits * programs <= MAX_SPLITS:
             splits *= 2
-    return in_parts(segment, space, replace(params, splits=splits), target)
+    return in_parts(segment, space, replace(params, splits=splits), device)
 
 
 def _is_unrolled(segment: Segment, space: Space) -> bool:
@@ -126,12 +126,12 @@ def _is_unrolled(segment: Segment, space: Space) -> bool:
     return space.reduced <= LONG and too_long(segment, space) is None
 
 
-def _rows(segment: Segment, space: Space, target: Target) -> Params:
+def _rows(segment: Segment, space: Space, device: Device) -> Params:
     """Rows that nobody has to hold, unrolled: as many threads as have loads enough on their way."""
     if not space.is_inner:
-        return in_registers(segment, space, target)
+        return in_registers(segment, space, device)
     inputs, n = streamed(segment, space), space.reduced
-    width = max((vector(t.dtype, n, target) for t in inputs), default=4)
+    width = max((vector(t.dtype, n, device) for t in inputs), default=4)
     each = max(_ROW_BYTES // max(element_bytes(segment, space), 1), 1)
     warps = min(power_of_two(-(-2 * n // (3 * each * WARP))), MAX_WARPS if n <= LONG else WIDEST_WARPS)
     loads = 1
@@ -140,7 +140,7 @@ def _rows(segment: Segment, space: Space, target: Target) -> Params:
         warps, loads = warps // 2, 2
     several = power_of_two(_WARPS * WARP * each // power_of_two(n) + 1) // 2
     if several > _WARPS or n <= WARP * width:
-        return replace(in_registers(segment, space, target), x_block=max(several, 1))
+        return replace(in_registers(segment, space, device), x_block=max(several, 1))
     rows = max(_WARPS // warps, 1)
     block = max(WARP * width * max(warps, _WARPS) * loads // rows, power_of_two(-(-n // MAX_CHUNKS)))
     if loads > 1 and n == 2 * block:
@@ -148,10 +148,10 @@ def _rows(segment: Segment, space: Space, target: Target) -> Params:
     return Params(rows, min(block, power_of_two(n)), num_warps=max(warps, _WARPS))
 
 
-def _columns(segment: Segment, space: Space, target: Target) -> Params:
+def _columns(segment: Segment, space: Space, device: Device) -> Params:
     """Tiles of columns, split into as many parts as there are programs wanted."""
     inputs = streamed(segment, space)
-    wanted = target.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
+    wanted = device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
     if space.reduced * max(len(inputs), 1) <= _FEW_ROWS:
         lanes = min(_FEW_LANES, power_of_two(space.kept))
         while lanes > WARP * _WARPS and space.kept < wanted * lanes:
@@ -159,28 +159,28 @@ def _columns(segment: Segment, space: Space, target: Target) -> Params:
         return Params(lanes, 1, num_warps=_WARPS)
     is_stored = any(map(space.has_r, segment.outputs))
     if space.reduced * max(len(inputs), 1) <= SHORT_COLUMN and not (is_stored or _needs_registers(segment)):
-        return short_columns(inputs, space, target)
-    rows = _unaligned_rows(segment, space, target)
+        return short_columns(inputs, space, device)
+    rows = _unaligned_rows(segment, space, device)
     is_wide = rows * space.kept >= _WIDE_ENOUGH
     if rows > 1 and is_wide and (wider := side_by_side(segment, space, rows)) is not None:
         space = wider
     elif rows > 1:
-        return _narrow_columns(segment, space, target)
+        return _narrow_columns(segment, space, device)
     is_heavy = sum(map(_weight, segment.exprs)) > 1
     across = 2 if is_stored and not is_heavy and space.kept < _MANY_COLUMNS else _WARPS
     words = _words(segment)
     each = _EACH // words // (2 if is_heavy else 1)
-    if is_stored and any(vector(t.dtype, space.kept, target) * t.dtype.itemsize <= NARROW_BYTES for t in inputs):
+    if is_stored and any(vector(t.dtype, space.kept, device) * t.dtype.itemsize <= NARROW_BYTES for t in inputs):
         each //= 2
-    params = down_columns(inputs, space, target, each, across)
+    params = down_columns(inputs, space, device, each, across)
     by_sample = any(space.has_x(t) and space.has_r(t) and not space.is_streamed(t) for t in segment.loads)
     if by_sample and params.x_block > _TALL_LANES:
         height = params.r_block * params.x_block // _TALL_LANES
         params = replace(params, x_block=_TALL_LANES, r_block=height, max_registers=_BOUND)
     if is_stored and words == 1:
         params = replace(params, max_registers=_BOUND)
-    params = evenly(segment, space, replace(params, rows=rows), target, wanted * (2 if is_heavy else 1))
-    return in_full_turns(segment, space, params, target) if by_sample else params
+    params = evenly(segment, space, replace(params, rows=rows), device, wanted * (2 if is_heavy else 1))
+    return in_full_turns(segment, space, params, device) if by_sample else params
 
 
 def _needs_registers(segment: Segment) -> bool:
@@ -198,7 +198,7 @@ def _weight(expr: Expr) -> int:
     return 2 if expr.op == "tanh" else 1
 
 
-def _narrow_columns(segment: Segment, space: Space, target: Target) -> Params:
+def _narrow_columns(segment: Segment, space: Space, device: Device) -> Params:
     """Loads of few bytes: nothing is copied ahead of time, many programs hide the wait."""
     x_block, r_block = _NARROW_TILE
     r_block //= _words(segment) * (2 if any(map(space.has_r, segment.outputs)) else 1)
@@ -211,7 +211,7 @@ def _narrow_columns(segment: Segment, space: Space, target: Target) -> Params:
         min(x_block, power_of_two(space.kept)), min(r_block, power_of_two(space.reduced)),
         unrolled=False, num_warps=warps, num_stages=1, max_registers=_NARROW_REGISTERS,
     )  # fmt: skip
-    return evenly(segment, space, params, target, target.multiprocessors * programs)
+    return evenly(segment, space, params, device, device.multiprocessors * programs)
 
 
 def _words(segment: Segment) -> int:
@@ -220,13 +220,13 @@ def _words(segment: Segment) -> int:
     return max(max(d.itemsize for d in summed) // 4, 1)
 
 
-def _unaligned_rows(segment: Segment, space: Space, target: Target) -> int:
+def _unaligned_rows(segment: Segment, space: Space, device: Device) -> int:
     """Rows after which one begins as aligned as the first, where a thread's load would be narrow; else 1."""
     rows = 1
     for t in streamed(segment, space):
-        width = vector(t.dtype, run_of(space), target)
+        width = vector(t.dtype, run_of(space), device)
         if width == 1 or width * t.dtype.itemsize < NARROW_BYTES:  # 8192 x 4095, float32: 47 us so, else 196
-            rows = max(rows, target.vector_bytes // t.dtype.itemsize // width)
+            rows = max(rows, device.access_bytes // t.dtype.itemsize // width)
     return rows
 
 
@@ -250,11 +250,11 @@ def side_by_side(segment: Segment, space: Space, rows: int) -> Space | None:
     return replace(space, x=x, r=parts[:1], atoms=atoms, pieces=pieces)
 
 
-def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
+def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel, or two joined by workspaces: the second reads what the first stores."""
     space = analysed(segment)
     if params.splits == 1:
-        return (KernelPlan(kernel_name("reduction", segment), segment, space, params),)
+        return (KernelPlan(kernel_name("reduction", segment), segment, space, params, device),)
     if params.rows > 1:
         wider = side_by_side(segment, space, params.rows)
         assert wider is not None, space
@@ -264,15 +264,15 @@ def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
     first = _first(segment, space, partials)
     second = _second(segment, space, partials)
     second_space = analysed(second)
-    finish = finishing(second, second_space)
+    finish = finishing(second, second_space, device)
     shares = params.once and is_for_one(params)
     if shares:
         finish = replace(finish, x_block=min(2 * finish.x_block, params.x_block))
     if params.once and not second_space.is_inner:
         finish = fitting(finish, params, _words(second))
     plans = (
-        KernelPlan(kernel_name("reduction", first), first, _with(space, partials, split), params, split),
-        KernelPlan(kernel_name("finish", second), second, second_space, finish),
+        KernelPlan(kernel_name("reduction", first), first, _with(space, partials, split), params, device, split),
+        KernelPlan(kernel_name("finish", second), second, second_space, finish, device),
     )
     if not params.once or (shares and second_space.x != space.x):
         return plans

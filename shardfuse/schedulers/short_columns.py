@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..device import Device
 from ..ir.expr import BoundTensor
-from .limits import PROGRAMS_PER_MULTIPROCESSOR, Target, power_of_two, vector
+from .limits import PROGRAMS_PER_MULTIPROCESSOR, power_of_two, vector
 from .plan import Params
 from .space import Space
 
@@ -28,12 +29,12 @@ def run_of(space: Space) -> int:
     return space.x[-1].extent if space.x else 1
 
 
-def short_columns(inputs: Sequence[BoundTensor], space: Space, target: Target) -> Params:
+def short_columns(inputs: Sequence[BoundTensor], space: Space, device: Device) -> Params:
     """A warp for columns of wide loads; else all threads side by side, a few loads each."""
-    if any(vector(t.dtype, run_of(space), target) * t.dtype.itemsize <= NARROW_BYTES for t in inputs):
+    if any(vector(t.dtype, run_of(space), device) * t.dtype.itemsize <= NARROW_BYTES for t in inputs):
         x_block, r_block = _NARROW_SHORT_TILE
-        while x_block > _LEAST_LANES and space.kept < x_block * target.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR:
+        while x_block > _LEAST_LANES and space.kept < x_block * device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR:
             x_block, r_block = x_block // 2, r_block * 2
         return Params(min(x_block, power_of_two(space.kept)), r_block, num_warps=_NARROW_WARPS)
-    width = max((vector(t.dtype, space.kept, target) for t in inputs), default=4)
+    width = max((vector(t.dtype, space.kept, device) for t in inputs), default=4)
     return Params(min(_COLUMN_LANES * width, power_of_two(space.kept)), _COLUMN_ROWS, num_warps=1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..device import Device
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, STATISTICS, Expr
 from .copies import turn_bytes
@@ -17,7 +18,6 @@ from .limits import (
     MAX_WARPS,
     SHARED,
     WARP,
-    Target,
     in_powers_of_two,
     power_of_two,
     resident,
@@ -169,22 +169,22 @@ def are_few_held(segment: Segment, space: Space) -> bool:
     return space.reduced <= _FEW_MEMBERS * _WARPS * WARP * _FEW_HELD
 
 
-def held_by_team(segment: Segment, space: Space, target: Target) -> Params:
+def held_by_team(segment: Segment, space: Space, device: Device) -> Params:
     """The smallest team that holds a row; a larger one where rows are too few to fill the machine."""
     n, held, registers = space.reduced, _held(segment, space), _registers(segment, space)
     if are_few_held(segment, space):
         held, registers = _FEW_HELD, _FEW_REGISTERS
     warps = _WARPS if n <= MAX_TEAM * _WARPS * WARP * held else MAX_WARPS
     lanes = warps * WARP
-    width = max((vector(t.dtype, n, target) for t in streamed(segment, space)), default=4)
+    width = max((vector(t.dtype, n, device) for t in streamed(segment, space)), default=4)
     members = max(power_of_two(-(-n // (lanes * held))), 2)
     params = Params(x_block=1, r_block=lanes * width, num_warps=warps, max_registers=registers)
-    params = _filling(params, members, space, resident(target, warps, registers), lanes * width)
+    params = _filling(params, members, space, resident(device, warps, registers), lanes * width)
     is_once = params.programs // params.team >= space.kept
     return replace(params, prefetch=not is_once and registers > _FEW_REGISTERS)
 
 
-def columns_held_by_team(segment: Segment, space: Space, target: Target) -> Params:
+def columns_held_by_team(segment: Segment, space: Space, device: Device) -> Params:
     """Columns in groups, held as tiles ``[r, columns]``."""
     columns, lanes = columns_of(segment, space)
     threads = _WARPS * WARP
@@ -194,23 +194,23 @@ def columns_held_by_team(segment: Segment, space: Space, target: Target) -> Para
     params = Params(
         x_block=lanes, columns=columns, r_block=block, num_warps=_WARPS, max_registers=registers, prefetch=False
     )
-    if members == 2 and space.kept // columns >= resident(target, _WARPS, _WIDE_REGISTERS):
+    if members == 2 and space.kept // columns >= resident(device, _WARPS, _WIDE_REGISTERS):
         return replace(params, max_registers=None)  # 64 x 2048 x 7 x 7's gradient: 24 us on an H200, by teams of 2 42
-    params = _filling(params, members, space, resident(target, _WARPS, registers), block)
+    params = _filling(params, members, space, resident(device, _WARPS, registers), block)
     return params if params.team > 1 else _alone(params)
 
 
-def looping_team(segment: Segment, space: Space, params: Params, target: Target) -> Params:
+def looping_team(segment: Segment, space: Space, params: Params, device: Device) -> Params:
     """``params`` of a loop over whole rows or columns, each shared by so many programs that the machine is full."""
     if space.is_inner and params.x_block != 1:
         return params
     if space.grouped:
-        return _looping_over_groups(segment, space, params, target)
+        return _looping_over_groups(segment, space, params, device)
     is_small = space.is_inner and len(streamed(segment, space)) == 1
     registers = _FEW_REGISTERS if is_small else _LOOP_REGISTERS
 
     def filled(params: Params) -> Params:
-        return _filled(segment, space, params, registers, target)
+        return _filled(segment, space, params, registers, device)
 
     if not space.is_inner:
         itemsize = min((t.dtype.itemsize for t in streamed(segment, space)), default=4)
@@ -223,19 +223,19 @@ def looping_team(segment: Segment, space: Space, params: Params, target: Target)
         params = _narrowed(params, params.x_block // 2)
         full = filled(params)
     if not (space.is_inner or takes_one_walk(segment)):
-        full = _in_cache(segment, space, full, target)
+        full = _in_cache(segment, space, full, device)
     return replace(full, max_registers=registers) if full.team > 1 else _alone(full)
 
 
-def _looping_over_groups(segment: Segment, space: Space, params: Params, target: Target) -> Params:
+def _looping_over_groups(segment: Segment, space: Space, params: Params, device: Device) -> Params:
     """``looping_team`` of columns in groups: where a member has few turns, what they wait for is each other."""
 
     def turns(full: Params) -> int:
         return -(-space.reduced // (full.team * full.r_block))
 
-    full = _filled(segment, space, params, _LOOP_REGISTERS, target)
+    full = _filled(segment, space, params, _LOOP_REGISTERS, device)
     if params.r_block > 1 and turns(full) <= _SHORT_TURNS:
-        full = _filled(segment, space, _halved(params), _LOOP_REGISTERS, target)
+        full = _filled(segment, space, _halved(params), _LOOP_REGISTERS, device)
         while _words(full, space) > _POLLED[-1]:
             full = replace(full, team=full.team // 2)
     if full.team == 1:
@@ -243,8 +243,8 @@ def _looping_over_groups(segment: Segment, space: Space, params: Params, target:
     used = -(-space.kept // params.columns) * full.team
     is_small = turns(full) <= _TURNS and full.r_block > 1 and len(streamed(segment, space)) == 1
     if is_small and full.num_warps == 2 and used > _FULL * full.programs and 2 * _words(full, space) <= _POLLED[-1]:
-        full = replace(_halved(full), programs=resident(target, 1, _LOOP_REGISTERS))
-    roomy = _filled(segment, space, full, _ROOMY_REGISTERS, target).programs
+        full = replace(_halved(full), programs=resident(device, 1, _LOOP_REGISTERS))
+    roomy = _filled(segment, space, full, _ROOMY_REGISTERS, device).programs
     is_roomy = roomy >= used and full.num_warps > 1
     programs, registers = (roomy, _ROOMY_REGISTERS) if is_roomy else (full.programs, _LOOP_REGISTERS)
     fewest, most = _POLLED
@@ -263,9 +263,9 @@ def _words(params: Params, space: Space) -> float:
     return params.team * power_of_two(-(-params.columns // space.grouped)) / (params.num_warps * WARP)
 
 
-def _filled(segment: Segment, space: Space, params: Params, registers: int, target: Target) -> Params:
+def _filled(segment: Segment, space: Space, params: Params, registers: int, device: Device) -> Params:
     """``params`` of a loop, for as many programs as are resident with so many ``registers``."""
-    programs = min(resident(target, params.num_warps, registers), _by_shared(segment, space, params, target))
+    programs = min(resident(device, params.num_warps, registers), _by_shared(segment, space, params, device))
     return _filling(params, 1, space, programs, _TURNS * params.r_block)
 
 
@@ -273,11 +273,11 @@ def _alone(params: Params) -> Params:
     return replace(params, team=0, programs=0)
 
 
-def _by_shared(segment: Segment, space: Space, params: Params, target: Target) -> int:
+def _by_shared(segment: Segment, space: Space, params: Params, device: Device) -> int:
     """Programs of a loop whose copies under way fit: of what differs within a turn, a turn's part in each stage."""
     copied = turn_bytes(segment, space, params)
     copied *= max(params.num_stages - 1, 1)
-    return max(int(SHARED * target.shared_bytes) // max(copied, 1), 1) * target.multiprocessors
+    return max(int(SHARED * device.shared_bytes) // max(copied, 1), 1) * device.multiprocessors
 
 
 def _is_for_wider(full: Params, space: Space) -> bool:
@@ -304,7 +304,7 @@ def _filling(params: Params, members: int, space: Space, programs: int, least: i
     return replace(params, team=members, programs=programs)
 
 
-def _in_cache(segment: Segment, space: Space, params: Params, target: Target) -> Params:
+def _in_cache(segment: Segment, space: Space, params: Params, device: Device) -> Params:
     """A larger team for columns, where what all teams walk at once then stays in L2 until it is read again.
 
     ``params`` where that takes members of too few turns, or more words of an exchange than elements make up for.
@@ -312,7 +312,7 @@ def _in_cache(segment: Segment, space: Space, params: Params, target: Target) ->
     columns, lanes = params.columns or params.x_block, params.x_block
     one = columns * space.reduced * sum(t.dtype.itemsize for t in streamed(segment, space))
     members = params.team
-    while min(-(-space.kept // columns), params.programs // members) * one > _CACHED * target.l2_bytes:
+    while min(-(-space.kept // columns), params.programs // members) * one > _CACHED * device.l2_bytes:
         members *= 2
         words = members * lanes * _WORDS * _RESULTS
         if members > min(MAX_TEAM, params.programs) or space.reduced < members * _TURNS * params.r_block:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from ..device import Device
 from .segment import Segment, touches_empty
 from .space import refusal_of
 
 
-def why_not(segment: Segment) -> str | None:
+def why_not(segment: Segment, device: Device) -> str | None:
     if len(segment.exprs) != 1:
         return "a torch call stands alone"
     (expr,) = segment.exprs

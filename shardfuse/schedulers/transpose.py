@@ -11,8 +11,9 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
+from ..device import Device
 from ..ir.digits import Axis, Digit
-from .limits import PROGRAMS_PER_MULTIPROCESSOR, Target, power_of_two
+from .limits import PROGRAMS_PER_MULTIPROCESSOR, power_of_two
 from .plan import KernelPlan, Params, kernel_name
 from .segment import Segment
 from .space import Space, analyse, stored_atoms
@@ -26,13 +27,13 @@ _SMALLEST = 1024
 _WARPS = 8
 
 
-def why_not(segment: Segment) -> str | None:
+def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` has no two fastest axes; ``None`` where it has."""
     space = two_sided(segment)
     return space if isinstance(space, str) else None
 
 
-def propose(segment: Segment, target: Target) -> Params:
+def propose(segment: Segment, device: Device) -> Params:
     """Square tiles; where one side is short the other is longer."""
     space = two_sided(segment)
     assert not isinstance(space, str), space
@@ -42,17 +43,17 @@ def propose(segment: Segment, target: Target) -> Params:
     x_block = min(along, max(side, side * side // across))
     y_block = min(across, max(side, side * side // x_block))
     programs = -(-space.kept // (x_block * y_block))
-    while programs < PROGRAMS_PER_MULTIPROCESSOR * target.multiprocessors and x_block * y_block > _SMALLEST:
+    while programs < PROGRAMS_PER_MULTIPROCESSOR * device.multiprocessors and x_block * y_block > _SMALLEST:
         x_block, y_block = (x_block // 2, y_block) if x_block > y_block else (x_block, y_block // 2)
         programs *= 2
     return Params(x_block, y_block, num_warps=_WARPS)
 
 
-def schedule(segment: Segment, params: Params) -> tuple[KernelPlan, ...]:
+def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
     space = two_sided(segment)
     assert not isinstance(space, str), space
-    return (KernelPlan(kernel_name("transpose", segment), segment, space, params),)
+    return (KernelPlan(kernel_name("transpose", segment), segment, space, params, device),)
 
 
 @lru_cache(maxsize=64)

@@ -12,10 +12,10 @@ from torch_answers import ROUNDINGS, Expected
 
 from benchmarks.roundings import assert_near
 from shardfuse.codegen import generate
+from shardfuse.device import H200
 from shardfuse.executor.kernel import Kernel
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar
-from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 
@@ -45,10 +45,10 @@ def run(
     op_by_op: compare each with what torch makes of the rank's own inputs; False where it counts along a sharded axis.
     """
     chosen = scheduler or scheduler_of(segment)
-    assert chosen.why_not(segment) is None
+    assert chosen.why_not(segment, H200) is None
     env = dict(inputs)
     buffers: list[torch.Tensor] = []
-    for plan in chosen.schedule(segment, params or chosen.propose(segment, H200)):
+    for plan in chosen.schedule(segment, params or chosen.propose(segment, H200), H200):
         for tensor in plan.segment.outputs:
             env[tensor], buffer = poisoned(tensor.domain.local_shape(rank), tensor.dtype.torch)
             buffers.append(buffer)

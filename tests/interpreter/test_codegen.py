@@ -14,11 +14,11 @@ from segments import Builder, evaluate, kernels_of, rms_norm, scheduler_of
 from torch.nn import functional
 
 from benchmarks.roundings import assert_near
+from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar
 from shardfuse.ops.table import POINTWISE
 from shardfuse.schedulers import looped, persistent, pointwise, reduction
-from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 
@@ -204,7 +204,7 @@ def test_split_reduction_with_an_epilogue(tmp_path: Path, shape: tuple[int, ...]
     params = reduction.propose(segment, H200)
     assert params.splits > 1
     params = replace(params, once=once)
-    assert len(reduction.schedule(segment, params)) == 2 - once
+    assert len(reduction.schedule(segment, params, H200)) == 2 - once
     data = values(*shape)
     largest, ratio = run(segment, {x: data}, tmp_path, params=params, scheduler=reduction)
     wanted = data.double() ** 2
@@ -401,7 +401,7 @@ def in_triton(name: str, dtype: DataType) -> bool:
     """Some ops have no Triton text for some types: they are torch calls there."""
     b = Builder()
     x = b.input(dtype, b.axis(60))
-    return pointwise.why_not(b.segment(b.op(name, *[x] * POINTWISE[name].arity))) is None
+    return pointwise.why_not(b.segment(b.op(name, *[x] * POINTWISE[name].arity)), H200) is None
 
 
 @pytest.mark.parametrize("dtype", [DataType.Float, DataType.BFloat16, DataType.Double, DataType.Int32, DataType.Bool])
@@ -475,6 +475,6 @@ def lacking() -> Segment:
 @pytest.mark.parametrize(("segment", "said"), [(two_reductions, "T2 reduces i1, others i0"), (lacking, "T3 lacks i0")])
 def test_why_not_names_the_reason(segment: Callable[[], Segment], said: str) -> None:
     for scheduler in (persistent, reduction, pointwise, looped):
-        reason = scheduler.why_not(segment())
+        reason = scheduler.why_not(segment(), H200)
         assert reason is not None
         assert said in reason

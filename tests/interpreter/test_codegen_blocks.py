@@ -11,10 +11,10 @@ import torch
 from interpreted import close, run, values
 from segments import Builder
 
+from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import looped, persistent, pointwise, reduction
-from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 
@@ -80,7 +80,7 @@ def test_normalise(tmp_path: Path, seed: int) -> None:
     centred = wide - wide.mean(axes, keepdim=True)
     wanted = centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + 1e-2)
     for scheduler in (persistent, looped):
-        if scheduler.why_not(segment) is None:
+        if scheduler.why_not(segment, H200) is None:
             params = blocks(rng, scheduler.propose(segment, H200), splits=False)
             (out,) = run(segment, {x: data}, tmp_path, scheduler=scheduler, params=params)
             close(out, wanted)

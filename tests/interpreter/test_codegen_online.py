@@ -14,10 +14,10 @@ from interpreted import close, run, values
 from segments import Builder, kernels_of
 from test_codegen_team import Team
 
+from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import looped, persistent
-from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.online import online
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment

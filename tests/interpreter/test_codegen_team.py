@@ -18,11 +18,11 @@ from interpreted import checked, close, poisoned, values
 from segments import Builder, evaluate, layout_of, rms_norm
 
 from shardfuse.codegen import generate
+from shardfuse.device import H200
 from shardfuse.executor.kernel import load_function
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import looped, persistent, team
-from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 
@@ -42,7 +42,7 @@ class Team:
         self, segment: Segment, inputs: Mapping[BoundTensor, torch.Tensor], directory: Path, params: Params, teams: int
     ) -> None:
         scheduler = persistent if params.unrolled else looped
-        (plan,) = scheduler.schedule(segment, replace(params, programs=teams * params.team))
+        (plan,) = scheduler.schedule(segment, replace(params, programs=teams * params.team), H200)
         self.env = dict(inputs)
         self.expected = evaluate(segment, inputs)
         self.buffers: list[torch.Tensor] = []

@@ -14,10 +14,10 @@ from kernel_cases import layer_norm_backward, rms_norm_backward
 from segments import Builder, scheduler_of, shard
 
 from shardfuse.codegen import KernelSource, generate
+from shardfuse.device import H200
 from shardfuse.ir.digits import root_of
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import mix_order
-from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 
@@ -125,7 +125,7 @@ def test_a_mean_and_the_squares_around_it_are_one_reduction(tmp_path: Path, bloc
 
 
 def sources(segment: Segment, params: Params) -> list[KernelSource]:
-    plans = mix_order.schedule(segment, params)
+    plans = mix_order.schedule(segment, params, H200)
     return [generate(p, {t: t.domain.layout(0) for t in (*p.segment.inputs, *p.segment.outputs)}, 0) for p in plans]
 
 
@@ -146,7 +146,7 @@ def test_sums_that_are_added_up_are_one(tmp_path: Path, kind: str, sums: int) ->
     segment = added_up(kind)
     assert scheduler_of(segment) is mix_order
     params = replace(mix_order.propose(segment, H200), splits=3)
-    first = mix_order.schedule(segment, replace(params, once=False))[0]
+    first = mix_order.schedule(segment, replace(params, once=False), H200)[0]
     assert sum(t.name.endswith("_partial") for t in first.segment.outputs) == sums
     x, dy = values(24, 96), values(24, 96, seed=1)
     unit = x.double() - x.double().mean(-1, keepdim=True)
@@ -212,8 +212,8 @@ def test_sums_over_all_rows_and_over_the_rows_of_a_sample(tmp_path: Path) -> Non
     each, every = (b.reduce("sum", unit, rows, keepdim=False) for rows in ([1], [0, 1]))
     segment = b.segment(unit, b.op("mul", each, 2.0), every)
     params = replace(mix_order.propose(segment, H200), splits=2, once=False)
-    assert len(mix_order.schedule(segment, params)) == 3
-    assert len(mix_order.schedule(segment, replace(params, once=True))) == 1
+    assert len(mix_order.schedule(segment, params, H200)) == 3
+    assert len(mix_order.schedule(segment, replace(params, once=True), H200)) == 1
     data = values(3, 7, 50)
     wanted = data.double() - data.double().mean(-1, keepdim=True)
     right = {segment.outputs[0]: wanted, every: wanted.sum((0, 1)), segment.outputs[-1]: wanted.sum(1) * 2}
@@ -306,4 +306,4 @@ def too_long() -> Segment:
     ],
 )
 def test_why_not_names_the_reason(segment: Callable[[], Segment], said: str) -> None:
-    assert mix_order.why_not(segment()) == said
+    assert mix_order.why_not(segment(), H200) == said

@@ -11,9 +11,9 @@ import torch
 from interpreted import close, run, values
 from segments import Builder, rms_norm
 
+from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import persistent
-from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 

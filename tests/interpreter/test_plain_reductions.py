@@ -8,10 +8,11 @@ import pytest
 from interpreted import close, run, values
 from segments import Builder, kernels_of
 
+from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import reduction
-from shardfuse.schedulers.limits import H200, resident
+from shardfuse.schedulers.limits import resident
 from shardfuse.schedulers.segment import Segment
 
 BF16, FLOAT = DataType.BFloat16, DataType.Float
@@ -173,7 +174,7 @@ def test_columns_that_do_not_fit_twice_are_cut_wider() -> None:
     params = reduction.propose(segment, H200)
     assert (params.x_block, params.r_block, params.splits) == (2048, 4, 2)
     assert params.once
-    assert len(reduction.schedule(segment, params)) == 1
+    assert len(reduction.schedule(segment, params, H200)) == 1
 
 
 @pytest.mark.parametrize("shape", [(8192, 4096), (300, 70000)])
@@ -229,7 +230,7 @@ def test_many_parts_are_added_up_in_a_loop(tmp_path: Path) -> None:
     params = reduction.propose(sums_of_int8(20000, 301)[0], H200)
     assert params.rows * params.splits > 1024
     segment, x = sums_of_int8(3600, 31)
-    (plan,) = reduction.schedule(segment, params)
+    (plan,) = reduction.schedule(segment, params, H200)
     assert [stage.params.unrolled for stage in plan.stages] == [False, False]
     data = values(3600, 31, dtype=DataType.Int8)
     (out,) = run(segment, {x: data}, tmp_path, scheduler=reduction, params=params)

@@ -17,6 +17,7 @@ from segments import rms_norm
 from torch_answers import assert_like
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.device import H200
 from shardfuse.errors import KernelCompileError
 from shardfuse.executor import tuning
 from shardfuse.executor.choices import Tuned, read_choice
@@ -24,7 +25,6 @@ from shardfuse.executor.program import ProgramBuilder
 from shardfuse.executor.tuning import Tuner
 from shardfuse.schedulers import looped, mix_order, persistent, pointwise, reduction, transpose
 from shardfuse.schedulers.candidates import candidates, fits
-from shardfuse.schedulers.limits import H200
 from shardfuse.schedulers.plan import Params
 from shardfuse.schedulers.segment import Segment
 from shardfuse.secure_files import write_sealed
@@ -66,7 +66,7 @@ def test_limits_hold() -> None:
     proposed = persistent.propose(segment, H200)
     assert fits("persistent", segment, proposed, H200)
     for wrong in (
-        {"x_block": 3}, {"r_block": 0}, {"num_warps": 64}, {"r_block": 4096}, {"x_block": 16}, {"splits": 0},
+        {"x_block": 3}, {"r_block": 0}, {"num_warps": 64}, {"x_block": 64}, {"splits": 0},
         {"max_registers": 300}, {"team": 3, "programs": 6}, {"team": 4, "programs": 2}, {"team": 256, "programs": 512},
         {"num_warps": 32, "max_registers": 128}, {"r_block": 16, "x_block": 1},
     ):  # fmt: skip
