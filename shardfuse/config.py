@@ -131,7 +131,7 @@ def _from_rank_variables(env: Mapping[str, str], launcher: Launcher) -> LaunchCo
         launcher=launcher,
         job=env.get("TORCHELASTIC_RUN_ID", ""),
         master_addr=addr,
-        master_port=_optional_integer(env, "MASTER_PORT"),
+        master_port=_port(env),
         agent_store=launcher == "torchrun" and env.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True",
         attempt=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
     )
@@ -147,14 +147,14 @@ def _from_open_mpi(env: Mapping[str, str]) -> LaunchConfig:
         launcher="mpirun",
         job=env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid", ""),
         master_addr=env.get("MASTER_ADDR"),
-        master_port=_optional_integer(env, "MASTER_PORT"),
+        master_port=_port(env),
     )
 
 
 def _from_slurm(env: Mapping[str, str]) -> LaunchConfig:
     job = f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"
     world_size, nodes = _integer(env, "SLURM_STEP_NUM_TASKS", 1), _integer(env, "SLURM_STEP_NUM_NODES", 1)
-    master_addr, master_port = env.get("MASTER_ADDR"), _optional_integer(env, "MASTER_PORT")
+    master_addr, master_port = env.get("MASTER_ADDR"), _port(env)
     if nodes > 1:
         master_addr = master_addr or _first_host(env.get("SLURM_STEP_NODELIST", ""))
         # The same on every node and seldom the same for two jobs: SLURM hands nothing round.
@@ -234,6 +234,15 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
     return seconds
 
 
+def _port(env: Mapping[str, str]) -> int | None:
+    value = env.get("MASTER_PORT", "").strip()
+    if not value:
+        return None
+    if not re.fullmatch(r"\d{1,5}", value) or not 1 <= int(value) <= 65535:
+        raise EnvironmentVariableError("MASTER_PORT", env["MASTER_PORT"], "the number of a port, 1 to 65535")
+    return int(value)
+
+
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:
     value = _optional_integer(env, name)
     return default if value is None else value
@@ -277,12 +286,16 @@ def read_cache_directory(environ: Mapping[str, str] | None = None) -> Path:
     """Where kernels are kept: SHARDFUSE_CACHE_DIR, else ~/.cache/shardfuse, else a folder in the temporary directory.
 
     The last is for a user whose home cannot be written. The directory need not exist, be writable or be safe:
-    `secure_files` decides on that.
+    `secure_files` decides on that. Raises EnvironmentVariableError where a file is named.
     """
     env = os.environ if environ is None else environ
     named = env.get("SHARDFUSE_CACHE_DIR")
     if named:
-        return _expanded(named, env)
+        path = _expanded(named, env)
+        above = next(p for p in (path, *path.parents) if p.exists())
+        if not above.is_dir():
+            raise EnvironmentVariableError("SHARDFUSE_CACHE_DIR", named, f"a folder, and {above} is none")
+        return path
     home = read_home(env)
     if home is not None and os.access(home, os.W_OK):
         return home / ".cache" / "shardfuse"

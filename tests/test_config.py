@@ -98,6 +98,11 @@ def test_contradictions(env: dict[str, str], message: str) -> None:
     [
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK is 'one', expected a whole number"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK is '-1', expected a whole number, 0 or more"),
+        *(
+            ({**env, "MASTER_PORT": port}, f"MASTER_PORT is '{port}', expected the number of a port, 1 to 65535")
+            for env in (OPEN_MPI, TORCHRUN, SRUN)
+            for port in ("http", "0", "-1", "65536", "1e4", "99999999999999999999")
+        ),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2x"}, "SLURM_STEP_TASKS_PER_NODE is '2x', expected counts"),
     ],
 )
@@ -156,6 +161,13 @@ def test_where_files_are_kept(tmp_path: Path) -> None:
     assert read_cache_directory({**env, "SHARDFUSE_CACHE_DIR": "~"}) == tmp_path
     assert read_cache_directory({**env, "SHARDFUSE_CACHE_DIR": "~/a/b"}) == tmp_path / "a" / "b"
     assert read_cache_directory({**env, "SHARDFUSE_CACHE_DIR": "a"}) == Path.cwd() / "a"
+    (tmp_path / "file").touch()
+    for named in (tmp_path / "file", tmp_path / "file" / "below"):
+        message = (
+            rf"SHARDFUSE_CACHE_DIR is '{named}', expected a folder, and {tmp_path}/file is none: correct it or unset"
+        )
+        with pytest.raises(EnvironmentVariableError, match=message):
+            read_cache_directory({**env, "SHARDFUSE_CACHE_DIR": str(named)})
     assert read_key_directory(env) == tmp_path / ".config" / "shardfuse"
     assert read_key_directory({**env, "XDG_CONFIG_HOME": "/c"}) == Path("/c/shardfuse")
     assert read_key_directory({**env, "XDG_CONFIG_HOME": "c"}) == tmp_path / ".config" / "shardfuse"

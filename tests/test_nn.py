@@ -113,6 +113,24 @@ def test_plain_swiglu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check_plain(module, swiglu, [gate, up], list(module.parameters()))
 
 
+def test_the_last_axis_may_be_told_from_the_front() -> None:
+    """``Shard(2)`` of three dims is ``Shard(-1)``, and another shape than this rank's is told so."""
+    gate, up = torch.randn(2, 3, 4, 7, generator=torch.Generator().manual_seed(0)).unbind(0)
+    expected = functional.silu(gate.double()) * up.double()
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(range(size))
+        module = SwiGLU(7, mesh=mesh, input=Shard(2))
+        found = module(mesh.shard_tensor(gate, 2), mesh.shard_tensor(up, 2), unsharded=gate.shape)
+        assert_near(found.detach(), mesh.shard_tensor(expected, 2))
+        with pytest.raises(ModuleInputError, match=rf"gate has shape \(3, 4, 7\), expected {4 - rank} along dim -1"):
+            module(gate, up, unsharded=gate.shape)
+        with pytest.raises(PlacementError, match=r"Shard\(2\) does not fit biases along the last axis: .* Shard\(-1\)"):
+            SwiGLU(7, bias=True, mesh=mesh, input=Shard(2))(gate, up)
+
+    run_ranks(2, run)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bits_are_computed_in_float32(dtype: torch.dtype) -> None:
     """Each element is the number of ``dtype`` nearest to float64, give or take float32's error: rounded once."""

@@ -190,6 +190,8 @@ def check_local_shape(
     at = next(d for d, (n, m) in enumerate(zip(found, expected, strict=True)) if n != m)
     remedy = "pass this rank's piece, or correct the sizes in the definition"
     if val.shape[at] < 0 and is_uneven(val.domain, val.domain.logical[at]):
-        remedy = f"pass this rank's piece, or say by sizes= of execute() how long axis {at} is: where that is left out, it "
-        remedy += "is as long as the axis of another input with which an op pairs it, but for one that is broadcast"
+        remedy = (
+            f"pass this rank's piece, or say by sizes= of execute() how long axis {at} is: where that is left out, "
+        )
+        remedy += "it is as long as the axis of another input with which an op pairs it, but for one that is broadcast"
     raise InputError(k, val.name, f"shape {list(found)}", f"of shape {list(expected)}{where}", remedy)

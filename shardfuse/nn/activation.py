@@ -89,14 +89,10 @@ class SwiGLU(ParameterModule):
             raise ModuleInputError("SwiGLU", "up", f"dtype {up.dtype}", f"{gate.dtype}, the dtype of gate", "cast one")
         if gate.ndim == 1:
             return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
-        if self._local_size is not None:
-            self.check_size("gate", gate, -1, self._local_size)
         placement = self._input.resolve("input", gate.ndim).for_shape(self.mesh, unsharded)
         biases = self.local_parameters(gate_bias=self.gate_bias, up_bias=self.up_bias)
-        if biases and placement.only(gate.ndim - 1).shards != self._input.only(-1).shards:
-            raise PlacementError(
-                "input", (f"Shard({gate.ndim - 1})",), "biases along the last axis", "shard the last axis as Shard(-1)"
-            )
+        if self._local_size is not None:
+            self._check_features(gate, placement.only(gate.ndim - 1), has_biases=len(biases) > 0)
         spec = _Spec(
             ndim=gate.ndim,
             features=self.features,
@@ -107,6 +103,20 @@ class SwiGLU(ParameterModule):
             bias_dtype=self.check_dtype("gate_bias", biases[0]) if biases else None,
         )
         return _op(spec).apply(self.timer, unsharded, gate, up, *biases)[0]
+
+    def _check_features(self, gate: torch.Tensor, placement: TensorPlacement, *, has_biases: bool) -> None:
+        """``placement``: of the last axis of ``gate``, which ``Shard(gate.ndim - 1)`` cuts as ``Shard(-1)`` does."""
+        size = self._local_size
+        if placement.shards != self._input.only(-1).shards:
+            if has_biases:
+                shard = f"Shard({gate.ndim - 1})"
+                raise PlacementError(
+                    "input", (shard,), "biases along the last axis", "shard the last axis as Shard(-1)"
+                )
+            assert self.features is not None, "a local size is of features"
+            size = placement.local(self.mesh, torch.empty(self.features, device="meta")).shape[0]
+        assert size is not None, "of features there is a local size"
+        self.check_size("gate", gate, -1, size)
 
     def extra_repr(self) -> str:
         return f"features={self.features}, bias={self.gate_bias is not None}, mesh={self.mesh}"

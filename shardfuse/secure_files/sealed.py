@@ -43,7 +43,7 @@ def read_sealed(directory: Path, name: str) -> bytes | None:
 
 
 def write_sealed(directory: Path, name: str, content: bytes) -> None:
-    """Keep `content` under `name`; a directory that cannot be written is gone without."""
+    """Keep `content` under `name`; a directory that cannot be written is gone without, which is warned of once."""
     _write(directory, name, content + _code(name, content))
 
 
@@ -54,11 +54,14 @@ def keep_text(directory: Path, name: str, text: str) -> Path:
 
 
 def _write(directory: Path, name: str, content: bytes) -> None:
-    with contextlib.suppress(OSError, UnsafeFolderError), open_folder(_usable(directory), _ANOTHER) as folder:
-        if "/" in name:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(os.path.dirname(name), 0o700, dir_fd=folder)
-        write_file(folder, name, content)
+    try:
+        with open_folder(_usable(directory), _ANOTHER) as folder:
+            if "/" in name:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(os.path.dirname(name), 0o700, dir_fd=folder)
+            write_file(folder, name, content)
+    except (OSError, UnsafeFolderError) as error:
+        _warn_of(directory, f"nothing can be kept in {directory}: {_reason(error)}; each process compiles it again")
 
 
 def _code(name: str, content: bytes) -> bytes:
@@ -80,11 +83,28 @@ def _choose(directory: Path) -> Path:
     try:
         with open_folder(directory, _ANOTHER, "closed" if is_default else "refused"):
             return directory
-    except UnsafeFolderError as error:
-        warnings.warn(f"{error}; until then this process keeps kernels for itself alone", stacklevel=2)
+    except (OSError, UnsafeFolderError) as error:
+        found = (
+            str(error) if isinstance(error, UnsafeFolderError) else f"{directory} cannot be opened: {_reason(error)}"
+        )
+        _warn_of(directory, f"{found}; until then this process keeps kernels for itself alone")
         return fresh_folder()
-    except OSError:
-        return fresh_folder()
+
+
+_warned: set[Path] = set()
+
+
+def _warn_of(directory: Path, text: str) -> None:
+    """Once for each folder: a full disk is met by every kernel."""
+    if directory not in _warned:
+        _warned.add(directory)
+        warnings.warn(text, stacklevel=2)
+
+
+def _reason(error: Exception) -> str:
+    """What the system says, without the file's name, and what to do."""
+    said = error.strerror if isinstance(error, OSError) else None
+    return f"{said}: make it a folder of yours with room in it, or {_ANOTHER}" if said else str(error)
 
 
 def fresh_folder() -> Path:
