@@ -128,10 +128,8 @@ class BoundOp:
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
         self._sizes = tuple(None if self.unsharded is None else _sizes(fd, self.unsharded) for fd in op.fusions)
-        # Dims of 1 that stand for the mesh dimensions of partial sums, which a definition has and a local tensor lacks.
         self._arranged = tuple(
-            [(k, (None,) * p.leading) for k, p in enumerate(placements) if p.leading]
-            for placements in (op.arguments, op.gradients)
+            [(k, p) for k, p in enumerate(placements) if p.leading] for placements in (op.arguments, op.gradients)
         )
 
     def __call__(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -159,8 +157,8 @@ class BoundOp:
         """Run fusion ``k`` on local tensors."""
         fusion, sizes, device = self.op.fusions[k], self._sizes[k], tensors[0].device.type
         arranged = [t if t.is_contiguous() else t.contiguous() for t in tensors]
-        for at, leading in self._arranged[k]:
-            arranged[at] = arranged[at][leading]
+        for at, placement in self._arranged[k]:
+            arranged[at] = placement.arrange(tensors[at])
         if torch.is_autocast_enabled(device):
             # torch would choose other dtypes for the ops of a fusion that is evaluated by torch.
             with torch.autocast(device, enabled=False):
@@ -260,10 +258,12 @@ class FusedModule(TimedModule):
 
     def describe(self) -> None:
         """Print the settings; what was bound for others is let go of.  Each module's __init__ ends with it."""
+        self._bound.clear()
+        if not self.family:
+            return
         timer = self.timer
         settings = {**self.settings(), **({} if timer is None else {"timer": timer.number})}
         self.__dict__["text"] = printed(settings)
-        self._bound.clear()
 
     def run(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[torch.Tensor]:
         """The results on local tensors, or parameters that are DTensors, in the order of the op."""

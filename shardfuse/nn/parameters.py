@@ -67,6 +67,11 @@ class ParameterModule(FusedModule):
     def made_again(cls, settings: Mapping[str, Any]) -> Self:
         return cls(**settings, device="meta", parameters="local")  # pyright: ignore[reportCallIssue]
 
+    def local_parameters(self, **named: torch.nn.Parameter | None) -> tuple[torch.Tensor, ...]:
+        """This rank's pieces of those that there are; gradients come back as the parameters live."""
+        present = [p for p in named.values() if p is not None]
+        return tuple(p if take is None else take(p) for p, take in zip(present, map(self.take, present), strict=True))
+
     def take(self, parameter: torch.Tensor) -> Take | None:
         """Gradients come back as the parameter lives."""
         if type(parameter) in PLAIN or not has_dtensor((parameter,)):
