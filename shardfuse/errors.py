@@ -234,6 +234,20 @@ class ModuleArgumentError(ShardfuseError):
         super().__init__(f"{module}({argument}={shown(found)}): expected {expected}")
 
 
+class CompiledElsewhereError(ShardfuseError):
+    """A compiled graph holds the settings of a sharded module as another rank has it."""
+
+    def __init__(self, op: str, rank: int, here: int) -> None:
+        super().__init__(f"shardfuse::{op} was compiled for rank {rank} and called on rank {here}: compile it there")
+
+
+class SecondDerivativeError(ShardfuseError):
+    """The gradient of a module of shardfuse.nn is differentiated once more."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__(f"shardfuse::{op} has no second derivative: call torch's module where create_graph=True")
+
+
 class ShapeError(ShardfuseError):
     """Operands of an op do not fit each other, or an op's shape argument does not fit its operand."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from enum import Enum
 from itertools import product
@@ -84,7 +85,7 @@ class DeviceMesh:
     Raises MeshRanksError and MeshDimNamesError.
     """
 
-    __slots__ = ("_coordinates", "_dim_names", "_origin", "_ranks", "_shape")
+    __slots__ = ("_coordinates", "_dim_names", "_origin", "_ranks", "_shape", "text")
 
     def __init__(self, ranks: object, dim_names: Sequence[str] | None = None) -> None:
         nested = ranks.tolist() if isinstance(ranks, _HasToList) else list(ranks) if isinstance(ranks, range) else ranks
@@ -98,6 +99,8 @@ class DeviceMesh:
         self._dim_names = None if dim_names is None else tuple(dim_names)
         self._coordinates = dict(zip(flat, product(*map(range, shape)), strict=True))
         self._origin: TorchDeviceMesh | None = None
+        self.text = json.dumps({"ranks": self._nested(), "names": self._dim_names}, separators=(",", ":"))
+        """Ranks and names, as ops of compiled graphs are told them."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -15,10 +15,12 @@ from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
+from . import traced
 from .dtensor import Given, Result, on_local_tensors
-from .fused import FusedOp
+from .fused import PLAIN, FusedOp
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement, define, give
+from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -35,6 +37,9 @@ class SwiGLU(ParameterModule):
     gate, up: [..., features] (local) in float64, float32, bfloat16 or float16, computed in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Shazeer 2020.
     """
+
+    family = "swiglu"
+    features: Setting[int | None] = Setting()
 
     def __init__(
         self,
@@ -56,14 +61,19 @@ class SwiGLU(ParameterModule):
             raise ModuleArgumentError("SwiGLU", "features", features, "the unsharded size, which bias=True needs")
         if features is not None and features < 1:
             raise ModuleArgumentError("SwiGLU", "features", features, "1 or more")
-        self._local_size = None
+        self._local_size: int | None = None
         self.gate_bias: torch.nn.Parameter | None = None
         self.up_bias: torch.nn.Parameter | None = None
         if features is not None:
-            self._local_size = self._parameter.local(mesh, torch.empty(features, device="meta")).shape[0]
+            (self._local_size,) = self._parameter.local_shape(mesh, (features,))
         if features is not None and bias:
             self.gate_bias = self.make_parameter("gate_bias", features, 0.0, device, dtype)
             self.up_bias = self.make_parameter("up_bias", features, 0.0, device, dtype)
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        has_bias = self.gate_bias is not None
+        return {"features": self.features, "bias": has_bias, "mesh": self.mesh, "input": self._input}
 
     def reset_parameters(self) -> None:
         """Biases to zero."""
@@ -76,7 +86,13 @@ class SwiGLU(ParameterModule):
 
         ``unsharded``: their shape as wholes, where local tensors are shards that differ in size.
         """
-        if has_dtensor((gate, up)):
+        if self.mesh is None and torch.compiler.is_compiling():
+            self._check(gate, up)
+            if self._local_size is not None:
+                self.check_size("gate", gate, -1, self._local_size)
+            self.check_plain(gate=gate, gate_bias=self.gate_bias)
+            return traced.swiglu(gate, up, self.gate_bias, self.up_bias)
+        if (type(gate) not in PLAIN or type(up) not in PLAIN) and has_dtensor((gate, up)):
             given = [Given("gate", gate, self._input), Given("up", up, self._input)]
             shape = self.unsharded_of(given)
             result = Result(shape, self._input, self._input)
@@ -84,13 +100,21 @@ class SwiGLU(ParameterModule):
         return self._forward(gate, up, unsharded=unsharded)
 
     def _forward(self, gate: torch.Tensor, up: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
+        if gate.ndim == 1 and up.ndim == 1:
+            return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
+        gate_bias, up_bias = self.gate_bias, self.up_bias
+        tensors = (gate, up) if gate_bias is None or up_bias is None else (gate, up, gate_bias, up_bias)
+        return self.run(tensors, unsharded)[0]
+
+    def _check(self, gate: torch.Tensor, up: torch.Tensor) -> None:
         self.check_same("up", up, "gate", gate.shape)
         if up.dtype != gate.dtype:
             raise ModuleInputError("SwiGLU", "up", f"dtype {up.dtype}", f"{gate.dtype}, the dtype of gate", "cast one")
-        if gate.ndim == 1:
-            return self._forward(gate[None], up[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        gate, up, *biases = tensors
+        self._check(gate, up)
         placement = self._input.resolve("input", gate.ndim).for_shape(self.mesh, unsharded)
-        biases = self.local_parameters(gate_bias=self.gate_bias, up_bias=self.up_bias)
         if self._local_size is not None:
             self._check_features(gate, placement.only(gate.ndim - 1), has_biases=len(biases) > 0)
         spec = _Spec(
@@ -102,7 +126,7 @@ class SwiGLU(ParameterModule):
             dtype=self.check_dtype("gate", gate),
             bias_dtype=self.check_dtype("gate_bias", biases[0]) if biases else None,
         )
-        return _op(spec).apply(self.timer, unsharded, gate, up, *biases)[0]
+        return _op(spec)
 
     def _check_features(self, gate: torch.Tensor, placement: TensorPlacement, *, has_biases: bool) -> None:
         """``placement``: of the last axis of ``gate``, which ``Shard(gate.ndim - 1)`` cuts as ``Shard(-1)`` does."""

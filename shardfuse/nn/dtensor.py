@@ -48,6 +48,8 @@ def on_local_tensors(
 
     Raises PlacementError for a DTensor that does not live where the module has been told that it does.
     """
+    if torch.compiler.is_compiling():
+        return _on_traced(call, mesh, arguments, results)
     found = next(a.tensor for a in arguments if has_dtensor((a.tensor,)))
     torch_mesh = cast("DTensor", found).device_mesh
     outputs = call(*(local_of(a.name, a.tensor, mesh, a.placement) for a in arguments))
@@ -58,6 +60,44 @@ def on_local_tensors(
         for x, r in zip(several, results, strict=True)
     )
     return wrapped if isinstance(outputs, tuple) else wrapped[0]
+
+
+def _on_traced(
+    call: Callable[..., object], mesh: DeviceMesh | None, arguments: Sequence[Given], results: Sequence[Result]
+) -> Any:
+    """As ``on_local_tensors``, in words that torch.compile knows."""
+    from torch.distributed.tensor import DTensor
+
+    torch_mesh = next(cast("DTensor", a.tensor).device_mesh for a in arguments if isinstance(a.tensor, DTensor))
+    outputs = call(*[local_traced(a.name, a.tensor, mesh, a.placement) for a in arguments])
+    several = cast("tuple[torch.Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
+    wrapped: list[torch.Tensor] = []
+    for x, r in zip(several, results, strict=True):
+        placements, gradient = placements_of(r.placement, x.ndim), placements_of(r.gradient, x.ndim)
+        stride = [1] * len(r.shape)
+        for k in reversed(range(len(r.shape) - 1)):
+            stride[k] = stride[k + 1] * r.shape[k + 1]
+        given = {"run_check": False, "shape": torch.Size(r.shape), "stride": tuple(stride)}
+        if gradient != placements:
+            given["grad_placements"] = gradient
+        wrapped.append(DTensor.from_local(x, torch_mesh, placements, **given))
+    return tuple(wrapped) if isinstance(outputs, tuple) else wrapped[0]
+
+
+def local_traced(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement) -> torch.Tensor:
+    """As ``local_of``, in words that torch.compile knows."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return tensor
+    wanted = placements_of(placement, tensor.ndim)
+    if tuple(tensor.placements) != wanted:
+        against, advice = f"{wanted}, which the module was made for", "redistribute it, or make the module so"
+        raise PlacementError(name, tensor.placements, against, advice)
+    if placement.cuts_unevenly(mesh, tensor.shape) and len(set(placement.cut_dims)) < len(placement.cut_dims):
+        advice = "pad it, or call the module outside of torch.compile"
+        raise PlacementError(name, tensor.placements, "torch.compile, where two cuts of a dim are uneven", advice)
+    return tensor.to_local(grad_placements=placements_of(placement.gradient(), tensor.ndim))
 
 
 def local_of(name: str, tensor: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement) -> torch.Tensor:

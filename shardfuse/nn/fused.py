@@ -1,12 +1,11 @@
-"""Autograd around two fusions, the modules that hold them, and the time that they take."""
+"""Autograd around two fusions, and the modules that hold them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -21,59 +20,20 @@ from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from ..source_line import caller_line
 from .dtensor import Given
+from .output_shapes import OutputShapes
 from .placement import TensorPlacement
+from .settings import Setting, printed
+from .timer import FusionTimer, TimedModule
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
 Sizes = Mapping[TensorView, Sequence[int]]
+Take = Callable[[torch.Tensor], torch.Tensor]
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+"""Types of tensors that are handed to a fusion as they are."""
 
 _SUPPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-
-
-class FusionTimer:
-    """Seconds spent in the fusions, with their collectives, of the modules that it watches.
-
-    On a CPU by the clock; on a GPU by events on the current stream, read (and waited for) by ``seconds()``.
-    """
-
-    def __init__(self) -> None:
-        self._clocked = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    def watch(self, module: torch.nn.Module) -> Self:
-        """Time every fused module in ``module`` from now on."""
-        for part in module.modules():
-            if isinstance(part, FusedModule):
-                part.timer = self
-        return self
-
-    def seconds(self) -> float:
-        """Seconds since the last ``reset()``."""
-        if self._events:
-            self._events[-1][1].synchronize()
-        self._clocked += sum(start.elapsed_time(end) for start, end in self._events) / 1e3
-        self._events.clear()
-        return self._clocked
-
-    def reset(self) -> None:
-        """Start again from zero."""
-        self._clocked = 0.0
-        self._events.clear()
-
-    def run(self, fusion: FusionDefinition, arguments: list[torch.Tensor], sizes: Sizes | None) -> list[torch.Tensor]:
-        """``fusion.execute(arguments, sizes=sizes)``, timed."""
-        if arguments[0].is_cuda:
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            outputs = fusion.execute(arguments, sizes=sizes)
-            end.record()
-            self._events.append((start, end))
-        else:
-            began = perf_counter()
-            outputs = fusion.execute(arguments, sizes=sizes)
-            self._clocked += perf_counter() - began
-        return outputs
 
 
 @dataclass(frozen=True)
@@ -97,24 +57,30 @@ class FusedOp:
     order: tuple[int, ...]
     is_view: bool = False
 
+    @cached_property
+    def fusions(self) -> tuple[FusionDefinition, FusionDefinition]:
+        return self.forward, self.backward
+
+    @cached_property
+    def shapes(self) -> OutputShapes:
+        """Of the outputs of ``forward``."""
+        return OutputShapes(self.forward.fusion, self.arguments)
+
     def apply(
         self, timer: FusionTimer | None, unsharded: Sequence[int] | None, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> Sequence[torch.Tensor]:
         """The results, recorded for autograd.
 
         ``unsharded``: the shape of the activations, where it is known; it says what uneven shards are parts of.
         """
-        apply = cast("Callable[..., tuple[torch.Tensor, ...]]", _Fused.apply)  # pyright: ignore[reportUnknownMemberType]
-        is_uneven = any(p.uneven for p in (*self.arguments, *self.gradients))
-        return apply(self, timer, unsharded if is_uneven else None, *tensors)
+        return BoundOp(self, unsharded, tensors)(timer, tensors)
 
 
 class _Saved(Protocol):
     """What ``_Fused`` keeps between forward and backward."""
 
-    op: FusedOp
+    bound: BoundOp
     timer: FusionTimer | None
-    unsharded: Sequence[int] | None
     tensors: int
     saved_tensors: tuple[torch.Tensor, ...]
 
@@ -122,56 +88,108 @@ class _Saved(Protocol):
 
 
 class _Fused(torch.autograd.Function):
+    """Of calls that are not compiled: it takes the host a sixth of what the autograd formula of an op does."""
+
     @staticmethod
     @uncompiled
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: FunctionCtx,
-        op: FusedOp,
-        timer: FusionTimer | None,
-        unsharded: Sequence[int] | None,
-        *tensors: torch.Tensor,
+        ctx: FunctionCtx, bound: BoundOp, timer: FusionTimer | None, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        kept = cast("_Saved", ctx)
-        tensors = tuple(map(waited, tensors))
-        outputs = _execute(op.forward, timer, unsharded, tensors, op.arguments)
-        if op.is_view:
-            outputs = [_apart(x, tensors) for x in outputs]
+        kept, op = cast("_Saved", ctx), bound.op
+        outputs = bound.forward(timer, tensors)
         candidates = (*tensors, *outputs)
-        kept.op, kept.timer, kept.unsharded, kept.tensors = op, timer, unsharded, len(tensors)
-        kept.save_for_backward(*(candidates[k] for k in op.saved))
+        kept.bound, kept.timer, kept.tensors = bound, timer, len(tensors)
+        kept.save_for_backward(*[candidates[k] for k in op.saved])
         return tuple(outputs[: op.results])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept = cast("_Saved", ctx)
-        op = kept.op
-        given = (*map(waited, gradients[: len(op.gradients)]), *kept.saved_tensors)  # those of integers are none
-        found = _execute(op.backward, kept.timer, kept.unsharded, given, op.gradients)
-        return None, None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
+        op = kept.bound.op
+        given = [waited(g) for g in gradients[: len(op.gradients)]]  # those of integers are none
+        found = kept.bound.backward(kept.timer, (*given, *map(waited, kept.saved_tensors)))
+        return None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
+
+
+class BoundOp:
+    """A FusedOp for tensors of known metadata: what a call needs is looked up when it is made.
+
+    takes: for each tensor how its local tensor is had of it, None for itself; no entries where all are plain.
+    """
+
+    __slots__ = ("_arranged", "_is_strange", "_sizes", "op", "takes", "unsharded")
+
+    def __init__(
+        self, op: FusedOp, unsharded: Sequence[int] | None, tensors: Sequence[torch.Tensor], takes: Sequence[Take] = ()
+    ) -> None:
+        is_uneven = any(p.uneven for p in (*op.arguments, *op.gradients))
+        self.op, self.takes = op, tuple(takes)
+        self.unsharded = unsharded if is_uneven else None
+        self._is_strange = any(type(t) not in PLAIN for t in tensors)
+        self._sizes = tuple(None if self.unsharded is None else _sizes(fd, self.unsharded) for fd in op.fusions)
+        self._arranged = tuple(
+            [(k, p) for k, p in enumerate(placements) if p.leading] for placements in (op.arguments, op.gradients)
+        )
+
+    def __call__(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The results; recorded for autograd where one of the tensors, as given, requires a gradient."""
+        if self.takes:
+            tensors = [t if take is None else take(t) for t, take in zip(tensors, self.takes, strict=True)]
+        if torch.is_grad_enabled():
+            for t in tensors:
+                if t.requires_grad:
+                    return cast("Any", _Fused).apply(self, timer, *tensors)
+        return self.forward(timer, tensors)[: self.op.results]
+
+    def forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results and the extras."""
+        if self._is_strange:
+            tensors = [waited(t) for t in tensors]
+        outputs = self._execute(0, timer, tensors)
+        return [_apart(x, tensors) for x in outputs] if self.op.is_view else outputs
+
+    def backward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The gradients, of (gradients of the results..., saved...)."""
+        return self._execute(1, timer, tensors)
+
+    def _execute(self, k: int, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run fusion ``k`` on local tensors."""
+        fusion, sizes, device = self.op.fusions[k], self._sizes[k], tensors[0].device.type
+        arranged = [t if t.is_contiguous() else t.contiguous() for t in tensors]
+        for at, placement in self._arranged[k]:
+            arranged[at] = placement.arrange(tensors[at])
+        if torch.is_autocast_enabled(device):
+            # torch would choose other dtypes for the ops of a fusion that is evaluated by torch.
+            with torch.autocast(device, enabled=False):
+                return fusion.execute(arranged, sizes=sizes) if timer is None else timer.run(fusion, arranged, sizes)
+        return fusion.execute(arranged, sizes=sizes) if timer is None else timer.run(fusion, arranged, sizes)
+
+
+_MISSED: Any = object()
+_BOUND = 256
+"""Sizes for which one module keeps its fusions; a batch size is one of them."""
+_core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_modes: Callable[[], int] = _core._len_torch_dispatch_stack
+
+
+def _strange(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What matters of a tensor of another type; a DTensor's spec holds its mesh, placements, shape and dtype."""
+    spec = getattr(tensor, "_spec", None)
+    local = tensor if spec is None else cast("Any", tensor)._local_tensor
+    return (type(tensor), type(local), spec, local.shape, local.dtype, local.device)
+
+
+def _is_traced(tensor: torch.Tensor) -> bool:
+    """Does it stand for values that are elsewhere or to come: is it fake, functional, or a subclass that dispatches?"""
+    kind: Any = type(tensor)
+    is_plain = kind.__torch_dispatch__ is _core._disabled_torch_dispatch_impl
+    return not is_plain and getattr(tensor, "wait", None) is None
 
 
 def _apart(x: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
     here = x.untyped_storage().data_ptr()
     return x.clone() if any(t.untyped_storage().data_ptr() == here for t in others) else x
-
-
-def _execute(
-    fusion: FusionDefinition,
-    timer: FusionTimer | None,
-    unsharded: Sequence[int] | None,
-    tensors: Sequence[torch.Tensor],
-    placements: Sequence[TensorPlacement],
-) -> list[torch.Tensor]:
-    """Run a fusion on local tensors; those beyond ``placements`` are handed over as they are."""
-    arranged = [placement.arrange(t) for placement, t in zip(placements, tensors, strict=False)]
-    arranged += [t.contiguous() for t in tensors[len(placements) :]]
-    sizes = None if unsharded is None else _sizes(fusion, unsharded)
-    device = arranged[0].device.type
-    # Under autocast torch would choose other dtypes for the ops of a fusion that is evaluated by torch.
-    plain = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-    with plain:
-        return fusion.execute(arranged, sizes=sizes) if timer is None else timer.run(fusion, arranged, sizes)
 
 
 def _sizes(fusion: FusionDefinition, unsharded: Sequence[int]) -> Sizes:
@@ -180,20 +198,29 @@ def _sizes(fusion: FusionDefinition, unsharded: Sequence[int]) -> Sizes:
     return {tv: [n if n >= 0 else unsharded[k - tv.ndim] for k, n in enumerate(tv.shape)] for tv in inputs}
 
 
-class FusedModule(torch.nn.Module):
-    """A module whose forward and backward are fusions.  ``timer``: where their time is counted, if anywhere.
+class FusedModule(TimedModule):
+    """A module whose forward and backward are fusions.
+
+    A call looks its tensors' metadata up and runs the fusions that are bound for them (``run``); what is not found is
+    checked and bound (``bind``).  Under torch.compile it is one op of the graph, ``shardfuse::<family>_v1``, that knows
+    the module by the text of its settings.
 
     What it refuses on one rank, before there is a program to compare, is told to the other ranks of its mesh.  Its
     errors name the line of the caller's program that made it.
     """
 
-    timer: FusionTimer | None = None
-    mesh: DeviceMesh | None = None
+    family: ClassVar[str] = ""
+    """The name of its op."""
+    library_op: ClassVar[Any] = None
+    mesh: Setting[DeviceMesh | None] = Setting(None)
+    text: str
+    """The settings, printed."""
 
     def __init__(self) -> None:
         super().__init__()
         line = caller_line(in_modules=True)
         self._made_at = () if line is None else (f"{line}  # {type(self).__name__}",)
+        self._bound: dict[Hashable, BoundOp | None] = {}
 
     def __call__(self, *tensors: object, **named: object) -> Any:
         try:
@@ -205,12 +232,104 @@ class FusedModule(torch.nn.Module):
                     raise
             raise
 
+    def settings(self) -> dict[str, object]:
+        """The arguments that make such a module: numbers, strings, None, a DeviceMesh and TensorPlacements."""
+        raise NotImplementedError
+
+    @classmethod
+    def made_again(cls, settings: Mapping[str, Any]) -> Self:
+        """A module of these settings, to bind fusions by; its parameters are never read."""
+        return cls(**settings)
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        """Check local tensors (their metadata alone), in the order of the op, and find the fusions for them.
+
+        Raises ModuleInputError and PlacementError.
+        """
+        raise NotImplementedError
+
+    def whole(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[int] | None:
+        """The unsharded shape of the activations, where the caller has said it or local tensors tell it."""
+        return unsharded
+
+    def take(self, parameter: torch.Tensor) -> Take | None:
+        """How the local tensor is had of a parameter that is a DTensor; None for any other tensor."""
+        return None
+
+    def describe(self) -> None:
+        """Print the settings; what was bound for others is let go of.  Each module's __init__ ends with it."""
+        self._bound.clear()
+        if not self.family:
+            return
+        timer = self.timer
+        settings = {**self.settings(), **({} if timer is None else {"timer": timer.number})}
+        self.__dict__["text"] = printed(settings)
+
+    def run(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[torch.Tensor]:
+        """The results on local tensors, or parameters that are DTensors, in the order of the op."""
+        if torch.compiler.is_compiling():
+            return self.as_op([self.traced(t) for t in tensors], unsharded)
+        key: list[object] = [unsharded if unsharded is None else tuple(unsharded)]
+        for t in tensors:
+            if type(t) in PLAIN:
+                key += (t.shape, t.dtype, t.device)
+            else:
+                key += _strange(t)
+        bound = self.bound_for(tuple(key), tensors, unsharded)
+        if bound is None or _modes():
+            takes = map(self.take, tensors)
+            local = [t if take is None else take(t) for t, take in zip(tensors, takes, strict=True)]
+            return self.as_op(local, unsharded)
+        return bound(self.timer, tensors)
+
+    def bound_for(
+        self, key: Hashable, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None
+    ) -> BoundOp | None:
+        """The fusions for such tensors; None where they hold no data, so that torch has to take the op."""
+        bound = self._bound.get(key, _MISSED)
+        if bound is _MISSED:
+            if len(self._bound) >= _BOUND:
+                self._bound.clear()
+            bound = self._bound[key] = self._bind(tensors, unsharded)
+        return bound
+
+    def as_op(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[torch.Tensor]:
+        """The results on local tensors, and what the backward reads, as one op of torch's dispatcher."""
+        return self.library_op(list(tensors), self.text, None if unsharded is None else list(unsharded))
+
+    def traced(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The local tensor of a parameter that is a DTensor, in words that torch.compile knows."""
+        return parameter
+
+    def _bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> BoundOp | None:
+        takes = [self.take(t) for t in tensors]
+        local = [t if take is None else take(t.detach()) for t, take in zip(tensors, takes, strict=True)]
+        op = self.bind(local, unsharded)
+        if any(_is_traced(t) for t in local):
+            return None
+        whole = self.whole(local, unsharded)
+        return BoundOp(op, whole, local, takes if any(take is not None for take in takes) else ())
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is bound to this process."""
+        return {**self.__dict__, "_bound": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.describe()
+
     def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:
         """The tensor's dtype.  Raises ModuleInputError unless it is one of the four that fusions compute norms in."""
         if tensor.dtype not in _SUPPORTED:
             expected = f"one of {', '.join(map(str, _SUPPORTED))}"
             raise ModuleInputError(type(self).__name__, argument, f"dtype {tensor.dtype}", expected, "cast it")
         return DataType.from_torch(tensor.dtype)
+
+    def check_plain(self, **tensors: torch.Tensor | None) -> None:
+        """As ``check_dtype``, of tensors that are not handed to a fusion."""
+        for argument, tensor in tensors.items():
+            if tensor is not None and tensor.dtype not in _SUPPORTED:
+                self.check_dtype(argument, tensor)
 
     def check_size(self, argument: str, tensor: torch.Tensor, dim: int, expected: int) -> None:
         """Raise ModuleInputError unless ``tensor`` has ``expected`` elements along ``dim``."""

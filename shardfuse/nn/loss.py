@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 import torch
 
@@ -16,9 +16,11 @@ from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
+from . import traced
 from .dtensor import Given, Result, on_local_tensors
-from .fused import FusedModule, FusedOp
+from .fused import PLAIN, FusedModule, FusedOp
 from .placement import TensorPlacement, define, give
+from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -42,6 +44,12 @@ class CrossEntropyLoss(FusedModule):
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.
     """
 
+    family = "cross_entropy"
+    reduction: Setting[Reduction] = Setting()
+    ignore_index: Setting[int] = Setting()
+    label_smoothing: Setting[float] = Setting()
+    num_classes: Setting[int | None] = Setting()
+
     def __init__(
         self,
         *,
@@ -58,11 +66,24 @@ class CrossEntropyLoss(FusedModule):
         if not 0 <= label_smoothing <= 1:
             raise ModuleArgumentError("CrossEntropyLoss", "label_smoothing", label_smoothing, "a share from 0 to 1")
         self.mesh, self.ignore_index, self.num_classes = mesh, ignore_index, num_classes
-        self.reduction: Reduction = reduction
+        self.reduction = reduction
         self.label_smoothing = label_smoothing
         self._logits = TensorPlacement.of("logits", logits, mesh)
         if self._logits.is_partial:
             raise PlacementError("logits", (logits,), "a loss, which needs whole values", "pass Shard or Replicate")
+        self._counts_strays = True
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        options = {"reduction": self.reduction, "ignore_index": self.ignore_index, "num_classes": self.num_classes}
+        return {"mesh": self.mesh, "logits": self._logits, **options, "label_smoothing": self.label_smoothing}
+
+    @classmethod
+    def made_again(cls, settings: Mapping[str, Any]) -> Self:
+        """A compiled graph does not wait for the number of stray targets: they make NaN, as on a GPU."""
+        made = cls(**settings)
+        made._counts_strays = False
+        return made
 
     def forward(
         self, logits: torch.Tensor, target: torch.Tensor, *, unsharded: Sequence[int] | None = None
@@ -71,7 +92,11 @@ class CrossEntropyLoss(FusedModule):
 
         ``unsharded``: the shape of the whole logits, where local ones are shards that differ in size.
         """
-        if has_dtensor((logits, target)):
+        if self.mesh is None and torch.compiler.is_compiling():
+            self.check_plain(logits=logits)
+            self._check_target(logits, target)
+            return traced.cross_entropy(logits, target, self.reduction, self.ignore_index, self.label_smoothing)
+        if (type(logits) not in PLAIN or type(target) not in PLAIN) and has_dtensor((logits, target)):
             return self._on_dtensors(logits, target)
         return self._forward(logits, target, unsharded=unsharded)
 
@@ -80,11 +105,23 @@ class CrossEntropyLoss(FusedModule):
             whole = None if unsharded is None else (1, *unsharded)
             loss = self._forward(logits[None], target[None], unsharded=whole)
             return loss[0] if self.reduction == "none" else loss
-        spec = self._spec(logits, target, unsharded)
-        loss, *strays = _op(spec).apply(self.timer, unsharded, logits, target[..., None])
-        if strays and strays[0].item():
-            self._refuse(target, spec.classes, int(strays[0].item()))
+        if target.ndim != logits.ndim - 1:
+            self._check_target(logits, target)
+        results = self.run((logits, target[..., None]), unsharded)
+        loss = results[0]
+        if len(results) == 2 and results[1].item():
+            classes = self._classes(logits) if unsharded is None else unsharded[-1]
+            self._refuse(target, classes, int(results[1].item()))
         return loss[..., 0] if self.reduction == "none" else loss
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        logits, target = tensors
+        return _op(self._spec(logits, target, unsharded))
+
+    def _check_target(self, logits: torch.Tensor, target: torch.Tensor) -> None:
+        if target.dtype != torch.int64:
+            raise ModuleInputError("CrossEntropyLoss", "target", f"dtype {target.dtype}", "torch.int64", "cast it")
+        self.check_same("target", target, "the logits' rows", logits.shape[:-1])
 
     def _refuse(self, target: torch.Tensor, classes: int, strays: int) -> NoReturn:
         """Raise ModuleInputError.  ``strays``: how many there are on all ranks, of which this one may have none."""
@@ -121,16 +158,14 @@ class CrossEntropyLoss(FusedModule):
         return logits.shape[-1] * parts
 
     def _spec(self, logits: torch.Tensor, target: torch.Tensor, unsharded: Sequence[int] | None) -> _Spec:
-        if target.dtype != torch.int64:
-            raise ModuleInputError("CrossEntropyLoss", "target", f"dtype {target.dtype}", "torch.int64", "cast it")
-        self.check_same("target", target, "the logits' rows", logits.shape[:-1])
+        self._check_target(logits, target[..., 0])
         placement = self._logits.resolve("logits", logits.ndim).for_shape(self.mesh, unsharded)
         classes = self._classes(logits) if unsharded is None else unsharded[-1]
         along = placement.only(logits.ndim - 1)
-        self.check_size("logits", logits, -1, along.local(self.mesh, torch.empty(classes, device="meta")).shape[0])
+        self.check_size("logits", logits, -1, along.local_shape(self.mesh, (classes,))[0])
         return _Spec(
             ndim=logits.ndim,
-            classes=classes,
+            classes=int(classes),
             mesh=self.mesh,
             mesh_id=id(self.mesh),
             placement=placement,
@@ -138,7 +173,7 @@ class CrossEntropyLoss(FusedModule):
             reduction=self.reduction,
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
-            counts_strays=logits.device.type == "cpu",
+            counts_strays=self._counts_strays and logits.device.type == "cpu",
         )
 
     def extra_repr(self) -> str:

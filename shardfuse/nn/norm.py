@@ -12,11 +12,13 @@ from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
+from . import traced
 from .dtensor import Given, Result, on_local_tensors
-from .fused import FusedOp
+from .fused import PLAIN, FusedOp
 from .norm_fusions import NormSpec, norm_op
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
+from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 class _Norm(ParameterModule):
     """What the two norms share: size, parameters and placements."""
+
+    hidden_size: Setting[int] = Setting()
+    eps: Setting[float] = Setting()
 
     def __init__(
         self,
@@ -61,6 +66,11 @@ class _Norm(ParameterModule):
         self._local_size = self._parameter.local(mesh, torch.empty(hidden_size, device="meta")).shape[0]
         self.weight = self.make_parameter("weight", hidden_size, 1.0, device, dtype)
         self.input_bias = self.make_parameter("input_bias", hidden_size, 0.0, device, dtype) if bias else None
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        placements = {"input": self._input, "output": self._output, "output_grad": self._output_grad}
+        return {"hidden_size": self.hidden_size, "eps": self.eps, "mesh": self.mesh, **placements}
 
     def reset_parameters(self) -> None:
         """Weight to one, bias to zero."""
@@ -71,7 +81,18 @@ class _Norm(ParameterModule):
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, eps={self.eps}, bias={self.input_bias is not None}, mesh={self.mesh}"
 
-    def _spec(self, x: torch.Tensor, residual: torch.Tensor | None, unsharded: Sequence[int] | None) -> NormSpec:
+    def whole(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[int] | None:
+        """Where x is whole every rank sees the same sizes, so that all may conclude from them what shards there are."""
+        return tensors[0].shape if unsharded is None and self._input.is_uncut else unsharded
+
+    def _spec(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        unsharded: Sequence[int] | None,
+    ) -> NormSpec:
         at, output, output_grad, source = self._resolve(x.ndim, unsharded)
         if at.only(x.ndim - 1).shards != self._parameter.shards:
             found = (f"Shard({x.ndim - 1})",)
@@ -87,9 +108,9 @@ class _Norm(ParameterModule):
             output=output,
             output_grad=output_grad,
             dtype=self.check_dtype("x", x),
-            weight_dtype=self.check_dtype("weight", self.weight),
+            weight_dtype=self.check_dtype("weight", weight),
             residual_dtype=None if residual is None else self.check_dtype("residual", residual),
-            bias_dtype=None if self.input_bias is None else self.check_dtype("input_bias", self.input_bias),
+            bias_dtype=None if bias is None else self.check_dtype("input_bias", bias),
         )
 
     def _resolve(self, ndim: int, unsharded: Sequence[int] | None) -> list[TensorPlacement]:
@@ -101,10 +122,6 @@ class _Norm(ParameterModule):
             self._input.resolve("input", ndim),
         ]
         return [p.for_shape(self.mesh, unsharded) for p in placements]
-
-    def _unsharded(self, x: torch.Tensor) -> torch.Size | None:
-        """Where x is whole every rank sees the same sizes, so that all may conclude from them what shards there are."""
-        return x.shape if self._input.is_uncut else None
 
     def _check_hidden(self, argument: str, tensor: torch.Tensor, placement: TensorPlacement) -> None:
         here = placement.resolve(argument, max(tensor.ndim, 1)).only(tensor.ndim - 1).shards
@@ -133,6 +150,8 @@ class RMSNorm(_Norm):
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Zhang & Sennrich 2019.
     """
 
+    family = "rms_norm"
+
     def __init__(
         self,
         hidden_size: int,
@@ -158,26 +177,32 @@ class RMSNorm(_Norm):
 
         ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
         """
-        if has_dtensor((x,)):
+        if self.mesh is None and torch.compiler.is_compiling():
+            self.check_plain(x=x, weight=self.weight)
+            self.check_size("x", x, -1, self.hidden_size)
+            return traced.rms_norm(x, self.weight, self.eps)[0]
+        if type(x) not in PLAIN and has_dtensor((x,)):
             result = Result(tuple(x.shape), self._output, self._output_grad)
             here = partial(self._forward, unsharded=x.shape)
             return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
-        return self._forward(x, unsharded=unsharded or self._unsharded(x))
+        return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
         if x.ndim == 1:
             return self._forward(x[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
+        return self.run((x, self.weight), unsharded)[0]
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        x, weight = tensors
         self._check_hidden("x", x, self._input)
-        return self.op(x, unsharded).apply(
-            self.timer, unsharded, x, *self.local_parameters(weight=self.weight, input_bias=self.input_bias)
-        )[0]
+        return norm_op(self._spec(x, weight, None, None, self.whole(tensors, unsharded)))
 
     def op(self, x: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:
         """The fusions for such an x, forward and backward; equal modules share them.
 
         x: [rows..., hidden_size] (local); ``unsharded``: its whole shape, where its shards differ in size.
         """
-        return norm_op(self._spec(x, None, unsharded or self._unsharded(x)))
+        return self.bind((x, self.weight), unsharded)
 
 
 @checked(ModuleArgumentError, ("__init__",))
@@ -191,6 +216,8 @@ class AddRMSNorm(_Norm):
     column-parallel matmul; its backward is the mirror image.
     bias: that of the matmul before, ``input_bias``: it is added once to the sum of all summands, ahead of the norm.
     """
+
+    family = "add_rms_norm"
 
     def __init__(
         self,
@@ -228,12 +255,17 @@ class AddRMSNorm(_Norm):
 
         ``unsharded``: their shape as wholes, where local tensors are shards that differ in size.
         """
-        if has_dtensor((x, residual)):
+        if self.mesh is None and torch.compiler.is_compiling():
+            self.check_plain(x=x, residual=residual, weight=self.weight, input_bias=self.input_bias)
+            self.check_size("x", x, -1, self.hidden_size)
+            self.check_same("residual", residual, "x", x.shape)
+            return traced.rms_norm(x, self.weight, self.eps, self.input_bias, residual)
+        if (type(x) not in PLAIN or type(residual) not in PLAIN) and has_dtensor((x, residual)):
             given = [Given("x", x, self._input), Given("residual", residual, self._at)]
             shape = self.unsharded_of(given)
             results = [Result(shape, self._output, self._output_grad), Result(shape, self._at, self._at)]
             return on_local_tensors(partial(self._forward, unsharded=shape), self.mesh, given, results)
-        return self._forward(x, residual, unsharded=unsharded or self._unsharded(x))
+        return self._forward(x, residual, unsharded=unsharded)
 
     def _forward(
         self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None
@@ -242,27 +274,34 @@ class AddRMSNorm(_Norm):
             whole = None if unsharded is None else (1, *unsharded)
             normed, new_residual = self._forward(x[None], residual[None], unsharded=whole)
             return normed[0], new_residual[0]
+        bias = self.input_bias
+        tensors = (x, self.weight, residual) if bias is None else (x, self.weight, bias, residual)
+        results = self.run(tensors, unsharded)
+        return results[0], results[1]
+
+    def settings(self) -> dict[str, object]:
+        return {**super().settings(), "bias": self.input_bias is not None, "residual": self._at}
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        x, weight, *bias, residual = tensors
         self._check_hidden("x", x, self._input)
         self._check_hidden("residual", residual, self._at)
         self._check_residual(x, residual)
-        op = self.op(x, residual, unsharded)
-        normed, new_residual = op.apply(
-            self.timer, unsharded, x, *self.local_parameters(weight=self.weight, input_bias=self.input_bias), residual
-        )
-        return normed, new_residual
+        return norm_op(self._spec(x, weight, bias[0] if bias else None, residual, self.whole(tensors, unsharded)))
 
     def op(self, x: torch.Tensor, residual: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:
         """The fusions for such tensors, forward and backward; equal modules share them.
 
         ``unsharded``: the whole shape, where shards differ in size.
         """
-        return norm_op(self._spec(x, residual, unsharded or self._unsharded(x)))
+        bias = () if self.input_bias is None else (self.input_bias,)
+        return self.bind((x, self.weight, *bias, residual), unsharded)
 
     def _check_residual(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         """The residual is this rank's piece of what x is, where x is whole; of x's shape where both are cut alike."""
         whole = self._input.gradient()
         if whole.is_uncut:
-            expected = self._at.resolve("residual", x.ndim).local(self.mesh, torch.empty(x.shape, device="meta"))
-            self.check_same("residual", residual, "this rank's piece of x", expected.shape)
+            expected = self._at.resolve("residual", x.ndim).local_shape(self.mesh, x.shape)
+            self.check_same("residual", residual, "this rank's piece of x", expected)
         elif whole == self._at:
             self.check_same("residual", residual, "x", x.shape)

@@ -7,8 +7,9 @@ lists of tensors (``torch._foreach_norm``, ``torch._fused_adamw_``) refuse lists
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -20,8 +21,8 @@ from ..frontend.pieces import torch_pieces
 from ..mesh import DeviceMesh, current_rank
 from ..mesh.groups import default_group
 from ..mesh.torch_mesh import torch_mesh_of
-from .dtensor import checked, local_of, placements_of
-from .fused import FusedModule
+from .dtensor import checked, local_of, local_traced, placements_of
+from .fused import PLAIN, FusedModule, Take
 from .placement import TensorPlacement
 
 if TYPE_CHECKING:
@@ -62,10 +63,27 @@ class ParameterModule(FusedModule):
                 raise PlacementError(name, placements_of(self._parameter, 1), _unordered(self.mesh), advice)
         return torch.nn.Parameter(distributed(whole, self.mesh, self._parameter))
 
+    @classmethod
+    def made_again(cls, settings: Mapping[str, Any]) -> Self:
+        return cls(**settings, device="meta", parameters="local")  # pyright: ignore[reportCallIssue]
+
     def local_parameters(self, **named: torch.nn.Parameter | None) -> tuple[torch.Tensor, ...]:
         """This rank's pieces of those that there are; gradients come back as the parameters live."""
-        present = {name: p for name, p in named.items() if p is not None}
-        return tuple(_local_parameter(name, p, self.mesh, self._parameter) for name, p in present.items())
+        present = [p for p in named.values() if p is not None]
+        return tuple(p if take is None else take(p) for p, take in zip(present, map(self.take, present), strict=True))
+
+    def take(self, parameter: torch.Tensor) -> Take | None:
+        """Gradients come back as the parameter lives."""
+        if type(parameter) in PLAIN or not has_dtensor((parameter,)):
+            return None
+        name = next((name for name, p in self._parameters.items() if p is parameter), "parameter")
+        gradient, move = checked(name, cast("DTensor", parameter), self.mesh, self._parameter)
+        if move is None:
+            return partial(_local_parameter, gradient)
+        return lambda p: local_of(name, p, self.mesh, self._parameter)
+
+    def traced(self, parameter: torch.Tensor) -> torch.Tensor:
+        return local_traced("parameter", parameter, self.mesh, self._parameter)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
         """``to``, ``to_empty`` and the like: a DTensor that goes to another kind of device goes to a mesh of that."""
@@ -112,16 +130,10 @@ class ParameterModule(FusedModule):
         return []
 
 
-def _local_parameter(
-    name: str, parameter: torch.Tensor, mesh: DeviceMesh | None, placement: TensorPlacement
-) -> torch.Tensor:
-    if not has_dtensor((parameter,)):
-        return parameter
-    gradient, move = checked(name, cast("DTensor", parameter), mesh, placement)
-    if move is not None:
-        return local_of(name, parameter, mesh, placement)
-    apply = cast("Callable[..., torch.Tensor]", _ToLocal.apply)  # pyright: ignore[reportUnknownMemberType]
-    return apply(parameter, gradient)
+def _local_parameter(gradient: tuple[Placement, ...], parameter: torch.Tensor) -> torch.Tensor:
+    if torch.is_grad_enabled() and parameter.requires_grad:
+        return cast("Any", _ToLocal).apply(parameter, gradient)
+    return cast("Any", parameter)._local_tensor
 
 
 class _ToLocal(torch.autograd.Function):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     # 500 modules and half a second: only the caller, who makes placements, pays for it.
     from torch.distributed.tensor.placement_types import Placement
 
-    Placements = Placement | Sequence[Placement]
+    Placements = Placement | Sequence[Placement] | "TensorPlacement"
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,11 @@ class TensorPlacement:
     def of(argument: str, placements: Placements | None, mesh: DeviceMesh | None) -> TensorPlacement:
         """Read torch's placements: one, or a sequence with one per mesh dimension; None is replicated.
 
+        A TensorPlacement, which a module that is made again from its settings has, is taken as it is.
         Raises PlacementError where their number is not the mesh's, or where there are placements but no mesh.
         """
+        if isinstance(placements, TensorPlacement):
+            return placements
         if placements is None:
             n = mesh.ndim if mesh is not None else 0
             return TensorPlacement((None,) * n, (False,) * n)
@@ -57,6 +60,11 @@ class TensorPlacement:
     def is_uncut(self) -> bool:
         """Has every rank tensors of the unsharded size: replicas, or partial sums?"""
         return all(dim is None for dim in self.shards)
+
+    @property
+    def cut_dims(self) -> tuple[int, ...]:
+        """The dims that mesh dimensions cut, one each."""
+        return tuple(dim for dim in self.shards if dim is not None)
 
     @property
     def leading(self) -> int:
@@ -98,14 +106,26 @@ class TensorPlacement:
             unsharded = unsharded.narrow(dim, start, stop - start)
         return unsharded
 
+    def local_shape(self, mesh: DeviceMesh | None, unsharded: Sequence[int]) -> tuple[int, ...]:
+        """The shape of this rank's piece, dims counted from either end.  Sizes may be symbolic."""
+        resolved = tuple(None if d is None else d % len(unsharded) for d in self.shards)
+        spans = [replace(self, shards=resolved)._span(mesh, dim, size) for dim, size in enumerate(unsharded)]
+        return tuple(stop - start for start, stop in spans)
+
     def _span(self, mesh: DeviceMesh | None, dim: int, size: int) -> tuple[int, int]:
         """The part of ``dim`` that this rank has."""
         start, stop, chunk = 0, size, size
+        is_even = size % self.parts(mesh, dim) == 0  # then a symbolic size needs no minimum
         for mesh_dim, shard_dim in enumerate(self.shards):
             if mesh is not None and shard_dim == dim:
+                index = mesh.index(current_rank(), mesh.parallel_types[mesh_dim])
+                if is_even:
+                    chunk = chunk // mesh.shape[mesh_dim]
+                    start, stop = start + index * chunk, start + (index + 1) * chunk
+                    continue
                 chunk = -(-chunk // mesh.shape[mesh_dim])
-                start = min(start + mesh.index(current_rank(), mesh.parallel_types[mesh_dim]) * chunk, stop)
-                stop = min(start + chunk, stop)
+                start = torch.sym_min(start + index * chunk, stop)
+                stop = torch.sym_min(start + chunk, stop)
         return start, stop
 
     def parts(self, mesh: DeviceMesh | None, dim: int) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from ..errors import PlacementError
 from ..executor.agreement import failures_told
@@ -15,12 +16,18 @@ from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
+from ..mesh.groups import world_key
 from .dtensor import Given, Result, on_local_tensors
-from .fused import FusedOp, FusionTimer
+from .fused import PLAIN, FusedModule, FusedOp
 from .placement import TensorPlacement, define, move
+from .timer import FusionTimer
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Placement
+
     from .placement import Placements
+
+    Fixed = Placement | tuple[Placement, ...] | TensorPlacement
 
 
 def redistribute(
@@ -42,35 +49,88 @@ def redistribute(
     summand of it (what a column-parallel matmul leaves).  The gradient of x lives as x does, whole for a partial x.
     Raises PlacementError.
     """
+    wanted = target if grad is None else grad
+    if torch.compiler.is_compiling():
+        if has_dtensor((x,)):
+            raise PlacementError("x", x.placements, "torch.compile", "call its redistribute()")
+        text = _text(mesh, source, target, wanted, timer)
+        return Redistribution.library_op([x], text, None if unsharded is None else list(unsharded))[0]
     try:
-        return _redistributed(x, mesh, (source, target, target if grad is None else grad), unsharded, timer)
+        move = _made(world_key(), mesh, _fixed(source), _fixed(target), _fixed(wanted), timer)
+        return move(x, unsharded=unsharded)
     except PlacementError:
         with failures_told(mesh.ranks):
             raise
 
 
-def _redistributed(
-    x: torch.Tensor,
-    mesh: DeviceMesh,
-    said: tuple[Placements, Placements, Placements],
-    unsharded: Sequence[int] | None,
-    timer: FusionTimer | None,
-) -> torch.Tensor:
-    placements = [
-        TensorPlacement.of(name, value, mesh).resolve(name, x.ndim)
-        for name, value in zip(("source", "target", "grad"), said, strict=True)
-    ]
-    if placements[1].is_partial:
-        raise PlacementError("target", (said[1],), "a redistribution", "pass Shard or Replicate")
-    if has_dtensor((x,)) or placements[0].is_uncut:
-        unsharded = tuple(x.shape)
-    placements = [p.for_shape(mesh, unsharded) for p in placements]
-    op = _op(_Move(x.ndim, DataType.from_torch(x.dtype), mesh, id(mesh), *placements))
-    if unsharded is not None and has_dtensor((x,)):
-        result = Result(tuple(unsharded), placements[1], placements[2])
-        here = partial(op.apply, timer, unsharded)
-        return on_local_tensors(here, mesh, [Given("x", x, placements[0])], [result])[0]
-    return op.apply(timer, unsharded, x)[0]
+class Redistribution(FusedModule):
+    """What ``redistribute`` does between three placements, as a module."""
+
+    family = "redistribute"
+
+    def __init__(self, mesh: DeviceMesh, source: Placements, target: Placements, grad: Placements) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self._source = TensorPlacement.of("source", source, mesh)
+        self._target = TensorPlacement.of("target", target, mesh)
+        self._grad = TensorPlacement.of("grad", grad, mesh)
+        if self._target.is_partial:
+            raise PlacementError("target", (target,), "a redistribution", "pass Shard or Replicate")
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        return {"mesh": self.mesh, "source": self._source, "target": self._target, "grad": self._grad}
+
+    def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
+        if type(x) not in PLAIN and has_dtensor((x,)):
+            shape = tuple(x.shape)
+            result = Result(shape, self._target, self._grad)
+            here = partial(self._forward, unsharded=shape)
+            return on_local_tensors(here, self.mesh, [Given("x", x, self._source)], [result])
+        return self._forward(x, unsharded=unsharded)
+
+    def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
+        return self.run((x,), unsharded)[0]
+
+    def whole(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[int] | None:
+        return tensors[0].shape if self._source.is_uncut else unsharded
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        (x,), mesh = tensors, self.mesh
+        assert mesh is not None, "there is none without"
+        said = (("source", self._source), ("target", self._target), ("grad", self._grad))
+        whole = self.whole(tensors, unsharded)
+        placements = [p.resolve(name, x.ndim).for_shape(mesh, whole) for name, p in said]
+        return _op(_Move(x.ndim, DataType.from_torch(x.dtype), mesh, id(mesh), *placements))
+
+
+@lru_cache(maxsize=256)
+def _made(
+    world: tuple[int, int], mesh: DeviceMesh, source: Fixed, target: Fixed, grad: Fixed, timer: FusionTimer | None
+) -> Redistribution:
+    move = Redistribution(mesh, source, target, grad)
+    move.timer = timer
+    return move
+
+
+def _fixed(placements: Placements) -> Fixed:
+    """A key."""
+    return tuple(placements) if isinstance(placements, Sequence) else placements
+
+
+def _text(mesh: DeviceMesh, source: Placements, target: Placements, grad: Placements, timer: FusionTimer | None) -> str:
+    """What ``Redistribution(...).text`` is, in words that torch.compile knows."""
+    words = ",".join(
+        f'"{name}":[{",".join(map(_word, placements if isinstance(placements, Sequence) else (placements,)))}]'
+        for name, placements in (("source", source), ("target", target), ("grad", grad))
+    )
+    timed = "" if timer is None else f',"timer":{timer.number}'
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    return f'{{"mesh":{mesh.text},{words}{timed},"rank":{rank}}}'
+
+
+def _word(placement: Any) -> str:
+    return f'"S{placement.dim}"' if placement.is_shard() else '"P"' if placement.is_partial() else '"R"'
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,169 @@
+"""The modules as ops of torch.library, for torch.compile, torch.export and torch's dispatch modes.
+
+    shardfuse::rms_norm_v1(Tensor[] tensors, str settings, SymInt[]? unsharded) -> Tensor[]
+    shardfuse::rms_norm_backward_v1(Tensor[] gradients, Tensor[] saved, str settings, str dtypes, SymInt[] sizes,
+                                    SymInt[]? unsharded) -> Tensor[]
+
+Both are functional: outputs are new and contiguous.  The first gives the results and what the backward reads; the
+second the gradients, of tensors whose ``dtypes`` and ``sizes`` are told.  ``settings`` is a module's text, from which
+another process makes the module again: a cache of compiled graphs holds nothing else of it.  Autocast leaves both
+alone, as they compute in float32 or float64 whatever they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch.library import Library, fallthrough_kernel
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
+
+from ..errors import CompiledElsewhereError, SecondDerivativeError
+from ..mesh.groups import world_key
+from .fused import BoundOp, FusedModule
+from .settings import parsed
+from .timer import FusionTimer
+
+_MODULES = 1024
+_BOUND = 256
+Sizes = Sequence[int]
+
+_library = Library("shardfuse", "FRAGMENT")
+_families: dict[str, type[FusedModule]] = {}
+
+
+def define(module: type[FusedModule]) -> None:
+    """The two ops of a family of modules."""
+    name, backward = f"{module.family}_v1", f"{module.family}_backward_v1"
+    _families[module.family] = module
+    _library.define(
+        f"{name}(Tensor[] tensors, str settings, SymInt[]? unsharded) -> Tensor[]",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
+    _library.define(
+        f"{backward}(Tensor[] gradients, Tensor[] saved, str settings, str dtypes, SymInt[] sizes, "
+        "SymInt[]? unsharded) -> Tensor[]",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
+    ops = _Ops(module.family)
+    for op, run, fake in ((name, ops.forward, ops.fake_forward), (backward, ops.backward, ops.fake_backward)):
+        for device in ("CPU", "CUDA"):
+            _library.impl(op, run, device)
+            _library.impl(op, fallthrough_kernel, f"Autocast{device}")
+        torch.library.register_fake(f"shardfuse::{op}", fake, lib=_library)
+    torch.library.register_autograd(f"shardfuse::{name}", ops.differentiate, setup_context=ops.keep, lib=_library)
+    torch.library.register_autograd(f"shardfuse::{backward}", ops.refuse, lib=_library)
+    module.library_op = getattr(torch.ops.shardfuse, name).default
+
+
+class _Ops:
+    """What the two ops of a family do."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+
+    def forward(self, tensors: Sequence[torch.Tensor], settings: str, unsharded: Sizes | None) -> list[torch.Tensor]:
+        bound, timer = self._bound(tensors, settings, unsharded)
+        return _new(bound.forward(timer, tensors), tensors)
+
+    def fake_forward(
+        self, tensors: Sequence[torch.Tensor], settings: str, unsharded: Sizes | None
+    ) -> list[torch.Tensor]:
+        module = _module(world_key(), self.family, settings)
+        op = module.bind(tensors, unsharded)
+        return op.shapes.empty(tensors, module.whole(tensors, unsharded))
+
+    def backward(
+        self,
+        gradients: Sequence[torch.Tensor],
+        saved: Sequence[torch.Tensor],
+        settings: str,
+        dtypes: str,
+        sizes: Sizes,
+        unsharded: Sizes | None,
+    ) -> list[torch.Tensor]:
+        with _disable_current_modes():
+            like = _described(dtypes, sizes)
+        bound, timer = self._bound(like, settings, unsharded)
+        given = (*gradients, *saved)
+        return _new(bound.backward(timer, given), given)
+
+    def fake_backward(
+        self,
+        gradients: Sequence[torch.Tensor],
+        saved: Sequence[torch.Tensor],
+        settings: str,
+        dtypes: str,
+        sizes: Sizes,
+        unsharded: Sizes | None,
+    ) -> list[torch.Tensor]:
+        like = _described(dtypes, sizes)
+        order = _module(world_key(), self.family, settings).bind(like, unsharded).order
+        return [
+            gradients[0].new_empty(like[order.index(k)].shape, dtype=like[order.index(k)].dtype)
+            for k in sorted(set(order))
+        ]
+
+    def keep(self, ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Tensor]) -> None:
+        """``setup_context`` of the forward."""
+        tensors, settings, unsharded = cast("tuple[list[torch.Tensor], str, Sizes | None]", inputs)
+        ctx.op = op = _module(world_key(), self.family, settings).bind(tensors, unsharded)
+        candidates = (*tensors, *output)
+        ctx.save_for_backward(*[candidates[k] for k in op.saved])
+        ctx.settings, ctx.unsharded, ctx.tensors = settings, unsharded, len(tensors)
+        ctx.dtypes = " ".join(f"{str(t.dtype).removeprefix('torch.')}:{t.ndim}" for t in tensors)
+        ctx.sizes = [n for t in tensors for n in t.shape]
+
+    def differentiate(self, ctx: Any, gradients: Sequence[torch.Tensor]) -> tuple[object, ...]:
+        op = getattr(torch.ops.shardfuse, f"{self.family}_backward_v1").default
+        given = list(gradients[: len(ctx.op.gradients)])
+        found = op(given, list(ctx.saved_tensors), ctx.settings, ctx.dtypes, ctx.sizes, ctx.unsharded)
+        rest = [None] * (ctx.tensors - len(ctx.op.order))
+        return [*(found[k] for k in ctx.op.order), *rest], None, None
+
+    def refuse(self, ctx: Any, *gradients: object) -> None:
+        raise SecondDerivativeError(f"{self.family}_v1")
+
+    def _bound(
+        self, tensors: Sequence[torch.Tensor], settings: str, unsharded: Sizes | None
+    ) -> tuple[BoundOp, FusionTimer | None]:
+        module = _module(world_key(), self.family, settings)
+        key = (None if unsharded is None else tuple(unsharded), *((t.shape, t.dtype, t.device) for t in tensors))
+        return module.bound_for(key, tensors, unsharded), module.timer
+
+
+@lru_cache(maxsize=_MODULES)
+def _module(world: tuple[int, int], family: str, settings: str) -> FusedModule:
+    """The module of these settings, made once in a process group: fusions are bound to its ranks."""
+    arguments, rank = parsed(settings)
+    if rank is not None and rank != world[0]:
+        raise CompiledElsewhereError(f"{family}_v1", rank, world[0])
+    number = arguments.pop("timer", None)
+    with _disable_current_modes():
+        module = _families[family].made_again(arguments)
+    module.timer = FusionTimer.numbered.get(cast("int", number))
+    return module
+
+
+def _described(dtypes: str, sizes: Sizes) -> list[torch.Tensor]:
+    """Tensors of these dtypes and sizes, without data."""
+    found: list[torch.Tensor] = []
+    for word in dtypes.split(" "):
+        name, _, ndim = word.partition(":")
+        shape, sizes = sizes[: int(ndim)], sizes[int(ndim) :]
+        found.append(torch.empty(shape, dtype=getattr(torch, name), device="meta"))
+    return found
+
+
+def _new(outputs: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Contiguous, each in a storage of its own: what a functional op returns."""
+    taken = {t.untyped_storage().data_ptr() for t in given if t.numel()}
+    made: list[torch.Tensor] = []
+    for x in outputs:
+        here = x.untyped_storage().data_ptr()
+        x = x.clone(memory_format=torch.contiguous_format) if here in taken and x.numel() else x.contiguous()
+        taken.add(x.untyped_storage().data_ptr())
+        made.append(x)
+    return made

@@ -1,0 +1,82 @@
+"""What a module was made with, as text: an op of a compiled graph has nothing else from which to find its fusions.
+
+    RMSNorm(4096, mesh=mesh, input=Partial())  ->
+    {"hidden_size":4096,"eps":1e-06,"mesh":{"ranks":[0,1],"names":null},"input":["P"],"output":["R"],...}
+
+Caches of compiled graphs outlive a process, so that a text names a mesh by its ranks and holds no object's address.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from ..mesh import DeviceMesh, current_rank
+from .placement import TensorPlacement
+
+T = TypeVar("T")
+
+
+class _Described(Protocol):
+    def describe(self) -> None: ...
+
+
+class Setting(Generic[T]):
+    """An attribute of a module that its fusions depend on: where it is changed, the module forgets those it has."""
+
+    def __init__(self, *default: T) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}_setting"
+
+    def __get__(self, module: object, owner: type) -> T:
+        if module is None:
+            return cast("T", self)
+        try:
+            return cast("T", module.__dict__[self._name])
+        except KeyError:
+            if self._default:
+                return self._default[0]
+            raise AttributeError(self._name) from None
+
+    def __set__(self, module: object, value: T) -> None:
+        module.__dict__[self._name] = value
+        if "text" in module.__dict__:  # not while the module is being made
+            cast("_Described", module).describe()
+
+
+def printed(settings: Mapping[str, object]) -> str:
+    """The arguments of a module as text; of a module on a mesh with this rank, whose pieces have sizes of their own."""
+    entries = {name: _entry(value) for name, value in settings.items()}
+    if settings.get("mesh") is not None:
+        entries["rank"] = current_rank()
+    return json.dumps(entries, separators=(",", ":"))
+
+
+def parsed(text: str) -> tuple[dict[str, object], int | None]:
+    """The arguments of the module, and the rank whose they are: None for a module without a mesh."""
+    entries = cast("dict[str, object]", json.loads(text))
+    rank = cast("int | None", entries.pop("rank", None))
+    return {name: _value(entry) for name, entry in entries.items()}, rank
+
+
+def _entry(value: object) -> object:
+    if isinstance(value, DeviceMesh):
+        return json.loads(value.text)
+    if isinstance(value, TensorPlacement):
+        pairs = zip(value.shards, value.partial, strict=True)
+        return ["P" if is_partial else "R" if dim is None else f"S{dim}" for dim, is_partial in pairs]
+    return value
+
+
+def _value(entry: object) -> object:
+    if isinstance(entry, dict):
+        mesh = cast("dict[str, Any]", entry)
+        return DeviceMesh(mesh["ranks"], mesh["names"])
+    if isinstance(entry, list):
+        words = cast("list[str]", entry)
+        shards = tuple(int(word[1:]) if word[0] == "S" else None for word in words)
+        return TensorPlacement(shards, tuple(word == "P" for word in words))
+    return entry

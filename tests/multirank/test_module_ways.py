@@ -1,0 +1,231 @@
+"""Modules of shardfuse.nn on ranks under what torch offers: each against the same call without it, bit by bit.
+
+What the modules give without it is compared with torch's in float64 in test_nn.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from module_ways import TABLE, TWICE, WAYS, Trial, differentiated_twice, run
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from shardfuse import DeviceMesh
+from shardfuse.errors import PlacementError
+from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
+
+pytestmark = [pytest.mark.mpi]
+HIDDEN, ROWS, BATCH = 16, 8, 2
+LOCAL_ONLY = ("pickle", "torch.save, torch.load")
+NOT_SHARDED = ("torch.export",)
+
+
+class Move(torch.nn.Module):
+    """``redistribute`` as a module."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.mesh = mesh
+
+    def forward(self, x: Tensor) -> Tensor:
+        return redistribute(x, self.mesh, Partial(), Shard(1))
+
+
+def normal(pg, *shape: int, seed: int) -> Tensor:
+    """Of this rank alone, where ``seed`` is even; of all ranks where it is odd."""
+    generator = torch.Generator().manual_seed(seed if seed % 2 else seed + 1000 * (1 + pg.rank))
+    return torch.randn(shape, generator=generator).to(pg.device)
+
+
+def trial_of(name: str, pg, parameters: str) -> Trial:
+    mesh, n = DeviceMesh(list(range(pg.size))), pg.size
+    where = {"mesh": mesh, "parameters": parameters, "device": pg.device}
+    whole, rows, columns = (BATCH, ROWS, HIDDEN), (BATCH, ROWS // n, HIDDEN), (BATCH, ROWS, HIDDEN // n)
+    made: dict[str, tuple[Callable[[], torch.nn.Module], list[tuple[int, ...]], list[tuple[int, ...]]]] = {
+        "norm of rows": (lambda: RMSNorm(HIDDEN, input=Shard(1), **where), [rows], [rows]),
+        "norm of a hidden axis": (lambda: RMSNorm(HIDDEN, input=Shard(-1), **where), [columns], [columns]),
+        "norm between parallel layers": (
+            lambda: AddRMSNorm(
+                HIDDEN,
+                bias=True,
+                input=Partial(),
+                residual=Shard(1),
+                output=Replicate(),
+                output_grad=Partial(),
+                **where,
+            ),
+            [whole, rows],
+            [whole, rows],
+        ),
+        "gate": (lambda: SwiGLU(HIDDEN, bias=True, input=Shard(-1), **where), [columns, columns], [columns]),
+        "loss": (lambda: CrossEntropyLoss(mesh=mesh, logits=Shard(-1)), [columns], [()]),
+        "redistribute": (lambda: Move(mesh), [whole], [rows]),
+    }
+    make, shapes, results = made[name]
+    arguments = [normal(pg, *shape, seed=2 * k) for k, shape in enumerate(shapes)]
+    gradients = [normal(pg, *shape, seed=2 * k + (21 if shape == () else 20)) for k, shape in enumerate(results)]
+    if name == "loss":
+        target = torch.randint(HIDDEN, (BATCH, ROWS), generator=torch.Generator().manual_seed(3))
+        arguments.append(target.to(pg.device))
+    return Trial(make(), arguments, gradients)
+
+
+def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
+    for k, (got, want) in enumerate(zip(found, expected, strict=True)):
+        got, want = (t.to_local() if isinstance(t, DTensor) else t for t in (got, want))
+        assert torch.equal(got, want), f"result or gradient {k}"
+
+
+COMPILED = {
+    "torch.compile, fullgraph": {
+        "norm of a hidden axis": "dtensor",
+        "gate": "local",
+        "loss": "local",
+        "redistribute": "local",
+    },
+    "torch.compile, dynamic batch": {"norm between parallel layers": "dtensor", "loss": "local"},
+}
+"""Compiling takes seconds: a case or two for each way through the modules."""
+NAMES = ["norm of rows", "norm of a hidden axis", "norm between parallel layers", "gate", "loss", "redistribute"]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in NOT_SHARDED])
+def test_ways(way: str, pg) -> None:
+    for name in NAMES:
+        for parameters in ("local", "dtensor"):
+            has_parameters = name not in ("loss", "redistribute")
+            if parameters == "dtensor" and (way in LOCAL_ONLY or not has_parameters):
+                continue
+            if way in COMPILED and COMPILED[way].get(name) != parameters:
+                continue
+            trial = trial_of(name, pg, parameters)
+            if way == "meta device, to_empty, reset_parameters" and not has_parameters:
+                continue
+            assert_equal(WAYS[way](trial), run(trial))
+
+
+def test_compiled_on_dtensors(pg) -> None:
+    """Activations and their gradients as DTensors, of rows that ranks share out unevenly."""
+    mesh = DeviceMesh(list(range(pg.size)))
+    torch_mesh = init_device_mesh(pg.device.type, (pg.size,))
+    norm = AddRMSNorm(
+        HIDDEN, bias=True, mesh=mesh, input=Partial(), residual=Shard(1), output=Replicate(), device=pg.device
+    )
+    shape = (BATCH, ROWS - 1, HIDDEN)
+    rows = len(torch.arange(ROWS - 1).chunk(pg.size)[pg.rank])
+    x = DTensor.from_local(normal(pg, *shape, seed=0), torch_mesh, [Partial()], run_check=False)
+    local = normal(pg, BATCH, rows, HIDDEN, seed=2)
+    stride = torch.empty(shape, device="meta").stride()
+    residual = DTensor.from_local(
+        local, torch_mesh, [Shard(1)], run_check=False, shape=torch.Size(shape), stride=stride
+    )
+    torch._dynamo.reset()
+    found = []
+    for call in (norm, torch.compile(norm, fullgraph=True, backend="aot_eager")):
+        norm.zero_grad()
+        leaves = [t.detach().requires_grad_() for t in (x, residual)]
+        normed, total = call(*leaves)
+        assert normed.placements == (Replicate(),)
+        assert total.placements == (Shard(1),)
+        assert total.shape == shape
+        (normed.to_local().square().sum() + total.to_local().square().sum()).backward()
+        found.append([normed, total, *(t.grad for t in (*leaves, *norm.parameters()))])
+    assert_equal([t.detach() for t in found[1]], [t.detach() for t in found[0]])
+
+
+def test_uneven_local_tensors_compiled(pg) -> None:
+    rows = len(torch.arange(ROWS - 1).chunk(pg.size)[pg.rank])
+    trial = trial_of("norm between parallel layers", pg, "local")
+    cut = normal(pg, BATCH, rows, HIDDEN, seed=2)
+    whole = trial.arguments[0][:, 1:].contiguous()
+    trial = Trial(trial.module, [whole, cut], [whole.clone(), cut.clone()])
+    assert_equal(WAYS["torch.compile, fullgraph"](trial), run(trial))
+
+
+def test_double_backward_is_refused(pg) -> None:
+    assert differentiated_twice(trial_of("norm of rows", pg, "local")) == TWICE
+
+
+class Tower(torch.nn.Module):
+    """Plain modules of both kinds around plain layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.gate = (
+            RMSNorm(HIDDEN),
+            torch.nn.Linear(HIDDEN, HIDDEN),
+            torch.nn.Linear(HIDDEN, HIDDEN),
+        )
+        self.swiglu, self.down = SwiGLU(HIDDEN, bias=True), torch.nn.Linear(HIDDEN, HIDDEN, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return self.down(self.swiglu(self.gate(x), self.up(x)))
+
+
+def tower(pg) -> tuple[Tower, Tensor]:
+    torch.manual_seed(0)
+    return Tower().to(pg.device), torch.randn(4 * pg.size, HIDDEN).to(pg.device)
+
+
+def summed_gradients(model: Tower, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    model(x).square().mean().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("way", ["DistributedDataParallel", "fully_shard (FSDP2)"])
+def test_data_parallel(way: str, pg) -> None:
+    """Each rank has a part of the batch; gradients are the mean over ranks, those of the whole batch."""
+    model, x = tower(pg)
+    expected = summed_gradients(model, x)
+    model.zero_grad()
+    mine = x.chunk(pg.size)[pg.rank]
+    if way == "DistributedDataParallel":
+        wrapped: torch.nn.Module = DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh(pg.device.type, (pg.size,))
+        for part in (model.norm, model.swiglu):
+            fully_shard(part, mesh=mesh)
+        wrapped = fully_shard(model, mesh=mesh)
+    for _ in range(2):  # parameters come and go between the calls
+        model.zero_grad()
+        wrapped(mine).square().mean().backward()
+    for p, want in zip(model.parameters(), expected, strict=True):
+        got = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+
+
+def test_parallelize_module(pg) -> None:
+    """Layers that torch shards, around a module that is made for what they leave."""
+    model, x = tower(pg)
+    expected = summed_gradients(model, x)
+    mesh = init_device_mesh(pg.device.type, (pg.size,))
+    gate = SwiGLU(HIDDEN, bias=True, mesh=DeviceMesh.from_torch(mesh), input=Shard(-1), device=pg.device)
+    gate.load_state_dict(model.swiglu.state_dict())
+    model.swiglu = gate
+    plan = {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    parallelize_module(model, mesh, plan)
+    found = summed_gradients(model, x)
+    for got, want in zip(found, expected, strict=True):
+        got = got.full_tensor() if isinstance(got, DTensor) else got
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+
+
+def test_parallelize_module_refuses_a_plain_module(pg) -> None:
+    """A style that makes a plain module's parameters DTensors: it has no mesh on which its fusion would run."""
+    model, x = tower(pg)
+    parallelize_module(model, init_device_mesh(pg.device.type, (pg.size,)), {"norm": SequenceParallel(sequence_dim=0)})
+    with pytest.raises(PlacementError, match="make the module with mesh=DeviceMesh"):
+        model.norm(x.chunk(pg.size)[pg.rank])
+
+
+def test_the_table_has_all() -> None:
+    assert {"DistributedDataParallel", "fully_shard (FSDP2)", "parallelize_module", *WAYS} < set(TABLE)
