@@ -7,7 +7,7 @@ import pwd
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -317,71 +317,6 @@ def _expanded(text: str, env: Mapping[str, str]) -> Path:
     return Path(text).absolute()
 
 
-@dataclass(frozen=True)
-class Variable:
-    """An environment variable that shardfuse reads, for a report.
-
-    text: what it holds, None where it is not set. value: what shardfuse makes of that, None where it is refused.
-    error: why it is refused, "" where it is not.
-    """
-
-    name: str
-    text: str | None
-    value: object
-    error: str = ""
-
-
-_READERS: dict[str, Callable[[Mapping[str, str]], object]] = {
-    "SHARDFUSE_AUTOTUNE": lambda env: _flag(env, "SHARDFUSE_AUTOTUNE"),
-    "SHARDFUSE_CACHE_DIR": lambda env: str(read_cache_directory(env)),
-    "SHARDFUSE_CHECK": lambda env: ", ".join(_choices(env, "SHARDFUSE_CHECK", ("replicas",))) or "nothing",
-    "SHARDFUSE_HEARTBEAT_LIMIT": lambda env: _seconds(env, "SHARDFUSE_HEARTBEAT_LIMIT", Settings.heartbeat_limit),
-    "SHARDFUSE_STRICT": lambda env: _flag(env, "SHARDFUSE_STRICT"),
-    "SHARDFUSE_TIMEOUT": lambda env: _seconds(env, "SHARDFUSE_TIMEOUT", Settings.timeout),
-    "CC": read_c_compiler,
-    "HOME": read_home,
-    "TORCH_NCCL_USE_COMM_NONBLOCKING": lambda env: not is_nccl_blocking(env),
-    "TRITON_INTERPRET": lambda env: _flag(env, "TRITON_INTERPRET"),
-    "XDG_CONFIG_HOME": read_key_directory,
-}
-"""Every variable but those of launchers, with what reads it."""
-
-_OF_LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "TORCHELASTIC_", "MASTER_")
-_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
-
-
-def read_variables(environ: Mapping[str, str] | None = None) -> list[Variable]:
-    """Every variable that shardfuse reads, launchers' apart, whether it is set or not."""
-    env = os.environ if environ is None else environ
-    found: list[Variable] = []
-    for name, read in _READERS.items():
-        try:
-            found.append(Variable(name, env.get(name), read(env)))
-        except EnvironmentVariableError as error:
-            found.append(Variable(name, env.get(name), None, str(error)))
-    return found
-
-
-def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Names of variables that begin as shardfuse's do and that nothing reads: misspelt ones, most of them."""
-    env = os.environ if environ is None else environ
-    return sorted(name for name in env if name.startswith("SHARDFUSE_") and name not in _READERS)
-
-
-def hides_gpus(environ: Mapping[str, str] | None = None) -> bool:
-    """Does CUDA_VISIBLE_DEVICES name no GPU at all?"""
-    named = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
-    return named is not None and (not named.strip() or named.strip().startswith("-1"))
-
-
-def environment_without_launch(
-    said: Mapping[str, str], python_path: Sequence[str] = (), environ: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """This environment with ``said`` in it, for a process that is no rank of this one's job.
-
-    ``python_path``: folders where the process looks for modules first.
-    """
-    env = os.environ if environ is None else environ
-    kept = {name: text for name, text in env.items() if not (name.startswith(_OF_LAUNCHERS) or name in _OF_RANKS)}
-    folders = [*python_path, *filter(None, [env.get("PYTHONPATH")])]
-    return {**kept, **({"PYTHONPATH": os.pathsep.join(folders)} if folders else {}), **said}
+def process_environment() -> dict[str, str]:
+    """All of the environment, for a report, and for processes to start."""
+    return dict(os.environ)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from shardfuse.__main__ import main
-from shardfuse.config import read_variables, unknown_variables
 from shardfuse.tools.doctor import devices, processes, report, surroundings, trials, versions
 from shardfuse.tools.doctor.finding import Finding, checked
+from shardfuse.tools.doctor.variables import read_variables, unknown_variables
 
 ROOT = Path(__file__).parents[1]
 SECRET = "hunter2"

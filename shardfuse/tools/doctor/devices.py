@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import torch
 
-from ...config import hides_gpus
 from .finding import Finding, ok
+from .variables import hides_gpus
 from .versions import answer
 
 AREA = "GPUs"

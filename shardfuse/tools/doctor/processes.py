@@ -22,9 +22,9 @@ from typing import IO
 
 import torch
 
-from ...config import environment_without_launch
 from .finding import Finding, checked
 from .trials import AREA, TRIALS
+from .variables import environment_without_launch
 
 _PACKAGE_PARENT = str(Path(__file__).parents[3])
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))

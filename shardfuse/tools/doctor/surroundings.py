@@ -18,12 +18,11 @@ from ...config import (
     read_job_directory,
     read_key_directory,
     read_launch,
-    read_variables,
-    unknown_variables,
 )
 from ...errors import ShardfuseError, UnsafeFolderError
 from ...secure_files import open_folder
 from .finding import Finding, Status, ok
+from .variables import read_variables, unknown_variables
 
 _MOST_FILES = 100_000
 _PATIENCE = 5.0  # seconds for a name to be resolved
