@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import permutations
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from shardfuse.__main__ import main
+from shardfuse.errors import EnvironmentVariableError
 from shardfuse.tools.doctor import devices, processes, report, surroundings, trials, versions
 from shardfuse.tools.doctor.finding import Finding, checked
 from shardfuse.tools.doctor.variables import read_variables, unknown_variables
@@ -217,6 +219,14 @@ def test_a_check_that_breaks_is_a_finding() -> None:
 
     (found,) = checked("GPUs", broken)
     assert (found.status, found.found) == ("fault", "ended with KeyError: 'free'")
+
+    def half_way() -> Iterator[Finding]:
+        yield Finding("caches", "key", "ok", "fine")
+        raise EnvironmentVariableError("SHARDFUSE_CACHE_DIR", "x", "a folder")
+
+    first, second = checked("caches", half_way)
+    assert (first.status, second.status) == ("ok", "fault")
+    assert second.found.startswith("environment variable SHARDFUSE_CACHE_DIR is 'x'")
 
 
 def test_both_forms_hold_every_finding() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from ...errors import ShardfuseError
+
 Status = Literal["ok", "warning", "fault"]
 
 
@@ -31,7 +33,10 @@ def checked(area: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     """What ``check`` finds; a check that fails itself is a fault, so that the others are still made."""
     found: list[Finding] = []
     try:
-        found.extend(check())
+        for finding in check():
+            found.append(finding)  # noqa: PERF402 what was found before a failure stays
+    except ShardfuseError as error:
+        found.append(Finding(area, "check", "fault", str(error), "do what the message says"))
     except Exception as error:  # noqa: BLE001 whatever it is, it is reported
         remedy = "report it with this whole text: the check itself is broken, or the installation is"
         found.append(Finding(area, "check", "fault", f"ended with {type(error).__name__}: {error}", remedy))

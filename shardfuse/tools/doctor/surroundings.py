@@ -32,7 +32,6 @@ def caches() -> Iterator[Finding]:
     """Each folder: where, whose, its mode and size, and whether shardfuse takes it or refuses it."""
     another = "name another by SHARDFUSE_CACHE_DIR"
     slower = "until then each process compiles its kernels anew"
-    yield folder("kernels", read_cache_directory(), another, slower)
     key = read_key_directory()
     if key is None:
         remedy = "set HOME or XDG_CONFIG_HOME to a folder of this user"
@@ -44,6 +43,7 @@ def caches() -> Iterator[Finding]:
         yield folder("Triton", triton, "name another by TRITON_CACHE_DIR", slower)
     by_hand = "set MASTER_ADDR and MASTER_PORT"
     yield folder("rendezvous", read_job_directory(), by_hand, "until then ranks do not find each other", "fault")
+    yield folder("kernels", read_cache_directory(), another, slower)
 
 
 def folder(name: str, path: Path, instead: str, effect: str, refused: Status = "warning") -> Finding:
