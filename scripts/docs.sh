@@ -8,7 +8,5 @@ site=$(realpath -m "${1:-$root/build/site}")
 prepare docs
 cd "$root"
 
-"$python" scripts/generate_docs.py --check
-"$python" scripts/troubleshooting.py --check
 NO_MKDOCS_2_WARNING=1 "$python" -m mkdocs build --quiet --strict --site-dir "$site"
 say "the site is in $site: open index.html, or run '$python -m mkdocs serve' to see changes at once"
