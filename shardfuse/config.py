@@ -328,3 +328,8 @@ def _expanded(text: str, env: Mapping[str, str]) -> Path:
     if home is not None and (text == "~" or text.startswith("~/")):
         return home / text[2:]
     return Path(text).absolute()
+
+
+def process_environment() -> dict[str, str]:
+    """All of the environment, for a report, and for processes to start."""
+    return dict(os.environ)

@@ -208,7 +208,7 @@ def test_a_module_that_is_not_whole_is_made_again(tmp_path: Path, monkeypatch: p
         builds.append(name)
         return whole[:-65]  # what it was compiled to, without the authentication code
 
-    monkeypatch.setattr(driver_module, "_build", build)
+    monkeypatch.setattr(driver_module, "build_driver", build)
     monkeypatch.setattr(driver_module, "_load", lambda name, content: module_of(content == whole[:-65]))
     for count, damaged in enumerate(damages(whole), 1):
         made.write_bytes(damaged)

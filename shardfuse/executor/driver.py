@@ -96,7 +96,7 @@ def open_driver(directory: Path, library: str = LIBRARY) -> Driver | None:
     try:
         content = read_sealed(directory, name)
         if content is None:
-            content = _build(name)
+            content = build_driver(name)
             write_sealed(directory, name, content)
         driver = cast(Driver, _load(name, content))
         driver.connect(library)
@@ -123,7 +123,8 @@ def _load(name: str, content: bytes) -> ModuleType:
     return importlib.util.module_from_spec(spec)
 
 
-def _build(name: str) -> bytes:
+def build_driver(name: str) -> bytes:
+    """The module, compiled.  Raises ``OSError`` and ``subprocess.CalledProcessError``."""
     compiler = read_c_compiler()
     if compiler is None:
         raise FileNotFoundError("needs a C compiler, which is told by CC")

@@ -38,10 +38,10 @@ _METHODS = (
 class FusionDefinition(Running):
     """A fusion: inputs by ``define_tensor`` and ``define_scalar``, ops by ``fd.ops``, results by ``add_output``.
 
-    >>> with FusionDefinition() as fd:
-    ...     x = fd.define_tensor([-1, 512], contiguity=True, dtype=DataType.Float)
-    ...     fd.add_output(fd.ops.sum(fd.ops.mul(x, x), [-1]))
-    >>> (y,) = fd.execute([torch.randn(8, 512)])
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, 512], contiguity=True, dtype=DataType.Float)
+            fd.add_output(fd.ops.sum(fd.ops.mul(x, x), [-1]))
+        (y,) = fd.execute([torch.randn(8, 512)])
 
     ``backend``: "triton" or "torch"; left out, Triton where the tensors are on a GPU.  Raises ``DefinitionError``.
 

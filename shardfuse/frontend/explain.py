@@ -87,7 +87,7 @@ def explain_plan(plan: Plan, exchanged: Sequence[Communication] = ()) -> Explana
     rank = next((t.domain.mesh.ranks[0] for t in plan.fusion.tensors() if t.domain.mesh is not None), 0)
     places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)
     segments = tuple(_segment(s, plan.device, is_placed=s.segment.outputs[0] in places) for s in plan.segments)
-    found = [c for s in plan.segments for c in _collectives(s)]
+    found = [c for s in plan.segments for c in collectives_of(s)]
     collectives = (*exchanged, *(c for c in found if c.kind != "slice"))
     replaced = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
     copied = [t for t in plan.fusion.aliases if t not in replaced]
@@ -96,7 +96,7 @@ def explain_plan(plan: Plan, exchanged: Sequence[Communication] = ()) -> Explana
     return Explanation(segments, kernels, collectives, moved, len(copied), cuts_of(plan))
 
 
-def _collectives(planned: PlannedSegment) -> list[Communication]:
+def collectives_of(planned: PlannedSegment) -> list[Communication]:
     """The calls that a segment makes: one where several collectives are packed."""
     exprs = planned.segment.exprs
     one = packed(exprs) if planned.scheduler == "communication" else None
@@ -113,7 +113,7 @@ def _segment(planned: PlannedSegment, device: Device, *, is_placed: bool) -> Seg
     moved += sum(local_bytes(t) * (counts.get(t, 1) - 1) for counts in again for t in segment.inputs)
     text = str(segment)
     if planned.scheduler == "communication":
-        text += f"   # {_collectives(planned)[0]}{', beside kernels' if planned.is_beside else ''}"
+        text += f"   # {collectives_of(planned)[0]}{', beside kernels' if planned.is_beside else ''}"
     if runs_nothing and is_placed:
         text += "   # made in parts, where they belong"
     kernels = tuple(k.name for k in planned.kernels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, cast
 
@@ -23,6 +24,8 @@ from .repro import Described, repro_script, reproduced
 from .validation import validated
 
 if TYPE_CHECKING:  # what runs a fusion is imported when the first one is run
+    from ..analysis.resharding import Communication
+    from ..compiler import Plan
     from ..executor.choices import Tuned
     from ..executor.program import Program
     from ..executor.timeline import Timeline
@@ -205,21 +208,41 @@ class Running:
         inputs: Sequence[torch.Tensor | Number] | None = None,
         *,
         sizes: Mapping[TensorView, Sequence[int]] | None = None,
+        html: str | Path | None = None,
+        timeline: Timeline | None = None,
     ) -> Explanation:
         """Segments, kernels, collectives and bytes of the plan for ``inputs`` (local) or ``sizes`` (unsharded).
 
-        With neither, of the last plan that ran.  Raises ``NoPlanError``.
+        With neither, of the last plan that ran.
+
+        ``html``: a file to write the same to as a page, with the graph, the cuts, what a copy of as many bytes takes,
+        who holds what, and ``timeline``, where that of a run is given.  Each rank that asks for it writes it.
+        Raises ``NoPlanError``; ``DefinitionError`` for a timeline without a page; ``OSError`` where it is not written.
         """
         from shardfuse.frontend.explain import explain_plan
 
+        if timeline is not None and html is None:
+            raise DefinitionError("explain", "timeline= without html=", "html= as well: the page shows it")
         self._check_sizes(sizes)
         with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
-            fec = self.fec
-            if self._dtensors is not None and has_dtensor(inputs or ()):
-                return explain_plan(*self._dtensors.plan_for(inputs or (), sizes))
-            plan = (fec if inputs is not None else self._last).plan_for(inputs, sizes)
-            is_last = inputs is None and sizes is None
-            return explain_plan(plan, self._dtensors.moved if is_last and self._dtensors is not None else ())
+            plan, moved = self._plan_for(inputs, sizes)
+            explained = explain_plan(plan, moved)
+        if html is not None:
+            from shardfuse.frontend.page import write_page
+
+            write_page(html, plan, explained, timeline)
+        return explained
+
+    def _plan_for(
+        self, inputs: Sequence[torch.Tensor | Number] | None, sizes: Mapping[TensorView, Sequence[int]] | None
+    ) -> tuple[Plan, Sequence[Communication]]:
+        """The plan, and what the pieces of DTensors are exchanged by."""
+        fec = self.fec
+        if self._dtensors is not None and has_dtensor(inputs or ()):
+            return self._dtensors.plan_for(inputs or (), sizes)
+        plan = (fec if inputs is not None else self._last).plan_for(inputs, sizes)
+        is_last = inputs is None and sizes is None
+        return plan, self._dtensors.moved if is_last and self._dtensors is not None else ()
 
     def timeline(
         self, inputs: Sequence[Argument], *, sizes: Mapping[TensorView, Sequence[int]] | None = None
