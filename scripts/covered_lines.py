@@ -1,4 +1,4 @@
-"""A pytest plugin that writes down which lines of shardfuse each test executes: `scripts/mutate.py` chooses tests by it.
+"""A pytest plugin that writes down which lines of shardfuse each test executes, by which `scripts/mutate.py` chooses.
 
 `SHARDFUSE_COVERED_LINES` names the JSON file that it writes: of each test that passed its seconds, and of each file of
 `shardfuse/` the lines that it executed, in its threads too. What a cache or a fixture keeps for later tests counts for

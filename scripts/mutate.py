@@ -137,7 +137,9 @@ def chosen(options: argparse.Namespace) -> list[Fault]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", help="files, as shardfuse/executor/binding.py, whose code is changed")
+    parser.add_argument(
+        "files", nargs="*", help="files whose code is changed, as shardfuse/executor/binding.py, or :LINE of one"
+    )
     parser.add_argument("--list", action="store_true", help="say which faults there are, and plant none")
     parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name holds this")
     parser.add_argument("--kind", default="", choices=["", "single", "interpreter", "ranks", "gpu"])
@@ -146,6 +148,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=12, help="how many changes, of the files or of each group (12)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--map", type=Path, default=None, metavar="FILE", help="keeps which test executes which line")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of tests for one change, at most (40)")
     parser.add_argument("--jobs", type=int, default=1, help="how many changes are tried at once (1)")
     options = parser.parse_args()
     if options.list:
@@ -157,7 +160,9 @@ def main() -> int:
             asked = [tuple(options.files)] if options.files else [GROUPS[g] for g in options.groups or GROUPS]
             trees = [Tree(Path(directory) / str(k)) for k in range(max(1, options.jobs))]
             found = options.map or Path(directory) / "map.json"
-            results = check_sample(Sample(asked, options.sample, options.seed, found), [t.root for t in trees])
+            results = check_sample(
+                Sample(asked, options.sample, options.seed, found, options.seconds), [t.root for t in trees]
+            )
         else:
             results = check_faults(chosen(options), Tree(Path(directory)))
         bad: list[str] = []

@@ -3,7 +3,7 @@
 1. `covered_lines.py` runs the tests of `COVERING` once and writes down which lines each executes.
 2. Of each group of files some changes are drawn (`syntax_faults.py`).
 3. For each change tests are chosen: one file of tests after another gives the shortest of those that it has left, until
-   they take ``SECONDS`` together. pytest runs them on a copy of the tree that has the change, and stops at the first
+   they take ``seconds`` together. pytest runs them on a copy of the tree that has the change, and stops at the first
    that fails. It runs in a forked process, to which torch is imported already.
 """
 
@@ -30,7 +30,7 @@ from syntax_faults import Change, changes
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS, FEWEST = 40.0, 4
 """Of tests for one change, as the run with tracing took them; so many tests at least."""
-PATIENCE = 300
+PATIENCE = 600
 """Seconds beyond which a run counts as hung, and as caught."""
 IMPORTED = (
     "pytest", "hypothesis", "numpy", "torch", "torch.distributed.tensor", "torch._dynamo",
@@ -43,12 +43,16 @@ Executed = dict[str, tuple[float, Lines]]
 
 @dataclass(frozen=True)
 class Sample:
-    """``count`` changes of each of ``groups`` (files and folders). ``map``: where the lines of tests are kept."""
+    """``count`` changes of each of ``groups`` (files, folders, a line as FILE:LINE), by tests that take ``seconds``.
+
+    map: where it is kept which test executes which line.
+    """
 
     groups: Sequence[Sequence[str]]
     count: int
     seed: int
     map: Path
+    seconds: float = SECONDS
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,16 @@ def check_sample(sample: Sample, trees: Sequence[Path]) -> Iterator[tuple[str, s
 
 
 def _draw(group: Sequence[str], sample: Sample, executed: Executed) -> list[Planted]:
-    files = [name for given in group for name in _files(given)]
-    found = [(name, change) for name in files for change in changes((ROOT / name).read_text())]
+    found = [
+        (name, change)
+        for given, _, line in (one.partition(":") for one in group)
+        for name in _files(given)
+        for change in changes((ROOT / name).read_text())
+        if not line or change.line == int(line)
+    ]
     taken = random.Random(sample.seed).sample(found, min(sample.count, len(found)))
     return [
-        Planted(name, change, tests_for(name, change, executed), equivalent(name, change))
+        Planted(name, change, chosen_tests(name, change, executed, sample.seconds), equivalent(name, change))
         for name, change in sorted(taken, key=lambda one: (one[0], one[1].lines, one[1].said))
     ]
 
@@ -110,16 +119,16 @@ def equivalent(file: str, change: Change) -> str | None:
     return EQUIVALENT.get((file, line, change.said))
 
 
-def tests_for(file: str, change: Change, executed: Executed) -> tuple[str, ...]:
+def chosen_tests(file: str, change: Change, executed: Executed, seconds: float) -> tuple[str, ...]:
     """Tests that execute the changed line; for one that runs at import those that execute most of the file."""
     for wanted in (set(range(change.lines[0], change.lines[1] + 1)), {change.statement}):
         found = {test for test, (_, lines) in executed.items() if wanted & set(lines.get(file, ()))}
         if found:
-            return _quickest(found, executed)
+            return _quickest(found, executed, seconds)
     if not _is_at_import(file, change):
         return ()
     most = sorted(executed, key=lambda test: -len(executed[test][1].get(file, ())))
-    return _quickest(set(most[:12]), executed)
+    return _quickest(set(most[:12]), executed, seconds)
 
 
 def _is_at_import(file: str, change: Change) -> bool:
@@ -127,7 +136,7 @@ def _is_at_import(file: str, change: Change) -> bool:
     return not line.startswith("        ") and not line.startswith("    return")
 
 
-def _quickest(tests: set[str], executed: Executed) -> tuple[str, ...]:
+def _quickest(tests: set[str], executed: Executed, most: float) -> tuple[str, ...]:
     """In turns the quickest of each file of tests, so that they are of several kinds."""
     by_file: dict[str, list[str]] = {}
     for test in sorted(tests, key=lambda name: executed[name][0]):
@@ -136,7 +145,7 @@ def _quickest(tests: set[str], executed: Executed) -> tuple[str, ...]:
     taken: list[str] = []
     seconds = 0.0
     for test in turns:
-        if len(taken) >= FEWEST and seconds + executed[test][0] > SECONDS:
+        if len(taken) >= FEWEST and seconds + executed[test][0] > most:
             continue
         taken.append(test)
         seconds += executed[test][0]

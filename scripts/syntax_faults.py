@@ -84,20 +84,25 @@ def _wrong_of(node: ast.AST) -> Iterator[tuple[Located, str]]:
             for left_out in range(len(values)):
                 rest = [v for k, v in enumerate(values) if k != left_out]
                 yield node, f"({ast.unparse(rest[0] if len(rest) == 1 else ast.BoolOp(op, rest))})"
-        case ast.Constant(value) if isinstance(value, int) and not isinstance(value, bool):
-            yield node, f"({value + 1})"
         case ast.Constant(bool(value)):
             yield node, f"({not value})"
-        case ast.If(test) | ast.IfExp(test) | ast.While(test):
+        case ast.Constant(int(value)):
+            yield node, f"({value + 1})"
+        case ast.Raise() | ast.AugAssign() | ast.Expr(ast.Call()):
+            yield node, "pass"
+        case _:
+            yield from _other_conditions(node)
+
+
+def _other_conditions(node: ast.AST) -> Iterator[tuple[Located, str]]:
+    match node:
+        case ast.If(test) | ast.IfExp(test):
             yield test, f"(not ({ast.unparse(test)}))"
-            if not isinstance(node, ast.While):
-                yield test, "(False)"
+            yield test, "(False)"
+        case ast.While(test):
+            yield test, f"(not ({ast.unparse(test)}))"
         case ast.comprehension(ifs=[test]):
             yield test, "(True)"
-        case ast.Raise() | ast.AugAssign():
-            yield node, "pass"
-        case ast.Expr(ast.Call()):
-            yield node, "pass"
         case _:
             pass
 
@@ -117,6 +122,8 @@ def _running(node: ast.AST, statement: int) -> Iterator[tuple[ast.AST, int]]:
             if not isinstance(child, ast.AST) or isinstance(
                 child, ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Assert
             ):
+                continue
+            if isinstance(child, ast.keyword) and child.arg == "strict":  # of zip: an assert as well
                 continue
             if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
                 continue

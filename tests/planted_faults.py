@@ -1,4 +1,4 @@
-"""Faults that `scripts/mutate.py` plants, and the tests that have to find each; what is changed at random, and by which tests."""
+"""Faults that `scripts/mutate.py` plants, each with the tests that have to find it, and what it changes at random."""
 
 from __future__ import annotations
 
