@@ -64,10 +64,10 @@ def _shifted_with_zeros(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 
 
 def _lerp(start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Torch's of floats of one type; of integers, which it does not take, a weight goes that many times as far."""
-    if start.dtype == end.dtype == weight.dtype and start.is_floating_point():
-        return torch.lerp(start, end, weight)
-    return start + torch.mul(weight, torch.sub(end, start))
+    """As torch's GPU kernel and its scalars on a CPU; its vectors there fuse a product and a sum that may overflow."""
+    apart = torch.sub(end, start)
+    from_end = torch.sub(end, torch.mul(apart, torch.rsub(weight, 1)))
+    return torch.where(torch.lt(torch.abs(weight), 0.5), torch.add(start, torch.mul(weight, apart)), from_end)
 
 
 def _threshold(x: torch.Tensor, bound: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -82,9 +82,6 @@ def _erfcinv(x: torch.Tensor) -> torch.Tensor:
     return torch.erfinv(torch.sub(torch.ones((), dtype=x.dtype, device=x.device), x))
 
 
-UNSIGNED = ("lerp",)
-"""Of a sum that is 0 torch gives either zero: its vectors on a CPU compute `end + (weight - 1) * (end - start)`, its
-scalars and its GPU kernel `end - (1 - weight) * (end - start)`."""
 REFERENCES: dict[str, Reference] = {
     **_by_name("neg relu floor ceil trunc round", "same", NUMBERS),
     **_by_name("abs", "real", NUMBERS),
