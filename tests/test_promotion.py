@@ -137,3 +137,20 @@ def test_narrow_floats_are_computed_in_float32() -> None:
         assert types(POINTWISE["gt"], [x, x]) == (DataType.Float, DataType.Bool)
     assert types(POINTWISE["exp"], [TensorView("T", (-1,), DataType.Int)]) == (DataType.Float, DataType.Float)
     assert types(POINTWISE["square"], [TensorView("T", (-1,), DataType.Bool)])[1] is DataType.Int
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_numbers_stay_complex(dtype: torch.dtype) -> None:
+    """Ops that make floats of integers, and reductions that make them wider, leave complex numbers what they are."""
+    x = torch.randn(6, 2, dtype=dtype)
+    expected = [x.exp(), x.sqrt(), x.reciprocal(), x / (x + 2), x.sum(0), x.mean(0), x.prod(0), x.cumsum(0), x.square()]
+    with FusionDefinition() as fd:
+        t = fd.from_pytorch(x)
+        for y in (
+            fd.ops.exp(t), fd.ops.sqrt(t), fd.ops.reciprocal(t), fd.ops.div(t, fd.ops.add(t, 2)), fd.ops.sum(t, [0]),
+            fd.ops.mean(t, [0]), fd.ops.prod(t, [0]), fd.ops.cumsum(t, 0), fd.ops.square(t),
+        ):  # fmt: skip
+            fd.add_output(y)
+    for found, want in zip(fd.execute([x]), expected, strict=True):
+        assert found.dtype == want.dtype == dtype
+        assert_beside(found, want)
