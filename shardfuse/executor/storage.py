@@ -61,7 +61,7 @@ def no_view(x: torch.Tensor) -> torch.Tensor:
 def result_text(tensor: BoundTensor, strides: Sequence[int], rank: int, is_own: bool, names: dict[str, object]) -> str:
     """``tensor``, of these strides, as it is returned: nobody's view, so that the caller may change it in place.
 
-    A view of another tensor has that one's strides: where others were asked for it is copied. ``is_own``: it is no view.
+    A view of another tensor has that one's strides: where others were asked for it is copied. ``is_own``: it is none.
     """
     wanted = strides_of(tensor.domain, rank) if tensor.domain.allocation is not None else None
     shape = tensor.domain.local_shape(rank)
