@@ -20,10 +20,10 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.nn.placement import TensorPlacement, place
 
-from .accuracy import tolerance
+from .accuracy import broken
 from .report import Row
 from .timing import rounds_on, synchronize
-from .workload import Case, Draw
+from .workload import Case, Draw, Workload
 from .workloads.norm_gradients import LAYER_NORM_BACKWARD
 
 OWN, PEER = "shardfuse", "redistribute"
@@ -245,7 +245,7 @@ def _backward_rows(case: Case, mesh: DeviceMesh, device: torch.device, rounds: i
             declared.val.set_device_mesh(mesh)
             declared.val.outer_split(0, n)
             declared.val.axis(0).parallelize(ParallelType.mesh_x)
-    note = _backward_note(workload.reference(local, *(t.double() for t in inputs)), sharded.execute(inputs), device)
+    note = backward_note(workload, local, inputs, sharded.execute(inputs), device)
     alone.execute(inputs)
     kinds = [c.kind for c in sharded.explain().collectives]
     spans: dict[str, list[float]] = {"all_reduce": []}
@@ -282,12 +282,32 @@ def _first_kernel(fd: FusionDefinition, inputs: Sequence[torch.Tensor]) -> Calla
     return lambda: program.functions[name](*given[0])
 
 
-def _backward_note(reference: Sequence[torch.Tensor], found: Sequence[torch.Tensor], device: torch.device) -> str:
-    """Of dx each rank has its rows; dw and db are sums over all ranks' rows."""
-    wanted = list(reference)
-    for t in wanted[1:]:
-        dist.all_reduce(t)
-    right = all(
-        bool((x.double() - want).norm() <= tolerance(x) * want.norm()) for x, want in zip(found, wanted, strict=True)
-    )
-    return "" if everywhere(right, device) else "WRONG"
+def backward_note(
+    workload: Workload,
+    case: Case,
+    inputs: Sequence[torch.Tensor],
+    found: Sequence[torch.Tensor],
+    device: torch.device,
+) -> str:
+    """What the rule of ``benchmarks/roundings.py`` says of a backward of rows that are sharded; the same on every rank.
+
+    case, inputs: of this rank's rows. Of dx each rank has its rows; dw and db are sums over all ranks' rows, of which
+    eager torch's are those in float32, added up and then rounded.
+    """
+    reference = list(workload.reference(case, *(t.double() for t in inputs)))
+    eager = list(workload.eager(case, *inputs))
+    accurate = replace(case, dtype=case.accurate)
+    sums = workload.eager(accurate, *(t.to(case.accurate) for t in inputs))
+    for k in (k for k, summed in enumerate(workload.sums) if summed):
+        dist.all_reduce(reference[k])
+        total = sums[k].clone()
+        dist.all_reduce(total)
+        eager[k] = total.to(case.dtype)
+    wrong = [
+        f"{x.dtype} where {theirs.dtype} was asked for"
+        if x.dtype != theirs.dtype
+        else broken(workload, x, want, theirs)
+        for x, want, theirs in zip(found, reference, eager, strict=True)
+    ]
+    said = next((w for w in wrong if w), "")
+    return "" if everywhere(not said, device) else f"WRONG: {said or 'on another rank'}"

@@ -2,19 +2,21 @@
 
 Two modes. Without files: the faults of `tests/planted_faults.py`, each with its tests; `--only TEXT` takes those whose
 name holds it, `--kind` those that need one way of running (single, interpreter, ranks, gpu; gpu is left out where there
-is none). With files: small changes of their code found in the syntax tree (operators, bounds, conditions, statements),
-`--sample` of them by `--seed`, each run against the tests that `tests/planted_faults.py` names for its folder.
+is none). With files, or `--groups` for those of `tests/planted_faults.py`: small changes of their code found in the
+syntax tree (operators, bounds, conditions, statements), of all files or of each group `--sample` by `--seed`; each
+is run against quick tests that execute its line. Which those are is found by running them once, some minutes;
+`--map FILE` keeps it for other runs on the same sources.
 
-A fault is caught where pytest fails, and survives where it passes. Tests that fail without any fault say nothing: they
-are run once before. Prints a line for each fault, then the survivors. Exit status: 0 where all were caught, 1 where one
-survived or could not be planted.
+A fault is caught where pytest fails, and survives where it passes. Tests that fail without any fault say nothing: those
+of a listed fault are run once before. A change of which `tests/equivalent_changes.py` says that it changes no behaviour
+is not run. Prints a line for each fault, then the survivors. Exit status: 0 where all were caught, 1 where one survived
+or could not be planted.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -27,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from planted_faults import FAULTS, TESTS, Fault  # noqa: E402
-from syntax_faults import changes  # noqa: E402
+from planted_faults import FAULTS, GROUPS, Fault  # noqa: E402
+from sampled_faults import Sample, check_sample  # noqa: E402
 
 COPIED = ("shardfuse", "tests", "benchmarks", "examples", "scripts", "docs", "pyproject.toml", "README.md")
 SECONDS = 900
@@ -122,24 +124,6 @@ def check_faults(faults: Sequence[Fault], tree: Tree) -> Iterator[tuple[str, str
         yield fault.name, verdict(tree.status(run, fault.file, text))
 
 
-def check_changes(files: Sequence[str], sample: int, seed: int, tree: Tree) -> Iterator[tuple[str, str]]:
-    found = [(file, change) for file in files for change in changes((tree.root / file).read_text())]
-    chosen = random.Random(seed).sample(found, min(sample, len(found)))
-    sound: dict[Run, bool] = {}
-    for file, change in sorted(chosen, key=lambda one: (one[0], one[1].line)):
-        name = f"{file}:{change.line}: {change.said}"
-        folder = max((f for f in TESTS if file.startswith(f)), key=len)
-        runs = [Run(kind, tests) for kind, tests in TESTS[folder]]
-        for run in runs:
-            if run not in sound:
-                sound[run] = tree.status(run) == 0
-        verdicts = [verdict(tree.status(run, file, change.text)) for run in runs if sound[run]]
-        if not verdicts:
-            yield name, "NO VERDICT: its tests fail without it"
-        else:
-            yield name, next((v for v in verdicts if "caught" in v), verdicts[0])
-
-
 def has_gpu() -> bool:
     import torch
 
@@ -153,29 +137,40 @@ def chosen(options: argparse.Namespace) -> list[Fault]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", help="files, as shardfuse/executor/binding.py, whose code is changed")
+    parser.add_argument(
+        "files", nargs="*", help="files whose code is changed, as shardfuse/executor/binding.py, or :LINE of one"
+    )
     parser.add_argument("--list", action="store_true", help="say which faults there are, and plant none")
     parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name holds this")
     parser.add_argument("--kind", default="", choices=["", "single", "interpreter", "ranks", "gpu"])
-    parser.add_argument("--sample", type=int, default=20, help="how many changes of the files (20)")
+    said = f"change the code of these groups ({', '.join(GROUPS)}), or of all, a sample of each"
+    parser.add_argument("--groups", nargs="*", choices=list(GROUPS), metavar="NAME", default=None, help=said)
+    parser.add_argument("--sample", type=int, default=12, help="how many changes, of the files or of each group (12)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--map", type=Path, default=None, metavar="FILE", help="keeps which test executes which line")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of tests for one change, at most (40)")
+    parser.add_argument("--jobs", type=int, default=1, help="how many changes are tried at once (1)")
     options = parser.parse_args()
     if options.list:
         for fault in chosen(options):
             print(f"{fault.name} [{fault.kind}]: {fault.file}, {' '.join(fault.tests)}")
         return 0
     with tempfile.TemporaryDirectory() as directory:
-        tree = Tree(Path(directory))
-        if options.files:
-            results = check_changes(options.files, options.sample, options.seed, tree)
+        if options.files or options.groups is not None:
+            asked = [tuple(options.files)] if options.files else [GROUPS[g] for g in options.groups or GROUPS]
+            trees = [Tree(Path(directory) / str(k)) for k in range(max(1, options.jobs))]
+            found = options.map or Path(directory) / "map.json"
+            results = check_sample(
+                Sample(asked, options.sample, options.seed, found, options.seconds), [t.root for t in trees]
+            )
         else:
-            results = check_faults(chosen(options), tree)
+            results = check_faults(chosen(options), Tree(Path(directory)))
         bad: list[str] = []
         count = 0
         for name, said in results:
             count += 1
             print(f"{said:12} {name}", flush=True)
-            if "caught" not in said:
+            if "caught" not in said and "equivalent" not in said:
                 bad.append(f"{name}: {said}")
     print(f"\n{count - len(bad)} of {count} caught")
     print("\n".join(bad))

@@ -13,13 +13,14 @@ import torch
 from fusion_check import bound_piece, local_piece
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from pointwise_references import REFERENCES
 from torch_answers import RUNS, Expected, compare, expected_of, moved_operands, widened
 
 import shardfuse
 from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.executor.options import Backend
-from shardfuse.ops.table import POINTWISE, PointwiseOp, Rule
+from shardfuse.ops.table import POINTWISE, PointwiseOp
 
 DTYPES = (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool,
@@ -132,27 +133,28 @@ _NOT_ZERO = (
 """Divided by zero and shifted too far, integers have no answer of torch's that is the same everywhere."""
 
 
-def answer(op: PointwiseOp, values: Sequence[torch.Tensor]) -> Expected | None:
+def answer(name: str, values: Sequence[torch.Tensor]) -> Expected | None:
     """Torch's own result and the one in float64; None where torch has no such function for the type."""
-    if op.rule is Rule.COMPLEX and values[0].dtype.itemsize < 4:
+    reference = REFERENCES[name]
+    if reference.kind == "complex" and values[0].dtype.itemsize < 4:
         return None  # complex numbers of two half floats are none of shardfuse's types
-    eager = [v.bool() for v in values] if op.rule is Rule.LOGICAL else list(values)
-    if op.rule is Rule.FLOAT:
+    eager = [v.bool() for v in values] if reference.kind == "logical" else list(values)
+    if reference.kind == "float":
         eager = [v if v.is_floating_point() else v.float() for v in values]
     try:
-        op.torch(*values)
+        reference.call(*values)
         return Expected(
-            op.torch(*eager),
-            op.torch(*(widened(v) for v in eager)),
-            lambda: [op.torch(*moved_operands(eager, run)) for run in range(RUNS)],
+            reference.call(*eager),
+            reference.call(*(widened(v) for v in eager)),
+            lambda: [reference.call(*moved_operands(eager, run)) for run in range(RUNS)],
         )
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError):  # torch's refusals; `test_torch_has_the_types_that_are_said` counts them
         return None
 
 
 def _operand(op: PointwiseOp, k: int, shape: Sequence[int], dtype: torch.dtype, g: torch.Generator) -> torch.Tensor:
     """Special values and random ones."""
-    if dtype is torch.bool or (op.rule is Rule.WHERE and k == 0):
+    if dtype is torch.bool or (REFERENCES[op.name].kind == "where" and k == 0):
         return torch.rand(tuple(shape), generator=g) < 0.5
     if dtype.is_floating_point:
         at = torch.randint(0, len(_SPECIAL), tuple(shape), generator=g)
@@ -166,7 +168,7 @@ def _operand(op: PointwiseOp, k: int, shape: Sequence[int], dtype: torch.dtype, 
 def dtypes_of(op: PointwiseOp) -> list[torch.dtype]:
     """The types that torch has ``op`` for."""
     g = torch.Generator()
-    return [t for t in DTYPES if answer(op, [_operand(op, k, (1,), t, g) for k in range(op.arity)]) is not None]
+    return [t for t in DTYPES if answer(op.name, [_operand(op, k, (1,), t, g) for k in range(op.arity)]) is not None]
 
 
 @st.composite
@@ -180,7 +182,7 @@ def pointwise(draw: st.DrawFn, name: str, roundings: int) -> OpCase:
     for k in range(op.arity):
         kept = shape if k == whole or not shape else shape[d.integer(0, len(shape)) :]
         values.append(_operand(op, k, [n if k == whole or d.pick(True, True, False) else 1 for n in kept], dtype, g))
-    expected = answer(op, values)
+    expected = answer(name, values)
     assert expected is not None
     return OpCase(lambda ops, t: getattr(ops, name)(*t), values, [expected], 0 if op.exact else roundings)
 

@@ -1,4 +1,4 @@
-"""Faults that `scripts/mutate.py` plants, and the tests that have to find each; tests for changes of whole folders."""
+"""Faults that `scripts/mutate.py` plants, each with the tests that have to find it, and what it changes at random."""
 
 from __future__ import annotations
 
@@ -164,26 +164,54 @@ FAULTS = (
     ),
 )
 
-TESTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "shardfuse/ir/": (
-        ("single", ("tests/test_digits.py", "tests/test_bind.py", "tests/test_passes.py")),
-        ("single", ("tests/test_sharding_meshes.py", "-k", "fewer")),
-    ),
-    "shardfuse/analysis/": (("single", ("tests/test_statistics.py", "tests/test_sharding.py")),),
-    "shardfuse/allocation/": (("single", ("tests/test_allocation.py", "tests/test_sharding_meshes.py")),),
-    "shardfuse/passes/": (("single", ("tests/test_passes.py", "tests/test_statistics.py", "tests/test_sharding.py")),),
-    "shardfuse/executor/binding.py": (
-        ("single", ("tests/test_binding_errors.py", "tests/test_allocation.py", "tests/test_compat.py")),
-    ),
-    "shardfuse/executor/agreement.py": (("single", ("tests/test_agreement.py",)),),
-    "shardfuse/executor/exchange.py": (
-        ("single", ("tests/test_communication_threads.py", "tests/test_resharding_matrix.py")),
-    ),
-    "shardfuse/frontend/dtensor.py": (("single", ("tests/test_dtensor.py", "tests/test_nn_uneven.py")),),
-    "shardfuse/nn/": (("single", ("tests/test_nn.py", "tests/test_nn_uneven.py")),),
-    "shardfuse/": (
-        ("single", ("tests/test_sharding_fuzz.py", "-k", "like_unsharded[0] or one_rank")),
-        ("single", ("tests/test_definition.py", "tests/test_segmenter.py", "tests/test_sharding.py")),
-    ),
+GROUPS: dict[str, tuple[str, ...]] = {
+    "ir": ("shardfuse/ir",),
+    "analysis": ("shardfuse/analysis",),
+    "allocation": ("shardfuse/allocation",),
+    "passes": ("shardfuse/passes",),
+    "binding": ("shardfuse/executor/binding.py",),
+    "agreement": ("shardfuse/executor/agreement.py",),
+    "exchange": ("shardfuse/executor/exchange.py",),
+    "dtensor": ("shardfuse/frontend/dtensor.py",),
+    "nn": ("shardfuse/nn",),
 }
-"""By the beginning of a file's path, the longest that fits: how tests run and which, of changes to its code."""
+"""The code of which `--groups` takes a sample each: files, or folders of files."""
+
+COVERING = (
+    "tests/test_agreement.py",
+    "tests/test_allocation.py",
+    "tests/test_arguments.py",
+    "tests/test_bad_calls.py",
+    "tests/test_batches.py",
+    "tests/test_bind.py",
+    "tests/test_binding_errors.py",
+    "tests/test_communication_threads.py",
+    "tests/test_compat.py",
+    "tests/test_definition.py",
+    "tests/test_definition_errors.py",
+    "tests/test_digits.py",
+    "tests/test_dtensor.py",
+    "tests/test_empty_shards.py",
+    "tests/test_explain.py",
+    "tests/test_index_ops.py",
+    "tests/test_mesh.py",
+    "tests/test_misuse.py",
+    "tests/test_narrow_modules.py",
+    "tests/test_nn.py",
+    "tests/test_nn_uneven.py",
+    "tests/test_partial_averages.py",
+    "tests/test_partial_sums.py",
+    "tests/test_passes.py",
+    "tests/test_promotion.py",
+    "tests/test_recompute.py",
+    "tests/test_replicas.py",
+    "tests/test_resharding_matrix.py",
+    "tests/test_segmenter.py",
+    "tests/test_sharding.py",
+    "tests/test_sharding_dtypes.py",
+    "tests/test_sharding_meshes.py",
+    "tests/test_special_values.py",
+    "tests/test_statistics.py",
+    "tests/test_stream.py",
+)
+"""Tests among which those of a changed line are looked for: quick ones, in one process, without a GPU."""

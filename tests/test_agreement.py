@@ -18,6 +18,7 @@ from shardfuse.errors import InputError, PeerLostError, ProgramMismatchError, Sh
 from shardfuse.executor import agreement, nccl
 from shardfuse.executor.options import CompileOptions
 from shardfuse.frontend import executor_cache
+from shardfuse.mesh.groups import default_store
 from shardfuse.rank_errors import RanksLateError, WaitingCircleError
 
 WORLD = 3
@@ -381,3 +382,19 @@ def test_what_chooses_a_plan_is_compared() -> None:
         agreement.describe("T1 = fd.ops.neg(T0)", {"T0": (2, 3)}, {"S0": 4}, options, cpu),
     ):
         assert other != text
+
+
+def test_comparisons_leave_nothing_in_the_store() -> None:
+    """What was compared is taken away once all have come to the next comparison, however many there are."""
+
+    def run(rank: int, size: int) -> list[int]:
+        store, counts = default_store(), []
+        for k in range(9):
+            Variant(rows=6 + 3 * k).run(rank)
+            dist.barrier()
+            counts.append(store.num_keys())
+            dist.barrier()
+        return counts
+
+    for counts in run_ranks(WORLD, run):
+        assert counts[-1] <= counts[1], counts

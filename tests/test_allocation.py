@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from ranks import run_ranks
 from thread_check import Case, X, check_on_threads, shard, world_mesh
 from torch_answers import assert_like
 
-from shardfuse import FusionDefinition
+from shardfuse import DataType, FusionDefinition
+from shardfuse.allocation.global_sizes import global_sizes
 from shardfuse.errors import InputError, ScheduleError
 from shardfuse.ir.tensor_view import TensorView
+from shardfuse.ops.build import Ops
 
 
 def interleave(tv: TensorView) -> TensorView:
@@ -175,3 +178,105 @@ def test_a_stride_order_under_an_inherited_sharding() -> None:
         assert found.untyped_storage().nbytes() == 4 * found.numel()
 
     run_ranks(2, run)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 1), (1, 1, 4), (3, 1, 1), (1, 2, 3)], ids=str)
+def test_dims_of_one_element_have_torchs_strides(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.neg(fd.define_tensor([-1, -1, -1])))
+        fd.add_output(fd.ops.neg(fd.define_tensor(list(shape))))
+    for found in fd.execute([x, x]):
+        assert torch.equal(found, -x)
+        assert found.stride() == torch.neg(x).stride()
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_merged_dims_have_the_strides_that_were_asked_for(order: list[int]) -> None:
+    """[2, 3, 4] as [6, 4]: an axis of two parts, the outer of which may have one element."""
+    for rows in (2, 1):
+        x = torch.randn(rows, 3, 4)
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([rows, 3, 4])
+            fd.add_output(fd.ops.mul(fd.ops.reshape(t, [3 * rows, 4]), 2.0), stride_order=order)
+        (found,) = fd.execute([x])
+        assert torch.equal(found, 2 * x.reshape(-1, 4))
+        assert found.stride() == ((1, 3 * rows) if order == [0, 1] else (4, 1))
+
+
+VIEWS: dict[str, Callable[[Ops, TensorView], TensorView]] = {
+    "an input": lambda ops, t: t,
+    "reshape": lambda ops, t: ops.reshape(t, [6, 4]),
+    "reshape of a product": lambda ops, t: ops.reshape(ops.mul(t, 2.0), [6, 4]),
+    "another cut": lambda ops, t: ops.reshape(t, [3, 8]),
+    "permute": lambda ops, t: ops.permute(t, [1, 0, 2]),
+    "permute of a product": lambda ops, t: ops.permute(ops.mul(t, 2.0), [2, 0, 1]),
+    "slice": lambda ops, t: ops.slice(t, [0, 0, 0], [2, 2, 4], [1, 1, 2]),
+    "unsqueeze": lambda ops, t: ops.unsqueeze(t, 0),
+    "squeeze": lambda ops, t: ops.squeeze(ops.sum(t, [0], keepdim=True), [0]),
+    "expand": lambda ops, t: ops.expand(ops.unsqueeze(t, 0), [3, 2, 3, 4]),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_has_the_strides_that_were_asked_for(view: str) -> None:
+    """In the reverse order, the first dim innermost, and in torch's."""
+    x = torch.randn(2, 3, 4)
+    with FusionDefinition() as fd:
+        t = fd.define_tensor([2, 3, 4])
+        y, z = VIEWS[view](fd.ops, t), VIEWS[view](fd.ops, t)
+        fd.add_output(y, stride_order=list(range(y.ndim)))
+        fd.add_output(z, stride_order=list(range(z.ndim))[::-1])
+    turned, plain = fd.execute([x])
+    assert torch.equal(turned, plain)
+    assert plain.is_contiguous()
+    assert turned.permute(*range(turned.ndim)[::-1]).is_contiguous()
+
+
+LINKS: dict[str, Callable[[Ops, TensorView, TensorView], TensorView]] = {
+    "the same op": lambda ops, x, y: ops.add(x, y),
+    "another dtype": lambda ops, x, y: ops.add(ops.cast(x, DataType.Double), ops.set(y)),
+    "a permuted axis": lambda ops, x, y: ops.add(ops.permute(x, [1, 0]), ops.permute(y, [1, 0])),
+    "a new axis": lambda ops, x, y: ops.add(ops.unsqueeze(x, 0), ops.unsqueeze(y, 0)),
+    "a reduced axis": lambda ops, x, y: ops.add(ops.sum(x, [1]), ops.sum(y, [1])),
+    "where": lambda ops, x, y: ops.where(ops.gt(x, 0.0), y, 1.0),
+}
+
+
+def linked(link: str) -> tuple[FusionDefinition, TensorView, TensorView]:
+    """x, whose rows are cut unevenly, and y, which every rank has whole."""
+    with FusionDefinition() as fd:
+        x, y = (fd.define_tensor([-1, 4]) for _ in range(2))
+        fd.add_output(LINKS[link](fd.ops, x, y))
+    x.set_device_mesh(world_mesh(2))
+    x.outer_split(0, 2, uneven=True).axis(0).parallelize(X)
+    y.set_device_mesh(world_mesh(2))
+    return fd, x, y
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_an_uneven_size_that_another_input_tells_is_not_asked_for(link: str) -> None:
+    fd, x, y = linked(link)
+    assert global_sizes(fd.fusion, {x: (3, 4), y: (5, 4)}, {}) == ({x: [5, 4], y: [5, 4]}, [])
+
+
+def test_a_broadcast_input_tells_no_size() -> None:
+    fd, x, y = linked("the same op")
+    sizes, left = global_sizes(fd.fusion, {x: (3, 4), y: (1, 4)}, {})
+    assert [(u.tv, u.axis, u.local) for u in left] == [(x, 0, 3)]
+    assert sizes[y] == [1, 4]
+
+
+@pytest.mark.parametrize("part", ["outer", "inner"])
+def test_a_part_of_merged_axes_is_of_the_one_that_it_cuts(part: str) -> None:
+    """A rank's [3, 5] of two axes that were merged: the outer part cuts the first, the inner part the second."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1])
+        fd.add_output(fd.ops.neg(x))
+    x.set_device_mesh(world_mesh(2))
+    x.merge(0)
+    if part == "outer":
+        x.outer_split(0, 2).axis(0).parallelize(X)
+    else:
+        x.inner_split(0, 2).axis(1).parallelize(X)
+    assert global_sizes(fd.fusion, {x: (3, 5)}, {})[0] == {x: [6, 5] if part == "outer" else [3, 10]}

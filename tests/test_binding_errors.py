@@ -12,6 +12,7 @@ from thread_check import X, shard, world_mesh
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import InputCountError, InputError, ShardfuseError
+from shardfuse.executor.binding import bind_arguments
 
 
 def doubled(**declared: Any) -> FusionDefinition:
@@ -210,3 +211,15 @@ def test_tensors_of_two_devices(at: int) -> None:
     inputs[at] = inputs[at].to("cuda" if torch.cuda.is_available() else "meta")
     with pytest.raises(InputError, match=r"input 1, T1, to be on \w+ but got a tensor on \w+: move it there"):
         fd.execute(inputs)
+
+
+def test_a_rank_outside_of_the_mesh_works_where_its_first_argument_lies() -> None:
+    """It reads none of them: what it makes of its own lies there all the same."""
+    with FusionDefinition() as fd:
+        x, y = fd.define_tensor([4]), fd.define_tensor([4])
+        fd.add_output(fd.ops.add(x, y))
+    for tv in (x, y):
+        shard(tv, DeviceMesh([0, 1]), (X, (0, "outer")))
+    home = bind_arguments(fd.fusion, [torch.empty(4, device="meta"), torch.empty(4)], 2, None).device
+    assert home == torch.device("meta")
+    assert bind_arguments(fd.fusion, [torch.empty(2), torch.empty(2)], 1, None).device == torch.device("cpu")

@@ -549,3 +549,25 @@ def test_parameters_that_are_dtensors() -> None:
         assert norm.weight.grad.placements == (Shard(0),)
 
     run_ranks(2, run)
+
+
+def test_an_output_of_a_mesh_of_no_dtensor_is_none_outside_of_it() -> None:
+    """The definition puts an output on rank 0 alone; the DTensors are on ranks 0 and 1."""
+    x = numbers((4, 6))
+
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([4, 6])
+            y = fd.ops.mul(t, 2.0)
+            z = fd.ops.set(y)
+            fd.add_output(y)
+            fd.add_output(z)
+        z.set_device_mesh(DeviceMesh([0]))
+        whole, alone = fd.execute([distribute(x, make_mesh((2,)), [Shard(0)])])
+        assert torch.equal(whole.to_local(), (2 * x).chunk(2)[rank])
+        if rank == 0:
+            assert torch.equal(alone.to_local(), 2 * x)
+        else:
+            assert alone is None or alone.to_local().numel() == 0
+
+    run_ranks(2, run)

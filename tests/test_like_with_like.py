@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._inductor import metrics
 from torch.nn import functional
 
@@ -16,10 +17,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import peers, suite, timing
 from benchmarks.accuracy import errors, judge
+from benchmarks.reshard import backward_note
 from benchmarks.timing import poison
 from benchmarks.workload import Case, Draw, Workload
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.norms import RMS_NORM
+from shardfuse import simulate
 from shardfuse.executor.timing import behind_flush, flush_buffer
 
 CPU = torch.device("cpu")
@@ -243,3 +246,40 @@ def test_joining_halves_is_timed() -> None:
     (made,) = measured.runs["shardfuse"]()
     assert made.shape == case.shape
     assert [t.shape[-1] for t in suite._Measured(WORKLOADS["rope_apart"], case, [], CPU).runs["shardfuse"]()] == [4, 4]
+
+
+SPOILT = {
+    "nothing": lambda dx, dw, db: (dx, dw, db),
+    "a zeroed row of dx": lambda dx, dw, db: (dx.index_fill(0, torch.tensor(5), 0.0), dw, db),
+    "swapped rows of dx": lambda dx, dw, db: (dx[[1, 0, *range(2, dx.shape[0])]], dw, db),
+    "one zeroed element of dw": lambda dx, dw, db: (dx, dw.index_fill(0, torch.tensor(7), 0.0), db),
+    "db of one rank": lambda dx, dw, db: (dx, dw, db / 2),
+    "0.7 dx": lambda dx, dw, db: (0.7 * dx, dw, db),
+    "another dtype": lambda dx, dw, db: (dx.double(), dw, db),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("spoilt", SPOILT)
+def test_a_backward_of_sharded_rows_is_judged_by_element(spoilt: str, dtype: torch.dtype) -> None:
+    """2048 rows a rank, of which one is wrong: of the whole tensor's norm that is 2 %."""
+    workload, case, world = WORKLOADS["layer_norm_backward"], Case((2048, 16), dtype), 2
+    weight = Draw(CPU).normal([case.columns], dtype)
+
+    def rank_main(rank: int) -> str:
+        inputs = drawn(workload, case, seed=rank)
+        inputs[2] = weight
+        found = workload.eager(case, *inputs)
+        totals = [t.double() for t in workload.reference(case, *(x.double() for x in inputs))[1:]]
+        for total in totals:
+            dist.all_reduce(total)
+        found = (found[0], *(t.to(dtype) for t in totals))
+        return backward_note(workload, case, inputs, SPOILT[spoilt](*found) if rank == 1 else found, CPU)
+
+    notes = simulate(lambda: rank_main(dist.get_rank()), world)
+    if spoilt == "nothing":
+        assert notes == ["", ""]
+    else:
+        assert notes[0] == "WRONG: on another rank"
+        assert notes[1].startswith("WRONG: ")
+        assert "on another rank" not in notes[1]

@@ -26,6 +26,7 @@ from ranks import run_ranks
 from torch import Tensor
 from torch.distributed.tensor import Shard
 from torch.nn import functional
+from torch_answers import assert_beside
 from torch_answers import compare as check_near
 from torch_gradients import answers, leaf, with_gradients
 
@@ -492,3 +493,36 @@ def test_a_layer_norms_bias_is_not_that_of_the_input(bias: bool, strict: bool) -
     else:
         with pytest.raises(RuntimeError, match=r"norm\.bias"):
             torch.nn.ModuleDict({"norm": RMSNorm(8)}).load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_classes_are_counted_along_their_own_mesh_dimension(smoothing: float) -> None:
+    """Rows over one dimension of a [2, 2] mesh, classes over the other: smoothing shares out over 6 classes, not 12."""
+    full = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([0, 5, 3, 2])
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(torch.arange(4).reshape(2, 2))
+        row, column = divmod(rank, 2)
+        logits = full.chunk(2)[row].chunk(2, 1)[column]
+        module = CrossEntropyLoss(mesh=mesh, logits=(S0, Shard(-1)), label_smoothing=smoothing, reduction="none")
+        loss = module(logits.contiguous(), target.chunk(2)[row])
+        want = functional.cross_entropy(full, target, label_smoothing=smoothing, reduction="none")
+        assert_beside(loss, want.chunk(2)[row])
+        with pytest.raises(ModuleInputError, match="0 to 5"):
+            module(logits.contiguous(), torch.full((2,), 6))
+
+    run_ranks(4, run)
+
+
+@pytest.mark.parametrize("classes", [6, 5])
+def test_one_position_whose_classes_are_sharded(classes: int) -> None:
+    """Logits of one dim, with the sizes of the whole said."""
+    full = torch.randn(classes, generator=torch.Generator().manual_seed(0))
+
+    def run(rank: int, size: int) -> None:
+        module = CrossEntropyLoss(mesh=DeviceMesh([0, 1]), logits=Shard(-1), num_classes=classes)
+        loss = module(full.chunk(2)[rank].clone(), torch.tensor(3), unsharded=(classes,))
+        assert_beside(loss, functional.cross_entropy(full, torch.tensor(3)))
+
+    run_ranks(2, run)

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_calls import CALLS, call
-from op_cases import DETERMINISTIC, OpCase, pointwise, run_case
+from op_cases import DETERMINISTIC, DTYPES, OpCase, dtypes_of, pointwise, run_case
+from pointwise_references import REFERENCES
 
 from shardfuse import FusionDefinition
 from shardfuse.ops.build import Ops
@@ -24,6 +25,16 @@ def test_every_op_has_a_case() -> None:
     built = [name for name, _ in inspect.getmembers(Ops, inspect.isfunction) if not name.startswith("_")]
     assert {*CALLS, *POINTWISE, *ELSEWHERE} == {*built, *POINTWISE}
     assert set(TORCH_CALLS) <= set(CALLS)
+
+
+def test_every_pointwise_op_has_a_reference() -> None:
+    assert set(REFERENCES) == set(POINTWISE)
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_torch_has_the_types_that_are_said(name: str) -> None:
+    """A reference that raises for a type leaves out no case of that type unnoticed."""
+    assert dtypes_of(POINTWISE[name]) == [t for t in DTYPES if t in REFERENCES[name].types]
 
 
 @pytest.mark.parametrize("name", POINTWISE)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from op_cases import called, run_case
+from torch.nn import functional
 from torch_answers import assert_like
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, FusionDefinition
 from shardfuse.errors import DefinitionError, OperandError, ShapeError
+from shardfuse.ir.tensor_view import TensorView
+from shardfuse.ops.build import Ops
 
 
 def test_scalar_inputs_are_sizes() -> None:
@@ -171,3 +175,50 @@ def test_a_rotary_embedding() -> None:
     case = called(build, rotated, values)
     for placement in range(7):
         run_case(case, "torch", placement)
+
+
+MOVES: dict[str, tuple[Callable[[Ops, TensorView], TensorView], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "slice": (lambda ops, t: ops.slice(t, [1, 0, 0], [5, 1, 4], [2, 1, 1]), lambda t: t[1:5:2]),
+    "flip": (lambda ops, t: ops.flip(t, [0, 1]), lambda t: t.flip(0, 1)),
+    "flip of one element": (lambda ops, t: ops.flip(t, [1]), lambda t: t.flip(1)),
+    "select": (lambda ops, t: ops.select(t, -2, 0), lambda t: t[-2]),
+    "select of one element": (lambda ops, t: ops.select(t, 0, 1), lambda t: t[:, 0]),
+    "pad": (
+        lambda ops, t: ops.pad(t, [1, 0, 0, 0, 2, -1], 3.0),
+        lambda t: functional.pad(t, [1, 0, 0, 0, 2, -1], value=3.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_move_that_is_made_twice_and_read(move: str) -> None:
+    """Of an input and of what is computed: both results are returned, and read by what makes a third and a fourth."""
+    define, reference = MOVES[move]
+    x, w = torch.randn(6, 1, 4), torch.randn(4)
+    with FusionDefinition() as fd:
+        t, v = fd.define_tensor([6, 1, 4]), fd.define_tensor([4])
+        product = fd.ops.mul(fd.ops.exp(t), v)
+        moved = [define(fd.ops, product), define(fd.ops, product), define(fd.ops, t), define(fd.ops, t)]
+        fd.add_output(fd.ops.sum(fd.ops.mul(moved[0], moved[2]), [-1]))
+        for y in moved:
+            fd.add_output(y)
+        fd.add_output(fd.ops.add(moved[1], moved[3]))
+
+    def torchs(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        p, q = reference(x.exp() * w), reference(x)
+        return [(p * q).sum(-1), p, p, q, q, p + q]
+
+    assert_like(fd.execute([x, w]), torchs, x, w)
+
+
+@pytest.mark.parametrize("op", ["slice", "flip", "pad"])
+def test_a_move_that_a_kernel_reads_runs_by_itself_nowhere(op: str) -> None:
+    """No launch beside that of the sum that reads it, of an input as of what is computed."""
+    define, _ = MOVES[op]
+    for computed in (False, True):
+        with FusionDefinition(backend="triton") as fd:
+            t = fd.define_tensor([6, 1, 4])
+            fd.add_output(fd.ops.sum(fd.ops.exp(define(fd.ops, fd.ops.mul(t, 2.0) if computed else t)), [-1]))
+        explained = fd.explain()
+        assert explained.kernels == 1
+        assert [s.scheduler for s in explained.segments if s.scheduler in ("torch_call", "no_op")] == []

@@ -12,11 +12,11 @@ from functools import cache
 from typing import Any, cast
 
 import torch
+from pointwise_references import REFERENCES
 
 from benchmarks.roundings import EAGER, accumulator, assert_near, spacing
 from shardfuse.ir.expr import Expr, Number, Scalar
 from shardfuse.ir.fusion import Fusion, Record
-from shardfuse.ops.table import POINTWISE, Rule
 from shardfuse.ops.torch_calls import TORCH_CALLS
 
 Argument = torch.Tensor | Number
@@ -113,7 +113,7 @@ def _run(record: Record | Expr, env: dict[object, Pair], move: Move, rank: int, 
     if isinstance(out, Scalar):
         env[out] = (_host(cast("Record", record), [p[0] for p in pairs]),) * 2
         return
-    if record.op in POINTWISE:
+    if record.op in REFERENCES:
         eager, wide = _pointwise(record, pairs)
     else:
         shape = _shape(record, env) if isinstance(record, Record) else list(record.output.domain.local_shape(rank))
@@ -163,20 +163,20 @@ def _host(record: Record, values: Sequence[Any]) -> Number:
     if record.op == "cast":
         return torch.tensor(values[0]).to(record.outputs[0].dtype.torch).item()
     wide = [torch.tensor(v, dtype=torch.float64) if isinstance(v, float) else torch.tensor(v) for v in values]
-    if POINTWISE[record.op].rule is Rule.FLOAT:
+    if REFERENCES[record.op].kind == "float":
         wide = [v if v.is_complex() else v.double() for v in wide]
-    return POINTWISE[record.op].torch(*wide).item()
+    return REFERENCES[record.op].call(*wide).item()
 
 
 def _pointwise(record: Record | Expr, pairs: Sequence[Pair]) -> Pair:
-    op = POINTWISE[record.op]
-    eager = op.torch(*_operands(record, [p[0] for p in pairs]))
+    op = REFERENCES[record.op]
+    eager = op.call(*_operands(record, [p[0] for p in pairs]))
     wide = [p[1] for p in pairs]
-    if op.rule in (Rule.FLOAT, Rule.PROMOTE, Rule.WHERE) and (eager.is_floating_point() or eager.is_complex()):
-        start = 1 if op.rule is Rule.WHERE else 0
+    if op.kind in ("float", "same", "where") and (eager.is_floating_point() or eager.is_complex()):
+        start = 1 if op.kind == "where" else 0
         target = widened(eager).dtype
         wide[start:] = [torch.as_tensor(v).to(target) for v in wide[start:]]
-    return eager, op.torch(*_operands(record, wide))
+    return eager, op.call(*_operands(record, wide))
 
 
 def _operands(record: Record | Expr, values: Sequence[Any]) -> list[Any]:

@@ -50,7 +50,7 @@ from .in_place import reads_before_it_writes
 from .kernel import Kernel
 from .launch import begin_on, guard_lines
 from .options import CompileOptions
-from .storage import freed, no_view, share_workspace, storage_text
+from .storage import freed, result_text, share_workspace, storage_text
 from .streams import start_and_wait
 
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
@@ -376,11 +376,8 @@ class ProgramBuilder:
         return Program(run, text, tuple(self.sources), tuple(domains), functions, self.labels, apart)
 
     def result(self, tensor: BoundTensor) -> str:
-        """``tensor`` as it is returned: nobody's view, so that the caller may change it in place."""
-        if tensor.name in self.handed_on or tensor in self.evaluated:
-            return tensor.name
-        self.names["no_view"] = no_view
-        return f"no_view({tensor})"
+        is_own = tensor.name in self.handed_on or tensor in self.evaluated
+        return result_text(tensor, self.meta[tensor].stride(), self.rank, is_own, self.names)
 
     def text(self, lines: Sequence[str], result: str) -> str:
         head = ", ".join(v.name for v in self.fusion.inputs)

@@ -12,6 +12,9 @@ from typing import cast
 import torch
 from torch._C._dynamo import guards
 
+from ..allocation.layouts import strides_of
+from ..ir.expr import BoundTensor
+
 Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 """``empty(shape, strides, dtype)``"""
 LITTLE = 16 << 20
@@ -53,6 +56,22 @@ def no_view(x: torch.Tensor) -> torch.Tensor:
     Autograd refuses to change such a view in place, as one made without a graph or within an autograd.Function.
     """
     return x.detach() if x._is_view() else x
+
+
+def result_text(tensor: BoundTensor, strides: Sequence[int], rank: int, is_own: bool, names: dict[str, object]) -> str:
+    """``tensor``, of these strides, as it is returned: nobody's view, so that the caller may change it in place.
+
+    A view of another tensor has that one's strides: where others were asked for it is copied. ``is_own``: it is none.
+    """
+    wanted = strides_of(tensor.domain, rank) if tensor.domain.allocation is not None else None
+    shape = tensor.domain.local_shape(rank)
+    if wanted and 0 not in shape and any(n > 1 and a != b for n, a, b in zip(shape, strides, wanted, strict=True)):
+        names["stored"] = stored
+        return f"stored({tensor}, {shape}, {wanted}, ())"
+    if is_own:
+        return tensor.name
+    names["no_view"] = no_view
+    return f"no_view({tensor})"
 
 
 def freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:

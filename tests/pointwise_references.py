@@ -1,0 +1,119 @@
+"""What torch has for each pointwise op, written down for tests: not the table that shardfuse runs by.
+
+Most ops have the name of torch's function. ``TYPES`` says of each op on which types torch has it: tests compare it with
+the types that they find, so that no op and no type is dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.nn import functional
+
+Kind = Literal["same", "float", "test", "logical", "where", "real", "complex", "step"]
+"""What becomes of operands.
+
+same: they are promoted; float: integers become float32; test: the result is a bool; logical: they become bool; where:
+the first is a bool; real: complex numbers give real ones; complex: they are the parts of a complex number; step: the
+result is the next number of the type itself.
+"""
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int64, torch.int32, torch.uint8)
+NUMBERS = (*FLOATS, *INTEGERS)
+ALL = (*NUMBERS, torch.bool)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """``call`` on tensors; on operands of ``types`` torch has the op, on others it does not."""
+
+    call: Callable[..., torch.Tensor]
+    kind: Kind
+    types: tuple[torch.dtype, ...]
+
+
+def _by_name(names: str, kind: Kind, types: tuple[torch.dtype, ...]) -> dict[str, Reference]:
+    return {name: Reference(getattr(torch, name), kind, types) for name in names.split()}
+
+
+def _softplus(x: torch.Tensor) -> torch.Tensor:
+    return functional.softplus(x, beta=1, threshold=20)
+
+
+def _imag(x: torch.Tensor) -> torch.Tensor:
+    return x.imag if x.is_complex() else torch.zeros_like(x)
+
+
+def _shifted_with_zeros(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """Python's integers: as if ``x`` were unsigned; beyond the bits of the type nothing is left."""
+    both = torch.broadcast_tensors(x, n)
+    dtype = torch.result_type(x, n)
+    if dtype not in INTEGERS:
+        raise TypeError(f"{dtype} has no bits to shift")
+    bits = 8 * dtype.itemsize
+    found = [
+        0 if k < 0 else (int(v) % (1 << bits)) >> int(k)
+        for v, k in zip(*(t.flatten().tolist() for t in both), strict=True)
+    ]
+    signed = [v - (1 << bits) if dtype is not torch.uint8 and v >> (bits - 1) else v for v in found]
+    return torch.tensor(signed, dtype=dtype, device=x.device).reshape(both[0].shape)
+
+
+def _lerp(start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """As torch's GPU kernel and its scalars on a CPU; its vectors there fuse a product and a sum that may overflow."""
+    apart = torch.sub(end, start)
+    from_end = torch.sub(end, torch.mul(apart, torch.rsub(weight, 1)))
+    return torch.where(torch.lt(torch.abs(weight), 0.5), torch.add(start, torch.mul(weight, apart)), from_end)
+
+
+def _threshold(x: torch.Tensor, bound: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.le(x, bound), value, x)
+
+
+def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return torch.add(x, torch.mul(value, torch.mul(a, b)))
+
+
+def _erfcinv(x: torch.Tensor) -> torch.Tensor:
+    return torch.erfinv(torch.sub(torch.ones((), dtype=x.dtype, device=x.device), x))
+
+
+REFERENCES: dict[str, Reference] = {
+    **_by_name("neg relu floor ceil trunc round", "same", NUMBERS),
+    **_by_name("abs", "real", NUMBERS),
+    **_by_name("real", "real", ALL),
+    **_by_name("square add mul maximum minimum", "same", ALL),
+    **_by_name("frac", "same", FLOATS),
+    **_by_name("sub fmod remainder pow", "same", NUMBERS),
+    **_by_name("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sigmoid", "float", ALL),
+    **_by_name("sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh", "float", ALL),
+    **_by_name("erf erfc erfinv lgamma digamma atan2 copysign", "float", ALL),
+    **_by_name("hypot", "float", FLOATS),
+    **_by_name("isnan isinf isfinite isposinf isneginf isreal signbit eq ne lt le gt ge", "test", ALL),
+    **_by_name("logical_not logical_and logical_or logical_xor", "logical", ALL),
+    **_by_name("bitwise_not bitwise_and bitwise_or bitwise_xor", "same", (*INTEGERS, torch.bool)),
+    **_by_name("gcd bitwise_left_shift bitwise_right_shift", "same", INTEGERS),
+    **_by_name("nextafter", "step", FLOATS),
+    **_by_name("where", "where", ALL),
+    **_by_name("complex", "complex", FLOATS[:2]),
+    "sign": Reference(torch.sgn, "same", ALL),
+    "conj": Reference(lambda x: torch.conj(x).resolve_conj(), "same", ALL),
+    "imag": Reference(_imag, "real", ALL),
+    "erfcinv": Reference(_erfcinv, "float", NUMBERS),
+    "silu": Reference(functional.silu, "float", FLOATS),
+    "gelu": Reference(functional.gelu, "float", FLOATS),
+    "gelu_tanh": Reference(lambda x: functional.gelu(x, approximate="tanh"), "float", FLOATS),
+    "softplus": Reference(_softplus, "float", FLOATS),
+    "div": Reference(torch.div, "float", ALL),
+    "trunc_div": Reference(lambda a, b: torch.div(a, b, rounding_mode="trunc"), "same", NUMBERS),
+    "floor_div": Reference(lambda a, b: torch.div(a, b, rounding_mode="floor"), "same", NUMBERS),
+    "mod": Reference(torch.fmod, "same", NUMBERS),
+    "logical_right_shift": Reference(_shifted_with_zeros, "same", INTEGERS),
+    "lerp": Reference(_lerp, "same", NUMBERS),
+    "threshold": Reference(_threshold, "same", ALL),
+    "addcmul": Reference(_addcmul, "same", ALL),
+}
