@@ -22,9 +22,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from ..config import VERSION, read_settings
 from ..errors import PeerLostError, ProgramMismatchError, ShardfuseError
-from ..mesh.calls import Call
+from ..mesh.calls import Call, Ledger
 from ..mesh.groups import current_rank, default_group, default_store, default_timeout, world_size
 from ..mesh.process import check_is_a_rank, is_forked, issued, ledger_of, note_failure, own_watchdog
 from ..mesh.rendezvous import PrefixStore, Store
@@ -42,7 +42,7 @@ from .circles import Wait, find_circle
 from .options import CompileOptions
 
 _QUIET = 0.2  # seconds of waiting before a rank says where it waits
-_SHORTEST, _LONGEST = 20e-6, 0.05  # seconds between two looks into the store
+SHORTEST, LONGEST = 20e-6, 0.05  # seconds between two looks into the store
 _CALLS_COMPARED = 5.0  # seconds in which the watchdog tells of a call that differs, by its number
 _OK = "ok"
 
@@ -71,25 +71,26 @@ def describe(
 
 
 @contextmanager
-def agreed(ranks: Sequence[int], text: str) -> Generator[list[str]]:
+def agreed(ranks: Sequence[int], text: str, call: str | None = None) -> Generator[list[str]]:
     """Compare ``text`` with the other ``ranks``' once the body has made the program; a failure in it is told to them.
 
     What the body puts into the list is compared too: what followed from the text, and has to be the same.
+    ``call``: the text that the program's calls are noted by, where that is another one.
     Raises ProgramMismatchError, RanksLateError and PeerLostError, on every rank that does not raise what its body did.
     """
-    side = _side_of(ranks)
+    side = side_of(ranks)
     made: list[str] = []
     try:
         yield made
     except Exception as error:
         if side is not None and not is_forked():
             note_failure(error)
-            if not side.compare(ranks, text, made, error):
+            if not side.compare(_Comparison(tuple(ranks), text, tuple(made), call), error):
                 side.tell_failure(error)
         raise
     if side is not None:
         check_is_a_rank(f"a fusion over ranks {list(ranks)} was called")
-        side.compare(ranks, text, made, None)
+        side.compare(_Comparison(tuple(ranks), text, tuple(made), call), None)
 
 
 def agree(ranks: Sequence[int], text: str) -> None:
@@ -104,49 +105,19 @@ def failures_told(ranks: Sequence[int]) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        side = _side_of(ranks)
+        side = side_of(ranks)
         if side is not None and not is_forked():
             note_failure(error)
             side.tell_failure(error)
         raise
 
 
-def answer_once(ranks: Sequence[int], question: str, make: Callable[[], str]) -> str:
-    """This rank's answer for all of ``ranks``: the one that it gave before, or what ``make`` gives now."""
-    side = _side_of(ranks)
-    if side is None:
-        return make()
-    key = _answer_key(ranks, question)
-    if not side.store.check([key]):
-        side.store.set(key, make())
-    return side.store.get(key).decode()
-
-
-def answer_of(ranks: Sequence[int], question: str, who: int) -> str:
-    """What the rank ``who`` answers to ``question``, waited for.  Raises RanksLateError."""
-    side = _side_of(ranks)
-    assert side is not None, f"rank {who} answers nobody but ranks {ranks}"
-    key = _answer_key(ranks, question)
-    began, pause = time.monotonic(), _SHORTEST
-    while not side.store.check([key]):
-        if time.monotonic() - began > side.timeout:
-            late = RanksLateError([who], side.timeout, question)
-            side.tell_failure(late)
-            raise late
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST)
-    return side.store.get(key).decode()
-
-
-def _answer_key(ranks: Sequence[int], question: str) -> str:
-    return f"answer/{_digest(f'{tuple(ranks)}{question}')}"
-
-
 # By default process group, so that a new world starts from zero on every rank.
 _sides: WeakKeyDictionary[dist.ProcessGroup, _Side] = WeakKeyDictionary()
 
 
-def _side_of(ranks: Sequence[int]) -> _Side | None:
+def side_of(ranks: Sequence[int]) -> _Side | None:
+    """This rank's part in comparisons of ``ranks``; ``None`` where it has none."""
     if len(ranks) < 2 or world_size() < 2 or current_rank() not in ranks:
         return None
     check_is_a_rank(f"a fusion over ranks {list(ranks)} was called")
@@ -162,15 +133,19 @@ def _side_of(ranks: Sequence[int]) -> _Side | None:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The k-th comparison of a team.  ``made``: what followed from the text here, a fact a line."""
+    """The k-th comparison of a team.  ``made``: what followed from the text here, a fact a line.
+
+    ``call``: the text of the call that comes next, where that is another one.
+    """
 
     ranks: tuple[int, ...]
-    k: int
-    text: str
+    text: str = ""
     made: tuple[str, ...] = ()
+    call: str | None = None
+    k: int = 0
 
     def key(self, rank: int, what: str = "") -> str:
-        return f"{_digest(str(self.ranks))}/{self.k}/{what}{rank}"
+        return f"{digest(str(self.ranks))}/{self.k}/{what}{rank}"
 
 
 class _Side:
@@ -187,13 +162,13 @@ class _Side:
         self.has_told = False
         self.found_circle: float | None = None
 
-    def compare(self, ranks: Sequence[int], text: str, made: Sequence[str], failure: Exception | None) -> bool:
+    def compare(self, comparison: _Comparison, failure: Exception | None) -> bool:
         """False where this text was agreed before, and nothing was compared."""
-        team = tuple(ranks)
-        mark = _digest(f"{team}\n{text}")
+        team = comparison.ranks
+        mark = digest(f"{team}\n{comparison.text}")
         if mark in self.agreed:
             return False
-        comparison = _Comparison(team, self.counts.get(team, 0), text, tuple(made))
+        comparison = replace(comparison, k=self.counts.get(team, 0))
         self.counts[team] = comparison.k + 1
         try:
             self.run(comparison, mark, failure)
@@ -204,7 +179,7 @@ class _Side:
         return True
 
     def run(self, comparison: _Comparison, mark: str, failure: Exception | None) -> None:
-        made = _digest("\n".join(comparison.made))
+        made = digest("\n".join(comparison.made))
         mine = json.dumps([mark, _OK if failure is None else _sentence(failure), made])
         self.store.set(comparison.key(self.rank), mine)
         self.take_back()
@@ -218,7 +193,7 @@ class _Side:
             self.store.set(comparison.key(self.rank), json.dumps([mark, _sentence(error), made]))
             raise
         if comparison.k > 0:  # all have come to k, so nobody reads k - 1 any longer
-            self.store.delete_key(_Comparison(comparison.ranks, comparison.k - 1, "").key(self.rank))
+            self.store.delete_key(replace(comparison, k=comparison.k - 1).key(self.rank))
         found = self.store.multi_get([comparison.key(r) for r in comparison.ranks])
         told = {r: cast("tuple[str, str, str]", json.loads(v)) for r, v in zip(comparison.ranks, found, strict=True)}
         if any(other != mark for other, _, _ in told.values()):
@@ -244,7 +219,7 @@ class _Side:
     def wait(self, comparison: _Comparison, keys: Sequence[str]) -> None:
         """Until all keys are there. Looks instead of waiting in the store: that would hold up its other users."""
         began = time.monotonic()
-        pause, is_quiet = _SHORTEST, True
+        pause, is_quiet = SHORTEST, True
         self.found_circle = None
         ledger = ledger_of(comparison.ranks)
         try:
@@ -257,24 +232,29 @@ class _Side:
                     raise late
                 if waited > _QUIET:
                     if is_quiet:
-                        self.waits += 1
-                        self.tell(
-                            "waits", ranks=comparison.ranks, k=comparison.k, text=comparison.text, serial=self.waits,
-                            issued=issued(),
-                        )  # fmt: skip
+                        self.tell_of_wait(comparison, ledger)
                         is_quiet = False
-                        if ledger is not None and comparison.made:  # else nothing is sent, and no call is noted
-                            ledger.waits = Call.of(comparison.text)
-                    if ledger is not None and ledger.found is not None:
-                        raise ledger.found
+                    waits = None if ledger is None else ledger.waits
+                    in_vain = None if ledger is None or waits is None else ledger.why_in_vain(waits)
                     self.look_at_missing(comparison, keys)
+                    # A rank that calls another program has come to this one or has failed in it before it did: so that
+                    # it has called another one is a difference only where neither is found after that was known.
+                    if in_vain is not None and not self.store.check(list(keys)):
+                        raise in_vain
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST)
+                pause = min(2 * pause, LONGEST)
         finally:
             if ledger is not None:
                 ledger.waits = None
         if not is_quiet:
             self.take_back()
+
+    def tell_of_wait(self, comparison: _Comparison, ledger: Ledger | None) -> None:
+        self.waits += 1
+        where = {"ranks": comparison.ranks, "k": comparison.k, "text": comparison.text}
+        self.tell("waits", **where, serial=self.waits, issued=issued())
+        if ledger is not None and comparison.made:  # else nothing is sent, and no call is noted
+            ledger.waits = Call.of(comparison.text if comparison.call is None else comparison.call)
 
     def look_at_missing(self, comparison: _Comparison, keys: Sequence[str]) -> None:
         """Raise where a rank that is waited for never comes: it failed, has left, or waits for this one elsewhere."""
@@ -288,13 +268,23 @@ class _Side:
                     rank, f"{lost} before it came to the next program of ranks {list(comparison.ranks)}"
                 )
             state = self.state_of(rank)
-            if state is not None and state["what"] == "failed" and cast(int, state["failures"]) > self.failures:
+            if state is not None and self.is_failure(state, comparison) and not self.store.check([key]):
                 raise self.passed_on(cast(int, state["rank"]), str(state["reason"]))
             if not self.store.check([key]):
                 error = self.never_comes(comparison, rank, state)
                 if error is not None:
                     self.tell_failure(error)
                     raise error
+
+    def is_failure(self, state: Mapping[str, object], comparison: _Comparison) -> bool:
+        """Has a rank failed, and not gone on?  It has where this one, which calls alike, has made calls since then."""
+        if state["what"] != "failed" or cast(int, state["failures"]) <= self.failures:
+            return False
+        ledger = ledger_of(comparison.ranks)
+        if ledger is None or ledger.made() <= cast("dict[str, int]", state["calls"]).get(ledger.key, 0):
+            return True
+        self.failures = cast(int, state["failures"])
+        return False
 
     def never_comes(
         self, comparison: _Comparison, rank: int, state: Mapping[str, object] | None
@@ -339,7 +329,7 @@ class _Side:
         state = self.state_of(rank)
         if state is not None and state["what"] == "waits":
             team = cast("list[int]", state["ranks"])
-            waiting = _Comparison(tuple(team), cast(int, state["k"]), "")
+            waiting = _Comparison(tuple(team), k=cast(int, state["k"]))
             return Wait(state, team, [other for other in team if not self.store.check([waiting.key(other)])])
         guard = own_watchdog()
         stands = None if guard is None else guard.stands(rank)
@@ -372,13 +362,17 @@ class _Side:
 
     def passed_on(self, rank: int, reason: str) -> PeerLostError:
         """Who failed is named to those that wait for this rank, not who noticed."""
-        self.failures += 1
-        self.tell("failed", rank=rank, reason=reason, failures=self.failures)
+        self.tell_of_failure(rank, reason)
         return PeerLostError(rank, reason)
 
     def tell_failure(self, error: Exception) -> None:
+        self.tell_of_failure(self.rank, f"failed: {_sentence(error)}")
+
+    def tell_of_failure(self, rank: int, reason: str) -> None:
         self.failures += 1
-        self.tell("failed", rank=self.rank, reason=f"failed: {_sentence(error)}", failures=self.failures)
+        guard = own_watchdog()
+        calls = {} if guard is None else guard.ledgers.made()
+        self.tell("failed", rank=rank, reason=reason, failures=self.failures, calls=calls)
 
     def tell(self, what: str, **facts: object) -> None:
         self.store.set(f"at/{self.rank}", json.dumps({"what": what, **facts}))
@@ -395,5 +389,5 @@ def _sentence(error: Exception) -> str:
     return str(error) if isinstance(error, ShardfuseError) else f"{type(error).__name__}: {error}"
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]

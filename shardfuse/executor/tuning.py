@@ -28,7 +28,7 @@ from ..schedulers import kernels_of, makes_kernels, proposed
 from ..schedulers.candidates import candidates, fits
 from ..schedulers.plan import KernelPlan, Params
 from ..schedulers.segment import Segment
-from .agreement import answer_of, answer_once
+from .answers import answer_of, answer_once
 from .choices import Tuned, choice_name, read_choice, write_choice
 from .host_scalars import sample
 from .kernel import Kernel

@@ -319,7 +319,7 @@ class FusionExecutorCache:
         self._tuned.put(key, chosen)
         self._plans.put(key, with_params(plan, chosen))
         self._programs = LRUCache(PROGRAMS)
-        with agreed(call.ranks, f"{call.text}\ntuned: {chosen}") as promised:
+        with agreed(call.ranks, f"{call.text}\ntuned: {chosen}", call.text) as promised:
             made = self._build(call)
             promised += sent(made.plan)
         self._programs.put(call.key, made)

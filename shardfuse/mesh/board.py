@@ -20,6 +20,8 @@ State = Literal["working", "leaving", "left", "failed"]
 
 INTERVAL = 0.5
 """Seconds between two rounds, where nobody asks for one."""
+_KEPT = 40
+"""Rounds for which a text is kept that nobody reads any more."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Board:
         self._wanted = 0
         self._is_closed = False
         self._posts: dict[str, str] = {_failure_key(rank): ""}  # a key that is there is read with the others' at once
-        self._asked: dict[str, str | None] = {}
+        self._unread: dict[str, int] = {}  # of each key that is asked for, the rounds since it was
+        self._found: dict[str, str] = {}
         self._seen: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="shardfuse-board", daemon=True)
 
@@ -93,9 +96,13 @@ class Board:
         self.post(_failure_key(self._rank), json.dumps([rank, reason]))
 
     def read(self, key: str) -> str | None:
-        """A text of another rank as of the last round; None where it was not there, or was not asked for before."""
+        """A text of another rank as of the last round; None where it was not there, or was not asked for before.
+
+        It is read from the store in the round after each call, and forgotten when nobody has called for some rounds.
+        """
         with self._changed:
-            return self._asked.setdefault(key, None)
+            self._unread[key] = 0
+            return self._found.get(key)
 
     def unfinished(self) -> int | None:
         """The number of the round that the store has not answered yet, if there is one."""
@@ -125,7 +132,8 @@ class Board:
                     return
                 self._begun += 1
                 posts, self._posts = self._posts, {}
-                asked = list(self._asked)
+                asked = [key for key, rounds in self._unread.items() if rounds == 0]
+                self._unread = {key: rounds + 1 for key, rounds in self._unread.items() if rounds < _KEPT}
             try:
                 if not self._is_served():
                     raise ConnectionError("the process that served the store has ended")
@@ -136,7 +144,7 @@ class Board:
                     self._changed.notify_all()
                 return
             with self._changed:
-                self._asked.update(found)
+                self._found = {key: text for key, text in {**self._found, **found}.items() if key in self._unread}
                 self.rounds = self._begun
                 self._changed.notify_all()
 

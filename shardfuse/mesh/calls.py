@@ -6,9 +6,13 @@ digest of all of them, and compares the other ranks' with its own:
 
     rank 0: 7 calls, digest of calls 1 to 7        rank 1: 9 calls; its digest of calls 1 to 7 is the same, or a fault
 
-A rank that is late is no fault: only calls that both ranks have made are compared. A rank that waits for the others
-before a program's first run publishes that program as its next call. Where digests differ, every rank of the team
-publishes its latest calls with their texts, and the first that differs is named.
+A rank that is late is no fault: only calls that both ranks have made are compared. Where digests differ, every rank of
+the team publishes its latest calls with their texts, and the first that differs is named.
+
+A rank that waits for the others before a program's first run publishes that program as what it is going to call. That
+may come to nothing: the first run fails on another rank, all get over it, and go on with another program. So it is no
+call, and on another rank nothing follows from it, but that one that has called another program there publishes its
+calls. By these the rank that waits learns that it waits in vain, if it still does.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ class Told(NamedTuple):
     """What a rank publishes of a team.
 
     calls: how many it has made. chain: digest of them all. waits: digest of the program that it waits to call, or 0.
-    differs: it has seen that calls differ, and every rank is to publish what it called.
+    differs: calls that were made differ, and every rank is to publish what it called.
     """
 
     calls: int
@@ -65,8 +69,8 @@ class Ledger:
     """This rank's calls in one team.
 
     calls: what was called since the watchdog last took it in; the caller appends. waits: the program for whose first
-    run this rank waits for the others. found: why it waits in vain, once that is known. latest: the program that this
-    rank called last, in whatever team.
+    run this rank waits for the others, an object of this wait alone. in_vain: a wait, and why it is in vain. latest:
+    the program that this rank called last, in whatever team.
     """
 
     def __init__(self, ranks: Sequence[int], latest: list[Call] | None = None) -> None:
@@ -74,12 +78,13 @@ class Ledger:
         self.latest = [NO_CALL] if latest is None else latest
         self.calls: list[Call] = []
         self.waits: Call | None = None
-        self.found: ProgramMismatchError | None = None
+        self.in_vain: tuple[Call, ProgramMismatchError] | None = None
         self.differs = False
         self._until = 0.0
         self.told = Told(0, 0, 0, False)
         self._waits: Call | None = None
         self._count = 0
+        self._moving = threading.Lock()
         self._chain = array("q")  # of the last calls, this rank's chain after each
         self._tail: deque[Call] = deque(maxlen=_TAIL)
 
@@ -88,11 +93,24 @@ class Ledger:
         self.calls.append(call)
         self.latest[0] = call
 
+    def made(self) -> int:
+        """How many calls this rank has made by now."""
+        with self._moving:
+            return self._count + len(self.calls)
+
     def has_time_to_raise(self, error: ProgramMismatchError, seconds: float) -> bool:
         """Have the waiting caller raise the error, where it stands in the caller's program; False where it did not."""
-        if self.found is None:
-            self.found, self._until = error, time.monotonic() + seconds
+        waits = self.waits
+        if waits is None:
+            return False
+        self.in_vain = waits, error
+        self._until = self._until or time.monotonic() + seconds
         return time.monotonic() < self._until
+
+    def why_in_vain(self, waits: Call) -> ProgramMismatchError | None:
+        """Why this wait is in vain, as far as it is known."""
+        found = self.in_vain
+        return found[1] if found is not None and found[0] is waits else None
 
     @property
     def key(self) -> str:
@@ -106,8 +124,9 @@ class Ledger:
             before = self._chain[-1] if self._chain else 0
             self._chain.append(_linked(before, call.digest))
         self._tail.extend(self.calls[:new])
-        del self.calls[:new]
-        self._count += new
+        with self._moving:
+            del self.calls[:new]
+            self._count += new
         del self._chain[: max(len(self._chain) - _CHAIN, 0)]
         # A wait that began or ended meanwhile may be for one of the calls that were counted, or for the one after.
         self._waits = waits if waits is self.waits else None
@@ -116,10 +135,12 @@ class Ledger:
         return self.told
 
     def contradicts(self, other: Told) -> bool:
-        """Has another rank called, or does it wait to call, another program than this rank at the same place?"""
+        """Has another rank called another program than this rank at the same place?"""
         chain = self._chain_at(other.calls)
-        if chain is not None and chain != other.chain:
-            return True
+        return chain is not None and chain != other.chain
+
+    def is_waited_past(self, other: Told) -> bool:
+        """Does another rank wait to call another program than this rank has called at that place?"""
         after = self._chain_at(other.calls + 1)
         return other.waits != 0 and after is not None and after != _linked(other.chain, other.waits)
 
@@ -130,11 +151,16 @@ class Ledger:
         place = len(self._chain) - 1 - (self._count - count)
         return self._chain[place] if 0 <= place < len(self._chain) else None
 
-    def tail(self) -> str:
-        """The latest calls, the one that this rank waits for included, for the other ranks to read."""
-        calls = [*self._tail, *([self._waits] if self._waits else [])]
+    def tail(self, *coming: Call) -> str:
+        """The latest calls, for the other ranks to read.  ``coming``: what would be called after them."""
+        calls = [*self._tail, *coming]
         texts = {str(call.digest): call.text for call in calls}
         return json.dumps([self._count - len(self._tail) + 1, [call.digest for call in calls], texts])
+
+    @property
+    def taken_wait(self) -> Call | None:
+        """What this rank waited for, as the call after all that were taken in."""
+        return self._waits
 
 
 def first_difference(ranks: Sequence[int], tails: Mapping[int, str]) -> ProgramMismatchError | None:
@@ -175,6 +201,10 @@ class Ledgers:
         """What there was to tell at the last comparison, by team."""
         return {ledger.key: ledger.told for ledger in tuple(self._known.values())}
 
+    def made(self) -> dict[str, int]:
+        """How many calls this rank has made by now, by team."""
+        return {ledger.key: ledger.made() for ledger in tuple(self._known.values())}
+
     def take_in(self) -> None:
         """Take in what was called by now, so that it is told from here on."""
         with self._lock:
@@ -201,6 +231,8 @@ class Ledgers:
                     error = self._difference(ledger, told, publish, read)
                     if error is not None:
                         return ledger, error
+                else:
+                    self._look_at_waits(ledger, told, publish, read)
         return None
 
     def _difference(
@@ -211,21 +243,35 @@ class Ledgers:
         if not ledger.differs:
             ledger.differs = True
             self._until[ledger.key] = time.monotonic() + _PATIENCE
-        publish(_tail_key(ledger, self._rank), ledger.tail())
+        mine = ledger.tail()
+        publish(_tail_key(ledger, self._rank), mine)
         tails = {rank: read(_tail_key(ledger, rank)) for rank in ledger.ranks if rank != self._rank}
         has_patience = time.monotonic() < self._until[ledger.key]
         if None in tails.values() and has_patience:
             return None
         known = {rank: tail for rank, tail in tails.items() if tail is not None}
-        error = first_difference(ledger.ranks, {self._rank: ledger.tail(), **known})
+        error = first_difference(ledger.ranks, {self._rank: mine, **known})
         if error is not None or has_patience:
             return error
-        if not any(ledger.contradicts(other) for other in told.values()):
-            ledger.differs = False  # what was told had not gone on yet: all that is told by now agrees
-            return None
         told = {self._rank: ledger.told, **told}
         texts = {rank: f"{other.calls} calls, digest {other.chain:x}" for rank, other in told.items()}
         return ProgramMismatchError(texts, f"one of the calls of ranks {list(ledger.ranks)}, thousands of calls ago,")
+
+    def _look_at_waits(
+        self, ledger: Ledger, told: Mapping[int, Told], publish: Callable[[str, str], None],
+        read: Callable[[str], str | None],
+    ) -> None:  # fmt: skip
+        """Have a rank learn that waits for a program in whose place others have called another one."""
+        if any(ledger.is_waited_past(other) for other in told.values()):
+            publish(_tail_key(ledger, self._rank), ledger.tail())
+        waits = ledger.taken_wait
+        ahead = [rank for rank, other in told.items() if other.calls > ledger.told.calls]
+        if waits is None or not ahead:
+            return
+        tails = {rank: tail for rank in ahead if (tail := read(_tail_key(ledger, rank))) is not None}
+        error = first_difference(ledger.ranks, {self._rank: ledger.tail(waits), **tails})
+        if error is not None:
+            ledger.in_vain = waits, error
 
 
 _PATIENCE = 4.0

@@ -245,9 +245,9 @@ def own_watchdog() -> Watchdog | None:
 
 
 def ledger_of(ranks: Sequence[int]) -> Ledger | None:
-    """Where calls of programs of these ranks are noted; ``None`` where nobody compares them."""
+    """Where this rank's calls of programs of these ranks are noted; ``None`` where nobody compares them."""
     guard = own_watchdog()
-    return None if guard is None or len(ranks) < 2 else guard.ledgers.of(ranks)
+    return None if guard is None or len(ranks) < 2 or dist.get_rank() not in ranks else guard.ledgers.of(ranks)
 
 
 def within(group: dist.ProcessGroup) -> AbstractContextManager[None]:

@@ -334,7 +334,7 @@ class Watchdog:
         if found is None:
             return None
         ledger, error = found
-        if ledger.waits is not None and ledger.has_time_to_raise(error, _OWN_WORDS):
+        if ledger.has_time_to_raise(error, _OWN_WORDS):
             return None
         return Fault(None, str(error))
 
