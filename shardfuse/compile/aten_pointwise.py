@@ -27,6 +27,8 @@ _BINARY = (
     *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"),
     *("bitwise_and", "bitwise_or", "bitwise_xor"),
 )
+_EXACT = 2**24
+"""Whole numbers below are floats of 32 bits: an exponent is the same as an integer."""
 _NOT_OF_BOOL = ("add", "sub", "mul", "neg", "abs", "sign", "relu")
 """Arithmetic that torch does on truth values in its own way, or refuses."""
 
@@ -115,13 +117,11 @@ def _pow(t: Translation, node: Node) -> TensorView:
     """A root and the square are what torch makes of such exponents, too."""
     check_arguments(node, 2)
     base, exponent = (t.operand(v) for v in node.args)
-    if isinstance(exponent, float) and exponent == 0.5 and isinstance(base, TensorView) and base.dtype.is_floating:
-        return t.ops.sqrt(base)
-    if isinstance(exponent, float) and exponent.is_integer() and isinstance(base, TensorView):
-        if base.dtype.is_floating and abs(exponent) < 2**24:
+    if isinstance(base, TensorView) and base.dtype.is_floating and isinstance(exponent, int | float):
+        if exponent in (0.5, 1):
+            return base if exponent == 1 else t.ops.sqrt(base)
+        if abs(exponent) < _EXACT and exponent == int(exponent):
             exponent = int(exponent)
-    if exponent == 1 and isinstance(base, TensorView) and base.dtype.is_floating:
-        return base
     return t.ops.pow(base, exponent)
 
 

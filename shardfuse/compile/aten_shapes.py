@@ -14,7 +14,15 @@ from ..ir.dtype import DataType
 from ..ir.tensor_view import TensorView
 from .errors import UntranslatableError
 from .translation import (
-    Rule, Size, Translation, argument, check_arguments, data_type, known, literal_number, tensor_of,
+    Rule,
+    Size,
+    Translation,
+    argument,
+    check_arguments,
+    data_type,
+    known,
+    literal_number,
+    tensor_of,
 )  # fmt: skip
 
 aten: Any = torch.ops.aten

@@ -23,8 +23,8 @@ def backend(
 ) -> Callable[..., Any]:
     """Compile ``graph`` by Inductor, with shardfuse's kernels where they are expected to gain.
 
-    ``mode`` and ``options`` are torch.compile's for Inductor; ``options={"shardfuse.take": ...}`` says which regions are
-    handed over: "auto", "all" or "none".  Raises ``CompileOptionError``.
+    ``mode`` and ``options`` are torch.compile's for Inductor; ``options={"shardfuse.take": ...}`` says which regions
+    are handed over: "auto", "all" or "none".  Raises ``CompileOptionError``.
     """
     from torch._inductor.compile_fx import compile_fx
 

@@ -26,7 +26,7 @@ KERNEL_US = 3.0
 """A kernel's start and end, beside what its bytes take: copies of 32 to 512 MB lose 5 us, of which a stream of kernels
 hides some."""
 HOST_US = 5.0
-"""What the host takes for a call of the op beyond the launch of one kernel of Inductor's.  Where CUDA graphs are on, 0."""
+"""What the host takes for a call of the op beyond the launch of one kernel of Inductor's; 0 in CUDA graphs."""
 SHARE_OF_COPY = {"persistent": 0.88, "mix_order": 0.80, "reduction": 0.85, "pointwise": 0.85, "transpose": 0.75}
 """The least shares of a copy that each scheduler's kernels reach in ``docs/measured.md``, apart from odd rows."""
 OTHER_SHARE = 0.6
@@ -163,7 +163,7 @@ def _axes(node: Node, ndim: int) -> list[int]:
 
 
 def _depths(region: Region) -> dict[Node, int]:
-    """Of each node how many reductions stand one behind the other up to it; a softmax's two are one walk for Inductor."""
+    """Of each node how many reductions stand one behind the other up to it; a softmax's two are one for Inductor."""
     depth: dict[Node, int] = {}
     for n in region.nodes:
         before = max((depth.get(a, 0) for a in n.all_input_nodes), default=0)

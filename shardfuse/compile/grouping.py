@@ -1,9 +1,9 @@
 """Groups of nodes of a graph that one op may replace: maximal sets around seeds, each convex, all of them at once.
 
-A set is *convex* where no path leaves it and comes back: one op can then run all of it.  Several sets can be replaced at
-once where the graph that has each set as one node has no cycle.  ``grouped`` keeps that graph ordered topologically, and
-joins two groups along an edge where no third lies on a path between them (Pearce and Kelly, "A dynamic topological sort
-algorithm for directed acyclic graphs", 2006: only what stands between the two in the order is looked at).
+A set is *convex* where no path leaves it and comes back: one op can then run all of it.  Several sets can be replaced
+at once where the graph that has each set as one node has no cycle.  ``grouped`` keeps that graph ordered topologically,
+and joins two groups along an edge where no third lies on a path between them (Pearce and Kelly, "A dynamic topological
+sort algorithm for directed acyclic graphs", 2006: only what stands between the two in the order is looked at).
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def grouped(
 ) -> list[list[int]]:
     """The groups that hold a seed, each in the order of its nodes.
 
-    ``followers``: of each node those that depend on it; nodes are numbered in a topological order.  ``joinable``: may a
-    node be in a group?  ``epochs``: no group holds nodes of two of them.  ``siblings``: pairs to join as well where they
-    may be, once all edges have been tried.
+    ``followers``: of each node those that depend on it; nodes are numbered in a topological order.  ``joinable``: may
+    a node be in a group?  ``epochs``: no group holds nodes of two of them.  ``siblings``: pairs to join as well where
+    they may be, once all edges have been tried.
     """
     groups = Groups(followers, epochs)
     edges = [(n, m) for n, after in enumerate(followers) for m in after if joinable[n] and joinable[m]]

@@ -15,8 +15,8 @@ MOST = 4096
 class RegionReport:
     """One region.  Bytes and microseconds are at the sizes of the call for which its graph was made.
 
-    ``graph``: "forward", "backward" or "cached", where torch's cache had the compiled graph.  ``ops``: how often each op
-    is in it.  ``bytes``, ``kernels``: of shardfuse's plan.  ``us``: expected of that plan; ``inductor_us``: of
+    ``graph``: "forward", "backward" or "cached", where torch's cache had the compiled graph.  ``ops``: how often each
+    op is in it.  ``bytes``, ``kernels``: of shardfuse's plan.  ``us``: expected of that plan; ``inductor_us``: of
     Inductor's kernels.  ``why``: one sentence.  ``lines``: of the caller's program.  ``program``: the definition.
     """
 
@@ -69,7 +69,7 @@ def note(found: Iterable[RegionReport]) -> None:
 
 
 def note_cached(program: str, ops: Iterable[str], inputs: int, outputs: int) -> None:
-    """Remember a region whose graph another process, or an earlier compile, has made: its program runs for the first time.
+    """Remember a region of a graph that torch's cache had: its program is read for the first time.
 
     Nothing where its graph was compiled in this process.
     """

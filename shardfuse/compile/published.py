@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch._logging import trace_structured
 
-from .ledger import Report, RegionReport
+from .ledger import RegionReport, Report
 
 _log = logging.getLogger("shardfuse.compile")
 

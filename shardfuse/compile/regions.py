@@ -4,8 +4,8 @@
 A region is a maximal convex set of nodes around reductions (``grouping``).  At its rim it is cut where that moves fewer
 bytes:
 
-- a view, or a cast to a wider type, that others read is not handed out: it is made once more outside, of what it is made
-  of, so that no output shares storage with another tensor, and the narrow tensor is what is stored;
+- a view, or a cast to a wider type, that others read is not handed out: it is made once more outside, of what it is
+  made of, so that no output shares storage with another tensor, and the narrow tensor is what is stored;
 - likewise a view, a widening cast, or a tensor made of numbers that the region reads is made once more inside;
 - what a pointwise kernel of Inductor computes at the rim from more bytes than it gives, a dropout's mask from random
   numbers say, stays there.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -64,7 +65,7 @@ def regions_of(graph: Graph) -> tuple[list[Region], dict[str, str]]:
         if n.target in aten_ops().factories:
             joinable[number[n]] = False
     followers = [[number[u] for u in n.users] for n in nodes]
-    for before, after in _pairs(ordered_nodes(nodes)):
+    for before, after in pairwise(ordered_nodes(nodes)):
         followers[number[before]].append(number[after])
     seeds = [number[n] for n in nodes if n.target in aten_ops().reductions]
     epoch = epochs(nodes)
@@ -72,10 +73,6 @@ def regions_of(graph: Graph) -> tuple[list[Region], dict[str, str]]:
     now = {n: epoch[k] for n, k in number.items()}
     made = [_region([nodes[k] for k in group], now) for group in found]
     return [r for r in made if r is not None], refusals
-
-
-def _pairs(nodes: Sequence[Node]) -> list[tuple[Node, Node]]:
-    return list(zip(nodes, nodes[1:], strict=False))
 
 
 def epochs(nodes: Sequence[Node]) -> list[int]:
@@ -116,7 +113,7 @@ def _siblings(nodes: Sequence[Node], number: dict[Node, int]) -> list[tuple[int,
     pairs: list[tuple[int, int]] = []
     for n in nodes:
         readers = [u for u in n.users if isinstance(u.meta.get("val"), torch.Tensor | tuple | list)]
-        pairs += [(number[a], number[b]) for a, b in zip(readers, readers[1:], strict=False)]
+        pairs += [(number[a], number[b]) for a, b in pairwise(readers)]
     return pairs
 
 

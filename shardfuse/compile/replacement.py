@@ -22,6 +22,7 @@ import heapq
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -96,19 +97,24 @@ def put_in(graph: Graph, taken: Sequence[tuple[Region, RegionProgram]]) -> None:
     """Replace the regions by calls.  The graph is ordered anew as far as the calls ask for it."""
     nodes = list(graph.nodes)
     place: dict[Node, tuple[int, ...]] = {n: (e, k) for k, (n, e) in enumerate(zip(nodes, epochs(nodes), strict=True))}
+    now: dict[Node, Node] = {}
     for region, program in taken:
-        _put_in(graph, region, program, place)
+        _put_in(graph, region, program, place, now)
     _reorder(graph, place)
     graph.lint()
 
 
-def _put_in(graph: Graph, region: Region, program: RegionProgram, place: dict[Node, tuple[int, ...]]) -> None:
+def _put_in(
+    graph: Graph, region: Region, program: RegionProgram, place: dict[Node, tuple[int, ...]], now: dict[Node, Node]
+) -> None:
+    """``now``: what stands for nodes that are gone, to which this region's are added."""
     at = place[region.nodes[0]]
+    inputs, numbers = ([now.get(n, n) for n in given] for given in (region.inputs, program.numbers))
     with graph.inserting_before(region.nodes[0]):
         sizes: list[object] = []
         for out in region.outputs:
-            sizes += [_size(graph, region, n, place, at) for n in tensor_of(out).shape]
-        call = graph.call_function(REGION, (program.text, list(region.inputs), [*sizes, *program.numbers]))
+            sizes += [_size(graph, [*numbers, *inputs], n, place, at) for n in tensor_of(out).shape]
+        call = graph.call_function(REGION, (program.text, inputs, [*sizes, *numbers]))
         call.meta["val"] = [tensor_of(o) for o in region.outputs]
         call.meta["stack_trace"] = region.nodes[-1].meta.get("stack_trace")
         place[call] = (*at, 1)
@@ -126,19 +132,23 @@ def _put_in(graph: Graph, region: Region, program: RegionProgram, place: dict[No
         old.replace_all_uses_with(new, propagate_meta=False)
     for n in reversed(region.replaced):
         graph.erase_node(n)
+    now.update(replaced)
 
 
 def _size(
-    graph: Graph, region: Region, size: int | torch.SymInt, place: dict[Node, tuple[int, ...]], at: tuple[int, ...]
+    graph: Graph,
+    given: Sequence[Node],
+    size: int | torch.SymInt,
+    place: dict[Node, tuple[int, ...]],
+    at: tuple[int, ...],
 ) -> int | Node:
-    """A size of an output: a number, an integer of the graph, or a size of an input."""
+    """A size of an output: a number, an integer that the call is given, or a size of a tensor that it is given."""
     if isinstance(size, int):
         return size
-    for n in region.numbers:
+    for n in given:
         if _same(n.meta["val"], size):
             return n
-    for n in region.inputs:
-        for d, own in enumerate(tensor_of(n).shape):
+        for d, own in enumerate(n.meta["val"].shape if isinstance(n.meta["val"], torch.Tensor) else ()):
             if isinstance(own, torch.SymInt) and _same(own, size):
                 node = graph.call_function(torch.ops.aten.sym_size.int, (n, d))
                 node.meta["val"] = own
@@ -165,10 +175,9 @@ def _reorder(graph: Graph, place: Mapping[Node, tuple[int, ...]]) -> None:
     """A topological order that keeps the places that nodes had, where what they read allows it."""
     nodes = list(graph.nodes)
     chain = ordered_nodes(sorted(nodes, key=lambda n: place[n]))
-    chained = list(zip(chain, chain[1:], strict=False))
     missing = {n: len(n.all_input_nodes) for n in nodes}
     behind: dict[Node, list[Node]] = {n: list(n.users) for n in nodes}
-    for a, b in chained:
+    for a, b in pairwise(chain):
         behind[a].append(b)
         missing[b] += 1
     ready = [(place[n], k, n) for k, n in enumerate(nodes) if not missing[n]]
