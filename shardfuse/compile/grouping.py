@@ -16,21 +16,25 @@ from dataclasses import dataclass, field
 class Groups:
     """The graph of groups.  Nodes are numbers in a topological order.
 
-    ``of``: the group of each node, named by one of its nodes.  ``place``: of each group, in ``order``.
+    ``of``: the group of each node, named by one of its nodes.  ``place``: of each group, in ``order``.  ``grown``:
+    groups that hold a seed.
     """
 
     followers: Sequence[Sequence[int]]
     epochs: Sequence[int]
+    seeds: Sequence[int]
     of: list[int] = field(default_factory=list[int])
     members: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     order: list[int] = field(default_factory=list[int])
     place: dict[int, int] = field(default_factory=dict[int, int])
+    grown: dict[int, None] = field(default_factory=dict[int, None])
 
     def __post_init__(self) -> None:
         nodes = range(len(self.followers))
         self.of, self.order = list(nodes), list(nodes)
         self.members = {n: [n] for n in nodes}
         self.place = {n: n for n in nodes}
+        self.grown = dict.fromkeys(self.seeds)
 
     def join(self, a: int, b: int) -> bool:
         """Make one of the groups of nodes ``a`` and ``b``; False where a path between them leads through a third."""
@@ -49,6 +53,8 @@ class Groups:
         self.members[first] += self.members.pop(second)
         for n in self.members[first]:
             self.of[n] = first
+        self.grown.pop(second, None)
+        self.grown[first] = None
         before = [g for g in window if g not in behind]
         after = [g for g in window if g in behind]
         self._put(start, [*before, first, *after], stop)
@@ -96,12 +102,24 @@ def grouped(
     a node be in a group?  ``epochs``: no group holds nodes of two of them.  ``siblings``: pairs to join as well where
     they may be, once all edges have been tried.
     """
-    groups = Groups(followers, epochs)
-    edges = [(n, m) for n, after in enumerate(followers) for m in after if joinable[n] and joinable[m]]
-    for n, m in sorted(edges, key=lambda e: (e[1], e[0])):
-        groups.join(n, m)
-    for n, m in siblings:
-        if joinable[n] and joinable[m]:
-            groups.join(n, m)
-    wanted = dict.fromkeys(groups.of[s] for s in seeds if joinable[s])
-    return sorted(sorted(groups.members[g]) for g in wanted)
+    groups = Groups(followers, epochs, seeds=[s for s in seeds if joinable[s]])
+    down = [(n, m) for n, after in enumerate(followers) for m in after if joinable[n] and joinable[m]]
+    down.sort(key=lambda e: (e[1], e[0]))
+    up = sorted(down, reverse=True)
+    grown = True
+    while grown:
+        grown = _grow(groups, down) or _grow(groups, up)
+    if _grow(groups, [(n, m) for n, m in siblings if joinable[n] and joinable[m]]):
+        while _grow(groups, down) or _grow(groups, up):
+            pass
+    return sorted(sorted(groups.members[g]) for g in groups.grown)
+
+
+def _grow(groups: Groups, pairs: Sequence[tuple[int, int]]) -> bool:
+    """Join what can be of the pairs of which one is in a group with a seed; has any been?"""
+    joined = False
+    for n, m in pairs:
+        a, b = groups.of[n], groups.of[m]
+        if a != b and (a in groups.grown or b in groups.grown):
+            joined = groups.join(n, m) or joined
+    return joined
