@@ -1,4 +1,4 @@
-"""Graphs as Inductor hands them to the pass, without its code generation: traced, decomposed, and run after the pass."""
+"""Graphs as Inductor hands them to the pass, without its code generation: traced, decomposed, run after the pass."""
 
 from __future__ import annotations
 

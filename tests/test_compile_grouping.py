@@ -50,7 +50,7 @@ def test_groups_are_convex_and_maximal() -> None:
         members = [n for g in groups for n in g]
         assert len(members) == len(set(members)), f"seed {seed}: a node in two groups"
         assert all(joinable[n] for n in members), f"seed {seed}: a node that is not joinable"
-        assert {s for s in seeds} <= set(members), f"seed {seed}: a seed in no group"
+        assert set(seeds) <= set(members), f"seed {seed}: a seed in no group"
         assert all(set(g) & set(seeds) for g in groups), f"seed {seed}: a group without a seed"
         assert all(len({epochs[n] for n in g}) == 1 for g in groups), f"seed {seed}: a group in two epochs"
         assert not has_cycle(condensed(followers, groups)), f"seed {seed}: {groups}"

@@ -236,6 +236,9 @@ def test_strides_of_results_are_the_graph_s() -> None:
     x = numbers(2, 8, 4, 4).to(memory_format=torch.channels_last)
     check(lambda x: F.softmax(x, 1), [x], relative=True, rows=1, n=3)
     check(lambda x: (x - x.mean((0, 2, 3), keepdim=True)) * 2, [x], n=3)
+    check(lambda x: (x - x.mean((0, 2, 3), keepdim=True)).contiguous(), [x], n=3)
+    check(lambda x: F.softmax(x, 1).permute(2, 0, 1, 3).contiguous(), [x], relative=True, rows=2, n=3)
+    check(lambda x: (x.transpose(0, 1).contiguous(), x.sum(1)), [x], n=3)
 
 
 def test_the_label_s_element_is_picked() -> None:

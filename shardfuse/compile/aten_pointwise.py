@@ -65,7 +65,7 @@ def pointwise_table() -> dict[object, Rule]:
     table[prims.convert_element_type.default] = _converted
     table[aten._to_copy.default] = _copied
     for copy in (aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default):
-        table[copy] = _same
+        table[copy] = _same  # the layout of a copy is that of the region's output
     table[aten.sigmoid_backward.default] = _sigmoid_backward
     table[aten.tanh_backward.default] = _tanh_backward
     fma = getattr(prims, "fma", None)  # not in every torch

@@ -23,7 +23,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch.fx import Graph, Node
@@ -70,24 +69,20 @@ def _add_output(t: Translation, node: Node, value: TensorView) -> None:
         if hinted(tensor.shape[d]) != 1 and hinted(tensor.stride(d)) != step:
             raise UntranslatableError(f"the result of {node.target}", f"of strides {list(tensor.stride())}", "dense")
         step *= hinted(tensor.shape[d])
-    if value in t.fd.fusion.outputs or value.domain.allocation is not None or _is_input_view(t, value):
-        value = t.ops.set(value)
     places = [len(order) - 1 - order.index(d) for d in range(len(order))]
-    t.fd.add_output(value, stride_order=None if order == sorted(order) else places)
+    is_plain = order == sorted(order)
+    if value in t.fd.fusion.outputs or value.domain.allocation is not None or _is_view(t, value):
+        value, is_plain = t.ops.set(value), False
+    t.fd.add_output(value, stride_order=None if is_plain else places)
 
 
 _VIEWS = ("broadcast", "broadcast_in_dim", "expand", "squeeze", "permute", "reshape", "slice", "select")
 
 
-def _is_input_view(t: Translation, value: TensorView) -> bool:
-    """Is ``value`` an input, or nothing but views of one?  Its storage would be the input's."""
-    made_by = {out: r for r in t.fd.fusion.records for out in r.outputs}
-    while value in made_by:
-        record = made_by[value]
-        if record.op not in _VIEWS:
-            return False
-        value = cast(TensorView, record.inputs[0])
-    return True
+def _is_view(t: Translation, value: TensorView) -> bool:
+    """Is ``value`` an input, or made by a view?  Its storage, and its strides, would be another tensor's."""
+    made_by = [record.op for record in t.fd.fusion.records if value in record.outputs]
+    return not made_by or made_by[0] in _VIEWS
 
 
 # --- the graph ---------------------------------------------------------------------------------------------
