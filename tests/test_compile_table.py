@@ -65,6 +65,8 @@ def test_logical() -> None:
     check(around(aten.bitwise_not.default), [integers(4, 9)])
     for name in ("logical_and", "logical_or", "logical_xor"):
         check(around(getattr(aten, name).default), [mask, other], what=name)
+    for name in ("mul", "add"):
+        check(around(getattr(aten, name).Tensor), [mask, other], what=name)
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
         check(around(getattr(aten, name).Tensor), [integers(4, 9), integers(4, 9)], what=name)
         check(around(lambda x, name=name: getattr(aten, name).Scalar(x, 3)), [integers(4, 9)], what=name)

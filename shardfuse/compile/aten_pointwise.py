@@ -23,14 +23,14 @@ _UNARY = (
     *("isfinite", "isposinf", "isneginf", "logical_not", "bitwise_not", "square", "sign"),
 )
 _BINARY = (
-    *("mul", "maximum", "minimum", "fmod", "remainder", "atan2", "hypot", "copysign"),
+    *("maximum", "minimum", "fmod", "remainder", "atan2", "hypot", "copysign"),
     *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"),
     *("bitwise_and", "bitwise_or", "bitwise_xor"),
 )
 _EXACT = 2**24
 """Whole numbers below are floats of 32 bits: an exponent is the same as an integer."""
-_NOT_OF_BOOL = ("add", "sub", "mul", "neg", "abs", "sign", "relu")
-"""Arithmetic that torch does on truth values in its own way, or refuses."""
+_NOT_OF_BOOL = ("sub", "neg", "abs", "sign", "relu")
+"""Arithmetic of truth values that torch refuses, or that is their own."""
 
 
 def pointwise_table() -> dict[object, Rule]:
@@ -45,6 +45,7 @@ def pointwise_table() -> dict[object, Rule]:
     for overload in ("Tensor", "Scalar"):
         table[getattr(aten.add, overload)] = _scaled("add")
         table[getattr(aten.sub, overload)] = _scaled("sub")
+        table[getattr(aten.mul, overload)] = _mul
         table[getattr(aten.rsub, overload)] = _reversed_sub
         table[getattr(aten.div, overload)] = _plain("div", 2)
         table[getattr(aten.masked_fill, overload)] = _masked_fill
@@ -97,14 +98,23 @@ def _scaled(name: str) -> Rule:
 
     def rule(t: Translation, node: Node) -> TensorView:
         check_arguments(node, 3, "alpha")
-        _no_bool(node)
         a, b = (t.operand(v) for v in node.args[:2])
         alpha = argument(node, 2, "alpha", 1)
+        if name == "add" and alpha == 1 and tensor_of(node).dtype == torch.bool:
+            return t.ops.logical_or(a, b)
+        _no_bool(node)
         if alpha != 1:
             b = t.ops.mul(b, t.operand(alpha))
         return getattr(t.ops, name)(a, b)
 
     return rule
+
+
+def _mul(t: Translation, node: Node) -> TensorView:
+    """Of truth values: both of them."""
+    check_arguments(node, 2)
+    a, b = (t.operand(v) for v in node.args)
+    return t.ops.logical_and(a, b) if tensor_of(node).dtype == torch.bool else t.ops.mul(a, b)
 
 
 def _reversed_sub(t: Translation, node: Node) -> TensorView:
