@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -212,7 +211,7 @@ def _made(t: Translation, node: Node, shape: object, value: object) -> TensorVie
     dtype = data_type(tensor_of(node).dtype)
     number = literal_number(value)
     if dtype.is_integral and isinstance(number, float):
-        if not math.isfinite(number) or number != int(number):
+        if not number.is_integer():
             raise UntranslatableError("a fill", number, f"a {dtype.name}")
         number = int(number)
     return t.ops.full(t.sizes(shape), bool(number) if dtype is DataType.Bool else number, dtype)

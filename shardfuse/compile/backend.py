@@ -28,7 +28,7 @@ def backend(
     """
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(graph, list(example_inputs), config_patches=patches(mode, options))
+    return cast("Callable[..., Any]", compile_fx(graph, list(example_inputs), config_patches=patches(mode, options)))
 
 
 def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str, Any]:
@@ -46,6 +46,6 @@ def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str,
         raise CompileOptionError(unknown, given[unknown], OPTIONS)
     found = {k.replace("-", "_"): v for k, v in given.items()}
     own = found.get("post_grad_custom_post_pass", config.post_grad_custom_post_pass)
-    before = list(cast("Sequence[Any]", own)) if isinstance(own, list | tuple) else [] if own is None else [own]
-    found["post_grad_custom_post_pass"] = PostGradPass(cast(Take, take), before)
+    before = cast("Sequence[Any]", own if isinstance(own, list | tuple) else [own])
+    found["post_grad_custom_post_pass"] = PostGradPass(cast(Take, take), [p for p in before if p is not None])
     return found

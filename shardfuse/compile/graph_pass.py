@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
 """The pass over Inductor's graphs: regions are found, weighed, noted, and replaced where they are worth it."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-# pyright: reportUnknownMemberType=false
-"""What the pass did, told to torch's own logs: ``TORCH_LOGS="+shardfuse.compile"`` and tlparse."""
+# pyright: reportUnknownMemberType=false, reportPrivateImportUsage=false
+"""What the pass did, told to torch's own logs: ``TORCH_LOGS="+shardfuse"`` and tlparse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
 """``shardfuse::region_v1``: a fusion as one functional op, which graphs of torch.compile hold in place of a region.
 
     region_v1(str program, Tensor[] inputs, SymInt[] sizes) -> Tensor[]

@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
 """Regions of a graph: which nodes one fusion is to take, what it reads, and what it gives.
 
 A region is a maximal convex set of nodes around reductions (``grouping``).  At its rim it is cut where that moves fewer
@@ -100,10 +100,12 @@ def is_mutation(node: Node) -> bool:
 
 def ordered_nodes(nodes: Iterable[Node]) -> list[Node]:
     """Nodes that keep their order among themselves: random numbers, and collectives, which all ranks start alike."""
-    return [n for n in nodes if isinstance(n.target, torch._ops.OpOverload) and _is_ordered(n.target)]
+    return [n for n in nodes if _is_ordered(n.target)]
 
 
-def _is_ordered(op: torch._ops.OpOverload) -> bool:
+def _is_ordered(op: object) -> bool:
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
     is_random = torch.Tag.nondeterministic_seeded in op.tags
     return is_random or (op.namespace == "_c10d_functional" and "wait_tensor" not in op.name())
 

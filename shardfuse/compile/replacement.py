@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
 """A region as one op: its program, and the graph with a call of it in its place.
 
 before::
@@ -23,6 +23,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -106,7 +107,7 @@ def _put_in(
     at = place[region.nodes[0]]
     inputs, numbers = ([now.get(n, n) for n in given] for given in (region.inputs, program.numbers))
     with graph.inserting_before(region.nodes[0]):
-        sizes: list[object] = []
+        sizes: list[Any] = []
         for out in region.outputs:
             sizes += [_size(graph, [*numbers, *inputs], n, place, at) for n in tensor_of(out).shape]
         call = graph.call_function(REGION, (program.text, inputs, [*sizes, *numbers]))

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 """A region of a graph of torch.compile as a definition: what the table of aten ops is written against."""
 
 from __future__ import annotations
