@@ -25,7 +25,7 @@ SLOW_IMPORTS = (
     "shardfuse.frontend.page",
     # shardfuse's own: what runs a fusion, which a program that has only imported the package does not need
     *("shardfuse.frontend.executor_cache", "shardfuse.frontend.explain", "shardfuse.frontend.dtensor"),
-    "shardfuse.tools.simulate",
+    *("shardfuse.tools.simulate", "shardfuse.compile.graph_pass"),
 )
 ENVIRONMENT_READER = "config"
 PLANNERS = (

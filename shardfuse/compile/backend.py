@@ -1,0 +1,51 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+"""``torch.compile(model, backend="shardfuse")``: Inductor, with the pass set for this compilation alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast, get_args
+
+import torch
+from torch.fx import GraphModule
+
+from .errors import CompileOptionError
+
+OPTIONS = ("shardfuse.take",)
+
+
+def backend(
+    graph: GraphModule,
+    example_inputs: Sequence[torch.Tensor],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Callable[..., Any]:
+    """Compile ``graph`` by Inductor, with shardfuse's kernels where they are expected to gain.
+
+    ``mode`` and ``options`` are torch.compile's for Inductor; ``options={"shardfuse.take": ...}`` says which regions
+    are handed over: "auto", "all" or "none".  Raises ``CompileOptionError``.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    return cast("Callable[..., Any]", compile_fx(graph, list(example_inputs), config_patches=patches(mode, options)))
+
+
+def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str, Any]:
+    """Inductor's configuration for one compilation: the mode's, the options', and the pass behind the caller's own."""
+    from torch._inductor import config, list_mode_options
+
+    from shardfuse.compile.graph_pass import PostGradPass, Take
+
+    given = {**(list_mode_options(mode) if mode and mode != "default" else {}), **(options or {})}
+    take = given.pop("shardfuse.take", "auto")
+    if take not in get_args(Take):
+        raise CompileOptionError("shardfuse.take", take, get_args(Take))
+    unknown = next((k for k in given if k.startswith("shardfuse.")), None)
+    if unknown is not None:
+        raise CompileOptionError(unknown, given[unknown], OPTIONS)
+    found = {k.replace("-", "_"): v for k, v in given.items()}
+    own = found.get("post_grad_custom_post_pass", config.post_grad_custom_post_pass)
+    before = cast("Sequence[Any]", own if isinstance(own, list | tuple) else [own])
+    found["post_grad_custom_post_pass"] = PostGradPass(cast(Take, take), [p for p in before if p is not None])
+    return found

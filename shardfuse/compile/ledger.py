@@ -1,0 +1,91 @@
+"""What was done: each region that was looked at, in this process, taken or not and why."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from threading import Lock
+
+MOST = 4096
+"""Regions that are remembered."""
+
+
+@dataclass(frozen=True)
+class RegionReport:
+    """One region.  Bytes and microseconds are at the sizes of the call for which its graph was made.
+
+    ``graph``: "forward", "backward" or "cached", where torch's cache had the compiled graph.  ``ops``: how often each
+    op is in it.  ``bytes``, ``kernels``: of shardfuse's plan.  ``us``: expected of that plan; ``inductor_us``: of
+    Inductor's kernels.  ``why``: one sentence.  ``lines``: of the caller's program.  ``program``: the definition.
+    """
+
+    graph: str
+    ops: tuple[tuple[str, int], ...]
+    inputs: int
+    outputs: int
+    bytes: int | None
+    kernels: int | None
+    us: float | None
+    inductor_us: float | None
+    taken: bool
+    why: str
+    lines: tuple[str, ...]
+    program: str
+
+    def __str__(self) -> str:
+        names = ", ".join(f"{n} {op}" if n > 1 else op for op, n in self.ops)
+        head = f"{self.graph}: {'taken' if self.taken else 'left to Inductor'}: {self.why}"
+        text = [head, f"    {sum(n for _, n in self.ops)} ops ({names}), {self.inputs} in, {self.outputs} out"]
+        if self.bytes is not None and self.us is not None and self.inductor_us is not None:
+            cost = f"{self.kernels} kernels, {self.bytes} bytes, {self.us:.1f} us expected"
+            text.append(f"    {cost}; Inductor {self.inductor_us:.1f} us")
+        return "\n".join([*text, *(f"    {line}" for line in self.lines)])
+
+
+@dataclass(frozen=True)
+class Report:
+    """The regions of all graphs that were compiled in this process; prints as text."""
+
+    regions: tuple[RegionReport, ...]
+
+    @property
+    def taken(self) -> tuple[RegionReport, ...]:
+        return tuple(r for r in self.regions if r.taken)
+
+    def __str__(self) -> str:
+        head = f"{len(self.regions)} regions, {len(self.taken)} taken"
+        return "\n".join([head, *map(str, self.regions)])
+
+
+_regions: deque[RegionReport] = deque(maxlen=MOST)
+_lock = Lock()
+
+
+def note(found: Iterable[RegionReport]) -> None:
+    """Remember what was found in a graph."""
+    with _lock:
+        _regions.extend(found)
+
+
+def note_cached(program: str, ops: Iterable[str], inputs: int, outputs: int) -> None:
+    """Remember a region of a graph that torch's cache had: its program is read for the first time.
+
+    Nothing where its graph was compiled in this process.
+    """
+    with _lock:
+        if any(r.program == program for r in _regions):
+            return
+        counted = tuple(sorted(Counter(ops).items()))
+        why = "its graph came from torch's cache"
+        found = RegionReport("cached", counted, inputs, outputs, None, None, None, None, True, why, (), program)
+        _regions.append(found)
+
+
+def report(*, clear: bool = False) -> Report:
+    """Every region that the pass has looked at in this process, in order; ``clear`` forgets them."""
+    with _lock:
+        found = Report(tuple(_regions))
+        if clear:
+            _regions.clear()
+    return found

@@ -1,0 +1,104 @@
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+"""``shardfuse::region_v1``: a fusion as one functional op, which graphs of torch.compile hold in place of a region.
+
+    region_v1(str program, Tensor[] inputs, SymInt[] sizes) -> Tensor[]
+
+``program``: the printed text of a definition, from which it is rebuilt once in a process; so generated code that torch
+keeps on disk runs in any other process.  ``inputs``: its tensors, in order.  ``sizes``: the shapes of all outputs, one
+after another, then the scalar inputs of the definition.  Outputs are new tensors, laid out as the program says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import islice
+
+import torch
+
+from ..frontend.definition import FusionDefinition
+from ..ir.tensor_view import TensorView
+from .ledger import note_cached
+from .program_text import rebuilt
+
+
+class Program:
+    """A rebuilt definition and the layouts of its outputs."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.fd: FusionDefinition = rebuilt(text)
+        self.ranks = [tv.ndim for tv in self.fd.fusion.outputs]
+        self.size_count = sum(self.ranks)
+        self.is_noted = False
+
+    @cached_property
+    def orders(self) -> list[list[int]]:
+        """For each output its dims, the outermost in memory first."""
+        return [memory_order(tv) for tv in self.fd.fusion.outputs]
+
+    def empty_outputs(self, sizes: Sequence[int | torch.SymInt], device: torch.device) -> list[torch.Tensor]:
+        """Outputs of these shapes with nothing in them."""
+        rest = iter(sizes)
+        found: list[torch.Tensor] = []
+        for tv, order in zip(self.fd.fusion.outputs, self.orders, strict=True):
+            shape = list(islice(rest, tv.ndim))
+            strides: list[int | torch.SymInt] = [1] * tv.ndim
+            step: int | torch.SymInt = 1
+            for d in reversed(order):
+                strides[d] = step
+                step = step * shape[d]
+            found.append(torch.empty_strided(shape, strides, dtype=tv.dtype.torch, device=device))
+        return found
+
+
+def memory_order(tv: TensorView) -> list[int]:
+    """The dims of ``tv``, the outermost in memory first."""
+    allocation = tv.domain.allocation
+    return list(range(tv.ndim)) if allocation is None else [tv.domain.logical.index(axis) for axis in allocation]
+
+
+_programs: dict[str, Program] = {}
+
+
+def program_of(text: str) -> Program:
+    """The program of a text, rebuilt at first."""
+    found = _programs.get(text)
+    if found is None:
+        found = _programs.setdefault(text, Program(text))
+    return found
+
+
+def program_to_run(text: str) -> Program:
+    """The program of a text that compiled code holds.  In the report, too, where that code came from a cache."""
+    found = program_of(text)
+    if not found.is_noted:
+        fusion = found.fd.fusion
+        note_cached(text, [record.op for record in fusion.records], len(fusion.inputs), len(fusion.outputs))
+        found.is_noted = True
+    return found
+
+
+def run_region(program: str, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
+    """Run the fusion: new tensors, none of which shares storage with an input."""
+    found = program_to_run(program)
+    return found.fd.execute([*inputs, *sizes[found.size_count :]])
+
+
+def fake_region(program: str, inputs: list[torch.Tensor], sizes: list[int | torch.SymInt]) -> list[torch.Tensor]:
+    """What ``run_region`` gives, without data."""
+    found = program_of(program)
+    devices = [x.device for x in inputs]
+    device = next((d for d in devices if d.type != "cpu"), devices[0])
+    return found.empty_outputs(sizes[: found.size_count], device)
+
+
+_library = torch.library.Library("shardfuse", "FRAGMENT")
+_library.define(
+    "region_v1(str program, Tensor[] inputs, SymInt[] sizes) -> Tensor[]",
+    tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
+)
+_library.impl("region_v1", run_region, "CompositeExplicitAutograd")
+torch.library.register_fake("shardfuse::region_v1", fake_region, lib=_library)
+
+REGION = torch.ops.shardfuse.region_v1.default

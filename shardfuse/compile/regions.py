@@ -1,0 +1,232 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
+"""Regions of a graph: which nodes one fusion is to take, what it reads, and what it gives.
+
+A region is a maximal convex set of nodes around reductions (``grouping``).  At its rim it is cut where that moves fewer
+bytes:
+
+- a view, or a cast to a wider type, that others read is not handed out: it is made once more outside, of what it is
+  made of, so that no output shares storage with another tensor, and the narrow tensor is what is stored;
+- likewise a view, a widening cast, or a tensor made of numbers that the region reads is made once more inside;
+- what a pointwise kernel of Inductor computes at the rim from more bytes than it gives, a dropout's mask from random
+  numbers say, stays there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch.fx import Graph, Node
+
+from .grouping import grouped
+from .table import aten_ops, is_view, is_widening, why_not
+from .translation import hinted
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes in the order of the graph.
+
+    ``nodes``: what the fusion computes.  ``replaced``: all that it stands for, what nobody reads among them.
+    ``again``: made inside once more.  ``inputs``: tensors that are read.  ``numbers``: integers of the graph that are
+    read.  ``outputs``: tensors that others read.  ``outside``: nodes of it that others read and that are made outside
+    once more.
+    """
+
+    nodes: tuple[Node, ...]
+    replaced: tuple[Node, ...]
+    again: tuple[Node, ...]
+    inputs: tuple[Node, ...]
+    numbers: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    outside: tuple[Node, ...]
+
+    @property
+    def reductions(self) -> list[Node]:
+        return [n for n in self.nodes if n.target in aten_ops().reductions]
+
+
+def regions_of(graph: Graph) -> tuple[list[Region], dict[str, str]]:
+    """The regions of a graph, and why each other op that was asked is in none."""
+    nodes = list(graph.nodes)
+    number = {n: k for k, n in enumerate(nodes)}
+    refusals: dict[str, str] = {}
+    joinable: list[bool] = []
+    for n in nodes:
+        reason = why_not(n)
+        joinable.append(reason is None)
+        if reason is not None and n.op == "call_function":
+            refusals.setdefault(str(n.target), reason)
+    for n in nodes:  # made anew wherever it is read
+        if n.target in aten_ops().factories:
+            joinable[number[n]] = False
+    followers = [[number[u] for u in n.users] for n in nodes]
+    for before, after in pairwise(ordered_nodes(nodes)):
+        followers[number[before]].append(number[after])
+    seeds = [number[n] for n in nodes if n.target in aten_ops().reductions]
+    epoch = epochs(nodes)
+    found = grouped(followers, joinable, seeds, epoch, _siblings(nodes, number))
+    now = {n: epoch[k] for n, k in number.items()}
+    made = [_region([nodes[k] for k in group], now) for group in found]
+    return [r for r in made if r is not None], refusals
+
+
+def epochs(nodes: Sequence[Node]) -> list[int]:
+    """Of each node how many nodes that change a tensor stand before it; such a node is alone in its epoch.
+
+    What reads a tensor before it is changed must stay before, whatever data says.
+    """
+    found: list[int] = []
+    epoch = 0
+    for n in nodes:
+        if is_mutation(n):
+            found.append(epoch + 1)
+            epoch += 2
+        else:
+            found.append(epoch)
+    return found
+
+
+def is_mutation(node: Node) -> bool:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    return node.op == "call_function" and target is not operator.getitem and node.is_impure()
+
+
+def ordered_nodes(nodes: Iterable[Node]) -> list[Node]:
+    """Nodes that keep their order among themselves: random numbers, and collectives, which all ranks start alike."""
+    return [n for n in nodes if _is_ordered(n.target)]
+
+
+def _is_ordered(op: object) -> bool:
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    is_random = torch.Tag.nondeterministic_seeded in op.tags
+    return is_random or (op.namespace == "_c10d_functional" and "wait_tensor" not in op.name())
+
+
+def _siblings(nodes: Sequence[Node], number: dict[Node, int]) -> list[tuple[int, int]]:
+    """Pairs that read the same tensor, of which a reduction's group would read it once."""
+    pairs: list[tuple[int, int]] = []
+    for n in nodes:
+        readers = [u for u in n.users if isinstance(u.meta.get("val"), torch.Tensor | tuple | list)]
+        pairs += [(number[a], number[b]) for a, b in pairwise(readers)]
+    return pairs
+
+
+# --- the rim -----------------------------------------------------------------------------------------------
+
+
+def _region(group: Sequence[Node], epoch: Mapping[Node, int]) -> Region | None:
+    """The region of a group; None where nothing is left of it.
+
+    ``epoch``: of every node.  What is made once more is of the region's: its inputs have not changed in between.
+    """
+    kept = _without_narrowing_rim(group)
+    outputs, outside = _outputs(kept)
+    nodes = _needed(kept, outputs)
+    if not any(n.target in aten_ops().reductions for n in nodes) or not all(map(_is_tensor, outputs)):
+        return None
+    inside, now = set(nodes), epoch[nodes[0]]
+    read = [a for n in nodes for a in n.all_input_nodes if a not in inside]
+    again: list[Node] = []
+    inputs: dict[Node, None] = {}
+    waiting = list(dict.fromkeys(read))
+    while waiting:
+        n = waiting.pop(0)
+        if n in inputs or n in again:
+            continue
+        if _is_cheap(n) and epoch[n] == now and why_not(n) is None:
+            again.append(n)
+            waiting += n.all_input_nodes
+        else:
+            inputs[n] = None
+    tensors = tuple(n for n in inputs if _is_tensor(n))
+    numbers = tuple(n for n in inputs if n not in tensors)
+    if not tensors:
+        return None
+    return Region(tuple(nodes), tuple(kept), tuple(sorted(again)), tensors, numbers, tuple(outputs), tuple(outside))
+
+
+def _is_tensor(n: Node) -> bool:
+    return isinstance(n.meta.get("val"), torch.Tensor)
+
+
+def _is_cheap(n: Node) -> bool:
+    return is_view(n) or n.target in aten_ops().factories or (n.op == "call_function" and is_widening(n))
+
+
+def _outputs(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """What others read: tensors to be stored, and what is made of them outside."""
+    inside = set(nodes)
+    wanted = {n for n in nodes if any(u not in inside for u in n.users)}
+    outside: list[Node] = []
+    for n in reversed(nodes):
+        if n in wanted and (is_view(n) or is_widening(n)):
+            outside.append(n)
+            wanted.discard(n)
+            wanted.update(a for a in n.all_input_nodes if a in inside)
+    return [n for n in nodes if n in wanted], outside[::-1]
+
+
+def _needed(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Node]:
+    """What the outputs rest on."""
+    inside, wanted = set(nodes), set(outputs)
+    for n in reversed(nodes):
+        if n in wanted:
+            wanted.update(a for a in n.all_input_nodes if a in inside)
+    return [n for n in nodes if n in wanted]
+
+
+def _without_narrowing_rim(group: Sequence[Node]) -> list[Node]:
+    """Without what Inductor computes at the rim, in the kernel of what it is made of, from more bytes than it gives."""
+    kept = dict.fromkeys(group)
+    for n in group:
+        sources = n.all_input_nodes
+        if n.target in aten_ops().reductions or n.target is operator.getitem or any(a in kept for a in sources):
+            continue
+        fusable = [a for a in sources if is_fusable(a) and all(u is n or u not in kept for u in a.users)]
+        if fusable and nbytes(n) < sum(map(nbytes, fusable)):
+            del kept[n]
+    return list(kept)
+
+
+def is_fusable(node: Node) -> bool:
+    """Is it part of a pointwise kernel of Inductor, so that it need not be stored for its readers?"""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    is_random = node.target.name().startswith("prims::inductor_random")
+    return is_random or torch.Tag.pointwise in node.target.tags or is_widening(node)
+
+
+def nbytes(node: Node) -> int:
+    """Bytes of a node's tensor, at the sizes of the call for which the graph was made."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return 0
+    count = 1
+    for n in value.shape:
+        count *= hinted(n)
+    return count * value.dtype.itemsize
+
+
+def lines_of(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """The caller's lines, ``file:line: text``, that the nodes come from: the innermost frame of each, once."""
+    found: dict[str, None] = {}
+    for n in nodes:
+        trace = cast("str | None", n.meta.get("stack_trace"))
+        frames = [line.strip() for line in (trace or "").splitlines() if line.strip()]
+        places = [k for k, line in enumerate(frames) if line.startswith('File "')]
+        if not places:
+            continue
+        last = places[-1]
+        file, line = frames[last].split(", ")[:2]
+        text = frames[last + 1] if last + 1 < len(frames) else ""
+        name = file.removeprefix('File "').rstrip('"').rsplit("/", 1)[-1]
+        found[f"{name}:{line.removeprefix('line ')}: {text}"] = None
+    return tuple(found)

@@ -1,0 +1,192 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
+"""A region as one op: its program, and the graph with a call of it in its place.
+
+before::
+
+    %mean = aten.mean.dim(%x, [-1], True)
+    %sub = aten.sub.Tensor(%x, %mean)
+    %view = aten.view.default(%sub, [8, 8, 8])
+    return %view
+
+after::
+
+    %region = shardfuse.region_v1.default("def nvfuser_fusion(fd ...", [%x], [64, 8])
+    %item = getitem(%region, 0)
+    %view = aten.view.default(%item, [8, 8, 8])
+    return %view
+"""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ..ir.tensor_view import TensorView
+from .errors import UntranslatableError
+from .region_op import REGION
+from .regions import Region, epochs, ordered_nodes
+from .table import translate
+from .translation import Translation, hinted, memory_order, tensor_of
+
+
+@dataclass(frozen=True)
+class RegionProgram:
+    """``text``: of the definition.  ``sizes``: of all outputs, as numbers or symbols."""
+
+    text: str
+    numbers: tuple[Node, ...]
+
+
+def program_of_region(region: Region) -> RegionProgram:
+    """Raises ``UntranslatableError``, and what a definition refuses."""
+    t = Translation()
+    with t.fd:
+        for n in region.inputs:
+            t.add_input(n)
+        for n in region.numbers:
+            t.add_number(n)
+        for n in (*region.again, *region.nodes):
+            translate(t, n)
+        for n in region.outputs:
+            value = t.values[n]
+            assert isinstance(value, TensorView), "outputs are tensors"
+            _add_output(t, n, value)
+    return RegionProgram(repr(t.fd), tuple(t.numbers))
+
+
+def _add_output(t: Translation, node: Node, value: TensorView) -> None:
+    """``value`` in the memory order that the graph says: dense, or it is refused."""
+    tensor = tensor_of(node)
+    order = memory_order(tensor) or list(range(tensor.ndim))
+    step = 1
+    for d in reversed(order):
+        if hinted(tensor.shape[d]) != 1 and hinted(tensor.stride(d)) != step:
+            raise UntranslatableError(f"the result of {node.target}", f"of strides {list(tensor.stride())}", "dense")
+        step *= hinted(tensor.shape[d])
+    places = [len(order) - 1 - order.index(d) for d in range(len(order))]
+    is_plain = order == sorted(order)
+    if value in t.fd.fusion.outputs or value.domain.allocation is not None or _is_view(t, value):
+        value, is_plain = t.ops.set(value), False
+    t.fd.add_output(value, stride_order=None if is_plain else places)
+
+
+_VIEWS = ("broadcast", "broadcast_in_dim", "expand", "squeeze", "permute", "reshape", "slice", "select")
+
+
+def _is_view(t: Translation, value: TensorView) -> bool:
+    """Is ``value`` an input, or made by a view?  Its storage, and its strides, would be another tensor's."""
+    made_by = [record.op for record in t.fd.fusion.records if value in record.outputs]
+    return not made_by or made_by[0] in _VIEWS
+
+
+# --- the graph ---------------------------------------------------------------------------------------------
+
+
+def put_in(graph: Graph, taken: Sequence[tuple[Region, RegionProgram]]) -> None:
+    """Replace the regions by calls.  The graph is ordered anew as far as the calls ask for it."""
+    nodes = list(graph.nodes)
+    place: dict[Node, tuple[int, ...]] = {n: (e, k) for k, (n, e) in enumerate(zip(nodes, epochs(nodes), strict=True))}
+    now: dict[Node, Node] = {}
+    for region, program in taken:
+        _put_in(graph, region, program, place, now)
+    _reorder(graph, place)
+    graph.lint()
+
+
+def _put_in(
+    graph: Graph, region: Region, program: RegionProgram, place: dict[Node, tuple[int, ...]], now: dict[Node, Node]
+) -> None:
+    """``now``: what stands for nodes that are gone, to which this region's are added."""
+    at = place[region.nodes[0]]
+    inputs, numbers = ([now.get(n, n) for n in given] for given in (region.inputs, program.numbers))
+    with graph.inserting_before(region.nodes[0]):
+        sizes: list[Any] = []
+        for out in region.outputs:
+            sizes += [_size(graph, [*numbers, *inputs], n, place, at) for n in tensor_of(out).shape]
+        call = graph.call_function(REGION, (program.text, inputs, [*sizes, *numbers]))
+        call.meta["val"] = [tensor_of(o) for o in region.outputs]
+        call.meta["stack_trace"] = region.nodes[-1].meta.get("stack_trace")
+        place[call] = (*at, 1)
+        replaced: dict[Node, Node] = {}
+        for k, out in enumerate(region.outputs):
+            item = graph.call_function(operator.getitem, (call, k))
+            item.meta["val"] = tensor_of(out)
+            place[item] = (*at, 2, k)
+            replaced[out] = item
+        for n in region.outside:
+            copy = graph.node_copy(n, lambda a: replaced.get(a, a))
+            place[copy] = place[n]
+            replaced[n] = copy
+    for old, new in replaced.items():
+        old.replace_all_uses_with(new, propagate_meta=False)
+    for n in reversed(region.replaced):
+        graph.erase_node(n)
+    now.update(replaced)
+
+
+def _size(
+    graph: Graph,
+    given: Sequence[Node],
+    size: int | torch.SymInt,
+    place: dict[Node, tuple[int, ...]],
+    at: tuple[int, ...],
+) -> int | Node:
+    """A size of an output: a number, an integer that the call is given, or a size of a tensor that it is given."""
+    if isinstance(size, int):
+        return size
+    for n in given:
+        if _same(n.meta["val"], size):
+            return n
+        for d, own in enumerate(n.meta["val"].shape if isinstance(n.meta["val"], torch.Tensor) else ()):
+            if isinstance(own, torch.SymInt) and _same(own, size):
+                node = graph.call_function(torch.ops.aten.sym_size.int, (n, d))
+                node.meta["val"] = own
+                place[node] = (*at, 0)
+                return node
+    raise AssertionError("asked for by why_no_size")
+
+
+def _same(a: object, b: torch.SymInt) -> bool:
+    return isinstance(a, torch.SymInt) and a.node.expr == b.node.expr
+
+
+def why_no_size(region: Region) -> str | None:
+    """A size of an output that is no size of an input; None where there is none."""
+    have = [n.meta["val"] for n in region.numbers] + [s for n in region.inputs for s in tensor_of(n).shape]
+    for out in region.outputs:
+        for size in tensor_of(out).shape:
+            if isinstance(size, torch.SymInt) and not any(_same(own, size) for own in have):
+                return f"a size of {out.name}, {size}, is none of an input's"
+    return None
+
+
+def _reorder(graph: Graph, place: Mapping[Node, tuple[int, ...]]) -> None:
+    """A topological order that keeps the places that nodes had, where what they read allows it."""
+    nodes = list(graph.nodes)
+    chain = ordered_nodes(sorted(nodes, key=lambda n: place[n]))
+    missing = {n: len(n.all_input_nodes) for n in nodes}
+    behind: dict[Node, list[Node]] = {n: list(n.users) for n in nodes}
+    for a, b in pairwise(chain):
+        behind[a].append(b)
+        missing[b] += 1
+    ready = [(place[n], k, n) for k, n in enumerate(nodes) if not missing[n]]
+    heapq.heapify(ready)
+    last: Node | None = None
+    count = 0
+    while ready:
+        _, _, n = heapq.heappop(ready)
+        if last is not None:
+            last.append(n)
+        last, count = n, count + 1
+        for m in behind[n]:
+            missing[m] -= 1
+            if not missing[m]:
+                heapq.heappush(ready, (place[m], len(nodes) + count, m))
+    assert count == len(nodes), "regions are convex, all of them at once"
