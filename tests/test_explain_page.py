@@ -115,8 +115,12 @@ def test_times_of_a_cpu_are_no_share_of_a_gpus_roof(tmp_path: Path) -> None:
     assert found.count("the roof is a GPU's") == 2
 
 
-def test_a_timeline_alone_is_refused() -> None:
+def test_bad_calls_are_refused(tmp_path: Path) -> None:
     fd = two_norms()
+    with pytest.raises(DefinitionError, match="explain: found html=True, expected a path"):
+        fd.explain(html=True)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError):
+        fd.explain(html=tmp_path / "missing/plan.html")
     with pytest.raises(DefinitionError, match="timeline= without html=, expected html= as well"):
         fd.explain(timeline=Timeline(0, ()))
 

@@ -46,7 +46,7 @@ def test_every_kernel_of_a_run_is_measured_on_the_page(tmp_path: Path) -> None:
     text = (tmp_path / "plan.html").read_text()
     shares = [int(share) for share in re.findall(r"(\d+)% of the roof", text)]
     assert len(shares) == sum(bool(s.kernels) for s in plan.segments)
-    assert all(0 < share for share in shares)
+    assert all(share > 0 for share in shares)
     assert "Measured on the GPU of rank 0" in text
     kernels = {name for s in plan.segments for name in (*s.kernels, *(size.kernel for size in s.sizes))}
     assert {s.name for s in timeline.spans} <= kernels
