@@ -103,6 +103,9 @@ def test_measured_times_stand_against_the_roof(tmp_path: Path) -> None:
     assert f"{2 * roof:.1f} us" in found
     assert f"{roof:.1f} us of them on both streams" in found
     assert "Measured on the GPU of rank 3" in found
+    fd.explain(html=tmp_path / "plan.html", timeline=Timeline(3, spans[:1]))
+    text = (tmp_path / "plan.html").read_text()
+    assert text.count("class=share>") == text.count("% of the roof") == 1  # a kernel that was not measured has none
 
 
 def test_times_of_a_cpu_are_no_share_of_a_gpus_roof(tmp_path: Path) -> None:
