@@ -103,6 +103,9 @@ def test_measured_times_stand_against_the_roof(tmp_path: Path) -> None:
     assert f"{2 * roof:.1f} us" in found
     assert f"{roof:.1f} us of them on both streams" in found
     assert "Measured on the GPU of rank 3" in found
+    fd.explain(html=tmp_path / "plan.html", timeline=Timeline(3, spans[:1]))
+    text = (tmp_path / "plan.html").read_text()
+    assert text.count("class=share>") == text.count("% of the roof") == 1  # a kernel that was not measured has none
 
 
 def test_times_of_a_cpu_are_no_share_of_a_gpus_roof(tmp_path: Path) -> None:
@@ -115,8 +118,12 @@ def test_times_of_a_cpu_are_no_share_of_a_gpus_roof(tmp_path: Path) -> None:
     assert found.count("the roof is a GPU's") == 2
 
 
-def test_a_timeline_alone_is_refused() -> None:
+def test_bad_calls_are_refused(tmp_path: Path) -> None:
     fd = two_norms()
+    with pytest.raises(DefinitionError, match="explain: found html=True, expected a path"):
+        fd.explain(html=True)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError):
+        fd.explain(html=tmp_path / "missing/plan.html")
     with pytest.raises(DefinitionError, match="timeline= without html=, expected html= as well"):
         fd.explain(timeline=Timeline(0, ()))
 

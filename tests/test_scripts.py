@@ -105,6 +105,7 @@ def test_options_behind_the_script_are_its_own_which_is_said(stub: Path, option:
         ("test.sh", ["tests/missing.py::test_it"], "no such file or folder: tests/missing.py"),
         ("test.sh", ["--", "-k"], "no such file or folder: -k"),
         ("check.sh", ["--fix"], "takes no arguments, and not '--fix'"),
+        ("docs.sh", ["site", "other"], "takes one folder at most, and not 'site other'"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else None,
 )

@@ -158,29 +158,31 @@ def _cuts(explained: Explanation) -> str:
 
 
 def _kernels(steps: Sequence[_Step], *, is_on_cpu: bool) -> str:
+    """A row for each segment that moves bytes; with a timeline measured times, else lengths against the longest."""
+    moving = [s for s in steps if s.kind != "communication" and s.explained.bytes]
+    is_measured = any(s.measured is not None for s in steps)
+    most = max((s.expected for s in moving), default=0.0)
     rows: list[str] = []
-    most = max((s.expected for s in steps if s.kind != "communication"), default=0.0)
-    for s in steps:
-        if s.kind == "communication" or not s.explained.bytes:
-            continue
-        if s.measured is None:
-            share, text, measured = s.expected / most if most else 0.0, "", "–"
+    for s in moving:
+        share, text = None, ""
+        if not is_measured:
+            share = s.expected / most
         elif is_on_cpu:
-            share, text, measured = None, "the roof is a GPU's", f"{s.measured:.1f} us"
-        else:
-            share = s.expected / s.measured if s.measured else 0.0
-            text, measured = f"{share:.0%} of the roof", f"{s.measured:.1f} us"
+            text = "the roof is a GPU's"
+        elif s.measured:
+            share = s.expected / s.measured
+            text = f"{share:.0%} of the roof"
         bar = "" if share is None else f'<div class=share><i style="width:{min(share, 1):.0%}"></i></div>'
         name = ", ".join(s.explained.kernels) or s.outputs
+        us = "–" if s.measured is None else f"{s.measured:.1f} us"
         rows.append(
             f"<tr><td>{s.number}</td><td><code>{escape(name)}</code></td>"
-            f"<td class=number>{_size(s.explained.bytes)}</td>"
-            f"<td class=number>{s.expected:.1f} us</td><td class=number>{measured}</td><td>{bar}{text}</td></tr>"
+            f"<td class=number>{_size(s.explained.bytes)}</td><td class=number>{s.expected:.1f} us</td>"
+            f"{f'<td class=number>{us}</td>' if is_measured else ''}<td>{bar}{text}</td></tr>"
         )
-    last = "share" if any(s.measured is not None for s in steps) else "against the longest"
     head = (
         "<tr><th></th><th>kernel</th><th class=number>bytes</th><th class=number>expected</th>"
-        f"<th class=number>measured</th><th>{last}</th></tr>"
+        f"{'<th class=number>measured</th><th>share</th>' if is_measured else '<th>against the longest</th>'}</tr>"
     )
     return f"<h2>Kernels</h2><div class=wide><table>{head}{''.join(rows)}</table></div>"
 
@@ -225,7 +227,7 @@ def _mesh(mesh: DeviceMesh, tensors: Sequence[BoundTensor]) -> str:
     rows = [f"<tr><th>rank</th><th>at {escape(str(list(mesh.shape)))}</th>{names}</tr>"]
     for rank in mesh.ranks[:_MOST_RANKS]:
         cells = "".join(f"<td><code>{escape(_held(t, rank))}</code></td>" for t in tensors)
-        rows.append(f"<tr><td>{rank}</td><td>{escape(str(mesh.coordinate(rank)))}</td>{cells}</tr>")
+        rows.append(f"<tr><td>{rank}</td><td><code>{escape(str(mesh.coordinate(rank)))}</code></td>{cells}</tr>")
     left = f"<p class=soft>The first {_MOST_RANKS} of {mesh.size} ranks.</p>" if mesh.size > _MOST_RANKS else ""
     text = "<caption>Unsharded indices that each rank has, start:stop for each axis.</caption>"
     return f"<div class=wide><table>{text}{''.join(rows)}</table></div>{left}"

@@ -217,12 +217,15 @@ class Running:
 
         ``html``: a file to write the same to as a page, with the graph, the cuts, what a copy of as many bytes takes,
         who holds what, and ``timeline``, where that of a run is given.  Each rank that asks for it writes it.
-        Raises ``NoPlanError``; ``DefinitionError`` for a timeline without a page; ``OSError`` where it is not written.
+        Raises ``NoPlanError``; ``DefinitionError`` for a timeline without a page, or for what is no path; ``OSError``
+        where the page cannot be written.
         """
         from shardfuse.frontend.explain import explain_plan
 
         if timeline is not None and html is None:
             raise DefinitionError("explain", "timeline= without html=", "html= as well: the page shows it")
+        if html is not None and not isinstance(html, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DefinitionError("explain", f"html={shown(html)}", "a path, to which the page is written")
         self._check_sizes(sizes)
         with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
             plan, moved = self._plan_for(inputs, sizes)
