@@ -67,21 +67,23 @@ def call_after_a_quiet_program(difference: str, *, is_guilty: bool) -> None:
     """
     import torch
 
+    from shardfuse import initialize
     from shardfuse.mesh import standing
 
+    device = initialize().device
     ranks = 3 if difference == "quiet_of_three" else 2
     forward, backward = program("exp", ranks, is_summed=False), program("neg", ranks)
     for _ in range(2):
-        forward.execute([torch.zeros(8, 4)])
-        backward.execute([torch.zeros(8, 4)])
+        forward.execute([torch.zeros(8, 4, device=device)])
+        backward.execute([torch.zeros(8, 4, device=device)])
     print(f"fault {time.time()}", flush=True)
     if difference == "slow":
         standing.TOLD_AFTER = TOLD_AFTER
         for each in (forward, backward):
             for rows in (8, 7):
                 time.sleep(SLOW if is_guilty else 0.0)
-                each.execute([torch.zeros(rows, 4)])
+                each.execute([torch.zeros(rows, 4, device=device)])
         return
-    rows = torch.zeros(7 if is_guilty else 8, 4)
+    rows = torch.zeros(7 if is_guilty else 8, 4, device=device)
     forward.execute([rows])
     backward.execute([rows])

@@ -28,6 +28,9 @@ class Simulated:
     at: list[int] = field(default_factory=lambda: [0 for _ in RANKS])
     came: list[bool] = field(default_factory=lambda: [False for _ in RANKS])
     told: dict[int, tuple[Told, Mapping[str, int]]] = field(default_factory=dict)
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    looking: int | None = None
+    """The rank that reads what others tell; meanwhile those go on."""
 
     def step(self, rank: int) -> Step | None:
         return self.steps[rank][self.at[rank]] if self.at[rank] < len(self.steps[rank]) else None
@@ -74,6 +77,8 @@ class Simulated:
         return Told(self.at[rank], {str(step[1]): step[1]})
 
     def wait_of(self, rank: int) -> Wait | None:
+        if self.looking is not None and self.rng.random() < 0.4:
+            self.move(self.rng.choice([other for other in RANKS if other != self.looking]))
         step = self.step(rank)
         if step is not None and self.came[rank] and step[0] == "agreement":
             return Wait(("agreement", self.at[rank]), step[1], self.lacks(rank))
@@ -92,8 +97,14 @@ class Simulated:
 
     def found(self) -> list[int]:
         """The ranks before a program's first run that find a circle."""
-        waiting = [r for r in RANKS if (s := self.step(r)) is not None and self.came[r] and s[0] == "agreement"]
-        return [r for r in waiting if any(find_circle(r, other, self.wait_of) for other in self.lacks(r))]
+        found: list[int] = []
+        for rank in RANKS:
+            step = self.step(rank)
+            if step is not None and self.came[rank] and step[0] == "agreement":
+                self.looking = rank
+                found += [rank] if any(find_circle(rank, other, self.wait_of) for other in self.lacks(rank)) else []
+                self.looking = None
+        return found
 
     def stuck(self) -> list[int]:
         """The ranks that can never go on, found by letting all others go as far as they can."""
@@ -123,6 +134,7 @@ def test_a_circle_is_found_where_ranks_are_stuck_and_nowhere_else(swaps: int) ->
             rank = rng.choice(RANKS)
             ranks.move(rank)
             ranks.tell(rng.choice(RANKS))
+            ranks.rng = rng
             found = ranks.found() if rng.random() < 0.3 else []
             circles += len(found)
             if found:
@@ -150,3 +162,14 @@ def test_what_a_rank_tells_is_read_as_it_was_told() -> None:
     assert not told.missing({"0": 5}, 1, {"0": 5})  # it is in the collective as well
     assert not told.missing({"0": 5}, 3, {"0": 4})  # it has no part in it
     assert not told.missing({"0": 5}, 1, {})  # it does not wait, or nobody knows
+
+
+@pytest.mark.parametrize("second", [None, Wait("another wait", (1, 2), (2,)), Wait("the wait", (1, 2), ())])
+def test_waits_that_are_not_the_same_when_they_are_read_again_are_no_circle(second: Wait | None) -> None:
+    """Rank 1 waited for rank 2, and went on before rank 2 came to wait for rank 0."""
+    reads = [Wait("the wait", (1, 2), (2,)), second]
+    waits = {2: Wait("its wait", (0, 2), (0,))}
+    assert find_circle(0, 1, lambda rank: reads.pop(0) if rank == 1 else waits[rank]) is None
+    links = find_circle(0, 1, lambda rank: Wait("the wait", (1, 2), (2,)) if rank == 1 else waits[rank])
+    assert links is not None
+    assert [(link.rank, link.other) for link in links] == [(1, 2), (2, 0)]

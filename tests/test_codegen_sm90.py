@@ -228,6 +228,37 @@ def test_no_op_drops_nan(dtype: DataType) -> None:
     assert [r.kernel for r in found if r.drops_nan] == []
 
 
+def _difference(rows: int, columns: int, dtype: DataType, axis: int, form: str) -> Segment:
+    """Of products and the largest of them, or what another kernel has found beside each row, or their mean."""
+    b = Builder()
+    i, j = b.axis(rows), b.axis(columns)
+    y = b.op("mul", b.input(dtype, i, j), 0.5 if form == "a power of two" else 0.3)
+    match form:
+        case "another kernel's":
+            other = b.emit("broadcast", [b.input(dtype, i)], dtype, [i, ()], new=(False, True))
+        case "mean":
+            other = b.mean(y, [axis])
+        case _:
+            other = b.reduce("max", y, [axis])
+    if form == "added":
+        return b.segment(b.op("add", b.op("neg", y), other))
+    return b.segment(b.op("sub", y, other))
+
+
+def test_products_of_which_one_is_chosen_are_not_contracted() -> None:
+    """The assembler contracts nothing either of what is told to be rounded; of a mean it is as before."""
+    forms = ("largest", "added", "another kernel's")
+    segments = [_difference(1024, 512, DataType.Float, 1, form) for form in forms]
+    segments.append(_difference(1024, 512, DataType.Double, 1, "largest"))
+    segments.append(_difference(4096, 4096, DataType.Float, 0, "largest"))
+    contracted = [_difference(1024, 512, DataType.Float, 1, form) for form in ("mean", "a power of two")]
+    kernels = [source for segment in [*segments, *contracted] for source in kernels_of(segment)]
+    found = compile_all(kernels)
+    apart = len(kernels) - len(contracted)
+    assert [r.kernel for r in found[:apart] if r.contracted] == []
+    assert all(r.contracted for r in found[apart:])
+
+
 def test_functions_of_a_denormal_that_is_written_down() -> None:
     """LLVM sees no denormal of float32: it ends the process where it folds these functions of one."""
     sources: list[KernelSource] = []

@@ -99,9 +99,13 @@ def _float_literal(number: float, *, is_double: bool) -> str:
 
 
 def pointwise_text(
-    expr: Expr, operands: Sequence[str], carried: Sequence[DataType], *, is_precise: bool, is_rough: bool = False
-) -> tuple[str, DataType]:
-    """The op on ``operands`` (converted here to the type that it computes in), and the type of its text."""
+    expr: Expr, operands: Sequence[str], carried: Sequence[DataType], *, is_precise: bool, is_rough: bool = False,
+    is_rounded: bool = False,
+) -> tuple[str, DataType]:  # fmt: skip
+    """The op on ``operands`` (converted here to the type that it computes in), and the type of its text.
+
+    ``is_rounded``: a product is rounded before anything is added to it.
+    """
     op = POINTWISE[expr.op]
     compute, result = types(op, expr.inputs)
     texts: list[str] = []
@@ -121,6 +125,9 @@ def pointwise_text(
         form = _ON_BOOL.get(expr.op, form)
     if expr.op in _WHOLE and compute.is_integral:
         form = "{0}"
+    if is_rounded:
+        a, b = form.split(" * ")
+        form = f"{'rounded_product' if compute is DataType.Float else 'libdevice.mul_rn'}({a}, {b})"
     return form.format(*texts), result.compute
 
 

@@ -20,7 +20,7 @@ from .functions import number_text, own_functions
 from .hints import hint
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .reduction import HELPERS, Accumulator, accumulator
-from .rounding import may_be_rough
+from .rounding import is_rounded_apart, may_be_rough
 from .runs import in_runs
 from .source import Writer
 from .tile import R_SIZE, Chunk, Piece, Strides, Tile
@@ -172,8 +172,8 @@ class Emitter:
             texts, dtypes = self.operands(expr, inputs)
             last = inputs[-1] if isinstance(expr.inputs[-1], BoundTensor) else None
             own = last is not None and (last.has_x, last.has_r) == (has_x, has_r)
-            rough = may_be_rough(self.plan.segment, expr)
-            text, dtype = pointwise_text(expr, texts, dtypes, is_precise=own, is_rough=rough)
+            rough, once = may_be_rough(self.plan.segment, expr), is_rounded_apart(self.plan.segment, expr)
+            text, dtype = pointwise_text(expr, texts, dtypes, is_precise=own, is_rough=rough, is_rounded=once)
             text, functions = own_functions(text, dtype, interpret=self.interpret)
             self.helpers |= functions
             inexact = must_round(expr)

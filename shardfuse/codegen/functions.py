@@ -103,6 +103,17 @@ def denormal(bits):
 '''
 """LLVM of Triton 3.6 and 3.7 ends the process where it simplifies ``pow(1e-40, x)`` or ``tan(1e-40)`` of float32."""
 
+_ROUNDED_PRODUCT = '''@triton.jit
+def rounded_product(a, b):
+    """a * b, rounded before anything is added to it."""
+    return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
+'''
+"""libdevice's takes denormals for 0."""
+_PLAIN_ROUNDED_PRODUCT = """@triton.jit
+def rounded_product(a, b):
+    return a * b
+"""
+
 _FUNCTIONS = {"erf": _ERF, "sigmoid": _SIGMOID}
 _WITH_ASSEMBLY = ("sigmoid",)
 """What Triton's interpreter does not run."""
@@ -118,6 +129,8 @@ def own_functions(text: str, dtype: DataType, *, interpret: bool) -> tuple[str, 
         if dtype is DataType.Float and f"tl.{name}(" in text and not (interpret and name in _WITH_ASSEMBLY):
             text = text.replace(f"tl.{name}(", f"{name}(")
             found[name] = function
+    if text.startswith("rounded_product("):
+        found["rounded_product"] = _PLAIN_ROUNDED_PRODUCT if interpret else _ROUNDED_PRODUCT
     called = _NAMES.findall(text)
     if called:
         found["power_of_two"] = _PLAIN_POWER_OF_TWO if interpret else _POWER_OF_TWO

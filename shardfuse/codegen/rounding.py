@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from ..analysis.statistics import first_of, made_by
@@ -54,6 +55,57 @@ def _divides_by_exponentials(segment: Segment, expr: Expr) -> bool:
         return divisor.dtype is DataType.Float
     first = first_of(made, maker)
     return first is not None and first.op == "max"
+
+
+def is_rounded_apart(segment: Segment, expr: Expr) -> bool:
+    """Is the product ``expr`` chosen among others, and a difference made of it as well, as in ``p - max(p)``?
+
+    What is chosen is rounded.  A compiler would contract product and difference to one operation, which does not round
+    the product, so that the largest is not 0 from itself, but off by as much as the product was rounded: exponentials
+    of that are wrong from products of 1e5 on.  Of sums, a mean say, no element is expected back.
+
+    A kernel that has the choice from another one reads it beside rows, as something broadcast.
+    """
+    if expr.op not in _PRODUCTS or expr.output.dtype not in (DataType.Float, DataType.Double) or _is_exact(expr):
+        return False
+    same = _same_values(segment, expr.output)
+    readers = [e for e in segment.exprs if any(t in same for t in e.tensors)]
+    if any(e.op == "online_softmax" for e in readers):
+        return True
+    apart = [e for e in readers if e.op in ("sub", "add")]
+    return bool(apart) and (
+        any(e.op in _CHOICES for e in readers)
+        or any(_is_from_elsewhere(segment, t) for e in apart if e.op == "sub" for t in e.tensors if t not in same)
+    )
+
+
+_PRODUCTS = ("mul", "square")
+_CHOICES = ("max", "min", "maximum", "minimum", "floor", "ceil", "round", "trunc")
+
+
+def _is_exact(expr: Expr) -> bool:
+    """A product with a power of two is a float itself, and contracted to the same."""
+    factors = [v.value for v in expr.inputs if isinstance(v, Scalar) and v.is_literal]
+    return any(isinstance(f, int | float) and f != 0 and abs(math.frexp(f)[0]) == 0.5 for f in factors)
+
+
+def _same_values(segment: Segment, tensor: BoundTensor) -> set[BoundTensor]:
+    """``tensor``, its views, and the negative of it, which a compiler takes into a difference."""
+    found = {tensor}
+    for e in segment.exprs:
+        if e.op in (*VIEWS, "set", "neg") and e.tensors[0] in found:
+            found.add(e.output)
+    return found
+
+
+def _is_from_elsewhere(segment: Segment, tensor: BoundTensor) -> bool:
+    """Does the segment read it, and broadcast it?"""
+    maker = {t: e for e in segment.exprs for t in e.outputs}
+    made, is_broadcast = maker.get(tensor), False
+    while made is not None and made.op in (*VIEWS, "set"):
+        is_broadcast |= made.op in ("broadcast", "expand")
+        made = maker.get(made.tensors[0])
+    return made is None and is_broadcast
 
 
 @lru_cache(maxsize=64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from chosen_products import SIZES, TYPES, check_chosen
 from narrow_cases import NARROW, STATISTICS, VALUES, run_statistic
 from special_rows import ROWS, check_rows
 from special_scalars import BINARY, WITH_SCALAR, check_full, check_lazy_bits, check_literals, check_scalars
@@ -37,6 +38,12 @@ def test_rows(name: str) -> None:
 def test_literals(name: str) -> None:
     for dtype in FLOATS:
         check_literals(name, dtype, "triton", "cuda")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_products_of_which_one_is_chosen_are_rounded_before_their_differences(dtype: DataType) -> None:
+    for (rows, columns), dim in itertools.product(SIZES, (0, 1)):
+        check_chosen(rows, columns, dtype, dim, "triton", "cuda")
 
 
 def test_filled() -> None:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from chosen_products import SIZES, TYPES, check_chosen
 from special_rows import ROWS, check_rows
 from special_scalars import BINARY, WITH_SCALAR, check_full, check_lazy_bits, check_literals, check_scalars
 from special_values import CASTS, cases, check_cast, check_special
@@ -30,6 +31,13 @@ def test_rows(name: str) -> None:
     for columns, dtype in ((1, torch.float32), (37, torch.float32), (37, torch.bfloat16), (700, torch.float32)):
         for dim in (0, 1):
             check_rows(name, columns, dtype, dim, "triton")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_products_of_which_one_is_chosen(dtype: DataType) -> None:
+    for (rows, columns), dim in itertools.product(SIZES[:3], (0, 1)):
+        if columns < 100 or dim == 1:
+            check_chosen(rows, columns, dtype, dim, "triton")
 
 
 def test_literals() -> None:
