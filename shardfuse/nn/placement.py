@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     # 500 modules and half a second: only the caller, who makes placements, pays for it.
     from torch.distributed.tensor.placement_types import Placement
 
-    Placements = Placement | Sequence[Placement] | "TensorPlacement"
+    Placements: TypeAlias = "Placement | Sequence[Placement] | TensorPlacement"
 
 
 @dataclass(frozen=True)
