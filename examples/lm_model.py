@@ -94,9 +94,9 @@ class LanguageModel(torch.nn.Module):
         """tokens, targets: [batch, sequence], the same on every rank -> the mean loss, the same on every rank."""
         x = functional.embedding(tokens, self.embedding).to(self.dtype)
         residual = redistribute(x, self.mesh, Replicate(), Shard(1), timer=self.timer)
-        x = self.norm(residual)
+        x, rotary = self.norm(residual), self.rotary.to(self.dtype)
         for block in self.blocks:
-            x, residual = block(x, residual, self.rotary)
+            x, residual = block(x, residual, rotary)
         return self.loss(linear(x, self.head), targets)
 
     @torch.no_grad()

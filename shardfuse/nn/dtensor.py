@@ -68,7 +68,7 @@ def _on_traced(
     """As ``on_local_tensors``, in words that torch.compile knows."""
     from torch.distributed.tensor import DTensor
 
-    torch_mesh = next(cast("DTensor", a.tensor).device_mesh for a in arguments if isinstance(a.tensor, DTensor))
+    torch_mesh = next(a.tensor.device_mesh for a in arguments if isinstance(a.tensor, DTensor))
     outputs = call(*[local_traced(a.name, a.tensor, mesh, a.placement) for a in arguments])
     several = cast("tuple[torch.Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
     wrapped: list[torch.Tensor] = []
@@ -77,7 +77,7 @@ def _on_traced(
         stride = [1] * len(r.shape)
         for k in reversed(range(len(r.shape) - 1)):
             stride[k] = stride[k + 1] * r.shape[k + 1]
-        given = {"run_check": False, "shape": torch.Size(r.shape), "stride": tuple(stride)}
+        given: dict[str, Any] = {"run_check": False, "shape": torch.Size(r.shape), "stride": tuple(stride)}
         if gradient != placements:
             given["grad_placements"] = gradient
         wrapped.append(DTensor.from_local(x, torch_mesh, placements, **given))

@@ -121,7 +121,11 @@ class BoundOp:
     __slots__ = ("_arranged", "_is_strange", "_sizes", "op", "takes", "unsharded")
 
     def __init__(
-        self, op: FusedOp, unsharded: Sequence[int] | None, tensors: Sequence[torch.Tensor], takes: Sequence[Take] = ()
+        self,
+        op: FusedOp,
+        unsharded: Sequence[int] | None,
+        tensors: Sequence[torch.Tensor],
+        takes: Sequence[Take | None] = (),
     ) -> None:
         is_uneven = any(p.uneven for p in (*op.arguments, *op.gradients))
         self.op, self.takes = op, tuple(takes)
@@ -175,9 +179,9 @@ _modes: Callable[[], int] = _core._len_torch_dispatch_stack
 
 def _strange(tensor: torch.Tensor) -> tuple[object, ...]:
     """What matters of a tensor of another type; a DTensor's spec holds its mesh, placements, shape and dtype."""
-    spec = getattr(tensor, "_spec", None)
-    local = tensor if spec is None else cast("Any", tensor)._local_tensor
-    return (type(tensor), type(local), spec, local.shape, local.dtype, local.device)
+    spec: object = getattr(tensor, "_spec", None)
+    local: Any = tensor if spec is None else cast("Any", tensor)._local_tensor
+    return (type(tensor), cast("type[object]", type(local)), spec, local.shape, local.dtype, local.device)
 
 
 def _is_traced(tensor: torch.Tensor) -> bool:
@@ -315,7 +319,7 @@ class FusedModule(TimedModule):
         return {**self.__dict__, "_bound": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]
         self.describe()
 
     def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:

@@ -30,7 +30,8 @@ _MODULES = 1024
 _BOUND = 256
 Sizes = Sequence[int]
 
-_library = Library("shardfuse", "FRAGMENT")
+_library: Any = Library("shardfuse", "FRAGMENT")
+_torch_library: Any = torch.library
 _families: dict[str, type[FusedModule]] = {}
 
 
@@ -52,9 +53,9 @@ def define(module: type[FusedModule]) -> None:
         for device in ("CPU", "CUDA"):
             _library.impl(op, run, device)
             _library.impl(op, fallthrough_kernel, f"Autocast{device}")
-        torch.library.register_fake(f"shardfuse::{op}", fake, lib=_library)
-    torch.library.register_autograd(f"shardfuse::{name}", ops.differentiate, setup_context=ops.keep, lib=_library)
-    torch.library.register_autograd(f"shardfuse::{backward}", ops.refuse, lib=_library)
+        _torch_library.register_fake(f"shardfuse::{op}", fake, lib=_library)
+    _torch_library.register_autograd(f"shardfuse::{name}", ops.differentiate, setup_context=ops.keep, lib=_library)
+    _torch_library.register_autograd(f"shardfuse::{backward}", ops.refuse, lib=_library)
     module.library_op = getattr(torch.ops.shardfuse, name).default
 
 
@@ -131,7 +132,9 @@ class _Ops:
     ) -> tuple[BoundOp, FusionTimer | None]:
         module = _module(world_key(), self.family, settings)
         key = (None if unsharded is None else tuple(unsharded), *((t.shape, t.dtype, t.device) for t in tensors))
-        return module.bound_for(key, tensors, unsharded), module.timer
+        bound = module.bound_for(key, tensors, unsharded)
+        assert bound is not None, "an op is run on plain tensors"
+        return bound, module.timer
 
 
 @lru_cache(maxsize=_MODULES)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     # 500 modules and half a second: only the caller, who makes placements, pays for it.
     from torch.distributed.tensor.placement_types import Placement
 
-    Placements = Placement | Sequence[Placement] | "TensorPlacement"
+    Placements: TypeAlias = "Placement | Sequence[Placement] | TensorPlacement"
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class TensorPlacement:
                     start, stop = start + index * chunk, start + (index + 1) * chunk
                     continue
                 chunk = -(-chunk // mesh.shape[mesh_dim])
-                start = torch.sym_min(start + index * chunk, stop)
-                stop = torch.sym_min(start + chunk, stop)
+                start = _least(start + index * chunk, stop)
+                stop = _least(start + chunk, stop)
         return start, stop
 
     def parts(self, mesh: DeviceMesh | None, dim: int) -> int:
@@ -146,6 +146,9 @@ class TensorPlacement:
     def arrange(self, local: torch.Tensor) -> torch.Tensor:
         """The local tensor as ``define`` declares it: contiguous, a dim of 1 per mesh dimension of partial sums."""
         return local.contiguous()[(None,) * self.leading]
+
+
+_least: Callable[[int, int], int] = cast("Any", torch).sym_min  # of sizes that may be symbolic
 
 
 def _shard_dim(placement: Placement) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -52,7 +52,7 @@ def redistribute(
     wanted = target if grad is None else grad
     if torch.compiler.is_compiling():
         if has_dtensor((x,)):
-            raise PlacementError("x", x.placements, "torch.compile", "call its redistribute()")
+            raise PlacementError("x", cast("Any", x).placements, "torch.compile", "call its redistribute()")
         text = _text(mesh, source, target, wanted, timer)
         return Redistribution.library_op([x], text, None if unsharded is None else list(unsharded))[0]
     try:

@@ -5,7 +5,9 @@ What the modules give without it is compared with torch's in float64 in test_nn.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,10 +23,11 @@ from shardfuse import DeviceMesh
 from shardfuse.errors import PlacementError
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from lm_model import LanguageModel, ModelConfig, UnshardedLanguageModel
+
 pytestmark = [pytest.mark.mpi]
 HIDDEN, ROWS, BATCH = 16, 8, 2
-LOCAL_ONLY = ("pickle", "torch.save, torch.load")
-NOT_SHARDED = ("torch.export",)
 
 
 class Move(torch.nn.Module):
@@ -84,24 +87,20 @@ def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
 
 
 COMPILED = {
-    "torch.compile, fullgraph": {
-        "norm of a hidden axis": "dtensor",
-        "gate": "local",
-        "loss": "local",
-        "redistribute": "local",
-    },
+    "torch.compile, fullgraph": {"norm of a hidden axis": "dtensor"},
     "torch.compile, dynamic batch": {"norm between parallel layers": "dtensor", "loss": "local"},
+    "torch.export": {"norm between parallel layers": "local", "loss": "local"},
 }
-"""Compiling takes seconds: a case or two for each way through the modules."""
+"""Compiling takes seconds: a case or two for each way; the language model below has the other modules."""
 NAMES = ["norm of rows", "norm of a hidden axis", "norm between parallel layers", "gate", "loss", "redistribute"]
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in NOT_SHARDED])
+@pytest.mark.parametrize("way", WAYS)
 def test_ways(way: str, pg) -> None:
     for name in NAMES:
         for parameters in ("local", "dtensor"):
             has_parameters = name not in ("loss", "redistribute")
-            if parameters == "dtensor" and (way in LOCAL_ONLY or not has_parameters):
+            if parameters == "dtensor" and not has_parameters:
                 continue
             if way in COMPILED and COMPILED[way].get(name) != parameters:
                 continue
@@ -109,6 +108,21 @@ def test_ways(way: str, pg) -> None:
             if way == "meta device, to_empty, reset_parameters" and not has_parameters:
                 continue
             assert_equal(WAYS[way](trial), run(trial))
+
+
+def test_a_compiled_language_model(pg) -> None:
+    """The example's model, all modules in it on local tensors: one graph each way, and the gradients of eager."""
+    config = ModelConfig(dim=16, layers=1, heads=4, hidden=32, sequence=8, vocabulary=64)
+    model = LanguageModel(config, DeviceMesh(list(range(pg.size)))).to(pg.device)
+    whole = UnshardedLanguageModel(config, seed=0).to(pg.device)
+    model.load_unsharded(dict(whole.named_parameters()))
+    model.dtype = torch.bfloat16
+    tokens, targets = torch.randint(64, (2, 2, 8), generator=torch.Generator().manual_seed(0)).to(pg.device)
+    trial = Trial(model, [tokens, targets], [torch.ones((), device=pg.device)])
+    expected = run(trial)
+    model.timer.reset()
+    assert_equal(WAYS["torch.compile, fullgraph"](trial), expected)
+    assert model.timer.seconds() > 0
 
 
 def test_compiled_on_dtensors(pg) -> None:
@@ -201,6 +215,13 @@ def test_data_parallel(way: str, pg) -> None:
     for p, want in zip(model.parameters(), expected, strict=True):
         got = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+
+
+def test_data_parallel_of_dtensors_is_refused_by_torch(pg) -> None:
+    trial = trial_of("norm of rows", pg, "dtensor")
+    with pytest.raises(NotImplementedError, match="broadcast"):
+        DistributedDataParallel(trial.module)
+    run(Trial(DistributedDataParallel(trial_of("norm of rows", pg, "local").module), trial.arguments, trial.gradients))
 
 
 def test_parallelize_module(pg) -> None:
