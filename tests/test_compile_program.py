@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from compile_graphs import graph_of, regions_in
+import torch.distributed as dist
+from compile_graphs import assert_near, graph_of, regions_in
 
 from shardfuse import DataType, FusionDefinition
 from shardfuse.compile import report
@@ -123,3 +126,29 @@ def test_reasons_name_what_ends_a_region() -> None:
     reasons = {str(n.target): why_not(n) for n in gm.graph.nodes}
     assert reasons["aten.cumsum.default"] == "aten.cumsum.default is not in the table"
     assert reasons["aten.sum.dim_IntList"] is None
+
+
+def test_collectives_stay_and_keep_their_order(tmp_path: Path) -> None:
+    """What stands before and behind an all-reduce is fused apart; on one rank its result is its input."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        x, residual = torch.randn(6, 16), torch.randn(6, 16)
+        group = dist.group.WORLD.group_name
+
+        def f(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            partial = x.softmax(-1)
+            reduced = torch.ops._c10d_functional.all_reduce(partial, "sum", group)
+            second = torch.ops._c10d_functional.all_reduce(residual.sum(0), "sum", group)
+            wait = torch.ops._c10d_functional.wait_tensor
+            return F.rms_norm(wait(reduced) + residual, (16,)), wait(second)
+
+        gm = graph_of(f, [x, residual])
+        regions = regions_in(gm)
+        for mine, right in zip(gm(x, residual), f(x.double(), residual.double()), strict=True):
+            assert_near(mine, right, n=8, signed=False, terms=torch.ones(()))
+    finally:
+        dist.destroy_process_group()
+    assert len([r for r in regions if r.taken]) >= 2, "\n".join(map(str, regions))
+    names = [str(n.target) for n in gm.graph.nodes]
+    assert names.count("_c10d_functional.all_reduce.default") == 2
+    assert not any("all_reduce" in r.program for r in regions)
