@@ -37,6 +37,10 @@ PERSISTENT_ROW = 1024
 """Elements of a row that a kernel of Inductor's holds (``persistent_reduction`` of an inner reduction)."""
 INDUCTOR_ROW_SHARE, INDUCTOR_LOOP_SHARE, INDUCTOR_COLUMN_SHARE = 0.92, 0.85, 0.85
 """Shares of a copy: rows held, rows looped over, and columns, in kernels of Inductor's that read once."""
+INDUCTOR_MIXED_SHARE = 0.72
+"""Of a kernel of Inductor's that reduces rows and columns at once: 0.55 to 0.72 was measured."""
+MIXED_ROWS, MIXED_COLUMNS = 4096, 16384
+"""Rows at least, and columns at most, of such a kernel."""
 REREAD = 0.35
 """What a further pass over a row costs, of the first, where the rows of all programs stay in L2."""
 L2_BYTES = 30e6
@@ -65,9 +69,10 @@ class Cost:
         return f"expected {self.ours:.1f} us{at_border}{on_host} against {self.inductor:.1f} us of Inductor's kernels"
 
 
-def cost_of(region: Region, plan: Explanation, *, has_cuda_graphs: bool) -> Cost:
+def cost_of(region: Region, plan: Explanation, *, has_cuda_graphs: bool, is_mix_order: bool) -> Cost:
+    """``has_cuda_graphs``, ``is_mix_order``: of Inductor's configuration."""
     host = 0.0 if has_cuda_graphs else HOST_US
-    return Cost(_ours(plan), inductor_us(region), border_us(region), host)
+    return Cost(_ours(plan), inductor_us(region, is_mix_order=is_mix_order), border_us(region), host)
 
 
 def why_never(plan: Explanation) -> str | None:
@@ -111,8 +116,11 @@ class _Walk:
     is_inner: bool
 
 
-def inductor_us(region: Region) -> float:
-    """Kernels by what they reduce: Inductor fuses pointwise ops into each, and reads their inputs in each again."""
+def inductor_us(region: Region, *, is_mix_order: bool) -> float:
+    """Kernels by what they reduce: Inductor fuses pointwise ops into each, and reads their inputs in each again.
+
+    ``is_mix_order``: its ``triton.mix_order_reduction`` is on, so that sums of rows and of columns may share a kernel.
+    """
     walks: dict[_Walk, list[Node]] = {}
     for n in region.reductions:
         walks.setdefault(_walk_of(n), []).append(n)
@@ -121,6 +129,10 @@ def inductor_us(region: Region) -> float:
     largest = max((nbytes(n) for n in (*region.inputs, *region.outputs)), default=0)
     wide = [n for n in region.outputs if 2 * nbytes(n) >= largest]
     owner = next((w for w in walks if w.is_inner), None)
+    if owner is not None and is_mix_order and _is_mixed(owner, list(walks)):
+        roots = [*region.reductions, *wide]
+        moved = sum(map(nbytes, _read(region, roots))) + sum(map(nbytes, region.outputs))
+        return 2 * KERNEL_US + moved / (BYTES_PER_US * INDUCTOR_MIXED_SHARE)
     for walk, reductions in walks.items():
         is_owner = walk is owner
         roots = [*reductions, *wide] if is_owner else reductions
@@ -132,6 +144,14 @@ def inductor_us(region: Region) -> float:
     if owner is None and wide:
         total += KERNEL_US + (sum(map(nbytes, (*_read(region, wide), *wide)))) / BYTES_PER_US
     return total
+
+
+def _is_mixed(rows: _Walk, walks: Sequence[_Walk]) -> bool:
+    """Does one kernel of Inductor's reduce ``rows`` and the columns of the same tensor?  By Inductor's conditions."""
+    others = [w for w in walks if w != rows]
+    if len(others) != 1 or (others[0].kept, others[0].reduced) != (rows.reduced, rows.kept):
+        return False
+    return rows.kept >= max(MIXED_ROWS, 2 * rows.reduced) and rows.reduced <= MIXED_COLUMNS
 
 
 def _walk_us(walk: _Walk, read: float, written: float, passes: int) -> float:

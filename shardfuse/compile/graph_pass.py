@@ -108,7 +108,9 @@ def _weigh(region: Region, take: Take) -> _Weighed:
     except ShardfuseError as error:
         return _Weighed(region, None, None, None, False, str(error).splitlines()[0])
     is_gpu = any(tensor_of(n).device.type == "cuda" for n in region.inputs)
-    cost = cost_of(region, plan, has_cuda_graphs=bool(inductor_config.triton.cudagraphs))
+    settings: Any = inductor_config.triton
+    is_mix_order = bool(getattr(settings, "mix_order_reduction", False))  # not in every torch
+    cost = cost_of(region, plan, has_cuda_graphs=bool(settings.cudagraphs), is_mix_order=is_mix_order)
     if take == "all":
         return _Weighed(region, program, plan, cost, True, f"all regions are taken; {cost}")
     why = "there is nothing to gain on a CPU" if not is_gpu else why_never(plan)

@@ -21,6 +21,7 @@ from typing import cast
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from .grouping import grouped
 from .table import aten_ops, is_view, is_widening, why_not
@@ -56,8 +57,12 @@ def regions_of(graph: Graph) -> tuple[list[Region], dict[str, str]]:
     number = {n: k for k, n in enumerate(nodes)}
     refusals: dict[str, str] = {}
     joinable: list[bool] = []
+    reasons: dict[str, str | None] = {}  # of ops alike, as those of a model's layers are: each is tried once
     for n in nodes:
-        reason = why_not(n)
+        key = _signature(n)
+        if key not in reasons:
+            reasons[key] = why_not(n)
+        reason = reasons[key]
         joinable.append(reason is None)
         if reason is not None and n.op == "call_function":
             refusals.setdefault(str(n.target), reason)
@@ -73,6 +78,32 @@ def regions_of(graph: Graph) -> tuple[list[Region], dict[str, str]]:
     now = {n: epoch[k] for n, k in number.items()}
     made = [_region([nodes[k] for k in group], now) for group in found]
     return [r for r in made if r is not None], refusals
+
+
+def _signature(node: Node) -> str:
+    """What ``why_not`` looks at: the op, its arguments, and of tensors what is known without their data."""
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        return _signature(node.args[0])
+    given = map_arg((node.args, node.kwargs), lambda n: _Described(n.meta.get("val")))
+    return f"{node.op} {node.target} {given} {_Described(node.meta.get('val'))}"
+
+
+class _Described:
+    """A value of a graph; its text tells kind, dtype, layout and device."""
+
+    def __init__(self, value: object) -> None:
+        values = cast("Sequence[object]", value) if isinstance(value, tuple | list) else (value,)
+        self.text = ", ".join(map(_description, values))
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _description(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return f"{type(value).__name__} {value}"
+    strides = value.stride() if value.layout is torch.strided else None
+    return f"{value.dtype}{list(value.shape)}{strides}{value.device}{value.layout}"
 
 
 def epochs(nodes: Sequence[Node]) -> list[int]:

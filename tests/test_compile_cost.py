@@ -1,0 +1,114 @@
+"""Which regions are expected to gain, at sizes of real models: graphs of fake tensors, nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from compile_graphs import graph_of
+from torch._inductor import config
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from shardfuse.compile.cost import Cost, cost_of, why_never
+from shardfuse.compile.graph_pass import _plan
+from shardfuse.compile.region_op import program_of
+from shardfuse.compile.regions import regions_of
+from shardfuse.compile.replacement import program_of_region
+from shardfuse.frontend.explain import Explanation
+
+F = torch.nn.functional
+BF16 = torch.bfloat16
+Shaped = tuple[tuple[int, ...], torch.dtype]
+
+
+def planned(
+    f: Callable[..., object], *shapes: Shaped, graphs: bool = False, mixed: bool = True
+) -> tuple[Cost, Explanation]:
+    """Of the one region of ``f``."""
+    with FakeTensorMode():
+        gm = graph_of(f, [torch.empty(shape, dtype=dtype) for shape, dtype in shapes])
+        (region,) = regions_of(gm.graph)[0]
+    plan = _plan(program_of(program_of_region(region).text), region)
+    return cost_of(region, plan, has_cuda_graphs=graphs, is_mix_order=mixed), plan
+
+
+def gradient(f: Callable[..., torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
+    def g(*given: torch.Tensor) -> Sequence[torch.Tensor]:
+        *inputs, dy = given
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        with torch.enable_grad():
+            return torch.autograd.grad(f(*leaves), leaves, dy)
+
+    return g
+
+
+def layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, (x.shape[-1],), w, b)
+
+
+def norm_shapes(rows: int, columns: int, *, backward: bool) -> list[Shaped]:
+    x: Shaped = ((rows, columns), BF16)
+    return [x, ((columns,), BF16), ((columns,), BF16), *([x] if backward else [])]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(32768, 4096), (16384, 5140), (16384, 8192), (576000, 384)])
+def test_gradients_of_large_norms_gain(rows: int, columns: int) -> None:
+    cost, plan = planned(gradient(layer_norm), *norm_shapes(rows, columns, backward=True))
+    assert cost.gains, str(cost)
+    assert why_never(plan) is None
+
+
+def test_a_kernel_of_inductor_s_that_sums_rows_and_columns_counts_once() -> None:
+    shapes = norm_shapes(131072, 1024, backward=True)
+    mixed, apart = (planned(gradient(layer_norm), *shapes, mixed=m)[0] for m in (True, False))
+    assert mixed.inductor < 0.9 * apart.inductor
+    few = [planned(gradient(layer_norm), *norm_shapes(2048, 4096, backward=True), mixed=m)[0] for m in (True, False)]
+    assert few[0] == few[1], "it asks for more rows than twice the columns"
+
+
+def test_losses_and_long_rows_gain() -> None:
+    cases: list[tuple[Callable[..., object], list[Shaped]]] = [
+        (lambda x, y: F.cross_entropy(x.float(), y), [((8192, 32000), BF16), ((8192,), torch.int64)]),
+        (lambda x: x.softmax(-1), [((4096, 65536), BF16)]),
+    ]
+    for f, shapes in cases:
+        cost, _ = planned(f, *shapes)
+        assert cost.gains, str(cost)
+
+
+def test_small_work_and_what_inductor_does_as_well_is_left() -> None:
+    for f, shapes in (
+        (layer_norm, norm_shapes(64, 1024, backward=False)),
+        (gradient(layer_norm), norm_shapes(16, 1024, backward=True)),
+        (lambda x: x.softmax(-1), [((32768, 512), BF16)]),
+        (lambda x: x.sum(), [((64,), torch.float32)]),
+    ):
+        cost, _ = planned(f, *shapes)
+        assert not cost.gains, str(cost)
+
+
+def test_the_host_counts_outside_of_cuda_graphs() -> None:
+    shapes = norm_shapes(2048, 2048, backward=False)
+    outside, inside = (planned(layer_norm, *shapes, graphs=g)[0] for g in (False, True))
+    assert outside.host > inside.host == 0
+    assert (outside.ours, outside.inductor) == (inside.ours, inside.inductor)
+
+
+def test_what_inductor_would_have_kept_in_registers_counts_against_a_region() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(x).softmax(-1)  # a pointwise op that is not in the table
+
+    apart, _ = planned(f, ((4096, 4096), torch.float32))
+    alone, _ = planned(lambda x: x.softmax(-1), ((4096, 4096), torch.float32))
+    assert apart.border > alone.border == 0
+
+
+def test_a_call_of_torch_is_never_worth_it() -> None:
+    _, plan = planned(lambda x: torch.fmod(x, 3).sum(-1), ((64, 64), torch.int64))
+    assert "fmod" in str(why_never(plan))
+
+
+def test_inductor_has_the_settings_that_are_read() -> None:
+    assert isinstance(config.triton.cudagraphs, bool)
+    assert isinstance(config.triton.mix_order_reduction, bool)
