@@ -387,7 +387,7 @@ CALL_REFUSALS: dict[str, Refusal] = {
     "hidden by number": (
         lambda: RMSNorm(8, mesh=MESH, input=Shard(2))(X),
         PlacementError,
-        r"Shard\(2\) .* as Shard\(-1",
+        r"input=Shard\(2\) .* as Shard\(-1",
     ),
     "gate and up": (lambda: SwiGLU()(X, X[0]), ModuleInputError, r"up has shape \(3, 8\), expected \(2, 3, 8\)"),
     "gate and up of two dtypes": (
