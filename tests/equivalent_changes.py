@@ -18,8 +18,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "shardfuse/passes/settle_inputs.py",
         "if isinstance(tv, TensorView) and isinstance(tensor, BoundTensor) and tv in unsaid and tensor.domain.mesh:",
-        "`isinstance(tv, TensorView) and isinstance(tensor, BoundTensor) and tv in unsaid and tensor.domain.mesh` becomes "
-        "`(isinstance(tv, TensorView) and tv in unsaid and tensor.domain.mesh)`",
+        "`isinstance(tv, TensorView) and isinstance(tensor, BoundTensor) and tv in unsaid and tensor.domain.mesh` "
+        "becomes `(isinstance(tv, TensorView) and tv in unsaid and tensor.domain.mesh)`",
     ): _KIND,
     (
         "shardfuse/nn/parameters.py",
