@@ -3,7 +3,7 @@
 1. `covered_lines.py` runs the tests of `COVERING` once and writes down which lines each executes.
 2. Of each group of files some changes are drawn (`syntax_faults.py`).
 3. For each change tests are chosen: one file of tests after another gives the shortest of those that it has left, in
-   turns with the test that executes most of the changed file, until they take ``seconds`` together. pytest runs them on
+   turns with those of whose lines most are of the changed file, until they take ``seconds`` together. pytest runs them on
    a copy of the tree that has the change, and stops at the first that fails. It runs in a forked process, to which
    torch is imported already.
 """
@@ -129,7 +129,7 @@ def chosen_tests(file: str, change: Change, executed: Executed, seconds: float) 
     if not _is_at_import(file, change):
         return ()
     most = sorted(executed, key=lambda test: -len(executed[test][1].get(file, ())))
-    return _some_of(set(most[:12]), file, executed, seconds)
+    return _some_of({test for test in most[:12] if file in executed[test][1]}, file, executed, seconds)
 
 
 def _is_at_import(file: str, change: Change) -> bool:
@@ -138,12 +138,13 @@ def _is_at_import(file: str, change: Change) -> bool:
 
 
 def _some_of(tests: set[str], file: str, executed: Executed, most: float) -> tuple[str, ...]:
-    """In turns the quickest of each file of tests, of several kinds then, and those that execute most of ``file``."""
+    """In turns the quickest of each file of tests, and those of whose lines most are of ``file``."""
     by_file: dict[str, list[str]] = {}
     for test in sorted(tests, key=lambda name: executed[name][0]):
         by_file.setdefault(test.split("::")[0], []).append(test)
     quickest = [test for k in range(len(tests)) for mine in by_file.values() for test in mine[k : k + 1]]
-    closest = sorted(tests, key=lambda name: (-len(executed[name][1].get(file, ())), executed[name][0]))
+    share = {name: len(executed[name][1][file]) / sum(map(len, executed[name][1].values())) for name in tests}
+    closest = sorted(tests, key=lambda name: (-share[name], executed[name][0]))
     taken: list[str] = []
     seconds = 0.0
     for test in dict.fromkeys(test for pair in zip(quickest, closest, strict=True) for test in pair):
