@@ -2,9 +2,10 @@
 
 1. `covered_lines.py` runs the tests of `COVERING` once and writes down which lines each executes.
 2. Of each group of files some changes are drawn (`syntax_faults.py`).
-3. For each change tests are chosen: one file of tests after another gives the shortest of those that it has left, until
-   they take ``seconds`` together. pytest runs them on a copy of the tree that has the change, and stops at the first
-   that fails. It runs in a forked process, to which torch is imported already.
+3. For each change tests are chosen: one file of tests after another gives the shortest of those that it has left, in
+   turns with those of whose lines most are of the changed file, until they take ``seconds`` together. pytest runs them on
+   a copy of the tree that has the change, and stops at the first that fails. It runs in a forked process, to which
+   torch is imported already.
 """
 
 from __future__ import annotations
@@ -124,11 +125,11 @@ def chosen_tests(file: str, change: Change, executed: Executed, seconds: float) 
     for wanted in (set(range(change.lines[0], change.lines[1] + 1)), {change.statement}):
         found = {test for test, (_, lines) in executed.items() if wanted & set(lines.get(file, ()))}
         if found:
-            return _quickest(found, executed, seconds)
+            return _some_of(found, file, executed, seconds)
     if not _is_at_import(file, change):
         return ()
     most = sorted(executed, key=lambda test: -len(executed[test][1].get(file, ())))
-    return _quickest(set(most[:12]), executed, seconds)
+    return _some_of({test for test in most[:12] if file in executed[test][1]}, file, executed, seconds)
 
 
 def _is_at_import(file: str, change: Change) -> bool:
@@ -136,15 +137,17 @@ def _is_at_import(file: str, change: Change) -> bool:
     return not line.startswith("        ") and not line.startswith("    return")
 
 
-def _quickest(tests: set[str], executed: Executed, most: float) -> tuple[str, ...]:
-    """In turns the quickest of each file of tests, so that they are of several kinds."""
+def _some_of(tests: set[str], file: str, executed: Executed, most: float) -> tuple[str, ...]:
+    """In turns the quickest of each file of tests, and those of whose lines most are of ``file``."""
     by_file: dict[str, list[str]] = {}
     for test in sorted(tests, key=lambda name: executed[name][0]):
         by_file.setdefault(test.split("::")[0], []).append(test)
-    turns = [test for k in range(len(tests)) for mine in by_file.values() for test in mine[k : k + 1]]
+    quickest = [test for k in range(len(tests)) for mine in by_file.values() for test in mine[k : k + 1]]
+    share = {name: len(executed[name][1][file]) / sum(map(len, executed[name][1].values())) for name in tests}
+    closest = sorted(tests, key=lambda name: (-share[name], executed[name][0]))
     taken: list[str] = []
     seconds = 0.0
-    for test in turns:
+    for test in dict.fromkeys(test for pair in zip(quickest, closest, strict=True) for test in pair):
         if len(taken) >= FEWEST and seconds + executed[test][0] > most:
             continue
         taken.append(test)

@@ -2,5 +2,49 @@
 
 from __future__ import annotations
 
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+_PRINTED = "a printed trace alone is another"
+_KIND = "an input that is a TensorView is bound to a BoundTensor: the question is one for the type checker"
+_FLOAT = "torch.full of a float has the default dtype where none is given"
+_CHILDLESS = "no module of shardfuse.nn has modules inside of it"
+_PLACED = "a placement without a mesh has no shards"
+_EQUAL_MESH = "a copy of a mesh is equal to it, and finds the same process groups"
+
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        "shardfuse/ir/printer.py",
+        "return value.name if isinstance(value, BoundTensor) else repr(value)",
+        "`isinstance(value, BoundTensor)` becomes `(False)`",
+    ): _PRINTED,
+    (
+        "shardfuse/passes/settle_inputs.py",
+        "if isinstance(tv, TensorView) and isinstance(tensor, BoundTensor) and tv in unsaid and tensor.domain.mesh:",
+        "`isinstance(tv, TensorView) and isinstance(tensor, BoundTensor) and tv in unsaid and tensor.domain.mesh` "
+        "becomes `(isinstance(tv, TensorView) and tv in unsaid and tensor.domain.mesh)`",
+    ): _KIND,
+    (
+        "shardfuse/nn/parameters.py",
+        "whole = torch.full((size,), value, device=device, dtype=dtype or torch.get_default_dtype())",
+        "`dtype or torch.get_default_dtype()` becomes `(dtype)`",
+    ): _FLOAT,
+    (
+        "shardfuse/nn/parameters.py",
+        "def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:",
+        "`True` becomes `(False)`",
+    ): _CHILDLESS,
+    (
+        "shardfuse/nn/placement.py",
+        "count *= mesh.shape[mesh_dim] if mesh is not None and shard_dim == dim else 1",
+        "`mesh is not None and shard_dim == dim` becomes `(shard_dim == dim)`",
+    ): _PLACED,
+    (
+        "shardfuse/frontend/dtensor.py",
+        "meshes = [tv.domain.mesh for tv in self.fusion.tensors() if tv.domain.mesh is not None]",
+        "`tv.domain.mesh is not None` becomes `(True)`",
+    ): _EQUAL_MESH,
+    (
+        "shardfuse/frontend/dtensor.py",
+        "meshes = [tv.domain.mesh for tv in self.fusion.tensors() if tv.domain.mesh is not None]",
+        "`tv.domain.mesh is not None` becomes `(tv.domain.mesh is None)`",
+    ): _EQUAL_MESH,
+}
 """By the file, the line of code (without the blanks around it) and what becomes of it, as the script prints it."""

@@ -199,6 +199,7 @@ COVERING = (
     "tests/test_narrow_modules.py",
     "tests/test_nn.py",
     "tests/test_nn_uneven.py",
+    "tests/test_ops_shapes.py",
     "tests/test_partial_averages.py",
     "tests/test_partial_sums.py",
     "tests/test_passes.py",

@@ -229,3 +229,32 @@ def test_of_rows_that_are_read_in_reverse() -> None:
 def softmax_over(fd: FusionDefinition, x: TensorView, axes: list[int]) -> list[TensorView]:
     e = fd.ops.exp(fd.ops.sub(x, fd.ops.max(x, axes, keepdim=True)))
     return [fd.ops.truediv(e, fd.ops.sum(e, axes, keepdim=True))]
+
+
+SPREADS: dict[str, Define] = {
+    "of absolute values": lambda fd, x: [fd.ops.mean(fd.ops.abs(distance(fd, x)), [1])],
+    "of cubes": lambda fd, x: [fd.ops.sum(fd.ops.pow(distance(fd, x), 3.0), [1])],
+    "of tanh": lambda fd, x: [fd.ops.sum(fd.ops.tanh(distance(fd, x)), [1])],
+    "of products with another": lambda fd, x: [fd.ops.sum(fd.ops.mul(distance(fd, x), fd.ops.add(x, 1.0)), [1])],
+    "of squares about the largest": lambda fd, x: [
+        fd.ops.sum(fd.ops.square(fd.ops.sub(x, fd.ops.max(x, [1], keepdim=True))), [1])
+    ],
+    "of exponentials about the mean": lambda fd, x: [fd.ops.sum(fd.ops.exp(distance(fd, x)), [1])],
+    "of exponentials of base 2": lambda fd, x: [
+        fd.ops.sum(fd.ops.exp2(fd.ops.sub(x, fd.ops.max(x, [1], keepdim=True))), [1])
+    ],
+    "of squares about the mean of other axes": lambda fd, x: [
+        fd.ops.sum(fd.ops.square(fd.ops.sub(x, fd.ops.mean(x, [0], keepdim=True))), [1])
+    ],
+}
+"""What is summed up of distances, and is neither a variance nor a softmax's sum."""
+
+
+def distance(fd: FusionDefinition, x: TensorView) -> TensorView:
+    return fd.ops.sub(x, fd.ops.mean(x, [1], keepdim=True))
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_what_is_no_statistic_is_not_taken_for_one(spread: str) -> None:
+    x = numbers(3, 12)
+    run_ranks(2, lambda rank, size: run(SPREADS[spread], x, rank, size))

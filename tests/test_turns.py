@@ -11,9 +11,10 @@ from typing import TypeVar
 import pytest
 import torch
 from ranks import run_ranks
-from test_arguments import TOLERANCE, normalised, normalised_by_torch, numbers
+from test_arguments import normalised, normalised_by_torch, numbers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch_answers import assert_beside
 
 from shardfuse import DeviceMesh, run_in_this_thread, simulate
 from shardfuse.errors import NotInitializedError
@@ -226,7 +227,7 @@ def test_without_several_ranks_every_thread_runs_fusions() -> None:
     expected = normalised_by_torch(x)
     for k in range(3):
         (y,) = in_thread(lambda: fd.execute([x]), f"thread {k}")
-        torch.testing.assert_close(y, expected, **TOLERANCE)
+        assert_beside(y, expected)
     with pytest.raises(NotInitializedError):
         run_in_this_thread()
 
@@ -238,7 +239,7 @@ def test_each_simulated_rank_has_a_turn_of_its_own() -> None:
         mesh = DeviceMesh([0, 1])
         for _ in range(2):
             (y,) = normalised(mesh).execute([mesh.shard_tensor(whole, 1)])
-        torch.testing.assert_close(y, mesh.shard_tensor(normalised_by_torch(whole), 1), **TOLERANCE)
+        assert_beside(y, mesh.shard_tensor(normalised_by_torch(whole), 1))
         x = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(1)])
         fd = normalised(mesh)
         (y,) = fd.execute([mesh.shard_tensor(whole, 1)])
