@@ -86,19 +86,28 @@ int cuGraphExecKernelNodeSetParams_v2(void *executable, void *node, const Node *
 int cuGraphLaunch(void *executable, uint64_t stream) { graph_launches++; last_stream = stream; return status; }
 
 /* NCCL, and the events by which waiting for it is seen. */
-int exchanged_mode, nccl_kind = -1, nccl_type, nccl_operation, nccl_status, recorded, event_status;
+int exchanged_mode, nccl_kind = -1, nccl_type, nccl_operation, nccl_status, recorded, event_status, nccl_calls, ended;
+int record_status, in_progress;
+static int made_events, behind[64]; /* of each event, the collective that it was recorded behind */
 uint64_t nccl_count, nccl_given, nccl_taken, nccl_communicator, nccl_stream;
 static int nccl_called(int kind, uint64_t given, uint64_t taken, uint64_t count, int type, int operation, uint64_t c, uint64_t stream) {
     nccl_kind = kind; nccl_given = given; nccl_taken = taken; nccl_count = count; nccl_type = type;
     nccl_operation = operation; nccl_communicator = c; nccl_stream = stream;
-    return nccl_status;
+    nccl_calls++;
+    return in_progress ? 7 : nccl_status;
 }
 int ncclAllReduce(uint64_t a, uint64_t b, uint64_t n, int t, int o, uint64_t c, uint64_t s) { return nccl_called(0, a, b, n, t, o, c, s); }
 int ncclAllGather(uint64_t a, uint64_t b, uint64_t n, int t, uint64_t c, uint64_t s) { return nccl_called(1, a, b, n, t, 0, c, s); }
 int ncclReduceScatter(uint64_t a, uint64_t b, uint64_t n, int t, int o, uint64_t c, uint64_t s) { return nccl_called(2, a, b, n, t, o, c, s); }
 const char *ncclGetLastError(void *c) { return "the peer is gone"; }
 const char *ncclGetErrorString(int status) { return "unhandled error"; }
-int cuEventCreate(uint64_t *event, unsigned flags) { *event = 17; return flags != 2; }
-int cuEventRecord(void *event, void *stream) { recorded++; return 0; }
-int cuEventQuery(void *event) { return event_status; }
+int ncclCommGetAsyncError(uint64_t c, int *found) { *found = --in_progress > 0 ? 7 : nccl_status; return 0; }
+int cuEventCreate(uint64_t *event, unsigned flags) { *event = 1 + made_events++ % 63; return flags != 2; }
+int cuEventRecord(uint64_t event, void *stream) {
+    recorded++;
+    if (!record_status) behind[event] = nccl_calls;
+    return record_status;
+}
+/* With an event_status, collectives end in order, and so many have. */
+int cuEventQuery(uint64_t event) { return behind[event] <= ended ? 0 : event_status; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { int before = exchanged_mode; exchanged_mode = *mode; *mode = before; return 0; }

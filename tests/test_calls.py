@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 import time
@@ -18,10 +19,13 @@ from torch.distributed import HashStore
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.executor import agreement
+from shardfuse.executor.turns import Turn
 from shardfuse.mesh import process
 from shardfuse.mesh.board import Board, Record
 from shardfuse.mesh.calls import Call, Ledger, Ledgers, Told
 from shardfuse.mesh.rendezvous import ProcessIdentity
+from shardfuse.mesh.standing import Standing
+from shardfuse.rank_errors import ThreadsError
 
 PROGRAMS = [Call.of(f"program {k}\nT0: unsharded [{k}, 4]") for k in range(5)]
 TEAM = (0, 1, 2)
@@ -335,6 +339,7 @@ class Guard:
 
     def __init__(self, rank: int) -> None:
         self.ledgers = Ledgers(rank)
+        self.standing = Standing()
 
     def lost(self, rank: int) -> None:
         return None
@@ -394,6 +399,40 @@ def test_calls_of_a_rank_that_is_on_no_mesh_are_not_counted(monkeypatch: pytest.
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize("how", ["again", "copied", "refused"])
+def test_what_is_run_is_counted(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a copy of a definition that has run; not of a thread that is refused."""
+    guards = [Guard(rank) for rank in range(2)]
+    monkeypatch.setattr(process, "own_watchdog", lambda: guards[dist.get_rank()])
+
+    def refuse(self: Turn) -> str:
+        return "another thread"
+
+    def run(rank: int, size: int) -> int:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([4, 4])
+            fd.add_output(fd.ops.sum(x, [0]))
+            x.set_device_mesh(DeviceMesh(list(range(size))))
+            x.outer_split(0, size)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        ledger = process.ledger_of((0, 1))
+        assert ledger is not None
+        fd.execute([torch.ones(2, 4)])
+        assert ledger.made() == 1
+        both.wait(60)
+        if how == "refused":
+            monkeypatch.setattr(Turn, "enter", refuse)
+            both.wait(60)
+            with pytest.raises(ThreadsError):
+                fd.execute([torch.ones(2, 4)])
+        else:
+            (copy.deepcopy(fd) if how == "copied" else fd).execute([torch.ones(2, 4)])
+        return ledger.made()
+
+    both = threading.Barrier(2)
+    assert run_ranks(2, run) == [1 if how == "refused" else 2] * 2
 
 
 class Counting:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import ctypes
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from test_driver import COMPILER, Fake
+from torch.distributed import HashStore
+
+from shardfuse.executor import channels
+from shardfuse.mesh import process
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 
@@ -25,9 +31,17 @@ class FakeNccl(Fake):
         return ctypes.c_uint64.in_dll(self.symbols, name).value
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> FakeNccl:
+    return FakeNccl(tmp_path_factory.mktemp("fake"))
+
+
 @pytest.fixture
-def fake(tmp_path: Path) -> FakeNccl:
-    return FakeNccl(tmp_path)
+def fake(compiled: FakeNccl) -> FakeNccl:
+    """The same library for all tests, in which nothing fails and all that was issued has ended."""
+    for name in ("nccl_status", "event_status", "record_status", "in_progress", "capturing", "recorded"):
+        compiled[name] = 0
+    return compiled
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
@@ -56,24 +70,141 @@ def test_an_error_is_raised_with_its_words(fake: FakeNccl) -> None:
         fake.driver.collective(3, 97, 1, 7, 0)
 
 
+class Clock:
+    """What the driver module has waited for, in seconds that pass when the test says so."""
+
+    def __init__(self, fake: FakeNccl) -> None:
+        self.fake = fake
+        fake["event_status"] = NOT_READY
+        fake["ended"] = fake["nccl_calls"]
+        self.run = fake.driver.collective(0, 96, 1, 7, 0)
+
+    def issue(self) -> float:
+        """The time just before."""
+        x, before = torch.zeros(1), time.monotonic()
+        self.run(0, x, x)
+        return before
+
+    def end(self, count: int) -> None:
+        self.fake["ended"] += count
+
+    def waits_since(self, before: float, after: float) -> bool:
+        """Has the collective that is told of been issued between these two times?"""
+        first = time.monotonic()
+        waited = self.fake.driver.waiting()
+        return first - after <= waited <= time.monotonic() - before
+
+
 def test_the_oldest_that_has_not_ended_is_timed(fake: FakeNccl) -> None:
-    run = fake.driver.collective(0, 96, 1, 7, 0)
-    x = torch.zeros(1)
-    run(0, x, x)
-    first = fake["recorded"]
-    assert fake.driver.waiting() == 0  # it has ended
-    fake["event_status"] = NOT_READY
-    run(0, x, x)  # the event is of the one before, which by now has not ended
-    assert fake["recorded"] == first
-    time.sleep(0.02)
-    run(0, x, x)
-    assert fake["recorded"] == first
-    assert fake.driver.waiting() >= 0.02
-    assert fake["exchanged_mode"] == 0  # as it was: a capture on another thread is not disturbed
-    fake["event_status"] = 0
+    clock = Clock(fake)
     assert fake.driver.waiting() == 0
-    run(0, x, x)
-    assert fake["recorded"] == first + 1
+    first = clock.issue()
+    second = clock.issue()
+    third = clock.issue()
+    assert clock.waits_since(first, second)
+    assert fake["exchanged_mode"] == 0  # as it was: a capture on another thread is not disturbed
+    clock.end(3)
+    assert fake.driver.waiting() == 0
+    fourth = clock.issue()
+    assert clock.waits_since(fourth, time.monotonic())
+    assert third <= fourth
+
+
+@pytest.mark.parametrize("issued", [2, 3, 5])
+def test_one_that_was_issued_while_another_ran_is_timed(fake: FakeNccl, issued: int) -> None:
+    """The first ends, the host waits for what it issued meanwhile, and issues nothing more."""
+    clock = Clock(fake)
+    times = [clock.issue() for _ in range(issued)]
+    after = time.monotonic()
+    clock.end(1)
+    assert clock.waits_since(times[1], after)
+    clock.end(issued - 2)
+    assert clock.waits_since(times[1], after), "it is behind the newest"
+    clock.end(1)
+    assert fake.driver.waiting() == 0
+
+
+def test_one_that_never_ends_is_timed_whatever_is_issued_behind_it(fake: FakeNccl) -> None:
+    clock = Clock(fake)
+    clock.issue()
+    before = clock.issue()
+    clock.end(1)
+    clock.issue()  # the older of the two events is behind the second now, and stays there
+    for _ in range(50):
+        clock.issue()
+    after = time.monotonic()
+    assert fake.driver.waiting() > 0
+    clock.end(1)
+    assert clock.waits_since(before, after), "the rest of them"
+
+
+def test_an_event_that_cannot_be_recorded_tells_nothing(fake: FakeNccl) -> None:
+    clock = Clock(fake)
+    fake["record_status"] = 1
+    clock.issue()
+    assert fake.driver.waiting() == 0
+    fake["record_status"] = 0
+
+
+def test_a_new_communicator_at_the_address_of_an_old_one(fake: FakeNccl) -> None:
+    clock = Clock(fake)
+    clock.issue()
+    assert fake.driver.issued(96) > 0
+    assert fake.driver.waiting() > 0
+    fake.driver.begin_counting(96)
+    assert fake.driver.issued(96) == 0
+    assert fake.driver.waiting() == 0
+    clock.issue()
+    assert fake.driver.issued(96) == 1
+
+
+def test_a_group_begins_to_count_once(fake: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each collective of a group is bound by itself; the next group may have a communicator at the same address."""
+    monkeypatch.setattr(channels, "_found", [fake.driver])
+    monkeypatch.setattr(channels, "is_watched", lambda: True)
+    x, device = torch.zeros(1), torch.device("cuda", 0)
+    for _ in range(2):
+        group = cast(Any, HashStore())  # anything that is counted for
+        for k in range(2):
+            channel = channels.nccl_channel(group, Communicating(90), device, torch.float32)
+            assert channel is not None
+            assert fake.driver.issued(90) == k
+            fake.driver.collective(0, 90, 1, 7, 0)(0, x, x)
+
+
+class Communicating:
+    """A backend of torch's that has a communicator."""
+
+    def __init__(self, communicator: int, blocking: int | None = None) -> None:
+        self._comm_ptr = lambda: communicator
+        if blocking is not None:
+            self.options = SimpleNamespace(config=SimpleNamespace(blocking=blocking))
+
+
+@pytest.mark.parametrize(
+    ("is_watched", "blocking", "takes"),
+    [(True, None, True), (True, 1, True), (True, -(2**31), True), (True, 0, False), (False, None, False)],
+)
+def test_what_is_called_by_torch(
+    fake: FakeNccl, is_watched: bool, blocking: int | None, takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody but torch watches, and where a call may return before NCCL has taken it."""
+    monkeypatch.setattr(channels, "_found", [fake.driver])
+    monkeypatch.setattr(process, "own_watchdog", lambda: object() if is_watched else None)
+    monkeypatch.setattr(channels, "own_watchdog", process.own_watchdog)
+    backend, device = Communicating(91, blocking), torch.device("cuda", 0)
+    found = channels.nccl_channel(cast(Any, HashStore()), backend, device, torch.float32)
+    assert (found is not None) == takes
+
+
+def test_a_call_that_is_in_progress_is_waited_for(fake: FakeNccl) -> None:
+    run = fake.driver.collective(0, 92, 1, 7, 0)
+    fake["in_progress"] = 3
+    run(0, torch.zeros(1), torch.zeros(1))
+    assert fake["in_progress"] == 0
+    fake["in_progress"], fake["nccl_status"] = 3, 3
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        run(0, torch.zeros(1), torch.zeros(1))
 
 
 def test_a_graph_that_is_captured_has_no_event(fake: FakeNccl) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -15,7 +18,7 @@ from ranks import run_ranks
 from thread_check import X, check_on_threads, shard, world_mesh
 
 from shardfuse import FusionDefinition, simulate
-from shardfuse.executor import program
+from shardfuse.executor import program, streams
 from shardfuse.executor.timeline import Span, Timeline
 from shardfuse.schedulers.overlap import overlap
 
@@ -222,3 +225,52 @@ def test_the_order_keeps_dependences() -> None:
         assert order == list(range(len(order))), "the order of a plan is a fixed point"
         reordered += bool(beside)
     assert reordered > 5
+
+
+class FakeStream:
+    """A stream on which nothing runs."""
+
+    cuda_stream = 0
+
+    def wait_stream(self, other: object) -> None:
+        pass
+
+    def wait_event(self, event: object) -> None:
+        pass
+
+    def record_event(self) -> object:
+        return object()
+
+
+def test_what_a_collective_reads_is_kept_until_the_next_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that fails behind its start drops its tensors; the collective still reads them."""
+
+    class Numbers:
+        pass
+
+    stream = FakeStream()
+    monkeypatch.setattr(streams, "communication_stream", lambda *of: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    start, wait = streams.start_and_wait(torch.device("cuda"))
+    kept: list[weakref.ref[Numbers]] = []
+
+    def run(*, fails: bool) -> None:
+        dones = list[object]()
+        for _ in range(2):
+            x = Numbers()
+            kept.append(weakref.ref(x))
+            dones.append(start(lambda x: None, x)[1])
+        if fails:
+            raise ValueError("a kernel is refused")
+        for done in dones:
+            wait(done)
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="refused"):
+            run(fails=True)
+    gc.collect()
+    assert all(x() is not None for x in kept)
+    run(fails=False)
+    gc.collect()
+    assert all(x() is None for x in kept)

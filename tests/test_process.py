@@ -153,6 +153,8 @@ def test_a_process_alone_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> N
     for name in set(os.environ) - set(environment()):
         monkeypatch.delenv(name)
     hook = sys.excepthook
+    with pytest.raises(BackendUnavailableError):  # the hook is set by then, for an error that nobody catches
+        initialize("nonsense")
     context = initialize("gloo", timeout=20)
     try:
         assert (context.rank, context.world_size, context.backend, context.timeout) == (0, 1, "gloo", 20)

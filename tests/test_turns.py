@@ -188,6 +188,24 @@ def test_threads_of_autograd_act_for_the_one_that_called_backward(task: int, mon
             pass
 
 
+def test_the_main_thread_has_the_turn_after_a_first_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of autograd, which was the first, never ends."""
+    monkeypatch.setattr(turns, "_graph_task", lambda: 7)
+    turn, ended = Turn(), threading.Event()
+
+    def run() -> None:
+        with turn.of([0, 1]):
+            pass
+        ended.set()
+
+    _thread.start_new_thread(run, ())
+    assert ended.wait(60)
+    monkeypatch.undo()
+    with turn.of([0, 1]):
+        pass
+    assert turn.is_mine()
+
+
 def test_a_backward_asks_in_its_graph_task() -> None:
     seen: list[int] = []
     x = torch.ones(3, requires_grad=True)

@@ -5,6 +5,7 @@ A backend's call takes 29 us of the host on an H200's machine, of an all-reduce 
 the rest is torch's record of the call, and the events by which its watchdog times it.  `nccl.c` keeps what shardfuse
 needs of that.  A collective gives the same on both ways, and ranks may take different ones.
 
+Where no watchdog of shardfuse's is there, collectives go on torch's way, whose own ends those that wait for ever.
 The communicator is made by the first collective on torch's way, which is where a rank that does not come is found out
 within the process group's timeout.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from typing import Any, Protocol, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,7 @@ from torch._C import _distributed_c10d as c10d
 from ..config import is_nccl_blocking, read_cache_directory
 from ..mesh.gpu_waits import watch_waits
 from ..mesh.groups import count_too
+from ..mesh.process import own_watchdog
 from .driver import LIBRARY, Driver, open_driver
 from .launch import index_of
 from .rank_reduction import Reduction
@@ -131,16 +134,32 @@ def nccl_channel(
 ) -> NcclChannel | None:
     """NCCL's functions on the communicator that the backend has made; ``None`` where they cannot be called."""
     pointer = getattr(backend, "_comm_ptr", None)
-    driver = _nccl() if pointer is not None and is_nccl_blocking() else None
+    driver = _nccl() if pointer is not None and is_watched() and _is_blocking(backend) else None
     if pointer is None or driver is None:
         return None
     communicator = int(pointer())
     if not communicator:
         return None
-    count_too(group, lambda: driver.issued(communicator))
+    if _counted.get(group) != communicator:
+        driver.begin_counting(communicator)
+        _counted[group] = communicator
+        count_too(group, lambda: driver.issued(communicator))
     return NcclChannel(driver, communicator, device, dtype, backend)
 
 
+def is_watched() -> bool:
+    """Would anybody end a collective that NCCL waits in for ever?  What torch has not issued, it does not time."""
+    return own_watchdog() is not None
+
+
+def _is_blocking(backend: Backend) -> bool:
+    """Do NCCL's functions end when they return?  A process group's own options go before the environment."""
+    config = getattr(getattr(backend, "options", None), "config", None)
+    return getattr(config, "blocking", None) != 0 and is_nccl_blocking()
+
+
+_counted: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+"""The communicator of each process group whose collectives are counted."""
 _found: list[Driver | None] = []
 
 

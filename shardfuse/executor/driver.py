@@ -78,12 +78,19 @@ class Driver(Protocol):
         """
         ...
 
+    def begin_counting(self, communicator: int) -> None:
+        """Forget what is known of a communicator that was at the same address."""
+        ...
+
     def issued(self, communicator: int) -> int:
         """How many collectives this communicator was given."""
         ...
 
     def waiting(self) -> float:
-        """For how many seconds the oldest unfinished collective has been waiting, for other ranks or for this GPU."""
+        """For how many seconds an unfinished collective has been waiting, for other ranks or for this GPU.
+
+        At least since the next one was issued while none that waited before it had ended, or since it was the newest.
+        """
         ...
 
 

@@ -5,7 +5,8 @@
    not held meanwhile, so that the watchdog goes on, and a lock of our own keeps threads apart.
 
    torch's watchdog does not see these calls.  What it would do for them is done here: each communicator counts what it
-   was given, and an event behind the oldest unfinished collective tells since when the GPU has been in it. */
+   was given, and two events, behind the oldest unfinished collective and behind the newest, tell since when the GPU has been
+   in one that they are behind. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -16,12 +17,13 @@
 #include <time.h>
 
 enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, KINDS };
-enum { NO_TIMING = 2, RELAXED = 2, NOT_READY = 600 };
+enum { NO_TIMING = 2, RELAXED = 2, NOT_READY = 600, IN_PROGRESS = 7 };
 
 static struct {
     int (*ncclAllReduce)(const void *, void *, size_t, int, int, void *, void *);
     int (*ncclAllGather)(const void *, void *, size_t, int, void *, void *);
     int (*ncclReduceScatter)(const void *, void *, size_t, int, int, void *, void *);
+    int (*ncclCommGetAsyncError)(void *, int *);
     const char *(*ncclGetLastError)(void *);
     const char *(*ncclGetErrorString)(int);
 } nccl;
@@ -34,11 +36,18 @@ static struct {
     int (*cuThreadExchangeStreamCaptureMode)(int *);
 } events;
 
+/* An event behind a collective. */
+typedef struct {
+    void *event;
+    volatile double since; /* when that was issued; 0 where there is none */
+} Mark;
+
 /* What is known of a communicator; never freed, as there are few and programs point to them. */
 typedef struct Known {
-    void *communicator, *event;
+    void *communicator;
     unsigned long long issued;
-    volatile double since;    /* when the collective before the event was issued; 0 where none has been */
+    Mark marks[2];            /* the older one stays until it has ended, the other one is behind the newest collective */
+    volatile int newest;      /* which mark that is */
     volatile double entering; /* since when a thread has been in NCCL's function; 0 where none is */
     struct Known *next;
 } Known;
@@ -71,7 +80,7 @@ static PyObject *connect_nccl(PyObject *module, PyObject *arguments) {
     if (!(*(void **)&table.function = dlsym(library, #function)))                                            \
         return PyErr_Format(PyExc_OSError, "no " #function " is in %s", name);
     TAKE(handle, nccl, ncclAllReduce) TAKE(handle, nccl, ncclAllGather) TAKE(handle, nccl, ncclReduceScatter)
-    TAKE(handle, nccl, ncclGetLastError) TAKE(handle, nccl, ncclGetErrorString)
+    TAKE(handle, nccl, ncclCommGetAsyncError) TAKE(handle, nccl, ncclGetLastError) TAKE(handle, nccl, ncclGetErrorString)
     TAKE(cuda, events, cuEventCreate) TAKE(cuda, events, cuEventRecord) TAKE(cuda, events, cuEventQuery)
     TAKE(cuda, events, cuStreamIsCapturing) TAKE(cuda, events, cuThreadExchangeStreamCaptureMode)
 #undef TAKE
@@ -100,14 +109,34 @@ static int issue(const Collective *c, void *given, void *taken, void *stream) {
     }
 }
 
-/* Have the event stand behind the oldest collective that has not ended.  In a graph that is being captured nothing runs. */
+/* A communicator that does not block takes nothing else until it has done what it was given. */
+static int settled(int status, void *communicator) {
+    struct timespec pause = {.tv_nsec = 10000};
+    while (status == IN_PROGRESS) {
+        nanosleep(&pause, NULL);
+        int asked = nccl.ncclCommGetAsyncError(communicator, &status);
+        if (asked) return asked;
+    }
+    return status;
+}
+
+static int has_ended(const Mark *m) { return !m->since || events.cuEventQuery(m->event) != NOT_READY; }
+
+/* Have an event stand behind the collective that was issued, and one behind the oldest that has not ended.  In a graph
+   that is being captured nothing runs.  What another thread reads meanwhile is too young, never too old: an event that is
+   recorded anew has its new time before. */
 static void mark(Known *k, void *stream) {
     int capturing = 0;
     k->issued++;
     if (events.cuStreamIsCapturing(stream, &capturing) || capturing) return;
-    if (!k->event && events.cuEventCreate(&k->event, NO_TIMING)) k->event = NULL;
-    if (!k->event || (k->since && events.cuEventQuery(k->event) == NOT_READY)) return;
-    k->since = events.cuEventRecord(k->event, stream) ? 0 : now();
+    int other = !k->newest;
+    if (has_ended(&k->marks[other])) k->newest = other; /* what was the newest is the oldest from here on */
+    Mark *m = &k->marks[k->newest];
+    if (!m->event && events.cuEventCreate(&m->event, NO_TIMING)) m->event = NULL;
+    if (!m->event) return;
+    m->since = now();
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (events.cuEventRecord(m->event, stream)) m->since = 0;
 }
 
 static void *address(PyObject *tensor) {
@@ -127,7 +156,7 @@ static PyObject *call(PyObject *self, PyObject *const *given, Py_ssize_t count) 
     Py_BEGIN_ALLOW_THREADS;
     pthread_mutex_lock(&one_at_a_time);
     c->known->entering = now();
-    status = issue(c, from, to, stream);
+    status = settled(issue(c, from, to, stream), c->known->communicator);
     c->known->entering = 0;
     mark(c->known, stream);
     pthread_mutex_unlock(&one_at_a_time);
@@ -164,6 +193,17 @@ static PyObject *collective(PyObject *module, PyObject *arguments) {
     return function;
 }
 
+/* A communicator that was not used before may be where one was that is gone. */
+static PyObject *begin_counting(PyObject *module, PyObject *communicator) {
+    void *wanted = PyLong_AsVoidPtr(communicator);
+    if (PyErr_Occurred()) return NULL;
+    Known *k = known_of(wanted);
+    if (!k) return PyErr_NoMemory();
+    k->marks[0].since = k->marks[1].since = 0;
+    k->issued = 0;
+    Py_RETURN_NONE;
+}
+
 static PyObject *issued(PyObject *module, PyObject *communicator) {
     void *wanted = PyLong_AsVoidPtr(communicator);
     if (PyErr_Occurred()) return NULL;
@@ -172,16 +212,20 @@ static PyObject *issued(PyObject *module, PyObject *communicator) {
     return PyLong_FromLong(0);
 }
 
-/* For how many seconds the oldest unfinished collective has been waiting.  Another thread asks, which takes no lock, and
+/* For how many seconds a collective has been waiting: the oldest that is marked and has not ended.  Another thread asks, which takes no lock, and
    does not disturb a graph that is being captured. */
 static PyObject *waiting(PyObject *module, PyObject *nothing) {
     double longest = 0;
     int mode = RELAXED;
     if (all) events.cuThreadExchangeStreamCaptureMode(&mode);
     for (Known *k = all; k; k = k->next) {
-        double entered = k->entering, since = k->since;
+        double entered = k->entering;
         if (entered && now() - entered > longest) longest = now() - entered;
-        if (since && now() - since > longest && events.cuEventQuery(k->event) == NOT_READY) longest = now() - since;
+        for (const Mark *m = k->marks; m < k->marks + 2; m++) {
+            double since = m->since;
+            if (!since || now() - since <= longest || has_ended(m)) continue;
+            if (m->since == since) longest = now() - since; /* else it has been recorded anew */
+        }
     }
     if (all) events.cuThreadExchangeStreamCaptureMode(&mode);
     return PyFloat_FromDouble(longest);
@@ -190,6 +234,7 @@ static PyObject *waiting(PyObject *module, PyObject *nothing) {
 PyMethodDef nccl_methods[] = {
     {"connect_nccl", connect_nccl, METH_VARARGS, NULL},
     {"collective", collective, METH_VARARGS, NULL},
+    {"begin_counting", begin_counting, METH_O, NULL},
     {"issued", issued, METH_O, NULL},
     {"waiting", waiting, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -46,13 +46,19 @@ def _several(results: object) -> tuple[object, ...]:
 
 
 def _on_streams(device: torch.device) -> tuple[Start, Wait]:
+    # What was started and not waited for yet, with what it reads: where a run fails in between, nobody else keeps that,
+    # and its memory would be used again at once.  The next wait is behind all of them.
+    started: list[tuple[torch.cuda.Event, tuple[object, ...]]] = []
+
     def start(collective: Collective, *arguments: object) -> tuple[object, ...]:
         current = torch.cuda.current_stream(device)
         stream = communication_stream(device, current.cuda_stream)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             results = _several(collective(*arguments))
-        return (*results, stream.record_event())
+        done = stream.record_event()
+        started.append((done, arguments))
+        return (*results, done)
 
     def wait(done: torch.cuda.Event, *tensors: torch.Tensor | None) -> None:
         current = torch.cuda.current_stream(device)
@@ -60,5 +66,7 @@ def _on_streams(device: torch.device) -> tuple[Start, Wait]:
         for t in tensors:
             if t is not None:
                 t.record_stream(current)
+        while started and started.pop(0)[0] is not done:
+            pass
 
     return start, wait

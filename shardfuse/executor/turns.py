@@ -154,7 +154,7 @@ class Turn:
             return None
         if self._owner is not None and self._owner.is_alive():
             return None if _is_of_autograd(me) else self._name()
-        if self._owner is None or not _is_of_autograd(me):
+        if not _is_of_autograd(me):  # which acts for another, whose turn it would be
             self._own(me)
         return None
 

@@ -59,7 +59,7 @@ _ANY_TURN = nullcontext()
 
 
 @dataclass(frozen=True, eq=False)
-class _Made:
+class Made:
     """A program and the plan that it runs."""
 
     program: Program
@@ -87,10 +87,10 @@ class FusionExecutorCache:
         fusion.close()
         self.fusion = fusion
         self.options = options
-        self._last: _Made | None = None
+        self._last: Made | None = None
         self._last_planned: Plan | None = None
         self._plans: LRUCache[Hashable, Plan] = LRUCache(PROGRAMS)
-        self._programs: LRUCache[Hashable, _Made] = LRUCache(PROGRAMS)
+        self._programs: LRUCache[Hashable, Made] = LRUCache(PROGRAMS)
         self._tuned: LRUCache[Hashable, tuple[Params | None, ...]] = LRUCache(PROGRAMS)
         shapes = fusion.shape_scalars()
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
@@ -122,23 +122,19 @@ class FusionExecutorCache:
         with self._lines_named, without_graph(self.fusion, arguments), self.turn():
             return list(self.program(arguments, sizes, device).run(*arguments))
 
-    def ready(self, arguments: Sequence[Argument]) -> Program | None:
-        """The program for these arguments, where it was bound before and they can be handed over as they are.
-
-        It counts as called: a run of it follows.
-        """
+    def ready(self, arguments: Sequence[Argument]) -> Made | None:
+        """The program for these arguments, where it was bound before and they can be handed over as they are."""
         if self._asks or type(arguments) not in (list, tuple) or not are_plain(arguments):
             return None
         try:
-            made = self._programs.get(self._key(arguments, None, None))
+            return self._programs.get(self._key(arguments, None, None))
         except InputError:
             return None  # which is said where arguments are checked
-        return None if made is None else self._called(made)
 
-    def run(self, program: Program, arguments: Sequence[Argument]) -> list[torch.Tensor | None]:
+    def run(self, made: Made, arguments: Sequence[Argument]) -> list[torch.Tensor | None]:
         """The local outputs of a program that is ``ready``."""
         with without_graph(self.fusion, arguments), self.turn():
-            return list(program.run(*arguments))
+            return list(self._called(made).run(*arguments))
 
     def timeline(self, arguments: Sequence[Argument], sizes: Sizes | None = None) -> Timeline:
         """What ran when in a run on these arguments."""
@@ -169,7 +165,7 @@ class FusionExecutorCache:
             made = self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
         return self._called(made)
 
-    def _called(self, made: _Made) -> Program:
+    def _called(self, made: Made) -> Program:
         """Its program, noted as this rank's next call."""
         self._last, program = made, made.program
         if program.note is not None:
@@ -291,7 +287,7 @@ class FusionExecutorCache:
         text = self._description(sizes, bound.device, numbers)
         return _Call(key, bound, sizes, numbers, rank, ranks, text)
 
-    def _bind(self, call: _Call) -> _Made:
+    def _bind(self, call: _Call) -> Made:
         made = self._programs.get(call.key)
         if made is None:
             with agreed(call.ranks, call.text) as promised, self._lines_named:
@@ -382,7 +378,7 @@ class FusionExecutorCache:
             builder.add(k, s.segment, s.scheduler, s.kernels, is_beside=s.is_beside, renamed=s.renamed)
         return builder
 
-    def _build(self, call: _Call) -> _Made:
+    def _build(self, call: _Call) -> Made:
         plan = self.plan(call.sizes, call.numbers)
         builder = self._builder(call)
         forms = [
@@ -396,4 +392,4 @@ class FusionExecutorCache:
         ledger = ledger_of(call.ranks) if sent(plan) else None
         if ledger is not None:
             program = replace(program, note=ledger.note, call=Call.of(call.text))
-        return _Made(program, plan)
+        return Made(program, plan)

@@ -27,11 +27,10 @@ if TYPE_CHECKING:  # what runs a fusion is imported when the first one is run
     from ..analysis.resharding import Communication
     from ..compiler import Plan
     from ..executor.choices import Tuned
-    from ..executor.program import Program
     from ..executor.timeline import Timeline
     from ..executor.timing import Timer
     from .dtensor import DTensorExecutor
-    from .executor_cache import FusionExecutorCache
+    from .executor_cache import FusionExecutorCache, Made
     from .explain import Explanation
 
 _closing = Lock()
@@ -96,16 +95,16 @@ class Running:
         """
         fec = self._fec
         if fec is not None and sizes is None and device is None and not save_repro_inputs:
-            program = fec.ready(inputs)
-            if program is not None:
-                return self._run_again(fec, program, inputs)
+            made = fec.ready(inputs)
+            if made is not None:
+                return self._run_again(fec, made, inputs)
         return self._execute(inputs, sizes=sizes, device=device, save_repro_inputs=save_repro_inputs)
 
-    def _run_again(self, fec: FusionExecutorCache, program: Program, inputs: Sequence[Argument]) -> list[torch.Tensor]:
+    def _run_again(self, fec: FusionExecutorCache, made: Made, inputs: Sequence[Argument]) -> list[torch.Tensor]:
         """A run that finds all that it takes: what can go wrong is named when it has."""
         assert self._dtensors is not None, "made with the executor"
         try:
-            outputs = fec.run(program, inputs)
+            outputs = fec.run(made, inputs)
         except Exception:
             with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
                 raise

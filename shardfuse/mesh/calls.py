@@ -88,6 +88,10 @@ class Ledger:
         self._chain = array("q")  # of the last calls, this rank's chain after each
         self._tail: deque[Call] = deque(maxlen=_TAIL)
 
+    def __deepcopy__(self, memo: object) -> Ledger:
+        """A copy of a definition is called by the same rank."""
+        return self
+
     def note(self, call: Call) -> None:
         """This rank calls a program now."""
         self.calls.append(call)

@@ -95,9 +95,13 @@ class _Life:
 
 @dataclass
 class _Start:
-    """A world that is being formed: its watchdog, where it has one by now."""
+    """A world that is being formed: its watchdog, where it has one by now, and the hook that was there before.
+
+    That is kept where no world comes about: the error may be nobody's who catches it, and has to be reported.
+    """
 
     guard: Watchdog | None = None
+    previous_hook: Callable[[type[BaseException], BaseException, TracebackType | None], object] = sys.__excepthook__
 
 
 @dataclass
@@ -142,7 +146,8 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         return life.context
     if timeout is not None and not (_is_number(timeout) and 0 < timeout < float("inf")):
         raise InitializeArgumentError("timeout", timeout, "a positive number of seconds")
-    sys.excepthook, previous_hook = _report_and_exit, sys.excepthook
+    if sys.excepthook is not _report_and_exit:
+        _start.previous_hook, sys.excepthook = sys.excepthook, _report_and_exit
     settings, launch = read_settings(), read_launch()
     if set_process_defaults(launch):
         torch.set_num_threads(1)
@@ -172,7 +177,7 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         guard.abandon(None if isinstance(error, _SEEN_BY_ALL) else sentence(error))
         raise
     guard, _start.guard = _start.guard, None
-    life = _lives[_default_group()] = _Life(context, job, guard, previous_hook)
+    life = _lives[_default_group()] = _Life(context, job, guard, _start.previous_hook)
     atexit.register(life.end)
     return context
 
@@ -366,7 +371,7 @@ def _leave_to_the_parent() -> None:
         keep_for_ever(life.job.store, life.watchdog)
         _forked.rank = life.context.rank
     if sys.excepthook is _report_and_exit:
-        sys.excepthook = next((life.previous_hook for life in _lives.values()), sys.__excepthook__)
+        sys.excepthook = _start.previous_hook
     keep_for_ever(_start.guard)
     _lives.clear()
     _start.guard = None
