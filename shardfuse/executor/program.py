@@ -40,6 +40,7 @@ from ..schedulers.segment import Segment
 from . import resharding
 from .aliasing import alias_lines, own_lines
 from .allocation_form import from_allocation, to_allocation
+from .autocast import outside_autocast
 from .batches import batch_launches
 from .chunks import Place, in_place
 from .driver import open_driver
@@ -368,12 +369,11 @@ class ProgramBuilder:
         if self.device.type == "cuda" and "begin" in self.names:
             lines = share_workspace(lines, self.handed_on, [t.name for t in self.fusion.outputs], self.names)
             driver = open_driver(self.options.cache_directory)
-        apart = self.text(lines, result)
         batched = lines if driver is None else batch_launches(lines, self.handed_on, self.names, driver)
         text = self.text(batched, result)
         functions = cast(dict[str, Callable[..., object]], self.names)
-        run = _bound(text, functions)
-        return Program(run, text, tuple(self.sources), tuple(domains), functions, self.labels, apart)
+        run = outside_autocast(_bound(text, functions), self.device.type, self.labels)
+        return Program(run, text, tuple(self.sources), tuple(domains), functions, self.labels, self.text(lines, result))
 
     def result(self, tensor: BoundTensor) -> str:
         is_own = tensor.name in self.handed_on or tensor in self.evaluated

@@ -44,6 +44,7 @@ from .given import Given, as_given, given_of
 from .inputs import take
 from .moves import Entering, Move, move_out
 from .placements import placements_of, unsharded_strides
+from .shard_order import dtensor_of, left_to_right, shard_order_of, spec_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -133,7 +134,7 @@ class DTensorExecutor:
         if len(arguments) != len(self.fusion.inputs):
             with failures_told(_ranks_of(arguments)):
                 raise InputCountError(len(arguments), len(self.fusion.inputs))
-        given = [self.of(cast("DTensor", a)) if has_dtensor((a,)) else None for a in arguments]
+        given = [self.of(k, cast("DTensor", a)) if has_dtensor((a,)) else None for k, a in enumerate(arguments)]
         key = tuple(given)
         variant = self.variants.get(key)
         if variant is None:  # threads that come here at once each make one, as ranks do that are threads
@@ -144,12 +145,14 @@ class DTensorExecutor:
             self.variants.put(key, variant)
         return variant
 
-    def of(self, dtensor: DTensor) -> Given:
-        """What an argument says of itself.  Kept by shape: a call is as fast as it is to look up what was seen."""
-        seen = dtensor.device_mesh, dtensor.placements, dtensor.shape
+    def of(self, k: int, dtensor: DTensor) -> Given:
+        """What argument ``k`` says of itself.  Kept by shape: a call is as fast as to look up what was seen."""
+        seen = dtensor.device_mesh, dtensor.placements, dtensor.shape, shard_order_of(dtensor)
         given = self.seen.get(seen)
         if given is None:
-            given = given_of(dtensor)
+            with failures_told(_ranks_of((dtensor,))), lines_named(self.fusion):
+                placements = left_to_right(f"input {k}, {self.fusion.inputs[k].val.name}", *seen)
+            given = given_of(dtensor, placements)
             said = given.mesh, given.placements, given.cuts, given.elsewhere
             known = self.given.get(said)
             if known is None:
@@ -273,7 +276,7 @@ class _Variant:
         return None if mesh is None else _nothing_of(len(domain.logical), tv.dtype.torch, mesh.device_type)
 
     def wrapped(self, local: torch.Tensor, domain: BoundDomain) -> _Result:
-        from torch.distributed.tensor import DTensor, Replicate
+        from torch.distributed.tensor import Replicate
 
         strides, move = unsharded_strides(domain), None
         if domain.mesh is None:
@@ -286,10 +289,9 @@ class _Variant:
             if (is_doubtful or placements != said) and mesh.get_coordinate() is not None:
                 order = sorted(range(len(strides)), key=lambda d: -strides[d])
                 move = move_out(domain, placements, order, local.device)
-        shape = torch.Size(extent(axis) for axis in domain.logical)
+        shape = tuple(extent(axis) for axis in domain.logical)
         piece = local if move is None else local.new_empty(move.shape)
-        made = DTensor.from_local(piece, mesh, placements, run_check=False, shape=shape, stride=strides)
-        return _Result(made._spec, move)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownArgumentType]
+        return _Result(spec_of(dtensor_of(piece, mesh, placements, shape, strides)), move)
 
     def torch_mesh(self, mesh: DeviceMesh, device_type: str) -> TorchDeviceMesh:
         key = mesh.ranks, mesh.shape

@@ -16,6 +16,7 @@ from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.arguments import are_plain, received, without_graph
+from ..executor.autocast import no_autocast
 from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape, plain_arguments
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
@@ -140,7 +141,7 @@ class FusionExecutorCache:
         """What ran when in a run on these arguments."""
         arguments = self._received(arguments)
         device = next((a.device for a in arguments if isinstance(a, torch.Tensor)), torch.device("cpu"))
-        with without_graph(self.fusion, arguments), self.turn():
+        with without_graph(self.fusion, arguments), self.turn(), no_autocast(device.type):
             return record(self.program(arguments, sizes), arguments, current_rank(), device)
 
     def turn(self) -> AbstractContextManager[None]:

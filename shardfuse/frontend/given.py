@@ -40,8 +40,9 @@ class Given:
         return any(cut.uneven for _, cuts in self.cuts for cut in cuts)
 
 
-def given_of(dtensor: DTensor) -> Given:
-    placements, mesh = tuple(dtensor.placements), dtensor.device_mesh
+def given_of(dtensor: DTensor, placements: tuple[Placement, ...]) -> Given:
+    """``placements``: that cut it from left to right."""
+    mesh = dtensor.device_mesh
     cuts: list[tuple[int, tuple[Cut, ...]]] = []
     elsewhere: list[int] = []
     for dim, size in enumerate(dtensor.shape):
@@ -102,16 +103,15 @@ def as_given(placements: Sequence[Placement], inputs: Sequence[Given | None]) ->
                 own = placements_along(d, found)
                 if own.keys() == asked.keys() and all(split_factor(p) == 1 for p in own.values()):
                     for k, p in asked.items():
-                        found[k] = _along(d, p)
+                        found[k] = along(d, split_factor(p))
     return found
 
 
-def _along(dim: int, placement: Placement) -> Placement:
-    """The same shards along another dim."""
+def along(dim: int, factor: int) -> Placement:
+    """Shards of ``dim`` that repeat ``factor`` times along it."""
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.placement_types import _StridedShard  # pyright: ignore[reportPrivateUsage]
 
-    factor = split_factor(placement)
     return Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor)
 
 

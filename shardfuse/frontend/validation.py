@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from ..errors import ValidationError
+from ..executor.autocast import no_autocast
 from ..executor.binding import Argument
 from ..ir.fusion import Fusion
 from .detection import has_dtensor
@@ -35,7 +36,7 @@ def validated(
             (x.device for x in inputs if isinstance(x, torch.Tensor) and x.ndim), torch.device("cpu")
         )
         state = _generator_state(device)
-        with torch.no_grad():
+        with torch.no_grad(), no_autocast(device.type):
             expected = [x.clone() for x in evaluate_eager(fusion, unsharded, device)]
         _set_generator_state(device, state)
     outputs = run()

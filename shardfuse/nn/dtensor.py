@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -13,6 +13,7 @@ from ..errors import PlacementError
 from ..executor.arguments import waited
 from ..frontend.detection import has_dtensor
 from ..frontend.moves import Move, move_in
+from ..frontend.shard_order import dtensor_of, left_to_right, shard_order_of
 from ..mesh import DeviceMesh, current_rank
 from .placement import TensorPlacement
 
@@ -123,7 +124,8 @@ def checked(
 
     Raises PlacementError for a DTensor that lives elsewhere.
     """
-    found = _Found(dtensor.device_mesh, dtensor.placements, tuple(dtensor.shape), dtensor.device)
+    shape, order = tuple(dtensor.shape), shard_order_of(dtensor)
+    found = _Found(dtensor.device_mesh, dtensor.placements, shape, dtensor.device, order)
     return _checked(name, found, mesh, placement, current_rank())
 
 
@@ -134,6 +136,7 @@ class _Found(NamedTuple):
     placements: tuple[Placement, ...]
     shape: tuple[int, ...]
     device: torch.device
+    shard_order: Hashable
 
 
 @lru_cache(maxsize=1024)
@@ -150,9 +153,10 @@ def _checked(
         raise PlacementError(name, found.placements, f"the module's mesh, {mesh}", advice)
     ndim = len(found.shape)
     wanted = placements_of(placement, ndim)
-    if tuple(found.placements) != wanted:
+    has = left_to_right(name, found.mesh, tuple(found.placements), found.shape, found.shard_order)
+    if has != wanted:
         against, advice = f"{wanted}, which the module was made for", "redistribute it, or make the module so"
-        raise PlacementError(name, found.placements, against, advice)
+        raise PlacementError(name, has, against, advice)
     move = move_in(found.mesh, wanted, found.shape, found.device)
     return placements_of(placement.gradient(), ndim), move
 
@@ -191,15 +195,13 @@ class _ToDTensor(torch.autograd.Function):
         placements: tuple[Placement, ...],
         gradient: tuple[Placement, ...],
     ) -> torch.Tensor:
-        from torch.distributed.tensor import DTensor
-
         kept = cast(Any, ctx)
         kept.placements, kept.gradient = placements, gradient
         move = move_in(mesh, placements, shape, x.device)
         x = x.detach() if move is None else move.leave(x)
         # Of short shards no rank could tell the shape by its own.
         stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(x, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+        return dtensor_of(x, mesh, placements, shape, stride)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]

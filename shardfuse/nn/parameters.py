@@ -18,6 +18,7 @@ from ..errors import ModuleArgumentError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..frontend.moves import move_in
 from ..frontend.pieces import torch_pieces
+from ..frontend.shard_order import dtensor_of
 from ..mesh import DeviceMesh, current_rank
 from ..mesh.groups import default_group
 from ..mesh.torch_mesh import torch_mesh_of
@@ -178,10 +179,7 @@ def _wrapped(
     shape: torch.Size,
     stride: tuple[int, ...],
 ) -> DTensor:
-    from torch.distributed.tensor import DTensor
-
-    # Of short shards no rank could tell the shape by its own.
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+    return dtensor_of(local, mesh, placements, shape, stride)
 
 
 def _rewrapped(dtensor: DTensor, mesh: DeviceMesh, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

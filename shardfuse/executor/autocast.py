@@ -1,0 +1,34 @@
+"""Programs compute in the dtypes of their tensors, also where torch.autocast would choose others for torch's ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_AS_IT_IS = nullcontext[None]()
+
+
+def no_autocast(device_type: str) -> AbstractContextManager[None]:
+    """Around torch's ops of a fusion on devices of this type."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else _AS_IT_IS
+
+
+def outside_autocast(run: Callable[P, R], device_type: str, functions: Iterable[str]) -> Callable[P, R]:
+    """``run`` with its ops as they are without autocast, where ``functions``, which it calls, are more than kernels."""
+    if all(name.startswith("kernel_") for name in functions):
+        return run
+    is_enabled = torch.is_autocast_enabled
+
+    def run_plainly(*args: P.args, **kwargs: P.kwargs) -> R:
+        if is_enabled(device_type):
+            with torch.autocast(device_type, enabled=False):
+                return run(*args, **kwargs)
+        return run(*args, **kwargs)
+
+    return run_plainly
