@@ -244,8 +244,8 @@ class CompiledElsewhereError(ShardfuseError):
 class SecondDerivativeError(ShardfuseError):
     """The gradient of a module of shardfuse.nn is differentiated once more."""
 
-    def __init__(self, op: str) -> None:
-        super().__init__(f"shardfuse::{op} has no second derivative: call torch's module where create_graph=True")
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} has no second derivative: call torch's module where create_graph=True")
 
 
 class ShapeError(ShardfuseError):

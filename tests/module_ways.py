@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from shardfuse.errors import SecondDerivativeError
+
 Found = list[Tensor]
 """Results, then gradients of the arguments and of the parameters."""
 
@@ -122,14 +124,14 @@ def accumulated(trial: Trial) -> Found:
 
 
 def differentiated_twice(trial: Trial) -> str:
-    """What torch says."""
+    """The error of a gradient penalty, whose first gradient is of a loss that is linear in the results."""
     arguments = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in trial.arguments]
     results = trial.module(*arguments)
-    total = results.sum() if isinstance(results, Tensor) else sum((r * r).sum() for r in results)
-    (first,) = torch.autograd.grad(total * total, arguments[:1], create_graph=True)
+    total = sum(r.sum() for r in ((results,) if isinstance(results, Tensor) else results))
+    (first,) = torch.autograd.grad(total, arguments[:1], create_graph=True)
     try:
-        first.sum().backward()
-    except RuntimeError as error:
+        torch.autograd.grad(total + first.square().sum(), arguments[:1])
+    except SecondDerivativeError as error:
         return str(error)
     return ""
 
@@ -147,7 +149,7 @@ WAYS: dict[str, Callable[[Trial], Found]] = {
     "torch.export": exported,
     "gradient accumulation": accumulated,
 }
-TWICE = "trying to differentiate twice a function that was marked with @once_differentiable"
+TWICE = "a module of shardfuse.nn has no second derivative: call torch's module where create_graph=True"
 
 _DECOMPOSED = "yes, by torch's own ops, which the compiler fuses with what is around them"
 _OPAQUE = "yes, as one op of the graph each way"
@@ -166,7 +168,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "DistributedDataParallel": ("yes", 'with `parameters="local"`; torch broadcasts no DTensors (NotImplementedError)'),
     "fully_shard (FSDP2)": ("yes", "yes, on another dimension of the mesh that the module's is a part of"),
     "parallelize_module": ("made with `mesh=` instead; PlacementError says so", "yes, between layers that it shards"),
-    "double backward": ("no; torch's error", "no; torch's error"),
+    "double backward": ("no; SecondDerivativeError", "no; SecondDerivativeError"),
 }
 
 

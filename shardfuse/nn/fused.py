@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from ..errors import ModuleInputError, PlacementError, ShardfuseError
+from ..errors import ModuleInputError, PlacementError, SecondDerivativeError, ShardfuseError
 from ..executor.agreement import failures_told
 from ..executor.arguments import waited
 from ..executor.uncompiled import uncompiled
@@ -103,13 +102,32 @@ class _Fused(torch.autograd.Function):
         return tuple(outputs[: op.results])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept = cast("_Saved", ctx)
-        op = kept.bound.op
+        op, saved = kept.bound.op, kept.saved_tensors
         given = [waited(g) for g in gradients[: len(op.gradients)]]  # those of integers are none
-        found = kept.bound.backward(kept.timer, (*given, *map(waited, kept.saved_tensors)))
+        if torch.is_grad_enabled():  # create_graph=True
+            with torch.no_grad():
+                made = kept.bound.backward(kept.timer, (*given, *map(waited, saved)))
+            found = cast("Any", _Once).apply(len(made), *made, *given, *saved)
+        else:
+            found = kept.bound.backward(kept.timer, (*given, *map(waited, saved)))
         return None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that depend on what they were made of, and say so where they are differentiated.
+
+    torch's ``once_differentiable`` lets them pass as constants where the gradient that came in is one.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple(t.detach() for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise SecondDerivativeError("a module of shardfuse.nn")
 
 
 class BoundOp:

@@ -125,7 +125,7 @@ class _Ops:
         return [*(found[k] for k in ctx.op.order), *rest], None, None
 
     def refuse(self, ctx: Any, *gradients: object) -> None:
-        raise SecondDerivativeError(f"{self.family}_v1")
+        raise SecondDerivativeError(f"shardfuse::{self.family}_v1")
 
     def _bound(
         self, tensors: Sequence[torch.Tensor], settings: str, unsharded: Sizes | None
