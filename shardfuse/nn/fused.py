@@ -234,7 +234,7 @@ class FusedModule(TimedModule):
     family: ClassVar[str] = ""
     """The name of its op."""
     library_op: ClassVar[Any] = None
-    mesh: Setting[DeviceMesh | None] = Setting(None)
+    mesh: Setting[DeviceMesh | None] = Setting()
     text: str
     """The settings, printed."""
 

@@ -25,21 +25,12 @@ class _Described(Protocol):
 class Setting(Generic[T]):
     """An attribute of a module that its fusions depend on: where it is changed, the module forgets those it has."""
 
-    def __init__(self, *default: T) -> None:
-        self._default = default
-
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}_setting"
 
     def __get__(self, module: object, owner: type) -> T:
-        if module is None:
-            return cast("T", self)
-        try:
-            return cast("T", module.__dict__[self._name])
-        except KeyError:
-            if self._default:
-                return self._default[0]
-            raise AttributeError(self._name) from None
+        """None until it is set."""
+        return cast("T", self if module is None else module.__dict__.get(self._name))
 
     def __set__(self, module: object, value: T) -> None:
         module.__dict__[self._name] = value

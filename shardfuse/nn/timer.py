@@ -78,4 +78,4 @@ class FusionTimer:
 class TimedModule(torch.nn.Module):
     """A module of fusions.  ``timer``: where their time is counted, if anywhere."""
 
-    timer: Setting[FusionTimer | None] = Setting(None)
+    timer: Setting[FusionTimer | None] = Setting()
