@@ -9,6 +9,11 @@ _CHILDLESS = "no module of shardfuse.nn has modules inside of it"
 _PLACED = "a placement without a mesh has no shards"
 _EQUAL_MESH = "a copy of a mesh is equal to it, and finds the same process groups"
 
+_NO_SUCH_SIZE = "no dtype has three bytes"
+_FILTERED = "what is no scalar input is left out at the end"
+_NEVER_READ = "no Expr reads a number as a tensor"
+_NEVER_NONE = "fewer communications than Exprs have returned above"
+
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "shardfuse/ir/printer.py",
@@ -46,5 +51,25 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "meshes = [tv.domain.mesh for tv in self.fusion.tensors() if tv.domain.mesh is not None]",
         "`tv.domain.mesh is not None` becomes `(tv.domain.mesh is None)`",
     ): _EQUAL_MESH,
+    (
+        "shardfuse/ir/dtype.py",
+        "return self.is_floating and self.itemsize <= 2",
+        "`2` becomes `(3)`",
+    ): _NO_SUCH_SIZE,
+    (
+        "shardfuse/ir/fusion.py",
+        "todo += [v for v in made[scalar].inputs if isinstance(v, Scalar)]",
+        "`isinstance(v, Scalar)` becomes `(True)`",
+    ): _FILTERED,
+    (
+        "shardfuse/ir/verify.py",
+        "known = dict.fromkeys(v for v in fusion.inputs if isinstance(v, BoundTensor))",
+        "`isinstance(v, BoundTensor)` becomes `(True)`",
+    ): _NEVER_READ,
+    (
+        "shardfuse/analysis/resharding.py",
+        "if size > PACKED_BYTES or found[0] is None:",
+        "`size > PACKED_BYTES or found[0] is None` becomes `(size > PACKED_BYTES)`",
+    ): _NEVER_NONE,
 }
 """By the file, the line of code (without the blanks around it) and what becomes of it, as the script prints it."""

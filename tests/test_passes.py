@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import pytest
-from thread_check import X, shard, world_mesh
+import torch
+from thread_check import Case, X, check_on_threads, shard, world_mesh
 
 from shardfuse import DataType, FusionDefinition
 from shardfuse.ir.expr import BoundFusion
@@ -220,3 +221,24 @@ def test_a_reshape_keeps_what_it_can() -> None:
         shard(x, world_mesh(2), (X, (0, "outer")))
 
     assert list(shardings(define, [(12,)]).values()) == ["mesh_x: i0/6", "mesh_x: i0/6", ""]
+
+
+@pytest.mark.parametrize("how", ["dealt out", "merged"])
+def test_an_input_beside_one_that_is_cut_otherwise(how: str) -> None:
+    """y, of which nothing is said, beside columns that are dealt out in turn, and beside all elements one by one."""
+    world = 2 if how == "dealt out" else 6
+    with FusionDefinition() as fd:
+        x, y = fd.define_tensor([2, 3 * 2]), fd.define_tensor([2, 3 * 2])
+        fd.add_output(fd.ops.add(x, y))
+    x.set_device_mesh(world_mesh(world))
+    if how == "dealt out":
+        x.inner_split(1, 2).axis(2).parallelize(X)
+    else:
+        x.inner_split(1, 2).merge(0).axis(0).parallelize(X)
+    data = [torch.arange(12.0).reshape(2, 6), 100 * torch.arange(12.0).reshape(2, 6)]
+    check_on_threads(world, [Case(fd, data)])
+    if how == "dealt out":
+        assert [(str(p), axis.extent) for p, axis in y.domain.mesh_axes().items()] == [
+            (str(p), axis.extent) for p, axis in x.domain.mesh_axes().items()
+        ]
+        assert [axis.extent for axis in y.domain.loop] == [axis.extent for axis in x.domain.loop]
