@@ -17,6 +17,7 @@ from torch_gradients import with_gradients
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import (
+    DefinitionError,
     InputCountError,
     InputError,
     PeerLostError,
@@ -547,5 +548,26 @@ def test_parameters_that_are_dtensors() -> None:
         y.sum().redistribute(placements=[R]).backward()
         assert isinstance(norm.weight.grad, DTensor)
         assert norm.weight.grad.placements == (Shard(0),)
+
+    run_ranks(2, run)
+
+
+def test_validate_of_local_tensors_names_what_it_takes() -> None:
+    """Each rank's ops on its own piece would be other numbers than the fusion's, which are right."""
+    full = numbers((4, 8))
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(range(size))
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([4, 8])
+            x.set_device_mesh(mesh)
+            x.outer_split(1, size)
+            x.axis(1).parallelize(ParallelType.mesh_x)
+            fd.add_output(fd.ops.sum(x, [1]))
+        local = mesh.shard_tensor(full, 1)
+        with pytest.raises(DefinitionError, match=r"validate.*DTensors.*reference_outputs"):
+            fd.validate([local])
+        fd.validate([local], [full.sum(1)])
+        fd.validate([distribute(full, make_mesh((size,)), [Shard(1)])])
 
     run_ranks(2, run)
