@@ -17,6 +17,7 @@ from torch_gradients import with_gradients
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import (
+    DefinitionError,
     InputCountError,
     InputError,
     PeerLostError,
@@ -569,5 +570,26 @@ def test_an_output_of_a_mesh_of_no_dtensor_is_none_outside_of_it() -> None:
             assert torch.equal(alone.to_local(), 2 * x)
         else:
             assert alone is None or alone.to_local().numel() == 0
+
+    run_ranks(2, run)
+
+
+def test_validate_of_local_tensors_names_what_it_takes() -> None:
+    """Each rank's ops on its own piece would be other numbers than the fusion's, which are right."""
+    full = numbers((4, 8))
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(range(size))
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([4, 8])
+            x.set_device_mesh(mesh)
+            x.outer_split(1, size)
+            x.axis(1).parallelize(ParallelType.mesh_x)
+            fd.add_output(fd.ops.sum(x, [1]))
+        local = mesh.shard_tensor(full, 1)
+        with pytest.raises(DefinitionError, match=r"validate.*DTensors.*reference_outputs"):
+            fd.validate([local])
+        fd.validate([local], [full.sum(1)])
+        fd.validate([distribute(full, make_mesh((size,)), [Shard(1)])])
 
     run_ranks(2, run)

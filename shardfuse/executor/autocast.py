@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 import torch
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 _AS_IT_IS = nullcontext[None]()
@@ -19,16 +18,16 @@ def no_autocast(device_type: str) -> AbstractContextManager[None]:
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else _AS_IT_IS
 
 
-def outside_autocast(run: Callable[P, R], device_type: str, functions: Iterable[str]) -> Callable[P, R]:
+def outside_autocast(run: Callable[..., R], device_type: str, functions: Iterable[str]) -> Callable[..., R]:
     """``run`` with its ops as they are without autocast, where ``functions``, which it calls, are more than kernels."""
     if all(name.startswith("kernel_") for name in functions):
         return run
     is_enabled = torch.is_autocast_enabled
 
-    def run_plainly(*args: P.args, **kwargs: P.kwargs) -> R:
+    def run_plainly(*arguments: object) -> R:
         if is_enabled(device_type):
             with torch.autocast(device_type, enabled=False):
-                return run(*args, **kwargs)
-        return run(*args, **kwargs)
+                return run(*arguments)
+        return run(*arguments)
 
     return run_plainly

@@ -10,8 +10,10 @@ from ..allocation.global_sizes import global_sizes
 from ..errors import DefinitionError, InputError
 from ..executor.agreement import failures_told
 from ..executor.binding import Argument
+from ..ir.caller_lines import lines_named
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
+from ..mesh import world_size
 
 
 def check_layouts(fusion: Fusion, arguments: Sequence[Argument], ranks: Sequence[int]) -> None:
@@ -40,3 +42,17 @@ def asks_other_ranks(fusion: Fusion) -> bool:
     """May running the fusion need an exchange of sizes?  Then every call asks: no rank may skip it on its own hit."""
     probe = {i.val: [n if n > 0 else 2 for n in i.val.shape] for i in fusion.inputs if isinstance(i.val, TensorView)}
     return bool(global_sizes(fusion, probe, {})[1])
+
+
+def check_meshes(fusion: Fusion) -> None:
+    """Raises ``MeshExceedsWorldError`` for a mesh of ranks that the world does not have."""
+    for tv in fusion.tensors():
+        if tv.domain.mesh is not None:
+            with lines_named(fusion, tv):
+                tv.domain.mesh.validate_in_world(world_size())
+
+
+def ranks_of(fusion: Fusion) -> tuple[int, ...]:
+    """The ranks of all meshes of the fusion, ascending: those that have to run the same program."""
+    meshes = [tv.domain.mesh for tv in fusion.tensors() if tv.domain.mesh is not None]
+    return tuple(sorted(dict.fromkeys(r for mesh in meshes for r in mesh.ranks)))

@@ -37,13 +37,14 @@ from ..ir.tensor_view import TensorView
 from ..mesh import current_rank, world_size
 from ..mesh.calls import Call
 from ..mesh.groups import world_key
-from ..mesh.process import ledger_of
+from ..mesh.process import check_is_a_rank, ledger_of
 from ..passes.recorded_domains import allocation_shape
 from ..passes.settle_inputs import settle_inputs
 from ..schedulers.in_place import replaceable
 from ..schedulers.plan import Params
 from ..schedulers.segment import read_once
-from .argument_checks import asks_other_ranks, check_device, check_layouts
+from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
+from .forks import forgotten_in_forks
 from .script import definition_script
 
 Sizes = Mapping[TensorView, Sequence[int]]
@@ -98,8 +99,14 @@ class FusionExecutorCache:
         self._asks = asks_other_ranks(fusion)
         self._script: str | None = None
         self._lines_named = lines_named(fusion)
-        self._team = self._ranks()
+        self._team = ranks_of(fusion)
         self._turn: tuple[Hashable, AbstractContextManager[None]] | None = None
+        forgotten_in_forks(self)
+
+    def forget(self) -> None:
+        """In a forked process: what ranks run together is no longer found, but asked about, and refused."""
+        if len(self._team) > 1:
+            self._programs, self._turn = LRUCache(PROGRAMS), None
 
     @property
     def last_program(self) -> Program | None:
@@ -150,6 +157,7 @@ class FusionExecutorCache:
             return _ANY_TURN
         key, turn = world_key(), self._turn
         if turn is None or turn[0] != key:
+            check_is_a_rank(f"a fusion over ranks {list(self._team)} was called")
             self._turn = turn = key, turn_here().of(self._team) if world_size() > 1 else _ANY_TURN
         return turn[1]
 
@@ -268,7 +276,7 @@ class FusionExecutorCache:
         """Check the arguments, and find the unsharded sizes, with the other ranks where it takes them."""
         if not self.fusion.outputs:
             raise EmptyFusionError
-        self._check_meshes()
+        check_meshes(self.fusion)
         ranks, rank = self._team, current_rank()
         check_layouts(self.fusion, arguments, self._team)
         with failures_told(ranks), self._lines_named:
@@ -327,17 +335,6 @@ class FusionExecutorCache:
         """The values of the scalar inputs that shapes depend on."""
         found = {self.fusion.inputs[k].val: arguments[k] for k in self._shape_scalars}
         return {s: v for s, v in found.items() if isinstance(s, Scalar) and not isinstance(v, torch.Tensor)}
-
-    def _check_meshes(self) -> None:
-        for tv in self.fusion.tensors():
-            if tv.domain.mesh is not None:
-                with lines_named(self.fusion, tv):
-                    tv.domain.mesh.validate_in_world(world_size())
-
-    def _ranks(self) -> tuple[int, ...]:
-        """The ranks of all meshes of the fusion, ascending: those that have to run the same program."""
-        meshes = [tv.domain.mesh for tv in self.fusion.tensors() if tv.domain.mesh is not None]
-        return tuple(sorted(dict.fromkeys(r for mesh in meshes for r in mesh.ranks)))
 
     def _description(self, sizes: Sizes, device: torch.device, numbers: Mapping[Scalar, Number] | None = None) -> str:
         if self._script is None:

@@ -19,6 +19,7 @@ from ..ir.caller_lines import lines_named
 from ..ir.expr import Number
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
+from .argument_checks import ranks_of
 from .detection import has_dtensor
 from .repro import Described, repro_script, reproduced
 from .validation import validated
@@ -187,8 +188,12 @@ class Running:
         """``execute``, with the outputs compared to ``reference_outputs``, or to the same ops one by one in torch.
 
         On one rank, or of DTensors, which are compared whole.  ``device``: as of ``execute``.  Raises
-        ``ValidationError``.
+        ``ValidationError``, and ``DefinitionError`` for local tensors of a mesh of several ranks without references.
         """
+        if reference_outputs is None and inputs and len(ranks_of(self.fusion)) > 1 and not has_dtensor(inputs):
+            found = f"local tensors of {len(ranks_of(self.fusion))} ranks and no reference_outputs"
+            expected = "DTensors, which are compared whole, or reference_outputs, this rank's pieces of the outputs"
+            raise DefinitionError("validate", found, expected)
         run = partial(self.execute, inputs, device=device)
         return validated(self.fusion, inputs, run, reference_outputs, _device(device))
 
