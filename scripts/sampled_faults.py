@@ -3,8 +3,8 @@
 1. `covered_lines.py` runs the tests of `COVERING` once and writes down which lines each executes.
 2. Of each group of files some changes are drawn (`syntax_faults.py`).
 3. For each change tests are chosen: one file of tests after another gives the shortest of those that it has left, in
-   turns with those of whose lines most are of the changed file, until they take ``seconds`` together. pytest runs them on
-   a copy of the tree that has the change, and stops at the first that fails. It runs in a forked process, to which
+   turns with those of whose lines most are of the changed file, until they take ``seconds`` together. pytest runs them
+   on a copy of the tree that has the change, and stops at the first that fails. It runs in a forked process, to which
    torch is imported already.
 """
 
