@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from functorch.compile import make_boxed_func
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -83,3 +84,20 @@ def check(
     given = [x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor)]
     assert not set(storages) & set(given), f"{what}: a result shares storage with an input"
     return found
+
+
+def graph_backend(gm: GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., object]:
+    """As the backend with every region taken, but graphs run op by op: no code of Inductor's is compiled."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.replace_random import replace_random_passes
+    from torch._inductor.virtualized import V
+
+    def run(graph: GraphModule, given: Sequence[torch.Tensor]) -> Callable[..., object]:
+        with V.set_fake_mode(torch._guards.detect_fake_mode(given)):
+            replace_random_passes(graph)
+        hand_over(graph.graph, "all")
+        graph.recompile()
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=run, bw_compiler=run, decompositions=select_decomp_table())(gm, inputs)

@@ -17,7 +17,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.fx import Graph, Node
@@ -84,8 +84,13 @@ def _signature(node: Node) -> str:
     """What ``why_not`` looks at: the op, its arguments, and of tensors what is known without their data."""
     if node.target is operator.getitem and isinstance(node.args[0], Node):
         return _signature(node.args[0])
-    given = map_arg((node.args, node.kwargs), lambda n: _Described(n.meta.get("val")))
+    given = map_arg((node.args, node.kwargs), _described)
     return f"{node.op} {node.target} {given} {_Described(node.meta.get('val'))}"
+
+
+def _described(node: Node) -> Any:
+    """Instead of a node its value, which ``map_arg`` puts into the arguments whatever it is."""
+    return _Described(node.meta.get("val"))
 
 
 class _Described:
