@@ -163,6 +163,18 @@ def test_uneven_local_tensors_compiled(pg) -> None:
     assert_equal(WAYS["torch.compile, fullgraph"](trial), run(trial))
 
 
+@pytest.mark.parametrize("rows", [ROWS, ROWS - 1])
+def test_fake_outputs_are_as_those_of_a_run(rows: int, pg) -> None:
+    """Shapes of gathered rows follow from this rank's, or, where ranks have parts of other sizes, from the whole."""
+    mesh = DeviceMesh(list(range(pg.size)))
+    norm = RMSNorm(HIDDEN, mesh=mesh, input=Shard(1), output=Replicate(), parameters="local", device=pg.device)
+    here = len(torch.arange(rows).chunk(pg.size)[pg.rank])
+    tensors = [normal(pg, BATCH, here, HIDDEN, seed=0).requires_grad_(), norm.weight]
+    unsharded = None if rows == ROWS else [BATCH, rows, HIDDEN]
+    assert norm(tensors[0], unsharded=unsharded).shape == (BATCH, rows, HIDDEN)
+    torch.library.opcheck(norm.library_op, (tensors, norm.text, unsharded), test_utils="test_faketensor")
+
+
 def test_double_backward_is_refused(pg) -> None:
     assert differentiated_twice(trial_of("norm of rows", pg, "local")) == TWICE
 
