@@ -19,7 +19,8 @@ SOURCES = {
     "base_error.py": "Arguments",
     "start_errors.py": "Start of the ranks",
     "rank_errors.py": "Ranks that wait for each other",
-    "errors.py": "Definitions, meshes, modules and runs",
+    "errors.py": "Definitions, meshes and runs",
+    "module_errors.py": "Modules",
 }
 
 HEAD = """# Error messages

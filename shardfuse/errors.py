@@ -11,6 +11,11 @@ from collections.abc import Mapping, Sequence
 from .base_error import ArgumentError as ArgumentError
 from .base_error import ShardfuseError as ShardfuseError
 from .base_error import shown
+from .module_errors import CompiledElsewhereError as CompiledElsewhereError
+from .module_errors import ModuleArgumentError as ModuleArgumentError
+from .module_errors import ModuleInputError as ModuleInputError
+from .module_errors import PlacementError as PlacementError
+from .module_errors import SecondDerivativeError as SecondDerivativeError
 
 # --- environment and processes -----------------------------------------------------------------------------
 
@@ -210,42 +215,6 @@ class KernelLaunchError(ShardfuseError):
 
 
 # --- shardfuse.nn ------------------------------------------------------------------------------------------
-
-
-class PlacementError(ShardfuseError):
-    """A placement (DTensor's Shard, Replicate, Partial) does not fit the mesh, the tensor or the module."""
-
-    def __init__(self, argument: str, placements: Sequence[object], against: str, advice: str) -> None:
-        found = ", ".join(str(p) if isinstance(p, str) or hasattr(p, "is_shard") else shown(p) for p in placements)
-        super().__init__(f"{argument}={found} does not fit {against}: {advice}")
-
-
-class ModuleInputError(ShardfuseError):
-    """A tensor handed to a module of shardfuse.nn does not fit the module."""
-
-    def __init__(self, module: str, argument: str, found: str, expected: str, advice: str) -> None:
-        super().__init__(f"{module}: {argument} has {found}, expected {expected}: {advice}")
-
-
-class ModuleArgumentError(ShardfuseError):
-    """A constructor argument of a module of shardfuse.nn is out of range."""
-
-    def __init__(self, module: str, argument: str, found: object, expected: str) -> None:
-        super().__init__(f"{module}({argument}={shown(found)}): expected {expected}")
-
-
-class CompiledElsewhereError(ShardfuseError):
-    """A compiled graph holds the settings of a sharded module as another rank has it."""
-
-    def __init__(self, op: str, rank: int, here: int) -> None:
-        super().__init__(f"shardfuse::{op} was compiled for rank {rank} and called on rank {here}: compile it there")
-
-
-class SecondDerivativeError(ShardfuseError):
-    """The gradient of a module of shardfuse.nn is differentiated once more."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} has no second derivative: call torch's module where create_graph=True")
 
 
 class ShapeError(ShardfuseError):
