@@ -68,7 +68,7 @@ PRESETS = {
     "cpu": Training(
         model=ModelConfig(dim=128, layers=4, heads=4, hidden=384, sequence=128),
         batch=8,
-        steps=300,
+        steps=200,
         learning_rate=3e-3,
         corpus_bytes=8_000_000,
         dtype="float32",
