@@ -17,7 +17,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 import shardfuse.compile
 from shardfuse.compile import report
 from shardfuse.compile.backend import patches
-from shardfuse.compile.errors import CompileOptionError
+from shardfuse.compile.errors import CompileOptionError, UnknownOptionError
 from shardfuse.compile.graph_pass import PostGradPass
 
 F = torch.nn.functional
@@ -276,9 +276,11 @@ def test_what_is_taken_is_said() -> None:
             (left,) = report().regions
             assert left.why == "there is nothing to gain on a CPU"
             assert "1 regions, 0 taken" in str(report())
-    for options in ({"shardfuse.take": "most"}, {"shardfuse.taken": "all"}):
-        with pytest.raises(CompileOptionError, match=r"shardfuse\.take"):
-            shardfuse.compile.backend(torch.fx.symbolic_trace(lambda x: x), [x], options=options)
+    graph = torch.fx.symbolic_trace(lambda x: x)
+    with pytest.raises(CompileOptionError, match=r"'shardfuse\.take' is 'most', expected one of"):
+        shardfuse.compile.backend(graph, [x], options={"shardfuse.take": "most"})
+    with pytest.raises(UnknownOptionError, match=r"no option 'shardfuse\.taken', expected one of shardfuse\.take: "):
+        shardfuse.compile.backend(graph, [x], options={"shardfuse.taken": "all"})
 
 
 def test_no_break_in_the_graph() -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 import torch
 from torch.fx import GraphModule
 
-from .errors import CompileOptionError
+from .errors import CompileOptionError, UnknownOptionError
 
 OPTIONS = ("shardfuse.take",)
 
@@ -24,7 +24,8 @@ def backend(
     """Compile ``graph`` by Inductor, with shardfuse's kernels where they are expected to gain.
 
     ``mode`` and ``options`` are torch.compile's for Inductor; ``options={"shardfuse.take": ...}`` says which regions
-    are handed over: "auto", "all" or "none".  Raises ``CompileOptionError``.
+    are handed over: "auto", "all" or "none".  Raises ``CompileOptionError`` and
+    ``UnknownOptionError``.
     """
     from torch._inductor.compile_fx import compile_fx
 
@@ -43,7 +44,7 @@ def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str,
         raise CompileOptionError("shardfuse.take", take, get_args(Take))
     unknown = next((k for k in given if k.startswith("shardfuse.")), None)
     if unknown is not None:
-        raise CompileOptionError(unknown, given[unknown], OPTIONS)
+        raise UnknownOptionError(unknown, OPTIONS)
     found = {k.replace("-", "_"): v for k, v in given.items()}
     own = found.get("post_grad_custom_post_pass", config.post_grad_custom_post_pass)
     before = cast("Sequence[Any]", own if isinstance(own, list | tuple) else [own])

@@ -25,6 +25,13 @@ class CompileOptionError(ShardfuseError):
         super().__init__(f"torch.compile option {option!r} is {shown(found)}, expected one of {known}: correct it")
 
 
+class UnknownOptionError(ShardfuseError):
+    """An option of ``backend="shardfuse"`` that there is not."""
+
+    def __init__(self, option: str, known: Sequence[str]) -> None:
+        super().__init__(f"torch.compile has no option {option!r}, expected one of {', '.join(known)}: correct it")
+
+
 class ProgramTextError(ShardfuseError):
     """The text of a region in generated code is not one that a definition prints."""
 
