@@ -51,6 +51,11 @@ REFUSALS: dict[str, tuple[Callable[[], FusionDefinition], list[Any], str]] = {
         [ones(2), 1.5],
         "Expected input 1, S0, to be a Int scalar but got 1.5: pass an int",
     ),
+    "a complex number for a real one": (
+        lambda: scaled(DataType.Double),
+        [ones(2), 1 + 2j],
+        r"Expected input 1, S0, to be a Double scalar but got \(1\+2j\): pass its real part, or declare dtype=",
+    ),
     "another dtype": (
         lambda: doubled(shape=[-1]),
         [ones(2, dtype=torch.float64)],
@@ -116,6 +121,37 @@ def test_a_cached_program_is_not_taken_for_other_arguments() -> None:
         fd.execute([ones(4, 8).double()])
     with pytest.raises(InputError, match="an at::Tensor"):
         fd.execute([2.0])
+
+
+@pytest.mark.parametrize("dtype", [DataType.Double, DataType.Int, DataType.ComplexDouble])
+def test_a_cached_program_takes_integers_of_64_bits_only(dtype: DataType) -> None:
+    fd = scaled(dtype)
+    fd.execute([ones(2), 3])
+    for number in (2**63, 2**70, -(2**63) - 1):
+        with pytest.raises(InputError, match=f"S0, to be an integer of 64 bits but got {number}: pass one, or a float"):
+            fd.execute([ones(2), number])
+    with pytest.raises(InputError, match="got one of 20001 bits"):  # Python writes no number of as many digits
+        fd.execute([ones(2), 2**20000])
+    for number in (2**63 - 1, -(2**63)):
+        assert torch.equal(fd.execute([ones(2), number])[0].real, torch.full((2,), float(number)))
+
+
+def test_numbers_that_no_scalar_input_takes_on_a_mesh() -> None:
+    """Every rank says so itself, and the world goes on."""
+
+    def run(rank: int, _: int) -> None:
+        with FusionDefinition() as fd:
+            x, s = fd.define_tensor([8]), fd.define_scalar(dtype=DataType.Double)
+            fd.add_output(fd.ops.sum(fd.ops.mul(x, s)))
+        shard(x, world_mesh(2), (X, (0, "outer")))
+        for number in (3, 2**70, 2**63, 1j, 4):
+            if number in (3, 4):
+                assert fd.execute([ones(4), number])[0].item() == 8 * number
+            else:
+                with pytest.raises(InputError, match="Expected input 1, S0, to be a"):
+                    fd.execute([ones(4), number])
+
+    run_ranks(2, run)
 
 
 def messages(world: int, run: Callable[[int], object]) -> list[str]:

@@ -29,6 +29,7 @@ class Bound:
 
 
 _PLAIN_NUMBERS = (int, float, bool, complex)
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
 def plain_arguments(fusion: Fusion, arguments: Sequence[Argument]) -> Sequence[Argument]:
@@ -110,14 +111,24 @@ def _stand_in_shape(k: int, val: TensorView, argument: torch.Tensor) -> tuple[in
     return tuple(n if n >= 0 else m for n, m in zip(val.shape, argument.shape, strict=True))
 
 
+def is_too_wide(argument: object) -> bool:
+    """Is it an integer that no scalar input takes?  Programs are found by this, as by a number's type."""
+    return type(argument) is int and not _INT64_MIN <= argument <= _INT64_MAX
+
+
 def _check_scalar(k: int, val: Scalar, argument: object) -> None:
     if not isinstance(argument, int | float | bool | complex):
         kind = type(argument).__name__
         raise InputError(k, val.name, kind, f"a {val.dtype.name} scalar", "pass a Python number")
-    if isinstance(argument, int) and not -(2**63) <= argument < 2**63:
-        raise InputError(k, val.name, str(argument), "an integer of 64 bits", "pass one, or a float")
+    if is_too_wide(argument):
+        bits = argument.bit_length()
+        found = str(argument) if bits < 128 else f"one of {bits} bits"
+        raise InputError(k, val.name, found, "an integer of 64 bits", "pass one, or a float")
     if val.dtype.is_integral and not isinstance(argument, int):
         raise InputError(k, val.name, repr(argument), f"a {val.dtype.name} scalar", "pass an int")
+    if isinstance(argument, complex) and not val.dtype.is_complex:
+        remedy = "pass its real part, or declare dtype=DataType.ComplexDouble"
+        raise InputError(k, val.name, repr(argument), f"a {val.dtype.name} scalar", remedy)
 
 
 def _check_tensor(

@@ -17,7 +17,7 @@ from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.arguments import are_plain, received, without_graph
 from ..executor.autocast import no_autocast
-from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape, plain_arguments
+from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape, is_too_wide, plain_arguments
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.chunks import places_of
@@ -249,7 +249,9 @@ class FusionExecutorCache:
         described: list[object] = [world_key(), device]
         try:
             for a in arguments:
-                described += (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else (type(a),)
+                described += (
+                    (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else (type(a), is_too_wide(a))
+                )
         except RuntimeError:  # sparse, nested and other tensors that have no strides, or no one shape
             check_layouts(self.fusion, arguments, self._team)
             raise
