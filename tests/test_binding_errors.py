@@ -123,6 +123,42 @@ def test_a_cached_program_is_not_taken_for_other_arguments() -> None:
         fd.execute([2.0])
 
 
+SHARED_PLACES = {
+    "expanded": lambda: ones(1, 3).expand(4, 3),
+    "of one element": lambda: ones(1).as_strided((4, 3), (0, 0)),
+    "rows that begin within the row before": lambda: ones(9).as_strided((4, 3), (2, 1)),
+    "two ways to one place": lambda: ones(20).as_strided((4, 3), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("case", SHARED_PLACES)
+def test_an_output_is_written_to_an_input_with_a_place_for_each_element(case: str) -> None:
+    with FusionDefinition() as fd:
+        x, y = fd.define_tensor([-1, -1]), fd.define_tensor([-1, -1])
+        fd.add_output(fd.ops.add(x, 1), alias_input=x)
+        fd.add_output(fd.ops.add(y, 1), alias_input=y)
+    good, shared = ones(4, 3), SHARED_PLACES[case]()
+    fd.execute([good, ones(4, 3)])
+    with pytest.raises(
+        InputError, match=r"Expected input 1, T1, to be a tensor whose elements have a place each.*pass"
+    ):
+        fd.execute([good, shared])
+    assert torch.equal(good, torch.full((4, 3), 2.0))
+    assert torch.equal(shared, ones(4, 3)), "nothing is written"
+
+
+def test_an_output_is_written_to_an_input_with_gaps() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1])
+        fd.add_output(fd.ops.add(x, 1), alias_input=x)
+    for strides in ((3, 1), (2, 9), (1, 4), (2, 7), (5, 3)):
+        written = torch.zeros(40).as_strided((4, 3), strides)
+        fd.execute([written])
+        assert torch.equal(written, ones(4, 3)), strides
+    (empty,) = (ones(1, 3).expand(4, 3)[:, :0],)
+    fd.execute([empty])
+
+
 @pytest.mark.parametrize("dtype", [DataType.Double, DataType.Int, DataType.ComplexDouble])
 def test_a_cached_program_takes_integers_of_64_bits_only(dtype: DataType) -> None:
     fd = scaled(dtype)

@@ -226,11 +226,12 @@ class FusionExecutorCache:
             return self.plan(found, self._numbers(arguments))
         if sizes is None and all(n >= 0 for tv in self.tensors() for n in tv.shape):
             sizes = {tv: tv.shape for tv in self.tensors()}
-        if sizes is not None:
-            return self.plan({tv: sizes.get(tv, tv.shape) for tv in self.tensors()})
-        if self.last_plan is None:
+        if sizes is None and self.last_plan is not None:
+            return self.last_plan
+        shapes = {tv: (sizes or {}).get(tv, tv.shape) for tv in self.tensors()}
+        if sizes is None or any(n < 0 for shape in shapes.values() for n in shape):
             raise NoPlanError
-        return self.last_plan
+        return self.plan(shapes)
 
     def last_trace(self) -> str:
         """Every stage's text.  Raises ``NoPlanError`` where nothing was planned."""
@@ -250,7 +251,9 @@ class FusionExecutorCache:
         try:
             for a in arguments:
                 described += (
-                    (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else (type(a), is_too_wide(a))
+                    (a.shape, a.stride(), a.dtype, a.device)
+                    if isinstance(a, torch.Tensor)
+                    else (type(a), is_too_wide(a))
                 )
         except RuntimeError:  # sparse, nested and other tensors that have no strides, or no one shape
             check_layouts(self.fusion, arguments, self._team)
