@@ -25,6 +25,8 @@ _NAMES: dict[Hint, str] = {
     str: "a string",
     types.NoneType: "None",
 }
+_INPUTS = Sequence[object]
+"""What a run is given: each is checked where it is bound to an input of the fusion, by whose name errors go."""
 
 
 def checked(refuse: Refuse, methods: Sequence[str] = ()) -> Callable[[type[T]], type[T]]:
@@ -48,8 +50,9 @@ def _checked(said: str, function: Callable[..., Any], refuse: Refuse) -> Callabl
 
     def prepare() -> None:
         for p in list(inspect.signature(function).parameters.values())[1:]:
-            # What a run is given is checked where it is bound to the inputs of the fusion, by whose names errors go.
-            hint = Sequence[object] if p.name == "inputs" else _evaluated(p.annotation, function)
+            hint = _evaluated(p.annotation, function)
+            if p.name == "inputs":
+                hint = _INPUTS | None if p.default is None else _INPUTS
             checks[p.name] = _check_of(hint), hint
 
     @functools.wraps(function)
@@ -58,10 +61,10 @@ def _checked(said: str, function: Callable[..., Any], refuse: Refuse) -> Callabl
             prepare()
         for (name, (fits, hint)), value in zip(checks.items(), args, strict=False):
             if not fits(value):
-                raise refuse(said, name, value, _expected(hint))
+                raise refuse(said, name, value, _taken(name, hint))
         for name, value in kwargs.items():
             if name in checks and not checks[name][0](value):
-                raise refuse(said, name, value, _expected(checks[name][1]))
+                raise refuse(said, name, value, _taken(name, checks[name][1]))
         return function(self, *args, **kwargs)
 
     return call
@@ -110,6 +113,10 @@ def _is_mapping(value: object, key: Check, entry: Check) -> bool:
     if not isinstance(value, Mapping):
         return False
     return all(key(k) and entry(v) for k, v in cast("Mapping[object, object]", value).items())
+
+
+def _taken(name: str, hint: Hint) -> str:
+    return "a list with an argument for each input of the fusion, [x] for one" if name == "inputs" else _expected(hint)
 
 
 def _expected(hint: Hint) -> str:

@@ -78,6 +78,11 @@ def _threaded_world():
         ProcessLocalGroup.reset()
         _uninstall_threaded_pg()
         _set_thread_isolation_mode(False)
+        redistribute = sys.modules.get("torch.distributed.tensor._redistribute")
+        if redistribute is not None:
+            # torch keeps what each rank sends of short shards, by the mesh and its thread's identity, which a thread of
+            # a later world may have that is another rank.
+            redistribute._gen_transform_infos.cache_clear()
 
 
 def _join(threads: list[threading.Thread], errors: dict[int, BaseException], timeout: float) -> None:

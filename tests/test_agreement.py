@@ -398,3 +398,38 @@ def test_comparisons_leave_nothing_in_the_store() -> None:
 
     for counts in run_ranks(WORLD, run):
         assert counts[-1] <= counts[1], counts
+
+
+def test_a_failure_where_nobody_waited_hides_no_later_one() -> None:
+    """Rank 0 fails alone where nobody waits; then rank 1 fails before a program that rank 0 and 2 come to."""
+
+    def run(rank: int, size: int) -> ShardfuseError | None:
+        if rank == 0:
+            fd = BASE.define()
+            assert isinstance(caught(lambda: fd.execute([torch.ones(4, 24).double(), torch.ones(24)])), InputError)
+        BASE.run(rank)
+        if rank == 1:
+            fd = replace(BASE, unary="exp").define()
+            error = caught(lambda: fd.execute([torch.ones(4, 24).double(), torch.ones(24)]))
+            assert isinstance(error, InputError)
+            return error
+        return caught(lambda: replace(BASE, unary="exp").run(rank))
+
+    zero, one, two = run_ranks(WORLD, run)
+    for error in (zero, two):
+        assert isinstance(error, PeerLostError)
+        assert error.rank == 1
+        assert str(one).partition("\n")[0] in str(error)
+
+
+def test_ranks_that_fail_alike_as_often_go_on() -> None:
+    """Twice in one place; one of them comes late to what follows, and is waited for."""
+
+    def run(rank: int, size: int) -> list[float]:
+        fd = BASE.define()
+        for _ in range(2):
+            assert isinstance(caught(lambda: fd.execute([torch.ones(4, 24).double(), torch.ones(24)])), InputError)
+        time.sleep(0.5 * (rank == 1))
+        return BASE.run(rank)[1].tolist()
+
+    assert run_ranks(WORLD, run) == [[36.0] * 4] * WORLD

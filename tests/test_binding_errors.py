@@ -51,6 +51,11 @@ REFUSALS: dict[str, tuple[Callable[[], FusionDefinition], list[Any], str]] = {
         [ones(2), 1.5],
         "Expected input 1, S0, to be a Int scalar but got 1.5: pass an int",
     ),
+    "a complex number for a real one": (
+        lambda: scaled(DataType.Double),
+        [ones(2), 1 + 2j],
+        r"Expected input 1, S0, to be a Double scalar but got \(1\+2j\): pass its real part, or declare dtype=",
+    ),
     "another dtype": (
         lambda: doubled(shape=[-1]),
         [ones(2, dtype=torch.float64)],
@@ -116,6 +121,73 @@ def test_a_cached_program_is_not_taken_for_other_arguments() -> None:
         fd.execute([ones(4, 8).double()])
     with pytest.raises(InputError, match="an at::Tensor"):
         fd.execute([2.0])
+
+
+SHARED_PLACES = {
+    "expanded": lambda: ones(1, 3).expand(4, 3),
+    "of one element": lambda: ones(1).as_strided((4, 3), (0, 0)),
+    "rows that begin within the row before": lambda: ones(9).as_strided((4, 3), (2, 1)),
+    "two ways to one place": lambda: ones(20).as_strided((4, 3), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("case", SHARED_PLACES)
+def test_an_output_is_written_to_an_input_with_a_place_for_each_element(case: str) -> None:
+    with FusionDefinition() as fd:
+        x, y = fd.define_tensor([-1, -1]), fd.define_tensor([-1, -1])
+        fd.add_output(fd.ops.add(x, 1), alias_input=x)
+        fd.add_output(fd.ops.add(y, 1), alias_input=y)
+    good, shared = ones(4, 3), SHARED_PLACES[case]()
+    fd.execute([good, ones(4, 3)])
+    with pytest.raises(
+        InputError, match=r"Expected input 1, T1, to be a tensor whose elements have a place each.*pass"
+    ):
+        fd.execute([good, shared])
+    assert torch.equal(good, torch.full((4, 3), 2.0))
+    assert torch.equal(shared, ones(4, 3)), "nothing is written"
+
+
+def test_an_output_is_written_to_an_input_with_gaps() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1])
+        fd.add_output(fd.ops.add(x, 1), alias_input=x)
+    for strides in ((3, 1), (2, 9), (1, 4), (2, 7), (5, 3)):
+        written = torch.zeros(40).as_strided((4, 3), strides)
+        fd.execute([written])
+        assert torch.equal(written, ones(4, 3)), strides
+    (empty,) = (ones(1, 3).expand(4, 3)[:, :0],)
+    fd.execute([empty])
+
+
+@pytest.mark.parametrize("dtype", [DataType.Double, DataType.Int, DataType.ComplexDouble])
+def test_a_cached_program_takes_integers_of_64_bits_only(dtype: DataType) -> None:
+    fd = scaled(dtype)
+    fd.execute([ones(2), 3])
+    for number in (2**63, 2**70, -(2**63) - 1):
+        with pytest.raises(InputError, match=f"S0, to be an integer of 64 bits but got {number}: pass one, or a float"):
+            fd.execute([ones(2), number])
+    with pytest.raises(InputError, match="got one of 20001 bits"):  # Python writes no number of as many digits
+        fd.execute([ones(2), 2**20000])
+    for number in (2**63 - 1, -(2**63)):
+        assert torch.equal(fd.execute([ones(2), number])[0].real, torch.full((2,), float(number)))
+
+
+def test_numbers_that_no_scalar_input_takes_on_a_mesh() -> None:
+    """Every rank says so itself, and the world goes on."""
+
+    def run(rank: int, _: int) -> None:
+        with FusionDefinition() as fd:
+            x, s = fd.define_tensor([8]), fd.define_scalar(dtype=DataType.Double)
+            fd.add_output(fd.ops.sum(fd.ops.mul(x, s)))
+        shard(x, world_mesh(2), (X, (0, "outer")))
+        for number in (3, 2**70, 2**63, 1j, 4):
+            if number in (3, 4):
+                assert fd.execute([ones(4), number])[0].item() == 8 * number
+            else:
+                with pytest.raises(InputError, match="Expected input 1, S0, to be a"):
+                    fd.execute([ones(4), number])
+
+    run_ranks(2, run)
 
 
 def messages(world: int, run: Callable[[int], object]) -> list[str]:

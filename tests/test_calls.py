@@ -315,7 +315,7 @@ def test_who_waits_looks_once_more_before_it_gives_up(what: str, monkeypatch: py
             if what == "came":  # the first that it writes is that it has come
                 monkeypatch.setattr(side, "take_back", gone.set)
             if what == "failed":
-                side.tell_failure(ValueError("it is no number"))
+                side.tell_failure(ValueError("it is no number"), (0, 1))
             if what != "came":
                 gone.set()
                 return ""
@@ -372,7 +372,7 @@ def test_a_failure_that_was_got_over_ends_no_later_program(calls: int, monkeypat
         assert side is not None
         ledger.note(PROGRAMS[0])
         if rank == 1:
-            side.tell_failure(ValueError("it is no number"))
+            side.tell_failure(ValueError("it is no number"), (0, 1))
             has_failed.set()
         assert has_failed.wait(60)
         for program in PROGRAMS[:calls]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from shardfuse.errors import (
     AxisError,
     DefinitionError,
     EmptyFusionError,
+    NoPlanError,
     OperandError,
     ScheduleError,
     ShapeError,
@@ -171,3 +173,15 @@ def test_a_definition_prints_as_python_that_rebuilds_it(case: str) -> None:
     for found, wanted in zip(again.execute(inputs), fd.execute(inputs), strict=True):
         assert torch.equal(found, wanted)
     assert repr(again) == repr(fd)
+
+
+def test_what_is_no_list_of_arguments() -> None:
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.neg(fd.define_tensor([-1])))
+    runs = (fd.execute, fd.tune, fd.validate, fd.explain, fd.timeline, fd.execute_with_dtensors)
+    for run, found in itertools.product(runs, (torch.ones(3), 3.0, "ab", iter([torch.ones(3)]))):
+        expected = r"expected a list with an argument for each input of the fusion, \[x\] for one"
+        with pytest.raises(DefinitionError, match=f"^{run.__name__}: found inputs .*, {expected}"):
+            run(cast(Any, found))
+    with pytest.raises(NoPlanError):
+        fd.explain(sizes={})

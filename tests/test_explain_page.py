@@ -120,7 +120,7 @@ def test_times_of_a_cpu_are_no_share_of_a_gpus_roof(tmp_path: Path) -> None:
 
 def test_bad_calls_are_refused(tmp_path: Path) -> None:
     fd = two_norms()
-    with pytest.raises(DefinitionError, match="explain: found html=True, expected a path"):
+    with pytest.raises(DefinitionError, match="explain: found html True, expected a string or a Path"):
         fd.explain(html=True)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError):
         fd.explain(html=tmp_path / "missing/plan.html")

@@ -48,13 +48,14 @@ def shards(shape: list[int], mesh: tuple[int, ...]) -> list[tuple[Placement, ...
     return [*found, (Shard(len(shape) - 1),) * len(mesh)]
 
 
-@pytest.mark.parametrize(("mesh_shape", "cases"), [((2, 2), 12), ((2, 2, 2), 3)], ids=str)
-def test_reshapes_are_whole_again(mesh_shape: tuple[int, ...], cases: int) -> None:
+@pytest.mark.parametrize(("mesh_shape", "seeds", "cases"), [((2, 2), (3, 21), 4), ((2, 2, 2), (3, 7), 3)], ids=str)
+def test_reshapes_are_whole_again(mesh_shape: tuple[int, ...], seeds: tuple[int, ...], cases: int) -> None:
     """``full_tensor`` of a reshaped DTensor, and of one reshaped back by another fusion, is torch's, all bits."""
 
     def run(rank: int, size: int) -> set[str]:
-        draw, mesh, seen = random.Random(3), make_mesh(mesh_shape), set[str]()
-        for _ in range(cases):
+        mesh, seen = make_mesh(mesh_shape), set[str]()
+        draws = [random.Random(seed) for seed in seeds]
+        for draw in draws * cases:
             shape, new = random_reshape(draw)
             full, there, back = numbers(shape), reshaped(shape, new), reshaped(new, shape)
             for placements in draw.sample(ways := shards(shape, mesh_shape), min(4, len(ways))):
@@ -91,6 +92,21 @@ def test_a_reshaped_dtensor_has_the_spec_of_torchs_own(
         is_an_order = spec.placements == (_StridedShard(0, split_factor=2), Shard(0))
         assert spec.use_strided_shard_as_shard_order == is_an_order  # then as FSDP beside tensor parallelism has it
         assert torch.equal(cast(DTensor, y).full_tensor(), numbers(shape).reshape(new) * 10)
+
+    run_ranks(4, run)
+
+
+def test_what_torchs_own_reshape_gives_goes_through_fusions() -> None:
+    def run(rank: int, size: int) -> None:
+        full = numbers([4, 4])
+        x = distribute_tensor(full, make_mesh((2, 2)), [Shard(1), Shard(0)], src_data_rank=None)
+        ours, theirs = reshaped([4, 4], [16]).execute([x])[0], x.reshape(16)
+        kept, back = (reshaped([16], new).execute([theirs])[0] for new in ([16], [4, 4]))
+        for y in (ours, kept):
+            assert cast(DTensor, y).placements == theirs.placements == (_StridedShard(0, split_factor=4), Shard(0))
+            assert torch.equal(cast(DTensor, y).to_local(), theirs.to_local() * 10)
+            assert torch.equal(cast(DTensor, y).full_tensor(), full.reshape(16) * 10)
+        assert torch.equal(cast(DTensor, back).full_tensor(), full * 10)
 
     run_ranks(4, run)
 

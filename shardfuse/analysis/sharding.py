@@ -51,9 +51,13 @@ def ordered(entries: Iterable[tuple[ParallelType, Axis]]) -> Sharding:
 
 
 def restrict(sharding: Sharding, logical: Sequence[Axis], mesh: DeviceMesh | None) -> Sharding:
-    """The entries that a tensor of these axes can have; it is replicated over the other mesh dimensions."""
+    """The entries that a tensor of these axes can have; it is replicated over the other mesh dimensions.
+
+    Each is held by a whole axis too, not only by what other entries leave of it: ``(i0, i1)`` of [2, 3] holds ``i1/2``,
+    and never ``i1%2``, which short shards have only where ``i1`` is outermost.
+    """
     kept: dict[ParallelType, Axis] = {}
-    todo = {p: digits for p, digits in sharding if mesh is not None and p in mesh.parallel_types}
+    todo = {p: d for p, d in sharding if mesh is not None and p in mesh.parallel_types and carries(logical, d)}
     while mesh is not None:
         local = [without(axis, tuple(d for digits in kept.values() for d in digits)) for axis in logical]
         found = next((p for p, digits in todo.items() if _holds(local, digits, mesh.extent(p))), None)

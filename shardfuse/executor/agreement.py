@@ -39,6 +39,7 @@ from ..mesh.process import check_is_a_rank, is_forked, issued, ledger_of, note_f
 from ..mesh.rendezvous import PrefixStore, Store
 from ..rank_errors import RanksLateError, WaitingCircleError
 from .circles import Wait, find_circle
+from .failures import Failure, Failures, sentence_of
 from .options import CompileOptions
 
 _QUIET = 0.2  # seconds of waiting before a rank says where it waits
@@ -86,7 +87,7 @@ def agreed(ranks: Sequence[int], text: str, call: str | None = None) -> Generato
         if side is not None and not is_forked():
             note_failure(error)
             if not side.compare(_Comparison(tuple(ranks), text, tuple(made), call), error):
-                side.tell_failure(error)
+                side.tell_failure(error, ranks)
         raise
     if side is not None:
         check_is_a_rank(f"a fusion over ranks {list(ranks)} was called")
@@ -108,7 +109,7 @@ def failures_told(ranks: Sequence[int]) -> Generator[None]:
         side = side_of(ranks)
         if side is not None and not is_forked():
             note_failure(error)
-            side.tell_failure(error)
+            side.tell_failure(error, ranks)
         raise
 
 
@@ -159,7 +160,7 @@ class _Side:
         # sizes of each program, whose plan took much longer to make.
         self.agreed: set[str] = set()
         self.counts: dict[tuple[int, ...], int] = {}
-        self.failures = 0
+        self.failures = Failures()
         self.waits = 0
         self.has_told = False
         self.found_circle: float | None = None
@@ -182,7 +183,7 @@ class _Side:
 
     def run(self, comparison: _Comparison, mark: str, failure: Exception | None) -> None:
         made = digest("\n".join(comparison.made))
-        mine = json.dumps([mark, _OK if failure is None else _sentence(failure), made])
+        mine = json.dumps([mark, _OK if failure is None else sentence_of(failure), made])
         self.store.set(comparison.key(self.rank), mine)
         self.take_back()
         try:
@@ -192,7 +193,7 @@ class _Side:
             self.store.delete_key(comparison.key(self.rank))
             raise
         except ShardfuseError as error:  # who comes too late must not go on alone
-            self.store.set(comparison.key(self.rank), json.dumps([mark, _sentence(error), made]))
+            self.store.set(comparison.key(self.rank), json.dumps([mark, sentence_of(error), made]))
             raise
         if comparison.k > 0:  # all have come to k, so nobody reads k - 1 any longer
             self.store.delete_key(replace(comparison, k=comparison.k - 1).key(self.rank))
@@ -202,9 +203,7 @@ class _Side:
             raise self.mismatch(comparison)
         failed = next((r for r, (_, verdict, _) in told.items() if verdict != _OK), None)
         if failed is not None and failure is None:
-            self.failures += 1
             raise PeerLostError(failed, f"failed: {told[failed][1]}")
-        self.failures += failure is not None
         if failed is None and any(other != made for _, _, other in told.values()):
             raise self.mismatch(comparison)
 
@@ -215,7 +214,7 @@ class _Side:
         self.wait(comparison, keys)
         texts = [value.decode() for value in self.store.multi_get(keys)]
         error = ProgramMismatchError(dict(zip(comparison.ranks, texts, strict=True)))
-        self.tell_failure(error)
+        self.tell_failure(error, comparison.ranks, comparison.k)
         return error
 
     def wait(self, comparison: _Comparison, keys: Sequence[str]) -> None:
@@ -230,7 +229,7 @@ class _Side:
                 if waited > self.timeout:
                     missing = [r for r, key in zip(comparison.ranks, keys, strict=True) if not self.store.check([key])]
                     late = RanksLateError(missing, self.timeout, comparison.text)
-                    self.tell_failure(late)
+                    self.tell_failure(late, comparison.ranks, comparison.k)
                     raise late
                 if waited > _QUIET:
                     if is_quiet:
@@ -266,27 +265,28 @@ class _Side:
                 continue
             lost = None if guard is None else guard.lost(rank)
             if lost is not None and not self.store.check([key]):
-                raise self.passed_on(
-                    rank, f"{lost} before it came to the next program of ranks {list(comparison.ranks)}"
-                )
+                reason = f"{lost} before it came to the next program of ranks {list(comparison.ranks)}"
+                self.tell_of_failure(rank, reason, self.failing(comparison.ranks, comparison.k))
+                raise PeerLostError(rank, reason)
             state = self.state_of(rank)
             if state is not None and self.is_failure(state, comparison) and not self.store.check([key]):
-                raise self.passed_on(cast(int, state["rank"]), str(state["reason"]))
+                raise self.passed_on(state)
             if not self.store.check([key]):
                 error = self.never_comes(comparison, rank, state)
                 if error is not None:
-                    self.tell_failure(error)
+                    self.tell_failure(error, comparison.ranks, comparison.k)
                     raise error
 
     def is_failure(self, state: Mapping[str, object], comparison: _Comparison) -> bool:
-        """Has a rank failed, and not gone on?  It has where this one, which calls alike, has made calls since then."""
-        if state["what"] != "failed" or cast(int, state["failures"]) <= self.failures:
+        """Has a rank failed, not as this one has, and not gone on, which this one, that calls alike, would have too?"""
+        if state["what"] != "failed":
+            return False
+        failure = Failure.told(state)
+        came = comparison.k if failure.team == comparison.ranks else self.counts.get(failure.team, 0)
+        if came > failure.k or self.failures.knows(failure):
             return False
         ledger = ledger_of(comparison.ranks)
-        if ledger is None or ledger.made() <= cast("dict[str, int]", state["calls"]).get(ledger.key, 0):
-            return True
-        self.failures = cast(int, state["failures"])
-        return False
+        return ledger is None or ledger.made() <= cast("dict[str, int]", state["calls"]).get(ledger.key, 0)
 
     def never_comes(
         self, comparison: _Comparison, rank: int, state: Mapping[str, object] | None
@@ -362,19 +362,27 @@ class _Side:
 
     # what this rank says of itself
 
-    def passed_on(self, rank: int, reason: str) -> PeerLostError:
-        """Who failed is named to those that wait for this rank, not who noticed."""
-        self.tell_of_failure(rank, reason)
+    def passed_on(self, state: Mapping[str, object]) -> PeerLostError:
+        """Who failed, and where, is named to those that wait for this rank, not who noticed."""
+        rank, reason = cast(int, state["rank"]), str(state["reason"])
+        self.tell_of_failure(rank, reason, Failure.told(state))
         return PeerLostError(rank, reason)
 
-    def tell_failure(self, error: Exception) -> None:
-        self.tell_of_failure(self.rank, f"failed: {_sentence(error)}")
+    def tell_failure(self, error: Exception, ranks: Sequence[int], k: int | None = None) -> None:
+        """``k``: of the comparison of ``ranks`` that it failed in; left out, it failed before the next one."""
+        self.tell_of_failure(self.rank, f"failed: {sentence_of(error)}", self.failing(ranks, k))
 
-    def tell_of_failure(self, rank: int, reason: str) -> None:
-        self.failures += 1
+    def failing(self, ranks: Sequence[int], k: int | None) -> Failure:
+        """That of this rank, at the place where it is."""
+        team = tuple(sorted(ranks))
+        ledger = ledger_of(team)
+        return self.failures.next(team, self.counts.get(team, 0) if k is None else k, ledger.made() if ledger else 0)
+
+    def tell_of_failure(self, rank: int, reason: str, failure: Failure) -> None:
+        self.failures.add(failure)
         guard = own_watchdog()
         calls = {} if guard is None else guard.ledgers.made()
-        self.tell("failed", rank=rank, reason=reason, failures=self.failures, calls=calls)
+        self.tell("failed", rank=rank, reason=reason, failure=failure, calls=calls)
 
     def tell(self, what: str, **facts: object) -> None:
         self.store.set(f"at/{self.rank}", json.dumps({"what": what, **facts}))
@@ -385,10 +393,6 @@ class _Side:
         if self.has_told:  # not deleted: who looks whether it is there, and then reads it, would wait for it
             self.tell("works")
             self.has_told = False
-
-
-def _sentence(error: Exception) -> str:
-    return str(error) if isinstance(error, ShardfuseError) else f"{type(error).__name__}: {error}"
 
 
 def digest(text: str) -> str:

@@ -29,7 +29,7 @@ def answer_of(ranks: Sequence[int], question: str, who: int) -> str:
     while not side.store.check([key]):
         if time.monotonic() - began > side.timeout:
             late = RanksLateError([who], side.timeout, question)
-            side.tell_failure(late)
+            side.tell_failure(late, ranks)
             raise late
         time.sleep(pause)
         pause = min(2 * pause, LONGEST)

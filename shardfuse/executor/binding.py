@@ -29,6 +29,7 @@ class Bound:
 
 
 _PLAIN_NUMBERS = (int, float, bool, complex)
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
 def plain_arguments(fusion: Fusion, arguments: Sequence[Argument]) -> Sequence[Argument]:
@@ -66,6 +67,7 @@ def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, dev
         raise InputCountError(len(arguments), len(fusion.inputs))
     tensors: dict[TensorView, torch.Tensor] = {}
     shapes: dict[TensorView, tuple[int, ...]] = {}
+    written = list(fusion.aliases.values())
     home = device
     elsewhere: torch.device | None = None
     for k, (declared, argument) in enumerate(zip(fusion.inputs, arguments, strict=True)):
@@ -82,6 +84,8 @@ def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, dev
             elsewhere = elsewhere or argument.device
             continue
         _check_tensor(k, declared, val, argument, home)
+        if val in written:
+            _check_places(k, val, argument)
         if not val.is_cpu:
             home = home or argument.device
         shapes[val] = tuple(local_logical_sizes(val, argument.shape)) if val.allocation_rank else tuple(argument.shape)
@@ -110,14 +114,24 @@ def _stand_in_shape(k: int, val: TensorView, argument: torch.Tensor) -> tuple[in
     return tuple(n if n >= 0 else m for n, m in zip(val.shape, argument.shape, strict=True))
 
 
+def is_too_wide(argument: object) -> bool:
+    """Is it an integer that no scalar input takes?  Programs are found by this, as by a number's type."""
+    return type(argument) is int and not _INT64_MIN <= argument <= _INT64_MAX
+
+
 def _check_scalar(k: int, val: Scalar, argument: object) -> None:
     if not isinstance(argument, int | float | bool | complex):
         kind = type(argument).__name__
         raise InputError(k, val.name, kind, f"a {val.dtype.name} scalar", "pass a Python number")
-    if isinstance(argument, int) and not -(2**63) <= argument < 2**63:
-        raise InputError(k, val.name, str(argument), "an integer of 64 bits", "pass one, or a float")
+    if is_too_wide(argument):
+        bits = argument.bit_length()
+        found = str(argument) if bits < 128 else f"one of {bits} bits"
+        raise InputError(k, val.name, found, "an integer of 64 bits", "pass one, or a float")
     if val.dtype.is_integral and not isinstance(argument, int):
         raise InputError(k, val.name, repr(argument), f"a {val.dtype.name} scalar", "pass an int")
+    if isinstance(argument, complex) and not val.dtype.is_complex:
+        remedy = "pass its real part, or declare dtype=DataType.ComplexDouble"
+        raise InputError(k, val.name, repr(argument), f"a {val.dtype.name} scalar", remedy)
 
 
 def _check_tensor(
@@ -143,6 +157,26 @@ def _check_tensor(
     if val.is_cpu and tensor.device.type != "cpu":
         raise InputError(k, name, f"a tensor on {tensor.device}", "on cpu", "move it there, or declare is_cpu=False")
     _check_contiguity(k, declared, val, tensor)
+
+
+def _check_places(k: int, val: TensorView, tensor: torch.Tensor) -> None:
+    """Has each element of an input that an output is written to a place of its own?"""
+    by_stride = sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
+    reach, is_doubtful = 0, False
+    for stride, n in by_stride:
+        is_doubtful = is_doubtful or stride <= reach
+        reach += stride * (n - 1)
+    if not is_doubtful or tensor.numel() == 0:
+        return
+    places = torch.zeros(1, dtype=torch.int64)
+    for stride, n in by_stride:
+        places = (places[:, None] + stride * torch.arange(n)).flatten().unique()
+    if len(places) < tensor.numel():
+        raise InputError(
+            k, val.name, f"strides {list(tensor.stride())} for shape {list(tensor.shape)}",
+            "a tensor whose elements have a place each, because an output is written to it",
+            "pass .contiguous(), or return the output instead",
+        )  # fmt: skip
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -29,8 +29,11 @@ _METHODS = (
     "define_scalar",
     "add_output",
     "_execute",
+    "execute_with_dtensors",
     "tune",
     "validate",
+    "explain",
+    "timeline",
 )
 
 

@@ -17,7 +17,7 @@ from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.arguments import are_plain, received, without_graph
 from ..executor.autocast import no_autocast
-from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape, plain_arguments
+from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape, is_too_wide, plain_arguments
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.chunks import places_of
@@ -226,11 +226,12 @@ class FusionExecutorCache:
             return self.plan(found, self._numbers(arguments))
         if sizes is None and all(n >= 0 for tv in self.tensors() for n in tv.shape):
             sizes = {tv: tv.shape for tv in self.tensors()}
-        if sizes is not None:
-            return self.plan({tv: sizes.get(tv, tv.shape) for tv in self.tensors()})
-        if self.last_plan is None:
+        if sizes is None and self.last_plan is not None:
+            return self.last_plan
+        shapes = {tv: (sizes or {}).get(tv, tv.shape) for tv in self.tensors()}
+        if sizes is None or any(n < 0 for shape in shapes.values() for n in shape):
             raise NoPlanError
-        return self.last_plan
+        return self.plan(shapes)
 
     def last_trace(self) -> str:
         """Every stage's text.  Raises ``NoPlanError`` where nothing was planned."""
@@ -249,7 +250,11 @@ class FusionExecutorCache:
         described: list[object] = [world_key(), device]
         try:
             for a in arguments:
-                described += (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, torch.Tensor) else (type(a),)
+                described += (
+                    (a.shape, a.stride(), a.dtype, a.device)
+                    if isinstance(a, torch.Tensor)
+                    else (type(a), is_too_wide(a))
+                )
         except RuntimeError:  # sparse, nested and other tensors that have no strides, or no one shape
             check_layouts(self.fusion, arguments, self._team)
             raise

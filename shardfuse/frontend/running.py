@@ -228,8 +228,6 @@ class Running:
 
         if timeline is not None and html is None:
             raise DefinitionError("explain", "timeline= without html=", "html= as well: the page shows it")
-        if html is not None and not isinstance(html, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DefinitionError("explain", f"html={shown(html)}", "a path, to which the page is written")
         self._check_sizes(sizes)
         with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
             plan, moved = self._plan_for(inputs, sizes)
