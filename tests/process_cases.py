@@ -72,25 +72,25 @@ def make_way() -> None:
     dist.destroy_process_group()
 
 
-def fork_after_a_run(context: ProcessContext) -> None:
+def fork_after_a_run(rank: int, size: int) -> None:
     """A process that is forked from a rank is refused a fusion of several ranks that has run, and runs one of none."""
     with FusionDefinition() as alone:
         alone.add_output(alone.ops.sum(alone.define_tensor([-1, 3]), [1]))
     with FusionDefinition() as fd:
         x = fd.define_tensor([-1, -1])
-        x.set_device_mesh(DeviceMesh(range(context.world_size)))
-        x.outer_split(1, context.world_size)
+        x.set_device_mesh(DeviceMesh(range(size)))
+        x.outer_split(1, size)
         x.axis(1).parallelize(ParallelType.mesh_x)
         fd.add_output(fd.ops.sum(x, [1]))
     own = torch.ones(4, 3)
     for _ in range(2):
-        assert fd.execute([own])[0].tolist() == [3.0 * context.world_size] * 4
+        assert fd.execute([own])[0].tolist() == [3.0 * size] * 4
         assert alone.execute([own])[0].tolist() == [3.0] * 4
     child = os.fork()
     if child == 0:
         assert alone.execute([own])[0].tolist() == [3.0] * 4
         for _ in range(2):
-            with pytest.raises(ForkedProcessError, match=f"forked from rank {context.rank}"):
+            with pytest.raises(ForkedProcessError, match=f"forked from rank {rank}"):
                 fd.execute([own])
         os._exit(0)
     deadline = time.monotonic() + 60  # seconds, of which it takes few: a collective there would never end
@@ -99,14 +99,14 @@ def fork_after_a_run(context: ProcessContext) -> None:
     if ended == (0, 0):
         os.kill(child, signal.SIGKILL)
     assert ended == (child, 0)
-    assert fd.execute([own])[0].tolist() == [3.0 * context.world_size] * 4
+    assert fd.execute([own])[0].tolist() == [3.0 * size] * 4
 
 
 def main(case: str) -> None:
     context = initialize(timeout=60)
     reduce_over_all(context)
     if case == "finish":  # one rank finishes long before the other, by finalize() first, then by its end
-        fork_after_a_run(context)
+        fork_after_a_run(context.rank, context.world_size)
         time.sleep(context.rank * 0.5)
         finalize()
         assert initialize() == initialize()

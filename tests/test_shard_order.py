@@ -12,11 +12,13 @@ import torch
 from dtensor_cases import make_mesh, numbers
 from ranks import run_ranks
 from torch.distributed.device_mesh import DeviceMesh as TorchMesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from shardfuse import DeviceMesh, FusionDefinition
+from shardfuse import DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.compat import nvfuser_direct
 from shardfuse.errors import PlacementError
 from shardfuse.nn import RMSNorm
 
@@ -166,3 +168,38 @@ def test_a_module_refuses_another_order() -> None:
             module(cut_in_order(full, mesh, (1, 0)))
 
     run_ranks(4, run)
+
+
+def test_a_module_loads_and_moves_parameters_cut_in_another_order() -> None:
+    def run(rank: int, size: int) -> None:
+        mesh, full = make_mesh((2, 2)), numbers((8,), dtype=torch.float64)
+        by = (Shard(-1), Shard(-1))
+        module = RMSNorm(8, mesh=DeviceMesh.from_torch(mesh), input=by, dtype=torch.float64)
+        for named in (mesh, init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))):
+            given = cut_in_order(full, named, (1, 0))
+            torch.nn.init.zeros_(module.weight)
+            module.load_state_dict({"weight": given})
+            assert torch.equal(cast(DTensor, module.weight).full_tensor(), full)
+        module.load_state_dict({"weight": given}, assign=True)
+        assert torch.equal(cast(DTensor, module.weight).full_tensor(), full)
+        assert torch.equal(cast(DTensor, module.float().weight).full_tensor(), full.float())
+
+    run_ranks(4, run)
+
+
+def test_compat_says_the_unsharded_shape_of_short_shards() -> None:
+    def run(rank: int, size: int) -> None:
+        full, mesh = numbers((5, 3)), make_mesh((2,))
+        with nvfuser_direct.FusionDefinition() as fd:
+            x = fd.define_tensor([5, 3], contiguity=True, dtype=nvfuser_direct.DataType.Float)
+            y = fd.ops.mul(x, fd.define_scalar(10.0))
+            fd.add_output(y)
+        native = fd.fusion.native.inputs[0].val
+        native.set_device_mesh(DeviceMesh(list(range(size))))
+        native.outer_split(0, size, uneven=True)
+        native.axis(0).parallelize(ParallelType.mesh_x)
+        (found,) = nvfuser_direct.execute_with_dtensors(fd, [distribute_tensor(full, mesh, [Shard(0)])])
+        assert found.shape == (5, 3)
+        assert torch.equal(found.full_tensor(), full * 10)
+
+    run_ranks(2, run)

@@ -13,7 +13,7 @@ R = TypeVar("R")
 _AS_IT_IS = nullcontext[None]()
 
 
-def no_autocast(device_type: str) -> AbstractContextManager[None]:
+def no_autocast(device_type: str) -> AbstractContextManager[object]:
     """Around torch's ops of a fusion on devices of this type."""
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else _AS_IT_IS
 

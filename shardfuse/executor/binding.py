@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -123,7 +124,7 @@ def _check_scalar(k: int, val: Scalar, argument: object) -> None:
     if not isinstance(argument, int | float | bool | complex):
         kind = type(argument).__name__
         raise InputError(k, val.name, kind, f"a {val.dtype.name} scalar", "pass a Python number")
-    if is_too_wide(argument):
+    if isinstance(argument, int) and is_too_wide(argument):
         bits = argument.bit_length()
         found = str(argument) if bits < 128 else f"one of {bits} bits"
         raise InputError(k, val.name, found, "an integer of 64 bits", "pass one, or a float")
@@ -168,8 +169,8 @@ def _check_places(k: int, val: TensorView, tensor: torch.Tensor) -> None:
         reach += stride * (n - 1)
     if not is_doubtful or tensor.numel() == 0:
         return
-    places = torch.zeros(1, dtype=torch.int64)
-    for stride, n in by_stride:
+    places: Any = torch.zeros(1, dtype=torch.int64)
+    for stride, n in by_stride if by_stride[0][0] else ():
         places = (places[:, None] + stride * torch.arange(n)).flatten().unique()
     if len(places) < tensor.numel():
         raise InputError(

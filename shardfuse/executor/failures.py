@@ -1,7 +1,8 @@
 """Which failures of other ranks a rank has shared or heard of: by the places where ranks failed, not by when.
 
-Ranks that fail alike fail at one place as often, catch it, and go on.  A rank that has failed at a place more often than
-another one is not waited for by that one.  Failures at other places, of which only some ranks know, say nothing of that.
+Ranks that fail alike fail at one place as often, catch it, and go on.  A rank that has failed at a place more often
+than another one is not waited for by that one.  Failures at other places, of which only some ranks know, say nothing
+of that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Team = tuple[int, ...]
 
 
 class Failure(NamedTuple):
-    """A failure of a rank that runs a program of ``team``: the ``count``-th at its place.
+    """A failure of a rank that runs a program of ``team``: the ``number``-th at its place.
 
     The place: in or before comparison ``k`` of the team, after so many ``calls`` of its programs.
     """
@@ -24,13 +25,13 @@ class Failure(NamedTuple):
     team: Team
     k: int
     calls: int
-    count: int
+    number: int
 
     @classmethod
     def told(cls, state: Mapping[str, object]) -> Failure:
         """As a rank told it in the store."""
-        team, k, calls, count = cast("tuple[list[int], int, int, int]", state["failure"])
-        return cls(tuple(team), k, calls, count)
+        team, k, calls, number = cast("tuple[list[int], int, int, int]", state["failure"])
+        return cls(tuple(team), k, calls, number)
 
 
 class Failures:
@@ -48,11 +49,11 @@ class Failures:
 
     def knows(self, failure: Failure) -> bool:
         """Has this rank failed at the same place as often, or heard of it?"""
-        return failure.count <= self._count(*failure[:3])
+        return failure.number <= self._count(*failure[:3])
 
     def _count(self, team: Team, k: int, calls: int) -> int:
         known = self._latest.get(team)
-        return known.count if known is not None and known[1:3] == (k, calls) else 0
+        return known.number if known is not None and known[1:3] == (k, calls) else 0
 
 
 def sentence_of(error: Exception) -> str:

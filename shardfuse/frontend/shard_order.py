@@ -51,6 +51,15 @@ def dtensor_of(
     return made
 
 
+def dtensor_like(like: DTensor, local: torch.Tensor, mesh: TorchDeviceMesh) -> DTensor:
+    """The DTensor of this rank's ``local``, cut as ``like`` is and in the order of its cuts, on a mesh of its ranks."""
+    made = dtensor_of(local, mesh, like.placements, like.shape, like.stride())
+    spec, given = spec_of(made), spec_of(like)
+    spec.use_strided_shard_as_shard_order = given.use_strided_shard_as_shard_order
+    spec.shard_order = given.shard_order
+    return made
+
+
 def spec_of(dtensor: DTensor) -> Any:
     """torch's word for all but the local tensor."""
     return cast("Any", dtensor)._spec
@@ -59,6 +68,12 @@ def spec_of(dtensor: DTensor) -> Any:
 def shard_order_of(dtensor: DTensor) -> Hashable:
     """What tells DTensors of the same placements apart, cut in another order; ``None`` where strided shards say it."""
     return spec_of(dtensor).shard_order
+
+
+def is_left_to_right(dtensor: DTensor) -> bool:
+    """Do its mesh dimensions cut from left to right?  torch copies between DTensors of the same placements as if so."""
+    spec = spec_of(dtensor)
+    return spec.shard_order is None or spec.shard_order == spec.compute_default_shard_order(spec.placements)
 
 
 def left_to_right(

@@ -106,9 +106,13 @@ class _Start:
 
 @dataclass
 class _Forked:
-    """Which rank this process was forked from, if it was."""
+    """Which rank this process was forked from, if it was.
+
+    group: the default process group, where the caller made it: a process may leave that for a world of its own.
+    """
 
     rank: int | None = None
+    group: dist.ProcessGroup | None = None
 
 
 _SEEN_BY_ALL = (BackendsDisagreeError, WorldSizesDisagreeError)
@@ -234,12 +238,14 @@ def fail(error: ShardfuseError | str) -> NoReturn:
 
 def is_forked() -> bool:
     """Was this process forked from a rank?  Then it is none, whatever it has of the rank's."""
-    return _forked.rank is not None
+    if _forked.rank is None or _forked.group is None:
+        return _forked.rank is not None
+    return dist.is_initialized() and _default_group() is _forked.group
 
 
 def check_is_a_rank(what: str) -> None:
     """Raises ForkedProcessError in a process that was forked from a rank, whose connections it must not use."""
-    if _forked.rank is not None:
+    if is_forked() and _forked.rank is not None:
         raise ForkedProcessError(what, _forked.rank)
 
 
@@ -370,6 +376,8 @@ def _leave_to_the_parent() -> None:
         atexit.unregister(life.end)
         keep_for_ever(life.job.store, life.watchdog)
         _forked.rank = life.context.rank
+    if not _lives and dist.is_initialized():
+        _forked.rank, _forked.group = dist.get_rank(), _default_group()
     if sys.excepthook is _report_and_exit:
         sys.excepthook = _start.previous_hook
     keep_for_ever(_start.guard)

@@ -18,7 +18,7 @@ from ..errors import ModuleArgumentError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..frontend.moves import move_in
 from ..frontend.pieces import torch_pieces
-from ..frontend.shard_order import dtensor_of
+from ..frontend.shard_order import dtensor_like, dtensor_of, is_left_to_right
 from ..mesh import DeviceMesh, current_rank
 from ..mesh.groups import default_group
 from ..mesh.torch_mesh import torch_mesh_of
@@ -28,7 +28,6 @@ from .placement import TensorPlacement
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
-    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
 
@@ -119,6 +118,9 @@ class ParameterModule(FusedModule):
                 continue
             if parameter is not None and given.shape == parameter.shape:
                 is_cut = has_dtensor((given,))
+                if is_cut and not is_left_to_right(cast("DTensor", given)):
+                    with torch.no_grad():  # what torch copies, or makes a Parameter of, it takes to be so
+                        given, is_cut = cast("DTensor", given).full_tensor(), False
                 cut = cast("DTensor", given) if is_cut else distributed(given, self.mesh, self._parameter)
                 state_dict[prefix + name] = cut if is_put else _beside(cut, cast("DTensor", parameter))
         super()._load_from_state_dict(  # pyright: ignore[reportUnknownMemberType]
@@ -155,7 +157,7 @@ class _ToLocal(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept = cast(Any, ctx)
         grad = grad.clone() if grad.storage_offset() else grad
-        return _wrapped(grad, kept.mesh, kept.gradient, *kept.like), None
+        return dtensor_of(grad, kept.mesh, kept.gradient, *kept.like), None
 
 
 def distributed(whole: torch.Tensor, mesh: DeviceMesh, placement: TensorPlacement) -> DTensor:
@@ -169,17 +171,7 @@ def distributed(whole: torch.Tensor, mesh: DeviceMesh, placement: TensorPlacemen
         sharded = {k: p for k, p in enumerate(placements) if p.is_shard()}
         index = torch_pieces(whole.shape[0], sharded, mesh)[current_rank()]
         local = whole.index_select(0, index.to(whole.device))
-    return _wrapped(local, torch_mesh, placements, whole.shape, whole.stride())
-
-
-def _wrapped(
-    local: torch.Tensor,
-    mesh: TorchDeviceMesh,
-    placements: tuple[Placement, ...],
-    shape: torch.Size,
-    stride: tuple[int, ...],
-) -> DTensor:
-    return dtensor_of(local, mesh, placements, shape, stride)
+    return dtensor_of(local, torch_mesh, placements, whole.shape, whole.stride())
 
 
 def _rewrapped(dtensor: DTensor, mesh: DeviceMesh, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -189,7 +181,7 @@ def _rewrapped(dtensor: DTensor, mesh: DeviceMesh, fn: Callable[[torch.Tensor], 
     own = dtensor.device_mesh
     device = own.device_type if local.is_meta else local.device.type
     on = own if device == own.device_type else torch_mesh_of(mesh, device)
-    return _wrapped(local, on, dtensor.placements, dtensor.shape, dtensor.stride())
+    return dtensor_like(dtensor, local, on)
 
 
 def _beside(given: DTensor, parameter: DTensor) -> DTensor:
@@ -203,7 +195,7 @@ def _beside(given: DTensor, parameter: DTensor) -> DTensor:
     with torch.no_grad():
         local = given.to_local()
     local = local if parameter.is_meta else local.to(parameter.device)  # torch warns of what a meta tensor is given
-    return _wrapped(local, own, given.placements, given.shape, given.stride())
+    return dtensor_like(given, local, own)
 
 
 def _mesh_device(mesh: DeviceMesh, device: torch.device) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from planted_differences import Variant
+from process_cases import fork_after_a_run
 
 from shardfuse.errors import PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.executor import agreement
@@ -44,6 +45,12 @@ def test_failure_of_one_rank_is_told(pg) -> None:
     with pytest.raises(ShardfuseError, match=r"dtype torch\.float64") as caught:
         fd.execute([x.double() if pg.rank == 0 else x, w])
     assert isinstance(caught.value, PeerLostError) == (pg.rank != 0)
+
+
+def test_a_fork_from_a_rank_of_a_world_that_the_caller_made(pg) -> None:
+    if pg.size < 2 or pg.device.type != "cpu":
+        return
+    fork_after_a_run(pg.rank, pg.size)
 
 
 def test_cost(pg, record_property, monkeypatch: pytest.MonkeyPatch) -> None:
