@@ -39,6 +39,8 @@ class _Norm(ParameterModule):
         output_grad: Placements | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        elementwise_affine: bool = True,
+        zero_centered: bool = False,
     ) -> None:
         # A parameter is cut along the hidden axis only where that is named as Shard(-1): rows are sharded otherwise.
         super().__init__(mesh, TensorPlacement.of(*at, mesh).only(-1), parameters)
@@ -59,12 +61,15 @@ class _Norm(ParameterModule):
             if placement.is_partial:
                 raise PlacementError(argument, (given,), "a norm, which needs whole values", "pass Shard or Replicate")
         self._local_size = self._parameter.local(mesh, torch.empty(hidden_size, device="meta")).shape[0]
-        self.weight = self.make_parameter("weight", hidden_size, 1.0, device, dtype)
+        self.elementwise_affine, self.zero_centered = elementwise_affine, zero_centered
+        start = 0.0 if zero_centered else 1.0
+        self.weight = self.make_parameter("weight", hidden_size, start, device, dtype) if elementwise_affine else None
         self.input_bias = self.make_parameter("input_bias", hidden_size, 0.0, device, dtype) if bias else None
 
     def reset_parameters(self) -> None:
-        """Weight to one, bias to zero."""
-        torch.nn.init.ones_(self.weight)
+        """The weight so that it multiplies by one, the bias to zero."""
+        if self.weight is not None:
+            torch.nn.init.constant_(self.weight, 0.0 if self.zero_centered else 1.0)
         if self.input_bias is not None:
             torch.nn.init.zeros_(self.input_bias)
 
@@ -87,9 +92,10 @@ class _Norm(ParameterModule):
             output=output,
             output_grad=output_grad,
             dtype=self.check_dtype("x", x),
-            weight_dtype=self.check_dtype("weight", self.weight),
+            weight_dtype=None if self.weight is None else self.check_dtype("weight", self.weight),
             residual_dtype=None if residual is None else self.check_dtype("residual", residual),
             bias_dtype=None if self.input_bias is None else self.check_dtype("input_bias", self.input_bias),
+            zero_centered=self.zero_centered,
         )
 
     def _resolve(self, ndim: int, unsharded: Sequence[int] | None) -> list[TensorPlacement]:
@@ -129,6 +135,7 @@ class RMSNorm(_Norm):
     parameters: "dtensor", DTensors on the mesh, which optimisers, clip_grad_norm_ and checkpoints take for the whole
     (``load_state_dict`` takes unsharded tensors too); "local", plain tensors, each rank's own piece.  Making DTensors
     is collective among the ranks of the mesh.
+    elementwise_affine: is there a weight?  zero_centered: rows are multiplied by 1 + weight, which begins as 0.
     x: [..., hidden_size] in float64, float32, bfloat16 or float16; statistics are in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Zhang & Sennrich 2019.
     """
@@ -137,7 +144,9 @@ class RMSNorm(_Norm):
         self,
         hidden_size: int,
         eps: float = 1e-6,
+        elementwise_affine: bool = True,
         *,
+        zero_centered: bool = False,
         mesh: DeviceMesh | None = None,
         input: Placements | None = None,
         output: Placements | None = None,
@@ -151,6 +160,7 @@ class RMSNorm(_Norm):
             hidden_size, eps, bias=False, mesh=mesh, parameters=parameters,
             at=("output", output) if is_partial else ("input", input),
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
+            elementwise_affine=elementwise_affine, zero_centered=zero_centered,
         )  # fmt: skip
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
@@ -198,6 +208,8 @@ class AddRMSNorm(_Norm):
         eps: float = 1e-6,
         bias: bool = False,
         *,
+        elementwise_affine: bool = True,
+        zero_centered: bool = False,
         mesh: DeviceMesh | None = None,
         input: Placements | None = None,
         residual: Placements | None = None,
@@ -210,6 +222,7 @@ class AddRMSNorm(_Norm):
         super().__init__(
             hidden_size, eps, bias=bias, mesh=mesh, parameters=parameters, at=("residual", residual),
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
+            elementwise_affine=elementwise_affine, zero_centered=zero_centered,
         )  # fmt: skip
 
     def misread(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
