@@ -17,6 +17,7 @@ from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from .dtensor import Given, Result, on_local_tensors
 from .fused import FusedOp
+from .gated import gated
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement, define, give
 
@@ -71,11 +72,18 @@ class SwiGLU(ParameterModule):
             if bias is not None:
                 torch.nn.init.zeros_(bias)
 
-    def forward(self, gate: torch.Tensor, up: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
+    def forward(
+        self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
+    ) -> torch.Tensor:
         """gate, up: [..., features] (local) of one dtype -> the same shape and dtype.
 
-        ``unsharded``: their shape as wholes, where local tensors are shards that differ in size.
+        Without ``up``, ``gate`` is both: [..., 2 * features] (local), what one matmul makes, this rank's part of the
+        gate in the first half and of up in the second.  It is read in place, and its gradient comes as one tensor.
+        ``unsharded``: the shape of gate as a whole, where local tensors are shards that differ in size.
         """
+        if up is None:
+            biases = self.local_parameters(gate_bias=self.gate_bias, up_bias=self.up_bias)
+            return gated(self, "silu", self._input, gate, None, biases, unsharded)
         if has_dtensor((gate, up)):
             given = [Given("gate", gate, self._input), Given("up", up, self._input)]
             shape = self.unsharded_of(given)
