@@ -1,9 +1,11 @@
 """Fused modules of a transformer, plain or on a device mesh, with autograd."""
 
 from .activation import SwiGLU
+from .batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from .fused import FusionTimer
 from .gated import GeGLU
 from .gelu import GELU
+from .group_norm import GroupNorm
 from .layer_norm import AddLayerNorm, DropoutAddNorm, LayerNorm
 from .loss import CrossEntropyLoss
 from .norm import AddRMSNorm, RMSNorm
@@ -15,15 +17,20 @@ __all__ = [
     "GELU",
     "AddLayerNorm",
     "AddRMSNorm",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
     "CrossEntropyLoss",
     "DropoutAddNorm",
     "FusionTimer",
     "GeGLU",
+    "GroupNorm",
     "LayerNorm",
     "LogSoftmax",
     "RMSNorm",
     "RotaryEmbedding",
     "Softmax",
     "SwiGLU",
+    "SyncBatchNorm",
     "redistribute",
 ]
