@@ -7,6 +7,8 @@ from .gated import GeGLU
 from .gelu import GELU
 from .group_norm import GroupNorm
 from .layer_norm import AddLayerNorm, DropoutAddNorm, LayerNorm
+from .linear_loss import LinearCrossEntropyLoss
+from .log_prob import LogProb
 from .loss import CrossEntropyLoss
 from .norm import AddRMSNorm, RMSNorm
 from .redistribution import redistribute
@@ -26,6 +28,8 @@ __all__ = [
     "GeGLU",
     "GroupNorm",
     "LayerNorm",
+    "LinearCrossEntropyLoss",
+    "LogProb",
     "LogSoftmax",
     "RMSNorm",
     "RotaryEmbedding",
