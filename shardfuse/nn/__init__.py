@@ -1,9 +1,12 @@
 """Fused modules of a transformer, plain or on a device mesh, with autograd."""
 
+from . import functional
 from .activation import SwiGLU
 from .batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
+from .conversion import Conversion, convert
 from .fused import FusionTimer
 from .gated import GeGLU
+from .gated_mlp import GatedMLP
 from .gelu import GELU
 from .group_norm import GroupNorm
 from .layer_norm import AddLayerNorm, DropoutAddNorm, LayerNorm
@@ -22,9 +25,11 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "Conversion",
     "CrossEntropyLoss",
     "DropoutAddNorm",
     "FusionTimer",
+    "GatedMLP",
     "GeGLU",
     "GroupNorm",
     "LayerNorm",
@@ -36,5 +41,7 @@ __all__ = [
     "Softmax",
     "SwiGLU",
     "SyncBatchNorm",
+    "convert",
+    "functional",
     "redistribute",
 ]
