@@ -30,6 +30,7 @@ def redistribute(
     target: Placements,
     *,
     grad: Placements | None = None,
+    dtype: torch.dtype | None = None,
     unsharded: Sequence[int] | None = None,
     timer: FusionTimer | None = None,
 ) -> torch.Tensor:
@@ -40,10 +41,12 @@ def redistribute(
     unsharded: the shape of the whole x, where local tensors are shards that differ in size.
     grad: where the gradient of the result arrives, as ``target`` by default; ``Partial()`` where each rank holds a
     summand of it (what a column-parallel matmul leaves).  The gradient of x lives as x does, whole for a partial x.
+    dtype: that of the result, to which it is rounded on arrival; its gradient comes back in x's.
     Raises PlacementError.
     """
     try:
-        return _redistributed(x, mesh, (source, target, target if grad is None else grad), unsharded, timer)
+        said = (source, target, target if grad is None else grad)
+        return _redistributed(x, mesh, said, x.dtype if dtype is None else dtype, unsharded, timer)
     except PlacementError:
         with failures_told(mesh.ranks):
             raise
@@ -53,6 +56,7 @@ def _redistributed(
     x: torch.Tensor,
     mesh: DeviceMesh,
     said: tuple[Placements, Placements, Placements],
+    dtype: torch.dtype,
     unsharded: Sequence[int] | None,
     timer: FusionTimer | None,
 ) -> torch.Tensor:
@@ -65,7 +69,7 @@ def _redistributed(
     if has_dtensor((x,)) or placements[0].is_uncut:
         unsharded = tuple(x.shape)
     placements = [p.for_shape(mesh, unsharded) for p in placements]
-    op = _op(_Move(x.ndim, DataType.from_torch(x.dtype), mesh, id(mesh), *placements))
+    op = _op(_Move(x.ndim, DataType.from_torch(x.dtype), DataType.from_torch(dtype), mesh, id(mesh), *placements))
     if unsharded is not None and has_dtensor((x,)):
         result = Result(tuple(unsharded), placements[1], placements[2])
         here = partial(op.apply, timer, unsharded)
@@ -77,6 +81,7 @@ def _redistributed(
 class _Move:
     ndim: int
     dtype: DataType
+    result_dtype: DataType
     mesh: DeviceMesh
     mesh_id: int
     source: TensorPlacement
@@ -86,13 +91,17 @@ class _Move:
 
 @lru_cache(maxsize=256)
 def _op(spec: _Move) -> FusedOp:
-    forward = _definition(spec, spec.source, spec.target)
-    backward = _definition(spec, spec.grad, spec.source.gradient())
+    forward = _definition(spec, spec.source, spec.target, (spec.dtype, spec.result_dtype))
+    backward = _definition(spec, spec.grad, spec.source.gradient(), (spec.result_dtype, spec.dtype))
     return FusedOp(forward, backward, 1, (), (spec.source,), (spec.grad,), (0,), is_view=True)
 
 
-def _definition(spec: _Move, source: TensorPlacement, target: TensorPlacement) -> FusionDefinition:
+def _definition(
+    spec: _Move, source: TensorPlacement, target: TensorPlacement, dtypes: tuple[DataType, DataType]
+) -> FusionDefinition:
+    """(x of the first dtype and of ``source``) -> (x of the second and of ``target``)."""
     with FusionDefinition() as fd:
-        x = define(fd, spec.mesh, source, [-1] * spec.ndim, spec.dtype)
-        fd.add_output(fd.ops.set(x) if source == target else move(fd, x, spec.mesh, source, target))
+        x = define(fd, spec.mesh, source, [-1] * spec.ndim, dtypes[0])
+        moved = fd.ops.set(x) if source == target else move(fd, x, spec.mesh, source, target)
+        fd.add_output(fd.ops.cast(moved, dtype=dtypes[1]))
     return fd
