@@ -37,6 +37,8 @@ class _BatchNorm(ParameterModule):
 
     _version = 2
     _dims: tuple[int, ...] = ()
+    running_mean: torch.Tensor | None
+    running_var: torch.Tensor | None
     num_batches_tracked: torch.Tensor | None
 
     def __init__(
@@ -156,9 +158,11 @@ class _BatchNorm(ParameterModule):
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         # Without a momentum they are the average of all batches.
-        weight = 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
         for running, batch in ((mean, new), (variance, unbiased)):
-            running.lerp_(batch.to(running.dtype), weight if isinstance(weight, float) else weight.to(running.dtype))
+            if self.momentum is None:
+                running.lerp_(batch.to(running.dtype), self.num_batches_tracked.to(running.dtype).reciprocal())
+            else:
+                running.lerp_(batch.to(running.dtype), self.momentum)
 
     def extra_repr(self) -> str:
         kept = f"momentum={self.momentum}, affine={self.affine}, track_running_stats={self.track_running_stats}"
@@ -235,6 +239,10 @@ class SyncBatchNorm(_BatchNorm):
         if self.mesh is None or not parameter.requires_grad or not torch.is_grad_enabled():
             return parameter
         size = self.mesh.size
+
+        def average(gradient: torch.Tensor) -> torch.Tensor:
+            return gradient / size
+
         own = parameter.view_as(parameter)
-        own.register_hook(lambda gradient: gradient / size)
+        own.register_hook(average)  # pyright: ignore[reportUnknownMemberType]
         return own

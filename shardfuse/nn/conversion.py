@@ -83,7 +83,8 @@ def convert(model: Module) -> Conversion:
     replaced: list[Replacement] = []
     left: list[Left] = []
     known: dict[int, Found] = {}
-    for name, module in list(model.named_modules(remove_duplicate=False)):
+    everything: list[tuple[str, Module]] = list(cast(Any, model).named_modules(remove_duplicate=False))
+    for name, module in everything:
         if any(name.startswith(f"{done.name}." if done.name else "") for done in replaced):
             continue  # a part of what is replaced as a whole
         if id(module) not in known:
@@ -131,7 +132,7 @@ def _replacement(module: Module) -> Found:
     if any(has_dtensor((p,)) for p in module.parameters(recurse=False)):
         return "its parameters are DTensors: make the module with mesh= instead"
     found = make(module)
-    return found if isinstance(found, str) else _with_state(found, module)
+    return _with_state(found, module) if isinstance(found, Module) else found
 
 
 def _with_state(found: Module, module: Module) -> Module:

@@ -40,7 +40,7 @@ class GeGLU(FusedModule):
     ) -> None:
         super().__init__()
         self.approximate: Approximation = approximate
-        self._activation = gelu_activation("GeGLU", approximate)
+        self._activation: Activation = gelu_activation("GeGLU", approximate)
         self.mesh = mesh
         self._input = TensorPlacement.of("input", input, mesh)
         if self._input.is_partial:

@@ -48,7 +48,7 @@ class GELU(FusedModule):
     ) -> None:
         super().__init__()
         self.approximate: Approximation = approximate
-        self._activation = gelu_activation("GELU", approximate)
+        self._activation: Activation = gelu_activation("GELU", approximate)
         self.mesh = mesh
         self._input = TensorPlacement.of("input", input, mesh)
         if self._input.is_partial:

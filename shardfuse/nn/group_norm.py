@@ -66,7 +66,8 @@ class GroupNorm(ParameterModule):
             against = f"{num_groups} groups, of which each rank has as many"
             raise PlacementError("input", (input,), against, "shard batch or image dims, or make other groups")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
-        self.activation, self._input = activation, placement
+        self.activation: Literal["silu"] | None = activation
+        self._input = placement
         self.weight = self.make_parameter("weight", num_channels, 1.0, device, dtype) if affine else None
         self.bias = self.make_parameter("bias", num_channels, 0.0, device, dtype) if affine else None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
@@ -77,7 +78,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
                 "torch.Tensor",
                 checkpoint(self._chunk, part, weight, bias, its, use_reentrant=False, preserve_rng_state=False),
             )
-            for part, its in zip(rows.split(size), targets.split(size), strict=True)
+            for part, its in zip(_split(rows, size), _split(targets, size), strict=True)
         ]
         loss = torch.cat(losses) if len(losses) > 1 else losses[0]
         if self.reduction == "none":
@@ -117,3 +118,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"chunk_rows={self.chunk_rows}, reduction={self.reduction}"
+
+
+def _split(tensor: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
+    """Chunks of ``size`` rows, of which the last may be short."""
+    return cast("Sequence[torch.Tensor]", tensor.split(size))  # pyright: ignore[reportUnknownMemberType]

@@ -53,7 +53,7 @@ class LogProb(CrossEntropyLoss):
         )  # fmt: skip
         self.entropy = entropy
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, logits: torch.Tensor, target: torch.Tensor, *, unsharded: Sequence[int] | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """logits: [..., classes] (local), target: [...] (local) -> [...] (local), with ``entropy`` two of them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -103,7 +103,7 @@ class RotaryEmbedding(FusedModule):
             turned = on_local_tensors(here, self.mesh, given, results)
         else:
             turned = self._call(*tensors, cos=cos, sin=sin, positions=positions, unsharded=unsharded)
-        return turned[0] if key is None else turned
+        return cast("torch.Tensor | tuple[torch.Tensor, torch.Tensor]", turned[0] if key is None else turned)
 
     def _call(
         self,

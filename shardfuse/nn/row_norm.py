@@ -51,7 +51,7 @@ class RowNorm(ParameterModule):
     ) -> None:
         # A parameter is cut along the hidden axis only where that is named as Shard(-1): rows are sharded otherwise.
         super().__init__(mesh, TensorPlacement.of(*at, mesh).only(-1), parameters)
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        shape: tuple[int, ...] = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         if not shape or any(n < 1 for n in shape):
             raise ModuleArgumentError(type(self).__name__, "normalized_shape", normalized_shape, "sizes of 1 or more")
         if not eps >= 0:
@@ -71,7 +71,7 @@ class RowNorm(ParameterModule):
             if placement.is_partial:
                 raise PlacementError(argument, (given,), "a norm, which needs whole values", "pass Shard or Replicate")
         self._local_size = self._parameter.local(mesh, torch.empty(self._hidden, device="meta")).shape[0]
-        size = shape if len(shape) > 1 else shape[0]
+        size = shape if len(shape) > 1 else self._hidden
         start = 1.0 - switches.weight_offset
         self.weight = self.make_parameter("weight", size, start, device, dtype) if switches.weight else None
         self.bias = self.make_parameter("bias", size, 0.0, device, dtype) if switches.bias else None
@@ -118,7 +118,7 @@ class RowNorm(ParameterModule):
     def _as_given(self, rows: torch.Tensor, ndim: int) -> torch.Tensor:
         """[rows..., hidden] with the dims of an argument of ``ndim`` dims."""
         dims = len(self.normalized_shape)
-        result = rows.unflatten(-1, self.normalized_shape) if dims > 1 else rows
+        result = rows.view(*rows.shape[:-1], *self.normalized_shape) if dims > 1 else rows
         return result[0] if ndim == dims else result
 
     def _as_rows(
