@@ -33,7 +33,8 @@ def test_casts_on_the_way() -> None:
     cases = {
         f"{name}{options}": partial(check, source=source, target=target, **options)
         for name, source, target in (
-            ("slice", [R], [S1]), ("gather", [S1], [R]), ("reduce", [P], [S0]), ("move", [S0], [S1]), ("stay", [S0], [S0]),
+            ("slice", [R], [S1]), ("gather", [S1], [R]), ("reduce", [P], [S0]), ("move", [S0], [S1]),
+            ("stay", [S0], [S0]),
         )
         for options in (narrow, wide)
     }  # fmt: skip
