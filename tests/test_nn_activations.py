@@ -12,6 +12,7 @@ from nn_cases import S0, S1, S2, Here, Placements, R, along, named
 from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 from torch.nn import functional
+from torch_gradients import leaf
 
 from shardfuse import DataType, DeviceMesh
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
@@ -55,7 +56,7 @@ def check_packed(
     """Gate and up handed over apart, and put together on each rank on the way."""
     last = len(shape) - 1
     where = {"mesh": here.mesh, "input": named(at, last)}
-    module = GeGLU(**where) if gelu else SwiGLU(shape[-1], bias=bias, dtype=dtype, **where)
+    module = GeGLU(**where) if gelu else SwiGLU(shape[-1], bias=bias, dtype=dtype, device=here.device, **where)
     samples = {name: here.sample(at, shape, dtype, k) for k, name in enumerate(("gate", "up"))}
     parameters = {
         name: here.sample(along(at, last), shape[-1:], dtype, 5 + k)
@@ -92,7 +93,8 @@ def check_softmax(
         sizes = [1, *shape[1:]]
         kept = torch.rand(sizes, generator=generator) < 0.7
         kept[..., 0] = True
-        masks = [kept if mask == "bool" else torch.randn(sizes, generator=generator).to(dtype)]
+        kept = kept.to(here.device)
+        masks = [kept if mask == "bool" else torch.randn(sizes, generator=generator).to(here.device, dtype)]
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
         scores = scale * x
@@ -149,6 +151,17 @@ def test_on_ranks() -> None:
     }
     each_rank([2], cases)
     each_rank([2, 2], {"softmax": partial(check_softmax, at=[S0, S2]), "gate": partial(check_packed, at=[S0, S2])})
+
+
+def test_what_takes_no_part_in_a_log_softmax_has_no_gradient() -> None:
+    """Whatever gradient arrives there."""
+    x, mask = torch.randn(3, 7, dtype=torch.float64), torch.arange(7) % 3 != 1
+    gradient = torch.randn(3, 7, dtype=torch.float64)
+    ours, theirs = leaf(x), leaf(x)
+    LogSoftmax()(ours, mask).backward(gradient)
+    theirs.masked_fill(~mask, -torch.inf).log_softmax(-1).backward(gradient)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert (ours.grad[:, ~mask] == 0).all()
 
 
 def test_packed_gates_are_read_in_place() -> None:

@@ -40,7 +40,15 @@ def check_group(
     last: bool = False,
 ) -> None:
     module = GroupNorm(
-        groups, shape[1], EPS, affine, activation="silu" if silu else None, mesh=here.mesh, input=at, dtype=dtype
+        groups,
+        shape[1],
+        EPS,
+        affine,
+        activation="silu" if silu else None,
+        mesh=here.mesh,
+        input=at,
+        dtype=dtype,
+        device=here.device,
     )
     names = ("weight", "bias") if affine else ()
     parameters = {name: here.sample(along(at, 1), shape[1:2], dtype, 5 + k) for k, name in enumerate(names)}
@@ -70,7 +78,9 @@ def check_batch(
     last: bool = False,
 ) -> None:
     kind = {2: BatchNorm1d, 3: BatchNorm1d, 4: BatchNorm2d, 5: BatchNorm3d}[len(shape)]
-    module = kind(shape[1], EPS, affine=affine, mesh=here.mesh, input=at, dtype=dtype).train(training)
+    module = kind(shape[1], EPS, affine=affine, mesh=here.mesh, input=at, dtype=dtype, device=here.device).train(
+        training
+    )
     whole = [R] * here.mesh.ndim
     kept = here.sample(whole, shape[1:2], dtype, 8).full, here.sample(whole, shape[1:2], dtype, 9).full.square()
     module.running_mean.copy_(kept[0])

@@ -49,6 +49,7 @@ def check_layer(
     module = LayerNorm(
         shape[-dims:], EPS, *affine, mesh=here.mesh, input=named(x, last),
         output=None if output is None else named(output, last), output_grad=output_grad, dtype=dtype,
+        device=here.device,
     )  # fmt: skip
     upstream = [here.sample(output_grad or output or at, shape, dtype, 3)]
     whole = partial(module, unsharded=tuple(shape)) if here.mesh.size > 1 else module
@@ -75,6 +76,7 @@ def check_add(
     module = AddLayerNorm(
         shape[-1], EPS, input_bias=True, mesh=here.mesh, input=named(x, last), residual=named(residual, last),
         output=None if output is None else named(output, last), output_grad=output_grad, dtype=dtype,
+        device=here.device,
     )  # fmt: skip
     activations = {"x": here.sample(x, shape, dtype, 1), "residual": here.sample(residual, shape, dtype, 2)}
     upstream = [here.sample(output_grad or output or residual, shape, dtype, 3), here.sample(residual, shape, dtype, 4)]

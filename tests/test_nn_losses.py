@@ -47,7 +47,7 @@ def check_loss(
     temperature: float = 1.0,
     smoothing: float = 0.0,
 ) -> None:
-    target, last = targets(shape[:-1], shape[-1]), len(shape) - 1
+    target, last = targets(shape[:-1], shape[-1]).to(here.device), len(shape) - 1
     options = {"reduction": reduction, "label_smoothing": smoothing}
     module = CrossEntropyLoss(
         mesh=here.mesh, logits=named(at, last), z_loss=z_loss, temperature=temperature, num_classes=shape[-1], **options
@@ -79,7 +79,7 @@ def check_log_prob(
     temperature: float = 1.0,
     entropy: bool = True,
 ) -> None:
-    target, last = targets(shape[:-1], shape[-1]), len(shape) - 1
+    target, last = targets(shape[:-1], shape[-1]).to(here.device), len(shape) - 1
     module = LogProb(
         mesh=here.mesh, logits=named(at, last), temperature=temperature, entropy=entropy, num_classes=shape[-1]
     )
@@ -111,7 +111,7 @@ def check_linear(
 ) -> None:
     """Classes are sharded or not; x's gradient is a summand of each rank, so ranks are added up by hand."""
     classes, cut = 14, isinstance(at[0], Shard)
-    target = targets((3, 4), classes)
+    target = targets((3, 4), classes).to(here.device)
     parameter = [S0 if cut else R]
     x = here.sample([R], (3, 4, 6), dtype, 1)
     weight, its = here.sample(parameter, (classes, 6), dtype, 2), here.sample(parameter, (classes,), dtype, 3)

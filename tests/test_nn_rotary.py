@@ -52,7 +52,7 @@ def check(
         sizes[heads_dim] = key_heads
         activations["key"] = here.sample(at, sizes, dtype, 2)
     length = shape[3 - heads_dim]
-    cos, sin = module.tables(torch.arange(length) if positions is None else positions)
+    cos, sin = module.tables(torch.arange(length, device=here.device) if positions is None else positions)
     given = {} if positions is None else {"positions": positions}
     if tables:
         layout = (lambda t: t.repeat_interleave(2, -1)) if module.interleaved else (lambda t: torch.cat((t, t), -1))
