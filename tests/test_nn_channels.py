@@ -15,9 +15,10 @@ from torch.distributed.tensor import Shard
 from torch.nn import functional
 from torch_answers import assert_beside
 
+from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
-from shardfuse.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, SyncBatchNorm
+from shardfuse.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, SyncBatchNorm
 
 EPS = 1e-5
 S3 = Shard(3)
@@ -147,6 +148,27 @@ def test_on_ranks() -> None:
     })  # fmt: skip
     square = {"group": partial(check_group, at=[S0, S1]), "batch": partial(check_batch, at=[S0, S2])}
     each_rank([2, 2], square)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_in_float32_beside_16_bits(dtype: torch.dtype) -> None:
+    """Each element is the number of ``dtype`` nearest to float64, give or take float32's error: rounded once."""
+    x = torch.randn(4, 8, 5, 5).to(dtype)
+    vectors = {
+        LayerNorm(5): lambda x, w, b: functional.layer_norm(x, (5,), w, b),
+        GroupNorm(2, 8): lambda x, w, b: functional.group_norm(x, 2, w, b),
+        BatchNorm2d(8): lambda x, w, b: functional.batch_norm(x, None, None, w, b, True),
+    }
+    for module, function in vectors.items():
+        for p in module.parameters():
+            torch.nn.init.normal_(p)
+        given = x.clone().requires_grad_()
+        result = module(given)
+        result.backward(torch.ones_like(result))
+        wide = function(x.double(), module.weight.detach().double(), module.bias.detach().double())
+        assert_near(result.detach(), wide, n=0.51)
+        assert given.grad.dtype == dtype
+        assert module.weight.grad.dtype == module.bias.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize("affine", [True, False])
