@@ -1,4 +1,4 @@
-"""docs/modules.md: its Python blocks run, and its table names what shardfuse.nn has."""
+"""docs/nn.md: its Python blocks run, and its table names what shardfuse.nn has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import shardfuse
 from shardfuse import nn
 
-PAGE = (Path(__file__).parents[1] / "docs/modules.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs/nn.md").read_text()
 BLOCK = re.compile(r"(?:<!-- on (\d+) ranks -->\n)?```python\n(.*?)```", re.DOTALL)
 
 
