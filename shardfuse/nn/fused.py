@@ -136,7 +136,7 @@ class BoundOp:
     takes: for each tensor how its local tensor is had of it, None for itself; no entries where all are plain.
     """
 
-    __slots__ = ("_arranged", "_is_strange", "_sizes", "op", "takes", "unsharded")
+    __slots__ = ("_arranged", "_is_strange", "_sizes", "_strided", "op", "takes", "unsharded")
 
     def __init__(
         self,
@@ -151,8 +151,10 @@ class BoundOp:
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
         self._sizes = tuple(None if self.unsharded is None else _sizes(fd, self.unsharded) for fd in op.fusions)
         self._arranged = tuple(
-            [(k, p) for k, p in enumerate(placements) if p.leading] for placements in (op.arguments, op.gradients)
+            [(k, p) for k, p in enumerate(placements) if p.leading or p.strided]
+            for placements in (op.arguments, op.gradients)
         )
+        self._strided = tuple(frozenset(k for k, p in pairs if p.strided) for pairs in self._arranged)
 
     def __call__(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results; recorded for autograd where one of the tensors, as given, requires a gradient."""
@@ -178,7 +180,8 @@ class BoundOp:
     def _execute(self, k: int, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run fusion ``k`` on local tensors."""
         fusion, sizes, device = self.op.fusions[k], self._sizes[k], tensors[0].device.type
-        arranged = [t if t.is_contiguous() else t.contiguous() for t in tensors]
+        strided = self._strided[k]  # these are read in place
+        arranged = [t if t.is_contiguous() or n in strided else t.contiguous() for n, t in enumerate(tensors)]
         for at, placement in self._arranged[k]:
             arranged[at] = placement.arrange(tensors[at])
         if torch.is_autocast_enabled(device):
