@@ -2,7 +2,7 @@
 
 from . import functional
 from .activation import SwiGLU
-from .batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
+from .batch_norm import BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from .conversion import Conversion, convert
 from .gated import GeGLU
 from .gated_mlp import GatedMLP
@@ -48,6 +48,9 @@ __all__ = [
     "redistribute",
 ]
 
-for module in (RMSNorm, AddRMSNorm, SwiGLU, CrossEntropyLoss, Redistribution):
+for module in (
+    RMSNorm, AddRMSNorm, SwiGLU, CrossEntropyLoss, Redistribution, LayerNorm, AddLayerNorm, DropoutAddNorm, GroupNorm,
+    BatchNorm, Softmax, LogSoftmax, GELU, GeGLU, RotaryEmbedding, LogProb,
+):  # fmt: skip
     define(module)
 del module

@@ -18,7 +18,7 @@ from ..mesh import DeviceMesh
 from . import traced
 from .dtensor import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedOp
-from .gated import gated
+from .gated import bind_gated, gated
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement, define, give
 from .settings import Setting
@@ -92,7 +92,7 @@ class SwiGLU(ParameterModule):
         ``unsharded``: the shape of gate as a whole, where local tensors are shards that differ in size.
         """
         if up is None:
-            biases = self.local_parameters(gate_bias=self.gate_bias, up_bias=self.up_bias)
+            biases = () if self.gate_bias is None or self.up_bias is None else (self.gate_bias, self.up_bias)
             return gated(self, "silu", self._input, gate, None, biases, unsharded)
         if self.mesh is None and torch.compiler.is_compiling():
             self._check(gate, up)
@@ -120,6 +120,8 @@ class SwiGLU(ParameterModule):
             raise ModuleInputError("SwiGLU", "up", f"dtype {up.dtype}", f"{gate.dtype}, the dtype of gate", "cast one")
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        if len(tensors) % 2:  # gate and up in one
+            return bind_gated(self, "silu", self._input, tensors, unsharded)
         gate, up, *biases = tensors
         self._check(gate, up)
         placement = self._input.resolve("input", gate.ndim).for_shape(self.mesh, unsharded)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
 
 from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..executor.uncompiled import uncompiled
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
+from . import traced
 from .batch_norm_fusions import BatchNormSpec, batch_norm_op
-from .channels import channels_last, channels_second, is_channels_last, placement_of_channels_last
+from .channels import ChannelNorm
 from .dtensor import Given, Result, on_local_tensors
-from .parameters import ParameterKind, ParameterModule
+from .fused import PLAIN, FusedOp
+from .parameters import ParameterKind
 from .placement import TensorPlacement
+from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
 
 
-class _BatchNorm(ParameterModule):
+class BatchNorm(ChannelNorm):
     """(x - mean) * rsqrt(var + eps) * weight + bias over all but the channels, with torch's running statistics.
 
     num_features, eps, momentum, affine, track_running_stats: as of torch's module of the same name, as are parameters,
@@ -35,6 +39,9 @@ class _BatchNorm(ParameterModule):
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Ioffe & Szegedy 2015.
     """
 
+    family = "batch_norm"
+    eps: Setting[float] = Setting()
+    affine: Setting[bool] = Setting()
     _version = 2
     _dims: tuple[int, ...] = ()
     running_mean: torch.Tensor | None
@@ -81,6 +88,15 @@ class _BatchNorm(ParameterModule):
         self.register_buffer("running_var", torch.ones(num_features, **where) if tracked else None)
         count = torch.tensor(0, dtype=torch.long, device=device) if tracked else None
         self.register_buffer("num_batches_tracked", count)
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        sizes = {"num_features": self.num_features, "eps": self.eps, "affine": self.affine}
+        return {**sizes, "mesh": self.mesh, "input": self._input}
+
+    @classmethod
+    def made_again(cls, settings: Mapping[str, Any]) -> Self:
+        return super().made_again({**settings, "track_running_stats": False})
 
     def reset_running_stats(self) -> None:
         """The mean to zero, the variance to one, the count to zero."""
@@ -101,31 +117,48 @@ class _BatchNorm(ParameterModule):
 
         ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
         """
-        if has_dtensor((x,)):
+        if type(x) not in PLAIN and has_dtensor((x,)):
             result = Result(tuple(x.shape), self._input, self._input)
             here = partial(self._forward, unsharded=tuple(x.shape))
             return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
-        name = type(self).__name__
-        if x.ndim < 2 or (self._dims and x.ndim not in self._dims):
-            expected = " or ".join(map(str, self._dims)) or "2 or more"
-            raise ModuleInputError(name, "x", f"{x.ndim} dims", expected, "pass [batch, channels, ...]")
-        self.check_size("x", x, 1, self.num_features)
+        if self._dims and x.ndim not in self._dims:
+            self._check(x, 1)
         kept = () if self.running_mean is None or self.running_var is None else (self.running_mean, self.running_var)
         by_kept = kept if not self.training else ()
-        placement = self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded)
-        if not by_kept:
-            self._check_count(x, placement, unsharded)
-        affine = self.affine_parameters()
-        is_last = is_channels_last(x)
-        if is_last:
-            placement = placement_of_channels_last(placement, x.ndim)
-            unsharded = None if unsharded is None else (unsharded[0], *unsharded[2:], unsharded[1])
+        if self.mesh is None and torch.compiler.is_compiling():
+            self._check(x, 1)
+            self.check_plain(x=x, weight=self.weight, bias=self.bias)
+            if not by_kept:
+                self._check_count(x.shape)
+            results = traced.batch_norm(x, self.weight, self.bias, self.eps, by_kept)
+        else:
+            results = self.run_images((x, *self.affine_parameters(), *by_kept), unsharded)
+        if self.training and kept:
+            self._track(*kept, results[1], results[2])
+        return results[0]
+
+    def _check(self, x: torch.Tensor, channel_dim: int) -> None:
+        if x.ndim < 2 or (self._dims and x.ndim not in self._dims):
+            expected = " or ".join(map(str, self._dims)) or "2 or more"
+            advice = "pass [batch, channels, ...]"
+            raise ModuleInputError(type(self).__name__, "x", f"{x.ndim} dims", expected, advice)
+        self.check_size("x", x, channel_dim, self.num_features)
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        x, *vectors = tensors
+        affine, kept = (vectors[:2], vectors[2:]) if self.affine else ([], vectors)
+        channel_dim = x.ndim - 1 if self.is_last else 1
+        self._check(x, channel_dim)
+        placement = self.placed(self._input, x.ndim, unsharded)
+        if not kept:
+            parts = [n * placement.parts(self.mesh, k) for k, n in enumerate(x.shape)]
+            self._check_count(parts if unsharded is None else unsharded)
         spec = BatchNormSpec(
             ndim=x.ndim,
-            channel_dim=x.ndim - 1 if is_last else 1,
+            channel_dim=channel_dim,
             channels=self.num_features,
             eps=self.eps,
             mesh=self.mesh,
@@ -133,23 +166,18 @@ class _BatchNorm(ParameterModule):
             placement=placement,
             dtype=self.check_dtype("x", x),
             affine_dtype=self.check_dtype("weight", affine[0]) if affine else None,
-            kept_dtype=self.check_dtype("running_mean", by_kept[0]) if by_kept else None,
+            kept_dtype=self.check_dtype("running_mean", kept[0]) if kept else None,
         )
-        given = channels_last(x) if is_last else x
-        result, *statistics = batch_norm_op(spec).apply(self.timer, unsharded, given, *affine, *by_kept)
-        if self.training and kept:
-            self._track(*kept, *statistics)
-        return channels_second(result) if is_last else result
+        return batch_norm_op(spec)
 
     def affine_parameters(self) -> tuple[torch.Tensor, ...]:
-        """Weight and bias as local tensors, or none."""
-        return self.local_parameters(weight=self.weight, bias=self.bias)
+        """Weight and bias, or none."""
+        return () if self.weight is None or self.bias is None else (self.weight, self.bias)
 
-    def _check_count(self, x: torch.Tensor, placement: TensorPlacement, unsharded: Sequence[int] | None) -> None:
+    def _check_count(self, sizes: Sequence[int]) -> None:
         """torch refuses a channel of one element, whose variance says nothing."""
-        sizes = [n * placement.parts(self.mesh, k) for k, n in enumerate(x.shape)] if unsharded is None else unsharded
         if torch.Size(sizes).numel() == self.num_features:
-            found = f"shape {tuple(x.shape)}, one value per channel,"
+            found = f"shape {tuple(sizes)}, one value per channel,"
             raise ModuleInputError(type(self).__name__, "x", found, "more in training", "pass more, or call eval()")
 
     @torch.no_grad()
@@ -170,34 +198,34 @@ class _BatchNorm(ParameterModule):
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class BatchNorm1d(_BatchNorm):
+class BatchNorm1d(BatchNorm):
     __doc__ = f"""BatchNorm of vectors [batch, channels] or sequences [batch, channels, length].
 
-    {_BatchNorm.__doc__}"""
+    {BatchNorm.__doc__}"""
 
     _dims = (2, 3)
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class BatchNorm2d(_BatchNorm):
+class BatchNorm2d(BatchNorm):
     __doc__ = f"""BatchNorm of images [batch, channels, height, width].
 
-    {_BatchNorm.__doc__}"""
+    {BatchNorm.__doc__}"""
 
     _dims = (4,)
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class BatchNorm3d(_BatchNorm):
+class BatchNorm3d(BatchNorm):
     __doc__ = f"""BatchNorm of volumes [batch, channels, depth, height, width].
 
-    {_BatchNorm.__doc__}"""
+    {BatchNorm.__doc__}"""
 
     _dims = (5,)
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(BatchNorm):
     """BatchNorm of [batch, channels, ...] over the batches of all ranks of a process group, as torch.nn.SyncBatchNorm.
 
     process_group: torch's handle; the default group where it is left out.  Every rank's batch has as many samples.  In
@@ -223,12 +251,19 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
         """x: [batch, channels, ...], this rank's batch -> the same shape, dtype and memory format."""
-        if self.mesh is None and dist.is_initialized() and dist.get_world_size(self.process_group) > 1:
+        if dist.is_initialized() and dist.get_world_size(self.process_group) > 1:
+            return self._together(x, unsharded)
+        return super().forward(x, unsharded=unsharded)
+
+    @uncompiled
+    def _together(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
+        """With the ranks of the group, of which a mesh is made in the first call."""
+        if self.mesh is None:
             from torch.distributed.tensor import Shard
 
-            ranks = dist.get_process_group_ranks(self.process_group or dist.group.WORLD)
-            self.mesh = DeviceMesh(ranks)
-            self._input = TensorPlacement.of("input", Shard(0), self.mesh)
+            mesh = DeviceMesh(dist.get_process_group_ranks(self.process_group or dist.group.WORLD))
+            self._input = TensorPlacement.of("input", Shard(0), mesh)
+            self.mesh = mesh
         return super().forward(x, unsharded=unsharded)
 
     def affine_parameters(self) -> tuple[torch.Tensor, ...]:

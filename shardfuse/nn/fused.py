@@ -237,6 +237,10 @@ class FusedModule(TimedModule):
     family: ClassVar[str] = ""
     """The name of its op."""
     library_op: ClassVar[Any] = None
+    defined: ClassVar[Any] = None
+    """The class of which a module is made again from its settings, where this is a subclass of it."""
+    is_random: ClassVar[bool] = False
+    """May a call draw random numbers?"""
     mesh: Setting[DeviceMesh | None] = Setting()
     text: str
     """The settings, printed."""

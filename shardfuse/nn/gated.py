@@ -15,11 +15,13 @@ from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
+from . import traced
 from .activation_functions import Activation, activated, slope
 from .dtensor import Given, Result, on_local_tensors
 from .fused import FusedModule, FusedOp
 from .gelu import Approximation, gelu_activation
 from .placement import TensorPlacement, define, give
+from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -35,16 +37,23 @@ class GeGLU(FusedModule):
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Shazeer 2020.
     """
 
+    family = "geglu"
+    approximate: Setting[Approximation] = Setting()
+
     def __init__(
         self, approximate: Approximation = "none", *, mesh: DeviceMesh | None = None, input: Placements | None = None
     ) -> None:
         super().__init__()
-        self.approximate: Approximation = approximate
-        self._activation: Activation = gelu_activation("GeGLU", approximate)
+        gelu_activation("GeGLU", approximate)
+        self.approximate = approximate
         self.mesh = mesh
         self._input = TensorPlacement.of("input", input, mesh)
         if self._input.is_partial:
             raise PlacementError("input", (input,), "GeGLU, which needs whole values", "pass Shard or Replicate")
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        return {"approximate": self.approximate, "mesh": self.mesh, "input": self._input}
 
     def forward(
         self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
@@ -55,7 +64,11 @@ class GeGLU(FusedModule):
         gate in the first half and of up in the second.  It is read in place, and its gradient comes as one tensor.
         unsharded: the shape of gate as a whole, where local tensors are shards that differ in size.
         """
-        return gated(self, self._activation, self._input, gate, up, (), unsharded)
+        activation = gelu_activation("GeGLU", self.approximate)
+        return gated(self, activation, self._input, gate, up, (), unsharded)
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        return bind_gated(self, gelu_activation("GeGLU", self.approximate), self._input, tensors, unsharded)
 
     def extra_repr(self) -> str:
         return f"approximate={self.approximate!r}"
@@ -72,7 +85,12 @@ def gated(
 ) -> torch.Tensor:
     """activation(gate + bias) * (up + bias) for ``module``.  ``up`` None: gate holds both; ``biases``: none or two."""
     tensors = (gate,) if up is None else (gate, up)
-    here = partial(_gated, module, activation, at, tuple(biases))
+    if module.mesh is None and torch.compiler.is_compiling():
+        _check(module, gate, up)
+        module.check_plain(gate=gate, gate_bias=biases[0] if biases else None)
+        both = gate.chunk(2, -1) if up is None else tensors
+        return traced.gated(activation, *both, *biases)
+    here = partial(_gated, module, tuple(biases))
     if not has_dtensor(tensors):
         return here(*tensors, unsharded=unsharded)
     given = [Given(name, t, at) for name, t in zip(("gate", "up"), tensors, strict=False)]
@@ -86,16 +104,8 @@ def gated(
     return on_local_tensors(partial(here, unsharded=shape), module.mesh, given, [result])
 
 
-def _gated(
-    module: FusedModule,
-    activation: Activation,
-    at: TensorPlacement,
-    biases: tuple[torch.Tensor, ...],
-    gate: torch.Tensor,
-    up: torch.Tensor | None = None,
-    *,
-    unsharded: Sequence[int] | None,
-) -> torch.Tensor:
+def _check(module: FusedModule, gate: torch.Tensor, up: torch.Tensor | None) -> None:
+    """Of what the views of gate and up depend on, and what the dtypes are."""
     name = type(module).__name__
     if gate.ndim == 0:
         raise ModuleInputError(name, "gate", "no dims", "[..., features]", "pass rows")
@@ -106,26 +116,53 @@ def _gated(
     elif gate.shape[-1] % 2:
         found = f"{gate.shape[-1]} features"
         raise ModuleInputError(name, "gate", found, "an even number: gate and up", "pass both, side by side")
+
+
+def _gated(
+    module: FusedModule,
+    biases: tuple[torch.Tensor, ...],
+    gate: torch.Tensor,
+    up: torch.Tensor | None = None,
+    *,
+    unsharded: Sequence[int] | None,
+) -> torch.Tensor:
+    _check(module, gate, up)
     features = gate.shape[-1] // (2 if up is None else 1)
     # Gate and up are a dim before the last: [..., 2, features] where they come together, else [..., 1, features] each.
-    shaped = [t.view(*t.shape[:-1], -1, features) for t in (t.contiguous() for t in (gate, up) if t is not None)]
-    placement = at.resolve("input", gate.ndim).for_shape(module.mesh, unsharded)
-    last = gate.ndim - 1
+    beside = 2 if up is None else 1
+    tensors = (gate,) if up is None else (gate, up)
+    shaped = [t.contiguous().view(*t.shape[:-1], beside, features) for t in tensors]
+    whole = None if unsharded is None else (*unsharded[:-1], 1, unsharded[-1])
+    return module.run((*shaped, *biases), whole)[0].squeeze(-2)
+
+
+def bind_gated(
+    module: FusedModule,
+    activation: Activation,
+    at: TensorPlacement,
+    tensors: Sequence[torch.Tensor],
+    unsharded: Sequence[int] | None,
+) -> FusedOp:
+    """The fusions for (both), (gate, up), (both, biases...) or (gate, up, biases...) as ``_gated`` views them."""
+    is_packed = len(tensors) % 2 == 1
+    gate, biases = tensors[0], tensors[1:] if is_packed else tensors[2:]
+    whole = None if unsharded is None else (*unsharded[:-2], unsharded[-1])
+    last = gate.ndim - 2
+    placement = at.resolve("input", last + 1).for_shape(module.mesh, whole)
     shards = tuple(last + 1 if d == last else d for d in placement.shards)
     for bias in biases:
-        module.check_size("gate", gate, -1, bias.shape[0] * (2 if up is None else 1))
+        module.check_size("gate", gate.flatten(-2), -1, bias.shape[0] * gate.shape[-2])
     spec = GatedSpec(
         activation=activation,
-        ndim=gate.ndim + 1,
-        is_packed=up is None,
+        ndim=gate.ndim,
+        is_packed=is_packed,
         mesh=module.mesh,
         mesh_id=id(module.mesh),
         placement=replace(placement, shards=shards),
         dtype=module.check_dtype("gate", gate),
         bias_dtype=module.check_dtype("gate_bias", biases[0]) if biases else None,
     )
-    whole = None if unsharded is None else (*unsharded[:-1], 1, unsharded[-1])
-    return gated_op(spec).apply(module.timer, whole, *shaped, *biases)[0].squeeze(-2)
+    return gated_op(spec)
 
 
 @dataclass(frozen=True)

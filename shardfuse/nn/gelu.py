@@ -15,10 +15,12 @@ from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
+from . import traced
 from .activation_functions import Activation, activated, slope
 from .dtensor import Given, Result, on_local_tensors
-from .fused import FusedModule, FusedOp
+from .fused import PLAIN, FusedModule, FusedOp
 from .placement import TensorPlacement, define, give
+from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -43,32 +45,47 @@ class GELU(FusedModule):
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Hendrycks & Gimpel 2016.
     """
 
+    family = "gelu"
+    approximate: Setting[Approximation] = Setting()
+
     def __init__(
         self, approximate: Approximation = "none", *, mesh: DeviceMesh | None = None, input: Placements | None = None
     ) -> None:
         super().__init__()
-        self.approximate: Approximation = approximate
-        self._activation: Activation = gelu_activation("GELU", approximate)
+        gelu_activation("GELU", approximate)
+        self.approximate = approximate
         self.mesh = mesh
         self._input = TensorPlacement.of("input", input, mesh)
         if self._input.is_partial:
             raise PlacementError("input", (input,), "GELU, which needs whole values", "pass Shard or Replicate")
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        return {"approximate": self.approximate, "mesh": self.mesh, "input": self._input}
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
         """x: any shape (local) -> the same shape and dtype.
 
         ``unsharded``: its shape as a whole, where local tensors are shards that differ in size.
         """
-        if has_dtensor((x,)):
+        if self.mesh is None and torch.compiler.is_compiling():
+            self.check_plain(x=x)
+            return traced.activation(gelu_activation("GELU", self.approximate), x)
+        if type(x) not in PLAIN and has_dtensor((x,)):
             result = Result(tuple(x.shape), self._input, self._input)
             here = partial(self._forward, unsharded=tuple(x.shape))
             return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
+        return self.run((x,), unsharded)[0]
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        (x,) = tensors
         placement = self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded)
-        spec = ActivationSpec(self._activation, x.ndim, self.mesh, id(self.mesh), placement, self.check_dtype("x", x))
-        return activation_op(spec).apply(self.timer, unsharded, x)[0]
+        activation = gelu_activation("GELU", self.approximate)
+        spec = ActivationSpec(activation, x.ndim, self.mesh, id(self.mesh), placement, self.check_dtype("x", x))
+        return activation_op(spec)
 
     def extra_repr(self) -> str:
         return f"approximate={self.approximate!r}"

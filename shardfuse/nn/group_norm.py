@@ -12,18 +12,21 @@ from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
-from .channels import channels_last, channels_second, is_channels_last, placement_of_channels_last
+from . import traced
+from .channels import ChannelNorm
 from .dtensor import Given, Result, on_local_tensors
+from .fused import PLAIN, FusedOp
 from .group_norm_fusions import GroupNormSpec, group_norm_op
-from .parameters import ParameterKind, ParameterModule
+from .parameters import ParameterKind
 from .placement import TensorPlacement
+from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class GroupNorm(ParameterModule):
+class GroupNorm(ChannelNorm):
     """(x - mean) * rsqrt(var + eps) * weight + bias over groups of channels, as torch.nn.GroupNorm, and an activation.
 
     activation: None or "silu", which is applied to the result in the same kernel.
@@ -33,6 +36,12 @@ class GroupNorm(ParameterModule):
     x: [batch, channels, ...] in float64, float32, bfloat16 or float16; channels-last images stay so.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Wu & He 2018.
     """
+
+    family = "group_norm"
+    num_groups: Setting[int] = Setting()
+    eps: Setting[float] = Setting()
+    affine: Setting[bool] = Setting()
+    activation: Setting[Literal["silu"] | None] = Setting()
 
     def __init__(
         self,
@@ -66,10 +75,16 @@ class GroupNorm(ParameterModule):
             against = f"{num_groups} groups, of which each rank has as many"
             raise PlacementError("input", (input,), against, "shard batch or image dims, or make other groups")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
-        self.activation: Literal["silu"] | None = activation
+        self.activation = activation
         self._input = placement
         self.weight = self.make_parameter("weight", num_channels, 1.0, device, dtype) if affine else None
         self.bias = self.make_parameter("bias", num_channels, 0.0, device, dtype) if affine else None
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        sizes = {"num_groups": self.num_groups, "num_channels": self.num_channels, "eps": self.eps}
+        options = {"affine": self.affine, "activation": self.activation}
+        return {**sizes, **options, "mesh": self.mesh, "input": self._input}
 
     def reset_parameters(self) -> None:
         """Weight to one, bias to zero."""
@@ -82,38 +97,43 @@ class GroupNorm(ParameterModule):
 
         ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
         """
-        if has_dtensor((x,)):
+        if self.mesh is None and torch.compiler.is_compiling():
+            self._check(x, 1)
+            self.check_plain(x=x, weight=self.weight, bias=self.bias)
+            return traced.group_norm(x, self.num_groups, self.weight, self.bias, self.eps, self.activation)
+        if type(x) not in PLAIN and has_dtensor((x,)):
             result = Result(tuple(x.shape), self._input, self._input)
             here = partial(self._forward, unsharded=tuple(x.shape))
             return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
+        affine = () if self.weight is None or self.bias is None else (self.weight, self.bias)
+        return self.run_images((x, *affine), unsharded)[0]
+
+    def _check(self, x: torch.Tensor, channel_dim: int) -> None:
         if x.ndim < 2:
             raise ModuleInputError("GroupNorm", "x", f"{x.ndim} dims", "2 or more", "pass [batch, channels, ...]")
-        self.check_size("x", x, 1, self.num_channels // self._input.parts(self.mesh, 1))
-        placement = self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded)
-        affine = self.local_parameters(weight=self.weight, bias=self.bias)
-        is_last = is_channels_last(x)
-        if is_last:
-            placement = placement_of_channels_last(placement, x.ndim)
-            unsharded = None if unsharded is None else (unsharded[0], *unsharded[2:], unsharded[1])
+        self.check_size("x", x, channel_dim, self.num_channels // self._input.parts(self.mesh, 1))
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        x, *affine = tensors
+        channel_dim = x.ndim - 1 if self.is_last else 1
+        self._check(x, channel_dim)
         spec = GroupNormSpec(
             ndim=x.ndim,
-            channel_dim=x.ndim - 1 if is_last else 1,
+            channel_dim=channel_dim,
             groups=self.num_groups,
             channels=self.num_channels,
             eps=self.eps,
             activation=self.activation,
             mesh=self.mesh,
             mesh_id=id(self.mesh),
-            placement=placement,
+            placement=self.placed(self._input, x.ndim, unsharded),
             dtype=self.check_dtype("x", x),
             affine_dtype=self.check_dtype("weight", affine[0]) if affine else None,
         )
-        given = channels_last(x) if is_last else x
-        result = group_norm_op(spec).apply(self.timer, unsharded, given, *affine)[0]
-        return channels_second(result) if is_last else result
+        return group_norm_op(spec)
 
     def extra_repr(self) -> str:
         affine = f"eps={self.eps}, affine={self.affine}, activation={self.activation}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
@@ -14,9 +14,11 @@ from ..errors import ModuleArgumentError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from .dtensor import Given, Result, on_local_tensors
+from .fused import PLAIN
 from .parameters import ParameterKind
 from .placement import TensorPlacement
 from .row_norm import NormSwitches, RowNorm
+from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -33,6 +35,8 @@ class LayerNorm(RowNorm):
     x: [..., *normalized_shape] in float64, float32, bfloat16 or float16; statistics are in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Ba, Kiros & Hinton 2016.
     """
+
+    family = "layer_norm"
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class LayerNorm(RowNorm):
 
         ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
         """
-        if has_dtensor((x,)):
+        if type(x) not in PLAIN and has_dtensor((x,)):
             result = Result(tuple(x.shape), self._output, self._output_grad)
             here = partial(self.normed, unsharded=x.shape)
             return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
@@ -72,6 +76,11 @@ class LayerNorm(RowNorm):
 class _AddNorm(RowNorm):
     """What takes x and a residual."""
 
+    takes_residual = True
+
+    def settings(self) -> dict[str, object]:
+        return {**super().settings(), "input_bias": self._switches.input_bias, "residual": self._at}
+
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,7 +88,7 @@ class _AddNorm(RowNorm):
 
         ``unsharded``: their shape as wholes, where local tensors are shards that differ in size.
         """
-        if has_dtensor((x, residual)):
+        if (type(x) not in PLAIN or type(residual) not in PLAIN) and has_dtensor((x, residual)):
             given = [Given("x", x, self._input), Given("residual", residual, self._at)]
             shape = self.unsharded_of(given)
             results = [Result(shape, self._output, self._output_grad), Result(shape, self._at, self._at)]
@@ -95,6 +104,8 @@ class AddLayerNorm(_AddNorm):
     residual: where the residual lives and the norm is computed, and the new residual with its gradient too.
     input_bias: a bias of the matmul before, which is added once to the sum of all summands, ahead of the norm.
     """
+
+    family = "add_layer_norm"
 
     def __init__(
         self,
@@ -132,6 +143,11 @@ class DropoutAddNorm(_AddNorm):
     Everything else as ``AddLayerNorm``.
     """
 
+    family = "dropout_add_norm"
+    is_random = True
+    p: Setting[float] = Setting()
+    norm: Setting[str] = Setting()
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -162,7 +178,21 @@ class DropoutAddNorm(_AddNorm):
             normalized_shape, eps, switches, mesh=mesh, parameters=parameters, at=("residual", residual),
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
-        self.p = p
+        self.p, self.norm = p, norm
+
+    def settings(self) -> dict[str, object]:
+        return {**super().settings(), "p": self.p, "norm": self.norm, "training": self.training}
+
+    @classmethod
+    def made_again(cls, settings: Mapping[str, Any]) -> Self:
+        made = super().made_again({name: value for name, value in settings.items() if name != "training"})
+        made.training = settings["training"]
+        return made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "training" and "text" in self.__dict__:  # by train() and eval(): it chooses the fusions
+            self.describe()
 
     @property
     def dropout(self) -> float | None:

@@ -16,10 +16,12 @@ from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
+from . import traced
 from .dtensor import Given, Result, on_local_tensors
-from .fused import FusedOp
+from .fused import PLAIN, FusedOp
 from .loss import CrossEntropyLoss
 from .placement import TensorPlacement, define, give
+from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -37,6 +39,9 @@ class LogProb(CrossEntropyLoss):
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.
     """
 
+    family = "log_prob"
+    entropy: Setting[bool] = Setting()
+
     def __init__(
         self,
         *,
@@ -53,6 +58,10 @@ class LogProb(CrossEntropyLoss):
         )  # fmt: skip
         self.entropy = entropy
 
+    def settings(self) -> dict[str, object]:
+        options = {"temperature": self.temperature, "entropy": self.entropy, "ignore_index": self.ignore_index}
+        return {"mesh": self.mesh, "logits": self._logits, **options, "num_classes": self.num_classes}
+
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, logits: torch.Tensor, target: torch.Tensor, *, unsharded: Sequence[int] | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +69,12 @@ class LogProb(CrossEntropyLoss):
 
         ``unsharded``: the shape of the whole logits, where local ones are shards that differ in size.
         """
-        if has_dtensor((logits, target)):
+        if self.mesh is None and torch.compiler.is_compiling():
+            self.check_plain(logits=logits)
+            self._check_target(logits, target)
+            options = (self.ignore_index, self.temperature)
+            found = traced.log_prob(logits, target, *options, entropy=self.entropy)
+        elif (type(logits) not in PLAIN or type(target) not in PLAIN) and has_dtensor((logits, target)):
             rows = self._logits.resolve("logits", logits.ndim).without(logits.ndim - 1)
             given = [Given("logits", logits, self._logits), Given("target", target, rows)]
             shape = self._unsharded(logits, target)
@@ -76,12 +90,18 @@ class LogProb(CrossEntropyLoss):
         if logits.ndim == 1:
             whole = None if unsharded is None else (1, *unsharded)
             return tuple(t[0] for t in self._results(logits[None], target[None], unsharded=whole))
-        spec = self.spec_of(logits, target, unsharded)
+        if target.ndim != logits.ndim - 1:
+            self._check_target(logits, target)
         count = 1 + self.entropy
-        outputs = log_prob_op(spec).apply(self.timer, unsharded, logits, target[..., None])
-        if spec.counts_strays and outputs[count].item():
-            self._refuse(target, spec.classes, int(outputs[count].item()))
+        outputs = self.run((logits, target[..., None]), unsharded)
+        if len(outputs) == count + 1 and outputs[count].item():
+            classes = self._classes(logits) if unsharded is None else unsharded[-1]
+            self._refuse(target, classes, int(outputs[count].item()))
         return tuple(t[..., 0] for t in outputs[:count])
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        logits, target = tensors
+        return log_prob_op(self.spec_of(logits, target[..., 0], unsharded))
 
     def spec_of(
         self, logits: torch.Tensor, target: torch.Tensor, unsharded: Sequence[int] | None = None

@@ -12,10 +12,12 @@ from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
+from . import traced
 from .dtensor import Given, Result, on_local_tensors
-from .fused import FusedModule
+from .fused import FusedModule, FusedOp
 from .placement import TensorPlacement
 from .rotary_fusions import RotarySpec, rotary_op
+from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -36,6 +38,12 @@ class RotaryEmbedding(FusedModule):
     Cosines and sines are computed in float32; the module has no parameters and an empty state dict.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Su et al. 2021.
     """
+
+    family = "rotary"
+    head_dim: Setting[int] = Setting()
+    rotary_dim: Setting[int] = Setting()
+    interleaved: Setting[bool] = Setting()
+    heads_dim: Setting[int] = Setting()
 
     def __init__(
         self,
@@ -63,6 +71,11 @@ class RotaryEmbedding(FusedModule):
         self._input = TensorPlacement.of("input", input, mesh)
         if self._input.is_partial:
             raise PlacementError("input", (input,), "a rotation of whole values", "pass Shard or Replicate")
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        turned = {"rotary_dim": self.rotary_dim, "interleaved": self.interleaved, "heads_dim": self.heads_dim}
+        return {"head_dim": self.head_dim, "base": self.base, **turned, "mesh": self.mesh, "input": self._input}
 
     @property
     def _sequence_dim(self) -> int:
@@ -118,18 +131,24 @@ class RotaryEmbedding(FusedModule):
         if (cos is None) != (sin is None) or (cos is not None and positions is not None):
             found = "cos and sin, or positions, not both" if positions is not None else "cos or sin alone"
             raise ModuleInputError("RotaryEmbedding", "the call", found, "one of the two ways", "leave one out")
+        if cos is None or sin is None:
+            positions = self._positions(tensors[0], unsharded) if positions is None else positions
+            cos, sin = self.tables(positions)
+        tables = [self._table(name, t, tensors[0]) for name, t in (("cos", cos), ("sin", sin))]
+        if self.mesh is None and torch.compiler.is_compiling():
+            self.check_plain(query=tensors[0], cos=tables[0])
+            return tuple(traced.rotary(x, *tables, self.rotary_dim, interleaved=self.interleaved) for x in tensors)
+        return tuple(self.run((*tensors, *tables), unsharded)[: len(tensors)])
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        *turned, cos, _ = tensors
         placement = self._input.resolve("input", 4).for_shape(self.mesh, unsharded)
         if any(d == 3 for d in placement.shards):
             raise PlacementError("input", ("Shard(-1)",), "pairs of features", "shard batch, heads or sequence")
-        heads = [x.shape[self.heads_dim] * placement.parts(self.mesh, self.heads_dim) for x in tensors]
+        heads = [x.shape[self.heads_dim] * placement.parts(self.mesh, self.heads_dim) for x in turned]
         if unsharded is not None and heads[0] != unsharded[self.heads_dim]:
             found, expected = f"{unsharded[self.heads_dim]} heads in all", "as many on each rank"
             raise ModuleInputError("RotaryEmbedding", "query", found, expected, "shard heads that the ranks divide")
-        if cos is None or sin is None:
-            cos, sin = self.tables(
-                self._positions(tensors[0], placement, unsharded) if positions is None else positions
-            )
-        cos, sin = (self._table(name, t, tensors[0]) for name, t in (("cos", cos), ("sin", sin)))
         spec = RotarySpec(
             ndim=4,
             heads=tuple(heads),
@@ -141,10 +160,10 @@ class RotaryEmbedding(FusedModule):
             mesh=self.mesh,
             mesh_id=id(self.mesh),
             placement=placement,
-            dtype=self.check_dtype("query", tensors[0]),
+            dtype=self.check_dtype("query", turned[0]),
             table_dtype=self.check_dtype("cos", cos),
         )
-        return tuple(rotary_op(spec).apply(self.timer, unsharded, *tensors, cos, sin))
+        return rotary_op(spec)
 
     def _check(self, name: str, x: torch.Tensor, query: torch.Tensor) -> None:
         if x.ndim != 4:
@@ -159,10 +178,9 @@ class RotaryEmbedding(FusedModule):
         for dim in (0, self._sequence_dim):
             self.check_size(name, x, dim, query.shape[dim])
 
-    def _positions(
-        self, query: torch.Tensor, placement: TensorPlacement, unsharded: Sequence[int] | None
-    ) -> torch.Tensor:
+    def _positions(self, query: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
         """Those of this rank's part of the sequence."""
+        placement = self._input.resolve("input", 4)
         dim = self._sequence_dim
         local = query.shape[dim]
         whole = local * placement.parts(self.mesh, dim) if unsharded is None else unsharded[dim]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..mesh import DeviceMesh
+from . import traced
 from .fused import FusedOp
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
 from .row_norm_fusions import RowNormSpec, row_norm_op
+from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -33,6 +35,10 @@ class NormSwitches:
 
 class RowNorm(ParameterModule):
     """A norm over the last dims.  ``at``: the argument that says where it is computed, and what that says."""
+
+    eps: Setting[float] = Setting()
+    elementwise_affine: Setting[bool] = Setting()
+    takes_residual = False
 
     def __init__(
         self,
@@ -76,6 +82,16 @@ class RowNorm(ParameterModule):
         self.weight = self.make_parameter("weight", size, start, device, dtype) if switches.weight else None
         self.bias = self.make_parameter("bias", size, 0.0, device, dtype) if switches.bias else None
         self.input_bias = self.make_parameter("input_bias", size, 0.0, device, dtype) if switches.input_bias else None
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        affine = {"elementwise_affine": self.elementwise_affine, "bias": self._switches.bias}
+        placements = {"input": self._input, "output": self._output, "output_grad": self._output_grad}
+        return {"normalized_shape": self.normalized_shape, "eps": self.eps, **affine, "mesh": self.mesh, **placements}
+
+    def whole(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[int] | None:
+        """Where x is whole every rank sees the same sizes, so that all may conclude from them what shards there are."""
+        return tensors[0].shape if unsharded is None and self._input.is_uncut else unsharded
 
     @property
     def _hidden(self) -> int:
@@ -101,19 +117,40 @@ class RowNorm(ParameterModule):
 
     def normed(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
         """The norm of a local x."""
-        (rows,), whole = self._as_rows((("x", x),), unsharded)
-        (normed,) = self._op(rows, None, whole).apply(self.timer, whole, rows, *self._parameters_here())
+        if self._is_traced:
+            return self._traced(x, None)[0]
+        rows = self._as_rows("x", x)
+        normed = self.run((rows, *self._parameters_here()), self._shape_of_rows(unsharded))[0]
         return self._as_given(normed, x.ndim)
 
     def added(
         self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of a residual sum, and that sum, of local tensors."""
-        (rows, others), whole = self._as_rows((("x", x), ("residual", residual)), unsharded)
-        self._check_residual(rows, others)
-        op = self._op(rows, others, whole)
-        normed, total = op.apply(self.timer, whole, rows, *self._parameters_here(), others)
-        return self._as_given(normed, x.ndim), self._as_given(total, x.ndim)
+        if self._is_traced:
+            self.check_same("residual", residual, "x", x.shape)
+            return self._traced(x, residual)
+        rows, others = self._as_rows("x", x), self._as_rows("residual", residual)
+        results = self.run((rows, *self._parameters_here(), others), self._shape_of_rows(unsharded))
+        return self._as_given(results[0], x.ndim), self._as_given(results[1], x.ndim)
+
+    @property
+    def _is_traced(self) -> bool:
+        return self.mesh is None and torch.compiler.is_compiling()
+
+    def _traced(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """By torch's own ops."""
+        named = {"weight": self.weight, "bias": self.bias, "input_bias": self.input_bias}
+        self.check_plain(x=x, residual=residual, **named)
+        dims = len(self.normalized_shape)
+        if tuple(x.shape[-dims:]) != self.normalized_shape:
+            self._check_last_dims("x", x)
+        rows, *others = (t.flatten(-dims) if t is not None and dims > 1 else t for t in (x, residual, *named.values()))
+        assert rows is not None, "there is an x"
+        weight, bias, input_bias = others[1:]
+        options = {"centered": self._switches.centered, "weight_offset": self._switches.weight_offset}
+        results = traced.norm(rows, (weight, bias, input_bias), self.eps, others[0], **options, dropout=self.dropout)
+        return results[0].view(x.shape), results[1].view(x.shape)
 
     def _as_given(self, rows: torch.Tensor, ndim: int) -> torch.Tensor:
         """[rows..., hidden] with the dims of an argument of ``ndim`` dims."""
@@ -121,23 +158,22 @@ class RowNorm(ParameterModule):
         result = rows.view(*rows.shape[:-1], *self.normalized_shape) if dims > 1 else rows
         return result[0] if ndim == dims else result
 
-    def _as_rows(
-        self, tensors: Sequence[tuple[str, torch.Tensor]], unsharded: Sequence[int] | None
-    ) -> tuple[list[torch.Tensor], Sequence[int] | None]:
-        """[rows..., hidden] each, with one row at least, and the unsharded shape of that."""
+    def _as_rows(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """[rows..., hidden], with one row at least."""
         dims = len(self.normalized_shape)
-        rows: list[torch.Tensor] = []
-        if unsharded is None and self._input.is_uncut:
-            # Every rank sees the same sizes, so that all may conclude from them what shards there are.
-            unsharded = tensors[0][1].shape
-        for name, x in tensors:
-            self._check_last_dims(name, x)
-            flat = x.flatten(-dims) if dims > 1 else x
-            rows.append(flat[None] if flat.ndim == 1 else flat)
-        if unsharded is not None:
-            unsharded = (*unsharded[:-dims], self._hidden)
-            unsharded = (1, *unsharded) if len(unsharded) == 1 else unsharded
-        return rows, unsharded
+        if dims == 1 and x.ndim > 1:
+            return x  # checked where its fusions are looked up
+        self._check_last_dims(name, x)
+        flat = x.flatten(-dims) if dims > 1 else x
+        return flat[None] if flat.ndim == 1 else flat
+
+    def _shape_of_rows(self, unsharded: Sequence[int] | None) -> Sequence[int] | None:
+        """The unsharded shape of what ``_as_rows`` makes."""
+        dims = len(self.normalized_shape)
+        if unsharded is None or (dims == 1 and len(unsharded) > 1):
+            return unsharded
+        whole = (*unsharded[:-dims], self._hidden)
+        return (1, *whole) if len(whole) == 1 else whole
 
     def _check_last_dims(self, name: str, x: torch.Tensor) -> None:
         dims = len(self.normalized_shape)
@@ -164,13 +200,28 @@ class RowNorm(ParameterModule):
         elif whole == self._at:
             self.check_same("residual", residual, "x", x.shape)
 
-    def _parameters_here(self) -> list[torch.Tensor]:
-        """This rank's pieces of the parameters that there are, as vectors."""
-        named = {"weight": self.weight, "bias": self.bias, "input_bias": self.input_bias}
-        return [p.flatten() for p in self.local_parameters(**named)]
+    def _parameters_here(self) -> Sequence[torch.Tensor]:
+        """The parameters that there are, as vectors."""
+        present = [p for p in (self.weight, self.bias, self.input_bias) if p is not None]
+        if len(self.normalized_shape) == 1:
+            return present
+        if torch.compiler.is_compiling():
+            return [self.traced(p).flatten() for p in present]
+        return [p.flatten() for p in self.local_parameters(**{str(k): cast("Any", p) for k, p in enumerate(present)})]
 
-    def _op(self, x: torch.Tensor, residual: torch.Tensor | None, unsharded: Sequence[int] | None) -> FusedOp:
-        """The fusions for such tensors [rows..., hidden]; equal modules share them."""
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        x, *others = tensors
+        residual = others.pop() if self.takes_residual else None
+        if len(self.normalized_shape) == 1:
+            self._check_last_dims("x", x)
+        if residual is not None:
+            if len(self.normalized_shape) == 1:
+                self._check_last_dims("residual", residual)
+            self._check_residual(x, residual)
+        switches = self._switches
+        names = (("weight", switches.weight), ("bias", switches.bias), ("input_bias", switches.input_bias))
+        dtypes = {name: self.check_dtype(name, others.pop(0)) for name, is_there in names if is_there}
+        unsharded = self.whole(tensors, unsharded)
         named = (("at", self._at), ("output", self._output), ("output_grad", self._output_grad), ("input", self._input))
         resolved = [p.resolve(name, x.ndim).for_shape(self.mesh, unsharded) for name, p in named]
         at, output, output_grad, source = resolved
@@ -192,9 +243,9 @@ class RowNorm(ParameterModule):
                 output=output,
                 output_grad=output_grad,
                 dtype=self.check_dtype("x", x),
-                weight_dtype=None if self.weight is None else self.check_dtype("weight", self.weight),
-                bias_dtype=None if self.bias is None else self.check_dtype("bias", self.bias),
-                input_bias_dtype=None if self.input_bias is None else self.check_dtype("input_bias", self.input_bias),
+                weight_dtype=dtypes.get("weight"),
+                bias_dtype=dtypes.get("bias"),
+                input_bias_dtype=dtypes.get("input_bias"),
                 residual_dtype=None if residual is None else self.check_dtype("residual", residual),
             )
         )

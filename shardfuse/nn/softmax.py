@@ -16,9 +16,11 @@ from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
+from . import traced
 from .dtensor import Given, Result, on_local_tensors
-from .fused import FusedModule, FusedOp
+from .fused import PLAIN, FusedModule, FusedOp
 from .placement import TensorPlacement, define, give
+from .settings import Setting
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -28,6 +30,8 @@ class _Softmax(FusedModule):
     """What the two share."""
 
     _is_log = False
+    dim: Setting[int] = Setting()
+    scale: Setting[float] = Setting()
 
     def __init__(self, dim: int, scale: float, mesh: DeviceMesh | None, input: Placements | None) -> None:
         super().__init__()
@@ -38,6 +42,10 @@ class _Softmax(FusedModule):
         self._input = TensorPlacement.of("input", input, mesh)
         if self._input.is_partial:
             raise PlacementError("input", (input,), f"{name}, which needs whole values", "pass Shard or Replicate")
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        return {"dim": self.dim, "scale": self.scale, "mesh": self.mesh, "input": self._input}
 
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
@@ -48,26 +56,37 @@ class _Softmax(FusedModule):
         floating dtype, added to ``scale * x``.  It has no gradient.
         unsharded: x's shape as a whole, where local tensors are shards that differ in size.
         """
-        if has_dtensor((x,)):
+        if self.mesh is None and torch.compiler.is_compiling():
+            self._check(x, mask)
+            return traced.softmax(x, mask, self.dim, self.scale, is_log=self._is_log)
+        if type(x) not in PLAIN and has_dtensor((x,)):
             result = Result(tuple(x.shape), self._input, self._input)
             here = partial(self._forward, mask=mask, unsharded=tuple(x.shape))
             return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
         return self._forward(x, mask=mask, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, mask: torch.Tensor | None, unsharded: Sequence[int] | None) -> torch.Tensor:
+        if mask is None:
+            return self.run((x,), unsharded)[0]
+        if mask.ndim > x.ndim:
+            self._check(x, mask)
+        return self.run((x, mask.detach()[(None,) * (x.ndim - mask.ndim)]), unsharded)[0]
+
+    def _check(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
         name = type(self).__name__
+        self.check_plain(x=x, mask=None if mask is None or mask.dtype is torch.bool else mask)
         if not -x.ndim <= self.dim < x.ndim:
             raise ModuleInputError(name, "x", f"{x.ndim} dims", f"a dim {self.dim}", "pass another dim= to the module")
-        mask_dtype, mask_shape = None, ()
-        if mask is not None:
-            mask_dtype = DataType.Bool if mask.dtype is torch.bool else self.check_dtype("mask", mask)
-            if mask.ndim > x.ndim or any(
-                n not in (1, size) for n, size in zip(mask.shape[::-1], x.shape[::-1], strict=False)
-            ):
-                found, expected = f"shape {tuple(mask.shape)}", f"one that broadcasts to {tuple(x.shape)}"
-                raise ModuleInputError(name, "mask", found, expected, "pass this rank's part of it")
-            mask = mask.detach()[(None,) * (x.ndim - mask.ndim)]
-            mask_shape = tuple(1 if n == 1 else -1 for n in mask.shape)
+        if mask is not None and (
+            mask.ndim > x.ndim
+            or any(n not in (1, size) for n, size in zip(mask.shape[::-1], x.shape[::-1], strict=False))
+        ):
+            found, expected = f"shape {tuple(mask.shape)}", f"one that broadcasts to {tuple(x.shape)}"
+            raise ModuleInputError(name, "mask", found, expected, "pass this rank's part of it")
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        x, *masks = tensors
+        self._check(x, masks[0] if masks else None)
         spec = SoftmaxSpec(
             ndim=x.ndim,
             dim=self.dim % x.ndim,
@@ -77,10 +96,10 @@ class _Softmax(FusedModule):
             mesh_id=id(self.mesh),
             placement=self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded),
             dtype=self.check_dtype("x", x),
-            mask_dtype=mask_dtype,
-            mask_shape=mask_shape,
+            mask_dtype=DataType.from_torch(masks[0].dtype) if masks else None,
+            mask_shape=tuple(1 if n == 1 else -1 for n in masks[0].shape) if masks else (),
         )
-        return softmax_op(spec).apply(self.timer, unsharded, x, *(() if mask is None else (mask,)))[0]
+        return softmax_op(spec)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, scale={self.scale}"
@@ -97,6 +116,8 @@ class Softmax(_Softmax):
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.
     """
 
+    family = "softmax"
+
     def __init__(
         self, dim: int = -1, scale: float = 1.0, *, mesh: DeviceMesh | None = None, input: Placements | None = None
     ) -> None:
@@ -107,6 +128,7 @@ class Softmax(_Softmax):
 class LogSoftmax(_Softmax):
     """The logarithm of ``Softmax``, as torch.nn.LogSoftmax.  Arguments are those of ``Softmax``."""
 
+    family = "log_softmax"
     _is_log = True
 
     def __init__(
