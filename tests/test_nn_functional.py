@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from functional_cases import CASES, check
@@ -84,3 +86,11 @@ def test_bad_inputs() -> None:
     ):
         with pytest.raises(ModuleArgumentError, match=message):
             call()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "rotary" not in name])
+def test_compiled(name: str) -> None:
+    """By torch's own ops, in one graph."""
+    torch._dynamo.reset()
+    case = CASES[name]
+    check(replace(case, ours=torch.compile(case.ours, fullgraph=True, backend="aot_eager")), torch.float32)

@@ -16,10 +16,13 @@ from typing import Literal, ParamSpec, TypeVar, cast
 import torch
 
 from ..errors import ModuleArgumentError
+from ..executor.uncompiled import uncompiled
+from . import traced
 from .activation import SwiGLU
-from .functional_norms import batch_normed, group_normed, norm_of_rows
+from .activation_functions import Activation
+from .functional_norms import Function, batch_normed, group_normed, norm_of_rows
 from .gated import GeGLU
-from .gelu import GELU, Approximation
+from .gelu import GELU, Approximation, gelu_activation
 from .linear_loss import LinearCrossEntropyLoss
 from .log_prob import LogProb
 from .loss import CrossEntropyLoss, Reduction
@@ -39,7 +42,12 @@ def _kept(make: Callable[P, M]) -> Callable[P, M]:
             vars(part)["_made_at"] = ()  # errors name the line of the call alone: the first call made the module
         return made
 
-    return cast("Callable[P, M]", lru_cache(maxsize=256)(module))
+    cached = lru_cache(maxsize=256)(module)
+
+    def kept(*arguments: P.args, **options: P.kwargs) -> M:
+        return cached(*arguments, **options)
+
+    return uncompiled(kept)
 
 
 _gelu, _geglu, _swiglu = _kept(GELU), _kept(GeGLU), _kept(SwiGLU)
@@ -164,6 +172,9 @@ def softmax(
     input: torch.Tensor, dim: int = -1, *, scale: float = 1.0, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """torch.nn.functional.softmax of ``scale * input``, masked as ``Softmax`` does."""
+    if torch.compiler.is_compiling():
+        Function("softmax").check_plain(input=input)
+        return traced.softmax(input, mask, dim, scale, is_log=False)
     return _softmax(dim, scale)(input, mask)
 
 
@@ -171,22 +182,44 @@ def log_softmax(
     input: torch.Tensor, dim: int = -1, *, scale: float = 1.0, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """torch.nn.functional.log_softmax of ``scale * input``, masked as ``LogSoftmax`` does."""
+    if torch.compiler.is_compiling():
+        Function("log_softmax").check_plain(input=input)
+        return traced.softmax(input, mask, dim, scale, is_log=True)
     return _log_softmax(dim, scale)(input, mask)
 
 
 def gelu(input: torch.Tensor, approximate: Approximation = "none") -> torch.Tensor:
     """torch.nn.functional.gelu."""
+    if torch.compiler.is_compiling():
+        Function("gelu").check_plain(input=input)
+        return traced.activation(gelu_activation("gelu", approximate), input)
     return _gelu(approximate)(input)
 
 
 def geglu(gate: torch.Tensor, up: torch.Tensor | None = None, approximate: Approximation = "none") -> torch.Tensor:
     """gelu(gate) * up; without ``up`` the two are the halves of ``gate``."""
+    if torch.compiler.is_compiling():
+        return _gated("geglu", gelu_activation("geglu", approximate), gate, up)
     return _geglu(approximate)(gate, up)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
     """silu(gate) * up; without ``up`` the two are the halves of ``gate``."""
+    if torch.compiler.is_compiling():
+        return _gated("swiglu", "silu", gate, up)
     return _swiglu()(gate, up)
+
+
+def _gated(name: str, activation: Activation, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+    """By torch's own ops."""
+    function = Function(name)
+    function.check_plain(gate=gate, up=up)
+    if up is not None and (up.shape != gate.shape or up.dtype != gate.dtype):
+        raise function.refuse("up", f"shape {tuple(up.shape)} of {up.dtype}", f"{tuple(gate.shape)} of {gate.dtype}")
+    if up is None and gate.shape[-1] % 2:
+        raise function.refuse("gate", f"{gate.shape[-1]} features", "an even number: gate and up")
+    halves = gate.chunk(2, -1) if up is None else (gate, up)
+    return traced.gated(activation, halves[0], halves[1])
 
 
 def rotary_embedding(
@@ -220,6 +253,10 @@ def cross_entropy(
     temperature: float = 1.0,
 ) -> torch.Tensor:
     """torch.nn.functional.cross_entropy of classes along the last axis: input [..., classes], target [...]."""
+    if torch.compiler.is_compiling():
+        _check_target("cross_entropy", input, target)
+        options = (ignore_index, label_smoothing, z_loss, temperature)
+        return traced.cross_entropy(input, target, reduction, *options)
     module = _cross_entropy(
         ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
         z_loss=z_loss, temperature=temperature,
@@ -231,6 +268,9 @@ def log_prob(
     input: torch.Tensor, target: torch.Tensor, *, temperature: float = 1.0, ignore_index: int = -100
 ) -> torch.Tensor:
     """The log-probability of each row's target, [...], of input [..., classes]."""
+    if torch.compiler.is_compiling():
+        _check_target("log_prob", input, target)
+        return traced.log_prob(input, target, ignore_index, temperature, entropy=False)[0]
     return _log_prob(temperature=temperature, ignore_index=ignore_index)(input, target)
 
 
@@ -238,7 +278,19 @@ def log_prob_and_entropy(
     input: torch.Tensor, target: torch.Tensor, *, temperature: float = 1.0, ignore_index: int = -100
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``log_prob``, and the entropy of each row's distribution."""
+    if torch.compiler.is_compiling():
+        _check_target("log_prob_and_entropy", input, target)
+        made = traced.log_prob(input, target, ignore_index, temperature, entropy=True)
+        return made[0], made[1]
     return _log_prob(temperature=temperature, ignore_index=ignore_index, entropy=True)(input, target)
+
+
+def _check_target(name: str, logits: torch.Tensor, target: torch.Tensor) -> None:
+    function = Function(name)
+    function.check_plain(input=logits)
+    if target.dtype != torch.int64 or target.shape != logits.shape[:-1]:
+        found = f"shape {tuple(target.shape)} of {target.dtype}"
+        raise function.refuse("target", found, f"{tuple(logits.shape[:-1])} of torch.int64")
 
 
 def linear_cross_entropy(

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 
 from ..errors import ModuleInputError
 from ..ir import DataType
+from . import traced
 from .activation_functions import Activation
 from .batch_norm_fusions import BatchNormSpec, batch_norm_op
 from .channels import channels_last, channels_second, is_channels_last
-from .fused import FusedModule
 from .group_norm_fusions import GroupNormSpec, group_norm_op
 from .placement import TensorPlacement
 from .row_norm_fusions import RowNormSpec, row_norm_op
 
 _WHOLE = TensorPlacement()
 Parameters = dict[str, torch.Tensor | None]
+_NORM = ("weight", "bias", "input_bias")
 
 
-class _Function(FusedModule):
+class Function:
     """The checks of modules, under the name of a function."""
 
     def __init__(self, name: str) -> None:
-        super().__init__()
         self.name = name
+
+    def check_plain(self, **tensors: torch.Tensor | None) -> None:
+        """Raise ModuleInputError for a dtype that is not computed in."""
+        for argument, tensor in tensors.items():
+            self.dtype(argument, tensor)
 
     def refuse(self, argument: str, found: str, expected: str) -> ModuleInputError:
         return ModuleInputError(self.name, argument, found, expected, "pass one that fits")
@@ -47,11 +51,6 @@ class _Function(FusedModule):
                 raise self.refuse(name, f"shape {tuple(tensor.shape)}", f"{tuple(shape)}")
 
 
-@lru_cache(maxsize=8)
-def _function(name: str) -> _Function:
-    return _Function(name)
-
-
 def norm_of_rows(
     name: str,
     x: torch.Tensor,
@@ -64,12 +63,21 @@ def norm_of_rows(
     dropout: float | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """(normed[, new residual]).  parameters: "weight", "bias" and "input_bias", each a tensor or None."""
-    shape, function = tuple(normalized_shape), _function(name)
+    shape, function = tuple(normalized_shape), Function(name)
     dims = len(shape)
     if not dims or tuple(x.shape[-dims:]) != shape:
         raise function.refuse("x", f"shape {tuple(x.shape)}", f"{shape} as its last dims")
     function.shaped(parameters, shape)
     function.shaped({"residual": residual}, x.shape)
+    if torch.compiler.is_compiling():
+        function.check_plain(x=x, residual=residual, **parameters)
+        flat, others, *vectors = (
+            None if t is None else t.flatten(-dims) for t in (x, residual, *(parameters[k] for k in _NORM))
+        )
+        assert flat is not None, "there is an x"
+        weight, bias, input_bias = vectors
+        made = traced.norm(flat, (weight, bias, input_bias), eps, others, centered=centered, dropout=dropout)
+        return tuple(t.view(x.shape) for t in made)
     rows = x.reshape(-1 if x.ndim == dims else x.shape[0], *x.shape[1:-dims], math.prod(shape))
     spec = RowNormSpec(
         ndim=rows.ndim,
@@ -90,7 +98,7 @@ def norm_of_rows(
         input_bias_dtype=function.dtype("input_bias", parameters["input_bias"]),
         residual_dtype=function.dtype("residual", residual),
     )
-    given = [t.flatten() for k in ("weight", "bias", "input_bias") if (t := parameters[k]) is not None]
+    given = [t.flatten() for k in _NORM if (t := parameters[k]) is not None]
     given += [] if residual is None else [residual.reshape(rows.shape)]
     return tuple(t.view(x.shape) for t in row_norm_op(spec).apply(None, None, rows, *given))
 
@@ -99,11 +107,14 @@ def group_normed(
     x: torch.Tensor, groups: int, parameters: Parameters, eps: float, activation: Activation | None
 ) -> torch.Tensor:
     """x: [batch, channels, ...] -> the same shape, dtype and memory format."""
-    function = _function("group_norm")
+    function = Function("group_norm")
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
         raise function.refuse("x", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
     function.shaped(parameters, x.shape[1:2])
     affine = _both(function, parameters)
+    if torch.compiler.is_compiling():
+        function.check_plain(x=x, **parameters)
+        return traced.group_norm(x, groups, parameters["weight"], parameters["bias"], eps, activation)
     is_last = is_channels_last(x)
     spec = GroupNormSpec(
         ndim=x.ndim,
@@ -126,7 +137,7 @@ def batch_normed(
     x: torch.Tensor, parameters: Parameters, kept: tuple[torch.Tensor, ...], eps: float, by_kept: bool
 ) -> tuple[torch.Tensor, ...]:
     """(normed), or (normed, mean, unbiased variance) of the batch."""
-    function = _function("batch_norm")
+    function = Function("batch_norm")
     if x.ndim < 2:
         raise function.refuse("x", f"{x.ndim} dims", "[batch, channels, ...]")
     if not by_kept and x.numel() == x.shape[1]:
@@ -134,6 +145,9 @@ def batch_normed(
     names = ("running_mean", "running_var")
     function.shaped({**parameters, **dict(zip(names, kept, strict=False))}, x.shape[1:2])
     affine = _both(function, parameters)
+    if torch.compiler.is_compiling():
+        function.check_plain(x=x, **parameters)
+        return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
     is_last = is_channels_last(x)
     spec = BatchNormSpec(
         ndim=x.ndim,
@@ -152,7 +166,7 @@ def batch_normed(
     return (channels_second(result) if is_last else result, *statistics)
 
 
-def _both(function: _Function, parameters: Parameters) -> tuple[torch.Tensor, ...]:
+def _both(function: Function, parameters: Parameters) -> tuple[torch.Tensor, ...]:
     """Weight and bias, or none; one of them alone has the other made beside it."""
     weight, bias = parameters["weight"], parameters["bias"]
     if weight is None and bias is None:

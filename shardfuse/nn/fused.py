@@ -44,6 +44,8 @@ class FusedOp:
     saved: what backward reads, as indices into (tensors..., results..., extras...).
     arguments: where each tensor lives; gradients: where the gradient of each result does.
     order: for each of the first tensors, which output of backward is its gradient; the others have none.
+    follows: for each output of forward the tensor that its dims are like, where forward cuts or regroups dims.
+    ones: dims, counted from the end, of which all outputs have one element though that tensor has more.
     is_view: may a result lie in the storage of a tensor?  Then a copy of it is the result, which the caller may change.
     """
 
@@ -55,6 +57,8 @@ class FusedOp:
     gradients: tuple[TensorPlacement, ...]
     order: tuple[int, ...]
     is_view: bool = False
+    follows: tuple[int, ...] = ()
+    ones: tuple[int, ...] = ()
 
     @cached_property
     def fusions(self) -> tuple[FusionDefinition, FusionDefinition]:
@@ -63,7 +67,7 @@ class FusedOp:
     @cached_property
     def shapes(self) -> OutputShapes:
         """Of the outputs of ``forward``."""
-        return OutputShapes(self.forward.fusion, self.arguments)
+        return OutputShapes(self.forward.fusion, self.arguments, self.follows, self.ones)
 
     def apply(
         self, timer: FusionTimer | None, unsharded: Sequence[int] | None, *tensors: torch.Tensor

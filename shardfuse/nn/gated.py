@@ -202,7 +202,10 @@ def gated_op(spec: GatedSpec) -> FusedOp:
     biases = 2 * (spec.bias_dtype is not None)
     everything = tuple(range(tensors + biases))
     arguments = (*(spec.placement,) * tensors, *(spec.bias,) * biases)
-    return FusedOp(_forward(spec), _backward(spec), 1, everything, arguments, (spec.placement,), everything)
+    at = spec.placement
+    return FusedOp(
+        _forward(spec), _backward(spec), 1, everything, arguments, (at,), everything, follows=(0,), ones=(-2,)
+    )
 
 
 def _forward(spec: GatedSpec) -> FusionDefinition:

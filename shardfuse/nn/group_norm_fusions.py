@@ -77,7 +77,7 @@ def group_norm_op(spec: GroupNormSpec) -> FusedOp:
     saved = (0, tensors + 1, tensors + 2, *range(1, tensors))
     arguments = (spec.placement, *(spec.parameter,) * parameters)
     order = tuple(range(tensors))
-    return FusedOp(_forward(spec), _backward(spec), 1, saved, arguments, (spec.placement,), order)
+    return FusedOp(_forward(spec), _backward(spec), 1, saved, arguments, (spec.placement,), order, follows=(0, 0, 0))
 
 
 def _forward(spec: GroupNormSpec) -> FusionDefinition:

@@ -145,7 +145,7 @@ class RotaryEmbedding(FusedModule):
         placement = self._input.resolve("input", 4).for_shape(self.mesh, unsharded)
         if any(d == 3 for d in placement.shards):
             raise PlacementError("input", ("Shard(-1)",), "pairs of features", "shard batch, heads or sequence")
-        heads = [x.shape[self.heads_dim] * placement.parts(self.mesh, self.heads_dim) for x in turned]
+        heads = [int(x.shape[self.heads_dim]) * placement.parts(self.mesh, self.heads_dim) for x in turned]
         if unsharded is not None and heads[0] != unsharded[self.heads_dim]:
             found, expected = f"{unsharded[self.heads_dim]} heads in all", "as many on each rank"
             raise ModuleInputError("RotaryEmbedding", "query", found, expected, "shard heads that the ranks divide")

@@ -68,6 +68,7 @@ def rotary_op(spec: RotarySpec) -> FusedOp:
         arguments=arguments,
         gradients=(spec.placement,) * count,
         order=order,
+        follows=order,
     )
 
 

@@ -195,8 +195,8 @@ class RowNorm(ParameterModule):
         """The residual is this rank's piece of what x is, where x is whole; of x's shape where both are cut alike."""
         whole = self._input.gradient()
         if whole.is_uncut:
-            expected = self._at.resolve("residual", x.ndim).local(self.mesh, torch.empty(x.shape, device="meta"))
-            self.check_same("residual", residual, "this rank's piece of x", expected.shape)
+            expected = self._at.resolve("residual", x.ndim).local_shape(self.mesh, x.shape)
+            self.check_same("residual", residual, "this rank's piece of x", expected)
         elif whole == self._at:
             self.check_same("residual", residual, "x", x.shape)
 

@@ -192,9 +192,9 @@ def log_prob(
     found = [shifted.gather(-1, torch.where(known, target, 0)[..., None])[..., 0] - log_sum]
     if entropy:
         # A class of no weight, a logit of minus infinity, adds nothing: nor does its gradient.
-        is_class = shifted > -math.inf
-        logs = torch.where(is_class, shifted, 0.0) - log_sum[..., None]
-        found.append(-torch.where(is_class, logs.exp() * logs, 0.0).sum(-1))
+        weights = shifted.exp()
+        moments = weights * torch.where(shifted > -math.inf, shifted, 0.0)
+        found.append(log_sum - moments.sum(-1) / weights.sum(-1))
     factor = torch.where(known, 1.0, math.nan)
     return tuple(torch.where(counted, result * factor, 0.0) for result in found)
 
