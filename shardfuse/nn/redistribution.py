@@ -19,7 +19,7 @@ from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
 from .dtensor import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedModule, FusedOp
-from .placement import TensorPlacement, define, move
+from .placement import TensorPlacement, define, move, place
 from .timer import FusionTimer
 
 if TYPE_CHECKING:
@@ -181,5 +181,8 @@ def _definition(
     with FusionDefinition() as fd:
         x = define(fd, spec.mesh, source, [-1] * spec.ndim, dtypes[0])
         moved = fd.ops.set(x) if source == target else move(fd, x, spec.mesh, source, target)
-        fd.add_output(fd.ops.cast(moved, dtype=dtypes[1]))
+        if dtypes[0] != dtypes[1]:
+            moved = fd.ops.cast(moved, dtype=dtypes[1])
+            place(moved, spec.mesh, target)  # which tells the shape of its local tensor where torch.compile asks for it
+        fd.add_output(moved)
     return fd

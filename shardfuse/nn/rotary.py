@@ -134,11 +134,12 @@ class RotaryEmbedding(FusedModule):
         if cos is None or sin is None:
             positions = self._positions(tensors[0], unsharded) if positions is None else positions
             cos, sin = self.tables(positions)
-        tables = [self._table(name, t, tensors[0]) for name, t in (("cos", cos), ("sin", sin))]
+        cos, sin = self._table("cos", cos, tensors[0]), self._table("sin", sin, tensors[0])
         if self.mesh is None and torch.compiler.is_compiling():
-            self.check_plain(query=tensors[0], cos=tables[0])
-            return tuple(traced.rotary(x, *tables, self.rotary_dim, interleaved=self.interleaved) for x in tensors)
-        return tuple(self.run((*tensors, *tables), unsharded)[: len(tensors)])
+            self.check_plain(query=tensors[0], cos=cos)
+            turned = [traced.rotary(x, cos, sin, self.rotary_dim, interleaved=self.interleaved) for x in tensors]
+            return tuple(turned)
+        return tuple(self.run((*tensors, cos, sin), unsharded)[: len(tensors)])
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         *turned, cos, _ = tensors

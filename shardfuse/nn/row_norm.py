@@ -148,8 +148,10 @@ class RowNorm(ParameterModule):
         rows, *others = (t.flatten(-dims) if t is not None and dims > 1 else t for t in (x, residual, *named.values()))
         assert rows is not None, "there is an x"
         weight, bias, input_bias = others[1:]
-        options = {"centered": self._switches.centered, "weight_offset": self._switches.weight_offset}
-        results = traced.norm(rows, (weight, bias, input_bias), self.eps, others[0], **options, dropout=self.dropout)
+        results = traced.norm(
+            rows, (weight, bias, input_bias), self.eps, others[0], dropout=self.dropout,
+            centered=self._switches.centered, weight_offset=self._switches.weight_offset,
+        )  # fmt: skip
         return results[0].view(x.shape), results[1].view(x.shape)
 
     def _as_given(self, rows: torch.Tensor, ndim: int) -> torch.Tensor:

@@ -72,7 +72,7 @@ def group_norm(
 ) -> torch.Tensor:
     """GroupNorm of [batch, channels, ...], and the activation of its result, in x's dtype."""
     compute = _compute(x, weight, bias)
-    grouped = x.to(compute).unflatten(1, (groups, -1))
+    grouped = x.to(compute).reshape(x.shape[0], groups, -1, *x.shape[2:])
     dims = list(range(2, grouped.ndim))
     away = grouped - grouped.mean(dims, keepdim=True)
     normed = (away * torch.rsqrt((away * away).mean(dims, keepdim=True) + eps)).flatten(1, 2)
@@ -155,7 +155,7 @@ def rotary(
     compute = _compute(x, cos)
     turned, rest = x[..., :rotary_dim].to(compute), x[..., rotary_dim:]
     cos, sin = cos.to(compute), sin.to(compute)
-    first, second = turned.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, -1)
+    first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
     pair = (first * cos - second * sin, second * cos + first * sin)
     turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
     return torch.cat([turned.to(x.dtype), rest], -1) if rotary_dim < x.shape[-1] else turned.to(x.dtype)
