@@ -14,7 +14,7 @@ from torch._inductor.utils import fresh_cache
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.nn import functional
 
-from shardfuse import DeviceMesh, nn
+from shardfuse import DeviceMesh, FusionDefinition, nn
 from shardfuse.errors import CompiledElsewhereError, SecondDerivativeError
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, Redistribution, RMSNorm, SwiGLU, library
 from shardfuse.nn.settings import parsed
@@ -76,7 +76,7 @@ def on_mesh() -> dict[str, tuple[torch.nn.Module, tuple[int, ...], int]]:
         "GeGLU": (nn.GeGLU("tanh", **last), SHAPE, 2),
         "SwiGLU, packed": (nn.SwiGLU(16, bias=True, mesh=MESH, input=Shard(0)), SHAPE, 1),
         "RotaryEmbedding": (nn.RotaryEmbedding(8, mesh=MESH, input=Shard(2)), (2, 4, 5, 8), 2),
-        "LogProb": (nn.LogProb(entropy=True, mesh=MESH, logits=Shard(-1)), SHAPE, 1),
+        "LogProb": (nn.LogProb(entropy=True, temperature=0.7, mesh=MESH, logits=Shard(-1)), SHAPE, 1),
         "CrossEntropyLoss": (nn.CrossEntropyLoss(z_loss=0.1, temperature=2.0, mesh=MESH, logits=Shard(-1)), SHAPE, 1),
     }
 
@@ -131,6 +131,32 @@ def test_compiled_dropout_on_plain_tensors() -> None:
     assert torch.equal(call(x, residual)[1], residual + x)
     module.train()
     assert not torch.equal(call(x, residual)[1], residual + x)
+
+
+def test_dropout_is_switched_off_and_on() -> None:
+    """Without a compiler and as an op: by train() and eval() alone."""
+    module = nn.DropoutAddNorm(64, p=0.25, mesh=MESH)
+    x, residual = normal(32, 64, seed=0), normal(32, 64, seed=1)
+    torch._dynamo.reset()
+    for call in (module, torch.compile(module, fullgraph=True, backend="aot_eager")):
+        for is_training in (True, False, True):
+            module.train(is_training)
+            assert torch.equal(call(x, residual)[1], residual + x) is not is_training
+
+
+def test_a_rotary_embedding_reads_views_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, _ = normal(2, 6, 3, 4, 16, seed=0).permute(2, 0, 3, 1, 4)
+    assert not q.is_contiguous()
+    read: list[int] = []
+    execute = FusionDefinition.execute
+
+    def seen(fusion: FusionDefinition, tensors: list[torch.Tensor], **options: object) -> list[torch.Tensor]:
+        read.extend(t.data_ptr() for t in tensors[:2])
+        return execute(fusion, tensors, **options)
+
+    monkeypatch.setattr(FusionDefinition, "execute", seen)
+    nn.RotaryEmbedding(16)(q, k)
+    assert read == [q.data_ptr(), k.data_ptr()]
 
 
 @pytest.mark.parametrize("name", SHARDED)
