@@ -7,6 +7,7 @@ the rank's part of the sequence, adds bias and residual, norms, and gathers the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.nn import functional
 
 from shardfuse import DeviceMesh
-from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, SwiGLU, redistribute
+from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, RotaryEmbedding, SwiGLU, redistribute
 
 # The dim along which a parameter is sharded, by the last part of its name; all others are replicated.
 SHARDED_DIM = {"qkv": 1, "out": 1, "gate_up": 1, "down": 1, "head": 0, "gate_bias": 0, "up_bias": 0}
@@ -51,6 +52,7 @@ class Block(torch.nn.Module):
         self.out = parameter(config.dim, heads, config.head_dim)
         self.gate_up = parameter(2, hidden, config.dim)
         self.down = parameter(config.dim, hidden)
+        self.turn = RotaryEmbedding(config.head_dim)  # of this rank's heads, which needs no other rank
         # Weights of matmuls are plain tensors here, this rank's pieces, and optimisers want one kind of them.
         self.swiglu = SwiGLU(config.hidden, bias=True, mesh=mesh, input=Shard(-1), parameters="local")
         self.attention_norm, self.mlp_norm = (
@@ -69,9 +71,10 @@ class Block(torch.nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
         """x: [batch, sequence, dim], normed; residual: [batch, sequence / ranks, dim] -> those of the next block."""
-        x, residual = self.attention_norm(attention(x, self.qkv, self.out, rotary), residual)
-        gate, up = linear(x, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
-        return self.mlp_norm(linear(self.swiglu(gate, up), self.down), residual)
+        mixed = attention(x, self.qkv, self.out, lambda q, k: self.turn(q, k, *rotary))
+        x, residual = self.attention_norm(mixed, residual)
+        gate_and_up = linear(x, self.gate_up.flatten(0, 1))
+        return self.mlp_norm(linear(self.swiglu(gate_and_up), self.down), residual)
 
 
 class LanguageModel(torch.nn.Module):
@@ -92,11 +95,11 @@ class LanguageModel(torch.nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """tokens, targets: [batch, sequence], the same on every rank -> the mean loss, the same on every rank."""
-        x = functional.embedding(tokens, self.embedding).to(self.dtype)
-        residual = redistribute(x, self.mesh, Replicate(), Shard(1), timer=self.timer)
-        x, rotary = self.norm(residual), self.rotary.to(self.dtype)
+        x = functional.embedding(tokens, self.embedding)
+        residual = redistribute(x, self.mesh, Replicate(), Shard(1), dtype=self.dtype, timer=self.timer)
+        x = self.norm(residual)
         for block in self.blocks:
-            x, residual = block(x, residual, rotary)
+            x, residual = block(x, residual, self.rotary)
         return self.loss(linear(x, self.head), targets)
 
     @torch.no_grad()
@@ -134,7 +137,8 @@ class UnshardedBlock(torch.nn.Module):
         )
 
     def forward(self, x: Tensor, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
-        residual = residual + attention(x, self.qkv, self.out, rotary) + self.attention_norm["input_bias"]
+        mixed = attention(x, self.qkv, self.out, lambda q, k: (rotate(q, rotary), rotate(k, rotary)))
+        residual = residual + mixed + self.attention_norm["input_bias"]
         x = rms_norm(residual, self.attention_norm["weight"])
         gate, up = linear(x, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
         x = functional.silu(gate + self.swiglu["gate_bias"]) * (up + self.swiglu["up_bias"])
@@ -169,16 +173,16 @@ class UnshardedLanguageModel(torch.nn.Module):
         return functional.cross_entropy(linear(x, self.head).flatten(0, 1), targets.flatten())
 
 
-def attention(x: Tensor, qkv: Tensor, out: Tensor, rotary: Tensor) -> Tensor:
+def attention(x: Tensor, qkv: Tensor, out: Tensor, turn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Tensor:
     """Causal attention of the heads in ``qkv`` [3, heads, head_dim, dim] and ``out`` [dim, heads, head_dim].
 
-    x: [batch, sequence, dim] -> the same shape: the sum over these heads.
+    x: [batch, sequence, dim] -> the same shape: the sum over these heads.  turn: the rotary embedding of q and k.
     """
     batch, sequence, _ = x.shape
     _, heads, head_dim, _ = qkv.shape
     projected = linear(x, qkv.flatten(0, 2)).view(batch, sequence, 3, heads, head_dim)
     q, k, v = projected.permute(2, 0, 3, 1, 4)  # each [batch, heads, sequence, head_dim]
-    mixed = functional.scaled_dot_product_attention(rotate(q, rotary), rotate(k, rotary), v, is_causal=True)
+    mixed = functional.scaled_dot_product_attention(*turn(q, k), v, is_causal=True)
     return linear(mixed.transpose(1, 2).flatten(2), out.flatten(1))
 
 

@@ -10,23 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch._functorch.config
-from functorch.compile import make_boxed_func
 from module_ways import TABLE, TWICE, WAYS, Trial, compiled, differentiated_twice, run, table
 from nn_cases import add_rms_norm, rms_norm, swiglu
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.utils import counters
-from torch._inductor.utils import fresh_cache
-from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.nn import functional
 from torch_answers import Expected
 from torch_answers import compare as check_near
 from torch_gradients import with_gradients
 
-from shardfuse import DeviceMesh
-from shardfuse.errors import CompiledElsewhereError, SecondDerivativeError
-from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, Redistribution, RMSNorm, SwiGLU, library
-from shardfuse.nn.settings import parsed
+from shardfuse import nn
+from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, SwiGLU
 
 SHAPE = (4, 3, 32)
 TARGET = torch.tensor([[0, 5, -100], [31, 7, 2], [1, 1, 30], [-100, 9, 3]])
@@ -42,17 +35,61 @@ class Case:
     arguments: int
     results: int = 1
     order: tuple[int, ...] | None = None
+    shape: tuple[int, ...] = SHAPE
+    has_target: bool = False
 
 
 def cross_entropy(logits: Tensor) -> tuple[Tensor, ...]:
     return (functional.cross_entropy(logits.flatten(0, 1), TARGET.flatten()),)
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    return (functional.layer_norm(x, weight.shape, weight, bias),)
+
+
+def added(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, input_bias: Tensor) -> tuple[Tensor, ...]:
+    total = residual + (x + input_bias)
+    return (*layer_norm(total, weight, bias), total)
+
+
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    return (functional.silu(functional.group_norm(x, 4, weight, bias)),)
+
+
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    return (functional.batch_norm(x, None, None, weight, bias, training=True),)
+
+
+def rotary(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    angles = torch.arange(q.shape[2], device=q.device)[:, None] * 1e4 ** -(torch.arange(0, 8, 2) / 8)
+    cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+    halves = [t.chunk(2, -1) for t in (q, k)]
+    return tuple(torch.cat([a * cos - b * sin, b * cos + a * sin], -1) for a, b in halves)
+
+
+def log_prob(logits: Tensor) -> tuple[Tensor, ...]:
+    logs = (logits / 0.7).log_softmax(-1)
+    counted = TARGET != -100
+    chosen = logs.gather(-1, TARGET.clamp_min(0)[..., None])[..., 0]
+    return tuple(torch.where(counted, t, 0.0) for t in (chosen, -(logs.exp() * logs).sum(-1)))
+
+
 CASES = {
     "RMSNorm": Case(lambda: RMSNorm(32), rms_norm, 1),
     "AddRMSNorm": Case(lambda: AddRMSNorm(32, bias=True), add_rms_norm, 2, 2, (0, 2, 3, 1)),
     "SwiGLU": Case(lambda: SwiGLU(32, bias=True), swiglu, 2),
-    "CrossEntropyLoss": Case(CrossEntropyLoss, cross_entropy, 1),
+    "CrossEntropyLoss": Case(CrossEntropyLoss, cross_entropy, 1, has_target=True),
+    "LayerNorm": Case(lambda: nn.LayerNorm(32), layer_norm, 1),
+    "AddLayerNorm": Case(lambda: nn.AddLayerNorm(32, input_bias=True), added, 2, 2),
+    "DropoutAddNorm": Case(lambda: nn.DropoutAddNorm(32, input_bias=True).eval(), added, 2, 2),
+    "GroupNorm": Case(lambda: nn.GroupNorm(4, 8, activation="silu"), group_norm, 1, shape=(3, 8, 2, 5)),
+    "BatchNorm2d": Case(lambda: nn.BatchNorm2d(4), batch_norm, 1, shape=(3, 4, 2, 5)),
+    "Softmax": Case(lambda: nn.Softmax(scale=0.5), lambda x: ((0.5 * x).softmax(-1),), 1),
+    "LogSoftmax": Case(lambda: nn.LogSoftmax(1), lambda x: (x.log_softmax(1),), 1),
+    "GELU": Case(nn.GELU, lambda x: (functional.gelu(x),), 1),
+    "GeGLU": Case(nn.GeGLU, lambda x: (functional.gelu(x[..., :16]) * x[..., 16:],), 1),
+    "RotaryEmbedding": Case(lambda: nn.RotaryEmbedding(8), rotary, 2, 2, shape=(3, 2, 5, 8)),
+    "LogProb": Case(lambda: nn.LogProb(entropy=True, temperature=0.7), log_prob, 1, 2, has_target=True),
 }
 
 
@@ -65,10 +102,12 @@ def trial_of(name: str) -> Trial:
     with torch.no_grad():
         for k, p in enumerate(module.parameters()):
             p.copy_(normal(*p.shape, seed=10 + k))
-    arguments = [normal(*SHAPE, seed=k) for k in range(case.arguments)]
-    is_loss = name == "CrossEntropyLoss"
-    gradients = [normal(*(() if is_loss else SHAPE), seed=20 + k) for k in range(case.results)]
-    return Trial(module, [*arguments, TARGET] if is_loss else arguments, gradients)
+    arguments = [normal(*case.shape, seed=k) for k in range(case.arguments)]
+    given = [*arguments, TARGET] if case.has_target else arguments
+    with torch.no_grad():
+        results = module(*given)
+    shapes = [t.shape for t in (results if isinstance(results, tuple) else (results,))]
+    return Trial(module, given, [normal(*shape, seed=20 + k) for k, shape in enumerate(shapes)])
 
 
 @cache
@@ -91,7 +130,7 @@ def test_ways(way: str, name: str) -> None:
         check_near(f"result or gradient {k}", got, want)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES.keys() - {"RotaryEmbedding"})  # which is linear: the gradient is a constant
 def test_double_backward_is_refused(name: str) -> None:
     assert differentiated_twice(trial_of(name)) == TWICE
 
@@ -102,7 +141,7 @@ def test_the_page_shows_the_table() -> None:
     assert set(WAYS) < set(TABLE)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_a_compiled_module_rounds_once(name: str, dtype: torch.dtype) -> None:
     """What it decomposes into computes in float32, as the fusion does."""
@@ -138,93 +177,6 @@ def test_stray_and_ignored_targets_of_a_compiled_loss() -> None:
     assert result.isnan().tolist() == [True, False, False]
     assert logits.grad.isnan().any(-1).tolist() == [True, False, False]
     assert torch.equal(logits.grad[2], torch.zeros(8))
-
-
-# --- the ops -----------------------------------------------------------------------------------------------
-
-MESH = DeviceMesh([0])
-SHARDED = {
-    "rms_norm": (RMSNorm(32, mesh=MESH, input=Shard(1)), [SHAPE, (32,)]),
-    "add_rms_norm": (
-        AddRMSNorm(32, bias=True, mesh=MESH, input=Partial(), residual=Shard(1), output=Replicate()),
-        [SHAPE, (32,), (32,), SHAPE],
-    ),
-    "swiglu": (SwiGLU(32, bias=True, mesh=MESH, input=Shard(-1)), [SHAPE, SHAPE, (32,), (32,)]),
-    "cross_entropy": (CrossEntropyLoss(mesh=MESH, logits=Shard(-1), reduction="none"), [SHAPE]),
-    "redistribute": (Redistribution(MESH, Replicate(), Shard(1), Replicate()), [SHAPE]),
-}
-
-
-@pytest.mark.parametrize("name", SHARDED)
-def test_opcheck(name: str) -> None:
-    module, shapes = SHARDED[name]
-    tensors = [normal(*shape, seed=k).requires_grad_() for k, shape in enumerate(shapes)]
-    if name == "cross_entropy":
-        tensors.append(TARGET[..., None])
-    torch.library.opcheck(module.library_op, (tensors, module.text, None))
-    torch.library.opcheck(module.library_op, (tensors, module.text, list(SHAPE)))
-
-
-@pytest.mark.parametrize("name", SHARDED)
-def test_a_text_makes_the_module_again(name: str) -> None:
-    module = SHARDED[name][0]
-    arguments, rank = parsed(module.text)
-    assert rank == 0
-    assert type(module).made_again(arguments).text == module.text
-
-
-def test_an_op_of_another_rank_is_refused() -> None:
-    module, _ = SHARDED["rms_norm"]
-    text = module.text.replace('"rank":0', '"rank":1')
-    with pytest.raises(CompiledElsewhereError, match="rms_norm_v1 was compiled for rank 1 and called on rank 0"):
-        module.library_op([normal(*SHAPE, seed=0), module.weight], text, None)
-
-
-def test_an_op_is_not_differentiated_twice() -> None:
-    module, _ = SHARDED["rms_norm"]
-    x = normal(*SHAPE, seed=0).requires_grad_()
-    result = module.library_op([x, module.weight], module.text, None)[0]
-    (first,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
-    with pytest.raises(SecondDerivativeError, match="rms_norm_v1 has no second derivative"):
-        first.sum().backward()
-
-
-def test_a_compiled_graph_holds_one_op_each_way() -> None:
-    torch._dynamo.reset()
-    graphs: list[list[str]] = []
-
-    def keep(graph: torch.fx.GraphModule, _: object) -> object:
-        graphs.append(
-            [str(n.target) for n in graph.graph.nodes if n.op == "call_function" and "shardfuse" in str(n.target)]
-        )
-        return make_boxed_func(graph.forward)
-
-    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
-    module, _ = SHARDED["add_rms_norm"]
-    x, residual = (normal(*SHAPE, seed=k).requires_grad_() for k in range(2))
-    timer = FusionTimer().watch(module)
-    normed, total = torch.compile(module, fullgraph=True, backend=backend)(x, residual)
-    (normed.sum() + total.sum()).backward()
-    assert graphs == [["shardfuse.add_rms_norm_v1.default"], ["shardfuse.add_rms_norm_backward_v1.default"]]
-    assert timer.seconds() > 0
-    module.timer = None
-
-
-def test_a_cached_graph_makes_its_module_again() -> None:
-    """The op is found by its arguments alone: what this process knew of the module is forgotten in between."""
-    module, _ = SHARDED["rms_norm"]
-    x = normal(*SHAPE, seed=0).requires_grad_()
-    hits = []
-    with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
-        for _ in range(2):
-            torch._dynamo.reset()
-            library._module.cache_clear()
-            counters.clear()
-            result = torch.compile(module, fullgraph=True)(x)
-            result.sum().backward()
-            assert torch.equal(result, module(x))
-            hits.append([counters["aot_autograd"][f"autograd_cache_{what}"] for what in ("hit", "bypass")])
-    assert hits == [[0, 0], [1, 0]]
 
 
 # --- one look-up -------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from ..mesh import DeviceMesh
 from . import traced
 from .dtensor import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedOp
+from .gated import bind_gated, gated
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement, define, give
 from .settings import Setting
@@ -81,17 +82,24 @@ class SwiGLU(ParameterModule):
             if bias is not None:
                 torch.nn.init.zeros_(bias)
 
-    def forward(self, gate: torch.Tensor, up: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
+    def forward(
+        self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
+    ) -> torch.Tensor:
         """gate, up: [..., features] (local) of one dtype -> the same shape and dtype.
 
-        ``unsharded``: their shape as wholes, where local tensors are shards that differ in size.
+        Without ``up``, ``gate`` is both: [..., 2 * features] (local), what one matmul makes, this rank's part of the
+        gate in the first half and of up in the second.  It is read in place, and its gradient comes as one tensor.
+        ``unsharded``: the shape of gate as a whole, where local tensors are shards that differ in size.
         """
+        if up is None:
+            biases = () if self.gate_bias is None or self.up_bias is None else (self.gate_bias, self.up_bias)
+            return gated(self, "silu", self._input, gate, None, biases, unsharded)
         if self.mesh is None and torch.compiler.is_compiling():
             self._check(gate, up)
             if self._local_size is not None:
                 self.check_size("gate", gate, -1, self._local_size)
             self.check_plain(gate=gate, gate_bias=self.gate_bias)
-            return traced.swiglu(gate, up, self.gate_bias, self.up_bias)
+            return traced.gated("silu", gate, up, self.gate_bias, self.up_bias)
         if (type(gate) not in PLAIN or type(up) not in PLAIN) and has_dtensor((gate, up)):
             given = [Given("gate", gate, self._input), Given("up", up, self._input)]
             shape = self.unsharded_of(given)
@@ -112,6 +120,8 @@ class SwiGLU(ParameterModule):
             raise ModuleInputError("SwiGLU", "up", f"dtype {up.dtype}", f"{gate.dtype}, the dtype of gate", "cast one")
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        if len(tensors) % 2:  # gate and up in one
+            return bind_gated(self, "silu", self._input, tensors, unsharded)
         gate, up, *biases = tensors
         self._check(gate, up)
         placement = self._input.resolve("input", gate.ndim).for_shape(self.mesh, unsharded)

@@ -44,6 +44,8 @@ class FusedOp:
     saved: what backward reads, as indices into (tensors..., results..., extras...).
     arguments: where each tensor lives; gradients: where the gradient of each result does.
     order: for each of the first tensors, which output of backward is its gradient; the others have none.
+    follows: for each output of forward the tensor that its dims are like, where forward cuts or regroups dims.
+    ones: dims, counted from the end, of which all outputs have one element though that tensor has more.
     is_view: may a result lie in the storage of a tensor?  Then a copy of it is the result, which the caller may change.
     """
 
@@ -55,6 +57,8 @@ class FusedOp:
     gradients: tuple[TensorPlacement, ...]
     order: tuple[int, ...]
     is_view: bool = False
+    follows: tuple[int, ...] = ()
+    ones: tuple[int, ...] = ()
 
     @cached_property
     def fusions(self) -> tuple[FusionDefinition, FusionDefinition]:
@@ -63,7 +67,7 @@ class FusedOp:
     @cached_property
     def shapes(self) -> OutputShapes:
         """Of the outputs of ``forward``."""
-        return OutputShapes(self.forward.fusion, self.arguments)
+        return OutputShapes(self.forward.fusion, self.arguments, self.follows, self.ones)
 
     def apply(
         self, timer: FusionTimer | None, unsharded: Sequence[int] | None, *tensors: torch.Tensor
@@ -136,7 +140,7 @@ class BoundOp:
     takes: for each tensor how its local tensor is had of it, None for itself; no entries where all are plain.
     """
 
-    __slots__ = ("_arranged", "_is_strange", "_sizes", "op", "takes", "unsharded")
+    __slots__ = ("_arranged", "_is_strange", "_sizes", "_strided", "op", "takes", "unsharded")
 
     def __init__(
         self,
@@ -151,8 +155,10 @@ class BoundOp:
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
         self._sizes = tuple(None if self.unsharded is None else _sizes(fd, self.unsharded) for fd in op.fusions)
         self._arranged = tuple(
-            [(k, p) for k, p in enumerate(placements) if p.leading] for placements in (op.arguments, op.gradients)
+            [(k, p) for k, p in enumerate(placements) if p.leading or p.strided]
+            for placements in (op.arguments, op.gradients)
         )
+        self._strided = tuple(frozenset(k for k, p in pairs if p.strided) for pairs in self._arranged)
 
     def __call__(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results; recorded for autograd where one of the tensors, as given, requires a gradient."""
@@ -178,7 +184,8 @@ class BoundOp:
     def _execute(self, k: int, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run fusion ``k`` on local tensors."""
         fusion, sizes, device = self.op.fusions[k], self._sizes[k], tensors[0].device.type
-        arranged = [t if t.is_contiguous() else t.contiguous() for t in tensors]
+        strided = self._strided[k]  # these are read in place
+        arranged = [t if t.is_contiguous() or n in strided else t.contiguous() for n, t in enumerate(tensors)]
         for at, placement in self._arranged[k]:
             arranged[at] = placement.arrange(tensors[at])
         if torch.is_autocast_enabled(device):
@@ -234,6 +241,10 @@ class FusedModule(TimedModule):
     family: ClassVar[str] = ""
     """The name of its op."""
     library_op: ClassVar[Any] = None
+    defined: ClassVar[Any] = None
+    """The class of which a module is made again from its settings, where this is a subclass of it."""
+    is_random: ClassVar[bool] = False
+    """May a call draw random numbers?"""
     mesh: Setting[DeviceMesh | None] = Setting()
     text: str
     """The settings, printed."""

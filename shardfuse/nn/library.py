@@ -39,9 +39,10 @@ def define(module: type[FusedModule]) -> None:
     """The two ops of a family of modules."""
     name, backward = f"{module.family}_v1", f"{module.family}_backward_v1"
     _families[module.family] = module
+    drawn = (torch.Tag.nondeterministic_seeded,) if module.is_random else ()
     _library.define(
         f"{name}(Tensor[] tensors, str settings, SymInt[]? unsharded) -> Tensor[]",
-        tags=(torch.Tag.pt2_compliant_tag,),
+        tags=(torch.Tag.pt2_compliant_tag, *drawn),
     )
     _library.define(
         f"{backward}(Tensor[] gradients, Tensor[] saved, str settings, str dtypes, SymInt[] sizes, "
@@ -56,7 +57,7 @@ def define(module: type[FusedModule]) -> None:
         _torch_library.register_fake(f"shardfuse::{op}", fake, lib=_library)
     _torch_library.register_autograd(f"shardfuse::{name}", ops.differentiate, setup_context=ops.keep, lib=_library)
     _torch_library.register_autograd(f"shardfuse::{backward}", ops.refuse, lib=_library)
-    module.library_op = getattr(torch.ops.shardfuse, name).default
+    module.library_op, module.defined = getattr(torch.ops.shardfuse, name).default, module
 
 
 class _Ops:

@@ -34,6 +34,8 @@ class CrossEntropyLoss(FusedModule):
 
     reduction: "mean" over the targets that are not ``ignore_index`` (NaN where all are), "sum", or "none".
     label_smoothing: share of the target's weight that is spread evenly over all classes.
+    z_loss: weight of the square of log(sum(exp(logits))), which is added to each row's loss (PaLM has 1e-4).
+    temperature: logits are divided by it first.
     mesh, logits: on a mesh, where the logits live: ``Shard(-1)`` cuts the classes, another Shard cuts rows (of the
     targets too), Replicate neither; one placement or a sequence with one per mesh dimension.
     num_classes: unsharded number of classes; needed only where they are cut into parts that differ in size.
@@ -49,6 +51,8 @@ class CrossEntropyLoss(FusedModule):
     ignore_index: Setting[int] = Setting()
     label_smoothing: Setting[float] = Setting()
     num_classes: Setting[int | None] = Setting()
+    z_loss: Setting[float] = Setting()
+    temperature: Setting[float] = Setting()
 
     def __init__(
         self,
@@ -59,12 +63,19 @@ class CrossEntropyLoss(FusedModule):
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
         num_classes: int | None = None,
+        z_loss: float = 0.0,
+        temperature: float = 1.0,
     ) -> None:
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise ModuleArgumentError("CrossEntropyLoss", "reduction", reduction, '"mean", "sum" or "none"')
         if not 0 <= label_smoothing <= 1:
             raise ModuleArgumentError("CrossEntropyLoss", "label_smoothing", label_smoothing, "a share from 0 to 1")
+        if not 0 <= z_loss < math.inf:
+            raise ModuleArgumentError("CrossEntropyLoss", "z_loss", z_loss, "0 or more")
+        if not 0 < temperature < math.inf:
+            raise ModuleArgumentError("CrossEntropyLoss", "temperature", temperature, "a number above 0")
+        self.z_loss, self.temperature = z_loss, temperature
         self.mesh, self.ignore_index, self.num_classes = mesh, ignore_index, num_classes
         self.reduction = reduction
         self.label_smoothing = label_smoothing
@@ -76,7 +87,8 @@ class CrossEntropyLoss(FusedModule):
 
     def settings(self) -> dict[str, object]:
         options = {"reduction": self.reduction, "ignore_index": self.ignore_index, "num_classes": self.num_classes}
-        return {"mesh": self.mesh, "logits": self._logits, **options, "label_smoothing": self.label_smoothing}
+        options |= {"label_smoothing": self.label_smoothing, "z_loss": self.z_loss, "temperature": self.temperature}
+        return {"mesh": self.mesh, "logits": self._logits, **options}
 
     @classmethod
     def made_again(cls, settings: Mapping[str, Any]) -> Self:
@@ -84,6 +96,11 @@ class CrossEntropyLoss(FusedModule):
         made = cls(**settings)
         made._counts_strays = False
         return made
+
+    @property
+    def logits_placement(self) -> TensorPlacement:
+        """Where the logits live."""
+        return self._logits
 
     def forward(
         self, logits: torch.Tensor, target: torch.Tensor, *, unsharded: Sequence[int] | None = None
@@ -95,7 +112,9 @@ class CrossEntropyLoss(FusedModule):
         if self.mesh is None and torch.compiler.is_compiling():
             self.check_plain(logits=logits)
             self._check_target(logits, target)
-            return traced.cross_entropy(logits, target, self.reduction, self.ignore_index, self.label_smoothing)
+            return traced.cross_entropy(
+                logits, target, self.reduction, self.ignore_index, self.label_smoothing, self.z_loss, self.temperature
+            )
         if (type(logits) not in PLAIN or type(target) not in PLAIN) and has_dtensor((logits, target)):
             return self._on_dtensors(logits, target)
         return self._forward(logits, target, unsharded=unsharded)
@@ -120,7 +139,7 @@ class CrossEntropyLoss(FusedModule):
 
     def _check_target(self, logits: torch.Tensor, target: torch.Tensor) -> None:
         if target.dtype != torch.int64:
-            raise ModuleInputError("CrossEntropyLoss", "target", f"dtype {target.dtype}", "torch.int64", "cast it")
+            raise ModuleInputError(type(self).__name__, "target", f"dtype {target.dtype}", "torch.int64", "cast it")
         self.check_same("target", target, "the logits' rows", logits.shape[:-1])
 
     def _refuse(self, target: torch.Tensor, classes: int, strays: int) -> NoReturn:
@@ -131,7 +150,7 @@ class CrossEntropyLoss(FusedModule):
         found = f"{strays} values that are no classes ({where})"
         expected = f"0 to {classes - 1}, or ignore_index={self.ignore_index}"
         advice = "correct them, or pass ignore_index= as they have it"
-        raise ModuleInputError("CrossEntropyLoss", "target", found, expected, advice)
+        raise ModuleInputError(type(self).__name__, "target", found, expected, advice)
 
     def _on_dtensors(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         rows = self._logits.resolve("logits", logits.ndim).without(logits.ndim - 1)
@@ -147,7 +166,7 @@ class CrossEntropyLoss(FusedModule):
             return (*target.shape, self._classes(logits))
         if has_dtensor((target,)) and target.shape != logits.shape[:-1]:
             found, expected = f"shape {tuple(target.shape)}", f"{tuple(logits.shape[:-1])}, the logits' rows"
-            raise ModuleInputError("CrossEntropyLoss", "target", found, expected, "pass a target for each row")
+            raise ModuleInputError(type(self).__name__, "target", found, expected, "pass a target for each row")
         return tuple(logits.shape)
 
     def _classes(self, logits: torch.Tensor) -> int:
@@ -174,6 +193,8 @@ class CrossEntropyLoss(FusedModule):
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
             counts_strays=self._counts_strays and logits.device.type == "cpu",
+            z_loss=self.z_loss,
+            temperature=self.temperature,
         )
 
     def extra_repr(self) -> str:
@@ -197,6 +218,8 @@ class _Spec:
     ignore_index: int
     label_smoothing: float
     counts_strays: bool
+    z_loss: float
+    temperature: float
 
     @property
     def row_shape(self) -> list[int]:
@@ -245,6 +268,7 @@ def _forward(spec: _Spec) -> FusionDefinition:
     """
     with FusionDefinition() as fd:
         logits = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
+        logits = _cooled(fd, spec, logits)
         target = define(fd, spec.mesh, spec.rows, spec.row_shape, DataType.Int)
         maximum = fd.ops.max(logits, [-1], keepdim=True)
         shifted = fd.ops.sub(logits, maximum)
@@ -256,6 +280,9 @@ def _forward(spec: _Spec) -> FusionDefinition:
             even = fd.ops.sub(log_sum, fd.ops.mean(shifted, [-1], keepdim=True))
             even = fd.ops.mul(even, spec.label_smoothing)
             loss = fd.ops.add(fd.ops.mul(loss, 1.0 - spec.label_smoothing), even)
+        if spec.z_loss:
+            whole = fd.ops.add(maximum, log_sum)
+            loss = fd.ops.add(loss, fd.ops.mul(fd.ops.mul(whole, whole), spec.z_loss))
         counted, known = fd.ops.ne(target, spec.ignore_index), _is_class(fd, spec, target)
         loss = fd.ops.where(counted, fd.ops.where(known, loss, math.nan), 0.0)
         count = None
@@ -280,12 +307,14 @@ def _forward(spec: _Spec) -> FusionDefinition:
 def _backward(spec: _Spec) -> FusionDefinition:
     """(d loss, logits, target, maximum, log_sum[, count]) -> d logits.
 
-    d logits = (softmax - the target's weights) * d loss [/ count].
+    d logits = (softmax - the target's weights) * d loss [/ count] [/ temperature], and a z-loss's softmax counts
+    1 + 2 * z_loss * log(sum(exp(logits))) times.
     """
     shape, placement = spec.loss
     with FusionDefinition() as fd:
         gradient = define(fd, spec.mesh, placement, shape, spec.compute)
         logits = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
+        logits = _cooled(fd, spec, logits)
         target = define(fd, spec.mesh, spec.rows, spec.row_shape, DataType.Int)
         maximum = define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute)
         log_sum = define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute)
@@ -296,12 +325,21 @@ def _backward(spec: _Spec) -> FusionDefinition:
         if spec.label_smoothing:
             even = spec.label_smoothing / spec.classes
             weight = fd.ops.add(fd.ops.mul(weight, 1.0 - spec.label_smoothing), even)
+        if spec.z_loss:
+            whole = fd.ops.add(maximum, log_sum)
+            softmax = fd.ops.mul(softmax, fd.ops.add(fd.ops.mul(whole, 2 * spec.z_loss), 1.0))
+        gradient = _cooled(fd, spec, gradient)
         # An ignored row is chosen away, not multiplied by zero: its logits may be infinite.
         row_gradient = fd.ops.mul(fd.ops.sub(softmax, weight), gradient)
         row_gradient = fd.ops.where(_is_class(fd, spec, target), row_gradient, math.nan)
         d_logits = fd.ops.where(fd.ops.ne(target, spec.ignore_index), row_gradient, 0.0)
         give(fd, fd.ops.cast(d_logits, dtype=spec.dtype), spec.mesh, spec.placement)
     return fd
+
+
+def _cooled(fd: FusionDefinition, spec: _Spec, x: TensorView) -> TensorView:
+    """``x`` divided by the temperature."""
+    return x if spec.temperature == 1 else fd.ops.mul(x, 1.0 / spec.temperature)
 
 
 def _is_target(fd: FusionDefinition, spec: _Spec, target: TensorView) -> TensorView:

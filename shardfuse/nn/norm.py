@@ -29,6 +29,8 @@ class _Norm(ParameterModule):
 
     hidden_size: Setting[int] = Setting()
     eps: Setting[float] = Setting()
+    elementwise_affine: Setting[bool] = Setting()
+    zero_centered: Setting[bool] = Setting()
 
     def __init__(
         self,
@@ -44,6 +46,8 @@ class _Norm(ParameterModule):
         output_grad: Placements | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        elementwise_affine: bool = True,
+        zero_centered: bool = False,
     ) -> None:
         # A parameter is cut along the hidden axis only where that is named as Shard(-1): rows are sharded otherwise.
         super().__init__(mesh, TensorPlacement.of(*at, mesh).only(-1), parameters)
@@ -64,17 +68,26 @@ class _Norm(ParameterModule):
             if placement.is_partial:
                 raise PlacementError(argument, (given,), "a norm, which needs whole values", "pass Shard or Replicate")
         self._local_size = self._parameter.local(mesh, torch.empty(hidden_size, device="meta")).shape[0]
-        self.weight = self.make_parameter("weight", hidden_size, 1.0, device, dtype)
+        self.elementwise_affine, self.zero_centered = elementwise_affine, zero_centered
+        start = 0.0 if zero_centered else 1.0
+        self.weight = self.make_parameter("weight", hidden_size, start, device, dtype) if elementwise_affine else None
         self.input_bias = self.make_parameter("input_bias", hidden_size, 0.0, device, dtype) if bias else None
         self.describe()
 
     def settings(self) -> dict[str, object]:
         placements = {"input": self._input, "output": self._output, "output_grad": self._output_grad}
-        return {"hidden_size": self.hidden_size, "eps": self.eps, "mesh": self.mesh, **placements}
+        switches = {"elementwise_affine": self.elementwise_affine, "zero_centered": self.zero_centered}
+        return {"hidden_size": self.hidden_size, "eps": self.eps, **switches, "mesh": self.mesh, **placements}
+
+    @property
+    def _weights(self) -> tuple[torch.Tensor, ...]:
+        """The weight, where there is one."""
+        return () if self.weight is None else (self.weight,)
 
     def reset_parameters(self) -> None:
-        """Weight to one, bias to zero."""
-        torch.nn.init.ones_(self.weight)
+        """The weight so that it multiplies by one, the bias to zero."""
+        if self.weight is not None:
+            torch.nn.init.constant_(self.weight, 0.0 if self.zero_centered else 1.0)
         if self.input_bias is not None:
             torch.nn.init.zeros_(self.input_bias)
 
@@ -88,7 +101,7 @@ class _Norm(ParameterModule):
     def _spec(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         residual: torch.Tensor | None,
         unsharded: Sequence[int] | None,
@@ -108,9 +121,10 @@ class _Norm(ParameterModule):
             output=output,
             output_grad=output_grad,
             dtype=self.check_dtype("x", x),
-            weight_dtype=self.check_dtype("weight", weight),
+            weight_dtype=None if weight is None else self.check_dtype("weight", weight),
             residual_dtype=None if residual is None else self.check_dtype("residual", residual),
             bias_dtype=None if bias is None else self.check_dtype("input_bias", bias),
+            zero_centered=self.zero_centered,
         )
 
     def _resolve(self, ndim: int, unsharded: Sequence[int] | None) -> list[TensorPlacement]:
@@ -146,6 +160,7 @@ class RMSNorm(_Norm):
     parameters: "dtensor", DTensors on the mesh, which optimisers, clip_grad_norm_ and checkpoints take for the whole
     (``load_state_dict`` takes unsharded tensors too); "local", plain tensors, each rank's own piece.  Making DTensors
     is collective among the ranks of the mesh.
+    elementwise_affine: is there a weight?  zero_centered: rows are multiplied by 1 + weight, which begins as 0.
     x: [..., hidden_size] in float64, float32, bfloat16 or float16; statistics are in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Zhang & Sennrich 2019.
     """
@@ -156,7 +171,9 @@ class RMSNorm(_Norm):
         self,
         hidden_size: int,
         eps: float = 1e-6,
+        elementwise_affine: bool = True,
         *,
+        zero_centered: bool = False,
         mesh: DeviceMesh | None = None,
         input: Placements | None = None,
         output: Placements | None = None,
@@ -170,6 +187,7 @@ class RMSNorm(_Norm):
             hidden_size, eps, bias=False, mesh=mesh, parameters=parameters,
             at=("output", output) if is_partial else ("input", input),
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
+            elementwise_affine=elementwise_affine, zero_centered=zero_centered,
         )  # fmt: skip
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
@@ -180,7 +198,7 @@ class RMSNorm(_Norm):
         if self.mesh is None and torch.compiler.is_compiling():
             self.check_plain(x=x, weight=self.weight)
             self.check_size("x", x, -1, self.hidden_size)
-            return traced.rms_norm(x, self.weight, self.eps)[0]
+            return traced.rms_norm(x, self.weight, self.eps, zero_centered=self.zero_centered)[0]
         if type(x) not in PLAIN and has_dtensor((x,)):
             result = Result(tuple(x.shape), self._output, self._output_grad)
             here = partial(self._forward, unsharded=x.shape)
@@ -190,19 +208,19 @@ class RMSNorm(_Norm):
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
         if x.ndim == 1:
             return self._forward(x[None], unsharded=None if unsharded is None else (1, *unsharded))[0]
-        return self.run((x, self.weight), unsharded)[0]
+        return self.run((x, *self._weights), unsharded)[0]
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
-        x, weight = tensors
+        x, *weights = tensors
         self._check_hidden("x", x, self._input)
-        return norm_op(self._spec(x, weight, None, None, self.whole(tensors, unsharded)))
+        return norm_op(self._spec(x, weights[0] if weights else None, None, None, self.whole(tensors, unsharded)))
 
     def op(self, x: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:
         """The fusions for such an x, forward and backward; equal modules share them.
 
         x: [rows..., hidden_size] (local); ``unsharded``: its whole shape, where its shards differ in size.
         """
-        return self.bind((x, self.weight), unsharded)
+        return self.bind((x, *self._weights), unsharded)
 
 
 @checked(ModuleArgumentError, ("__init__",))
@@ -225,6 +243,8 @@ class AddRMSNorm(_Norm):
         eps: float = 1e-6,
         bias: bool = False,
         *,
+        elementwise_affine: bool = True,
+        zero_centered: bool = False,
         mesh: DeviceMesh | None = None,
         input: Placements | None = None,
         residual: Placements | None = None,
@@ -237,6 +257,7 @@ class AddRMSNorm(_Norm):
         super().__init__(
             hidden_size, eps, bias=bias, mesh=mesh, parameters=parameters, at=("residual", residual),
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
+            elementwise_affine=elementwise_affine, zero_centered=zero_centered,
         )  # fmt: skip
 
     def misread(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
@@ -259,7 +280,8 @@ class AddRMSNorm(_Norm):
             self.check_plain(x=x, residual=residual, weight=self.weight, input_bias=self.input_bias)
             self.check_size("x", x, -1, self.hidden_size)
             self.check_same("residual", residual, "x", x.shape)
-            return traced.rms_norm(x, self.weight, self.eps, self.input_bias, residual)
+            parameters = (self.weight, self.eps, self.input_bias, residual)
+            return traced.rms_norm(x, *parameters, zero_centered=self.zero_centered)
         if (type(x) not in PLAIN or type(residual) not in PLAIN) and has_dtensor((x, residual)):
             given = [Given("x", x, self._input), Given("residual", residual, self._at)]
             shape = self.unsharded_of(given)
@@ -274,20 +296,21 @@ class AddRMSNorm(_Norm):
             whole = None if unsharded is None else (1, *unsharded)
             normed, new_residual = self._forward(x[None], residual[None], unsharded=whole)
             return normed[0], new_residual[0]
-        bias = self.input_bias
-        tensors = (x, self.weight, residual) if bias is None else (x, self.weight, bias, residual)
-        results = self.run(tensors, unsharded)
+        biases = () if self.input_bias is None else (self.input_bias,)
+        results = self.run((x, *self._weights, *biases, residual), unsharded)
         return results[0], results[1]
 
     def settings(self) -> dict[str, object]:
         return {**super().settings(), "bias": self.input_bias is not None, "residual": self._at}
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
-        x, weight, *bias, residual = tensors
+        x, *parameters, residual = tensors
+        weight = parameters.pop(0) if self.elementwise_affine else None
+        bias = parameters[0] if parameters else None
         self._check_hidden("x", x, self._input)
         self._check_hidden("residual", residual, self._at)
         self._check_residual(x, residual)
-        return norm_op(self._spec(x, weight, bias[0] if bias else None, residual, self.whole(tensors, unsharded)))
+        return norm_op(self._spec(x, weight, bias, residual, self.whole(tensors, unsharded)))
 
     def op(self, x: torch.Tensor, residual: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:
         """The fusions for such tensors, forward and backward; equal modules share them.
@@ -295,7 +318,7 @@ class AddRMSNorm(_Norm):
         ``unsharded``: the whole shape, where shards differ in size.
         """
         bias = () if self.input_bias is None else (self.input_bias,)
-        return self.bind((x, self.weight, *bias, residual), unsharded)
+        return self.bind((x, *self._weights, *bias, residual), unsharded)
 
     def _check_residual(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         """The residual is this rank's piece of what x is, where x is whole; of x's shape where both are cut alike."""

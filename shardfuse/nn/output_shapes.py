@@ -22,6 +22,10 @@ class OutputShapes:
     fusion: Fusion
     placements: tuple[TensorPlacement, ...]
     """Where each input lives, its dims counted from the front."""
+    follows: tuple[int, ...] = ()
+    """For each output the input as whose dims, one by one, those of its axes are that were cut or regrouped."""
+    ones: tuple[int, ...] = ()
+    """Dims of which every output has one element, though the input that it follows has more."""
 
     def empty(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> list[torch.Tensor]:
         """Outputs without values, contiguous, for local ``tensors``.
@@ -31,9 +35,14 @@ class OutputShapes:
         classes = equal_extents(self.fusion)
         sizes = self._sizes(classes, tensors, unsharded)
         outputs: list[torch.Tensor] = []
-        for tv in self.fusion.outputs:
-            axes = zip(tv.domain.logical, tv.shape, strict=True)
-            whole = [n if n >= 0 else sizes[classes[axis]] for axis, n in axes]
+        inputs = [i.val for i in self.fusion.inputs if isinstance(i.val, TensorView)]
+        for at, tv in enumerate(self.fusion.outputs):
+            like = inputs[self.follows[at]] if self.follows else tv
+            whole: list[int] = []
+            for k, (axis, n) in enumerate(zip(tv.domain.logical, tv.shape, strict=True)):
+                if n < 0 and classes[axis] not in sizes:  # no op says of which input's axis it is
+                    n, axis = 1 if k - tv.ndim in self.ones else like.shape[k], like.domain.logical[k]
+                whole.append(n if n >= 0 else sizes[classes[axis]])
             shape = _placement_of(tv).local_shape(tv.domain.mesh, whole)
             outputs.append(tensors[0].new_empty(shape, dtype=tv.dtype.torch))
         return outputs

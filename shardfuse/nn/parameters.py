@@ -50,10 +50,20 @@ class ParameterModule(FusedModule):
         self._kind = kind
 
     def make_parameter(
-        self, name: str, size: int, value: float, device: torch.device | str | None, dtype: torch.dtype | None
+        self,
+        name: str,
+        size: int | tuple[int, ...],
+        value: float,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> torch.nn.Parameter:
-        """A vector of ``size`` elements unsharded, all ``value``.  Collective among the ranks of the mesh."""
-        whole = torch.full((size,), value, device=device, dtype=dtype or torch.get_default_dtype())
+        """A vector of ``size`` elements unsharded, all ``value``.  Collective among the ranks of the mesh.
+
+        A ``size`` of several dims is that of a parameter of which no mesh dimension cuts any.
+        """
+        whole = torch.full(
+            size if isinstance(size, tuple) else (size,), value, device=device, dtype=dtype or torch.get_default_dtype()
+        )
         if self.mesh is None or self._kind == "local" or (self.mesh.size == 1 and not dist.is_initialized()):
             return torch.nn.Parameter(self._parameter.local(self.mesh, whole).clone())
         for parallel_type, dim in zip(self.mesh.parallel_types, self._parameter.shards, strict=True):

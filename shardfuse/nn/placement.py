@@ -25,11 +25,13 @@ class TensorPlacement:
     """Per mesh dimension, outermost first, the dim that it shards, or whether it holds partial sums; else replicas.
 
     ``uneven``: shards may differ in size, as ``torch.chunk`` cuts them.
+    ``strided``: local tensors come with the strides that they have, not as contiguous copies.
     """
 
     shards: tuple[int | None, ...] = ()
     partial: tuple[bool, ...] = ()
     uneven: bool = False
+    strided: bool = False
 
     @staticmethod
     def of(argument: str, placements: Placements | None, mesh: DeviceMesh | None) -> TensorPlacement:
@@ -145,7 +147,10 @@ class TensorPlacement:
 
     def arrange(self, local: torch.Tensor) -> torch.Tensor:
         """The local tensor as ``define`` declares it: contiguous, a dim of 1 per mesh dimension of partial sums."""
-        return local.contiguous()[(None,) * self.leading]
+        # A strided tensor is read in place where its rows are whole: reads along another stride would cost more.
+        if not self.strided or local.stride(-1) != 1 or 0 in local.stride():
+            local = local.contiguous()
+        return local[(None,) * self.leading]
 
 
 _least: Callable[[int, int], int] = cast("Any", torch).sym_min  # of sizes that may be symbolic
@@ -159,10 +164,11 @@ def define(
     fd: FusionDefinition, mesh: DeviceMesh | None, placement: TensorPlacement, shape: Sequence[int], dtype: DataType
 ) -> TensorView:
     """Declare a fusion input of unsharded ``shape`` (-1 symbolic) that lives as ``placement`` says."""
+    contiguity = None if placement.strided else True
     if mesh is None:
-        return fd.define_tensor(shape=list(shape), contiguity=True, dtype=dtype)
+        return fd.define_tensor(shape=list(shape), contiguity=contiguity, dtype=dtype)
     leading = [mesh.shape[d] for d, is_partial in enumerate(placement.partial) if is_partial]
-    tv = fd.define_tensor(shape=[*leading, *shape], contiguity=True, dtype=dtype)
+    tv = fd.define_tensor(shape=[*leading, *shape], contiguity=contiguity, dtype=dtype)
     place(tv, mesh, placement)
     return tv
 

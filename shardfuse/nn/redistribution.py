@@ -19,7 +19,7 @@ from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
 from .dtensor import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedModule, FusedOp
-from .placement import TensorPlacement, define, move
+from .placement import TensorPlacement, define, move, place
 from .timer import FusionTimer
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def redistribute(
     target: Placements,
     *,
     grad: Placements | None = None,
+    dtype: torch.dtype | None = None,
     unsharded: Sequence[int] | None = None,
     timer: FusionTimer | None = None,
 ) -> torch.Tensor:
@@ -47,16 +48,17 @@ def redistribute(
     unsharded: the shape of the whole x, where local tensors are shards that differ in size.
     grad: where the gradient of the result arrives, as ``target`` by default; ``Partial()`` where each rank holds a
     summand of it (what a column-parallel matmul leaves).  The gradient of x lives as x does, whole for a partial x.
+    dtype: that of the result, to which it is rounded on arrival; its gradient comes back in x's.
     Raises PlacementError.
     """
     wanted = target if grad is None else grad
     if torch.compiler.is_compiling():
         if has_dtensor((x,)):
             raise PlacementError("x", cast("Any", x).placements, "torch.compile", "call its redistribute()")
-        text = _text(mesh, source, target, wanted, timer)
+        text = _text(mesh, source, target, wanted, dtype, timer)
         return Redistribution.library_op([x], text, None if unsharded is None else list(unsharded))[0]
     try:
-        move = _made(world_key(), mesh, _fixed(source), _fixed(target), _fixed(wanted), timer)
+        move = _made(world_key(), mesh, _fixed(source), _fixed(target), _fixed(wanted), dtype, timer)
         return move(x, unsharded=unsharded)
     except PlacementError:
         with failures_told(mesh.ranks):
@@ -64,11 +66,13 @@ def redistribute(
 
 
 class Redistribution(FusedModule):
-    """What ``redistribute`` does between three placements, as a module."""
+    """What ``redistribute`` does between three placements, as a module.  dtype: that of the result, by name."""
 
     family = "redistribute"
 
-    def __init__(self, mesh: DeviceMesh, source: Placements, target: Placements, grad: Placements) -> None:
+    def __init__(
+        self, mesh: DeviceMesh, source: Placements, target: Placements, grad: Placements, dtype: str | None = None
+    ) -> None:
         super().__init__()
         self.mesh = mesh
         self._source = TensorPlacement.of("source", source, mesh)
@@ -76,10 +80,12 @@ class Redistribution(FusedModule):
         self._grad = TensorPlacement.of("grad", grad, mesh)
         if self._target.is_partial:
             raise PlacementError("target", (target,), "a redistribution", "pass Shard or Replicate")
+        self._dtype: str | None = dtype
         self.describe()
 
     def settings(self) -> dict[str, object]:
-        return {"mesh": self.mesh, "source": self._source, "target": self._target, "grad": self._grad}
+        placements = {"source": self._source, "target": self._target, "grad": self._grad}
+        return {"mesh": self.mesh, **placements, "dtype": self._dtype}
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
         if type(x) not in PLAIN and has_dtensor((x,)):
@@ -101,14 +107,22 @@ class Redistribution(FusedModule):
         said = (("source", self._source), ("target", self._target), ("grad", self._grad))
         whole = self.whole(tensors, unsharded)
         placements = [p.resolve(name, x.ndim).for_shape(mesh, whole) for name, p in said]
-        return _op(_Move(x.ndim, DataType.from_torch(x.dtype), mesh, id(mesh), *placements))
+        dtype = DataType.from_torch(x.dtype)
+        result_dtype = dtype if self._dtype is None else DataType.from_torch(getattr(torch, self._dtype))
+        return _op(_Move(x.ndim, dtype, result_dtype, mesh, id(mesh), *placements))
 
 
 @lru_cache(maxsize=256)
 def _made(
-    world: tuple[int, int], mesh: DeviceMesh, source: Fixed, target: Fixed, grad: Fixed, timer: FusionTimer | None
+    world: tuple[int, int],
+    mesh: DeviceMesh,
+    source: Fixed,
+    target: Fixed,
+    grad: Fixed,
+    dtype: torch.dtype | None,
+    timer: FusionTimer | None,
 ) -> Redistribution:
-    move = Redistribution(mesh, source, target, grad)
+    move = Redistribution(mesh, source, target, grad, None if dtype is None else str(dtype).removeprefix("torch."))
     move.timer = timer
     return move
 
@@ -118,15 +132,23 @@ def _fixed(placements: Placements) -> Fixed:
     return tuple(placements) if isinstance(placements, Sequence) else placements
 
 
-def _text(mesh: DeviceMesh, source: Placements, target: Placements, grad: Placements, timer: FusionTimer | None) -> str:
+def _text(
+    mesh: DeviceMesh,
+    source: Placements,
+    target: Placements,
+    grad: Placements,
+    dtype: torch.dtype | None,
+    timer: FusionTimer | None,
+) -> str:
     """What ``Redistribution(...).text`` is, in words that torch.compile knows."""
     words = ",".join(
         f'"{name}":[{",".join(map(_word, placements if isinstance(placements, Sequence) else (placements,)))}]'
         for name, placements in (("source", source), ("target", target), ("grad", grad))
     )
+    typed = "null" if dtype is None else f'"{dtype}"'.replace("torch.", "")
     timed = "" if timer is None else f',"timer":{timer.number}'
     rank = dist.get_rank() if dist.is_initialized() else 0
-    return f'{{"mesh":{mesh.text},{words}{timed},"rank":{rank}}}'
+    return f'{{"mesh":{mesh.text},{words},"dtype":{typed}{timed},"rank":{rank}}}'
 
 
 def _word(placement: Any) -> str:
@@ -137,6 +159,7 @@ def _word(placement: Any) -> str:
 class _Move:
     ndim: int
     dtype: DataType
+    result_dtype: DataType
     mesh: DeviceMesh
     mesh_id: int
     source: TensorPlacement
@@ -146,13 +169,20 @@ class _Move:
 
 @lru_cache(maxsize=256)
 def _op(spec: _Move) -> FusedOp:
-    forward = _definition(spec, spec.source, spec.target)
-    backward = _definition(spec, spec.grad, spec.source.gradient())
+    forward = _definition(spec, spec.source, spec.target, (spec.dtype, spec.result_dtype))
+    backward = _definition(spec, spec.grad, spec.source.gradient(), (spec.result_dtype, spec.dtype))
     return FusedOp(forward, backward, 1, (), (spec.source,), (spec.grad,), (0,), is_view=True)
 
 
-def _definition(spec: _Move, source: TensorPlacement, target: TensorPlacement) -> FusionDefinition:
+def _definition(
+    spec: _Move, source: TensorPlacement, target: TensorPlacement, dtypes: tuple[DataType, DataType]
+) -> FusionDefinition:
+    """(x of the first dtype and of ``source``) -> (x of the second and of ``target``)."""
     with FusionDefinition() as fd:
-        x = define(fd, spec.mesh, source, [-1] * spec.ndim, spec.dtype)
-        fd.add_output(fd.ops.set(x) if source == target else move(fd, x, spec.mesh, source, target))
+        x = define(fd, spec.mesh, source, [-1] * spec.ndim, dtypes[0])
+        moved = fd.ops.set(x) if source == target else move(fd, x, spec.mesh, source, target)
+        if dtypes[0] != dtypes[1]:
+            moved = fd.ops.cast(moved, dtype=dtypes[1])
+            place(moved, spec.mesh, target)  # which tells the shape of its local tensor where torch.compile asks for it
+        fd.add_output(moved)
     return fd

@@ -59,13 +59,13 @@ def _entry(value: object) -> object:
     if isinstance(value, TensorPlacement):
         pairs = zip(value.shards, value.partial, strict=True)
         return ["P" if is_partial else "R" if dim is None else f"S{dim}" for dim, is_partial in pairs]
-    return value
+    return {"sizes": cast("tuple[int, ...]", value)} if isinstance(value, tuple) else value
 
 
 def _value(entry: object) -> object:
     if isinstance(entry, dict):
-        mesh = cast("dict[str, Any]", entry)
-        return DeviceMesh(mesh["ranks"], mesh["names"])
+        held = cast("dict[str, Any]", entry)
+        return tuple(held["sizes"]) if "sizes" in held else DeviceMesh(held["ranks"], held["names"])
     if isinstance(entry, list):
         words = cast("list[str]", entry)
         shards = tuple(int(word[1:]) if word[0] == "S" else None for word in words)

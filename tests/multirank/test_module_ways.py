@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardfuse import DeviceMesh
 from shardfuse.errors import PlacementError
-from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
+from shardfuse.nn import AddLayerNorm, AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from lm_model import LanguageModel, ModelConfig, UnshardedLanguageModel
@@ -50,6 +50,7 @@ def normal(pg, *shape: int, seed: int) -> Tensor:
 def trial_of(name: str, pg, parameters: str) -> Trial:
     mesh, n = DeviceMesh(list(range(pg.size))), pg.size
     where = {"mesh": mesh, "parameters": parameters, "device": pg.device}
+    halves = (BATCH, ROWS // n, HIDDEN // 2)
     whole, rows, columns = (BATCH, ROWS, HIDDEN), (BATCH, ROWS // n, HIDDEN), (BATCH, ROWS, HIDDEN // n)
     made: dict[str, tuple[Callable[[], torch.nn.Module], list[tuple[int, ...]], list[tuple[int, ...]]]] = {
         "norm of rows": (lambda: RMSNorm(HIDDEN, input=Shard(1), **where), [rows], [rows]),
@@ -70,6 +71,14 @@ def trial_of(name: str, pg, parameters: str) -> Trial:
         "gate": (lambda: SwiGLU(HIDDEN, bias=True, input=Shard(-1), **where), [columns, columns], [columns]),
         "loss": (lambda: CrossEntropyLoss(mesh=mesh, logits=Shard(-1)), [columns], [()]),
         "redistribute": (lambda: Move(mesh), [whole], [rows]),
+        "layer norm": (
+            lambda: AddLayerNorm(
+                HIDDEN, input_bias=True, input=Partial(), residual=Shard(1), output=Replicate(), **where
+            ),
+            [whole, rows],
+            [whole, rows],
+        ),
+        "packed gate": (lambda: SwiGLU(HIDDEN // 2, bias=True, input=Shard(1), **where), [rows], [halves]),
     }
     make, shapes, results = made[name]
     arguments = [normal(pg, *shape, seed=2 * k) for k, shape in enumerate(shapes)]
@@ -87,12 +96,13 @@ def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
 
 
 COMPILED = {
-    "torch.compile, fullgraph": {"norm of a hidden axis": "dtensor"},
+    "torch.compile, fullgraph": {"norm of a hidden axis": "dtensor", "packed gate": "dtensor"},
     "torch.compile, dynamic batch": {"norm between parallel layers": "dtensor", "loss": "local"},
     "torch.export": {"norm between parallel layers": "local", "loss": "local"},
 }
 """Compiling takes seconds: a case or two for each way; the language model below has the other modules."""
 NAMES = ["norm of rows", "norm of a hidden axis", "norm between parallel layers", "gate", "loss", "redistribute"]
+NAMES += ["layer norm", "packed gate"]
 
 
 @pytest.mark.parametrize("way", WAYS)

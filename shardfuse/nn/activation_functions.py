@@ -1,0 +1,55 @@
+"""Formulas of activations and their slopes, as ops of a fusion."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from ..frontend import FusionDefinition
+from ..ir import TensorView
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+_CUBIC = 0.044715
+"""The coefficient of x^3 in the tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
+
+
+def activated(fd: FusionDefinition, activation: Activation, x: TensorView) -> TensorView:
+    """The activation of ``x``, a tensor of the compute dtype."""
+    match activation:
+        case "silu":
+            return fd.ops.mul(x, fd.ops.sigmoid(x))
+        case "gelu":
+            return fd.ops.mul(x, _normal_share(fd, x))
+        case "gelu_tanh":
+            return fd.ops.mul(x, fd.ops.sigmoid(_tanh_argument(fd, x)))
+
+
+def slope(fd: FusionDefinition, activation: Activation, x: TensorView) -> TensorView:
+    """The derivative of the activation at ``x``.
+
+    silu is x * s with s = sigmoid(x), and gelu_tanh is x * s with s = sigmoid(u(x)): the slope is s + x * s * (1 - s) *
+    u'(x).  gelu is x times the normal distribution up to x, whose slope is the density.
+    """
+    if activation == "gelu":
+        square = fd.ops.mul(fd.ops.mul(x, x), -0.5)
+        density = fd.ops.mul(fd.ops.exp(square), 1 / math.sqrt(2 * math.pi))
+        return fd.ops.add(_normal_share(fd, x), fd.ops.mul(x, density))
+    argument = x if activation == "silu" else _tanh_argument(fd, x)
+    share = fd.ops.sigmoid(argument)
+    growth = fd.ops.mul(x, fd.ops.sub(1.0, share))
+    if activation == "gelu_tanh":
+        inner = fd.ops.add(fd.ops.mul(fd.ops.mul(x, x), 3 * _CUBIC), 1.0)
+        growth = fd.ops.mul(growth, fd.ops.mul(inner, 2 * math.sqrt(2 / math.pi)))
+    return fd.ops.mul(share, fd.ops.add(growth, 1.0))
+
+
+def _normal_share(fd: FusionDefinition, x: TensorView) -> TensorView:
+    """The share of a standard normal distribution below ``x``; by erfc, which keeps its digits where x is negative."""
+    return fd.ops.mul(fd.ops.erfc(fd.ops.mul(x, -math.sqrt(0.5))), 0.5)
+
+
+def _tanh_argument(fd: FusionDefinition, x: TensorView) -> TensorView:
+    """u(x), of which sigmoid(u) is (1 + tanh(u / 2)) / 2."""
+    inner = fd.ops.add(fd.ops.mul(fd.ops.mul(x, x), _CUBIC), 1.0)
+    return fd.ops.mul(fd.ops.mul(x, inner), 2 * math.sqrt(2 / math.pi))

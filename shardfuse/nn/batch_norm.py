@@ -1,0 +1,283 @@
+"""BatchNorm of vectors, images and volumes, over the whole batch also where that is sharded over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+import torch.distributed as dist
+
+from ..arguments import checked
+from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..executor.uncompiled import uncompiled
+from ..frontend.detection import has_dtensor
+from ..mesh import DeviceMesh
+from . import traced
+from .batch_norm_fusions import BatchNormSpec, batch_norm_op
+from .channels import ChannelNorm
+from .dtensor import Given, Result, on_local_tensors
+from .fused import PLAIN, FusedOp
+from .parameters import ParameterKind
+from .placement import TensorPlacement
+from .settings import Setting
+
+if TYPE_CHECKING:
+    from .placement import Placements
+
+
+class BatchNorm(ChannelNorm):
+    """(x - mean) * rsqrt(var + eps) * weight + bias over all but the channels, with torch's running statistics.
+
+    num_features, eps, momentum, affine, track_running_stats: as of torch's module of the same name, as are parameters,
+    buffers, their names, and ``eval()``.
+    mesh, input: on a mesh, where x and the result live: Shard of the batch or of image dims, or Replicate; statistics
+    are those of the whole, in one exchange of a few numbers for each channel.  Buffers are the same on every rank.
+    parameters: as of ``RMSNorm``.
+    x: in float64, float32, bfloat16 or float16; channels-last images stay so.
+    Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Ioffe & Szegedy 2015.
+    """
+
+    family = "batch_norm"
+    eps: Setting[float] = Setting()
+    affine: Setting[bool] = Setting()
+    _version = 2
+    _dims: tuple[int, ...] = ()
+    running_mean: torch.Tensor | None
+    running_var: torch.Tensor | None
+    num_batches_tracked: torch.Tensor | None
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        mesh: DeviceMesh | None = None,
+        input: Placements | None = None,
+        parameters: ParameterKind = "dtensor",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        name = type(self).__name__
+        placement = TensorPlacement.of("input", input, mesh)
+        super().__init__(mesh, placement.replicated(), parameters)
+        if num_features < 1:
+            raise ModuleArgumentError(name, "num_features", num_features, "1 or more")
+        if not eps >= 0:
+            raise ModuleArgumentError(name, "eps", eps, "0 or more")
+        if momentum is not None and not 0 <= momentum <= 1:
+            raise ModuleArgumentError(name, "momentum", momentum, "None, or a number from 0 to 1")
+        if placement.is_partial:
+            raise PlacementError("input", (input,), "a norm, which needs whole values", "pass Shard or Replicate")
+        if any(d is not None and (d < 0 or d == 1) for d in placement.shards):
+            advice = (
+                "shard batch or image dims, counted from the front; for channels make one of theirs, without a mesh"
+            )
+            raise PlacementError("input", (input,), "[batch, channels, ...]", advice)
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats, self._input = affine, track_running_stats, placement
+        self.weight = self.make_parameter("weight", num_features, 1.0, device, dtype) if affine else None
+        self.bias = self.make_parameter("bias", num_features, 0.0, device, dtype) if affine else None
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        tracked = track_running_stats
+        self.register_buffer("running_mean", torch.zeros(num_features, **where) if tracked else None)
+        self.register_buffer("running_var", torch.ones(num_features, **where) if tracked else None)
+        count = torch.tensor(0, dtype=torch.long, device=device) if tracked else None
+        self.register_buffer("num_batches_tracked", count)
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        sizes = {"num_features": self.num_features, "eps": self.eps, "affine": self.affine}
+        return {**sizes, "mesh": self.mesh, "input": self._input}
+
+    @classmethod
+    def made_again(cls, settings: Mapping[str, Any]) -> Self:
+        return super().made_again({**settings, "track_running_stats": False})
+
+    def reset_running_stats(self) -> None:
+        """The mean to zero, the variance to one, the count to zero."""
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+            self.num_batches_tracked.zero_()
+
+    def reset_parameters(self) -> None:
+        """Weight to one, bias to zero, and the running statistics as ``reset_running_stats``."""
+        self.reset_running_stats()
+        if self.weight is not None and self.bias is not None:
+            torch.nn.init.ones_(self.weight)
+            torch.nn.init.zeros_(self.bias)
+
+    def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
+        """x: [batch, channels, ...] (local) -> the same shape, dtype and memory format.
+
+        ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
+        """
+        if type(x) not in PLAIN and has_dtensor((x,)):
+            result = Result(tuple(x.shape), self._input, self._input)
+            here = partial(self._forward, unsharded=tuple(x.shape))
+            return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
+        return self._forward(x, unsharded=unsharded)
+
+    def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
+        if self._dims and x.ndim not in self._dims:
+            self._check(x, 1)
+        kept = () if self.running_mean is None or self.running_var is None else (self.running_mean, self.running_var)
+        by_kept = kept if not self.training else ()
+        if self.mesh is None and torch.compiler.is_compiling():
+            self._check(x, 1)
+            self.check_plain(x=x, weight=self.weight, bias=self.bias)
+            if not by_kept:
+                self._check_count(x.shape)
+            results = traced.batch_norm(x, self.weight, self.bias, self.eps, by_kept)
+        else:
+            results = self.run_images((x, *self.affine_parameters(), *by_kept), unsharded)
+        if self.training and kept:
+            self._track(*kept, results[1], results[2])
+        return results[0]
+
+    def _check(self, x: torch.Tensor, channel_dim: int) -> None:
+        if x.ndim < 2 or (self._dims and x.ndim not in self._dims):
+            expected = " or ".join(map(str, self._dims)) or "2 or more"
+            advice = "pass [batch, channels, ...]"
+            raise ModuleInputError(type(self).__name__, "x", f"{x.ndim} dims", expected, advice)
+        self.check_size("x", x, channel_dim, self.num_features)
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        x, *vectors = tensors
+        affine, kept = (vectors[:2], vectors[2:]) if self.affine else ([], vectors)
+        channel_dim = x.ndim - 1 if self.is_last else 1
+        self._check(x, channel_dim)
+        placement = self.placed(self._input, x.ndim, unsharded)
+        if not kept:
+            parts = [n * placement.parts(self.mesh, k) for k, n in enumerate(x.shape)]
+            self._check_count(parts if unsharded is None else unsharded)
+        spec = BatchNormSpec(
+            ndim=x.ndim,
+            channel_dim=channel_dim,
+            channels=self.num_features,
+            eps=self.eps,
+            mesh=self.mesh,
+            mesh_id=id(self.mesh),
+            placement=placement,
+            dtype=self.check_dtype("x", x),
+            affine_dtype=self.check_dtype("weight", affine[0]) if affine else None,
+            kept_dtype=self.check_dtype("running_mean", kept[0]) if kept else None,
+        )
+        return batch_norm_op(spec)
+
+    def affine_parameters(self) -> tuple[torch.Tensor, ...]:
+        """Weight and bias, or none."""
+        return () if self.weight is None or self.bias is None else (self.weight, self.bias)
+
+    def _check_count(self, sizes: Sequence[int]) -> None:
+        """torch refuses a channel of one element, whose variance says nothing."""
+        if torch.Size(sizes).numel() == self.num_features:
+            found = f"shape {tuple(sizes)}, one value per channel,"
+            raise ModuleInputError(type(self).__name__, "x", found, "more in training", "pass more, or call eval()")
+
+    @torch.no_grad()
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor, new: torch.Tensor, unbiased: torch.Tensor) -> None:
+        """Move the running statistics towards those of this batch."""
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        # Without a momentum they are the average of all batches.
+        for running, batch in ((mean, new), (variance, unbiased)):
+            if self.momentum is None:
+                running.lerp_(batch.to(running.dtype), self.num_batches_tracked.to(running.dtype).reciprocal())
+            else:
+                running.lerp_(batch.to(running.dtype), self.momentum)
+
+    def extra_repr(self) -> str:
+        kept = f"momentum={self.momentum}, affine={self.affine}, track_running_stats={self.track_running_stats}"
+        return f"{self.num_features}, eps={self.eps}, {kept}, mesh={self.mesh}"
+
+
+@checked(ModuleArgumentError, ("__init__",))
+class BatchNorm1d(BatchNorm):
+    __doc__ = f"""BatchNorm of vectors [batch, channels] or sequences [batch, channels, length].
+
+    {BatchNorm.__doc__}"""
+
+    _dims = (2, 3)
+
+
+@checked(ModuleArgumentError, ("__init__",))
+class BatchNorm2d(BatchNorm):
+    __doc__ = f"""BatchNorm of images [batch, channels, height, width].
+
+    {BatchNorm.__doc__}"""
+
+    _dims = (4,)
+
+
+@checked(ModuleArgumentError, ("__init__",))
+class BatchNorm3d(BatchNorm):
+    __doc__ = f"""BatchNorm of volumes [batch, channels, depth, height, width].
+
+    {BatchNorm.__doc__}"""
+
+    _dims = (5,)
+
+
+@checked(ModuleArgumentError, ("__init__",))
+class SyncBatchNorm(BatchNorm):
+    """BatchNorm of [batch, channels, ...] over the batches of all ranks of a process group, as torch.nn.SyncBatchNorm.
+
+    process_group: torch's handle; the default group where it is left out.  Every rank's batch has as many samples.  In
+    ``eval()``, on one rank, and without a process group it is a BatchNorm.
+    Gradients of weight and bias are the ranks' average, as DistributedDataParallel makes them of its own.
+    Arguments, parameters and buffers are otherwise those of ``BatchNorm2d`` without a mesh.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: Any = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        self.process_group = process_group
+
+    def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
+        """x: [batch, channels, ...], this rank's batch -> the same shape, dtype and memory format."""
+        if dist.is_initialized() and dist.get_world_size(self.process_group) > 1:
+            return self._together(x, unsharded)
+        return super().forward(x, unsharded=unsharded)
+
+    @uncompiled
+    def _together(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
+        """With the ranks of the group, of which a mesh is made in the first call."""
+        if self.mesh is None:
+            from torch.distributed.tensor import Shard
+
+            mesh = DeviceMesh(dist.get_process_group_ranks(self.process_group or dist.group.WORLD))
+            self._input = TensorPlacement.of("input", Shard(0), mesh)
+            self.mesh = mesh
+        return super().forward(x, unsharded=unsharded)
+
+    def affine_parameters(self) -> tuple[torch.Tensor, ...]:
+        """Weight and bias; the fusion adds their gradients up over all ranks, of which this is one."""
+        return tuple(self._averaged(p) for p in super().affine_parameters())
+
+    def _averaged(self, parameter: torch.Tensor) -> torch.Tensor:
+        if self.mesh is None or not parameter.requires_grad or not torch.is_grad_enabled():
+            return parameter
+        size = self.mesh.size
+
+        def average(gradient: torch.Tensor) -> torch.Tensor:
+            return gradient / size
+
+        own = parameter.view_as(parameter)
+        own.register_hook(average)  # pyright: ignore[reportUnknownMemberType]
+        return own

@@ -1,0 +1,135 @@
+"""The fusions of BatchNorm, by statistics of the batch or by those that are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..frontend import FusionDefinition
+from ..ir import DataType, TensorView
+from ..mesh import DeviceMesh
+from .fused import FusedOp
+from .placement import TensorPlacement, define, give
+
+
+@dataclass(frozen=True)
+class BatchNormSpec:
+    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+
+    channel_dim: 1, or the last dim where the tensors are channels-last.  placement: of x, counted in these dims.
+    affine_dtype: of weight and bias; None without them.  kept_dtype: of the statistics that are kept and normed by;
+    None where the batch's own are.
+    """
+
+    ndim: int
+    channel_dim: int
+    channels: int
+    eps: float
+    mesh: DeviceMesh | None
+    mesh_id: int
+    placement: TensorPlacement
+    dtype: DataType
+    affine_dtype: DataType | None
+    kept_dtype: DataType | None
+
+    @property
+    def shape(self) -> list[int]:
+        sizes = [-1] * self.ndim
+        sizes[self.channel_dim] = self.channels
+        return sizes
+
+    @property
+    def vector(self) -> TensorPlacement:
+        """Where one number for each channel lives: everywhere."""
+        return self.placement.replicated()
+
+    @property
+    def rows(self) -> list[int]:
+        """The dims of a channel."""
+        return [k for k in range(self.ndim) if k != self.channel_dim]
+
+    @property
+    def compute(self) -> DataType:
+        is_double = DataType.Double in (self.dtype, self.affine_dtype, self.kept_dtype)
+        return DataType.Double if is_double else DataType.Float
+
+
+@lru_cache(maxsize=256)
+def batch_norm_op(spec: BatchNormSpec) -> FusedOp:
+    """(x[, weight, bias][, kept mean, kept variance]) -> (normed[, mean, unbiased variance]).
+
+    The statistics are results, without gradients, where they are the batch's own.
+    """
+    parameters = 0 if spec.affine_dtype is None else 2
+    kept = 0 if spec.kept_dtype is None else 2
+    tensors = 1 + parameters + kept
+    if kept:
+        results, statistics = 1, (1 + parameters, 2 + parameters)
+    else:  # outputs are (normed, mean, unbiased variance, rstd)
+        results, statistics = 3, (tensors + 1, tensors + 3)
+    saved = (0, *statistics, *((1,) if parameters else ()))
+    arguments = (spec.placement, *(spec.vector,) * (parameters + kept))
+    order = tuple(range(1 + parameters))
+    return FusedOp(_forward(spec), _backward(spec), results, saved, arguments, (spec.placement,), order)
+
+
+def _forward(spec: BatchNormSpec) -> FusionDefinition:
+    with FusionDefinition() as fd:
+        x = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
+        weight, bias = (_vector(fd, spec, spec.affine_dtype) for _ in range(2))
+        if spec.kept_dtype is not None:
+            mean, variance = (_vector(fd, spec, spec.kept_dtype) for _ in range(2))
+            assert mean is not None
+            assert variance is not None
+        else:
+            variance, mean = fd.ops.var_mean(x, spec.rows, correction=0, keepdim=True)
+        rstd = fd.ops.rsqrt(fd.ops.add(variance, spec.eps))
+        result = fd.ops.mul(fd.ops.sub(x, mean), rstd)
+        result = result if weight is None or bias is None else fd.ops.add(fd.ops.mul(result, weight), bias)
+        give(fd, fd.ops.cast(result, dtype=spec.dtype), spec.mesh, spec.placement)
+        if spec.kept_dtype is None:
+            count = fd.ops.size(x, spec.rows)
+            unbiased = fd.ops.mul(variance, fd.ops.div(count, fd.ops.sub(count, 1)))
+            for statistic in (mean, unbiased, rstd):
+                give(fd, fd.ops.squeeze(statistic, spec.rows), spec.mesh, spec.vector)
+    return fd
+
+
+def _backward(spec: BatchNormSpec) -> FusionDefinition:
+    """(gradient, x, mean, rstd or kept variance[, weight]) -> (dx[, dweight, dbias]).
+
+    With n the normed x and g = weight * dy: dx = rstd * (g - mean(g) - n * mean(g * n)) by the batch's own statistics,
+    which x moves too, and rstd * g by those that are kept.
+    """
+    with FusionDefinition() as fd:
+        dy = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
+        x = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
+        mean, rstd = (_vector(fd, spec, spec.kept_dtype or spec.compute) for _ in range(2))
+        assert mean is not None
+        assert rstd is not None
+        rstd = rstd if spec.kept_dtype is None else fd.ops.rsqrt(fd.ops.add(rstd, spec.eps))
+        weight = _vector(fd, spec, spec.affine_dtype)
+        unit = fd.ops.mul(fd.ops.sub(x, mean), rstd)
+        # weight is the same for all of a channel: it comes out of the means, which are the parameters' gradients
+        along, even = fd.ops.sum(fd.ops.mul(dy, unit), spec.rows), fd.ops.sum(dy, spec.rows)
+        d_x = dy
+        if spec.kept_dtype is None:
+            share = fd.ops.reciprocal(fd.ops.size(x, spec.rows))
+            flags = [k != spec.channel_dim for k in range(spec.ndim)]
+            means = [fd.ops.broadcast(fd.ops.mul(t, share), flags) for t in (even, along)]
+            d_x = fd.ops.sub(fd.ops.sub(dy, means[0]), fd.ops.mul(unit, means[1]))
+        d_x = fd.ops.mul(d_x, rstd if weight is None else fd.ops.mul(rstd, weight))
+        give(fd, fd.ops.cast(d_x, dtype=spec.dtype), spec.mesh, spec.placement)
+        if spec.affine_dtype is not None:
+            for summed in (along, even):
+                give(fd, fd.ops.cast(summed, dtype=spec.affine_dtype), spec.mesh, spec.vector)
+    return fd
+
+
+def _vector(fd: FusionDefinition, spec: BatchNormSpec, dtype: DataType | None) -> TensorView | None:
+    """A number for each channel, in the compute dtype and x's dims; None where there is no dtype."""
+    if dtype is None:
+        return None
+    given = define(fd, spec.mesh, spec.vector, [spec.channels], dtype)
+    flags = [k != spec.channel_dim for k in range(spec.ndim)]
+    return fd.ops.broadcast(fd.ops.cast(given, dtype=spec.compute), flags)

@@ -1,0 +1,89 @@
+"""Norms over channels, of images whose channels may come last in memory: they are read as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+
+from .parameters import ParameterModule
+from .placement import TensorPlacement
+
+
+class ChannelNorm(ParameterModule):
+    """What norms of [batch, channels, ...] share; where ``is_last``, of [batch, ..., channels]."""
+
+    is_last = False
+    _last: ChannelNorm | None = None
+
+    def describe(self) -> None:
+        self.__dict__["_last"] = None
+        super().describe()
+        self.__dict__["_last_text"] = self.text.replace("{", '{"is_last":true,', 1)
+
+    @classmethod
+    def made_again(cls, settings: Mapping[str, Any]) -> Self:
+        made = super().made_again({name: value for name, value in settings.items() if name != "is_last"})
+        if settings.get("is_last"):
+            made.__dict__["is_last"] = True
+            made.__dict__["text"] = made._last_text
+        return made
+
+    def run_images(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[torch.Tensor]:
+        """``run`` on [batch, channels, ...] and vectors, and on images as they are stored: results keep that layout."""
+        x, *vectors = tensors
+        if not is_channels_last(x):
+            return self.run(tensors, unsharded)
+        whole = None if unsharded is None else (unsharded[0], *unsharded[2:], unsharded[1])
+        given = (channels_last(x), *vectors)
+        if torch.compiler.is_compiling():
+            local = [self.traced(t) for t in given]
+            results = self.library_op(local, self._last_text, None if whole is None else list(whole))
+        else:
+            results = self._of_last().run(given, whole)
+        return [channels_second(results[0]), *results[1:]]
+
+    def _of_last(self) -> ChannelNorm:
+        """This module for images whose channels come last: fusions depend on it, and tensors do not show it."""
+        last = self._last
+        if last is None:
+            with torch.no_grad():
+                last = self.defined.made_again({**self.settings(), "is_last": True})
+            last.timer = self.timer
+            last.__dict__["text"] = self._last_text
+            self.__dict__["_last"] = last
+        return last
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "_last": None}
+
+    def placed(self, placement: TensorPlacement, ndim: int, unsharded: Sequence[int] | None) -> TensorPlacement:
+        """``placement`` of [batch, channels, ...] for tensors as ``bind`` has them, of these unsharded sizes."""
+        resolved = placement.resolve("input", ndim)
+        moved = placement_of_channels_last(resolved, ndim) if self.is_last else resolved
+        return moved.for_shape(self.mesh, unsharded)
+
+
+def is_channels_last(x: torch.Tensor) -> bool:
+    """Are [batch, channels, ...] of four or five dims stored with the channels last?"""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    is_last = x.ndim in formats and x.is_contiguous(memory_format=formats[x.ndim])
+    return is_last and not x.is_contiguous()
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """[batch, channels, ...] as [batch, ..., channels], a view."""
+    return x.permute(0, *range(2, x.ndim), 1)
+
+
+def channels_second(x: torch.Tensor) -> torch.Tensor:
+    """[batch, ..., channels] as [batch, channels, ...], a view."""
+    return x.permute(0, x.ndim - 1, *range(1, x.ndim - 1))
+
+
+def placement_of_channels_last(placement: TensorPlacement, ndim: int) -> TensorPlacement:
+    """Where a tensor of [batch, channels, ...] lives, in the dims of ``channels_last``."""
+    moved = {0: 0, 1: ndim - 1, **{k: k - 1 for k in range(2, ndim)}}
+    return replace(placement, shards=tuple(None if d is None else moved[d] for d in placement.shards))

@@ -1,0 +1,180 @@
+"""Norms as functions of whole tensors and of parameters that are handed over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import ModuleInputError
+from ..ir import DataType
+from . import traced
+from .activation_functions import Activation
+from .batch_norm_fusions import BatchNormSpec, batch_norm_op
+from .channels import channels_last, channels_second, is_channels_last
+from .group_norm_fusions import GroupNormSpec, group_norm_op
+from .placement import TensorPlacement
+from .row_norm_fusions import RowNormSpec, row_norm_op
+
+_WHOLE = TensorPlacement()
+Parameters = dict[str, torch.Tensor | None]
+_NORM = ("weight", "bias", "input_bias")
+
+
+class Function:
+    """The checks of modules, under the name of a function."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def check_plain(self, **tensors: torch.Tensor | None) -> None:
+        """Raise ModuleInputError for a dtype that is not computed in."""
+        for argument, tensor in tensors.items():
+            self.dtype(argument, tensor)
+
+    def refuse(self, argument: str, found: str, expected: str) -> ModuleInputError:
+        return ModuleInputError(self.name, argument, found, expected, "pass one that fits")
+
+    def dtype(self, argument: str, tensor: torch.Tensor | None) -> DataType | None:
+        return None if tensor is None else self.dtype_of(argument, tensor)
+
+    def dtype_of(self, argument: str, tensor: torch.Tensor) -> DataType:
+        if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            raise self.refuse(argument, f"dtype {tensor.dtype}", "float64, float32, bfloat16 or float16")
+        return DataType.from_torch(tensor.dtype)
+
+    def shaped(self, parameters: Parameters, shape: Sequence[int]) -> None:
+        """Raise ModuleInputError for a parameter of another shape."""
+        for name, tensor in parameters.items():
+            if tensor is not None and tuple(tensor.shape) != tuple(shape):
+                raise self.refuse(name, f"shape {tuple(tensor.shape)}", f"{tuple(shape)}")
+
+
+def norm_of_rows(
+    name: str,
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    parameters: Parameters,
+    eps: float,
+    *,
+    centered: bool,
+    residual: torch.Tensor | None = None,
+    dropout: float | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """(normed[, new residual]).  parameters: "weight", "bias" and "input_bias", each a tensor or None."""
+    shape, function = tuple(normalized_shape), Function(name)
+    dims = len(shape)
+    if not dims or tuple(x.shape[-dims:]) != shape:
+        raise function.refuse("x", f"shape {tuple(x.shape)}", f"{shape} as its last dims")
+    function.shaped(parameters, shape)
+    function.shaped({"residual": residual}, x.shape)
+    if torch.compiler.is_compiling():
+        function.check_plain(x=x, residual=residual, **parameters)
+        flat, others, *vectors = (
+            None if t is None else t.flatten(-dims) for t in (x, residual, *(parameters[k] for k in _NORM))
+        )
+        assert flat is not None, "there is an x"
+        weight, bias, input_bias = vectors
+        made = traced.norm(flat, (weight, bias, input_bias), eps, others, centered=centered, dropout=dropout)
+        return tuple(t.view(x.shape) for t in made)
+    rows = x.reshape(-1 if x.ndim == dims else x.shape[0], *x.shape[1:-dims], math.prod(shape))
+    spec = RowNormSpec(
+        ndim=rows.ndim,
+        hidden_size=math.prod(shape),
+        eps=eps,
+        centered=centered,
+        dropout=dropout,
+        weight_offset=0.0,
+        mesh=None,
+        mesh_id=id(None),
+        x=_WHOLE,
+        at=_WHOLE,
+        output=_WHOLE,
+        output_grad=_WHOLE,
+        dtype=function.dtype_of("x", x),
+        weight_dtype=function.dtype("weight", parameters["weight"]),
+        bias_dtype=function.dtype("bias", parameters["bias"]),
+        input_bias_dtype=function.dtype("input_bias", parameters["input_bias"]),
+        residual_dtype=function.dtype("residual", residual),
+    )
+    given = [t.flatten() for k in _NORM if (t := parameters[k]) is not None]
+    given += [] if residual is None else [residual.reshape(rows.shape)]
+    return tuple(t.view(x.shape) for t in row_norm_op(spec).apply(None, None, rows, *given))
+
+
+def group_normed(
+    x: torch.Tensor, groups: int, parameters: Parameters, eps: float, activation: Activation | None
+) -> torch.Tensor:
+    """x: [batch, channels, ...] -> the same shape, dtype and memory format."""
+    function = Function("group_norm")
+    if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
+        raise function.refuse("x", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
+    function.shaped(parameters, x.shape[1:2])
+    affine = _both(function, parameters)
+    if torch.compiler.is_compiling():
+        function.check_plain(x=x, **parameters)
+        return traced.group_norm(x, groups, parameters["weight"], parameters["bias"], eps, activation)
+    is_last = is_channels_last(x)
+    spec = GroupNormSpec(
+        ndim=x.ndim,
+        channel_dim=x.ndim - 1 if is_last else 1,
+        groups=groups,
+        channels=x.shape[1],
+        eps=eps,
+        activation=activation,
+        mesh=None,
+        mesh_id=id(None),
+        placement=_WHOLE,
+        dtype=function.dtype_of("x", x),
+        affine_dtype=function.dtype_of("weight", affine[0]) if affine else None,
+    )
+    result = group_norm_op(spec).apply(None, None, channels_last(x) if is_last else x, *affine)[0]
+    return channels_second(result) if is_last else result
+
+
+def batch_normed(
+    x: torch.Tensor, parameters: Parameters, kept: tuple[torch.Tensor, ...], eps: float, by_kept: bool
+) -> tuple[torch.Tensor, ...]:
+    """(normed), or (normed, mean, unbiased variance) of the batch."""
+    function = Function("batch_norm")
+    if x.ndim < 2:
+        raise function.refuse("x", f"{x.ndim} dims", "[batch, channels, ...]")
+    if not by_kept and x.numel() == x.shape[1]:
+        raise function.refuse("x", f"shape {tuple(x.shape)}, one value per channel,", "more in training")
+    names = ("running_mean", "running_var")
+    function.shaped({**parameters, **dict(zip(names, kept, strict=False))}, x.shape[1:2])
+    affine = _both(function, parameters)
+    if torch.compiler.is_compiling():
+        function.check_plain(x=x, **parameters)
+        return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
+    is_last = is_channels_last(x)
+    spec = BatchNormSpec(
+        ndim=x.ndim,
+        channel_dim=x.ndim - 1 if is_last else 1,
+        channels=x.shape[1],
+        eps=eps,
+        mesh=None,
+        mesh_id=id(None),
+        placement=_WHOLE,
+        dtype=function.dtype_of("x", x),
+        affine_dtype=function.dtype_of("weight", affine[0]) if affine else None,
+        kept_dtype=function.dtype_of("running_mean", kept[0]) if by_kept else None,
+    )
+    given = channels_last(x) if is_last else x
+    result, *statistics = batch_norm_op(spec).apply(None, None, given, *affine, *(kept if by_kept else ()))
+    return (channels_second(result) if is_last else result, *statistics)
+
+
+def _both(function: Function, parameters: Parameters) -> tuple[torch.Tensor, ...]:
+    """Weight and bias, or none; one of them alone has the other made beside it."""
+    weight, bias = parameters["weight"], parameters["bias"]
+    if weight is None and bias is None:
+        return ()
+    if weight is None:
+        assert bias is not None
+        weight = torch.ones_like(bias, requires_grad=False)
+    bias = torch.zeros_like(weight, requires_grad=False) if bias is None else bias
+    if bias.dtype != weight.dtype:
+        raise function.refuse("bias", f"dtype {bias.dtype}", f"{weight.dtype}, that of the weight")
+    return weight, bias

@@ -1,0 +1,124 @@
+"""GELU, element by element, on tensors that are whole or sharded over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ..arguments import checked
+from ..errors import ModuleArgumentError, PlacementError
+from ..frontend import FusionDefinition
+from ..frontend.detection import has_dtensor
+from ..ir import DataType
+from ..mesh import DeviceMesh
+from . import traced
+from .activation_functions import Activation, activated, slope
+from .dtensor import Given, Result, on_local_tensors
+from .fused import PLAIN, FusedModule, FusedOp
+from .placement import TensorPlacement, define, give
+from .settings import Setting
+
+if TYPE_CHECKING:
+    from .placement import Placements
+
+Approximation = Literal["none", "tanh"]
+
+
+def gelu_activation(module: str, approximate: Approximation) -> Activation:
+    """torch's ``approximate`` as one of the activations.  Raises ModuleArgumentError."""
+    if approximate not in ("none", "tanh"):
+        raise ModuleArgumentError(module, "approximate", approximate, '"none" or "tanh"')
+    return "gelu" if approximate == "none" else "gelu_tanh"
+
+
+@checked(ModuleArgumentError, ("__init__",))
+class GELU(FusedModule):
+    """x times the share of a standard normal distribution below x, as torch.nn.GELU.
+
+    approximate: "none", or "tanh" for the approximation by a hyperbolic tangent.
+    mesh, input: on a mesh, where x and the result live: Shard or Replicate; nothing is sent.
+    x: any shape, in float64, float32, bfloat16 or float16, computed in float32 or float64.
+    Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Hendrycks & Gimpel 2016.
+    """
+
+    family = "gelu"
+    approximate: Setting[Approximation] = Setting()
+
+    def __init__(
+        self, approximate: Approximation = "none", *, mesh: DeviceMesh | None = None, input: Placements | None = None
+    ) -> None:
+        super().__init__()
+        gelu_activation("GELU", approximate)
+        self.approximate = approximate
+        self.mesh = mesh
+        self._input = TensorPlacement.of("input", input, mesh)
+        if self._input.is_partial:
+            raise PlacementError("input", (input,), "GELU, which needs whole values", "pass Shard or Replicate")
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        return {"approximate": self.approximate, "mesh": self.mesh, "input": self._input}
+
+    def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
+        """x: any shape (local) -> the same shape and dtype.
+
+        ``unsharded``: its shape as a whole, where local tensors are shards that differ in size.
+        """
+        if self.mesh is None and torch.compiler.is_compiling():
+            self.check_plain(x=x)
+            return traced.activation(gelu_activation("GELU", self.approximate), x)
+        if type(x) not in PLAIN and has_dtensor((x,)):
+            result = Result(tuple(x.shape), self._input, self._input)
+            here = partial(self._forward, unsharded=tuple(x.shape))
+            return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
+        return self._forward(x, unsharded=unsharded)
+
+    def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
+        return self.run((x,), unsharded)[0]
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        (x,) = tensors
+        placement = self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded)
+        activation = gelu_activation("GELU", self.approximate)
+        spec = ActivationSpec(activation, x.ndim, self.mesh, id(self.mesh), placement, self.check_dtype("x", x))
+        return activation_op(spec)
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}"
+
+
+@dataclass(frozen=True)
+class ActivationSpec:
+    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object."""
+
+    activation: Activation
+    ndim: int
+    mesh: DeviceMesh | None
+    mesh_id: int
+    placement: TensorPlacement
+    dtype: DataType
+
+    @property
+    def compute(self) -> DataType:
+        return DataType.Double if self.dtype is DataType.Double else DataType.Float
+
+
+@lru_cache(maxsize=256)
+def activation_op(spec: ActivationSpec) -> FusedOp:
+    """(x) -> (activated)."""
+    at = spec.placement
+    with FusionDefinition() as forward:
+        x = forward.ops.cast(define(forward, spec.mesh, at, [-1] * spec.ndim, spec.dtype), dtype=spec.compute)
+        give(forward, forward.ops.cast(activated(forward, spec.activation, x), dtype=spec.dtype), spec.mesh, at)
+    with FusionDefinition() as backward:
+        gradient, x = (
+            backward.ops.cast(define(backward, spec.mesh, at, [-1] * spec.ndim, spec.dtype), dtype=spec.compute)
+            for _ in range(2)
+        )
+        d_x = backward.ops.mul(gradient, slope(backward, spec.activation, x))
+        give(backward, backward.ops.cast(d_x, dtype=spec.dtype), spec.mesh, at)
+    return FusedOp(forward, backward, 1, (0,), (at,), (at,), (0,))

@@ -1,0 +1,140 @@
+"""GroupNorm, with an activation after it, on images that are whole or sharded over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ..arguments import checked
+from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..frontend.detection import has_dtensor
+from ..mesh import DeviceMesh
+from . import traced
+from .channels import ChannelNorm
+from .dtensor import Given, Result, on_local_tensors
+from .fused import PLAIN, FusedOp
+from .group_norm_fusions import GroupNormSpec, group_norm_op
+from .parameters import ParameterKind
+from .placement import TensorPlacement
+from .settings import Setting
+
+if TYPE_CHECKING:
+    from .placement import Placements
+
+
+@checked(ModuleArgumentError, ("__init__",))
+class GroupNorm(ChannelNorm):
+    """(x - mean) * rsqrt(var + eps) * weight + bias over groups of channels, as torch.nn.GroupNorm, and an activation.
+
+    activation: None or "silu", which is applied to the result in the same kernel.
+    mesh, input: on a mesh, where x and the result live: Shard of the batch, of the channels (whole groups, as many on
+    each rank; weight and bias are cut too) or of image dims, where a group's statistics are one exchange of a few
+    numbers; or Replicate.  parameters: as of ``RMSNorm``.
+    x: [batch, channels, ...] in float64, float32, bfloat16 or float16; channels-last images stay so.
+    Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Wu & He 2018.
+    """
+
+    family = "group_norm"
+    num_groups: Setting[int] = Setting()
+    eps: Setting[float] = Setting()
+    affine: Setting[bool] = Setting()
+    activation: Setting[Literal["silu"] | None] = Setting()
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        *,
+        activation: Literal["silu"] | None = None,
+        mesh: DeviceMesh | None = None,
+        input: Placements | None = None,
+        parameters: ParameterKind = "dtensor",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        placement = TensorPlacement.of("input", input, mesh)
+        super().__init__(mesh, placement.only(1), parameters)
+        if num_groups < 1:
+            raise ModuleArgumentError("GroupNorm", "num_groups", num_groups, "1 or more")
+        if num_channels < 1 or num_channels % num_groups:
+            raise ModuleArgumentError("GroupNorm", "num_channels", num_channels, f"a multiple of {num_groups} groups")
+        if not eps >= 0:
+            raise ModuleArgumentError("GroupNorm", "eps", eps, "0 or more")
+        if activation not in (None, "silu"):
+            raise ModuleArgumentError("GroupNorm", "activation", activation, 'None or "silu"')
+        if placement.is_partial:
+            raise PlacementError("input", (input,), "a norm, which needs whole values", "pass Shard or Replicate")
+        if any(d is not None and d < 0 for d in placement.shards):
+            raise PlacementError("input", (input,), "[batch, channels, ...]", "count the sharded dim from the front")
+        if num_groups % placement.parts(mesh, 1):
+            against = f"{num_groups} groups, of which each rank has as many"
+            raise PlacementError("input", (input,), against, "shard batch or image dims, or make other groups")
+        self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
+        self.activation = activation
+        self._input = placement
+        self.weight = self.make_parameter("weight", num_channels, 1.0, device, dtype) if affine else None
+        self.bias = self.make_parameter("bias", num_channels, 0.0, device, dtype) if affine else None
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        sizes = {"num_groups": self.num_groups, "num_channels": self.num_channels, "eps": self.eps}
+        options = {"affine": self.affine, "activation": self.activation}
+        return {**sizes, **options, "mesh": self.mesh, "input": self._input}
+
+    def reset_parameters(self) -> None:
+        """Weight to one, bias to zero."""
+        if self.weight is not None and self.bias is not None:
+            torch.nn.init.ones_(self.weight)
+            torch.nn.init.zeros_(self.bias)
+
+    def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
+        """x: [batch, channels, ...] (local) -> the same shape, dtype and memory format.
+
+        ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
+        """
+        if self.mesh is None and torch.compiler.is_compiling():
+            self._check(x, 1)
+            self.check_plain(x=x, weight=self.weight, bias=self.bias)
+            return traced.group_norm(x, self.num_groups, self.weight, self.bias, self.eps, self.activation)
+        if type(x) not in PLAIN and has_dtensor((x,)):
+            result = Result(tuple(x.shape), self._input, self._input)
+            here = partial(self._forward, unsharded=tuple(x.shape))
+            return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
+        return self._forward(x, unsharded=unsharded)
+
+    def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
+        affine = () if self.weight is None or self.bias is None else (self.weight, self.bias)
+        return self.run_images((x, *affine), unsharded)[0]
+
+    def _check(self, x: torch.Tensor, channel_dim: int) -> None:
+        if x.ndim < 2:
+            raise ModuleInputError("GroupNorm", "x", f"{x.ndim} dims", "2 or more", "pass [batch, channels, ...]")
+        self.check_size("x", x, channel_dim, self.num_channels // self._input.parts(self.mesh, 1))
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        x, *affine = tensors
+        channel_dim = x.ndim - 1 if self.is_last else 1
+        self._check(x, channel_dim)
+        spec = GroupNormSpec(
+            ndim=x.ndim,
+            channel_dim=channel_dim,
+            groups=self.num_groups,
+            channels=self.num_channels,
+            eps=self.eps,
+            activation=self.activation,
+            mesh=self.mesh,
+            mesh_id=id(self.mesh),
+            placement=self.placed(self._input, x.ndim, unsharded),
+            dtype=self.check_dtype("x", x),
+            affine_dtype=self.check_dtype("weight", affine[0]) if affine else None,
+        )
+        return group_norm_op(spec)
+
+    def extra_repr(self) -> str:
+        affine = f"eps={self.eps}, affine={self.affine}, activation={self.activation}"
+        return f"{self.num_groups}, {self.num_channels}, {affine}, mesh={self.mesh}"

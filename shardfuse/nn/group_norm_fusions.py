@@ -1,0 +1,153 @@
+"""The fusions of GroupNorm, with an activation after it, on any placement that leaves groups whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ..frontend import FusionDefinition
+from ..ir import DataType, TensorView
+from ..mesh import DeviceMesh
+from .activation_functions import Activation, activated, slope
+from .fused import FusedOp
+from .placement import TensorPlacement, define, give
+
+
+@dataclass(frozen=True)
+class GroupNormSpec:
+    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+
+    channel_dim: 1, or the last dim where the tensors are channels-last.  placement: of x, counted in these dims.
+    affine_dtype: of weight and bias; None without them.
+    """
+
+    ndim: int
+    channel_dim: int
+    groups: int
+    channels: int
+    eps: float
+    activation: Activation | None
+    mesh: DeviceMesh | None
+    mesh_id: int
+    placement: TensorPlacement
+    dtype: DataType
+    affine_dtype: DataType | None
+
+    @property
+    def shape(self) -> list[int]:
+        sizes = [-1] * self.ndim
+        sizes[self.channel_dim] = self.channels
+        return sizes
+
+    @property
+    def statistic_shape(self) -> list[int]:
+        """One number for each sample and group, in x's dims."""
+        return [-1, *(self.groups if k == self.channel_dim else 1 for k in range(1, self.ndim))]
+
+    @property
+    def statistic(self) -> TensorPlacement:
+        kept = (0, self.channel_dim)
+        return replace(self.placement, shards=tuple(d if d in kept else None for d in self.placement.shards))
+
+    @property
+    def parameter(self) -> TensorPlacement:
+        return self.placement.only(self.channel_dim)
+
+    @property
+    def rows(self) -> list[int]:
+        """The dims that a parameter's gradient is summed over."""
+        return [k for k in range(self.ndim) if k != self.channel_dim]
+
+    @property
+    def group_dims(self) -> list[int]:
+        """Those of a group, where it has a dim for the channels in it, after that of the groups."""
+        return [k for k in range(1, self.ndim + 1) if k != self.channel_dim]
+
+    @property
+    def compute(self) -> DataType:
+        is_double = DataType.Double in (self.dtype, self.affine_dtype)
+        return DataType.Double if is_double else DataType.Float
+
+
+@lru_cache(maxsize=256)
+def group_norm_op(spec: GroupNormSpec) -> FusedOp:
+    """(x[, weight, bias]) -> (normed); outputs are (normed, mean, rstd)."""
+    parameters = 0 if spec.affine_dtype is None else 2
+    tensors = 1 + parameters
+    saved = (0, tensors + 1, tensors + 2, *range(1, tensors))
+    arguments = (spec.placement, *(spec.parameter,) * parameters)
+    order = tuple(range(tensors))
+    return FusedOp(_forward(spec), _backward(spec), 1, saved, arguments, (spec.placement,), order, follows=(0, 0, 0))
+
+
+def _forward(spec: GroupNormSpec) -> FusionDefinition:
+    with FusionDefinition() as fd:
+        x = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
+        weight, bias = _affine(fd, spec), _affine(fd, spec)
+        grouped = _grouped(fd, spec, x)
+        variance, mean = fd.ops.var_mean(grouped, spec.group_dims, correction=0, keepdim=True)
+        rstd = fd.ops.rsqrt(fd.ops.add(variance, spec.eps))
+        unit = _together(fd, spec, fd.ops.mul(fd.ops.sub(grouped, mean), rstd), x)
+        result = unit if weight is None or bias is None else fd.ops.add(fd.ops.mul(unit, weight), bias)
+        result = result if spec.activation is None else activated(fd, spec.activation, result)
+        give(fd, fd.ops.cast(result, dtype=spec.dtype), spec.mesh, spec.placement)
+        for statistic in (mean, rstd):
+            give(fd, fd.ops.squeeze(statistic, [spec.channel_dim + 1]), spec.mesh, spec.statistic)
+    return fd
+
+
+def _backward(spec: GroupNormSpec) -> FusionDefinition:
+    """(gradient, x, mean, rstd[, weight, bias]) -> (dx[, dweight, dbias]).
+
+    With n the normed x and g = weight * dy: dx = rstd * (g - mean(g) - n * mean(g * n)), means over a group.
+    """
+    with FusionDefinition() as fd:
+        dy = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
+        x = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
+        mean, rstd = (
+            fd.ops.unsqueeze(
+                define(fd, spec.mesh, spec.statistic, spec.statistic_shape, spec.compute), spec.channel_dim + 1
+            )
+            for _ in range(2)
+        )
+        weight, bias = _affine(fd, spec), _affine(fd, spec)
+        grouped = fd.ops.mul(fd.ops.sub(_grouped(fd, spec, x), mean), rstd)
+        unit = _together(fd, spec, grouped, x)
+        if spec.activation is not None:
+            before = unit if weight is None or bias is None else fd.ops.add(fd.ops.mul(unit, weight), bias)
+            dy = fd.ops.mul(dy, slope(fd, spec.activation, before))
+        scaled = _grouped(fd, spec, dy if weight is None else fd.ops.mul(dy, weight))
+        along = fd.ops.mean(fd.ops.mul(scaled, grouped), spec.group_dims, keepdim=True)
+        even = fd.ops.mean(scaled, spec.group_dims, keepdim=True)
+        d_x = fd.ops.sub(fd.ops.sub(scaled, even), fd.ops.mul(grouped, along))
+        d_x = _together(fd, spec, fd.ops.mul(d_x, rstd), x)
+        give(fd, fd.ops.cast(d_x, dtype=spec.dtype), spec.mesh, spec.placement)
+        if spec.affine_dtype is not None:
+            for summand in (fd.ops.mul(dy, unit), dy):
+                summed = fd.ops.cast(fd.ops.sum(summand, spec.rows), dtype=spec.affine_dtype)
+                give(fd, summed, spec.mesh, spec.parameter)
+    return fd
+
+
+def _affine(fd: FusionDefinition, spec: GroupNormSpec) -> TensorView | None:
+    """Weight or bias in the compute dtype and x's dims, where there is one."""
+    if spec.affine_dtype is None:
+        return None
+    given = define(fd, spec.mesh, spec.parameter, [spec.channels], spec.affine_dtype)
+    flags = [k != spec.channel_dim for k in range(spec.ndim)]
+    return fd.ops.broadcast(fd.ops.cast(given, dtype=spec.compute), flags)
+
+
+def _grouped(fd: FusionDefinition, spec: GroupNormSpec, x: TensorView) -> TensorView:
+    """``x`` with two dims in place of the channels': the groups, and the channels in each."""
+    sizes: list[object] = [fd.ops.size(x, k) for k in range(spec.ndim)]
+    at = spec.channel_dim
+    sizes[at : at + 1] = [spec.groups, spec.channels // spec.groups]
+    return fd.ops.reshape(x, sizes)  # pyright: ignore[reportArgumentType]
+
+
+def _together(fd: FusionDefinition, spec: GroupNormSpec, grouped: TensorView, like: TensorView) -> TensorView:
+    """``grouped`` in the dims of ``like``."""
+    sizes: list[object] = [fd.ops.size(like, k) for k in range(spec.ndim)]
+    sizes[spec.channel_dim] = spec.channels
+    return fd.ops.reshape(grouped, sizes)  # pyright: ignore[reportArgumentType]

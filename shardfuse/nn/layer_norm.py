@@ -1,0 +1,203 @@
+"""LayerNorm, and norms of a residual sum with dropout, on tensors that are whole or sharded over a mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+
+from ..arguments import checked
+from ..errors import ModuleArgumentError
+from ..frontend.detection import has_dtensor
+from ..mesh import DeviceMesh
+from .dtensor import Given, Result, on_local_tensors
+from .fused import PLAIN
+from .parameters import ParameterKind
+from .placement import TensorPlacement
+from .row_norm import NormSwitches, RowNorm
+from .settings import Setting
+
+if TYPE_CHECKING:
+    from .placement import Placements
+
+
+@checked(ModuleArgumentError, ("__init__",))
+class LayerNorm(RowNorm):
+    """y = (x - mean(x)) * rsqrt(var(x) + eps) * weight + bias over the last dims, as torch.nn.LayerNorm.
+
+    normalized_shape: sizes of these dims, or of the last one.  elementwise_affine: are there a weight and a bias?
+    bias: is there a bias beside the weight?  Names, shapes and meaning of parameters are torch's.
+    mesh, input, output, output_grad, parameters: as of ``RMSNorm``.  A hidden axis is sharded as ``Shard(-1)``, which
+    takes a ``normalized_shape`` of one dim; then each row's statistics are one exchange of a few numbers.
+    x: [..., *normalized_shape] in float64, float32, bfloat16 or float16; statistics are in float32 or float64.
+    Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Ba, Kiros & Hinton 2016.
+    """
+
+    family = "layer_norm"
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        mesh: DeviceMesh | None = None,
+        input: Placements | None = None,
+        output: Placements | None = None,
+        output_grad: Placements | None = None,
+        parameters: ParameterKind = "dtensor",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        is_partial = TensorPlacement.of("input", input, mesh).is_partial
+        switches = NormSwitches(True, elementwise_affine, elementwise_affine and bias, False, 0.0)
+        super().__init__(
+            normalized_shape, eps, switches, mesh=mesh, parameters=parameters,
+            at=("output", output) if is_partial else ("input", input),
+            input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
+        """x: [..., *normalized_shape] (local) -> the same shape, in x's dtype, placed as ``output``.
+
+        ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
+        """
+        if type(x) not in PLAIN and has_dtensor((x,)):
+            result = Result(tuple(x.shape), self._output, self._output_grad)
+            here = partial(self.normed, unsharded=x.shape)
+            return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
+        return self.normed(x, unsharded=unsharded)
+
+
+class _AddNorm(RowNorm):
+    """What takes x and a residual."""
+
+    takes_residual = True
+
+    def settings(self) -> dict[str, object]:
+        return {**super().settings(), "input_bias": self._switches.input_bias, "residual": self._at}
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual: [..., *normalized_shape] (local) -> (normed in x's dtype, new residual in residual's dtype).
+
+        ``unsharded``: their shape as wholes, where local tensors are shards that differ in size.
+        """
+        if (type(x) not in PLAIN or type(residual) not in PLAIN) and has_dtensor((x, residual)):
+            given = [Given("x", x, self._input), Given("residual", residual, self._at)]
+            shape = self.unsharded_of(given)
+            results = [Result(shape, self._output, self._output_grad), Result(shape, self._at, self._at)]
+            return on_local_tensors(partial(self.added, unsharded=shape), self.mesh, given, results)
+        return self.added(x, residual, unsharded=unsharded)
+
+
+@checked(ModuleArgumentError, ("__init__",))
+class AddLayerNorm(_AddNorm):
+    """new_residual = residual + x (+ input_bias); normed = the LayerNorm of new_residual.
+
+    As ``LayerNorm``, and
+    residual: where the residual lives and the norm is computed, and the new residual with its gradient too.
+    input_bias: a bias of the matmul before, which is added once to the sum of all summands, ahead of the norm.
+    """
+
+    family = "add_layer_norm"
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        input_bias: bool = False,
+        mesh: DeviceMesh | None = None,
+        input: Placements | None = None,
+        residual: Placements | None = None,
+        output: Placements | None = None,
+        output_grad: Placements | None = None,
+        parameters: ParameterKind = "dtensor",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        switches = NormSwitches(True, elementwise_affine, elementwise_affine and bias, input_bias, 0.0)
+        super().__init__(
+            normalized_shape, eps, switches, mesh=mesh, parameters=parameters, at=("residual", residual),
+            input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
+        )  # fmt: skip
+
+
+@checked(ModuleArgumentError, ("__init__",))
+class DropoutAddNorm(_AddNorm):
+    """new_residual = residual + dropout(x (+ input_bias)); normed = the LayerNorm or RMSNorm of new_residual.
+
+    p: probability that an element of x is dropped; the others are multiplied by 1 / (1 - p).  In ``eval()`` none is.
+    norm: "layer" or "rms"; eps is 1e-5 or 1e-6 where it is left out.  A "rms" norm has no bias.
+    The numbers are drawn by torch's generator of the device, one draw a call, so that ``torch.manual_seed`` repeats
+    them and activation checkpointing replays them; the backward reads the mask of the forward, one byte an element.
+    On a mesh all ranks draw by the first one's seed, and drop what one rank would, however x is sharded.
+    Everything else as ``AddLayerNorm``.
+    """
+
+    family = "dropout_add_norm"
+    is_random = True
+    p: Setting[float] = Setting()
+    norm: Setting[str] = Setting()
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        p: float = 0.5,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        norm: Literal["layer", "rms"] = "layer",
+        input_bias: bool = False,
+        mesh: DeviceMesh | None = None,
+        input: Placements | None = None,
+        residual: Placements | None = None,
+        output: Placements | None = None,
+        output_grad: Placements | None = None,
+        parameters: ParameterKind = "dtensor",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if norm not in ("layer", "rms"):
+            raise ModuleArgumentError("DropoutAddNorm", "norm", norm, '"layer" or "rms"')
+        if not 0 <= p <= 1 or math.isnan(p):
+            raise ModuleArgumentError("DropoutAddNorm", "p", p, "a probability from 0 to 1")
+        is_layer = norm == "layer"
+        switches = NormSwitches(is_layer, elementwise_affine, elementwise_affine and bias and is_layer, input_bias, 0.0)
+        eps = (1e-5 if is_layer else 1e-6) if eps is None else eps
+        super().__init__(
+            normalized_shape, eps, switches, mesh=mesh, parameters=parameters, at=("residual", residual),
+            input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
+        )  # fmt: skip
+        self.p, self.norm = p, norm
+
+    def settings(self) -> dict[str, object]:
+        return {**super().settings(), "p": self.p, "norm": self.norm, "training": self.training}
+
+    @classmethod
+    def made_again(cls, settings: Mapping[str, Any]) -> Self:
+        made = super().made_again({name: value for name, value in settings.items() if name != "training"})
+        made.training = settings["training"]
+        return made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "training" and "text" in self.__dict__:  # by train() and eval(): it chooses the fusions
+            self.describe()
+
+    @property
+    def dropout(self) -> float | None:
+        """The probability of this call; None where nothing is dropped."""
+        return self.p if self.training and self.p else None
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, p={self.p}"

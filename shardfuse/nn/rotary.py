@@ -1,0 +1,206 @@
+"""The rotary embedding of queries and keys, on tensors that are whole or sharded over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from ..arguments import checked
+from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..frontend.detection import has_dtensor
+from ..mesh import DeviceMesh
+from . import traced
+from .dtensor import Given, Result, on_local_tensors
+from .fused import FusedModule, FusedOp
+from .placement import TensorPlacement
+from .rotary_fusions import RotarySpec, rotary_op
+from .settings import Setting
+
+if TYPE_CHECKING:
+    from .placement import Placements
+
+Tables = tuple[torch.Tensor, torch.Tensor]
+
+
+@checked(ModuleArgumentError, ("__init__",))
+class RotaryEmbedding(FusedModule):
+    """Queries and keys with each pair of features turned by an angle that grows with the position.
+
+    Feature pair i at position p turns by p * base^(-2i / rotary_dim): (a, b) becomes (a cos - b sin, b cos + a sin).
+    The gradient is turned by the negative angle.  One fusion takes queries and keys, one their gradients.
+    head_dim: features of a head.  rotary_dim: how many of them turn, the first ones; all by default.
+    interleaved: pairs are neighbours, (2i, 2i + 1), as GPT-J has them; else (i, i + rotary_dim / 2), as Llama has them.
+    heads_dim: the dim of the heads, 1 for [batch, heads, sequence, head_dim], 2 for [batch, sequence, heads, head_dim].
+    mesh, input: on a mesh, where queries, keys and results live: Shard of batch, heads or sequence, or Replicate.
+    Cosines and sines are computed in float32; the module has no parameters and an empty state dict.
+    Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Su et al. 2021.
+    """
+
+    family = "rotary"
+    head_dim: Setting[int] = Setting()
+    rotary_dim: Setting[int] = Setting()
+    interleaved: Setting[bool] = Setting()
+    heads_dim: Setting[int] = Setting()
+
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = 10_000.0,
+        *,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        heads_dim: int = 1,
+        mesh: DeviceMesh | None = None,
+        input: Placements | None = None,
+    ) -> None:
+        super().__init__()
+        turned = head_dim if rotary_dim is None else rotary_dim
+        if head_dim < 2:
+            raise ModuleArgumentError("RotaryEmbedding", "head_dim", head_dim, "2 or more")
+        if not 2 <= turned <= head_dim or turned % 2:
+            raise ModuleArgumentError("RotaryEmbedding", "rotary_dim", turned, f"an even number from 2 to {head_dim}")
+        if base <= 0:
+            raise ModuleArgumentError("RotaryEmbedding", "base", base, "a number above 0")
+        if heads_dim not in (1, 2):
+            raise ModuleArgumentError("RotaryEmbedding", "heads_dim", heads_dim, "1 or 2")
+        self.head_dim, self.base, self.rotary_dim = head_dim, base, turned
+        self.interleaved, self.heads_dim, self.mesh = interleaved, heads_dim, mesh
+        self._input = TensorPlacement.of("input", input, mesh)
+        if self._input.is_partial:
+            raise PlacementError("input", (input,), "a rotation of whole values", "pass Shard or Replicate")
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        turned = {"rotary_dim": self.rotary_dim, "interleaved": self.interleaved, "heads_dim": self.heads_dim}
+        return {"head_dim": self.head_dim, "base": self.base, **turned, "mesh": self.mesh, "input": self._input}
+
+    @property
+    def _sequence_dim(self) -> int:
+        return 3 - self.heads_dim
+
+    def tables(self, positions: torch.Tensor) -> Tables:
+        """positions: [..., sequence] -> cosines and sines, [..., sequence, rotary_dim / 2] of float32, on its device.
+
+        Layers that turn by the same angles compute them once, and pass them to each call.
+        """
+        exponents = torch.arange(0, self.rotary_dim, 2, device=positions.device, dtype=torch.float32) / self.rotary_dim
+        angles = positions.to(torch.float32)[..., None] * self.base**-exponents
+        return angles.cos(), angles.sin()
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        cos: torch.Tensor | None = None,
+        sin: torch.Tensor | None = None,
+        *,
+        positions: torch.Tensor | None = None,
+        unsharded: Sequence[int] | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """query, key: [batch, heads, sequence, head_dim] (or as ``heads_dim`` says), local -> both turned.
+
+        The key may have fewer heads, and may be left out: then the turned query is the result.
+        cos, sin: [sequence, rotary_dim / 2] or [batch, sequence, rotary_dim / 2], local as the query is; with twice as
+        many features each angle is there twice, as Hugging Face's models have them.  They have no gradient.
+        positions: [sequence] or [batch, sequence], in place of cos and sin; 0, 1, ... of the whole sequence by default.
+        unsharded: the query's shape as a whole, where local tensors are shards that differ in size.
+        """
+        tensors = (query,) if key is None else (query, key)
+        if has_dtensor(tensors):
+            given = [Given(name, t, self._input) for name, t in zip(("query", "key"), tensors, strict=False)]
+            results = [Result(tuple(t.shape), self._input, self._input) for t in tensors]
+            here = partial(self._call, cos=cos, sin=sin, positions=positions, unsharded=tuple(query.shape))
+            turned = on_local_tensors(here, self.mesh, given, results)
+        else:
+            turned = self._call(*tensors, cos=cos, sin=sin, positions=positions, unsharded=unsharded)
+        return cast("torch.Tensor | tuple[torch.Tensor, torch.Tensor]", turned[0] if key is None else turned)
+
+    def _call(
+        self,
+        *tensors: torch.Tensor,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        unsharded: Sequence[int] | None,
+    ) -> tuple[torch.Tensor, ...]:
+        for name, x in zip(("query", "key"), tensors, strict=False):
+            self._check(name, x, tensors[0])
+        if (cos is None) != (sin is None) or (cos is not None and positions is not None):
+            found = "cos and sin, or positions, not both" if positions is not None else "cos or sin alone"
+            raise ModuleInputError("RotaryEmbedding", "the call", found, "one of the two ways", "leave one out")
+        if cos is None or sin is None:
+            positions = self._positions(tensors[0], unsharded) if positions is None else positions
+            cos, sin = self.tables(positions)
+        cos, sin = self._table("cos", cos, tensors[0]), self._table("sin", sin, tensors[0])
+        if self.mesh is None and torch.compiler.is_compiling():
+            self.check_plain(query=tensors[0], cos=cos)
+            turned = [traced.rotary(x, cos, sin, self.rotary_dim, interleaved=self.interleaved) for x in tensors]
+            return tuple(turned)
+        return tuple(self.run((*tensors, cos, sin), unsharded)[: len(tensors)])
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        *turned, cos, _ = tensors
+        placement = self._input.resolve("input", 4).for_shape(self.mesh, unsharded)
+        if any(d == 3 for d in placement.shards):
+            raise PlacementError("input", ("Shard(-1)",), "pairs of features", "shard batch, heads or sequence")
+        heads = [int(x.shape[self.heads_dim]) * placement.parts(self.mesh, self.heads_dim) for x in turned]
+        if unsharded is not None and heads[0] != unsharded[self.heads_dim]:
+            found, expected = f"{unsharded[self.heads_dim]} heads in all", "as many on each rank"
+            raise ModuleInputError("RotaryEmbedding", "query", found, expected, "shard heads that the ranks divide")
+        spec = RotarySpec(
+            ndim=4,
+            heads=tuple(heads),
+            heads_dim=self.heads_dim,
+            head_dim=self.head_dim,
+            rotary_dim=self.rotary_dim,
+            interleaved=self.interleaved,
+            table=(*(1 if n == 1 else -1 for n in cos.shape[:3]), self.rotary_dim // 2),
+            mesh=self.mesh,
+            mesh_id=id(self.mesh),
+            placement=placement,
+            dtype=self.check_dtype("query", turned[0]),
+            table_dtype=self.check_dtype("cos", cos),
+        )
+        return rotary_op(spec)
+
+    def _check(self, name: str, x: torch.Tensor, query: torch.Tensor) -> None:
+        if x.ndim != 4:
+            raise ModuleInputError(
+                "RotaryEmbedding", name, f"{x.ndim} dims", "4", "pass [batch, heads, sequence, head_dim]"
+            )
+        self.check_size(name, x, -1, self.head_dim)
+        if x.dtype != query.dtype:
+            raise ModuleInputError(
+                "RotaryEmbedding", name, f"dtype {x.dtype}", f"{query.dtype}, the query's", "cast one"
+            )
+        for dim in (0, self._sequence_dim):
+            self.check_size(name, x, dim, query.shape[dim])
+
+    def _positions(self, query: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
+        """Those of this rank's part of the sequence."""
+        placement = self._input.resolve("input", 4)
+        dim = self._sequence_dim
+        local = query.shape[dim]
+        whole = local * placement.parts(self.mesh, dim) if unsharded is None else unsharded[dim]
+        everywhere = torch.arange(whole, device=query.device)
+        return placement.only(dim).local(self.mesh, everywhere)
+
+    def _table(self, name: str, table: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        """[batch or 1, heads as 1, sequence, rotary_dim / 2], in the order of the query's dims."""
+        half = self.rotary_dim // 2
+        expected = f"[sequence, {half}] or [batch, sequence, {half}] for this query (or {2 * half} in place of {half})"
+        if table.ndim not in (2, 3) or table.shape[-1] not in (half, 2 * half):
+            raise ModuleInputError("RotaryEmbedding", name, f"shape {tuple(table.shape)}", expected, "see tables()")
+        table = table if table.ndim == 3 else table[None]
+        sizes = (query.shape[0], query.shape[self._sequence_dim])
+        if any(n not in (1, size) for n, size in zip(table.shape, sizes, strict=False)):
+            raise ModuleInputError("RotaryEmbedding", name, f"shape {tuple(table.shape)}", expected, "see tables()")
+        if table.shape[-1] == 2 * half:  # each angle is there twice
+            table = table[..., ::2] if self.interleaved else table[..., :half]
+        return table.unsqueeze(self.heads_dim).detach()
+
+    def extra_repr(self) -> str:
+        return f"{self.head_dim}, base={self.base}, rotary_dim={self.rotary_dim}, interleaved={self.interleaved}"

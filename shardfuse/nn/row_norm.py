@@ -1,0 +1,253 @@
+"""What norms over the last dims share: sizes, parameters, placements, and the call of their fusions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..mesh import DeviceMesh
+from . import traced
+from .fused import FusedOp
+from .parameters import ParameterKind, ParameterModule
+from .placement import TensorPlacement
+from .row_norm_fusions import RowNormSpec, row_norm_op
+from .settings import Setting
+
+if TYPE_CHECKING:
+    from .placement import Placements
+
+
+@dataclass(frozen=True)
+class NormSwitches:
+    """Which norm: is the mean subtracted, which parameters there are, and what is added to the weight."""
+
+    centered: bool
+    weight: bool
+    bias: bool
+    input_bias: bool
+    weight_offset: float
+
+
+class RowNorm(ParameterModule):
+    """A norm over the last dims.  ``at``: the argument that says where it is computed, and what that says."""
+
+    eps: Setting[float] = Setting()
+    elementwise_affine: Setting[bool] = Setting()
+    takes_residual = False
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float,
+        switches: NormSwitches,
+        *,
+        mesh: DeviceMesh | None,
+        parameters: ParameterKind,
+        at: tuple[str, Placements | None],
+        input: Placements | None,
+        output: Placements | None,
+        output_grad: Placements | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        # A parameter is cut along the hidden axis only where that is named as Shard(-1): rows are sharded otherwise.
+        super().__init__(mesh, TensorPlacement.of(*at, mesh).only(-1), parameters)
+        shape: tuple[int, ...] = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        if not shape or any(n < 1 for n in shape):
+            raise ModuleArgumentError(type(self).__name__, "normalized_shape", normalized_shape, "sizes of 1 or more")
+        if not eps >= 0:
+            raise ModuleArgumentError(type(self).__name__, "eps", eps, "0 or more")
+        if len(shape) > 1 and not self._parameter.is_uncut:
+            raise PlacementError(at[0], (at[1],), f"a norm over {len(shape)} dims", "shard rows, or norm one dim")
+        self.normalized_shape, self.eps = shape, eps
+        self.elementwise_affine, self._switches = switches.weight, switches
+        self._input = TensorPlacement.of("input", input, mesh)
+        self._at_name, self._at = at[0], TensorPlacement.of(*at, mesh)
+        self._output = self._output_grad = self._at
+        if output is not None:
+            self._output = self._output_grad = TensorPlacement.of("output", output, mesh)
+        if output_grad is not None:
+            self._output_grad = TensorPlacement.of("output_grad", output_grad, mesh)
+        for argument, placement, given in ((at[0], self._at, at[1]), ("output", self._output, output)):
+            if placement.is_partial:
+                raise PlacementError(argument, (given,), "a norm, which needs whole values", "pass Shard or Replicate")
+        self._local_size = self._parameter.local(mesh, torch.empty(self._hidden, device="meta")).shape[0]
+        size = shape if len(shape) > 1 else self._hidden
+        start = 1.0 - switches.weight_offset
+        self.weight = self.make_parameter("weight", size, start, device, dtype) if switches.weight else None
+        self.bias = self.make_parameter("bias", size, 0.0, device, dtype) if switches.bias else None
+        self.input_bias = self.make_parameter("input_bias", size, 0.0, device, dtype) if switches.input_bias else None
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        affine = {"elementwise_affine": self.elementwise_affine, "bias": self._switches.bias}
+        placements = {"input": self._input, "output": self._output, "output_grad": self._output_grad}
+        return {"normalized_shape": self.normalized_shape, "eps": self.eps, **affine, "mesh": self.mesh, **placements}
+
+    def whole(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[int] | None:
+        """Where x is whole every rank sees the same sizes, so that all may conclude from them what shards there are."""
+        return tensors[0].shape if unsharded is None and self._input.is_uncut else unsharded
+
+    @property
+    def _hidden(self) -> int:
+        """How many elements are normed together, unsharded."""
+        return math.prod(self.normalized_shape)
+
+    @property
+    def dropout(self) -> float | None:
+        """The probability that an element of x is dropped in this call; None where none can be."""
+        return None
+
+    def reset_parameters(self) -> None:
+        """The weight so that it multiplies by one, biases to zero."""
+        if self.weight is not None:
+            torch.nn.init.constant_(self.weight, 1.0 - self._switches.weight_offset)
+        for bias in (self.bias, self.input_bias):
+            if bias is not None:
+                torch.nn.init.zeros_(bias)
+
+    def extra_repr(self) -> str:
+        affine = f"elementwise_affine={self.elementwise_affine}, bias={self.bias is not None}"
+        return f"{self.normalized_shape}, eps={self.eps}, {affine}, mesh={self.mesh}"
+
+    def normed(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
+        """The norm of a local x."""
+        if self._is_traced:
+            return self._traced(x, None)[0]
+        rows = self._as_rows("x", x)
+        normed = self.run((rows, *self._parameters_here()), self._shape_of_rows(unsharded))[0]
+        return self._as_given(normed, x.ndim)
+
+    def added(
+        self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of a residual sum, and that sum, of local tensors."""
+        if self._is_traced:
+            self.check_same("residual", residual, "x", x.shape)
+            return self._traced(x, residual)
+        rows, others = self._as_rows("x", x), self._as_rows("residual", residual)
+        results = self.run((rows, *self._parameters_here(), others), self._shape_of_rows(unsharded))
+        return self._as_given(results[0], x.ndim), self._as_given(results[1], x.ndim)
+
+    @property
+    def _is_traced(self) -> bool:
+        return self.mesh is None and torch.compiler.is_compiling()
+
+    def _traced(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """By torch's own ops."""
+        named = {"weight": self.weight, "bias": self.bias, "input_bias": self.input_bias}
+        self.check_plain(x=x, residual=residual, **named)
+        dims = len(self.normalized_shape)
+        if tuple(x.shape[-dims:]) != self.normalized_shape:
+            self._check_last_dims("x", x)
+        rows, *others = (t.flatten(-dims) if t is not None and dims > 1 else t for t in (x, residual, *named.values()))
+        assert rows is not None, "there is an x"
+        weight, bias, input_bias = others[1:]
+        results = traced.norm(
+            rows, (weight, bias, input_bias), self.eps, others[0], dropout=self.dropout,
+            centered=self._switches.centered, weight_offset=self._switches.weight_offset,
+        )  # fmt: skip
+        return results[0].view(x.shape), results[1].view(x.shape)
+
+    def _as_given(self, rows: torch.Tensor, ndim: int) -> torch.Tensor:
+        """[rows..., hidden] with the dims of an argument of ``ndim`` dims."""
+        dims = len(self.normalized_shape)
+        result = rows.view(*rows.shape[:-1], *self.normalized_shape) if dims > 1 else rows
+        return result[0] if ndim == dims else result
+
+    def _as_rows(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """[rows..., hidden], with one row at least."""
+        dims = len(self.normalized_shape)
+        if dims == 1 and x.ndim > 1:
+            return x  # checked where its fusions are looked up
+        self._check_last_dims(name, x)
+        flat = x.flatten(-dims) if dims > 1 else x
+        return flat[None] if flat.ndim == 1 else flat
+
+    def _shape_of_rows(self, unsharded: Sequence[int] | None) -> Sequence[int] | None:
+        """The unsharded shape of what ``_as_rows`` makes."""
+        dims = len(self.normalized_shape)
+        if unsharded is None or (dims == 1 and len(unsharded) > 1):
+            return unsharded
+        whole = (*unsharded[:-dims], self._hidden)
+        return (1, *whole) if len(whole) == 1 else whole
+
+    def _check_last_dims(self, name: str, x: torch.Tensor) -> None:
+        dims = len(self.normalized_shape)
+        if dims > 1 and tuple(x.shape[-dims:]) != self.normalized_shape:
+            found, expected = f"shape {tuple(x.shape)}", f"{self.normalized_shape} as its last dims"
+            raise ModuleInputError(type(self).__name__, name, found, expected, "make the module for this shape")
+        placement = self._input if name == "x" else self._at
+        here = placement.resolve(name, max(x.ndim, 1))
+        normed = range(max(x.ndim - dims, 0), max(x.ndim, 1))
+        is_cut = here.only(x.ndim - 1).shards == self._parameter.shards
+        if any(d in normed for d in here.shards) and (dims > 1 or (not is_cut and placement.only(-1).is_uncut)):
+            said = "input" if name == "x" else name
+            found = tuple(f"Shard({d})" for d in here.shards if d in normed)
+            raise PlacementError(said, found, "the dims that are normed", "shard one such dim, as Shard(-1)")
+        if dims == 1:
+            self.check_size(name, x, -1, self._local_size if is_cut else self._hidden)
+
+    def _check_residual(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+        """The residual is this rank's piece of what x is, where x is whole; of x's shape where both are cut alike."""
+        whole = self._input.gradient()
+        if whole.is_uncut:
+            expected = self._at.resolve("residual", x.ndim).local_shape(self.mesh, x.shape)
+            self.check_same("residual", residual, "this rank's piece of x", expected)
+        elif whole == self._at:
+            self.check_same("residual", residual, "x", x.shape)
+
+    def _parameters_here(self) -> Sequence[torch.Tensor]:
+        """The parameters that there are, as vectors."""
+        present = [p for p in (self.weight, self.bias, self.input_bias) if p is not None]
+        if len(self.normalized_shape) == 1:
+            return present
+        if torch.compiler.is_compiling():
+            return [self.traced(p).flatten() for p in present]
+        return [p.flatten() for p in self.local_parameters(**{str(k): cast("Any", p) for k, p in enumerate(present)})]
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        x, *others = tensors
+        residual = others.pop() if self.takes_residual else None
+        if len(self.normalized_shape) == 1:
+            self._check_last_dims("x", x)
+        if residual is not None:
+            if len(self.normalized_shape) == 1:
+                self._check_last_dims("residual", residual)
+            self._check_residual(x, residual)
+        switches = self._switches
+        names = (("weight", switches.weight), ("bias", switches.bias), ("input_bias", switches.input_bias))
+        dtypes = {name: self.check_dtype(name, others.pop(0)) for name, is_there in names if is_there}
+        unsharded = self.whole(tensors, unsharded)
+        named = (("at", self._at), ("output", self._output), ("output_grad", self._output_grad), ("input", self._input))
+        resolved = [p.resolve(name, x.ndim).for_shape(self.mesh, unsharded) for name, p in named]
+        at, output, output_grad, source = resolved
+        if at.only(x.ndim - 1).shards != self._parameter.shards:
+            found = (f"Shard({x.ndim - 1})",)
+            raise PlacementError(self._at_name, found, "the hidden axis", "shard that axis as Shard(-1)")
+        return row_norm_op(
+            RowNormSpec(
+                ndim=x.ndim,
+                hidden_size=self._hidden,
+                eps=self.eps,
+                centered=self._switches.centered,
+                dropout=self.dropout,
+                weight_offset=self._switches.weight_offset,
+                mesh=self.mesh,
+                mesh_id=id(self.mesh),
+                x=source,
+                at=at,
+                output=output,
+                output_grad=output_grad,
+                dtype=self.check_dtype("x", x),
+                weight_dtype=dtypes.get("weight"),
+                bias_dtype=dtypes.get("bias"),
+                input_bias_dtype=dtypes.get("input_bias"),
+                residual_dtype=None if residual is None else self.check_dtype("residual", residual),
+            )
+        )

@@ -1,0 +1,218 @@
+"""The fusions of norms over the last axis, with what stands before them: a bias, dropout, a residual sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..frontend import FusionDefinition
+from ..ir import DataType, TensorView
+from ..mesh import DeviceMesh
+from .fused import FusedOp
+from .placement import TensorPlacement, define, give, move
+
+
+@dataclass(frozen=True)
+class RowNormSpec:
+    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+
+    centered: the mean is subtracted (a LayerNorm); else not (an RMSNorm).  dropout: probability that an element of x is
+    dropped; None where none can be, and no mask is made.  weight_offset: what is added to the weight.
+    x, at, output, output_grad: where the input, the statistics (and the residual), the normed output and its gradient
+    live.  A dtype of a tensor that there is not is None.
+    """
+
+    ndim: int
+    hidden_size: int
+    eps: float
+    centered: bool
+    dropout: float | None
+    weight_offset: float
+    mesh: DeviceMesh | None
+    mesh_id: int
+    x: TensorPlacement
+    at: TensorPlacement
+    output: TensorPlacement
+    output_grad: TensorPlacement
+    dtype: DataType
+    weight_dtype: DataType | None = None
+    bias_dtype: DataType | None = None
+    input_bias_dtype: DataType | None = None
+    residual_dtype: DataType | None = None
+
+    @property
+    def shape(self) -> list[int]:
+        """Unsharded sizes of the activations."""
+        return [-1] * (self.ndim - 1) + [self.hidden_size]
+
+    @property
+    def row_shape(self) -> list[int]:
+        """One number per row, with the hidden axis kept."""
+        return [-1] * (self.ndim - 1) + [1]
+
+    @property
+    def rows(self) -> list[int]:
+        """The dims that a parameter's gradient is summed over."""
+        return list(range(self.ndim - 1))
+
+    @property
+    def statistic(self) -> TensorPlacement:
+        """Where one number per row lives."""
+        return self.at.without(self.ndim - 1)
+
+    @property
+    def parameter(self) -> TensorPlacement:
+        """Where parameters live: sharded along a sharded hidden axis, else replicated."""
+        return self.at.only(self.ndim - 1)
+
+    @property
+    def parameters(self) -> list[DataType]:
+        """Those of weight, bias and input bias that there are."""
+        dtypes = (self.weight_dtype, self.bias_dtype, self.input_bias_dtype)
+        return [dtype for dtype in dtypes if dtype is not None]
+
+    @property
+    def compute(self) -> DataType:
+        """float32, or float64 where a tensor is."""
+        is_double = DataType.Double in (self.dtype, self.residual_dtype, *self.parameters)
+        return DataType.Double if is_double else DataType.Float
+
+    @property
+    def stored_dtype(self) -> DataType:
+        """The dtype in which the sum that is normed is kept for the backward."""
+        return self.dtype if self.residual_dtype is None else self.residual_dtype
+
+    @property
+    def keeps_input(self) -> bool:
+        """Is the input itself what the backward reads?  Else forward returns what it normed, an extra or a result."""
+        is_alone = self.residual_dtype is None and self.input_bias_dtype is None and self.dropout is None
+        return is_alone and self.x == self.at
+
+    @property
+    def shares_gradient(self) -> bool:
+        """Have x and the residual one gradient, of one dtype in one place?"""
+        return self.residual_dtype is self.dtype and self.dropout is None and self.x.gradient() == self.at
+
+    @property
+    def keep_scale(self) -> float:
+        """What kept elements are multiplied by."""
+        return 0.0 if self.dropout in (None, 1.0) else 1.0 / (1.0 - self.dropout)
+
+
+@lru_cache(maxsize=256)
+def row_norm_op(spec: RowNormSpec) -> FusedOp:
+    """(x[, weight][, bias][, input_bias][, residual]) -> (normed[, new residual]), with the gradients of all."""
+    has_residual = spec.residual_dtype is not None
+    tensors = 1 + len(spec.parameters) + has_residual
+    # outputs are (normed[, sum], rstd[, mean][, mask]); the sum is a result where there is a residual
+    total = 0 if spec.keeps_input else tensors + 1
+    first = tensors + 1 + (not spec.keeps_input)
+    extras = range(first, first + 1 + spec.centered + (spec.dropout is not None))
+    saved = (total, *extras, *((1,) if spec.weight_dtype is not None else ()))
+    order = tuple(range(tensors))
+    return FusedOp(
+        forward=_forward(spec),
+        backward=_backward(spec),
+        results=1 + has_residual,
+        saved=saved,
+        arguments=(spec.x, *(spec.parameter,) * len(spec.parameters), *(spec.at,) * has_residual),
+        gradients=(spec.output_grad, *(spec.at,) * has_residual),
+        order=(*order[:-1], 0) if spec.shares_gradient else order,
+    )
+
+
+def _parameter(fd: FusionDefinition, spec: RowNormSpec, dtype: DataType | None) -> TensorView | None:
+    """A parameter in the compute dtype, where there is one."""
+    if dtype is None:
+        return None
+    return fd.ops.cast(define(fd, spec.mesh, spec.parameter, [spec.hidden_size], dtype), dtype=spec.compute)
+
+
+def _weight(fd: FusionDefinition, spec: RowNormSpec) -> TensorView | None:
+    weight = _parameter(fd, spec, spec.weight_dtype)
+    return fd.ops.add(weight, spec.weight_offset) if weight is not None and spec.weight_offset else weight
+
+
+def _forward(spec: RowNormSpec) -> FusionDefinition:
+    """(x[, weight][, bias][, input_bias][, residual]) -> (normed[, sum], rstd[, mean][, mask])."""
+    mesh, compute = spec.mesh, spec.compute
+    with FusionDefinition() as fd:
+        x = define(fd, mesh, spec.x, spec.shape, spec.dtype)
+        weight, bias = _weight(fd, spec), _parameter(fd, spec, spec.bias_dtype)
+        input_bias = _parameter(fd, spec, spec.input_bias_dtype)
+        total = fd.ops.cast(move(fd, x, mesh, spec.x, spec.at), dtype=compute)
+        total = total if input_bias is None else fd.ops.add(total, input_bias)
+        mask = None
+        if spec.dropout is not None:
+            sizes = [fd.ops.size(total, k) for k in range(spec.ndim)]
+            drawn = fd.ops.uniform(0.0, 1.0, sizes)  # pyright: ignore[reportArgumentType]
+            mask = fd.ops.ge(drawn, spec.dropout)
+            total = fd.ops.where(mask, fd.ops.mul(total, spec.keep_scale), 0.0)
+        if spec.residual_dtype is not None:
+            residual = define(fd, mesh, spec.at, spec.shape, spec.residual_dtype)
+            total = fd.ops.add(fd.ops.cast(residual, dtype=compute), total)
+        unit, rstd, mean = _unit(fd, spec, total)
+        normed = unit if weight is None else fd.ops.mul(unit, weight)
+        normed = normed if bias is None else fd.ops.add(normed, bias)
+        give(fd, fd.ops.cast(normed, dtype=spec.dtype), mesh, spec.output, spec.at)
+        if not spec.keeps_input:
+            give(fd, fd.ops.cast(total, dtype=spec.stored_dtype), mesh, spec.at)
+        give(fd, rstd, mesh, spec.statistic)
+        if mean is not None:
+            give(fd, mean, mesh, spec.statistic)
+        if mask is not None:
+            give(fd, mask, mesh, spec.at)
+    return fd
+
+
+def _unit(
+    fd: FusionDefinition, spec: RowNormSpec, total: TensorView
+) -> tuple[TensorView, TensorView, TensorView | None]:
+    """The rows in units of their deviation (or root mean square), what they were multiplied by, and their mean."""
+    if not spec.centered:
+        rstd = fd.ops.rsqrt(fd.ops.add(fd.ops.mean(fd.ops.mul(total, total), [-1], keepdim=True), spec.eps))
+        return fd.ops.mul(total, rstd), rstd, None
+    variance, mean = fd.ops.var_mean(total, [-1], correction=0, keepdim=True)
+    rstd = fd.ops.rsqrt(fd.ops.add(variance, spec.eps))
+    return fd.ops.mul(fd.ops.sub(total, mean), rstd), rstd, mean
+
+
+def _backward(spec: RowNormSpec) -> FusionDefinition:
+    """(d normed[, d sum], sum, rstd[, mean][, mask][, weight]) -> (dx[, d parameters...][, d residual]).
+
+    With n the normed row before weight and bias, and g = w * dy:
+    d sum = rstd * (g - n * mean(g * n) [- mean(g), where the mean was subtracted]) + what comes from the new residual.
+    """
+    mesh, compute = spec.mesh, spec.compute
+    with FusionDefinition() as fd:
+        gradient = define(fd, mesh, spec.output_grad, spec.shape, spec.dtype)
+        from_sum = None
+        if spec.residual_dtype is not None:
+            from_sum = define(fd, mesh, spec.at, spec.shape, spec.residual_dtype)
+        total = fd.ops.cast(define(fd, mesh, spec.at, spec.shape, spec.stored_dtype), dtype=compute)
+        rstd = define(fd, mesh, spec.statistic, spec.row_shape, compute)
+        if spec.centered:
+            total = fd.ops.sub(total, define(fd, mesh, spec.statistic, spec.row_shape, compute))
+        mask = None if spec.dropout is None else define(fd, mesh, spec.at, spec.shape, DataType.Bool)
+        weight = _weight(fd, spec)
+        dy = fd.ops.cast(move(fd, gradient, mesh, spec.output_grad, spec.at), dtype=compute)
+        unit = fd.ops.mul(total, rstd)
+        scaled = dy if weight is None else fd.ops.mul(dy, weight)
+        along = fd.ops.mean(fd.ops.mul(scaled, unit), [-1], keepdim=True)
+        d_total = fd.ops.sub(scaled, fd.ops.mul(unit, along))
+        if spec.centered:
+            d_total = fd.ops.sub(d_total, fd.ops.mean(scaled, [-1], keepdim=True))
+        d_total = fd.ops.mul(d_total, rstd)
+        if from_sum is not None:
+            d_total = fd.ops.add(d_total, fd.ops.cast(from_sum, dtype=compute))
+        d_x = d_total if mask is None else fd.ops.where(mask, fd.ops.mul(d_total, spec.keep_scale), 0.0)
+
+        give(fd, fd.ops.cast(d_x, dtype=spec.dtype), mesh, spec.x.gradient(), spec.at)
+        summands = ((spec.weight_dtype, None), (spec.bias_dtype, dy), (spec.input_bias_dtype, d_x))
+        for dtype, summand in summands:
+            if dtype is not None:
+                summed = fd.ops.sum(fd.ops.mul(dy, unit) if summand is None else summand, spec.rows)
+                give(fd, fd.ops.cast(summed, dtype=dtype), mesh, spec.parameter)
+        if spec.residual_dtype is not None and not spec.shares_gradient:
+            give(fd, fd.ops.cast(d_total, dtype=spec.residual_dtype), mesh, spec.at)
+    return fd

@@ -1,0 +1,214 @@
+"""Softmax and its logarithm, scaled and masked, on tensors that are whole or sharded over a mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..arguments import checked
+from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..frontend import FusionDefinition
+from ..frontend.detection import has_dtensor
+from ..ir import DataType, TensorView
+from ..mesh import DeviceMesh
+from . import traced
+from .dtensor import Given, Result, on_local_tensors
+from .fused import PLAIN, FusedModule, FusedOp
+from .placement import TensorPlacement, define, give
+from .settings import Setting
+
+if TYPE_CHECKING:
+    from .placement import Placements
+
+
+class _Softmax(FusedModule):
+    """What the two share."""
+
+    _is_log = False
+    dim: Setting[int] = Setting()
+    scale: Setting[float] = Setting()
+
+    def __init__(self, dim: int, scale: float, mesh: DeviceMesh | None, input: Placements | None) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if not math.isfinite(scale):
+            raise ModuleArgumentError(name, "scale", scale, "a finite number")
+        self.dim, self.scale, self.mesh = dim, scale, mesh
+        self._input = TensorPlacement.of("input", input, mesh)
+        if self._input.is_partial:
+            raise PlacementError("input", (input,), f"{name}, which needs whole values", "pass Shard or Replicate")
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        return {"dim": self.dim, "scale": self.scale, "mesh": self.mesh, "input": self._input}
+
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """x: at least one dim (local) -> the same shape and dtype.
+
+        mask: of a shape that broadcasts to x's, local as x is: of bool, True where an element takes part; or of a
+        floating dtype, added to ``scale * x``.  It has no gradient.
+        unsharded: x's shape as a whole, where local tensors are shards that differ in size.
+        """
+        if self.mesh is None and torch.compiler.is_compiling():
+            self._check(x, mask)
+            return traced.softmax(x, mask, self.dim, self.scale, is_log=self._is_log)
+        if type(x) not in PLAIN and has_dtensor((x,)):
+            result = Result(tuple(x.shape), self._input, self._input)
+            here = partial(self._forward, mask=mask, unsharded=tuple(x.shape))
+            return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
+        return self._forward(x, mask=mask, unsharded=unsharded)
+
+    def _forward(self, x: torch.Tensor, *, mask: torch.Tensor | None, unsharded: Sequence[int] | None) -> torch.Tensor:
+        if mask is None:
+            return self.run((x,), unsharded)[0]
+        if mask.ndim > x.ndim:
+            self._check(x, mask)
+        return self.run((x, mask.detach()[(None,) * (x.ndim - mask.ndim)]), unsharded)[0]
+
+    def _check(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
+        name = type(self).__name__
+        self.check_plain(x=x, mask=None if mask is None or mask.dtype is torch.bool else mask)
+        if not -x.ndim <= self.dim < x.ndim:
+            raise ModuleInputError(name, "x", f"{x.ndim} dims", f"a dim {self.dim}", "pass another dim= to the module")
+        if mask is not None and (
+            mask.ndim > x.ndim
+            or any(n not in (1, size) for n, size in zip(mask.shape[::-1], x.shape[::-1], strict=False))
+        ):
+            found, expected = f"shape {tuple(mask.shape)}", f"one that broadcasts to {tuple(x.shape)}"
+            raise ModuleInputError(name, "mask", found, expected, "pass this rank's part of it")
+
+    def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
+        x, *masks = tensors
+        self._check(x, masks[0] if masks else None)
+        spec = SoftmaxSpec(
+            ndim=x.ndim,
+            dim=self.dim % x.ndim,
+            is_log=self._is_log,
+            scale=self.scale,
+            mesh=self.mesh,
+            mesh_id=id(self.mesh),
+            placement=self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded),
+            dtype=self.check_dtype("x", x),
+            mask_dtype=DataType.from_torch(masks[0].dtype) if masks else None,
+            mask_shape=tuple(1 if n == 1 else -1 for n in masks[0].shape) if masks else (),
+        )
+        return softmax_op(spec)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, scale={self.scale}"
+
+
+@checked(ModuleArgumentError, ("__init__",))
+class Softmax(_Softmax):
+    """exp(x) / sum(exp(x)) along ``dim``, as torch.nn.Softmax.
+
+    scale: x is multiplied by it first.
+    mesh, input: on a mesh, where x and the result live: Shard or Replicate; ``dim`` may be sharded too, for one
+    exchange of two numbers a row, and one number a row backward.
+    x: float64, float32, bfloat16 or float16, computed in float32 or float64 and rounded once.
+    Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.
+    """
+
+    family = "softmax"
+
+    def __init__(
+        self, dim: int = -1, scale: float = 1.0, *, mesh: DeviceMesh | None = None, input: Placements | None = None
+    ) -> None:
+        super().__init__(dim, scale, mesh, input)
+
+
+@checked(ModuleArgumentError, ("__init__",))
+class LogSoftmax(_Softmax):
+    """The logarithm of ``Softmax``, as torch.nn.LogSoftmax.  Arguments are those of ``Softmax``."""
+
+    family = "log_softmax"
+    _is_log = True
+
+    def __init__(
+        self, dim: int = -1, scale: float = 1.0, *, mesh: DeviceMesh | None = None, input: Placements | None = None
+    ) -> None:
+        super().__init__(dim, scale, mesh, input)
+
+
+@dataclass(frozen=True)
+class SoftmaxSpec:
+    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+
+    mask_dtype: None without a mask.  mask_shape: its unsharded sizes, 1 where it is broadcast.
+    """
+
+    ndim: int
+    dim: int
+    is_log: bool
+    scale: float
+    mesh: DeviceMesh | None
+    mesh_id: int
+    placement: TensorPlacement
+    dtype: DataType
+    mask_dtype: DataType | None
+    mask_shape: tuple[int, ...]
+
+    @property
+    def compute(self) -> DataType:
+        is_double = DataType.Double in (self.dtype, self.mask_dtype)
+        return DataType.Double if is_double else DataType.Float
+
+    @property
+    def mask(self) -> TensorPlacement:
+        """Where the mask lives: with x, whole along the dims in which it is broadcast."""
+        shards = [None if d is None or self.mask_shape[d] == 1 else d for d in self.placement.shards]
+        return replace(self.placement, shards=tuple(shards))
+
+
+@lru_cache(maxsize=256)
+def softmax_op(spec: SoftmaxSpec) -> FusedOp:
+    """(x[, mask]) -> (result); the backward reads the result alone."""
+    masks = () if spec.mask_dtype is None else (spec.mask,)
+    arguments = (spec.placement, *masks)
+    return FusedOp(_forward(spec), _backward(spec), 1, (len(arguments),), arguments, (spec.placement,), (0,))
+
+
+def _operand(fd: FusionDefinition, spec: SoftmaxSpec) -> TensorView:
+    return fd.ops.cast(define(fd, spec.mesh, spec.placement, [-1] * spec.ndim, spec.dtype), dtype=spec.compute)
+
+
+def _forward(spec: SoftmaxSpec) -> FusionDefinition:
+    with FusionDefinition() as fd:
+        x = _operand(fd, spec)
+        x = fd.ops.mul(x, spec.scale) if spec.scale != 1 else x
+        if spec.mask_dtype is not None:
+            mask = define(fd, spec.mesh, spec.mask, spec.mask_shape, spec.mask_dtype)
+            if spec.mask_dtype is DataType.Bool:
+                x = fd.ops.where(mask, x, -math.inf)
+            else:
+                x = fd.ops.add(x, fd.ops.cast(mask, dtype=spec.compute))
+        shifted = fd.ops.sub(x, fd.ops.max(x, [spec.dim], keepdim=True))
+        weights = fd.ops.exp(shifted)
+        total = fd.ops.sum(weights, [spec.dim], keepdim=True)
+        result = fd.ops.sub(shifted, fd.ops.log(total)) if spec.is_log else fd.ops.div(weights, total)
+        give(fd, fd.ops.cast(result, dtype=spec.dtype), spec.mesh, spec.placement)
+    return fd
+
+
+def _backward(spec: SoftmaxSpec) -> FusionDefinition:
+    """(gradient g, result y) -> scale * y * (g - sum(g * y)), or scale * (g - exp(y) * sum(g)) of a logarithm."""
+    with FusionDefinition() as fd:
+        gradient, y = _operand(fd, spec), _operand(fd, spec)
+        if spec.is_log:
+            total = fd.ops.sum(gradient, [spec.dim], keepdim=True)
+            d_x = fd.ops.sub(gradient, fd.ops.mul(fd.ops.exp(y), total))
+            if spec.mask_dtype is DataType.Bool:  # what takes no part has no gradient
+                d_x = fd.ops.where(fd.ops.eq(y, -math.inf), 0.0, d_x)
+        else:
+            total = fd.ops.sum(fd.ops.mul(gradient, y), [spec.dim], keepdim=True)
+            d_x = fd.ops.mul(y, fd.ops.sub(gradient, total))
+        d_x = fd.ops.mul(d_x, spec.scale) if spec.scale != 1 else d_x
+        give(fd, fd.ops.cast(d_x, dtype=spec.dtype), spec.mesh, spec.placement)
+    return fd

@@ -1,0 +1,96 @@
+"""shardfuse.nn.functional against torch.nn.functional, by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from functional_cases import CASES, check
+from module_cases import FLOATS
+from torch import Tensor
+from torch.nn import functional as theirs
+
+from shardfuse.errors import ModuleArgumentError, ModuleInputError
+from shardfuse.nn import functional
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_by_name(dtype: torch.dtype) -> None:
+    for case in CASES.values():
+        check(case, dtype)
+
+
+def test_batch_norm_moves_and_reads_running_statistics() -> None:
+    x = torch.randn(4, 3, 5)
+    for training in (True, False):
+        kept = [torch.zeros(3), torch.ones(3)]
+        same = [t.clone() for t in kept]
+        result = functional.batch_norm(x, *kept, training=training, momentum=0.3)
+        torch.testing.assert_close(result, theirs.batch_norm(x, *same, training=training, momentum=0.3))
+        torch.testing.assert_close(kept, same)
+
+
+def test_rotary_embedding_as_hugging_face_calls_it() -> None:
+    q, k = torch.randn(2, 4, 6, 16), torch.randn(2, 2, 6, 16)
+    angles = torch.randn(2, 6, 8)
+    cos, sin = (torch.cat((t, t), -1) for t in (angles.cos(), angles.sin()))
+
+    def turned(x: Tensor) -> Tensor:
+        half = torch.cat((-x[..., 8:], x[..., :8]), -1)
+        return x * cos[:, None] + half * sin[:, None]
+
+    for got, want in zip(functional.rotary_embedding(q, k, cos, sin), (turned(q), turned(k)), strict=True):
+        torch.testing.assert_close(got, want)
+    part = functional.rotary_embedding(q, k, cos[..., :3], sin[..., :3])[0]
+    assert torch.equal(part[..., 6:], q[..., 6:])
+
+
+def test_dropout_add_norm_drops_by_torchs_generator() -> None:
+    x, residual = torch.ones(40, 8), torch.zeros(40, 8)
+    totals = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        totals.append(functional.dropout_add_norm(x, residual, (8,), p=0.5)[1])
+    assert torch.equal(*totals)
+    assert set(totals[0].unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(functional.dropout_add_norm(x, residual, (8,), p=0.5, training=False)[1], x)
+
+
+def test_linear_cross_entropy() -> None:
+    x, weight, target = torch.randn(10, 4), torch.randn(7, 4), torch.arange(10) % 7
+    got = functional.linear_cross_entropy(x, weight, target, chunk_rows=3)
+    torch.testing.assert_close(got, theirs.cross_entropy(x @ weight.T, target))
+
+
+def test_bad_inputs() -> None:
+    x = torch.ones(2, 4, 3)
+    for call, message in (
+        (lambda: functional.layer_norm(x, (4,)), "layer_norm: x has shape"),
+        (lambda: functional.layer_norm(x, (3,), torch.ones(4)), "layer_norm: weight has shape"),
+        (lambda: functional.rms_norm(x, ()), "rms_norm: x has shape"),
+        (lambda: functional.layer_norm(x.int(), (3,)), "layer_norm: x has dtype"),
+        (lambda: functional.add_rms_norm(x, x[:1], (3,)), "residual has shape"),
+        (lambda: functional.group_norm(x, 3), "group_norm: x has shape"),
+        (lambda: functional.batch_norm(x, None, None, torch.ones(3), training=True), "batch_norm: weight has shape"),
+        (lambda: functional.batch_norm(x[:1, :, :1], None, None, training=True), "one value per channel"),
+    ):
+        with pytest.raises(ModuleInputError, match=message):
+            call()
+    for call, message in (
+        (lambda: functional.dropout_add_norm(x, x, (3,), p=2.0), "p="),
+        (lambda: functional.dropout_add_norm(x, x, (3,), norm="batch"), "norm="),
+        (lambda: functional.group_norm(x, 2, activation="relu"), "activation="),
+        (lambda: functional.batch_norm(x, None, None), "running_mean="),
+        (lambda: functional.gelu(x, "exact"), "approximate="),
+    ):
+        with pytest.raises(ModuleArgumentError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "rotary" not in name])
+def test_compiled(name: str) -> None:
+    """By torch's own ops, in one graph."""
+    torch._dynamo.reset()
+    case = CASES[name]
+    check(replace(case, ours=torch.compile(case.ours, fullgraph=True, backend="aot_eager")), torch.float32)

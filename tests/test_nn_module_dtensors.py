@@ -1,0 +1,144 @@
+"""The modules beside RMSNorm, SwiGLU and the losses of logits on DTensors, even and uneven, against torch unsharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from dtensor_cases import distribute, make_mesh, numbers
+from nn_cases import S0, S1, S2, P, Placements, R
+from ranks import run_ranks
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional
+from torch_answers import assert_beside
+
+from shardfuse import DeviceMesh, nn
+from shardfuse.errors import PlacementError
+
+Make = Callable[[DeviceMesh], torch.nn.Module]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module of tensors of ``shape`` that live ``at`` these places, and its function of unsharded tensors."""
+
+    make: Make
+    function: Callable[..., Tensor | tuple[Tensor, ...]]
+    shape: Sequence[int]
+    at: Placements
+    tensors: int = 1
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:])
+
+
+def entropy(x: Tensor) -> tuple[Tensor, ...]:
+    logs = x.log_softmax(-1)
+    return logs[..., 2], -(logs.exp() * logs).sum(-1)
+
+
+LAST = Shard(-1)
+CASES = {
+    "layer_norm": Case(lambda m: nn.LayerNorm(6, mesh=m, input=S0), layer_norm, (5, 6), [S0]),
+    "layer_norm_hidden": Case(lambda m: nn.LayerNorm(9, mesh=m, input=LAST), layer_norm, (4, 9), [S1]),
+    "layer_norm_of_partial": Case(lambda m: nn.LayerNorm(6, mesh=m, input=P, output=S0), layer_norm, (4, 6), [P]),
+    "layer_norm_of_two_dims": Case(
+        lambda m: nn.LayerNorm((3, 4), mesh=m, input=S0), lambda x: functional.layer_norm(x, (3, 4)), (5, 3, 4), [S0]
+    ),
+    "add_layer_norm": Case(
+        lambda m: nn.AddLayerNorm(6, mesh=m, input=S0, residual=S0),
+        lambda x, r: (layer_norm(x + r), x + r), (3, 6), [S0], 2,
+    ),
+    "group_norm": Case(
+        lambda m: nn.GroupNorm(2, 4, activation="silu", mesh=m, input=S2),
+        lambda x: functional.silu(functional.group_norm(x, 2)), (3, 4, 5, 2), [S2],
+    ),
+    "group_norm_channels": Case(
+        lambda m: nn.GroupNorm(2, 4, mesh=m, input=S1), lambda x: functional.group_norm(x, 2), (3, 4, 5), [S1]
+    ),
+    "batch_norm": Case(
+        lambda m: nn.BatchNorm1d(4, mesh=m, input=S0),
+        lambda x: functional.batch_norm(x, None, None, training=True), (5, 4, 3), [S0],
+    ),
+    "softmax": Case(lambda m: nn.Softmax(mesh=m, input=LAST), lambda x: x.softmax(-1), (3, 7), [S1]),
+    "log_softmax": Case(lambda m: nn.LogSoftmax(0, mesh=m, input=S1), lambda x: x.log_softmax(0), (3, 7), [S1]),
+    "gelu": Case(lambda m: nn.GELU(mesh=m, input=S0), functional.gelu, (3, 4), [S0]),
+    "geglu": Case(
+        lambda m: nn.GeGLU(mesh=m, input=LAST), lambda g, u: functional.gelu(g) * u, (2, 3, 5), [S2], 2
+    ),
+    "swiglu_packed": Case(
+        lambda m: nn.SwiGLU(mesh=m, input=S0), lambda x: functional.silu(x[..., :3]) * x[..., 3:], (3, 2, 6), [S0]
+    ),
+    "replicated": Case(lambda m: nn.GELU(mesh=m), functional.gelu, (3, 4), [R]),
+}  # fmt: skip
+
+
+def check(case: Case, torch_mesh: object) -> None:
+    mesh = DeviceMesh(torch_mesh.mesh)
+    module = case.make(mesh)
+    full = [numbers(case.shape, k, torch.float64) for k in range(case.tensors)]
+    given = [distribute(t, torch_mesh, case.at).requires_grad_() for t in full]
+    wanted = [t.clone().requires_grad_() for t in full]
+    found, expected = module(*given), case.function(*wanted)
+    found = (found,) if isinstance(found, Tensor) else found
+    expected = (expected,) if isinstance(expected, Tensor) else expected
+    weights = [numbers(t.shape, 20 + k, torch.float64) for k, t in enumerate(expected)]
+    for result, want in zip(found, expected, strict=True):
+        assert isinstance(result, DTensor)
+        assert result.shape == want.shape
+        assert_beside(result.full_tensor().detach(), want.detach(), "result")
+    torch.autograd.backward(list(expected), weights)
+    torch.autograd.backward(
+        list(found), [distribute(w, torch_mesh, r.placements) for w, r in zip(weights, found, strict=True)]
+    )
+    for k, (leaf, want) in enumerate(zip(given, wanted, strict=True)):
+        assert_beside(leaf.grad.full_tensor(), want.grad, f"gradient {k}")
+
+
+def test_every_module() -> None:
+    def run(rank: int, size: int) -> None:
+        mesh = make_mesh((2,))
+        for name, case in CASES.items():
+            try:
+                check(case, mesh)
+            except Exception as error:
+                error.add_note(f"case {name}")
+                raise
+
+    run_ranks(2, run)
+
+
+def test_rotary_and_log_prob() -> None:
+    q, k = numbers((2, 4, 5, 6), 1, torch.float64), numbers((2, 4, 5, 6), 2, torch.float64)
+    logits, target = numbers((5, 7), 3, torch.float64), torch.full((5,), 2)
+    alone = nn.RotaryEmbedding(6)(q, k)
+
+    def run(rank: int, size: int) -> None:
+        torch_mesh = make_mesh((2,))
+        mesh = DeviceMesh(torch_mesh.mesh)
+        module = nn.RotaryEmbedding(6, mesh=mesh, input=S2)
+        turned = module(*(distribute(t, torch_mesh, [S2]) for t in (q, k)))
+        for got, want in zip(turned, alone, strict=True):
+            assert_beside(got.full_tensor(), want)
+        probability = nn.LogProb(mesh=mesh, logits=LAST, entropy=True)
+        found = probability(distribute(logits, torch_mesh, [S1]), distribute(target, torch_mesh, [R]))
+        for got, want in zip(found, entropy(logits), strict=True):
+            assert_beside(got.full_tensor(), want)
+
+    run_ranks(2, run)
+
+
+def test_a_packed_dtensor_whose_features_are_sharded_is_refused() -> None:
+    """Its halves would not be each rank's gate and up."""
+
+    def run(rank: int, size: int) -> None:
+        torch_mesh = make_mesh((2,))
+        module = nn.SwiGLU(mesh=DeviceMesh(torch_mesh.mesh), input=LAST)
+        with pytest.raises(PlacementError, match="holds gate and up"):
+            module(distribute(torch.randn(3, 8), torch_mesh, [S1]))
+
+    run_ranks(2, run)

@@ -1,0 +1,41 @@
+"""redistribute with a dtype: rounded on arrival, and the gradient comes back in the tensor's own."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from module_cases import check_module, each_rank
+from nn_cases import S0, S1, Here, P, Placements, R
+
+from shardfuse.nn import redistribute
+
+
+def check(here: Here, source: Placements, target: Placements, to: torch.dtype, dtype: torch.dtype) -> None:
+    x = here.sample(source, (4, 6, 3), dtype, 1)
+    gradient = here.sample(target, (4, 6, 3), to, 2)
+
+    def call(t: torch.Tensor) -> torch.Tensor:
+        result = redistribute(t, here.mesh, source, target, dtype=to)
+        assert result.dtype == to
+        return result
+
+    check_module(
+        torch.nn.Identity(),
+        lambda t: (t if t.dtype is torch.float64 else t.to(to),),  # in float64 nothing is rounded
+        {"x": x}, {}, [gradient], dtype, call=call,
+    )  # fmt: skip
+
+
+def test_casts_on_the_way() -> None:
+    narrow = {"to": torch.bfloat16, "dtype": torch.float32}
+    wide = {"to": torch.float32, "dtype": torch.bfloat16}
+    cases = {
+        f"{name}{options}": partial(check, source=source, target=target, **options)
+        for name, source, target in (
+            ("slice", [R], [S1]), ("gather", [S1], [R]), ("reduce", [P], [S0]), ("move", [S0], [S1]),
+            ("stay", [S0], [S0]),
+        )
+        for options in (narrow, wide)
+    }  # fmt: skip
+    each_rank([2], cases)

@@ -1,0 +1,170 @@
+"""RotaryEmbedding, plain and sharded, against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+import torch
+from module_cases import FLOATS, NARROW, ONE, check_module, each_rank
+from nn_cases import S0, S1, S2, Here, Placements, R
+from torch import Tensor
+from torch_gradients import leaf
+
+from shardfuse import DeviceMesh
+from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
+from shardfuse.nn import RotaryEmbedding
+
+SHAPE = (2, 4, 6, 16)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """As models are written: cos and sin broadcast to x's first features, half as many."""
+    rotary = 2 * cos.shape[-1]
+    x, rest = x[..., :rotary], x[..., rotary:]
+    if interleaved:
+        a, b = x[..., ::2], x[..., 1::2]
+        both = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    else:
+        a, b = x.chunk(2, -1)
+        both = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    return torch.cat((both, rest), -1)
+
+
+def check(
+    here: Here,
+    at: Placements,
+    dtype: torch.dtype = torch.float64,
+    *,
+    shape: Sequence[int] = SHAPE,
+    key_heads: int | None = 2,
+    heads_dim: int = 1,
+    positions: Tensor | None = None,
+    tables: int = 0,
+    **options: object,
+) -> None:
+    """``tables``: how often each angle is in cosines and sines that are handed over; 0 where none are."""
+    module = RotaryEmbedding(shape[-1], heads_dim=heads_dim, mesh=here.mesh, input=at, **options)
+    activations = {"query": here.sample(at, shape, dtype, 1)}
+    if key_heads is not None:
+        sizes = [*shape]
+        sizes[heads_dim] = key_heads
+        activations["key"] = here.sample(at, sizes, dtype, 2)
+    length = shape[3 - heads_dim]
+    cos, sin = module.tables(torch.arange(length, device=here.device) if positions is None else positions)
+    given = {} if positions is None else {"positions": positions}
+    if tables:
+        layout = (lambda t: t.repeat_interleave(2, -1)) if module.interleaved else (lambda t: torch.cat((t, t), -1))
+        given = {"cos": cos, "sin": sin} if tables == 1 else {"cos": layout(cos), "sin": layout(sin)}
+    call = partial(module, **given, **({"unsharded": tuple(shape)} if here.mesh.size > 1 else {}))
+    dims = (1, *cos.shape) if cos.ndim == 2 else cos.shape
+    wide = [t.view(dims).unsqueeze(heads_dim) for t in (cos, sin)]
+
+    def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+        c, s = (t.to(torch.promote_types(tensors[0].dtype, torch.float32)) for t in wide)
+        return tuple(turned(x.to(c.dtype), c, s, module.interleaved).to(x.dtype) for x in tensors)
+
+    upstream = [here.sample(at, t.full.shape, dtype, 5 + k) for k, t in enumerate(activations.values())]
+    check_module(module, function, activations, {}, upstream, dtype, call=call)
+
+
+PLAIN = {
+    "halves": {},
+    "interleaved": {"interleaved": True},
+    "partial": {"rotary_dim": 6},
+    "partial_interleaved": {"rotary_dim": 6, "interleaved": True},
+    "sequence_first": {"shape": (2, 6, 4, 16), "heads_dim": 2},
+    "no_key": {"key_heads": None},
+    "positions": {"positions": torch.tensor([5, 1, 0, 7, 100_000, 3])},
+    "positions_of_each_row": {"positions": torch.randint(99, (2, 6), generator=torch.Generator().manual_seed(0))},
+    "tables": {"tables": 1},
+    "tables_with_each_angle_twice": {"tables": 2},
+    "interleaved_tables_with_each_angle_twice": {"tables": 2, "interleaved": True},
+    "another_base": {"base": 500_000.0},
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain(name: str) -> None:
+    for dtype in FLOATS:
+        check(ONE, [R], dtype, **PLAIN[name])
+
+
+def test_on_ranks() -> None:
+    cases = {
+        "batch": partial(check, at=[S0]),
+        "heads": partial(check, at=[S1]),
+        "sequence": partial(check, at=[S2], interleaved=True),
+        "sequence_first": partial(check, at=[S1], shape=(2, 6, 4, 16), heads_dim=2),
+        "uneven_sequence": partial(check, at=[S2], shape=(2, 4, 5, 16)),
+        "uneven_batch": partial(check, at=[S0], shape=(3, 4, 5, 16), rotary_dim=8),
+        "replicated": partial(check, at=[R]),
+        **{f"heads_{dtype}": partial(check, at=[S1], dtype=dtype) for dtype in NARROW},
+    }
+    each_rank([2], cases)
+    each_rank([2, 2], {"batch_and_sequence": partial(check, at=[S0, S2]), "heads": partial(check, at=[S1, R])})
+
+
+def test_views_of_one_projection_are_read_where_they_are() -> None:
+    projected = leaf(torch.randn(2, 6, 3, 4, 16))
+    expected = leaf(projected)
+    module = RotaryEmbedding(16)
+    results = []
+    for given in (projected, expected):
+        q, k, v = given.permute(2, 0, 3, 1, 4)
+        if given is expected:
+            cos, sin = module.tables(torch.arange(6))
+            q, k = turned(q, cos, sin, False), turned(k, cos, sin, False)
+        else:
+            q, k = module(q, k)
+        sum((n * t.square()).sum() for n, t in enumerate((q, k, v), 1)).backward()
+        results.append((q, k))
+    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(projected.grad, expected.grad)
+
+
+def test_one_kernel_for_each_tensor_and_no_copies() -> None:
+    from shardfuse import DataType
+    from shardfuse.nn.placement import TensorPlacement
+    from shardfuse.nn.rotary_fusions import RotarySpec, rotary_op
+
+    spec = RotarySpec(
+        4, (4, 2), 1, 16, 16, False, (1, 1, -1, 8), None, id(None), TensorPlacement(), DataType.Float, DataType.Float
+    )
+    op = rotary_op(spec)
+    q, k, _ = torch.randn(2, 6, 3, 4, 16, requires_grad=True).permute(2, 0, 3, 1, 4)
+    out = op.apply(None, None, q, k[:, :2], *(torch.randn(1, 1, 6, 8) for _ in range(2)))
+    sum(t.sum() for t in out).backward()
+    for fusion, bytes_moved in ((op.forward, 2), (op.backward, 2)):
+        assert fusion.explain().kernels == bytes_moved
+
+
+def test_bad_arguments() -> None:
+    for arguments in ({"head_dim": 1}, {"head_dim": 8, "rotary_dim": 3}, {"head_dim": 8, "rotary_dim": 10},
+                      {"head_dim": 8, "base": 0.0}, {"head_dim": 8, "heads_dim": 0}):  # fmt: skip
+        with pytest.raises(ModuleArgumentError, match=rf"RotaryEmbedding\({[*arguments][-1]}="):
+            RotaryEmbedding(**arguments)
+    with pytest.raises(PlacementError, match="no mesh"):
+        RotaryEmbedding(8, input=S0)
+
+
+def test_bad_inputs() -> None:
+    module, q = RotaryEmbedding(8), torch.ones(2, 3, 5, 8)
+    cos = torch.ones(5, 4)
+    for call, named in (
+        (lambda: module(q[0]), "query has 3 dims"),
+        (lambda: module(q[..., :4]), "query has shape"),
+        (lambda: module(q, q[:1]), "key has shape"),
+        (lambda: module(q, q.double()), "key has dtype"),
+        (lambda: module(q.int()), "query has dtype"),
+        (lambda: module(q, q, cos), "cos or sin alone"),
+        (lambda: module(q, q, cos, cos, positions=torch.arange(5)), "not both"),
+        (lambda: module(q, q, cos[:4], cos[:4]), "cos has shape"),
+        (lambda: module(q, q, cos, torch.ones(5, 3)), "sin has shape"),
+        (lambda: module(q, positions=torch.arange(4)), "cos has shape"),
+    ):
+        with pytest.raises(ModuleInputError, match=named):
+            call()
+    with pytest.raises(PlacementError, match="pairs of features"):
+        RotaryEmbedding(8, mesh=DeviceMesh([0]), input=[torch.distributed.tensor.Shard(3)])(q)
