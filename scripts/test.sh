@@ -13,7 +13,7 @@ Does all set-up and runs the tests, in parts:
   2-ranks       tests/multirank under mpirun, on 2 ranks and then on 4
   4-ranks
 
-The interpreter and, where there is no GPU to share, the 2 ranks run beside the first.
+The interpreter and, where there is no GPU to share, the ranks run beside the first.
 
 Options go to every part. Where paths are given, only the parts that they belong to run. Tests that need GPUs are
 deselected where there are too few. The last line counts the results of all parts.
@@ -113,7 +113,7 @@ run_beside() {
     (
         renice -n 5 -p "$BASHPID" >/dev/null || true
         run_interpreter
-        [[ $gpus -gt 0 ]] || run_on_ranks 2
+        [[ $gpus -gt 0 ]] || { run_on_ranks 2; run_on_ranks 4; }
     ) </dev/null >"$logs/beside" 2>&1 &
     beside=$!
     set +m
@@ -138,8 +138,7 @@ if targets single tests --ignore=tests/interpreter --ignore=tests/multirank; the
 fi
 wait "$beside" || bad+=("what ran beside the first part ended with exit code $?")
 cat "$logs/beside"
-[[ $gpus == 0 ]] || run_on_ranks 2
-run_on_ranks 4
+[[ $gpus == 0 ]] || { run_on_ranks 2; run_on_ranks 4; }
 
 # pytest's code 5 says that no test ran: no fault of a part where the caller chose the tests.
 parts=() empty=0
