@@ -198,7 +198,7 @@ def test_random_fusions_wait_before_they_read(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(program, "start_and_wait", start_and_wait)
     by_world: dict[int, list] = {}
-    for seed in range(300):
+    for seed in range(150):
         world, case = random_case(seed)
         by_world.setdefault(world, []).append(case)
     for world, cases in by_world.items():

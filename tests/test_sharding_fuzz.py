@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from random_fusions import run_cases
 
-PROGRAMS = 3000
+PROGRAMS = 2000
 """Sharded programs of a run; 2 to 4 ranks each."""
 BATCH = 250
 
