@@ -1,9 +1,11 @@
 """A training step of the main job's model on ranks, forward and backward, beside the same model in plain torch.
 
 Every rank runs this.  The model is `examples/lm_model.py`, tensor and sequence parallel over all ranks, in bfloat16;
-the peer is `plain_lm.py`, eager and under ``torch.compile``, on the same weights.  Times are of steps that follow one
-another, the slowest rank's, medians over the rounds.  ``loss`` in a note: the largest difference from the eager peer's,
-over the first steps of gradient descent; ``GiB``: the most memory that a step takes beyond what stands before it.
+the peer is `plain_lm.py`, eager and under ``torch.compile`` with Inductor and with ``backend="shardfuse"``, on the same
+weights; shardfuse's modules are measured as they are and under ``torch.compile`` with Inductor.  Times are of steps
+that follow one another, the slowest rank's, medians over the rounds.  ``loss`` in a note: the largest difference from
+the eager peer's, over the first steps of gradient descent; ``GiB``: the most memory that a step takes beyond what
+stands before it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from shardfuse import DeviceMesh
+from shardfuse.compile import backend
 
 from .plain_lm import PlainModel
 from .report import Row
@@ -68,16 +71,18 @@ def _rows(dim: int, device: torch.device, rounds: int) -> list[Row]:
     generator = torch.Generator().manual_seed(0)
     tokens, targets = (torch.randint(classes, (batch, sequence), generator=generator).to(device) for _ in range(2))
     own, weights = _own_model(config, device, dtype)
+    graphed, _ = _own_model(config, device, dtype)
 
     def plain() -> PlainModel:
         return PlainModel(layers, weights, own.rotary, dtype).to(device)
 
-    eager, fused = plain(), plain()
-    compiled = torch.compile(fused)
+    eager, fused, regions = plain(), plain(), plain()
     steps = {
         OWN: _step(own, own, tokens, targets),
+        "shardfuse, torch.compile": _step(graphed, torch.compile(graphed), tokens, targets),
         "torch, eager": _step(eager, eager, tokens, targets),
-        "torch.compile": _step(fused, compiled, tokens, targets),
+        "torch.compile": _step(fused, torch.compile(fused), tokens, targets),
+        "torch.compile, backend shardfuse": _step(regions, torch.compile(regions, backend=backend), tokens, targets),
     }
     case, rows = f"dim {dim}, {layers} layers, {batch} x {sequence} tokens, {classes} classes", []
     memory = {name: _peak(step, device) for name, step in steps.items()}
