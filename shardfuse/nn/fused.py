@@ -18,6 +18,7 @@ from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from ..source_line import caller_line
+from .backward_overlap import beside, has_saving_hooks, mark_made, ready_event
 from .dtensor import Given
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
@@ -85,6 +86,7 @@ class _Saved(Protocol):
     bound: BoundOp
     timer: FusionTimer | None
     tensors: int
+    is_remade: bool
     saved_tensors: tuple[torch.Tensor, ...]
 
     def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
@@ -102,6 +104,7 @@ class _Fused(torch.autograd.Function):
         outputs = bound.forward(timer, tensors)
         candidates = (*tensors, *outputs)
         kept.bound, kept.timer, kept.tensors = bound, timer, len(tensors)
+        kept.is_remade = bound.adds_gradients and has_saving_hooks()
         kept.save_for_backward(*[candidates[k] for k in op.saved])
         return tuple(outputs[: op.results])
 
@@ -112,11 +115,26 @@ class _Fused(torch.autograd.Function):
         given = [waited(g) for g in gradients[: len(op.gradients)]]  # those of integers are none
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                made = kept.bound.backward(kept.timer, (*given, *map(waited, saved)))
+                made = _gradients(kept, given, saved)
             found = cast("Any", _Once).apply(len(made), *made, *given, *saved)
         else:
-            found = kept.bound.backward(kept.timer, (*given, *map(waited, saved)))
+            found = _gradients(kept, given, saved)
         return None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
+
+
+def _gradients(kept: _Saved, given: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What the backward fusion makes, beside the matmul that runs meanwhile where it begins with a collective."""
+    bound = kept.bound
+
+    def run() -> list[torch.Tensor]:
+        return bound.backward(kept.timer, (*given, *map(waited, saved)))
+
+    if not (bound.is_on_mesh and given[0].is_cuda):
+        return run()
+    event = ready_event(given) if bound.adds_gradients and not kept.is_remade else None
+    made = run() if event is None else beside(event, given[0].device, run)
+    mark_made(made)
+    return made
 
 
 class _Once(torch.autograd.Function):
@@ -138,9 +156,12 @@ class BoundOp:
     """A FusedOp for tensors of known metadata: what a call needs is looked up when it is made.
 
     takes: for each tensor how its local tensor is had of it, None for itself; no entries where all are plain.
+    adds_gradients: does the backward begin with a collective, which adds up the ranks' summands of a gradient?
     """
 
-    __slots__ = ("_arranged", "_is_strange", "_sizes", "_strided", "op", "takes", "unsharded")
+    __slots__ = (
+        "_arranged", "_is_strange", "_sizes", "_strided", "adds_gradients", "is_on_mesh", "op", "takes", "unsharded",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -151,6 +172,8 @@ class BoundOp:
     ) -> None:
         is_uneven = any(p.uneven for p in (*op.arguments, *op.gradients))
         self.op, self.takes = op, tuple(takes)
+        self.is_on_mesh = any(p.shards for p in op.gradients)
+        self.adds_gradients = any(p.is_partial for p in op.gradients)
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
         self._sizes = tuple(None if self.unsharded is None else _sizes(fd, self.unsharded) for fd in op.fusions)
