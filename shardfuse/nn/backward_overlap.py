@@ -72,6 +72,19 @@ def has_saving_hooks() -> bool:
     return _core._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
+def overlapped(run: Callable[[], list[Tensor]], gradients: Sequence[Tensor], may_overlap: bool) -> list[Tensor]:
+    """``run``'s tensors, made of ``gradients`` and of what forward saved, beside a matmul where that is right.
+
+    may_overlap: is there a collective to hide, and was what forward saved there before the backward began?
+    """
+    if not gradients[0].is_cuda:
+        return run()
+    event = ready_event(gradients) if may_overlap else None
+    made = run() if event is None else beside(event, gradients[0].device, run)
+    mark_made(made)
+    return made
+
+
 def ready_event(gradients: Sequence[Tensor]) -> torch.cuda.Event | None:
     """The event after which all of ``gradients`` are ready and which is not the end of the current stream, if any."""
     marks = [cast("_Made | None", vars(g).get(_NAME)) for g in gradients]

@@ -18,7 +18,7 @@ from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from ..source_line import caller_line
-from .backward_overlap import beside, has_saving_hooks, mark_made, ready_event
+from .backward_overlap import has_saving_hooks, overlapped
 from .dtensor import Given
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
@@ -86,7 +86,7 @@ class _Saved(Protocol):
     bound: BoundOp
     timer: FusionTimer | None
     tensors: int
-    is_remade: bool
+    may_overlap: bool
     saved_tensors: tuple[torch.Tensor, ...]
 
     def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
@@ -104,7 +104,7 @@ class _Fused(torch.autograd.Function):
         outputs = bound.forward(timer, tensors)
         candidates = (*tensors, *outputs)
         kept.bound, kept.timer, kept.tensors = bound, timer, len(tensors)
-        kept.is_remade = bound.adds_gradients and has_saving_hooks()
+        kept.may_overlap = bound.adds_gradients and not has_saving_hooks()
         kept.save_for_backward(*[candidates[k] for k in op.saved])
         return tuple(outputs[: op.results])
 
@@ -113,28 +113,17 @@ class _Fused(torch.autograd.Function):
         kept = cast("_Saved", ctx)
         op, saved = kept.bound.op, kept.saved_tensors
         given = [waited(g) for g in gradients[: len(op.gradients)]]  # those of integers are none
+
+        def run() -> list[torch.Tensor]:
+            return kept.bound.backward(kept.timer, (*given, *map(waited, saved)))
+
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                made = _gradients(kept, given, saved)
+                made = run()
             found = cast("Any", _Once).apply(len(made), *made, *given, *saved)
         else:
-            found = _gradients(kept, given, saved)
+            found = overlapped(run, given, kept.may_overlap) if kept.bound.is_on_mesh else run()
         return None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
-
-
-def _gradients(kept: _Saved, given: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What the backward fusion makes, beside the matmul that runs meanwhile where it begins with a collective."""
-    bound = kept.bound
-
-    def run() -> list[torch.Tensor]:
-        return bound.backward(kept.timer, (*given, *map(waited, saved)))
-
-    if not (bound.is_on_mesh and given[0].is_cuda):
-        return run()
-    event = ready_event(given) if bound.adds_gradients and not kept.is_remade else None
-    made = run() if event is None else beside(event, given[0].device, run)
-    mark_made(made)
-    return made
 
 
 class _Once(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,9 +11,6 @@ from torch.nn import functional
 from ..executor.uncompiled import uncompiled
 from .backward_overlap import LONG_MATMUL, mark_ready
 from .fused import PLAIN
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _HALVES = (torch.bfloat16, torch.float16)

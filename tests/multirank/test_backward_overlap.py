@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh
-from shardfuse.nn import AddRMSNorm, fused
+from shardfuse.nn import AddRMSNorm, backward_overlap
 from shardfuse.nn import linear as linear_module
 from shardfuse.nn.functional import linear
 
@@ -104,7 +104,7 @@ def run(pg, monkeypatch: pytest.MonkeyPatch, way: Way, hook: Callable[[Tensor], 
     """How many backwards (of the first norm) ran beside a matmul; the gradients are right in each of some runs."""
     model, count = Model(pg), 0
     monkeypatch.setattr(linear_module, "LONG_MATMUL", 0)
-    beside = fused.beside
+    beside = backward_overlap.beside
 
     def slow(event: torch.cuda.Event, device: torch.device, made: Callable[[], list[Tensor]]) -> list[Tensor]:
         nonlocal count
@@ -116,7 +116,7 @@ def run(pg, monkeypatch: pytest.MonkeyPatch, way: Way, hook: Callable[[Tensor], 
 
         return beside(event, device, late)
 
-    monkeypatch.setattr(fused, "beside", slow)
+    monkeypatch.setattr(backward_overlap, "beside", slow)
     expected = model.expected()
     for _ in range(3):
         found = model.gradients(way, hook)
