@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from shardfuse import DeviceMesh
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, RotaryEmbedding, SwiGLU, redistribute
+from shardfuse.nn.functional import linear
 
 # The dim along which a parameter is sharded, by the last part of its name; all others are replicated.
 SHARDED_DIM = {"qkv": 1, "out": 1, "gate_up": 1, "down": 1, "head": 0, "gate_bias": 0, "up_bias": 0}
@@ -71,7 +72,7 @@ class Block(torch.nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
         """x: [batch, sequence, dim], normed; residual: [batch, sequence / ranks, dim] -> those of the next block."""
-        mixed = attention(x, self.qkv, self.out, lambda q, k: self.turn(q, k, *rotary))
+        mixed = attention(x, self.qkv, self.out, lambda q, k: self.turn(q, k, *rotary), linear)
         x, residual = self.attention_norm(mixed, residual)
         gate_and_up = linear(x, self.gate_up.flatten(0, 1))
         return self.mlp_norm(linear(self.swiglu(gate_and_up), self.down), residual)
@@ -137,12 +138,12 @@ class UnshardedBlock(torch.nn.Module):
         )
 
     def forward(self, x: Tensor, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
-        mixed = attention(x, self.qkv, self.out, lambda q, k: (rotate(q, rotary), rotate(k, rotary)))
+        mixed = attention(x, self.qkv, self.out, lambda q, k: (rotate(q, rotary), rotate(k, rotary)), plain_linear)
         residual = residual + mixed + self.attention_norm["input_bias"]
         x = rms_norm(residual, self.attention_norm["weight"])
-        gate, up = linear(x, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
+        gate, up = plain_linear(x, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
         x = functional.silu(gate + self.swiglu["gate_bias"]) * (up + self.swiglu["up_bias"])
-        residual = residual + linear(x, self.down) + self.mlp_norm["input_bias"]
+        residual = residual + plain_linear(x, self.down) + self.mlp_norm["input_bias"]
         return rms_norm(residual, self.mlp_norm["weight"]), residual
 
 
@@ -170,13 +171,20 @@ class UnshardedLanguageModel(torch.nn.Module):
         x = rms_norm(residual, self.norm["weight"])
         for block in self.blocks:
             x, residual = block(x, residual, self.rotary)
-        return functional.cross_entropy(linear(x, self.head).flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(plain_linear(x, self.head).flatten(0, 1), targets.flatten())
 
 
-def attention(x: Tensor, qkv: Tensor, out: Tensor, turn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+def attention(
+    x: Tensor,
+    qkv: Tensor,
+    out: Tensor,
+    turn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    linear: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
     """Causal attention of the heads in ``qkv`` [3, heads, head_dim, dim] and ``out`` [dim, heads, head_dim].
 
     x: [batch, sequence, dim] -> the same shape: the sum over these heads.  turn: the rotary embedding of q and k.
+    linear: of x and a weight.
     """
     batch, sequence, _ = x.shape
     _, heads, head_dim, _ = qkv.shape
@@ -200,7 +208,7 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
+def plain_linear(x: Tensor, weight: Tensor) -> Tensor:
     return functional.linear(x, weight.to(x.dtype))
 
 

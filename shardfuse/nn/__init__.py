@@ -10,6 +10,7 @@ from .gelu import GELU
 from .group_norm import GroupNorm
 from .layer_norm import AddLayerNorm, DropoutAddNorm, LayerNorm
 from .library import define
+from .linear import Linear
 from .linear_loss import LinearCrossEntropyLoss
 from .log_prob import LogProb
 from .loss import CrossEntropyLoss
@@ -34,6 +35,7 @@ __all__ = [
     "GeGLU",
     "GroupNorm",
     "LayerNorm",
+    "Linear",
     "LinearCrossEntropyLoss",
     "LogProb",
     "LogSoftmax",

@@ -23,6 +23,7 @@ from .activation_functions import Activation
 from .functional_norms import Function, batch_normed, group_normed, norm_of_rows
 from .gated import GeGLU
 from .gelu import GELU, Approximation, gelu_activation
+from .linear import linear as linear
 from .linear_loss import LinearCrossEntropyLoss
 from .log_prob import LogProb
 from .loss import CrossEntropyLoss, Reduction
