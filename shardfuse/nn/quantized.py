@@ -210,7 +210,7 @@ def _made(
     if mode == "given":
         found = cast(Tensor, given)
     elif tensors[0].ndim != 2:
-        found = found.unflatten(0, shape[:-1]) if tensors[0].ndim > 2 else found[0]
+        found = found[0] if len(shape) == 1 else found.view(*shape[:-1], found.shape[-1])
     return Quantized(values.view(shape), found), *(t.view(shape) for t in rest)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def made(
     x, *others = (t.flatten(0, -2).to(wide or torch.float32) if t.ndim > 1 else t[None].float() for t in tensors)
     total = x + others[0] if others and "norm" in work else None
     x = _worked(work, x if total is None else total, others, vectors, eps)
-    blocks = x.unflatten(-1, (-1, BLOCK)) if scales == "block" else x
+    blocks = x.view(x.shape[0], x.shape[1] // BLOCK, BLOCK) if scales == "block" else x
     largest = torch.finfo(dtype).max
     scale = given
     if scale is None:
@@ -47,4 +47,4 @@ def _worked(work: Work, x: Tensor, others: list[Tensor], vectors: list[Tensor | 
     gate = (
         functional.silu(x) if work == "silu" else functional.gelu(x, approximate="tanh" if "tanh" in work else "none")
     )
-    return gate * cast(Tensor, others[0]) if others else gate
+    return gate * others[0] if others else gate
