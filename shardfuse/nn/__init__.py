@@ -1,6 +1,6 @@
 """Fused modules of a transformer, plain or on a device mesh, with autograd."""
 
-from . import functional
+from . import functional, quantized
 from .activation import SwiGLU
 from .batch_norm import BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from .conversion import Conversion, convert
@@ -47,6 +47,7 @@ __all__ = [
     "SyncBatchNorm",
     "convert",
     "functional",
+    "quantized",
     "redistribute",
 ]
 

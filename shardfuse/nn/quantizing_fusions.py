@@ -1,0 +1,104 @@
+"""Fusions that quantise what they make: a norm or an activation, the scale of a row or block, and the cast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+
+from ..frontend import FusionDefinition
+from ..ir import DataType, TensorView
+from .activation_functions import activated
+
+BLOCK = 128
+"""Elements of a row that share a scale, as the 1 x 128 blocks of scaled matmuls do."""
+SMALLEST = 1e-12
+"""The magnitude that stands for a row or block of zeros, so that nothing is divided by zero."""
+Work = Literal["none", "rms_norm", "layer_norm", "gelu", "gelu_tanh", "silu"]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What a fusion depends on.
+
+    columns: of a row.  dtypes: of the tensors, of which there are ``tensors``, and of weight and bias, None where there
+    is none.  scales: of rows, of blocks, or one that is given.  target: the float8 dtype of the result.
+    """
+
+    work: Work
+    columns: int
+    dtypes: tuple[torch.dtype | None, ...]
+    tensors: int
+    eps: float
+    scales: Literal["row", "block", "given"]
+    target: torch.dtype
+
+    @property
+    def compute(self) -> DataType:
+        return DataType.Double if torch.float64 in self.dtypes else DataType.Float
+
+
+@lru_cache(maxsize=256)
+def quantizing_fusion(spec: Quantization) -> FusionDefinition:
+    """(tensors [rows, columns]..., weight, bias, scale) -> (values, scales[, residual + input])."""
+    with FusionDefinition() as fd:
+        rows = [
+            fd.define_tensor([-1, spec.columns], contiguity=[False, True], dtype=DataType.from_torch(t))
+            for t in spec.dtypes[: spec.tensors]
+            if t is not None
+        ]
+        vectors = [
+            None if t is None else fd.define_tensor([spec.columns], contiguity=True, dtype=DataType.from_torch(t))
+            for t in spec.dtypes[spec.tensors :]
+        ]
+        given = None
+        if spec.scales == "given":
+            given = fd.ops.cast(fd.define_tensor([1], contiguity=True, dtype=DataType.Float), dtype=spec.compute)
+        made, total = _worked(fd, spec, [fd.ops.cast(t, dtype=spec.compute) for t in rows], vectors)
+        _quantized(fd, spec, made, given)
+        if total is not None:
+            fd.add_output(fd.ops.cast(total, dtype=rows[1].dtype))
+    return fd
+
+
+def _worked(
+    fd: FusionDefinition, spec: Quantization, rows: list[TensorView], vectors: list[TensorView | None]
+) -> tuple[TensorView, TensorView | None]:
+    """The result before it is quantised; and the sum that was normed, where there is a residual."""
+    x = rows[0]
+    if spec.work == "none":
+        return x, None
+    if spec.work != "rms_norm" and spec.work != "layer_norm":
+        gate = activated(fd, spec.work, x)
+        return gate if len(rows) == 1 else fd.ops.mul(gate, rows[1]), None
+    total = fd.ops.add(x, rows[1]) if len(rows) == 2 else None
+    x = x if total is None else total
+    if spec.work == "layer_norm":
+        x = fd.ops.sub(x, fd.ops.mean(x, [-1], keepdim=True))
+    variance = fd.ops.mean(fd.ops.mul(x, x), [-1], keepdim=True)
+    x = fd.ops.mul(x, fd.ops.rsqrt(fd.ops.add(variance, spec.eps)))
+    weight, bias = (None if v is None else fd.ops.cast(v, dtype=spec.compute) for v in vectors)
+    x = x if weight is None else fd.ops.mul(x, weight)
+    return x if bias is None else fd.ops.add(x, bias), total
+
+
+def _quantized(fd: FusionDefinition, spec: Quantization, made: TensorView, given: TensorView | None) -> None:
+    """Outputs the values and the scales."""
+    largest, target = torch.finfo(spec.target).max, DataType.from_torch(spec.target)
+    if spec.scales == "block":
+        made = fd.ops.reshape(made, [-1, spec.columns // BLOCK, BLOCK])
+    scale = given
+    if scale is None:
+        magnitude = fd.ops.max(fd.ops.abs(made), [-1], keepdim=True)
+        scale = fd.ops.div(fd.ops.maximum(magnitude, SMALLEST), largest)
+        scale = fd.ops.cast(scale, dtype=DataType.Float)
+    values = fd.ops.clamp(fd.ops.div(made, fd.ops.cast(scale, dtype=spec.compute)), -largest, largest)
+    values = fd.ops.cast(values, dtype=target)
+    if spec.scales == "block":
+        fd.add_output(fd.ops.reshape(values, [-1, spec.columns]))
+        fd.add_output(fd.ops.squeeze(scale, [-1]), stride_order=[0, 1])
+        return
+    fd.add_output(values)
+    fd.add_output(scale)

@@ -1,0 +1,50 @@
+"""What `quantized.py` makes, by torch's own ops: for torch.compile, and for tensors that are not plain."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .quantizing_fusions import BLOCK, SMALLEST, Work
+
+
+def made(
+    work: Work,
+    tensors: list[Tensor],
+    vectors: list[Tensor | None],
+    scales: Literal["row", "block", "given"],
+    given: Tensor | None,
+    dtype: torch.dtype,
+    eps: float,
+) -> list[Tensor]:
+    """[values, scales[, residual + input]], the first two with one axis for all rows."""
+    wide = torch.float64 if any(t is not None and t.dtype == torch.float64 for t in (*tensors, *vectors)) else None
+    x, *others = (t.flatten(0, -2).to(wide or torch.float32) if t.ndim > 1 else t[None].float() for t in tensors)
+    total = x + others[0] if others and "norm" in work else None
+    x = _worked(work, x if total is None else total, others, vectors, eps)
+    blocks = x.view(x.shape[0], x.shape[1] // BLOCK, BLOCK) if scales == "block" else x
+    largest = torch.finfo(dtype).max
+    scale = given
+    if scale is None:
+        scale = (blocks.abs().amax(-1, keepdim=True).clamp(min=SMALLEST) / largest).float()
+    values = (blocks / scale).clamp(-largest, largest).to(dtype).view(x.shape)
+    if scales == "block":
+        scale = scale.squeeze(-1).t().contiguous().t()
+    return [values, scale, *([] if total is None else [total.to(tensors[1].dtype)])]
+
+
+def _worked(work: Work, x: Tensor, others: list[Tensor], vectors: list[Tensor | None], eps: float) -> Tensor:
+    if work == "none":
+        return x
+    if "norm" in work:
+        weight, bias = (None if v is None else v.to(x.dtype) for v in vectors)
+        if work == "rms_norm":
+            return functional.rms_norm(x, x.shape[-1:], weight, eps)
+        return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    gate = (
+        functional.silu(x) if work == "silu" else functional.gelu(x, approximate="tanh" if "tanh" in work else "none")
+    )
+    return gate * others[0] if others else gate

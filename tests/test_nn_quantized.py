@@ -1,0 +1,193 @@
+"""Results quantised to float8: each value within half a step of the exact one, each scale within its roundings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.roundings import assert_near
+from shardfuse.errors import ModuleArgumentError, ModuleInputError
+from shardfuse.nn import quantized
+from shardfuse.nn.quantized import Quantized
+from shardfuse.nn.quantizing_fusions import Quantization, quantizing_fusion
+
+COLUMNS = 384
+Function = Callable[..., Quantized | tuple[Quantized, Tensor]]
+FUNCTIONS: dict[str, tuple[Function, Function, int, int]] = {
+    # ours, torch's, rows tensors, vectors
+    "quantize": (quantized.quantize, lambda x: x, 1, 0),
+    "rms_norm": (
+        lambda x, w, **o: quantized.rms_norm(x, w.shape, w, 1e-6, **o),
+        lambda x, w: functional.rms_norm(x, w.shape, w, 1e-6), 1, 1,
+    ),
+    "layer_norm": (
+        lambda x, w, b, **o: quantized.layer_norm(x, w.shape, w, b, **o),
+        lambda x, w, b: functional.layer_norm(x, w.shape, w, b), 1, 2,
+    ),
+    "add_rms_norm": (
+        lambda x, r, w, **o: quantized.add_rms_norm(x, r, w.shape, w, **o),
+        lambda x, r, w: functional.rms_norm(x + r, w.shape, w, 1e-6), 2, 1,
+    ),
+    "add_layer_norm": (
+        lambda x, r, w, b, **o: quantized.add_layer_norm(x, r, w.shape, w, b, **o),
+        lambda x, r, w, b: functional.layer_norm(x + r, w.shape, w, b), 2, 2,
+    ),
+    "gelu": (quantized.gelu, functional.gelu, 1, 0),
+    "gelu, tanh": (
+        lambda x, **o: quantized.gelu(x, "tanh", **o), lambda x: functional.gelu(x, approximate="tanh"), 1, 0,
+    ),
+    "swiglu": (quantized.swiglu, lambda g, u: functional.silu(g) * u, 2, 0),
+    "geglu": (quantized.geglu, lambda g, u: functional.gelu(g) * u, 2, 0),
+}  # fmt: skip
+STEPS = 0.51
+"""Half a step of float8 between neighbours, and what float32 moves a value before it is rounded."""
+
+
+def drawn(name: str, dtype: torch.dtype, shape: tuple[int, ...] = (6, COLUMNS)) -> list[Tensor]:
+    _, _, rows, vectors = FUNCTIONS[name]
+    return [
+        *(torch.randn(shape, dtype=torch.float64).mul(3).to(dtype) for _ in range(rows)),
+        *(torch.randn(shape[-1], dtype=torch.float64).to(dtype) for _ in range(vectors)),
+    ]
+
+
+def step(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance of the float8 numbers around ``x``, float64."""
+    info = torch.finfo(dtype)
+    mantissa = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}[dtype]
+    exponent = torch.frexp(x.abs().clamp(min=info.tiny)).exponent - 1
+    return torch.ldexp(torch.ones_like(x), exponent - mantissa)
+
+
+def check(found: Quantized, exact: Tensor, dtype: torch.dtype, scales: str | Tensor) -> None:
+    """``exact``: float64.  Values are compared after the division by the scale that was found."""
+    blocks = exact.unflatten(-1, (-1, 128)) if scales == "block" else exact
+    values = found.values.double().view(blocks.shape)
+    scale = found.scales.double().unsqueeze(-1) if scales == "block" else found.scales.double()
+    largest = torch.finfo(dtype).max
+    if not isinstance(scales, Tensor):
+        wanted = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-12) / largest
+        assert_near(
+            found.scales.reshape(wanted.shape), wanted, n=8, rows=None
+        )  # of float32: a norm's, and its division
+    assert found.values.dtype is dtype
+    assert found.scales.dtype is torch.float32
+    assert found.values.shape == exact.shape
+    expected = (blocks / scale).clamp(-largest, largest)
+    off = (values - expected).abs() / step(expected, dtype)
+    assert off.max() <= STEPS, f"off by {off.max():.3f} steps"
+
+
+@pytest.mark.parametrize("target", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("scales", ["row", "block", "given"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_scales(name: str, scales: str, target: torch.dtype) -> None:
+    own, other, rows, _ = FUNCTIONS[name]
+    for dtype in (torch.bfloat16, torch.float32) if scales == "row" else (torch.bfloat16,):
+        tensors = drawn(name, dtype)
+        asked = torch.tensor([0.013]) if scales == "given" else scales
+        found = own(*tensors, scales=asked, dtype=target)
+        made, total = (found, None) if isinstance(found, Quantized) else found
+        check(made, other(*[t.double() for t in tensors]), target, asked)
+        assert (total is not None) == (rows == 2 and "norm" in name)
+        if total is not None:
+            assert_near(total, tensors[0].double() + tensors[1].double(), n=1, rows=None)
+
+
+@pytest.mark.parametrize("scales", ["row", "block"])
+def test_compiled_by_torch_s_own_ops(scales: str) -> None:
+    for name in ("add_rms_norm", "layer_norm", "swiglu", "quantize"):
+        own, other, *_ = FUNCTIONS[name]
+        tensors = drawn(name, torch.bfloat16)
+
+        def run(*given: Tensor, own: Function = own) -> Quantized:
+            made = own(*given, scales=scales)
+            return made if isinstance(made, Quantized) else made[0]
+
+        found = torch.compile(run, fullgraph=True, backend="aot_eager")(*tensors)
+        check(found, other(*[t.double() for t in tensors]), torch.float8_e4m3fn, scales)
+        assert found.scales.stride() == run(*tensors).scales.stride()
+
+
+def test_scales_of_blocks_lie_as_matmuls_read_them() -> None:
+    found = quantized.quantize(torch.randn(6, COLUMNS), scales="block")
+    assert found.scales.shape == (6, 3)
+    assert found.scales.stride() == (1, 6)
+
+
+@pytest.mark.parametrize("shape", [(COLUMNS,), (2, 3, COLUMNS), (0, COLUMNS)])
+@pytest.mark.parametrize("scales", ["row", "block"])
+def test_other_ranks(shape: tuple[int, ...], scales: str) -> None:
+    x = torch.randn(shape)
+    found = quantized.quantize(x, scales=scales)
+    assert found.values.shape == x.shape
+    assert found.scales.shape == (*shape[:-1], 1 if scales == "row" else 3)
+    if x.numel():
+        check(found, x.double(), torch.float8_e4m3fn, scales)
+
+
+def test_halves_of_one_tensor() -> None:
+    both = torch.randn(6, 2 * COLUMNS)
+    gate, up = both.chunk(2, -1)
+    check(quantized.swiglu(both), functional.silu(gate.double()) * up.double(), torch.float8_e4m3fn, "row")
+
+
+def test_special_values() -> None:
+    """Zeros stay zeros; a NaN or an infinity is in its own row alone."""
+    x = torch.randn(4, COLUMNS)
+    x[0], x[1, 5], x[2, 7] = 0, torch.nan, torch.inf
+    values, scales = quantized.quantize(x)
+    assert (values[0].float() == 0).all()
+    assert scales[0] == torch.tensor(1e-12) / 448
+    assert values[1].float().isnan().all()
+    assert values[2].float()[7].isnan()
+    assert (values[2].float()[[0, 8]] == 0).all()
+    check(Quantized(values[3], scales[3]), x[3].double(), torch.float8_e4m3fn, "row")
+
+
+def test_one_kernel_where_rows_have_a_scale() -> None:
+    types = (torch.bfloat16, torch.bfloat16, torch.bfloat16, None)
+    spec = Quantization("rms_norm", 4096, types, 2, 1e-6, "row", torch.float8_e4m3fn)
+    fd = quantizing_fusion(spec)
+    fd.execute([torch.randn(8, 4096).bfloat16(), torch.randn(8, 4096).bfloat16(), torch.randn(4096).bfloat16()])
+    assert "1 kernels" in str(fd.explain())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        (lambda x: quantized.quantize(x[:, :100], scales="block"), ModuleInputError, "128"),
+        (lambda x: quantized.quantize(x, scales="column"), ModuleArgumentError, "scales="),
+        (lambda x: quantized.quantize(x, scales=torch.ones(2)), ModuleInputError, "scales"),
+        (lambda x: quantized.quantize(x, dtype=torch.int8), ModuleArgumentError, "dtype="),
+        (lambda x: quantized.quantize(x.int()), ModuleInputError, "int32"),
+        (lambda x: quantized.quantize(x.requires_grad_()), ModuleInputError, "no_grad"),
+        (lambda x: quantized.swiglu(x, x[:2]), ModuleInputError, "second"),
+        (lambda x: quantized.swiglu(x[:, :101]), ModuleInputError, "even"),
+        (lambda x: quantized.rms_norm(x, (6, COLUMNS)), ModuleInputError, "last dim"),
+        (lambda x: quantized.rms_norm(x, (COLUMNS,), x[0, :3]), ModuleInputError, "weight"),
+        (lambda x: quantized.gelu(x, "sigmoid"), ModuleArgumentError, "approximate="),
+    ],
+)
+def test_refused(call: Callable[[Tensor], object], error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        call(torch.randn(6, COLUMNS))
+
+
+def test_the_check_sees_wrong_values() -> None:
+    """0.94 of each value, a scale of another row, a value one step off."""
+    x = torch.randn(6, COLUMNS)
+    values, scales = quantized.quantize(x)
+    one = values.float()
+    one[2, 9] += step(one[2, 9].double(), torch.float8_e4m3fn).float()
+    for wrong in (
+        Quantized((values.float() * 0.94).to(values.dtype), scales),
+        Quantized(values, scales.roll(1, 0)),
+        Quantized(one.to(values.dtype), scales),
+    ):
+        with pytest.raises(AssertionError):
+            check(wrong, x.double(), torch.float8_e4m3fn, "row")
