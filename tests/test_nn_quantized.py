@@ -12,6 +12,7 @@ from torch.nn import functional
 from benchmarks.roundings import assert_near
 from shardfuse.errors import ModuleArgumentError, ModuleInputError
 from shardfuse.nn import quantized
+from shardfuse.nn.functional import rms_norm as plain_rms_norm
 from shardfuse.nn.quantized import Quantized
 from shardfuse.nn.quantizing_fusions import Quantization, quantizing_fusion
 
@@ -130,6 +131,58 @@ def test_other_ranks(shape: tuple[int, ...], scales: str) -> None:
         check(found, x.double(), torch.float8_e4m3fn, scales)
 
 
+@pytest.mark.parametrize("scales", ["row", "given"])
+def test_one_column(scales: str) -> None:
+    x = torch.randn(5, 1)
+    asked = torch.tensor(0.013) if scales == "given" else scales
+    check(quantized.quantize(x, scales=asked), x.double(), torch.float8_e4m3fn, asked)
+    found = quantized.rms_norm(x, (1,), torch.ones(1), 1e-6, scales=asked)
+    check(found, functional.rms_norm(x.double(), (1,), None, 1e-6), torch.float8_e4m3fn, asked)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_given_scale_comes_back(shape: tuple[int, ...]) -> None:
+    scale, x = torch.full(shape, 0.02), torch.randn(4, 8)
+    for call in (quantized.quantize, torch.compile(quantized.quantize, backend="aot_eager")):
+        found = call(x, scales=scale)
+        assert torch.equal(found.scales, scale)
+        check(found, x.double(), torch.float8_e4m3fn, scale)
+
+
+def test_memory_in_any_order() -> None:
+    x, weight = torch.randn(COLUMNS, 6).t(), torch.randn(2 * COLUMNS)[::2]
+    expected = functional.rms_norm(x.double(), (COLUMNS,), weight.double(), 1e-6)
+    check(quantized.rms_norm(x, (COLUMNS,), weight, 1e-6), expected, torch.float8_e4m3fn, "row")
+    spread = torch.randn(6, 1).expand(6, COLUMNS)
+    check(quantized.quantize(spread), spread.double(), torch.float8_e4m3fn, "row")
+
+
+def test_float64_is_computed_in_float64() -> None:
+    """Of one axis too, compiled or not."""
+    x = torch.randn(COLUMNS, dtype=torch.float64) * 1e-3
+    for call in (quantized.quantize, torch.compile(quantized.quantize, backend="aot_eager")):
+        check(call(x), x, torch.float8_e4m3fn, "row")
+
+
+def test_eps_that_is_left_out_is_torch_s() -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        x = (torch.randn(6, COLUMNS, dtype=torch.float64) * 1e-3).to(dtype)
+        own = plain_rms_norm(x, (COLUMNS,))
+        eager = functional.rms_norm(x, (COLUMNS,))
+        assert_near(own, eager.double(), eager, n=2)
+        values, scales = quantized.rms_norm(x, (COLUMNS,))
+        apart = (values.double() * scales - eager.double()).abs() / eager.double().abs().amax(-1, keepdim=True)
+        assert apart.max() < 1 / 16, "half a step of float8 below the largest of a row"
+
+
+def test_transforms_are_torch_s() -> None:
+    x = torch.randn(3, 4, COLUMNS)
+    values, scales = torch.func.vmap(quantized.quantize)(x)
+    check(Quantized(values, scales), x.double(), torch.float8_e4m3fn, "row")
+    on_meta = quantized.quantize(x.to("meta"))
+    assert on_meta.values.shape == x.shape
+
+
 def test_halves_of_one_tensor() -> None:
     both = torch.randn(6, 2 * COLUMNS)
     gate, up = both.chunk(2, -1)
@@ -149,11 +202,13 @@ def test_special_values() -> None:
     check(Quantized(values[3], scales[3]), x[3].double(), torch.float8_e4m3fn, "row")
 
 
-def test_one_kernel_where_rows_have_a_scale() -> None:
+@pytest.mark.parametrize("scales", ["row", "given"])
+def test_one_kernel(scales: str) -> None:
     types = (torch.bfloat16, torch.bfloat16, torch.bfloat16, None)
-    spec = Quantization("rms_norm", 4096, types, 2, 1e-6, "row", torch.float8_e4m3fn)
+    spec = Quantization("rms_norm", 4096, types, 2, 1e-6, scales, torch.float8_e4m3fn)
     fd = quantizing_fusion(spec)
-    fd.execute([torch.randn(8, 4096).bfloat16(), torch.randn(8, 4096).bfloat16(), torch.randn(4096).bfloat16()])
+    given = [torch.ones(1)] if scales == "given" else []
+    fd.execute([torch.randn(8, 4096).bfloat16(), torch.randn(8, 4096).bfloat16(), torch.randn(4096).bfloat16(), *given])
     assert "1 kernels" in str(fd.explain())
 
 
@@ -166,9 +221,11 @@ def test_one_kernel_where_rows_have_a_scale() -> None:
         (lambda x: quantized.quantize(x, dtype=torch.int8), ModuleArgumentError, "dtype="),
         (lambda x: quantized.quantize(x.int()), ModuleInputError, "int32"),
         (lambda x: quantized.quantize(x.requires_grad_()), ModuleInputError, "no_grad"),
-        (lambda x: quantized.swiglu(x, x[:2]), ModuleInputError, "second"),
+        (lambda x: quantized.swiglu(x, x[:2]), ModuleInputError, "up has shape"),
+        (lambda x: quantized.rms_norm(x.int(), (COLUMNS,)), ModuleInputError, "int32"),
+        (lambda x: quantized.rms_norm(x, (COLUMNS,), x[0].requires_grad_()), ModuleInputError, "weight"),
         (lambda x: quantized.swiglu(x[:, :101]), ModuleInputError, "even"),
-        (lambda x: quantized.rms_norm(x, (6, COLUMNS)), ModuleInputError, "last dim"),
+        (lambda x: quantized.rms_norm(x, (6, COLUMNS)), ModuleInputError, "last one"),
         (lambda x: quantized.rms_norm(x, (COLUMNS,), x[0, :3]), ModuleInputError, "weight"),
         (lambda x: quantized.gelu(x, "sigmoid"), ModuleArgumentError, "approximate="),
     ],

@@ -12,6 +12,7 @@ import torch
 
 from ..frontend.detection import has_dtensor
 from .batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
+from .default_eps import rms_norm_eps
 from .fused import FusedModule
 from .gated_mlp import GatedMLP, gated_mlp_of, is_close
 from .gelu import GELU
@@ -155,7 +156,7 @@ def _rms_norm(given: Module) -> Found:
         return f"it norms {len(module.normalized_shape)} dims"
     eps = module.eps
     if eps is None:  # torch takes that of the input's dtype, which is the weight's
-        eps = torch.finfo(module.weight.dtype if module.elementwise_affine else torch.float32).eps
+        eps = rms_norm_eps(module.weight.dtype if module.elementwise_affine else torch.float32)
     return RMSNorm(module.normalized_shape[0], eps, module.elementwise_affine, device="meta")
 
 

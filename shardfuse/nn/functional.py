@@ -20,6 +20,7 @@ from ..executor.uncompiled import uncompiled
 from . import traced
 from .activation import SwiGLU
 from .activation_functions import Activation
+from .default_eps import rms_norm_eps
 from .functional_norms import Function, batch_normed, group_normed, norm_of_rows
 from .gated import GeGLU
 from .gelu import GELU, Approximation, gelu_activation
@@ -66,8 +67,10 @@ def rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> torch.Tensor:
-    """torch.nn.functional.rms_norm; eps is that of input's dtype where it is left out."""
-    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    """torch.nn.functional.rms_norm."""
+    if eps is None:
+        Function("rms_norm").check_plain(x=input)
+        eps = rms_norm_eps(input.dtype)
     parameters = {"weight": weight, "bias": None, "input_bias": None}
     return norm_of_rows("rms_norm", input, normalized_shape, parameters, eps, centered=False)[0]
 

@@ -18,7 +18,6 @@ from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from ..source_line import caller_line
-from .backward_overlap import has_saving_hooks, overlapped
 from .dtensor import Given
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
@@ -86,7 +85,6 @@ class _Saved(Protocol):
     bound: BoundOp
     timer: FusionTimer | None
     tensors: int
-    may_overlap: bool
     saved_tensors: tuple[torch.Tensor, ...]
 
     def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
@@ -104,7 +102,6 @@ class _Fused(torch.autograd.Function):
         outputs = bound.forward(timer, tensors)
         candidates = (*tensors, *outputs)
         kept.bound, kept.timer, kept.tensors = bound, timer, len(tensors)
-        kept.may_overlap = bound.adds_gradients and not has_saving_hooks()
         kept.save_for_backward(*[candidates[k] for k in op.saved])
         return tuple(outputs[: op.results])
 
@@ -113,16 +110,12 @@ class _Fused(torch.autograd.Function):
         kept = cast("_Saved", ctx)
         op, saved = kept.bound.op, kept.saved_tensors
         given = [waited(g) for g in gradients[: len(op.gradients)]]  # those of integers are none
-
-        def run() -> list[torch.Tensor]:
-            return kept.bound.backward(kept.timer, (*given, *map(waited, saved)))
-
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                made = run()
+                made = kept.bound.backward(kept.timer, (*given, *map(waited, saved)))
             found = cast("Any", _Once).apply(len(made), *made, *given, *saved)
         else:
-            found = overlapped(run, given, kept.may_overlap) if kept.bound.is_on_mesh else run()
+            found = kept.bound.backward(kept.timer, (*given, *map(waited, saved)))
         return None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
 
 
@@ -145,12 +138,9 @@ class BoundOp:
     """A FusedOp for tensors of known metadata: what a call needs is looked up when it is made.
 
     takes: for each tensor how its local tensor is had of it, None for itself; no entries where all are plain.
-    adds_gradients: does the backward begin with a collective, which adds up the ranks' summands of a gradient?
     """
 
-    __slots__ = (
-        "_arranged", "_is_strange", "_sizes", "_strided", "adds_gradients", "is_on_mesh", "op", "takes", "unsharded",
-    )  # fmt: skip
+    __slots__ = ("_arranged", "_is_strange", "_sizes", "_strided", "op", "takes", "unsharded")
 
     def __init__(
         self,
@@ -161,8 +151,6 @@ class BoundOp:
     ) -> None:
         is_uneven = any(p.uneven for p in (*op.arguments, *op.gradients))
         self.op, self.takes = op, tuple(takes)
-        self.is_on_mesh = any(p.shards for p in op.gradients)
-        self.adds_gradients = any(p.is_partial for p in op.gradients)
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
         self._sizes = tuple(None if self.unsharded is None else _sizes(fd, self.unsharded) for fd in op.fusions)

@@ -1,4 +1,4 @@
-"""A linear layer whose weight is kept in a wider dtype than it is multiplied in."""
+"""A linear layer whose parameters are kept in a wider dtype than they are multiplied in."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..executor.uncompiled import uncompiled
-from .backward_overlap import LONG_MATMUL, mark_ready
-from .fused import PLAIN
+from .fused import PLAIN, _Once  # pyright: ignore[reportPrivateUsage]
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_forward_ad: Any = torch.autograd.forward_ad
 _HALVES = (torch.bfloat16, torch.float16)
+_CAST = (torch.float64, torch.float32, *_HALVES)
 
 
 class Linear(torch.nn.Linear):
-    """torch.nn.Linear for mixed precision without autocast: x in bfloat16 or float16, parameters in float32.
+    """torch.nn.Linear for mixed precision without autocast: input in bfloat16 or float16, parameters in float32.
 
-    The weight is cast to x's dtype once a call, for forward and backward, and its gradient leaves the matmul in the
-    weight's own dtype, unrounded by x's.  On a GPU a module of this package that made x, and whose backward has
-    collectives, runs them while the weight's gradient is computed.
-    x: [..., in_features] -> [..., out_features], of x's dtype.
+    The weight is cast to the input's dtype once a call, for forward and backward.  On a GPU its gradient leaves the
+    matmul in float32, where torch rounds it to the input's dtype and casts it back; on a CPU it is torch's.
+    input: [..., in_features] -> [..., out_features], of the input's dtype.
     Arguments, parameters and state dict are torch.nn.Linear's.
     """
 
@@ -31,64 +31,90 @@ class Linear(torch.nn.Linear):
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch.nn.functional.linear; weight and bias may be of another dtype than ``input``, whose dtype the result has.
+    """torch.nn.functional.linear, where weight and bias may be of another floating dtype than ``input``.
 
     input: [..., in_features]; weight: [out_features, in_features]; bias: [out_features].
-    The weight is cast once, for forward and backward.  Its gradient leaves the matmul in the weight's own dtype, where
-    torch rounds it to input's first.  On a GPU the backward of the module of this package that made ``input`` runs
-    beside the matmul of the weight's gradient, if that is long.
+    Parameters of another floating dtype (of 16 bits or more) are cast to the input's, which is the result's.  On a GPU
+    the gradient of a float32 weight leaves the matmul in float32, where torch rounds it to bfloat16 or float16 first.
     """
-    if torch.compiler.is_compiling() or _is_for_torch(input, weight, bias):
-        return functional.linear(input, weight.to(input.dtype), None if bias is None else bias.to(input.dtype))
-    return cast("Any", _Linear).apply(input, weight, bias)
+    dtypes = [t.dtype for t in (input, weight, bias) if t is not None]
+    if len(set(dtypes)) == 1 or any(d not in _CAST for d in dtypes):
+        return functional.linear(input, weight, bias)
+    if torch.compiler.is_compiling():
+        return _composed(input, weight, bias)
+    return _called(input, weight, bias)
 
 
 @uncompiled
+def _called(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if input.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(input.device.type):
+        return functional.linear(input, weight, bias)
+    if _is_for_torch(input, weight, bias):
+        return _composed(input, weight, bias)
+    return cast("Any", _Linear).apply(input, weight, bias)
+
+
+def _composed(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """By torch's own ops, which it differentiates."""
+    return functional.linear(input, weight.to(input.dtype), None if bias is None else bias.to(input.dtype))
+
+
 def _is_for_torch(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Are there tensors or transforms that an autograd function does not know, or nothing to differentiate?"""
     tensors = (input, weight) if bias is None else (input, weight, bias)
     return (
         not torch.is_grad_enabled()
         or not any(t.requires_grad for t in tensors)
-        or any(type(t) not in PLAIN for t in tensors)
-        or not input.is_floating_point()
+        or any(type(t) not in PLAIN or t.is_nested for t in tensors)
+        or input.device.type not in ("cpu", "cuda")
         or input.ndim < 2
-        or torch.is_autocast_enabled(input.device.type)
+        or weight.ndim != 2
+        or (bias is not None and bias.ndim != 1)
+        or 0 in (input.numel(), weight.numel())
         or _core._len_torch_dispatch_stack() > 0
         or _core._are_functorch_transforms_active()
+        or _forward_ad._current_level >= 0
+        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
     )
 
 
 class _Linear(torch.autograd.Function):
+    """Keeps what the gradients that are asked for read, and nothing else."""
+
     @staticmethod
     @uncompiled
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         cast_weight = weight.to(input.dtype)
-        ctx.save_for_backward(input, weight, cast_weight)
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(input if needs_weight else None, cast_weight if needs_x else None)
+        ctx.shape, ctx.weight_dtype = input.shape, weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         return functional.linear(input, cast_weight, None if bias is None else bias.to(input.dtype))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, cast_weight = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: by ops that torch differentiates again
-            cast_weight = weight.to(x.dtype)
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        rows = gradient.reshape(-1, gradient.shape[-1])
-        of_x = of_weight = of_bias = None
-        if needs_x:
-            of_x = (rows @ cast_weight).view(x.shape)
-            if x.is_cuda and needs_weight and rows.numel() * weight.shape[1] >= LONG_MATMUL:
-                mark_ready(of_x)
-        if needs_weight:
-            of_weight = _product(rows.t(), x.reshape(-1, x.shape[-1]), weight.dtype)
-        if needs_bias:
-            of_bias = rows.sum(0, dtype=ctx.bias_dtype)
-        return of_x, of_weight, of_bias
+        if not torch.is_grad_enabled():
+            return _gradients(ctx, gradient)
+        with torch.no_grad():  # create_graph=True: gradients that are not differentiated again, and say so
+            made = _gradients(ctx, gradient)
+        given = [t for t in (gradient, *ctx.saved_tensors) if t is not None]
+        kept = [t for t in made if t is not None]
+        found = iter(cast("Any", _Once).apply(len(kept), *kept, *given))
+        return tuple(None if t is None else next(found) for t in made)
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """Of input, weight and bias."""
+    x, cast_weight = ctx.saved_tensors
+    rows = gradient.flatten(0, -2)
+    of_x = None if cast_weight is None else (rows @ cast_weight).view(ctx.shape)
+    of_weight = None if x is None else _product(rows.t(), x.flatten(0, -2), ctx.weight_dtype)
+    of_bias = rows.sum(0, dtype=ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+    return of_x, of_weight, of_bias
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a @ b in ``dtype``, unrounded before where the GPU's matmul writes that."""
-    if a.is_cuda and dtype is torch.float32 and a.dtype in _HALVES and not torch.is_grad_enabled():
+    if a.is_cuda and dtype is torch.float32 and a.dtype in _HALVES:
         return torch.mm(a, b, out_dtype=dtype)
     return (a @ b).to(dtype)

@@ -10,12 +10,14 @@ scales: ``"row"``, one for each row (the last axis of the result), [..., 1]; ``"
 elements of a row, [..., columns / 128], of which those of all rows lie one after the other, as ``BlockWise1x128`` of
 torch's scaled matmuls reads them; or a float32 tensor of one element, by which all is divided and which is given back.
 A scale of a row or block is its largest magnitude over the largest number of the dtype, float32, never below
-1e-12 over that, so that zeros stay zeros.  NaN and infinities make their row or block NaN.
+1e-12 over that, so that zeros stay zeros.  NaN and infinities make their row or block NaN, or zeros and NaN; so does
+what float32 does not hold, as a scale is float32.
 dtype: torch.float8_e4m3fn or torch.float8_e5m2.
 
 Nothing here has a gradient: a call with a tensor that requires one is refused while gradients are recorded.  Under
-torch.compile, and for tensors that are not plain, torch's own ops do the same.  Each raises ModuleInputError for a
-tensor that does not fit, and ModuleArgumentError for an option that is out of range.
+torch.compile and torch's transforms, and for DTensors and other tensors that are not plain, torch's own ops do the
+same.  Each raises ModuleInputError for a tensor that does not fit, and ModuleArgumentError for an option that is out of
+range.
 """
 
 from __future__ import annotations
@@ -27,11 +29,14 @@ import torch
 from torch import Tensor
 
 from ..errors import ModuleArgumentError
+from ..executor.uncompiled import uncompiled
 from . import quantizing_torch_ops as by_torch
+from .default_eps import rms_norm_eps
 from .functional_norms import Function
 from .fused import PLAIN
 from .quantizing_fusions import BLOCK, Quantization, Work, quantizing_fusion
 
+_core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 Scales = Literal["row", "block"] | Tensor
 __all__ = [
     "Quantized",
@@ -55,7 +60,7 @@ class Quantized(NamedTuple):
 
 def quantize(input: Tensor, *, scales: Scales = "row", dtype: torch.dtype = torch.float8_e4m3fn) -> Quantized:
     """input: [..., columns]."""
-    return _made("quantize", "none", [input], [], scales, dtype)[0]
+    return _made("quantize", "none", {"input": input}, {}, scales, dtype)[0]
 
 
 def rms_norm(
@@ -67,9 +72,11 @@ def rms_norm(
     scales: Scales = "row",
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Quantized:
-    """Of torch.nn.functional.rms_norm's result; one axis is normed.  eps is that of input's dtype if left out."""
-    eps = torch.finfo(input.dtype).eps if eps is None else eps
-    return _normed("rms_norm", [input], normalized_shape, weight, None, eps, scales, dtype)[0]
+    """Of torch.nn.functional.rms_norm's result; one axis is normed."""
+    if eps is None:
+        Function("rms_norm").check_plain(input=input)
+        eps = rms_norm_eps(input.dtype)
+    return _normed("rms_norm", {"input": input}, normalized_shape, weight, None, eps, scales, dtype)[0]
 
 
 def layer_norm(
@@ -83,7 +90,7 @@ def layer_norm(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Quantized:
     """Of torch.nn.functional.layer_norm's result; one axis is normed."""
-    return _normed("layer_norm", [input], normalized_shape, weight, bias, eps, scales, dtype)[0]
+    return _normed("layer_norm", {"input": input}, normalized_shape, weight, bias, eps, scales, dtype)[0]
 
 
 def add_rms_norm(
@@ -97,7 +104,9 @@ def add_rms_norm(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> tuple[Quantized, Tensor]:
     """Of the RMSNorm of residual + input; and that sum, in residual's dtype."""
-    made = _normed("add_rms_norm", [input, residual], normalized_shape, weight, None, eps, scales, dtype)
+    made = _normed(
+        "add_rms_norm", {"input": input, "residual": residual}, normalized_shape, weight, None, eps, scales, dtype
+    )
     return made[0], made[1]
 
 
@@ -113,7 +122,9 @@ def add_layer_norm(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> tuple[Quantized, Tensor]:
     """Of the LayerNorm of residual + input; and that sum, in residual's dtype."""
-    made = _normed("add_layer_norm", [input, residual], normalized_shape, weight, bias, eps, scales, dtype)
+    made = _normed(
+        "add_layer_norm", {"input": input, "residual": residual}, normalized_shape, weight, bias, eps, scales, dtype
+    )
     return made[0], made[1]
 
 
@@ -125,14 +136,14 @@ def gelu(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Quantized:
     """Of torch.nn.functional.gelu's result."""
-    return _made("gelu", _gelu("gelu", approximate), [input], [], scales, dtype)[0]
+    return _made("gelu", _gelu("gelu", approximate), {"input": input}, {}, scales, dtype)[0]
 
 
 def swiglu(
     gate: Tensor, up: Tensor | None = None, *, scales: Scales = "row", dtype: torch.dtype = torch.float8_e4m3fn
 ) -> Quantized:
     """Of silu(gate) * up; without ``up`` the two are the halves of ``gate``."""
-    return _made("swiglu", "silu", _halves("swiglu", gate, up), [], scales, dtype)[0]
+    return _made("swiglu", "silu", _halves("swiglu", gate, up), {}, scales, dtype)[0]
 
 
 def geglu(
@@ -144,7 +155,7 @@ def geglu(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Quantized:
     """Of gelu(gate) * up; without ``up`` the two are the halves of ``gate``."""
-    return _made("geglu", _gelu("geglu", approximate), _halves("geglu", gate, up), [], scales, dtype)[0]
+    return _made("geglu", _gelu("geglu", approximate), _halves("geglu", gate, up), {}, scales, dtype)[0]
 
 
 def _gelu(name: str, approximate: str) -> Work:
@@ -153,18 +164,19 @@ def _gelu(name: str, approximate: str) -> Work:
     return "gelu_tanh" if approximate == "tanh" else "gelu"
 
 
-def _halves(name: str, gate: Tensor, up: Tensor | None) -> list[Tensor]:
+def _halves(name: str, gate: Tensor, up: Tensor | None) -> dict[str, Tensor]:
     if up is not None:
-        return [gate, up]
+        return {"gate": gate, "up": up}
     if gate.ndim == 0 or gate.shape[-1] % 2:
         found = "no axis" if gate.ndim == 0 else f"{gate.shape[-1]} features"
         raise Function(name).refuse("gate", found, "an even number: gate and up")
-    return list(gate.chunk(2, -1))
+    first, second = gate.chunk(2, -1)
+    return {"gate": first, "up": second}
 
 
 def _normed(
     name: str,
-    tensors: list[Tensor],
+    tensors: dict[str, Tensor],
     normalized_shape: Sequence[int],
     weight: Tensor | None,
     bias: Tensor | None,
@@ -172,65 +184,88 @@ def _normed(
     scales: Scales,
     dtype: torch.dtype,
 ) -> tuple[Any, ...]:
-    shape, function = tuple(normalized_shape), Function(name)
-    if len(shape) != 1 or tuple(tensors[0].shape[-1:]) != shape:
-        raise function.refuse("input", f"shape {tuple(tensors[0].shape)}", f"{shape} as its last dim, and one dim")
-    function.shaped({"weight": weight, "bias": bias}, shape)
+    shape, function, found = tuple(normalized_shape), Function(name), tuple(tensors["input"].shape)
+    if len(shape) != 1 or found[-1:] != shape:
+        raise function.refuse("input", f"shape {found}", f"one axis that is normed, the last one, of {shape}")
+    vectors = {"weight": weight, "bias": bias}
+    function.shaped(vectors, shape)
     work: Work = "layer_norm" if name.endswith("layer_norm") else "rms_norm"
-    return _made(name, work, tensors, [weight, bias], scales, dtype, eps)
+    return _made(name, work, tensors, vectors, scales, dtype, eps)
 
 
 def _made(
     name: str,
     work: Work,
-    tensors: list[Tensor],
-    vectors: list[Tensor | None],
+    tensors: dict[str, Tensor],
+    vectors: dict[str, Tensor | None],
     scales: Scales,
     dtype: torch.dtype,
     eps: float = 0.0,
 ) -> tuple[Any, ...]:
     """(Quantized[, sum]) of tensors of one shape."""
-    function = Function(name)
-    _check(function, tensors, vectors, scales, dtype)
+    _check(Function(name), tensors, vectors, scales, dtype)
     given = scales if isinstance(scales, Tensor) else None
     mode = "given" if given is not None else cast(Literal["row", "block"], scales)
-    everything = [t for t in (*tensors, *vectors, given) if t is not None]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in everything):
-        expected = "none that does: call it under torch.no_grad(), or detach()"
-        raise function.refuse("input", "a tensor that requires a gradient", expected)
-    if torch.compiler.is_compiling() or any(type(t) not in PLAIN for t in everything):
-        made = by_torch.made(work, tensors, vectors, mode, given, dtype, eps)
+    first, columns = [*tensors.values()], [*vectors.values()]
+    if torch.compiler.is_compiling() or not _is_plain([*first, *columns, given]):
+        made = by_torch.made(work, first, columns, mode, given, dtype, eps)
     else:
-        types = [None if t is None else t.dtype for t in (*tensors, *vectors)]
-        spec = Quantization(work, tensors[0].shape[-1], tuple(types), len(tensors), eps, mode, dtype)
-        rows = [t.reshape(-1, t.shape[-1]) for t in tensors]
-        made = quantizing_fusion(spec).execute([*rows, *everything[len(tensors) :]])
-    values, found, *rest = made
-    shape = tensors[0].shape
-    if mode == "given":
-        found = cast(Tensor, given)
-    elif tensors[0].ndim != 2:
-        found = found[0] if len(shape) == 1 else found.view(*shape[:-1], found.shape[-1])
-    return Quantized(values.view(shape), found), *(t.view(shape) for t in rest)
+        types = [None if t is None else t.dtype for t in (*first, *columns)]
+        spec = Quantization(work, first[0].shape[-1], tuple(types), len(first), eps, mode, dtype)
+        arguments = [_dense(t.reshape(-1, t.shape[-1])) for t in first]
+        arguments += [_dense(t) for t in columns if t is not None]
+        made = quantizing_fusion(spec).execute([*arguments, *([] if given is None else [given.reshape(1)])])
+    shape = first[0].shape
+    if given is not None:
+        found, rest = given, made[1:]
+    else:
+        found, rest = made[1], made[2:]
+        if len(shape) != 2:
+            found = found[0] if len(shape) == 1 else found.view(*shape[:-1], found.shape[-1])
+    return Quantized(made[0].view(shape), found), *(t.view(shape) for t in rest)
+
+
+def _dense(t: Tensor) -> Tensor:
+    """Rows whose elements lie one after the other; rows may lie apart."""
+    return t if t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous()
+
+
+@uncompiled
+def _is_plain(tensors: Sequence[Tensor | None]) -> bool:
+    """Do all hold values of their own that a kernel can read?"""
+    return not (
+        any(t is not None and (type(t) not in PLAIN or t.device.type not in ("cpu", "cuda")) for t in tensors)
+        or _core._len_torch_dispatch_stack() > 0
+        or _core._are_functorch_transforms_active()
+    )
 
 
 def _check(
-    function: Function, tensors: list[Tensor], vectors: list[Tensor | None], scales: object, dtype: torch.dtype
+    function: Function,
+    tensors: dict[str, Tensor],
+    vectors: dict[str, Tensor | None],
+    scales: object,
+    dtype: torch.dtype,
 ) -> None:
-    name, first = function.name, tensors[0]
+    name, (argument, first) = function.name, next(iter(tensors.items()))
+    shape = tuple(first.shape)
     if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
         raise ModuleArgumentError(name, "dtype", dtype, "torch.float8_e4m3fn or torch.float8_e5m2")
-    function.check_plain(**{f"input {k}": t for k, t in enumerate(tensors)}, weight=None)
-    function.check_plain(**{f"vector {k}": t for k, t in enumerate(vectors)})
-    if first.ndim == 0 or 0 in first.shape[-1:]:
-        raise function.refuse("input", f"shape {tuple(first.shape)}", "rows of an element at least")
-    for other in tensors[1:]:
-        if other.shape != first.shape:
-            raise function.refuse("the second tensor", f"shape {tuple(other.shape)}", f"{tuple(first.shape)}")
+    function.check_plain(**tensors, **vectors)
+    if not shape or shape[-1] == 0:
+        raise function.refuse(argument, f"shape {shape}", "rows of one element at least")
+    for other, tensor in tensors.items():
+        if tensor.shape != first.shape:
+            raise function.refuse(other, f"shape {tuple(tensor.shape)}", f"{shape}")
     if isinstance(scales, Tensor):
         if scales.numel() != 1 or scales.dtype is not torch.float32:
             raise function.refuse("scales", f"shape {tuple(scales.shape)} of {scales.dtype}", "one float32 number")
     elif scales not in ("row", "block"):
         raise ModuleArgumentError(name, "scales", scales, '"row", "block" or a float32 tensor of one element')
-    elif scales == "block" and first.shape[-1] % BLOCK:
-        raise function.refuse("input", f"rows of {first.shape[-1]}", f"a multiple of {BLOCK}, for scales of blocks")
+    elif scales == "block" and shape[-1] % BLOCK:
+        raise function.refuse(argument, f"rows of {shape[-1]}", f"a multiple of {BLOCK}, for scales of blocks")
+    everything = {**tensors, **vectors, "scales": scales if isinstance(scales, Tensor) else None}
+    for other, tensor in everything.items():
+        if torch.is_grad_enabled() and tensor is not None and tensor.requires_grad:
+            expected = "one that does not: call this under torch.no_grad(), or detach() it"
+            raise function.refuse(other, "a tensor that requires a gradient", expected)

@@ -42,20 +42,24 @@ class Quantization:
 
 @lru_cache(maxsize=256)
 def quantizing_fusion(spec: Quantization) -> FusionDefinition:
-    """(tensors [rows, columns]..., weight, bias, scale) -> (values, scales[, residual + input])."""
+    """(tensors [rows, columns]..., weight, bias, scale) -> (values[, scales][, residual + input]).
+
+    A scale that is given is no output.
+    """
+    dense = spec.columns > 1 or None  # an axis of one element has no stride to speak of
     with FusionDefinition() as fd:
         rows = [
-            fd.define_tensor([-1, spec.columns], contiguity=[False, True], dtype=DataType.from_torch(t))
+            fd.define_tensor([-1, spec.columns], contiguity=[False, dense], dtype=DataType.from_torch(t))
             for t in spec.dtypes[: spec.tensors]
             if t is not None
         ]
         vectors = [
-            None if t is None else fd.define_tensor([spec.columns], contiguity=True, dtype=DataType.from_torch(t))
+            None if t is None else fd.define_tensor([spec.columns], contiguity=[dense], dtype=DataType.from_torch(t))
             for t in spec.dtypes[spec.tensors :]
         ]
         given = None
         if spec.scales == "given":
-            given = fd.ops.cast(fd.define_tensor([1], contiguity=True, dtype=DataType.Float), dtype=spec.compute)
+            given = fd.ops.cast(fd.define_tensor([1], contiguity=[None], dtype=DataType.Float), dtype=spec.compute)
         made, total = _worked(fd, spec, [fd.ops.cast(t, dtype=spec.compute) for t in rows], vectors)
         _quantized(fd, spec, made, given)
         if total is not None:
@@ -85,7 +89,7 @@ def _worked(
 
 
 def _quantized(fd: FusionDefinition, spec: Quantization, made: TensorView, given: TensorView | None) -> None:
-    """Outputs the values and the scales."""
+    """Outputs the values, and the scales that are made here."""
     largest, target = torch.finfo(spec.target).max, DataType.from_torch(spec.target)
     if spec.scales == "block":
         made = fd.ops.reshape(made, [-1, spec.columns // BLOCK, BLOCK])
@@ -101,4 +105,5 @@ def _quantized(fd: FusionDefinition, spec: Quantization, made: TensorView, given
         fd.add_output(fd.ops.squeeze(scale, [-1]), stride_order=[0, 1])
         return
     fd.add_output(values)
-    fd.add_output(scale)
+    if given is None:
+        fd.add_output(scale)

@@ -20,9 +20,10 @@ def made(
     dtype: torch.dtype,
     eps: float,
 ) -> list[Tensor]:
-    """[values, scales[, residual + input]], the first two with one axis for all rows."""
-    wide = torch.float64 if any(t is not None and t.dtype == torch.float64 for t in (*tensors, *vectors)) else None
-    x, *others = (t.flatten(0, -2).to(wide or torch.float32) if t.ndim > 1 else t[None].float() for t in tensors)
+    """[values[, scales][, residual + input]], with one axis for all rows."""
+    is_double = any(t is not None and t.dtype == torch.float64 for t in (*tensors, *vectors))
+    wide = torch.float64 if is_double else torch.float32
+    x, *others = ((t.flatten(0, -2) if t.ndim > 1 else t[None]).to(wide) for t in tensors)
     total = x + others[0] if others and "norm" in work else None
     x = _worked(work, x if total is None else total, others, vectors, eps)
     blocks = x.view(x.shape[0], x.shape[1] // BLOCK, BLOCK) if scales == "block" else x
@@ -33,7 +34,8 @@ def made(
     values = (blocks / scale).clamp(-largest, largest).to(dtype).view(x.shape)
     if scales == "block":
         scale = scale.squeeze(-1).t().contiguous().t()
-    return [values, scale, *([] if total is None else [total.to(tensors[1].dtype)])]
+    made = [values] if given is not None else [values, scale]
+    return [*made, *([] if total is None else [total.to(tensors[1].dtype)])]
 
 
 def _worked(work: Work, x: Tensor, others: list[Tensor], vectors: list[Tensor | None], eps: float) -> Tensor:
