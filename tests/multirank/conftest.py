@@ -3,11 +3,13 @@
 Works under mpirun, torchrun and srun, and by plain `pytest` as a world of one. Every rank runs the same tests in the
 same order; a test that fails on one rank fails on all, and the next one starts with a clean group.
 SHARDFUSE_TEST_DEVICE (cpu or cuda; cuda where every rank has a GPU of its own, if left out) says where tensors live,
-SHARDFUSE_TEST_TIMEOUT (seconds, default 20) how long a collective waits.
+SHARDFUSE_TEST_TIMEOUT (seconds, default 20) how long a collective waits.  A rank that hangs longer than that prints
+where its threads are; where it hangs on a GPU, from which no timeout returns, the rank that misses it ends the job.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -28,7 +30,10 @@ set_process_defaults(LAUNCH)
 TIMEOUT = float(os.environ.get("SHARDFUSE_TEST_TIMEOUT", "20"))
 # A failing rank tells its verdict at once, the others when their collective gives up.
 VERDICT_TIMEOUT = timedelta(seconds=TIMEOUT + 30)
+NO_VERDICT = "gave no verdict in time"
 JOB = pytest.StashKey[JobStore]()
+STDERR = pytest.StashKey[int]()
+"""The launcher's, while a test's own is captured."""
 FAILED = pytest.StashKey[bool]()
 """Of a test: did it fail on any rank?"""
 
@@ -99,6 +104,16 @@ def end_of_group() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """A rank that is still in a test when the others wait for its verdict tells on stderr where it is."""
+    faulthandler.dump_traceback_later(TIMEOUT + 10, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -109,6 +124,10 @@ def pytest_runtest_makereport(
         return report
     verdict = "" if report.passed or report.skipped else f"{call.excinfo.typename}: {str(call.excinfo.value)[:300]}"
     failed = [f"rank {rank}: {text}" for rank, text in exchange(funcargs["pg"].store, verdict).items() if text]
+    if any(text.endswith(NO_VERDICT) for text in failed) and funcargs["pg"].device.type == "cuda":
+        said = [item.nodeid, *failed, *([] if report.passed else [report.longreprtext])]
+        os.write(2, f"rank {LAUNCH.rank} ends the job: {chr(10).join(said)}\n".encode())
+        os._exit(1)
     if failed:
         item.stash[FAILED] = True
         if report.passed:
@@ -125,7 +144,7 @@ def exchange(store: dist.Store, verdict: str) -> dict[int, str]:
     with suppress(dist.DistError):  # the ranks that are missing are named below
         store.wait([f"verdict/{rank}" for rank in ranks], VERDICT_TIMEOUT)
     return {
-        rank: store.get(f"verdict/{rank}").decode() if store.check([f"verdict/{rank}"]) else "gave no verdict in time"
+        rank: store.get(f"verdict/{rank}").decode() if store.check([f"verdict/{rank}"]) else NO_VERDICT
         for rank in ranks
     }
 
@@ -158,6 +177,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STDERR] = os.dup(2)
     if LAUNCH.rank != 0:
         reporter = config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None:
