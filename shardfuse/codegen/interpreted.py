@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _erfcinv(x: torch.Tensor) -> torch.Tensor:
-    return torch.erfinv(1 - x)
+    return (0.0 - torch.special.ndtri(0.5 * x.double()) * math.sqrt(0.5)).to(x.dtype)
 
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {

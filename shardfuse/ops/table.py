@@ -7,6 +7,7 @@ computes in; ``None`` means that Triton has no good way and the op is one torch 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -81,7 +82,10 @@ _REMAINDER = (
 
 
 def _erfcinv(x: torch.Tensor) -> torch.Tensor:
-    return torch.erfinv(1 - x)
+    """By quantiles of the normal distribution: ``erfinv(1 - x)`` loses a small ``x``."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float64))  # half of float32's smallest number is 0
+    found = 0.0 - torch.special.ndtri(0.5 * wide) * math.sqrt(0.5)  # of 1 it is +0
+    return found.to(x.dtype if x.is_floating_point() else torch.float32)
 
 
 def _logical_right_shift(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
