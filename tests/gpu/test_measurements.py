@@ -37,6 +37,7 @@ def microseconds(run: Callable[[], object], flushes: int, rounds: int = 41) -> f
     return median(read() for read in reads)
 
 
+@pytest.mark.alone
 def test_a_read_behind_the_flush_comes_from_memory() -> None:
     """24 MB stay in an L2 of 50 MB from one read to the next, unless something else is written in between."""
     x = torch.ones(24 << 18, device=GPU)
@@ -83,11 +84,12 @@ def test_fresh_outputs_are_poisoned(count: int) -> None:
     torch.cuda.empty_cache()  # what other tests gave back
     held = [torch.ones(count, device=GPU), torch.ones(count, dtype=torch.bfloat16, device=GPU)]
     poison(held, [], GPU)
-    assert all(t.isnan().all() for t in held)
+    # Looked at on the host: what a question makes on the GPU would be in memory that was poisoned.
+    assert all(t.cpu().isnan().all() for t in held)
     like = [(t.shape, t.dtype) for t in held]
     del held
-    for shape, dtype in like:
-        assert torch.empty(shape, dtype=dtype, device=GPU).isnan().all()
+    for t in [torch.empty(shape, dtype=dtype, device=GPU) for shape, dtype in like]:
+        assert t.cpu().isnan().all()
 
 
 @pytest.mark.parametrize("fault", ["left out", "swapped", "zero"])
@@ -132,6 +134,7 @@ def test_copies_move_as_many_bytes_as_they_say(nbytes: int) -> None:
             assert seconds > copy.bytes / PEAK, copy.name
 
 
+@pytest.mark.alone
 def test_copies_of_more_take_longer() -> None:
     """The fastest of each: the roof is monotonic, which one copy alone is not."""
     best = [min(microseconds(c.run, flushes=2) for c in copies(mb << 20, GPU)) for mb in (32, 64, 128, 256, 512)]
