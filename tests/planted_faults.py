@@ -92,6 +92,22 @@ FAULTS = (
         "gpu",
     ),
     Fault(
+        "an exchange buffer that is kept is in a pool of CUDA graphs",
+        "shardfuse/executor/mailbox.py",
+        "        thread.start()\n        thread.join()\n",
+        "        make()\n",
+        ("tests/gpu/test_ops_of_modules.py", "-k", "reduce-overhead"),
+        "gpu",
+    ),
+    Fault(
+        "fmod takes a denormal for 0",
+        "shardfuse/executor/kernel.py",
+        '            self._options["enable_reflect_ftz"] = False\n',
+        "            pass\n",
+        ("tests/gpu/test_special_values_gpu.py", "-k", "literals and fmod"),
+        "gpu",
+    ),
+    Fault(
         "SwiGLU is computed in 16 bits",
         "shardfuse/nn/activation.py",
         "        return DataType.Double if is_double else DataType.Float\n",
