@@ -93,3 +93,28 @@ def test_threads_and_streams() -> None:
     for thread in threads:
         thread.join()
     assert not wrong, wrong[0]
+
+
+@pytest.mark.multi_gpu
+def test_a_thread_with_another_current_gpu() -> None:
+    """A new thread's is the first one, wherever its tensors are."""
+    x, errors = torch.randn(32, 512, device="cuda:1"), list[BaseException]()
+    with FusionDefinition() as fd:
+        t = fd.define_tensor([-1, 512], contiguity=True)
+        fd.add_output(fd.ops.mul(t, fd.ops.sum(t, [-1], keepdim=True)))
+
+    def run() -> None:
+        try:
+            for _ in range(3):
+                (y,) = fd.execute([x])
+                total = x.double().sum(-1, keepdim=True)
+                assert_near(y, x.double() * total, terms=x.abs() * x.abs().sum(-1, keepdim=True))
+                assert y.device == x.device
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    for _ in range(2):  # the second one finds all compiled
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert not errors, errors[0]

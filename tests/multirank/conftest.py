@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NoReturn
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ set_process_defaults(LAUNCH)
 TIMEOUT = float(os.environ.get("SHARDFUSE_TEST_TIMEOUT", "20"))
 # A failing rank tells its verdict at once, the others when their collective gives up.
 VERDICT_TIMEOUT = timedelta(seconds=TIMEOUT + 30)
+ELSEWHERE = "passed here, failed on other ranks"
 NO_VERDICT = "gave no verdict in time"
 JOB = pytest.StashKey[JobStore]()
 STDERR = pytest.StashKey[int]()
@@ -119,22 +121,29 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test passes where it passes on every rank; the report of one that does not names the ranks that failed."""
     report = yield
+    if LAUNCH.world_size > 1 and call.excinfo is not None and isinstance(call.excinfo.value, torch.AcceleratorError):
+        end_job(item, [report.longreprtext])  # after which CUDA takes no more calls of this rank
     funcargs = getattr(item, "funcargs", {})
     if LAUNCH.world_size == 1 or report.when != "call" or "pg" not in funcargs:
         return report
     verdict = "" if report.passed or report.skipped else f"{call.excinfo.typename}: {str(call.excinfo.value)[:300]}"
     failed = [f"rank {rank}: {text}" for rank, text in exchange(funcargs["pg"].store, verdict).items() if text]
     if any(text.endswith(NO_VERDICT) for text in failed) and funcargs["pg"].device.type == "cuda":
-        said = [item.nodeid, *failed, *([] if report.passed else [report.longreprtext])]
-        os.write(2, f"rank {LAUNCH.rank} ends the job: {chr(10).join(said)}\n".encode())
-        os._exit(1)
+        end_job(item, [*failed, *([] if report.passed else [report.longreprtext])])
     if failed:
         item.stash[FAILED] = True
         if report.passed:
             report.outcome = "failed"
-            report.longrepr = "passed here, failed on other ranks"
+            report.longrepr = ELSEWHERE
         report.sections.append(("ranks that failed", "\n".join(failed)))
     return report
+
+
+def end_job(item: pytest.Item, said: list[str]) -> NoReturn:
+    """The launcher ends the other ranks, one of which hangs, or would wait for this one in every test to come."""
+    text = "\n".join([f"rank {LAUNCH.rank} ends the job in {item.nodeid}:", *said, ""])
+    os.write(item.config.stash[STDERR], text.encode())
+    os._exit(1)
 
 
 def exchange(store: dist.Store, verdict: str) -> dict[int, str]:
@@ -150,8 +159,8 @@ def exchange(store: dist.Store, verdict: str) -> dict[int, str]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """What goes wrong outside of a verdict, on a rank that prints nothing else: a set-up, a test without `pg`."""
-    if LAUNCH.rank != 0 and report.failed and not any(name == "ranks that failed" for name, _ in report.sections):
+    """What goes wrong on a rank that prints nothing else; of a verdict the first rank has the beginning."""
+    if LAUNCH.rank != 0 and report.failed and report.longrepr != ELSEWHERE:
         print(
             f"rank {LAUNCH.rank}: {report.nodeid} ({report.when}): {report.longreprtext[-2000:]}", file=sys.__stderr__
         )
