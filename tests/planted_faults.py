@@ -93,9 +93,9 @@ FAULTS = (
     ),
     Fault(
         "an exchange buffer that is kept is in a pool of CUDA graphs",
-        "shardfuse/executor/mailbox.py",
-        "        thread.start()\n        thread.join()\n",
-        "        make()\n",
+        "shardfuse/executor/lasting.py",
+        "    thread.start()\n    thread.join()\n",
+        "    run()\n",
         ("tests/gpu/test_ops_of_modules.py", "-k", "reduce-overhead"),
         "gpu",
     ),

@@ -52,7 +52,7 @@ def test_what_is_kept_is_made_by_a_thread_that_allocates_from_no_pool(
     assert mailbox.on(GPU) is not first
     streams["capturing"] = True
     assert mailbox.on(GPU) is not mailbox.on(GPU)
-    assert made == [("shardfuse-mailbox", 7), ("shardfuse-mailbox", 8), ("MainThread", 8), ("MainThread", 8)]
+    assert made == [("shardfuse-allocation", 7), ("shardfuse-allocation", 8), ("MainThread", 8), ("MainThread", 8)]
 
 
 def test_an_error_of_that_thread_is_the_callers(streams: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:

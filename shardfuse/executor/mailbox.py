@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
 
+from .lasting import made_to_last
 from .launch import index_of
 
 
@@ -32,33 +31,7 @@ class Mailbox:
             stream = torch._C._cuda_getCurrentRawStream(index_of(device))
         found = self._of_stream.get((device, stream))
         if found is None:
-            found = self._of_stream[device, stream] = self._kept_zeros(device)
-        return found
-
-    def _kept_zeros(self, device: torch.device) -> torch.Tensor:
-        """Zeros that are kept from call to call, from memory that stays this tensor's for as long as it lives.
-
-        A thread may be allocating from a pool whose owner expects everything in it back when the call ends: CUDA graph
-        trees (``mode="reduce-overhead"``) run a graph once like that before they record it, and hand the pool's memory
-        out anew in replays.  Such a pool takes the allocations of that one thread, so another one makes the tensor.
-        """
-        if device.type != "cuda":
-            return self._zeros(device)
-        stream, made = torch.cuda.current_stream(device), list[torch.Tensor | Exception]()
-
-        def make() -> None:
-            try:
-                with torch.cuda.stream(stream):
-                    made.append(self._zeros(device))
-            except Exception as error:  # noqa: BLE001 raised below, in the thread that asked
-                made.append(error)
-
-        thread = threading.Thread(target=make, name="shardfuse-mailbox")
-        thread.start()
-        thread.join()
-        (found,) = made
-        if isinstance(found, Exception):
-            raise found
+            found = self._of_stream[device, stream] = made_to_last(lambda: self._zeros(device), device)
         return found
 
     def _zeros(self, device: torch.device) -> torch.Tensor:
