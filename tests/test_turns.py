@@ -165,7 +165,7 @@ def test_nobody_goes_on_where_another_rank_has_another_thread() -> None:
 @pytest.mark.parametrize("elsewhere", ["t1", "t0", "of another rank", "MainThread"])
 def test_a_first_run_that_was_paired_with_another_threads_gives_nothing(elsewhere: str) -> None:
     """Threads t0 and t1 of each rank came at once, and another one was the first elsewhere."""
-    turn, stay = Turn(Told({1: elsewhere})), threading.Event()
+    turn, stay = Turn(Told({1: elsewhere, 2: "MainThread", 3: elsewhere})), threading.Event()
     t1 = threading.Thread(target=stay.wait, args=(60,), name="t1")
     t1.start()
 
@@ -185,6 +185,8 @@ def test_a_first_run_that_was_paired_with_another_threads_gives_nothing(elsewher
                 run()
             assert turn.take_over() is None
             run()
+            turn.take_over()
+            in_thread(lambda: (turn.take_over(), run_twice()), "t0")  # which says that it is the one
         else:
             in_thread(run_twice, "t0")
     finally:

@@ -10,7 +10,8 @@ theirs in any order, so that one thread's would be paired with the other's of an
    owner.  Where it is not the same, every thread is refused until one takes over, as what was paired is not known.
 3. Where two threads come at once, each may be the first one on some rank: a program of one is then paired with the
    other's.  So behind the first run of an owner the ranks of the program look who ran it elsewhere: a name that another
-   thread of this rank has is such a pair.  Ranks may call their threads differently, and one may use its main thread.
+   thread of this rank has is such a pair.  Ranks may call their threads differently, and one may use its main thread;
+   a thread that took over, as any of a pool may do, says itself that it is the right one.
 4. The threads in which autograd runs a backward act for the thread that called it.
 
 Programs without collectives run in any number of threads.
@@ -110,6 +111,8 @@ class Turn:
         self._depth = 0
         """The programs that it is in: one may be run within another."""
         self._refused: str | None = None
+        self._took_over = False
+        """Did the owner say so itself?"""
         self._came: set[str] = set()
         """The names of threads that were refused, some of which have ended."""
         self._teams: dict[tuple[int, ...], _Team] = {}
@@ -153,6 +156,7 @@ class Turn:
             if self._is_another_inside(me):
                 return self._name()
             self._own(me)
+            self._took_over = True
             self._refused = None
             self._came.clear()
             return None
@@ -175,7 +179,7 @@ class Turn:
         All of ``team`` have told by then: a first run of a program waits for them.
         """
         team.is_new = False
-        if self._owners is None or self._owner in (None, threading.main_thread()):
+        if self._owners is None or self._took_over or self._owner in (None, threading.main_thread()):
             return None
         told = set(self._owners.names_in(team.ranks, team.count)) - {self._name()}
         found = next((name for name in sorted(told) if name in self._came or _is_another_here(name)), None)
@@ -208,6 +212,7 @@ class Turn:
 
     def _own(self, me: threading.Thread) -> None:
         self._owner = me
+        self._took_over = False
         self._number += 1
 
     def _taken(self, me: threading.Thread) -> str | None:
