@@ -55,8 +55,10 @@ def test_a_read_behind_the_flush_comes_from_memory() -> None:
     cached = median(found)
     flushed = measure({"sum": x.sum}, 0.05, GPU)["sum"].us
     print(f"{flushed:.2f} us behind a flush, {cached:.2f} us from the cache")
-    assert flushed > 1.15 * cached, (flushed, cached)
-    assert flushed * 1e-6 > x.nbytes / PEAK, "faster than the memory: not all of it was flushed"
+    # A launch and the end of a reduction take both as long; the cache gives 24 MB in at most half of the memory's time.
+    from_memory = x.nbytes / PEAK * 1e6
+    assert flushed - cached > 0.2 * from_memory, (flushed, cached)
+    assert flushed > from_memory, "faster than the memory: not all of it was flushed"
 
 
 @pytest.mark.parametrize("peer", ["inductor", "inductor_graphs", "inductor_max_autotune"])
