@@ -80,7 +80,7 @@ FAULTS = (
         "shardfuse/executor/streams.py",
         "        stream.wait_stream(current)\n",
         "",
-        ("tests/gpu/test_streams.py",),
+        ("tests/gpu/test_streams.py", "-k", "waits_for"),
         "gpu",
     ),
     Fault(
@@ -88,7 +88,7 @@ FAULTS = (
         "shardfuse/executor/streams.py",
         "        current.wait_event(done)\n",
         "",
-        ("tests/gpu/test_streams.py",),
+        ("tests/gpu/test_streams.py", "-k", "waits_for"),
         "gpu",
     ),
     Fault(
