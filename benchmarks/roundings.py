@@ -31,8 +31,9 @@ def spacing(x: Tensor, dtype: torch.dtype) -> Tensor:
     x: float64 of any shape; infinities and NaN give NaN.
     """
     info = torch.finfo(dtype)
-    exponent = torch.frexp(x.abs().clamp(min=info.smallest_normal)).exponent - 1
-    step = torch.ldexp(torch.ones_like(x), exponent) * info.eps
+    size = x.abs().clamp(min=info.smallest_normal)
+    # A power of two, so that the division is exact.  torch.ldexp runs on the thread's current GPU, wherever x is.
+    step = size / (2 * torch.frexp(size).mantissa) * info.eps
     return torch.where(x.isfinite(), step, torch.full_like(x, float("nan")))
 
 

@@ -115,6 +115,7 @@ def compile_sm90(source: KernelSource, directory: Path) -> Resources:
     if source.max_registers is not None:
         options["maxnreg"] = source.max_registers
     options["launch_cooperative_grid"] = source.is_cooperative
+    options["enable_reflect_ftz"] = not source.keeps_denormals
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
         made = triton.compile(

@@ -57,6 +57,9 @@ another on a GPU, or depends on the number of elements:
 - `mod`, `fmod` and `remainder` of floats whose quotient overflows: exact in kernels, maybe NaN on a CPU;
 - on a GPU, results of `exp`, `exp2`, `sigmoid` and what is made of them are 0 where they would be below 1.2e-38, so
   that `silu` is -0.0 from -87.4 downwards;
+- on a GPU, `rsqrt` of a denormal of float32 (below 1.2e-38) is infinite; other functions that take such an operand for
+  0 differ from torch's by less than 1.2e-38;
+- `erfcinv` of less than 1e-7 is what it should be, where torch, which has `erfinv(1 - x)`, gives infinity;
 - shifts by less than 0 or by the type's bits and more are what torch's `bitwise_left_shift` and `bitwise_right_shift`
   give; `logical_right_shift` shifts by nothing, or everything out.
 """

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,19 +111,35 @@ def verdict(status: int) -> str:
     return "hung, caught" if status == 124 else "caught"
 
 
-def check_faults(faults: Sequence[Fault], tree: Tree) -> Iterator[tuple[str, str]]:
-    sound: dict[Run, bool] = {}
-    for fault in faults:
-        run, text = Run(fault.kind, fault.tests), planted(fault, tree)
-        if text is None:
-            yield fault.name, "NOT PLANTED: the text that it replaces is not there once"
-            continue
-        if run not in sound:
-            sound[run] = tree.status(run) == 0
-        if not sound[run]:
-            yield fault.name, "NO VERDICT: its tests fail without it"
-            continue
-        yield fault.name, verdict(tree.status(run, fault.file, text))
+def check_faults(faults: Sequence[Fault], trees: Sequence[Tree]) -> Iterator[tuple[str, str]]:
+    """As many at once as there are trees: first the tests without any fault, then those of each."""
+    free: queue.SimpleQueue[Tree] = queue.SimpleQueue()
+    for tree in trees:
+        free.put(tree)
+
+    def status(run: Run, file: str = "", text: str | None = None) -> int:
+        tree = free.get()
+        try:
+            return tree.status(run, file, text)
+        finally:
+            free.put(tree)
+
+    texts = [planted(fault, trees[0]) for fault in faults]
+    runs = [Run(fault.kind, fault.tests) for fault in faults]
+    with ThreadPoolExecutor(len(trees)) as pool:
+        needed = {run for run, text in zip(runs, texts, strict=True) if text is not None}
+        alone = {run: pool.submit(status, run) for run in dict.fromkeys(runs) if run in needed}
+
+        def checked(fault: Fault, run: Run, text: str | None) -> str:
+            if text is None:
+                return "NOT PLANTED: the text that it replaces is not there once"
+            if alone[run].result() != 0:
+                return "NO VERDICT: its tests fail without it"
+            return verdict(status(run, fault.file, text))
+
+        said = [pool.submit(checked, *each) for each in zip(faults, runs, texts, strict=True)]
+        for fault, found in zip(faults, said, strict=True):
+            yield fault.name, found.result()
 
 
 def has_gpu() -> bool:
@@ -149,22 +167,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--map", type=Path, default=None, metavar="FILE", help="keeps which test executes which line")
     parser.add_argument("--seconds", type=float, default=40.0, help="of tests for one change, at most (40)")
-    parser.add_argument("--jobs", type=int, default=1, help="how many changes are tried at once (1)")
+    parser.add_argument("--jobs", type=int, default=1, help="how many are tried at once (1)")
     options = parser.parse_args()
     if options.list:
         for fault in chosen(options):
             print(f"{fault.name} [{fault.kind}]: {fault.file}, {' '.join(fault.tests)}")
         return 0
     with tempfile.TemporaryDirectory() as directory:
+        trees = [Tree(Path(directory) / str(k)) for k in range(max(1, options.jobs))]
         if options.files or options.groups is not None:
             asked = [tuple(options.files)] if options.files else [GROUPS[g] for g in options.groups or GROUPS]
-            trees = [Tree(Path(directory) / str(k)) for k in range(max(1, options.jobs))]
             found = options.map or Path(directory) / "map.json"
             results = check_sample(
                 Sample(asked, options.sample, options.seed, found, options.seconds), [t.root for t in trees]
             )
         else:
-            results = check_faults(chosen(options), Tree(Path(directory)))
+            results = check_faults(chosen(options), trees)
         bad: list[str] = []
         count = 0
         for name, said in results:

@@ -27,6 +27,10 @@ class Trial:
     arguments: Sequence[Tensor]
     gradients: Sequence[Tensor]
 
+    @property
+    def device(self) -> torch.device:
+        return self.arguments[0].device
+
 
 Call = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -63,7 +67,7 @@ def dynamic(trial: Trial) -> Found:
 
 def autocast(trial: Trial) -> Found:
     def call(*arguments: Tensor) -> Tensor | tuple[Tensor, ...]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(trial.device.type, dtype=torch.bfloat16):
             return trial.module(*arguments)
 
     return run(trial, call)
@@ -76,7 +80,7 @@ def checkpointed(trial: Trial, *, use_reentrant: bool) -> Found:
 def on_meta(trial: Trial) -> Found:
     """Made without storage, then given some."""
     values = [p.detach().clone() for p in trial.module.parameters()]
-    module = copy.deepcopy(trial.module).to("meta").to_empty(device="cpu")
+    module = copy.deepcopy(trial.module).to("meta").to_empty(device=trial.device)
     reset = getattr(module, "reset_parameters", None)
     if reset is not None:
         reset()

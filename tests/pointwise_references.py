@@ -6,6 +6,7 @@ the types that they find, so that no op and no type is dropped in silence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -79,7 +80,11 @@ def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: torch.Ten
 
 
 def _erfcinv(x: torch.Tensor) -> torch.Tensor:
-    return torch.erfinv(torch.sub(torch.ones((), dtype=x.dtype, device=x.device), x))
+    """Of a small x 1 - x has lost it: by torch's other inverse, of the normal distribution's integral."""
+    kind = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    root = math.sqrt(2)
+    found = torch.where(x == 1, 0.0, torch.special.ndtri(x.double() / 2) / -root)
+    return found.to(kind)
 
 
 REFERENCES: dict[str, Reference] = {
@@ -103,7 +108,7 @@ REFERENCES: dict[str, Reference] = {
     "sign": Reference(torch.sgn, "same", ALL),
     "conj": Reference(lambda x: torch.conj(x).resolve_conj(), "same", ALL),
     "imag": Reference(_imag, "real", ALL),
-    "erfcinv": Reference(_erfcinv, "float", NUMBERS),
+    "erfcinv": Reference(_erfcinv, "float", ALL),
     "silu": Reference(functional.silu, "float", FLOATS),
     "gelu": Reference(functional.gelu, "float", FLOATS),
     "gelu_tanh": Reference(lambda x: functional.gelu(x, approximate="tanh"), "float", FLOATS),

@@ -26,6 +26,8 @@ _FLOATS = (
 _DIVISIONS = ("trunc_div", "floor_div", "mod", "fmod", "remainder")
 SIGN_OF_ZERO = ("maximum", "minimum", "relu")
 """Of two zeros of different signs torch's CPU and GPU choose differently (docs/ops.md says so)."""
+KEEP_DENORMALS = ("log", "log2", "log10", "pow", "fmod", "mod", "remainder", "atan2", "lgamma", "erfcinv", "nextafter")
+"""Ops whose result is another one altogether where a denormal is taken for 0: on a GPU too they take it as it is."""
 _FLUSHED = {"silu": 128}
 """In units of float32's smallest normal number, what may be 0: silu is x times a sigmoid that is one such number."""
 ROUGH = {"lgamma": 64, "digamma": 64, "erfinv": 64, "erfcinv": 64, "pow": 32}
@@ -78,9 +80,11 @@ def check_special(name: str, dtype: torch.dtype, backend: Backend, device: str =
         ]
         kept = ~torch.stack(is_denormal).any(0)
         values = [v[kept] for v in values]
-    if device == "cuda":  # kernels there flush what is below float32's normal numbers: docs/ops.md
+    if device == "cuda":
         tiny = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).smallest_normal
         inside = [(v == 0) | ~(v.abs() < tiny) for v in values if v.is_floating_point()]
+        if name in KEEP_DENORMALS:  # which the others may take for 0: docs/ops.md
+            inside = []
         if name in _OWN_RANGE:
             inside += [(v == 0) | ((v.abs() > 1e-300) & (v.abs() < 1e300)) | ~torch.isfinite(v) for v in values]
         kept = torch.stack(inside).all(0) if inside else torch.ones_like(values[0], dtype=torch.bool)

@@ -18,16 +18,51 @@ from special_scalars import (
     check_literals,
     check_scalars,
 )
-from special_values import CASTS, FLOATS, assert_special, cases, check_cast, check_special
+from special_values import CASTS, FLOATS, KEEP_DENORMALS, assert_special, cases, check_cast, check_special
 
 import shardfuse
+from benchmarks.sm90 import sources_of
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import InputError, OperandError
+from shardfuse.ops.table import POINTWISE, Rule
 
 
 def test_every_op_in_every_type() -> None:
     for name, dtype in cases():
         check_special(name, dtype, "torch")
+
+
+def test_erfcinv_of_small_numbers() -> None:
+    """The complementary error function gives them back, where 1 - x has lost them."""
+    x = torch.logspace(-300, math.log10(1.99), 400, dtype=torch.float64)
+    for dtype, fits in ((torch.float64, x > 0), (torch.float32, x > 1e-45)):
+        given = x[fits].to(dtype)
+        with FusionDefinition(backend="torch") as fd:
+            fd.add_output(fd.ops.erfcinv(fd.from_pytorch(given)))
+        (found,) = fd.execute([given])
+        # one rounding of y moves erfc(y) by y * eps * |erfc'(y)|
+        y = found.double()
+        moved = 2 / math.sqrt(math.pi) * torch.exp(-y * y) * y.abs() * torch.finfo(dtype).eps
+        assert ((torch.erfc(y) - given.double()).abs() <= 4 * moved + 1e-13 * given.double()).all()
+
+
+def test_kernels_keep_denormals_where_they_matter() -> None:
+    """Other kernels may take them for 0, as ``exp2`` and ``rsqrt`` are quicker so."""
+    keep = set()
+    for name, op in POINTWISE.items():
+        if op.rule in (Rule.COMPLEX, Rule.WHERE) or op.triton is None:
+            continue
+        with FusionDefinition() as fd:
+            tensors = [fd.define_tensor([1024], contiguity=True) for _ in range(op.arity)]
+            try:
+                fd.add_output(getattr(fd.ops, name)(*tensors))
+            except OperandError:  # takes no floats
+                continue
+        plan = fd.fec.plan(dict.fromkeys(fd.fec.tensors(), (1024,)))
+        sources = sources_of(plan, [torch.empty(1024, device="meta") for _ in tensors])
+        if any(source.keeps_denormals for source in sources):
+            keep.add(name)
+    assert keep == set(KEEP_DENORMALS)
 
 
 def test_casts() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pytest
@@ -105,6 +105,7 @@ class Told:
     def __init__(self, *others: dict[int, str]) -> None:
         self.others = others
         self.own: dict[int, str] = {}
+        self.in_team: dict[tuple[tuple[int, ...], int], str] = {}
 
     def publish(self, number: int, name: str) -> None:
         self.own[number] = name
@@ -112,6 +113,12 @@ class Told:
     def names(self, number: int) -> list[str]:
         assert number in self.own, "told before it asks: else two ranks may ask before either has told"
         return [other[number] for other in (self.own, *self.others) if number in other]
+
+    def publish_to(self, team: Sequence[int], number: int, name: str) -> None:
+        self.in_team[tuple(team), number] = name
+
+    def names_in(self, team: Sequence[int], number: int) -> list[str]:
+        return [self.in_team[tuple(team), number], *(other[number] for other in self.others if number in other)]
 
 
 @pytest.mark.parametrize("others", [({1: "MainThread"}, {1: "MainThread"}), ({}, {1: "MainThread"}), ({}, {})])
@@ -153,6 +160,38 @@ def test_nobody_goes_on_where_another_rank_has_another_thread() -> None:
             run()
     assert turn.take_over() is None
     run()
+
+
+@pytest.mark.parametrize("elsewhere", ["t1", "t0", "of another rank", "MainThread"])
+def test_a_first_run_that_was_paired_with_another_threads_gives_nothing(elsewhere: str) -> None:
+    """Threads t0 and t1 of each rank came at once, and another one was the first elsewhere."""
+    turn, stay = Turn(Told({1: elsewhere, 2: "MainThread", 3: elsewhere})), threading.Event()
+    t1 = threading.Thread(target=stay.wait, args=(60,), name="t1")
+    t1.start()
+
+    def run() -> None:
+        with turn.of([0, 1]):
+            pass
+
+    def run_twice() -> None:
+        run()
+        run()
+
+    try:
+        if elsewhere == "t1":
+            with pytest.raises(ThreadsError, match=r"'t0'.*'t1'"):
+                in_thread(run_twice, "t0")
+            with pytest.raises(ThreadsError):  # until one takes over
+                run()
+            assert turn.take_over() is None
+            run()
+            turn.take_over()
+            in_thread(lambda: (turn.take_over(), run_twice()), "t0")  # which says that it is the one
+        else:
+            in_thread(run_twice, "t0")
+    finally:
+        stay.set()
+        t1.join()
 
 
 def test_a_program_within_a_program_of_the_same_thread() -> None:

@@ -141,8 +141,7 @@ def _mover(generator: torch.Generator) -> Move:
             axes = cast("tuple[int, ...]", record.attributes["axes"])
             size = torch.maximum(size, _terms(values[0].abs(), axes, eager.dtype))
         real = torch.empty(0, dtype=eager.dtype).real.dtype
-        sign = torch.randint(0, 2, wide.shape, generator=generator).mul(2).sub(1).to(wide.device)
-        step = sign * spacing(size, real)
+        step = _signs(wide, generator) * spacing(size, real)
         return torch.where(step.isfinite(), wide + step, wide)
 
     return move
@@ -339,9 +338,16 @@ def moved_by_a_rounding(
     wide: torch.Tensor, dtype: torch.dtype, generator: torch.Generator, size: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Each element up or down by a rounding of ``dtype``, of the magnitude ``size`` where it is given; NaN stays."""
-    sign = torch.randint(0, 2, wide.shape, generator=generator).mul(2).sub(1).to(wide.device)
-    step = sign * spacing(wide if size is None else size, dtype)
+    step = _signs(wide, generator) * spacing(wide if size is None else size, dtype)
     return torch.where(step.isfinite(), wide + step, wide)
+
+
+def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """1 or -1 for each element; on a GPU by a generator there, as a CPU's takes seconds for what a GPU holds."""
+    if like.device.type != "cpu":
+        seed = int(torch.randint(2**62, (), generator=generator))
+        generator = torch.Generator(like.device).manual_seed(seed)
+    return torch.randint(0, 2, like.shape, generator=generator, device=like.device).mul(2).sub(1)
 
 
 # --- comparison --------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import torch
 
+from ..ops.table import erfcinv
+
 
 def _in_float64(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Where torch's float32, computed in vectors, overflows on the way, as CUDA's does not."""
@@ -18,10 +20,6 @@ def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Exact, as C's and CUDA's; torch's vectors give NaN where the quotient overflows."""
     numpy = cast(Any, importlib.import_module("numpy"))
     return torch.as_tensor(numpy.fmod(a.numpy(), b.numpy()))
-
-
-def _erfcinv(x: torch.Tensor) -> torch.Tensor:
-    return torch.erfinv(1 - x)
 
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
@@ -41,7 +39,7 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "atan2": torch.atan2,
     "erfc": torch.erfc,
     "erfinv": torch.erfinv,
-    "erfcinv": _erfcinv,
+    "erfcinv": erfcinv,
     "lgamma": torch.lgamma,
     "hypot": torch.hypot,
     "pow": torch.pow,

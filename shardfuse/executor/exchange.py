@@ -20,6 +20,7 @@ from ..ir.domain import BoundDomain
 from ..mesh import DeviceMesh, ParallelType, Team
 from ..ops.evaluate import holds_digit, unsharded_index
 from . import communication, packing
+from .lasting import made_to_last
 
 _CPU = torch.device("cpu")
 Step = Callable[[torch.Tensor], torch.Tensor]
@@ -67,8 +68,12 @@ def between(
     given = [_common(has[rank], lacks[r]) if gives(rank, r) else None for r in team.ranks]
     taken = [_common(lacks[rank], has[r]) if gives(r, rank) else None for r in team.ranks]
     shape = tuple(len(index) for index in lacks[rank])
-    plan = _Plan(team, shape, _pieces(given, device), _pieces(taken, device))
-    return plan.by_pieces(device) if along is None else plan.by_two_gathers(along, device)
+
+    def step() -> Step:
+        plan = _Plan(team, shape, _pieces(given, device), _pieces(taken, device))
+        return plan.by_pieces(device) if along is None else plan.by_two_gathers(along, device)
+
+    return made_to_last(step, device)
 
 
 def _axes(domain: BoundDomain, dims: Sequence[ParallelType]) -> list[int]:

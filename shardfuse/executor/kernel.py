@@ -68,6 +68,8 @@ class Kernel:
             "num_stages": source.num_stages,
             "enable_fp_fusion": True,
         }
+        if source.keeps_denormals:
+            self._options["enable_reflect_ftz"] = False
         if source.max_registers is not None:
             self._options["maxnreg"] = source.max_registers
         if source.is_cooperative:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from .lasting import made_to_last
 from .launch import index_of
 
 
@@ -30,7 +31,7 @@ class Mailbox:
             stream = torch._C._cuda_getCurrentRawStream(index_of(device))
         found = self._of_stream.get((device, stream))
         if found is None:
-            found = self._of_stream[device, stream] = self._zeros(device)
+            found = self._of_stream[device, stream] = made_to_last(lambda: self._zeros(device), device)
         return found
 
     def _zeros(self, device: torch.device) -> torch.Tensor:

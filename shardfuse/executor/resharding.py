@@ -26,6 +26,7 @@ from .bound_collectives import Bind, bound
 from .channels import Channel
 from .collective_arguments import with_extent
 from .exchange import prepare_exchange
+from .lasting import made_to_last
 
 Step = Callable[[torch.Tensor], torch.Tensor | None]
 Arrange = Callable[[torch.Tensor], torch.Tensor]
@@ -117,7 +118,7 @@ def prepare_packed(
     dtype = exprs[0].output.dtype.torch
     unit = max(16 // dtype.itemsize, 1)
     sizes = [prod(shape) // members for _, shape in parts]
-    gaps = [torch.zeros(-size % unit, dtype=dtype, device=device) for size in sizes]
+    gaps = made_to_last(lambda: [torch.zeros(-size % unit, dtype=dtype, device=device) for size in sizes], device)
     starts = [0, *accumulate(size + len(gap) for size, gap in zip(sizes, gaps, strict=True))][:-1]
 
     exchange = _packed_exchange(found, cast(communication.Reduction, exprs[0].op), team, sum(sizes), gaps, device)

@@ -8,15 +8,21 @@ theirs in any order, so that one thread's would be paired with the other's of an
 2. Any other thread is refused.  The first one goes on where it is the same one on every rank, by name: then no program
    was paired with another thread's.  Each rank tells the others whose turn it is, through the store, once for each
    owner.  Where it is not the same, every thread is refused until one takes over, as what was paired is not known.
-3. The threads in which autograd runs a backward act for the thread that called it.
+3. Where two threads come at once, each may be the first one on some rank: a program of one is then paired with the
+   other's.  So behind the first run of an owner the ranks of the program look who ran it elsewhere: a name that another
+   thread of this rank has is such a pair.  Ranks may call their threads differently, and one may use its main thread;
+   a thread that took over, as any of a pool may do, says itself that it is the right one.
+4. The threads in which autograd runs a backward act for the thread that called it.
 
 Programs without collectives run in any number of threads.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -43,6 +49,14 @@ class Owners(Protocol):
         """What the ranks that have had so many owners by now have told of theirs."""
         ...
 
+    def publish_to(self, team: Sequence[int], number: int, name: str) -> None:
+        """Tell the ranks of ``team`` that the owner of this number, of those that ran their programs, has this name."""
+        ...
+
+    def names_in(self, team: Sequence[int], number: int) -> list[str]:
+        """What the ranks of ``team`` have told so by now."""
+        ...
+
 
 class _StoredOwners:
     def __init__(self, store: Store, rank: int, ranks: int) -> None:
@@ -54,8 +68,32 @@ class _StoredOwners:
         self._store.set(f"{number}/{self._rank}", name)
 
     def names(self, number: int) -> list[str]:
-        keys = [f"{number}/{rank}" for rank in range(self._ranks)]
+        return self._told([f"{number}/{rank}" for rank in range(self._ranks)])
+
+    def publish_to(self, team: Sequence[int], number: int, name: str) -> None:
+        self._store.set(f"{_key(team)}/{number}/{self._rank}", name)
+
+    def names_in(self, team: Sequence[int], number: int) -> list[str]:
+        return self._told([f"{_key(team)}/{number}/{rank}" for rank in team])
+
+    def _told(self, keys: Sequence[str]) -> list[str]:
         return [self._store.get(key).decode() for key in keys if self._store.check([key])]
+
+
+def _key(team: Sequence[int]) -> str:
+    return hashlib.sha256(str(tuple(team)).encode()).hexdigest()[:32]
+
+
+@dataclass
+class _Team:
+    """The owners that have run programs of these ranks.  seen: the number of the last one; count: how many they are;
+    is_new: is it in its first run?
+    """
+
+    ranks: tuple[int, ...]
+    seen: int = 0
+    count: int = 0
+    is_new: bool = False
 
 
 class Turn:
@@ -73,13 +111,18 @@ class Turn:
         self._depth = 0
         """The programs that it is in: one may be run within another."""
         self._refused: str | None = None
+        self._took_over = False
+        """Did the owner say so itself?"""
+        self._came: set[str] = set()
+        """The names of threads that were refused, some of which have ended."""
+        self._teams: dict[tuple[int, ...], _Team] = {}
 
     def __deepcopy__(self, memo: object) -> Turn:
         """A copy of a definition runs on the same rank."""
         return self
 
     def of(self, ranks: Sequence[int]) -> _Held:
-        return _Held(self, ranks)
+        return _Held(self, ranks, self._teams.setdefault(tuple(ranks), _Team(tuple(ranks))))
 
     def enter(self) -> str | None:
         """``None``, or the name of the thread whose turn it is."""
@@ -90,6 +133,7 @@ class Turn:
                 taken = self._taken(me)
                 if taken is not None:
                     self._refused = me.name
+                    self._came.add(me.name)
                     return taken
             self._inside = me
             self._depth += 1
@@ -112,7 +156,9 @@ class Turn:
             if self._is_another_inside(me):
                 return self._name()
             self._own(me)
+            self._took_over = True
             self._refused = None
+            self._came.clear()
             return None
 
     def tell(self) -> None:
@@ -120,6 +166,27 @@ class Turn:
         if self._published != self._number and self._owners is not None:
             self._owners.publish(self._number, self._name())
             self._published = self._number
+
+    def begin(self, team: _Team) -> None:
+        """Before a run of a program of ``team``: where its owner is a new one, tell the others."""
+        if team.seen != self._number and self._owners is not None:
+            team.seen, team.count, team.is_new = self._number, team.count + 1, True
+            self._owners.publish_to(team.ranks, team.count, self._name())
+
+    def paired(self, team: _Team) -> str | None:
+        """Behind the first run of an owner: the name of another thread of this rank, with whose run it was paired.
+
+        All of ``team`` have told by then: a first run of a program waits for them.
+        """
+        team.is_new = False
+        if self._owners is None or self._took_over or self._owner in (None, threading.main_thread()):
+            return None
+        told = set(self._owners.names_in(team.ranks, team.count)) - {self._name()}
+        found = next((name for name in sorted(told) if name in self._came or _is_another_here(name)), None)
+        if found is not None:
+            with self._lock:
+                self._refused = found
+        return found
 
     def forgive(self) -> bool:
         """Go on after a thread was refused, where no program was paired with one of its; False where one may have been.
@@ -135,6 +202,9 @@ class Turn:
             self._refused = None
         return True
 
+    def owner(self) -> threading.Thread | None:
+        return self._owner
+
     def is_mine(self) -> bool:
         """Is it this thread's turn, and no other one inside?"""
         me = threading.current_thread()
@@ -142,6 +212,7 @@ class Turn:
 
     def _own(self, me: threading.Thread) -> None:
         self._owner = me
+        self._took_over = False
         self._number += 1
 
     def _taken(self, me: threading.Thread) -> str | None:
@@ -170,12 +241,20 @@ def _is_of_autograd(thread: threading.Thread) -> bool:
     return isinstance(thread, _Foreign) and _graph_task() != -1
 
 
-class _Held:
-    __slots__ = ("ranks", "turn")
+def _is_another_here(name: str) -> bool:
+    """Has a thread this name that is neither the main one nor one of another rank, where ranks are threads?"""
+    with _turns_lock:
+        ranks = {turn.owner() for turn in _turns.values()}
+    return any(t.name == name and t not in ranks and t is not threading.main_thread() for t in threading.enumerate())
 
-    def __init__(self, turn: Turn, ranks: Sequence[int]) -> None:
+
+class _Held:
+    __slots__ = ("ranks", "team", "turn")
+
+    def __init__(self, turn: Turn, ranks: Sequence[int], team: _Team) -> None:
         self.turn = turn
         self.ranks = ranks
+        self.team = team
 
     def __enter__(self) -> None:
         while (taken := self.turn.enter()) is not None:
@@ -186,9 +265,13 @@ class _Held:
             if not self.turn.is_mine():
                 raise error
         self.turn.tell()
+        self.turn.begin(self.team)
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        paired = self.turn.paired(self.team) if self.team.is_new and error is None else None
         refused = self.turn.leave()
+        if paired is not None:
+            raise ThreadsError(threading.current_thread().name, paired)
         if refused is not None and error is None and not self.turn.forgive():
             raise ThreadsError(threading.current_thread().name, refused)
 

@@ -7,9 +7,11 @@ computes in; ``None`` means that Triton has no good way and the op is one torch 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, cast
 
 import torch
 
@@ -80,8 +82,14 @@ _REMAINDER = (
 )
 
 
-def _erfcinv(x: torch.Tensor) -> torch.Tensor:
-    return torch.erfinv(1 - x)
+_quantile = cast("Callable[[torch.Tensor], torch.Tensor]", cast(Any, torch.special).ndtri)
+
+
+def erfcinv(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of ``erfc`` by quantiles of the normal distribution: ``erfinv(1 - x)`` loses a small ``x``."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float64))  # half of float32's smallest number is 0
+    found = 0.0 - _quantile(0.5 * wide) * math.sqrt(0.5)  # of 1 it is +0
+    return found.to(x.dtype if x.is_floating_point() else torch.float32)
 
 
 def _logical_right_shift(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
@@ -152,7 +160,7 @@ _ROWS = (
     PointwiseOp("erf", 1, Rule.FLOAT, torch.erf, "tl.erf({0})", rough="erf_for_one({0})"),
     PointwiseOp("erfc", 1, Rule.FLOAT, torch.erfc, "libdevice.erfc({0})"),
     PointwiseOp("erfinv", 1, Rule.FLOAT, torch.erfinv, "libdevice.erfinv({0})"),
-    PointwiseOp("erfcinv", 1, Rule.FLOAT, _erfcinv, "libdevice.erfcinv({0})"),
+    PointwiseOp("erfcinv", 1, Rule.FLOAT, erfcinv, "libdevice.erfcinv({0})"),
     PointwiseOp("lgamma", 1, Rule.FLOAT, torch.lgamma, "libdevice.lgamma({0})"),
     PointwiseOp("digamma", 1, Rule.FLOAT, torch.digamma, None),
     PointwiseOp("sigmoid", 1, Rule.FLOAT, torch.sigmoid, "tl.sigmoid({0})"),

@@ -33,8 +33,9 @@ def arguments(seed: int, scale: float) -> list[torch.Tensor | float]:
 def check(found: list[torch.Tensor], given: list[torch.Tensor | float]) -> None:
     for out, x in zip(found, given[1:], strict=True):
         assert isinstance(x, torch.Tensor)
-        terms = x.double() * given[0]
-        assert_near(out, terms.sum(-1), terms=terms.abs().sum(-1))
+        x, scale = x.double(), given[0]
+        # a sum times 0 is a zero of the sum's sign, where a sum of products with 0 is +0
+        assert_near(out, x.sum(-1) * scale, terms=x.abs().sum(-1) * scale)
 
 
 def test_calls_in_flight_keep_their_arguments() -> None:
@@ -92,3 +93,28 @@ def test_threads_and_streams() -> None:
     for thread in threads:
         thread.join()
     assert not wrong, wrong[0]
+
+
+@pytest.mark.multi_gpu
+def test_a_thread_with_another_current_gpu() -> None:
+    """A new thread's is the first one, wherever its tensors are."""
+    x, errors = torch.randn(32, 512, device="cuda:1"), list[BaseException]()
+    with FusionDefinition() as fd:
+        t = fd.define_tensor([-1, 512], contiguity=True)
+        fd.add_output(fd.ops.mul(t, fd.ops.sum(t, [-1], keepdim=True)))
+
+    def run() -> None:
+        try:
+            for _ in range(3):
+                (y,) = fd.execute([x])
+                total = x.double().sum(-1, keepdim=True)
+                assert_near(y, x.double() * total, terms=x.abs() * x.abs().sum(-1, keepdim=True))
+                assert y.device == x.device
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    for _ in range(2):  # the second one finds all compiled
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert not errors, errors[0]

@@ -23,6 +23,8 @@ from shardfuse.executor.timing import behind_flush, flush_buffer
 pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda")
+SLEEP = 1_000_000
+"""Cycles of the GPU's clock, half a millisecond, in which the host launches what is measured."""
 PEAK = 4.8e12
 """Bytes a second of an H200's memory, by its maker; other GPUs have less."""
 
@@ -37,6 +39,7 @@ def microseconds(run: Callable[[], object], flushes: int, rounds: int = 41) -> f
     return median(read() for read in reads)
 
 
+@pytest.mark.alone
 def test_a_read_behind_the_flush_comes_from_memory() -> None:
     """24 MB stay in an L2 of 50 MB from one read to the next, unless something else is written in between."""
     x = torch.ones(24 << 18, device=GPU)
@@ -44,15 +47,18 @@ def test_a_read_behind_the_flush_comes_from_memory() -> None:
     found: list[float] = []
     for _ in range(41):
         x.sum()
-        for _ in range(40):
-            small.add_(1)  # fits in the cache beside x, and hides the launch as a flush does
+        small.add_(1)  # fits in the cache beside x
+        torch.cuda._sleep(SLEEP)  # hides the launches, as a flush does
         read = behind_flush(x.sum, small, 0)
         torch.cuda.synchronize()
         found.append(read())
     cached = median(found)
     flushed = measure({"sum": x.sum}, 0.05, GPU)["sum"].us
-    assert flushed > 1.15 * cached, (flushed, cached)
-    assert flushed * 1e-6 > x.nbytes / PEAK, "faster than the memory: not all of it was flushed"
+    print(f"{flushed:.2f} us behind a flush, {cached:.2f} us from the cache")
+    # A launch and the end of a reduction take both as long; the cache gives 24 MB in at most half of the memory's time.
+    from_memory = x.nbytes / PEAK * 1e6
+    assert flushed - cached > 0.2 * from_memory, (flushed, cached)
+    assert flushed > from_memory, "faster than the memory: not all of it was flushed"
 
 
 @pytest.mark.parametrize("peer", ["inductor", "inductor_graphs", "inductor_max_autotune"])
@@ -83,11 +89,12 @@ def test_fresh_outputs_are_poisoned(count: int) -> None:
     torch.cuda.empty_cache()  # what other tests gave back
     held = [torch.ones(count, device=GPU), torch.ones(count, dtype=torch.bfloat16, device=GPU)]
     poison(held, [], GPU)
-    assert all(t.isnan().all() for t in held)
+    # Looked at on the host: what a question makes on the GPU would be in memory that was poisoned.
+    assert all(t.cpu().isnan().all() for t in held)
     like = [(t.shape, t.dtype) for t in held]
     del held
-    for shape, dtype in like:
-        assert torch.empty(shape, dtype=dtype, device=GPU).isnan().all()
+    for t in [torch.empty(shape, dtype=dtype, device=GPU) for shape, dtype in like]:
+        assert t.cpu().isnan().all()
 
 
 @pytest.mark.parametrize("fault", ["left out", "swapped", "zero"])
@@ -132,6 +139,7 @@ def test_copies_move_as_many_bytes_as_they_say(nbytes: int) -> None:
             assert seconds > copy.bytes / PEAK, copy.name
 
 
+@pytest.mark.alone
 def test_copies_of_more_take_longer() -> None:
     """The fastest of each: the roof is monotonic, which one copy alone is not."""
     best = [min(microseconds(c.run, flushes=2) for c in copies(mb << 20, GPU)) for mb in (32, 64, 128, 256, 512)]

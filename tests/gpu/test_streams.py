@@ -43,6 +43,7 @@ def test_what_reads_a_result_waits_for_it() -> None:
     assert (read == 3.0).all()
 
 
+@pytest.mark.alone  # of two programs' kernels the GPU may run one after the other, and the sleep is over
 def test_a_collective_runs_beside_kernels() -> None:
     """It is what streams are for: kernels that do not read it go on while it waits."""
     device = torch.device("cuda", torch.cuda.current_device())

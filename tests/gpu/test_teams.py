@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 from torch.nn import functional
-from torch_answers import assert_like
+from torch_answers import Expected, assert_like, compare, evaluate, widened
 
 from benchmarks.accuracy import errors
 from benchmarks.workload import Case, Draw
@@ -191,7 +191,13 @@ def test_group_norms(shape: tuple[int, ...], dtype: torch.dtype, is_channels_las
     def normed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return rounded(functional.silu(functional.group_norm(in_float(x), 32, weight, bias, EPS)), dtype)
 
-    assert_like(first, normed, here, *parts)
+    given = [here, *parts]
+    # The mean, which is 3, is rounded to float32, as the other intermediate results are: an element, a small difference
+    # of terms of several times its size, moves by as much as they do.
+    want = Expected(
+        normed(*given), normed(*map(widened, given)), lambda: evaluate(fd.fusion, given)[0].moved(), signed=False
+    )
+    compare("the norm", first, want)
     for k in range(60):
         (again,) = fd.execute([here, *parts])
         if k % 20 == 0:

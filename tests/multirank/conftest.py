@@ -3,17 +3,20 @@
 Works under mpirun, torchrun and srun, and by plain `pytest` as a world of one. Every rank runs the same tests in the
 same order; a test that fails on one rank fails on all, and the next one starts with a clean group.
 SHARDFUSE_TEST_DEVICE (cpu or cuda; cuda where every rank has a GPU of its own, if left out) says where tensors live,
-SHARDFUSE_TEST_TIMEOUT (seconds, default 20) how long a collective waits.
+SHARDFUSE_TEST_TIMEOUT (seconds, default 20) how long a collective waits.  A rank that hangs longer than that prints
+where its threads are; where it hangs on a GPU, from which no timeout returns, the rank that misses it ends the job.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NoReturn
 
 import pytest
 import torch
@@ -28,7 +31,11 @@ set_process_defaults(LAUNCH)
 TIMEOUT = float(os.environ.get("SHARDFUSE_TEST_TIMEOUT", "20"))
 # A failing rank tells its verdict at once, the others when their collective gives up.
 VERDICT_TIMEOUT = timedelta(seconds=TIMEOUT + 30)
+ELSEWHERE = "passed here, failed on other ranks"
+NO_VERDICT = "gave no verdict in time"
 JOB = pytest.StashKey[JobStore]()
+STDERR = pytest.StashKey[int]()
+"""The launcher's, while a test's own is captured."""
 FAILED = pytest.StashKey[bool]()
 """Of a test: did it fail on any rank?"""
 
@@ -99,23 +106,44 @@ def end_of_group() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """A rank that is still in a test when the others wait for its verdict tells on stderr where it is."""
+    faulthandler.dump_traceback_later(TIMEOUT + 10, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test passes where it passes on every rank; the report of one that does not names the ranks that failed."""
     report = yield
+    if LAUNCH.world_size > 1 and call.excinfo is not None and isinstance(call.excinfo.value, torch.AcceleratorError):
+        end_job(item, [report.longreprtext])  # after which CUDA takes no more calls of this rank
     funcargs = getattr(item, "funcargs", {})
     if LAUNCH.world_size == 1 or report.when != "call" or "pg" not in funcargs:
         return report
     verdict = "" if report.passed or report.skipped else f"{call.excinfo.typename}: {str(call.excinfo.value)[:300]}"
     failed = [f"rank {rank}: {text}" for rank, text in exchange(funcargs["pg"].store, verdict).items() if text]
+    if any(text.endswith(NO_VERDICT) for text in failed) and funcargs["pg"].device.type == "cuda":
+        end_job(item, [*failed, *([] if report.passed else [report.longreprtext])])
     if failed:
         item.stash[FAILED] = True
         if report.passed:
             report.outcome = "failed"
-            report.longrepr = "passed here, failed on other ranks"
+            report.longrepr = ELSEWHERE
         report.sections.append(("ranks that failed", "\n".join(failed)))
     return report
+
+
+def end_job(item: pytest.Item, said: list[str]) -> NoReturn:
+    """The launcher ends the other ranks, one of which hangs, or would wait for this one in every test to come."""
+    text = "\n".join([f"rank {LAUNCH.rank} ends the job in {item.nodeid}:", *said, ""])
+    os.write(item.config.stash[STDERR], text.encode())
+    os._exit(1)
 
 
 def exchange(store: dist.Store, verdict: str) -> dict[int, str]:
@@ -125,14 +153,14 @@ def exchange(store: dist.Store, verdict: str) -> dict[int, str]:
     with suppress(dist.DistError):  # the ranks that are missing are named below
         store.wait([f"verdict/{rank}" for rank in ranks], VERDICT_TIMEOUT)
     return {
-        rank: store.get(f"verdict/{rank}").decode() if store.check([f"verdict/{rank}"]) else "gave no verdict in time"
+        rank: store.get(f"verdict/{rank}").decode() if store.check([f"verdict/{rank}"]) else NO_VERDICT
         for rank in ranks
     }
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """What goes wrong outside of a verdict, on a rank that prints nothing else: a set-up, a test without `pg`."""
-    if LAUNCH.rank != 0 and report.failed and not any(name == "ranks that failed" for name, _ in report.sections):
+    """What goes wrong on a rank that prints nothing else; of a verdict the first rank has the beginning."""
+    if LAUNCH.rank != 0 and report.failed and report.longrepr != ELSEWHERE:
         print(
             f"rank {LAUNCH.rank}: {report.nodeid} ({report.when}): {report.longreprtext[-2000:]}", file=sys.__stderr__
         )
@@ -158,6 +186,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STDERR] = os.dup(2)
     if LAUNCH.rank != 0:
         reporter = config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None:
