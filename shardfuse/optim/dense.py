@@ -1,0 +1,42 @@
+"""Tensors as a kernel can go through them: element after element in memory, all of one list in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(cast("Any", tensor).stride())
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Does it fill a stretch of memory, each element once, in whatever order of its dims?"""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(strides_of(tensor), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its own where it is dense, else those of a contiguous tensor of its shape."""
+    return strides_of(tensor if is_dense(tensor) else torch.empty(tensor.shape, device="meta"))
+
+
+def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Are its elements in memory in the order of ``strides``?  Those of dims of one element say nothing."""
+    return all(n == 1 or a == b for n, a, b in zip(tensor.shape, strides_of(tensor), strides, strict=True))
+
+
+def in_order(tensor: torch.Tensor, strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """``tensor`` itself where its elements have this type and order, else a copy that does."""
+    if tensor.dtype == dtype and has_strides(tensor, strides):
+        return tensor
+    copy = torch.empty_strided(tensor.shape, strides, dtype=dtype, device=tensor.device)
+    return copy.copy_(tensor)
