@@ -59,11 +59,12 @@ class Use:
     master: bool = False
     clips: bool = False
     interpreted: bool = False
+    wide_sums: bool = False
 
     @property
     def is_double(self) -> bool:
-        """Is anything computed in float64?  Then all is: such lists are for checking."""
-        return bool((self.parameters | self.gradients) & 1 << KINDS[torch.float64])
+        """Is all computed in float64?  Also sums over narrower tensors are, where there are float64 ones beside."""
+        return self.wide_sums or bool((self.parameters | self.gradients) & 1 << KINDS[torch.float64])
 
 
 def kernel_source(name: str, use: Use, shape: Shape, grid: int, integers: tuple[int, ...] = ()) -> KernelSource:

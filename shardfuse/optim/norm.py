@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -94,6 +95,7 @@ class Parts:
     def __init__(self, kinds: Sequence[int]) -> None:
         wide = KINDS[torch.float64]
         self.taken = [[k & 15 == wide for k in kinds], [k & 15 != wide for k in kinds]]
+        self.has_wide = any(self.taken[0])
         self.taken = [taken for taken in self.taken if any(taken)]
         self.kinds = [[k for k, is_taken in zip(kinds, taken, strict=True) if is_taken] for taken in self.taken]
 
@@ -128,7 +130,7 @@ class NormKernels:
             taken = [a and b for a, b in zip(taken, counted, strict=True)]
             walk = make_walk(sizes, kinds, [0] * len(sizes), taken, self.shape.chunk, launcher.device)
             if walk.programs:
-                use = parts.use(k, order, interpreted=launcher.is_interpreted)
+                use = replace(parts.use(k, order, interpreted=launcher.is_interpreted), wide_sums=parts.has_wide)
                 launch = launcher.bind("norm_partials", use, self.shape, walk.programs)
                 self._walks.append((walk, launch, self.partial_count))
                 self.partial_count += -(-walk.programs // LISTED_PARTIALS) * LISTED_PARTIALS
