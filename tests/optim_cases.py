@@ -63,7 +63,8 @@ def gradients(tensors: Sequence[torch.Tensor], seed: int, leave_out: int | None 
 def mixed(case: Case, device: torch.device) -> list[torch.nn.Parameter]:
     """The shapes in the case's types, one permuted, one with gaps, one misaligned."""
     listed = [
-        parameters([s], case.dtypes[k % len(case.dtypes)], device)[0] for k, s in enumerate((*SHAPES, (30, 20), (30, 20)))
+        parameters([s], case.dtypes[k % len(case.dtypes)], device)[0]
+        for k, s in enumerate((*SHAPES, (30, 20), (30, 20)))
     ]
     listed[-2] = torch.nn.Parameter(listed[-2].detach().t())
     listed[-1] = torch.nn.Parameter(listed[-1].detach()[:, ::2])

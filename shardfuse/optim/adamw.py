@@ -9,10 +9,12 @@ from typing import Any, cast
 
 import torch
 
+from .dense import GRADIENT
 from .errors import OptimizerArgumentError
 from .norm import checked_exponent
 from .pieces import as_mesh
-from .update import Clipping, Parameter, Update
+from .update import Parameter, Update
+from .update_kernels import Clipping
 
 _OWN = ("mesh", "placements")
 """Keys of a param group that say how plain tensors are sharded: facts of a run, and no part of a checkpoint."""
@@ -104,7 +106,7 @@ class AdamW(torch.optim.AdamW):
         if self.max_norm is not None:
             clipping = Clipping(float(self.max_norm), self.norm_type, self.error_if_nonfinite)
         tensors = [p for group in self.param_groups for p in group["params"]]
-        gradients = list(map(_GRADIENT, tensors))
+        gradients = list(map(GRADIENT, tensors))
         found = self._found(tensors, gradients, clipping)
         if found is not None:
             self.grad_norm = found.step([g for g in gradients if g is not None], self.param_groups, clipping)
@@ -145,9 +147,7 @@ class AdamW(torch.optim.AdamW):
                 name = f"parameter {k}{f' ({names[j]})' if names else ''} of shape {list(tensor.shape)}"
                 has_master = self.master_weights and tensor.dtype in _NARROW
                 found.append(
-                    Parameter(
-                        tensor, g, name, group["mesh"], group["placements"], bool(group["amsgrad"]), has_master
-                    )
+                    Parameter(tensor, g, name, group["mesh"], group["placements"], bool(group["amsgrad"]), has_master)
                 )
         return found
 
@@ -209,8 +209,3 @@ class AdamW(torch.optim.AdamW):
     def __getstate__(self) -> dict[str, Any]:
         own = {key: getattr(self, key) for key in ("max_norm", "norm_type", "error_if_nonfinite", "master_weights")}
         return {**cast("dict[str, Any]", super().__getstate__()), **own, "grad_norm": None}
-
-
-_GRADIENT = operator.attrgetter("grad")
-
-

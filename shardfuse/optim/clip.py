@@ -13,7 +13,7 @@ import torch
 from ..executor.cache import LRUCache
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
-from .dense import dense_strides, in_order, is_dense
+from .dense import ADDRESS, DEVICE, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, in_order
 from .errors import OptimizerArgumentError, OptimizerTensorError
 from .kernel_text import KINDS
 from .norm import (
@@ -28,7 +28,7 @@ from .norm import (
     total_by_torch,
 )
 from .pieces import as_mesh, counted, local_of, spread_of
-from .walk import COLUMNS, Launcher, Table, as_numbers, column, has_kernels, overlapping, storage_of
+from .walk import COLUMNS, Launcher, Table, as_numbers, column, has_kernels, overlapping, stretches
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -110,6 +110,7 @@ class _Kernels:
 
 
 _kept: LRUCache[Hashable, _Kernels] = LRUCache(LISTS)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _captured: list[_Kernels] = []
 """Buffers that a CUDA graph holds addresses of: there is nobody to tell when the last graph is gone."""
 
@@ -127,12 +128,19 @@ class _Gradients:
         placements: tuple[Placement, ...] | None,
     ) -> None:
         self.exponent, self.max_norm = checked_exponent(call, norm_type), max_norm
-        spreads = [spread_of(g, mesh, placements, call, f"gradient {k}") for k, g in enumerate(given)]
-        self.mine, self.team = counted(spreads)
-        self.given = [local_of(g) for g in given]
+        if mesh is None and _PLAIN.issuperset(map(type, given)):
+            self.mine, self.team, self.given = [True] * len(given), None, list(given)
+        else:
+            spreads = [spread_of(g, mesh, placements, call, f"gradient {k}") for k, g in enumerate(given)]
+            self.mine, self.team = counted(spreads)
+            self.given = [local_of(g) for g in given]
         self.device = check_gradients(call, self.given)
-        self.dtype = norm_type_of([g.dtype for g in self.given])
-        self.tensors = [in_order(g, dense_strides(g), g.dtype) for g in self.given]
+        self.sizes, dtypes = list(map(ELEMENTS, self.given)), list(map(DTYPE, self.given))
+        self.dtype = norm_type_of(dtypes)
+        self.kinds = [KINDS[dtype] * 17 for dtype in dtypes]  # as if of a parameter of the same type
+        self.tensors = self.given
+        if not all(map(IS_CONTIGUOUS, self.given)):
+            self.tensors = [in_order(g, dense_strides(g), g.dtype) for g in self.given]
         self._by_kernels = bool(self.given) and has_kernels(self.device)
 
     def total(self) -> torch.Tensor:
@@ -146,10 +154,10 @@ class _Gradients:
         return added_up(own, self.exponent, self.team)
 
     def _own_total(self) -> torch.Tensor:
-        kernels = self.kernels = _kernels_for(self.tensors, self.mine, self.exponent, self.device)
+        kernels = self.kernels = _kernels_for(self.sizes, self.kinds, self.mine, self.exponent, self.device)
         numbers = torch.zeros((1 + len(self.tensors), COLUMNS), dtype=torch.int64)
         numbers[0] = as_numbers([self.max_norm, self.exponent, *[0.0] * (COLUMNS - 2)], {})
-        numbers[1:, 1] = column([g.data_ptr() for g in self.tensors])
+        numbers[1:, 1] = column(list(map(ADDRESS, self.tensors)))
         table = kernels.table.put(numbers.view(-1), kernels.launcher.begin())
         self.groups, self.addresses = table[:COLUMNS].view(torch.float64), table[COLUMNS:]
         kernels.norm.partial_norms(self.addresses, self.groups)
@@ -163,8 +171,8 @@ class _Gradients:
         if self._by_kernels:
             with on(self.device):
                 if self.kernels.scale is None:
-                    sizes, kinds = [g.numel() for g in self.tensors], _kinds_of(self.tensors)
-                    self.kernels.scale = ScaleKernels(self.kernels.launcher, sizes, kinds, self.exponent)
+                    launcher = self.kernels.launcher
+                    self.kernels.scale = ScaleKernels(launcher, self.sizes, self.kinds, self.exponent)
                 norm = self.kernels.scale.scale(self.addresses, self.groups, total)
         elif self.tensors:
             torch._foreach_mul_(self.tensors, scale_of(total, self.exponent, self.max_norm))
@@ -176,18 +184,22 @@ class _Gradients:
 
 def check_gradients(call: str, gradients: Sequence[torch.Tensor]) -> torch.device:
     """The device that all of them are on.  Raises OptimizerTensorError."""
-    devices = list(dict.fromkeys(g.device for g in gradients))
-    if len(devices) > 1:
-        found = f"are on {' and '.join(map(str, devices))}"
+    if not gradients:
+        return torch.device("cpu")
+    devices = list(map(DEVICE, gradients))
+    if devices.count(devices[0]) < len(devices):
+        found = f"are on {' and '.join(map(str, dict.fromkeys(devices)))}"
         advice = "call it once for each device, or move them to one"
         raise OptimizerTensorError(call, "gradients", found, "one device", advice)
-    for k, g in enumerate(gradients):
-        check_gradient(call, f"gradient {k}", g)
-    clash = overlapping([storage_of(g) if is_dense(g) else (0, 0) for g in gradients])
+    layouts = list(map(LAYOUT, gradients))
+    if layouts.count(torch.strided) < len(layouts) or not KINDS.keys() >= set(map(DTYPE, gradients)):
+        for k, g in enumerate(gradients):
+            check_gradient(call, f"gradient {k}", g)
+    clash = overlapping(*stretches(gradients))
     if clash is not None:
         found = f"{clash[0]} and {clash[1]} share memory"
         raise OptimizerTensorError(call, "gradients", found, "memory of their own", "clone() one of them")
-    return devices[0] if devices else torch.device("cpu")
+    return devices[0]
 
 
 def check_gradient(call: str, name: str, gradient: torch.Tensor) -> None:
@@ -209,9 +221,8 @@ def on(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _kernels_for(
-    tensors: Sequence[torch.Tensor], mine: Sequence[bool], exponent: float, device: torch.device
+    sizes: list[int], kinds: list[int], mine: list[bool], exponent: float, device: torch.device
 ) -> _Kernels:
-    sizes, kinds = [g.numel() for g in tensors], _kinds_of(tensors)
     key = (device, exponent, tuple(sizes), tuple(kinds), tuple(mine), world_key())
     kernels = _kept.get(key)
     if kernels is None:
@@ -221,7 +232,3 @@ def _kernels_for(
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         _captured.append(kernels)
     return kernels
-
-
-def _kinds_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [KINDS[g.dtype] * 17 for g in tensors]  # as if of a parameter of the same type

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+
+# What is asked of each of a thousand tensors in every step, in the form that costs least.
+ADDRESS = cast("Callable[[torch.Tensor], int]", torch.Tensor.data_ptr)
+ELEMENTS = cast("Callable[[torch.Tensor], int]", torch.Tensor.numel)
+IS_CONTIGUOUS = cast("Callable[[torch.Tensor], bool]", torch.Tensor.is_contiguous)
+DTYPE = cast("Callable[[torch.Tensor], torch.dtype]", operator.attrgetter("dtype"))
+LAYOUT = cast("Callable[[torch.Tensor], torch.layout]", operator.attrgetter("layout"))
+DEVICE = cast("Callable[[torch.Tensor], torch.device]", operator.attrgetter("device"))
+GRADIENT = cast("Callable[[torch.Tensor], torch.Tensor | None]", operator.attrgetter("grad"))
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -215,7 +215,9 @@ def prepare_steps(addresses, facts, groups, factors, count: tl.int64):
 
 
 @triton.jit
-def finish_norm_and_prepare(partials, total, addresses, facts, groups, factors, partial_count: tl.int64, count: tl.int64):
+def finish_norm_and_prepare(
+    partials, total, addresses, facts, groups, factors, partial_count: tl.int64, count: tl.int64
+):
     finish_norm(partials, total, partial_count)
     prepare_steps(addresses, facts, groups, factors, count)
 

@@ -13,6 +13,7 @@ import torch
 from ..executor.kernel import Argument, Kernel
 from ..executor.launch import begin_on
 from ..executor.options import CompileOptions
+from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, is_dense
 from .kernel_text import Shape, Use, kernel_source
 
 COLUMNS = 8
@@ -123,18 +124,26 @@ def column(values: Sequence[int]) -> torch.Tensor:
     return torch.frombuffer(array("q", values), dtype=torch.int64) if values else torch.empty(0, dtype=torch.int64)
 
 
-def overlapping(stretches: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """The places of two stretches of memory, each a start and a number of bytes, that share a byte."""
-    kept = sorted((start, start + size, k) for k, (start, size) in enumerate(stretches) if size)
-    for (_, end, k), (start, _, other) in itertools.pairwise(kept):
-        if end > start:
-            return min(k, other), max(k, other)
-    return None
+def overlapping(starts: Sequence[int], sizes: Sequence[int]) -> tuple[int, int] | None:
+    """The places of two stretches of memory that share a byte.  starts: addresses; sizes: bytes."""
+    begin, length = column(starts), column(sizes)
+    order = torch.argsort(begin + (length == 0))  # of those that begin together the one that has bytes goes first
+    end = torch.cummax((begin + length)[order], 0).values if starts else begin
+    shared = (end[:-1] > begin[order][1:]) & (length[order][1:] > 0)
+    if not shared.any():
+        return None
+    k = int(torch.nonzero(shared)[0]) + 1
+    at, until = begin[order], (begin + length)[order]
+    other = next(j for j in range(k) if until[j] > at[k])
+    first, second = sorted((int(order[other]), int(order[k])))
+    return first, second
 
 
-def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where the bytes of a tensor begin, and over how many they reach."""
-    if tensor.numel() == 0:
-        return tensor.data_ptr(), 0
-    reach = sum((n - 1) * s for n, s in zip(tensor.shape, cast("Any", tensor).stride(), strict=True)) + 1
-    return tensor.data_ptr(), reach * tensor.element_size()
+def stretches(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
+    """Where the bytes of each tensor begin, and how many they are; none of one with gaps, in which others may be."""
+    starts = list(map(ADDRESS, tensors))
+    if all(map(IS_CONTIGUOUS, tensors)):
+        sizes = list(map(ELEMENTS, tensors))
+    else:
+        sizes = [t.numel() if is_dense(t) else 0 for t in tensors]
+    return starts, [n * dtype.itemsize for n, dtype in zip(sizes, map(DTYPE, tensors), strict=True)]

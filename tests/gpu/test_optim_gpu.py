@@ -98,7 +98,10 @@ def test_norms_are_bitwise_the_same_in_each_run() -> None:
 
 def test_misaligned_and_permuted_tensors() -> None:
     base = torch.randn(3_000_001, device=GPU, generator=torch.Generator(GPU).manual_seed(0))
-    tensors = [torch.nn.Parameter(base[1:1_000_000]), torch.nn.Parameter(base[1_000_003:2_000_003].view(1000, 1000).t())]
+    tensors = [
+        torch.nn.Parameter(base[1:1_000_000]),
+        torch.nn.Parameter(base[1_000_003:2_000_003].view(1000, 1000).t()),
+    ]
     tensors[0].grad = torch.randn(1_000_000, device=GPU)[1:]
     tensors[1].grad = torch.randn(1000, 1000, device=GPU)
     edges = base[[0, 1_000_000, 1_000_001, 1_000_002, 2_000_003, -1]].clone()
