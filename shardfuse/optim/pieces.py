@@ -71,7 +71,7 @@ def spread_of(
 
 def _spread(mesh: DeviceMesh, placements: tuple[Placement, ...], elements: int, call: str, name: str) -> Spread:
     if any(p.is_partial() for p in placements):
-        found = f"is partial sums, placements ({', '.join(map(str, placements))})"
+        found = f"is partial sums, placements ({', '.join(map(repr, placements))})"
         advice = "call redistribute(placements=...) of the parameter's placements first, which adds them up"
         raise OptimizerTensorError(call, name, found, "Shard or Replicate on every mesh dimension", advice)
     place = mesh.coordinate(current_rank())

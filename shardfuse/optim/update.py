@@ -159,4 +159,4 @@ def _factors(group: dict[str, Any], step: float) -> eager.Factors:
 
 
 def _shown(placements: tuple[object, ...] | None) -> str:
-    return "a plain tensor" if placements is None else f"a DTensor of placements ({', '.join(map(str, placements))})"
+    return "a plain tensor" if placements is None else f"a DTensor of placements ({', '.join(map(repr, placements))})"
