@@ -1,4 +1,4 @@
-"""Optimiser steps over many tensors on a CPU, by torch's ops: numbers, state dicts, what is refused and what is left."""
+"""Optimiser steps over many tensors on a CPU, by torch's ops: numbers, state dicts, what is refused."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def test_no_gradients_and_empty_ones() -> None:
     assert torch.equal(nothing[0], torch.ones(3))
 
 
-@pytest.mark.parametrize(("value", "norm_type"), [(math.nan, 2.0), (math.inf, 2.0), (math.nan, math.inf), (-math.inf, 1.0)])
+@pytest.mark.parametrize(
+    ("value", "norm_type"), [(math.nan, 2.0), (math.inf, 2.0), (math.nan, math.inf), (-math.inf, 1.0)]
+)
 def test_gradients_that_are_not_finite(value: float, norm_type: float) -> None:
     """As torch: NaN and inf go on to all, unless the caller wants to be told."""
     own, plain = (parameters(SHAPES, F32, CPU) for _ in range(2))
@@ -158,6 +160,25 @@ def test_schedulers_groups_closures_and_copies() -> None:
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
 
 
+def test_a_compiled_function_may_step() -> None:
+    own, plain = (parameters(SHAPES, F32, CPU) for _ in range(2))
+    optimizers = [optim.AdamW(own), torch.optim.AdamW(plain)]
+    for tensors in (own, plain):
+        gradients(tensors, 0)
+
+    @torch.compile(backend="eager")
+    def step(scale: torch.Tensor) -> torch.Tensor:
+        optim.clip_grad_norm_(own, 1.0)
+        optimizers[0].step()
+        return scale * 2
+
+    assert step(torch.ones(())).item() == 2
+    torch.nn.utils.clip_grad_norm_(plain, 1.0)
+    optimizers[1].step()
+    for p, q in zip(own, plain, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+
+
 def test_parameters_and_states_may_be_replaced_between_steps() -> None:
     own, plain = (parameters([(8, 6), (9,)], F32, CPU) for _ in range(2))
     optimizers = [optim.AdamW(own), torch.optim.AdamW(plain)]
@@ -176,6 +197,16 @@ def test_parameters_and_states_may_be_replaced_between_steps() -> None:
         optimizers[0].step()
 
 
+def test_frozen_parameters_are_left_alone_whatever_their_type() -> None:
+    frozen = [Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False), Parameter(torch.ones(2), False)]
+    tensors = parameters(SHAPES, F32, CPU)
+    optimizer = trained(lambda p: optim.AdamW([frozen[0], *p, frozen[1]], max_norm=1.0), tensors)
+    assert optimizer.state.keys() == set(tensors)
+    frozen[1].requires_grad_()
+    trained(optimizer, [*tensors, frozen[1]], steps=1, first=3)
+    assert {p: s["step"].item() for p, s in optimizer.state.items()} == {**dict.fromkeys(tensors, 4), frozen[1]: 1}
+
+
 def test_gradients_wider_than_parameters() -> None:
     (p,) = parameters([(64,)], BF16, CPU)
     if not hasattr(p, "grad_dtype"):
@@ -189,9 +220,15 @@ def test_gradients_wider_than_parameters() -> None:
 
 
 BAD_TENSORS = {
-    "sparse": (lambda: [_with(torch.ones(4, 2), torch.ones(4, 2).to_sparse())], r"is torch.sparse_coo, expected a dense"),
+    "sparse": (
+        lambda: [_with(torch.ones(4, 2), torch.ones(4, 2).to_sparse())],
+        r"is torch.sparse_coo, expected a dense",
+    ),
     "complex": (lambda: [_with(torch.ones(3, dtype=torch.complex64))], r"is of torch.complex64, expected float32"),
-    "devices": (lambda: [_with(torch.ones(3)), _with(torch.ones(3, device="meta"))], "on cpu and meta, expected one device"),
+    "devices": (
+        lambda: [_with(torch.ones(3)), _with(torch.ones(3, device="meta"))],
+        "on cpu and meta, expected one device",
+    ),
     "shared": (lambda: _views(), "shares? memory"),
 }
 

@@ -1,4 +1,4 @@
-"""Optimiser steps over many tensors: the global gradient norm, clipping and AdamW, in three kernels and one collective."""
+"""Optimiser steps over many tensors: gradient norm, clipping and AdamW in three kernels and one collective."""
 
 from .adamw import AdamW
 from .clip import clip_grad_norm_, get_total_norm

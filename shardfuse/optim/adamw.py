@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-
+import itertools
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
+from ..executor.uncompiled import uncompiled
+from .columns import NO_STATE
 from .dense import GRADIENT
 from .errors import OptimizerArgumentError
+from .kernel_text import KINDS
 from .norm import checked_exponent
 from .pieces import as_mesh
 from .update import Parameter, Update
@@ -46,6 +49,10 @@ class AdamW(torch.optim.AdamW):
 
     _update: Update | None = None
     _key: tuple[object, ...] = ()
+    _tensors: list[torch.Tensor]
+    _passed_over: list[torch.Tensor]
+    _states: list[dict[str, Any]]
+    _known: list[dict[str, Any]] = []  # noqa: RUF012 - never changed
     _captured: list[Update]
 
     def __init__(
@@ -102,47 +109,48 @@ class AdamW(torch.optim.AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step()
+        return loss
+
+    @uncompiled
+    def _step(self) -> None:
         clipping = None
         if self.max_norm is not None:
             clipping = Clipping(float(self.max_norm), self.norm_type, self.error_if_nonfinite)
+        update = self._updates(clipping)
+        if update is None:
+            return
+        gradients = list(map(GRADIENT, update.tensors))
+        states = self._states_of(update, gradients)
+        self.grad_norm = update.step(gradients, states, self.param_groups, clipping)
+        if update.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._captured = [*getattr(self, "_captured", ()), update]  # whose buffers the graph writes
+
+    def _updates(self, clipping: Clipping | None) -> Update | None:
+        """What steps these parameters: that of the last step where all is as it was then; None where there are none."""
         tensors = [p for group in self.param_groups for p in group["params"]]
-        gradients = list(map(GRADIENT, tensors))
-        found = self._found(tensors, gradients, clipping)
-        if found is not None:
-            self.grad_norm = found.step([g for g in gradients if g is not None], self.param_groups, clipping)
-            if found.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                self._captured = [*getattr(self, "_captured", ()), found]  # whose buffers the graph writes
-        return loss
-
-    def _found(
-        self, tensors: list[torch.Tensor], gradients: list[torch.Tensor | None], clipping: Clipping | None
-    ) -> Update | None:
-        """What steps these parameters: that of the last step where all is as it was then."""
-        pattern = tuple(g is not None for g in gradients)
-        amsgrads = tuple(bool(group["amsgrad"]) for group in self.param_groups)
-        key = (len(tensors), pattern, amsgrads, clipping and clipping.exponent, self.master_weights, id(self.state))
+        amsgrads = [group["amsgrad"] for group in self.param_groups]
+        key = (len(tensors), amsgrads, clipping and clipping.exponent, self.master_weights)
         update = self._update
-        if update is not None and key == self._key:
-            is_same = len(self.state) == len(self._states) and all(map(operator.is_, self._tensors, tensors))
-            if is_same and all(map(operator.is_, self._states, self.state.values())):
-                return update
-        parameters = self._parameters(pattern)
-        if not parameters:
-            return None
-        states = [self._state_of(p) for p in parameters]
-        update = Update(parameters, states, clipping and clipping.exponent)
-        self._update, self._key, self._tensors = update, key, tensors
-        self._states = list(self.state.values())
-        return update
+        is_same = update is not None and key == self._key and all(map(operator.is_, self._tensors, tensors))
+        if is_same and all(p.grad is None for p in self._passed_over):
+            return update
+        parameters = self._parameters()
+        self._update = Update(parameters, clipping and clipping.exponent) if parameters else None
+        listed = {id(p.tensor) for p in parameters}
+        self._passed_over = [p for p in tensors if id(p) not in listed]
+        self._key, self._tensors, self._states = key, tensors, []
+        return self._update
 
-    def _parameters(self, has_gradient: tuple[bool, ...]) -> list[Parameter]:
+    def _parameters(self) -> list[Parameter]:
+        """All that may be updated: what is of a type that cannot be is passed over as long as it has no gradient."""
         found: list[Parameter] = []
-        places = iter(enumerate(has_gradient))
+        k = -1
         for g, group in enumerate(self.param_groups):
             names = group.get("param_names")
             for j, tensor in enumerate(group["params"]):
-                k, is_taken = next(places)
-                if not is_taken:
+                k += 1
+                if tensor.dtype not in KINDS and tensor.grad is None:
                     continue
                 name = f"parameter {k}{f' ({names[j]})' if names else ''} of shape {list(tensor.shape)}"
                 has_master = self.master_weights and tensor.dtype in _NARROW
@@ -151,9 +159,26 @@ class AdamW(torch.optim.AdamW):
                 )
         return found
 
-    def _state_of(self, parameter: Parameter) -> dict[str, Any]:
-        """The parameter's state, with what it lacks."""
-        tensor, state = parameter.tensor, cast("dict[str, Any]", self.state[parameter.tensor])
+    def _states_of(self, update: Update, gradients: list[torch.Tensor | None]) -> list[dict[str, Any]]:
+        """Of each parameter; those that have a gradient for the first time get one."""
+        kept = self._states
+        is_same = len(kept) == len(gradients) and len(self.state) == len(self._known)
+        if is_same and all(map(operator.is_, self._known, self.state.values())):
+            lacking = itertools.repeat(NO_STATE)
+            if not any(map(operator.is_, kept, lacking)) or all(
+                s is not NO_STATE or g is None for s, g in zip(kept, gradients, strict=True)
+            ):
+                return kept
+        for parameter, gradient in zip(update.parameters, gradients, strict=True):
+            if gradient is not None:
+                self._fill_state(parameter)
+        found = [self.state.get(p.tensor) or NO_STATE for p in update.parameters]
+        self._states, self._known = found, list(self.state.values())
+        return found
+
+    def _fill_state(self, parameter: Parameter) -> None:
+        """Give the parameter's state what it lacks."""
+        tensor, state = parameter.tensor, self.state[parameter.tensor]
         wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
         if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=tensor.device)
@@ -162,7 +187,6 @@ class AdamW(torch.optim.AdamW):
                 state[key] = torch.zeros_like(tensor, dtype=wide, memory_format=torch.preserve_format)
         if parameter.has_master and "master" not in state:
             state["master"] = tensor.detach().to(wide, copy=True, memory_format=torch.preserve_format)
-        return state
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's.  ``max_norm`` and what was said of meshes are arguments of the constructor and no state."""
@@ -197,7 +221,7 @@ class AdamW(torch.optim.AdamW):
 
     def _widen(self, tensor: torch.Tensor, given: dict[str, Any]) -> None:
         """torch rounds all of a state to the parameter's type when it loads it: take what was given once more."""
-        state = cast("dict[str, Any]", self.state[tensor])
+        state = self.state[tensor]
         wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
         for key, value in given.items():
             if key == "step":
@@ -208,4 +232,4 @@ class AdamW(torch.optim.AdamW):
 
     def __getstate__(self) -> dict[str, Any]:
         own = {key: getattr(self, key) for key in ("max_norm", "norm_type", "error_if_nonfinite", "master_weights")}
-        return {**cast("dict[str, Any]", super().__getstate__()), **own, "grad_norm": None}
+        return {**super().__getstate__(), **own, "grad_norm": None}

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from ..executor.cache import LRUCache
+from ..executor.uncompiled import uncompiled
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
 from .dense import ADDRESS, DEVICE, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, in_order
+from .eager import foreach
 from .errors import OptimizerArgumentError, OptimizerTensorError
 from .kernel_text import KINDS
 from .norm import (
@@ -39,6 +41,7 @@ LISTS = 16
 
 
 @torch.no_grad()
+@uncompiled
 def clip_grad_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
@@ -77,6 +80,7 @@ def clip_grad_norm_(
 
 
 @torch.no_grad()
+@uncompiled
 def get_total_norm(
     tensors: torch.Tensor | Iterable[torch.Tensor],
     norm_type: float = 2.0,
@@ -175,7 +179,7 @@ class _Gradients:
                     self.kernels.scale = ScaleKernels(launcher, self.sizes, self.kinds, self.exponent)
                 norm = self.kernels.scale.scale(self.addresses, self.groups, total)
         elif self.tensors:
-            torch._foreach_mul_(self.tensors, scale_of(total, self.exponent, self.max_norm))
+            foreach("mul_")(self.tensors, scale_of(total, self.exponent, self.max_norm))
         for given, tensor in zip(self.given, self.tensors, strict=True):
             if tensor is not given:
                 given.copy_(tensor)

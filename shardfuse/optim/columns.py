@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import torch
 
-from .dense import ADDRESS, DTYPE, IS_CONTIGUOUS, in_order
+from .dense import ADDRESS, DTYPE, IS_CONTIGUOUS, in_order, is_whole
 from .eager import Row
-from .kernel_text import KINDS
 from .pieces import local_of
 
 Tensors = list[Any]
@@ -32,17 +31,17 @@ class Columns:
 
     @staticmethod
     def of(
-        weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], states: Sequence[dict[str, Any]],
-        *, amsgrad: Sequence[bool], masters: Sequence[bool],
+        weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], states: Sequence[dict[str, Any]],
+        *, has_amsgrad: bool, has_masters: bool,
     ) -> Columns:  # fmt: skip
-        """amsgrad, masters: of each parameter, or nothing where none has one."""
+        """states: ``NO_STATE`` of a parameter that never had a gradient."""
         return Columns(
             list(weights),
             list(gradients),
             list(map(_FIRST, states)),
             list(map(_SECOND, states)),
-            [s["max_exp_avg_sq"] if has else None for s, has in zip(states, amsgrad, strict=bool(amsgrad))],
-            [s["master"] if has else None for s, has in zip(states, masters, strict=bool(masters))],
+            [s.get("max_exp_avg_sq") for s in states] if has_amsgrad else [],
+            [s.get("master") for s in states] if has_masters else [],
             list(map(_STEP, states)),
         )
 
@@ -51,6 +50,12 @@ class Columns:
         for tensors in (self.weights, self.firsts, self.seconds, self.largest, self.masters):
             tensors[:] = [None if t is None else local_of(t) for t in tensors]
 
+    def gradient_types(self, otherwise: Sequence[torch.dtype]) -> list[torch.dtype]:
+        """otherwise: of parameters that have none."""
+        if is_whole(self.gradients):
+            return list(map(DTYPE, self.gradients))
+        return [dtype if g is None else g.dtype for g, dtype in zip(self.gradients, otherwise, strict=True)]
+
     def in_order_of_rows(self) -> tuple[Tensors, ...]:
         """As a row of addresses has them."""
         return (
@@ -58,9 +63,10 @@ class Columns:
         )  # fmt: skip
 
     def rows(self) -> list[Row]:
+        """Of the parameters that have a gradient."""
         none = [None] * len(self.weights)
         columns = (self.weights, self.gradients, self.firsts, self.seconds, self.largest or none, self.masters or none)
-        return [Row(*row) for row in zip(*columns, strict=True)]
+        return [Row(*row) for row in zip(*columns, strict=True) if row[_GRADIENTS] is not None]
 
 
 class Order:
@@ -84,29 +90,33 @@ class Order:
         return staged
 
     def _is_right(self, place: int, tensors: Tensors) -> bool:
-        if place in MAY_LACK or not self.is_contiguous:
+        if not self.is_contiguous:
             return False
         known, addresses = self._right[place]
-        here = list(map(ADDRESS, tensors))
+        here = addresses_of(tensors)
         if here == addresses and all(map(operator.is_, tensors, known)):
             return True
-        dtypes = list(map(DTYPE, tensors))
-        has_types = dtypes == self._types(place) or (place == _GRADIENTS and dtypes == self._gradient_types(tensors))
-        is_right = has_types and all(map(IS_CONTIGUOUS, tensors))
+        if is_whole(tensors):
+            found, listed = list(map(DTYPE, tensors)), tensors
+            has_types = found == (self.wide if place > 1 else self.dtypes) or found == self._types(place, tensors)
+        else:
+            listed = [t for t in tensors if t is not None]
+            types = zip(tensors, self._types(place, tensors), strict=True)
+            has_types = all(t is None or t.dtype == dtype for t, dtype in types)
+        is_right = has_types and all(map(IS_CONTIGUOUS, listed))
         self._right[place] = (tensors, here) if is_right else ([], [])
         return is_right
 
-    def _types(self, place: int) -> list[torch.dtype]:
-        return self.dtypes if place < 2 else self.wide
-
-    def _gradient_types(self, gradients: Tensors) -> list[torch.dtype]:
-        """Their own, which may be wider than the parameters'; but float64 ones have kernels of their own."""
-        wide, pairs = torch.float64, zip(map(DTYPE, gradients), self.dtypes, strict=True)
-        return [g if g in KINDS and (g == wide) == (p == wide) else p for g, p in pairs]
+    def _types(self, place: int, tensors: Tensors) -> list[torch.dtype]:
+        """Of gradients their own, which may be wider than the parameters'; but float64 has kernels of its own."""
+        if place != _GRADIENTS:
+            return self.dtypes if place == 0 else self.wide
+        wide, pairs = torch.float64, zip(tensors, self.dtypes, strict=True)
+        return [p if g is None or (g.dtype == wide) != (p == wide) else g.dtype for g, p in pairs]
 
     def _copied(self, place: int, tensors: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
-        types = self._gradient_types(tensors) if place == _GRADIENTS else self._types(place)
+        types = self._types(place, tensors)
         for k, (tensor, dtype, strides) in enumerate(zip(tensors, types, self.strides, strict=True)):
             if tensor is not None:
                 tensors[k] = in_order(tensor, strides, dtype)
@@ -115,7 +125,14 @@ class Order:
         return found
 
 
+def addresses_of(tensors: Tensors) -> list[int]:
+    """0 where there is no tensor."""
+    try:
+        return list(map(ADDRESS, tensors))
+    except TypeError:  # of None
+        return [0 if t is None else t.data_ptr() for t in tensors]
+
+
+NO_STATE: dict[str, Any] = {"exp_avg": None, "exp_avg_sq": None, "step": None}
 _GRADIENTS = 1
-MAY_LACK = (4, 5)
-"""The columns of which a parameter may have no tensor."""
 _FIRST, _SECOND, _STEP = (operator.itemgetter(key) for key in ("exp_avg", "exp_avg_sq", "step"))

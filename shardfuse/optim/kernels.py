@@ -1,6 +1,7 @@
 # pyright: basic, reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportReturnType=false
-# pyright: reportPossiblyUnbound=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
+# pyright: reportOptionalOperand=false, reportGeneralTypeIssues=false, reportInvalidTypeForm=false
+# pyright: reportAssignmentType=false
 """Kernels over lists of tensors.  ``kernel_text.py`` hands this text to Triton; nothing imports it.
 
 A program works on one chunk of one tensor.  ``chunks[program]`` is the tensor's place in the list, and its row says
@@ -153,7 +154,7 @@ def norm_partials(addresses, facts, chunks, groups, partials):
     program = tl.program_id(0)
     t = tl.load(chunks + program)
     address = tl.load(addresses + t * COLUMNS + 1)
-    elements = tl.load(facts + t * FACTS)
+    elements = tl.where(address == 0, 0, tl.load(facts + t * FACTS))
     start = (program - tl.load(facts + t * FACTS + 1)) * CHUNK
     kind = (tl.load(facts + t * FACTS + 2) >> 4) & 15
     exponent = tl.load(groups + EXPONENT)
@@ -185,10 +186,11 @@ def finish_norm(partials, total, count: tl.int64):
 
 @triton.jit
 def prepare_steps(addresses, facts, groups, factors, count: tl.int64):
-    """Count the steps of all tensors, and work out what each one's update multiplies by.  One program."""
+    """Count the steps of tensors with a gradient, and what each one's update multiplies by.  One program."""
     for first in range(0, count, LISTED):
         t = first + tl.arange(0, LISTED)
         mask = t < count
+        mask = mask & (tl.load(addresses + t * COLUMNS + 1, mask=mask, other=0) != 0)
         group = groups + (1 + tl.load(facts + t * FACTS + 3, mask=mask, other=-1)) * COLUMNS
         integers = group.to(tl.pointer_type(tl.int64), bitcast=True)
         steps = tl.load(addresses + t * COLUMNS + 6, mask=mask, other=0).to(tl.pointer_type(tl.float32))
@@ -234,7 +236,7 @@ def norm_of(total, groups):
 
 @triton.jit
 def clipping(total, groups, norm, program):
-    """What gradients are multiplied by; NaN where the norm is NaN, as torch has it.  The first program tells the norm."""
+    """What gradients are multiplied by; NaN where the norm is NaN, as torch has it.  Program 0 stores the norm."""
     found = norm_of(total, groups)
     if program == 0:
         tl.store(norm, found.to(COMPUTED))
@@ -318,6 +320,7 @@ def adamw(addresses, facts, chunks, factors, groups, total, norm):
     elements, kinds = tl.load(fact), tl.load(fact + 2)
     start = (program - tl.load(fact + 1)) * CHUNK
     weight, gradient, first, second = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    elements = tl.where(gradient == 0, 0, elements)
     largest, master = tl.load(row + 4), tl.load(row + 5)
     decay, rate = tl.load(factor).to(COMPUTED), tl.load(factor + 1).to(COMPUTED)
     correction, eps = tl.load(factor + 2).to(COMPUTED), tl.load(factor + 3).to(COMPUTED)

@@ -23,6 +23,7 @@ from .errors import NonFiniteNormError, OptimizerArgumentError
 from .kernel_text import GENERAL_NORM_SHAPE, KINDS, NORM_SHAPE, SCALE_SHAPE, Use
 from .walk import LISTED_PARTIALS, Launch, Launcher, Walk, make_walk
 
+_linalg = cast("Any", torch.linalg)  # untyped
 EPSILON = 1e-6
 """Added to the norm that is divided by, as torch does."""
 
@@ -67,7 +68,7 @@ def scale_of(total: torch.Tensor, exponent: float, max_norm: float) -> torch.Ten
 def total_by_torch(gradients: Sequence[torch.Tensor], exponent: float, device: torch.device) -> torch.Tensor:
     """The sum of powers (the largest element) of these gradients, one float64, by torch's ops."""
     kept = [g for g in gradients if g.numel()]
-    norms = [torch.linalg.vector_norm(g, exponent, dtype=torch.float64) for g in kept]
+    norms = [cast("torch.Tensor", _linalg.vector_norm(g, exponent, dtype=torch.float64)) for g in kept]
     if not norms:
         return torch.zeros(1, dtype=torch.float64, device=device)
     found = torch.stack(norms)

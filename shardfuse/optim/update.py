@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -24,7 +24,7 @@ CALL = "AdamW.step"
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter that has a gradient.  mesh, placements: what its group says of a plain tensor."""
+    """A parameter, with or without a gradient.  mesh, placements: what its group says of a plain tensor."""
 
     tensor: torch.Tensor
     group: int
@@ -42,10 +42,8 @@ class Update:
     memory than the kernels go by is copied for the step.
     """
 
-    def __init__(
-        self, parameters: Sequence[Parameter], states: Sequence[dict[str, Any]], exponent: float | None
-    ) -> None:
-        self.parameters, self.states = parameters, states
+    def __init__(self, parameters: Sequence[Parameter], exponent: float | None) -> None:
+        self.parameters = parameters
         self.tensors = [p.tensor for p in parameters]
         weights = [local_of(t) for t in self.tensors]
         self._check(weights)
@@ -56,26 +54,31 @@ class Update:
         dtypes = [w.dtype for w in weights]
         wide = [torch.float64 if d == torch.float64 else torch.float32 for d in dtypes]
         self.order = Order(dtypes, wide, self.strides, is_contiguous=all(w.is_contiguous() for w in weights))
-        self.amsgrad = [p.amsgrad for p in parameters] if any(p.amsgrad for p in parameters) else []
-        self.masters = [p.has_master for p in parameters] if any(p.has_master for p in parameters) else []
+        has_amsgrad, has_masters = any(p.amsgrad for p in parameters), any(p.has_master for p in parameters)
         mine, team = counted([spread_of(p.tensor, p.mesh, p.placements, CALL, p.name) for p in parameters])
         sizes, groups = list(map(ELEMENTS, weights)), [p.group for p in parameters]
-        self.listed = Listed(self.device, sizes, dtypes, groups, mine, team, bool(self.amsgrad), bool(self.masters))
+        self.listed = Listed(self.device, sizes, dtypes, groups, mine, team, has_amsgrad, has_masters)
         self._places = list(map(ADDRESS, weights))
         self._check_apart(weights)
         self._specs: list[object] = [None] * len(weights)
         self._kernels = UpdateKernels(self.listed, exponent, CALL) if has_kernels(self.device) else None
 
     def step(
-        self, gradients: Sequence[torch.Tensor], groups: Sequence[dict[str, Any]], clipping: Clipping | None
-    ) -> torch.Tensor | None:
-        """Returns the norm before clipping, where it was asked for."""
+        self, gradients: Sequence[torch.Tensor | None], states: Sequence[dict[str, Any]],
+        groups: Sequence[dict[str, Any]], clipping: Clipping | None,
+    ) -> torch.Tensor | None:  # fmt: skip
+        """Returns the norm before clipping, where it was asked for.  gradients, states: of each parameter."""
         if self.has_dtensors:
-            gradients = [self._local_gradient(k, g) for k, g in enumerate(gradients)]
-        if list(map(LAYOUT, gradients)).count(torch.strided) < len(gradients):
+            gradients = [None if g is None else self._local_gradient(k, g) for k, g in enumerate(gradients)]
+        given = [g for g in gradients if g is not None]
+        if list(map(LAYOUT, given)).count(torch.strided) < len(given):
             for p, g in zip(self.parameters, gradients, strict=True):
-                check_gradient(CALL, f"the gradient of {p.name}", g)
-        columns = Columns.of(self.tensors, gradients, self.states, amsgrad=self.amsgrad, masters=self.masters)
+                if g is not None:
+                    check_gradient(CALL, f"the gradient of {p.name}", g)
+        columns = Columns.of(
+            self.tensors, gradients, states,
+            has_amsgrad=self.listed.has_amsgrad, has_masters=self.listed.has_masters,
+        )  # fmt: skip
         if self.has_dtensors:
             columns.localise()
         self._look_where(columns.weights)
@@ -90,12 +93,12 @@ class Update:
         return norm
 
     def _local_gradient(self, k: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Of a DTensor this rank's part.  Raises OptimizerTensorError where it is placed otherwise than the parameter."""
+        """Of a DTensor this rank's part.  Raises OptimizerTensorError for other placements than the parameter's."""
         spec, placements = getattr(gradient, "_spec", None), self.placements[k]
         if spec is None and placements is None:
             return gradient
         if spec is None or spec is not self._specs[k]:
-            found = None if spec is None else tuple(cast("Any", spec).placements)
+            found = None if spec is None else tuple(spec.placements)
             if found is None or found != placements:
                 name, has = f"the gradient of {self.parameters[k].name}", _shown(found)
                 advice = "call redistribute(placements=...) on it first, which adds partial sums up"
@@ -138,15 +141,18 @@ class Update:
     ) -> torch.Tensor | None:
         norm, scale, listed = None, None, self.listed
         if clipping is not None:
-            here = [g for g, is_mine in zip(columns.gradients, listed.mine, strict=True) if is_mine]
+            pairs = zip(columns.gradients, listed.mine, strict=True)
+            here = [g for g, is_mine in pairs if is_mine and g is not None]
             total = added_up(total_by_torch(here, clipping.exponent, self.device), clipping.exponent, listed.team)
             if clipping.raises:
                 check_finite(total, clipping.exponent, CALL)
             norm = root_of(total, clipping.exponent, norm_type_of(listed.dtypes))
             scale = scale_of(total, clipping.exponent, clipping.max_norm)
-        torch._foreach_add_(columns.steps, 1)
-        steps = [step.item() for step in columns.steps]
-        factors = [_factors(groups[p.group], step) for p, step in zip(self.parameters, steps, strict=True)]
+        factors: list[eager.Factors] = []
+        for p, gradient, step in zip(self.parameters, columns.gradients, columns.steps, strict=True):
+            if gradient is not None:
+                step += 1
+                factors.append(_factors(groups[p.group], step.item()))
         eager.update(columns.rows(), factors, scale)
         return norm
 

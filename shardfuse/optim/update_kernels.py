@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ..mesh.groups import Team
-from .columns import MAY_LACK, Columns
-from .dense import ADDRESS, DTYPE
+from .columns import Columns, addresses_of
 from .kernel_text import KINDS, UPDATE_SHAPE, Use
 from .norm import NormKernels, Parts, added_up, check_finite, norm_type_of, order_of, root_of
 from .walk import COLUMNS, Launch, Launcher, Table, Walk, as_numbers, column, make_walk
@@ -43,6 +42,10 @@ class Listed:
     has_masters: bool
 
 
+EMPTY = 16
+"""The address that kernels are told of gradients without elements."""
+
+
 class UpdateKernels:
     """``exponent``: of the norm that is taken on the way, or None."""
 
@@ -54,12 +57,15 @@ class UpdateKernels:
         self.factors = torch.zeros(max(self.count, 1) * COLUMNS, dtype=torch.float64, device=listed.device)
         self.norm_dtype = norm_type_of(listed.dtypes)
         self._gradient_types: list[torch.dtype] | None = None
+        self._types = list(listed.dtypes)
+        """Of the gradients, as they were last."""
+        self._empty = [k for k, size in enumerate(listed.sizes) if size == 0]
         self._addresses: list[list[int]] = [[] for _ in range(COLUMNS)]
         self._rows = torch.zeros((self.count, COLUMNS), dtype=torch.int64)
 
     def run(self, columns: Columns, groups: Sequence[dict[str, Any]], clipping: Clipping | None) -> torch.Tensor | None:
         """Launch a step; returns the norm where there is one.  groups: the optimiser's param groups."""
-        gradient_types = list(map(DTYPE, columns.gradients))
+        gradient_types = columns.gradient_types(self._types)
         if gradient_types != self._gradient_types:
             self._bind(gradient_types)
         table = self.table.put(self._numbers(columns, groups, clipping), self.launcher.begin())
@@ -113,15 +119,17 @@ class UpdateKernels:
             self.norm = NormKernels(launcher, listed.sizes, kinds, listed.mine, self.exponent)
             counts = self.norm.partial_count, self.count
             self.finish_and_prepare = launcher.bind("finish_norm_and_prepare", use, UPDATE_SHAPE, 1, counts)
-        self._gradient_types = gradient_types
+        self._gradient_types = self._types = gradient_types
 
     def _numbers(self, columns: Columns, groups: Sequence[dict[str, Any]], clipping: Clipping | None) -> torch.Tensor:
         """The table of a step: a row for the norm, one for each group, one of addresses for each parameter."""
         for place, tensors in enumerate(columns.in_order_of_rows()):
             if not tensors:
                 continue
-            may_lack = place in MAY_LACK
-            addresses = [0 if t is None else t.data_ptr() for t in tensors] if may_lack else list(map(ADDRESS, tensors))
+            addresses = addresses_of(tensors)
+            if place == 1:
+                for k in self._empty:  # whose address may be 0, as if there were no gradient
+                    addresses[k] = 0 if tensors[k] is None else EMPTY
             if addresses != self._addresses[place]:
                 self._rows[:, place] = column(addresses)
                 self._addresses[place] = addresses
