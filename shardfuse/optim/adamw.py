@@ -53,6 +53,7 @@ class AdamW(torch.optim.AdamW):
     _passed_over: list[torch.Tensor]
     _states: list[dict[str, Any]]
     _known: list[dict[str, Any]] = []  # noqa: RUF012 - never changed
+    _steps: list[torch.Tensor | None] = []  # noqa: RUF012 - never changed
     _captured: list[Update]
 
     def __init__(
@@ -122,6 +123,7 @@ class AdamW(torch.optim.AdamW):
             return
         gradients = list(map(GRADIENT, update.tensors))
         states = self._states_of(update, gradients)
+        self._counted(update, states)
         self.grad_norm = update.step(gradients, states, self.param_groups, clipping)
         if update.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._captured = [*getattr(self, "_captured", ()), update]  # whose buffers the graph writes
@@ -175,6 +177,18 @@ class AdamW(torch.optim.AdamW):
         found = [self.state.get(p.tensor) or NO_STATE for p in update.parameters]
         self._states, self._known = found, list(self.state.values())
         return found
+
+    def _counted(self, update: Update, states: list[dict[str, Any]]) -> None:
+        """Counts of steps are float32 on the parameters' device, whoever put them there."""
+        steps = [s["step"] for s in states]
+        if len(steps) == len(self._steps) and all(map(operator.is_, steps, self._steps)):
+            return
+        for state in states:
+            step = state["step"]
+            if step is not None:
+                given = step if isinstance(step, torch.Tensor) else torch.tensor(float(step))
+                state["step"] = given.to(update.device, torch.float32)
+        self._steps = [s["step"] for s in states]
 
     def _fill_state(self, parameter: Parameter) -> None:
         """Give the parameter's state what it lacks."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from .dense import ADDRESS, DTYPE, IS_CONTIGUOUS, in_order, is_whole
+from .dense import ADDRESS, DEVICE, DTYPE, IS_CONTIGUOUS, in_order, is_whole
 from .eager import Row
 from .pieces import local_of
 
@@ -73,10 +73,11 @@ class Order:
     """Brings the tensors of each step into the types and the order in memory that the kernels go by."""
 
     def __init__(
-        self, dtypes: Sequence[torch.dtype], wide: Sequence[torch.dtype], strides: Sequence[tuple[int, ...]],
-        *, is_contiguous: bool,
+        self, device: torch.device, dtypes: Sequence[torch.dtype], wide: Sequence[torch.dtype],
+        strides: Sequence[tuple[int, ...]], *, is_contiguous: bool,
     ) -> None:  # fmt: skip
         """is_contiguous: are all parameters?  wide: types of the states."""
+        self.device = device
         self.dtypes, self.wide, self.strides, self.is_contiguous = list(dtypes), list(wide), strides, is_contiguous
         self._right: list[tuple[Tensors, list[int]]] = [([], []) for _ in range(6)]
         """Columns that were found right, and where they were: they are as long as both stay."""
@@ -104,6 +105,8 @@ class Order:
             types = zip(tensors, self._types(place, tensors), strict=True)
             has_types = all(t is None or t.dtype == dtype for t, dtype in types)
         is_right = has_types and all(map(IS_CONTIGUOUS, listed))
+        if place > _GRADIENTS:  # of which torch itself sees to it that they are where their parameters are
+            is_right = is_right and list(map(DEVICE, listed)).count(self.device) == len(listed)
         self._right[place] = (tensors, here) if is_right else ([], [])
         return is_right
 
@@ -119,7 +122,7 @@ class Order:
         types = self._types(place, tensors)
         for k, (tensor, dtype, strides) in enumerate(zip(tensors, types, self.strides, strict=True)):
             if tensor is not None:
-                tensors[k] = in_order(tensor, strides, dtype)
+                tensors[k] = in_order(tensor, strides, dtype, self.device)
                 if place != _GRADIENTS and tensors[k] is not tensor:
                     found.append((tensor, cast(torch.Tensor, tensors[k])))
         return found

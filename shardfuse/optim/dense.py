@@ -50,9 +50,12 @@ def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     return all(n == 1 or a == b for n, a, b in zip(tensor.shape, strides_of(tensor), strides, strict=True))
 
 
-def in_order(tensor: torch.Tensor, strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """``tensor`` itself where its elements have this type and order, else a copy that does."""
-    if tensor.dtype == dtype and has_strides(tensor, strides):
+def in_order(
+    tensor: torch.Tensor, strides: Sequence[int], dtype: torch.dtype, device: torch.device | None = None
+) -> torch.Tensor:
+    """``tensor`` itself where it has this type and device, and its elements this order, else a copy that does."""
+    device = tensor.device if device is None else device
+    if tensor.dtype == dtype and tensor.device == device and has_strides(tensor, strides):
         return tensor
-    copy = torch.empty_strided(tensor.shape, strides, dtype=dtype, device=tensor.device)
+    copy = torch.empty_strided(tensor.shape, strides, dtype=dtype, device=device)
     return copy.copy_(tensor)

@@ -53,7 +53,7 @@ class Update:
         self.strides = [dense_strides(w) for w in weights]
         dtypes = [w.dtype for w in weights]
         wide = [torch.float64 if d == torch.float64 else torch.float32 for d in dtypes]
-        self.order = Order(dtypes, wide, self.strides, is_contiguous=all(w.is_contiguous() for w in weights))
+        self.order = Order(self.device, dtypes, wide, self.strides, is_contiguous=all(w.is_contiguous() for w in weights))
         has_amsgrad, has_masters = any(p.amsgrad for p in parameters), any(p.has_master for p in parameters)
         mine, team = counted([spread_of(p.tensor, p.mesh, p.placements, CALL, p.name) for p in parameters])
         sizes, groups = list(map(ELEMENTS, weights)), [p.group for p in parameters]
