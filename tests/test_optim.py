@@ -91,6 +91,15 @@ def test_gradients_that_are_not_finite(value: float, norm_type: float) -> None:
         torch.testing.assert_close(p.grad, q.grad, equal_nan=True)
 
 
+def test_a_norm_that_is_only_measured_changes_nothing() -> None:
+    (p,) = parameters([(4,)], F32, CPU)
+    p.grad = torch.tensor([1.0, 2.0, math.inf, -1.0])
+    optimizer = optim.AdamW([p], max_norm=math.inf)
+    optimizer.step()
+    assert optimizer.grad_norm.item() == math.inf
+    assert p.isfinite().tolist() == [True, True, False, True]
+
+
 def test_a_step_that_is_refused_changes_nothing() -> None:
     tensors = parameters(SHAPES, F32, CPU)
     optimizer = trained(lambda p: optim.AdamW(p, max_norm=1.0, error_if_nonfinite=True), tensors)

@@ -240,8 +240,9 @@ def clipping(total, groups, norm, program):
     found = norm_of(total, groups)
     if program == 0:
         tl.store(norm, found.to(COMPUTED))
-    scale = tl.load(groups + MAX_NORM) / (found + 1e-6)
-    return tl.where(scale > 1.0, 1.0, scale)
+    most = tl.load(groups + MAX_NORM)
+    scale = most / (found + 1e-6)
+    return tl.where((scale > 1.0) | (most == float("inf")), 1.0, scale)
 
 
 @triton.jit

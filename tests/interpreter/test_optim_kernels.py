@@ -70,6 +70,10 @@ def test_gradients_that_are_not_finite(value: float, norm_type: float) -> None:
     torch.testing.assert_close(optim.clip_grad_norm_(own, 1.0, norm_type), expected, equal_nan=True)
     for p, q in zip(own, plain, strict=True):
         torch.testing.assert_close(p.grad, q.grad, equal_nan=True)
+    kept = [p.grad.clone() for p in own]
+    optim.clip_grad_norm_(own, math.inf, norm_type)
+    for p, g in zip(own, kept, strict=True):
+        torch.testing.assert_close(p.grad, g, equal_nan=True, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
