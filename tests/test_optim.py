@@ -202,8 +202,22 @@ def test_parameters_and_states_may_be_replaced_between_steps() -> None:
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
     own[0].data = torch.zeros(3)
     own[0].grad = torch.zeros(3)
-    with pytest.raises(OptimizerTensorError, match=r"parameter 0 of shape .* has become one of shape \[3\]"):
+    with pytest.raises(
+        OptimizerTensorError, match=r"'exp_avg' of parameter 0 of shape .* is of shape \[8, 6\], expected \[3\]"
+    ):
         optimizers[0].step()
+
+
+def test_a_model_that_is_cast_after_steps() -> None:
+    (p,) = parameters([(8, 6)], F32, CPU)
+    optimizer = trained(lambda p: optim.AdamW(p, master_weights=True), [p])
+    for dtype in (F64, BF16):
+        p.data = p.detach().to(dtype)
+        before = p.detach().clone()
+        trained(optimizer, [p], steps=1)
+        assert p.dtype == dtype
+        assert not torch.equal(p, before)
+    assert torch.equal(p, optimizer.state[p]["master"].to(BF16))
 
 
 def test_frozen_parameters_are_left_alone_whatever_their_type() -> None:
@@ -270,6 +284,9 @@ def test_arguments_that_are_refused() -> None:
     for call, argument in (
         (lambda: optim.clip_grad_norm_(p, math.nan), "max_norm is nan"),
         (lambda: optim.clip_grad_norm_(p, "1"), "max_norm is '1'"),
+        (lambda: optim.clip_grad_norm_(p, -1.0), "max_norm is -1.0, expected a number, 0 or more"),
+        (lambda: optim.clip_grad_norm_([p, 3], 1.0), r"parameters\[1\] is 3, expected a torch.Tensor"),
+        (lambda: optim.AdamW([p], max_norm="1"), "max_norm is '1'"),
         (lambda: optim.clip_grad_norm_(p, 1.0, 0), "norm_type is 0"),
         (lambda: optim.clip_grad_norm_(p, 1.0, "two"), "norm_type is 'two'"),
         (lambda: optim.clip_grad_norm_(p, 1.0, mesh=3, placements=[]), "mesh is 3"),

@@ -14,7 +14,7 @@ from .columns import NO_STATE
 from .dense import GRADIENT
 from .errors import OptimizerArgumentError
 from .kernel_text import KINDS
-from .norm import checked_exponent
+from .norm import checked_bound, checked_exponent
 from .pieces import as_mesh
 from .update import Parameter, Update
 from .update_kernels import Clipping
@@ -77,9 +77,7 @@ class AdamW(torch.optim.AdamW):
     ) -> None:
         if differentiable:
             raise OptimizerArgumentError("AdamW", "differentiable", True, "False: torch.optim.AdamW has it")
-        if max_norm is not None and not max_norm > 0:
-            raise OptimizerArgumentError("AdamW", "max_norm", max_norm, "a number above 0, or None")
-        self.max_norm = max_norm
+        self.max_norm = None if max_norm is None else checked_bound("AdamW", max_norm)
         self.norm_type = checked_exponent("AdamW", norm_type)
         self.error_if_nonfinite = error_if_nonfinite
         self.master_weights = master_weights
@@ -117,7 +115,8 @@ class AdamW(torch.optim.AdamW):
     def _step(self) -> None:
         clipping = None
         if self.max_norm is not None:
-            clipping = Clipping(float(self.max_norm), self.norm_type, self.error_if_nonfinite)
+            bound, exponent = checked_bound("AdamW", self.max_norm), checked_exponent("AdamW", self.norm_type)
+            clipping = Clipping(bound, exponent, self.error_if_nonfinite)
         update = self._updates(clipping)
         if update is None:
             return
@@ -135,7 +134,7 @@ class AdamW(torch.optim.AdamW):
         key = (len(tensors), amsgrads, clipping and clipping.exponent, self.master_weights)
         update = self._update
         is_same = update is not None and key == self._key and all(map(operator.is_, self._tensors, tensors))
-        if is_same and all(p.grad is None for p in self._passed_over):
+        if update is not None and is_same and all(p.grad is None for p in self._passed_over) and update.fits():
             return update
         parameters = self._parameters()
         self._update = Update(parameters, clipping and clipping.exponent) if parameters else None

@@ -23,6 +23,7 @@ from .norm import (
     ScaleKernels,
     added_up,
     check_finite,
+    checked_bound,
     checked_exponent,
     norm_type_of,
     root_of,
@@ -69,10 +70,10 @@ def clip_grad_norm_(
     """
     call = "clip_grad_norm_"
     listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    if not isinstance(max_norm, int | float) or math.isnan(max_norm):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise OptimizerArgumentError(call, "max_norm", max_norm, "a number")
+    bound = checked_bound(call, max_norm)
+    check_tensors(call, "parameters", listed)
     gradients = [p.grad for p in listed if p.grad is not None]
-    found = _Gradients(call, gradients, norm_type, float(max_norm), *as_mesh(call, mesh, placements))
+    found = _Gradients(call, gradients, norm_type, bound, *as_mesh(call, mesh, placements))
     total = found.total()
     if error_if_nonfinite:
         check_finite(total, found.exponent, call)
@@ -96,6 +97,7 @@ def get_total_norm(
     """
     call = "get_total_norm"
     listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    check_tensors(call, "tensors", listed)
     found = _Gradients(call, listed, norm_type, math.inf, *as_mesh(call, mesh, placements))
     total = found.total()
     if error_if_nonfinite:
@@ -204,6 +206,13 @@ def check_gradients(call: str, gradients: Sequence[torch.Tensor]) -> torch.devic
         found = f"{clash[0]} and {clash[1]} share memory"
         raise OptimizerTensorError(call, "gradients", found, "memory of their own", "clone() one of them")
     return devices[0]
+
+
+def check_tensors(call: str, argument: str, listed: Sequence[object]) -> None:
+    """Raises OptimizerArgumentError for what is no tensor."""
+    for k, x in enumerate(listed):
+        if not isinstance(x, torch.Tensor):
+            raise OptimizerArgumentError(call, f"{argument}[{k}]", x, "a torch.Tensor")
 
 
 def check_gradient(call: str, name: str, gradient: torch.Tensor) -> None:

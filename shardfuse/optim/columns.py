@@ -74,19 +74,29 @@ class Order:
 
     def __init__(
         self, device: torch.device, dtypes: Sequence[torch.dtype], wide: Sequence[torch.dtype],
-        strides: Sequence[tuple[int, ...]], *, is_contiguous: bool,
+        shapes: Sequence[torch.Size], strides: Sequence[tuple[int, ...]], *, is_contiguous: bool,
     ) -> None:  # fmt: skip
         """is_contiguous: are all parameters?  wide: types of the states."""
-        self.device = device
+        self.device, self.shapes = device, shapes
+        self.misfit: tuple[int, str, list[int]] | None = None
+        """A state that is not of its parameter's shape: the place of that, what it is, and its shape."""
         self.dtypes, self.wide, self.strides, self.is_contiguous = list(dtypes), list(wide), strides, is_contiguous
         self._right: list[tuple[Tensors, list[int]]] = [([], []) for _ in range(6)]
         """Columns that were found right, and where they were: they are as long as both stay."""
 
     def apply(self, columns: Columns) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Put copies in the place of what is not right; returns those that are to be written back, with their copy."""
+        """Put copies in the place of what is not right; returns those that are to be written back, with their copy.
+
+        Nothing is done where there is a ``misfit``.
+        """
+        self.misfit = None
         staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         for place, tensors in enumerate(columns.in_order_of_rows()[:6]):
             if tensors and not self._is_right(place, tensors):
+                if place > _GRADIENTS:
+                    self._look_at_shapes(place, tensors)
+                    if self.misfit is not None:
+                        return []
                 staged += self._copied(place, tensors)
         return staged
 
@@ -107,8 +117,16 @@ class Order:
         is_right = has_types and all(map(IS_CONTIGUOUS, listed))
         if place > _GRADIENTS:  # of which torch itself sees to it that they are where their parameters are
             is_right = is_right and list(map(DEVICE, listed)).count(self.device) == len(listed)
+            is_right = is_right and all(
+                t is None or t.shape == shape for t, shape in zip(tensors, self.shapes, strict=True)
+            )
         self._right[place] = (tensors, here) if is_right else ([], [])
         return is_right
+
+    def _look_at_shapes(self, place: int, tensors: Tensors) -> None:
+        for k, (tensor, shape) in enumerate(zip(tensors, self.shapes, strict=True)):
+            if tensor is not None and tensor.shape != shape:
+                self.misfit = k, _KEYS[place - 2], list(tensor.shape)
 
     def _types(self, place: int, tensors: Tensors) -> list[torch.dtype]:
         """Of gradients their own, which may be wider than the parameters'; but float64 has kernels of its own."""
@@ -138,4 +156,5 @@ def addresses_of(tensors: Tensors) -> list[int]:
 
 NO_STATE: dict[str, Any] = {"exp_avg": None, "exp_avg_sq": None, "step": None}
 _GRADIENTS = 1
+_KEYS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master")
 _FIRST, _SECOND, _STEP = (operator.itemgetter(key) for key in ("exp_avg", "exp_avg_sq", "step"))

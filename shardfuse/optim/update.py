@@ -50,10 +50,13 @@ class Update:
         self.device = weights[0].device
         self.placements = [placements_of(t) for t in self.tensors]
         self.has_dtensors = any(p is not None for p in self.placements)
+        self.shapes = [w.shape for w in weights]
         self.strides = [dense_strides(w) for w in weights]
         dtypes = [w.dtype for w in weights]
         wide = [torch.float64 if d == torch.float64 else torch.float32 for d in dtypes]
-        self.order = Order(self.device, dtypes, wide, self.strides, is_contiguous=all(w.is_contiguous() for w in weights))
+        self.order = Order(
+            self.device, dtypes, wide, self.shapes, self.strides, is_contiguous=all(w.is_contiguous() for w in weights)
+        )
         has_amsgrad, has_masters = any(p.amsgrad for p in parameters), any(p.has_master for p in parameters)
         mine, team = counted([spread_of(p.tensor, p.mesh, p.placements, CALL, p.name) for p in parameters])
         sizes, groups = list(map(ELEMENTS, weights)), [p.group for p in parameters]
@@ -81,8 +84,13 @@ class Update:
         )  # fmt: skip
         if self.has_dtensors:
             columns.localise()
-        self._look_where(columns.weights)
         staged = self.order.apply(columns)
+        if self.order.misfit is not None:
+            k, key, found = self.order.misfit
+            expected, advice = f"{list(self.shapes[k])}", "load a state that was saved with parameters of these shapes"
+            raise OptimizerTensorError(
+                CALL, f"the state {key!r} of {self.parameters[k].name}", f"is of shape {found}", expected, advice
+            )
         with on(self.device):
             if self._kernels is not None:
                 norm = self._kernels.run(columns, groups, clipping)
@@ -107,19 +115,20 @@ class Update:
             self._specs[k] = spec
         return local_of(gradient)
 
-    def _look_where(self, weights: Sequence[torch.Tensor]) -> None:
-        """A parameter that was given other data may have another shape, or lie where another one does."""
+    def fits(self) -> bool:
+        """Are the parameters still of the types and shapes that were looked at?  They may have moved."""
+        weights = [local_of(t) for t in self.tensors] if self.has_dtensors else self.tensors
         places = list(map(ADDRESS, weights))
-        if places == self._places:
-            return
-        for p, w, size, strides in zip(self.parameters, weights, self.listed.sizes, self.strides, strict=True):
-            if w.numel() != size or w.device != self.device or (is_dense(w) and not has_strides(w, strides)):
-                found = f"has become one of shape {list(w.shape)} on {w.device}"
-                expected = f"{size} elements on {self.device} in the order of before"
-                advice = "make the optimiser after parameters are moved, or keep their shape"
-                raise OptimizerTensorError(CALL, p.name, found, expected, advice)
-        self._check_apart(weights)
-        self._places = places
+        if places != self._places:
+            listed = self.listed
+            known = zip(weights, listed.dtypes, self.shapes, self.strides, strict=True)
+            if any((w.dtype, w.shape) != (d, s) or (is_dense(w) and not has_strides(w, t)) for w, d, s, t in known):
+                return False
+            if any(w.device != self.device for w in weights):
+                return False
+            self._check_apart(weights)
+            self._places = places
+        return True
 
     def _check(self, weights: Sequence[torch.Tensor]) -> None:
         devices = list(dict.fromkeys(w.device for w in weights))
@@ -148,6 +157,8 @@ class Update:
                 check_finite(total, clipping.exponent, CALL)
             norm = root_of(total, clipping.exponent, norm_type_of(listed.dtypes))
             scale = scale_of(total, clipping.exponent, clipping.max_norm)
+        if self.device.type == "meta":
+            return norm
         factors: list[eager.Factors] = []
         for p, gradient, step in zip(self.parameters, columns.gradients, columns.steps, strict=True):
             if gradient is not None:

@@ -15,7 +15,7 @@ from shardfuse import optim
 from shardfuse.optim.walk import Launcher
 
 CPU = torch.device("cpu")
-TRIED = ("options", "clip by the largest", "clip by sums of powers", "masters", "all types")
+TRIED = ("options", "clip by sums of powers", "masters", "all types")
 EDGES = (1, 2047, 8192, 8193)
 """Elements: below a tile, a whole chunk of an update, one more."""
 
