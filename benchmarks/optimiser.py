@@ -148,7 +148,7 @@ def _why_wrong(case: Listed, steps: _Steps, run: Callable[[], object], clips: bo
         g = gradient * scale
         expected = old * (1 - LR * 1e-2) - LR * g / (g.abs() + 1e-8)
         try:
-            assert_near(parameter.detach(), expected, n=2, terms=torch.stack((old, expected)).abs().sum(0))
+            assert_near(parameter.detach(), expected, n=2, terms=2 * (old.abs() + expected.abs() + LR))
         except AssertionError as error:
             return f"WRONG: tensor {k}: {str(error)[:100]}"
     return ""

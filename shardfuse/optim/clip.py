@@ -14,7 +14,7 @@ from ..executor.cache import LRUCache
 from ..executor.uncompiled import uncompiled
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
-from .dense import ADDRESS, DEVICE, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, in_order
+from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, devices_of, in_order
 from .eager import foreach
 from .errors import OptimizerArgumentError, OptimizerTensorError
 from .kernel_text import KINDS
@@ -192,9 +192,9 @@ def check_gradients(call: str, gradients: Sequence[torch.Tensor]) -> torch.devic
     """The device that all of them are on.  Raises OptimizerTensorError."""
     if not gradients:
         return torch.device("cpu")
-    devices = list(map(DEVICE, gradients))
-    if devices.count(devices[0]) < len(devices):
-        found = f"are on {' and '.join(map(str, dict.fromkeys(devices)))}"
+    devices = devices_of(gradients)
+    if len(devices) > 1:
+        found = f"are on {' and '.join(map(str, devices))}"
         advice = "call it once for each device, or move them to one"
         raise OptimizerTensorError(call, "gradients", found, "one device", advice)
     layouts = list(map(LAYOUT, gradients))

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from .dense import ADDRESS, DEVICE, DTYPE, IS_CONTIGUOUS, in_order, is_whole
+from .dense import ADDRESS, DTYPE, IS_CONTIGUOUS, in_order, is_whole
 from .eager import Row
 from .pieces import local_of
 
@@ -116,7 +116,7 @@ class Order:
             has_types = all(t is None or t.dtype == dtype for t, dtype in types)
         is_right = has_types and all(map(IS_CONTIGUOUS, listed))
         if place > _GRADIENTS:  # of which torch itself sees to it that they are where their parameters are
-            is_right = is_right and list(map(DEVICE, listed)).count(self.device) == len(listed)
+            is_right = is_right and all(t.device == self.device or t.numel() == 0 for t in listed)
             is_right = is_right and all(
                 t is None or t.shape == shape for t, shape in zip(tensors, self.shapes, strict=True)
             )

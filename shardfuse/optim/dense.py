@@ -24,6 +24,18 @@ def is_whole(tensors: Sequence[torch.Tensor | None]) -> bool:
     return not any(map(operator.is_, tensors, itertools.repeat(None)))
 
 
+def devices_of(tensors: Sequence[torch.Tensor]) -> list[torch.device]:
+    """Where their elements are, each device once.
+
+    On a rank outside of its mesh a DTensor has none, and is on the CPU whatever the mesh is of.
+    """
+    listed = list(map(DEVICE, tensors))
+    if listed.count(listed[0]) == len(listed):
+        return listed[:1]
+    held = [device for device, n in zip(listed, map(ELEMENTS, tensors), strict=True) if n]
+    return list(dict.fromkeys(held)) or listed[:1]
+
+
 def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(cast("Any", tensor).stride())
 

@@ -41,7 +41,7 @@ class Shape:
 NORM_SHAPE = Shape(32768, 4096, 8)
 GENERAL_NORM_SHAPE = Shape(8192, 1024, 8)
 """Powers are computed in float64, with a logarithm and an exponential."""
-UPDATE_SHAPE = Shape(8192, 2048, 8)
+UPDATE_SHAPE = Shape(8192, 1024, 8)
 SCALE_SHAPE = Shape(16384, 4096, 8)
 
 

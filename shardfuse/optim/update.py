@@ -12,7 +12,7 @@ from ..mesh import DeviceMesh
 from . import eager
 from .clip import check_gradient, on
 from .columns import Columns, Order
-from .dense import ADDRESS, ELEMENTS, LAYOUT, dense_strides, has_strides, is_dense
+from .dense import ADDRESS, ELEMENTS, LAYOUT, dense_strides, devices_of, has_strides, is_dense
 from .errors import OptimizerTensorError
 from .norm import added_up, check_finite, norm_type_of, root_of, scale_of, total_by_torch
 from .pieces import counted, local_of, placements_of, spread_of
@@ -47,7 +47,7 @@ class Update:
         self.tensors = [p.tensor for p in parameters]
         weights = [local_of(t) for t in self.tensors]
         self._check(weights)
-        self.device = weights[0].device
+        self.device = devices_of(weights)[0]
         self.placements = [placements_of(t) for t in self.tensors]
         self.has_dtensors = any(p is not None for p in self.placements)
         self.shapes = [w.shape for w in weights]
@@ -124,14 +124,14 @@ class Update:
             known = zip(weights, listed.dtypes, self.shapes, self.strides, strict=True)
             if any((w.dtype, w.shape) != (d, s) or (is_dense(w) and not has_strides(w, t)) for w, d, s, t in known):
                 return False
-            if any(w.device != self.device for w in weights):
+            if devices_of(weights) != [self.device]:
                 return False
             self._check_apart(weights)
             self._places = places
         return True
 
     def _check(self, weights: Sequence[torch.Tensor]) -> None:
-        devices = list(dict.fromkeys(w.device for w in weights))
+        devices = devices_of(weights)
         if len(devices) > 1:
             found, advice = f"are on {' and '.join(map(str, devices))}", "make an optimiser for each device"
             raise OptimizerTensorError(CALL, "parameters", found, "one device", advice)
