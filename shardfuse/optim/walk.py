@@ -86,7 +86,7 @@ class Table:
         self._captured: list[torch.Tensor] = []
 
     def put(self, numbers: torch.Tensor, stream: int | None) -> torch.Tensor:
-        """``numbers`` (int64, flat, on the CPU) on the device, for kernels on ``stream``."""
+        """``numbers`` (int64, flat, on the CPU) on the device, for kernels on ``stream``, if known."""
         if self._device.type != "cuda":
             return numbers
         if torch.cuda.is_current_stream_capturing():
@@ -94,7 +94,7 @@ class Table:
             there = pinned.to(self._device, non_blocking=True)
             self._captured += [pinned, there]
             return there
-        is_there = self._there is not None and self._last is not None and stream == self._stream
+        is_there = self._there is not None and self._last is not None and stream is not None and stream == self._stream
         if not is_there or not torch.equal(cast(torch.Tensor, self._last), numbers):
             if self._spare is None or self._spare.numel() < numbers.numel():
                 self._spare = torch.empty(numbers.numel(), dtype=torch.int64, pin_memory=True)

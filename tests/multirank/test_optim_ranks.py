@@ -33,6 +33,10 @@ def meshes(pg) -> dict[str, object]:
     return {name: mesh.to_torch(kind) for name, mesh in made.items()}
 
 
+def line_of(pg) -> object:
+    return DeviceMesh(list(range(pg.size))).to_torch(pg.device.type)
+
+
 def spread(found: dict[str, object]) -> list[tuple[object, list[object]]]:
     """A mesh and placements for each of the shapes."""
     line, first, last = found["line"], found["first"], found["last"]
@@ -133,7 +137,7 @@ def test_clipping_and_the_norm_alone(pg, reductions: list[int]) -> None:
 
 
 def test_replicas_alone_need_no_collective(pg, reductions: list[int]) -> None:
-    line = meshes(pg)["line"]
+    line = line_of(pg)
     where = [(line, [Replicate()])] * len(SHAPES)
     whole = drawn(5, pg.device)
     found = optim.get_total_norm(distributed(whole, where))
@@ -144,7 +148,7 @@ def test_replicas_alone_need_no_collective(pg, reductions: list[int]) -> None:
 
 def test_plain_tensors_beside_dtensors_and_pieces(pg, reductions: list[int]) -> None:
     """Of a plain tensor the caller says what it is a piece of; beside DTensors one is the same on every rank."""
-    mesh, line = DeviceMesh(list(range(pg.size))), meshes(pg)["line"]
+    mesh, line = DeviceMesh(list(range(pg.size))), line_of(pg)
     whole = [t.double() for t in drawn(3, pg.device)]
     want = torch.linalg.vector_norm(torch.cat([t.flatten() for t in whole]))
     pieces = [mesh.shard_tensor(t, 0) for t in whole]
@@ -167,7 +171,7 @@ def test_plain_tensors_beside_dtensors_and_pieces(pg, reductions: list[int]) -> 
 
 
 def test_partial_gradients_are_refused_on_every_rank(pg) -> None:
-    line = meshes(pg)["line"]
+    line = line_of(pg)
     p = Parameter(distribute_tensor(torch.ones(4, device=pg.device), line, [Replicate()]))
     partial = DTensor.from_local(torch.ones(4, device=pg.device), line, [Partial()])
     with pytest.raises(OptimizerTensorError, match=r"gradient 0 is partial sums.*redistribute"):
@@ -181,7 +185,7 @@ def test_partial_gradients_are_refused_on_every_rank(pg) -> None:
 
 
 def test_a_norm_that_is_not_finite_is_told_on_every_rank(pg) -> None:
-    line = meshes(pg)["line"]
+    line = line_of(pg)
     whole = torch.ones(2 * pg.size, device=pg.device)
     whole[-1] = math.nan  # on one rank
     p = Parameter(distribute_tensor(torch.ones_like(whole), line, [Shard(0)]))
