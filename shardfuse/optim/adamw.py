@@ -32,7 +32,8 @@ class AdamW(torch.optim.AdamW):
     for torch's sake; every step may be captured, and nothing waits for the GPU.
     max_norm: gradients are clipped to this global norm within the step, as ``clip_grad_norm_`` clips them, but are not
     written: ``.grad`` stays what it was.  ``grad_norm`` is then the norm of the last step before clipping, a 0-dim
-    tensor; ``max_norm=math.inf`` only measures.  norm_type, error_if_nonfinite: of that norm.
+    tensor; ``max_norm=math.inf`` only measures.  norm_type, error_if_nonfinite: of that norm; the latter waits for the
+    GPU in each step.
     master_weights: a float32 copy of each 16-bit parameter is kept (state ``"master"``), which is what is updated.
 
     Parameters: float32, bfloat16, float16 or float64, contiguous or not, plain or DTensors, on meshes that may differ,
