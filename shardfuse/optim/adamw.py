@@ -157,7 +157,9 @@ class AdamW(torch.optim.AdamW):
                 name = f"parameter {k}{f' ({names[j]})' if names else ''} of shape {list(tensor.shape)}"
                 has_master = self.master_weights and tensor.dtype in _NARROW
                 found.append(
-                    Parameter(tensor, g, name, group["mesh"], group["placements"], bool(group["amsgrad"]), has_master)
+                    Parameter(
+                        tensor, g, name, group.get("mesh"), group.get("placements"), bool(group["amsgrad"]), has_master
+                    )
                 )
         return found
 
@@ -212,7 +214,7 @@ class AdamW(torch.optim.AdamW):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, from this class or ``torch.optim.AdamW``; moments that are wider than parameters stay so."""
-        said = [{key: group[key] for key in _OWN} for group in self.param_groups]
+        said = [{key: group.get(key) for key in _OWN} for group in self.param_groups]
         taken: dict[str, Any] = {}
 
         def take(_: torch.optim.Optimizer, given: dict[str, Any]) -> None:
