@@ -9,6 +9,7 @@
     python benchmarks/run.py backward --write                 # benchmarks/results/, docs/measured.md, and the plot
     python benchmarks/run.py forward --read forward.json --commit 1a2b3c --write # the same from another machine's
     mpirun -n 4 python benchmarks/run.py reshard              # or by torchrun; against redistribute of DTensor
+    python benchmarks/run.py optimiser                        # a step of AdamW over 1,000 tensors, against torch's
     torchrun --nproc-per-node 2 benchmarks/run.py calls       # a call with an all-reduce, against NCCL and Inductor
     torchrun --nproc-per-node 2 benchmarks/run.py train       # a training step, against plain torch and torch.compile
     python benchmarks/run.py groupnorm --dry --compile        # without a GPU: plans, and kernels compiled for sm_90
@@ -41,6 +42,7 @@ from benchmarks import page, peers
 from benchmarks.calls import run_calls
 from benchmarks.dry import Planned, plan_case
 from benchmarks.host import CALLED
+from benchmarks.optimiser import run_optimiser
 from benchmarks.plot import plot
 from benchmarks.report import Results, Row, as_text, columns, has_plot
 from benchmarks.reshard import run_reshard
@@ -60,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _read(options)
     if options.suite in ON_RANKS:
         return _on_ranks(options)
+    if options.suite == "optimiser":
+        return _on_gpu(options)
     try:
         return _run(options)
     except CaseError as error:
@@ -87,12 +91,24 @@ def _run(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         print("no GPU is visible: --dry plans every case without one", file=sys.stderr)
         return 2
-    return _warm(options, work) if options.warm else _measure(options, work)
+    if options.warm:
+        return _warm(options, work)
+    left_out = [reason for p in options.peers if (reason := peers.why_absent(p)) is not None]
+    chosen = [p for p in options.peers if peers.why_absent(p) is None]
+    return _measure(options, _rows(options, work, chosen), left_out)
+
+
+def _on_gpu(options: argparse.Namespace) -> int:
+    """A suite that has cases of its own."""
+    if not torch.cuda.is_available():
+        print(f"no GPU is visible: {options.suite} runs on one", file=sys.stderr)
+        return 2
+    return _measure(options, run_optimiser(options.seconds, torch.device("cuda", 0)), [])
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=(*SUITES, "autotuned", "host", "compile", *ON_RANKS))
+    parser.add_argument("suite", choices=(*SUITES, "autotuned", "host", "compile", "optimiser", *ON_RANKS))
     parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite")
     default = ",".join(p for p in peers.PEERS if p not in peers.ASKED_FOR)
@@ -135,11 +151,9 @@ def _work(options: argparse.Namespace) -> Work:
     return found
 
 
-def _measure(options: argparse.Namespace, work: Work) -> int:
-    left_out = [reason for p in options.peers if (reason := peers.why_absent(p)) is not None]
-    chosen = [p for p in options.peers if peers.why_absent(p) is None]
+def _measure(options: argparse.Namespace, measured: Iterator[list[Row]], left_out: list[str]) -> int:
     rows: list[Row] = []
-    for found in _rows(options, work, chosen):
+    for found in measured:
         rows += found
         results = Results.now(options.suite, _machine(), options.command, rows, left_out)
         if options.json:  # after each case, so that a run that is cut short leaves what it had

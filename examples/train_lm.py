@@ -4,8 +4,9 @@
     scripts/launch.sh --nproc 4 --preset gpu         4 ranks, and a model worth a GPU
     python examples/train_lm.py                      one rank
 
-Every norm, residual, bias, activation and loss reduction of the model is a shardfuse fusion (see lm_model.py); matmuls
-and attention are torch's.  A run leaves metrics.jsonl, loss.png and checkpoint.pt in runs/<name>/.
+Every norm, residual, bias, activation and loss reduction of the model is a shardfuse fusion (see lm_model.py), and the
+optimiser's step is shardfuse's too; matmuls and attention are torch's.  A run leaves metrics.jsonl, loss.png and
+checkpoint.pt in runs/<name>/.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 from lm_data import Batch, Corpus
-from lm_model import LanguageModel, ModelConfig, UnshardedLanguageModel
+from lm_model import LanguageModel, ModelConfig, UnshardedLanguageModel, sharded_dim
 from lm_run import (
     Interruption,
     ProgressBar,
@@ -32,12 +33,15 @@ from lm_run import (
     read_checkpoint,
     save_checkpoint,
 )
+from torch.distributed.tensor import Replicate, Shard
 
-from shardfuse import DeviceMesh, initialize
+from shardfuse import DeviceMesh, initialize, optim
 
 CHECK_STEPS = 20
 CHECK_TOLERANCE = 1e-4
 VALIDATION_BATCHES = 8
+BETAS = (0.9, 0.95)
+MAX_NORM = 1.0
 
 
 class BadCallError(Exception):
@@ -144,12 +148,42 @@ def make_mesh(size: int | None, world_size: int) -> DeviceMesh:
     return DeviceMesh(list(range(size)))
 
 
-def make_optimizer(model: torch.nn.Module, training: Training) -> torch.optim.Optimizer:
-    """AdamW, which goes element by element: a shard is updated as it would be in the whole."""
-    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
-    vectors = [weight for weight in model.parameters() if weight.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=training.learning_rate, betas=(0.9, 0.95))
+def make_optimizer(model: LanguageModel, training: Training) -> torch.optim.Optimizer:
+    """AdamW, with the gradients clipped within the step, in three kernels on a GPU and one small all-reduce.
+
+    The model's parameters are plain tensors, so each group says what its tensors are pieces of: the norm of all
+    gradients counts every rank's piece of a sharded parameter, and a replicated one once.
+    """
+    groups: dict[tuple[float, int | None], list[torch.nn.Parameter]] = {}
+    for name, weight in model.named_parameters():
+        groups.setdefault((weight_decay(weight), sharded_dim(name)), []).append(weight)
+    listed = [
+        {
+            "params": weights,
+            "weight_decay": decay,
+            "mesh": model.mesh,
+            "placements": Replicate() if dim is None else Shard(dim),
+        }
+        for (decay, dim), weights in groups.items()
+    ]
+    return optim.AdamW(listed, lr=training.learning_rate, betas=BETAS, max_norm=MAX_NORM)
+
+
+def make_unsharded_optimizer(model: UnshardedLanguageModel, training: Training) -> torch.optim.Optimizer:
+    """The same by torch."""
+    groups = [{"params": [weight], "weight_decay": weight_decay(weight)} for weight in model.parameters()]
+    optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=BETAS)
+
+    def clip(*_: object) -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+
+    optimizer.register_step_pre_hook(clip)
+    return optimizer
+
+
+def weight_decay(weight: torch.nn.Parameter) -> float:
+    """Matrices decay, norms' weights and biases do not."""
+    return 0.1 if weight.ndim > 1 else 0.0
 
 
 def learning_rate(training: Training, step: int) -> float:
@@ -177,7 +211,7 @@ class Check:
 
     def __init__(self, model: UnshardedLanguageModel, training: Training) -> None:
         self.model = model
-        self.optimizer = make_optimizer(model, training)
+        self.optimizer = make_unsharded_optimizer(model, training)
         self.training = training
         self.largest = 0.0
         self.line = ""

@@ -21,6 +21,7 @@ SOURCES = {
     "rank_errors.py": "Ranks that wait for each other",
     "errors.py": "Definitions, meshes and runs",
     "module_errors.py": "Modules",
+    "optim/errors.py": "Optimiser steps",
 }
 
 HEAD = """# Error messages
@@ -64,8 +65,11 @@ ADVICE = {
     "NoPlanError": "Run the fusion once, or pass `inputs=` or `sizes=` to `explain`.",
     "NoReproError": "Call `fd.execute(inputs, save_repro_inputs=True)` first.",
     "NoStoreError": "Another program has the port: choose another `MASTER_PORT` for all ranks.",
+    "NonFiniteNormError": "Skip the step, or look for the first loss that is not finite; `torch.autograd.set_detect_anomaly` names the op.",
     "NotInitializedError": "Call `shardfuse.initialize()` at the start of the program.",
     "OperandError": "[Ops](ops.md) lists what each op takes.",
+    "OptimizerArgumentError": "Correct the argument; [Step an optimiser](howto/optimiser_steps.md) has examples.",
+    "OptimizerTensorError": "Do what the message says, or give that parameter an optimiser of torch's.",
     "PeerLostError": "Read the output of the rank that is named: its error is the cause.",
     "PlacementError": "One placement for each dimension of the mesh; `Partial()` only where the module takes summands.",
     "PortInUseError": "Choose another `MASTER_PORT`, or end the program that has it.",

@@ -15,7 +15,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import page, peers, plot, report, run, startup, suite
+from benchmarks import optimiser, page, peers, plot, report, run, startup, suite
 from benchmarks.accuracy import judge
 from benchmarks.dry import plan_case
 from benchmarks.host import CALLED, independent_segments
@@ -338,3 +338,16 @@ def test_a_plot_is_drawn_from_json(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "inductor" in first
     plot.plot(results(), tmp_path)
     assert drawn_to.read_text() == first
+
+
+def test_optimiser_steps_are_right_and_timed() -> None:
+    """All that runs on a GPU, on small tensors: own steps against float64, peers, copies, and time on the host."""
+    shapes = ((64, 32), (7,))
+    cases = [optimiser.Listed(f"{dtype}", shapes, dtype) for dtype in (torch.float32, torch.bfloat16)]
+    rows = [row for found in optimiser.run_optimiser(0.02, CPU, cases, cases[0]) for row in found]
+    assert {r.impl for r in rows} == {"shardfuse", "torch fused", "torch foreach", "copy"}
+    assert all(r.us for r in rows)
+    assert not [r.note for r in rows if r.note.startswith("WRONG")]
+    assert [c.bytes(clips=True) / c.elements for c in cases] == [32, 24]
+    wrong = optimiser._Steps(cases[0], CPU)
+    assert optimiser._why_wrong(cases[0], wrong, lambda: None, False).startswith("WRONG: tensor 0")

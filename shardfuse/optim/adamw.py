@@ -1,0 +1,251 @@
+"""``AdamW``: torch.optim.AdamW, with a step that is three kernels for any number of tensors, clipping included."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ..executor.uncompiled import uncompiled
+from .columns import NO_STATE
+from .dense import GRADIENT
+from .errors import OptimizerArgumentError
+from .kernel_text import KINDS
+from .norm import checked_bound, checked_exponent
+from .pieces import as_mesh
+from .update import Parameter, Update
+from .update_kernels import Clipping
+
+_OWN = ("mesh", "placements")
+"""Keys of a param group that say how plain tensors are sharded: facts of a run, and no part of a checkpoint."""
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+class AdamW(torch.optim.AdamW):
+    """Adam with decoupled weight decay: ``torch.optim.AdamW`` in arguments, param groups, schedulers and state dicts.
+
+    params, lr, betas, eps, weight_decay, amsgrad, maximize: torch's.  lr may be a float32 or float64 tensor; one on
+    the GPU is read there, so that a CUDA graph sees what it holds at each replay.  foreach, capturable, fused: taken
+    for torch's sake; every step may be captured, and nothing waits for the GPU.
+    max_norm: gradients are clipped to this global norm within the step, as ``clip_grad_norm_`` clips them, but are not
+    written: ``.grad`` stays what it was.  ``grad_norm`` is then the norm of the last step before clipping, a 0-dim
+    tensor; ``max_norm=math.inf`` only measures.  norm_type, error_if_nonfinite: of that norm; the latter waits for the
+    GPU in each step.
+    master_weights: a float32 copy of each 16-bit parameter is kept (state ``"master"``), which is what is updated.
+
+    Parameters: float32, bfloat16, float16 or float64, contiguous or not, plain or DTensors, on meshes that may differ,
+    all on one device; those without a gradient stay as they are.  A param group's ``"mesh"`` and ``"placements"`` say
+    how its plain tensors are sharded, which the norm has to know.  Moments are float32, of float64 parameters float64,
+    and on the parameter's device; so is ``"step"``.
+
+    On a GPU a step is two kernels, three with max_norm, and then one all-reduce of 8 bytes where something is sharded:
+    replicas are counted once.  Elsewhere torch's foreach ops do the same.
+
+    Raises OptimizerTensorError (sparse or ``Partial`` gradients, several devices, memory that two parameters share),
+    OptimizerArgumentError, NonFiniteNormError, each before anything is written.
+    """
+
+    _update: Update | None = None
+    _key: tuple[object, ...] = ()
+    _tensors: list[torch.Tensor]
+    _passed_over: list[torch.Tensor]
+    _states: list[dict[str, Any]]
+    _known: list[dict[str, Any]] = []  # noqa: RUF012 - never changed
+    _steps: list[torch.Tensor | None] = []  # noqa: RUF012 - never changed
+    _captured: list[Update]
+
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]],
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float | torch.Tensor, float | torch.Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        master_weights: bool = False,
+    ) -> None:
+        if differentiable:
+            raise OptimizerArgumentError("AdamW", "differentiable", True, "False: torch.optim.AdamW has it")
+        self.max_norm = None if max_norm is None else checked_bound("AdamW", max_norm)
+        self.norm_type = checked_exponent("AdamW", norm_type)
+        self.error_if_nonfinite = error_if_nonfinite
+        self.master_weights = master_weights
+        self.grad_norm: torch.Tensor | None = None
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
+        self._as_fused()
+
+    def _as_fused(self) -> None:
+        """State dicts say what torch's own optimiser of this kind does: steps are counted on the parameter's device."""
+        for group in (self.defaults, *self.param_groups):
+            group["fused"] = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's.  ``"mesh"``, ``"placements"``: how its plain tensors are sharded."""
+        param_group["mesh"], param_group["placements"] = as_mesh(
+            "AdamW", param_group.get("mesh"), param_group.get("placements")
+        )
+        super().add_param_group(param_group)
+        self._update = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One update of all parameters that have a gradient.  closure: as torch's; its result is returned.
+
+        Collective where ``max_norm`` is set and something is sharded.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step()
+        return loss
+
+    @uncompiled
+    def _step(self) -> None:
+        clipping = None
+        if self.max_norm is not None:
+            bound, exponent = checked_bound("AdamW", self.max_norm), checked_exponent("AdamW", self.norm_type)
+            clipping = Clipping(bound, exponent, self.error_if_nonfinite)
+        update = self._updates(clipping)
+        if update is None:
+            return
+        gradients = list(map(GRADIENT, update.tensors))
+        states = self._states_of(update, gradients)
+        self._counted(update, states)
+        self.grad_norm = update.step(gradients, states, self.param_groups, clipping)
+        if update.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._captured = [*getattr(self, "_captured", ()), update]  # whose buffers the graph writes
+
+    def _updates(self, clipping: Clipping | None) -> Update | None:
+        """What steps these parameters: that of the last step where all is as it was then; None where there are none."""
+        tensors = [p for group in self.param_groups for p in group["params"]]
+        amsgrads = [group["amsgrad"] for group in self.param_groups]
+        key = (len(tensors), amsgrads, clipping and clipping.exponent, self.master_weights)
+        update = self._update
+        is_same = update is not None and key == self._key and all(map(operator.is_, self._tensors, tensors))
+        if update is not None and is_same and all(p.grad is None for p in self._passed_over) and update.fits():
+            return update
+        parameters = self._parameters()
+        self._update = Update(parameters, clipping and clipping.exponent) if parameters else None
+        listed = {id(p.tensor) for p in parameters}
+        self._passed_over = [p for p in tensors if id(p) not in listed]
+        self._key, self._tensors, self._states = key, tensors, []
+        return self._update
+
+    def _parameters(self) -> list[Parameter]:
+        """All that may be updated: what is of a type that cannot be is passed over as long as it has no gradient."""
+        found: list[Parameter] = []
+        k = -1
+        for g, group in enumerate(self.param_groups):
+            names = group.get("param_names")
+            for j, tensor in enumerate(group["params"]):
+                k += 1
+                if tensor.dtype not in KINDS and tensor.grad is None:
+                    continue
+                name = f"parameter {k}{f' ({names[j]})' if names else ''} of shape {list(tensor.shape)}"
+                has_master = self.master_weights and tensor.dtype in _NARROW
+                found.append(
+                    Parameter(
+                        tensor, g, name, group.get("mesh"), group.get("placements"), bool(group["amsgrad"]), has_master
+                    )
+                )
+        return found
+
+    def _states_of(self, update: Update, gradients: list[torch.Tensor | None]) -> list[dict[str, Any]]:
+        """Of each parameter; those that have a gradient for the first time get one."""
+        kept = self._states
+        is_same = len(kept) == len(gradients) and len(self.state) == len(self._known)
+        if is_same and all(map(operator.is_, self._known, self.state.values())):
+            lacking = itertools.repeat(NO_STATE)
+            if not any(map(operator.is_, kept, lacking)) or all(
+                s is not NO_STATE or g is None for s, g in zip(kept, gradients, strict=True)
+            ):
+                return kept
+        for parameter, gradient in zip(update.parameters, gradients, strict=True):
+            if gradient is not None:
+                self._fill_state(parameter)
+        found = [self.state.get(p.tensor) or NO_STATE for p in update.parameters]
+        self._states, self._known = found, list(self.state.values())
+        return found
+
+    def _counted(self, update: Update, states: list[dict[str, Any]]) -> None:
+        """Counts of steps are float32 on the parameters' device, whoever put them there."""
+        steps = [s["step"] for s in states]
+        if len(steps) == len(self._steps) and all(map(operator.is_, steps, self._steps)):
+            return
+        for state in states:
+            step = state["step"]
+            if step is not None:
+                given = step if isinstance(step, torch.Tensor) else torch.tensor(float(step))
+                state["step"] = given.to(update.device, torch.float32)
+        self._steps = [s["step"] for s in states]
+
+    def _fill_state(self, parameter: Parameter) -> None:
+        """Give the parameter's state what it lacks."""
+        tensor, state = parameter.tensor, self.state[parameter.tensor]
+        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=tensor.device)
+        for key in ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if parameter.amsgrad else ())):
+            if key not in state:
+                state[key] = torch.zeros_like(tensor, dtype=wide, memory_format=torch.preserve_format)
+        if parameter.has_master and "master" not in state:
+            state["master"] = tensor.detach().to(wide, copy=True, memory_format=torch.preserve_format)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's.  ``max_norm`` and what was said of meshes are arguments of the constructor and no state."""
+        found = super().state_dict()
+        for group in found["param_groups"]:
+            for key in _OWN:
+                group.pop(key, None)
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, from this class or ``torch.optim.AdamW``; moments that are wider than parameters stay so."""
+        said = [{key: group.get(key) for key in _OWN} for group in self.param_groups]
+        taken: dict[str, Any] = {}
+
+        def take(_: torch.optim.Optimizer, given: dict[str, Any]) -> None:
+            taken.update(given)
+
+        hook = self.register_load_state_dict_pre_hook(take)  # the last: it sees what is loaded
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        for group, own in zip(self.param_groups, said, strict=True):
+            group.update(own)
+        self._as_fused()
+        saved = [number for group in taken["param_groups"] for number in group["params"]]
+        tensors = [p for group in self.param_groups for p in group["params"]]
+        for number, tensor in zip(saved, tensors, strict=True):
+            if number in taken["state"]:
+                self._widen(tensor, taken["state"][number])
+        self._update = None
+
+    def _widen(self, tensor: torch.Tensor, given: dict[str, Any]) -> None:
+        """torch rounds all of a state to the parameter's type when it loads it: take what was given once more."""
+        state = self.state[tensor]
+        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        for key, value in given.items():
+            if key == "step":
+                value = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+                state[key] = value.to(device=tensor.device, dtype=torch.float32, copy=True)
+            elif isinstance(value, torch.Tensor) and value.is_floating_point():
+                state[key] = value.to(device=tensor.device, dtype=wide)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {key: getattr(self, key) for key in ("max_norm", "norm_type", "error_if_nonfinite", "master_weights")}
+        return {**super().__getstate__(), **own, "grad_norm": None}

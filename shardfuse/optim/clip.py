@@ -1,0 +1,247 @@
+"""``clip_grad_norm_`` and ``get_total_norm``: torch's functions, over plain tensors and DTensors of any meshes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from ..executor.cache import LRUCache
+from ..executor.uncompiled import uncompiled
+from ..mesh import DeviceMesh
+from ..mesh.groups import world_key
+from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, devices_of, in_order
+from .eager import foreach
+from .errors import OptimizerArgumentError, OptimizerTensorError
+from .kernel_text import KINDS
+from .norm import (
+    NormKernels,
+    ScaleKernels,
+    added_up,
+    check_finite,
+    checked_bound,
+    checked_exponent,
+    norm_type_of,
+    root_of,
+    scale_of,
+    total_by_torch,
+)
+from .pieces import as_mesh, counted, local_of, spread_of
+from .walk import COLUMNS, Launcher, Table, as_numbers, column, has_kernels, overlapping, stretches
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
+LISTS = 16
+"""Lists of gradients whose kernels are kept: a list is its sizes and types, not its tensors."""
+
+
+@torch.no_grad()
+@uncompiled
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+    *,
+    mesh: DeviceMesh | TorchDeviceMesh | None = None,
+    placements: Sequence[Placement] | Placement | None = None,
+) -> torch.Tensor:
+    """Scale all gradients, in place, so that their norm is at most ``max_norm``; as ``torch.nn.utils.clip_grad_norm_``.
+
+    parameters: tensors and DTensors, on meshes that may differ, all on one device; those without a gradient are passed
+    over.  norm_type: any number above 0, or inf.  foreach: taken for torch's sake, and of no effect.
+    mesh, placements: how the plain tensors among them are sharded, where they are pieces: each rank's ``Shard`` is
+    counted, a ``Replicate`` once.  Left out, plain tensors are this rank's own, beside DTensors replicated.
+
+    Returns the norm of all unsharded gradients before scaling, 0-dim, float32 (float64 where a gradient is), on every
+    rank of the meshes bitwise the same.  On a GPU three kernels, one all-reduce where something is sharded, and no
+    wait for the GPU but with error_if_nonfinite.  Collective: all ranks of the meshes call it, with their pieces of
+    the same tensors in the same order.
+
+    Raises OptimizerTensorError for gradients that are sparse, complex, ``Partial``, on several devices or in each
+    other's memory; OptimizerArgumentError; NonFiniteNormError, before anything is scaled.
+    """
+    call = "clip_grad_norm_"
+    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    bound = checked_bound(call, max_norm)
+    check_tensors(call, "parameters", listed)
+    gradients = [p.grad for p in listed if p.grad is not None]
+    found = _Gradients(call, gradients, norm_type, bound, *as_mesh(call, mesh, placements))
+    total = found.total()
+    if error_if_nonfinite:
+        check_finite(total, found.exponent, call)
+    return found.scaled(total)
+
+
+@torch.no_grad()
+@uncompiled
+def get_total_norm(
+    tensors: torch.Tensor | Iterable[torch.Tensor],
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+    *,
+    mesh: DeviceMesh | TorchDeviceMesh | None = None,
+    placements: Sequence[Placement] | Placement | None = None,
+) -> torch.Tensor:
+    """The norm of all ``tensors`` (gradients, say) as if they were one vector; as ``torch.nn.utils.get_total_norm``.
+
+    Arguments, result, collectives and errors are those of ``clip_grad_norm_``; nothing is changed.
+    """
+    call = "get_total_norm"
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    check_tensors(call, "tensors", listed)
+    found = _Gradients(call, listed, norm_type, math.inf, *as_mesh(call, mesh, placements))
+    total = found.total()
+    if error_if_nonfinite:
+        check_finite(total, found.exponent, call)
+    return root_of(total, found.exponent, found.dtype)
+
+
+@dataclass
+class _Kernels:
+    """Of one list, kept from call to call.  ``scale`` is made when it is first asked for."""
+
+    launcher: Launcher
+    norm: NormKernels
+    table: Table
+    scale: ScaleKernels | None = None
+
+
+_kept: LRUCache[Hashable, _Kernels] = LRUCache(LISTS)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_captured: list[_Kernels] = []
+"""Buffers that a CUDA graph holds addresses of: there is nobody to tell when the last graph is gone."""
+
+
+class _Gradients:
+    """The gradients of one call."""
+
+    def __init__(
+        self,
+        call: str,
+        given: Sequence[torch.Tensor],
+        norm_type: float,
+        max_norm: float,
+        mesh: DeviceMesh | None,
+        placements: tuple[Placement, ...] | None,
+    ) -> None:
+        self.exponent, self.max_norm = checked_exponent(call, norm_type), max_norm
+        if mesh is None and _PLAIN.issuperset(map(type, given)):
+            self.mine, self.team, self.given = [True] * len(given), None, list(given)
+        else:
+            spreads = [spread_of(g, mesh, placements, call, f"gradient {k}") for k, g in enumerate(given)]
+            self.mine, self.team = counted(spreads)
+            self.given = [local_of(g) for g in given]
+        self.device = check_gradients(call, self.given)
+        self.sizes, dtypes = list(map(ELEMENTS, self.given)), list(map(DTYPE, self.given))
+        self.dtype = norm_type_of(dtypes)
+        self.kinds = [KINDS[dtype] * 17 for dtype in dtypes]  # as if of a parameter of the same type
+        self.tensors = self.given
+        if not all(map(IS_CONTIGUOUS, self.given)):
+            self.tensors = [in_order(g, dense_strides(g), g.dtype) for g in self.given]
+        self._by_kernels = bool(self.given) and has_kernels(self.device)
+
+    def total(self) -> torch.Tensor:
+        """The sum of powers over all ranks, one float64."""
+        if self._by_kernels:
+            with on(self.device):
+                own = self._own_total()
+        else:
+            counted_here = [g for g, is_mine in zip(self.tensors, self.mine, strict=True) if is_mine]
+            own = total_by_torch(counted_here, self.exponent, self.device)
+        return added_up(own, self.exponent, self.team)
+
+    def _own_total(self) -> torch.Tensor:
+        kernels = self.kernels = _kernels_for(self.sizes, self.kinds, self.mine, self.exponent, self.device)
+        numbers = torch.zeros((1 + len(self.tensors), COLUMNS), dtype=torch.int64)
+        numbers[0] = as_numbers([self.max_norm, self.exponent, *[0.0] * (COLUMNS - 2)], {})
+        numbers[1:, 1] = column(list(map(ADDRESS, self.tensors)))
+        table = kernels.table.put(numbers.view(-1), kernels.launcher.begin())
+        self.groups, self.addresses = table[:COLUMNS].view(torch.float64), table[COLUMNS:]
+        kernels.norm.partial_norms(self.addresses, self.groups)
+        total = torch.empty(1, dtype=torch.float64, device=self.device)
+        kernels.norm.finish(total)
+        return total
+
+    def scaled(self, total: torch.Tensor) -> torch.Tensor:
+        """Scale the gradients; returns the norm."""
+        norm: torch.Tensor | None = None
+        if self._by_kernels:
+            with on(self.device):
+                if self.kernels.scale is None:
+                    launcher = self.kernels.launcher
+                    self.kernels.scale = ScaleKernels(launcher, self.sizes, self.kinds, self.exponent)
+                norm = self.kernels.scale.scale(self.addresses, self.groups, total)
+        elif self.tensors:
+            foreach("mul_")(self.tensors, scale_of(total, self.exponent, self.max_norm))
+        for given, tensor in zip(self.given, self.tensors, strict=True):
+            if tensor is not given:
+                given.copy_(tensor)
+        return root_of(total, self.exponent, self.dtype) if norm is None else norm.to(self.dtype)
+
+
+def check_gradients(call: str, gradients: Sequence[torch.Tensor]) -> torch.device:
+    """The device that all of them are on.  Raises OptimizerTensorError."""
+    if not gradients:
+        return torch.device("cpu")
+    devices = devices_of(gradients)
+    if len(devices) > 1:
+        found = f"are on {' and '.join(map(str, devices))}"
+        advice = "call it once for each device, or move them to one"
+        raise OptimizerTensorError(call, "gradients", found, "one device", advice)
+    layouts = list(map(LAYOUT, gradients))
+    if layouts.count(torch.strided) < len(layouts) or not KINDS.keys() >= set(map(DTYPE, gradients)):
+        for k, g in enumerate(gradients):
+            check_gradient(call, f"gradient {k}", g)
+    clash = overlapping(*stretches(gradients))
+    if clash is not None:
+        found = f"{clash[0]} and {clash[1]} share memory"
+        raise OptimizerTensorError(call, "gradients", found, "memory of their own", "clone() one of them")
+    return devices[0]
+
+
+def check_tensors(call: str, argument: str, listed: Sequence[object]) -> None:
+    """Raises OptimizerArgumentError for what is no tensor."""
+    for k, x in enumerate(listed):
+        if not isinstance(x, torch.Tensor):
+            raise OptimizerArgumentError(call, f"{argument}[{k}]", x, "a torch.Tensor")
+
+
+def check_gradient(call: str, name: str, gradient: torch.Tensor) -> None:
+    """Raises OptimizerTensorError."""
+    if gradient.layout != torch.strided:
+        found, advice = f"is {gradient.layout}", "make it dense (to_dense(), Embedding(sparse=False))"
+        raise OptimizerTensorError(call, name, found, "a dense tensor", advice)
+    if gradient.dtype not in KINDS:
+        expected = ", ".join(str(d).removeprefix("torch.") for d in KINDS)
+        advice = "leave it out, and let torch's own function have it"
+        raise OptimizerTensorError(call, name, f"is of {gradient.dtype}", expected, advice)
+
+
+def on(device: torch.device) -> AbstractContextManager[None]:
+    """``device`` as the current one."""
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return nullcontext()
+    return cast("AbstractContextManager[None]", torch.cuda.device(device))
+
+
+def _kernels_for(
+    sizes: list[int], kinds: list[int], mine: list[bool], exponent: float, device: torch.device
+) -> _Kernels:
+    key = (device, exponent, tuple(sizes), tuple(kinds), tuple(mine), world_key())
+    kernels = _kept.get(key)
+    if kernels is None:
+        launcher = Launcher(device)
+        kernels = _Kernels(launcher, NormKernels(launcher, sizes, kinds, mine, exponent), Table(device))
+        _kept.put(key, kernels)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _captured.append(kernels)
+    return kernels

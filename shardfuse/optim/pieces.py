@@ -1,0 +1,125 @@
+"""Which part of a norm over sharded tensors a rank adds, so that replicas count once and one all-reduce is enough.
+
+    w: Shard(0) over (0, 1)          rank 0 counts its rows, rank 1 its own
+    b: Replicate() over (0, 1)       one of the two counts b: the one that has fewer elements to count so far
+    e: Shard(0) over (2, 3)          ranks 2 and 3 count their rows
+
+Each rank's sum over what it counts, added up over all ranks of all meshes, is the sum over the unsharded tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from ..executor.arguments import waited
+from ..frontend.detection import has_dtensor
+from ..mesh import DeviceMesh, current_rank
+from ..mesh.groups import Team
+from .errors import OptimizerArgumentError, OptimizerTensorError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How one tensor is spread over ranks.  mesh: all ranks that hold a part of it, and those that hold nothing.
+
+    is_sharded: do different ranks hold different elements?  replicas: ranks that hold the same ones; replica: which
+    of them this rank is, -1 for a rank outside of the mesh.  elements: of the unsharded tensor.
+    """
+
+    ranks: tuple[int, ...]
+    is_sharded: bool
+    replicas: int
+    replica: int
+    elements: int
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor, after a collective that may still be filling it; a plain tensor as it is."""
+    local = getattr(tensor, "_local_tensor", None)
+    return tensor if local is None else waited(local)
+
+
+def placements_of(tensor: torch.Tensor) -> tuple[Placement, ...] | None:
+    """Of a DTensor; ``None`` for a plain one."""
+    return tuple(cast("Any", tensor).placements) if has_dtensor((tensor,)) else None
+
+
+def spread_of(
+    tensor: torch.Tensor, mesh: DeviceMesh | None, placements: Sequence[Placement] | None, call: str, name: str
+) -> Spread | None:
+    """Of a DTensor as it says, of a plain tensor by what the caller said; ``None`` where nobody said anything.
+
+    Raises OptimizerTensorError for partial sums.
+    """
+    if has_dtensor((tensor,)):
+        spec = cast("Any", tensor)._spec
+        return _spread(DeviceMesh.from_torch(spec.mesh), tuple(spec.placements), tensor.numel(), call, name)
+    if mesh is None or placements is None:
+        return None
+    shards = sum(p.is_shard() for p in placements)
+    held = tensor.numel() * (mesh.size if shards else 1)  # about: it decides nothing but who counts a replica
+    return _spread(mesh, tuple(placements), held, call, name)
+
+
+def _spread(mesh: DeviceMesh, placements: tuple[Placement, ...], elements: int, call: str, name: str) -> Spread:
+    if any(p.is_partial() for p in placements):
+        found = f"is partial sums, placements ({', '.join(map(repr, placements))})"
+        advice = "call redistribute(placements=...) of the parameter's placements first, which adds them up"
+        raise OptimizerTensorError(call, name, found, "Shard or Replicate on every mesh dimension", advice)
+    place = mesh.coordinate(current_rank())
+    replicas, replica = 1, 0
+    for dim, (extent, placement) in enumerate(zip(mesh.shape, placements, strict=True)):
+        if placement.is_replicate():
+            replicas, replica = replicas * extent, replica * extent + (place[dim] if place else 0)
+    is_sharded = replicas < mesh.size
+    return Spread(mesh.ranks, is_sharded, replicas, replica if place else -1, elements)
+
+
+def counted(spreads: Sequence[Spread | None]) -> tuple[list[bool], Team | None]:
+    """Which of the tensors this rank counts, and over which ranks the sums are added; no team where that is none.
+
+    A plain tensor of which nothing is known is this rank's own where all are, and the same on every rank beside others.
+    """
+    known = [s for s in spreads if s is not None]
+    ranks = tuple(sorted({rank for s in known for rank in s.ranks}))
+    is_whole = all(not s.is_sharded and len(s.ranks) == len(ranks) for s in known)
+    if is_whole or current_rank() not in ranks:
+        return [s is None or s.replica >= 0 for s in spreads], None
+    team = Team.of(ranks)
+    loads: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    mine: list[bool] = []
+    for s in spreads:
+        s = s or Spread(ranks, False, team.size, team.index, 0)
+        if s.replicas == 1:
+            mine.append(s.replica == 0)
+            continue
+        load = loads.setdefault((s.ranks, s.replicas), [0] * s.replicas)
+        chosen = load.index(min(load))
+        load[chosen] += s.elements + 1
+        mine.append(s.replica == chosen)
+    return mine, team
+
+
+def as_mesh(call: str, mesh: object, placements: object) -> tuple[DeviceMesh | None, tuple[Placement, ...] | None]:
+    """What a caller says of plain tensors.  Raises OptimizerArgumentError."""
+    if mesh is None and placements is None:
+        return None, None
+    if not isinstance(mesh, DeviceMesh):
+        if not hasattr(mesh, "get_coordinate"):
+            raise OptimizerArgumentError(call, "mesh", mesh, "a DeviceMesh, shardfuse's or torch's, with placements")
+        mesh = DeviceMesh.from_torch(cast("TorchDeviceMesh", mesh))
+    given = [placements] if hasattr(placements, "is_shard") else placements
+    if not isinstance(given, (list, tuple)) or not all(hasattr(p, "is_shard") for p in cast("Sequence[object]", given)):
+        raise OptimizerArgumentError(call, "placements", placements, "Shard or Replicate for each mesh dimension")
+    found = tuple(cast("Sequence[Placement]", given))
+    if len(found) != mesh.ndim:
+        raise OptimizerArgumentError(call, "placements", found, f"{mesh.ndim} of them, one for each mesh dimension")
+    return mesh, found

@@ -1,0 +1,310 @@
+"""Optimiser steps over many tensors on a CPU, by torch's ops: numbers, state dicts, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+from optim_cases import BF16, CASES, F32, F64, Case, compare, gradients, parameters
+from torch.nn import Parameter
+
+from benchmarks.roundings import assert_near
+from shardfuse import optim
+from shardfuse.optim.errors import NonFiniteNormError, OptimizerArgumentError, OptimizerTensorError
+from shardfuse.optim.walk import overlapping
+
+CPU = torch.device("cpu")
+SHAPES = [(4, 5), (7,), ()]
+
+
+def trained(make, tensors: list[Parameter], steps: int = 3, first: int = 0) -> torch.optim.Optimizer:
+    optimizer = make(tensors) if callable(make) else make
+    for step in range(first, first + steps):
+        gradients(tensors, step)
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_steps_are_those_of_torch_in_float64(case: Case) -> None:
+    compare(case, CPU)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1, 3.5, 0.5, math.inf, "inf"])
+@pytest.mark.parametrize("dtype", [F32, BF16, F64])
+@pytest.mark.parametrize("max_norm", [0.5, 1e15])
+def test_clipping_is_that_of_torch(norm_type: float | str, dtype: torch.dtype, max_norm: float) -> None:
+    tensors = parameters([(70, 31), (), (5,), (40_000,)], dtype, CPU)
+    gradients(tensors, 0)
+    without = Parameter(torch.zeros(3))
+    wide = [Parameter(p.detach().double()) for p in tensors]
+    for p, q in zip(tensors, wide, strict=True):
+        q.grad = p.grad.double().clone()
+    before = [p.grad.clone() for p in tensors]
+    norm = torch.nn.utils.clip_grad_norm_(wide, max_norm, float(norm_type))
+    assert_near(optim.get_total_norm([p.grad for p in tensors], norm_type), norm.to(torch.float64), n=4)
+    found = optim.clip_grad_norm_([*tensors, without], max_norm, norm_type)
+    assert found.dtype == (F64 if dtype == F64 else F32)
+    assert found.shape == ()
+    assert_near(found, norm, n=4)
+    for p, q, old in zip(tensors, wide, before, strict=True):
+        assert_near(p.grad, q.grad, n=4)
+        assert max_norm < 1 or torch.equal(p.grad, old)
+
+
+def test_no_gradients_and_empty_ones() -> None:
+    nothing = [Parameter(torch.ones(3))]
+    assert optim.clip_grad_norm_(nothing, 1.0).item() == 0
+    assert optim.clip_grad_norm_([], 1.0).item() == 0
+    empty = Parameter(torch.ones(0, 4))
+    empty.grad = torch.ones(0, 4)
+    for norm_type in (1.0, 2.0, math.inf):
+        assert optim.clip_grad_norm_(empty, 1.0, norm_type).item() == 0
+    optimizer = optim.AdamW([*nothing, empty], max_norm=1.0)
+    optimizer.step()
+    assert optimizer.grad_norm.item() == 0
+    assert torch.equal(nothing[0], torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("value", "norm_type"), [(math.nan, 2.0), (math.inf, 2.0), (math.nan, math.inf), (-math.inf, 1.0)]
+)
+def test_gradients_that_are_not_finite(value: float, norm_type: float) -> None:
+    """As torch: NaN and inf go on to all, unless the caller wants to be told."""
+    own, plain = (parameters(SHAPES, F32, CPU) for _ in range(2))
+    for tensors in (own, plain):
+        gradients(tensors, 0)
+        tensors[1].grad[3] = value
+    before = [p.grad.clone() for p in own]
+    with pytest.raises(NonFiniteNormError, match=r"total norm of order .* expected a finite number"):
+        optim.clip_grad_norm_(own, 1.0, norm_type, error_if_nonfinite=True)
+    for p, g in zip(own, before, strict=True):
+        torch.testing.assert_close(p.grad, g, rtol=0, atol=0, equal_nan=True)
+    expected = torch.nn.utils.clip_grad_norm_(plain, 1.0, norm_type)
+    found = optim.clip_grad_norm_(own, 1.0, norm_type)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    for p, q in zip(own, plain, strict=True):
+        torch.testing.assert_close(p.grad, q.grad, equal_nan=True)
+
+
+def test_a_norm_that_is_only_measured_changes_nothing() -> None:
+    (p,) = parameters([(4,)], F32, CPU)
+    p.grad = torch.tensor([1.0, 2.0, math.inf, -1.0])
+    optimizer = optim.AdamW([p], max_norm=math.inf)
+    optimizer.step()
+    assert optimizer.grad_norm.item() == math.inf
+    assert p.isfinite().tolist() == [True, True, False, True]
+
+
+def test_a_step_that_is_refused_changes_nothing() -> None:
+    tensors = parameters(SHAPES, F32, CPU)
+    optimizer = trained(lambda p: optim.AdamW(p, max_norm=1.0, error_if_nonfinite=True), tensors)
+    kept = copy.deepcopy((tensors, optimizer.state_dict()))
+    gradients(tensors, 5)
+    tensors[0].grad[0, 0] = math.nan
+    with pytest.raises(NonFiniteNormError):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(tensors, kept[0], strict=True))
+    for k, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(state[key], kept[1]["state"][k][key]) for key in state)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_states_go_to_torch_and_come_back(dtype: torch.dtype) -> None:
+    """Trained by one, saved, loaded into the other, trained on: as if by one of them all the time."""
+    options = {"lr": 1e-2, "amsgrad": True, "weight_decay": 0.1}
+    makes = [lambda p: optim.AdamW(p, max_norm=math.inf, **options), lambda p: torch.optim.AdamW(p, **options)]
+    alone = parameters(SHAPES, dtype, CPU)
+    trained(makes[1], alone, steps=6)
+    for first, second in (makes, makes[::-1]):
+        tensors = parameters(SHAPES, dtype, CPU)
+        file = io.BytesIO()
+        torch.save(trained(first, tensors).state_dict(), file)
+        file.seek(0)
+        optimizer = second(tensors)
+        optimizer.load_state_dict(torch.load(file, weights_only=True))
+        trained(optimizer, tensors, first=3)
+        for p, q in zip(tensors, alone, strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+        assert {float(s["step"]) for s in optimizer.state.values()} == {6.0}
+
+
+def test_moments_of_narrow_parameters_stay_wide() -> None:
+    tensors = parameters(SHAPES, BF16, CPU)
+    optimizer = trained(lambda p: optim.AdamW(p, master_weights=True), tensors)
+    saved = copy.deepcopy(optimizer.state_dict())
+    other = optim.AdamW(parameters(SHAPES, BF16, CPU), master_weights=True)
+    other.load_state_dict(saved)
+    for k, state in saved["state"].items():
+        here = other.state_dict()["state"][k]
+        assert here.keys() == state.keys() == {"step", "exp_avg", "exp_avg_sq", "master"}
+        assert all(here[key].dtype == F32 and torch.equal(here[key], state[key]) for key in state)
+    torch_own = torch.optim.AdamW(parameters(SHAPES, BF16, CPU))
+    torch_own.load_state_dict(saved)
+    trained(torch_own, torch_own.param_groups[0]["params"])
+
+
+def test_schedulers_groups_closures_and_copies() -> None:
+    own, plain = (parameters(SHAPES, F32, CPU) for _ in range(2))
+    found: list[list[Parameter]] = []
+    for kind, tensors in ((optim.AdamW, own), (torch.optim.AdamW, plain)):
+        optimizer = kind([{"params": tensors[:1], "weight_decay": 0.3}], lr=torch.tensor(1e-2), betas=(0.8, 0.9))
+        optimizer.add_param_group({"params": tensors[1:], "lr": 3e-3, "eps": 1e-3})
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        for step in range(5):
+            gradients(tensors, step, leave_out=step)
+            assert optimizer.step(lambda: 7.0) == 7.0
+            scheduler.step()
+        copied, its = copy.deepcopy((optimizer, tensors))
+        pickled = pickle.loads(pickle.dumps(optimizer))
+        assert len(pickled.state) == len(optimizer.state)
+        gradients(its, 9)
+        copied.step()
+        found.append(its)
+    for p, q in zip(*found, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+
+
+def test_a_compiled_function_may_step() -> None:
+    own, plain = (parameters(SHAPES, F32, CPU) for _ in range(2))
+    optimizers = [optim.AdamW(own), torch.optim.AdamW(plain)]
+    for tensors in (own, plain):
+        gradients(tensors, 0)
+
+    @torch.compile(backend="eager")
+    def step(scale: torch.Tensor) -> torch.Tensor:
+        optim.clip_grad_norm_(own, 1.0)
+        optimizers[0].step()
+        return scale * 2
+
+    assert step(torch.ones(())).item() == 2
+    torch.nn.utils.clip_grad_norm_(plain, 1.0)
+    optimizers[1].step()
+    for p, q in zip(own, plain, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+
+
+def test_parameters_and_states_may_be_replaced_between_steps() -> None:
+    own, plain = (parameters([(8, 6), (9,)], F32, CPU) for _ in range(2))
+    optimizers = [optim.AdamW(own), torch.optim.AdamW(plain)]
+    for tensors, optimizer in zip((own, plain), optimizers, strict=True):
+        trained(optimizer, tensors)
+        tensors[0].data = tensors[0].detach().clone() * 2
+        optimizer.state[tensors[1]]["exp_avg"] = torch.full((9,), 0.25)
+        trained(optimizer, tensors, first=3)
+        optimizer.state.clear()
+        trained(optimizer, tensors, steps=1)
+    for p, q in zip(own, plain, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+    own[0].data = torch.zeros(3)
+    own[0].grad = torch.zeros(3)
+    with pytest.raises(
+        OptimizerTensorError, match=r"'exp_avg' of parameter 0 of shape .* is of shape \[8, 6\], expected \[3\]"
+    ):
+        optimizers[0].step()
+
+
+def test_a_model_that_is_cast_after_steps() -> None:
+    (p,) = parameters([(8, 6)], F32, CPU)
+    optimizer = trained(lambda p: optim.AdamW(p, master_weights=True), [p])
+    for dtype in (F64, BF16):
+        p.data = p.detach().to(dtype)
+        before = p.detach().clone()
+        trained(optimizer, [p], steps=1)
+        assert p.dtype == dtype
+        assert not torch.equal(p, before)
+    assert torch.equal(p, optimizer.state[p]["master"].to(BF16))
+
+
+def test_frozen_parameters_are_left_alone_whatever_their_type() -> None:
+    frozen = [Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False), Parameter(torch.ones(2), False)]
+    tensors = parameters(SHAPES, F32, CPU)
+    optimizer = trained(lambda p: optim.AdamW([frozen[0], *p, frozen[1]], max_norm=1.0), tensors)
+    assert optimizer.state.keys() == set(tensors)
+    frozen[1].requires_grad_()
+    trained(optimizer, [*tensors, frozen[1]], steps=1, first=3)
+    assert {p: s["step"].item() for p, s in optimizer.state.items()} == {**dict.fromkeys(tensors, 4), frozen[1]: 1}
+
+
+def test_gradients_wider_than_parameters() -> None:
+    (p,) = parameters([(64,)], BF16, CPU)
+    if not hasattr(p, "grad_dtype"):
+        pytest.skip("this torch has gradients of the parameter's type alone")
+    p.grad_dtype = F32
+    drawn = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    p.grad = drawn
+    optimizer = optim.AdamW([p])
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[p]["exp_avg"], drawn * 0.1)
+
+
+BAD_TENSORS = {
+    "sparse": (
+        lambda: [_with(torch.ones(4, 2), torch.ones(4, 2).to_sparse())],
+        r"is torch.sparse_coo, expected a dense",
+    ),
+    "complex": (lambda: [_with(torch.ones(3, dtype=torch.complex64))], r"is of torch.complex64, expected float32"),
+    "devices": (
+        lambda: [_with(torch.ones(3)), _with(torch.ones(3, device="meta"))],
+        "on cpu and meta, expected one device",
+    ),
+    "shared": (lambda: _views(), "shares? memory"),
+}
+
+
+def _with(values: torch.Tensor, gradient: torch.Tensor | None = None) -> Parameter:
+    p = Parameter(values)
+    p.grad = torch.ones_like(values) if gradient is None else gradient
+    return p
+
+
+def _views() -> list[Parameter]:
+    values, gradient = torch.ones(10), torch.ones(10)
+    found = [Parameter(values[:6]), Parameter(values[5:])]
+    for p, g in zip(found, (gradient[:6], gradient[5:]), strict=True):
+        p.grad = g
+    return found
+
+
+@pytest.mark.parametrize("name", BAD_TENSORS)
+def test_tensors_that_are_refused(name: str) -> None:
+    make, words = BAD_TENSORS[name]
+    with pytest.raises(OptimizerTensorError, match=words):
+        optim.clip_grad_norm_(make(), 1.0)
+    with pytest.raises(OptimizerTensorError, match=words):
+        optim.AdamW(make()).step()
+
+
+def test_arguments_that_are_refused() -> None:
+    p = _with(torch.ones(3))
+    for call, argument in (
+        (lambda: optim.clip_grad_norm_(p, math.nan), "max_norm is nan"),
+        (lambda: optim.clip_grad_norm_(p, "1"), "max_norm is '1'"),
+        (lambda: optim.clip_grad_norm_(p, -1.0), "max_norm is -1.0, expected a number, 0 or more"),
+        (lambda: optim.clip_grad_norm_([p, 3], 1.0), r"parameters\[1\] is 3, expected a torch.Tensor"),
+        (lambda: optim.AdamW([p], max_norm="1"), "max_norm is '1'"),
+        (lambda: optim.clip_grad_norm_(p, 1.0, 0), "norm_type is 0"),
+        (lambda: optim.clip_grad_norm_(p, 1.0, "two"), "norm_type is 'two'"),
+        (lambda: optim.clip_grad_norm_(p, 1.0, mesh=3, placements=[]), "mesh is 3"),
+        (lambda: optim.AdamW([p], max_norm=-1.0), "max_norm is -1.0"),
+        (lambda: optim.AdamW([p], norm_type=-2), "norm_type is -2"),
+        (lambda: optim.AdamW([p], differentiable=True), "differentiable is True"),
+    ):
+        with pytest.raises(OptimizerArgumentError, match=argument):
+            call()
+    with pytest.raises(ValueError, match="Invalid learning rate"):
+        optim.AdamW([p], lr=-1.0)
+
+
+def test_stretches_of_memory_that_overlap() -> None:
+    assert overlapping([], []) is None
+    assert overlapping([0, 16, 32], [16, 16, 4]) is None
+    assert overlapping([32, 0, 31], [4, 16, 2]) == (0, 2)
+    assert overlapping([0, 8, 100], [200, 4, 4]) == (0, 1)
+    assert overlapping([64, 64, 64], [0, 8, 0]) is None
+    assert overlapping([64, 64], [8, 8]) == (0, 1)
+    assert overlapping([0, 4, 50], [100, 0, 2]) == (0, 2)
