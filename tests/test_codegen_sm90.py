@@ -73,6 +73,9 @@ NARROW: dict[str, tuple[int, str]] = {
 }
 """Case: the bits of its kernels' widest load, and why it is no wider."""
 
+WORDS = ("ld.relaxed.gpu.global.b64", "st.relaxed.gpu.global.b64")
+"""How programs that poll each other read and write a word: in one access, of which no half is seen alone."""
+
 OTHER_SIZES = {
     "batch_norm": ("64x64x112x112:float16", "16x512x28x28:float16"),
     "batch_norm_channels_last": ("64x64x112x112:float16:channels_last", "32x128x56x56:float16:channels_last"),
@@ -172,6 +175,11 @@ def test_representative_kernels() -> None:
         assert (odd.widest_load, max(odd.stores)) == (128, 128), odd
     # What is compared keeps NaN; only what counts elements, in float32, may drop it.
     assert {name for name, found in by_case.items() if found.drops_nan} == {"group_norm_channels_last"}
+    # Programs poll words of 64 bits; of a row, of pairs of rows, of columns.
+    polled = {k.case for k in found if k.resources.relaxed}
+    of_pairs, in_columns = "layer_norm of very long rows", "group_norm_channels_last"
+    assert {"softmax of odd rows 128257", "rms_norm_backward_team", of_pairs, in_columns} <= polled
+    assert {k.resources.relaxed for k in found if k.case in polled} == {WORDS}
     # A warp to a row: no barrier at all.
     assert by_case["softmax 1000"].barriers == 0
     # Two programs a multiprocessor.

@@ -2,8 +2,10 @@
 
 Each member stores one word for each result, ``epoch << 32 | bits``, and waits for those of the others, in one of two
 ways.  *Words*: each thread polls those that it takes until they carry the epoch of this exchange; the value is the
-flag, no fence or atomic is needed.  That is for columns, whose words are enough for all threads to have one each, and
-for pairs of rows.  *Counted*: members count themselves in, and one thread polls the count, which leaves the memory to
+flag, no fence or atomic is needed.  A word is written and read by one relaxed access of 64 bits at the scope of the
+GPU: PTX lets a vector of two 32-bit accesses be seen in halves, and says nothing of a plain store that another program
+reads meanwhile.  That is for columns, whose words are enough for all threads to have one each, and for pairs of rows.
+*Counted*: members count themselves in, and one thread polls the count, which orders the words and leaves the memory to
 the others (group norm of 2 x 640 x 64 x 64, held by teams: 11.0 us on an H200, where all threads poll the words of a
 row 12.1).
 
@@ -44,6 +46,23 @@ def post(ptr, epoch, value):
     bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
     tl.store(ptr, (epoch.to(tl.int64) << 32) | bits)
 '''
+"""Of words that a count orders, or that the interpreter stores."""
+
+_POST_POLLED = '''@triton.jit
+def post(ptr, epoch, value):
+    """Store 32 bits of ``value`` below ``epoch``: one word, so that neither is seen without the other."""
+    bits = value.to(tl.int32, bitcast=True)
+    tl.inline_asm_elementwise(
+        """{{
+{lines}
+        }}""",
+        "=r,l,r,r",
+        [ptr, bits, epoch],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+'''
 
 MEET = '''@triton.jit
 def meet(ptr, count):
@@ -83,6 +102,30 @@ def {name}({pointers}, epoch):
 '''
 
 
+def polled_helpers(results: int, lanes: int, turns: int | None, *, pack: int = 1, interpret: bool) -> dict[str, str]:
+    """The functions that post words which others poll, and wait for so many words of each member.
+
+    ``lanes``: words that one post stores; of a single one, one thread stores it.  ``turns``, ``pack``: as of
+    ``collect_words``.
+    """
+    return {
+        "post": POST if interpret else _post_polled(lanes),
+        **collect_words(results, turns, pack=pack, interpret=interpret),
+    }
+
+
+def _post_polled(lanes: int) -> str:
+    lines = [".reg .b64 word;", "mov.b64 word, {$2, $3};"]
+    if lanes > 1:
+        lines.append("st.relaxed.gpu.global.b64 [$1], word;")
+    else:
+        lines[:0] = [".reg .pred first;", ".reg .u32 thread;"]
+        lines += ["mov.u32 thread, %tid.x;", "setp.eq.u32 first, thread, 0;"]
+        lines.append("@first st.relaxed.gpu.global.b64 [$1], word;")
+    lines.append("mov.u32 $0, 0;")
+    return _POST_POLLED.format(lines="\n".join(" " * 12 + line for line in lines))
+
+
 def collect_words(results: int, turns: int | None, *, pack: int = 1, interpret: bool = False) -> dict[str, str]:
     """The function that waits for so many words of each member, under its name.  ``turns``: as of ``exchange_helpers``.
 
@@ -93,11 +136,13 @@ def collect_words(results: int, turns: int | None, *, pack: int = 1, interpret: 
         bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in range(results))
         return {name: _INTERPRETED_COLLECT_WORDS.format(name=name, pointers=pointers, bits=bits)}
     words = results * pack
-    lines = [".reg .pred wrong;", f".reg .u32 bits<{words}>, found<{words}>{', turns' if turns else ''};"]
+    lines = [".reg .pred wrong;", f".reg .b64 word<{words}>;"]
+    lines.append(f".reg .u32 bits<{words}>, found<{words}>{', turns' if turns else ''};")
     lines += ["mov.u32 turns, 0;"] if turns else []
     lines.append("again:")
-    lines += [f"ld.relaxed.gpu.global.v2.u32 {{bits{k}, found{k}}}, [${words + k}];" for k in range(words)]
+    lines += [f"ld.relaxed.gpu.global.b64 word{k}, [${words + k}];" for k in range(words)]
     for k in range(words):
+        lines.append(f"mov.b64 {{bits{k}, found{k}}}, word{k};")
         lines.append(f"setp.ne{'.or' if k else ''}.u32 wrong, found{k}, ${2 * words}{', wrong' if k else ''};")
     if turns:
         lines += ["add.u32 turns, turns, 1;", f"setp.lt.and.u32 wrong, turns, {turns}, wrong;"]
@@ -127,7 +172,7 @@ def exchange_helpers(
         return {"post": POST, "meet": _bounded(MEET, turns), "collect": COLLECT}
     each = power_of_two(plan.params.team) * lanes // (plan.params.num_warps * WARP)
     pack = min(max(each, 1), _AT_ONCE)
-    return {"post": POST, **collect_words(results, turns, pack=pack, interpret=interpret)}
+    return polled_helpers(results, lanes, turns, pack=pack, interpret=interpret)
 
 
 def _bounded(text: str, turns: int | None) -> str:

@@ -26,7 +26,7 @@ from ..schedulers.limits import WARP
 from .arithmetic import converted
 from .bodies import parts_of, take_whole, write_last_phase
 from .emitter import Text
-from .exchange import POST, collect_late_lines, collect_words, post_lines
+from .exchange import collect_late_lines, polled_helpers, post_lines
 from .source import Writer, call_of, signature, tuple_of
 from .tile import Chunk
 from .words import PACKED, UNPACK, Words
@@ -145,7 +145,7 @@ def end_begin(e: Late, parts: list[tuple[DataType, str]]) -> None:
 
 def write_collect(e: Late) -> list[str]:
     """Waits for the parts of this turn, which were posted in the one before; the text of each, of all members."""
-    e.helpers |= {"post": POST, **collect_words(len(e.parts), e.turns, interpret=e.interpret)}
+    e.helpers |= polled_helpers(len(e.parts), e.tile.exchanged, e.turns, interpret=e.interpret)
     lines, whole = collect_late_lines(e.plan, [dtype for dtype, _ in e.parts], e.tile.exchanged)
     for line in lines:
         e.out.line(line)

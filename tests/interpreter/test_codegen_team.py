@@ -308,3 +308,18 @@ def test_late_variances(tmp_path: Path, params: Params, columns: int) -> None:
     team = Team(segment, {x: data}, tmp_path, replace(params, team=3), 2)
     for found, wanted in zip(team.settle(2), layer_norm_of(data, [1]), strict=True):
         close(found, wanted)
+
+
+@pytest.mark.parametrize("params", [WORDS, LATE])
+def test_a_word_is_an_epoch_above_the_bits_of_a_result(tmp_path: Path, params: Params) -> None:
+    """Of a negative result too, whose highest bit does not reach the epoch."""
+    b = Builder()
+    x = b.input(DataType.Float, b.axis(1), b.axis(512))
+    segment, data = b.segment(b.op("sub", x, b.reduce("sum", x, [1]))), -values(1, 512).abs() - 1
+    team = Team(segment, {x: data}, tmp_path, replace(params, team=2), 1)
+    team.launch()
+    words = team.mailbox[2:4]  # the second of the sets, of one result of each of two members
+    assert (words >> 32).tolist() == [1, 1]
+    parts = (words & 0xFFFFFFFF).to(torch.int32).view(torch.float32)
+    assert (parts < -256).all()
+    close(parts.sum(), data.double().sum())
