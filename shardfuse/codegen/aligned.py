@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from ..ir.expr import BoundTensor
 from .emitter import Emitter
-from .indexing import Group
 from .tile import R_SIZE, Chunk
 
 
@@ -28,13 +27,6 @@ class Aligned(Emitter):
         """The input that has rows."""
         (walked,) = (t for t in self.plan.segment.loads if self.space.is_streamed(t))
         return walked
-
-    def is_uniform(self) -> bool:
-        """Are rows contiguous, and are there several?"""
-        strides = self.tile.strides[self.row]
-        return bool(self.tile.x_groups(strides)) and self.tile.r_groups(strides) == [
-            Group(1, self.tile.r_total, 1, True)
-        ]
 
     def begin(self, chunk: Chunk) -> None:
         """Lines before the loop."""

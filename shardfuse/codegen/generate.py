@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import gcd
 
 from ..ir.digits import Digit
@@ -11,6 +10,7 @@ from ..ir.expr import BoundTensor, Scalar
 from ..ir.layout import Layout
 from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan, Params
+from .access import with_access
 from .aligned import Aligned
 from .bodies import write_loops, write_packed, write_unrolled
 from .emitter import Emitter
@@ -18,7 +18,7 @@ from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lin
 from .flat import is_last_masked, last_masked
 from .late import Late, late_lines, write_late
 from .late_walk import LateWalk, late_walk_lines, teams_of, write_late_walk
-from .odd_rows import OddLate, OddPacked, OddRows
+from .odd_rows import OddLate, OddPacked
 from .packed import Packed
 from .rows import Rows, rows_index
 from .source import KernelSource, Parts, body_text, signature
@@ -54,7 +54,7 @@ def generate(
     text = body_text(p.comments, p.helpers) + function + "\n".join(p.lines) + "\n"
     return KernelSource(
         p.name, text, _tensors(plan), p.scalars, tuple(v for v, _ in p.integers.values()),
-        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, bool(p.mailbox),
+        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, bool(p.mailbox), params=p.params,
     )  # fmt: skip
 
 
@@ -63,6 +63,7 @@ def _parts(
 ) -> Parts:
     if interpret and turns is None and plan.params.team:
         plan = member_alone(plan)
+    plan = with_access(plan, {t: layouts[t] for t in _tensors(plan)}, _coordinates(plan, rank))
     e = _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
     integers, preamble = _indices(e)
     integers = {**{name: (value, "tl.int64") for name, value in e.starts.items()}, **integers}
@@ -91,6 +92,7 @@ def _parts(
     return Parts(
         plan.name, _comments(e), e.helpers, tuple(parameters), tuple(not_specialised), _joined(preamble + body),
         scalars, integers, grid, params.num_warps, params.num_stages, params.max_registers, mailbox, e.tile.x_block,
+        params,
     )  # fmt: skip
 
 
@@ -99,13 +101,8 @@ def _emitted(
     is_whole: bool = False,
 ) -> Emitter:  # fmt: skip
     """An emitter that has written the body of ``plan``; ``is_whole``: for programs that have no elements too many."""
-    coordinates: dict[Digit, int] = {}
-    for tensor in _tensors(plan):
-        coordinates.update(tensor.domain.coordinates(rank))
+    coordinates = _coordinates(plan, rank)
     e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
-    if isinstance(e, OddRows | Aligned) and not e.is_uniform():
-        plan = replace(plan, params=replace(plan.params, aligned=False))
-        return _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
     e.tile.x_masked &= not is_whole
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if isinstance(e, LateWalk):
@@ -123,6 +120,14 @@ def _emitted(
     else:
         write_loops(e)
     return e
+
+
+def _coordinates(plan: KernelPlan, rank: int) -> dict[Digit, int]:
+    """Where ``rank`` is among those that hold the tensors of ``plan``."""
+    found: dict[Digit, int] = {}
+    for tensor in _tensors(plan):
+        found.update(tensor.domain.coordinates(rank))
+    return found
 
 
 def _kind(plan: KernelPlan) -> type[Emitter]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ..ir.expr import BoundTensor
 from . import narrow
 from .hints import EVICT_LAST
-from .indexing import Group, dynamic_terms
+from .indexing import dynamic_terms
 from .late import Late
 from .packed import Packed
 from .tile import Chunk, Strides
@@ -25,15 +25,6 @@ from .words import Words
 
 class OddRows(Words):
     """An emitter whose chunks count from the word that the first element of the row lies in."""
-
-    def is_uniform(self) -> bool:
-        """Are all rows contiguous, and does each begin at one place in all tensors?"""
-        rows = [self.tile.strides[t] for t in (*self.plan.segment.inputs, *self.plan.segment.outputs) if self.is_row(t)]
-        along = [Group(1, self.tile.r_total, 1, True)]
-        if any(self.tile.r_groups(s) != along for s in rows):
-            return False
-        places = [self.tile.x_groups(s) for s in rows]
-        return bool(places[0]) and all(p == places[0] for p in places)
 
     def is_row(self, tensor: BoundTensor) -> bool:
         return self.space.is_streamed(tensor)
