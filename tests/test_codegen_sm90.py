@@ -205,8 +205,8 @@ def test_which_rows_are_read_from_the_beginning_of_a_word() -> None:
     """Odd rows of 16 bits, by a program or a team; what takes exponentials is read two rows ahead."""
 
     def proposed(build: Callable[..., Segment], *sizes: int) -> tuple[bool, bool, int]:
-        params = persistent.propose(build(*sizes, BF16), H200)
-        return params.aligned, params.packed, params.late
+        schedule = persistent.propose(build(*sizes, BF16), H200)
+        return schedule.is_aligned_down, schedule.is_packed, schedule.lag
 
     assert proposed(softmax, 8192, 50257) == proposed(rms_norm, 8192, 50257) == (True, True, 0)
     assert proposed(softmax, 8192, 2049) == (True, True, 0)
@@ -306,14 +306,14 @@ def test_parts_of_64_bits_are_added_up_in_registers() -> None:
 
 def test_a_late_team_on_a_rank_with_one_row() -> None:
     """Of rows that are cut unevenly: planned for many, and a loop of one turn compiles all the same."""
-    params = persistent.propose(rms_norm(2048, 131072, BF16), H200)
-    assert params.late
+    schedule = persistent.propose(rms_norm(2048, 131072, BF16), H200)
+    assert schedule.lag
     alone = rms_norm(1, 131072, BF16)
-    (plan,) = persistent.schedule(alone, params, H200)
+    (plan,) = persistent.kernels(alone, schedule, H200)
     source = generate(plan, {t: t.domain.layout(0) for t in (*alone.inputs, *alone.outputs)}, 0)
-    assert source.grid == params.team
+    assert source.grid == schedule.members
     (found,) = compile_all([source])
-    assert found.registers <= params.max_registers
+    assert found.registers <= schedule.launch.registers
 
 
 def test_the_assembler_is_read_rightly() -> None:

@@ -2,7 +2,7 @@
 
 A plan is made for all ranks and knows no strides.  Rows are read in the aligned words that contain them only where each
 row is one run of memory, and begins at the same place in every tensor that has rows.  This is the one place that
-decides so, before any text is written; ``KernelSource.params`` says what was decided.
+decides so, before any text is written; ``KernelSource.schedule`` says what was decided.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from dataclasses import replace
 from ..ir.expr import BoundTensor
 from ..ir.layout import Coordinates, Layout
 from ..schedulers.plan import KernelPlan
+from ..schedulers.schedule import Access
 from .indexing import Group
 from .tile import Tile
 
 
 def with_access(plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], coordinates: Coordinates) -> KernelPlan:
     """``plan`` with rows read element by element where ``layouts`` do not let their aligned words be read."""
-    if not plan.params.aligned or _begin_alike(Tile(plan, layouts, coordinates)):
+    if not plan.schedule.is_aligned_down or _begin_alike(Tile(plan, layouts, coordinates)):
         return plan
-    return replace(plan, params=replace(plan.params, aligned=False))
+    return replace(plan, schedule=replace(plan.schedule, access=Access.NATIVE))
 
 
 def _begin_alike(tile: Tile) -> bool:

@@ -34,7 +34,7 @@ class Aligned(Emitter):
         offset = self.terms(self.tile.strides[self.row], chunk)[0][0]
         self.out.line(f"base = {offset} // {width} * {width}")
         self.out.line(f"shift = ({offset} - base).to(tl.int32)")
-        self.out.line(f"whole = ({R_SIZE} + shift) // {self.params.r_block} * {self.params.r_block}")
+        self.out.line(f"whole = ({R_SIZE} + shift) // {self.schedule.reduced} * {self.schedule.reduced}")
 
     def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
         if self.is_whole and self.space.is_streamed(tensor):

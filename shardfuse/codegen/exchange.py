@@ -29,6 +29,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import PICK
 from ..schedulers.limits import WARP, power_of_two
 from ..schedulers.plan import KernelPlan
+from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
 
 MAILBOX = "mailbox_ptr"
 """The kernel's first argument."""
@@ -168,9 +169,9 @@ def exchange_helpers(
     plan: KernelPlan, results: int, lanes: int, turns: int | None, *, interpret: bool
 ) -> dict[str, str]:
     """Functions of the file.  ``turns``: polls after which a program gives up and goes on with what it has."""
-    if plan.params.counted:
+    if plan.schedule.is_counted:
         return {"post": POST, "meet": _bounded(MEET, turns), "collect": COLLECT}
-    each = power_of_two(plan.params.team) * lanes // (plan.params.num_warps * WARP)
+    each = power_of_two(plan.schedule.members) * lanes // (plan.schedule.launch.warps * WARP)
     pack = min(max(each, 1), _AT_ONCE)
     return polled_helpers(results, lanes, turns, pack=pack, interpret=interpret)
 
@@ -190,12 +191,18 @@ def member_alone(plan: KernelPlan) -> KernelPlan:
 
     Those that walk keep what they do of the next row: the words of a lone member are there when it asks.
     """
-    params, walks = plan.params, bool(plan.space.walked)
-    block = min(power_of_two(params.r_block * (params.team if params.unrolled else 1)), _LARGEST_BLOCK)
-    programs = params.programs // params.team if walks else params.programs
-    return replace(
-        plan, params=replace(params, team=1, late=int(walks), aligned=False, r_block=block, programs=programs)
-    )
+    schedule, group = plan.schedule, plan.schedule.group
+    assert group is not None, plan.name
+    if plan.space.walked:
+        return replace(plan, schedule=schedule.shared_by(1, group.programs // group.members))
+    block = min(power_of_two(schedule.reduced * (group.members if schedule.is_held else 1)), _LARGEST_BLOCK)
+    alone = replace(schedule, group=Group(1, group.programs, _waiting(group.exchange)), access=Access.NATIVE)
+    return replace(plan, schedule=alone.sized(reduced=block))
+
+
+def _waiting(exchange: Exchange) -> Exchange:
+    """``exchange`` of a program that has no other to read ahead for."""
+    return Immediate() if isinstance(exchange, Lagged) else replace(exchange, prefetches=False)
 
 
 def slots(plan: KernelPlan) -> int:
@@ -207,23 +214,23 @@ def slots(plan: KernelPlan) -> int:
         if e.op not in (PICK, "window") and any(map(space.has_r, e.tensors)) and not space.has_r(e.output)
         for t in e.outputs
     ]
-    rows = plan.params.rows if plan.space.walked else 1
+    rows = plan.schedule.turn if plan.space.walked else 1
     return rows * max(map(phases.count, phases), default=0)
 
 
 def mailbox_words(plan: KernelPlan, grid: int, lanes: int) -> int:
     """64-bit words of the mailbox of a kernel with ``grid`` programs that exchange ``lanes`` results each."""
-    return _sets(plan) * grid * slots(plan) * lanes + grid + grid // plan.params.team * _LINE
+    return _sets(plan) * grid * slots(plan) * lanes + grid + grid // plan.schedule.members * _LINE
 
 
 def _sets(plan: KernelPlan) -> int:
     """Epochs whose words must not be one another's: a late reader may be two behind a writer."""
-    return 4 if plan.params.late else 2
+    return 4 if plan.schedule.lag else 2
 
 
 def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
     """Before the loop over rows: who this program is, its epoch, where its words are, and where the team counts."""
-    members = plan.params.team
+    members = plan.schedule.members
     words = slots(plan) * members * lanes
     lines = [
         f"member = tl.program_id(0) % {members}",
@@ -239,7 +246,7 @@ def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
     else:
         lines.append(f"own = member * {lanes} + tl.arange(0, {lanes})")
         lines.append(f"every = tl.arange(0, {members})[:, None] * {lanes} + tl.arange(0, {lanes})[None, :]")
-    if plan.params.counted and not plan.params.late:
+    if plan.schedule.is_counted:
         lines.append(f"count_ptr = epochs_ptr + tl.num_programs(0) + team * {_LINE}")
     return lines
 
@@ -263,8 +270,8 @@ def exchange_lines(plan: KernelPlan, parts: Sequence[tuple[DataType, str]], lane
     ``[members, lanes]``.
     """
     lines = post_lines(plan, parts, lanes)
-    if plan.params.counted:
-        lines.append(f"meet(count_ptr, epoch * {plan.params.team})")
+    if plan.schedule.is_counted:
+        lines.append(f"meet(count_ptr, epoch * {plan.schedule.members})")
         whole = [f"collect({box} + every)" for box in _boxes(plan, len(parts), lanes)]
     else:
         wait, whole = _wait_line(plan, len(parts), lanes, "epoch")
@@ -296,13 +303,13 @@ def collect_late_lines(plan: KernelPlan, types: Sequence[DataType], lanes: int) 
 
 def _set_line(plan: KernelPlan, epoch: str, lanes: int) -> str:
     """``box``: where the words of ``epoch`` are."""
-    words = plan.params.team * lanes * slots(plan)
+    words = plan.schedule.members * lanes * slots(plan)
     return f"box = {MAILBOX} + (({epoch} & {_sets(plan) - 1}) * teams + team) * {words}"
 
 
 def _boxes(plan: KernelPlan, results: int, lanes: int) -> list[str]:
     """Where the words of each result are."""
-    words = plan.params.team * lanes
+    words = plan.schedule.members * lanes
     return [f"box + {k * words}" if k else "box" for k in range(results)]
 
 

@@ -24,8 +24,8 @@ def hint(plan: KernelPlan, tensor: BoundTensor) -> str:
     beside = [t for t in loads if space.has_r(t) and t not in walked]
     if _reads_once(plan):
         return EVICT_FIRST if tensor in walked else ""
-    params = plan.params
-    is_row = space.is_inner and params.unrolled and params.x_block == 1 and not params.team
+    schedule = plan.schedule
+    is_row = space.is_inner and schedule.is_held and schedule.kept == 1 and not schedule.members
     if (is_row or plan.is_pair) and len(beside) > MANY_VECTORS * len(walked):
         return L2_ONLY if tensor in walked else EVICT_LAST if tensor in beside else ""
     return EVICT_LAST if tensor in walked else ""
@@ -37,8 +37,8 @@ def _reads_once(plan: KernelPlan) -> bool:
     Running statistics want what they walk kept: of 2048 x 131072, bfloat16, they took 134 us so, else 138.  So do
     copies ahead of time: the sum over dim 0 of 1048576 x 128 took 73.7 us so, else 75.3.
     """
-    space, params = plan.space, plan.params
-    if params.team or any(map(space.has_r, plan.segment.outputs)):
+    space, schedule = plan.space, plan.schedule
+    if schedule.members or any(map(space.has_r, plan.segment.outputs)):
         return False
     is_again = rereads(space) or any(len(e.outputs) > 1 for e in plan.segment.exprs)
-    return params.unrolled or (params.num_stages == 1 and not is_again)
+    return schedule.is_held or (schedule.launch.stages == 1 and not is_again)

@@ -53,7 +53,7 @@ class Late(Words):
                 text = f"packed({text})"
             self.out.line(f"{words} = {text}")
             self.carried.append(words)
-            if self.params.late > 1:
+            if self.schedule.lag > 1:
                 return Text(words, tensor.dtype, False, True)
         else:
             words = f"words[{self.carried.index(words)}]"
@@ -66,7 +66,7 @@ class Late(Words):
 
     def is_packed(self, tensor: BoundTensor) -> bool:
         """Two values of ``tensor`` in a word?  Not where a thread has one of each chunk."""
-        return tensor.dtype in UNPACK and self.params.r_block > self.params.num_warps * WARP
+        return tensor.dtype in UNPACK and self.schedule.reduced > self.schedule.launch.warps * WARP
 
     def words_of(self, tensor: BoundTensor, chunk: Chunk) -> str | None:
         words = f"{self.name(tensor, chunk)}_words"
@@ -92,7 +92,7 @@ def write_late(e: Late) -> None:
     chunks = e.tile.chunks()
     reductions = e.reductions(0)
     e.begin()
-    if e.params.late > 1:
+    if e.schedule.lag > 1:
         _write_reads(e, chunks)
     write_begin(e, chunks)
     end_begin(e, parts_of(e, reductions, chunks))
@@ -202,7 +202,7 @@ def names_of(lines: Sequence[str], parameters: Iterable[str]) -> list[str]:
 def late_lines(e: Late, name: str, preamble: Sequence[str], parameters: Iterable[str], rows: str) -> list[str]:
     """The body of the kernel; ``begin`` goes to the helpers.  ``rows``: text of their number."""
     known, last = names_of(preamble, parameters), ["words = ahead"]
-    if e.params.late > 1:
+    if e.schedule.lag > 1:
         first, turn = _two_ahead(e, name, known, rows)
         last.append("ahead = beyond")
     else:
@@ -210,7 +210,7 @@ def late_lines(e: Late, name: str, preamble: Sequence[str], parameters: Iterable
         turn = [_row("row + teams", rows), *again]
     x = "x = row" if e.interpret else "x = row.to(tl.int64)"
     first, turn = ["x = team.to(tl.int64)", *first], [*turn, x]
-    loop = f"for row in tl.range(team, {rows}, teams, num_stages={e.params.num_stages}):"
+    loop = f"for row in tl.range(team, {rows}, teams, num_stages={e.schedule.launch.stages}):"
     body = [*(f"    {line}" for line in turn), *e.head.lines, "", *e.out.lines, *(f"    {line}" for line in last)]
     return [
         *(f"    {line}" for line in first),

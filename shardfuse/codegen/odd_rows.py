@@ -36,7 +36,7 @@ class OddRows(Words):
         offset = self.offset(" + ".join(self.x_terms(self.tile.strides[row], self.tile.chunks()[0])))
         at = f"{offset} // {width} * {width}"
         stop = f"shift + {size}"
-        if self.params.team:
+        if self.schedule.members:
             at, stop = f"{at} + first", f"tl.minimum({stop}, {self.tile.share})"
         self.head.line(f"base = {at}")
         self.head.line(f"shift = ({offset} - base).to(tl.int32)")
@@ -55,7 +55,7 @@ class OddRows(Words):
     def is_last(self, chunk: Chunk) -> bool:
         """May the row end in ``chunk``?"""
         assert chunk.start is not None
-        return chunk.start + self.params.r_block > self.tile.least_share
+        return chunk.start + self.schedule.reduced > self.tile.least_share
 
     def terms(self, strides: Strides, chunk: Chunk) -> tuple[list[str], bool, bool]:
         if chunk.start is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir.expr import BoundTensor, Scalar
-from ..schedulers.plan import Params
+from ..schedulers.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class KernelSource:
     ``integers``: this rank's extents and starts; no part of the text, so that another batch size needs no compile.
     ``grid``: number of programs.  ``text`` is a file that runs if pasted.  ``mailbox``: 64-bit words of memory, zeroed
     once and kept between launches, whose pointer is the first argument.  ``is_cooperative``: do programs wait for each
-    other, so that all must run at once?  ``params``: those of the plan, or of its first stage, with the access that the
-    strides of this rank allow.
+    other, so that all must run at once?  ``schedule``: that of the plan, or of its first stage, with the access
+    that the strides of this rank allow.
     """
 
     name: str
@@ -31,7 +31,7 @@ class KernelSource:
     max_registers: int | None = None
     mailbox: int = 0
     is_cooperative: bool = False
-    params: Params = field(kw_only=True)
+    schedule: Schedule = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Parts:
     max_registers: int | None
     mailbox: int
     x_block: int
-    params: Params
+    schedule: Schedule
 
 
 MARGIN = 120

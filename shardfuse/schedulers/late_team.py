@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ..device import Device
 from ..ir.expr import BoundTensor
 from .limits import MAX_TEAM, SHARED, WARP, is_odd, power_of_two, resident, vector
-from .plan import Params
+from .schedule import Access, Group, Lagged, Launch, Registers, Schedule, Tile
+from .schedule_parts import MAX_LAGGED_MEMBERS
 from .segment import Segment
 from .space import Space, run_below, streamed
 
@@ -42,8 +43,6 @@ _INPUTS = 2
 _FOLDED_MEMBERS = 2
 """Of teams that take a variance in load by load, where shared memory does: LayerNorm of 4096 x 65536, bfloat16, took
 295 us with 8 members, 306 with 16; RMSNorm 289 and 283."""
-MOST_MEMBERS = 256
-"""Two for each multiprocessor; group norm of 1 x 128 x 20 x 256 x 256, bfloat16, took 223 us so, in a loop 263."""
 _MOST = 160
 """Bytes of a row that a thread holds in the largest teams: with as many of the next row, 80 registers of 128."""
 _FOLD = 8
@@ -62,7 +61,7 @@ def is_cut_short(walked: Sequence[BoundTensor], space: Space, device: Device) ->
     return space.run != space.reduced and min(widths, default=0) < device.access_bytes
 
 
-def late_team(segment: Segment, space: Space, device: Device, *, are_few_held: bool = False) -> Params | None:
+def late_team(segment: Segment, space: Space, device: Device, *, are_few_held: bool = False) -> Schedule | None:
     """A team that reads its next row before it waits for this one; ``None`` where that does not pay.
 
     ``space``: of the segment with its statistics joined.  ``are_few_held``: may a small team hold each row instead?
@@ -100,10 +99,13 @@ def late_team(segment: Segment, space: Space, device: Device, *, are_few_held: b
         return None
     if len(walked) == _INPUTS and -(-n // form.members) % (2 * block) == 0:
         block *= 2
-    return Params(
-        1, block, num_warps=form.warps, num_stages=stages, max_registers=form.registers, team=form.members,
-        late=form.rows, fold=form.width if form.is_folded else 1, programs=programs, aligned=form.is_aligned,
-    )  # fmt: skip
+    return Schedule(
+        Tile(1, block),
+        Registers(accumulated=form.width if form.is_folded else 1),
+        Group(form.members, programs, Lagged(form.rows)),
+        access=Access.ALIGN_DOWN if form.is_aligned else Access.NATIVE,
+        launch=Launch(form.warps, stages, form.registers),
+    )
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def _late_size(row: int, few: int) -> tuple[int, int, int] | None:
     if members <= 2 * MAX_TEAM:
         return _WARPS, members // 2, _MOST_REGISTERS
     members = power_of_two(-(-row // (2 * lanes * _MOST)))
-    return (2 * _WARPS, members, _MOST_REGISTERS) if members <= MOST_MEMBERS else None
+    return (2 * _WARPS, members, _MOST_REGISTERS) if members <= MAX_LAGGED_MEMBERS else None
 
 
 def _sized(row: int, warps: int, held: int, registers: int) -> tuple[int, int, int] | None:

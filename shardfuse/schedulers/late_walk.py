@@ -13,8 +13,9 @@ from ..device import Device
 from ..ir.expr import DRAWS, REDUCTIONS, Expr
 from .copies import stages
 from .limits import MAX_TEAM, WARP, resident, vector
-from .plan import Params, may_be_stages
+from .plan import may_be_stages
 from .reduction import partial_dtype
+from .schedule import Group, Lagged, Launch, RowLoop, Schedule, Split
 from .segment import Segment
 from .space import Space
 from .team import cannot_exchange
@@ -101,8 +102,8 @@ def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr], de
     longest = MAX_TEAM * row.share(row.shape[-1])
     if n > longest:
         return f"{n} elements are more than {longest}, what a team of {MAX_TEAM} programs holds"
-    params = late_walk(segment, space, columns, device)
-    if space.kept * params.team < _TURNS * params.programs:
+    schedule = late_walk(segment, space, columns, device)
+    if space.kept * schedule.members < _TURNS * schedule.programs:
         return f"{space.kept} rows are few"
     return None
 
@@ -117,7 +118,7 @@ def is_in_pairs(segment: Segment, space: Space, columns: Sequence[Expr], device:
     )
 
 
-def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> Params:
+def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> Schedule:
     """Teams as small as hold a row, as many as are resident; of a smaller GPU, the one that fits.
 
     One launch and two took as long on an H200: of RMSNorm's backward of 8192 x 32768, bfloat16, 399 and 405 us, of
@@ -130,18 +131,11 @@ def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: D
     members = min(-(-space.reduced // row.share(loads)), programs)
     teams = programs // members
     copied = rows * -(-space.reduced // members) * row.streamed * (programs // device.multiprocessors)
-    return Params(
-        1,
-        row.share(1),
-        rows=rows,
-        splits=teams,
-        num_warps=_WARPS,
-        num_stages=stages(copied, _STAGES, device),
-        max_registers=registers,
-        team=members,
-        late=1,
-        programs=teams * members,
-        once=may_be_stages(segment),
+    return Schedule(
+        RowLoop(rows, row.share(1)),
+        group=Group(members, teams * members, Lagged()),
+        split=Split(teams, in_one_launch=may_be_stages(segment)),
+        launch=Launch(_WARPS, stages(copied, _STAGES, device), registers),
     )
 
 

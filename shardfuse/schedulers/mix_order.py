@@ -30,7 +30,8 @@ from .copies import stages
 from .finish import finishing
 from .late_walk import is_in_pairs, late_walk, why_no_late_walk
 from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, power_of_two, vector
-from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
+from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
+from .schedule import Launch, RowLoop, Schedule, Split
 from .segment import Segment, leading_to
 from .space import Atoms, Space, analysed, cut_into_atoms, listed, lost, storage_order
 
@@ -90,7 +91,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
     return f"{found}; of a team, {refusal}"
 
 
-def propose(segment: Segment, device: Device) -> Params:
+def propose(segment: Segment, device: Device) -> Schedule:
     """As many rows under way as registers and shared memory hold; a team for each that no program holds."""
     segment = added_sums(segment)
     mixed = analyse_mixed(segment)
@@ -109,15 +110,14 @@ def propose(segment: Segment, device: Device) -> Params:
     vectors = [t for t in segment.loads if space.has_r(t) and not space.is_streamed(t)]
     again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in vectors)  # as each row's loads
     own = tile.registers(device)
-    return Params(
-        rows,
-        _block(segment, space, tile, device),
-        splits=splits,
-        num_warps=tile.warps,
-        num_stages=stages((one + again) * tile.programs, _STAGES, device),
-        keeps=tile.keeps,
-        max_registers=own if own < _MAX_REGISTERS else None,
-        once=_is_one_launch_faster(tile, device) and may_be_stages(segment),
+    return Schedule(
+        RowLoop(rows, _block(segment, space, tile, device), tile.keeps),
+        split=Split(splits, in_one_launch=_is_one_launch_faster(tile, device) and may_be_stages(segment)),
+        launch=Launch(
+            tile.warps,
+            stages((one + again) * tile.programs, _STAGES, device),
+            own if own < _MAX_REGISTERS else None,
+        ),
     )
 
 
@@ -175,24 +175,24 @@ def _turns(space: Space, device: Device) -> int:
     return space.kept * space.reduced // (_EACH * WARP * _RESIDENT * device.multiprocessors)
 
 
-def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
+def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """The walk, then the sums of its partial results."""
     segment = added_sums(segment)
     mixed = analyse_mixed(segment)
     assert not isinstance(mixed, str), mixed
-    columns = _columns(mixed, params.splits)
+    columns = _columns(mixed, schedule.parts)
     finishes = _finishes(segment, mixed, columns, device)
     assert not isinstance(finishes, str), finishes
     main = [e for e in mixed.main if e not in columns]
     main += [Expr(e.op, e.inputs, (w,), e.attributes) for e, w in columns.items()]
     first = Segment.of(main, [*mixed.stored, *columns.values()])
     split = _split_of(columns)
-    plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), params, device, split)]
+    plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), schedule, device, split)]
     for finish in finishes:
         space = analysed(finish)
         how = finishing(finish, space, device) if space.r else pointwise.propose(finish, device)
         plans.append(KernelPlan(kernel_name("finish", finish), finish, space, how, device))
-    return (one_launch("mix_order", segment, plans),) if params.once else tuple(plans)
+    return (one_launch("mix_order", segment, plans),) if schedule.is_one_launch else tuple(plans)
 
 
 # the space
@@ -343,7 +343,7 @@ def _leading(exprs: Iterable[Expr], wanted: Sequence[BoundTensor]) -> Segment:
 
 @dataclass(frozen=True)
 class _Tile:
-    """``rows`` of a tile, ``warps`` that hold it, ``programs`` a multiprocessor; ``keeps`` as in ``Params``."""
+    """``rows`` of a tile, ``warps`` that hold it, ``programs`` a multiprocessor; ``keeps`` as in ``RowLoop``."""
 
     rows: int
     warps: int

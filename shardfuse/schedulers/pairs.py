@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..device import Device
 from ..ir.expr import DRAWS
 from .limits import MANY_VECTORS, MAX_TEAM, WARP, WIDEST_LOAD, power_of_two, resident, vector
-from .plan import Params
+from .schedule import Group, Immediate, Launch, Schedule, Tile
 from .segment import Segment
 from .space import Space
 from .team import cannot_exchange
@@ -27,7 +27,7 @@ _TURNS = 4
 """Pairs that a team takes one after the other, at the least."""
 
 
-def paired_team(segment: Segment, space: Space, device: Device) -> Params | None:
+def paired_team(segment: Segment, space: Space, device: Device) -> Schedule | None:
     """A team that takes two rows at a time, for which it reads vectors beside them once; ``None`` where that loses.
 
     ``space``: of the segment with its statistics joined.  Where all of the vectors stay in the first cache of a
@@ -54,7 +54,8 @@ def paired_team(segment: Segment, space: Space, device: Device) -> Params | None
     programs = resident(device, warps, registers)
     if members > min(MAX_TEAM, programs) or space.kept * members < 2 * _TURNS * programs:
         return None
-    return Params(
-        2, warps * WARP * width, num_warps=warps, max_registers=registers, team=members, programs=programs,
-        counted=each <= _FEW,
-    )  # fmt: skip
+    return Schedule(
+        Tile(2, warps * WARP * width),
+        group=Group(members, programs, Immediate(counted=each <= _FEW, prefetches=True)),
+        launch=Launch(warps, registers=registers),
+    )
