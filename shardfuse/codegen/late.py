@@ -145,7 +145,7 @@ def end_begin(e: Late, parts: list[tuple[DataType, str]]) -> None:
 
 def write_collect(e: Late) -> list[str]:
     """Waits for the parts of this turn, which were posted in the one before; the text of each, of all members."""
-    e.helpers |= polled_helpers(len(e.parts), e.tile.exchanged, e.turns, interpret=e.interpret)
+    e.helpers |= polled_helpers(len(e.parts), e.turns, interpret=e.interpret)
     lines, whole = collect_late_lines(e.plan, [dtype for dtype, _ in e.parts], e.tile.exchanged)
     for line in lines:
         e.out.line(line)
