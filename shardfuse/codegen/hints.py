@@ -6,6 +6,7 @@ from ..ir.expr import BoundTensor
 from ..schedulers.limits import MANY_VECTORS
 from ..schedulers.persistent import rereads
 from ..schedulers.plan import KernelPlan
+from ..schedulers.space import beside, streamed
 
 EVICT_LAST = ', eviction_policy="evict_last"'
 EVICT_FIRST = ', eviction_policy="evict_first"'
@@ -19,15 +20,13 @@ def hint(plan: KernelPlan, tensor: BoundTensor) -> str:
     space = plan.space
     if not space.r or space.walked:
         return ""
-    loads = plan.segment.loads
-    walked = [t for t in loads if space.is_streamed(t)]
-    beside = [t for t in loads if space.has_r(t) and t not in walked]
+    walked, vectors = streamed(plan.segment, space), beside(plan.segment, space)
     if _reads_once(plan):
         return EVICT_FIRST if tensor in walked else ""
     schedule = plan.schedule
     is_row = space.is_inner and schedule.is_held and schedule.kept == 1 and not schedule.members
-    if (is_row or plan.is_pair) and len(beside) > MANY_VECTORS * len(walked):
-        return L2_ONLY if tensor in walked else EVICT_LAST if tensor in beside else ""
+    if (is_row or plan.is_pair) and len(vectors) > MANY_VECTORS * len(walked):
+        return L2_ONLY if tensor in walked else EVICT_LAST if tensor in vectors else ""
     return EVICT_LAST if tensor in walked else ""
 
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..device import Device
-from ..ir.expr import DRAWS, REDUCTIONS, Expr
+from ..ir.expr import REDUCTIONS, Expr
 from .copies import stages
 from .limits import MAX_TEAM, WARP, resident, vector
 from .plan import may_be_stages
 from .reduction import partial_dtype
 from .schedule import Group, Lagged, Launch, RowLoop, Schedule, Split
 from .segment import Segment
-from .space import Space
+from .space import Space, beside
 from .team import cannot_exchange
 
 _WARPS = 4
@@ -83,7 +83,7 @@ def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr], de
     refusal = cannot_exchange(segment, space)
     if refusal is not None:
         return refusal
-    if segment.loads != segment.inputs or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
+    if segment.loads != segment.inputs or segment.has_indices:
         return "windows and indices take registers"
     if space.phases != 2:
         return f"{space.phases - 1} reductions of a row follow one another"
@@ -140,9 +140,8 @@ def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: D
 
 
 def _row(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> _Row:
-    beside = [t for t in segment.inputs if space.has_r(t) and not space.is_walked(t)]
     streamed = [t.dtype.itemsize for t in segment.inputs if space.is_streamed(t)]
     results = [e for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
-    standing = sum(t.dtype.itemsize for t in beside) + sum(partial_dtype(e).itemsize for e in columns)
+    standing = sum(t.dtype.itemsize for t in beside(segment, space)) + sum(partial_dtype(e).itemsize for e in columns)
     width = device.access_bytes // max(streamed[0], 2)
     return _Row(sum(streamed), len(streamed), standing, len(results), width, space.reduced)

@@ -33,7 +33,7 @@ from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, po
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
 from .schedule import Launch, RowLoop, Schedule, Split
 from .segment import Segment, leading_to
-from .space import Atoms, Space, analysed, cut_into_atoms, listed, lost, storage_order
+from .space import Atoms, Space, analysed, beside, cut_into_atoms, listed, lost, storage_order
 
 _EACH = 32
 """Elements of its rows that a thread holds, of one or of all.  RMSNorm's backward of 576000 x 384 took 326 us with 24,
@@ -107,8 +107,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     wanted = max(device.multiprocessors * tile.programs // (space.kept // walked), 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
     one = rows * n * sum(t.dtype.itemsize for t in segment.loads if space.is_streamed(t))
-    vectors = [t for t in segment.loads if space.has_r(t) and not space.is_streamed(t)]
-    again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in vectors)  # as each row's loads
+    again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in beside(segment, space))  # as each row's loads
     own = tile.registers(device)
     return Schedule(
         RowLoop(rows, _block(segment, space, tile, device), tile.keeps),

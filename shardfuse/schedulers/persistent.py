@@ -31,7 +31,7 @@ from .pairs import paired_team
 from .plan import KernelPlan, kernel_name
 from .schedule import Access, Launch, Registers, Schedule, Tile
 from .segment import Segment, leading_to
-from .space import Space, analyse, analysed, run_below, streamed
+from .space import Space, analyse, analysed, beside, run_below, streamed
 from .team import (
     are_few_held,
     columns_held_by_team,
@@ -180,7 +180,7 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
         held = max(held, _DRAWN)
     width = _width(segment, space, device)
     if n * held <= _SHORT * WARP:
-        return _several_rows(n, width, is_shared=any(space.has_r(t) and t not in inputs for t in segment.loads))
+        return _several_rows(n, width, is_shared=bool(beside(segment, space)))
     loads = n * held if width > 1 else 2 * n * held  # an element each: more threads have more of them on their way
     if space.phases > _CHAIN:
         return _chain(n, held, loads, width, _rows_alike(segment, space))
@@ -191,7 +191,7 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
     if held == 1 and n > _NARROW * WARP * MAX_WARPS and space.phases == 2:
         warps = WIDEST_WARPS
     block = max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS)))
-    by_channel = any(space.has_r(t) and space.has_x(t) and t not in inputs for t in segment.loads)
+    by_channel = any(map(space.has_x, beside(segment, space)))
     if by_channel and n % block and n % (block // 2) == 0:
         block //= 2  # no masks: the gradient of a group norm of 8 x 320 x 32 x 32, float16, took 8.7 us so, else 10.3
     bound = None
@@ -219,8 +219,8 @@ def _rows_alike(segment: Segment, space: Space) -> int:
     bytes in blocks of 4 rows, which two samples share.
     """
     found = power_of_two(space.kept)
-    for t in segment.loads:
-        if space.has_r(t) and space.has_x(t) and not space.is_streamed(t):
+    for t in beside(segment, space):
+        if space.has_x(t):
             rows = run_below(t, space.x, space)
             found = min(found, rows & -rows)
     return found
@@ -235,10 +235,14 @@ def _or_four(warps: int, values: int, phases: int) -> int:
 def _pair(segment: Segment, space: Space, device: Device) -> Schedule | None:
     """Two rows a program; ``None`` where a thread would hold too much of them, or too many lanes would be masked."""
     n, inputs = space.reduced, streamed(segment, space)
-    beside = [t for t in segment.loads if space.has_r(t) and t not in inputs]
-    if not space.is_inner or n <= _SHORT * WARP or space.phases > _CHAIN or len(beside) <= MANY_VECTORS * len(inputs):
+    if (
+        not space.is_inner
+        or n <= _SHORT * WARP
+        or space.phases > _CHAIN
+        or len(beside(segment, space)) <= MANY_VECTORS * len(inputs)
+    ):
         return None
-    if any(e.op in ("iota", *DRAWS) for e in segment.exprs) or held_values(segment, space) != 1:
+    if segment.has_indices or held_values(segment, space) != 1:
         return None
     if _width(segment, space, device) != WIDEST_LOAD:
         return None
@@ -261,7 +265,7 @@ def held_values(segment: Segment, space: Space) -> int:
     Not fewer than registers that its inputs take as they come; all inputs where indices and long chains take more.
     """
     inputs = streamed(segment, space)
-    if not space.is_inner or space.phases > _CHAIN or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
+    if not space.is_inner or space.phases > _CHAIN or segment.has_indices:
         return len(inputs)
     readers = [e for e in segment.exprs if space.phase[e.output] and space.has_r(e.output)]
     needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in space.atoms), *segment.outputs))
@@ -285,7 +289,7 @@ def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | Non
     walked, n = streamed(segment, space), space.reduced
     if segment.loads != segment.inputs or not space.is_inner or not walked or is_cut_short(walked, space, device):
         return None  # windows, and a place of its own for each element
-    if any(e.op in ("iota", *DRAWS) for e in segment.exprs) or any(t.dtype not in UNPACKED for t in walked):
+    if segment.has_indices or any(t.dtype not in UNPACKED for t in walked):
         return None
     width, aligned = vector(walked[0].dtype, n, device), is_odd(walked[0].dtype, n, device) and space.kept > 1
     if space.run != n and space.kept <= device.multiprocessors:
@@ -295,17 +299,17 @@ def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | Non
         n += width - 1
     size = n * sum(t.dtype.itemsize for t in walked)
     warps = power_of_two(-(-size // (4 * _PACKED_WORDS * WARP)))
-    beside = [t for t in segment.inputs if space.has_r(t) and t not in walked]
-    odd_bytes = _ODD_PACKED_BYTES if len(beside) < 2 else _ODD_WEIGHTED_BYTES
+    vectors = beside(segment, space)
+    odd_bytes = _ODD_PACKED_BYTES if len(vectors) < 2 else _ODD_WEIGHTED_BYTES
     if size <= (odd_bytes if aligned else _PACKED_BYTES) or warps > WIDEST_WARPS or width < 4:
         return None
     if warps == WIDEST_WARPS and space.kept < _PACKED_TURNS * device.multiprocessors:
         return None
-    again = beside_again(segment, space, beside)
-    if any(map(space.has_x, beside)) or again > (warps == WIDEST_WARPS):
+    again = beside_again(segment, vectors, space)
+    if any(map(space.has_x, vectors)) or again > (warps == WIDEST_WARPS):
         return None
     registers = _PACKED_REGISTERS
-    if aligned and size > _PACKED_BYTES and (beside or warps < WIDEST_WARPS):
+    if aligned and size > _PACKED_BYTES and (vectors or warps < WIDEST_WARPS):
         warps, registers = warps // 2, 2 * registers
     return Schedule(
         Tile(1, warps * WARP * width),
@@ -315,11 +319,11 @@ def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | Non
     )
 
 
-def beside_again(segment: Segment, space: Space, beside: Sequence[BoundTensor]) -> int:
-    """How many of the vectors ``beside`` a row are read for a reduction, and so before each and after the last."""
+def beside_again(segment: Segment, vectors: Sequence[BoundTensor], space: Space) -> int:
+    """How many of the ``vectors`` beside a row are read for a reduction, and so before each and after the last."""
     wanted = [e.tensors[0] for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
     behind = {t for e in leading_to(segment.exprs, wanted) for t in e.tensors}
-    return len([t for t in beside if t in behind])
+    return len([t for t in vectors if t in behind])
 
 
 def _all_at_once(segment: Segment, space: Space, device: Device) -> Schedule | None:
@@ -328,9 +332,9 @@ def _all_at_once(segment: Segment, space: Space, device: Device) -> Schedule | N
     rows = -(-space.kept // device.multiprocessors)
     if not space.is_inner or rows > _FEW_TURNS or rows * n > _FEW_HELD:
         return None
-    if space.phases > _CHAIN or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
+    if space.phases > _CHAIN or segment.has_indices:
         return None
-    if any(space.has_x(t) and space.has_r(t) and not space.is_streamed(t) for t in segment.loads):
+    if any(map(space.has_x, beside(segment, space))):
         return None  # a number for each channel: fewer are loaded where each chunk is one channel's
     warps = min(power_of_two(-(-n // (WARP * max(width, _FEW_EACH)))), MAX_WARPS)
     return Schedule(Tile(1, min(warps * WARP * width, power_of_two(n))), Registers(eager=True), launch=Launch(warps))

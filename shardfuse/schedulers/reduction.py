@@ -38,7 +38,7 @@ from .plan import KernelPlan, kernel_name, one_launch
 from .schedule import Launch, Loop, Schedule, Tile
 from .segment import Segment, leading_to
 from .short_columns import NARROW_BYTES, run_of, short_columns
-from .space import Space, analyse, analysed, stored_atoms, streamed
+from .space import Space, analyse, analysed, beside, stored_atoms, streamed
 
 _ROW_BYTES = 32
 """Of rows that are read once: what a thread takes, up to half more.  The sum over rows of 16384 x 8192, bfloat16, took
@@ -174,7 +174,7 @@ def _columns(segment: Segment, space: Space, device: Device) -> Schedule:
     if is_stored and any(vector(t.dtype, space.kept, device) * t.dtype.itemsize <= NARROW_BYTES for t in inputs):
         each //= 2
     schedule = down_columns(inputs, space, device, each, across)
-    by_sample = any(space.has_x(t) and space.has_r(t) and not space.is_streamed(t) for t in segment.loads)
+    by_sample = any(map(space.has_x, beside(segment, space)))
     if by_sample and schedule.kept > _TALL_LANES:
         height = schedule.reduced * schedule.kept // _TALL_LANES
         schedule = schedule.sized(kept=_TALL_LANES, reduced=height).with_registers(_BOUND)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ..device import Device
 from ..ir.dtype import DataType
-from ..ir.expr import DRAWS, REDUCTIONS, STATISTICS, Expr
+from ..ir.expr import REDUCTIONS, STATISTICS, Expr
 from .copies import turn_bytes
 from .limits import (
     LINE_BYTES,
@@ -109,14 +109,9 @@ def _held(segment: Segment, space: Space) -> int:
     is_pair = len(walked) == 2 and all(t.dtype.itemsize <= 2 for t in walked)
     held = _PAIR_HELD if is_pair and not space.grouped else _HELD // max(len(walked), 1)
     many_weights = space.phases > 2 and len([t for t in segment.loads if space.has_r(t)]) > 4
-    if _has_indices(segment):
+    if segment.has_indices:
         return held // 4
     return held // 2 if many_weights or space.grouped else held
-
-
-def _has_indices(segment: Segment) -> bool:
-    """Indices are 64 bits each."""
-    return any(e.op in ("iota", *DRAWS) for e in segment.exprs)
 
 
 def _registers(segment: Segment, space: Space) -> int:
@@ -149,7 +144,7 @@ def why_not_held(segment: Segment, space: Space, device: Device) -> str | None:
     rows = space.kept // columns_of(segment, space)[0] if space.grouped else space.kept
     if (space.phases > 2 or space.grouped) and rows <= _FEW_ROWS and not are_few_held(segment, space):
         return f"its {rows} rows are few: small teams that loop wait less for each other"
-    if space.phases > 2 and _has_indices(segment):
+    if space.phases > 2 and segment.has_indices:
         return "its indices take the registers: large teams that wait for each other more than once"
     longest = MAX_TEAM * _held(segment, space) * WARP
     longest = longest * _WARPS // columns_of(segment, space)[1] if space.grouped else longest * MAX_WARPS

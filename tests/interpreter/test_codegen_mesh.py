@@ -65,7 +65,7 @@ def test_partial_sums_of_a_rank_are_split_too(tmp_path: Path) -> None:
     x = b.input(DataType.Float, rows, columns)
     segment = b.segment(b.reduce("sum", b.op("mul", x, x), [0], keepdim=False))
     shard(segment, root_of(columns[0]), 2)
-    assert reduction.propose(segment, H200).splits > 1
+    assert reduction.propose(segment, H200).parts > 1
     data = values(8000, 24)
     for rank, piece in enumerate(data.chunk(2, 1)):
         (out,) = run(segment, {x: piece.contiguous()}, tmp_path, scheduler=reduction, rank=rank)

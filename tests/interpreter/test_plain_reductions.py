@@ -65,7 +65,7 @@ def test_long_rows_are_unrolled_where_registers_hold_them(
     b = Builder()
     x = b.input(dtype, b.axis(2000), b.axis(columns))
     segment = b.segment(b.reduce("sum", b.op(op, b.cast(x, FLOAT)), [1], keepdim=False))
-    assert reduction.propose(segment, H200).unrolled == is_unrolled
+    assert reduction.propose(segment, H200).is_held == is_unrolled
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from shardfuse.executor.program import ProgramBuilder
 from shardfuse.executor.tuning import Tuner
 from shardfuse.schedulers import looped, mix_order, persistent, pointwise, reduction, transpose
 from shardfuse.schedulers.candidates import candidates, may_run
-from shardfuse.schedulers.schedule import Schedule
+from shardfuse.schedulers.schedule import RowLoop, Schedule, Split
 from shardfuse.schedulers.segment import Segment
 from shardfuse.secure_files import write_sealed
 
@@ -62,15 +62,14 @@ def _stored(tensor: object, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_limits_hold() -> None:
+    """Of a kernel that could be written, what would not stay in registers, and what a multiprocessor does not have."""
     segment = rms_norm(6, 1300, FLOAT)
     proposed = persistent.propose(segment, H200)
     assert may_run("persistent", segment, proposed, H200)
-    for wrong in (
-        {"x_block": 3}, {"r_block": 0}, {"num_warps": 64}, {"x_block": 64}, {"splits": 0},
-        {"max_registers": 300}, {"team": 3, "programs": 6}, {"team": 4, "programs": 2}, {"team": 256, "programs": 512},
-        {"num_warps": 32, "max_registers": 128}, {"r_block": 16, "x_block": 1},
-    ):  # fmt: skip
-        assert not may_run("persistent", segment, replace(proposed, **wrong), H200), wrong
+    wide = proposed.sized(kept=64)
+    many_chunks, many_registers = proposed.sized(kept=1, reduced=16), proposed.with_warps(32).with_registers(128)
+    for wrong in (wide, many_chunks, many_registers, Schedule(RowLoop(2, 256), split=Split(4))):
+        assert not may_run("persistent", segment, wrong, H200), wrong
 
 
 # the whole way
