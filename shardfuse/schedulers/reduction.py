@@ -19,6 +19,7 @@ from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
+from ..ops.reductions import REDUCTION_TABLE
 from ..ops.table import POINTWISE
 from .finish import finishing, fitting
 from .limits import (
@@ -295,9 +296,7 @@ def _workspace(expr: Expr, space: Space, split: Digit) -> BoundTensor:
 
 def partial_dtype(expr: Expr) -> DataType:
     """The type that the reduction accumulates in."""
-    if expr.op in ("sum", "prod"):
-        return expr.output.dtype.accumulator
-    return expr.tensors[0].dtype.compute if expr.op in ("max", "min") else DataType.Bool
+    return REDUCTION_TABLE[expr.op].carried(expr.tensors[0].dtype, expr.output.dtype)
 
 
 def _with(space: Space, partials: dict[Expr, BoundTensor], split: Digit) -> Space:

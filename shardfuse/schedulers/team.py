@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from ..device import Device
 from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, STATISTICS, Expr
+from ..ops.reductions import REDUCTION_TABLE
 from .copies import turn_bytes
 from .limits import (
     LINE_BYTES,
@@ -93,14 +94,9 @@ def _is_reduction(expr: Expr, space: Space) -> bool:
 
 
 def _is_one_word(expr: Expr) -> bool:
-    """Is what ``expr`` accumulates float32 or int32?"""
-    match expr.op:
-        case "any" | "all":
-            return True
-        case "sum" | "prod":
-            return expr.output.dtype.accumulator is DataType.Float
-        case _:
-            return expr.tensors[0].dtype.compute in (DataType.Float, DataType.Int32)
+    """Is what ``expr`` accumulates float32, int32, or a truth value?"""
+    carried = REDUCTION_TABLE[expr.op].carried(expr.tensors[0].dtype, expr.output.dtype)
+    return carried in (DataType.Float, DataType.Int32, DataType.Bool)
 
 
 def _held(segment: Segment, space: Space) -> int:
