@@ -14,10 +14,10 @@ from ..ir.expr import REDUCTIONS, Expr
 from .copies import stages
 from .limits import MAX_TEAM, WARP, resident, vector
 from .plan import may_be_stages
-from .reduction import partial_dtype
+from .resources import Element, element_of
 from .schedule import Group, Lagged, Launch, RowLoop, Schedule, Split
 from .segment import Segment
-from .space import Space, beside
+from .space import Space, streamed
 from .team import cannot_exchange
 
 _WARPS = 4
@@ -44,21 +44,19 @@ _TURNS = 4
 class _Row:
     """What a thread has of rows.
 
-    streamed: bytes of an element of all inputs that are read once; inputs: how many they are.  standing: of what is the
-    same for all rows, and of sums of columns.  results: exchanged of a row.  width: elements of a load.  length: of a
-    row.
+    element: bytes of one.  inputs: how many are read once.  results: exchanged of a row.  width: elements of a load.
+    length: of a row.
     """
 
-    streamed: int
+    element: Element
     inputs: int
-    standing: int
     results: int
     width: int
     length: int
 
     def registers(self, rows: int, loads: int) -> int:
         """Of a thread: rows of two turns, as the bits that they are."""
-        elements = loads * self.width * (2 * rows * self.streamed + self.standing) // 4
+        elements = self.element.loaded_registers(loads * self.width, 2 * rows)
         return elements + _OTHER + _OF_EACH * rows * (loads * self.inputs + self.results)
 
     def share(self, loads: int) -> int:
@@ -130,7 +128,7 @@ def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: D
     programs = resident(device, _WARPS, registers)
     members = min(-(-space.reduced // row.share(loads)), programs)
     teams = programs // members
-    copied = rows * -(-space.reduced // members) * row.streamed * (programs // device.multiprocessors)
+    copied = rows * -(-space.reduced // members) * row.element.rows * (programs // device.multiprocessors)
     return Schedule(
         RowLoop(rows, row.share(1)),
         group=Group(members, teams * members, Lagged()),
@@ -140,8 +138,7 @@ def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: D
 
 
 def _row(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> _Row:
-    streamed = [t.dtype.itemsize for t in segment.inputs if space.is_streamed(t)]
+    rows = streamed(segment, space)
     results = [e for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
-    standing = sum(t.dtype.itemsize for t in beside(segment, space)) + sum(partial_dtype(e).itemsize for e in columns)
-    width = device.access_bytes // max(streamed[0], 2)
-    return _Row(sum(streamed), len(streamed), standing, len(results), width, space.reduced)
+    width = device.access_bytes // max(rows[0].dtype.itemsize, 2)
+    return _Row(element_of(segment, space, columns), len(rows), len(results), width, space.reduced)

@@ -31,6 +31,7 @@ from .finish import finishing
 from .late_walk import is_in_pairs, late_walk, why_no_late_walk
 from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, power_of_two, vector
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
+from .resources import carried, element_of
 from .schedule import Launch, RowLoop, Schedule, Split
 from .segment import Segment, leading_to
 from .space import Atoms, Space, analysed, beside, cut_into_atoms, listed, lost, storage_order
@@ -86,8 +87,10 @@ def why_not(segment: Segment, device: Device) -> str | None:
     refusal = why_no_late_walk(segment, mixed.space, mixed.columns, device)
     if refusal is None:
         return None
-    words = _words(segment, mixed, keeps=False)
-    found = f"a row of {mixed.space.reduced} elements takes {words:g} registers each, more than a multiprocessor has"
+    registers = _registers(segment, mixed, keeps=False)
+    found = (
+        f"a row of {mixed.space.reduced} elements takes {registers:g} registers each, more than a multiprocessor has"
+    )
     return f"{found}; of a team, {refusal}"
 
 
@@ -287,7 +290,7 @@ def _columns(mixed: Mixed, splits: int) -> dict[Expr, BoundTensor]:
     found: dict[Expr, BoundTensor] = {}
     for e in mixed.columns:
         domain = BoundDomain(axes, e.output.domain.mesh, e.output.domain.sharding)
-        found[e] = BoundTensor(f"{e.output.name}_partial", reduction.partial_dtype(e), domain)
+        found[e] = BoundTensor(f"{e.output.name}_partial", carried(e), domain)
     return found
 
 
@@ -371,23 +374,13 @@ def _tile(segment: Segment, mixed: Mixed, device: Device) -> _Tile | None:
         tiles = [_Tile(rows >> k, shared, _RESIDENT // shared, True) for k in range(rows.bit_length())]
     last = _Tile(1, max(warps, _WARPS), 1, True)
     for tile in (*tiles, last, replace(last, keeps=False)):
-        words = _words(segment, mixed, keeps=tile.keeps)
-        if tile.rows * n / (tile.warps * WARP) * words + _ADDRESSES <= tile.registers(device):
+        registers = _registers(segment, mixed, keeps=tile.keeps)
+        if tile.rows * n / (tile.warps * WARP) * registers + _ADDRESSES <= tile.registers(device):
             return tile
     return None
 
 
-def _words(segment: Segment, mixed: Mixed, *, keeps: bool) -> float:
-    """Registers of one element: sums of columns, what the row holds, what is the same for all rows; and to compute."""
-    space = mixed.space
-    words = (
-        _COMPUTED
-        + (0.5 if space.phases > 2 else 0)
-        + sum(reduction.partial_dtype(e).itemsize / 4 for e in mixed.columns)
-    )
-    for t in segment.loads:
-        if space.is_walked(t) and space.has_r(t):
-            words += t.dtype.itemsize / 4
-        elif space.has_r(t) and keeps:
-            words += t.dtype.compute.itemsize / 4
-    return words
+def _registers(segment: Segment, mixed: Mixed, *, keeps: bool) -> float:
+    """Of one element: what its row holds, what is the same for all rows, sums of columns; and to compute."""
+    computing = _COMPUTED + (0.5 if mixed.space.phases > 2 else 0)
+    return computing + element_of(segment, mixed.space, mixed.columns).registers(keeps=keeps)

@@ -17,9 +17,7 @@ from dataclasses import replace
 from ..device import Device
 from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
-from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
-from ..ops.reductions import REDUCTION_TABLE
 from ..ops.table import POINTWISE
 from .finish import finishing, fitting
 from .limits import (
@@ -36,6 +34,7 @@ from .looped import down_columns, in_loop
 from .parts import MAX_SPLITS, TURNS, WORTH_SPLITTING, element_bytes, evenly, in_full_turns, in_parts, is_for_one
 from .persistent import LONG, in_registers, rereads, too_long
 from .plan import KernelPlan, kernel_name, one_launch
+from .resources import carried, summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
 from .segment import Segment, leading_to
 from .short_columns import NARROW_BYTES, run_of, short_columns
@@ -170,7 +169,7 @@ def _columns(segment: Segment, space: Space, device: Device) -> Schedule:
         return _narrow_columns(segment, space, device)
     is_heavy = sum(map(_weight, segment.exprs)) > 1
     across = 2 if is_stored and not is_heavy and space.kept < _MANY_COLUMNS else _WARPS
-    words = _words(segment)
+    words = summed_registers(segment)
     each = _EACH // words // (2 if is_heavy else 1)
     if is_stored and any(vector(t.dtype, space.kept, device) * t.dtype.itemsize <= NARROW_BYTES for t in inputs):
         each //= 2
@@ -203,7 +202,7 @@ def _weight(expr: Expr) -> int:
 def _narrow_columns(segment: Segment, space: Space, device: Device) -> Schedule:
     """Loads of few bytes: nothing is copied ahead of time, many programs hide the wait."""
     x_block, r_block = _NARROW_TILE
-    r_block //= _words(segment) * (2 if any(map(space.has_r, segment.outputs)) else 1)
+    r_block //= summed_registers(segment) * (2 if any(map(space.has_r, segment.outputs)) else 1)
     warps, programs = _WARPS, _NARROW_PROGRAMS
     if len(space.x) > 1:
         r_block //= 2  # each element's place is a division
@@ -215,12 +214,6 @@ def _narrow_columns(segment: Segment, space: Space, device: Device) -> Schedule:
         launch=Launch(warps, 1, _NARROW_REGISTERS),
     )
     return evenly(segment, space, schedule, device, device.multiprocessors * programs)
-
-
-def _words(segment: Segment) -> int:
-    """Registers of one element that is added up."""
-    summed = (d for e in segment.exprs if e.op in REDUCTIONS for d in (e.tensors[0].dtype.compute, partial_dtype(e)))
-    return max(max(d.itemsize for d in summed) // 4, 1)
 
 
 def _unaligned_rows(segment: Segment, space: Space, device: Device) -> int:
@@ -272,7 +265,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     if shares:
         finish = finish.sized(kept=min(2 * finish.kept, schedule.kept))
     if schedule.is_one_launch and not second_space.is_inner:
-        finish = fitting(finish, schedule, _words(second))
+        finish = fitting(finish, schedule, summed_registers(second))
     plans = (
         KernelPlan(kernel_name("reduction", first), first, _with(space, partials, split), schedule, device, split),
         KernelPlan(kernel_name("finish", second), second, second_space, finish, device),
@@ -291,12 +284,7 @@ def _workspace(expr: Expr, space: Space, split: Digit) -> BoundTensor:
     out = expr.output
     axes: tuple[Axis, ...] = ((split,), *((a,) for a in space.x))
     domain = BoundDomain(axes, out.domain.mesh, out.domain.sharding)
-    return BoundTensor(f"{out.name}_partial", partial_dtype(expr), domain)
-
-
-def partial_dtype(expr: Expr) -> DataType:
-    """The type that the reduction accumulates in."""
-    return REDUCTION_TABLE[expr.op].carried(expr.tensors[0].dtype, expr.output.dtype)
+    return BoundTensor(f"{out.name}_partial", carried(expr), domain)
 
 
 def _with(space: Space, partials: dict[Expr, BoundTensor], split: Digit) -> Space:

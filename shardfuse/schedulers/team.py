@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from ..device import Device
 from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, STATISTICS, Expr
-from ..ops.reductions import REDUCTION_TABLE
 from .copies import turn_bytes
 from .limits import (
     LINE_BYTES,
@@ -25,6 +24,7 @@ from .limits import (
     vector,
 )
 from .online import takes_one_walk
+from .resources import carried
 from .schedule import Group, Immediate, Launch, Schedule, Tile
 from .segment import Segment
 from .space import Space, as_columns, streamed
@@ -95,8 +95,7 @@ def _is_reduction(expr: Expr, space: Space) -> bool:
 
 def _is_one_word(expr: Expr) -> bool:
     """Is what ``expr`` accumulates float32, int32, or a truth value?"""
-    carried = REDUCTION_TABLE[expr.op].carried(expr.tensors[0].dtype, expr.output.dtype)
-    return carried in (DataType.Float, DataType.Int32, DataType.Bool)
+    return carried(expr) in (DataType.Float, DataType.Int32, DataType.Bool)
 
 
 def _held(segment: Segment, space: Space) -> int:
