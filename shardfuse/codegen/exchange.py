@@ -49,17 +49,14 @@ def post(ptr, epoch, value):
 '''
 """Of words that a count orders, or that the interpreter stores."""
 
-POST_POLLED = '''@triton.jit
+_POST_POLLED = '''@triton.jit
 def post(ptr, epoch, value):
     """Store 32 bits of ``value`` below ``epoch``: one word, so that neither is seen without the other."""
     bits = value.to(tl.int32, bitcast=True)
     tl.inline_asm_elementwise(
-        """{
-            .reg .b64 word;
-            mov.b64 word, {$2, $3};
-            st.relaxed.gpu.global.b64 [$1], word;
-            mov.u32 $0, 0;
-        }""",
+        """{{
+{lines}
+        }}""",
         "=r,l,r,r",
         [ptr, bits, epoch],
         dtype=tl.int32,
@@ -67,8 +64,6 @@ def post(ptr, epoch, value):
         pack=1,
     )
 '''
-"""Of words that others poll.  Every thread that has a word stores it, the same bits in one transaction a warp: choosing
-one takes a register, for which LayerNorm of 1023 x 65537, bfloat16, spilled and took 179 us on an H200, else 172."""
 
 MEET = '''@triton.jit
 def meet(ptr, count):
@@ -108,13 +103,24 @@ def {name}({pointers}, epoch):
 '''
 
 
-def polled_helpers(results: int, turns: int | None, *, pack: int = 1, interpret: bool) -> dict[str, str]:
+def polled_helpers(results: int, turns: int | None, *, by_one: bool, pack: int = 1, interpret: bool) -> dict[str, str]:
     """The functions that post words which others poll, and wait for so many of each member.
 
+    ``by_one``: one thread stores a word; else every thread that has it, the same bits in one transaction a warp.
     ``turns``, ``pack``: as of ``collect_words``.
     """
     collect = collect_words(results, turns, pack=pack, interpret=interpret)
-    return {"post": POST if interpret else POST_POLLED, **collect}
+    return {"post": POST if interpret else _post_polled(by_one=by_one), **collect}
+
+
+def _post_polled(*, by_one: bool) -> str:
+    lines = [".reg .b64 word;", "mov.b64 word, {$2, $3};"]
+    if by_one:
+        lines[:0] = [".reg .pred first;", ".reg .u32 thread;"]
+        lines += ["mov.u32 thread, %tid.x;", "setp.eq.u32 first, thread, 0;"]
+    lines.append(f"{'@first ' if by_one else ''}st.relaxed.gpu.global.b64 [$1], word;")
+    lines.append("mov.u32 $0, 0;")
+    return _POST_POLLED.format(lines="\n".join(" " * 12 + line for line in lines))
 
 
 def collect_words(results: int, turns: int | None, *, pack: int = 1, interpret: bool = False) -> dict[str, str]:
@@ -163,7 +169,7 @@ def exchange_helpers(
         return {"post": POST, "meet": _bounded(MEET, turns), "collect": COLLECT}
     each = power_of_two(plan.schedule.members) * lanes // (plan.schedule.launch.warps * WARP)
     pack = min(max(each, 1), _AT_ONCE)
-    return polled_helpers(results, turns, pack=pack, interpret=interpret)
+    return polled_helpers(results, turns, by_one=lanes == 1, pack=pack, interpret=interpret)
 
 
 def _bounded(text: str, turns: int | None) -> str:

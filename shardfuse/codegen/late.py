@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..schedulers.limits import WARP
+from ..schedulers.schedule_parts import REGISTERS_OF_A_THREAD
 from .arithmetic import converted
 from .bodies import parts_of, take_whole, write_last_phase
 from .emitter import Text
@@ -145,11 +146,23 @@ def end_begin(e: Late, parts: list[tuple[DataType, str]]) -> None:
 
 def write_collect(e: Late) -> list[str]:
     """Waits for the parts of this turn, which were posted in the one before; the text of each, of all members."""
-    e.helpers |= polled_helpers(len(e.parts), e.turns, interpret=e.interpret)
+    e.helpers |= polled_helpers(len(e.parts), e.turns, by_one=_has_registers_left(e), interpret=e.interpret)
     lines, whole = collect_late_lines(e.plan, [dtype for dtype, _ in e.parts], e.tile.exchanged)
     for line in lines:
         e.out.line(line)
     return whole
+
+
+def _has_registers_left(e: Late) -> bool:
+    """Is there a register to tell one thread from the others, so that it alone stores a word?
+
+    None where a whole row is unpacked for a variance: LayerNorm of 1023 x 65537, bfloat16, spilled and took 179 us on
+    an H200 where one thread stores, else 171.  None where a thread has all that there are: LayerNorm's backward of
+    4096 x 12288 spilled 80 bytes.  Elsewhere one is better: softmax of 2048 x 131072, bfloat16, took 272 us so, else
+    279; RMSNorm's backward of 8192 x 32768 397 and 410.
+    """
+    is_unpacked = e.schedule.accumulated == 1 and any(x.op == "welford" for x in e.reductions(0))
+    return not is_unpacked and e.schedule.launch.registers != REGISTERS_OF_A_THREAD[1]
 
 
 def begin_function(e: Late, name: str, known: Sequence[str]) -> list[str]:

@@ -49,9 +49,13 @@ def post(ptr, epoch, value):
     bits = value.to(tl.int32, bitcast=True)
     tl.inline_asm_elementwise(
         """{
+            .reg .pred first;
+            .reg .u32 thread;
             .reg .b64 word;
             mov.b64 word, {$2, $3};
-            st.relaxed.gpu.global.b64 [$1], word;
+            mov.u32 thread, %tid.x;
+            setp.eq.u32 first, thread, 0;
+            @first st.relaxed.gpu.global.b64 [$1], word;
             mov.u32 $0, 0;
         }""",
         "=r,l,r,r",
