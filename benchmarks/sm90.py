@@ -41,6 +41,7 @@ _TYPES = {
 }  # fmt: skip
 _ACCESS = re.compile(r"\b(ld|st)\.(?:volatile\.)?global[\w.:]*?(?:\.v(\d))?\.[bfsu](\d+)\b")
 _COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[^;]*?\], *(0x[0-9a-f]+|\d+)")
+_RELAXED = re.compile(r"\b(?:ld|st)\.relaxed\.[\w.]+")
 _DROPS_NAN = re.compile(r"\b(?:min|max)(?:\.ftz)?\.(?:f32|f16|f16x2|bf16|bf16x2)\b")
 _CONTRACTED = re.compile(r"\bfma\.rn(?:\.ftz)?\.f(?:32|64)\b")
 _USED = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -50,6 +51,7 @@ _USED = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) by
 class Resources:
     """Of one kernel.  stack, spills (stores and loads), shared: bytes; loads, stores: of global memory, by bits.
 
+    relaxed: the kinds of relaxed loads and stores that programs poll each other's words with.
     drops_nan: minima and maxima of float32 and 16-bit floats that give the other operand where one is NaN.
     contracted: products and sums that are one operation.
     """
@@ -63,6 +65,7 @@ class Resources:
     barriers: int
     loads: dict[int, int]
     stores: dict[int, int]
+    relaxed: tuple[str, ...]
     drops_nan: int
     contracted: int
 
@@ -143,6 +146,7 @@ def _resources(source: KernelSource, ptx: str, log: str, shared: int) -> Resourc
         barriers=ptx.count("bar.sync"),
         loads=dict(found["ld"]),
         stores=dict(found["st"]),
+        relaxed=tuple(sorted(set(_RELAXED.findall(ptx)))),
         drops_nan=len(_DROPS_NAN.findall(ptx)),
         contracted=len(_CONTRACTED.findall(ptx)),
     )

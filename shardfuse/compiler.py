@@ -16,7 +16,8 @@ from .passes import PASSES, bind
 from .passes.aliases import check_replaced_shapes
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.overlap import overlap
-from .schedulers.plan import KernelPlan, Params
+from .schedulers.plan import KernelPlan
+from .schedulers.schedule import Schedule
 from .schedulers.segment import Segment, renaming
 from .segmenter import ScheduledSegment, segment_fusion
 
@@ -82,14 +83,14 @@ def compile_fusion(
     return Plan(bound, tuple(segments), tuple(trace), device)
 
 
-def with_params(plan: Plan, chosen: Sequence[Params | None]) -> Plan:
-    """``plan`` with these ``Params`` for its segments; ``None`` leaves a segment, and those like it, as they are."""
+def with_schedules(plan: Plan, chosen: Sequence[Schedule | None]) -> Plan:
+    """``plan`` with these schedules for its segments; ``None`` leaves a segment, and those like it, as they are."""
     segments: list[PlannedSegment] = []
-    for s, params in zip(plan.segments, chosen, strict=True):
+    for s, schedule in zip(plan.segments, chosen, strict=True):
         if s.like is not None:
             segments.append(replace(s, kernels=segments[s.like].kernels))
         else:
-            kernels = s.kernels if params is None else kernels_of(s.scheduler, s.segment, plan.device, params)
+            kernels = s.kernels if schedule is None else kernels_of(s.scheduler, s.segment, plan.device, schedule)
             segments.append(replace(s, kernels=kernels))
     return replace(plan, segments=tuple(segments))
 

@@ -63,14 +63,14 @@ FAULTS = (
     Fault(
         "a late kernel writes over rows that are read ahead",
         "shardfuse/schedulers/in_place.py",
-        "        and not params.late  # it reads a row while it writes the one before\n",
+        "        and not schedule.lag  # it reads a row while it writes the one before\n",
         "",
         ("tests/test_kernel_counts.py", "-k", "read_ahead"),
     ),
     Fault(
         "a late kernel writes over rows that are read ahead, as it runs",
         "shardfuse/schedulers/in_place.py",
-        "        and not params.late  # it reads a row while it writes the one before\n",
+        "        and not schedule.lag  # it reads a row while it writes the one before\n",
         "",
         ("tests/gpu/test_language.py", "-k", "written_over"),
         "gpu",

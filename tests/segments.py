@@ -190,5 +190,5 @@ def scheduler_of(segment: Segment) -> ModuleType:
 def kernels_of(segment: Segment) -> list[KernelSource]:
     """The kernels of ``segment`` on contiguous tensors."""
     scheduler = scheduler_of(segment)
-    plans = scheduler.schedule(segment, scheduler.propose(segment, H200), H200)
+    plans = scheduler.kernels(segment, scheduler.propose(segment, H200), H200)
     return [generate(p, {t: t.domain.layout(0) for t in (*p.segment.inputs, *p.segment.outputs)}, 0) for p in plans]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardfuse.compiler import Plan, with_params
+from shardfuse.compiler import Plan, with_schedules
 from shardfuse.device import H200
 from shardfuse.schedulers import makes_kernels, proposed
-from shardfuse.schedulers.candidates import candidates, fits
-from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.candidates import candidates, may_run
+from shardfuse.schedulers.schedule import Schedule
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -36,12 +36,12 @@ def planned(name: str, text: str) -> tuple[Plan, list[torch.Tensor]]:
     return fd.fec.plan(dict(zip(fd.fec.tensors(), (tuple(t.shape) for t in inputs), strict=True))), inputs
 
 
-def kernels(plan: Plan, inputs: list[torch.Tensor], k: int, params: Params) -> list[tuple[object, ...]]:
-    """All that tells the kernels of a plan apart from those of another, with ``params`` for its segment ``k``."""
-    chosen = [params if other == k else None for other in range(len(plan.segments))]
+def kernels(plan: Plan, inputs: list[torch.Tensor], k: int, schedule: Schedule) -> list[tuple[object, ...]]:
+    """All that tells the kernels of a plan apart from those of another, with ``schedule`` for its segment ``k``."""
+    chosen = [schedule if other == k else None for other in range(len(plan.segments))]
     return [
         (s.text, s.grid, s.num_warps, s.num_stages, s.max_registers, s.mailbox)
-        for s in sources_of(with_params(plan, chosen), inputs)
+        for s in sources_of(with_schedules(plan, chosen), inputs)
     ]
 
 
@@ -61,14 +61,14 @@ def test_each_candidate_is_another_kernel(suite: str) -> None:
     for name, plan, inputs, k in segments(suite):
         segment, scheduler = plan.segments[k].segment, plan.segments[k].scheduler
         first = proposed(scheduler, segment, H200)
-        if not fits(scheduler, segment, first, H200):
+        if not may_run(scheduler, segment, first, H200):
             wrong.append(f"{name}: {first} is proposed and does not fit")
         seen = {repr(kernels(plan, inputs, k, first)): first}
-        for params in candidates(scheduler, segment, first, H200):
-            text = repr(kernels(plan, inputs, k, params))
+        for schedule in candidates(scheduler, segment, first, H200):
+            text = repr(kernels(plan, inputs, k, schedule))
             if text in seen:
-                wrong.append(f"{name}: {params} is the kernel of {seen[text]}")
-            seen[text] = params
+                wrong.append(f"{name}: {schedule} is the kernel of {seen[text]}")
+            seen[text] = schedule
     assert not wrong, "\n".join(wrong)
 
 
@@ -76,5 +76,5 @@ def test_each_candidate_is_another_kernel(suite: str) -> None:
 def test_every_long_row_has_candidates(name: str, text: str) -> None:
     plan, _ = planned(name, text)
     for segment in plan.segments:
-        params = proposed(segment.scheduler, segment.segment, H200)
-        assert candidates(segment.scheduler, segment.segment, params, H200), segment.segment
+        schedule = proposed(segment.scheduler, segment.segment, H200)
+        assert candidates(segment.scheduler, segment.segment, schedule, H200), segment.segment

@@ -55,9 +55,9 @@ def planned(build, shape: tuple[int, int]) -> Plan:
 def programs(plan: Plan) -> tuple[int, int]:
     """Programs of the one kernel, which are all to be resident, and warps of each."""
     (kernel,) = (k for s in plan.segments for k in s.kernels)
-    params = kernel.params
-    assert params.once or params.team, "nobody waits"
-    return params.programs or params.splits, params.num_warps
+    schedule = kernel.schedule
+    assert schedule.is_one_launch or schedule.members, "nobody waits"
+    return schedule.programs or schedule.parts, schedule.launch.warps
 
 
 @pytest.mark.parametrize(("build", "shape"), [(both_ways, (32768, 4096)), (norm, (1024, 262144))])
@@ -103,6 +103,8 @@ def test_who_decides_for_a_kernel_asks_the_gpu_that_it_is_proposed_for() -> None
     assert "mix_order" not in {s.scheduler for s in large.segments}
     (whole,) = compile_fusion(fd.fusion, sizes, device=small).segments
     assert whole.scheduler == "mix_order"
-    params = whole.kernels[0].params
-    assert params.max_registers is not None
-    assert 0 < params.team <= params.programs <= resident(small, params.num_warps, params.max_registers)
+    schedule = whole.kernels[0].schedule
+    assert schedule.launch.registers is not None
+    assert (
+        0 < schedule.members <= schedule.programs <= resident(small, schedule.launch.warps, schedule.launch.registers)
+    )

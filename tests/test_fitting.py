@@ -27,7 +27,7 @@ def norm_of_wide_rows() -> KernelPlan:
         fd.add_output(fd.ops.cast(fd.ops.mul(wide, fd.ops.rsqrt(mean)), DataType.BFloat16))
     (segment,) = compile_fusion(fd.fusion, {x: (1024, 262144)}, device=H200).segments
     (plan,) = segment.kernels
-    assert plan.params.team > 1
+    assert plan.schedule.members > 1
     return plan
 
 
@@ -48,12 +48,12 @@ def test_fewer_teams_where_fewer_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     plan = norm_of_wide_rows()
     planned = fit(plan, None, monkeypatch, tmp_path).source
     found = fit(plan, planned.grid - 1, monkeypatch, tmp_path).source
-    assert found.grid == planned.grid - plan.params.team
+    assert found.grid == planned.grid - plan.schedule.members
     assert found.text == planned.text
 
 
 def test_a_team_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plan = norm_of_wide_rows()
-    most = plan.params.team - 1
+    most = plan.schedule.members - 1
     with pytest.raises(KernelCompileError, match=f"programs wait for each other, {most} run at once"):
         fit(plan, most, monkeypatch, tmp_path)

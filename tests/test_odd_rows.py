@@ -18,7 +18,7 @@ from shardfuse.codegen.odd_rows import OddLate
 from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import persistent
-from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.schedule import Access, Group, Lagged, Launch, Registers, Schedule, Tile
 
 ROWS, BLOCK = 9, 256
 
@@ -30,10 +30,19 @@ class Language:
     minimum, maximum = staticmethod(min), staticmethod(max)
 
 
+def by_teams(members: int) -> Schedule:
+    return Schedule(
+        Tile(1, BLOCK),
+        group=Group(members, 2 * members, Lagged()),
+        access=Access.ALIGN_DOWN,
+        launch=Launch(1),
+    )
+
+
 def emitter(columns: int, members: int) -> OddLate:
     segment = rms_norm(ROWS, columns, DataType.BFloat16)
-    params = Params(1, BLOCK, num_warps=1, team=members, late=1, aligned=True, programs=2 * members)
-    (plan,) = persistent.schedule(segment, params, H200)
+    schedule = by_teams(members)
+    (plan,) = persistent.kernels(segment, schedule, H200)
     layouts = {t: t.domain.layout(0) for t in (*segment.inputs, *segment.outputs)}
     return OddLate(plan, layouts, {}, interpret=False)
 
@@ -41,7 +50,6 @@ def emitter(columns: int, members: int) -> OddLate:
 @pytest.mark.parametrize(("columns", "members"), [(5003, 4), (2050, 2), (4099, 8), (1999, 2), (4096 + 8 * 3 + 1, 4)])
 def test_each_element_is_read_and_written_once(columns: int, members: int) -> None:
     e = emitter(columns, members)
-    assert e.is_uniform()
     x, weight = e.plan.segment.inputs
     (out,) = e.plan.segment.outputs
     e.begin()
@@ -72,10 +80,15 @@ def test_each_element_is_read_and_written_once(columns: int, members: int) -> No
 def test_rows_that_begin_at_different_places(packed: bool) -> None:
     """An input with a gap between its rows is read element by element, beside an output without."""
     segment = rms_norm(ROWS, 5003, DataType.BFloat16)
-    team = Params(1, BLOCK, num_warps=1, team=4, late=1, aligned=True, programs=8)
-    params = replace(team, team=0, late=0, packed=True) if packed else team
-    (plan,) = persistent.schedule(segment, params, H200)
+    schedule = by_teams(4)
+    if packed:
+        schedule = replace(schedule, residency=Registers(packed=True), group=None)
+    (plan,) = persistent.kernels(segment, schedule, H200)
     layouts = {t: t.domain.layout(0) for t in (*segment.inputs, *segment.outputs)}
-    assert "shift" in generate(plan, layouts, 0).text
+    whole = generate(plan, layouts, 0)
+    assert "shift" in whole.text
+    assert whole.schedule == plan.schedule
     apart = layout_of(segment.inputs[0], torch.empty(ROWS, 5004, dtype=torch.bfloat16)[:, :-1])
-    assert "shift" not in generate(plan, {**layouts, segment.inputs[0]: apart}, 0).text
+    single = generate(plan, {**layouts, segment.inputs[0]: apart}, 0)
+    assert "shift" not in single.text
+    assert single.schedule == replace(plan.schedule, access=Access.NATIVE)

@@ -19,11 +19,12 @@ from shardfuse.executor.options import CompileOptions
 from shardfuse.executor.program import ProgramBuilder
 from shardfuse.executor.tuning import owner_of, same, tune_segments
 from shardfuse.rank_errors import RanksLateError
-from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.schedule import Launch, Schedule, Tile
 
 
 def choice(us: float = 9.0) -> Tuned:
-    return Tuned("persistent_T1", Params(1, 512), Params(1, 1024, num_warps=8, max_registers=64), 10.0, us, 7)
+    wider = Schedule(Tile(1, 1024), launch=Launch(8, registers=64))
+    return Tuned("persistent_T1", Schedule(Tile(1, 512)), wider, 10.0, us, 7)
 
 
 # on disk

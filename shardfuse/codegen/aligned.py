@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from ..ir.expr import BoundTensor
 from .emitter import Emitter
-from .indexing import Group
 from .tile import R_SIZE, Chunk
 
 
@@ -29,20 +28,13 @@ class Aligned(Emitter):
         (walked,) = (t for t in self.plan.segment.loads if self.space.is_streamed(t))
         return walked
 
-    def is_uniform(self) -> bool:
-        """Are rows contiguous, and are there several?"""
-        strides = self.tile.strides[self.row]
-        return bool(self.tile.x_groups(strides)) and self.tile.r_groups(strides) == [
-            Group(1, self.tile.r_total, 1, True)
-        ]
-
     def begin(self, chunk: Chunk) -> None:
         """Lines before the loop."""
         width = self.plan.device.access_bytes // self.row.dtype.itemsize
         offset = self.terms(self.tile.strides[self.row], chunk)[0][0]
         self.out.line(f"base = {offset} // {width} * {width}")
         self.out.line(f"shift = ({offset} - base).to(tl.int32)")
-        self.out.line(f"whole = ({R_SIZE} + shift) // {self.params.r_block} * {self.params.r_block}")
+        self.out.line(f"whole = ({R_SIZE} + shift) // {self.schedule.reduced} * {self.schedule.reduced}")
 
     def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
         if self.is_whole and self.space.is_streamed(tensor):

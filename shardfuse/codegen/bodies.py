@@ -42,15 +42,15 @@ def write_unrolled(e: Emitter) -> None:
     last = e.space.phases - 1
     is_row = e.space.is_inner and e.tile.x_block == 1 and last > 0 and not _has_channels(e)
     for phase in range(e.space.phases):
-        if phase == last and (e.params.team or is_row):
+        if phase == last and (e.schedule.members or is_row):
             write_last_phase(e, chunks)
             return
         reductions = e.reductions(phase)
         wanted = list(e.plan.segment.outputs) if phase == last else [x.tensors[0] for x in reductions]
-        more = e.plan.segment.outputs if e.params.eager else ()
+        more = e.plan.segment.outputs if e.schedule.is_eager else ()
         for chunk in chunks:
             e.load_needed([*wanted, *more], chunk)
-        if e.params.team and phase == 0:
+        if e.schedule.members and phase == 0:
             prefetch_next(e)
         e.out.paragraph()
         for chunk in chunks:
@@ -115,7 +115,7 @@ def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
 
 def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
     """``parts``: the reductions of a phase with what this program has; emits their values, or the team's."""
-    if e.params.team:
+    if e.schedule.members:
         _exchange(e, list(parts))
         return
     for expr, texts in parts:
@@ -170,7 +170,7 @@ def take_whole(e: Emitter, reductions: Sequence[Expr], whole: Sequence[str]) -> 
 
 def of_members(e: Emitter, acc: Accumulator, text: str) -> str:
     """What the members of a team have: lanes come in powers of two."""
-    members = e.params.team
+    members = e.schedule.members
     lanes = power_of_two(members)
     return text if lanes == members else f"tl.where(tl.arange(0, {lanes}) < {members}, {text}, {acc.neutral})"
 
@@ -194,7 +194,7 @@ def _combined(e: Emitter, expr: Expr, chunks: list[Chunk]) -> tuple[str, ...]:
 def write_loops(e: Emitter) -> None:
     """One loop over r for each phase: a value that rests on k reductions belongs to phase k and is read anew there."""
     tile = e.tile
-    block = e.params.r_block
+    block = e.schedule.reduced
     masked = tile.r_total % block != 0
     chunks = e.tile.in_pieces([Chunk("", None, block, masked)])
     outputs = e.plan.segment.outputs
@@ -224,7 +224,7 @@ def _write_loop(
     for chunk in chunks:
         _write_standing(e, wanted, chunk)
     e.out.paragraph()
-    is_parted = bool(e.plan.split or e.params.team)
+    is_parted = bool(e.plan.split or e.schedule.members)
     turns = chunks
     if chunks[0].is_masked and not (is_parted or backwards) and any(map(counts_lanes, reductions)):
         turns = [replace(c, is_masked=False) for c in chunks]  # the rest is a turn of its own: lanes need no counts
@@ -237,12 +237,12 @@ def _write_loop(
         return
     first, last = ("first", "last") if is_parted else ("0", R_SIZE)
     if turns is not chunks:
-        e.out.line(f"whole = {R_SIZE} // {e.params.r_block} * {e.params.r_block}")
+        e.out.line(f"whole = {R_SIZE} // {e.schedule.reduced} * {e.schedule.reduced}")
         last = "whole"
     if backwards:
         e.out.line(f"back = {_last_start(e, first, last)}")
     step = "step" if backwards else "start"
-    e.out.line(f"for {step} in tl.range({first}, {last}, {e.params.r_block}, num_stages={e.params.num_stages}):")
+    e.out.line(f"for {step} in tl.range({first}, {last}, {e.schedule.reduced}, num_stages={e.schedule.launch.stages}):")
     e.out.depth += 1
     if backwards:
         e.out.line("start = back - step")
@@ -256,8 +256,8 @@ def _write_loop(
 def _write_aligned(e: Aligned, reductions: list[Expr], chunks: Sequence[Chunk]) -> None:
     """Every turn is masked: the first holds elements before the row, the last some behind it."""
     chunks = [replace(c, is_masked=True) for c in chunks]
-    block, e.is_whole = e.params.r_block, True
-    e.out.line(f"for start in tl.range(0, whole, {block}, num_stages={e.params.num_stages}):")
+    block, e.is_whole = e.schedule.reduced, True
+    e.out.line(f"for start in tl.range(0, whole, {block}, num_stages={e.schedule.launch.stages}):")
     e.out.depth += 1
     _write_turn(e, reductions, [], chunks, "start")
     e.out.depth -= 1
@@ -308,7 +308,7 @@ def _last_start(e: Emitter, first: str, last: str) -> str:
 
     In blocks from ``first``: of a difference from ``last`` the compiler would not know that it is aligned.
     """
-    block = e.params.r_block
+    block = e.schedule.reduced
     if first == "0":
         return f"(tl.cdiv({last}, {block}) - 1) * {block}"
     return f"{first} + {first} + (tl.cdiv({last} - {first}, {block}) - 1) * {block}"

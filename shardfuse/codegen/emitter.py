@@ -53,7 +53,7 @@ class Emitter:
     ) -> None:
         self.plan = plan
         self.space = plan.space
-        self.params = plan.params
+        self.schedule = plan.schedule
         self.tile = Tile(plan, layouts, coordinates)
         self.interpret = interpret
         self.turns = turns
@@ -187,7 +187,7 @@ class Emitter:
         """One element of each row, and whether there is one: loaded and computed by itself."""
         (x, at), (one, hit) = expr.tensors, expr.outputs
         index = self.value(at, chunk)
-        below = f"{index.text} < {self.tile.r_total}" if self.params.unrolled else f"{R_SIZE} > {index.text}"
+        below = f"{index.text} < {self.tile.r_total}" if self.schedule.is_held else f"{R_SIZE} > {index.text}"
         text = f"({index.text} >= 0) & ({below})"
         self.values[hit, ""] = found = self.assign(str(hit), text, DataType.Bool, index.has_x, False)
         alone = Chunk(f"_at_{at}", None, 1, True, found.text, block=1, index=index.text)
@@ -285,7 +285,7 @@ class Emitter:
         self.helpers |= narrow.helpers(tensor.dtype, interpret=self.interpret)
         text = narrow.stored(value.text, tensor.dtype, interpret=self.interpret)
         mask = self.mask(has_x, has_r, chunk)
-        if self.params.team and not has_r:
+        if self.schedule.members and not has_r:
             mask = f"{mask} & (member == 0)" if mask else ", mask=member == 0"
         self.out.line(f"tl.store({pointer}, {text}{mask})")
 
@@ -294,11 +294,11 @@ class Emitter:
     def terms(self, strides: Strides, chunk: Chunk) -> tuple[list[str], bool, bool]:
         """Terms of an offset, and whether it has any in x and in r."""
         x_terms, r = self.x_terms(strides, chunk), self.tile.r_groups(strides)
-        has_x = bool(x_terms) and (not self.params.columns or self.tile.has_x_lanes(strides))
+        has_x = bool(x_terms) and (not self.schedule.columns or self.tile.has_x_lanes(strides))
         constant, scalars = 0, list[str]()
         if chunk.start is None:
-            scalars, r_terms = loop_terms(chunk.index, self.params.r_block, r)
-        elif self.params.team:
+            scalars, r_terms = loop_terms(chunk.index, self.schedule.reduced, r)
+        elif self.schedule.members:
             # A chunk that some member has nothing of is never read without its mask.
             size = chunk.valid if chunk.start < self.tile.last_share else 0
             constant, first, r_terms = member_terms("first", chunk.lane, chunk.start, size, self.tile.share, r)
@@ -311,7 +311,7 @@ class Emitter:
 
     def x_terms(self, strides: Strides, chunk: Chunk) -> list[str]:
         parts, columns = self.tile.x_groups(strides), self.tile.columns
-        if not self.params.columns:
+        if not self.schedule.columns:
             return dynamic_terms("x", parts)
         _, scalars, terms = member_terms("x0", chunk.piece.lane, 0, columns, columns, parts)
         return [*scalars, *terms]

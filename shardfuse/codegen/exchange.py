@@ -2,8 +2,10 @@
 
 Each member stores one word for each result, ``epoch << 32 | bits``, and waits for those of the others, in one of two
 ways.  *Words*: each thread polls those that it takes until they carry the epoch of this exchange; the value is the
-flag, no fence or atomic is needed.  That is for columns, whose words are enough for all threads to have one each, and
-for pairs of rows.  *Counted*: members count themselves in, and one thread polls the count, which leaves the memory to
+flag, no fence or atomic is needed.  A word is written and read by one relaxed access of 64 bits at the scope of the
+GPU: PTX lets a vector of two 32-bit accesses be seen in halves, and says nothing of a plain store that another program
+reads meanwhile.  That is for columns, whose words are enough for all threads to have one each, and for pairs of rows.
+*Counted*: members count themselves in, and one thread polls the count, which orders the words and leaves the memory to
 the others (group norm of 2 x 640 x 64 x 64, held by teams: 11.0 us on an H200, where all threads poll the words of a
 row 12.1).
 
@@ -27,6 +29,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import PICK
 from ..schedulers.limits import WARP, power_of_two
 from ..schedulers.plan import KernelPlan
+from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
 
 MAILBOX = "mailbox_ptr"
 """The kernel's first argument."""
@@ -43,6 +46,23 @@ def post(ptr, epoch, value):
     """Store 32 bits of ``value`` below ``epoch``: one word, so that neither is seen without the other."""
     bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
     tl.store(ptr, (epoch.to(tl.int64) << 32) | bits)
+'''
+"""Of words that a count orders, or that the interpreter stores."""
+
+_POST_POLLED = '''@triton.jit
+def post(ptr, epoch, value):
+    """Store 32 bits of ``value`` below ``epoch``: one word, so that neither is seen without the other."""
+    bits = value.to(tl.int32, bitcast=True)
+    tl.inline_asm_elementwise(
+        """{{
+{lines}
+        }}""",
+        "=r,l,r,r",
+        [ptr, bits, epoch],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 '''
 
 MEET = '''@triton.jit
@@ -83,6 +103,26 @@ def {name}({pointers}, epoch):
 '''
 
 
+def polled_helpers(results: int, turns: int | None, *, by_one: bool, pack: int = 1, interpret: bool) -> dict[str, str]:
+    """The functions that post words which others poll, and wait for so many of each member.
+
+    ``by_one``: one thread stores a word; else every thread that has it, the same bits in one transaction a warp.
+    ``turns``, ``pack``: as of ``collect_words``.
+    """
+    collect = collect_words(results, turns, pack=pack, interpret=interpret)
+    return {"post": POST if interpret else _post_polled(by_one=by_one), **collect}
+
+
+def _post_polled(*, by_one: bool) -> str:
+    lines = [".reg .b64 word;", "mov.b64 word, {$2, $3};"]
+    if by_one:
+        lines[:0] = [".reg .pred first;", ".reg .u32 thread;"]
+        lines += ["mov.u32 thread, %tid.x;", "setp.eq.u32 first, thread, 0;"]
+    lines.append(f"{'@first ' if by_one else ''}st.relaxed.gpu.global.b64 [$1], word;")
+    lines.append("mov.u32 $0, 0;")
+    return _POST_POLLED.format(lines="\n".join(" " * 12 + line for line in lines))
+
+
 def collect_words(results: int, turns: int | None, *, pack: int = 1, interpret: bool = False) -> dict[str, str]:
     """The function that waits for so many words of each member, under its name.  ``turns``: as of ``exchange_helpers``.
 
@@ -93,11 +133,13 @@ def collect_words(results: int, turns: int | None, *, pack: int = 1, interpret: 
         bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in range(results))
         return {name: _INTERPRETED_COLLECT_WORDS.format(name=name, pointers=pointers, bits=bits)}
     words = results * pack
-    lines = [".reg .pred wrong;", f".reg .u32 bits<{words}>, found<{words}>{', turns' if turns else ''};"]
+    lines = [".reg .pred wrong;", f".reg .b64 word<{words}>;"]
+    lines.append(f".reg .u32 bits<{words}>, found<{words}>{', turns' if turns else ''};")
     lines += ["mov.u32 turns, 0;"] if turns else []
     lines.append("again:")
-    lines += [f"ld.relaxed.gpu.global.v2.u32 {{bits{k}, found{k}}}, [${words + k}];" for k in range(words)]
+    lines += [f"ld.relaxed.gpu.global.b64 word{k}, [${words + k}];" for k in range(words)]
     for k in range(words):
+        lines.append(f"mov.b64 {{bits{k}, found{k}}}, word{k};")
         lines.append(f"setp.ne{'.or' if k else ''}.u32 wrong, found{k}, ${2 * words}{', wrong' if k else ''};")
     if turns:
         lines += ["add.u32 turns, turns, 1;", f"setp.lt.and.u32 wrong, turns, {turns}, wrong;"]
@@ -123,11 +165,11 @@ def exchange_helpers(
     plan: KernelPlan, results: int, lanes: int, turns: int | None, *, interpret: bool
 ) -> dict[str, str]:
     """Functions of the file.  ``turns``: polls after which a program gives up and goes on with what it has."""
-    if plan.params.counted:
+    if plan.schedule.is_counted:
         return {"post": POST, "meet": _bounded(MEET, turns), "collect": COLLECT}
-    each = power_of_two(plan.params.team) * lanes // (plan.params.num_warps * WARP)
+    each = power_of_two(plan.schedule.members) * lanes // (plan.schedule.launch.warps * WARP)
     pack = min(max(each, 1), _AT_ONCE)
-    return {"post": POST, **collect_words(results, turns, pack=pack, interpret=interpret)}
+    return polled_helpers(results, turns, by_one=lanes == 1, pack=pack, interpret=interpret)
 
 
 def _bounded(text: str, turns: int | None) -> str:
@@ -145,12 +187,18 @@ def member_alone(plan: KernelPlan) -> KernelPlan:
 
     Those that walk keep what they do of the next row: the words of a lone member are there when it asks.
     """
-    params, walks = plan.params, bool(plan.space.walked)
-    block = min(power_of_two(params.r_block * (params.team if params.unrolled else 1)), _LARGEST_BLOCK)
-    programs = params.programs // params.team if walks else params.programs
-    return replace(
-        plan, params=replace(params, team=1, late=int(walks), aligned=False, r_block=block, programs=programs)
-    )
+    schedule, group = plan.schedule, plan.schedule.group
+    assert group is not None, plan.name
+    if plan.space.walked:
+        return replace(plan, schedule=schedule.shared_by(1, group.programs // group.members))
+    block = min(power_of_two(schedule.reduced * (group.members if schedule.is_held else 1)), _LARGEST_BLOCK)
+    alone = replace(schedule, group=Group(1, group.programs, _waiting(group.exchange)), access=Access.NATIVE)
+    return replace(plan, schedule=alone.sized(reduced=block))
+
+
+def _waiting(exchange: Exchange) -> Exchange:
+    """``exchange`` of a program that has no other to read ahead for."""
+    return Immediate() if isinstance(exchange, Lagged) else replace(exchange, prefetches=False)
 
 
 def slots(plan: KernelPlan) -> int:
@@ -162,23 +210,23 @@ def slots(plan: KernelPlan) -> int:
         if e.op not in (PICK, "window") and any(map(space.has_r, e.tensors)) and not space.has_r(e.output)
         for t in e.outputs
     ]
-    rows = plan.params.rows if plan.space.walked else 1
+    rows = plan.schedule.turn if plan.space.walked else 1
     return rows * max(map(phases.count, phases), default=0)
 
 
 def mailbox_words(plan: KernelPlan, grid: int, lanes: int) -> int:
     """64-bit words of the mailbox of a kernel with ``grid`` programs that exchange ``lanes`` results each."""
-    return _sets(plan) * grid * slots(plan) * lanes + grid + grid // plan.params.team * _LINE
+    return _sets(plan) * grid * slots(plan) * lanes + grid + grid // plan.schedule.members * _LINE
 
 
 def _sets(plan: KernelPlan) -> int:
     """Epochs whose words must not be one another's: a late reader may be two behind a writer."""
-    return 4 if plan.params.late else 2
+    return 4 if plan.schedule.lag else 2
 
 
 def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
     """Before the loop over rows: who this program is, its epoch, where its words are, and where the team counts."""
-    members = plan.params.team
+    members = plan.schedule.members
     words = slots(plan) * members * lanes
     lines = [
         f"member = tl.program_id(0) % {members}",
@@ -194,7 +242,7 @@ def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
     else:
         lines.append(f"own = member * {lanes} + tl.arange(0, {lanes})")
         lines.append(f"every = tl.arange(0, {members})[:, None] * {lanes} + tl.arange(0, {lanes})[None, :]")
-    if plan.params.counted and not plan.params.late:
+    if plan.schedule.is_counted:
         lines.append(f"count_ptr = epochs_ptr + tl.num_programs(0) + team * {_LINE}")
     return lines
 
@@ -218,8 +266,8 @@ def exchange_lines(plan: KernelPlan, parts: Sequence[tuple[DataType, str]], lane
     ``[members, lanes]``.
     """
     lines = post_lines(plan, parts, lanes)
-    if plan.params.counted:
-        lines.append(f"meet(count_ptr, epoch * {plan.params.team})")
+    if plan.schedule.is_counted:
+        lines.append(f"meet(count_ptr, epoch * {plan.schedule.members})")
         whole = [f"collect({box} + every)" for box in _boxes(plan, len(parts), lanes)]
     else:
         wait, whole = _wait_line(plan, len(parts), lanes, "epoch")
@@ -251,13 +299,13 @@ def collect_late_lines(plan: KernelPlan, types: Sequence[DataType], lanes: int) 
 
 def _set_line(plan: KernelPlan, epoch: str, lanes: int) -> str:
     """``box``: where the words of ``epoch`` are."""
-    words = plan.params.team * lanes * slots(plan)
+    words = plan.schedule.members * lanes * slots(plan)
     return f"box = {MAILBOX} + (({epoch} & {_sets(plan) - 1}) * teams + team) * {words}"
 
 
 def _boxes(plan: KernelPlan, results: int, lanes: int) -> list[str]:
     """Where the words of each result are."""
-    words = plan.params.team * lanes
+    words = plan.schedule.members * lanes
     return [f"box + {k * words}" if k else "box" for k in range(results)]
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import gcd
 
 from ..ir.digits import Digit
 from ..ir.expr import BoundTensor, Scalar
 from ..ir.layout import Layout
 from ..schedulers.limits import INT32_LIMIT
-from ..schedulers.plan import KernelPlan, Params
+from ..schedulers.plan import KernelPlan
+from ..schedulers.schedule import Schedule
+from .access import with_access
 from .aligned import Aligned
 from .bodies import write_loops, write_packed, write_unrolled
 from .emitter import Emitter
@@ -18,7 +19,7 @@ from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lin
 from .flat import is_last_masked, last_masked
 from .late import Late, late_lines, write_late
 from .late_walk import LateWalk, late_walk_lines, teams_of, write_late_walk
-from .odd_rows import OddLate, OddPacked, OddRows
+from .odd_rows import OddLate, OddPacked
 from .packed import Packed
 from .rows import Rows, rows_index
 from .source import KernelSource, Parts, body_text, signature
@@ -47,22 +48,23 @@ def generate(
     """
     if plan.stages:
         parts = [_parts(stage, layouts, rank, interpret=interpret, turns=turns) for stage in plan.stages]
-        shares = plan.params.splits if plan.shares else 0
+        shares = plan.schedule.parts if plan.shares else 0
         return one_launch(plan.name, _tensors(plan), parts, shares=shares, interpret=interpret)
     p = _parts(plan, layouts, rank, interpret=interpret, turns=turns)
     function = signature(p.name, list(p.parameters), list(p.not_specialised))
     text = body_text(p.comments, p.helpers) + function + "\n".join(p.lines) + "\n"
     return KernelSource(
         p.name, text, _tensors(plan), p.scalars, tuple(v for v, _ in p.integers.values()),
-        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, bool(p.mailbox),
+        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, bool(p.mailbox), schedule=p.schedule,
     )  # fmt: skip
 
 
 def _parts(
     plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None
 ) -> Parts:
-    if interpret and turns is None and plan.params.team:
+    if interpret and turns is None and plan.schedule.members:
         plan = member_alone(plan)
+    plan = with_access(plan, {t: layouts[t] for t in _tensors(plan)}, _coordinates(plan, rank))
     e = _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
     integers, preamble = _indices(e)
     integers = {**{name: (value, "tl.int64") for name, value in e.starts.items()}, **integers}
@@ -75,7 +77,7 @@ def _parts(
     not_specialised = [*(s.name for s in scalars if not s.dtype.is_floating), *integers]
     body = [*e.head.lines, "", *e.out.lines]
     grid, mailbox = _grid(e), 0
-    if plan.params.team:
+    if plan.schedule.members:
         parameters.insert(0, MAILBOX)
         mailbox = mailbox_words(plan, grid, e.tile.exchanged)
         if isinstance(e, LateWalk):
@@ -87,10 +89,10 @@ def _parts(
     elif is_last_masked(e):
         whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
         body = last_masked(whole, body, X_SIZE)
-    params = plan.params
+    launch = plan.schedule.launch
     return Parts(
         plan.name, _comments(e), e.helpers, tuple(parameters), tuple(not_specialised), _joined(preamble + body),
-        scalars, integers, grid, params.num_warps, params.num_stages, params.max_registers, mailbox, e.tile.x_block,
+        scalars, integers, grid, launch.warps, launch.stages, launch.registers, mailbox, e.tile.x_block, plan.schedule,
     )  # fmt: skip
 
 
@@ -99,13 +101,8 @@ def _emitted(
     is_whole: bool = False,
 ) -> Emitter:  # fmt: skip
     """An emitter that has written the body of ``plan``; ``is_whole``: for programs that have no elements too many."""
-    coordinates: dict[Digit, int] = {}
-    for tensor in _tensors(plan):
-        coordinates.update(tensor.domain.coordinates(rank))
+    coordinates = _coordinates(plan, rank)
     e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
-    if isinstance(e, OddRows | Aligned) and not e.is_uniform():
-        plan = replace(plan, params=replace(plan.params, aligned=False))
-        return _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
     e.tile.x_masked &= not is_whole
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if isinstance(e, LateWalk):
@@ -118,25 +115,33 @@ def _emitted(
         write_late(e)
     elif isinstance(e, Packed):
         write_packed(e)
-    elif plan.params.unrolled:
+    elif plan.schedule.is_held:
         write_unrolled(e)
     else:
         write_loops(e)
     return e
 
 
+def _coordinates(plan: KernelPlan, rank: int) -> dict[Digit, int]:
+    """Where ``rank`` is among those that hold the tensors of ``plan``."""
+    found: dict[Digit, int] = {}
+    for tensor in _tensors(plan):
+        found.update(tensor.domain.coordinates(rank))
+    return found
+
+
 def _kind(plan: KernelPlan) -> type[Emitter]:
-    params = plan.params
+    schedule = plan.schedule
     across, along = plan.space.sides
     if plan.space.walked:
-        return LateWalk if params.late else Walk
+        return LateWalk if schedule.lag else Walk
     if along:
         return Turned if across else Rows
-    if params.late:
-        return OddLate if params.aligned else Late
-    if params.packed:
-        return OddPacked if params.aligned else Packed
-    return Aligned if params.aligned else Emitter
+    if schedule.lag:
+        return OddLate if schedule.is_aligned_down else Late
+    if schedule.is_packed:
+        return OddPacked if schedule.is_aligned_down else Packed
+    return Aligned if schedule.is_aligned_down else Emitter
 
 
 def _rows(e: Emitter) -> str:
@@ -154,7 +159,7 @@ def _row_lines(e: Emitter) -> list[str]:
     row = "0" if not _rows(e) else "row" if e.interpret else "row.to(tl.int64)"
     if not tile.x_lanes:
         return [f"x = {row}"]
-    if e.params.columns:
+    if e.schedule.columns:
         return _column_lines(tile, row)
     lanes = tile.lanes(tile.x_block, reduced=False)
     return [f"x = {row} * {tile.x_block} + {lanes}", *([f"x_mask = x < {X_SIZE}"] if tile.x_masked else [])]
@@ -187,16 +192,16 @@ def _group_lines(tile: Tile, size: int) -> list[str]:
 
 def _grid(e: Emitter) -> int:
     """Programs: of a team's kernel no more than are resident at once, each team with rows in turn."""
-    blocks, params = -(-e.tile.x_total // e.tile.columns), e.params
+    blocks, schedule = -(-e.tile.x_total // e.tile.columns), e.schedule
     if isinstance(e, LateWalk):
-        return teams_of(e) * params.team
+        return teams_of(e) * schedule.members
     if isinstance(e, Walk):
-        return e.y_total * params.splits
+        return e.y_total * schedule.parts
     if isinstance(e, Turned | Rows):
         return e.tiles
-    if params.team:
-        return min(blocks, max(params.programs // params.team, 1)) * params.team
-    return blocks * params.splits
+    if schedule.members:
+        return min(blocks, max(schedule.programs // schedule.members, 1)) * schedule.members
+    return blocks * schedule.parts
 
 
 def _tensors(plan: KernelPlan) -> tuple[BoundTensor, ...]:
@@ -218,7 +223,7 @@ def _indices(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
 
 def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
     """Extent arguments with their values and types, and the lines that make the indices x, c and r of them."""
-    tile, params = e.tile, e.params
+    tile, schedule = e.tile, e.schedule
     integers: dict[str, tuple[int, str]] = {}
     lines: list[str] = []
 
@@ -229,29 +234,29 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
         if promised and divisor > 1:
             lines.append(f"{name} = {name} // {divisor} * {divisor}")
 
-    is_cut = bool(tile.x_total % tile.columns) if params.columns else tile.x_masked
-    if is_cut or ((e.plan.split is not None or params.team) and tile.x_total > 1):
+    is_cut = bool(tile.x_total % tile.columns) if schedule.columns else tile.x_masked
+    if is_cut or ((e.plan.split is not None or schedule.members) and tile.x_total > 1):
         extent(X_SIZE, tile.x_total, wide=False, promised=is_cut)
-    if not params.unrolled:
-        extent(R_SIZE, tile.r_total, wide=tile.r_wide, promised=tile.r_total % params.r_block != 0)
-    if (e.plan.split is not None and not params.team) or (params.team and not params.unrolled):
-        share = -(-tile.r_total // max(params.splits, params.team))
-        extent(R_SHARE, -(-share // params.r_block) * params.r_block, wide=tile.r_wide, promised=True)
+    if not schedule.is_held:
+        extent(R_SIZE, tile.r_total, wide=tile.r_wide, promised=tile.r_total % schedule.reduced != 0)
+    if (e.plan.split is not None and not schedule.members) or (schedule.members and not schedule.is_held):
+        share = -(-tile.r_total // max(schedule.parts, schedule.members))
+        extent(R_SHARE, -(-share // schedule.reduced) * schedule.reduced, wide=tile.r_wide, promised=True)
     lines += _program_lines(e)
     if e.space.grouped:
         lines += _group_lines(tile, e.space.grouped)
     if tile.r_lanes:
-        wide = ".to(tl.int64)" if tile.r_wide and params.unrolled else ""
-        lines.append(f"c = {tile.lanes(params.r_block, reduced=True)}{wide}")
-    if params.unrolled and not params.aligned:
-        lines += _mask_lines(tile, params)
+        wide = ".to(tl.int64)" if tile.r_wide and schedule.is_held else ""
+        lines.append(f"c = {tile.lanes(schedule.reduced, reduced=True)}{wide}")
+    if schedule.is_held and not schedule.is_aligned_down:
+        lines += _mask_lines(tile, schedule)
     return integers, ["    " + line for line in lines]
 
 
-def _mask_lines(tile: Tile, params: Params) -> list[str]:
+def _mask_lines(tile: Tile, schedule: Schedule) -> list[str]:
     """The masks of chunks; of a team's members the last has fewer elements."""
     masked = [chunk for chunk in tile.chunks() if chunk.is_masked]
-    if not params.team:
+    if not schedule.members:
         return [f"r_mask = c < {chunk.valid}" for chunk in masked]
     if not masked:
         return []
@@ -268,16 +273,16 @@ def _mask_lines(tile: Tile, params: Params) -> list[str]:
 
 
 def _program_lines(e: Emitter) -> list[str]:
-    tile, params = e.tile, e.params
+    tile, schedule = e.tile, e.schedule
     lines: list[str] = []
     program = "tl.program_id(0)"
-    if params.team:
-        return [*head_lines(e.plan, tile.exchanged), *_share_lines(tile, params)]
+    if schedule.members:
+        return [*head_lines(e.plan, tile.exchanged), *_share_lines(tile, schedule)]
     if e.plan.split is not None:
-        lines.append(f"split = {program} % {params.splits}")
+        lines.append(f"split = {program} % {schedule.parts}")
         lines.append(f"first = split * {R_SHARE}")
         lines.append(f"last = tl.minimum(first + {R_SHARE}, {R_SIZE})")
-        program = f"{program} // {params.splits}"
+        program = f"{program} // {schedule.parts}"
     if tile.x_total == 1:
         return lines
     if tile.x_wide:
@@ -285,7 +290,7 @@ def _program_lines(e: Emitter) -> list[str]:
     if not tile.x_lanes:
         lines.append(f"x = {program}")
         return lines
-    if params.columns:
+    if schedule.columns:
         return [*lines, *_column_lines(tile, program)]
     lines.append(f"x = {program} * {tile.x_block} + {tile.lanes(tile.x_block, reduced=False)}")
     if tile.x_masked:
@@ -293,9 +298,9 @@ def _program_lines(e: Emitter) -> list[str]:
     return lines
 
 
-def _share_lines(tile: Tile, params: Params) -> list[str]:
+def _share_lines(tile: Tile, schedule: Schedule) -> list[str]:
     """Where a member's part of the reduced elements begins, and where a loop over it ends."""
-    if not params.unrolled:
+    if not schedule.is_held:
         return [f"first = member * {R_SHARE}", f"last = tl.minimum(first + {R_SHARE}, {R_SIZE})"]
     return [f"first = member{'.to(tl.int64)' if tile.r_wide else ''} * {tile.share}"]
 

@@ -6,6 +6,7 @@ from ..ir.expr import BoundTensor
 from ..schedulers.limits import MANY_VECTORS
 from ..schedulers.persistent import rereads
 from ..schedulers.plan import KernelPlan
+from ..schedulers.space import beside, streamed
 
 EVICT_LAST = ', eviction_policy="evict_last"'
 EVICT_FIRST = ', eviction_policy="evict_first"'
@@ -19,15 +20,13 @@ def hint(plan: KernelPlan, tensor: BoundTensor) -> str:
     space = plan.space
     if not space.r or space.walked:
         return ""
-    loads = plan.segment.loads
-    walked = [t for t in loads if space.is_streamed(t)]
-    beside = [t for t in loads if space.has_r(t) and t not in walked]
+    walked, vectors = streamed(plan.segment, space), beside(plan.segment, space)
     if _reads_once(plan):
         return EVICT_FIRST if tensor in walked else ""
-    params = plan.params
-    is_row = space.is_inner and params.unrolled and params.x_block == 1 and not params.team
-    if (is_row or plan.is_pair) and len(beside) > MANY_VECTORS * len(walked):
-        return L2_ONLY if tensor in walked else EVICT_LAST if tensor in beside else ""
+    schedule = plan.schedule
+    is_row = space.is_inner and schedule.is_held and schedule.kept == 1 and not schedule.members
+    if (is_row or plan.is_pair) and len(vectors) > MANY_VECTORS * len(walked):
+        return L2_ONLY if tensor in walked else EVICT_LAST if tensor in vectors else ""
     return EVICT_LAST if tensor in walked else ""
 
 
@@ -37,8 +36,8 @@ def _reads_once(plan: KernelPlan) -> bool:
     Running statistics want what they walk kept: of 2048 x 131072, bfloat16, they took 134 us so, else 138.  So do
     copies ahead of time: the sum over dim 0 of 1048576 x 128 took 73.7 us so, else 75.3.
     """
-    space, params = plan.space, plan.params
-    if params.team or any(map(space.has_r, plan.segment.outputs)):
+    space, schedule = plan.space, plan.schedule
+    if schedule.members or any(map(space.has_r, plan.segment.outputs)):
         return False
     is_again = rereads(space) or any(len(e.outputs) > 1 for e in plan.segment.exprs)
-    return params.unrolled or (params.num_stages == 1 and not is_again)
+    return schedule.is_held or (schedule.launch.stages == 1 and not is_again)

@@ -23,10 +23,11 @@ from collections.abc import Iterable, Sequence
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..schedulers.limits import WARP
+from ..schedulers.schedule_parts import REGISTERS_OF_A_THREAD
 from .arithmetic import converted
 from .bodies import parts_of, take_whole, write_last_phase
 from .emitter import Text
-from .exchange import POST, collect_late_lines, collect_words, post_lines
+from .exchange import collect_late_lines, polled_helpers, post_lines
 from .source import Writer, call_of, signature, tuple_of
 from .tile import Chunk
 from .words import PACKED, UNPACK, Words
@@ -53,7 +54,7 @@ class Late(Words):
                 text = f"packed({text})"
             self.out.line(f"{words} = {text}")
             self.carried.append(words)
-            if self.params.late > 1:
+            if self.schedule.lag > 1:
                 return Text(words, tensor.dtype, False, True)
         else:
             words = f"words[{self.carried.index(words)}]"
@@ -66,7 +67,7 @@ class Late(Words):
 
     def is_packed(self, tensor: BoundTensor) -> bool:
         """Two values of ``tensor`` in a word?  Not where a thread has one of each chunk."""
-        return tensor.dtype in UNPACK and self.params.r_block > self.params.num_warps * WARP
+        return tensor.dtype in UNPACK and self.schedule.reduced > self.schedule.launch.warps * WARP
 
     def words_of(self, tensor: BoundTensor, chunk: Chunk) -> str | None:
         words = f"{self.name(tensor, chunk)}_words"
@@ -92,7 +93,7 @@ def write_late(e: Late) -> None:
     chunks = e.tile.chunks()
     reductions = e.reductions(0)
     e.begin()
-    if e.params.late > 1:
+    if e.schedule.lag > 1:
         _write_reads(e, chunks)
     write_begin(e, chunks)
     end_begin(e, parts_of(e, reductions, chunks))
@@ -145,11 +146,23 @@ def end_begin(e: Late, parts: list[tuple[DataType, str]]) -> None:
 
 def write_collect(e: Late) -> list[str]:
     """Waits for the parts of this turn, which were posted in the one before; the text of each, of all members."""
-    e.helpers |= {"post": POST, **collect_words(len(e.parts), e.turns, interpret=e.interpret)}
+    e.helpers |= polled_helpers(len(e.parts), e.turns, by_one=_has_registers_left(e), interpret=e.interpret)
     lines, whole = collect_late_lines(e.plan, [dtype for dtype, _ in e.parts], e.tile.exchanged)
     for line in lines:
         e.out.line(line)
     return whole
+
+
+def _has_registers_left(e: Late) -> bool:
+    """Is there a register to tell one thread from the others, so that it alone stores a word?
+
+    None where a whole row is unpacked for a variance: LayerNorm of 1023 x 65537, bfloat16, spilled and took 179 us on
+    an H200 where one thread stores, else 171.  None where a thread has all that there are: LayerNorm's backward of
+    4096 x 12288 spilled 80 bytes.  Elsewhere one is better: softmax of 2048 x 131072, bfloat16, took 272 us so, else
+    279; RMSNorm's backward of 8192 x 32768 397 and 410.
+    """
+    is_unpacked = e.schedule.accumulated == 1 and any(x.op == "welford" for x in e.reductions(0))
+    return not is_unpacked and e.schedule.launch.registers != REGISTERS_OF_A_THREAD[1]
 
 
 def begin_function(e: Late, name: str, known: Sequence[str]) -> list[str]:
@@ -202,7 +215,7 @@ def names_of(lines: Sequence[str], parameters: Iterable[str]) -> list[str]:
 def late_lines(e: Late, name: str, preamble: Sequence[str], parameters: Iterable[str], rows: str) -> list[str]:
     """The body of the kernel; ``begin`` goes to the helpers.  ``rows``: text of their number."""
     known, last = names_of(preamble, parameters), ["words = ahead"]
-    if e.params.late > 1:
+    if e.schedule.lag > 1:
         first, turn = _two_ahead(e, name, known, rows)
         last.append("ahead = beyond")
     else:
@@ -210,7 +223,7 @@ def late_lines(e: Late, name: str, preamble: Sequence[str], parameters: Iterable
         turn = [_row("row + teams", rows), *again]
     x = "x = row" if e.interpret else "x = row.to(tl.int64)"
     first, turn = ["x = team.to(tl.int64)", *first], [*turn, x]
-    loop = f"for row in tl.range(team, {rows}, teams, num_stages={e.params.num_stages}):"
+    loop = f"for row in tl.range(team, {rows}, teams, num_stages={e.schedule.launch.stages}):"
     body = [*(f"    {line}" for line in turn), *e.head.lines, "", *e.out.lines, *(f"    {line}" for line in last)]
     return [
         *(f"    {line}" for line in first),

@@ -49,7 +49,7 @@ class LateWalk(Late, Walk):
     @property
     def rows(self) -> list[Piece]:
         """Those of one turn."""
-        count = self.params.rows
+        count = self.schedule.turn
         return [Piece(f"_x{k}" if count > 1 else "", k, 1) for k in range(count)]
 
     @property
@@ -60,7 +60,7 @@ class LateWalk(Late, Walk):
     @property
     def is_cut(self) -> bool:
         """Has the last turn fewer rows?"""
-        return self.tile.x_total % self.params.rows != 0
+        return self.tile.x_total % self.schedule.turn != 0
 
     def of(self, row: Piece) -> list[Chunk]:
         """The chunks of a row."""
@@ -170,7 +170,7 @@ def _write_last(e: LateWalk, columns: Sequence[Expr], stored: Sequence[BoundTens
 
 def _write_sums(e: LateWalk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
     """A row of partial results; those of teams that are not there, where fewer fit, are neutral."""
-    total, splits = e.tile.r_total, e.params.splits
+    total, splits = e.tile.r_total, e.schedule.parts
     e.out.line(f"partial = team * {total} + first")
     for expr in columns:
         for chunk in chunks:
@@ -188,8 +188,8 @@ def _write_sums(e: LateWalk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -
 
 def teams_of(e: LateWalk) -> int:
     """Teams at once: no more than have rows, than partial results of a column, and than programs that fit."""
-    params = e.params
-    return min(-(-e.tile.x_total // params.rows), params.splits, max(params.programs // params.team, 1))
+    schedule = e.schedule
+    return min(-(-e.tile.x_total // schedule.turn), schedule.parts, max(schedule.programs // schedule.members, 1))
 
 
 def late_walk_lines(e: LateWalk, name: str, preamble: Sequence[str], parameters: Iterable[str]) -> list[str]:
@@ -197,7 +197,7 @@ def late_walk_lines(e: LateWalk, name: str, preamble: Sequence[str], parameters:
     e.begun[:0] = e.row_lines()
     given = begin_function(e, name, names_of([*preamble, *e.standing], parameters))
     first, again = begin_lines(e, name, given)
-    step = f" * {e.params.rows}" if e.params.rows > 1 else ""
+    step = f" * {e.schedule.turn}" if e.schedule.turn > 1 else ""
     first = [_first_row(e, f"team{step}"), *first]
     x = "x = row" if e.interpret else "x = row.to(tl.int64)"
     turn = [_first_row(e, f"row + teams{step}"), *again, x]
@@ -207,7 +207,7 @@ def late_walk_lines(e: LateWalk, name: str, preamble: Sequence[str], parameters:
         "",
         *(f"    {line}" for line in first),
         "",
-        f"    for row in tl.range(team{step}, {e.row_count}, teams{step}, num_stages={e.params.num_stages}):",
+        f"    for row in tl.range(team{step}, {e.row_count}, teams{step}, num_stages={e.schedule.launch.stages}):",
         *(f"        {line}" if line else "" for line in (*turn, *written, "words = ahead")),
         "",
         *e.stored,
@@ -217,5 +217,5 @@ def late_walk_lines(e: LateWalk, name: str, preamble: Sequence[str], parameters:
 
 def _first_row(e: LateWalk, text: str) -> str:
     """x of the turn that begins with this row, or of the last turn again."""
-    least = 1 if e.is_cut else e.params.rows
+    least = 1 if e.is_cut else e.schedule.turn
     return f"x = tl.minimum({text}, {e.row_count} - {least}).to(tl.int64)"

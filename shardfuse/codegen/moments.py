@@ -42,8 +42,8 @@ def pairs(e: Emitter, chunks: Sequence[Chunk]) -> dict[Expr, Expr]:
     Of rows one by one, in whole chunks of one width, of which each thread has some.
     """
     blocks = dict.fromkeys(c.block for c in chunks)
-    is_shared = len(blocks) == 1 and (chunks[0].block or e.params.r_block) >= e.params.num_warps * WARP
-    if e.tile.x_lanes or not is_shared or e.params.num_warps == 1 or any(c.is_masked for c in chunks):
+    is_shared = len(blocks) == 1 and (chunks[0].block or e.schedule.reduced) >= e.schedule.launch.warps * WARP
+    if e.tile.x_lanes or not is_shared or e.schedule.launch.warps == 1 or any(c.is_masked for c in chunks):
         return {}
     maker = {t: expr for expr in e.plan.segment.exprs for t in expr.outputs}
     found: dict[Expr, Expr] = {}
@@ -59,7 +59,7 @@ def pairs(e: Emitter, chunks: Sequence[Chunk]) -> dict[Expr, Expr]:
 def write_pair(e: Emitter, first: Expr, second: Expr, chunks: Sequence[Chunk]) -> None:
     """``chunks``: of the row, as ``pairs`` takes them."""
     e.helpers |= {"merged_moments": _MERGED, "squares_around": _SQUARES}
-    lanes, block = e.params.num_warps * WARP, chunks[0].block or e.params.r_block
+    lanes, block = e.schedule.launch.warps * WARP, chunks[0].block or e.schedule.reduced
     shape, count = f"[{lanes}, {block // lanes}]", block // lanes * len(chunks)
     a, b = str(first.output), str(second.output)
     texts = [e.value(first.tensors[0], c).text for c in chunks]

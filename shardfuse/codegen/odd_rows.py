@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ..ir.expr import BoundTensor
 from . import narrow
 from .hints import EVICT_LAST
-from .indexing import Group, dynamic_terms
+from .indexing import dynamic_terms
 from .late import Late
 from .packed import Packed
 from .tile import Chunk, Strides
@@ -25,15 +25,6 @@ from .words import Words
 
 class OddRows(Words):
     """An emitter whose chunks count from the word that the first element of the row lies in."""
-
-    def is_uniform(self) -> bool:
-        """Are all rows contiguous, and does each begin at one place in all tensors?"""
-        rows = [self.tile.strides[t] for t in (*self.plan.segment.inputs, *self.plan.segment.outputs) if self.is_row(t)]
-        along = [Group(1, self.tile.r_total, 1, True)]
-        if any(self.tile.r_groups(s) != along for s in rows):
-            return False
-        places = [self.tile.x_groups(s) for s in rows]
-        return bool(places[0]) and all(p == places[0] for p in places)
 
     def is_row(self, tensor: BoundTensor) -> bool:
         return self.space.is_streamed(tensor)
@@ -45,7 +36,7 @@ class OddRows(Words):
         offset = self.offset(" + ".join(self.x_terms(self.tile.strides[row], self.tile.chunks()[0])))
         at = f"{offset} // {width} * {width}"
         stop = f"shift + {size}"
-        if self.params.team:
+        if self.schedule.members:
             at, stop = f"{at} + first", f"tl.minimum({stop}, {self.tile.share})"
         self.head.line(f"base = {at}")
         self.head.line(f"shift = ({offset} - base).to(tl.int32)")
@@ -64,7 +55,7 @@ class OddRows(Words):
     def is_last(self, chunk: Chunk) -> bool:
         """May the row end in ``chunk``?"""
         assert chunk.start is not None
-        return chunk.start + self.params.r_block > self.tile.least_share
+        return chunk.start + self.schedule.reduced > self.tile.least_share
 
     def terms(self, strides: Strides, chunk: Chunk) -> tuple[list[str], bool, bool]:
         if chunk.start is None:

@@ -102,7 +102,7 @@ def write_take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str = "start") ->
 
 def across_lanes(e: Emitter, expr: Expr) -> tuple[str, ...]:
     """The lanes of a loop merged: names of what this program has."""
-    names = tuple(f"{t}_part" for t in expr.outputs) if e.params.team else _final(e, expr)
+    names = tuple(f"{t}_part" for t in expr.outputs) if e.schedule.members else _final(e, expr)
 
     def reduced(k: int, texts: Sequence[str]) -> str:
         return across_blocks(e, names[k], accumulators(expr)[k], texts)
@@ -147,25 +147,25 @@ def _masked_lanes(e: Emitter, expr: Expr, chunk: Chunk, start: str) -> str:
 
 def _lanes_along_r(e: Emitter, chunk: Chunk) -> list[int]:
     """The shape of what is the same for all of x."""
-    lanes = (chunk.block or e.params.r_block) // _fold(e, chunk)
+    lanes = (chunk.block or e.schedule.reduced) // _fold(e, chunk)
     return ([1, lanes] if e.tile.is_inner else [lanes, 1]) if e.tile.x_lanes else [lanes]
 
 
 def _fold(e: Emitter, chunk: Chunk) -> int:
     """Elements that a lane takes in at once: as many as a thread has of them, fewer of narrow pieces."""
     widest = e.tile.pieces[0].width or 1
-    fold = max(e.params.fold * (chunk.piece.width or 1) // widest, 1)
-    return min(fold, chunk.block or e.params.r_block)
+    fold = max(e.schedule.accumulated * (chunk.piece.width or 1) // widest, 1)
+    return min(fold, chunk.block or e.schedule.reduced)
 
 
 def _is_near(e: Emitter) -> bool:
     """Are the elements of a lane neighbours in a row, that one load brings?  Else each comes with another load."""
-    return e.tile.is_inner and (e.params.aligned or e.tile.r_total % e.params.fold == 0)
+    return e.tile.is_inner and (e.schedule.is_aligned_down or e.tile.r_total % e.schedule.accumulated == 0)
 
 
 def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
     """The shape of a block whose lanes have an axis of their own, and that axis."""
-    r = chunk.block or e.params.r_block
+    r = chunk.block or e.schedule.reduced
     fold = _fold(e, chunk)
     cut = [r // fold, fold] if _is_near(e) else [fold, r // fold]
     x = [chunk.piece.width or e.tile.x_block] if e.tile.x_lanes else []
@@ -178,7 +178,7 @@ def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
 
 def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
     """What this program has of ``expr``, its row, or its part of a team's, being in registers."""
-    if expr.op == "welford" and e.params.fold > 1:
+    if expr.op == "welford" and e.schedule.accumulated > 1:
         return _taken_in(e, expr, chunks)
     pieces = e.tile.pieces
     is_whole = _is_whole(e)
@@ -306,7 +306,7 @@ def _final(e: Emitter, expr: Expr) -> tuple[str, ...]:
 
 def _is_whole(e: Emitter) -> bool:
     """Does one program hold the row?  No part of it is nothing but -inf where the row is not."""
-    return e.params.unrolled and not e.params.team
+    return e.schedule.is_held and not e.schedule.members
 
 
 def give(e: Emitter, expr: Expr, names: Sequence[str]) -> None:
@@ -377,20 +377,20 @@ def _own_count(e: Emitter) -> str:
     """How many elements this program reduces to one; 1 where it has none."""
     if _is_whole(e):
         return str(e.tile.r_total)
-    if e.params.unrolled:
+    if e.schedule.is_held:
         own = e.tile.own_share
         return _times(e, own if own.isdigit() else f"tl.maximum({own}, 1)")
-    return _times(e, "tl.maximum(last - first, 1)" if e.params.team else R_SIZE)
+    return _times(e, "tl.maximum(last - first, 1)" if e.schedule.members else R_SIZE)
 
 
 def _whole(e: Emitter) -> str:
-    return _times(e, str(e.tile.r_total) if e.params.unrolled else R_SIZE)
+    return _times(e, str(e.tile.r_total) if e.schedule.is_held else R_SIZE)
 
 
 def _counts(e: Emitter) -> str:
     """How many elements each member has."""
-    size, share = (str(e.tile.r_total), str(e.tile.share)) if e.params.unrolled else (R_SIZE, R_SHARE)
-    members = f"tl.arange(0, {power_of_two(e.params.team)}){'' if e.tile.exchanged == 1 else '[:, None]'}"
+    size, share = (str(e.tile.r_total), str(e.tile.share)) if e.schedule.is_held else (R_SIZE, R_SHARE)
+    members = f"tl.arange(0, {power_of_two(e.schedule.members)}){'' if e.tile.exchanged == 1 else '[:, None]'}"
     return _times(e, f"tl.minimum(tl.maximum({size} - {members} * {share}, 0), {share})") + ".to(tl.float32)"
 
 

@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from ..ir.dtype import DataType
 from ..ir.expr import Expr
+from ..ops.reductions import REDUCTION_TABLE
 from .arithmetic import TRITON_TYPE, atom, converted
 
-HELPERS: dict[str, str] = {
-    "maximum": '''@triton.jit
-def maximum(a, b):
-    """The larger; NaN if either is."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-''',
-    "minimum": '''@triton.jit
-def minimum(a, b):
-    """The smaller; NaN if either is."""
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-''',
-    "product": """@triton.jit
-def product(a, b):
-    return a * b
-""",
-}
+HELPERS = {r.combine: r.triton for r in REDUCTION_TABLE.values() if r.combine}
+"""The functions that combine two values, by their names."""
 
 
 @dataclass(frozen=True)
 class Accumulator:
-    """``dtype``: carried while reducing.  ``helper``: the combining function, "" for a sum.  ``identity``: text."""
+    """``dtype``: carried while reducing.  ``helper``: the combining function, "" for a sum.  ``identity``: text.
+
+    ``is_logical``: truth values are carried as numbers.  ``is_exact``: the result is one of what was reduced.
+    """
 
     dtype: DataType
     helper: str
     identity: str
     is_logical: bool
-
-    @property
-    def is_exact(self) -> bool:
-        """Is the result one of what was reduced?"""
-        return self.helper in ("maximum", "minimum")
+    is_exact: bool
 
     def prepared(self, text: str, found: DataType) -> str:
         """One value, as it is combined."""
@@ -77,43 +64,25 @@ def accumulators(expr: Expr) -> tuple[Accumulator, ...]:
     """How each output of the reduction ``expr`` is carried."""
     match expr.op:
         case "online_softmax":
-            return _extreme("max", expr.tensors[0].dtype), *(_sum(t.dtype) for t in expr.outputs[1:])
+            source, *sums = (expr.tensors[0].dtype, *(t.dtype for t in expr.outputs[1:]))
+            return _carried("max", source, source), *(_carried("sum", dtype, dtype) for dtype in sums)
         case "welford":
-            return _sum(expr.output.dtype), _sum(expr.output.dtype)
+            return (_carried("sum", expr.output.dtype, expr.output.dtype),) * 2
         case _:
             return (accumulator(expr),)
 
 
 def accumulator(expr: Expr) -> Accumulator:
     """How the reduction ``expr`` accumulates."""
-    match expr.op:
-        case "sum":
-            return _sum(expr.output.dtype)
-        case "prod":
-            dtype = expr.output.dtype.accumulator
-            return Accumulator(dtype, "product", "1.0" if dtype.is_floating else "1", False)
-        case "any":
-            return Accumulator(DataType.Int32, "maximum", "0", True)
-        case "all":
-            return Accumulator(DataType.Int32, "minimum", "1", True)
-        case "max" | "min":
-            return _extreme(expr.op, expr.tensors[0].dtype)
-        case _:
-            raise AssertionError(f"{expr.op} is no reduction")
+    return _carried(expr.op, expr.tensors[0].dtype, expr.output.dtype)
 
 
-def _sum(result: DataType) -> Accumulator:
-    dtype = result.accumulator
-    return Accumulator(dtype, "", "0.0" if dtype.is_floating else "0", False)
-
-
-def _extreme(op: str, source: DataType) -> Accumulator:
-    helper = "maximum" if op == "max" else "minimum"
-    if source is DataType.Bool:
-        return Accumulator(DataType.Int32, helper, "0" if op == "max" else "1", True)
-    if source.is_floating:
-        return Accumulator(source.compute, helper, f'float("{"-inf" if op == "max" else "inf"}")', False)
-    bits = 8 * source.itemsize
-    is_signed = not source.name.startswith("UInt")
-    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
-    return Accumulator(source, helper, str(low if op == "max" else high), False)
+def _carried(op: str, source: DataType, result: DataType) -> Accumulator:
+    found = REDUCTION_TABLE[op]
+    dtype = found.carried(source, result)
+    identity, is_logical = found.identity(dtype), dtype is DataType.Bool
+    if dtype.is_floating:
+        text = f'float("{identity}")' if isinstance(identity, float) else f"{identity}.0"
+    else:
+        text = str(int(cast(int, identity)))
+    return Accumulator(DataType.Int32 if is_logical else dtype, found.combine, text, is_logical, found.is_exact)

@@ -28,7 +28,7 @@ class Rows(Emitter):
 
     @property
     def block(self) -> int:
-        return min(self.params.x_block, power_of_two(self.along))
+        return min(self.schedule.kept, power_of_two(self.along))
 
     @property
     def tiles(self) -> int:

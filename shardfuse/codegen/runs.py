@@ -40,23 +40,23 @@ def in_runs(tile: Tile, tensor: BoundTensor, chunk: Chunk, named: Callable[[str]
     each = _side_by_side(tile, tensor, chunk)
     if each < _WORTH_SHARING:
         return None
-    block = chunk.block or tile.plan.params.r_block
+    block = chunk.block or tile.plan.schedule.reduced
     lanes = named(f"tl.arange(0, {block // each}) * {each}")
     few = replace(chunk, lane=lanes, index=f"({chunk.turn} + {lanes})")
     if not chunk.is_masked:
         return Run(few, "", block, each)
     if chunk.start is None:
         return Run(few, f", mask={few.index} < {R_SIZE}", block, each)
-    inside = f"{lanes} + {chunk.start} < {tile.own_share}" if tile.plan.params.team else f"{lanes} < {chunk.valid}"
+    inside = f"{lanes} + {chunk.start} < {tile.own_share}" if tile.plan.schedule.members else f"{lanes} < {chunk.valid}"
     return Run(few, f", mask={named(inside)}", block, each)
 
 
 def _side_by_side(tile: Tile, tensor: BoundTensor, chunk: Chunk) -> int:
     """Elements of a row, in one load of a thread, that lie at one place of ``tensor``."""
-    params, space = tile.plan.params, tile.plan.space
-    if not tile.is_inner or tile.x_lanes or space.walked or space.sides[0] or params.aligned:
+    schedule, space = tile.plan.schedule, tile.plan.space
+    if not tile.is_inner or tile.x_lanes or space.walked or space.sides[0] or schedule.is_aligned_down:
         return 1
-    if not params.unrolled and chunk.index != "r":
+    if not schedule.is_held and chunk.index != "r":
         return 1
     runs = [g.below for g in tile.r_groups(tile.strides[tensor])]
     if all(n == power_of_two(n) for n in runs):

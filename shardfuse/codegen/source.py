@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir.expr import BoundTensor, Scalar
+from ..schedulers.schedule import Schedule
 
 _OF_DENORMALS = re.compile(r"(?:tl\.log2?|libdevice\.(?:atan2|erfcinv|fmod|lgamma|nextafter|pow))\(")
 """Functions of float32 whose result is another one altogether where an operand below 1.2e-38 is taken for 0."""
@@ -19,7 +20,8 @@ class KernelSource:
     ``integers``: this rank's extents and starts; no part of the text, so that another batch size needs no compile.
     ``grid``: number of programs.  ``text`` is a file that runs if pasted.  ``mailbox``: 64-bit words of memory, zeroed
     once and kept between launches, whose pointer is the first argument.  ``is_cooperative``: do programs wait for each
-    other, so that all must run at once?
+    other, so that all must run at once?  ``schedule``: that of the plan, or of its first stage, with the access
+    that the strides of this rank allow.
     """
 
     name: str
@@ -33,6 +35,7 @@ class KernelSource:
     max_registers: int | None = None
     mailbox: int = 0
     is_cooperative: bool = False
+    schedule: Schedule = field(kw_only=True)
 
     @property
     def keeps_denormals(self) -> bool:
@@ -64,6 +67,7 @@ class Parts:
     max_registers: int | None
     mailbox: int
     x_block: int
+    schedule: Schedule
 
 
 MARGIN = 120

@@ -78,7 +78,7 @@ def _literal(plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], coordinate
     """The atoms whose extents stand in the text."""
     space, tile = plan.space, Tile(plan, layouts, coordinates)
     found: dict[Digit, None] = {}
-    if space.walked or plan.params.unrolled:
+    if space.walked or plan.schedule.is_held:
         found.update(dict.fromkeys(space.r))
     if space.grouped:
         columns = takewhile(

@@ -75,6 +75,7 @@ def one_launch(
         name, text + "\n".join([*first.lines, *out.lines]) + "\n", tuple(tensors), first.scalars,
         tuple(v for v, _ in integers.values()), first.grid, first.num_warps, first.num_stages,
         first.max_registers, mailbox=first.grid // shares if shares else first.mailbox + 1, is_cooperative=not shares,
+        schedule=first.schedule,
     )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ class Tile:
     def __init__(self, plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], coordinates: Coordinates) -> None:
         self.plan = plan
         self.coordinates = coordinates
-        space, params = plan.space, plan.params
+        space, schedule = plan.space, plan.schedule
         self.x_extents = [local_extent(a, coordinates) for a in space.x]
         self.r_extents = [local_extent(a, coordinates) for a in space.r]
         self.x_total = prod(self.x_extents)
@@ -91,7 +91,7 @@ class Tile:
         """Rows that one group of programs walks; 1 where none are."""
         self.r_total = prod(self.r_extents)
         rows = self.walk_total if space.walked else self.x_total
-        self.x_block = min(params.x_block, power_of_two(rows))
+        self.x_block = min(schedule.kept, power_of_two(rows))
         self.x_lanes = self.x_block > 1
         self.r_lanes = bool(space.r)
         self.is_inner = space.is_inner
@@ -103,10 +103,10 @@ class Tile:
         """Strides of all that is indexed."""
         self.pieces = self._cut_columns()
         """The columns of a program, those of whole groups side by side."""
-        is_padded = rows % self.x_block != 0 or 0 < params.columns < self.x_block
+        is_padded = rows % self.x_block != 0 or 0 < schedule.columns < self.x_block
         self.x_masked = is_padded and len(self.pieces) == 1
         self.x_wide = self._x_is_wide()
-        self.r_wide = any(self._span(space.r, self.r_extents, s, params.r_block) for s in self.walked_over)
+        self.r_wide = any(self._span(space.r, self.r_extents, s, schedule.reduced) for s in self.walked_over)
 
     # blocks
 
@@ -118,7 +118,7 @@ class Tile:
     def shape_of(self, chunk: Chunk | None) -> str:
         """Text of the shape of ``chunk``'s block, which may differ from the others'."""
         x = (chunk.piece.width if chunk else None) or self.x_block
-        r = (chunk.block if chunk else None) or self.plan.params.r_block
+        r = (chunk.block if chunk else None) or self.plan.schedule.reduced
         sizes = [n for n, there in ((x, self.x_lanes), (r, self.r_lanes)) if there]
         return str(sizes if self.is_inner else sizes[::-1])
 
@@ -146,14 +146,14 @@ class Tile:
 
     def chunks(self) -> list[Chunk]:
         """r cut into blocks; without r one chunk that has no lanes."""
-        block = self.plan.params.r_block
+        block = self.plan.schedule.reduced
         if not self.r_lanes:
             return [Chunk("", 0, 1, False)]
-        if self.plan.params.team:
+        if self.plan.schedule.members:
             return self._chunks_of_a_member(block)
         starts = range(0, self.span, block)
         valid = [min(block, self.span - start) for start in starts]
-        if self.plan.params.aligned:
+        if self.plan.schedule.is_aligned_down:
             return self._chunks_with_masks(starts)
         return [
             Chunk(f"_{k}" if len(starts) > 1 else "", start, valid[k], valid[k] < block)
@@ -165,7 +165,7 @@ class Tile:
 
     def _chunks_with_masks(self, starts: range) -> list[Chunk]:
         """Of a member of a team, or of a row that begins within a word: a mask each."""
-        block, is_aligned = starts.step, self.plan.params.aligned
+        block, is_aligned = starts.step, self.plan.schedule.is_aligned_down
         return [
             Chunk(
                 suffix := f"_{k}" if len(starts) > 1 else "",
@@ -181,7 +181,7 @@ class Tile:
 
     def _cut_columns(self) -> tuple[Piece, ...]:
         """Columns of whole groups, side by side, in powers of two."""
-        columns = self.plan.params.columns
+        columns = self.plan.schedule.columns
         is_exact = self.plan.space.grouped and columns and self.x_total % columns == 0
         widths = in_powers_of_two(columns) if is_exact else ()
         if len(widths) < 2 or any(e.op == PICK for e in self.plan.segment.exprs):
@@ -197,7 +197,7 @@ class Tile:
     @property
     def columns(self) -> int:
         """Kept elements of one program."""
-        return self.plan.params.columns or self.x_block
+        return self.plan.schedule.columns or self.x_block
 
     @property
     def group_lanes(self) -> int:
@@ -218,14 +218,14 @@ class Tile:
     @property
     def share(self) -> int:
         """Reduced elements of one member of a team, a multiple of what a thread loads at once, or of a whole block."""
-        members, block = self.plan.params.team, self.plan.params.r_block
-        step = block if self.r_total % (members * block) == 0 or not self.plan.params.unrolled else _SHARE_STEP
+        members, block = self.plan.schedule.members, self.plan.schedule.reduced
+        step = block if self.r_total % (members * block) == 0 or not self.plan.schedule.is_held else _SHARE_STEP
         return -(-self.span // (members * step)) * step
 
     @property
     def span(self) -> int:
         """Elements that are walked for a row; more than it has where it is read from the beginning of a word."""
-        is_held = self.plan.params.aligned and self.plan.params.unrolled
+        is_held = self.plan.schedule.is_aligned_down and self.plan.schedule.is_held
         return self.r_total + self.word - 1 if is_held else self.r_total
 
     @property
@@ -238,12 +238,12 @@ class Tile:
     @property
     def least_share(self) -> int:
         """Elements that every member has, wherever its row begins."""
-        return min(self.share, self.last_share) if self.plan.params.team else self.r_total
+        return min(self.share, self.last_share) if self.plan.schedule.members else self.r_total
 
     @property
     def last_share(self) -> int:
         """Of the last member, which may have fewer, or none."""
-        return max(self.r_total - (self.plan.params.team - 1) * self.share, 0)
+        return max(self.r_total - (self.plan.schedule.members - 1) * self.share, 0)
 
     @property
     def own_share(self) -> str:
@@ -268,7 +268,7 @@ class Tile:
 
     def part(self, chunk: Chunk, strides: Strides) -> range | None:
         """The values in ``chunk`` of an index that walks r, and nothing else, in order; ``None`` of any other."""
-        if chunk.start is None or self.plan.params.team or set(strides) != set(self.plan.space.r):
+        if chunk.start is None or self.plan.schedule.members or set(strides) != set(self.plan.space.r):
             return None
         if self.r_groups(strides) != [Group(1, self.r_total, 1, True)]:
             return None

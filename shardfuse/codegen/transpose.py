@@ -33,11 +33,11 @@ class Turned(Emitter):
 
     @property
     def x_block(self) -> int:
-        return min(self.params.x_block, power_of_two(self.along))
+        return min(self.schedule.kept, power_of_two(self.along))
 
     @property
     def y_block(self) -> int:
-        return min(self.params.r_block, power_of_two(self.across))
+        return min(self.schedule.reduced, power_of_two(self.across))
 
     @property
     def tiles(self) -> int:

@@ -56,7 +56,7 @@ class Walk(Emitter):
         Rows side by side are cut into equal ones: blocks of two widths would lie differently in the threads, and what
         is one for a row would have to be handed round.
         """
-        total, block = self.tile.r_total, self.params.r_block
+        total, block = self.tile.r_total, self.schedule.reduced
         equal = [block] * -(-total // block)
         widths = equal if self.tile.x_lanes else chunk_widths(total, block, self.least())
         found: list[Chunk] = []
@@ -72,7 +72,7 @@ class Walk(Emitter):
     def least(self) -> int:
         """Elements of the smallest chunk."""
         walked = [t.dtype.itemsize for t in self.plan.segment.loads if self.space.is_streamed(t)]
-        return least_chunk(min(walked, default=4), self.params.num_warps, self.params.r_block)
+        return least_chunk(min(walked, default=4), self.schedule.launch.warps, self.schedule.reduced)
 
 
 def write_walk(e: Walk) -> None:
@@ -81,7 +81,7 @@ def write_walk(e: Walk) -> None:
     stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
     summed = [*columns, *(x for k in range(e.space.phases) for x in e.reductions(k))]
     wanted = [*stored, *(x.tensors[0] for x in summed)]
-    if e.params.keeps:
+    if e.schedule.keeps:
         for chunk in chunks:
             write_standing(e, wanted, chunk)
     e.out.paragraph()
@@ -185,11 +185,11 @@ def _reduce(e: Walk, expr: Expr, chunks: Sequence[Chunk]) -> None:
 
 def _loop_lines(e: Walk) -> list[str]:
     """Programs take rows in turn, so that those of one moment lie side by side in memory."""
-    params, block = e.params, e.tile.x_block
-    split = "program" if e.y_total == 1 else f"program % {params.splits}"
+    schedule, block = e.schedule, e.tile.x_block
+    split = "program" if e.y_total == 1 else f"program % {schedule.parts}"
     first = split if block == 1 else f"{split} * {block}"
     name = "x" if block == 1 and e.y_total == 1 else "start"
-    return [f"for {name} in tl.range({first}, {ROWS}, {params.splits * block}, num_stages={params.num_stages}):"]
+    return [f"for {name} in tl.range({first}, {ROWS}, {schedule.parts * block}, num_stages={schedule.launch.stages}):"]
 
 
 def _row_lines(e: Walk) -> list[str]:
@@ -230,7 +230,7 @@ def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[str]]:
     lines += [f"{lane} = {tile.lanes(block, reduced=True)}" for lane, block in blocks.items()]
     lines.append("program = tl.program_id(0).to(tl.int64)")
     if e.y_total > 1:
-        lines.append(f"y = program // {e.params.splits}")
+        lines.append(f"y = program // {e.schedule.parts}")
     if tile.x_lanes:
         lines.append(f"rows = {tile.lanes(tile.x_block, reduced=False)}")
     lines += [f"{c.mask} = {c.lane} < {c.valid}" for c in chunks if c.is_masked]

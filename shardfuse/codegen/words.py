@@ -65,7 +65,7 @@ def largest_of_words(e: Emitter, x: BoundTensor, chunks: Sequence[Chunk], neutra
     ``None`` where words do not hold ``x``, or where that does not pay: a program that waits for nobody has time for it.
     """
     made = e.producer.get(x)
-    if not isinstance(e, Words) or e.interpret or not (e.params.late or e.params.aligned):
+    if not isinstance(e, Words) or e.interpret or not (e.schedule.lag or e.schedule.is_aligned_down):
         return None
     if made is None or made.op != "cast" or made.tensors[0] in e.producer:
         return None

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from ..codegen.source import KernelSource
 from ..config import VERSION
-from ..schedulers.plan import Params
+from ..schedulers.schedule import Schedule
+from ..schedulers.schedule_record import record_of, schedule_of
 from ..secure_files import read_sealed, write_sealed
 from .kernel import read_versions
 
@@ -22,20 +23,21 @@ from .kernel import read_versions
 class Tuned:
     """The choice for one segment.
 
-    kernel: name of its first kernel as it was proposed.  proposed, params: what the scheduler proposes, and what was
-    chosen.  proposed_us, us: the microseconds of each, of all kernels of the segment.  tried: how many other Params
+    kernel: name of its first kernel as it was proposed.  proposed, chosen: the schedules of its scheduler and of the
+    tuner.  proposed_us, us: the microseconds of each, of all kernels of the segment.  tried: how many other schedules
     were compiled, gave the same result, and were timed; 0 where the choice was found on disk.
     """
 
     kernel: str
-    proposed: Params
-    params: Params
+    proposed: Schedule
+    chosen: Schedule
     proposed_us: float
     us: float
     tried: int
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        schedules = {"proposed": record_of(self.proposed), "chosen": record_of(self.chosen)}
+        return json.dumps({**vars(self), **schedules})
 
     @staticmethod
     def from_json(text: str) -> Tuned | None:
@@ -48,28 +50,13 @@ class Tuned:
             return None
         record = cast("dict[str, object]", found)
         proposed_us, us = record.get("proposed_us"), record.get("us")
-        proposed, params = _params(record.get("proposed")), _params(record.get("params"))
+        proposed, chosen = schedule_of(record.get("proposed")), schedule_of(record.get("chosen"))
         kernel, tried = record.get("kernel"), record.get("tried")
-        if not isinstance(kernel, str) or not isinstance(tried, int) or proposed is None or params is None:
+        if not isinstance(kernel, str) or not isinstance(tried, int) or proposed is None or chosen is None:
             return None
         if not isinstance(proposed_us, float) or not isinstance(us, float) or min(proposed_us, us) < 0:
             return None
-        return Tuned(kernel, proposed, params, proposed_us, us, tried)
-
-
-def _params(found: object) -> Params | None:
-    """``Params`` of a record that names each of its fields, with a value of the right type."""
-    if not isinstance(found, dict):
-        return None
-    record = cast("dict[str, Any]", found)
-    defaults = {f.name: f.default for f in fields(Params)}
-    if record.keys() != defaults.keys():
-        return None
-    for name, value in record.items():
-        is_right = type(value) is (bool if isinstance(defaults[name], bool) else int)
-        if not is_right and not (name == "max_registers" and value is None):
-            return None
-    return Params(**record)
+        return Tuned(kernel, proposed, chosen, proposed_us, us, tried)
 
 
 def choice_name(sources: Sequence[KernelSource], device: torch.device) -> str:

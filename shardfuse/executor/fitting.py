@@ -31,7 +31,7 @@ def fitted(
     most = kernel.resident() if kernel.source.is_cooperative else None
     if most is None or kernel.source.grid <= most:
         return kernel
-    if plan.params.team:
+    if plan.schedule.group:
         kernel = _compiled(_with_programs(plan, most), layouts, rank, options, device)
         if kernel.source.grid <= most:
             return kernel
@@ -40,9 +40,11 @@ def fitted(
 
 
 def _with_programs(plan: KernelPlan, most: int) -> KernelPlan:
-    """``plan`` of teams, or one that begins with them, with no more programs than that."""
+    """``plan`` of teams, or one that begins with them, with no more programs than that, if a team has no more."""
+    if plan.schedule.members > most:
+        return plan
     stages = (_with_programs(plan.stages[0], most), *plan.stages[1:]) if plan.stages else ()
-    return replace(plan, params=replace(plan.params, programs=most), stages=stages)
+    return replace(plan, schedule=plan.schedule.shared_by(plan.schedule.members, most), stages=stages)
 
 
 def _compiled(

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..ops.evaluate import extreme
+from ..ops.reductions import extreme
 
 Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
 

@@ -1,9 +1,9 @@
-"""Tuning: Params near the proposed ones are compiled, checked against them, and timed.
+"""Tuning: schedules near the proposed ones are compiled, checked against them, and timed.
 
 1. Each segment is tuned by one rank, the first of its mesh that holds some of it, on random inputs of its own shards;
    the others wait for the answer in the store.  So all ranks run the same kernels, and replicated results stay equal.
 2. Whatever goes wrong there is an answer as well: then all use what was proposed, and say so.
-3. Params decide how one rank runs a segment, never what it sends: no communication depends on an answer.
+3. Schedules decide how one rank runs a segment, never what it sends: no communication depends on an answer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from ..errors import ShardfuseError, TuningUnavailableError
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..schedulers import kernels_of, makes_kernels, proposed
-from ..schedulers.candidates import candidates, fits
-from ..schedulers.plan import KernelPlan, Params
+from ..schedulers.candidates import candidates, may_run
+from ..schedulers.plan import KernelPlan
+from ..schedulers.schedule import Schedule
 from ..schedulers.segment import Segment
 from .answers import answer_of, answer_once
 from .choices import Tuned, choice_name, read_choice, write_choice
@@ -135,20 +136,20 @@ class Tuner:
 
     def tune(self, builder: ProgramBuilder, segment: Segment, scheduler: str) -> Tuned:
         """The choice of the disk, or that of a search, which is then kept there."""
-        params = proposed(scheduler, segment, device_here())
+        schedule = proposed(scheduler, segment, device_here())
         trial = _Trial(builder, segment, scheduler)
-        directory, name = self.options.cache_directory, choice_name(trial.sources(params), builder.device)
+        directory, name = self.options.cache_directory, choice_name(trial.sources(schedule), builder.device)
         kept = read_choice(directory, name)
-        if kept is not None and kept.proposed == params and _may_run(scheduler, segment, kept):
+        if kept is not None and kept.proposed == schedule and _may_run(scheduler, segment, kept):
             return replace(kept, tried=0)
-        found = self._search(trial, params)
+        found = self._search(trial, schedule)
         write_choice(directory, name, found)
         return found
 
-    def _search(self, trial: _Trial, params: Params) -> Tuned:
+    def _search(self, trial: _Trial, schedule: Schedule) -> Tuned:
         timer = self.timer_on(trial.builder.device)
-        runs = {params: trial.first(params)}
-        best, times = params, {params: 0.0}
+        runs = {schedule: trial.first(schedule)}
+        best, times = schedule, {schedule: 0.0}
         for _ in range(_ROUNDS):
             near = [c for c in candidates(trial.scheduler, trial.segment, best, device_here()) if c not in runs]
             taken = {best: runs[best], **dict(self._tried(trial, near, times))}
@@ -160,35 +161,35 @@ class Tuner:
             if times[winner] > _WORTH * times[best]:
                 break
             best = winner
-        both = list(dict.fromkeys((params, best)))
+        both = list(dict.fromkeys((schedule, best)))
         final = dict(zip(both, timer([runs[p] for p in both]), strict=True))
-        if final[best] > _WORTH * final[params]:
-            best = params
-        name = trial.plans(params)[0].name
-        tuned = Tuned(name, params, best, float(final[params]), float(final[best]), len(runs) - 1)
+        if final[best] > _WORTH * final[schedule]:
+            best = schedule
+        name = trial.plans(schedule)[0].name
+        tuned = Tuned(name, schedule, best, float(final[schedule]), float(final[best]), len(runs) - 1)
         self.progress.close(name, len(runs) - 1, f"{tuned.us:.1f} us, proposed {tuned.proposed_us:.1f} us")
         return tuned
 
     def _tried(
-        self, trial: _Trial, near: Sequence[Params], times: dict[Params, float]
-    ) -> Iterator[tuple[Params, Callable[[], None]]]:
+        self, trial: _Trial, near: Sequence[Schedule], times: dict[Schedule, float]
+    ) -> Iterator[tuple[Schedule, Callable[[], None]]]:
         """Those of ``near`` that compile, run and give the same results, as long as there is time."""
         best = min(times.values())
-        for done, params in zip(count(1), near, strict=False):
+        for done, schedule in zip(count(1), near, strict=False):
             if time.monotonic() > self.deadline:
                 return
-            run = trial.checked(params)
+            run = trial.checked(schedule)
             self.progress.show(trial.segment_name, done, len(near), f"best {best:.1f} us" if best else "first round")
             if run is not None:
-                yield params, run
+                yield schedule, run
 
 
 def _may_run(scheduler: str, segment: Segment, kept: Tuned) -> bool:
-    return kept.params == kept.proposed or fits(scheduler, segment, kept.params, device_here())
+    return kept.chosen == kept.proposed or may_run(scheduler, segment, kept.chosen, device_here())
 
 
 class _Trial:
-    """One segment on random inputs, run under any Params; the results of the first are those that count."""
+    """One segment on random inputs, run by any schedule; the results of the first are those that count."""
 
     def __init__(self, builder: ProgramBuilder, segment: Segment, scheduler: str) -> None:
         self.builder = builder
@@ -201,37 +202,37 @@ class _Trial:
     def segment_name(self) -> str:
         return f"{self.scheduler} {', '.join(map(str, self.segment.outputs))}"
 
-    def plans(self, params: Params) -> tuple[KernelPlan, ...]:
-        return kernels_of(self.scheduler, self.segment, device_here(), params)
+    def plans(self, schedule: Schedule) -> tuple[KernelPlan, ...]:
+        return kernels_of(self.scheduler, self.segment, device_here(), schedule)
 
-    def kernels(self, params: Params) -> list[Kernel]:
+    def kernels(self, schedule: Schedule) -> list[Kernel]:
         """Raises KernelCompileError."""
-        plans = self.plans(params)
+        plans = self.plans(schedule)
         for t in (t for plan in plans for t in plan.segment.outputs):
             self.builder.contiguous(t)
         return [self.builder.compiled(plan) for plan in plans]
 
-    def sources(self, params: Params) -> list[KernelSource]:
-        return [kernel.source for kernel in self.kernels(params)]
+    def sources(self, schedule: Schedule) -> list[KernelSource]:
+        return [kernel.source for kernel in self.kernels(schedule)]
 
-    def first(self, params: Params) -> Callable[[], None]:
-        """Makes inputs and outputs, and keeps the results of ``params``."""
+    def first(self, schedule: Schedule) -> Callable[[], None]:
+        """Makes inputs and outputs, and keeps the results of ``schedule``."""
         device = self.builder.device
         generator = torch.Generator(device).manual_seed(0)
         for t in self.segment.inputs:
             self.env[t] = _random(self.builder.meta[t], t.dtype, device, generator)
         for t in self.segment.outputs:
             self.env[t] = _poisoned(self.builder.meta[t], device)
-        run = self.run_of(params)
+        run = self.run_of(schedule)
         run()
         self.wanted = [self.env[t].clone() for t in self.segment.outputs]
         return run
 
-    def run_of(self, params: Params) -> Callable[[], None]:
+    def run_of(self, schedule: Schedule) -> Callable[[], None]:
         """All kernels of the segment, one after the other; what they hand on is theirs alone."""
         own = dict(self.env)
         launches: list[tuple[Callable[..., None], Sequence[object]]] = []
-        for kernel in self.kernels(params):
+        for kernel in self.kernels(schedule):
             for t in kernel.source.tensors:
                 if t not in own:
                     own[t] = _poisoned(self.builder.meta[t], self.builder.device)
@@ -247,14 +248,14 @@ class _Trial:
 
         return run
 
-    def checked(self, params: Params) -> Callable[[], None] | None:
-        """A run of ``params``; ``None`` where it does not compile, does not launch, or computes something else."""
+    def checked(self, schedule: Schedule) -> Callable[[], None] | None:
+        """A run of ``schedule``; ``None`` where it does not compile, does not launch, or computes something else."""
         from triton.errors import TritonError  # pyright: ignore[reportMissingTypeStubs]
 
         try:
             for t in self.segment.outputs:
                 _poison(self.env[t])
-            run = self.run_of(params)
+            run = self.run_of(schedule)
             run()
             found = [self.env[t] for t in self.segment.outputs]
             is_right = all(same(x, y) for x, y in zip(found, self.wanted, strict=True))

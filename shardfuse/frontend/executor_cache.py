@@ -11,7 +11,7 @@ from threading import RLock
 import torch
 
 from ..allocation.global_sizes import Unknown, global_sizes
-from ..compiler import Plan, compile_fusion, sent, with_params
+from ..compiler import Plan, compile_fusion, sent, with_schedules
 from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
@@ -41,7 +41,7 @@ from ..mesh.process import check_is_a_rank, ledger_of
 from ..passes.recorded_domains import allocation_shape
 from ..passes.settle_inputs import settle_inputs
 from ..schedulers.in_place import replaceable
-from ..schedulers.plan import Params
+from ..schedulers.schedule import Schedule
 from ..schedulers.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
 from .forks import forgotten_in_forks
@@ -93,7 +93,7 @@ class FusionExecutorCache:
         self._last_planned: Plan | None = None
         self._plans: LRUCache[Hashable, Plan] = LRUCache(PROGRAMS)
         self._programs: LRUCache[Hashable, Made] = LRUCache(PROGRAMS)
-        self._tuned: LRUCache[Hashable, tuple[Params | None, ...]] = LRUCache(PROGRAMS)
+        self._tuned: LRUCache[Hashable, tuple[Schedule | None, ...]] = LRUCache(PROGRAMS)
         shapes = fusion.shape_scalars()
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
         self._asks = asks_other_ranks(fusion)
@@ -211,7 +211,7 @@ class FusionExecutorCache:
             plan = compile_fusion(self.fusion, sizes, numbers, self.options.ranks_per_node, device=device_here())
             tuned = self._tuned.get(key)
             if tuned is not None:
-                plan = with_params(plan, tuned)
+                plan = with_schedules(plan, tuned)
             self._plans.put(key, plan)
         self._last_planned = plan
         return plan
@@ -324,10 +324,10 @@ class FusionExecutorCache:
         builder = self._builder(call)
         segments = [None if s.like is not None else (s.segment, s.scheduler) for s in plan.segments]
         tuned = tune_segments(builder, segments, call.ranks, call.text, tuner)
-        chosen = tuple(None if t is None else t.params for t in tuned)
+        chosen = tuple(None if t is None else t.chosen for t in tuned)
         key = self._plan_key(call.sizes, call.numbers)
         self._tuned.put(key, chosen)
-        self._plans.put(key, with_params(plan, chosen))
+        self._plans.put(key, with_schedules(plan, chosen))
         self._programs = LRUCache(PROGRAMS)
         with agreed(call.ranks, f"{call.text}\ntuned: {chosen}", call.text) as promised:
             made = self._build(call)

@@ -143,10 +143,10 @@ class Running:
     ) -> list[Tuned]:
         """Tune the kernels for these inputs (as for ``execute``): later calls of their sizes run what was chosen.
 
-        Params near those proposed are compiled, checked against them and timed on random tensors, with a bar on stderr;
-        choices are kept in the cache directory.  Every rank calls it: one tunes for all.  Gives, for each segment that
-        has kernels, what was proposed and chosen with its microseconds.  ``SHARDFUSE_AUTOTUNE=1`` does so before each
-        first run on a GPU.
+        Schedules near those proposed are compiled, checked against them and timed on random tensors, with a bar on
+        stderr; choices are kept in the cache directory.  Every rank calls it: one tunes for all.  Gives, for each
+        segment that has kernels, what was proposed and chosen with its microseconds.  ``SHARDFUSE_AUTOTUNE=1`` does so
+        before each first run on a GPU.
 
         ``seconds``: to stop trying after; left out, half of SHARDFUSE_TIMEOUT.  ``timer``: microseconds of several runs
         that take turns, instead of CUDA events.

@@ -16,12 +16,13 @@ from ..errors import IndexRangeError
 from ..ir.digits import Axis, Digit, cut_out, extent, parted
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
-from ..ir.expr import FACTORIES, REDUCTIONS, BoundTensor, Expr, Number, Scalar
+from ..ir.expr import FACTORIES, BoundTensor, Expr, Number, Scalar
 from ..ir.layout import local_extent
 from ..ir.stream import Stream
 from ..ir.window import Read, reads_of
 from . import random
 from .promotion import types
+from .reductions import REDUCTION_TABLE
 from .table import POINTWISE
 from .torch_call import Indexed
 from .torch_calls import TORCH_CALLS
@@ -64,9 +65,9 @@ def evaluate_all(
     x = cast(torch.Tensor, inputs[0])
     if expr.op == "stream_slice":
         return (_stream_slice(expr, x, rank).reshape(shapes[0]),)
-    if expr.op in REDUCTIONS:
+    if expr.op in REDUCTION_TABLE:
         axes = cast(tuple[int, ...], expr.attributes["axes"])
-        return (reduce(expr.op, x, axes, out.dtype).reshape(shapes[0]),)
+        return (REDUCTION_TABLE[expr.op].torch(x, axes, out.dtype).reshape(shapes[0]),)
     return (_shape_op(expr, x, shapes[0]),)
 
 
@@ -283,64 +284,3 @@ def weight_in(axis: Axis, digit: Digit) -> int:
     if isinstance(digit.base, Digit):  # an uneven cut of a part of a digit
         return digit.weight * weight_in(axis, digit.base)
     raise AssertionError(f"{digit} is not in {axis}")
-
-
-def reduce(op: str, x: torch.Tensor, axes: tuple[int, ...], dtype: DataType) -> torch.Tensor:
-    """``op`` over ``axes`` without keepdim; an empty extent gives the identity of ``op``."""
-    accumulator = dtype.accumulator.torch
-    match op:
-        case "sum":
-            return x.to(accumulator).sum(axes).to(dtype.torch) if axes else x.to(dtype.torch)
-        case "prod":
-            x = x.to(accumulator)
-            for axis in sorted(axes, reverse=True):
-                x = x.prod(axis)
-            return x.to(dtype.torch)
-        case "any" | "all":
-            x = x.to(torch.bool)
-            for axis in sorted(axes, reverse=True):
-                x = x.any(axis) if op == "any" else x.all(axis)
-            return x.to(dtype.torch)
-        case "max" | "min":
-            if not axes:
-                return x
-            if any(x.shape[a] == 0 for a in axes):
-                shape = [n for k, n in enumerate(x.shape) if k not in axes]
-                return torch.full(shape, identity(op, dtype), dtype=dtype.torch, device=x.device)
-            return extreme(op, x, axes)
-        case _:
-            raise AssertionError(f"no reduction {op}")
-
-
-_ORDER = {
-    torch.bool: torch.uint8,
-    torch.uint16: torch.int32,
-    torch.uint32: torch.int64,
-    **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu), torch.float32),
-}
-"""Of dtypes that torch does not compare, one that has their order."""
-
-
-def extreme(op: str, x: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-    """The largest or smallest element over ``axes``, none of which is empty, in any dtype that has an order."""
-    if x.dtype == torch.uint64:  # signed numbers have this order once the top bit is flipped
-        lowest = torch.iinfo(torch.int64).min
-        return (extreme(op, x.view(torch.int64) ^ lowest, axes) ^ lowest).view(torch.uint64)
-    ordered = x.to(_ORDER.get(x.dtype, x.dtype))
-    return (ordered.amax(axes) if op == "max" else ordered.amin(axes)).to(x.dtype)
-
-
-def identity(op: str, dtype: DataType) -> float | int | bool:
-    """What ``op`` over nothing gives."""
-    match op:
-        case "sum" | "any":
-            return 0
-        case "prod" | "all":
-            return 1
-        case _:
-            if dtype.is_floating:
-                return float("-inf") if op == "max" else float("inf")
-            if dtype is DataType.Bool:
-                return op == "min"
-            info = torch.iinfo(dtype.torch)
-            return info.min if op == "max" else info.max

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from ..device import Device
 from . import communication, looped, mix_order, no_op, persistent, pointwise, reduction, torch_call, transpose
-from .plan import KernelPlan, Params
+from .plan import KernelPlan
+from .schedule import Schedule
 from .segment import Segment
 
 WhyNot = Callable[[Segment, Device], str | None]
@@ -27,14 +28,14 @@ SCHEDULERS: tuple[tuple[str, WhyNot], ...] = (
 )
 
 _KERNELS: dict[
-    str, tuple[Callable[[Segment, Device], Params], Callable[[Segment, Params, Device], tuple[KernelPlan, ...]]]
+    str, tuple[Callable[[Segment, Device], Schedule], Callable[[Segment, Schedule, Device], tuple[KernelPlan, ...]]]
 ] = {
-    "mix_order": (mix_order.propose, mix_order.schedule),
-    "persistent": (persistent.propose, persistent.schedule),
-    "reduction": (reduction.propose, reduction.schedule),
-    "transpose": (transpose.propose, transpose.schedule),
-    "pointwise": (pointwise.propose, pointwise.schedule),
-    "looped": (looped.propose, looped.schedule),
+    "mix_order": (mix_order.propose, mix_order.kernels),
+    "persistent": (persistent.propose, persistent.kernels),
+    "reduction": (reduction.propose, reduction.kernels),
+    "transpose": (transpose.propose, transpose.kernels),
+    "pointwise": (pointwise.propose, pointwise.kernels),
+    "looped": (looped.propose, looped.kernels),
 }
 
 
@@ -43,18 +44,18 @@ def makes_kernels(scheduler: str) -> bool:
 
 
 def kernels_of(
-    scheduler: str, segment: Segment, device: Device, params: Params | None = None
+    scheduler: str, segment: Segment, device: Device, schedule: Schedule | None = None
 ) -> tuple[KernelPlan, ...]:
     """The kernels that ``segment`` comes to under a scheduler that took it; none where it runs no generated kernel.
 
-    ``params``: instead of those that the scheduler proposes.
+    ``schedule``: instead of what the scheduler proposes.  Raises ScheduleError where it is none for ``segment``.
     """
     if scheduler not in _KERNELS:
         return ()
-    propose, schedule = _KERNELS[scheduler]
-    return schedule(segment, params or propose(segment, device), device)
+    propose, kernels = _KERNELS[scheduler]
+    return kernels(segment, schedule or propose(segment, device), device)
 
 
-def proposed(scheduler: str, segment: Segment, device: Device) -> Params:
+def proposed(scheduler: str, segment: Segment, device: Device) -> Schedule:
     """What a scheduler that makes kernels proposes for a segment that it took."""
     return _KERNELS[scheduler][0](segment, device)

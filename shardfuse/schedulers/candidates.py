@@ -1,17 +1,21 @@
-"""Params near those that a scheduler proposes, for the tuner to try: a change at a time, within the limits."""
+"""Schedules near the one that a scheduler proposes, for the tuner to try: a change at a time, of numbers alone.
+
+What no kernel can follow is refused by ``Schedule`` and ``KernelPlan``; here is what would be tried for nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 from ..device import Device
 from ..ir.digits import Axis
-from .late_team import MOST_MEMBERS
-from .limits import MAX_CHUNKS, MAX_TEAM, WARP, WIDEST_WARPS, power_of_two, resident
+from . import kernels_of
+from .limits import MAX_CHUNKS, WARP, power_of_two, resident
 from .mix_order import analyse_mixed
-from .plan import Params, may_be_stages
+from .schedule import Immediate, Schedule, ScheduleError
 from .segment import Segment
 from .space import Space, analyse
 from .team import in_columns
@@ -19,71 +23,64 @@ from .transpose import two_sided
 
 _STAGES = (2, 3, 4, 5)
 _REGISTERS = (40, 48, 56, 64, 80, 96, 128, 168)
-"""Of a thread: the steps at which one more program fits a multiprocessor."""
+"""Registers of a thread: the steps at which one more program fits a multiprocessor."""
 _MOST_EACH = 128
-"""Elements of a tile for a thread: more would not stay in registers."""
-_MAX_SPLITS = 1024
+"""Elements of a tile for each thread at the most: more would not stay in its registers."""
 
-Step = Callable[[Params, Device], Iterator[Params]]
+Step = Callable[[Schedule, Device], Iterator[Callable[[], Schedule]]]
+"""What makes the neighbours of a schedule; each may turn out to be none."""
 
 
-def candidates(scheduler: str, segment: Segment, params: Params, device: Device) -> tuple[Params, ...]:
-    """The neighbours of ``params``, a change each; none that differs from another in name only."""
-    found: dict[Params, None] = {}
+def candidates(scheduler: str, segment: Segment, schedule: Schedule, device: Device) -> tuple[Schedule, ...]:
+    """The neighbours of ``schedule``, a change each; none that differs from another in name only."""
+    found: dict[Schedule, None] = {}
     space = _space_of(scheduler, segment)
     if space is None:
         return ()
-    rows = params.x_block if params.columns else min(params.x_block, power_of_two(space.kept))
+    start = schedule if schedule.columns else schedule.sized(kept=min(schedule.kept, power_of_two(space.kept)))
     for step in _STEPS[scheduler]:
-        for other in step(replace(params, x_block=rows), device):
-            if other != params and _is_full(space, other) and fits(scheduler, segment, other, device):
+        for make in step(start, device):
+            other = _made(make)
+            if other and other != schedule and _is_full(space, other) and may_run(scheduler, segment, other, device):
                 found[other] = None
     return tuple(found)
 
 
-def fits(scheduler: str, segment: Segment, params: Params, device: Device) -> bool:
-    """May ``params`` run ``segment`` at all?  What the compiler makes of them is seen when it is tried."""
-    if not _is_well_formed(params, device):
-        return False
+def _made(make: Callable[[], Schedule]) -> Schedule | None:
+    try:
+        return make()
+    except ScheduleError:
+        return None
+
+
+def may_run(scheduler: str, segment: Segment, schedule: Schedule, device: Device) -> bool:
+    """Can a kernel of ``segment`` follow ``schedule``?  What the compiler makes of it is seen when it is tried."""
     space = _space_of(scheduler, segment)
-    threads = params.num_warps * WARP
-    if space is None or params.x_block * params.r_block > _MOST_EACH * threads:
+    if space is None or not _is_in_registers(space, schedule):
         return False
-    is_parted = params.splits > 1 or scheduler == "mix_order"
-    if params.once and not (is_parted and may_be_stages(segment)):
+    try:
+        return bool(kernels_of(scheduler, segment, device, schedule))
+    except ScheduleError:
         return False
-    if params.team and params.team != power_of_two(params.team) and not params.late:
-        return False
-    if params.team > 1 and -(-space.reduced // params.team) < params.r_block:
-        return False
-    is_held = params.unrolled and bool(space.r)
-    return not is_held or -(-space.reduced // max(params.team, 1)) <= MAX_CHUNKS * params.r_block
 
 
-def _is_full(space: Space, params: Params) -> bool:
+def _is_in_registers(space: Space, schedule: Schedule) -> bool:
+    """Are a block, and the chunks of a row, no more than the threads of a program hold?"""
+    if schedule.kept * schedule.reduced > _MOST_EACH * schedule.launch.warps * WARP:
+        return False
+    share = -(-space.reduced // max(schedule.members, 1))
+    if schedule.members > 1 and share < schedule.reduced:
+        return False
+    return not (schedule.is_held and space.r) or share <= MAX_CHUNKS * schedule.reduced
+
+
+def _is_full(space: Space, schedule: Schedule) -> bool:
     """Is there something for most of a block to do, whichever way it grew?"""
     across, along = space.sides
     if across:
-        return params.x_block <= _rounded_up(along) and params.r_block <= _rounded_up(across)
+        return schedule.kept <= _rounded_up(along) and schedule.reduced <= _rounded_up(across)
     rows = _rounded_up(space.walked) if space.walked else power_of_two(space.kept)
-    return params.x_block <= rows and params.r_block <= power_of_two(space.reduced)
-
-
-def _is_well_formed(params: Params, device: Device) -> bool:
-    """Blocks, warps and programs that a multiprocessor can have at all."""
-    blocks = (params.x_block, params.r_block, params.num_warps)
-    if any(n < 1 or n != power_of_two(n) for n in blocks) or params.num_warps > WIDEST_WARPS:
-        return False
-    if params.max_registers is not None and not 32 <= params.max_registers <= 255:
-        return False
-    if params.num_warps * WARP * (params.max_registers or 32) > device.registers:
-        return False
-    if params.x_block > 1 and (params.packed or params.aligned or params.late):
-        return False
-    most = MOST_MEMBERS if params.late else MAX_TEAM
-    if not 1 <= params.splits <= _MAX_SPLITS or not 0 <= params.team <= most:
-        return False
-    return not params.team or params.programs >= params.team
+    return schedule.kept <= rows and schedule.reduced <= power_of_two(space.reduced)
 
 
 def _space_of(scheduler: str, segment: Segment) -> Space | None:
@@ -104,79 +101,86 @@ def _rounded_up(axis: Axis) -> int:
 # one step
 
 
-def _x_blocks(params: Params, device: Device) -> Iterator[Params]:
-    if not params.columns:
-        yield from (replace(params, x_block=n) for n in (2 * params.x_block, params.x_block // 2) if n)
+def _kept(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+    if not schedule.columns:
+        yield from (partial(schedule.sized, kept=n) for n in (2 * schedule.kept, schedule.kept // 2))
 
 
-def _r_blocks(params: Params, device: Device) -> Iterator[Params]:
-    yield from (replace(params, r_block=n) for n in (2 * params.r_block, params.r_block // 2) if n)
+def _reduced(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+    yield from (partial(schedule.sized, reduced=n) for n in (2 * schedule.reduced, schedule.reduced // 2))
 
 
-def _sides(params: Params, device: Device) -> Iterator[Params]:
+def _sides(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
     """Longer one way and shorter the other."""
-    for x, r in ((2, 0.5), (0.5, 2)):
-        yield replace(params, x_block=int(params.x_block * x), r_block=int(params.r_block * r))
+    yield partial(schedule.sized, kept=2 * schedule.kept, reduced=schedule.reduced // 2)
+    yield partial(schedule.sized, kept=schedule.kept // 2, reduced=2 * schedule.reduced)
 
 
-def _warps(params: Params, device: Device) -> Iterator[Params]:
+def _warps(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
     """More or fewer threads for the same block, and for one that grows with them."""
-    for warps in (2 * params.num_warps, params.num_warps // 2):
-        if warps:
-            yield _with_programs(replace(params, num_warps=warps), device)
-            block = params.r_block * warps // params.num_warps
-            if params.r_block > 1:
-                yield _with_programs(replace(params, num_warps=warps, r_block=max(block, 1)), device)
+    for warps in (2 * schedule.launch.warps, schedule.launch.warps // 2):
+        yield lambda n=warps: _resident(schedule.with_warps(n), device)
+        if schedule.reduced > 1:
+            block = max(schedule.reduced * warps // schedule.launch.warps, 1)
+            yield lambda n=warps, reduced=block: _resident(schedule.with_warps(n).sized(reduced=reduced), device)
 
 
-def _stages(params: Params, device: Device) -> Iterator[Params]:
-    if not params.unrolled or params.splits > 1:
-        yield from (replace(params, num_stages=n) for n in _STAGES)
+def _stages(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+    if not schedule.is_held or schedule.parts > 1:
+        yield from (partial(schedule.with_stages, n) for n in _STAGES)
 
 
-def _registers(params: Params, device: Device) -> Iterator[Params]:
+def _registers(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
     """The next steps up and down, and no bound."""
-    now = params.max_registers
-    steps = [n for n in _REGISTERS if params.num_warps * WARP * n <= device.registers]
+    now = schedule.launch.registers
+    steps = [n for n in _REGISTERS if schedule.launch.warps * WARP * n <= device.registers]
     below = [n for n in steps if now is None or n < now][-1:]
     above = [n for n in steps if now is not None and n > now][:1]
     for bound in (*below, *above):
-        yield _with_programs(replace(params, max_registers=bound), device)
-    if now is not None and not params.team:
-        yield replace(params, max_registers=None)
+        yield lambda n=bound: _resident(schedule.with_registers(n), device)
+    if now is not None and not schedule.group:
+        yield partial(schedule.with_registers, None)
 
 
-def _splits(params: Params, device: Device) -> Iterator[Params]:
-    if params.splits > 1:
-        yield from (replace(params, splits=n) for n in (2 * params.splits, params.splits // 2) if n > 1)
+def _parts(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+    if schedule.parts > 1:
+        yield from (partial(schedule.split_into, n) for n in (2 * schedule.parts, schedule.parts // 2) if n > 1)
 
 
-def _teams(params: Params, device: Device) -> Iterator[Params]:
-    if params.team > 1:
-        yield from (replace(params, team=n) for n in (2 * params.team, params.team // 2) if n > 1)
-        if params.unrolled and not params.late:
-            yield replace(params, prefetch=not params.prefetch)
-        if params.x_block > 1:
-            yield replace(params, counted=not params.counted)
+def _groups(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+    group = schedule.group
+    if group is None or group.members == 1:
+        return
+    for members in (2 * group.members, group.members // 2):
+        if members > 1:
+            yield partial(schedule.shared_by, members, group.programs)
+    exchange = group.exchange
+    if isinstance(exchange, Immediate):
+        other = replace(exchange, prefetches=not exchange.prefetches)
+        yield lambda: replace(schedule, group=replace(group, exchange=other))
+        if schedule.kept > 1:
+            polled = replace(exchange, counted=not exchange.counted)
+            yield lambda: replace(schedule, group=replace(group, exchange=polled))
 
 
-def _launches(params: Params, device: Device) -> Iterator[Params]:
-    yield replace(params, once=not params.once)
+def _launches(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
+    yield partial(schedule.finished_at_once, is_one_launch=not schedule.is_one_launch)
 
 
-def _with_programs(params: Params, device: Device) -> Params:
-    """A team's grid is as large as its warps and registers let be resident."""
-    if not params.team or params.max_registers is None:
-        return params
-    return replace(params, programs=resident(device, params.num_warps, params.max_registers))
+def _resident(schedule: Schedule, device: Device) -> Schedule:
+    """The grid of a group is as large as its warps and registers let be resident."""
+    if schedule.group is None or schedule.launch.registers is None:
+        return schedule
+    programs = resident(device, schedule.launch.warps, schedule.launch.registers)
+    return schedule.shared_by(schedule.group.members, programs)
 
 
 _STEPS: dict[str, tuple[Step, ...]] = {
-    "pointwise": (_x_blocks, _warps, _registers),
-    "transpose": (_x_blocks, _r_blocks, _sides, _warps),
-    "persistent": (_x_blocks, _r_blocks, _warps, _registers, _teams),
-    "reduction": (_x_blocks, _r_blocks, _warps, _stages, _registers, _splits, _launches),
-    "looped": (_x_blocks, _r_blocks, _warps, _stages, _registers, _teams),
-    "mix_order": (_x_blocks, _r_blocks, _warps, _stages, _registers, _splits, _launches),
+    "pointwise": (_kept, _warps, _registers),
+    "transpose": (_kept, _reduced, _sides, _warps),
+    "persistent": (_kept, _reduced, _warps, _registers, _groups),
+    "reduction": (_kept, _reduced, _warps, _stages, _registers, _parts, _launches),
+    "looped": (_kept, _reduced, _warps, _stages, _registers, _groups),
+    "mix_order": (_kept, _reduced, _warps, _stages, _registers, _parts, _launches),
 }
 """What is changed under each scheduler."""

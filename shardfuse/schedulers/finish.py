@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..device import Device
 from .limits import WARP, power_of_two
 from .persistent import in_registers
-from .plan import Params
+from .schedule import Loop, Schedule, Tile
 from .segment import Segment
 from .space import Space, streamed
 
@@ -16,26 +16,26 @@ _SECTOR = 8
 """Words side by side: of fewer, part of what is fetched is for nothing."""
 
 
-def finishing(segment: Segment, space: Space, device: Device) -> Params:
+def finishing(segment: Segment, space: Space, device: Device) -> Schedule:
     """All partial results of some kept elements in registers."""
     splits = power_of_two(space.reduced)
     if space.is_inner or space.kept == 1:
         return in_registers(segment, space, device)
     lanes = max(4096 // (splits * max(len(streamed(segment, space)), 1)), 16)
-    return Params(x_block=min(lanes, power_of_two(space.kept)), r_block=splits)
+    return Schedule(Tile(min(lanes, power_of_two(space.kept)), splits))
 
 
-def fitting(finish: Params, params: Params, words: int) -> Params:
-    """``finish`` in a launch of the threads and registers of ``params``: half of them hold a tile, or a loop and sums.
+def fitting(finish: Schedule, first: Schedule, words: int) -> Schedule:
+    """``finish`` in a launch of the threads and registers of ``first``: half of them hold a tile, or a loop and sums.
 
     words: of a partial result.  The sum over dim 0 of 20000 x 301, int8, has 1792 parts: at once, 16 columns of them,
     they spilled 1568 bytes.
     """
-    registers = (params.max_registers or _REGISTERS) // 2
-    most = power_of_two(params.num_warps * WARP * registers // words + 1) // 2
-    if finish.x_block * finish.r_block <= most:
+    registers = (first.launch.registers or _REGISTERS) // 2
+    most = power_of_two(first.launch.warps * WARP * registers // words + 1) // 2
+    if finish.kept * finish.reduced <= most:
         return finish
-    lanes = max(most // finish.r_block, min(finish.x_block, _SECTOR // words))
-    if finish.r_block <= most // lanes:
-        return replace(finish, x_block=lanes)
-    return replace(finish, x_block=lanes, r_block=most // (2 * lanes), unrolled=False, num_stages=1)
+    lanes = max(most // finish.reduced, min(finish.kept, _SECTOR // words))
+    if finish.reduced <= most // lanes:
+        return finish.sized(kept=lanes)
+    return replace(finish.sized(kept=lanes, reduced=most // (2 * lanes)).with_stages(1), residency=Loop())

@@ -37,16 +37,16 @@ def replaceable(
 
 
 def _is_each_threads_own(kernel: KernelPlan, read: BoundTensor, written: BoundTensor) -> bool:
-    space, params = kernel.space, kernel.params
+    space, schedule = kernel.space, kernel.schedule
     everything = frozenset((*space.x, *space.r))
     return (
         not kernel.stages
-        and params.unrolled
-        and params.splits == 1
-        and not params.late  # it reads a row while it writes the one before
+        and schedule.is_held
+        and schedule.parts == 1
+        and not schedule.lag  # it reads a row while it writes the one before
         and all(read is not w.tensors[0] for w in kernel.segment.windows.values())  # at other places than it writes
         and read.domain.local_axes() == written.domain.local_axes()
         and space.atoms[read] == everything
         and space.atoms[written] == everything
-        and params.x_block * params.r_block >= _WARP * params.num_warps
+        and schedule.kept * schedule.reduced >= _WARP * schedule.launch.warps
     )

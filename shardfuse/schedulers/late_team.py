@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from ..device import Device
 from ..ir.expr import BoundTensor
 from .limits import MAX_TEAM, SHARED, WARP, is_odd, power_of_two, resident, vector
-from .plan import Params
+from .schedule import Access, Group, Lagged, Launch, Registers, Schedule, Tile
+from .schedule_parts import MAX_LAGGED_MEMBERS
 from .segment import Segment
-from .space import Space, run_below, streamed
+from .space import Space, beside, run_below, streamed
 
 _MOST_REGISTERS = 128
 _WARPS = 4
@@ -42,8 +43,6 @@ _INPUTS = 2
 _FOLDED_MEMBERS = 2
 """Of teams that take a variance in load by load, where shared memory does: LayerNorm of 4096 x 65536, bfloat16, took
 295 us with 8 members, 306 with 16; RMSNorm 289 and 283."""
-MOST_MEMBERS = 256
-"""Two for each multiprocessor; group norm of 1 x 128 x 20 x 256 x 256, bfloat16, took 223 us so, in a loop 263."""
 _MOST = 160
 """Bytes of a row that a thread holds in the largest teams: with as many of the next row, 80 registers of 128."""
 _FOLD = 8
@@ -62,7 +61,7 @@ def is_cut_short(walked: Sequence[BoundTensor], space: Space, device: Device) ->
     return space.run != space.reduced and min(widths, default=0) < device.access_bytes
 
 
-def late_team(segment: Segment, space: Space, device: Device, *, are_few_held: bool = False) -> Params | None:
+def late_team(segment: Segment, space: Space, device: Device, *, are_few_held: bool = False) -> Schedule | None:
     """A team that reads its next row before it waits for this one; ``None`` where that does not pay.
 
     ``space``: of the segment with its statistics joined.  ``are_few_held``: may a small team hold each row instead?
@@ -73,37 +72,40 @@ def late_team(segment: Segment, space: Space, device: Device, *, are_few_held: b
     walked, n = streamed(segment, space), space.reduced
     if segment.loads != segment.inputs or is_cut_short(walked, space, device):
         return None  # windows, and a place of its own for each element
-    beside = [t for t in segment.inputs if space.r[-1] in space.atoms[t] and t not in walked]
-    if space.phases != 2 or space.grouped or not space.is_inner or any(map(space.has_x, beside)):
+    vectors = [t for t in beside(segment, space) if space.r[-1] in space.atoms[t]]
+    if space.phases != 2 or space.grouped or not space.is_inner or any(map(space.has_x, vectors)):
         return None
     if not 1 <= len(walked) <= _INPUTS or any(t.dtype is not walked[0].dtype for t in walked):
         return None
-    form = _late_form({e.op for e in segment.exprs}, walked, beside, space, device)
+    form = _late_form({e.op for e in segment.exprs}, walked, vectors, space, device)
     if form is None:
         return None
     block = form.warps * WARP * form.width
-    by_channel = [t for t in segment.inputs if space.has_r(t) and t not in (*walked, *beside)]
+    by_channel = [t for t in segment.inputs if space.has_r(t) and t not in (*walked, *vectors)]
     share, run = (form.width, form.width) if form.is_folded else (form.members * block, block)
     if by_channel and (n % share or any(run_below(t, space.r, space) % run for t in by_channel)):
         return None  # not one number for all of a load; of two inputs, for all of a chunk
     programs, stages = resident(device, form.warps, form.registers), 1
     if form.is_copied_ahead:
-        copied = sum(t.dtype.itemsize for t in (*walked, *beside)) * -(-n // form.members)
+        copied = sum(t.dtype.itemsize for t in (*walked, *vectors)) * -(-n // form.members)
         by_shared = int(SHARED * device.shared_bytes) // copied * device.multiprocessors
         programs = min(programs, by_shared)
         is_deep = form.is_folded and form.registers > _REGISTERS and by_shared >= 2 * programs
         stages = 3 if is_deep else 2
-    turns = _MORE_TURNS if are_few_held or (beside and form.is_folded) else _TURNS
+    turns = _MORE_TURNS if are_few_held or (vectors and form.is_folded) else _TURNS
     if not 2 <= form.members <= programs or space.kept * form.members < turns * programs:
         return None
-    if are_few_held and (beside or walked[0].dtype.itemsize > 2):
+    if are_few_held and (vectors or walked[0].dtype.itemsize > 2):
         return None
     if len(walked) == _INPUTS and -(-n // form.members) % (2 * block) == 0:
         block *= 2
-    return Params(
-        1, block, num_warps=form.warps, num_stages=stages, max_registers=form.registers, team=form.members,
-        late=form.rows, fold=form.width if form.is_folded else 1, programs=programs, aligned=form.is_aligned,
-    )  # fmt: skip
+    return Schedule(
+        Tile(1, block),
+        Registers(accumulated=form.width if form.is_folded else 1),
+        Group(form.members, programs, Lagged(form.rows)),
+        access=Access.ALIGN_DOWN if form.is_aligned else Access.NATIVE,
+        launch=Launch(form.warps, stages, form.registers),
+    )
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,9 @@ class _LateForm:
 
 
 def _late_form(
-    kinds: set[str], walked: Sequence[BoundTensor], beside: Sequence[BoundTensor], space: Space, device: Device
+    kinds: set[str], walked: Sequence[BoundTensor], vectors: Sequence[BoundTensor], space: Space, device: Device
 ) -> _LateForm | None:
-    """``None`` where no team holds a row.  ``beside``: vectors along it.  ``kinds``: the ops of its kernel."""
+    """``None`` where no team holds a row.  ``vectors``: beside rows.  ``kinds``: the ops of its kernel."""
     dtype, n = walked[0].dtype, space.reduced
     loaded, is_variance, is_softmax = vector(dtype, n, device), "welford" in kinds, "online_softmax" in kinds
     is_narrow, row = dtype.itemsize == 2, n * len(walked) * max(dtype.itemsize, 2)
@@ -135,16 +137,16 @@ def _late_form(
         size = _sized(row, _WARPS, _SINGLE_BYTES, _SINGLE_REGISTERS)
         return size and _LateForm(*size, max(loaded, _SINGLE_EACH))
     is_aligned = is_narrow and not is_variance and is_odd(dtype, n, device) and space.kept > 1
-    is_aligned = is_aligned and (n * dtype.itemsize > _ODD_WEIGHTED_BYTES if beside else loaded == 1)
+    is_aligned = is_aligned and (n * dtype.itemsize > _ODD_WEIGHTED_BYTES if vectors else loaded == 1)
     width = device.access_bytes // dtype.itemsize if is_aligned else max(loaded, 2)
-    if is_aligned and not beside:
+    if is_aligned and not vectors:
         size = _sized(row, _ODD_WARPS, _ODD_HELD_BYTES, _MOST_REGISTERS)
         return size and _LateForm(*size, width, is_aligned=True)
     if is_softmax and is_narrow and len(walked) == 1:
         size = _sized(row, _WARPS, _TWO_AHEAD_BYTES, _TWO_AHEAD_REGISTERS)
         return size and _LateForm(*size, width, rows=2, is_aligned=is_aligned)
     is_folded = is_variance and len(walked) == 1 and width >= _FOLD
-    copied = sum(t.dtype.itemsize for t in (*walked, *beside))
+    copied = sum(t.dtype.itemsize for t in (*walked, *vectors))
     held = len(walked) * max(dtype.itemsize, 2)
     size = _late_size(row, _few_members(kinds, held, copied, device, is_folded=is_folded))
     if size is None or (size[0] > _WARPS and not is_folded and len(walked) == 1):
@@ -174,7 +176,7 @@ def _late_size(row: int, few: int) -> tuple[int, int, int] | None:
     if members <= 2 * MAX_TEAM:
         return _WARPS, members // 2, _MOST_REGISTERS
     members = power_of_two(-(-row // (2 * lanes * _MOST)))
-    return (2 * _WARPS, members, _MOST_REGISTERS) if members <= MOST_MEMBERS else None
+    return (2 * _WARPS, members, _MOST_REGISTERS) if members <= MAX_LAGGED_MEMBERS else None
 
 
 def _sized(row: int, warps: int, held: int, registers: int) -> tuple[int, int, int] | None:

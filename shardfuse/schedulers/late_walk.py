@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..device import Device
-from ..ir.expr import DRAWS, REDUCTIONS, Expr
+from ..ir.expr import REDUCTIONS, Expr
 from .copies import stages
 from .limits import MAX_TEAM, WARP, resident, vector
-from .plan import Params, may_be_stages
-from .reduction import partial_dtype
+from .plan import may_be_stages
+from .resources import Element, element_of
+from .schedule import Group, Lagged, Launch, RowLoop, Schedule, Split
 from .segment import Segment
-from .space import Space
+from .space import Space, streamed
 from .team import cannot_exchange
 
 _WARPS = 4
@@ -43,21 +44,19 @@ _TURNS = 4
 class _Row:
     """What a thread has of rows.
 
-    streamed: bytes of an element of all inputs that are read once; inputs: how many they are.  standing: of what is the
-    same for all rows, and of sums of columns.  results: exchanged of a row.  width: elements of a load.  length: of a
-    row.
+    element: bytes of one.  inputs: how many are read once.  results: exchanged of a row.  width: elements of a load.
+    length: of a row.
     """
 
-    streamed: int
+    element: Element
     inputs: int
-    standing: int
     results: int
     width: int
     length: int
 
     def registers(self, rows: int, loads: int) -> int:
         """Of a thread: rows of two turns, as the bits that they are."""
-        elements = loads * self.width * (2 * rows * self.streamed + self.standing) // 4
+        elements = self.element.loaded_registers(loads * self.width, 2 * rows)
         return elements + _OTHER + _OF_EACH * rows * (loads * self.inputs + self.results)
 
     def share(self, loads: int) -> int:
@@ -82,7 +81,7 @@ def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr], de
     refusal = cannot_exchange(segment, space)
     if refusal is not None:
         return refusal
-    if segment.loads != segment.inputs or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
+    if segment.loads != segment.inputs or segment.has_indices:
         return "windows and indices take registers"
     if space.phases != 2:
         return f"{space.phases - 1} reductions of a row follow one another"
@@ -101,8 +100,8 @@ def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr], de
     longest = MAX_TEAM * row.share(row.shape[-1])
     if n > longest:
         return f"{n} elements are more than {longest}, what a team of {MAX_TEAM} programs holds"
-    params = late_walk(segment, space, columns, device)
-    if space.kept * params.team < _TURNS * params.programs:
+    schedule = late_walk(segment, space, columns, device)
+    if space.kept * schedule.members < _TURNS * schedule.programs:
         return f"{space.kept} rows are few"
     return None
 
@@ -117,7 +116,7 @@ def is_in_pairs(segment: Segment, space: Space, columns: Sequence[Expr], device:
     )
 
 
-def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> Params:
+def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> Schedule:
     """Teams as small as hold a row, as many as are resident; of a smaller GPU, the one that fits.
 
     One launch and two took as long on an H200: of RMSNorm's backward of 8192 x 32768, bfloat16, 399 and 405 us, of
@@ -129,26 +128,17 @@ def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: D
     programs = resident(device, _WARPS, registers)
     members = min(-(-space.reduced // row.share(loads)), programs)
     teams = programs // members
-    copied = rows * -(-space.reduced // members) * row.streamed * (programs // device.multiprocessors)
-    return Params(
-        1,
-        row.share(1),
-        rows=rows,
-        splits=teams,
-        num_warps=_WARPS,
-        num_stages=stages(copied, _STAGES, device),
-        max_registers=registers,
-        team=members,
-        late=1,
-        programs=teams * members,
-        once=may_be_stages(segment),
+    copied = rows * -(-space.reduced // members) * row.element.rows * (programs // device.multiprocessors)
+    return Schedule(
+        RowLoop(rows, row.share(1)),
+        group=Group(members, teams * members, Lagged()),
+        split=Split(teams, in_one_launch=may_be_stages(segment)),
+        launch=Launch(_WARPS, stages(copied, _STAGES, device), registers),
     )
 
 
 def _row(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> _Row:
-    beside = [t for t in segment.inputs if space.has_r(t) and not space.is_walked(t)]
-    streamed = [t.dtype.itemsize for t in segment.inputs if space.is_streamed(t)]
+    rows = streamed(segment, space)
     results = [e for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
-    standing = sum(t.dtype.itemsize for t in beside) + sum(partial_dtype(e).itemsize for e in columns)
-    width = device.access_bytes // max(streamed[0], 2)
-    return _Row(sum(streamed), len(streamed), standing, len(results), width, space.reduced)
+    width = device.access_bytes // max(rows[0].dtype.itemsize, 2)
+    return _Row(element_of(segment, space, columns), len(rows), len(results), width, space.reduced)

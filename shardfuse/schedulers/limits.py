@@ -4,41 +4,43 @@ from __future__ import annotations
 
 from ..device import Device
 from ..ir.dtype import DataType
+from .schedule_parts import MAX_MEMBERS
 
 WARP = 32
+"""Threads of a warp, on every GPU that CUDA runs on.  Source: CUDA C++ programming guide."""
 SHARED = 0.9
-"""What copies under way may take of shared memory; the rest is for reductions."""
+"""The part of shared memory that copies under way may take; reductions across warps need the rest."""
 WIDEST_LOAD = 8
-"""Elements of 16 bits that a thread loads at once."""
+"""Elements of 16 bits that a thread loads at once: 16 bytes, the widest access of every GPU."""
 MAX_WARPS = 16
+"""Warps of a program at the most, but of the longest rows: more of them wait for each other at every reduction."""
 WIDEST_WARPS = 32
-"""Of the longest rows that one program holds: RMSNorm of 8192 x 32768, bfloat16, took 278 us, with 16 warps 291."""
+"""Warps of a program that holds one of the longest rows.  RMSNorm of 8192 x 32768, bfloat16, took 278 us on an H200 so,
+with 16 warps 291."""
 MAX_CHUNKS = 24
-"""Unrolled chunks of a row: beyond, the code outgrows the instruction cache for no gain."""
+"""Chunks that a held row is unrolled into at the most: beyond, the code outgrows the instruction cache for no gain."""
 MAX_ROW_BYTES = 64 * 1024
-"""What a program holds of all streamed inputs of its row: 128 bytes a thread with 16 warps."""
+"""Bytes that a program holds of all streamed inputs of its row at the most: 128 of each thread of 16 warps."""
 SHORT_COLUMN = 128
-"""Reduced elements that a tile of columns reads in one go where it needs them once."""
+"""Reduced elements at the most that a tile of columns reads without a loop, where it needs them once."""
 MAX_COLUMN = 1024
-"""Reduced elements, of all inputs, that a tile of columns holds in registers."""
-MAX_TEAM = 128
-"""Programs that share a row: each polls a word of every other."""
+"""Reduced elements, of all inputs together, that a tile of columns holds in registers at the most."""
+MAX_TEAM = MAX_MEMBERS
+"""Programs that share a row at the most, where each waits for a word of every other."""
 MANY_VECTORS = 2
-"""Beside each input of a row; more are what its kernel takes most of its time for, and what the row's own elements push
-out of the first cache: LayerNorm of 8192 x 4096, float16, with 4 of them, took 37.0 us with the row kept out of it,
-38.3 with the row kept; RMSNorm, with one, of 32768 x 4096 133.6 and 129.7."""
+"""Vectors beside each input of a row, above which a kernel spends most of its time on them, and keeps the row's own
+elements out of the first-level cache.  LayerNorm of 8192 x 4096, float16, with 4 vectors, took 37.0 us on an H200 with
+the row kept out, 38.3 with the row in; RMSNorm of 32768 x 4096, with one vector, 133.6 and 129.7."""
 PROGRAMS_PER_MULTIPROCESSOR = 2
-"""Fewer leave the memory idle while a program waits."""
+"""Programs of each multiprocessor below which the memory idles while one of them waits."""
 ODD_BYTES = 4
-"""Rows that are aligned to no more are walked from the beginning of the word that their first element lies in."""
+"""Bytes of the widest aligned load of a row at the most, where rows are read in the aligned words that contain them."""
 LINE_BYTES = 128
-"""What one prefetch brings."""
+"""Bytes of a line of the caches, which one prefetch brings.  Source: CUDA C++ programming guide."""
 INT32_LIMIT = 2**31
-"""Offsets and indices from here on are 64-bit."""
-
-
+"""The first offset or index that does not fit 32 bits with a sign; from here on they are 64-bit."""
 NARROWEST_PIECE = 8
-"""Columns: 16 bytes of 16-bit elements, the widest load of a thread."""
+"""Columns of the narrowest piece that a block of columns is cut into: one 16-byte load of 16-bit elements."""
 
 
 def power_of_two(n: int) -> int:

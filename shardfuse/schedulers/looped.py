@@ -6,7 +6,6 @@ A maximum and the sum of the exponentials below it, or a mean and the squares ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ..device import Device
 from ..ir.expr import DRAWS, BoundTensor
@@ -16,7 +15,8 @@ from .limits import WARP, in_powers_of_two, is_odd, power_of_two, vector
 from .online import online, takes_one_walk
 from .pairs import paired_team
 from .persistent import rereads
-from .plan import KernelPlan, Params, kernel_name
+from .plan import KernelPlan, kernel_name
+from .schedule import Access, Launch, Loop, Schedule, Tile
 from .segment import Segment
 from .space import Space, analyse, analysed, streamed
 from .team import cannot_exchange, columns_of, in_columns, looping_team
@@ -42,7 +42,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
     return None if space.r else "it has no reduction"
 
 
-def propose(segment: Segment, device: Device) -> Params:
+def propose(segment: Segment, device: Device) -> Schedule:
     """Whole rows, or columns as wide as a warp's load.
 
     Of rows whose variance is wanted, a late team holds what loops would read twice: group norm of 1 x 512 x 256 x 256,
@@ -55,35 +55,38 @@ def propose(segment: Segment, device: Device) -> Params:
         if held is not None:
             return held
     space = in_columns(segment, space)
-    params = within_shared(segment, space, in_loop(segment, space, device), device)
+    schedule = within_shared(segment, space, in_loop(segment, space, device), device)
     if space.is_inner and takes_one_walk(segment):
-        params = replace(params, num_stages=1)  # few registers: all warps are resident, and hide their loads
+        schedule = schedule.with_stages(1)  # few registers: all warps are resident, and hide their loads
     if not cannot_exchange(segment, space):
-        params = looping_team(segment, space, params, device)
-        params = within_shared(segment, space, params, device)
-    return params if params.team else aligned(segment, space, params, device) or params
+        schedule = looping_team(segment, space, schedule, device)
+        schedule = within_shared(segment, space, schedule, device)
+    return schedule if schedule.group else aligned(segment, space, schedule, device) or schedule
 
 
-def aligned(segment: Segment, space: Space, params: Params, device: Device) -> Params | None:
-    """``params`` of a walk with wide loads over rows that are too odd for them; ``None`` where that is not for it."""
+def aligned(segment: Segment, space: Space, schedule: Schedule, device: Device) -> Schedule | None:
+    """``schedule`` of a walk with wide loads over rows that are too odd for them; ``None`` where that is not for it."""
     walked = streamed(segment, space)
     rows = [t for t in segment.loads if space.has_r(t)]
     again = online(segment)
-    if not space.is_inner or params.x_block != 1 or segment.loads != segment.inputs or rows != walked:
+    if not space.is_inner or schedule.kept != 1 or segment.loads != segment.inputs or rows != walked:
         return None
     if len(walked) != 1 or space.inside != len(space.r) or any(map(space.has_r, segment.outputs)):
         return None
     if any(len(e.outputs) > 2 or e.op in ("welford", "iota", *DRAWS) for e in again.exprs):
         return None  # the lanes of a turn are counted, or are told apart by their indices
     width = device.access_bytes // walked[0].dtype.itemsize
-    if not is_odd(walked[0].dtype, space.reduced, device) or space.reduced < 2 * params.r_block:
+    if not is_odd(walked[0].dtype, space.reduced, device) or space.reduced < 2 * schedule.reduced:
         return None
-    return replace(
-        params, num_warps=_ODD_WARPS, r_block=_ODD_WARPS * WARP * _EACH_OF_A_ROW, fold=width, aligned=True, num_stages=1
+    return Schedule(
+        Tile(1, _ODD_WARPS * WARP * _EACH_OF_A_ROW),
+        Loop(width),
+        access=Access.ALIGN_DOWN,
+        launch=Launch(_ODD_WARPS, 1, schedule.launch.registers),
     )
 
 
-def in_loop(segment: Segment, space: Space, device: Device) -> Params:
+def in_loop(segment: Segment, space: Space, device: Device) -> Schedule:
     """Blocks of a loop over the reduced elements; a thread folds those of one load, or one of each of its loads."""
     inputs = streamed(segment, space)
     elements = _WARPS * WARP * _EACH_OF_A_ROW
@@ -92,25 +95,25 @@ def in_loop(segment: Segment, space: Space, device: Device) -> Params:
         block = min(elements // rows, power_of_two(space.reduced))
         width = max((vector(t.dtype, space.reduced, device) for t in inputs), default=4)
         fold = width if width >= _EACH_OF_A_ROW // width else _EACH_OF_A_ROW // width
-        return Params(x_block=rows, r_block=block, unrolled=False, num_warps=_WARPS, fold=min(fold, block))
+        return Schedule(Tile(rows, block), Loop(min(fold, block)), launch=Launch(_WARPS))
     if space.grouped:
         columns, lanes = columns_of(segment, space)
         widths = in_powers_of_two(columns)
         row = sum(widths) * max(sum(t.dtype.itemsize for t in inputs), 1)  # there may be none
         r_block = power_of_two(_GROUPED_BYTES // row + 1) // 2 or 1
         fold = _folded(inputs, space, device, r_block * widths[0] // _COLUMN_WARPS, r_block)
-        return Params(lanes, r_block, unrolled=False, num_warps=_COLUMN_WARPS, columns=columns, fold=fold)
+        return Schedule(Tile(lanes, r_block, columns), Loop(fold), launch=Launch(_COLUMN_WARPS))
     return down_columns(inputs, space, device, _EACH)
 
 
-def down_columns(inputs: Sequence[BoundTensor], space: Space, device: Device, each: int, across: int = 2) -> Params:
+def down_columns(inputs: Sequence[BoundTensor], space: Space, device: Device, each: int, across: int = 2) -> Schedule:
     """Tiles of columns, ``across`` wide loads of a warp along a row, ``each`` elements of all inputs a thread."""
     width = max((vector(t.dtype, space.kept, device) for t in inputs), default=4)
     x_block = min(across * WARP * width, power_of_two(space.kept))
     elements = _COLUMN_WARPS * WARP * each // power_of_two(max(len(inputs), 1))
     r_block = min(max(elements // x_block, 1), power_of_two(space.reduced))
     fold = _folded(inputs, space, device, x_block * r_block // _COLUMN_WARPS, r_block)
-    return Params(x_block=x_block, r_block=r_block, unrolled=False, num_warps=_COLUMN_WARPS, fold=fold)
+    return Schedule(Tile(x_block, r_block), Loop(fold), launch=Launch(_COLUMN_WARPS))
 
 
 def _folded(inputs: Sequence[BoundTensor], space: Space, device: Device, of_a_warp: int, r_block: int) -> int:
@@ -119,9 +122,9 @@ def _folded(inputs: Sequence[BoundTensor], space: Space, device: Device, of_a_wa
     return min(max(of_a_warp // (WARP * width), 1), r_block)
 
 
-def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
+def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
     segment = online(segment)
     space = analysed(segment)
     space = in_columns(segment, space)
-    return (KernelPlan(kernel_name("looped", segment), segment, space, params, device),)
+    return (KernelPlan(kernel_name("looped", segment), segment, space, schedule, device),)

@@ -30,9 +30,11 @@ from .copies import stages
 from .finish import finishing
 from .late_walk import is_in_pairs, late_walk, why_no_late_walk
 from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, power_of_two, vector
-from .plan import KernelPlan, Params, kernel_name, may_be_stages, one_launch
+from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
+from .resources import carried, element_of
+from .schedule import Launch, RowLoop, Schedule, Split
 from .segment import Segment, leading_to
-from .space import Atoms, Space, analysed, cut_into_atoms, listed, lost, storage_order
+from .space import Atoms, Space, analysed, beside, cut_into_atoms, listed, lost, storage_order
 
 _EACH = 32
 """Elements of its rows that a thread holds, of one or of all.  RMSNorm's backward of 576000 x 384 took 326 us with 24,
@@ -85,12 +87,14 @@ def why_not(segment: Segment, device: Device) -> str | None:
     refusal = why_no_late_walk(segment, mixed.space, mixed.columns, device)
     if refusal is None:
         return None
-    words = _words(segment, mixed, keeps=False)
-    found = f"a row of {mixed.space.reduced} elements takes {words:g} registers each, more than a multiprocessor has"
+    registers = _registers(segment, mixed, keeps=False)
+    found = (
+        f"a row of {mixed.space.reduced} elements takes {registers:g} registers each, more than a multiprocessor has"
+    )
     return f"{found}; of a team, {refusal}"
 
 
-def propose(segment: Segment, device: Device) -> Params:
+def propose(segment: Segment, device: Device) -> Schedule:
     """As many rows under way as registers and shared memory hold; a team for each that no program holds."""
     segment = added_sums(segment)
     mixed = analyse_mixed(segment)
@@ -106,18 +110,16 @@ def propose(segment: Segment, device: Device) -> Params:
     wanted = max(device.multiprocessors * tile.programs // (space.kept // walked), 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
     one = rows * n * sum(t.dtype.itemsize for t in segment.loads if space.is_streamed(t))
-    vectors = [t for t in segment.loads if space.has_r(t) and not space.is_streamed(t)]
-    again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in vectors)  # as each row's loads
+    again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in beside(segment, space))  # as each row's loads
     own = tile.registers(device)
-    return Params(
-        rows,
-        _block(segment, space, tile, device),
-        splits=splits,
-        num_warps=tile.warps,
-        num_stages=stages((one + again) * tile.programs, _STAGES, device),
-        keeps=tile.keeps,
-        max_registers=own if own < _MAX_REGISTERS else None,
-        once=_is_one_launch_faster(tile, device) and may_be_stages(segment),
+    return Schedule(
+        RowLoop(rows, _block(segment, space, tile, device), tile.keeps),
+        split=Split(splits, in_one_launch=_is_one_launch_faster(tile, device) and may_be_stages(segment)),
+        launch=Launch(
+            tile.warps,
+            stages((one + again) * tile.programs, _STAGES, device),
+            own if own < _MAX_REGISTERS else None,
+        ),
     )
 
 
@@ -175,24 +177,24 @@ def _turns(space: Space, device: Device) -> int:
     return space.kept * space.reduced // (_EACH * WARP * _RESIDENT * device.multiprocessors)
 
 
-def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
+def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """The walk, then the sums of its partial results."""
     segment = added_sums(segment)
     mixed = analyse_mixed(segment)
     assert not isinstance(mixed, str), mixed
-    columns = _columns(mixed, params.splits)
+    columns = _columns(mixed, schedule.parts)
     finishes = _finishes(segment, mixed, columns, device)
     assert not isinstance(finishes, str), finishes
     main = [e for e in mixed.main if e not in columns]
     main += [Expr(e.op, e.inputs, (w,), e.attributes) for e, w in columns.items()]
     first = Segment.of(main, [*mixed.stored, *columns.values()])
     split = _split_of(columns)
-    plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), params, device, split)]
+    plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), schedule, device, split)]
     for finish in finishes:
         space = analysed(finish)
         how = finishing(finish, space, device) if space.r else pointwise.propose(finish, device)
         plans.append(KernelPlan(kernel_name("finish", finish), finish, space, how, device))
-    return (one_launch("mix_order", segment, plans),) if params.once else tuple(plans)
+    return (one_launch("mix_order", segment, plans),) if schedule.is_one_launch else tuple(plans)
 
 
 # the space
@@ -288,7 +290,7 @@ def _columns(mixed: Mixed, splits: int) -> dict[Expr, BoundTensor]:
     found: dict[Expr, BoundTensor] = {}
     for e in mixed.columns:
         domain = BoundDomain(axes, e.output.domain.mesh, e.output.domain.sharding)
-        found[e] = BoundTensor(f"{e.output.name}_partial", reduction.partial_dtype(e), domain)
+        found[e] = BoundTensor(f"{e.output.name}_partial", carried(e), domain)
     return found
 
 
@@ -343,7 +345,7 @@ def _leading(exprs: Iterable[Expr], wanted: Sequence[BoundTensor]) -> Segment:
 
 @dataclass(frozen=True)
 class _Tile:
-    """``rows`` of a tile, ``warps`` that hold it, ``programs`` a multiprocessor; ``keeps`` as in ``Params``."""
+    """``rows`` of a tile, ``warps`` that hold it, ``programs`` a multiprocessor; ``keeps`` as in ``RowLoop``."""
 
     rows: int
     warps: int
@@ -372,23 +374,13 @@ def _tile(segment: Segment, mixed: Mixed, device: Device) -> _Tile | None:
         tiles = [_Tile(rows >> k, shared, _RESIDENT // shared, True) for k in range(rows.bit_length())]
     last = _Tile(1, max(warps, _WARPS), 1, True)
     for tile in (*tiles, last, replace(last, keeps=False)):
-        words = _words(segment, mixed, keeps=tile.keeps)
-        if tile.rows * n / (tile.warps * WARP) * words + _ADDRESSES <= tile.registers(device):
+        registers = _registers(segment, mixed, keeps=tile.keeps)
+        if tile.rows * n / (tile.warps * WARP) * registers + _ADDRESSES <= tile.registers(device):
             return tile
     return None
 
 
-def _words(segment: Segment, mixed: Mixed, *, keeps: bool) -> float:
-    """Registers of one element: sums of columns, what the row holds, what is the same for all rows; and to compute."""
-    space = mixed.space
-    words = (
-        _COMPUTED
-        + (0.5 if space.phases > 2 else 0)
-        + sum(reduction.partial_dtype(e).itemsize / 4 for e in mixed.columns)
-    )
-    for t in segment.loads:
-        if space.is_walked(t) and space.has_r(t):
-            words += t.dtype.itemsize / 4
-        elif space.has_r(t) and keeps:
-            words += t.dtype.compute.itemsize / 4
-    return words
+def _registers(segment: Segment, mixed: Mixed, *, keeps: bool) -> float:
+    """Of one element: what its row holds, what is the same for all rows, sums of columns; and to compute."""
+    computing = _COMPUTED + (0.5 if mixed.space.phases > 2 else 0)
+    return computing + element_of(segment, mixed.space, mixed.columns).registers(keeps=keeps)

@@ -60,7 +60,7 @@ def walks(segment: Segment, space: Space) -> dict[int, list[BoundTensor]]:
 def reads(plan: KernelPlan) -> dict[BoundTensor, int]:
     """How often a kernel reads each of its inputs: a loop those that it needs, in every walk."""
     segment, space = plan.segment, plan.space
-    if plan.params.unrolled or space.walked or plan.stages:
+    if plan.schedule.is_held or space.walked or plan.stages:
         return dict.fromkeys(segment.inputs, 1)
     counts = dict.fromkeys(segment.inputs, 0)
     stops = {e for e in segment.exprs if e.op == PICK or e.op in (*REDUCTIONS, *STATISTICS)}

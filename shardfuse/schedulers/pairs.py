@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from ..device import Device
-from ..ir.expr import DRAWS
 from .limits import MANY_VECTORS, MAX_TEAM, WARP, WIDEST_LOAD, power_of_two, resident, vector
-from .plan import Params
+from .schedule import Group, Immediate, Launch, Schedule, Tile
 from .segment import Segment
-from .space import Space
+from .space import Space, beside
 from .team import cannot_exchange
 
 _CACHED_VECTORS = 0.75
@@ -27,7 +26,7 @@ _TURNS = 4
 """Pairs that a team takes one after the other, at the least."""
 
 
-def paired_team(segment: Segment, space: Space, device: Device) -> Params | None:
+def paired_team(segment: Segment, space: Space, device: Device) -> Schedule | None:
     """A team that takes two rows at a time, for which it reads vectors beside them once; ``None`` where that loses.
 
     ``space``: of the segment with its statistics joined.  Where all of the vectors stay in the first cache of a
@@ -38,13 +37,13 @@ def paired_team(segment: Segment, space: Space, device: Device) -> Params | None
         return None
     if cannot_exchange(segment, space) is not None:
         return None
-    beside = [t for t in segment.inputs if space.has_r(t) and t not in walked]
-    if not space.is_inner or len(walked) != 1 or len(beside) <= MANY_VECTORS or any(map(space.has_x, beside)):
+    vectors = beside(segment, space)
+    if not space.is_inner or len(walked) != 1 or len(vectors) <= MANY_VECTORS or any(map(space.has_x, vectors)):
         return None
     width = vector(walked[0].dtype, n, device)
-    if width != WIDEST_LOAD or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
+    if width != WIDEST_LOAD or segment.has_indices:
         return None
-    if n * sum(t.dtype.itemsize for t in beside) <= int(_CACHED_VECTORS * device.shared_bytes):
+    if n * sum(t.dtype.itemsize for t in vectors) <= int(_CACHED_VECTORS * device.shared_bytes):
         return None
     warps, members = _WARPS, max(power_of_two(-(-n // (_WARPS * WARP * _HELD))), 2)
     each = -(-n // (members * warps * WARP))
@@ -54,7 +53,8 @@ def paired_team(segment: Segment, space: Space, device: Device) -> Params | None
     programs = resident(device, warps, registers)
     if members > min(MAX_TEAM, programs) or space.kept * members < 2 * _TURNS * programs:
         return None
-    return Params(
-        2, warps * WARP * width, num_warps=warps, max_registers=registers, team=members, programs=programs,
-        counted=each <= _FEW,
-    )  # fmt: skip
+    return Schedule(
+        Tile(2, warps * WARP * width),
+        group=Group(members, programs, Immediate(counted=each <= _FEW, prefetches=True)),
+        launch=Launch(warps, registers=registers),
+    )

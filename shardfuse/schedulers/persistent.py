@@ -28,9 +28,10 @@ from .limits import (
 )
 from .online import online, takes_one_walk
 from .pairs import paired_team
-from .plan import KernelPlan, Params, kernel_name
+from .plan import KernelPlan, kernel_name
+from .schedule import Access, Launch, Registers, Schedule, Tile
 from .segment import Segment, leading_to
-from .space import Space, analyse, analysed, run_below, streamed
+from .space import Space, analyse, analysed, beside, run_below, streamed
 from .team import (
     are_few_held,
     columns_held_by_team,
@@ -120,9 +121,9 @@ def why_not(segment: Segment, device: Device) -> str | None:
         return "running statistics take one walk over its long rows, which nobody has to hold"
     space = in_columns(segment, space)
     if space.grouped:
-        return why_not_held(segment, space)
+        return why_not_held(segment, space, device)
     refusal = too_long(segment, space)
-    return refusal and why_not_held(segment, space)
+    return refusal and why_not_held(segment, space, device)
 
 
 def rereads(space: Space) -> bool:
@@ -143,7 +144,7 @@ def too_long(segment: Segment, space: Space) -> str | None:
     return None
 
 
-def propose(segment: Segment, device: Device) -> Params:
+def propose(segment: Segment, device: Device) -> Schedule:
     """Registers decide: how many warps share a row, or how many rows share a program."""
     space = in_columns(segment, analysed(segment))
     if space.grouped:
@@ -159,27 +160,27 @@ def propose(segment: Segment, device: Device) -> Params:
     return few or in_registers(segment, space, device)
 
 
-def in_registers(segment: Segment, space: Space, device: Device) -> Params:
+def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
     """Blocks with all reduced elements unrolled."""
     inputs = streamed(segment, space)
     held = max(held_values(segment, space), 1)
     if not space.is_inner:
         r_block = power_of_two(space.reduced)
         if space.reduced * held <= _FEW_ROWS:
-            return Params(min(_FEW_LANES, power_of_two(space.kept)), 1)
+            return Schedule(Tile(min(_FEW_LANES, power_of_two(space.kept)), 1))
         if r_block <= SHORT_COLUMN:
-            return Params(x_block=min(max(_TILE // (r_block * held), 16), 256), r_block=r_block)
+            return Schedule(Tile(min(max(_TILE // (r_block * held), 16), 256), r_block))
         warps = 4 if r_block <= MAX_COLUMN // 2 else 8
         fits = power_of_two(_TALL_TILE // (space.reduced * held) + 1) // 2
         columns = max(min(fits, _TALL_LANES * warps * WARP // (r_block * held)), 16)
-        return Params(min(columns, power_of_two(space.kept)), r_block, num_warps=warps)
+        return Schedule(Tile(min(columns, power_of_two(space.kept)), r_block), launch=Launch(warps))
     n = space.reduced
     draws = any(e.op in DRAWS for e in segment.exprs)
     if draws:
         held = max(held, _DRAWN)
     width = _width(segment, space, device)
     if n * held <= _SHORT * WARP:
-        return _several_rows(n, width, is_shared=any(space.has_r(t) and t not in inputs for t in segment.loads))
+        return _several_rows(n, width, is_shared=bool(beside(segment, space)))
     loads = n * held if width > 1 else 2 * n * held  # an element each: more threads have more of them on their way
     if space.phases > _CHAIN:
         return _chain(n, held, loads, width, _rows_alike(segment, space))
@@ -190,7 +191,7 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Params:
     if held == 1 and n > _NARROW * WARP * MAX_WARPS and space.phases == 2:
         warps = WIDEST_WARPS
     block = max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS)))
-    by_channel = any(space.has_r(t) and space.has_x(t) and t not in inputs for t in segment.loads)
+    by_channel = any(map(space.has_x, beside(segment, space)))
     if by_channel and n % block and n % (block // 2) == 0:
         block //= 2  # no masks: the gradient of a group norm of 8 x 320 x 32 x 32, float16, took 8.7 us so, else 10.3
     bound = None
@@ -198,17 +199,17 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Params:
         bound = _MANY_HELD_REGISTERS if loads <= _HELD * WARP * warps else _MOST_HELD_REGISTERS
     elif held == 1 and warps == MAX_WARPS and n <= _NARROW * WARP * warps:
         bound = 64
-    return Params(1, min(block, power_of_two(n)), num_warps=warps, max_registers=bound)
+    return Schedule(Tile(1, min(block, power_of_two(n))), launch=Launch(warps, registers=bound))
 
 
-def _chain(n: int, held: int, loads: int, width: int, alike: int) -> Params:
+def _chain(n: int, held: int, loads: int, width: int, alike: int) -> Schedule:
     """Few warps for a row, and several rows, of which each has vectors of its own where they are not ``alike``."""
     few, wanted = (power_of_two(-(-loads // (each * WARP))) for each in (_SHORT, _CHAIN_HELD))
     warps = min(max(min(few, _CHAIN_WARPS), wanted), MAX_WARPS)
     block = min(max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS))), power_of_two(n))
     rows = power_of_two(_CHAINED * WARP * warps // (n * held) + 1) // 2 if warps < MAX_WARPS else 1
     most = min(2 if n % block else rows, alike)
-    return Params(max(min(rows, most), 1), block, num_warps=warps)
+    return Schedule(Tile(max(min(rows, most), 1), block), launch=Launch(warps))
 
 
 def _rows_alike(segment: Segment, space: Space) -> int:
@@ -218,8 +219,8 @@ def _rows_alike(segment: Segment, space: Space) -> int:
     bytes in blocks of 4 rows, which two samples share.
     """
     found = power_of_two(space.kept)
-    for t in segment.loads:
-        if space.has_r(t) and space.has_x(t) and not space.is_streamed(t):
+    for t in beside(segment, space):
+        if space.has_x(t):
             rows = run_below(t, space.x, space)
             found = min(found, rows & -rows)
     return found
@@ -231,13 +232,17 @@ def _or_four(warps: int, values: int, phases: int) -> int:
     return 4 if is_many or (warps == 8 and phases > 2 and values <= 4 * _MOST_HELD * WARP) else warps
 
 
-def _pair(segment: Segment, space: Space, device: Device) -> Params | None:
+def _pair(segment: Segment, space: Space, device: Device) -> Schedule | None:
     """Two rows a program; ``None`` where a thread would hold too much of them, or too many lanes would be masked."""
     n, inputs = space.reduced, streamed(segment, space)
-    beside = [t for t in segment.loads if space.has_r(t) and t not in inputs]
-    if not space.is_inner or n <= _SHORT * WARP or space.phases > _CHAIN or len(beside) <= MANY_VECTORS * len(inputs):
+    if (
+        not space.is_inner
+        or n <= _SHORT * WARP
+        or space.phases > _CHAIN
+        or len(beside(segment, space)) <= MANY_VECTORS * len(inputs)
+    ):
         return None
-    if any(e.op in ("iota", *DRAWS) for e in segment.exprs) or held_values(segment, space) != 1:
+    if segment.has_indices or held_values(segment, space) != 1:
         return None
     if _width(segment, space, device) != WIDEST_LOAD:
         return None
@@ -245,7 +250,7 @@ def _pair(segment: Segment, space: Space, device: Device) -> Params | None:
         block = warps * WARP * WIDEST_LOAD
         whole = -(-n // block) * block
         if 2 * n <= _PAIRED * WARP * warps and (warps == 4 or _PADDED * whole <= n):
-            return Params(2, block, num_warps=warps)
+            return Schedule(Tile(2, block), launch=Launch(warps))
     return None
 
 
@@ -260,7 +265,7 @@ def held_values(segment: Segment, space: Space) -> int:
     Not fewer than registers that its inputs take as they come; all inputs where indices and long chains take more.
     """
     inputs = streamed(segment, space)
-    if not space.is_inner or space.phases > _CHAIN or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
+    if not space.is_inner or space.phases > _CHAIN or segment.has_indices:
         return len(inputs)
     readers = [e for e in segment.exprs if space.phase[e.output] and space.has_r(e.output)]
     needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in space.atoms), *segment.outputs))
@@ -275,7 +280,7 @@ def held_values(segment: Segment, space: Space) -> int:
     return max(made, -(-len(inputs) // 2))
 
 
-def packed_row(segment: Segment, space: Space, device: Device) -> Params | None:
+def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | None:
     """One program for each row, whose registers hold its bits; ``None`` where that does not fit or pay.
 
     Softmax of 8192 x 32768, bfloat16, took 254 us on an H200 so, held as float32 321; its gradient 371, by a team 502;
@@ -284,7 +289,7 @@ def packed_row(segment: Segment, space: Space, device: Device) -> Params | None:
     walked, n = streamed(segment, space), space.reduced
     if segment.loads != segment.inputs or not space.is_inner or not walked or is_cut_short(walked, space, device):
         return None  # windows, and a place of its own for each element
-    if any(e.op in ("iota", *DRAWS) for e in segment.exprs) or any(t.dtype not in UNPACKED for t in walked):
+    if segment.has_indices or any(t.dtype not in UNPACKED for t in walked):
         return None
     width, aligned = vector(walked[0].dtype, n, device), is_odd(walked[0].dtype, n, device) and space.kept > 1
     if space.run != n and space.kept <= device.multiprocessors:
@@ -294,43 +299,48 @@ def packed_row(segment: Segment, space: Space, device: Device) -> Params | None:
         n += width - 1
     size = n * sum(t.dtype.itemsize for t in walked)
     warps = power_of_two(-(-size // (4 * _PACKED_WORDS * WARP)))
-    beside = [t for t in segment.inputs if space.has_r(t) and t not in walked]
-    odd_bytes = _ODD_PACKED_BYTES if len(beside) < 2 else _ODD_WEIGHTED_BYTES
+    vectors = beside(segment, space)
+    odd_bytes = _ODD_PACKED_BYTES if len(vectors) < 2 else _ODD_WEIGHTED_BYTES
     if size <= (odd_bytes if aligned else _PACKED_BYTES) or warps > WIDEST_WARPS or width < 4:
         return None
     if warps == WIDEST_WARPS and space.kept < _PACKED_TURNS * device.multiprocessors:
         return None
-    again = beside_again(segment, space, beside)
-    if any(map(space.has_x, beside)) or again > (warps == WIDEST_WARPS):
+    again = beside_again(segment, vectors, space)
+    if any(map(space.has_x, vectors)) or again > (warps == WIDEST_WARPS):
         return None
     registers = _PACKED_REGISTERS
-    if aligned and size > _PACKED_BYTES and (beside or warps < WIDEST_WARPS):
+    if aligned and size > _PACKED_BYTES and (vectors or warps < WIDEST_WARPS):
         warps, registers = warps // 2, 2 * registers
-    return Params(1, warps * WARP * width, num_warps=warps, max_registers=registers, packed=True, aligned=aligned)
+    return Schedule(
+        Tile(1, warps * WARP * width),
+        Registers(packed=True),
+        access=Access.ALIGN_DOWN if aligned else Access.NATIVE,
+        launch=Launch(warps, registers=registers),
+    )
 
 
-def beside_again(segment: Segment, space: Space, beside: Sequence[BoundTensor]) -> int:
-    """How many of the vectors ``beside`` a row are read for a reduction, and so before each and after the last."""
+def beside_again(segment: Segment, vectors: Sequence[BoundTensor], space: Space) -> int:
+    """How many of the ``vectors`` beside a row are read for a reduction, and so before each and after the last."""
     wanted = [e.tensors[0] for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
     behind = {t for e in leading_to(segment.exprs, wanted) for t in e.tensors}
-    return len([t for t in beside if t in behind])
+    return len([t for t in vectors if t in behind])
 
 
-def _all_at_once(segment: Segment, space: Space, device: Device) -> Params | None:
+def _all_at_once(segment: Segment, space: Space, device: Device) -> Schedule | None:
     """A program for each of few rows; ``None`` where they are not few."""
     n, width = space.reduced, _width(segment, space, device)
     rows = -(-space.kept // device.multiprocessors)
     if not space.is_inner or rows > _FEW_TURNS or rows * n > _FEW_HELD:
         return None
-    if space.phases > _CHAIN or any(e.op in ("iota", *DRAWS) for e in segment.exprs):
+    if space.phases > _CHAIN or segment.has_indices:
         return None
-    if any(space.has_x(t) and space.has_r(t) and not space.is_streamed(t) for t in segment.loads):
+    if any(map(space.has_x, beside(segment, space))):
         return None  # a number for each channel: fewer are loaded where each chunk is one channel's
     warps = min(power_of_two(-(-n // (WARP * max(width, _FEW_EACH)))), MAX_WARPS)
-    return Params(1, min(warps * WARP * width, power_of_two(n)), num_warps=warps, eager=True)
+    return Schedule(Tile(1, min(warps * WARP * width, power_of_two(n))), Registers(eager=True), launch=Launch(warps))
 
 
-def _several_rows(n: int, width: int, *, is_shared: bool) -> Params:
+def _several_rows(n: int, width: int, *, is_shared: bool) -> Schedule:
     """A warp takes whole rows, so that a reduction crosses no warp: chunks of one warp's load.
 
     Two warps take a row where that leaves a thread 8 to 16 values and rows share vectors: LayerNorm of 8192 x 1024,
@@ -338,18 +348,18 @@ def _several_rows(n: int, width: int, *, is_shared: bool) -> Params:
     """
     whole = WARP * width
     if is_shared and 2 * whole < n <= 4 * whole:
-        return Params(x_block=2, r_block=n if n == power_of_two(n) else whole, num_warps=4)
+        return Schedule(Tile(2, n if n == power_of_two(n) else whole), launch=Launch(4))
     block = min(whole, power_of_two(n))
     while n % block and block * 4 > whole:
         block //= 2
     if n % block or -(-n // block) > MAX_CHUNKS:
         block = max(min(whole, power_of_two(n)), power_of_two(-(-n // MAX_CHUNKS)))
-    return Params(x_block=max(4 * whole // block, 4), r_block=block, num_warps=4)
+    return Schedule(Tile(max(4 * whole // block, 4), block), launch=Launch(4))
 
 
-def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
+def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel.  A team exchanges what belongs together at once."""
-    if params.team or params.packed:
+    if schedule.group or schedule.is_packed:
         segment = online(segment)
     space = in_columns(segment, analysed(segment))
-    return (KernelPlan(kernel_name("persistent", segment), segment, space, params, device),)
+    return (KernelPlan(kernel_name("persistent", segment), segment, space, schedule, device),)

@@ -8,7 +8,8 @@ from math import prod
 
 from ..device import Device
 from .limits import PROGRAMS_PER_MULTIPROCESSOR, WARP, vector
-from .plan import KernelPlan, Params, kernel_name
+from .plan import KernelPlan, kernel_name
+from .schedule import Launch, Schedule, Tile
 from .segment import Segment
 from .space import Space, analyse, analysed
 
@@ -31,7 +32,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
     return f"it reduces {', '.join(map(str, space.r))}" if space.r else None
 
 
-def propose(segment: Segment, device: Device) -> Params:
+def propose(segment: Segment, device: Device) -> Schedule:
     """Two 16-byte loads a thread of the widest streamed tensor; less where that would not fill the machine."""
     space = analysed(segment)
     streamed = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
@@ -40,13 +41,13 @@ def propose(segment: Segment, device: Device) -> Params:
     block = _WARPS * WARP * each
     while block > _WARPS * WARP and space.kept < block * device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR:
         block //= 2
-    return Params(x_block=block, num_warps=_WARPS)
+    return Schedule(Tile(block), launch=Launch(_WARPS))
 
 
-def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
+def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
-    space = in_rows(segment, analysed(segment), params.x_block, device)
-    return (KernelPlan(kernel_name("pointwise", segment), segment, space, params, device),)
+    space = in_rows(segment, analysed(segment), schedule.kept, device)
+    return (KernelPlan(kernel_name("pointwise", segment), segment, space, schedule, device),)
 
 
 def in_rows(segment: Segment, space: Space, block: int, device: Device) -> Space:

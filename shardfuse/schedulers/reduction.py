@@ -17,7 +17,6 @@ from dataclasses import replace
 from ..device import Device
 from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
-from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
 from ..ops.table import POINTWISE
 from .finish import finishing, fitting
@@ -34,10 +33,12 @@ from .limits import (
 from .looped import down_columns, in_loop
 from .parts import MAX_SPLITS, TURNS, WORTH_SPLITTING, element_bytes, evenly, in_full_turns, in_parts, is_for_one
 from .persistent import LONG, in_registers, rereads, too_long
-from .plan import KernelPlan, Params, kernel_name, one_launch
+from .plan import KernelPlan, kernel_name, one_launch
+from .resources import carried, summed_registers
+from .schedule import Launch, Loop, Schedule, Tile
 from .segment import Segment, leading_to
 from .short_columns import NARROW_BYTES, run_of, short_columns
-from .space import Space, analyse, analysed, stored_atoms, streamed
+from .space import Space, analyse, analysed, beside, stored_atoms, streamed
 
 _ROW_BYTES = 32
 """Of rows that are read once: what a thread takes, up to half more.  The sum over rows of 16384 x 8192, bfloat16, took
@@ -92,29 +93,29 @@ def why_not(segment: Segment, device: Device) -> str | None:
     return None
 
 
-def propose(segment: Segment, device: Device) -> Params:
+def propose(segment: Segment, device: Device) -> Schedule:
     """In registers where rows are short, else a loop, split until there are two programs a multiprocessor."""
     space = analysed(segment)
     if not (space.is_inner or space.grouped):
         return _columns(segment, space, device)
     wanted = device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
-    params = in_loop(segment, space, device)
-    programs = -(-space.kept // params.x_block)
-    turns = -(-space.reduced // params.r_block)
+    schedule = in_loop(segment, space, device)
+    programs = -(-space.kept // schedule.kept)
+    turns = -(-space.reduced // schedule.reduced)
     if _is_unrolled(segment, space):
         held = _rows(segment, space, device)
-        if turns < WORTH_SPLITTING or space.kept >= wanted * held.x_block:
+        if turns < WORTH_SPLITTING or space.kept >= wanted * held.kept:
             return held
     splits = 1
     while turns >= WORTH_SPLITTING and splits < MAX_SPLITS and programs * splits < wanted:
         if turns < 2 * splits * TURNS:
             break
         splits *= 2
-    if space.is_inner and params.x_block == 1 and (splits == 1 or turns <= _FEW_TURNS * splits):
-        params = replace(params, num_warps=MAX_WARPS, r_block=_LOOP_BLOCK, num_stages=1)
+    if space.is_inner and schedule.kept == 1 and (splits == 1 or turns <= _FEW_TURNS * splits):
+        schedule = replace(schedule.sized(reduced=_LOOP_BLOCK), launch=Launch(MAX_WARPS, 1))
         while 1 < splits < space.reduced / _LOOP_BLOCK and 2 * splits * programs <= MAX_SPLITS:
             splits *= 2
-    return in_parts(segment, space, replace(params, splits=splits), device)
+    return in_parts(segment, space, schedule.split_into(splits), device)
 
 
 def _is_unrolled(segment: Segment, space: Space) -> bool:
@@ -126,7 +127,7 @@ def _is_unrolled(segment: Segment, space: Space) -> bool:
     return space.reduced <= LONG and too_long(segment, space) is None
 
 
-def _rows(segment: Segment, space: Space, device: Device) -> Params:
+def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
     """Rows that nobody has to hold, unrolled: as many threads as have loads enough on their way."""
     if not space.is_inner:
         return in_registers(segment, space, device)
@@ -140,15 +141,15 @@ def _rows(segment: Segment, space: Space, device: Device) -> Params:
         warps, loads = warps // 2, 2
     several = power_of_two(_WARPS * WARP * each // power_of_two(n) + 1) // 2
     if several > _WARPS or n <= WARP * width:
-        return replace(in_registers(segment, space, device), x_block=max(several, 1))
+        return in_registers(segment, space, device).sized(kept=max(several, 1))
     rows = max(_WARPS // warps, 1)
     block = max(WARP * width * max(warps, _WARPS) * loads // rows, power_of_two(-(-n // MAX_CHUNKS)))
     if loads > 1 and n == 2 * block:
         block = n  # the weight gradients of a group norm of 2 x 640 x 64 x 64: 11.0 us so, in two chunks 12.2
-    return Params(rows, min(block, power_of_two(n)), num_warps=max(warps, _WARPS))
+    return Schedule(Tile(rows, min(block, power_of_two(n))), launch=Launch(max(warps, _WARPS)))
 
 
-def _columns(segment: Segment, space: Space, device: Device) -> Params:
+def _columns(segment: Segment, space: Space, device: Device) -> Schedule:
     """Tiles of columns, split into as many parts as there are programs wanted."""
     inputs = streamed(segment, space)
     wanted = device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
@@ -156,7 +157,7 @@ def _columns(segment: Segment, space: Space, device: Device) -> Params:
         lanes = min(_FEW_LANES, power_of_two(space.kept))
         while lanes > WARP * _WARPS and space.kept < wanted * lanes:
             lanes //= 2
-        return Params(lanes, 1, num_warps=_WARPS)
+        return Schedule(Tile(lanes, 1), launch=Launch(_WARPS))
     is_stored = any(map(space.has_r, segment.outputs))
     if space.reduced * max(len(inputs), 1) <= SHORT_COLUMN and not (is_stored or _needs_registers(segment)):
         return short_columns(inputs, space, device)
@@ -168,19 +169,19 @@ def _columns(segment: Segment, space: Space, device: Device) -> Params:
         return _narrow_columns(segment, space, device)
     is_heavy = sum(map(_weight, segment.exprs)) > 1
     across = 2 if is_stored and not is_heavy and space.kept < _MANY_COLUMNS else _WARPS
-    words = _words(segment)
+    words = summed_registers(segment)
     each = _EACH // words // (2 if is_heavy else 1)
     if is_stored and any(vector(t.dtype, space.kept, device) * t.dtype.itemsize <= NARROW_BYTES for t in inputs):
         each //= 2
-    params = down_columns(inputs, space, device, each, across)
-    by_sample = any(space.has_x(t) and space.has_r(t) and not space.is_streamed(t) for t in segment.loads)
-    if by_sample and params.x_block > _TALL_LANES:
-        height = params.r_block * params.x_block // _TALL_LANES
-        params = replace(params, x_block=_TALL_LANES, r_block=height, max_registers=_BOUND)
+    schedule = down_columns(inputs, space, device, each, across)
+    by_sample = any(map(space.has_x, beside(segment, space)))
+    if by_sample and schedule.kept > _TALL_LANES:
+        height = schedule.reduced * schedule.kept // _TALL_LANES
+        schedule = schedule.sized(kept=_TALL_LANES, reduced=height).with_registers(_BOUND)
     if is_stored and words == 1:
-        params = replace(params, max_registers=_BOUND)
-    params = evenly(segment, space, replace(params, rows=rows), device, wanted * (2 if is_heavy else 1))
-    return in_full_turns(segment, space, params, device) if by_sample else params
+        schedule = schedule.with_registers(_BOUND)
+    schedule = evenly(segment, space, schedule, device, wanted * (2 if is_heavy else 1), rows)
+    return in_full_turns(segment, space, schedule, device) if by_sample else schedule
 
 
 def _needs_registers(segment: Segment) -> bool:
@@ -198,26 +199,21 @@ def _weight(expr: Expr) -> int:
     return 2 if expr.op == "tanh" else 1
 
 
-def _narrow_columns(segment: Segment, space: Space, device: Device) -> Params:
+def _narrow_columns(segment: Segment, space: Space, device: Device) -> Schedule:
     """Loads of few bytes: nothing is copied ahead of time, many programs hide the wait."""
     x_block, r_block = _NARROW_TILE
-    r_block //= _words(segment) * (2 if any(map(space.has_r, segment.outputs)) else 1)
+    r_block //= summed_registers(segment) * (2 if any(map(space.has_r, segment.outputs)) else 1)
     warps, programs = _WARPS, _NARROW_PROGRAMS
     if len(space.x) > 1:
         r_block //= 2  # each element's place is a division
     elif space.kept <= _FEW_COLUMNS:
         warps, programs = 2 * _WARPS, _NARROW_PROGRAMS // 2
-    params = Params(
-        min(x_block, power_of_two(space.kept)), min(r_block, power_of_two(space.reduced)),
-        unrolled=False, num_warps=warps, num_stages=1, max_registers=_NARROW_REGISTERS,
-    )  # fmt: skip
-    return evenly(segment, space, params, device, device.multiprocessors * programs)
-
-
-def _words(segment: Segment) -> int:
-    """Registers of one element that is added up."""
-    summed = (d for e in segment.exprs if e.op in REDUCTIONS for d in (e.tensors[0].dtype.compute, partial_dtype(e)))
-    return max(max(d.itemsize for d in summed) // 4, 1)
+    schedule = Schedule(
+        Tile(min(x_block, power_of_two(space.kept)), min(r_block, power_of_two(space.reduced))),
+        Loop(),
+        launch=Launch(warps, 1, _NARROW_REGISTERS),
+    )
+    return evenly(segment, space, schedule, device, device.multiprocessors * programs)
 
 
 def _unaligned_rows(segment: Segment, space: Space, device: Device) -> int:
@@ -250,31 +246,31 @@ def side_by_side(segment: Segment, space: Space, rows: int) -> Space | None:
     return replace(space, x=x, r=parts[:1], atoms=atoms, pieces=pieces)
 
 
-def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
+def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel, or two joined by workspaces: the second reads what the first stores."""
     space = analysed(segment)
-    if params.splits == 1:
-        return (KernelPlan(kernel_name("reduction", segment), segment, space, params, device),)
-    if params.rows > 1:
-        wider = side_by_side(segment, space, params.rows)
+    if schedule.split is None:
+        return (KernelPlan(kernel_name("reduction", segment), segment, space, schedule, device),)
+    if schedule.split.side_by_side > 1:
+        wider = side_by_side(segment, space, schedule.split.side_by_side)
         assert wider is not None, space
         space = wider
-    split = Digit(Root("split", params.splits), 1, params.splits)
+    split = Digit(Root("split", schedule.parts), 1, schedule.parts)
     partials = {e: _workspace(e, space, split) for e in segment.exprs if _reduces(e, space)}
     first = _first(segment, space, partials)
     second = _second(segment, space, partials)
     second_space = analysed(second)
     finish = finishing(second, second_space, device)
-    shares = params.once and is_for_one(params)
+    shares = schedule.is_one_launch and is_for_one(schedule)
     if shares:
-        finish = replace(finish, x_block=min(2 * finish.x_block, params.x_block))
-    if params.once and not second_space.is_inner:
-        finish = fitting(finish, params, _words(second))
+        finish = finish.sized(kept=min(2 * finish.kept, schedule.kept))
+    if schedule.is_one_launch and not second_space.is_inner:
+        finish = fitting(finish, schedule, summed_registers(second))
     plans = (
-        KernelPlan(kernel_name("reduction", first), first, _with(space, partials, split), params, device, split),
+        KernelPlan(kernel_name("reduction", first), first, _with(space, partials, split), schedule, device, split),
         KernelPlan(kernel_name("finish", second), second, second_space, finish, device),
     )
-    if not params.once or (shares and second_space.x != space.x):
+    if not schedule.is_one_launch or (shares and second_space.x != space.x):
         return plans
     return (one_launch("reduction", segment, plans, shares=shares),)
 
@@ -288,14 +284,7 @@ def _workspace(expr: Expr, space: Space, split: Digit) -> BoundTensor:
     out = expr.output
     axes: tuple[Axis, ...] = ((split,), *((a,) for a in space.x))
     domain = BoundDomain(axes, out.domain.mesh, out.domain.sharding)
-    return BoundTensor(f"{out.name}_partial", partial_dtype(expr), domain)
-
-
-def partial_dtype(expr: Expr) -> DataType:
-    """The type that the reduction accumulates in."""
-    if expr.op in ("sum", "prod"):
-        return expr.output.dtype.accumulator
-    return expr.tensors[0].dtype.compute if expr.op in ("max", "min") else DataType.Bool
+    return BoundTensor(f"{out.name}_partial", carried(expr), domain)
 
 
 def _with(space: Space, partials: dict[Expr, BoundTensor], split: Digit) -> Space:

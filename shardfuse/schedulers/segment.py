@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..ir.digits import extent
-from ..ir.expr import BoundTensor, Expr, Scalar
+from ..ir.expr import DRAWS, BoundTensor, Expr, Scalar
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class Segment:
         """What a kernel loads: inputs that are read where they stand, and windows."""
         direct = dict.fromkeys(t for e in self.exprs if e.op != "window" for t in e.tensors)
         return (*(t for t in self.inputs if t in direct), *self.windows)
+
+    @cached_property
+    def has_indices(self) -> bool:
+        """Does it compute with the indices of elements, or draw numbers by them?  They are 64 bits each."""
+        return any(e.op in ("iota", *DRAWS) for e in self.exprs)
 
     @staticmethod
     def of(exprs: Sequence[Expr], needed: Iterable[BoundTensor]) -> Segment:

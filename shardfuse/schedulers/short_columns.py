@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..device import Device
 from ..ir.expr import BoundTensor
 from .limits import PROGRAMS_PER_MULTIPROCESSOR, power_of_two, vector
-from .plan import Params
+from .schedule import Launch, Schedule, Tile
 from .space import Space
 
 NARROW_BYTES = 4
@@ -29,12 +29,12 @@ def run_of(space: Space) -> int:
     return space.x[-1].extent if space.x else 1
 
 
-def short_columns(inputs: Sequence[BoundTensor], space: Space, device: Device) -> Params:
+def short_columns(inputs: Sequence[BoundTensor], space: Space, device: Device) -> Schedule:
     """A warp for columns of wide loads; else all threads side by side, a few loads each."""
     if any(vector(t.dtype, run_of(space), device) * t.dtype.itemsize <= NARROW_BYTES for t in inputs):
         x_block, r_block = _NARROW_SHORT_TILE
         while x_block > _LEAST_LANES and space.kept < x_block * device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR:
             x_block, r_block = x_block // 2, r_block * 2
-        return Params(min(x_block, power_of_two(space.kept)), r_block, num_warps=_NARROW_WARPS)
+        return Schedule(Tile(min(x_block, power_of_two(space.kept)), r_block), launch=Launch(_NARROW_WARPS))
     width = max((vector(t.dtype, space.kept, device) for t in inputs), default=4)
-    return Params(min(_COLUMN_LANES * width, power_of_two(space.kept)), _COLUMN_ROWS, num_warps=1)
+    return Schedule(Tile(min(_COLUMN_LANES * width, power_of_two(space.kept)), _COLUMN_ROWS), launch=Launch(1))

@@ -117,6 +117,11 @@ def streamed(segment: Segment, space: Space) -> list[BoundTensor]:
     return [t for t in segment.loads if space.is_streamed(t)]
 
 
+def beside(segment: Segment, space: Space) -> list[BoundTensor]:
+    """Loads that lie along the reduced elements and are the same for several kept ones, as the weight of a norm is."""
+    return [t for t in segment.loads if space.has_r(t) and not space.is_streamed(t)]
+
+
 def run_below(tensor: BoundTensor, axis: Axis, space: Space) -> int:
     """Elements of ``axis``, which is x or r, that follow one another and are the same in ``tensor``."""
     run = 1

@@ -5,11 +5,11 @@ For rows that no program holds, and for rows so few and long that a program each
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..device import Device
 from ..ir.dtype import DataType
-from ..ir.expr import DRAWS, REDUCTIONS, STATISTICS, Expr
+from ..ir.expr import REDUCTIONS, STATISTICS, Expr
 from .copies import turn_bytes
 from .limits import (
     LINE_BYTES,
@@ -24,7 +24,8 @@ from .limits import (
     vector,
 )
 from .online import takes_one_walk
-from .plan import Params
+from .resources import carried
+from .schedule import Group, Immediate, Launch, Schedule, Tile
 from .segment import Segment
 from .space import Space, as_columns, streamed
 
@@ -93,14 +94,8 @@ def _is_reduction(expr: Expr, space: Space) -> bool:
 
 
 def _is_one_word(expr: Expr) -> bool:
-    """Is what ``expr`` accumulates float32 or int32?"""
-    match expr.op:
-        case "any" | "all":
-            return True
-        case "sum" | "prod":
-            return expr.output.dtype.accumulator is DataType.Float
-        case _:
-            return expr.tensors[0].dtype.compute in (DataType.Float, DataType.Int32)
+    """Is what ``expr`` accumulates float32, int32, or a truth value?"""
+    return carried(expr) in (DataType.Float, DataType.Int32, DataType.Bool)
 
 
 def _held(segment: Segment, space: Space) -> int:
@@ -109,14 +104,9 @@ def _held(segment: Segment, space: Space) -> int:
     is_pair = len(walked) == 2 and all(t.dtype.itemsize <= 2 for t in walked)
     held = _PAIR_HELD if is_pair and not space.grouped else _HELD // max(len(walked), 1)
     many_weights = space.phases > 2 and len([t for t in segment.loads if space.has_r(t)]) > 4
-    if _has_indices(segment):
+    if segment.has_indices:
         return held // 4
     return held // 2 if many_weights or space.grouped else held
-
-
-def _has_indices(segment: Segment) -> bool:
-    """Indices are 64 bits each."""
-    return any(e.op in ("iota", *DRAWS) for e in segment.exprs)
 
 
 def _registers(segment: Segment, space: Space) -> int:
@@ -139,7 +129,7 @@ def _is_read_twice(segment: Segment, space: Space) -> bool:
     return space.kept <= _FEW_ROWS and row > MAX_ROW_BYTES and not are_few_held(segment, space)
 
 
-def why_not_held(segment: Segment, space: Space) -> str | None:
+def why_not_held(segment: Segment, space: Space, device: Device) -> str | None:
     """Why the registers of a team do not hold the reduced elements."""
     refusal = cannot_exchange(segment, space)
     if refusal is not None:
@@ -149,13 +139,42 @@ def why_not_held(segment: Segment, space: Space) -> str | None:
     rows = space.kept // columns_of(segment, space)[0] if space.grouped else space.kept
     if (space.phases > 2 or space.grouped) and rows <= _FEW_ROWS and not are_few_held(segment, space):
         return f"its {rows} rows are few: small teams that loop wait less for each other"
-    if space.phases > 2 and _has_indices(segment):
+    if space.phases > 2 and segment.has_indices:
         return "its indices take the registers: large teams that wait for each other more than once"
     longest = MAX_TEAM * _held(segment, space) * WARP
     longest = longest * _WARPS // columns_of(segment, space)[1] if space.grouped else longest * MAX_WARPS
     if space.reduced > longest:
         return f"a row of {space.reduced} elements is longer than {longest}, what a team of {MAX_TEAM} programs holds"
+    smallest = _columns_alone(segment, space) if space.grouped else _rows_alone(segment, space)
+    programs = resident(device, smallest.warps, smallest.registers)
+    if smallest.members > programs:
+        return f"a row of {space.reduced} elements takes {smallest.members} programs, {programs} run at once"
     return None
+
+
+@dataclass(frozen=True)
+class _Smallest:
+    """The smallest team that holds a row: its members, the warps of each, and the registers of a thread."""
+
+    members: int
+    warps: int
+    registers: int
+
+
+def _rows_alone(segment: Segment, space: Space) -> _Smallest:
+    """Of a row on its own."""
+    n, held, registers = space.reduced, _held(segment, space), _registers(segment, space)
+    if are_few_held(segment, space):
+        held, registers = _FEW_HELD, _FEW_REGISTERS
+    warps = _WARPS if n <= MAX_TEAM * _WARPS * WARP * held else MAX_WARPS
+    return _Smallest(max(power_of_two(-(-n // (warps * WARP * held))), 2), warps, registers)
+
+
+def _columns_alone(segment: Segment, space: Space) -> _Smallest:
+    """Of columns in groups."""
+    _, lanes = columns_of(segment, space)
+    members = max(power_of_two(-(-space.reduced * lanes // (_WARPS * WARP * _held(segment, space)))), 1)
+    return _Smallest(members, _WARPS, _registers(segment, space))
 
 
 def are_few_held(segment: Segment, space: Space) -> bool:
@@ -169,157 +188,157 @@ def are_few_held(segment: Segment, space: Space) -> bool:
     return space.reduced <= _FEW_MEMBERS * _WARPS * WARP * _FEW_HELD
 
 
-def held_by_team(segment: Segment, space: Space, device: Device) -> Params:
+def held_by_team(segment: Segment, space: Space, device: Device) -> Schedule:
     """The smallest team that holds a row; a larger one where rows are too few to fill the machine."""
-    n, held, registers = space.reduced, _held(segment, space), _registers(segment, space)
-    if are_few_held(segment, space):
-        held, registers = _FEW_HELD, _FEW_REGISTERS
-    warps = _WARPS if n <= MAX_TEAM * _WARPS * WARP * held else MAX_WARPS
-    lanes = warps * WARP
-    width = max((vector(t.dtype, n, device) for t in streamed(segment, space)), default=4)
-    members = max(power_of_two(-(-n // (lanes * held))), 2)
-    params = Params(x_block=1, r_block=lanes * width, num_warps=warps, max_registers=registers)
-    params = _filling(params, members, space, resident(device, warps, registers), lanes * width)
-    is_once = params.programs // params.team >= space.kept
-    return replace(params, prefetch=not is_once and registers > _FEW_REGISTERS)
+    smallest = _rows_alone(segment, space)
+    warps, registers = smallest.warps, smallest.registers
+    width = max((vector(t.dtype, space.reduced, device) for t in streamed(segment, space)), default=4)
+    schedule = Schedule(Tile(1, warps * WARP * width), launch=Launch(warps, registers=registers))
+    group = _filling(schedule, smallest.members, space, resident(device, warps, registers), schedule.reduced)
+    is_once = group.programs // group.members >= space.kept
+    exchange = Immediate(prefetches=not is_once and registers > _FEW_REGISTERS)
+    return replace(schedule, group=replace(group, exchange=exchange))
 
 
-def columns_held_by_team(segment: Segment, space: Space, device: Device) -> Params:
+def columns_held_by_team(segment: Segment, space: Space, device: Device) -> Schedule:
     """Columns in groups, held as tiles ``[r, columns]``."""
     columns, lanes = columns_of(segment, space)
-    threads = _WARPS * WARP
-    members = max(power_of_two(-(-space.reduced * lanes // (threads * _held(segment, space)))), 1)
-    block = max(threads * 8 // in_powers_of_two(columns)[0], 1)
-    registers = _registers(segment, space)
-    params = Params(
-        x_block=lanes, columns=columns, r_block=block, num_warps=_WARPS, max_registers=registers, prefetch=False
-    )
+    smallest = _columns_alone(segment, space)
+    members, registers = smallest.members, smallest.registers
+    block = max(_WARPS * WARP * 8 // in_powers_of_two(columns)[0], 1)
+    schedule = Schedule(Tile(lanes, block, columns), launch=Launch(_WARPS, registers=registers))
     if members == 2 and space.kept // columns >= resident(device, _WARPS, _WIDE_REGISTERS):
-        return replace(params, max_registers=None)  # 64 x 2048 x 7 x 7's gradient: 24 us on an H200, by teams of 2 42
-    params = _filling(params, members, space, resident(device, _WARPS, registers), block)
-    return params if params.team > 1 else _alone(params)
+        return schedule.with_registers(None)  # 64 x 2048 x 7 x 7's gradient: 24 us on an H200, by teams of 2 42
+    return _shared(schedule, _filling(schedule, members, space, resident(device, _WARPS, registers), block))
 
 
-def looping_team(segment: Segment, space: Space, params: Params, device: Device) -> Params:
-    """``params`` of a loop over whole rows or columns, each shared by so many programs that the machine is full."""
-    if space.is_inner and params.x_block != 1:
-        return params
+def _shared(schedule: Schedule, group: Group) -> Schedule:
+    """``schedule`` by ``group``; by programs on their own where that has one member."""
+    return replace(schedule, group=group if group.members > 1 else None)
+
+
+def looping_team(segment: Segment, space: Space, schedule: Schedule, device: Device) -> Schedule:
+    """``schedule`` of a loop over whole rows or columns, each shared by so many programs that the machine is full."""
+    if space.is_inner and schedule.kept != 1:
+        return schedule
     if space.grouped:
-        return _looping_over_groups(segment, space, params, device)
+        return _looping_over_groups(segment, space, schedule, device)
     is_small = space.is_inner and len(streamed(segment, space)) == 1
     registers = _FEW_REGISTERS if is_small else _LOOP_REGISTERS
 
-    def filled(params: Params) -> Params:
-        return _filled(segment, space, params, registers, device)
+    def filled(schedule: Schedule) -> Group:
+        return _filled(segment, space, schedule, registers, device)
 
     if not space.is_inner:
         itemsize = min((t.dtype.itemsize for t in streamed(segment, space)), default=4)
-        lanes = min(params.x_block, LINE_BYTES // itemsize)  # a word for each lane of each member: no more than a line
-        params = _narrowed(params, lanes)
-        while params.num_warps < MAX_WARPS and _is_for_wider(filled(params), space):
-            params = replace(params, num_warps=2 * params.num_warps, r_block=2 * params.r_block)
-    full = filled(params)
-    while full.team * params.x_block > _COLLECTED * params.num_warps * WARP:
-        params = _narrowed(params, params.x_block // 2)
-        full = filled(params)
+        lanes = min(schedule.kept, LINE_BYTES // itemsize)  # a word for each lane of each member: no more than a line
+        schedule = _narrowed(schedule, lanes)
+        while schedule.launch.warps < MAX_WARPS and _is_for_wider(schedule, filled(schedule), space):
+            schedule = schedule.with_warps(2 * schedule.launch.warps).sized(reduced=2 * schedule.reduced)
+    group = filled(schedule)
+    while group.members * schedule.kept > _COLLECTED * schedule.launch.warps * WARP:
+        schedule = _narrowed(schedule, schedule.kept // 2)
+        group = filled(schedule)
     if not (space.is_inner or takes_one_walk(segment)):
-        full = _in_cache(segment, space, full, device)
-    return replace(full, max_registers=registers) if full.team > 1 else _alone(full)
+        group = _in_cache(segment, space, schedule, group, device)
+    return _shared(schedule.with_registers(registers), group) if group.members > 1 else schedule
 
 
-def _looping_over_groups(segment: Segment, space: Space, params: Params, device: Device) -> Params:
+def _looping_over_groups(segment: Segment, space: Space, schedule: Schedule, device: Device) -> Schedule:
     """``looping_team`` of columns in groups: where a member has few turns, what they wait for is each other."""
 
-    def turns(full: Params) -> int:
-        return -(-space.reduced // (full.team * full.r_block))
+    def turns() -> int:
+        return -(-space.reduced // (group.members * schedule.reduced))
 
-    full = _filled(segment, space, params, _LOOP_REGISTERS, device)
-    if params.r_block > 1 and turns(full) <= _SHORT_TURNS:
-        full = _filled(segment, space, _halved(params), _LOOP_REGISTERS, device)
-        while _words(full, space) > _POLLED[-1]:
-            full = replace(full, team=full.team // 2)
-    if full.team == 1:
-        return _alone(full)
-    used = -(-space.kept // params.columns) * full.team
-    is_small = turns(full) <= _TURNS and full.r_block > 1 and len(streamed(segment, space)) == 1
-    if is_small and full.num_warps == 2 and used > _FULL * full.programs and 2 * _words(full, space) <= _POLLED[-1]:
-        full = replace(_halved(full), programs=resident(device, 1, _LOOP_REGISTERS))
-    roomy = _filled(segment, space, full, _ROOMY_REGISTERS, device).programs
-    is_roomy = roomy >= used and full.num_warps > 1
-    programs, registers = (roomy, _ROOMY_REGISTERS) if is_roomy else (full.programs, _LOOP_REGISTERS)
+    group = _filled(segment, space, schedule, _LOOP_REGISTERS, device)
+    if schedule.reduced > 1 and turns() <= _SHORT_TURNS:
+        schedule = _halved(schedule)
+        group = _filled(segment, space, schedule, _LOOP_REGISTERS, device)
+        while _words(schedule, group, space) > _POLLED[-1]:
+            group = replace(group, members=group.members // 2)
+    if group.members == 1:
+        return schedule
+    used = -(-space.kept // schedule.columns) * group.members
+    is_small = turns() <= _TURNS and schedule.reduced > 1 and len(streamed(segment, space)) == 1
+    is_full = used > _FULL * group.programs and 2 * _words(schedule, group, space) <= _POLLED[-1]
+    if is_small and schedule.launch.warps == 2 and is_full:
+        schedule = _halved(schedule)
+        group = replace(group, programs=resident(device, 1, _LOOP_REGISTERS))
+    roomy = _filled(segment, space, schedule, _ROOMY_REGISTERS, device).programs
+    is_roomy = roomy >= used and schedule.launch.warps > 1
+    programs, registers = (roomy, _ROOMY_REGISTERS) if is_roomy else (group.programs, _LOOP_REGISTERS)
     fewest, most = _POLLED
-    is_polled = fewest <= _words(full, space) <= most
-    return replace(full, programs=programs, max_registers=registers, counted=not is_polled)
+    is_polled = fewest <= _words(schedule, group, space) <= most
+    group = Group(group.members, programs, Immediate(counted=not is_polled))
+    return replace(schedule.with_registers(registers), group=group)
 
 
-def _halved(params: Params) -> Params:
+def _halved(schedule: Schedule) -> Schedule:
     """Half the threads, and half as much at once."""
-    half = params.r_block // 2
-    return replace(params, num_warps=params.num_warps // 2, r_block=half, fold=min(params.fold, half))
+    half = schedule.reduced // 2
+    halved = schedule.with_warps(schedule.launch.warps // 2).sized(reduced=half)
+    return halved.accumulating(min(schedule.accumulated, half))
 
 
-def _words(params: Params, space: Space) -> float:
+def _words(schedule: Schedule, group: Group, space: Space) -> float:
     """Of each result of a team's groups, for each thread."""
-    return params.team * power_of_two(-(-params.columns // space.grouped)) / (params.num_warps * WARP)
+    return group.members * power_of_two(-(-schedule.columns // space.grouped)) / (schedule.launch.warps * WARP)
 
 
-def _filled(segment: Segment, space: Space, params: Params, registers: int, device: Device) -> Params:
-    """``params`` of a loop, for as many programs as are resident with so many ``registers``."""
-    programs = min(resident(device, params.num_warps, registers), _by_shared(segment, space, params, device))
-    return _filling(params, 1, space, programs, _TURNS * params.r_block)
+def _filled(segment: Segment, space: Space, schedule: Schedule, registers: int, device: Device) -> Group:
+    """Who shares the rows of a loop, where as many programs are resident as so many ``registers`` let be."""
+    by_registers = resident(device, schedule.launch.warps, registers)
+    programs = min(by_registers, _by_shared(segment, space, schedule, device))
+    return _filling(schedule, 1, space, programs, _TURNS * schedule.reduced)
 
 
-def _alone(params: Params) -> Params:
-    return replace(params, team=0, programs=0)
-
-
-def _by_shared(segment: Segment, space: Space, params: Params, device: Device) -> int:
+def _by_shared(segment: Segment, space: Space, schedule: Schedule, device: Device) -> int:
     """Programs of a loop whose copies under way fit: of what differs within a turn, a turn's part in each stage."""
-    copied = turn_bytes(segment, space, params)
-    copied *= max(params.num_stages - 1, 1)
+    copied = turn_bytes(segment, space, schedule)
+    copied *= max(schedule.launch.stages - 1, 1)
     return max(int(SHARED * device.shared_bytes) // max(copied, 1), 1) * device.multiprocessors
 
 
-def _is_for_wider(full: Params, space: Space) -> bool:
+def _is_for_wider(schedule: Schedule, group: Group, space: Space) -> bool:
     """Would more warps in fewer programs leave fewer words to exchange, or use programs that the team cannot have?
 
     Batch norm of 8 x 64 x 256 x 256, float16, channels-last, took 62 us on an H200 so, in tiles of fewer columns 95.
     """
-    if full.team * full.x_block > _COLLECTED * full.num_warps * WARP:
+    if group.members * schedule.kept > _COLLECTED * schedule.launch.warps * WARP:
         return True
-    rows = -(-space.kept // full.x_block)
-    return full.team == MAX_TEAM and 2 * MAX_TEAM * rows <= full.programs
+    rows = -(-space.kept // schedule.kept)
+    return group.members == MAX_TEAM and 2 * MAX_TEAM * rows <= group.programs
 
 
-def _narrowed(params: Params, lanes: int) -> Params:
+def _narrowed(schedule: Schedule, lanes: int) -> Schedule:
     """Tiles of fewer columns, and as many elements."""
-    return replace(params, x_block=lanes, r_block=params.r_block * params.x_block // lanes)
+    return schedule.sized(kept=lanes, reduced=schedule.reduced * schedule.kept // lanes)
 
 
-def _filling(params: Params, members: int, space: Space, programs: int, least: int) -> Params:
+def _filling(schedule: Schedule, members: int, space: Space, programs: int, least: int) -> Group:
     """A team of ``members``, or of more, if all rows at once leave programs idle and each still gets ``least``."""
-    rows = -(-space.kept // (params.columns or params.x_block))
+    rows = -(-space.kept // (schedule.columns or schedule.kept))
     while members < MAX_TEAM and 2 * members * rows <= programs and space.reduced >= 2 * members * least:
         members *= 2
-    return replace(params, team=members, programs=programs)
+    return Group(members, programs)
 
 
-def _in_cache(segment: Segment, space: Space, params: Params, device: Device) -> Params:
+def _in_cache(segment: Segment, space: Space, schedule: Schedule, group: Group, device: Device) -> Group:
     """A larger team for columns, where what all teams walk at once then stays in L2 until it is read again.
 
-    ``params`` where that takes members of too few turns, or more words of an exchange than elements make up for.
+    ``group`` where that takes members of too few turns, or more words of an exchange than elements make up for.
     """
-    columns, lanes = params.columns or params.x_block, params.x_block
+    columns, lanes = schedule.columns or schedule.kept, schedule.kept
     one = columns * space.reduced * sum(t.dtype.itemsize for t in streamed(segment, space))
-    members = params.team
-    while min(-(-space.kept // columns), params.programs // members) * one > _CACHED * device.l2_bytes:
+    members = group.members
+    while min(-(-space.kept // columns), group.programs // members) * one > _CACHED * device.l2_bytes:
         members *= 2
         words = members * lanes * _WORDS * _RESULTS
-        if members > min(MAX_TEAM, params.programs) or space.reduced < members * _TURNS * params.r_block:
-            return params
+        if members > min(MAX_TEAM, group.programs) or space.reduced < members * _TURNS * schedule.reduced:
+            return group
         if words > _EXCHANGED * one / members:
-            return params
-    return replace(params, team=members)
+            return group
+    return replace(group, members=members)
 
 
 def columns_of(segment: Segment, space: Space) -> tuple[int, int]:

@@ -14,7 +14,8 @@ from math import prod
 from ..device import Device
 from ..ir.digits import Axis, Digit
 from .limits import PROGRAMS_PER_MULTIPROCESSOR, power_of_two
-from .plan import KernelPlan, Params, kernel_name
+from .plan import KernelPlan, kernel_name
+from .schedule import Launch, Schedule, Sides
 from .segment import Segment
 from .space import Space, analyse, stored_atoms
 
@@ -33,7 +34,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
     return space if isinstance(space, str) else None
 
 
-def propose(segment: Segment, device: Device) -> Params:
+def propose(segment: Segment, device: Device) -> Schedule:
     """Square tiles; where one side is short the other is longer."""
     space = two_sided(segment)
     assert not isinstance(space, str), space
@@ -46,14 +47,14 @@ def propose(segment: Segment, device: Device) -> Params:
     while programs < PROGRAMS_PER_MULTIPROCESSOR * device.multiprocessors and x_block * y_block > _SMALLEST:
         x_block, y_block = (x_block // 2, y_block) if x_block > y_block else (x_block, y_block // 2)
         programs *= 2
-    return Params(x_block, y_block, num_warps=_WARPS)
+    return Schedule(Sides(x_block, y_block), launch=Launch(_WARPS))
 
 
-def schedule(segment: Segment, params: Params, device: Device) -> tuple[KernelPlan, ...]:
+def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
     space = two_sided(segment)
     assert not isinstance(space, str), space
-    return (KernelPlan(kernel_name("transpose", segment), segment, space, params, device),)
+    return (KernelPlan(kernel_name("transpose", segment), segment, space, schedule, device),)
 
 
 @lru_cache(maxsize=64)

@@ -51,8 +51,20 @@ def between(n, total, mean):
 @triton.jit
 def post(ptr, epoch, value):
     """Store 32 bits of ``value`` below ``epoch``: one word, so that neither is seen without the other."""
-    bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    tl.store(ptr, (epoch.to(tl.int64) << 32) | bits)
+    bits = value.to(tl.int32, bitcast=True)
+    tl.inline_asm_elementwise(
+        """{
+            .reg .b64 word;
+            mov.b64 word, {$2, $3};
+            st.relaxed.gpu.global.b64 [$1], word;
+            mov.u32 $0, 0;
+        }""",
+        "=r,l,r,r",
+        [ptr, bits, epoch],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -61,23 +73,32 @@ def collect_2(ptr0, ptr1, epoch):
     return tl.inline_asm_elementwise(
         """{
             .reg .pred wrong;
+            .reg .b64 word<8>;
             .reg .u32 bits<8>, found<8>;
         again:
-            ld.relaxed.gpu.global.v2.u32 {bits0, found0}, [$8];
-            ld.relaxed.gpu.global.v2.u32 {bits1, found1}, [$9];
-            ld.relaxed.gpu.global.v2.u32 {bits2, found2}, [$10];
-            ld.relaxed.gpu.global.v2.u32 {bits3, found3}, [$11];
-            ld.relaxed.gpu.global.v2.u32 {bits4, found4}, [$12];
-            ld.relaxed.gpu.global.v2.u32 {bits5, found5}, [$13];
-            ld.relaxed.gpu.global.v2.u32 {bits6, found6}, [$14];
-            ld.relaxed.gpu.global.v2.u32 {bits7, found7}, [$15];
+            ld.relaxed.gpu.global.b64 word0, [$8];
+            ld.relaxed.gpu.global.b64 word1, [$9];
+            ld.relaxed.gpu.global.b64 word2, [$10];
+            ld.relaxed.gpu.global.b64 word3, [$11];
+            ld.relaxed.gpu.global.b64 word4, [$12];
+            ld.relaxed.gpu.global.b64 word5, [$13];
+            ld.relaxed.gpu.global.b64 word6, [$14];
+            ld.relaxed.gpu.global.b64 word7, [$15];
+            mov.b64 {bits0, found0}, word0;
             setp.ne.u32 wrong, found0, $16;
+            mov.b64 {bits1, found1}, word1;
             setp.ne.or.u32 wrong, found1, $16, wrong;
+            mov.b64 {bits2, found2}, word2;
             setp.ne.or.u32 wrong, found2, $16, wrong;
+            mov.b64 {bits3, found3}, word3;
             setp.ne.or.u32 wrong, found3, $16, wrong;
+            mov.b64 {bits4, found4}, word4;
             setp.ne.or.u32 wrong, found4, $16, wrong;
+            mov.b64 {bits5, found5}, word5;
             setp.ne.or.u32 wrong, found5, $16, wrong;
+            mov.b64 {bits6, found6}, word6;
             setp.ne.or.u32 wrong, found6, $16, wrong;
+            mov.b64 {bits7, found7}, word7;
             setp.ne.or.u32 wrong, found7, $16, wrong;
             @wrong bra again;
             mov.u32 $0, bits0;

@@ -33,8 +33,24 @@ def unpacked_bf16(words):
 @triton.jit
 def post(ptr, epoch, value):
     """Store 32 bits of ``value`` below ``epoch``: one word, so that neither is seen without the other."""
-    bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    tl.store(ptr, (epoch.to(tl.int64) << 32) | bits)
+    bits = value.to(tl.int32, bitcast=True)
+    tl.inline_asm_elementwise(
+        """{
+            .reg .pred first;
+            .reg .u32 thread;
+            .reg .b64 word;
+            mov.b64 word, {$2, $3};
+            mov.u32 thread, %tid.x;
+            setp.eq.u32 first, thread, 0;
+            @first st.relaxed.gpu.global.b64 [$1], word;
+            mov.u32 $0, 0;
+        }""",
+        "=r,l,r,r",
+        [ptr, bits, epoch],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -43,9 +59,11 @@ def collect_1(ptr0, epoch):
     return tl.inline_asm_elementwise(
         """{
             .reg .pred wrong;
+            .reg .b64 word<1>;
             .reg .u32 bits<1>, found<1>;
         again:
-            ld.relaxed.gpu.global.v2.u32 {bits0, found0}, [$1];
+            ld.relaxed.gpu.global.b64 word0, [$1];
+            mov.b64 {bits0, found0}, word0;
             setp.ne.u32 wrong, found0, $2;
             @wrong bra again;
             mov.u32 $0, bits0;

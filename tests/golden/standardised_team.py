@@ -23,8 +23,20 @@ def square(x):
 @triton.jit
 def post(ptr, epoch, value):
     """Store 32 bits of ``value`` below ``epoch``: one word, so that neither is seen without the other."""
-    bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    tl.store(ptr, (epoch.to(tl.int64) << 32) | bits)
+    bits = value.to(tl.int32, bitcast=True)
+    tl.inline_asm_elementwise(
+        """{
+            .reg .b64 word;
+            mov.b64 word, {$2, $3};
+            st.relaxed.gpu.global.b64 [$1], word;
+            mov.u32 $0, 0;
+        }""",
+        "=r,l,r,r",
+        [ptr, bits, epoch],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -33,11 +45,14 @@ def collect_2(ptr0, ptr1, epoch):
     return tl.inline_asm_elementwise(
         """{
             .reg .pred wrong;
+            .reg .b64 word<2>;
             .reg .u32 bits<2>, found<2>;
         again:
-            ld.relaxed.gpu.global.v2.u32 {bits0, found0}, [$2];
-            ld.relaxed.gpu.global.v2.u32 {bits1, found1}, [$3];
+            ld.relaxed.gpu.global.b64 word0, [$2];
+            ld.relaxed.gpu.global.b64 word1, [$3];
+            mov.b64 {bits0, found0}, word0;
             setp.ne.u32 wrong, found0, $4;
+            mov.b64 {bits1, found1}, word1;
             setp.ne.or.u32 wrong, found1, $4, wrong;
             @wrong bra again;
             mov.u32 $0, bits0;

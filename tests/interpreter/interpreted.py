@@ -16,7 +16,7 @@ from shardfuse.device import H200
 from shardfuse.executor.kernel import Kernel
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar
-from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.schedule import Schedule
 from shardfuse.schedulers.segment import Segment
 
 MARGIN = 64
@@ -35,7 +35,7 @@ def run(
     directory: Path,
     *,
     scheduler: ModuleType | None = None,
-    params: Params | None = None,
+    schedule: Schedule | None = None,
     numbers: Mapping[Scalar, float] | None = None,
     rank: int = 0,
     op_by_op: bool = True,
@@ -48,7 +48,7 @@ def run(
     assert chosen.why_not(segment, H200) is None
     env = dict(inputs)
     buffers: list[torch.Tensor] = []
-    for plan in chosen.schedule(segment, params or chosen.propose(segment, H200), H200):
+    for plan in chosen.kernels(segment, schedule or chosen.propose(segment, H200), H200):
         for tensor in plan.segment.outputs:
             env[tensor], buffer = poisoned(tensor.domain.local_shape(rank), tensor.dtype.torch)
             buffers.append(buffer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -20,7 +19,7 @@ from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor, Scalar
 from shardfuse.ops.table import POINTWISE
 from shardfuse.schedulers import looped, persistent, pointwise, reduction
-from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.schedule import Launch, Loop, Schedule, Split, Tile
 from shardfuse.schedulers.segment import Segment
 
 # --- norms ---------------------------------------------------------------------------------------------------
@@ -94,8 +93,8 @@ def normed_twice(rows: int, columns: int, dtype: DataType) -> Segment:
 )
 def test_rows_of_a_chain_wait_together(columns: int, rows: int, warps: int) -> None:
     """As many as registers hold, which nothing else bounds."""
-    params = persistent.propose(normed_twice(4096, columns, DataType.BFloat16), H200)
-    assert (params.x_block, params.num_warps, params.max_registers) == (rows, warps, None)
+    schedule = persistent.propose(normed_twice(4096, columns, DataType.BFloat16), H200)
+    assert (schedule.kept, schedule.launch.warps, schedule.launch.registers) == (rows, warps, None)
 
 
 def test_a_chain_of_norms(tmp_path: Path) -> None:
@@ -104,13 +103,13 @@ def test_a_chain_of_norms(tmp_path: Path) -> None:
     wanted = x.double()
     for _ in range(2):
         wanted = functional.layer_norm(wanted, [300], scale.double(), shift.double(), 1e-5)
-    params = Params(x_block=4, r_block=64, num_warps=2)
+    schedule = Schedule(Tile(4, 64), launch=Launch(2))
     (found,) = run(
         segment,
         dict(zip(segment.inputs, (x, scale, shift), strict=True)),
         tmp_path,
         scheduler=persistent,
-        params=params,
+        schedule=schedule,
     )
     close(found, wanted)
 
@@ -202,12 +201,12 @@ def test_split_reduction_with_an_epilogue(tmp_path: Path, shape: tuple[int, ...]
     total = b.reduce("sum", square, axes, keepdim=False)
     top = b.reduce("max", square, axes, keepdim=False)
     segment = b.segment(b.op("sqrt", b.op("div", total, top)), top)
-    params = reduction.propose(segment, H200)
-    assert params.splits > 1
-    params = replace(params, once=once)
-    assert len(reduction.schedule(segment, params, H200)) == 2 - once
+    schedule = reduction.propose(segment, H200)
+    assert schedule.parts > 1
+    schedule = schedule.finished_at_once(is_one_launch=once)
+    assert len(reduction.kernels(segment, schedule, H200)) == 2 - once
     data = values(*shape)
-    largest, ratio = run(segment, {x: data}, tmp_path, params=params, scheduler=reduction)
+    largest, ratio = run(segment, {x: data}, tmp_path, schedule=schedule, scheduler=reduction)
     wanted = data.double() ** 2
     close(largest, wanted.amax(axes))
     close(ratio, (wanted.sum(axes) / wanted.amax(axes)).sqrt())
@@ -224,10 +223,10 @@ def test_rows_of_odd_length_stand_side_by_side(tmp_path: Path, shape: tuple[int,
     gone = 1 if shape[0] == 3 else 0
     total, top = (b.reduce(op, product, [gone], keepdim=False) for op in ("sum", "max"))
     segment = b.segment(b.cast(product, DataType.Half), b.op("mul", total, 2.0), top)
-    params = Params(128, 4, unrolled=False, splits=2, rows=8, once=once)
+    schedule = Schedule(Tile(128, 4), Loop(), split=Split(2, once, side_by_side=8))
     data = values(*shape, dtype=DataType.Half), values(37, dtype=DataType.Half)
     largest, stored, doubled = run(
-        segment, dict(zip((x, weight), data, strict=True)), tmp_path, params=params, scheduler=reduction
+        segment, dict(zip((x, weight), data, strict=True)), tmp_path, schedule=schedule, scheduler=reduction
     )
     wanted = data[0].double() * data[1].double()
     assert torch.equal(stored, wanted.half())
@@ -243,7 +242,8 @@ def test_which_rows_stand_side_by_side(shape: tuple[int, int], rows: int) -> Non
     b = Builder()
     x = b.input(DataType.Half, *map(b.axis, shape))
     segment = b.segment(b.reduce("sum", b.cast(x, DataType.Float), [0], keepdim=False))
-    assert reduction.propose(segment, H200).rows == rows
+    split = reduction.propose(segment, H200).split
+    assert (split.side_by_side if split else 1) == rows
 
 
 @pytest.mark.parametrize(
@@ -254,9 +254,9 @@ def test_multiprocessors_have_as_many_parts_each(rows: int, columns: int) -> Non
     b = Builder()
     x = b.input(DataType.BFloat16, b.axis(rows), b.axis(columns))
     segment = b.segment(b.reduce("sum", b.cast(x, DataType.Float), [0], keepdim=False))
-    params = reduction.propose(segment, H200)
-    blocks = -(-columns // params.x_block)
-    programs = params.splits * blocks
+    schedule = reduction.propose(segment, H200)
+    blocks = -(-columns // schedule.kept)
+    programs = schedule.parts * blocks
     over = programs % H200.multiprocessors
     assert programs >= H200.multiprocessors
     assert over < blocks or over >= H200.multiprocessors // 2 - blocks

@@ -15,7 +15,7 @@ from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import looped, persistent, pointwise, reduction
-from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.schedule import Group, Loop, Schedule, Tile
 from shardfuse.schedulers.segment import Segment
 
 CASES = 25
@@ -41,11 +41,13 @@ def reduced_axes(rng: random.Random, ndim: int) -> list[int]:
     return sorted(rng.sample(range(ndim), rng.randint(1, ndim)))
 
 
-def blocks(rng: random.Random, params: Params, *, splits: bool) -> Params:
+def blocks(rng: random.Random, schedule: Schedule, *, splits: bool) -> Schedule:
     """Other block sizes than proposed, the number of chunks of an unrolled kernel kept small."""
-    x_block = params.x_block if params.columns else 1 << rng.randrange(5)  # a block holds all columns of a group
-    params = replace(params, x_block=x_block, r_block=max(params.r_block >> rng.randrange(3), 1))
-    return replace(params, splits=rng.choice([1, 2, 4]), unrolled=False) if splits else params
+    kept = schedule.kept if schedule.columns else 1 << rng.randrange(5)  # a block holds all columns of a group
+    schedule = replace(schedule, split=None).sized(kept=kept, reduced=max(schedule.reduced >> rng.randrange(3), 1))
+    if not splits:
+        return schedule
+    return replace(schedule, residency=Loop(schedule.accumulated)).split_into(rng.choice([1, 2, 4]))
 
 
 def normalised(b: Builder, x: BoundTensor, axes: list[int]) -> Segment:
@@ -62,8 +64,8 @@ def test_a_flat_walk_of_any_number(tmp_path: Path, count: int) -> None:
     x = b.input(DataType.Half, b.axis(count))
     segment = b.segment(b.op("neg", b.cast(x, DataType.Float)))
     data = values(count, seed=count).half()
-    params = replace(pointwise.propose(segment, H200), x_block=64)
-    (out,) = run(segment, {x: data}, tmp_path, params=params, scheduler=pointwise)
+    schedule = pointwise.propose(segment, H200).sized(kept=64)
+    (out,) = run(segment, {x: data}, tmp_path, schedule=schedule, scheduler=pointwise)
     assert torch.equal(out, -data.float())
 
 
@@ -81,8 +83,8 @@ def test_normalise(tmp_path: Path, seed: int) -> None:
     wanted = centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + 1e-2)
     for scheduler in (persistent, looped):
         if scheduler.why_not(segment, H200) is None:
-            params = blocks(rng, scheduler.propose(segment, H200), splits=False)
-            (out,) = run(segment, {x: data}, tmp_path, scheduler=scheduler, params=params)
+            schedule = blocks(rng, scheduler.propose(segment, H200), splits=False)
+            (out,) = run(segment, {x: data}, tmp_path, scheduler=scheduler, schedule=schedule)
             close(out, wanted)
 
 
@@ -99,8 +101,8 @@ def test_reduce(tmp_path: Path, seed: int) -> None:
     segment = b.segment(b.op("add", total, top))
     data, other = strided(rng, shape, seed), strided(rng, shape, seed + 1)
     wanted = data.double() * other.double()
-    params = blocks(rng, reduction.propose(segment, H200), splits=rng.random() < 0.7)
-    (out,) = run(segment, {x: data, y: other}, tmp_path, scheduler=reduction, params=params)
+    schedule = blocks(rng, reduction.propose(segment, H200), splits=rng.random() < 0.7)
+    (out,) = run(segment, {x: data, y: other}, tmp_path, scheduler=reduction, schedule=schedule)
     close(out, wanted.sum(axes) + wanted.amax(axes))
 
 
@@ -118,8 +120,8 @@ def test_pointwise_of_strided_inputs(tmp_path: Path, seed: int) -> None:
     segment = b.segment(b.op("sub", x, part))
     data = strided(rng, shape, seed)
     other = values(*(n if h else 1 for n, h in zip(shape, held, strict=True)), seed=seed)
-    params = replace(pointwise.propose(segment, H200), x_block=1 << rng.randrange(7))
-    (out,) = run(segment, {x: data, part: other}, tmp_path, params=params, scheduler=pointwise)
+    schedule = pointwise.propose(segment, H200).sized(kept=1 << rng.randrange(7))
+    (out,) = run(segment, {x: data, part: other}, tmp_path, schedule=schedule, scheduler=pointwise)
     assert torch.equal(out, data - other)
 
 
@@ -134,9 +136,10 @@ def test_vectors_beside_pairs_of_rows(tmp_path: Path, rows: int, members: int) -
     centred = b.op("mul", b.op("sub", total, b.mean(total, [1])), weight)
     segment = b.segment(b.op("add", centred, b.aligned(b.mean(b.op("square", weight), [0]), 2)))
     values_of = [values(rows, 1500), values(1500, seed=1), values(1500, seed=2)]
-    params = Params(x_block=2, r_block=1024, num_warps=4, team=members, programs=2 * members)
+    group = Group(members, 2 * members) if members else None
+    schedule = Schedule(Tile(2, 1024), group=group)
     inputs = dict(zip((x, shift, weight), values_of, strict=True))
-    (out,) = run(segment, inputs, tmp_path, scheduler=persistent, params=params)
+    (out,) = run(segment, inputs, tmp_path, scheduler=persistent, schedule=schedule)
     data, more, scale = (v.double() for v in values_of)
     wide = data + more
     close(out, (wide - wide.mean(1, keepdim=True)) * scale + scale.square().mean())

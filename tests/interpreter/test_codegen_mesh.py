@@ -65,7 +65,7 @@ def test_partial_sums_of_a_rank_are_split_too(tmp_path: Path) -> None:
     x = b.input(DataType.Float, rows, columns)
     segment = b.segment(b.reduce("sum", b.op("mul", x, x), [0], keepdim=False))
     shard(segment, root_of(columns[0]), 2)
-    assert reduction.propose(segment, H200).splits > 1
+    assert reduction.propose(segment, H200).parts > 1
     data = values(8000, 24)
     for rank, piece in enumerate(data.chunk(2, 1)):
         (out,) = run(segment, {x: piece.contiguous()}, tmp_path, scheduler=reduction, rank=rank)
@@ -78,7 +78,7 @@ def test_ranks_and_batch_sizes_share_a_source() -> None:
     def text(scheduler: ModuleType, rows: int, rank: int) -> str:
         segment = rms_norm(rows, 512, DataType.BFloat16)
         shard(segment, root_of(segment.inputs[0].domain.logical[0][0]), 4)
-        (plan,) = scheduler.schedule(segment, scheduler.propose(segment, H200), H200)
+        (plan,) = scheduler.kernels(segment, scheduler.propose(segment, H200), H200)
         tensors = (*plan.segment.inputs, *plan.segment.outputs)
         empty = {t: torch.empty(t.domain.local_shape(rank)) for t in tensors}
         return generate(plan, {t: layout_of(t, empty[t], rank) for t in tensors}, rank).text
@@ -88,7 +88,7 @@ def test_ranks_and_batch_sizes_share_a_source() -> None:
     b = Builder()
     v = b.axis(4096)
     segment = shard(b.segment(b.op("add", b.iota(v), b.input(DataType.Int, v))), root_of(v[0]), 4)
-    (plan,) = pointwise.schedule(segment, pointwise.propose(segment, H200), H200)
+    (plan,) = pointwise.kernels(segment, pointwise.propose(segment, H200), H200)
     tensors = (*plan.segment.inputs, *plan.segment.outputs)
     sources = [generate(plan, {t: t.domain.layout(rank) for t in tensors}, rank) for rank in range(4)]
     assert len({s.text for s in sources}) == 1

@@ -5,26 +5,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from interpreted import close, run, values
 from segments import Builder, kernels_of
-from test_codegen_team import Team
+from test_codegen_team import Team, by
 
 from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import looped, persistent
 from shardfuse.schedulers.online import online
-from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.schedule import Access, Loop, Schedule, Tile
 from shardfuse.schedulers.segment import Segment
 
-ROW = Params(x_block=1, r_block=32, unrolled=False, fold=4)
-ROWS = Params(x_block=4, r_block=16, unrolled=False, fold=8)
-HELD = Params(x_block=1, r_block=16)
+ROW = Schedule(Tile(1, 32), Loop(4))
+ROWS = Schedule(Tile(4, 16), Loop(8))
+HELD = Schedule(Tile(1, 16))
 FLOAT, INF, NAN = DataType.Float, float("inf"), float("nan")
 
 
@@ -71,24 +70,24 @@ def agree(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [DataType.Half, DataType.BFloat16, FLOAT, DataType.Double])
-@pytest.mark.parametrize(("params", "columns"), [(ROW, 96), (ROW, 75), (ROWS, 48), (ROWS, 37)])
-def test_rows(tmp_path: Path, params: Params, columns: int, dtype: DataType) -> None:
+@pytest.mark.parametrize(("schedule", "columns"), [(ROW, 96), (ROW, 75), (ROWS, 48), (ROWS, 37)])
+def test_rows(tmp_path: Path, schedule: Schedule, columns: int, dtype: DataType) -> None:
     """Whole blocks, and a last one that is masked."""
     segment, x = softmax([5, columns], 1, dtype)
     data = values(5, columns, dtype=dtype) * 3
-    agree(run(segment, {x: data}, tmp_path, scheduler=looped, params=params), softmax_of(data, 1))
+    agree(run(segment, {x: data}, tmp_path, scheduler=looped, schedule=schedule), softmax_of(data, 1))
     segment, x = moments([5, columns], [1], dtype)
-    agree(run(segment, {x: data + 2}, tmp_path, scheduler=looped, params=params), moments_of(data + 2, [1]))
+    agree(run(segment, {x: data + 2}, tmp_path, scheduler=looped, schedule=schedule), moments_of(data + 2, [1]))
 
 
 @pytest.mark.parametrize(("fold", "rows"), [(1, 64), (4, 64), (2, 75), (8, 3)])
 def test_columns(tmp_path: Path, fold: int, rows: int) -> None:
-    params = Params(x_block=16, r_block=8, unrolled=False, fold=fold)
+    schedule = Schedule(Tile(16, 8), Loop(fold))
     data = values(rows, 21) * 3
     segment, x = softmax([rows, 21], 0, FLOAT)
-    agree(run(segment, {x: data}, tmp_path, scheduler=looped, params=params), softmax_of(data, 0))
+    agree(run(segment, {x: data}, tmp_path, scheduler=looped, schedule=schedule), softmax_of(data, 0))
     segment, x = moments([rows, 21], [0], FLOAT)
-    agree(run(segment, {x: data}, tmp_path, scheduler=looped, params=params), moments_of(data, [0]))
+    agree(run(segment, {x: data}, tmp_path, scheduler=looped, schedule=schedule), moments_of(data, [0]))
 
 
 def special_rows(columns: int) -> torch.Tensor:
@@ -110,23 +109,23 @@ def special_rows(columns: int) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize(("params", "members"), [(ROW, 0), (ROW, 4), (HELD, 4)])
+@pytest.mark.parametrize(("schedule", "members"), [(ROW, 0), (ROW, 4), (HELD, 4)])
 @pytest.mark.parametrize("columns", [128, 77])
-def test_infinities_and_nan(tmp_path: Path, params: Params, members: int, columns: int) -> None:
+def test_infinities_and_nan(tmp_path: Path, schedule: Schedule, members: int, columns: int) -> None:
     """As torch has them, to the position: of the maximum, the sum, and both kinds of softmax."""
     data = special_rows(columns)
     wanted = softmax_of(data, 1)
     segment, x = softmax([12, columns], 1, FLOAT)
     if not members:
-        agree(run(segment, {x: data}, tmp_path, scheduler=looped, params=params), wanted)
+        agree(run(segment, {x: data}, tmp_path, scheduler=looped, schedule=schedule), wanted)
         return
-    team = Team(segment, {x: data}, tmp_path, replace(params, team=members), 12)
+    team = Team(segment, {x: data}, tmp_path, by(schedule, members), 12)
     agree(team.settle(1), wanted)
 
 
-@pytest.mark.parametrize("params", [ROW, HELD])
+@pytest.mark.parametrize("schedule", [ROW, HELD])
 @pytest.mark.parametrize("columns", [128, 77])
-def test_moments_of_infinities_and_nan(tmp_path: Path, params: Params, columns: int) -> None:
+def test_moments_of_infinities_and_nan(tmp_path: Path, schedule: Schedule, columns: int) -> None:
     """As two walks in float32 have them."""
     data = values(4, columns)
     data[0, 3], data[1, -1], data[2, 0] = NAN, INF, -INF
@@ -134,33 +133,33 @@ def test_moments_of_infinities_and_nan(tmp_path: Path, params: Params, columns: 
     mean = data.mean(1, keepdim=True)
     var = (data - mean).square().mean(1, keepdim=True)
     wanted = [mean, var, (data - mean) * torch.rsqrt(var + 1e-5)]
-    agree(Team(segment, {x: data}, tmp_path, replace(params, team=4), 4).settle(1), wanted)
-    if not params.unrolled:
-        agree(run(segment, {x: data}, tmp_path, scheduler=looped, params=params), wanted)
+    agree(Team(segment, {x: data}, tmp_path, by(schedule, 4), 4).settle(1), wanted)
+    if not schedule.is_held:
+        agree(run(segment, {x: data}, tmp_path, scheduler=looped, schedule=schedule), wanted)
 
 
-@pytest.mark.parametrize("params", [ROW, HELD])
+@pytest.mark.parametrize("schedule", [ROW, HELD])
 @pytest.mark.parametrize(("members", "columns"), [(2, 128), (2, 100), (8, 100), (8, 33)])
-def test_members_exchange_once(tmp_path: Path, params: Params, members: int, columns: int) -> None:
+def test_members_exchange_once(tmp_path: Path, schedule: Schedule, members: int, columns: int) -> None:
     """Even shares, a shorter last one, and members that have nothing."""
     data = values(3, columns) * 4
     segment, x = softmax([3, columns], 1, FLOAT)
-    agree(Team(segment, {x: data}, tmp_path, replace(params, team=members), 3).settle(1), softmax_of(data, 1))
+    agree(Team(segment, {x: data}, tmp_path, by(schedule, members), 3).settle(1), softmax_of(data, 1))
     segment, x = moments([3, columns], [1], FLOAT)
-    team = Team(segment, {x: data + 9}, tmp_path, replace(params, team=members), 3)
+    team = Team(segment, {x: data + 9}, tmp_path, by(schedule, members), 3)
     assert team.source.text.count("epoch += 1") == 1
     agree(team.settle(1), moments_of(data + 9, [1]))
 
 
 @pytest.mark.parametrize("rows", [96, 50])
 def test_columns_of_a_team(tmp_path: Path, rows: int) -> None:
-    params = Params(x_block=16, r_block=8, unrolled=False, fold=2, team=4)
+    schedule = by(Schedule(Tile(16, 8), Loop(2)), 4)
     data = values(rows, 21) * 3
     for segment, x, wanted in (
         (*softmax([rows, 21], 0, FLOAT), softmax_of(data, 0)),
         (*moments([rows, 21], [0], FLOAT), moments_of(data, [0])),
     ):
-        agree(Team(segment, {x: data}, tmp_path, params, 2).settle(1), wanted)
+        agree(Team(segment, {x: data}, tmp_path, schedule, 2).settle(1), wanted)
 
 
 def cross_entropy(
@@ -191,8 +190,8 @@ def cross_entropy(
 
 @pytest.mark.parametrize("index", [DataType.Int, DataType.Int32])
 @pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("params", [ROW, ROWS, replace(ROW, team=4), replace(HELD, team=2)])
-def test_cross_entropy(tmp_path: Path, params: Params, kept: bool, index: DataType) -> None:
+@pytest.mark.parametrize("schedule", [ROW, ROWS, by(ROW, 4), by(HELD, 2)])
+def test_cross_entropy(tmp_path: Path, schedule: Schedule, kept: bool, index: DataType) -> None:
     """The target's element is read by itself: no walk looks for it."""
     rows, classes = 7, 83
     segment = cross_entropy(rows, classes, index, kept=kept)
@@ -200,13 +199,13 @@ def test_cross_entropy(tmp_path: Path, params: Params, kept: bool, index: DataTy
     target = torch.tensor([0, 82, -100, 40, 83, -1, 7], dtype=index.torch)[:, None]
     data[3, 40], data[6, 7] = -INF, NAN
     inputs = dict(zip(segment.inputs, (data, target), strict=True))
-    scheduler = persistent if params.unrolled else looped
-    if params.team:
-        team = Team(segment, inputs, tmp_path, params, rows)
+    scheduler = persistent if schedule.is_held else looped
+    if schedule.members:
+        team = Team(segment, inputs, tmp_path, schedule, rows)
         assert team.source.text.count("epoch += 1") == 1
         loss, *rest = team.settle(1)
     else:
-        loss, *rest = run(segment, inputs, tmp_path, scheduler=scheduler, params=params)
+        loss, *rest = run(segment, inputs, tmp_path, scheduler=scheduler, schedule=schedule)
     wide = data.double() * 0.5
     inside = (target[:, 0] >= 0) & (target[:, 0] < classes)
     wanted = torch.nn.functional.cross_entropy(wide, torch.where(inside, target[:, 0], 0).long(), reduction="none")
@@ -215,9 +214,9 @@ def test_cross_entropy(tmp_path: Path, params: Params, kept: bool, index: DataTy
     agree([*rest, loss], [*([torch.softmax(wide, 1)] if kept else []), wanted[:, None]])
 
 
-@pytest.mark.parametrize("params", [ROW, ROWS, replace(ROW, team=4), replace(HELD, team=2)])
+@pytest.mark.parametrize("schedule", [ROW, ROWS, by(ROW, 4), by(HELD, 2)])
 @pytest.mark.parametrize("classes", [96, 83])
-def test_smoothed_cross_entropy(tmp_path: Path, params: Params, classes: int) -> None:
+def test_smoothed_cross_entropy(tmp_path: Path, schedule: Schedule, classes: int) -> None:
     """The mean of the log probabilities too, far from 0, comes from the same walk."""
     rows = 6
     segment = cross_entropy(rows, classes, DataType.Int, kept=False, smoothing=0.1)
@@ -225,10 +224,10 @@ def test_smoothed_cross_entropy(tmp_path: Path, params: Params, classes: int) ->
     data[3], data[4, 5], data[5, 2] = -INF, NAN, INF
     target = torch.tensor([0, 40, 82, 3, 4, -100])[:, None]
     inputs = dict(zip(segment.inputs, (data, target), strict=True))
-    if params.team:
-        (loss,) = Team(segment, inputs, tmp_path, params, rows).settle(1)
+    if schedule.members:
+        (loss,) = Team(segment, inputs, tmp_path, schedule, rows).settle(1)
     else:
-        (loss,) = run(segment, inputs, tmp_path, scheduler=looped, params=params)
+        (loss,) = run(segment, inputs, tmp_path, scheduler=looped, schedule=schedule)
     wide = data.double() * 0.5
     wanted = torch.nn.functional.cross_entropy(wide, target[:, 0], reduction="none", label_smoothing=0.1)
     close(loss, wanted[:, None])
@@ -238,14 +237,15 @@ def test_smoothed_cross_entropy(tmp_path: Path, params: Params, classes: int) ->
 def test_rows_of_odd_length(tmp_path: Path, classes: int, dtype: DataType) -> None:
     """Loads begin with the word of a row's first element: what it holds of the row before is not taken in."""
     segment = cross_entropy(9, classes, DataType.Int, kept=False, logits=dtype)
-    params = looped.propose(segment, H200)
-    assert params.aligned == (classes > 8192)
-    params = params if params.aligned else Params(1, 32, unrolled=False, fold=16 // dtype.itemsize, aligned=True)
+    schedule = looped.propose(segment, H200)
+    assert schedule.is_aligned_down == (classes > 8192)
+    if not schedule.is_aligned_down:
+        schedule = Schedule(Tile(1, 32), Loop(16 // dtype.itemsize), access=Access.ALIGN_DOWN)
     data = values(9, classes, dtype=dtype)
     data[2], data[5, -1], data[7, -2:] = -INF, NAN, INF
     target = torch.tensor([0, classes - 1, 3, -100, 7, 5, 5, 80, 1])[:, None]
     inputs = dict(zip(segment.inputs, (data, target), strict=True))
-    (loss,) = run(segment, inputs, tmp_path, scheduler=looped, params=params)
+    (loss,) = run(segment, inputs, tmp_path, scheduler=looped, schedule=schedule)
     wanted = torch.nn.functional.cross_entropy(data.double() * 0.5, target[:, 0], reduction="none")
     close(loss, wanted[:, None])
 
@@ -256,9 +256,9 @@ def test_odd_rows_that_begin_no_word(tmp_path: Path, rows: int, strides: tuple[i
     segment = cross_entropy(rows, 83, DataType.Int, kept=False, logits=DataType.Half)
     data = values(rows * 83, dtype=DataType.Half).as_strided((rows, 83), strides)
     target = torch.arange(0, 83, 17)[:rows, None]
-    params = Params(1, 32, unrolled=False, fold=8, aligned=True)
+    schedule = Schedule(Tile(1, 32), Loop(8), access=Access.ALIGN_DOWN)
     (loss,) = run(
-        segment, dict(zip(segment.inputs, (data, target), strict=True)), tmp_path, params=params, scheduler=looped
+        segment, dict(zip(segment.inputs, (data, target), strict=True)), tmp_path, schedule=schedule, scheduler=looped
     )
     close(loss, torch.nn.functional.cross_entropy(data.double() * 0.5, target[:, 0], reduction="none")[:, None])
 
@@ -292,16 +292,16 @@ def test_what_is_no_statistic() -> None:
     assert all(e.op != "online_softmax" for e in online(Segment.of(b.exprs[-5:], [least])).exprs)
 
 
-@pytest.mark.parametrize("params", [replace(ROW, r_block=64, fold=8), replace(HELD, r_block=64, team=8)])
-def test_a_large_mean(tmp_path: Path, params: Params) -> None:
+@pytest.mark.parametrize("schedule", [ROW.sized(reduced=64).accumulating(8), by(HELD.sized(reduced=64), 8)])
+def test_a_large_mean(tmp_path: Path, schedule: Schedule) -> None:
     """Mean 1e4, deviation 1: no further from float64 than twice torch's own layer norm."""
     rows, columns = 4, 2000
     data = values(rows, columns) + 1e4
     segment, x = moments([rows, columns], [1], FLOAT)
-    if params.team:
-        found = Team(segment, {x: data}, tmp_path, params, rows).settle(1)
+    if schedule.members:
+        found = Team(segment, {x: data}, tmp_path, schedule, rows).settle(1)
     else:
-        found = run(segment, {x: data}, tmp_path, scheduler=looped, params=params)
+        found = run(segment, {x: data}, tmp_path, scheduler=looped, schedule=schedule)
     wanted = moments_of(data, [1])
     eager = torch.nn.functional.layer_norm(data, (columns,), eps=1e-5)
     apart = [float((out.double() - wanted[2]).square().mean().sqrt()) for out in (found[2], eager)]
@@ -320,5 +320,5 @@ def test_scaled_softmax_of_masked_scores(tmp_path: Path) -> None:
     data, mask = values(6, 90, dtype=DataType.Half) * 8, values(6, 90, dtype=DataType.Bool)
     mask[2] = False
     wanted = torch.softmax(torch.where(mask, data.double() * 0.125, -INF), 1)
-    (out,) = run(segment, {x: data, seen: mask}, tmp_path, scheduler=looped, params=ROW)
+    (out,) = run(segment, {x: data, seen: mask}, tmp_path, scheduler=looped, schedule=ROW)
     close(out, wanted)

@@ -23,26 +23,38 @@ from shardfuse.executor.kernel import load_function
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import looped, persistent, team
-from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.schedule import Access, Group, Immediate, Lagged, Loop, Schedule, Tile
 from shardfuse.schedulers.segment import Segment
 
-UNROLLED = Params(x_block=1, r_block=64, num_warps=4)
-WORDS = replace(UNROLLED, counted=False)
-PAIRS = replace(UNROLLED, x_block=2, r_block=1024)
+UNROLLED = Schedule(Tile(1, 64))
+WORDS = replace(UNROLLED, group=Group(1, 1, Immediate(counted=False)))
+PAIRS = Schedule(Tile(2, 1024))
 """Two rows at a time, all threads along each."""
-LOOPED = replace(UNROLLED, unrolled=False)
-FOLDED = replace(UNROLLED, fold=8)
+LOOPED = replace(UNROLLED, residency=Loop())
+FOLDED = UNROLLED.accumulating(8)
 """Takes a variance in load by load, as late teams do."""
+
+
+def by(schedule: Schedule, members: int) -> Schedule:
+    """``schedule`` by teams of ``members``, which exchange as it says."""
+    return schedule.shared_by(members, members)
 
 
 class Team:
     """``segment`` by teams of ``members``, ``teams`` of them at once."""
 
     def __init__(
-        self, segment: Segment, inputs: Mapping[BoundTensor, torch.Tensor], directory: Path, params: Params, teams: int
+        self,
+        segment: Segment,
+        inputs: Mapping[BoundTensor, torch.Tensor],
+        directory: Path,
+        schedule: Schedule,
+        teams: int,
     ) -> None:
-        scheduler = persistent if params.unrolled else looped
-        (plan,) = scheduler.schedule(segment, replace(params, programs=teams * params.team), H200)
+        scheduler = persistent if schedule.is_held else looped
+        if schedule.group:
+            schedule = schedule.shared_by(schedule.members, teams * schedule.members)
+        (plan,) = scheduler.kernels(segment, schedule, H200)
         self.env = dict(inputs)
         self.expected = evaluate(segment, inputs)
         self.buffers: list[torch.Tensor] = []
@@ -55,7 +67,7 @@ class Team:
         self.outputs = [self.env[t] for t in segment.outputs]
         self.function = load_function(self.source.text, self.source.name, directory)
         self.mailbox = torch.zeros(self.source.mailbox, dtype=torch.int64)
-        self.teams = self.source.grid // max(params.team, 1)
+        self.teams = self.source.grid // max(schedule.members, 1)
 
     @property
     def epochs(self) -> torch.Tensor:
@@ -93,52 +105,52 @@ def layer_norm_of(x: torch.Tensor, axes: list[int]) -> list[torch.Tensor]:
     return [rstd, (x.double() - mean) * rstd]
 
 
-@pytest.mark.parametrize("params", [UNROLLED, WORDS, PAIRS, LOOPED])
+@pytest.mark.parametrize("schedule", [UNROLLED, WORDS, PAIRS, LOOPED])
 @pytest.mark.parametrize(("rows", "columns", "teams"), [(7, 256, 2), (5, 200, 3), (1, 130, 4), (3, 37, 1)])
-def test_a_member_alone(tmp_path: Path, params: Params, rows: int, columns: int, teams: int) -> None:
+def test_a_member_alone(tmp_path: Path, schedule: Schedule, rows: int, columns: int, teams: int) -> None:
     """Rows in turn, launch after launch: epochs go on, each program's own."""
     segment = rms_norm(rows, columns, DataType.BFloat16)
     x, w = values(rows, columns, dtype=DataType.BFloat16), values(columns, dtype=DataType.BFloat16, seed=1)
     inputs = dict(zip(segment.inputs, (x, w), strict=True))
-    team = Team(segment, inputs, tmp_path, replace(params, team=1), teams)
+    team = Team(segment, inputs, tmp_path, by(schedule, 1), teams)
     wide = x.double()
     wanted = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6) * w.double()
     for launch in range(1, 4):
         (out,) = checked(team.launch(), team.expected)
         close(out, wanted)
-        assert int(team.epochs.sum()) == launch * -(-rows // params.x_block)
+        assert int(team.epochs.sum()) == launch * -(-rows // schedule.kept)
         out.fill_(float("nan"))
 
 
-@pytest.mark.parametrize("params", [UNROLLED, WORDS, PAIRS, LOOPED, FOLDED])
+@pytest.mark.parametrize("schedule", [UNROLLED, WORDS, PAIRS, LOOPED, FOLDED])
 @pytest.mark.parametrize("members", [2, 4, 8])
 @pytest.mark.parametrize("columns", [2048, 1000, 777, 64])
-def test_members_share_a_row(tmp_path: Path, params: Params, members: int, columns: int) -> None:
+def test_members_share_a_row(tmp_path: Path, schedule: Schedule, members: int, columns: int) -> None:
     """Even parts, a shorter last one, and members that have nothing."""
     segment, x = layer_norm([3, columns], [1])
     data = values(3, columns) * 2 + 50
-    team = Team(segment, {x: data}, tmp_path, replace(params, team=members), 3)
+    team = Team(segment, {x: data}, tmp_path, by(schedule, members), 3)
     for found, wanted in zip(team.settle(1), layer_norm_of(data, [1]), strict=True):
         close(found, wanted)
 
 
-@pytest.mark.parametrize("params", [UNROLLED, LOOPED])
+@pytest.mark.parametrize("schedule", [UNROLLED, LOOPED])
 @pytest.mark.parametrize("shape", [[4, 3, 8, 16], [3, 2, 5, 13]])
 @pytest.mark.parametrize("is_channels_last", [False, True])
-def test_statistics_of_a_channel(tmp_path: Path, params: Params, shape: list[int], is_channels_last: bool) -> None:
+def test_statistics_of_a_channel(tmp_path: Path, schedule: Schedule, shape: list[int], is_channels_last: bool) -> None:
     """Reduced elements that are no single run of memory: batch norm over n, h and w."""
     segment, x = layer_norm(shape, [0, 2, 3])
     data = values(*shape) + 3
     if is_channels_last:
         data = data.contiguous(memory_format=torch.channels_last)
-    team = Team(segment, {x: data}, tmp_path, replace(params, team=4), shape[1])
+    team = Team(segment, {x: data}, tmp_path, by(schedule, 4), shape[1])
     for found, wanted in zip(team.settle(1), layer_norm_of(data, [0, 2, 3]), strict=True):
         close(found, wanted)
 
 
-@pytest.mark.parametrize("params", [UNROLLED, LOOPED, FOLDED])
+@pytest.mark.parametrize("schedule", [UNROLLED, LOOPED, FOLDED])
 @pytest.mark.parametrize("space", [(8, 32), (6, 6), (5, 7)])
-def test_weights_along_channels(tmp_path: Path, params: Params, space: tuple[int, int]) -> None:
+def test_weights_along_channels(tmp_path: Path, schedule: Schedule, space: tuple[int, int]) -> None:
     """Group norm: a weight is a scalar of a chunk that lies in one channel, else one for all of a thread's load."""
     b = Builder()
     x = b.input(DataType.Float, b.axis(2), b.axis(12), *map(b.axis, space))
@@ -149,15 +161,15 @@ def test_weights_along_channels(tmp_path: Path, params: Params, space: tuple[int
     weight = b.emit("broadcast", [w], w.dtype, [(), *w.domain.logical, (), ()], new=(True, False, True, True))
     segment = b.segment(b.op("mul", b.flatten(unit, 1, 2), weight))
     data, scale = values(2, 12, *space), values(12, seed=1)
-    team = Team(segment, {x: data, w: scale}, tmp_path, replace(params, team=4), 6)
+    team = Team(segment, {x: data, w: scale}, tmp_path, by(schedule, 4), 6)
     (out,) = team.settle(1)
     close(out, torch.nn.functional.group_norm(data.double(), 3, scale.double(), eps=1e-5))
     assert ("tl.broadcast_to(tl.load(" in team.source.text) == (space == (6, 6))
 
 
-@pytest.mark.parametrize("params", [UNROLLED, WORDS, LOOPED, FOLDED])
+@pytest.mark.parametrize("schedule", [UNROLLED, WORDS, LOOPED, FOLDED])
 @pytest.mark.parametrize("per", [3, 5, 7])
-def test_shares_that_end_within_a_channel(tmp_path: Path, params: Params, per: int) -> None:
+def test_shares_that_end_within_a_channel(tmp_path: Path, schedule: Schedule, per: int) -> None:
     """Channels of 64 elements, of which no member's share is a multiple: a chunk has the weights of two channels."""
     b = Builder()
     x = b.input(DataType.Float, b.axis(2), b.axis(3 * per), b.axis(8), b.axis(8))
@@ -168,12 +180,12 @@ def test_shares_that_end_within_a_channel(tmp_path: Path, params: Params, per: i
     weight = b.emit("broadcast", [w], w.dtype, [(), *w.domain.logical, (), ()], new=(True, False, True, True))
     segment = b.segment(b.op("mul", b.flatten(unit, 1, 2), weight))
     data, scale = values(2, 3 * per, 8, 8), values(3 * per, seed=1)
-    (out,) = Team(segment, {x: data, w: scale}, tmp_path, replace(params, team=4), 6).settle(1)
+    (out,) = Team(segment, {x: data, w: scale}, tmp_path, by(schedule, 4), 6).settle(1)
     close(out, torch.nn.functional.group_norm(data.double(), 3, scale.double(), eps=1e-5))
 
 
-@pytest.mark.parametrize("params", [UNROLLED, LOOPED])
-def test_several_reductions_at_once(tmp_path: Path, params: Params) -> None:
+@pytest.mark.parametrize("schedule", [UNROLLED, LOOPED])
+def test_several_reductions_at_once(tmp_path: Path, schedule: Schedule) -> None:
     """A maximum that keeps NaN, a sum and a test of all elements, one exchange."""
     b = Builder()
     x = b.input(DataType.Float, b.axis(2), b.axis(600))
@@ -182,7 +194,7 @@ def test_several_reductions_at_once(tmp_path: Path, params: Params) -> None:
     segment = b.segment(positive, b.op("sub", b.op("where", positive, x, 0.0), b.op("add", *parts)))
     data = values(2, 600)
     data[1, 450] = float("nan")
-    team = Team(segment, {x: data}, tmp_path, replace(params, team=4), 2)
+    team = Team(segment, {x: data}, tmp_path, by(schedule, 4), 2)
     found, out = team.settle(1)
     wide = data.double()
     holds = (data > -100).all(1, keepdim=True)
@@ -190,15 +202,15 @@ def test_several_reductions_at_once(tmp_path: Path, params: Params) -> None:
     assert torch.equal(found, holds)
 
 
-@pytest.mark.parametrize("params", [UNROLLED, WORDS, LOOPED])
+@pytest.mark.parametrize("schedule", [UNROLLED, WORDS, LOOPED])
 @pytest.mark.parametrize("members", [1, 4])
 @pytest.mark.parametrize(("rows", "columns"), [(100, 32), (64, 21), (9, 50)])
-def test_columns_of_a_team(tmp_path: Path, params: Params, members: int, rows: int, columns: int) -> None:
+def test_columns_of_a_team(tmp_path: Path, schedule: Schedule, members: int, rows: int, columns: int) -> None:
     """A result for each lane: columns side by side, in blocks of 16."""
     segment, x = layer_norm([rows, columns], [0])
     data = values(rows, columns) * 2 + 5
     teams = -(-columns // 16)
-    team = Team(segment, {x: data}, tmp_path, replace(params, x_block=16, r_block=8, team=members), teams)
+    team = Team(segment, {x: data}, tmp_path, by(schedule.sized(kept=16, reduced=8), members), teams)
     for found, wanted in zip(team.settle(1), layer_norm_of(data, [0]), strict=True):
         close(found, wanted)
 
@@ -213,7 +225,8 @@ def test_group_norm_of_channels_last(
 ) -> None:
     """Groups are short runs of memory: whole lines are read, groups added up across columns."""
     groups = 32 if shape[1] % 32 == 0 else 3
-    check_channels_last(shape, groups, unrolled, Params(1, team=members, counted=counted), turns_of_teams, tmp_path)
+    group = Group(members, members, Immediate(counted=counted)) if members else None
+    check_channels_last(shape, groups, unrolled, group, turns_of_teams, tmp_path)
 
 
 @pytest.mark.parametrize("unrolled", [True, False])
@@ -225,13 +238,13 @@ def test_a_group_is_all_columns_of_a_program(
     """Runs of a line and more, of rows that nobody would hold: here, none of this size would be held."""
     monkeypatch.setattr(team, "_FEW_MEMBERS", 0)
     monkeypatch.setattr(team, "MAX_ROW_BYTES", 0)
-    check_channels_last(shape, 3, unrolled, Params(1, team=members), 1, tmp_path)
+    check_channels_last(shape, 3, unrolled, Group(members, members) if members else None, 1, tmp_path)
 
 
 def check_channels_last(
-    shape: list[int], groups: int, unrolled: bool, team: Params, turns_of_teams: int, directory: Path
+    shape: list[int], groups: int, unrolled: bool, group: Group | None, turns_of_teams: int, directory: Path
 ) -> None:
-    """A group norm whose channels lie side by side; ``team``: its members, and how they wait."""
+    """A group norm whose channels lie side by side; ``group``: its members, and how they wait."""
     n, c = shape[:2]
     b = Builder()
     x = b.input(DataType.Half, *map(b.axis, shape))
@@ -246,20 +259,20 @@ def check_channels_last(
     data = values(*shape, dtype=DataType.Half).contiguous(memory_format=torch.channels_last)
     scale = values(c, seed=1)
     scheduler = persistent if unrolled else looped
-    params = replace(scheduler.propose(segment, H200), team=team.team, counted=team.counted)
-    assert params.columns, "groups stand side by side"
-    blocks = n * c // params.columns
-    running = Team(segment, {x: data, w: scale}, directory, params, max(blocks // turns_of_teams, 1))
-    found = running.settle(1) if team.team > 1 else checked(running.launch(), running.expected)
+    schedule = replace(scheduler.propose(segment, H200), group=group)
+    assert schedule.columns, "groups stand side by side"
+    blocks = n * c // schedule.columns
+    running = Team(segment, {x: data, w: scale}, directory, schedule, max(blocks // turns_of_teams, 1))
+    found = running.settle(1) if schedule.members > 1 else checked(running.launch(), running.expected)
     wide = data.double().reshape(n, groups, -1)
     close(found[0], torch.rsqrt(wide.var(2, correction=0) + 1e-5).reshape(found[0].shape))
     close(found[1], torch.nn.functional.group_norm(data.double(), groups, scale.double(), eps=1e-5))
 
 
-LATE = Params(1, 256, num_warps=4, late=1)
-TWO_AHEAD = replace(LATE, late=2)
-ODD = replace(LATE, aligned=True)
-SINGLE = replace(LATE, r_block=128)
+LATE = Schedule(Tile(1, 256), group=Group(1, 1, Lagged()))
+TWO_AHEAD = replace(LATE, group=Group(1, 1, Lagged(2)))
+ODD = replace(LATE, access=Access.ALIGN_DOWN)
+SINGLE = LATE.sized(reduced=128)
 
 
 def softmax(rows: int, columns: int, dtype: DataType) -> Segment:
@@ -270,25 +283,25 @@ def softmax(rows: int, columns: int, dtype: DataType) -> Segment:
 
 
 @pytest.mark.parametrize(
-    ("params", "columns", "members"),
-    [(LATE, 1003, 2), (TWO_AHEAD, 1290, 5), (ODD, 1291, 3), (replace(ODD, late=2), 517, 2)],
+    ("schedule", "columns", "members"),
+    [(LATE, 1003, 2), (TWO_AHEAD, 1290, 5), (ODD, 1291, 3), (replace(TWO_AHEAD, access=Access.ALIGN_DOWN), 517, 2)],
 )
-def test_late_teams(tmp_path: Path, params: Params, columns: int, members: int) -> None:
+def test_late_teams(tmp_path: Path, schedule: Schedule, columns: int, members: int) -> None:
     """A row each, of which the second is not a number anywhere; members in any number."""
-    rows, params = 3, replace(params, team=members)
+    rows, schedule = 3, by(schedule, members)
     data, scale = values(rows, columns, dtype=DataType.BFloat16), values(columns, dtype=DataType.BFloat16, seed=1)
     data[1] = torch.nan
     norm = rms_norm(rows, columns, DataType.BFloat16)
-    (out,) = Team(norm, dict(zip(norm.inputs, (data, scale), strict=True)), tmp_path, params, rows).settle(2)
+    (out,) = Team(norm, dict(zip(norm.inputs, (data, scale), strict=True)), tmp_path, schedule, rows).settle(2)
     wide = data.double()
     close(out, wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6) * scale.double())
     segment = softmax(rows, columns, DataType.BFloat16)
-    (out,) = Team(segment, {segment.inputs[0]: data}, tmp_path, params, rows).settle(2)
+    (out,) = Team(segment, {segment.inputs[0]: data}, tmp_path, schedule, rows).settle(2)
     close(out, wide.softmax(1))
 
 
-@pytest.mark.parametrize("params", [LATE, SINGLE, ODD])
-def test_late_teams_of_rows_that_are_one_element(tmp_path: Path, params: Params) -> None:
+@pytest.mark.parametrize("schedule", [LATE, SINGLE, ODD])
+def test_late_teams_of_rows_that_are_one_element(tmp_path: Path, schedule: Schedule) -> None:
     columns, b = 1003, Builder()
     i, j = b.axis(3), b.axis(columns)
     dy, y = (b.cast(b.input(DataType.Half, i, j), DataType.Float) for _ in range(2))
@@ -296,15 +309,30 @@ def test_late_teams_of_rows_that_are_one_element(tmp_path: Path, params: Params)
     segment = b.segment(b.op("mul", y, b.op("sub", dy, along)))
     data, grad = values(3, columns, dtype=DataType.Half), values(3, 1, dtype=DataType.Half, seed=1).expand(3, columns)
     inputs = dict(zip(segment.inputs, (grad, data), strict=True))
-    (out,) = Team(segment, inputs, tmp_path, replace(params, team=3), 3).settle(2)
+    (out,) = Team(segment, inputs, tmp_path, by(schedule, 3), 3).settle(2)
     wide, up = data.double(), grad.double()
     close(out, wide * (up - (up * wide).sum(1, keepdim=True)))
 
 
-@pytest.mark.parametrize(("params", "columns"), [(LATE, 1541), (replace(LATE, fold=2), 1300), (SINGLE, 999)])
-def test_late_variances(tmp_path: Path, params: Params, columns: int) -> None:
+@pytest.mark.parametrize(("schedule", "columns"), [(LATE, 1541), (LATE.accumulating(2), 1300), (SINGLE, 999)])
+def test_late_variances(tmp_path: Path, schedule: Schedule, columns: int) -> None:
     segment, x = layer_norm([2, columns], [1])
     data = values(2, columns) + 3
-    team = Team(segment, {x: data}, tmp_path, replace(params, team=3), 2)
+    team = Team(segment, {x: data}, tmp_path, by(schedule, 3), 2)
     for found, wanted in zip(team.settle(2), layer_norm_of(data, [1]), strict=True):
         close(found, wanted)
+
+
+@pytest.mark.parametrize("schedule", [WORDS, LATE])
+def test_a_word_is_an_epoch_above_the_bits_of_a_result(tmp_path: Path, schedule: Schedule) -> None:
+    """Of a negative result too, whose highest bit does not reach the epoch."""
+    b = Builder()
+    x = b.input(DataType.Float, b.axis(1), b.axis(512))
+    segment, data = b.segment(b.op("sub", x, b.reduce("sum", x, [1]))), -values(1, 512).abs() - 1
+    team = Team(segment, {x: data}, tmp_path, by(schedule, 2), 1)
+    team.launch()
+    words = team.mailbox[2:4]  # the second of the sets, of one result of each of two members
+    assert (words >> 32).tolist() == [1, 1]
+    parts = (words & 0xFFFFFFFF).to(torch.int32).view(torch.float32)
+    assert (parts < -256).all()
+    close(parts.sum(), data.double().sum())

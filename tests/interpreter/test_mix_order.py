@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from shardfuse.device import H200
 from shardfuse.ir.digits import root_of
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import mix_order
-from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.schedule import Group, Lagged, RowLoop, Schedule, Split
 from shardfuse.schedulers.segment import Segment
 
 BF16, FLOAT = DataType.BFloat16, DataType.Float
@@ -56,15 +55,11 @@ def ordered(segment: Segment, named: dict[str, torch.Tensor]) -> dict[object, to
     return {t: named[t.name] for t in segment.inputs}
 
 
-def small(params: Params, rng: random.Random) -> Params:
+def small(schedule: Schedule, rng: random.Random) -> Schedule:
     """Few programs, so that each walks; blocks that cut the row unevenly."""
-    return replace(
-        params,
-        x_block=1 << rng.randrange(4),
-        r_block=1 << rng.randrange(4, 8),
-        splits=rng.choice([1, 2, 3, 7]),
-        once=rng.random() < 0.5,
-    )
+    schedule = schedule.sized(kept=1 << rng.randrange(4), reduced=1 << rng.randrange(4, 8))
+    schedule = schedule.split_into(rng.choice([1, 2, 3, 7]))
+    return schedule.finished_at_once(is_one_launch=rng.random() < 0.5)
 
 
 SHAPES = [(5, 300), (33, 130), (40, 64), (2, 1000), (130, 17), (7, 384), (1001, 3)]
@@ -84,8 +79,8 @@ def test_rms_norm_backward(tmp_path: Path, rows: int, columns: int, dtype: DataT
     data = ordered(segment, {"T0": x, "T1": dy, "T2": w, "T3": rstd})
     wanted = rms_gradients(x.double(), dy.double(), w.double(), rstd.double())
     proposed = mix_order.propose(segment, H200)
-    for params in (proposed, small(proposed, random.Random(rows * columns))):
-        for found, right in zip(run(segment, data, tmp_path, params=params), wanted, strict=True):
+    for schedule in (proposed, small(proposed, random.Random(rows * columns))):
+        for found, right in zip(run(segment, data, tmp_path, schedule=schedule), wanted, strict=True):
             close(found, right)
 
 
@@ -101,8 +96,10 @@ def test_layer_norm_backward(tmp_path: Path, shape: tuple[int, ...], samples: bo
     wanted = layer_gradients(x, dy, w, range(1 if samples else 0, len(shape) - 1))
     proposed = mix_order.propose(segment, H200)
     rng = random.Random(str(shape))
-    for params in (proposed, small(proposed, rng), small(proposed, rng)):
-        for found, right in zip(run(segment, given(segment, x, dy, w), tmp_path, params=params), wanted, strict=True):
+    for schedule in (proposed, small(proposed, rng), small(proposed, rng)):
+        for found, right in zip(
+            run(segment, given(segment, x, dy, w), tmp_path, schedule=schedule), wanted, strict=True
+        ):
             close(found, right)
 
 
@@ -111,21 +108,22 @@ def test_a_mean_and_the_squares_around_it_are_one_reduction(tmp_path: Path, bloc
     """Of whole chunks of one width, of which each warp has some; right of rows far from 0."""
     segment = layer_norm_backward((9, 512), FLOAT)
     chosen = mix_order.propose(segment, H200)
-    params = replace(chosen, x_block=1, r_block=block, splits=2, num_warps=2, once=stages == 1)
-    text = "".join(s.text for s in sources(segment, params))
+    schedule = chosen.sized(kept=1, reduced=block).split_into(2).with_warps(2)
+    schedule = schedule.finished_at_once(is_one_launch=stages == 1)
+    text = "".join(s.text for s in sources(segment, schedule))
     assert text.count("merged_moments)") == 1
     x, dy, w = values(9, 512) + 10, values(9, 512, seed=1), values(512, seed=2)
-    found = run(segment, given(segment, x, dy, w), tmp_path, params=params)
+    found = run(segment, given(segment, x, dy, w), tmp_path, schedule=schedule)
     for mine, right in zip(found, layer_gradients(x, dy, w, [0]), strict=True):
         close(mine, right)
-    for other in (replace(params, r_block=32), replace(params, x_block=2)):
+    for other in (schedule.sized(reduced=32), schedule.sized(kept=2)):
         assert "merged_moments" not in "".join(s.text for s in sources(segment, other))
     masked = layer_norm_backward((9, 500), FLOAT)
-    assert "merged_moments" not in "".join(s.text for s in sources(masked, params))
+    assert "merged_moments" not in "".join(s.text for s in sources(masked, schedule))
 
 
-def sources(segment: Segment, params: Params) -> list[KernelSource]:
-    plans = mix_order.schedule(segment, params, H200)
+def sources(segment: Segment, schedule: Schedule) -> list[KernelSource]:
+    plans = mix_order.kernels(segment, schedule, H200)
     return [generate(p, {t: t.domain.layout(0) for t in (*p.segment.inputs, *p.segment.outputs)}, 0) for p in plans]
 
 
@@ -145,14 +143,14 @@ def added_up(kind: str) -> Segment:
 def test_sums_that_are_added_up_are_one(tmp_path: Path, kind: str, sums: int) -> None:
     segment = added_up(kind)
     assert scheduler_of(segment) is mix_order
-    params = replace(mix_order.propose(segment, H200), splits=3)
-    first = mix_order.schedule(segment, replace(params, once=False), H200)[0]
+    schedule = mix_order.propose(segment, H200).split_into(3)
+    first = mix_order.kernels(segment, schedule.finished_at_once(is_one_launch=False), H200)[0]
     assert sum(t.name.endswith("_partial") for t in first.segment.outputs) == sums
     x, dy = values(24, 96), values(24, 96, seed=1)
     unit = x.double() - x.double().mean(-1, keepdim=True)
     squares = x.double() ** 2
     more = squares.amax(0) if kind == "a maximum" else squares.sum(0)
-    out, *second, total = run(segment, given(segment, x, dy), tmp_path, params=params)
+    out, *second, total = run(segment, given(segment, x, dy), tmp_path, schedule=schedule)
     close(out, unit)
     close(total, ((dy * unit).sum(0) + dy.double().sum(0) + more)[None])
     for found in second:
@@ -175,8 +173,8 @@ def test_sums_that_are_added_up_are_one(tmp_path: Path, kind: str, sums: int) ->
 def test_how_rows_are_cut(rows: int, columns: int, block: int, warps: int) -> None:
     """Into one chunk where few lanes are idle, or few rows are walked; into few chunks of few widths."""
     segment = layer_norm_backward((rows, columns), BF16, saved=True)
-    params = mix_order.propose(segment, H200)
-    assert (params.r_block, params.num_warps) == (block, warps)
+    schedule = mix_order.propose(segment, H200)
+    assert (schedule.reduced, schedule.launch.warps) == (block, warps)
 
 
 TEAMS = [(16, 3, 2, False), (64, 4, 1, True), (32, 5, 3, True)]
@@ -184,7 +182,7 @@ TEAMS = [(16, 3, 2, False), (64, 4, 1, True), (32, 5, 3, True)]
 
 
 @pytest.mark.parametrize("dtype", [BF16, FLOAT])
-@pytest.mark.parametrize(("rows", "columns"), [(7, 96), (12, 250), (1, 64)])
+@pytest.mark.parametrize(("rows", "columns"), [(7, 96), (12, 250), (2, 64)])
 def test_teams_walk_wide_rows(tmp_path: Path, rows: int, columns: int, dtype: DataType) -> None:
     """Also where rows do not fill the last turn, and where there are more rows of partial sums than teams."""
     layer, rms = layer_norm_backward((rows, columns), dtype, saved=True), rms_norm_backward(rows, columns, dtype)
@@ -194,13 +192,12 @@ def test_teams_walk_wide_rows(tmp_path: Path, rows: int, columns: int, dtype: Da
     one = ordered(rms, {"T0": x, "T1": dy, "T2": w, "T3": rstd})
     other = ordered(layer, {"T0": x, "T2": dy, "T4": w, "T6": mean, "T7": rstd})
     for block, members, turn, once in TEAMS:
-        params = Params(
-            1, block, splits=5 if once else 2, rows=turn, team=members, late=1, programs=3 * members, once=once
-        )
-        for found, right in zip(run(rms, one, tmp_path, params=params), rms_gradients(*wide), strict=True):
+        group, split = Group(members, 3 * members, Lagged()), Split(5 if once else 2, once)
+        schedule = Schedule(RowLoop(turn, block), group=group, split=split)
+        for found, right in zip(run(rms, one, tmp_path, schedule=schedule), rms_gradients(*wide), strict=True):
             close(found, right)
         wanted = saved_gradients(*wide[:3], mean.double(), wide[3])
-        for found, right in zip(run(layer, other, tmp_path, params=params), wanted, strict=True):
+        for found, right in zip(run(layer, other, tmp_path, schedule=schedule), wanted, strict=True):
             close(found, right)
 
 
@@ -211,13 +208,13 @@ def test_sums_over_all_rows_and_over_the_rows_of_a_sample(tmp_path: Path) -> Non
     unit = b.op("sub", x, b.mean(x, [2]))
     each, every = (b.reduce("sum", unit, rows, keepdim=False) for rows in ([1], [0, 1]))
     segment = b.segment(unit, b.op("mul", each, 2.0), every)
-    params = replace(mix_order.propose(segment, H200), splits=2, once=False)
-    assert len(mix_order.schedule(segment, params, H200)) == 3
-    assert len(mix_order.schedule(segment, replace(params, once=True), H200)) == 1
+    schedule = mix_order.propose(segment, H200).split_into(2).finished_at_once(is_one_launch=False)
+    assert len(mix_order.kernels(segment, schedule, H200)) == 3
+    assert len(mix_order.kernels(segment, schedule.finished_at_once(), H200)) == 1
     data = values(3, 7, 50)
     wanted = data.double() - data.double().mean(-1, keepdim=True)
     right = {segment.outputs[0]: wanted, every: wanted.sum((0, 1)), segment.outputs[-1]: wanted.sum(1) * 2}
-    for out, found in zip(segment.outputs, run(segment, {x: data}, tmp_path, params=params), strict=True):
+    for out, found in zip(segment.outputs, run(segment, {x: data}, tmp_path, schedule=schedule), strict=True):
         close(found, right[out])
 
 
@@ -231,8 +228,8 @@ def test_other_reductions_down_columns(tmp_path: Path, op: str) -> None:
     data = values(37, 70, dtype=kind)
     rows = data.any(1) if op == "any" else data.amax(1)
     wanted = {"max": data.amax, "min": data.amin, "any": data.any, "prod": data.double().prod}[op](0)
-    params = replace(mix_order.propose(segment, H200), splits=3)
-    for found, right in zip(run(segment, {x: data}, tmp_path, params=params), (wanted, rows), strict=True):
+    schedule = mix_order.propose(segment, H200).split_into(3)
+    for found, right in zip(run(segment, {x: data}, tmp_path, schedule=schedule), (wanted, rows), strict=True):
         close(found, right)
 
 
@@ -245,9 +242,9 @@ def test_strided_rows(tmp_path: Path, view: str) -> None:
         "transposed": values(48, 21).t(),
     }[view]
     dy, w = values(21, 48, seed=1), values(48, seed=2)
-    params = replace(mix_order.propose(segment, H200), splits=2)
+    schedule = mix_order.propose(segment, H200).split_into(2)
     for found, right in zip(
-        run(segment, given(segment, x, dy, w), tmp_path, params=params), layer_gradients(x, dy, w, [0]), strict=True
+        run(segment, given(segment, x, dy, w), tmp_path, schedule=schedule), layer_gradients(x, dy, w, [0]), strict=True
     ):
         close(found, right)
 
@@ -259,14 +256,15 @@ def test_rows_on_the_last_rank_are_fewer(tmp_path: Path, team: int) -> None:
     shard(segment, root_of(segment.inputs[0].domain.logical[0][0]), 4)
     assert scheduler_of(segment) is mix_order
     x, dy, w, rstd = values(29, 60), values(29, 60, seed=1), values(60, seed=2), values(29, 1, seed=3)
-    params = replace(mix_order.propose(segment, H200), splits=3)
+    schedule = mix_order.propose(segment, H200).split_into(3)
     if team:
-        params = Params(1, 16, splits=5, rows=2, team=team, late=True, programs=5 * team, once=True)
+        group, split = Group(team, 5 * team, Lagged()), Split(5, in_one_launch=True)
+        schedule = Schedule(RowLoop(2, 16), group=group, split=split)
     total = torch.zeros(60, dtype=torch.float64)
     for rank in range(4):
         rows = slice(8 * rank, 8 * (rank + 1))
         mine = {"T0": x[rows], "T1": dy[rows], "T2": w, "T3": rstd[rows]}
-        dx, dw = run(segment, ordered(segment, mine), tmp_path, params=params, rank=rank)
+        dx, dw = run(segment, ordered(segment, mine), tmp_path, schedule=schedule, rank=rank)
         close(dx, rms_gradients(x[rows].double(), dy[rows].double(), w.double(), rstd[rows].double())[0])
         total += dw
     terms = (x.double() * rstd.double() * dy.double()).abs().sum(0)  # added up by rank, in another order

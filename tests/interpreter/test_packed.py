@@ -14,7 +14,7 @@ from segments import Builder, rms_norm
 from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import persistent
-from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.schedule import Access, Registers, Schedule, Tile
 from shardfuse.schedulers.segment import Segment
 
 Case = tuple[Segment, Callable[..., torch.Tensor]]
@@ -74,11 +74,13 @@ def test_packed(tmp_path: Path, case: Callable[[int, DataType], Case], columns: 
     segment, torchs = case(columns, dtype)
     data = [values(*t.domain.local_shape(0), dtype=dtype, seed=k) for k, t in enumerate(segment.inputs)]
     inputs = dict(zip(segment.inputs, data, strict=True))
-    params = replace(persistent.propose(segment, H200), x_block=1, r_block=256, packed=True)
-    (out,) = run(segment, inputs, tmp_path, scheduler=persistent, params=params)
+    schedule = replace(persistent.propose(segment, H200).sized(kept=1, reduced=256), residency=Registers(packed=True))
+    (out,) = run(segment, inputs, tmp_path, scheduler=persistent, schedule=schedule)
     close(out, torchs(*(t.double() for t in data)))
     if case not in (of_layer_norm, of_softmax):  # the same sums, chunk by chunk
-        (plain,) = run(segment, inputs, tmp_path, scheduler=persistent, params=replace(params, packed=False))
+        (plain,) = run(
+            segment, inputs, tmp_path, scheduler=persistent, schedule=replace(schedule, residency=Registers())
+        )
         assert torch.equal(out, plain)
 
 
@@ -94,8 +96,10 @@ def test_rows_that_begin_within_a_word(
     segment, torchs = case(columns, dtype)
     data = [values(*t.domain.local_shape(0), dtype=dtype, seed=k) for k, t in enumerate(segment.inputs)]
     data[0][1] = torch.nan
-    params = Params(1, 256, packed=True, aligned=True)
-    (out,) = run(segment, dict(zip(segment.inputs, data, strict=True)), tmp_path, scheduler=persistent, params=params)
+    schedule = Schedule(Tile(1, 256), Registers(packed=True), access=Access.ALIGN_DOWN)
+    (out,) = run(
+        segment, dict(zip(segment.inputs, data, strict=True)), tmp_path, scheduler=persistent, schedule=schedule
+    )
     wanted = torchs(*(t.double() for t in data))
     close(out[::2], wanted[::2])
     assert out[1].isnan().all()
@@ -110,9 +114,10 @@ def test_one_element_for_all_of_a_row(tmp_path: Path, columns: int, aligned: boo
         values(3, 1, dtype=DataType.BFloat16).expand(3, columns),
         values(3, columns, dtype=DataType.BFloat16, seed=1),
     )
-    params = Params(1, 256, packed=True, aligned=aligned)
+    access = Access.ALIGN_DOWN if aligned else Access.NATIVE
+    schedule = Schedule(Tile(1, 256), Registers(packed=True), access=access)
     (out,) = run(
-        segment, dict(zip(segment.inputs, (dy, y), strict=True)), tmp_path, scheduler=persistent, params=params
+        segment, dict(zip(segment.inputs, (dy, y), strict=True)), tmp_path, scheduler=persistent, schedule=schedule
     )
     close(out, torchs(dy.double(), y.double()))
 
@@ -125,7 +130,8 @@ def test_statistics_are_stored_too(tmp_path: Path) -> None:
     scale = b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), [1]), 1e-5))
     segment = b.segment(mean, scale, b.cast(b.op("mul", centred, scale), DataType.Half))
     data = values(5, 1030, dtype=DataType.Half)
-    found = run(segment, {segment.inputs[0]: data}, tmp_path, scheduler=persistent, params=Params(1, 256, packed=True))
+    schedule = Schedule(Tile(1, 256), Registers(packed=True))
+    found = run(segment, {segment.inputs[0]: data}, tmp_path, scheduler=persistent, schedule=schedule)
     wide = data.double()
     variance, wanted = torch.var_mean(wide, 1, correction=0, keepdim=True)
     factor = torch.rsqrt(variance + 1e-5)
@@ -138,8 +144,8 @@ def test_rows_of_minus_infinity(tmp_path: Path) -> None:
     segment, torchs = of_softmax(1000, DataType.Half)
     data = values(3, 1000, dtype=DataType.Half)
     data[0, ::3] = data[1] = float("-inf")
-    params = replace(persistent.propose(segment, H200), x_block=1, r_block=256, packed=True)
-    (out,) = run(segment, {segment.inputs[0]: data}, tmp_path, scheduler=persistent, params=params)
+    schedule = replace(persistent.propose(segment, H200).sized(kept=1, reduced=256), residency=Registers(packed=True))
+    (out,) = run(segment, {segment.inputs[0]: data}, tmp_path, scheduler=persistent, schedule=schedule)
     wanted = torchs(data.double())
     assert torch.equal(out.isnan(), wanted.isnan())
     close(out.nan_to_num(), wanted.nan_to_num())
@@ -147,9 +153,9 @@ def test_rows_of_minus_infinity(tmp_path: Path) -> None:
 
 def test_what_is_packed() -> None:
     """Rows whose words 32 warps hold, where no vector is read for a reduction; wider ones are for teams."""
-    held = {n: persistent.propose(of_softmax(n, DataType.BFloat16)[0], H200).packed for n in (8192, 8200)}
+    held = {n: persistent.propose(of_softmax(n, DataType.BFloat16)[0], H200).is_packed for n in (8192, 8200)}
     assert held == {8192: False, 8200: True}
-    params = persistent.propose(rms_norm(8192, 65536, DataType.BFloat16), H200)
-    assert (params.packed, params.num_warps, params.max_registers) == (True, 32, 64)
+    schedule = persistent.propose(rms_norm(8192, 65536, DataType.BFloat16), H200)
+    assert (schedule.is_packed, schedule.launch.warps, schedule.launch.registers) == (True, 32, 64)
     for other in (rms_norm(8192, 65544, DataType.BFloat16), rms_norm(64, 65536, DataType.BFloat16)):
-        assert persistent.propose(other, H200).team > 1
+        assert persistent.propose(other, H200).members > 1

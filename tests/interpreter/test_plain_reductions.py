@@ -45,9 +45,9 @@ def summed(shape: tuple[int, ...], dtype: DataType, *axes: int, stored: bool = F
 )
 def test_rows_are_cut_by_their_bytes(rows: int, columns: int, dtype: DataType, cut: tuple[int, int]) -> None:
     """16 elements of 2 bytes a thread, or 8 of 4, up to half more; all of a row unrolled."""
-    params = reduction.propose(summed((rows, columns), dtype, 1)[0], H200)
-    assert (params.x_block, params.num_warps) == cut
-    assert params.unrolled
+    schedule = reduction.propose(summed((rows, columns), dtype, 1)[0], H200)
+    assert (schedule.kept, schedule.launch.warps) == cut
+    assert schedule.is_held
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_long_rows_are_unrolled_where_registers_hold_them(
     b = Builder()
     x = b.input(dtype, b.axis(2000), b.axis(columns))
     segment = b.segment(b.reduce("sum", b.op(op, b.cast(x, FLOAT)), [1], keepdim=False))
-    assert reduction.propose(segment, H200).unrolled == is_unrolled
+    assert reduction.propose(segment, H200).is_held == is_unrolled
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_long_rows_are_unrolled_where_registers_hold_them(
     [((300, 70000), [1], False), ((4096, 4096), [0, 1], False), ((16384, 8192), [0, 1], True), ((2, 2**25), [1], True)],
 )
 def test_loops_of_few_turns_copy_nothing_ahead(shape: tuple[int, int], axes: list[int], is_pipelined: bool) -> None:
-    params = reduction.propose(summed(shape, BF16, *axes)[0], H200)
-    assert not params.unrolled
-    assert (params.num_stages > 1) == is_pipelined
-    assert params.num_warps == (8 if is_pipelined else 16)
+    schedule = reduction.propose(summed(shape, BF16, *axes)[0], H200)
+    assert not schedule.is_held
+    assert (schedule.launch.stages > 1) == is_pipelined
+    assert schedule.launch.warps == (8 if is_pipelined else 16)
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_sums_of_every_cut(tmp_path: Path, shape: tuple[int, ...], axes: list[in
 
 
 def test_a_loop_that_copies_nothing_ahead(tmp_path: Path) -> None:
-    params = reduction.propose(summed((300, 70001), FLOAT, 1)[0], H200)
-    assert (params.splits, params.num_stages) == (1, 1)
+    schedule = reduction.propose(summed((300, 70001), FLOAT, 1)[0], H200)
+    assert (schedule.parts, schedule.launch.stages) == (1, 1)
     segment, x = summed((2, 70001), FLOAT, 1)
     data = values(2, 70001)
-    (out,) = run(segment, {x: data}, tmp_path, scheduler=reduction, params=params)
+    (out,) = run(segment, {x: data}, tmp_path, scheduler=reduction, schedule=schedule)
     close(out, data.double().sum(1))
 
 
@@ -128,9 +128,9 @@ def test_a_loop_that_copies_nothing_ahead(tmp_path: Path) -> None:
 def test_short_columns_are_unrolled(
     shape: tuple[int, ...], axis: int, dtype: DataType, cut: tuple[int, int, int]
 ) -> None:
-    params = reduction.propose(summed(shape, dtype, axis)[0], H200)
-    assert (params.x_block, params.r_block, params.num_warps) == cut
-    assert params.unrolled
+    schedule = reduction.propose(summed(shape, dtype, axis)[0], H200)
+    assert (schedule.kept, schedule.reduced, schedule.launch.warps) == cut
+    assert schedule.is_held
 
 
 @pytest.mark.parametrize(
@@ -144,37 +144,37 @@ def test_short_columns_are_unrolled(
 )
 def test_columns_of_single_elements(shape: tuple[int, ...], axis: int, dtype: DataType, rows: int) -> None:
     """Rows side by side are read in words, and copied ahead of time; others by many programs that copy nothing."""
-    params = reduction.propose(summed(shape, dtype, axis)[0], H200)
-    assert params.rows == rows
-    assert (params.num_stages > 1) == (rows > 1)
-    assert params.num_warps == (8 if shape[-1] == 33 else 4)
-    assert not params.unrolled
+    schedule = reduction.propose(summed(shape, dtype, axis)[0], H200)
+    assert (schedule.split.side_by_side if schedule.split else 1) == rows
+    assert (schedule.launch.stages > 1) == (rows > 1)
+    assert schedule.launch.warps == (8 if shape[-1] == 33 else 4)
+    assert not schedule.is_held
 
 
 def test_programs_that_meet_fit_the_shared_memory_of_their_copies() -> None:
     """469 of them, 64 KB ahead of time each, would not all run at once."""
     segment, _ = summed((1000000, 36), FLOAT, 0)
-    params = reduction.propose(segment, H200)
-    ahead = (params.num_stages - 1) * params.x_block * params.r_block * 4
-    assert params.once
-    assert params.splits <= H200.multiprocessors * (H200.shared_bytes // ahead)
+    schedule = reduction.propose(segment, H200)
+    ahead = (schedule.launch.stages - 1) * schedule.kept * schedule.reduced * 4
+    assert schedule.is_one_launch
+    assert schedule.parts <= H200.multiprocessors * (H200.shared_bytes // ahead)
 
 
 def test_fewer_parts_keep_their_bound_of_registers() -> None:
     """Of 64: twice as many would have half of the programs wait for ever."""
-    params = reduction.propose(summed((50000, 77), BF16, 0)[0], H200)
-    assert params.once
-    assert params.max_registers == 64
-    assert 2 * params.splits <= resident(H200, params.num_warps, 64)
+    schedule = reduction.propose(summed((50000, 77), BF16, 0)[0], H200)
+    assert schedule.is_one_launch
+    assert schedule.launch.registers == 64
+    assert 2 * schedule.parts <= resident(H200, schedule.launch.warps, 64)
 
 
 def test_columns_that_do_not_fit_twice_are_cut_wider() -> None:
     """Rows of odd length side by side: two parts of 393 blocks would not run at once, of 197 they do."""
     segment, _ = summed((4096, 50257), BF16, 0)
-    params = reduction.propose(segment, H200)
-    assert (params.x_block, params.r_block, params.splits) == (2048, 4, 2)
-    assert params.once
-    assert len(reduction.schedule(segment, params, H200)) == 1
+    schedule = reduction.propose(segment, H200)
+    assert (schedule.kept, schedule.reduced, schedule.parts) == (2048, 4, 2)
+    assert schedule.is_one_launch
+    assert len(reduction.kernels(segment, schedule, H200)) == 1
 
 
 @pytest.mark.parametrize("shape", [(8192, 4096), (300, 70000)])
@@ -227,13 +227,13 @@ def test_short_columns_of_two_inputs(tmp_path: Path) -> None:
 
 def test_many_parts_are_added_up_in_a_loop(tmp_path: Path) -> None:
     """1792 of 64 bits, more than registers hold; here of fewer columns and rows."""
-    params = reduction.propose(sums_of_int8(20000, 301)[0], H200)
-    assert params.rows * params.splits > 1024
+    schedule = reduction.propose(sums_of_int8(20000, 301)[0], H200)
+    assert schedule.split.side_by_side * schedule.parts > 1024
     segment, x = sums_of_int8(3600, 31)
-    (plan,) = reduction.schedule(segment, params, H200)
-    assert [stage.params.unrolled for stage in plan.stages] == [False, False]
+    (plan,) = reduction.kernels(segment, schedule, H200)
+    assert [stage.schedule.is_held for stage in plan.stages] == [False, False]
     data = values(3600, 31, dtype=DataType.Int8)
-    (out,) = run(segment, {x: data}, tmp_path, scheduler=reduction, params=params)
+    (out,) = run(segment, {x: data}, tmp_path, scheduler=reduction, schedule=schedule)
     close(out, data.sum(0))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,12 +37,14 @@ def number_of(tensor: BoundTensor) -> int:
 @pytest.mark.parametrize(("classes", "block"), [(1003, 256), (1003, 1024), (1000, 256), (64, 1024), (513, 64)])
 def test_cross_entropy_gradient(tmp_path: Path, classes: int, block: int) -> None:
     segment = cross_entropy_gradient(5, classes)
-    params = replace(pointwise.propose(segment, H200), x_block=block)
+    schedule = pointwise.propose(segment, H200).sized(kept=block)
     x, log_sum, d_loss = values(5, classes, dtype=BF16), values(5, 1, seed=1) + 8, values(5, 1, seed=2)
     target = torch.tensor([[0], [classes - 1], [7], [-100], [classes]])
     log_sum[2] = 2e3
     data = x, log_sum, d_loss, target
-    (out,) = run(segment, dict(zip(sorted(segment.inputs, key=number_of), data, strict=True)), tmp_path, params=params)
+    (out,) = run(
+        segment, dict(zip(sorted(segment.inputs, key=number_of), data, strict=True)), tmp_path, schedule=schedule
+    )
     hot = torch.arange(classes) == target
     close(out, torch.where(log_sum < 1e3, ((x.double() - log_sum).exp() - hot.double()) * d_loss, 0.0))
 
@@ -58,8 +59,8 @@ def test_rows_of_several_dims(tmp_path: Path, shape: Sequence[int], of_rows: Seq
     data = values(*shape[:-1], 2 * shape[-1])[..., ::2]
     factor = values(*(n if k in of_rows else 1 for k, n in enumerate(shape)), seed=1)
     for block in (16, 64, 256):
-        params = replace(pointwise.propose(segment, H200), x_block=block)
-        (out,) = run(segment, {x: data, scale: factor}, tmp_path, params=params)
+        schedule = pointwise.propose(segment, H200).sized(kept=block)
+        (out,) = run(segment, {x: data, scale: factor}, tmp_path, schedule=schedule)
         assert torch.equal(out, data * factor)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,8 +39,8 @@ def test_permuted_operand(tmp_path: Path, shape: Sequence[int], dims: Sequence[i
     named = {"T0": data, y.name: other, row.name: along}
     wanted = data.permute(*dims) * other + along
     proposed = transpose.propose(segment, H200)
-    for params in (proposed, replace(proposed, x_block=8, r_block=4), replace(proposed, x_block=2, r_block=16)):
-        (out,) = run(segment, {t: named[t.name] for t in segment.inputs}, tmp_path, params=params)
+    for schedule in (proposed, proposed.sized(kept=8, reduced=4), proposed.sized(kept=2, reduced=16)):
+        (out,) = run(segment, {t: named[t.name] for t in segment.inputs}, tmp_path, schedule=schedule)
         assert torch.equal(out, wanted)
 
 

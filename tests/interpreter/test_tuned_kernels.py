@@ -24,8 +24,8 @@ from shardfuse.executor.choices import Tuned, read_choice
 from shardfuse.executor.program import ProgramBuilder
 from shardfuse.executor.tuning import Tuner
 from shardfuse.schedulers import looped, mix_order, persistent, pointwise, reduction, transpose
-from shardfuse.schedulers.candidates import candidates, fits
-from shardfuse.schedulers.plan import Params
+from shardfuse.schedulers.candidates import candidates, may_run
+from shardfuse.schedulers.schedule import RowLoop, Schedule, Split
 from shardfuse.schedulers.segment import Segment
 from shardfuse.secure_files import write_sealed
 
@@ -53,8 +53,8 @@ def test_every_candidate_computes_the_same(name: str, tmp_path: Path) -> None:
     near = candidates(name.split()[0], segment, proposed, H200)
     assert len(near) >= 3
     assert proposed not in near
-    for params in near:
-        run(segment, inputs, tmp_path, scheduler=scheduler, params=params)  # compares every output with torch's
+    for schedule in near:
+        run(segment, inputs, tmp_path, scheduler=scheduler, schedule=schedule)  # compares every output with torch's
 
 
 def _stored(tensor: object, x: torch.Tensor) -> torch.Tensor:
@@ -62,15 +62,14 @@ def _stored(tensor: object, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_limits_hold() -> None:
+    """Of a kernel that could be written, what would not stay in registers, and what a multiprocessor does not have."""
     segment = rms_norm(6, 1300, FLOAT)
     proposed = persistent.propose(segment, H200)
-    assert fits("persistent", segment, proposed, H200)
-    for wrong in (
-        {"x_block": 3}, {"r_block": 0}, {"num_warps": 64}, {"x_block": 64}, {"splits": 0},
-        {"max_registers": 300}, {"team": 3, "programs": 6}, {"team": 4, "programs": 2}, {"team": 256, "programs": 512},
-        {"num_warps": 32, "max_registers": 128}, {"r_block": 16, "x_block": 1},
-    ):  # fmt: skip
-        assert not fits("persistent", segment, replace(proposed, **wrong), H200), wrong
+    assert may_run("persistent", segment, proposed, H200)
+    wide = proposed.sized(kept=64)
+    many_chunks, many_registers = proposed.sized(kept=1, reduced=16), proposed.with_warps(32).with_registers(128)
+    for wrong in (wide, many_chunks, many_registers, Schedule(RowLoop(2, 256), split=Split(4))):
+        assert not may_run("persistent", segment, wrong, H200), wrong
 
 
 # the whole way
@@ -123,7 +122,7 @@ def test_what_is_chosen_is_run() -> None:
     before = fd.execute([x])
     proposed = fd.fec.last_program
     (tuned,) = fd.tune([x], timer=clock)
-    assert tuned.params != tuned.proposed
+    assert tuned.chosen != tuned.proposed
     assert tuned.us < tuned.proposed_us == 100.0
     assert tuned.tried > 3
     assert len(clock.asked) >= 2
@@ -137,22 +136,22 @@ def test_what_is_chosen_is_run() -> None:
     assert_like(fd.execute([apart]), normed, apart)
     assert fd.fec.last_program is not chosen
     plan = fd.fec.last_plan
-    assert [k.params for s in plan.segments for k in s.kernels] == [tuned.params]
+    assert [k.schedule for s in plan.segments for k in s.kernels] == [tuned.chosen]
     # another size is another plan, as it was proposed
     fd.execute([values(5, 600)])
-    assert fd.fec.last_plan.segments[0].kernels[0].params == tuned.proposed
+    assert fd.fec.last_plan.segments[0].kernels[0].schedule == tuned.proposed
 
 
 @pytest.mark.usefixtures("few")
 def test_a_small_gain_changes_nothing() -> None:
     (tuned,) = norm().tune([values(4, 600)], timer=Clock(gain=0.0005))
-    assert tuned.params == tuned.proposed
+    assert tuned.chosen == tuned.proposed
 
 
 def test_no_time_changes_nothing() -> None:
     clock = Clock()
     (tuned,) = norm().tune([values(4, 600)], timer=clock, seconds=0.0)
-    assert (tuned.params, tuned.tried, clock.asked) == (tuned.proposed, 0, [1])
+    assert (tuned.chosen, tuned.tried, clock.asked) == (tuned.proposed, 0, [1])
 
 
 @pytest.mark.usefixtures("few")
@@ -171,9 +170,9 @@ def test_a_choice_is_kept(directory: Path) -> None:
 def damaged(text: str) -> list[str]:
     whole = Tuned.from_json(text)
     assert whole is not None
-    too_wide = replace(whole, params=replace(whole.params, x_block=1 << 20))
-    other = replace(whole, proposed=replace(whole.proposed, num_warps=1))
-    fields = [text.replace('"x_block"', '"y_block"'), text.replace('"us": ', '"us": -'), text.replace(": true", ": 1")]
+    too_wide = replace(whole, chosen=whole.chosen.sized(kept=1 << 20))
+    other = replace(whole, proposed=whole.proposed.with_warps(1))
+    fields = [text.replace('"kept"', '"left"'), text.replace('"us": ', '"us": -'), text.replace(": true", ": 1")]
     return ["", "{", "[]", "\x00\xff", text[: len(text) // 2], "{}", *fields, too_wide.to_json(), other.to_json()]
 
 
@@ -199,10 +198,10 @@ def test_candidates_that_fail_or_differ_are_left_out(monkeypatch: pytest.MonkeyP
     compiled = ProgramBuilder.compiled
 
     def compile_some(self: ProgramBuilder, plan, renamed=None):
-        if plan.params == broken:
+        if plan.schedule == broken:
             raise KernelCompileError(plan.name, "planted", "")
         kernel = compiled(self, plan, renamed)
-        if plan.params == wrong:
+        if plan.schedule == wrong:
             launch = kernel.launcher()
             monkeypatch.setattr(
                 kernel, "launcher", lambda: lambda stream, x, out: (launch(stream, x, out), out[0, 0].mul_(1.01))
@@ -213,7 +212,7 @@ def test_candidates_that_fail_or_differ_are_left_out(monkeypatch: pytest.MonkeyP
     clock = Clock()
     (tuned,) = norm().tune([values(4, 600)], timer=clock)
     assert clock.asked[0] == 1 + len(first) - 2
-    assert tuned.params not in (broken, wrong)
+    assert tuned.chosen not in (broken, wrong)
 
 
 def _segment(fd: FusionDefinition) -> Segment:
@@ -224,19 +223,19 @@ def _segment(fd: FusionDefinition) -> Segment:
 def test_one_rank_tunes_for_all() -> None:
     clocks, lock = [Clock(), Clock(), Clock()], Lock()
 
-    def work(rank: int, size: int) -> tuple[Params, list[Params], torch.Tensor]:
+    def work(rank: int, size: int) -> tuple[Schedule, list[Schedule], torch.Tensor]:
         fd, x = norm(DeviceMesh(list(range(size)))), values(2, 600, seed=rank)
         (tuned,) = fd.tune([x], timer=clocks[rank])
         with lock:  # the interpreter is for one thread at a time
             (out,) = fd.execute([x])
         assert_like(out, normed, x)
-        return tuned.params, [k.params for s in fd.fec.last_plan.segments for k in s.kernels], out
+        return tuned.chosen, [k.schedule for s in fd.fec.last_plan.segments for k in s.kernels], out
 
     found = run_ranks(3, work)
     assert clocks[0].asked
     assert clocks[1].asked == clocks[2].asked == []
     chosen = found[0][0]
-    assert all(params == chosen and run == [chosen] for params, run, _ in found)
+    assert all(schedule == chosen and run == [chosen] for schedule, run, _ in found)
 
 
 @pytest.mark.usefixtures("few")
@@ -244,16 +243,16 @@ def test_a_failure_of_the_rank_that_tunes_is_told() -> None:
     def fail(runs: Sequence[Callable[[], object]]) -> list[float]:
         raise RuntimeError("the clock stands still")
 
-    def work(rank: int, size: int) -> tuple[int, Params]:
+    def work(rank: int, size: int) -> tuple[int, Schedule]:
         fd, x = norm(DeviceMesh(list(range(size)))), values(2, 600, seed=rank)
         tuned = fd.tune([x], timer=fail)
-        return len(tuned), fd.fec.last_plan.segments[0].kernels[0].params
+        return len(tuned), fd.fec.last_plan.segments[0].kernels[0].schedule
 
     said = "tuning segment 0 on rank 0: RuntimeError: the clock stands still; it runs as proposed"
     with pytest.warns(UserWarning, match=said) as warned:
-        (none, params), other = run_ranks(2, work)
+        (none, schedule), other = run_ranks(2, work)
     assert [str(w.message) for w in warned] == [said] * 2
-    assert (none, params) == other
+    assert (none, schedule) == other
     assert none == 0
 
 

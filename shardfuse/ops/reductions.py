@@ -1,0 +1,137 @@
+"""The reductions: of each, one entry says how elements are combined, in kernels, between programs, and by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..ir.dtype import DataType
+from ..ir.expr import Number
+
+Axes = tuple[int, ...]
+
+MAXIMUM = '''@triton.jit
+def maximum(a, b):
+    """The larger; NaN if either is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+'''
+MINIMUM = '''@triton.jit
+def minimum(a, b):
+    """The smaller; NaN if either is."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+'''
+PRODUCT = """@triton.jit
+def product(a, b):
+    return a * b
+"""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How one reduction combines elements.
+
+    carried: the type of a partial result, of the type that is reduced and that of the result.  A kernel carries truth
+    values, Bool, as int32.
+    identity: what nothing comes to, in a carried type.
+    torch: the reduction of a tensor over axes, not kept, in the type of the result; of an empty extent the identity.
+    combine: the Triton function of two values and its text; "" where they are added.
+    is_exact: the result is one of what was reduced, so that it needs no rounding.
+    """
+
+    carried: Callable[[DataType, DataType], DataType]
+    identity: Callable[[DataType], Number]
+    torch: Callable[[torch.Tensor, Axes, DataType], torch.Tensor]
+    combine: str = ""
+    triton: str = ""
+    is_exact: bool = False
+
+
+def _sum(x: torch.Tensor, axes: Axes, dtype: DataType) -> torch.Tensor:
+    return x.to(dtype.accumulator.torch).sum(axes).to(dtype.torch) if axes else x.to(dtype.torch)
+
+
+def _product(x: torch.Tensor, axes: Axes, dtype: DataType) -> torch.Tensor:
+    x = x.to(dtype.accumulator.torch)
+    for axis in sorted(axes, reverse=True):
+        x = x.prod(axis)
+    return x.to(dtype.torch)
+
+
+def _any(x: torch.Tensor, axes: Axes, dtype: DataType) -> torch.Tensor:
+    x = x.to(torch.bool)
+    for axis in sorted(axes, reverse=True):
+        x = x.any(axis)
+    return x.to(dtype.torch)
+
+
+def _all(x: torch.Tensor, axes: Axes, dtype: DataType) -> torch.Tensor:
+    x = x.to(torch.bool)
+    for axis in sorted(axes, reverse=True):
+        x = x.all(axis)
+    return x.to(dtype.torch)
+
+
+_ORDER = {
+    torch.bool: torch.uint8,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu), torch.float32),
+}
+"""Of dtypes that torch does not compare, one that has their order."""
+
+
+def extreme(op: str, x: torch.Tensor, axes: Axes) -> torch.Tensor:
+    """The largest or smallest element over ``axes``, none of which is empty, in any dtype that has an order."""
+    if x.dtype == torch.uint64:  # signed numbers have this order once the top bit is flipped
+        lowest = torch.iinfo(torch.int64).min
+        return (extreme(op, x.view(torch.int64) ^ lowest, axes) ^ lowest).view(torch.uint64)
+    ordered = x.to(_ORDER.get(x.dtype, x.dtype))
+    return (ordered.amax(axes) if op == "max" else ordered.amin(axes)).to(x.dtype)
+
+
+def _extreme(op: str) -> Callable[[torch.Tensor, Axes, DataType], torch.Tensor]:
+    def reduced(x: torch.Tensor, axes: Axes, dtype: DataType) -> torch.Tensor:
+        if not axes:
+            return x
+        if any(x.shape[a] == 0 for a in axes):
+            shape = [n for k, n in enumerate(x.shape) if k not in axes]
+            return torch.full(shape, REDUCTION_TABLE[op].identity(dtype), dtype=dtype.torch, device=x.device)
+        return extreme(op, x, axes)
+
+    return reduced
+
+
+def _least(dtype: DataType) -> Number:
+    if dtype.is_floating:
+        return float("-inf")
+    return False if dtype is DataType.Bool else int(torch.iinfo(dtype.torch).min)
+
+
+def _greatest(dtype: DataType) -> Number:
+    if dtype.is_floating:
+        return float("inf")
+    return True if dtype is DataType.Bool else int(torch.iinfo(dtype.torch).max)
+
+
+def _accumulated(source: DataType, result: DataType) -> DataType:
+    return result.accumulator
+
+
+def _compared(source: DataType, result: DataType) -> DataType:
+    return source.compute
+
+
+def _told(source: DataType, result: DataType) -> DataType:
+    return DataType.Bool
+
+
+REDUCTION_TABLE: dict[str, Reduction] = {
+    "sum": Reduction(_accumulated, lambda _: 0, _sum),
+    "prod": Reduction(_accumulated, lambda _: 1, _product, "product", PRODUCT),
+    "max": Reduction(_compared, _least, _extreme("max"), "maximum", MAXIMUM, is_exact=True),
+    "min": Reduction(_compared, _greatest, _extreme("min"), "minimum", MINIMUM, is_exact=True),
+    "any": Reduction(_told, lambda _: 0, _any, "maximum", MAXIMUM, is_exact=True),
+    "all": Reduction(_told, lambda _: 1, _all, "minimum", MINIMUM, is_exact=True),
+}
