@@ -162,11 +162,11 @@ def test_a_group_begins_to_count_once(fake: FakeNccl, monkeypatch: pytest.Monkey
     """Each collective of a group is bound by itself; the next group may have a communicator at the same address."""
     monkeypatch.setattr(channels, "_found", [fake.driver])
     monkeypatch.setattr(channels, "is_watched", lambda: True)
-    x, device = torch.zeros(1), torch.device("cuda", 0)
+    x = torch.zeros(1)
     for _ in range(2):
         group = cast(Any, HashStore())  # anything that is counted for
         for k in range(2):
-            channel = channels.nccl_channel(group, Communicating(90), device, torch.float32)
+            channel = channels.nccl_channel(group, Communicating(90), torch.float32)
             assert channel is not None
             assert fake.driver.issued(90) == k
             fake.driver.collective(0, 90, 1, 7, 0)(0, x, x)
@@ -192,8 +192,8 @@ def test_what_is_called_by_torch(
     monkeypatch.setattr(channels, "_found", [fake.driver])
     monkeypatch.setattr(process, "own_watchdog", lambda: object() if is_watched else None)
     monkeypatch.setattr(channels, "own_watchdog", process.own_watchdog)
-    backend, device = Communicating(91, blocking), torch.device("cuda", 0)
-    found = channels.nccl_channel(cast(Any, HashStore()), backend, device, torch.float32)
+    backend = Communicating(91, blocking)
+    found = channels.nccl_channel(cast(Any, HashStore()), backend, torch.float32)
     assert (found is not None) == takes
 
 

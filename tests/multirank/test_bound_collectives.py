@@ -23,6 +23,9 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             self.backend = backend
 
         def __getattr__(self, name: str) -> object:
+            if name == "supports_coalescing":
+                return self.backend.supports_coalescing
+
             def call(*arguments: object) -> object:
                 ran.append(name)
                 return getattr(self.backend, name)(*arguments)
