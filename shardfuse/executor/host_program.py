@@ -38,6 +38,8 @@ class Program:
     """``text`` with a line for each kernel, where that has one for several."""
     call: Call = NO_CALL
     """What its ranks know it as, where they communicate in it."""
+    is_fresh: bool = False
+    """Is each output contiguous, in a storage that nothing else has?"""
     note: Callable[[Call], None] | None = None
     """Notes each call of it, given ``call``: the watchdog compares that with the other ranks'."""
 

@@ -33,18 +33,18 @@ from ..analysis.resharding import communication_of
 from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
 from ..ir.domain import BoundDomain
-from ..ir.expr import BoundFusion, BoundTensor, Expr
+from ..ir.expr import BoundFusion, BoundTensor
 from ..ir.tensor_view import TensorView
 from ..ops.evaluate import evaluate_local
 from ..schedulers.plan import KernelPlan
 from ..schedulers.segment import Segment
-from . import resharding
 from .aliasing import alias_lines, own_lines
 from .allocation_form import from_allocation, to_allocation
 from .autocast import outside_autocast
 from .batches import batch_launches
-from .bound_collectives import BoundStep, Unbound
-from .chunks import Place, in_place
+from .bound_collectives import Unbound
+from .chunks import Place, address_chunks, in_place
+from .collective_lines import CollectiveLines
 from .driver import open_driver
 from .evaluation import evaluation_of, one_or_all
 from .fitting import fitted
@@ -52,16 +52,16 @@ from .host_program import Program, bound_text, label_of
 from .host_scalars import host_lines, scalar_text
 from .in_place import reads_before_it_writes
 from .kernel import Kernel
-from .launch import begin_on, guard_lines, queue_on
+from .launch import begin_on, guard_lines
 from .options import CompileOptions
-from .storage import freed, result_text, share_workspace, storage_text
+from .storage import are_fresh, freed, result_text, share_workspace, storage_text
 from .streams import start_and_wait
 
 Renamed = Mapping[BoundTensor, BoundTensor]
 
 
 @dataclass
-class ProgramBuilder:
+class ProgramBuilder(CollectiveLines):
     """Writes the program of ``rank``.  ``samples``: a meta tensor for each input, with its strides."""
 
     fusion: BoundFusion
@@ -231,56 +231,6 @@ class ProgramBuilder:
         scalars = [s.name for s in segment.scalars if s.value is None]
         return ", ".join([*map(str, segment.inputs), *scalars])
 
-    def add_collective(self, k: int, segment: Segment, *, is_beside: bool) -> None:
-        """A line that hands tensors over, where they may go to NCCL as they are; else a function of them."""
-        step = self.collective(segment)
-        if is_beside or not isinstance(step, BoundStep):
-            self.add_call(f"collective_{k}", segment, step, done=f"done_{k}" if is_beside else "")
-            return
-        if "queue_now" not in self.names:
-            self.names["queue_now"] = queue_on(self.device)
-            self.lines.append("queue = queue_now()")
-        name, handed, after = f"collective_{k}", ["queue"], list[str]()
-        self.give_shape(segment.inputs)
-        for t, c, source in zip(segment.outputs, step.collectives, step.sources, strict=True):
-            given = segment.inputs[source]
-            if c.is_in_place and t not in self.places:
-                self.contiguous(t)
-                handed += [self.gapless(given)] * 2
-                after.append(f"{t} = {handed[-1]}")
-                if self.meta[given].shape != self.meta[t].shape:
-                    self.loose.add(t)
-                continue
-            self.lay_out(t)
-            if t not in self.places:
-                self.lines.append(f"{t} = {storage_text(self.meta[t], self.device, self.names)}")
-                self.allocated.add(t)
-            handed += [self.gapless(given), str(t)]
-        self.names[name], self.labels[name] = step.run, label_of(segment)
-        self.lines += [f"{name}({', '.join(handed)})", *after]
-
-    def gapless(self, tensor: BoundTensor) -> str:
-        """The name of its values as they lie in memory one behind the other."""
-        if self.meta[tensor].is_contiguous():
-            return str(tensor)
-        self.lines.append(f"{tensor}_gapless = {tensor}.contiguous()")
-        return f"{tensor}_gapless"
-
-    def collective(self, segment: Segment) -> Callable[..., object]:
-        if len(segment.exprs) == 1:
-            return self.communication(segment.exprs[0])
-        placed, inputs = [e.tensors[0] for e in segment.exprs if self.may_be_in_place(e)], segment.inputs
-        return resharding.prepare_packed(segment.exprs, inputs, segment.outputs, self.rank, self.device, placed)
-
-    def communication(self, expr: Expr) -> Callable[..., object]:
-        return resharding.prepare(expr, self.rank, self.device, in_place=self.may_be_in_place(expr))
-
-    def may_be_in_place(self, expr: Expr) -> bool:
-        """May a reduction be written over what it reads?"""
-        source = expr.tensors[0]
-        place = self.places.get(source)  # of partial sums where their sum belongs
-        return (place is not None and source in place.partial) or (source in self.read_once and source in self.new)
-
     def give_shape(self, tensors: Sequence[BoundTensor]) -> None:
         """``tensors`` are read by more than their address from here on."""
         for t in tensors:
@@ -379,14 +329,18 @@ class ProgramBuilder:
         result = f"return ({''.join(f'{r}, ' for r in results)})"
         lines, driver = self.lines, None
         if self.device.type == "cuda" and "begin" in self.names:
-            lines = share_workspace(lines, self.handed_on, [t.name for t in self.fusion.outputs], self.names)
+            outputs = [t.name for t in self.fusion.outputs]
+            lines = address_chunks(lines, self.meta, outputs)
+            lines = share_workspace(lines, self.handed_on, outputs, self.names)
             driver = open_driver(self.options.cache_directory)
         batched = lines if driver is None else batch_launches(lines, self.handed_on, self.names, driver)
         text = self.text(batched, result)
         functions = cast(dict[str, Callable[..., object]], self.names)
-        by_torch = [name for name in self.labels if not isinstance(self.names[name], Unbound)]
+        by_torch = [name for name in self.labels if not isinstance(functions[name], Unbound)]
         run = outside_autocast(bound_text(text, functions), self.device.type, by_torch)
-        return Program(run, text, tuple(self.sources), tuple(domains), functions, self.labels, self.text(lines, result))
+        made = {t.name: self.meta[t] for t in self.fusion.outputs if t in self.allocated or t.name in self.handed_on}
+        about = (tuple(self.sources), tuple(domains), functions, self.labels, self.text(lines, result))
+        return Program(run, text, *about, is_fresh=are_fresh(results, made))
 
     def result(self, tensor: BoundTensor) -> str:
         is_own = tensor.name in self.handed_on or tensor in self.evaluated or tensor in self.allocated

@@ -74,6 +74,11 @@ def result_text(tensor: BoundTensor, strides: Sequence[int], rank: int, is_own: 
     return f"no_view({tensor})"
 
 
+def are_fresh(results: Sequence[str], made: Mapping[str, torch.Tensor]) -> bool:
+    """Are the results of a program contiguous, each in its own storage?  made: the layouts of those that are new."""
+    return len(set(results)) == len(results) and all(r in made and made[r].is_contiguous() for r in results)
+
+
 def freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:
     """``lines`` with a ``del`` behind the last use of each tensor made on the way, which may be where it is made."""
     words = [re.findall(r"\w+", line) for line in lines]

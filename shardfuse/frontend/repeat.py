@@ -24,14 +24,15 @@ class Repeat:
     arguments: plain tensors of the shapes, strides, dtypes and devices for which the program was found, of none of
     which a gradient is to be recorded; whoever calls has seen to that.
     by_address: the places of those of which only the address matters, so that they may have another shape.
+    is_fresh: is each output contiguous, in a storage of its own?
     """
 
-    __slots__ = ("_fec", "_made", "_programs", "_run", "_turn", "_world", "by_address")
+    __slots__ = ("_fec", "_made", "_programs", "_run", "_turn", "_world", "by_address", "is_fresh")
 
     def __init__(self, fec: FusionExecutorCache, made: Made) -> None:
         self._fec, self._made, self._programs, self._world = fec, made, fec.programs, world_key()
         self._run, self._turn = made.program.run, fec.turn()
-        self.by_address = made.program.by_address
+        self.by_address, self.is_fresh = made.program.by_address, made.program.is_fresh
 
     @uncompiled
     def __call__(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
@@ -53,10 +54,11 @@ class Repeat:
 class Repeated:
     """A `Repeat` of a definition, which names what goes wrong."""
 
-    __slots__ = ("_again", "_fd", "by_address")
+    __slots__ = ("_again", "_fd", "by_address", "is_fresh")
 
     def __init__(self, fd: Running, again: Repeat) -> None:
-        self._fd, self._again, self.by_address = fd, again, again.by_address
+        self._fd, self._again = fd, again
+        self.by_address, self.is_fresh = again.by_address, again.is_fresh
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
         fd = self._fd

@@ -164,8 +164,9 @@ class BoundOp:
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
         self.runs = (
-            FusionRun(op.forward, op.arguments, self.unsharded),
-            FusionRun(op.backward, op.gradients, self.unsharded),
+            FusionRun(op.forward, op.arguments, self.unsharded, is_known=True),
+            # what a caller's hooks give back for saved tensors may be anything
+            FusionRun(op.backward, op.gradients, self.unsharded, is_known=False),
         )
 
     def __call__(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -184,6 +185,12 @@ class BoundOp:
             tensors = [waited(t) for t in tensors]
         outputs = self.runs[0](timer, tensors)
         return [_apart(x, tensors) for x in outputs] if self.op.is_view else outputs
+
+    def fresh_forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The same, contiguous, each in a storage of its own."""
+        if self._is_strange:
+            tensors = [waited(t) for t in tensors]
+        return self.runs[0].fresh(timer, tensors)
 
     def backward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The gradients, of (gradients of the results..., saved...)."""
@@ -243,6 +250,8 @@ class FusedModule(TimedModule):
         line = caller_line(in_modules=True)
         self._made_at = () if line is None else (f"{line}  # {type(self).__name__}",)
         self._bound: dict[Hashable, BoundOp | None] = {}
+        self.described: dict[Hashable, BoundOp] = {}
+        """Those of tensors that an op of torch's is told in words."""
 
     def __call__(self, *tensors: object, **named: object) -> Any:
         try:
@@ -281,6 +290,7 @@ class FusedModule(TimedModule):
     def describe(self) -> None:
         """Print the settings; what was bound for others is let go of.  Each module's __init__ ends with it."""
         self._bound.clear()
+        self.described.clear()
         if not self.family:
             return
         timer = self.timer
@@ -334,7 +344,7 @@ class FusedModule(TimedModule):
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is bound to this process."""
-        return {**self.__dict__, "_bound": {}}
+        return {**self.__dict__, "_bound": {}, "described": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]
