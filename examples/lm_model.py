@@ -7,8 +7,9 @@ the rank's part of the sequence, adds bias and residual, norms, and gathers the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,10 +72,11 @@ class Block(torch.nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
         """x: [batch, sequence, dim], normed; residual: [batch, sequence / ranks, dim] -> those of the next block."""
-        mixed = attention(x, self.qkv, self.out, lambda q, k: self.turn(q, k, *rotary))
+        qkv, out, gate_up, down = cast_all(x.dtype, self.qkv, self.out, self.gate_up, self.down)
+        mixed = attention(x, qkv, out, lambda q, k: self.turn(q, k, *rotary))
         x, residual = self.attention_norm(mixed, residual)
-        gate_and_up = linear(x, self.gate_up.flatten(0, 1))
-        return self.mlp_norm(linear(self.swiglu(gate_and_up), self.down), residual)
+        gate_and_up = linear(x, gate_up.flatten(0, 1))
+        return self.mlp_norm(linear(self.swiglu(gate_and_up), down), residual)
 
 
 class LanguageModel(torch.nn.Module):
@@ -117,6 +119,32 @@ class LanguageModel(torch.nn.Module):
         """The whole of the parameter ``name`` (or of anything of its shape) from all ranks' pieces, on every rank."""
         dim = sharded_dim(name)
         return piece if dim is None else redistribute(piece, self.mesh, Shard(dim), Replicate())
+
+
+class _CastAll(torch.autograd.Function):
+    """Tensors of one dtype in another one, and their gradients back: one kernel for all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtype = tensors[0].dtype
+        return _all_cast(dtype, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_all_cast(ctx.dtype, gradients)
+
+
+def _all_cast(dtype: torch.dtype, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    made = [torch.empty_like(t, dtype=dtype, memory_format=torch.contiguous_format) for t in tensors]
+    torch._foreach_copy_(made, list(tensors))
+    return tuple(made)
+
+
+def cast_all(dtype: torch.dtype, *tensors: Tensor) -> Sequence[Tensor]:
+    """Tensors of one dtype in ``dtype``; a compiler makes one kernel of several casts by itself."""
+    if tensors[0].dtype == dtype or torch.compiler.is_compiling():
+        return [t.to(dtype) for t in tensors]
+    return _CastAll.apply(dtype, *tensors)
 
 
 class UnshardedBlock(torch.nn.Module):

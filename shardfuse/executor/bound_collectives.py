@@ -29,7 +29,7 @@ from . import nccl, packing
 from .autocast import no_autocast
 from .channels import Backend, BackendChannel, Channel, Issue, Pieces, nccl_channel
 from .launch import queue_on
-from .rank_reduction import Reduction
+from .rank_reduction import Reduction, reduce_members
 from .storage import empty_on
 
 MAX_PIECES = 16
@@ -46,7 +46,8 @@ class Collective:
     """One collective of a team.  bind: to what reaches NCCL.  otherwise: by `communication.py`, a new tensor.
 
     given: the shape of its argument, which may come in another one.  shape: of what it makes, contiguous.
-    is_in_place: may that be its argument, which nobody else reads?
+    is_in_place: may that be its argument, which nobody else reads?  is_bare: does nothing run behind it, so that it may
+    go in a group?
     """
 
     bind: Bind
@@ -57,6 +58,7 @@ class Collective:
     shape: tuple[int, ...]
     dtype: torch.dtype
     is_in_place: bool = False
+    is_bare: bool = True
 
 
 class Unbound:
@@ -131,12 +133,14 @@ class BoundStep:
 
 def bound(
     bind: Bind, otherwise: Step, team: Team, device: torch.device, given: Sequence[int], shape: Sequence[int],
-    dtype: torch.dtype, *, is_in_place: bool = False,
+    dtype: torch.dtype, *, is_in_place: bool = False, is_bare: bool = True,
 ) -> Step:  # fmt: skip
     """A `BoundStep` where NCCL may move this team's tensors as they are, else ``otherwise``."""
     if not may_bind(device) or not team.is_in_order or team.size == 1 or dtype not in nccl.TAKEN or 0 in shape:
         return otherwise
-    return BoundStep([Collective(bind, otherwise, team, device, tuple(given), tuple(shape), dtype, is_in_place)])
+    return BoundStep(
+        [Collective(bind, otherwise, team, device, tuple(given), tuple(shape), dtype, is_in_place, is_bare)]
+    )
 
 
 def backend_of(group: dist.ProcessGroup, device: torch.device) -> Backend:
@@ -152,6 +156,23 @@ def may_bind(device: torch.device) -> bool:
 def all_reduce(op: Reduction, shape: Sequence[int]) -> Bind:
     """The reduction of every member's tensor, of ``shape``."""
     return lambda channel: channel.all_reduce(op, prod(shape))
+
+
+def all_reduce_by_gathering(op: Reduction, shape: Sequence[int], members: int) -> Bind:
+    """The same where NCCL's own reduction has other values than torch's: every member adds up what all have."""
+    count = prod(shape)
+
+    def bind(channel: Channel) -> Issue:
+        gather = channel.all_gather(Pieces(count))
+
+        def run(queue: int, given: Tensor, taken: Tensor) -> None:
+            rows = taken.new_empty((members, count))
+            gather(queue, given, rows)
+            taken.view(-1).copy_(reduce_members(rows, op))
+
+        return run
+
+    return bind
 
 
 def all_gather(at: int, team: Team, shape: Sequence[int]) -> Bind:

@@ -195,6 +195,7 @@ class ProgramBuilder(CollectiveLines):
             self.contiguous(place.whole)
             self.meta.update(zip(place.parts, place.cut(self.meta[place.whole]), strict=True))
             self.make(place.whole)
+            self.allocated.add(place.whole)
             self.names[f"chunks_{place.whole}"] = place.cut
             self.lines.append(f"{', '.join(map(str, place.parts))} = chunks_{place.whole}({place.whole})")
 

@@ -93,10 +93,13 @@ def _all_reduce(
     def step(x: torch.Tensor) -> torch.Tensor:
         return communication.all_reduce(x.squeeze(axes), op, team, in_place=in_place).reshape(shape)
 
-    if 0 in shape or not nccl.reduces(op, dtype, team.size):
-        return step
-    bind = bound_collectives.all_reduce(op, shape)
     given = source.domain.local_shape(rank)
+    if 0 in shape or not nccl.reduces(op, dtype, team.size):
+        if not communication.is_one_step(prod(shape) * dtype.itemsize, team.size):
+            return step
+        bind = bound_collectives.all_reduce_by_gathering(op, shape, team.size)
+        return bound(bind, step, team, device, given, shape, dtype, is_bare=False)
+    bind = bound_collectives.all_reduce(op, shape)
     return bound(bind, step, team, device, given, shape, dtype, is_in_place=in_place)
 
 
@@ -115,7 +118,7 @@ def prepare_packed(
     """
     steps = [prepare(e, rank, device, in_place=e.tensors[0] in in_place) for e in exprs]
     bound_ones = [s.collectives[0] for s in steps if isinstance(s, BoundStep)]
-    if len(bound_ones) == len(exprs):
+    if len(bound_ones) == len(exprs) and all(c.is_bare for c in bound_ones):
         by_output = dict(zip((e.output for e in exprs), zip(bound_ones, exprs, strict=True), strict=True))
         sources = [inputs.index(by_output[t][1].tensors[0]) for t in outputs]
         return BoundStep([by_output[t][0] for t in outputs], sources)
