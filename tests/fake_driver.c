@@ -88,7 +88,7 @@ int cuGraphLaunch(void *executable, uint64_t stream) { graph_launches++; last_st
 /* NCCL, and the events by which waiting for it is seen. */
 int exchanged_mode, nccl_kind = -1, nccl_type, nccl_operation, nccl_status, recorded, event_status, nccl_calls, ended;
 int record_status, in_progress;
-static int made_events, behind[64]; /* of each event, the collective that it was recorded behind */
+int made_events; static int behind[64]; /* of each event, the collective that it was recorded behind */
 uint64_t nccl_addresses[16][2], nccl_count, nccl_given, nccl_taken, nccl_communicator, nccl_stream;
 static int nccl_called(int kind, uint64_t given, uint64_t taken, uint64_t count, int type, int operation, uint64_t c, uint64_t stream) {
     nccl_kind = kind; nccl_given = given; nccl_taken = taken; nccl_count = count; nccl_type = type;

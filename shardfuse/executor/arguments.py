@@ -33,6 +33,7 @@ _Uninitialized: Any = cast(Any, parameter).UninitializedTensorMixin
 _forward_mode: Any = torch.autograd.forward_ad
 set_grad_enabled: Callable[[bool], None] = _core._set_grad_enabled
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, complex))
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -63,7 +64,11 @@ def are_plain(arguments: Sequence[Argument]) -> bool:
     Asked in every call.
     """
     for a in arguments:
-        if type(a) not in _PLAIN or (isinstance(a, torch.Tensor) and (a.is_neg() or a.is_conj())):
+        kind = type(a)
+        if kind in _TENSORS:
+            if a.is_neg() or a.is_conj():  # pyright: ignore[reportAttributeAccessIssue] - a tensor
+                return False
+        elif kind not in _PLAIN:
             return False
     return _functorch.peek_interpreter_stack() is None
 
