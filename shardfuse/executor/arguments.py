@@ -66,7 +66,8 @@ def are_plain(arguments: Sequence[Argument]) -> bool:
     for a in arguments:
         kind = type(a)
         if kind in _TENSORS:
-            if a.is_neg() or a.is_conj():  # pyright: ignore[reportAttributeAccessIssue] - a tensor
+            tensor = cast(torch.Tensor, a)
+            if tensor.is_neg() or tensor.is_conj():
                 return False
         elif kind not in _PLAIN:
             return False

@@ -214,7 +214,11 @@ def reduce_scatter(at: int, team: Team, shape: Sequence[int], dtype: torch.dtype
         if before <= MAX_PIECES:
             return channel.reduce_scatter("sum", Pieces(piece, before, piece * members, piece))
         issue = channel.reduce_scatter("sum", Pieces(before * piece))
-        return lambda queue, given, taken: issue(queue, packing.cut(given.view(whole), at, members), taken)
+
+        def run(queue: int, given: Tensor, taken: Tensor) -> None:
+            issue(queue, packing.cut(given.view(whole), at, members), taken)
+
+        return run
 
     return bind
 

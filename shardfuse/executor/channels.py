@@ -66,10 +66,9 @@ class Pieces:
 
     def of(self, given: Tensor, taken: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The tensors of each collective, flat."""
-        flat = given.view(-1), taken.view(-1)
         if self.pieces == 1:
-            return [flat]
-        return list(zip(flat[0].split(self.given), flat[1].split(self.taken), strict=True))
+            return [(given.view(-1), taken.view(-1))]
+        return list(zip(given.view(self.pieces, -1).unbind(0), taken.view(self.pieces, -1).unbind(0), strict=True))
 
 
 class Channel(Protocol):
@@ -134,7 +133,11 @@ class BackendChannel:
         run, options = self._backend.alltoall_base, c10d.AllToAllOptions()
         options.asyncOp = False
         even: list[int] = []
-        return lambda queue, given, taken: self._ended(run(taken, given, even, even, options))
+
+        def issue(queue: int, given: Tensor, taken: Tensor) -> None:
+            self._ended(run(taken, given, even, even, options))
+
+        return issue
 
     def group(self, issues: Sequence[Issue]) -> Issue:
         def issue(queue: int, *tensors: Tensor) -> None:
