@@ -70,8 +70,11 @@ class Block(torch.nn.Module):
             for _ in range(2)
         )
 
-    def forward(self, x: Tensor, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [batch, sequence, dim], normed; residual: [batch, sequence / ranks, dim] -> those of the next block."""
+    def forward(self, x: Tensor, residual: Tensor, rotary: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """x: [batch, sequence, dim], normed; residual: [batch, sequence / ranks, dim] -> those of the next block.
+
+        rotary: cosines and sines, [sequence, head_dim / 2] each.
+        """
         qkv, out, gate_up, down = cast_all(x.dtype, self.qkv, self.out, self.gate_up, self.down)
         mixed = attention(x, qkv, out, lambda q, k: self.turn(q, k, *rotary))
         x, residual = self.attention_norm(mixed, residual)
@@ -100,8 +103,9 @@ class LanguageModel(torch.nn.Module):
         x = functional.embedding(tokens, self.embedding)
         residual = redistribute(x, self.mesh, Replicate(), Shard(1), dtype=self.dtype, timer=self.timer)
         x = self.norm(residual)
+        rotary = self.rotary.unbind(0)
         for block in self.blocks:
-            x, residual = block(x, residual, self.rotary)
+            x, residual = block(x, residual, rotary)
         return self.loss(linear(x, self.head), targets)
 
     @torch.no_grad()

@@ -66,7 +66,7 @@ def are_plain(arguments: Sequence[Argument]) -> bool:
     for a in arguments:
         kind = type(a)
         if kind in _TENSORS:
-            tensor = cast(torch.Tensor, a)
+            tensor: Any = a
             if tensor.is_neg() or tensor.is_conj():
                 return False
         elif kind not in _PLAIN:
