@@ -13,7 +13,7 @@ import torch
 from test_driver import COMPILER, Fake
 from torch.distributed import HashStore
 
-from shardfuse.executor import channels
+from shardfuse.executor import bound_collectives, channels
 from shardfuse.mesh import process
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
@@ -88,6 +88,21 @@ def test_pieces_of_an_inner_dim_are_one_group(fake: FakeNccl) -> None:
     assert fake.driver.issued(94) == before + 1, "torch counts a group as one too"
     run(5, here, there)  # a kernel's tensor may be no more than an address
     assert fake.addresses(3) == [(here + 80 * k, there + 160 * k) for k in range(3)]
+
+
+def test_pieces_as_they_are_bound(fake: FakeNccl) -> None:
+    """[3, 8, 5] over two members, each with four of the eight."""
+    channel = channels.NcclChannel(fake.driver, 87, torch.float32, None)
+    team, part, whole = cast(Any, SimpleNamespace(size=2)), torch.zeros(3, 4, 5), torch.zeros(3, 8, 5)
+    gather = bound_collectives.all_gather(1, team, whole.shape)(channel)
+    scatter = bound_collectives.reduce_scatter(1, team, part.shape, torch.float32)(channel)
+    at_part, at_whole = ([t.data_ptr() + k * t[0].nbytes for k in range(3)] for t in (part, whole))
+    gather(5, part, whole)
+    assert (fake["nccl_kind"], fake.number("nccl_count")) == (1, 20)
+    assert fake.addresses(3) == list(zip(at_part, at_whole, strict=True))
+    scatter(5, whole, part)
+    assert (fake["nccl_kind"], fake.number("nccl_count")) == (2, 20)
+    assert fake.addresses(3) == list(zip(at_whole, at_part, strict=True))
 
 
 def test_collectives_of_one_group(fake: FakeNccl) -> None:
