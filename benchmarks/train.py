@@ -90,13 +90,20 @@ def _rows(dim: int, device: torch.device, rounds: int) -> list[Row]:
         "torch.compile": _step(fused, torch.compile(fused), tokens, targets),
         "torch.compile, backend shardfuse": _step(regions, torch.compile(regions, backend=backend), tokens, targets),
     }
-    if device.type == "cuda":
-        captured, peer = _own_model(config, device, dtype)[0], plain()
-        steps["shardfuse, in a graph"] = _in_a_graph(_step(captured, captured, tokens, targets))
-        steps["torch.compile, in a graph"] = _in_a_graph(_step(peer, torch.compile(peer), tokens, targets))
     case, rows = f"dim {dim}, {layers} layers, {batch} x {sequence} tokens, {classes} classes", []
     memory = {name: _peak(step, device) for name, step in steps.items()}
     timed = per_call({name: step.run for name, step in steps.items()}, device, rounds)
+    if device.type == "cuda":
+        captured, peer, fused_peer = _own_model(config, device, dtype)[0], plain(), plain()
+        graphs = {
+            OWN: _step(captured, captured, tokens, targets),
+            EAGER: _step(peer, peer, tokens, targets),
+            "torch.compile": _step(fused_peer, torch.compile(fused_peer), tokens, targets),
+        }
+        graphs = {f"{name}, in a graph": _in_a_graph(step) for name, step in graphs.items()}
+        memory |= {name: _peak(step, device) for name, step in graphs.items()}
+        timed |= per_call({name: step.run for name, step in graphs.items()}, device, rounds)
+        steps |= graphs
     wider = torch.float32 if dtype is torch.bfloat16 else torch.float64
     precise = PlainModel(layers, weights, own.rotary, wider).to(device)
     reference = Trained.of(_step(precise, precise, tokens, targets))
@@ -162,7 +169,7 @@ def _in_a_graph(step: Step) -> Step:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         loss = step.run()
 
     def replay() -> torch.Tensor:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
 from .launch import index_of
@@ -30,8 +32,24 @@ class Mailbox:
             stream = torch._C._cuda_getCurrentRawStream(index_of(device))
         found = self._of_stream.get((device, stream))
         if found is None:
-            found = self._of_stream[device, stream] = self._zeros(device)
+            found = self._of_stream[device, stream] = self._kept(device, stream)
         return found
+
+    def _kept(self, device: torch.device, stream: int) -> torch.Tensor:
+        """Made by a thread of its own: torch has this one allocate from a CUDA graph's pool where it warms one up.
+
+        torch.compile refuses a pool that holds what is no result of the graph (mode="reduce-overhead").
+        """
+        if device.type != "cuda":
+            return self._zeros(device)
+
+        def make() -> torch.Tensor:
+            there = torch.cuda.ExternalStream(stream, device) if stream else None
+            with torch.cuda.device(device), torch.cuda.stream(there):
+                return self._zeros(device)
+
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            return thread.submit(make).result()
 
     def _zeros(self, device: torch.device) -> torch.Tensor:
         return torch.zeros(self._words, dtype=torch.int64, device=device)
