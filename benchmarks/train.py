@@ -100,7 +100,8 @@ def _rows(dim: int, device: torch.device, rounds: int) -> list[Row]:
             EAGER: _step(peer, peer, tokens, targets),
             "torch.compile": _step(fused_peer, torch.compile(fused_peer), tokens, targets),
         }
-        graphs = {f"{name}, in a graph": _in_a_graph(step) for name, step in graphs.items()}
+        captured_ones = {f"{name}, in a graph": _captured(name, step) for name, step in graphs.items()}
+        graphs = {name: step for name, step in captured_ones.items() if step is not None}
         memory |= {name: _peak(step, device) for name, step in graphs.items()}
         timed |= per_call({name: step.run for name, step in graphs.items()}, device, rounds)
         steps |= graphs
@@ -157,6 +158,17 @@ class Trained:
     def is_right(self, reference: Trained, allowed: float) -> bool:
         first, wanted = self.losses[0], reference.losses[0]
         return abs(first - wanted) <= ROUNDING * abs(wanted) and self.distance(reference) <= allowed
+
+
+def _captured(name: str, step: Step) -> Step | None:
+    """The step as one CUDA graph; None for a peer that torch does not capture, which is said."""
+    try:
+        return _in_a_graph(step)
+    except RuntimeError as error:
+        if name == OWN:
+            raise
+        print(f"{name} is not captured: {error}", file=sys.stderr)
+        return None
 
 
 def _in_a_graph(step: Step) -> Step:
