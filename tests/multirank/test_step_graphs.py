@@ -75,7 +75,7 @@ def test_a_whole_step(pg) -> None:
     torch.cuda.current_stream().wait_stream(side)
     timer.reset()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         found = step(model, model, tensors)
     assert timer.seconds() == 0, "what is captured has not run"
     for seed in range(3):
