@@ -2,10 +2,14 @@
 
 Every rank runs this.  The model is `examples/lm_model.py`, tensor and sequence parallel over all ranks, in bfloat16;
 the peer is `plain_lm.py`, eager and under ``torch.compile`` with Inductor and with ``backend="shardfuse"``, on the same
-weights; shardfuse's modules are measured as they are and under ``torch.compile`` with Inductor.  Times are of steps
-that follow one another, the slowest rank's, medians over the rounds.  ``loss`` in a note: the largest difference from
-the eager peer's, over the first steps of gradient descent; ``GiB``: the most memory that a step takes beyond what
-stands before it.
+weights; shardfuse's modules are measured as they are and under ``torch.compile`` with Inductor.  *In a graph*: the
+whole step, forward and backward, is one CUDA graph.  Times are of steps that follow one another, the slowest rank's,
+medians over the rounds; ``GiB``: the most memory that a step takes beyond what stands before it.
+
+A step is right where its loss is within one rounding of bfloat16 of the reference's, relatively, and its gradients are
+at most twice as far from the reference's as those of eager torch, by the norm of all of them.  The reference is the
+eager peer in the next wider dtype.  ``loss`` in a note: the largest difference from the reference's over the first
+steps of gradient descent, beside that of eager torch.
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ from shardfuse.compile import backend
 
 from .plain_lm import PlainModel
 from .report import Row
-from .reshard import per_call
+from .reshard import everywhere, per_call
 from .workload import Case
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from lm_model import LanguageModel, ModelConfig, UnshardedLanguageModel
 
-OWN = "shardfuse"
+OWN, EAGER = "shardfuse", "torch, eager"
 ROUNDS = 9
 SHAPES = {
     1024: (8, 2, 1024, 32_000),
@@ -37,10 +41,12 @@ SHAPES = {
     4096: (4, 1, 4096, 128_256),
 }
 """By dim: layers, sequences in a batch, tokens in a sequence, classes."""
-TRAINED = 8
-"""Steps over which losses are compared."""
-SAME = 0.05
-"""How far apart losses may be: both models round activations to bfloat16 at other places."""
+TRAINED, RATE = 8, 0.1
+"""Steps over which losses are compared, and their rate."""
+ROUNDING = 2.0**-8
+"""Of bfloat16, relatively."""
+FARTHER = 2.0
+"""Times as far from the reference as eager torch: each rounds activations at other places."""
 
 
 @dataclass(frozen=True)
@@ -80,22 +86,109 @@ def _rows(dim: int, device: torch.device, rounds: int) -> list[Row]:
     steps = {
         OWN: _step(own, own, tokens, targets),
         "shardfuse, torch.compile": _step(graphed, torch.compile(graphed), tokens, targets),
-        "torch, eager": _step(eager, eager, tokens, targets),
+        EAGER: _step(eager, eager, tokens, targets),
         "torch.compile": _step(fused, torch.compile(fused), tokens, targets),
         "torch.compile, backend shardfuse": _step(regions, torch.compile(regions, backend=backend), tokens, targets),
     }
     case, rows = f"dim {dim}, {layers} layers, {batch} x {sequence} tokens, {classes} classes", []
     memory = {name: _peak(step, device) for name, step in steps.items()}
     timed = per_call({name: step.run for name, step in steps.items()}, device, rounds)
-    losses = {name: _losses(step) for name, step in steps.items()}
-    for name in steps:
-        apart = max(abs(a - b) for a, b in zip(losses[name], losses["torch, eager"], strict=True))
+    if device.type == "cuda":
+        captured, peer, fused_peer = _own_model(config, device, dtype)[0], plain(), plain()
+        graphs = {
+            OWN: _step(captured, captured, tokens, targets),
+            EAGER: _step(peer, peer, tokens, targets),
+            "torch.compile": _step(fused_peer, torch.compile(fused_peer), tokens, targets),
+        }
+        captured_ones = {f"{name}, in a graph": _captured(name, step) for name, step in graphs.items()}
+        graphs = {name: step for name, step in captured_ones.items() if step is not None}
+        memory |= {name: _peak(step, device) for name, step in graphs.items()}
+        timed |= per_call({name: step.run for name, step in graphs.items()}, device, rounds)
+        steps |= graphs
+    wider = torch.float32 if dtype is torch.bfloat16 else torch.float64
+    precise = PlainModel(layers, weights, own.rotary, wider).to(device)
+    reference = Trained.of(_step(precise, precise, tokens, targets))
+    found = {name: Trained.of(step) for name, step in steps.items()}
+    allowed = FARTHER * found[EAGER].distance(reference)
+    for name, trained in found.items():
+        is_right = everywhere(trained.is_right(reference, allowed), device)
         rate = batch * sequence / timed[name][0] * 1e6
-        told = f"{case}; {rate:.0f} tokens/s, {memory[name] / 2**30:.2f} GiB, loss within {apart:.4f}"
-        rows.append(Row("train", f"dim {dim}", name, 0, *timed[name], note="" if apart < SAME else f"WRONG: {told}"))
+        told = (
+            f"{case}; {rate:.0f} tokens/s, {memory[name] / 2**30:.2f} GiB, loss within {trained.apart(reference):.4f} "
+            f"(eager torch {found[EAGER].apart(reference):.4f}), gradients {trained.distance(reference):.2e} apart "
+            f"({allowed:.2e} allowed)"
+        )
+        rows.append(Row("train", f"dim {dim}", name, 0, *timed[name], note="" if is_right else f"WRONG: {told}"))
         if dist.get_rank() == 0:
             print(f"{name}: {told}", file=sys.stderr)
     return rows
+
+
+@dataclass(frozen=True)
+class Trained:
+    """losses: of the first steps of gradient descent.  gradients: of the first, by the plain peer's names."""
+
+    losses: tuple[float, ...]
+    gradients: dict[str, torch.Tensor]
+
+    @staticmethod
+    def of(step: Step) -> Trained:
+        losses = [step.run().item()]
+        gradients = {
+            name.replace(".", "_").removeprefix("blocks_"): getattr(p.grad, "to_local", lambda p=p: p.grad)()
+            .detach()
+            .float()
+            for name, p in step.model.named_parameters()
+        }
+        for _ in range(TRAINED - 1):
+            step.update(RATE)
+            losses.append(step.run().item())
+        return Trained(tuple(losses), gradients)
+
+    def apart(self, other: Trained) -> float:
+        return max(abs(a - b) for a, b in zip(self.losses, other.losses, strict=True))
+
+    def distance(self, other: Trained) -> float:
+        """Relatively, by the norm of all of this rank's gradients."""
+        assert self.gradients.keys() == other.gradients.keys(), "the models have the same parameters"
+        squares = [(self.gradients[n] - g).double().square().sum() for n, g in other.gradients.items()]
+        whole = [g.double().square().sum() for g in other.gradients.values()]
+        return float((torch.stack(squares).sum() / torch.stack(whole).sum()).sqrt())
+
+    def is_right(self, reference: Trained, allowed: float) -> bool:
+        first, wanted = self.losses[0], reference.losses[0]
+        return abs(first - wanted) <= ROUNDING * abs(wanted) and self.distance(reference) <= allowed
+
+
+def _captured(name: str, step: Step) -> Step | None:
+    """The step as one CUDA graph; None for a peer that torch does not capture, which is said."""
+    try:
+        return _in_a_graph(step)
+    except RuntimeError as error:
+        if name == OWN:
+            raise
+        print(f"{name} is not captured: {error}", file=sys.stderr)
+        return None
+
+
+def _in_a_graph(step: Step) -> Step:
+    """The step as one CUDA graph, which has its memory for itself."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step.run()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        loss = step.run()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return loss
+
+    return Step(step.model, replay)
 
 
 def _own_model(
@@ -136,11 +229,3 @@ def _peak(step: Step, device: torch.device) -> int:
     step.run()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated(device) - before
-
-
-def _losses(step: Step) -> list[float]:
-    found: list[float] = []
-    for _ in range(TRAINED):
-        found.append(step.run().item())
-        step.update(0.1)
-    return found

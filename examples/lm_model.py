@@ -7,7 +7,7 @@ the rank's part of the sequence, adds bias and residual, norms, and gathers the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +53,7 @@ class Block(torch.nn.Module):
         self.out = parameter(config.dim, heads, config.head_dim)
         self.gate_up = parameter(2, hidden, config.dim)
         self.down = parameter(config.dim, hidden)
-        self.turn = RotaryEmbedding(config.head_dim)  # of this rank's heads, which needs no other rank
+        self.turn = RotaryEmbedding(config.head_dim, heads_dim=2)  # of this rank's heads, which needs no other rank
         # Weights of matmuls are plain tensors here, this rank's pieces, and optimisers want one kind of them.
         self.swiglu = SwiGLU(config.hidden, bias=True, mesh=mesh, input=Shard(-1), parameters="local")
         self.attention_norm, self.mlp_norm = (
@@ -70,8 +70,11 @@ class Block(torch.nn.Module):
             for _ in range(2)
         )
 
-    def forward(self, x: Tensor, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [batch, sequence, dim], normed; residual: [batch, sequence / ranks, dim] -> those of the next block."""
+    def forward(self, x: Tensor, residual: Tensor, rotary: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """x: [batch, sequence, dim], normed; residual: [batch, sequence / ranks, dim] -> those of the next block.
+
+        rotary: cosines and sines, [sequence, head_dim / 2] each.
+        """
         mixed = attention(x, self.qkv, self.out, lambda q, k: self.turn(q, k, *rotary), linear)
         x, residual = self.attention_norm(mixed, residual)
         gate_and_up = linear(x, self.gate_up.flatten(0, 1))
@@ -99,8 +102,9 @@ class LanguageModel(torch.nn.Module):
         x = functional.embedding(tokens, self.embedding)
         residual = redistribute(x, self.mesh, Replicate(), Shard(1), dtype=self.dtype, timer=self.timer)
         x = self.norm(residual)
+        rotary = self.rotary.unbind(0)
         for block in self.blocks:
-            x, residual = block(x, residual, self.rotary)
+            x, residual = block(x, residual, rotary)
         return self.loss(linear(x, self.head), targets)
 
     @torch.no_grad()
@@ -189,8 +193,9 @@ def attention(
     batch, sequence, _ = x.shape
     _, heads, head_dim, _ = qkv.shape
     projected = linear(x, qkv.flatten(0, 2)).view(batch, sequence, 3, heads, head_dim)
-    q, k, v = projected.permute(2, 0, 3, 1, 4)  # each [batch, heads, sequence, head_dim]
-    mixed = functional.scaled_dot_product_attention(*turn(q, k), v, is_causal=True)
+    q, k, v = projected.unbind(2)  # each [batch, sequence, heads, head_dim]
+    by_heads = [t.transpose(1, 2) for t in (*turn(q, k), v)]
+    mixed = functional.scaled_dot_product_attention(*by_heads, is_causal=True)  # stored as the queries are
     return linear(mixed.transpose(1, 2).flatten(2), out.flatten(1))
 
 
@@ -202,8 +207,8 @@ def rotary_table(config: ModelConfig) -> Tensor:
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Turn the pairs (x[i], x[i + head_dim / 2]) of x [batch, heads, sequence, head_dim]."""
-    cos, sin = rotary.to(x.dtype)
+    """Turn the pairs (x[i], x[i + head_dim / 2]) of x [batch, sequence, heads, head_dim]."""
+    cos, sin = rotary.to(x.dtype)[:, :, None]
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 

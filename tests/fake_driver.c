@@ -88,21 +88,26 @@ int cuGraphLaunch(void *executable, uint64_t stream) { graph_launches++; last_st
 /* NCCL, and the events by which waiting for it is seen. */
 int exchanged_mode, nccl_kind = -1, nccl_type, nccl_operation, nccl_status, recorded, event_status, nccl_calls, ended;
 int record_status, in_progress;
-static int made_events, behind[64]; /* of each event, the collective that it was recorded behind */
-uint64_t nccl_count, nccl_given, nccl_taken, nccl_communicator, nccl_stream;
+int made_events; static int behind[64]; /* of each event, the collective that it was recorded behind */
+uint64_t nccl_addresses[16][2], nccl_count, nccl_given, nccl_taken, nccl_communicator, nccl_stream;
 static int nccl_called(int kind, uint64_t given, uint64_t taken, uint64_t count, int type, int operation, uint64_t c, uint64_t stream) {
     nccl_kind = kind; nccl_given = given; nccl_taken = taken; nccl_count = count; nccl_type = type;
     nccl_operation = operation; nccl_communicator = c; nccl_stream = stream;
+    nccl_addresses[nccl_calls % 16][0] = given; nccl_addresses[nccl_calls % 16][1] = taken;
     nccl_calls++;
     return in_progress ? 7 : nccl_status;
 }
 int ncclAllReduce(uint64_t a, uint64_t b, uint64_t n, int t, int o, uint64_t c, uint64_t s) { return nccl_called(0, a, b, n, t, o, c, s); }
 int ncclAllGather(uint64_t a, uint64_t b, uint64_t n, int t, uint64_t c, uint64_t s) { return nccl_called(1, a, b, n, t, 0, c, s); }
 int ncclReduceScatter(uint64_t a, uint64_t b, uint64_t n, int t, int o, uint64_t c, uint64_t s) { return nccl_called(2, a, b, n, t, o, c, s); }
+/* Of a group, what the last one was handed; and of each, from which address to which. */
+int group_starts, group_ends, group_status;
+int ncclGroupStart(void) { group_starts++; return 0; }
+int ncclGroupEnd(void) { group_ends++; return group_status; }
 const char *ncclGetLastError(void *c) { return "the peer is gone"; }
 const char *ncclGetErrorString(int status) { return "unhandled error"; }
 int ncclCommGetAsyncError(uint64_t c, int *found) { *found = --in_progress > 0 ? 7 : nccl_status; return 0; }
-int cuEventCreate(uint64_t *event, unsigned flags) { *event = 1 + made_events++ % 63; return flags != 2; }
+int cuEventCreate(uint64_t *event, unsigned flags) { *event = 1 + made_events++ % 63; return flags != 2 && flags != 0; }
 int cuEventRecord(uint64_t event, void *stream) {
     recorded++;
     if (!record_status) behind[event] = nccl_calls;
@@ -111,3 +116,5 @@ int cuEventRecord(uint64_t event, void *stream) {
 /* With an event_status, collectives end in order, and so many have. */
 int cuEventQuery(uint64_t event) { return behind[event] <= ended ? 0 : event_status; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { int before = exchanged_mode; exchanged_mode = *mode; *mode = before; return 0; }
+int cuEventSynchronize(uint64_t event) { return event_status; }
+int cuEventElapsedTime(float *found, uint64_t start, uint64_t end) { *found = 1.5f; return 0; }

@@ -76,6 +76,27 @@ FAULTS = (
         "gpu",
     ),
     Fault(
+        "pieces of an inner dim arrive one behind the other",
+        "shardfuse/executor/bound_collectives.py",
+        "Pieces(piece, before, piece, piece * members)",
+        "Pieces(piece, before, piece, piece)",
+        ("tests/test_nccl_calls.py", "-k", "as_they_are_bound"),
+    ),
+    Fault(
+        "what hooks give back for saved tensors is taken as it comes",
+        "shardfuse/nn/fused.py",
+        "self.unsharded, is_known=False)",
+        "self.unsharded, is_known=True)",
+        ("tests/test_repeats.py", "-k", "hooks"),
+    ),
+    Fault(
+        "a program that tuning has let go of runs on",
+        "shardfuse/frontend/repeat.py",
+        "fec.programs is not self._programs or ",
+        "",
+        ("tests/test_repeats.py", "-k", "let_go"),
+    ),
+    Fault(
         "a collective does not wait for the kernels before it",
         "shardfuse/executor/streams.py",
         "        stream.wait_stream(current)\n",

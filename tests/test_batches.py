@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from shardfuse.executor.batches import batch_launches
-from shardfuse.executor.storage import LITTLE
+from shardfuse.executor.chunks import address_chunks
+from shardfuse.executor.storage import LITTLE, freed
 
 
 class Batches:
@@ -66,3 +67,41 @@ def test_whatever_else_runs_stands_between() -> None:
 def test_large_tensors_are_made_one_by_one() -> None:
     assert len(batched(LINES, LITTLE)[1]) == 1
     assert batched(LINES, LITTLE + 1) == (LINES, {})
+
+
+CHUNKED = [
+    "stream = begin()",
+    "T5 = empty((4, 6), (6, 1), float32)",
+    "T6, T7 = chunks_T5(T5)",
+    "kernel_0_0(stream, T0, T6)",
+    "kernel_1_0(stream, T0, T7)",
+]
+
+
+def addressed(lines: list[str], *outputs: str) -> list[str]:
+    """``lines`` with what address_chunks makes of them, where T5 is cut along its second dim."""
+    whole = torch.empty(4, 6, device="meta")
+    meta: dict[Any, torch.Tensor] = {"T5": whole, "T6": whole[:, :3], "T7": whole[:, 3:]}
+    return address_chunks(lines, meta, outputs)
+
+
+def test_chunks_that_kernels_alone_see_are_addresses() -> None:
+    found = addressed(CHUNKED, "T5")
+    assert found == [
+        *CHUNKED[:2],
+        "T5_at = T5.data_ptr()",
+        "T6 = T5_at + 0",
+        "T7 = T5_at + 12",
+        *CHUNKED[3:],
+    ]
+    lines, _ = batched(found)
+    assert lines[-1] == "batch_of_kernel_0_0(stream, T0, T6, T0, T7)", "and their kernels are one launch"
+    assert freed(found, ["T5"])[-1] == "del T7"
+
+
+def test_chunks_that_others_see_are_views() -> None:
+    for other in ("T8 = torch_2(T6)", "collective_2(queue, T6, T8)", "wait(done_0, T7)"):
+        lines = [*CHUNKED, other]
+        assert addressed(lines, "T5") == lines
+    assert addressed(CHUNKED) == CHUNKED, "its memory would be free before the kernels run"
+    assert addressed([*CHUNKED, "T8 = torch_2(T5)"]) != [*CHUNKED, "T8 = torch_2(T5)"]

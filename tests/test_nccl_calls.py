@@ -13,7 +13,7 @@ import torch
 from test_driver import COMPILER, Fake
 from torch.distributed import HashStore
 
-from shardfuse.executor import channels
+from shardfuse.executor import bound_collectives, channels
 from shardfuse.mesh import process
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
@@ -30,6 +30,12 @@ class FakeNccl(Fake):
     def number(self, name: str) -> int:
         return ctypes.c_uint64.in_dll(self.symbols, name).value
 
+    def addresses(self, count: int) -> list[tuple[int, int]]:
+        """From where to where the last calls went."""
+        table, calls = (ctypes.c_uint64 * 32).in_dll(self.symbols, "nccl_addresses"), self["nccl_calls"]
+        places = [k % 16 for k in range(calls - count, calls)]
+        return [(table[2 * k], table[2 * k + 1]) for k in places]
+
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> FakeNccl:
@@ -39,7 +45,17 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> FakeNccl:
 @pytest.fixture
 def fake(compiled: FakeNccl) -> FakeNccl:
     """The same library for all tests, in which nothing fails and all that was issued has ended."""
-    for name in ("nccl_status", "event_status", "record_status", "in_progress", "capturing", "recorded"):
+    for name in (
+        "nccl_status",
+        "event_status",
+        "record_status",
+        "in_progress",
+        "capturing",
+        "recorded",
+        "group_starts",
+        "group_ends",
+        "group_status",
+    ):
         compiled[name] = 0
     return compiled
 
@@ -57,6 +73,65 @@ def test_what_is_handed_over(fake: FakeNccl, kind: int) -> None:
     assert (fake.number("nccl_communicator"), fake.number("nccl_stream")) == (99, 5)
     assert fake.driver.issued(99) == before + 1
     assert fake.driver.issued(98) == 0
+
+
+def test_pieces_of_an_inner_dim_are_one_group(fake: FakeNccl) -> None:
+    """[3, 4 of 8, 5]: each piece from where it is to where it belongs, and one event behind all of them."""
+    run = fake.driver.collective(1, 94, 20, 7, 0, 3, 20 * 4, 40 * 4)
+    given, taken = torch.zeros(3, 4, 5), torch.zeros(3, 8, 5)
+    before = fake.driver.issued(94)
+    run(5, given, taken)
+    here, there = given.data_ptr(), taken.data_ptr()
+    assert fake.addresses(3) == [(here + 80 * k, there + 160 * k) for k in range(3)]
+    assert (fake["group_starts"], fake["group_ends"]) == (1, 1)
+    assert fake["recorded"] == 1
+    assert fake.driver.issued(94) == before + 1, "torch counts a group as one too"
+    run(5, here, there)  # a kernel's tensor may be no more than an address
+    assert fake.addresses(3) == [(here + 80 * k, there + 160 * k) for k in range(3)]
+
+
+def test_pieces_as_they_are_bound(fake: FakeNccl) -> None:
+    """[3, 8, 5] over two members, each with four of the eight."""
+    channel = channels.NcclChannel(fake.driver, 87, torch.float32, None)
+    team, part, whole = cast(Any, SimpleNamespace(size=2)), torch.zeros(3, 4, 5), torch.zeros(3, 8, 5)
+    gather = bound_collectives.all_gather(1, team, whole.shape)(channel)
+    scatter = bound_collectives.reduce_scatter(1, team, part.shape, torch.float32)(channel)
+    at_part, at_whole = ([t.data_ptr() + k * t[0].nbytes for k in range(3)] for t in (part, whole))
+    gather(5, part, whole)
+    assert (fake["nccl_kind"], fake.number("nccl_count")) == (1, 20)
+    assert fake.addresses(3) == list(zip(at_part, at_whole, strict=True))
+    scatter(5, whole, part)
+    assert (fake["nccl_kind"], fake.number("nccl_count")) == (2, 20)
+    assert fake.addresses(3) == list(zip(at_whole, at_part, strict=True))
+
+
+def test_collectives_of_one_group(fake: FakeNccl) -> None:
+    first, second = fake.driver.collective(0, 93, 4, 7, 0), fake.driver.collective(0, 93, 6, 7, 0)
+    run = fake.driver.group((first, second))
+    tensors = [torch.zeros(n) for n in (4, 4, 6, 6)]
+    run(5, *tensors)
+    pointers = [t.data_ptr() for t in tensors]
+    assert fake.addresses(2) == [(pointers[0], pointers[1]), (pointers[2], pointers[3])]
+    assert (fake["group_starts"], fake["group_ends"], fake["recorded"]) == (1, 1, 1)
+    with pytest.raises(TypeError, match="takes 5 arguments, not 3"):
+        run(5, *tensors[:2])
+    for others in ((first, fake.driver.collective(0, 89, 6, 7, 0)), (first, len)):
+        with pytest.raises(TypeError, match="is no collective of this communicator"):
+            fake.driver.group(others)
+    with pytest.raises(TypeError, match="a tuple of collectives"):
+        fake.driver.group(())
+
+
+def test_a_group_that_fails_is_ended(fake: FakeNccl) -> None:
+    run = fake.driver.collective(1, 88, 20, 7, 0, 3, 80, 160)
+    x = torch.zeros(3, 8, 5)
+    fake["nccl_status"] = 3
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        run(0, x, x)
+    assert (fake["group_starts"], fake["group_ends"]) == (1, 1)
+    fake["nccl_status"], fake["group_status"] = 0, 3
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        run(0, x, x)
 
 
 def test_an_error_is_raised_with_its_words(fake: FakeNccl) -> None:
@@ -162,11 +237,11 @@ def test_a_group_begins_to_count_once(fake: FakeNccl, monkeypatch: pytest.Monkey
     """Each collective of a group is bound by itself; the next group may have a communicator at the same address."""
     monkeypatch.setattr(channels, "_found", [fake.driver])
     monkeypatch.setattr(channels, "is_watched", lambda: True)
-    x, device = torch.zeros(1), torch.device("cuda", 0)
+    x = torch.zeros(1)
     for _ in range(2):
         group = cast(Any, HashStore())  # anything that is counted for
         for k in range(2):
-            channel = channels.nccl_channel(group, Communicating(90), device, torch.float32)
+            channel = channels.nccl_channel(group, Communicating(90), torch.float32)
             assert channel is not None
             assert fake.driver.issued(90) == k
             fake.driver.collective(0, 90, 1, 7, 0)(0, x, x)
@@ -192,8 +267,8 @@ def test_what_is_called_by_torch(
     monkeypatch.setattr(channels, "_found", [fake.driver])
     monkeypatch.setattr(process, "own_watchdog", lambda: object() if is_watched else None)
     monkeypatch.setattr(channels, "own_watchdog", process.own_watchdog)
-    backend, device = Communicating(91, blocking), torch.device("cuda", 0)
-    found = channels.nccl_channel(cast(Any, HashStore()), backend, device, torch.float32)
+    backend = Communicating(91, blocking)
+    found = channels.nccl_channel(cast(Any, HashStore()), backend, torch.float32)
     assert (found is not None) == takes
 
 

@@ -81,7 +81,12 @@ def test_what_the_wheel_holds(wheel: Path) -> None:
         if path.suffix in (".py", ".c", ".typed")
     }
     assert {name for name in names if ".dist-info/" not in name} == sources
-    assert {"shardfuse/py.typed", "shardfuse/executor/driver.c", "shardfuse/executor/nccl.c"} <= sources
+    assert {
+        "shardfuse/py.typed",
+        "shardfuse/executor/driver.c",
+        "shardfuse/executor/nccl.c",
+        "shardfuse/executor/clock.c",
+    } <= sources
     assert wheel.name == f"shardfuse-{shardfuse.__version__}-py3-none-any.whl"
     assert f"\nVersion: {shardfuse.__version__}\n" in told["METADATA"]
     assert "\nRequires-Python: <3.13,>=3.11\n" in told["METADATA"]

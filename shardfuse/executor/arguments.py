@@ -31,7 +31,9 @@ _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _functorch: Any = _core._functorch
 _Uninitialized: Any = cast(Any, parameter).UninitializedTensorMixin
 _forward_mode: Any = torch.autograd.forward_ad
+set_grad_enabled: Callable[[bool], None] = _core._set_grad_enabled
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, complex))
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -62,9 +64,19 @@ def are_plain(arguments: Sequence[Argument]) -> bool:
     Asked in every call.
     """
     for a in arguments:
-        if type(a) not in _PLAIN or (isinstance(a, torch.Tensor) and (a.is_neg() or a.is_conj())):
+        kind = type(a)
+        if kind in _TENSORS:
+            tensor: Any = a
+            if tensor.is_neg() or tensor.is_conj():
+                return False
+        elif kind not in _PLAIN:
             return False
     return _functorch.peek_interpreter_stack() is None
+
+
+def is_dual() -> bool:
+    """Is forward-mode autograd at work?"""
+    return _forward_mode._current_level >= 0
 
 
 def received_one(k: int, name: str, argument: Argument) -> Argument:
@@ -111,7 +123,7 @@ class without_graph:  # noqa: N801 - used as a statement
         self.fusion = fusion
         self.arguments = arguments
         self.is_enabled = torch.is_grad_enabled()
-        self.is_dual: bool = _forward_mode._current_level >= 0
+        self.is_dual = is_dual()
 
     def __enter__(self) -> None:
         if self.is_dual:

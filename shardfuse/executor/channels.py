@@ -13,8 +13,10 @@ within the process group's timeout.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,11 +29,11 @@ from ..mesh.gpu_waits import watch_waits
 from ..mesh.groups import count_too
 from ..mesh.process import own_watchdog
 from .driver import LIBRARY, Driver, open_driver
-from .launch import index_of
 from .rank_reduction import Reduction
 
-Issue = Callable[[Tensor, Tensor], None]
-"""``issue(given, taken)``: both contiguous; the current stream is behind it when it returns, or the GPU's work is."""
+Issue = Callable[..., None]
+"""``issue(queue, given, taken, ...)``: tensors that are contiguous, two for each collective; queue: the handle of the
+current stream, which is behind it when it returns."""
 Backend = Any  # torch leaves its backends untyped
 
 _OPERATIONS: dict[Reduction, tuple[dist.ReduceOp.RedOpType, int]] = {
@@ -50,6 +52,25 @@ _ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER = range(3)
 _LIBRARY = "libnccl.so.2"
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """One collective, or as many as there are rows of an inner dim, in one group: no copy puts those in order.
+
+    count: elements of each, as NCCL counts them.  given, taken: of both tensors the elements from one to the next.
+    """
+
+    count: int
+    pieces: int = 1
+    given: int = 0
+    taken: int = 0
+
+    def of(self, given: Tensor, taken: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The tensors of each collective, flat."""
+        if self.pieces == 1:
+            return [(given.view(-1), taken.view(-1))]
+        return list(zip(given.view(self.pieces, -1).unbind(0), taken.view(self.pieces, -1).unbind(0), strict=True))
+
+
 class Channel(Protocol):
     """Collectives of a process group on tensors of one dtype, each laid out for so many elements."""
 
@@ -57,16 +78,20 @@ class Channel(Protocol):
         """``taken``, of ``count`` elements as ``given``, and maybe that, is the reduction of every member's."""
         ...
 
-    def all_gather(self, count: int) -> Issue:
+    def all_gather(self, pieces: Pieces) -> Issue:
         """``taken`` is every member's ``given``, of ``count`` elements, one behind the other."""
         ...
 
-    def reduce_scatter(self, op: Reduction, count: int) -> Issue:
+    def reduce_scatter(self, op: Reduction, pieces: Pieces) -> Issue:
         """``taken``, of ``count`` elements, is this member's part of the reduction of every member's ``given``."""
         ...
 
     def all_to_all(self) -> Issue:
         """``taken`` is this member's part of every member's ``given``."""
+        ...
+
+    def group(self, issues: Sequence[Issue]) -> Issue:
+        """Several of them as one."""
         ...
 
 
@@ -75,63 +100,105 @@ class BackendChannel:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._is_grouping = False
 
     def all_reduce(self, op: Reduction, count: int) -> Issue:
         run, options = self._backend.allreduce, _reducing(c10d.AllreduceOptions(), op)
 
-        def issue(given: Tensor, taken: Tensor) -> None:
+        def issue(queue: int, given: Tensor, taken: Tensor) -> None:
             if taken is not given:
-                taken.copy_(given)
-            _ended(run([taken], options))
+                taken.view(-1).copy_(given.view(-1))
+            self._ended(run([taken], options))
 
         return issue
 
-    def all_gather(self, count: int) -> Issue:
+    def all_gather(self, pieces: Pieces) -> Issue:
         run, options = self._backend._allgather_base, c10d.AllgatherOptions()
         options.asyncOp = False
-        return lambda given, taken: _ended(run(taken.view(-1), given.view(-1), options))
+        return self._by_pieces(pieces, lambda given, taken: run(taken, given, options))
 
-    def reduce_scatter(self, op: Reduction, count: int) -> Issue:
+    def reduce_scatter(self, op: Reduction, pieces: Pieces) -> Issue:
         run, options = self._backend._reduce_scatter_base, _reducing(c10d.ReduceScatterOptions(), op)
-        return lambda given, taken: _ended(run(taken.view(-1), given.view(-1), options))
+        return self._by_pieces(pieces, lambda given, taken: run(taken, given, options))
+
+    def _by_pieces(self, pieces: Pieces, run: Callable[[Tensor, Tensor], Any]) -> Issue:
+        def issue(queue: int, given: Tensor, taken: Tensor) -> None:
+            with self._grouped(pieces.pieces):
+                for one in pieces.of(given, taken):
+                    self._ended(run(*one))
+
+        return issue
 
     def all_to_all(self) -> Issue:
         run, options = self._backend.alltoall_base, c10d.AllToAllOptions()
         options.asyncOp = False
         even: list[int] = []
-        return lambda given, taken: _ended(run(taken, given, even, even, options))
+
+        def issue(queue: int, given: Tensor, taken: Tensor) -> None:
+            self._ended(run(taken, given, even, even, options))
+
+        return issue
+
+    def group(self, issues: Sequence[Issue]) -> Issue:
+        def issue(queue: int, *tensors: Tensor) -> None:
+            with self._grouped(len(issues)):
+                for k, one in enumerate(issues):
+                    one(queue, tensors[2 * k], tensors[2 * k + 1])
+
+        return issue
+
+    @contextmanager
+    def _grouped(self, collectives: int) -> Generator[None]:
+        """What NCCL takes as a group it lays out otherwise than one by one: ranks have to do the same."""
+        if collectives == 1 or self._is_grouping or not self._backend.supports_coalescing:
+            yield
+            return
+        self._is_grouping = True
+        self._backend._start_coalescing()
+        try:
+            yield
+        finally:
+            self._is_grouping = False
+            work = self._backend._end_coalescing()
+        self._ended(work)
+
+    def _ended(self, work: Any) -> None:
+        """A backend that does not order the current stream behind its collective by itself gives something to wait for.
+
+        Of a group that is the group's end.
+        """
+        if work is not None and not self._is_grouping:
+            work.wait()
 
 
 class NcclChannel:
     """By NCCL's functions on a backend's communicator; what they do not have in all versions, by the backend."""
 
-    def __init__(
-        self, driver: Driver, communicator: int, device: torch.device, dtype: torch.dtype, backend: Backend
-    ) -> None:
+    def __init__(self, driver: Driver, communicator: int, dtype: torch.dtype, backend: Backend) -> None:
         self._driver, self._communicator, self._dtype, self._backend = driver, communicator, dtype, backend
-        self._index = index_of(device)
 
     def all_reduce(self, op: Reduction, count: int) -> Issue:
-        return self._issue(_ALL_REDUCE, count, op)
+        return self._issue(_ALL_REDUCE, Pieces(count), op)
 
-    def all_gather(self, count: int) -> Issue:
-        return self._issue(_ALL_GATHER, count)
+    def all_gather(self, pieces: Pieces) -> Issue:
+        return self._issue(_ALL_GATHER, pieces)
 
-    def reduce_scatter(self, op: Reduction, count: int) -> Issue:
-        return self._issue(_REDUCE_SCATTER, count, op)
+    def reduce_scatter(self, op: Reduction, pieces: Pieces) -> Issue:
+        return self._issue(_REDUCE_SCATTER, pieces, op)
 
     def all_to_all(self) -> Issue:
         return BackendChannel(self._backend).all_to_all()
 
-    def _issue(self, kind: int, count: int, op: Reduction = "sum") -> Issue:
-        run = self._driver.collective(kind, self._communicator, count, _DTYPES[self._dtype], _OPERATIONS[op][1])
-        stream, index = cast("Callable[[int], int]", torch._C._cuda_getCurrentRawStream), self._index
-        return lambda given, taken: run(stream(index), given, taken)
+    def group(self, issues: Sequence[Issue]) -> Issue:
+        return self._driver.group(tuple(issues))
+
+    def _issue(self, kind: int, p: Pieces, op: Reduction = "sum") -> Issue:
+        size, numbers = self._dtype.itemsize, (_DTYPES[self._dtype], _OPERATIONS[op][1])
+        steps = (p.given * size, p.taken * size)
+        return self._driver.collective(kind, self._communicator, p.count, *numbers, p.pieces, *steps)
 
 
-def nccl_channel(
-    group: dist.ProcessGroup, backend: Backend, device: torch.device, dtype: torch.dtype
-) -> NcclChannel | None:
+def nccl_channel(group: dist.ProcessGroup, backend: Backend, dtype: torch.dtype) -> NcclChannel | None:
     """NCCL's functions on the communicator that the backend has made; ``None`` where they cannot be called."""
     pointer = getattr(backend, "_comm_ptr", None)
     driver = _nccl() if pointer is not None and is_watched() and _is_blocking(backend) else None
@@ -144,7 +211,7 @@ def nccl_channel(
         driver.begin_counting(communicator)
         _counted[group] = communicator
         count_too(group, lambda: driver.issued(communicator))
-    return NcclChannel(driver, communicator, device, dtype, backend)
+    return NcclChannel(driver, communicator, dtype, backend)
 
 
 def is_watched() -> bool:
@@ -182,9 +249,3 @@ def _reducing(options: Any, op: Reduction) -> Any:
     options.reduceOp = _OPERATIONS[op][0]
     options.asyncOp = False
     return options
-
-
-def _ended(work: Any) -> None:
-    """A backend that does not order the current stream behind its collective by itself gives something to wait for."""
-    if work is not None:
-        work.wait()

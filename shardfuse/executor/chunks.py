@@ -5,6 +5,7 @@ A product whose partial sums an all-reduce makes such a chunk of is written ther
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,39 @@ def _summand(segment: Segment, maker: Mapping[BoundTensor, Segment]) -> BoundTen
     by = maker.get(source)
     is_product = by is not None and len(by.exprs) == 1 and _product(by.exprs[0]) is not None
     return source if is_product and axes == tuple(range(len(axes))) and source.dtype is expr.output.dtype else None
+
+
+_CUT = re.compile(r"(?P<parts>.*) = chunks_(?P<whole>\w+)\(\w+\)")
+
+
+def address_chunks(lines: Sequence[str], meta: Mapping[BoundTensor, torch.Tensor], outputs: Sequence[str]) -> list[str]:
+    """``lines`` of a program with addresses for chunks that nobody but kernels sees, in place of views.
+
+    T6, T7 = chunks_T5(T5)
+
+    T5_at = T5.data_ptr()
+    T6 = T5_at + 0
+    T7 = T5_at + 128
+
+    meta: layouts, those of chunks within their whole.  outputs: what the program returns, which lives on.
+    """
+    by_name, out = {str(t): x for t, x in meta.items()}, list[str]()
+    for k, line in enumerate(lines):
+        found = _CUT.fullmatch(line)
+        parts = found["parts"].split(", ") if found is not None else []
+        used = [[n for n in range(k + 1, len(lines)) if re.search(rf"\b{p}\b", lines[n])] for p in parts]
+        last = max((n for at in used for n in at), default=-1)
+        is_kept = found is not None and (
+            found["whole"] in outputs or any(re.search(rf"\b{found['whole']}\b", x) for x in lines[last + 1 :])
+        )
+        if found is None or not is_kept or not all(lines[n].startswith("kernel_") for at in used for n in at):
+            out.append(line)
+            continue
+        out.append(f"{found['whole']}_at = {found['whole']}.data_ptr()")
+        for part in parts:
+            x = by_name[part]
+            out.append(f"{part} = {found['whole']}_at + {int(x.storage_offset()) * x.element_size()}")
+    return out
 
 
 def in_place(

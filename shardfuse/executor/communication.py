@@ -67,13 +67,18 @@ def all_reduce(x: Tensor, op: Reduction, team: Team, *, in_place: bool = False) 
         out = x.detach() if in_place and x.is_contiguous() else _own(x)
         _c10d.all_reduce(out, _NCCL_OPS[op], group)
         return out
-    one_step = team.size == 2 or (team.size - 2) * x.numel() * x.element_size() <= ONE_STEP_BYTES
+    one_step = is_one_step(x.numel() * x.element_size(), team.size)
     if not one_step and op == "sum" and x.numel() % team.size == 0 and nccl.takes(x, team, group):
         return nccl.all_reduce(x.detach().contiguous(), team.size, group)
     if one_step:
         return reduce_members(team.in_order(_gather_flat(x, x.numel(), team)), op).reshape(x.shape)
     sizes = chunk_sizes(x.numel(), team.size)
     return all_gather(reduce_scatter(x.reshape(-1), 0, op, team, sizes), 0, team, sizes).reshape(x.shape)
+
+
+def is_one_step(size: int, members: int) -> bool:
+    """Do members of so many bytes gather all and reduce that, rather than reduce a piece each and gather the pieces?"""
+    return members == 2 or (members - 2) * size <= ONE_STEP_BYTES
 
 
 def all_gather(x: Tensor, dim: int, team: Team, sizes: Sequence[int] | None = None) -> Tensor:

@@ -413,11 +413,11 @@ static PyMethodDef methods[] = {
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "driver", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
-extern PyMethodDef nccl_methods[]; /* nccl.c */
+extern PyMethodDef nccl_methods[], clock_methods[]; /* nccl.c, clock.c */
 
 PyMODINIT_FUNC PyInit_driver(void) {
     data_ptr = PyUnicode_InternFromString("data_ptr");
     PyObject *made = data_ptr ? PyModule_Create(&definition) : NULL;
-    if (made && PyModule_AddFunctions(made, nccl_methods)) Py_CLEAR(made);
+    if (made && (PyModule_AddFunctions(made, nccl_methods) || PyModule_AddFunctions(made, clock_methods))) Py_CLEAR(made);
     return made;
 }

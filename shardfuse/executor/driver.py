@@ -1,4 +1,4 @@
-"""``driver.c`` and ``nccl.c`` as a module: made by the machine's C compiler, which Triton asks for too.
+"""``driver.c``, ``nccl.c`` and ``clock.c`` as a module: made by the machine's C compiler, which Triton asks for too.
 
 It is kept where kernels are.
 What is loaded are the bytes that were verified, from memory: not a file that could be another, or shorter, by then.
@@ -26,7 +26,7 @@ from ..config import read_c_compiler
 from ..secure_files import read_sealed, write_sealed
 
 LIBRARY = "libcuda.so.1"
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("driver.c", "nccl.c"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("driver.c", "nccl.c", "clock.c"))
 
 
 class Driver(Protocol):
@@ -70,12 +70,37 @@ class Driver(Protocol):
         ...
 
     def collective(
-        self, kind: int, communicator: int, count: int, dtype: int, operation: int
-    ) -> Callable[[int, torch.Tensor, torch.Tensor], None]:
+        self, kind: int, communicator: int, count: int, dtype: int, operation: int,
+        pieces: int = 1, given_step: int = 0, taken_step: int = 0,
+    ) -> Callable[[int, torch.Tensor, torch.Tensor], None]:  # fmt: skip
         """``run(stream, given, taken)``: an asynchronous collective of ``count`` elements, as NCCL counts them.
 
-        kind: 0 all-reduce, 1 all-gather, 2 reduce-scatter.  dtype, operation: NCCL's numbers.
+        kind: 0 all-reduce, 1 all-gather, 2 reduce-scatter.  dtype, operation: NCCL's numbers.  pieces: so many
+        collectives, each of ``count``, in one group, their tensors so many bytes behind those of the one before.
         """
+        ...
+
+    def group(self, collectives: tuple[Callable[..., None], ...]) -> Callable[..., None]:
+        """``run(stream, given, taken, given, taken, ...)``: collectives of one communicator in one group of NCCL's.
+
+        Raises ``TypeError`` for what is none.
+        """
+        ...
+
+    def connect_clock(self, library: str) -> None:
+        """Use the CUDA driver ``library`` for spans.  Raises ``OSError``."""
+        ...
+
+    def begin_span(self, device: int, stream: int) -> object | None:
+        """A span of time that begins on the stream now; ``None`` in a graph that is being captured."""
+        ...
+
+    def end_span(self, span: object, stream: int) -> None:
+        """Have it end where the stream is now."""
+        ...
+
+    def length_of_span(self, span: object) -> float:
+        """Its milliseconds, for whose end is waited."""
         ...
 
     def begin_counting(self, communicator: int) -> None:

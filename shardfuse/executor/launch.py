@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,13 @@ def begin_on(device: torch.device) -> Begin:
         return None if knobs is not None and _is_hooked(knobs.runtime) else current_stream(index)
 
     return begin
+
+
+def queue_on(device: torch.device) -> Callable[[], int]:
+    """``queue()``: the handle of the current stream, to which collectives go, whatever hooks launches; 0 on a CPU."""
+    if device.type != "cuda":
+        return int
+    return partial(cast(Callable[[int], int], torch._C._cuda_getCurrentRawStream), index_of(device))
 
 
 def index_of(device: torch.device) -> int:

@@ -23,6 +23,8 @@ static struct {
     int (*ncclAllReduce)(const void *, void *, size_t, int, int, void *, void *);
     int (*ncclAllGather)(const void *, void *, size_t, int, void *, void *);
     int (*ncclReduceScatter)(const void *, void *, size_t, int, int, void *, void *);
+    int (*ncclGroupStart)(void);
+    int (*ncclGroupEnd)(void);
     int (*ncclCommGetAsyncError)(void *, int *);
     const char *(*ncclGetLastError)(void *);
     const char *(*ncclGetErrorString)(int);
@@ -52,16 +54,26 @@ typedef struct Known {
     struct Known *next;
 } Known;
 
+/* ``pieces`` collectives of equal size in one group, each so many bytes behind the one before: what lies along an inner
+   dim is sent from where it lies. */
 typedef struct {
     int kind, type, operation;
-    size_t count; /* elements, as NCCL has it of this kind */
+    size_t count; /* elements of a piece, as NCCL has it of this kind */
+    Py_ssize_t pieces, given_step, taken_step;
     Known *known;
 } Collective;
+
+/* Collectives of one communicator in one group. */
+typedef struct {
+    Py_ssize_t count;
+    const Collective **collectives;
+    PyObject *functions; /* a tuple, which keeps them */
+} Group;
 
 static Known *all;
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 static PyObject *data_ptr;
-static const char COLLECTIVE[] = "collective";
+static const char COLLECTIVE[] = "collective", GROUP[] = "group";
 
 static double now(void) {
     struct timespec t;
@@ -80,6 +92,7 @@ static PyObject *connect_nccl(PyObject *module, PyObject *arguments) {
     if (!(*(void **)&table.function = dlsym(library, #function)))                                            \
         return PyErr_Format(PyExc_OSError, "no " #function " is in %s", name);
     TAKE(handle, nccl, ncclAllReduce) TAKE(handle, nccl, ncclAllGather) TAKE(handle, nccl, ncclReduceScatter)
+    TAKE(handle, nccl, ncclGroupStart) TAKE(handle, nccl, ncclGroupEnd)
     TAKE(handle, nccl, ncclCommGetAsyncError) TAKE(handle, nccl, ncclGetLastError) TAKE(handle, nccl, ncclGetErrorString)
     TAKE(cuda, events, cuEventCreate) TAKE(cuda, events, cuEventRecord) TAKE(cuda, events, cuEventQuery)
     TAKE(cuda, events, cuStreamIsCapturing) TAKE(cuda, events, cuThreadExchangeStreamCaptureMode)
@@ -97,7 +110,7 @@ static Known *known_of(void *communicator) {
     return all = made;
 }
 
-static int issue(const Collective *c, void *given, void *taken, void *stream) {
+static int issue_one(const Collective *c, void *given, void *taken, void *stream) {
     void *communicator = c->known->communicator;
     switch (c->kind) {
     case ALL_REDUCE:
@@ -107,6 +120,22 @@ static int issue(const Collective *c, void *given, void *taken, void *stream) {
     default:
         return nccl.ncclReduceScatter(given, taken, c->count, c->type, c->operation, communicator, stream);
     }
+}
+
+/* All of them: NCCL makes one launch of a group.  One alone needs none. */
+static int issue(const Collective *const *all_of, Py_ssize_t count, void *const *addresses, void *stream) {
+    if (count == 1 && all_of[0]->pieces == 1) return issue_one(all_of[0], addresses[0], addresses[1], stream);
+    int status = nccl.ncclGroupStart(), ended;
+    if (status) return status;
+    for (Py_ssize_t k = 0; k < count && !status; k++) {
+        const Collective *c = all_of[k];
+        char *given = addresses[2 * k], *taken = addresses[2 * k + 1];
+        for (Py_ssize_t n = 0; n < c->pieces && !status; n++, given += c->given_step, taken += c->taken_step)
+            status = issue_one(c, given, taken, stream);
+        if (status == IN_PROGRESS) status = 0; /* of a group, its end tells */
+    }
+    ended = nccl.ncclGroupEnd();
+    return status ? status : ended;
 }
 
 /* A communicator that does not block takes nothing else until it has done what it was given. */
@@ -140,44 +169,59 @@ static void mark(Known *k, void *stream) {
 }
 
 static void *address(PyObject *tensor) {
+    if (PyLong_CheckExact(tensor)) return PyLong_AsVoidPtr(tensor);
     PyObject *found = PyObject_CallMethodNoArgs(tensor, data_ptr);
     void *pointer = found ? PyLong_AsVoidPtr(found) : NULL;
     Py_XDECREF(found);
     return pointer;
 }
 
-static PyObject *call(PyObject *self, PyObject *const *given, Py_ssize_t count) {
-    const Collective *c = PyCapsule_GetPointer(self, COLLECTIVE);
-    if (!c) return NULL;
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "a collective takes 3 arguments, not %zd", count);
-    void *stream = PyLong_AsVoidPtr(given[0]), *from = address(given[1]), *to = address(given[2]);
+static PyObject *run(const Collective *const *all_of, Py_ssize_t collectives, PyObject *const *given, Py_ssize_t count) {
+    if (count != 1 + 2 * collectives)
+        return PyErr_Format(PyExc_TypeError, "a collective takes %zd arguments, not %zd", 1 + 2 * collectives, count);
+    void *stream = PyLong_AsVoidPtr(given[0]), *addresses[2 * collectives];
+    for (Py_ssize_t k = 0; k < 2 * collectives && !PyErr_Occurred(); k++) addresses[k] = address(given[1 + k]);
     if (PyErr_Occurred()) return NULL;
+    Known *known = all_of[0]->known;
     int status;
     Py_BEGIN_ALLOW_THREADS;
     pthread_mutex_lock(&one_at_a_time);
-    c->known->entering = now();
-    status = settled(issue(c, from, to, stream), c->known->communicator);
-    c->known->entering = 0;
-    mark(c->known, stream);
+    known->entering = now();
+    status = settled(issue(all_of, collectives, addresses, stream), known->communicator);
+    known->entering = 0;
+    mark(known, stream);
     pthread_mutex_unlock(&one_at_a_time);
     Py_END_ALLOW_THREADS;
     if (status)
         return PyErr_Format(PyExc_RuntimeError, "%s: %s", nccl.ncclGetErrorString(status),
-                            nccl.ncclGetLastError(c->known->communicator));
+                            nccl.ncclGetLastError(known->communicator));
     Py_RETURN_NONE;
+}
+
+static PyObject *call(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    const Collective *c = PyCapsule_GetPointer(self, COLLECTIVE);
+    return c ? run(&c, 1, given, count) : NULL;
+}
+
+static PyObject *call_group(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    const Group *g = PyCapsule_GetPointer(self, GROUP);
+    return g ? run(g->collectives, g->count, given, count) : NULL;
 }
 
 static void release(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, COLLECTIVE)); }
 
 static PyMethodDef call_method = {"collective", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL};
 
+static PyMethodDef group_method = {"group", (PyCFunction)(void (*)(void))call_group, METH_FASTCALL, NULL};
+
 static PyObject *collective(PyObject *module, PyObject *arguments) {
     unsigned long long communicator;
     Py_ssize_t count;
-    Collective made;
-    if (!PyArg_ParseTuple(arguments, "iKnii", &made.kind, &communicator, &count, &made.type, &made.operation))
+    Collective made = {.pieces = 1};
+    if (!PyArg_ParseTuple(arguments, "iKnii|nnn", &made.kind, &communicator, &count, &made.type, &made.operation,
+                          &made.pieces, &made.given_step, &made.taken_step))
         return NULL;
-    if (made.kind < 0 || made.kind >= KINDS || count < 1)
+    if (made.kind < 0 || made.kind >= KINDS || count < 1 || made.pieces < 1)
         return PyErr_Format(PyExc_ValueError, "no collective %d of %zd elements", made.kind, count);
     made.count = (size_t)count;
     made.known = known_of((void *)(uintptr_t)communicator);
@@ -191,6 +235,40 @@ static PyObject *collective(PyObject *module, PyObject *arguments) {
     PyObject *function = PyCFunction_New(&call_method, capsule);
     Py_DECREF(capsule);
     return function;
+}
+
+static void release_group(PyObject *capsule) {
+    Group *g = PyCapsule_GetPointer(capsule, GROUP);
+    Py_XDECREF(g->functions);
+    free(g->collectives);
+    free(g);
+}
+
+static PyObject *group(PyObject *module, PyObject *functions) {
+    if (!PyTuple_Check(functions) || !PyTuple_GET_SIZE(functions))
+        return PyErr_Format(PyExc_TypeError, "a tuple of collectives");
+    Group *g = calloc(1, sizeof *g);
+    PyObject *capsule = g ? PyCapsule_New(g, GROUP, release_group) : NULL;
+    if (!capsule) {
+        free(g);
+        return PyErr_NoMemory();
+    }
+    g->functions = Py_NewRef(functions);
+    g->count = PyTuple_GET_SIZE(functions);
+    g->collectives = calloc((size_t)g->count, sizeof *g->collectives);
+    for (Py_ssize_t k = 0; g->collectives && k < g->count; k++) {
+        PyObject *function = PyTuple_GET_ITEM(functions, k);
+        PyObject *self = PyCFunction_Check(function) ? PyCFunction_GetSelf(function) : NULL;
+        const Collective *c = self && PyCapsule_IsValid(self, COLLECTIVE) ? PyCapsule_GetPointer(self, COLLECTIVE) : NULL;
+        if (!c || (k && c->known != g->collectives[0]->known)) {
+            Py_DECREF(capsule);
+            return PyErr_Format(PyExc_TypeError, "%R is no collective of this communicator", function);
+        }
+        g->collectives[k] = c;
+    }
+    PyObject *made = g->collectives ? PyCFunction_New(&group_method, capsule) : PyErr_NoMemory();
+    Py_DECREF(capsule);
+    return made;
 }
 
 /* A communicator that was not used before may be where one was that is gone. */
@@ -234,6 +312,7 @@ static PyObject *waiting(PyObject *module, PyObject *nothing) {
 PyMethodDef nccl_methods[] = {
     {"connect_nccl", connect_nccl, METH_VARARGS, NULL},
     {"collective", collective, METH_VARARGS, NULL},
+    {"group", group, METH_O, NULL},
     {"begin_counting", begin_counting, METH_O, NULL},
     {"issued", issued, METH_O, NULL},
     {"waiting", waiting, METH_NOARGS, NULL},

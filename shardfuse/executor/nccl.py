@@ -117,3 +117,8 @@ def all_reduce(x: Tensor, members: int, group: dist.ProcessGroup) -> Tensor:
 def added_up(rows: Tensor) -> Tensor:
     """The sum over the first dim; of 16-bit floats accumulated in float32 and rounded once, as torch does on a GPU."""
     return rows.sum(0, dtype=rows.dtype)
+
+
+def add_up(rows: Tensor, out: Tensor) -> None:
+    """As ``added_up``, into ``out``."""
+    torch.sum(rows, 0, dtype=rows.dtype, out=out)

@@ -54,6 +54,13 @@ def join(pieces: Tensor, dim: int) -> Tensor:
     return torch.cat(pieces.unbind(0), dim)
 
 
+def join_into(whole: Tensor, pieces: Tensor, dim: int) -> None:
+    """As ``join``, into ``whole``, of any shape with as many elements."""
+    members, *shape = pieces.shape
+    shape[dim] *= members
+    torch.cat(pieces.unbind(0), dim, out=whole.view(shape))
+
+
 def join_by(flat: Tensor, shapes: Sequence[torch.Size], dim: int) -> Tensor:
     """Pieces of these shapes, one behind the other in `flat`, put together along `dim`."""
     shape = list(shapes[0])

@@ -3,7 +3,9 @@
 def program(T0, T1):
     if current_device() != 0: return on_device(program, T0, T1)
     stream = begin()
-    T3 = collective_0(T0)
+    queue = queue_now()
+    T3 = empty((64, 1024), (1024, 1), float32)
+    collective_0(queue, T0, T3)
     T4 = empty((64, 1024), (1024, 1), float32)
     kernel_1_0(stream, T3, T1, T4)
     del T3
@@ -31,61 +33,35 @@ from ..analysis.resharding import communication_of
 from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
 from ..ir.domain import BoundDomain
-from ..ir.expr import BoundFusion, BoundTensor, Expr
+from ..ir.expr import BoundFusion, BoundTensor
 from ..ir.tensor_view import TensorView
-from ..mesh.calls import NO_CALL, Call
 from ..ops.evaluate import evaluate_local
 from ..schedulers.plan import KernelPlan
 from ..schedulers.segment import Segment
-from . import resharding
 from .aliasing import alias_lines, own_lines
 from .allocation_form import from_allocation, to_allocation
 from .autocast import outside_autocast
 from .batches import batch_launches
-from .chunks import Place, in_place
+from .bound_collectives import Unbound
+from .chunks import Place, address_chunks, in_place
+from .collective_lines import CollectiveLines
 from .driver import open_driver
 from .evaluation import evaluation_of, one_or_all
 from .fitting import fitted
+from .host_program import Program, bound_text, label_of
 from .host_scalars import host_lines, scalar_text
 from .in_place import reads_before_it_writes
 from .kernel import Kernel
 from .launch import begin_on, guard_lines
 from .options import CompileOptions
-from .storage import freed, result_text, share_workspace, storage_text
+from .storage import are_fresh, freed, result_text, share_workspace, storage_text
 from .streams import start_and_wait
 
-Host = Callable[..., tuple[torch.Tensor | None, ...]]
 Renamed = Mapping[BoundTensor, BoundTensor]
 
 
-@dataclass(frozen=True, eq=False)
-class Program:
-    """``run(*arguments)`` gives the outputs in order; ``text`` is its source."""
-
-    run: Host
-    text: str
-    kernels: tuple[str, ...] = ()
-    """The generated sources."""
-    domains: tuple[BoundDomain | None, ...] = ()
-    """Of each output that is returned; ``None`` for one that comes by allocation rank."""
-    functions: Mapping[str, Callable[..., object]] = field(default_factory=dict[str, Callable[..., object]])
-    """What the names in ``text`` stand for."""
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of those that run something on the device, what they run."""
-    apart: str = ""
-    """``text`` with a line for each kernel, where that has one for several."""
-    call: Call = NO_CALL
-    """What its ranks know it as, where they communicate in it."""
-    note: Callable[[Call], None] | None = None
-    """Notes each call of it, given ``call``: the watchdog compares that with the other ranks'."""
-
-    def bound_to(self, functions: Mapping[str, object]) -> Host:
-        """The program with its names standing for ``functions``, kernel by kernel."""
-        return _bound(self.apart, functions)
-
-
 @dataclass
-class ProgramBuilder:
+class ProgramBuilder(CollectiveLines):
     """Writes the program of ``rank``.  ``samples``: a meta tensor for each input, with its strides."""
 
     fusion: BoundFusion
@@ -113,6 +89,8 @@ class ProgramBuilder:
     """What one segment alone reads, and no caller."""
     new: set[BoundTensor] = field(default_factory=set[BoundTensor])
     """What stands in storage of its own: made by kernels, or by a segment that torch evaluates into one tensor."""
+    allocated: set[BoundTensor] = field(default_factory=set[BoundTensor])
+    """What collectives fill."""
     loose: set[BoundTensor] = field(default_factory=set[BoundTensor])
     """What may stand in another shape, as kernels read it by its address."""
     started: dict[str, Segment] = field(default_factory=dict[str, Segment])
@@ -175,7 +153,7 @@ class ProgramBuilder:
         if segment.exprs[0].op == "stream_cat" and segment.outputs[0] in self.places:
             return  # made in place
         if scheduler == "communication":
-            self.add_call(f"collective_{k}", segment, self.collective(segment), done=f"done_{k}" if is_beside else "")
+            self.add_collective(k, segment, is_beside=is_beside)
         elif scheduler == "no_op":
             self.add_view(k, segment)
         elif scheduler == "torch_call" or self.options.backend_for(self.device) == "torch" or self.is_empty(segment):
@@ -193,7 +171,7 @@ class ProgramBuilder:
         """``done``: for a collective that starts now and is waited for later, the name of what is waited for."""
         placed = [t for t in segment.outputs if t in self.places]
         self.give_shape(segment.inputs)
-        self.labels[name] = _label(segment)
+        self.labels[name] = label_of(segment)
         self.names[name] = in_place(function, segment, self.places) if placed else function
         for t in segment.outputs:
             if self.holds(t):
@@ -217,6 +195,7 @@ class ProgramBuilder:
             self.contiguous(place.whole)
             self.meta.update(zip(place.parts, place.cut(self.meta[place.whole]), strict=True))
             self.make(place.whole)
+            self.allocated.add(place.whole)
             self.names[f"chunks_{place.whole}"] = place.cut
             self.lines.append(f"{', '.join(map(str, place.parts))} = chunks_{place.whole}({place.whole})")
 
@@ -252,22 +231,6 @@ class ProgramBuilder:
     def arguments(self, segment: Segment) -> str:
         scalars = [s.name for s in segment.scalars if s.value is None]
         return ", ".join([*map(str, segment.inputs), *scalars])
-
-    def collective(self, segment: Segment) -> Callable[..., object]:
-        if len(segment.exprs) == 1:
-            return self.communication(segment.exprs[0])
-        return resharding.prepare_packed(segment.exprs, segment.inputs, segment.outputs, self.rank, self.device)
-
-    def communication(self, expr: Expr) -> Callable[..., object]:
-        source = expr.tensors[0]
-        place = self.places.get(source)  # of partial sums where their sum belongs
-        in_place = place is not None and source in place.partial
-        in_place = in_place or (source in self.read_once and source in self.new)
-        is_reduced = str(communication_of(expr)).startswith("all_reduce")
-        is_address = is_reduced and in_place and place is None and self.device.type == "cuda"
-        if is_address:
-            self.loose.add(expr.output)
-        return resharding.prepare(expr, self.rank, self.device, in_place=in_place, is_address=is_address)
 
     def give_shape(self, tensors: Sequence[BoundTensor]) -> None:
         """``tensors`` are read by more than their address from here on."""
@@ -367,31 +330,24 @@ class ProgramBuilder:
         result = f"return ({''.join(f'{r}, ' for r in results)})"
         lines, driver = self.lines, None
         if self.device.type == "cuda" and "begin" in self.names:
-            lines = share_workspace(lines, self.handed_on, [t.name for t in self.fusion.outputs], self.names)
+            outputs = [t.name for t in self.fusion.outputs]
+            lines = address_chunks(lines, self.meta, outputs)
+            lines = share_workspace(lines, self.handed_on, outputs, self.names)
             driver = open_driver(self.options.cache_directory)
         batched = lines if driver is None else batch_launches(lines, self.handed_on, self.names, driver)
         text = self.text(batched, result)
         functions = cast(dict[str, Callable[..., object]], self.names)
-        run = outside_autocast(_bound(text, functions), self.device.type, self.labels)
-        return Program(run, text, tuple(self.sources), tuple(domains), functions, self.labels, self.text(lines, result))
+        by_torch = [name for name in self.labels if not isinstance(functions[name], Unbound)]
+        run = outside_autocast(bound_text(text, functions), self.device.type, by_torch)
+        made = {t.name: self.meta[t] for t in self.fusion.outputs if t in self.allocated or t.name in self.handed_on}
+        about = (tuple(self.sources), tuple(domains), functions, self.labels, self.text(lines, result))
+        return Program(run, text, *about, is_fresh=are_fresh(results, made))
 
     def result(self, tensor: BoundTensor) -> str:
-        is_own = tensor.name in self.handed_on or tensor in self.evaluated
+        is_own = tensor.name in self.handed_on or tensor in self.evaluated or tensor in self.allocated
         return result_text(tensor, self.meta[tensor].stride(), self.rank, is_own, self.names)
 
     def text(self, lines: Sequence[str], result: str) -> str:
         head = ", ".join(v.name for v in self.fusion.inputs)
         body = "\n    ".join([*freed(lines, [t.name for t in self.fusion.outputs]), result])
         return f"def program({head}):\n    {body}\n"
-
-
-def _bound(text: str, names: Mapping[str, object]) -> Host:
-    space = dict(names)
-    exec(compile(text, "<shardfuse program>", "exec"), space)
-    return cast(Host, space["program"])
-
-
-def _label(segment: Segment) -> str:
-    kinds = [str(c.kind) for e in segment.exprs if (c := communication_of(e)) is not None]
-    what = " + ".join(dict.fromkeys(kinds or [e.op for e in segment.exprs]))
-    return f"{what} {', '.join(map(str, segment.outputs))}"

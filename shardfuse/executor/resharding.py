@@ -6,14 +6,14 @@ with a dim per digit, which needs even shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from math import prod
 from typing import cast
 
 import torch
 
-from ..analysis.resharding import Communication, communication_of, packed
+from ..analysis.resharding import communication_of, packed
 from ..analysis.sharding import outermost
 from ..ir.digits import Axis, Digit, refine
 from ..ir.domain import BoundDomain, without
@@ -22,8 +22,7 @@ from ..ir.layout import local_extent
 from ..ir.stream import Stream
 from ..mesh import DeviceMesh, ParallelType, Team
 from . import bound_collectives, communication, nccl
-from .bound_collectives import Bind, bound
-from .channels import Channel
+from .bound_collectives import Bind, BoundStep, bound
 from .collective_arguments import with_extent
 from .exchange import prepare_exchange
 from .lasting import made_to_last
@@ -32,11 +31,11 @@ Step = Callable[[torch.Tensor], torch.Tensor | None]
 Arrange = Callable[[torch.Tensor], torch.Tensor]
 
 
-def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = False, is_address: bool = False) -> Step:
+def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = False) -> Step:
     """A function from ``rank``'s source piece to its target piece, everything that depends on sizes worked out.
 
-    ``in_place``: the source is read by this alone, and an all-reduce may write its result there.  ``is_address``: only
-    kernels read the target, by its address, so that it may come in another shape.
+    A `BoundStep` where a program may run it on tensors that it allocates itself.  ``in_place``: the source is read by
+    this alone, and an all-reduce may write its result there.
     """
     found = communication_of(expr)
     assert found is not None, f"{expr.op} changes no sharding"
@@ -53,10 +52,10 @@ def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = Fal
     if found.kind == "all_to_all" and expr.attributes.get("exchange"):
         return prepare_exchange(source.domain, target.domain, found.mesh_dims, mesh, rank, device)
     if len(found.mesh_dims) != 1 and found.kind == "all_gather":  # of numbers of each rank, which stand outermost
-        return _gather_ranks(target, team, rank, device)
+        return _gather_ranks(source, target, team, rank, device)
     if len(found.mesh_dims) != 1:
         op, axes = cast(communication.Reduction, expr.op), cast(tuple[int, ...], expr.attributes["axes"])
-        return _all_reduce(op, axes, target, team, rank, device, in_place=in_place, is_address=is_address)
+        return _all_reduce(op, axes, source, target, team, rank, device, in_place=in_place)
     change = _Change(source.domain, target.domain, found.mesh_dims[0], mesh, team, rank, device, target.dtype.torch)
     match found.kind:
         case "all_gather":
@@ -69,32 +68,40 @@ def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = Fal
             (axis,) = cast(tuple[int, ...], expr.attributes["axes"])
             op = cast(communication.Reduction, expr.op)
             if found.kind == "all_reduce":
-                return _all_reduce(op, (axis,), target, team, rank, device, in_place=in_place, is_address=is_address)
+                return _all_reduce(op, (axis,), source, target, team, rank, device, in_place=in_place)
             return change.reduce_scatter(op, axis)
 
 
-def _gather_ranks(target: BoundTensor, team: Team, rank: int, device: torch.device) -> Step:
+def _gather_ranks(source: BoundTensor, target: BoundTensor, team: Team, rank: int, device: torch.device) -> Step:
     """One number of each rank, which stand outermost in ``target``."""
     shape, dtype = target.domain.local_shape(rank), target.dtype.torch
-    bind = bound_collectives.all_gather(0, team, shape, dtype, device)
-    return bound(
-        bind, lambda x: communication.equal_all_gather(x.reshape(1, -1), 0, team).reshape(shape), team, device, dtype
-    )
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return communication.equal_all_gather(x.reshape(1, -1), 0, team).reshape(shape)
+
+    if prod(shape) % team.size:
+        return step
+    bind = bound_collectives.all_gather(0, team, (team.size, prod(shape) // team.size))
+    return bound(bind, step, team, device, source.domain.local_shape(rank), shape, dtype)
 
 
 def _all_reduce(
-    op: communication.Reduction, axes: tuple[int, ...], target: BoundTensor, team: Team, rank: int,
-    device: torch.device, *, in_place: bool, is_address: bool,
+    op: communication.Reduction, axes: tuple[int, ...], source: BoundTensor, target: BoundTensor, team: Team,
+    rank: int, device: torch.device, *, in_place: bool,
 ) -> Step:  # fmt: skip
     shape, dtype = target.domain.local_shape(rank), target.dtype.torch
 
     def step(x: torch.Tensor) -> torch.Tensor:
         return communication.all_reduce(x.squeeze(axes), op, team, in_place=in_place).reshape(shape)
 
+    given = source.domain.local_shape(rank)
     if 0 in shape or not nccl.reduces(op, dtype, team.size):
-        return step
-    bind = bound_collectives.all_reduce(op, shape, dtype, device, in_place=in_place, is_address=is_address)
-    return bound(bind, step, team, device, dtype)
+        if not communication.is_one_step(prod(shape) * dtype.itemsize, team.size):
+            return step
+        bind = bound_collectives.all_reduce_by_gathering(op, shape, team.size)
+        return bound(bind, step, team, device, given, shape, dtype, is_bare=False)
+    bind = bound_collectives.all_reduce(op, shape)
+    return bound(bind, step, team, device, given, shape, dtype, is_in_place=in_place)
 
 
 def prepare_packed(
@@ -103,11 +110,19 @@ def prepare_packed(
     outputs: Sequence[BoundTensor],
     rank: int,
     device: torch.device,
+    in_place: Collection[BoundTensor] = (),
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """A function from the local ``inputs`` of several collectives to their ``outputs``: one call for all of them.
 
-    Each part begins at a multiple of 16 bytes, as kernels take it that tensors do.
+    By NCCL that is a group, which takes tensors from where they are.  Elsewhere they are put one behind the other, each
+    from a multiple of 16 bytes on, as kernels take it that tensors begin.
     """
+    steps = [prepare(e, rank, device, in_place=e.tensors[0] in in_place) for e in exprs]
+    bound_ones = [s.collectives[0] for s in steps if isinstance(s, BoundStep)]
+    if len(bound_ones) == len(exprs) and all(c.is_bare for c in bound_ones):
+        by_output = dict(zip((e.output for e in exprs), zip(bound_ones, exprs, strict=True), strict=True))
+        sources = [inputs.index(by_output[t][1].tensors[0]) for t in outputs]
+        return BoundStep([by_output[t][0] for t in outputs], sources)
     found = packed(exprs)
     assert found is not None, f"{[e.op for e in exprs]} are not one call"
     mesh = cast(DeviceMesh, exprs[0].output.domain.mesh)
@@ -121,7 +136,13 @@ def prepare_packed(
     gaps = made_to_last(lambda: [torch.zeros(-size % unit, dtype=dtype, device=device) for size in sizes], device)
     starts = [0, *accumulate(size + len(gap) for size, gap in zip(sizes, gaps, strict=True))][:-1]
 
-    exchange = _packed_exchange(found, cast(communication.Reduction, exprs[0].op), team, sum(sizes), gaps, device)
+    op = cast(communication.Reduction, exprs[0].op)
+
+    def exchange(x: torch.Tensor) -> torch.Tensor:
+        """From what a rank has, flat, to a row for each member that gave one: a gather's, or the one sum of all."""
+        if found.kind == "all_gather":
+            return communication.all_gather(x[None], 0, team)
+        return communication.all_reduce(x, op, team, in_place=True)[None]
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         own = [tensors[k].reshape(-1) for k, _ in parts]
@@ -131,26 +152,6 @@ def prepare_packed(
         return tuple(p.contiguous().reshape(shape) for p, (_, shape) in zip(pieces, parts, strict=True))
 
     return run
-
-
-def _packed_exchange(
-    found: Communication, op: communication.Reduction, team: Team, count: int, gaps: Sequence[torch.Tensor],
-    device: torch.device,
-) -> Arrange:  # fmt: skip
-    """From what a rank has, flat, to a row for each member that gave one: a gather's, or the one sum of all."""
-    length, dtype = count + sum(len(gap) for gap in gaps), gaps[0].dtype
-    if found.kind == "all_gather":
-        bind = bound_collectives.all_gather(0, team, (team.size, length), dtype, device)
-        return bound(bind, lambda x: communication.all_gather(x[None], 0, team), team, device, dtype)
-
-    def reduce(x: torch.Tensor) -> torch.Tensor:
-        return communication.all_reduce(x, op, team, in_place=True)[None]
-
-    if not nccl.reduces(op, dtype, team.size):
-        return reduce
-    return bound(
-        bound_collectives.all_reduce(op, (1, length), dtype, device, in_place=True), reduce, team, device, dtype
-    )
 
 
 def _others(domain: BoundDomain, p: ParallelType) -> Axis:
@@ -183,7 +184,7 @@ class _Change:
         if at is not None:
             sizes = [s[at] for s in self.source_shapes]
             if _equal(sizes):
-                bind = bound_collectives.all_gather(at, team, shape, self.dtype, self.device)
+                bind = bound_collectives.all_gather(at, team, shape)
                 return self.bound(bind, lambda x: communication.equal_all_gather(x, at, team).reshape(shape))
             return lambda x: communication.all_gather(x, at, team, sizes).reshape(shape)
         pieces = self.view(self.source.local_axes(), self.source)
@@ -210,17 +211,12 @@ class _Change:
 
         if op != "sum":
             return step
-        scatter = bound_collectives.reduce_scatter(at, team, shape, self.dtype, self.device)
-
-        def bind(channel: Channel) -> Arrange:
-            run = scatter(channel)
-            return lambda x: run(x.squeeze(axis))
-
-        return self.bound(bind, step)
+        return self.bound(bound_collectives.reduce_scatter(at, team, shape, self.dtype), step)
 
     def bound(self, bind: Bind, otherwise: Arrange) -> Arrange:
         """``bind``'s step where the pieces have elements and NCCL takes them, else ``otherwise``."""
-        return otherwise if 0 in self.shape else bound(bind, otherwise, self.team, self.device, self.dtype)
+        given = self.source.local_shape(self.rank)
+        return bound(bind, otherwise, self.team, self.device, given, self.shape, self.dtype)
 
     def slice(self) -> Step:
         at = outermost(self.whole, self.has)
@@ -238,7 +234,7 @@ class _Change:
             split, concat = [s[b] for s in self.target_shapes], [s[a] for s in self.source_shapes]
             if _equal(split) and _equal(concat):
                 piece = with_extent(shape, a, concat[0])
-                bind = bound_collectives.all_to_all(b, a, team, piece, shape)
+                bind = bound_collectives.all_to_all(b, a, team, piece)
                 return self.bound(bind, lambda x: communication.equal_all_to_all(x, b, a, team).reshape(shape))
             return lambda x: communication.all_to_all(x, b, a, team, split, concat).reshape(shape)
         expose = self.exposed(self.source.local_axes())

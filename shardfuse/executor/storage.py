@@ -20,7 +20,7 @@ Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 LITTLE = 16 << 20
 """Bytes.  Above, kernels take longer than what allocates for them, and it matters that memory is given back early."""
 _ALIGNMENT = 512
-_OF_A_CALL = ("stream", "workspace", "base")
+_OF_A_CALL = ("stream", "queue", "workspace", "base")
 """Names that live as long as a call."""
 
 
@@ -74,6 +74,11 @@ def result_text(tensor: BoundTensor, strides: Sequence[int], rank: int, is_own: 
     return f"no_view({tensor})"
 
 
+def are_fresh(results: Sequence[str], made: Mapping[str, torch.Tensor]) -> bool:
+    """Are the results of a program contiguous, each in its own storage?  made: the layouts of those that are new."""
+    return len(set(results)) == len(results) and all(r in made and made[r].is_contiguous() for r in results)
+
+
 def freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:
     """``lines`` with a ``del`` behind the last use of each tensor made on the way, which may be where it is made."""
     words = [re.findall(r"\w+", line) for line in lines]
@@ -88,6 +93,14 @@ def freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:
         if k in last:
             out.append(f"del {', '.join(last[k])}")
     return out
+
+
+_ADDRESSED = re.compile(r"(kernel_\w+\(stream, |collective_\w+\(queue, |if current_device)")
+
+
+def only_addressed(name: str, lines: Sequence[str]) -> bool:
+    """Do the ``lines`` of a program do no more with a tensor than hand its address to kernels and collectives?"""
+    return all(_ADDRESSED.match(line.strip()) for line in lines if re.search(rf"\b{name}\b", line))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import torch
 
-from .program import Program
+from .host_program import Program
 
 Mark = Callable[[], float]
 """Reads microseconds, once all is done."""

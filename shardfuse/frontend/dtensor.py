@@ -28,8 +28,8 @@ from ..executor.arguments import received_one, without_graph
 from ..executor.binding import Argument, plain_arguments
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
+from ..executor.host_program import Program
 from ..executor.options import CompileOptions
-from ..executor.program import Program
 from ..executor.timeline import Timeline
 from ..executor.tuning import Tuner
 from ..ir.caller_lines import lines_named

@@ -21,8 +21,9 @@ from ..executor.binding import Argument, Bound, bind_arguments, check_local_shap
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.chunks import places_of
+from ..executor.host_program import Program
 from ..executor.options import CompileOptions
-from ..executor.program import Program, ProgramBuilder
+from ..executor.program import ProgramBuilder
 from ..executor.replicas import ReplicaCheck
 from ..executor.resharding import sum_over_mesh
 from ..executor.timeline import Timeline, record
@@ -45,18 +46,16 @@ from ..schedulers.schedule import Schedule
 from ..schedulers.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
 from .forks import forgotten_in_forks
+from .repeat import Repeat
 from .script import definition_script
 
 Sizes = Mapping[TensorView, Sequence[int]]
 
 PROGRAMS = 256
 """Bound programs that one fusion keeps."""
-
 _making = RLock()
 """Held while a program of one rank is made: threads that come to it at once make it once.  Of several ranks' programs
 one thread makes all, see ``turns``."""
-
-
 _ANY_TURN = nullcontext()
 
 
@@ -92,7 +91,7 @@ class FusionExecutorCache:
         self._last: Made | None = None
         self._last_planned: Plan | None = None
         self._plans: LRUCache[Hashable, Plan] = LRUCache(PROGRAMS)
-        self._programs: LRUCache[Hashable, Made] = LRUCache(PROGRAMS)
+        self.programs: LRUCache[Hashable, Made] = LRUCache(PROGRAMS)
         self._tuned: LRUCache[Hashable, tuple[Schedule | None, ...]] = LRUCache(PROGRAMS)
         shapes = fusion.shape_scalars()
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
@@ -106,7 +105,7 @@ class FusionExecutorCache:
     def forget(self) -> None:
         """In a forked process: what ranks run together is no longer found, but asked about, and refused."""
         if len(self._team) > 1:
-            self._programs, self._turn = LRUCache(PROGRAMS), None
+            self.programs, self._turn = LRUCache(PROGRAMS), None
 
     @property
     def last_program(self) -> Program | None:
@@ -135,14 +134,18 @@ class FusionExecutorCache:
         if self._asks or type(arguments) not in (list, tuple) or not are_plain(arguments):
             return None
         try:
-            return self._programs.get(self._key(arguments, None, None))
+            return self.programs.get(self._key(arguments, None, None))
         except InputError:
             return None  # which is said where arguments are checked
+
+    def repeat(self, arguments: Sequence[Argument]) -> Repeat | None:
+        """Runs on arguments laid out as these, which have run before."""
+        return None if (made := self.ready(arguments)) is None else Repeat(self, made)
 
     def run(self, made: Made, arguments: Sequence[Argument]) -> list[torch.Tensor | None]:
         """The local outputs of a program that is ``ready``."""
         with without_graph(self.fusion, arguments), self.turn():
-            return list(self._called(made).run(*arguments))
+            return list(self.called(made).run(*arguments))
 
     def timeline(self, arguments: Sequence[Argument], sizes: Sizes | None = None) -> Timeline:
         """What ran when in a run on these arguments."""
@@ -167,14 +170,14 @@ class FusionExecutorCache:
         """The program for these arguments, found or made."""
         key = self._key(arguments, sizes, device)
         if sizes or not self._asks:  # what was bound by asking other ranks has another key, and is asked about again
-            made = self._programs.get(key)
+            made = self.programs.get(key)
             if made is not None:
-                return self._called(made)
+                return self.called(made)
         with _making if len(self._team) < 2 else nullcontext():
             made = self._bind(self._prepare(key, arguments, dict(sizes or {}), device))
-        return self._called(made)
+        return self.called(made)
 
-    def _called(self, made: Made) -> Program:
+    def called(self, made: Made) -> Program:
         """Its program, noted as this rank's next call."""
         self._last, program = made, made.program
         if program.note is not None:
@@ -199,7 +202,7 @@ class FusionExecutorCache:
         return Tuner(self.options, timer, sys.stderr, seconds)
 
     def is_compiled(self, arguments: Sequence[Argument]) -> bool:
-        return self._programs.get(self._key(arguments, None, None)) is not None
+        return self.programs.get(self._key(arguments, None, None)) is not None
 
     def plan(self, sizes: Sizes, numbers: Mapping[Scalar, Number] | None = None) -> Plan:
         """The plan for these unsharded sizes, made or found.  ``numbers``: the scalar inputs that shapes depend on."""
@@ -302,18 +305,18 @@ class FusionExecutorCache:
         return _Call(key, bound, sizes, numbers, rank, ranks, text)
 
     def _bind(self, call: _Call) -> Made:
-        made = self._programs.get(call.key)
+        made = self.programs.get(call.key)
         if made is None:
             with agreed(call.ranks, call.text) as promised, self._lines_named:
                 made = self._build(call)
                 promised += sent(made.plan)
-            self._programs.put(call.key, made)
+            self.programs.put(call.key, made)
             if (
                 self.options.autotunes(call.bound.device)
                 and self._tuned.get(self._plan_key(call.sizes, call.numbers)) is None
             ):
                 self._tune(call, self.tuner())
-                made = self._programs.get(call.key)
+                made = self.programs.get(call.key)
                 assert made is not None, "it was bound once more with what was chosen"
         self._last = made  # of ranks that are threads, the one that comes last
         return made
@@ -328,11 +331,11 @@ class FusionExecutorCache:
         key = self._plan_key(call.sizes, call.numbers)
         self._tuned.put(key, chosen)
         self._plans.put(key, with_schedules(plan, chosen))
-        self._programs = LRUCache(PROGRAMS)
+        self.programs = LRUCache(PROGRAMS)
         with agreed(call.ranks, f"{call.text}\ntuned: {chosen}", call.text) as promised:
             made = self._build(call)
             promised += sent(made.plan)
-        self._programs.put(call.key, made)
+        self.programs.put(call.key, made)
         self._last = made
         return tuned
 

@@ -21,6 +21,7 @@ from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from .argument_checks import ranks_of
 from .detection import has_dtensor
+from .repeat import Repeated
 from .repro import Described, repro_script, reproduced
 from .validation import validated
 
@@ -111,6 +112,15 @@ class Running:
                 raise
         self._dtensors.last_variant = None
         return outputs  # pyright: ignore[reportReturnType]
+
+    def repeat(self, inputs: Sequence[torch.Tensor]) -> Repeated | None:
+        """What runs it on inputs like these, with which it has run, and gives ``None`` where they are not as it takes.
+
+        It is for callers that have compared shapes, strides, dtypes and devices.
+        """
+        fec = self._fec
+        again = None if fec is None else fec.repeat(inputs)
+        return None if again is None else Repeated(self, again)
 
     def _execute(
         self,

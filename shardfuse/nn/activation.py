@@ -92,7 +92,8 @@ class SwiGLU(ParameterModule):
         ``unsharded``: the shape of gate as a whole, where local tensors are shards that differ in size.
         """
         if up is None:
-            biases = () if self.gate_bias is None or self.up_bias is None else (self.gate_bias, self.up_bias)
+            gate_bias, up_bias = self.parameter("gate_bias"), self.parameter("up_bias")
+            biases = () if gate_bias is None or up_bias is None else (gate_bias, up_bias)
             return gated(self, "silu", self._input, gate, None, biases, unsharded)
         if self.mesh is None and torch.compiler.is_compiling():
             self._check(gate, up)

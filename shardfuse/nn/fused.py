@@ -15,10 +15,11 @@ from ..executor.arguments import waited
 from ..executor.uncompiled import uncompiled
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
-from ..ir import DataType, TensorView
+from ..ir import DataType
 from ..mesh import DeviceMesh
 from ..source_line import caller_line
 from .dtensor import Given
+from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
 from .settings import Setting, printed
@@ -27,7 +28,6 @@ from .timer import FusionTimer, TimedModule
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
-Sizes = Mapping[TensorView, Sequence[int]]
 Take = Callable[[torch.Tensor], torch.Tensor]
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 """Types of tensors that are handed to a fusion as they are."""
@@ -119,6 +119,16 @@ class _Fused(torch.autograd.Function):
         return None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
 
 
+_in_functorch: Callable[[], bool] = cast("Any", torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
+_apply: Callable[..., Sequence[torch.Tensor]] = cast("Any", super(torch.autograd.Function, _Fused)).apply
+
+
+def _record(bound: BoundOp, timer: FusionTimer | None, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+    """``_Fused.apply``; outside of torch.func without asking for what only that has: half of its time."""
+    apply = cast("Any", _Fused).apply if _in_functorch() else _apply
+    return apply(bound, timer, *tensors)
+
+
 class _Once(torch.autograd.Function):
     """Gradients that depend on what they were made of, and say so where they are differentiated.
 
@@ -140,7 +150,7 @@ class BoundOp:
     takes: for each tensor how its local tensor is had of it, None for itself; no entries where all are plain.
     """
 
-    __slots__ = ("_arranged", "_is_strange", "_sizes", "_strided", "op", "takes", "unsharded")
+    __slots__ = ("_is_strange", "op", "runs", "takes", "unsharded")
 
     def __init__(
         self,
@@ -153,12 +163,11 @@ class BoundOp:
         self.op, self.takes = op, tuple(takes)
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
-        self._sizes = tuple(None if self.unsharded is None else _sizes(fd, self.unsharded) for fd in op.fusions)
-        self._arranged = tuple(
-            [(k, p) for k, p in enumerate(placements) if p.leading or p.strided]
-            for placements in (op.arguments, op.gradients)
+        self.runs = (
+            FusionRun(op.forward, op.arguments, self.unsharded, is_known=True),
+            # what a caller's hooks give back for saved tensors may be anything
+            FusionRun(op.backward, op.gradients, self.unsharded, is_known=False),
         )
-        self._strided = tuple(frozenset(k for k, p in pairs if p.strided) for pairs in self._arranged)
 
     def __call__(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results; recorded for autograd where one of the tensors, as given, requires a gradient."""
@@ -167,32 +176,25 @@ class BoundOp:
         if torch.is_grad_enabled():
             for t in tensors:
                 if t.requires_grad:
-                    return cast("Any", _Fused).apply(self, timer, *tensors)
+                    return _record(self, timer, *tensors)
         return self.forward(timer, tensors)[: self.op.results]
 
-    def forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results and the extras."""
         if self._is_strange:
             tensors = [waited(t) for t in tensors]
-        outputs = self._execute(0, timer, tensors)
+        outputs = self.runs[0](timer, tensors)
         return [_apart(x, tensors) for x in outputs] if self.op.is_view else outputs
 
-    def backward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The gradients, of (gradients of the results..., saved...)."""
-        return self._execute(1, timer, tensors)
+    def fresh_forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The same, contiguous, each in a storage of its own."""
+        if self._is_strange:
+            tensors = [waited(t) for t in tensors]
+        return self.runs[0].fresh(timer, tensors)
 
-    def _execute(self, k: int, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run fusion ``k`` on local tensors."""
-        fusion, sizes, device = self.op.fusions[k], self._sizes[k], tensors[0].device.type
-        strided = self._strided[k]  # these are read in place
-        arranged = [t if t.is_contiguous() or n in strided else t.contiguous() for n, t in enumerate(tensors)]
-        for at, placement in self._arranged[k]:
-            arranged[at] = placement.arrange(tensors[at])
-        if torch.is_autocast_enabled(device):
-            # torch would choose other dtypes for the ops of a fusion that is evaluated by torch.
-            with torch.autocast(device, enabled=False):
-                return fusion.execute(arranged, sizes=sizes) if timer is None else timer.run(fusion, arranged, sizes)
-        return fusion.execute(arranged, sizes=sizes) if timer is None else timer.run(fusion, arranged, sizes)
+    def backward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The gradients, of (gradients of the results..., saved...)."""
+        return self.runs[1](timer, tensors)
 
 
 _MISSED: Any = object()
@@ -219,12 +221,6 @@ def _is_traced(tensor: torch.Tensor) -> bool:
 def _apart(x: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
     here = x.untyped_storage().data_ptr()
     return x.clone() if any(t.untyped_storage().data_ptr() == here for t in others) else x
-
-
-def _sizes(fusion: FusionDefinition, unsharded: Sequence[int]) -> Sizes:
-    """The unsharded shapes of the inputs: the sizes that they leave open are those of the activations' last dims."""
-    inputs = [i.val for i in fusion.fusion.inputs if isinstance(i.val, TensorView)]
-    return {tv: [n if n >= 0 else unsharded[k - tv.ndim] for k, n in enumerate(tv.shape)] for tv in inputs}
 
 
 class FusedModule(TimedModule):
@@ -254,6 +250,8 @@ class FusedModule(TimedModule):
         line = caller_line(in_modules=True)
         self._made_at = () if line is None else (f"{line}  # {type(self).__name__}",)
         self._bound: dict[Hashable, BoundOp | None] = {}
+        self.described: dict[Hashable, BoundOp] = {}
+        """Those of tensors that an op of torch's is told in words."""
 
     def __call__(self, *tensors: object, **named: object) -> Any:
         try:
@@ -292,6 +290,7 @@ class FusedModule(TimedModule):
     def describe(self) -> None:
         """Print the settings; what was bound for others is let go of.  Each module's __init__ ends with it."""
         self._bound.clear()
+        self.described.clear()
         if not self.family:
             return
         timer = self.timer
@@ -345,7 +344,7 @@ class FusedModule(TimedModule):
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is bound to this process."""
-        return {**self.__dict__, "_bound": {}}
+        return {**self.__dict__, "_bound": {}, "described": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]

@@ -82,7 +82,8 @@ class _Norm(ParameterModule):
     @property
     def _weights(self) -> tuple[torch.Tensor, ...]:
         """The weight, where there is one."""
-        return () if self.weight is None else (self.weight,)
+        weight = self.parameter("weight")
+        return () if weight is None else (weight,)
 
     def reset_parameters(self) -> None:
         """The weight so that it multiplies by one, the bias to zero."""
@@ -296,7 +297,8 @@ class AddRMSNorm(_Norm):
             whole = None if unsharded is None else (1, *unsharded)
             normed, new_residual = self._forward(x[None], residual[None], unsharded=whole)
             return normed[0], new_residual[0]
-        biases = () if self.input_bias is None else (self.input_bias,)
+        bias = self.parameter("input_bias")
+        biases = () if bias is None else (bias,)
         results = self.run((x, *self._weights, *biases, residual), unsharded)
         return results[0], results[1]
 

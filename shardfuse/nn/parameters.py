@@ -73,6 +73,11 @@ class ParameterModule(FusedModule):
                 raise PlacementError(name, placements_of(self._parameter, 1), _unordered(self.mesh), advice)
         return torch.nn.Parameter(distributed(whole, self.mesh, self._parameter))
 
+    def parameter(self, name: str) -> torch.Tensor | None:
+        """The attribute of this name, past ``torch.nn.Module.__getattr__``, which looks for it in three places."""
+        found = self._parameters.get(name)
+        return getattr(self, name) if found is None else found
+
     @classmethod
     def made_again(cls, settings: Mapping[str, Any]) -> Self:
         return cls(**settings, device="meta", parameters="local")  # pyright: ignore[reportCallIssue]

@@ -145,12 +145,9 @@ class TensorPlacement:
         """The placement for a tensor of these unsharded sizes: uneven where they say so; unknown sizes say nothing."""
         return self if sizes is None or not self.cuts_unevenly(mesh, sizes) else replace(self, uneven=True)
 
-    def arrange(self, local: torch.Tensor) -> torch.Tensor:
-        """The local tensor as ``define`` declares it: contiguous, a dim of 1 per mesh dimension of partial sums."""
-        # A strided tensor is read in place where its rows are whole: reads along another stride would cost more.
-        if not self.strided or local.stride(-1) != 1 or 0 in local.stride():
-            local = local.contiguous()
-        return local[(None,) * self.leading]
+    def in_place(self, local: torch.Tensor) -> torch.Tensor:
+        """A strided local tensor as it is read; contiguous where its rows are not whole, which would cost more."""
+        return local.contiguous() if local.stride(-1) != 1 or 0 in local.stride() else local
 
 
 _least: Callable[[int, int], int] = cast("Any", torch).sym_min  # of sizes that may be symbolic

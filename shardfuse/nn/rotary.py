@@ -126,8 +126,9 @@ class RotaryEmbedding(FusedModule):
         positions: torch.Tensor | None,
         unsharded: Sequence[int] | None,
     ) -> tuple[torch.Tensor, ...]:
-        for name, x in zip(("query", "key"), tensors, strict=False):
-            self._check(name, x, tensors[0])
+        is_traced = self.mesh is None and torch.compiler.is_compiling()
+        if cos is None or is_traced:  # else tensors that are not known are checked where they are bound
+            self._check(tensors)
         if (cos is None) != (sin is None) or (cos is not None and positions is not None):
             found = "cos and sin, or positions, not both" if positions is not None else "cos or sin alone"
             raise ModuleInputError("RotaryEmbedding", "the call", found, "one of the two ways", "leave one out")
@@ -135,7 +136,7 @@ class RotaryEmbedding(FusedModule):
             positions = self._positions(tensors[0], unsharded) if positions is None else positions
             cos, sin = self.tables(positions)
         cos, sin = self._table("cos", cos, tensors[0]), self._table("sin", sin, tensors[0])
-        if self.mesh is None and torch.compiler.is_compiling():
+        if is_traced:
             self.check_plain(query=tensors[0], cos=cos)
             turned = [traced.rotary(x, cos, sin, self.rotary_dim, interleaved=self.interleaved) for x in tensors]
             return tuple(turned)
@@ -143,6 +144,7 @@ class RotaryEmbedding(FusedModule):
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         *turned, cos, _ = tensors
+        self._check(turned)
         placement = self._input.resolve("input", 4).for_shape(self.mesh, unsharded)
         if any(d == 3 for d in placement.shards):
             raise PlacementError("input", ("Shard(-1)",), "pairs of features", "shard batch, heads or sequence")
@@ -166,18 +168,19 @@ class RotaryEmbedding(FusedModule):
         )
         return rotary_op(spec)
 
-    def _check(self, name: str, x: torch.Tensor, query: torch.Tensor) -> None:
-        if x.ndim != 4:
-            raise ModuleInputError(
-                "RotaryEmbedding", name, f"{x.ndim} dims", "4", "pass [batch, heads, sequence, head_dim]"
-            )
-        self.check_size(name, x, -1, self.head_dim)
-        if x.dtype != query.dtype:
-            raise ModuleInputError(
-                "RotaryEmbedding", name, f"dtype {x.dtype}", f"{query.dtype}, the query's", "cast one"
-            )
-        for dim in (0, self._sequence_dim):
-            self.check_size(name, x, dim, query.shape[dim])
+    def _check(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The query, and the key where there is one."""
+        query = tensors[0]
+        for name, x in zip(("query", "key"), tensors, strict=False):
+            if x.ndim != 4:
+                expected = "pass [batch, heads, sequence, head_dim]"
+                raise ModuleInputError("RotaryEmbedding", name, f"{x.ndim} dims", "4", expected)
+            self.check_size(name, x, -1, self.head_dim)
+            if x.dtype != query.dtype:
+                expected = f"{query.dtype}, the query's"
+                raise ModuleInputError("RotaryEmbedding", name, f"dtype {x.dtype}", expected, "cast one")
+            for dim in (0, self._sequence_dim):
+                self.check_size(name, x, dim, query.shape[dim])
 
     def _positions(self, query: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
         """Those of this rank's part of the sequence."""
@@ -191,6 +194,11 @@ class RotaryEmbedding(FusedModule):
     def _table(self, name: str, table: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         """[batch or 1, heads as 1, sequence, rotary_dim / 2], in the order of the query's dims."""
         half = self.rotary_dim // 2
+        if query.ndim == 4 and table.shape == (query.shape[self._sequence_dim], half):  # what most calls pass
+            rows, one = table.shape[0], self.heads_dim == 1
+            table = table.view(1, 1, rows, half) if one else table.view(1, rows, 1, half)
+            return table.detach() if table.requires_grad else table
+        self._check((query,))
         expected = f"[sequence, {half}] or [batch, sequence, {half}] for this query (or {2 * half} in place of {half})"
         if table.ndim not in (2, 3) or table.shape[-1] not in (half, 2 * half):
             raise ModuleInputError("RotaryEmbedding", name, f"shape {tuple(table.shape)}", expected, "see tables()")

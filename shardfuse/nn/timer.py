@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import count
 from time import perf_counter
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
 
-from ..frontend import FusionDefinition
-from ..ir import TensorView
+from ..executor.gpu_clock import Clock, Span, clock_of
 from .settings import Setting
+
+R = TypeVar("R")
+
+_SPANS = 4096
+"""Spans that are kept unread: of so many the older half has ended long ago."""
 
 
 class FusionTimer:
     """Seconds spent in the fusions, with their collectives, of the modules that it watches.
 
-    On a CPU by the clock; on a GPU by events on the current stream, read (and waited for) by ``seconds()``.
+    On a CPU by the clock; on a GPU by events on the current stream, read (and waited for) by ``seconds()``.  What is
+    captured into a CUDA graph is not timed.
     """
 
     numbered: ClassVar[WeakValueDictionary[int, FusionTimer]] = WeakValueDictionary()
@@ -27,12 +33,15 @@ class FusionTimer:
 
     def __init__(self) -> None:
         self._clocked = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._spans: deque[tuple[Clock, Span]] = deque()
         self._enter()
 
     def _enter(self) -> None:
         self.number = next(self._count)
         self.numbered[self.number] = self
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_clocked": self.seconds(), "_spans": deque[object]()}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -47,30 +56,34 @@ class FusionTimer:
 
     def seconds(self) -> float:
         """Seconds since the last ``reset()``."""
-        if self._events:
-            self._events[-1][1].synchronize()
-        self._clocked += sum(start.elapsed_time(end) for start, end in self._events) / 1e3
-        self._events.clear()
+        self._read(0)
         return self._clocked
 
     def reset(self) -> None:
         """Start again from zero."""
         self._clocked = 0.0
-        self._events.clear()
+        self._spans.clear()
 
-    def run(
-        self, fusion: FusionDefinition, arguments: list[torch.Tensor], sizes: Mapping[TensorView, Sequence[int]] | None
-    ) -> list[torch.Tensor]:
-        """``fusion.execute(arguments, sizes=sizes)``, timed."""
+    def _read(self, left: int) -> None:
+        """Add the oldest spans up, but for so many."""
+        while len(self._spans) > left:
+            clock, span = self._spans.popleft()
+            self._clocked += clock.milliseconds(span) / 1e3
+
+    def run(self, call: Callable[[Sequence[torch.Tensor]], R], arguments: Sequence[torch.Tensor]) -> R:
+        """``call(arguments)``, timed."""
         if arguments[0].is_cuda:
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            outputs = fusion.execute(arguments, sizes=sizes)
-            end.record()
-            self._events.append((start, end))
+            clock = clock_of(arguments[0].device)
+            span = clock.begin()
+            outputs = call(arguments)
+            if span is not None:
+                clock.end(span)
+                self._spans.append((clock, span))
+                if len(self._spans) > _SPANS:
+                    self._read(_SPANS // 2)
         else:
             began = perf_counter()
-            outputs = fusion.execute(arguments, sizes=sizes)
+            outputs = call(arguments)
             self._clocked += perf_counter() - began
         return outputs
 

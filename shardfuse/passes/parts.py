@@ -74,7 +74,7 @@ class _Parts:
         """Is all that comes of the cat computed element by element, and are the pieces?"""
         k = cast(int, self.cat.attributes["dim"])
         extents = {extent(t.domain.logical[k]) for t in self.cat.tensors}
-        if not 1 < self.count <= _MOST_PARTS or len(extents) > 1 or 0 in extents or extents == {1}:
+        if not 1 < self.count <= _MOST_PARTS or len(extents) > 1 or 0 in extents:
             return False
         makers = self.fusion.producer_of()
         computed = (t in makers and computes_each_element(makers[t]) for t in self.cat.tensors)
@@ -123,6 +123,9 @@ class _Parts:
     def _parts_of(self, expr: Expr) -> list[Expr]:
         outer, inner = split(self.axis, extent(self.axis) // self.count)
         out = expr.output
+        if expr is self.cat and self._are_pieces(inner):
+            self.pieces[out] = list(expr.tensors)
+            return self._put_together(out, outer)
         self.pieces[out] = [self._piece(out, j, inner) for j in range(self.count)]
         made: list[Expr] = []
         for j, piece in enumerate(self.pieces[out]):
@@ -133,9 +136,18 @@ class _Parts:
                 continue
             inputs = [self._input(v, j, inner, made) for v in expr.inputs]
             made.append(Expr(expr.op, tuple(inputs), (piece,), expr.attributes))
-        if out in self.fusion.outputs:
-            made.append(Expr("stream_cat", tuple(self.pieces[out]), (out,), {"stream": Stream(outer)}))
-        return made
+        return made + self._put_together(out, outer)
+
+    def _are_pieces(self, inner: Axis) -> bool:
+        """Are the tensors of the cat pieces as they are?  Those with one element along its axis are."""
+        k, tensors = cast(int, self.cat.attributes["dim"]), self.cat.tensors
+        is_once = len(dict.fromkeys(tensors)) == len(tensors) and not any(t in self.fusion.outputs for t in tensors)
+        return is_once and all(t.domain.logical[k] == inner for t in tensors)
+
+    def _put_together(self, out: BoundTensor, outer: Axis) -> list[Expr]:
+        if out not in self.fusion.outputs:
+            return []
+        return [Expr("stream_cat", tuple(self.pieces[out]), (out,), {"stream": Stream(outer)})]
 
     def _input(self, value: Value, j: int, inner: Axis, made: list[Expr]) -> Value:
         """Part ``j`` of what an Expr reads."""

@@ -6,6 +6,9 @@ import pytest
 import torch
 from functional_cases import CASES, check
 
+from benchmarks.roundings import assert_near
+from shardfuse.nn import SwiGLU
+
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, about lanes that are masked
 @pytest.mark.parametrize("name", CASES)
@@ -13,3 +16,35 @@ def test_kernels_of_modules(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDFUSE_STRICT", "1")  # a kernel that fails is an error, not a call of torch
     for dtype in (torch.float32, torch.bfloat16):
         check(CASES[name], dtype)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("bias", [False, True])
+def test_gate_and_up_in_one(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels write both halves of the gradient where they belong; the second and third call look nothing up."""
+    monkeypatch.setenv("SHARDFUSE_STRICT", "1")
+    module = SwiGLU(24, bias=bias)
+    generator = torch.Generator().manual_seed(0)
+    if module.gate_bias is not None and module.up_bias is not None:
+        with torch.no_grad():
+            module.gate_bias.copy_(torch.randn(24, generator=generator))
+            module.up_bias.copy_(torch.randn(24, generator=generator))
+    for _ in range(3):
+        x, dy = torch.randn(2, 5, 48, generator=generator), torch.randn(2, 5, 24, generator=generator)
+        module.zero_grad()
+        own, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+        biases = [b.detach().double().requires_grad_() for b in module.parameters()]
+        gate, up = wide.chunk(2, -1)
+        if biases:
+            gate, up = gate + biases[0], up + biases[1]
+        expected, found = torch.nn.functional.silu(gate) * up, module(own)
+        expected.backward(dy.double())
+        found.backward(dy)
+        assert_near(found.detach(), expected.detach(), n=8)
+        assert own.grad is not None
+        assert wide.grad is not None
+        assert_near(own.grad, wide.grad, n=8, terms=wide.grad.abs() + 1)
+        for b, w in zip(module.parameters(), biases, strict=True):
+            assert b.grad is not None
+            assert w.grad is not None
+            assert_near(b.grad, w.grad, n=8, terms=w.grad.abs() + 10)

@@ -23,6 +23,9 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             self.backend = backend
 
         def __getattr__(self, name: str) -> object:
+            if name == "supports_coalescing":
+                return self.backend.supports_coalescing
+
             def call(*arguments: object) -> object:
                 ran.append(name)
                 return getattr(self.backend, name)(*arguments)
@@ -68,6 +71,54 @@ def test_sums(pg, bound: list[str], cut: bool, method: str) -> None:
         expected = whole.sum(0)
         assert torch.equal(y.cpu(), mesh.shard_tensor(expected, 0) if cut else expected)
     assert bound == [method] * 2
+
+
+@pytest.mark.parametrize("rows", [4, 40])
+def test_pieces_of_an_inner_dim(pg, bound: list[str], rows: int) -> None:
+    """A few are sent from where they lie; more are put in order by a copy, on all ranks alike."""
+    mesh = DeviceMesh(range(pg.size))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([mesh.size, -1, 4 * mesh.size, 8], contiguity=True, dtype=DataType.Float)
+        piece = fd.ops.sum(x, [0])
+        whole = fd.ops.set(piece)
+        fd.add_output(piece)
+        fd.add_output(whole)
+    x.set_device_mesh(mesh)
+    x.axis(0).parallelize(ParallelType.mesh_x)
+    piece.set_device_mesh(mesh)
+    piece.outer_split(1, mesh.size)
+    piece.axis(1).parallelize(ParallelType.mesh_x)
+    whole.set_device_mesh(mesh)
+    summands = torch.arange(pg.size * rows * 4 * pg.size * 8, dtype=torch.float32).reshape(pg.size, rows, -1, 8)
+    total = summands.sum(0)
+    given = summands[pg.rank : pg.rank + 1].to(pg.device)
+    for _ in range(2):
+        bound.clear()
+        mine, everything = fd.execute([given])
+        assert torch.equal(mine.cpu(), mesh.shard_tensor(total, 1))
+        assert torch.equal(everything.cpu(), total)
+        pieces = rows if rows <= bound_collectives.MAX_PIECES else 1
+        assert bound == ["_reduce_scatter_base"] * pieces + ["_allgather_base"] * pieces
+
+
+@pytest.mark.parametrize("op", ["max", "min", "prod"])
+def test_reductions_that_nccl_does_otherwise(pg, bound: list[str], op: str) -> None:
+    """Largest and smallest keep NaN: every rank gathers what all have."""
+    mesh = DeviceMesh(range(pg.size))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([mesh.size, 6], contiguity=True, dtype=DataType.Float)
+        found = getattr(fd.ops, op)(x, [0])
+        fd.add_output(found)
+    x.set_device_mesh(mesh)
+    x.axis(0).parallelize(ParallelType.mesh_x)
+    found.set_device_mesh(mesh)
+    whole = torch.linspace(-2, 2, pg.size * 6).reshape(pg.size, 6)
+    whole[0, 3] = torch.nan
+    expected = {"max": whole.amax(0), "min": whole.amin(0), "prod": whole.prod(0)}[op]
+    for _ in range(2):
+        (y,) = fd.execute([whole[pg.rank : pg.rank + 1].to(pg.device)])
+        torch.testing.assert_close(y.cpu(), expected, equal_nan=True, rtol=1e-6, atol=0)
+    assert bound == [{"prod": "allreduce"}.get(op, "_allgather_base")] * 2
 
 
 def test_an_input_is_not_written_over(pg, bound: list[str]) -> None:

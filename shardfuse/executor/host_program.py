@@ -1,0 +1,72 @@
+"""The host program of one rank, as it runs: a Python function and what its names stand for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import cast
+
+import torch
+
+from ..analysis.resharding import communication_of
+from ..ir.domain import BoundDomain
+from ..mesh.calls import NO_CALL, Call
+from ..schedulers.segment import Segment
+from .bound_collectives import Unbound
+from .storage import only_addressed
+
+Host = Callable[..., tuple[torch.Tensor | None, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """``run(*arguments)`` gives the outputs in order; ``text`` is its source."""
+
+    run: Host
+    text: str
+    kernels: tuple[str, ...] = ()
+    """The generated sources."""
+    domains: tuple[BoundDomain | None, ...] = ()
+    """Of each output that is returned; ``None`` for one that comes by allocation rank."""
+    functions: Mapping[str, Callable[..., object]] = field(default_factory=dict[str, Callable[..., object]])
+    """What the names in ``text`` stand for."""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of those that run something on the device, what they run."""
+    apart: str = ""
+    """``text`` with a line for each kernel, where that has one for several."""
+    call: Call = NO_CALL
+    """What its ranks know it as, where they communicate in it."""
+    is_fresh: bool = False
+    """Is each output contiguous, in a storage that nothing else has?"""
+    note: Callable[[Call], None] | None = None
+    """Notes each call of it, given ``call``: the watchdog compares that with the other ranks'."""
+
+    @cached_property
+    def by_address(self) -> frozenset[int]:
+        """Which inputs matter by their address alone, to kernels and to NCCL."""
+        head, *lines = self.apart.splitlines()
+        names = re.findall(r"\w+", head.removeprefix("def program"))
+        return frozenset(k for k, name in enumerate(names) if only_addressed(name, lines))
+
+    def bound_to(self, functions: Mapping[str, object]) -> Host:
+        """The program with its names standing for ``functions``, kernel by kernel."""
+        return bound_text(self.apart, functions)
+
+
+def bound_text(text: str, names: Mapping[str, object]) -> Host:
+    """The program of this text."""
+    space = dict(names)
+    exec(compile(text, "<shardfuse program>", "exec"), space)
+    for name, function in names.items():
+        if isinstance(function, Unbound):  # from its second call on the program calls what was found
+            function.tell(partial(space.__setitem__, name))
+    return cast(Host, space["program"])
+
+
+def label_of(segment: Segment) -> str:
+    """What a segment runs, and which tensors it makes."""
+    kinds = [str(c.kind) for e in segment.exprs if (c := communication_of(e)) is not None]
+    what = " + ".join(dict.fromkeys(kinds or [e.op for e in segment.exprs]))
+    return f"{what} {', '.join(map(str, segment.outputs))}"

@@ -1,0 +1,119 @@
+"""Modules' calls that find what a call before them found: what they are handed is still what the program takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.roundings import assert_near
+from shardfuse.errors import ShardfuseError
+from shardfuse.executor.cache import LRUCache
+from shardfuse.executor.storage import only_addressed
+from shardfuse.frontend.executor_cache import PROGRAMS, FusionExecutorCache
+from shardfuse.nn import RMSNorm, SwiGLU
+from shardfuse.nn.fused import BoundOp
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def called(module: torch.nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.detach().requires_grad_()
+    y = module(x)
+    y.backward(drawn(*y.shape, seed=9))
+    assert x.grad is not None
+    return y.detach(), x.grad
+
+
+def check(module: torch.nn.Module, x: torch.Tensor) -> None:
+    y, gradient = called(module, x)
+    wide = x.detach().double().requires_grad_()
+    expected = torch.nn.functional.rms_norm(wide, wide.shape[-1:], eps=1e-6)
+    expected.backward(drawn(*y.shape, seed=9).double())
+    assert_near(y, expected.detach(), n=4)
+    assert wide.grad is not None
+    assert_near(gradient, wide.grad, n=16, terms=wide.grad.abs() + 1)
+
+
+@pytest.fixture
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What was looked up by its metadata."""
+    found: list[object] = []
+    ready = FusionExecutorCache.ready
+
+    def noted(self: FusionExecutorCache, arguments: object) -> object:
+        found.append(arguments)
+        return ready(self, arguments)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(FusionExecutorCache, "ready", noted)
+    return found
+
+
+def test_what_has_run_is_not_looked_up(looked_up: list[object]) -> None:
+    module = RMSNorm(16)
+    check(module, drawn(4, 16))
+    looked_up.clear()
+    for seed in range(3):
+        check(module, drawn(4, 16, seed=seed))
+    assert not looked_up
+    check(module, drawn(6, 16))  # another size
+    assert looked_up
+
+
+def test_tensors_that_are_stored_otherwise(looked_up: list[object]) -> None:
+    module = RMSNorm(16)
+    for _ in range(2):
+        check(module, drawn(4, 16))
+        check(module, drawn(16, 4).T)
+        check(module, drawn(4, 32)[:, ::2])
+        check(module, drawn(16).expand(4, 16))
+        check(module, torch.complex(drawn(4, 16), drawn(4, 16)).conj().imag)  # negated when it is read
+
+
+def test_programs_that_were_let_go_of(looked_up: list[object]) -> None:
+    module = RMSNorm(16)
+    check(module, drawn(4, 16))
+    (bound,) = module._bound.values()
+    assert isinstance(bound, BoundOp)
+    for fusion in bound.op.fusions:
+        fusion.fec.programs = LRUCache(PROGRAMS)  # as tuning does, and a fork
+    looked_up.clear()
+    check(module, drawn(4, 16))
+    assert looked_up
+
+
+def test_what_hooks_give_back_for_saved_tensors() -> None:
+    module, x = RMSNorm(16), drawn(4, 16)
+    check(module, x)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.double()):
+        y = module(x.requires_grad_())
+        with pytest.raises(ShardfuseError, match=r"Double|float64"):
+            y.sum().backward()
+    check(module, x.detach())
+
+
+def test_gate_and_up_have_their_gradient_in_one_tensor_without_a_copy() -> None:
+    module = SwiGLU(8, bias=True)
+    x = drawn(4, 16).requires_grad_()
+    module(x).sum().backward()
+    (bound,) = module._bound.values()
+    assert bound is not None
+    assert "torch_call" not in str(bound.op.backward.explain())
+
+
+@pytest.mark.parametrize(
+    ("line", "is_address"),
+    [
+        ("collective_0(queue, T1, T2)", True),
+        ("kernel_0_0(stream, T0, T1)", True),
+        ("if current_device() != 0: return on_device(program, T1)", True),
+        ("T2 = view_0(T1)", False),
+        ("T2 = collective_0(T1)", False),
+        ("own_T1, = own((T1,), (T0,))", False),
+        ("return (T1, )", False),
+        ("return (T10, )", True),
+    ],
+)
+def test_lines_that_take_an_address(line: str, is_address: bool) -> None:
+    assert only_addressed("T1", [line]) == is_address
