@@ -42,6 +42,7 @@ class RowNorm(ParameterModule):
     eps: Setting[float] = Setting()
     elementwise_affine: Setting[bool] = Setting()
     takes_residual = False
+    normalized_shape: tuple[int, ...]
 
     def __init__(
         self,
