@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ..device import Device
+from ..device import WARP, Device
 from ..ir.dtype import DataType
 
-WARP = 32
 SHARED = 0.9
 """What copies under way may take of shared memory; the rest is for reductions."""
 WIDEST_LOAD = 8
