@@ -14,7 +14,7 @@ from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
-from .dtensor import Given, Result, on_local_tensors
+from .dtensor import Given, Result, on_local_input, on_local_tensors
 from .fused import PLAIN, FusedOp
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
@@ -250,9 +250,7 @@ class InputNorm(RowNorm):
         ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
         """
         if type(x) not in PLAIN and has_dtensor((x,)):
-            result = Result(tuple(x.shape), self._output, self._output_grad)
-            here = partial(self._normed, unsharded=x.shape)
-            return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
+            return on_local_input(self._normed, self.mesh, x, self._input, (self._output, self._output_grad))
         return self._normed(x, unsharded=unsharded)
 
     def _normed(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
