@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import multiprocessing
@@ -155,37 +156,85 @@ def _resources(source: KernelSource, ptx: str, log: str, shared: int) -> Resourc
 # many kernels
 
 
-def compile_all(sources: Sequence[KernelSource]) -> list[Resources]:
-    """In a process of their own, on all cores; a kernel that comes twice is compiled once."""
-    unlike = list({_key(s): s for s in sources}.values())
-    with tempfile.TemporaryDirectory() as directory:
+class _Compiler:
+    """A process that compiles on all cores, kept for the next kernels: importing Triton and torch takes it seconds."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory()
+        self._errors = Path(self._directory.name) / "errors"
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        environment |= {"TRITON_CACHE_DIR": directory, "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_ALWAYS_COMPILE": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", "import sys; from benchmarks.sm90 import serve; serve(sys.argv[1])", directory],
-            input=pickle.dumps(unlike),
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            check=False,
-        )
-    if done.returncode:
-        raise RuntimeError(f"kernels do not compile for sm_90:\n{done.stderr.decode()[-4000:]}")
-    made = pickle.loads(done.stdout)
-    found = {_key(s): resources for s, resources in zip(unlike, made, strict=True)}
-    return [found[_key(s)] for s in sources]
+        environment |= {"TRITON_CACHE_DIR": self._directory.name, "TRITON_DUMP_PTXAS_LOG": "1"}
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", "from benchmarks.sm90 import serve; serve()", self._directory.name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=ROOT,
+                env=environment | {"TRITON_ALWAYS_COMPILE": "1"},
+            )
+
+    def __call__(self, sources: Sequence[KernelSource]) -> list[Resources]:
+        """Raises RuntimeError where one does not compile, which ends the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            pickle.dump(sources, self._process.stdin)
+            self._process.stdin.flush()
+            return pickle.load(self._process.stdout)
+        except (EOFError, OSError) as error:
+            found = self.end()
+            raise RuntimeError(f"kernels do not compile for sm_90:\n{found[-4000:]}") from error
+
+    def end(self) -> str:
+        """Close its input, which ends the process; what it has said of errors."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+        found = self._errors.read_text(errors="replace")
+        self._directory.cleanup()
+        return found
+
+
+_compiler: _Compiler | None = None
+_compiled: dict[tuple[str, int, int, int | None], Resources] = {}
+
+
+def compile_all(sources: Sequence[KernelSource]) -> list[Resources]:
+    """In a process of their own, on all cores; a kernel that comes twice, in one call or two, is compiled once."""
+    global _compiler
+    missing = {_key(s): s for s in sources if _key(s) not in _compiled}
+    if missing:
+        if _compiler is None:
+            _compiler = _Compiler()
+            atexit.register(_compiler.end)
+        try:
+            made = _compiler(list(missing.values()))
+        except RuntimeError:
+            atexit.unregister(_compiler.end)
+            _compiler = None
+            raise
+        _compiled.update(zip(missing, made, strict=True))
+    return [_compiled[_key(s)] for s in sources]
 
 
 def _key(source: KernelSource) -> tuple[str, int, int, int | None]:
     return source.text, source.num_warps, source.num_stages, source.max_registers
 
 
-def serve(directory: str) -> None:
-    """Kernels from stdin, a pickled list; their resources to stdout likewise."""
+def serve() -> None:
+    """Lists of kernels from stdin, pickled one after the other; the resources of each list to stdout likewise."""
     import triton  # noqa: F401 - once, before the workers are forked
 
-    sources: list[KernelSource] = pickle.load(sys.stdin.buffer)
-    # An executor, since a pool of multiprocessing waits for ever for a worker that LLVM has ended.
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
-        found = list(pool.map(compile_sm90, sources, repeat(Path(directory))))
-    pickle.dump(found, sys.stdout.buffer)
+    directory = Path(sys.argv[1])
+    while True:
+        try:
+            sources: list[KernelSource] = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        # An executor, since a pool of multiprocessing waits for ever for a worker that LLVM has ended.
+        with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+            found = list(pool.map(compile_sm90, sources, repeat(directory)))
+        pickle.dump(found, sys.stdout.buffer)
+        sys.stdout.buffer.flush()

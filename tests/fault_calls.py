@@ -68,7 +68,7 @@ def call_after_a_quiet_program(difference: str, *, is_guilty: bool) -> None:
     import torch
 
     from shardfuse import initialize
-    from shardfuse.mesh import standing
+    from shardfuse.mesh import collective_waits
 
     device = initialize().device
     ranks = 3 if difference == "quiet_of_three" else 2
@@ -78,7 +78,7 @@ def call_after_a_quiet_program(difference: str, *, is_guilty: bool) -> None:
         backward.execute([torch.zeros(8, 4, device=device)])
     print(f"fault {time.time()}", flush=True)
     if difference == "slow":
-        standing.TOLD_AFTER = TOLD_AFTER
+        collective_waits.REPORTED_AFTER = TOLD_AFTER
         for each in (forward, backward):
             for rows in (8, 7):
                 time.sleep(SLOW if is_guilty else 0.0)

@@ -23,8 +23,8 @@ from shardfuse.executor.turns import Turn
 from shardfuse.mesh import process
 from shardfuse.mesh.board import Board, Record
 from shardfuse.mesh.calls import Call, Ledger, Ledgers, Told
+from shardfuse.mesh.collective_waits import CollectiveWait
 from shardfuse.mesh.rendezvous import ProcessIdentity
-from shardfuse.mesh.standing import Standing
 from shardfuse.rank_errors import ThreadsError
 
 PROGRAMS = [Call.of(f"program {k}\nT0: unsharded [{k}, 4]") for k in range(5)]
@@ -339,12 +339,12 @@ class Guard:
 
     def __init__(self, rank: int) -> None:
         self.ledgers = Ledgers(rank)
-        self.standing = Standing()
+        self.collective_wait = CollectiveWait()
 
     def lost(self, rank: int) -> None:
         return None
 
-    def stands(self, rank: int) -> None:
+    def wait_of(self, rank: int) -> None:
         return None
 
 

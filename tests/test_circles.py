@@ -11,8 +11,8 @@ import pytest
 
 from shardfuse.executor.circles import Wait, find_circle
 from shardfuse.mesh.board import Record
+from shardfuse.mesh.collective_waits import ReportedWait
 from shardfuse.mesh.rendezvous import ProcessIdentity
-from shardfuse.mesh.standing import Told
 
 RANKS = range(4)
 TEAMS = ((0, 1), (1, 2), (2, 3), (0, 3), (0, 1, 2), (0, 1, 2, 3))
@@ -27,7 +27,7 @@ class Simulated:
     steps: Sequence[Sequence[Step]]
     at: list[int] = field(default_factory=lambda: [0 for _ in RANKS])
     came: list[bool] = field(default_factory=lambda: [False for _ in RANKS])
-    told: dict[int, tuple[Told, Mapping[str, int]]] = field(default_factory=dict)
+    told: dict[int, tuple[ReportedWait, Mapping[str, int]]] = field(default_factory=dict)
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     looking: int | None = None
     """The rank that reads what others tell; meanwhile those go on."""
@@ -68,13 +68,15 @@ class Simulated:
         step = self.step(rank)
         self.told.pop(rank, None)
         if step is not None and self.came[rank] and step[0] == "collective":
-            record = Record(ProcessIdentity("host", 1, 1), "working", 1, self.issued(rank), {}, self.stands(rank, step))
+            record = Record(
+                ProcessIdentity("host", 1, 1), "working", 1, self.issued(rank), {}, self.reported(rank, step)
+            )
             read = Record.from_json(record.to_json())
-            assert read.stands is not None
-            self.told[rank] = read.stands, read.sequences
+            assert read.wait is not None
+            self.told[rank] = read.wait, read.sequences
 
-    def stands(self, rank: int, step: Step) -> Told:
-        return Told(self.at[rank], {str(step[1]): step[1]})
+    def reported(self, rank: int, step: Step) -> ReportedWait:
+        return ReportedWait(self.at[rank], {str(step[1]): step[1]})
 
     def wait_of(self, rank: int) -> Wait | None:
         if self.looking is not None and self.rng.random() < 0.4:
@@ -84,10 +86,10 @@ class Simulated:
             return Wait(("agreement", self.at[rank]), step[1], self.lacks(rank))
         if rank not in self.told:
             return None
-        stands, own = self.told[rank]
+        wait, own = self.told[rank]
         others = [other for other in RANKS if other != rank]
-        lacks = [other for other in others if stands.missing(own, other, self.issued_by(other))]
-        return Wait(("collective", stands.serial), others, lacks, is_collective=True)
+        lacks = [other for other in others if wait.missing(own, other, self.issued_by(other))]
+        return Wait(("collective", wait.serial), others, lacks, is_collective=True)
 
     def issued_by(self, rank: int) -> Mapping[str, int]:
         step = self.step(rank)
@@ -154,7 +156,7 @@ def test_a_circle_is_found_where_ranks_are_stuck_and_nowhere_else(swaps: int) ->
 
 
 def test_what_a_rank_tells_is_read_as_it_was_told() -> None:
-    told = Told(7, {"0": [0, 1, 2]})
+    told = ReportedWait(7, {"0": [0, 1, 2]})
     record = Record(ProcessIdentity("host", 1, 2), "working", 3, {"0": 5}, {}, told)
     assert Record.from_json(record.to_json()) == record
     assert json.loads(record.to_json())[5] == [7, {"0": [0, 1, 2]}]

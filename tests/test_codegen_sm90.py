@@ -51,7 +51,6 @@ SPILLS: dict[str, tuple[int, str]] = {
     "rms_norm 1024x262144:float32": (32, "548 us on an H200; with 168 registers, three programs a multiprocessor 585"),
     "layer_norm_backward 16384x5140:bfloat16": (40, "169 us on an H200; one program a multiprocessor, without, 201"),
     "rms_norm_backward 384": (12, "27.9 us on an H200; in chunks of 128, without, 28.5"),
-    "group_norm (1, 512, 256, 256) channels-last": (16, LARGER_TILE),
     "group_norm_channels_last 1x512x256x256:float16:channels_last": (16, LARGER_TILE),
     "group_norm_backward 2x320x128x128:float16": (12, TWICE_THE_TEAM),
     "group_norm_backward 2x640x64x64:float16": (12, TWICE_THE_TEAM),

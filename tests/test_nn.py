@@ -33,7 +33,7 @@ from torch_gradients import answers, leaf, with_gradients
 from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh, ShardfuseError
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PeerLostError, PlacementError
-from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, SwiGLU, redistribute
+from shardfuse.nn import AddLayerNorm, AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, SwiGLU, redistribute
 
 CPU = torch.device("cpu")
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -402,6 +402,16 @@ CALL_REFUSALS: dict[str, Refusal] = {
     "another hidden size": (lambda: RMSNorm(16)(X), ModuleInputError, r"x has shape \(2, 3, 8\), expected 16 along"),
     "integers": (lambda: RMSNorm(8)(X.long()), ModuleInputError, "x has dtype torch.int64, expected one of torch.fl"),
     "residual": (lambda: AddRMSNorm(8)(X, X[:1]), ModuleInputError, r"residual has shape \(1, 3, 8\), expected \(2, 3"),
+    "a residual of a row": (
+        lambda: AddRMSNorm(8)(X[0, 0], X[0, :1]),
+        ModuleInputError,
+        r"residual .* \(8,\), the shape",
+    ),
+    "a residual of a row, of several dims": (
+        lambda: AddLayerNorm((3, 8))(X[0], X[:1]),
+        ModuleInputError,
+        r"residual has shape \(1, 3, 8\), expected \(3, 8\), the shape of x",
+    ),
     "hidden by number": (
         lambda: RMSNorm(8, mesh=MESH, input=Shard(2))(X),
         PlacementError,

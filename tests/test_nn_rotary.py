@@ -130,8 +130,9 @@ def test_one_kernel_for_each_tensor_and_no_copies() -> None:
     from shardfuse.nn.rotary_fusions import RotarySpec, rotary_op
 
     spec = RotarySpec(
-        4, (4, 2), 1, 16, 16, False, (1, 1, -1, 8), None, id(None), TensorPlacement(), DataType.Float, DataType.Float
-    )
+        ndim=4, heads=(4, 2), heads_dim=1, head_dim=16, rotary_dim=16, interleaved=False, table=(1, 1, -1, 8),
+        mesh=None, mesh_id=id(None), placement=TensorPlacement(), dtype=DataType.Float, table_dtype=DataType.Float,
+    )  # fmt: skip
     op = rotary_op(spec)
     q, k, _ = torch.randn(2, 6, 3, 4, 16, requires_grad=True).permute(2, 0, 3, 1, 4)
     out = op.apply(None, None, q, k[:, :2], *(torch.randn(1, 1, 6, 8) for _ in range(2)))

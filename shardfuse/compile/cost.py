@@ -108,7 +108,7 @@ def border_us(region: Region) -> float:
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _ReductionKernel:
     """One kernel of Inductor's: everything that is reduced over ``reduced`` elements of each of ``kept``."""
 
     kept: int
@@ -121,57 +121,57 @@ def inductor_us(region: Region, *, is_mix_order: bool) -> float:
 
     ``is_mix_order``: its ``triton.mix_order_reduction`` is on, so that sums of rows and of columns may share a kernel.
     """
-    walks: dict[_Walk, list[Node]] = {}
+    kernels: dict[_ReductionKernel, list[Node]] = {}
     for n in region.reductions:
-        walks.setdefault(_walk_of(n), []).append(n)
+        kernels.setdefault(_kernel_of(n), []).append(n)
     depth = _depths(region)
     total = 0.0
     largest = max((nbytes(n) for n in (*region.inputs, *region.outputs)), default=0)
     wide = [n for n in region.outputs if 2 * nbytes(n) >= largest]
-    owner = next((w for w in walks if w.is_inner), None)
-    if owner is not None and is_mix_order and _is_mixed(owner, list(walks)):
+    owner = next((k for k in kernels if k.is_inner), None)
+    if owner is not None and is_mix_order and _is_mixed(owner, list(kernels)):
         roots = [*region.reductions, *wide]
         moved = sum(map(nbytes, _read(region, roots))) + sum(map(nbytes, region.outputs))
         return 2 * KERNEL_US + moved / (BYTES_PER_US * INDUCTOR_MIXED_SHARE)
-    for walk, reductions in walks.items():
-        is_owner = walk is owner
+    for kernel, reductions in kernels.items():
+        is_owner = kernel is owner
         roots = [*reductions, *wide] if is_owner else reductions
         read = sum(nbytes(n) for n in _read(region, roots))
         written = sum(nbytes(n) for n in (wide if is_owner else reductions) if n in region.outputs)
         passes = 1 + max(depth[n] for n in reductions) - min(depth[n] for n in reductions)
         passes += 1 if is_owner and wide else 0
-        total += _walk_us(walk, read, written, passes)
+        total += _kernel_us(kernel, read, written, passes)
     if owner is None and wide:
         total += KERNEL_US + (sum(map(nbytes, (*_read(region, wide), *wide)))) / BYTES_PER_US
     return total
 
 
-def _is_mixed(rows: _Walk, walks: Sequence[_Walk]) -> bool:
+def _is_mixed(rows: _ReductionKernel, kernels: Sequence[_ReductionKernel]) -> bool:
     """Does one kernel of Inductor's reduce ``rows`` and the columns of the same tensor?  By Inductor's conditions."""
-    others = [w for w in walks if w != rows]
+    others = [k for k in kernels if k != rows]
     if len(others) != 1 or (others[0].kept, others[0].reduced) != (rows.reduced, rows.kept):
         return False
     return rows.kept >= max(MIXED_ROWS, 2 * rows.reduced) and rows.reduced <= MIXED_COLUMNS
 
 
-def _walk_us(walk: _Walk, read: float, written: float, passes: int) -> float:
-    if not walk.is_inner:
+def _kernel_us(kernel: _ReductionKernel, read: float, written: float, passes: int) -> float:
+    if not kernel.is_inner:
         return KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_COLUMN_SHARE)
-    if walk.reduced <= PERSISTENT_ROW:
+    if kernel.reduced <= PERSISTENT_ROW:
         return KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_ROW_SHARE)
-    row = read / max(walk.kept, 1)
-    again = REREAD if row * min(RESIDENT_ROWS, walk.kept) <= L2_BYTES else 1.0
+    row = read / max(kernel.kept, 1)
+    again = REREAD if row * min(RESIDENT_ROWS, kernel.kept) <= L2_BYTES else 1.0
     moved = read * (1 + again * (passes - 1)) + written
     return KERNEL_US + moved / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
 
 
-def _walk_of(node: Node) -> _Walk:
+def _kernel_of(node: Node) -> _ReductionKernel:
     source = tensor_of(cast(Node, node.args[0]))
     sizes = [hinted(n) for n in source.shape]
     axes = _axes(node, len(sizes))
     reduced = math.prod(sizes[d] for d in axes)
     is_inner = all(d in axes for d in range(min(axes, default=0), len(sizes)) if sizes[d] != 1)
-    return _Walk(math.prod(sizes) // max(reduced, 1), reduced, is_inner)
+    return _ReductionKernel(math.prod(sizes) // max(reduced, 1), reduced, is_inner)
 
 
 def _axes(node: Node, ndim: int) -> list[int]:

@@ -6,9 +6,8 @@ from typing import Any, cast
 
 import torch
 
-from .record import H200, NAMED, Device
+from .record import H200, NAMED, WARP, Device
 
-_WARP = 32
 _ACCESS_BYTES = 16
 """The widest load of a thread on every GPU that Triton compiles for."""
 _REGISTERS = 65536
@@ -34,7 +33,7 @@ def device_here() -> Device:
         found.name,
         multiprocessors=found.multi_processor_count,
         registers=_REGISTERS,
-        warps=found.max_threads_per_multi_processor // _WARP,
+        warps=found.max_threads_per_multi_processor // WARP,
         shared_bytes=getattr(found, "shared_memory_per_multiprocessor", found.shared_memory_per_block + _KEPT) - _KEPT,
         access_bytes=_ACCESS_BYTES,
         l2_bytes=found.L2_cache_size,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WARP = 32
+"""Threads of a warp, on every GPU of NVIDIA's."""
+
 
 @dataclass(frozen=True)
 class Device:

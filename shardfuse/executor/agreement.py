@@ -317,8 +317,8 @@ class _Side:
         texts = {self.rank: comparison.text}
         guard = own_watchdog()
         for other in comparison.ranks:
-            stands = None if guard is None else guard.stands(other)
-            program = None if guard is None or stands is None else guard.program_of(other, stands[0])
+            wait = None if guard is None else guard.wait_of(other)
+            program = None if guard is None or wait is None else guard.program_of(other, wait[0])
             if program:
                 texts[other] = program
         if rank not in texts:
@@ -327,20 +327,20 @@ class _Side:
         return ProgramMismatchError(dict(sorted(texts.items())), place)
 
     def wait_of(self, rank: int) -> Wait | None:
-        """What ``rank`` waits in, as it tells."""
+        """What ``rank`` waits in, as it reports."""
         state = self.state_of(rank)
         if state is not None and state["what"] == "waits":
             team = cast("list[int]", state["ranks"])
             waiting = _Comparison(tuple(team), k=cast(int, state["k"]))
             return Wait(state, team, [other for other in team if not self.store.check([waiting.key(other)])])
         guard = own_watchdog()
-        stands = None if guard is None else guard.stands(rank)
-        if stands is None:
+        wait = None if guard is None else guard.wait_of(rank)
+        if wait is None:
             return None
-        told, own = stands
-        ranks = sorted({other for members in told.groups.values() for other in members} - {rank})
-        missing = [other for other in ranks if told.missing(own, other, self.issued_by(other))]
-        return Wait(("collective", told.serial), [rank, *ranks], missing, is_collective=True)
+        reported, own = wait
+        ranks = sorted({other for members in reported.groups.values() for other in members} - {rank})
+        missing = [other for other in ranks if reported.missing(own, other, self.issued_by(other))]
+        return Wait(("collective", reported.serial), [rank, *ranks], missing, is_collective=True)
 
     def issued_by(self, rank: int) -> Mapping[str, int]:
         """How many collectives a rank that waits has issued, by process group; nothing where it does not wait."""
@@ -349,8 +349,8 @@ class _Side:
         state, guard = self.state_of(rank), own_watchdog()
         if state is not None and state["what"] == "waits":
             return cast("dict[str, int]", state["issued"])
-        stands = None if guard is None else guard.stands(rank)
-        return {} if stands is None else stands[1]
+        wait = None if guard is None else guard.wait_of(rank)
+        return {} if wait is None else wait[1]
 
     def state_of(self, rank: int) -> dict[str, object] | None:
         """What ``rank`` says under `at/rank`; what it takes back meanwhile is nothing."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from shardfuse.mesh import standing
 from shardfuse.mesh.calls import Told
+from shardfuse.mesh.collective_waits import ReportedWait
 from shardfuse.mesh.rendezvous import ProcessIdentity, Store
 
 State = Literal["working", "leaving", "left", "failed"]
@@ -29,7 +29,7 @@ class Record:
     """What a rank tells the others about itself.
 
     sequences: once it leaves, or tells of a wait, for every process group by name the number of collectives that it has
-    issued. calls: by team, what it called. stands: the collective in which it waits, once that has taken seconds.
+    issued. calls: by team, what it called. wait: the collective in which it waits, once that has taken seconds.
     """
 
     identity: ProcessIdentity
@@ -37,17 +37,17 @@ class Record:
     beat: int = 0
     sequences: Mapping[str, int] = field(default_factory=dict[str, int])
     calls: Mapping[str, Told] = field(default_factory=dict[str, Told])
-    stands: standing.Told | None = None
+    wait: ReportedWait | None = None
 
     def to_json(self) -> str:
-        told = dict(self.sequences), dict(self.calls), self.stands
+        told = dict(self.sequences), dict(self.calls), self.wait
         return json.dumps([self.identity.to_json(), self.state, self.beat, *told])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
-        identity, state, beat, sequences, calls, stands = json.loads(text)
+        identity, state, beat, sequences, calls, wait = json.loads(text)
         told = {key: Told(*values) for key, values in cast("dict[str, tuple[int, int, int, bool]]", calls).items()}
-        waits = None if stands is None else standing.Told(*stands)
+        waits = None if wait is None else ReportedWait(*wait)
         return cls(ProcessIdentity.from_json(identity), state, beat, sequences, told, waits)
 
 

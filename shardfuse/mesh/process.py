@@ -264,7 +264,7 @@ def ledger_of(ranks: Sequence[int]) -> Ledger | None:
 def within(group: dist.ProcessGroup) -> AbstractContextManager[None]:
     """Around a collective of a program that the host waits in: the other ranks are told where that takes seconds."""
     guard = own_watchdog()
-    return _UNWATCHED if guard is None else guard.standing.within(group)
+    return _UNWATCHED if guard is None else guard.collective_wait.within(group)
 
 
 def issued() -> dict[str, int]:

@@ -35,10 +35,10 @@ import torch
 from shardfuse.errors import PeerLostError
 from shardfuse.mesh.board import INTERVAL, Board, Record, State
 from shardfuse.mesh.calls import Ledgers
+from shardfuse.mesh.collective_waits import CollectiveWait, ReportedWait
 from shardfuse.mesh.gpu_waits import StreamProbe, waited_on_gpu
 from shardfuse.mesh.groups import group_sequences
 from shardfuse.mesh.rendezvous import ProcessIdentity, Store
-from shardfuse.mesh.standing import Standing, Told
 
 _STANDSTILL = 4.0  # seconds without an end of what the GPU was given, once a rank has left
 _FAREWELL = 3.0  # seconds that a failing rank gives the others to read why, before its launcher ends them
@@ -61,8 +61,8 @@ class Fault:
         return f"this rank {self.reason}" if self.rank == reader else str(PeerLostError(self.rank, self.reason))
 
 
-def _standing_key(rank: int) -> str:
-    return f"stands/{rank}"
+def _wait_key(rank: int) -> str:
+    return f"wait/{rank}"
 
 
 class _Silence:
@@ -98,8 +98,8 @@ class Watchdog:
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, host_rank: int | None, heartbeat_limit: float) -> None:
-        self.standing = Standing()
-        self.ledgers = Ledgers(rank, self.standing.latest)
+        self.collective_wait = CollectiveWait()
+        self.ledgers = Ledgers(rank, self.collective_wait.latest)
         self._rank = rank
         self._others = [other for other in range(world_size) if other != rank]
         self._host_rank = host_rank
@@ -136,16 +136,16 @@ class Watchdog:
         state = "working" if record is None else record.state
         return {"working": None, "failed": "has failed"}.get(state, "has left")
 
-    def stands(self, rank: int) -> tuple[Told, Mapping[str, int]] | None:
-        """The collective in which the rank waits, and what it has issued; None while it tells of none."""
+    def wait_of(self, rank: int) -> tuple[ReportedWait, Mapping[str, int]] | None:
+        """The collective in which the rank waits, and what it has issued; None while it reports none."""
         record = self._board.records.get(rank)
-        return None if record is None or record.stands is None else (record.stands, record.sequences)
+        return None if record is None or record.wait is None else (record.wait, record.sequences)
 
-    def program_of(self, rank: int, stands: Told) -> str | None:
+    def program_of(self, rank: int, wait: ReportedWait) -> str | None:
         """The text of the program that the rank is in; None where that was not read yet."""
-        text = self._board.read(_standing_key(rank))
+        text = self._board.read(_wait_key(rank))
         serial, program = (None, "") if text is None else json.loads(text)
-        return program if serial == stands.serial else None
+        return program if serial == wait.serial else None
 
     def note_failure(self, trace: str) -> None:
         """Keep the text of the first exception that the others were told of: this rank may be ended without it."""
@@ -267,11 +267,11 @@ class Watchdog:
     def _compose(self) -> Record:
         """This rank's record for the next round; the board's thread asks for it."""
         self._beat += 1
-        stands, issued = self.standing.told(waited_on_gpu()) if self._state == "working" else (None, {})
-        if stands is not None:
-            self._board.post(_standing_key(self._rank), self.standing.text(stands))
-        sequences = self._sequences if stands is None else issued
-        return Record(self._identity, self._state, self._beat, sequences, self.ledgers.told(), stands)
+        wait, issued = self.collective_wait.reported(waited_on_gpu()) if self._state == "working" else (None, {})
+        if wait is not None:
+            self._board.post(_wait_key(self._rank), self.collective_wait.text(wait))
+        sequences = self._sequences if wait is None else issued
+        return Record(self._identity, self._state, self._beat, sequences, self.ledgers.told(), wait)
 
     # what is found: none of these waits for the store
 

@@ -20,6 +20,7 @@ from .dtensor import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedOp
 from .gated import bind_gated, gated
 from .parameters import ParameterKind, ParameterModule
+from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 from .settings import Setting
 
@@ -157,17 +158,16 @@ class SwiGLU(ParameterModule):
         return f"features={self.features}, bias={self.gate_bias is not None}, mesh={self.mesh}"
 
 
-@dataclass(frozen=True)
-class _Spec:
-    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object."""
+@dataclass(frozen=True, kw_only=True)
+class _Spec(PlacedSpec):
+    """All that the fusions depend on."""
 
-    ndim: int
     features: int | None
-    mesh: DeviceMesh | None
-    mesh_id: int
-    placement: TensorPlacement
-    dtype: DataType
     bias_dtype: DataType | None
+
+    @property
+    def other_dtypes(self) -> tuple[DataType | None, ...]:
+        return (self.bias_dtype,)
 
     @property
     def shape(self) -> list[int]:
@@ -176,12 +176,6 @@ class _Spec:
     @property
     def bias(self) -> TensorPlacement:
         return self.placement.only(self.ndim - 1)
-
-    @property
-    def compute(self) -> DataType:
-        """float32, or float64 where a tensor is."""
-        is_double = DataType.Double in (self.dtype, self.bias_dtype)
-        return DataType.Double if is_double else DataType.Float
 
 
 @lru_cache(maxsize=256)

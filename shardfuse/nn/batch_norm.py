@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -17,7 +16,7 @@ from ..mesh import DeviceMesh
 from . import traced
 from .batch_norm_fusions import BatchNormSpec, batch_norm_op
 from .channels import ChannelNorm
-from .dtensor import Given, Result, on_local_tensors
+from .dtensor import on_local_input
 from .fused import PLAIN, FusedOp
 from .parameters import ParameterKind
 from .placement import TensorPlacement
@@ -118,9 +117,7 @@ class BatchNorm(ChannelNorm):
         ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
         """
         if type(x) not in PLAIN and has_dtensor((x,)):
-            result = Result(tuple(x.shape), self._input, self._input)
-            here = partial(self._forward, unsharded=tuple(x.shape))
-            return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
+            return on_local_input(self._forward, self.mesh, x, self._input)
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:

@@ -6,52 +6,29 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..frontend import FusionDefinition
-from ..ir import DataType, TensorView
-from ..mesh import DeviceMesh
+from ..ir import DataType
+from .channel_norm_spec import ChannelNormSpec, of_channels
 from .fused import FusedOp
 from .placement import TensorPlacement, define, give
 
 
-@dataclass(frozen=True)
-class BatchNormSpec:
-    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+@dataclass(frozen=True, kw_only=True)
+class BatchNormSpec(ChannelNormSpec):
+    """All that the fusions depend on.
 
-    channel_dim: 1, or the last dim where the tensors are channels-last.  placement: of x, counted in these dims.
-    affine_dtype: of weight and bias; None without them.  kept_dtype: of the statistics that are kept and normed by;
-    None where the batch's own are.
+    kept_dtype: of the statistics that are kept and normed by; None where the batch's own are.
     """
 
-    ndim: int
-    channel_dim: int
-    channels: int
-    eps: float
-    mesh: DeviceMesh | None
-    mesh_id: int
-    placement: TensorPlacement
-    dtype: DataType
-    affine_dtype: DataType | None
     kept_dtype: DataType | None
 
     @property
-    def shape(self) -> list[int]:
-        sizes = [-1] * self.ndim
-        sizes[self.channel_dim] = self.channels
-        return sizes
+    def other_dtypes(self) -> tuple[DataType | None, ...]:
+        return (self.affine_dtype, self.kept_dtype)
 
     @property
     def vector(self) -> TensorPlacement:
-        """Where one number for each channel lives: everywhere."""
+        """Everywhere: nothing cuts the channels."""
         return self.placement.replicated()
-
-    @property
-    def rows(self) -> list[int]:
-        """The dims of a channel."""
-        return [k for k in range(self.ndim) if k != self.channel_dim]
-
-    @property
-    def compute(self) -> DataType:
-        is_double = DataType.Double in (self.dtype, self.affine_dtype, self.kept_dtype)
-        return DataType.Double if is_double else DataType.Float
 
 
 @lru_cache(maxsize=256)
@@ -76,9 +53,9 @@ def batch_norm_op(spec: BatchNormSpec) -> FusedOp:
 def _forward(spec: BatchNormSpec) -> FusionDefinition:
     with FusionDefinition() as fd:
         x = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-        weight, bias = (_vector(fd, spec, spec.affine_dtype) for _ in range(2))
+        weight, bias = (of_channels(fd, spec, spec.affine_dtype) for _ in range(2))
         if spec.kept_dtype is not None:
-            mean, variance = (_vector(fd, spec, spec.kept_dtype) for _ in range(2))
+            mean, variance = (of_channels(fd, spec, spec.kept_dtype) for _ in range(2))
             assert mean is not None
             assert variance is not None
         else:
@@ -104,11 +81,11 @@ def _backward(spec: BatchNormSpec) -> FusionDefinition:
     with FusionDefinition() as fd:
         dy = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
         x = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-        mean, rstd = (_vector(fd, spec, spec.kept_dtype or spec.compute) for _ in range(2))
+        mean, rstd = (of_channels(fd, spec, spec.kept_dtype or spec.compute) for _ in range(2))
         assert mean is not None
         assert rstd is not None
         rstd = rstd if spec.kept_dtype is None else fd.ops.rsqrt(fd.ops.add(rstd, spec.eps))
-        weight = _vector(fd, spec, spec.affine_dtype)
+        weight = of_channels(fd, spec, spec.affine_dtype)
         unit = fd.ops.mul(fd.ops.sub(x, mean), rstd)
         # weight is the same for all of a channel: it comes out of the means, which are the parameters' gradients
         along, even = fd.ops.sum(fd.ops.mul(dy, unit), spec.rows), fd.ops.sum(dy, spec.rows)
@@ -124,12 +101,3 @@ def _backward(spec: BatchNormSpec) -> FusionDefinition:
             for summed in (along, even):
                 give(fd, fd.ops.cast(summed, dtype=spec.affine_dtype), spec.mesh, spec.vector)
     return fd
-
-
-def _vector(fd: FusionDefinition, spec: BatchNormSpec, dtype: DataType | None) -> TensorView | None:
-    """A number for each channel, in the compute dtype and x's dims; None where there is no dtype."""
-    if dtype is None:
-        return None
-    given = define(fd, spec.mesh, spec.vector, [spec.channels], dtype)
-    flags = [k != spec.channel_dim for k in range(spec.ndim)]
-    return fd.ops.broadcast(fd.ops.cast(given, dtype=spec.compute), flags)

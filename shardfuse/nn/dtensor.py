@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -61,6 +61,22 @@ def on_local_tensors(
         for x, r in zip(several, results, strict=True)
     )
     return wrapped if isinstance(outputs, tuple) else wrapped[0]
+
+
+def on_local_input(
+    call: Callable[..., torch.Tensor],
+    mesh: DeviceMesh | None,
+    x: torch.Tensor,
+    at: TensorPlacement,
+    result: tuple[TensorPlacement, TensorPlacement] | None = None,
+) -> torch.Tensor:
+    """``call(local x, unsharded=...)`` of a DTensor x that lives ``at``; its result, of x's shape, as a DTensor.
+
+    result: where it lives, and where its gradient is wanted; as x by default.  Raises as ``on_local_tensors``.
+    """
+    shape = tuple(x.shape)
+    results = [Result(shape, *(result or (at, at)))]
+    return on_local_tensors(partial(call, unsharded=shape), mesh, [Given("x", x, at)], results)
 
 
 def _on_traced(

@@ -176,20 +176,30 @@ def softmax(
     input: torch.Tensor, dim: int = -1, *, scale: float = 1.0, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """torch.nn.functional.softmax of ``scale * input``, masked as ``Softmax`` does."""
-    if torch.compiler.is_compiling():
-        Function("softmax").check_plain(input=input)
-        return traced.softmax(input, mask, dim, scale, is_log=False)
-    return _softmax(dim, scale)(input, mask)
+    return _softmaxed("softmax", _softmax, input, dim, scale, mask, is_log=False)
 
 
 def log_softmax(
     input: torch.Tensor, dim: int = -1, *, scale: float = 1.0, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """torch.nn.functional.log_softmax of ``scale * input``, masked as ``LogSoftmax`` does."""
+    return _softmaxed("log_softmax", _log_softmax, input, dim, scale, mask, is_log=True)
+
+
+def _softmaxed(
+    name: str,
+    module: Callable[..., Softmax | LogSoftmax],
+    x: torch.Tensor,
+    dim: int,
+    scale: float,
+    mask: torch.Tensor | None,
+    *,
+    is_log: bool,
+) -> torch.Tensor:
     if torch.compiler.is_compiling():
-        Function("log_softmax").check_plain(input=input)
-        return traced.softmax(input, mask, dim, scale, is_log=True)
-    return _log_softmax(dim, scale)(input, mask)
+        Function(name).check_plain(input=x)
+        return traced.softmax(x, mask, dim, scale, is_log=is_log)
+    return module(dim, scale)(x, mask)
 
 
 def gelu(input: torch.Tensor, approximate: Approximation = "none") -> torch.Tensor:

@@ -20,6 +20,7 @@ from .activation_functions import Activation, activated, slope
 from .dtensor import Given, Result, on_local_tensors
 from .fused import FusedModule, FusedOp
 from .gelu import Approximation, gelu_activation
+from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 from .settings import Setting
 
@@ -165,26 +166,20 @@ def bind_gated(
     return gated_op(spec)
 
 
-@dataclass(frozen=True)
-class GatedSpec:
-    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+@dataclass(frozen=True, kw_only=True)
+class GatedSpec(PlacedSpec):
+    """All that the fusions depend on.
 
     The dim before the last holds gate and up (``is_packed``), or is 1, in ``ndim`` and in ``placement``.
     """
 
     activation: Activation
-    ndim: int
     is_packed: bool
-    mesh: DeviceMesh | None
-    mesh_id: int
-    placement: TensorPlacement
-    dtype: DataType
     bias_dtype: DataType | None
 
     @property
-    def compute(self) -> DataType:
-        """float32, or float64 where a tensor is."""
-        return DataType.Double if DataType.Double in (self.dtype, self.bias_dtype) else DataType.Float
+    def other_dtypes(self) -> tuple[DataType | None, ...]:
+        return (self.bias_dtype,)
 
     @property
     def bias(self) -> TensorPlacement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -13,12 +13,12 @@ from ..arguments import checked
 from ..errors import ModuleArgumentError, PlacementError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
-from ..ir import DataType
 from ..mesh import DeviceMesh
 from . import traced
 from .activation_functions import Activation, activated, slope
-from .dtensor import Given, Result, on_local_tensors
+from .dtensor import on_local_input
 from .fused import PLAIN, FusedModule, FusedOp
+from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 from .settings import Setting
 
@@ -72,9 +72,7 @@ class GELU(FusedModule):
             self.check_plain(x=x)
             return traced.activation(gelu_activation("GELU", self.approximate), x)
         if type(x) not in PLAIN and has_dtensor((x,)):
-            result = Result(tuple(x.shape), self._input, self._input)
-            here = partial(self._forward, unsharded=tuple(x.shape))
-            return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
+            return on_local_input(self._forward, self.mesh, x, self._input)
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
@@ -84,27 +82,25 @@ class GELU(FusedModule):
         (x,) = tensors
         placement = self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded)
         activation = gelu_activation("GELU", self.approximate)
-        spec = ActivationSpec(activation, x.ndim, self.mesh, id(self.mesh), placement, self.check_dtype("x", x))
+        spec = ActivationSpec(
+            activation=activation,
+            ndim=x.ndim,
+            mesh=self.mesh,
+            mesh_id=id(self.mesh),
+            placement=placement,
+            dtype=self.check_dtype("x", x),
+        )
         return activation_op(spec)
 
     def extra_repr(self) -> str:
         return f"approximate={self.approximate!r}"
 
 
-@dataclass(frozen=True)
-class ActivationSpec:
-    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object."""
+@dataclass(frozen=True, kw_only=True)
+class ActivationSpec(PlacedSpec):
+    """All that the fusions depend on."""
 
     activation: Activation
-    ndim: int
-    mesh: DeviceMesh | None
-    mesh_id: int
-    placement: TensorPlacement
-    dtype: DataType
-
-    @property
-    def compute(self) -> DataType:
-        return DataType.Double if self.dtype is DataType.Double else DataType.Float
 
 
 @lru_cache(maxsize=256)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -14,7 +13,7 @@ from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
 from .channels import ChannelNorm
-from .dtensor import Given, Result, on_local_tensors
+from .dtensor import on_local_input
 from .fused import PLAIN, FusedOp
 from .group_norm_fusions import GroupNormSpec, group_norm_op
 from .parameters import ParameterKind
@@ -102,9 +101,7 @@ class GroupNorm(ChannelNorm):
             self.check_plain(x=x, weight=self.weight, bias=self.bias)
             return traced.group_norm(x, self.num_groups, self.weight, self.bias, self.eps, self.activation)
         if type(x) not in PLAIN and has_dtensor((x,)):
-            result = Result(tuple(x.shape), self._input, self._input)
-            here = partial(self._forward, unsharded=tuple(x.shape))
-            return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
+            return on_local_input(self._forward, self.mesh, x, self._input)
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:

@@ -6,38 +6,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..frontend import FusionDefinition
-from ..ir import DataType, TensorView
-from ..mesh import DeviceMesh
+from ..ir import TensorView
 from .activation_functions import Activation, activated, slope
+from .channel_norm_spec import ChannelNormSpec, of_channels
 from .fused import FusedOp
 from .placement import TensorPlacement, define, give
 
 
-@dataclass(frozen=True)
-class GroupNormSpec:
-    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+@dataclass(frozen=True, kw_only=True)
+class GroupNormSpec(ChannelNormSpec):
+    """All that the fusions depend on.  activation: of the result; None where there is none."""
 
-    channel_dim: 1, or the last dim where the tensors are channels-last.  placement: of x, counted in these dims.
-    affine_dtype: of weight and bias; None without them.
-    """
-
-    ndim: int
-    channel_dim: int
     groups: int
-    channels: int
-    eps: float
     activation: Activation | None
-    mesh: DeviceMesh | None
-    mesh_id: int
-    placement: TensorPlacement
-    dtype: DataType
-    affine_dtype: DataType | None
-
-    @property
-    def shape(self) -> list[int]:
-        sizes = [-1] * self.ndim
-        sizes[self.channel_dim] = self.channels
-        return sizes
 
     @property
     def statistic_shape(self) -> list[int]:
@@ -50,23 +31,9 @@ class GroupNormSpec:
         return replace(self.placement, shards=tuple(d if d in kept else None for d in self.placement.shards))
 
     @property
-    def parameter(self) -> TensorPlacement:
-        return self.placement.only(self.channel_dim)
-
-    @property
-    def rows(self) -> list[int]:
-        """The dims that a parameter's gradient is summed over."""
-        return [k for k in range(self.ndim) if k != self.channel_dim]
-
-    @property
     def group_dims(self) -> list[int]:
         """Those of a group, where it has a dim for the channels in it, after that of the groups."""
         return [k for k in range(1, self.ndim + 1) if k != self.channel_dim]
-
-    @property
-    def compute(self) -> DataType:
-        is_double = DataType.Double in (self.dtype, self.affine_dtype)
-        return DataType.Double if is_double else DataType.Float
 
 
 @lru_cache(maxsize=256)
@@ -75,7 +42,7 @@ def group_norm_op(spec: GroupNormSpec) -> FusedOp:
     parameters = 0 if spec.affine_dtype is None else 2
     tensors = 1 + parameters
     saved = (0, tensors + 1, tensors + 2, *range(1, tensors))
-    arguments = (spec.placement, *(spec.parameter,) * parameters)
+    arguments = (spec.placement, *(spec.vector,) * parameters)
     order = tuple(range(tensors))
     return FusedOp(_forward(spec), _backward(spec), 1, saved, arguments, (spec.placement,), order, follows=(0, 0, 0))
 
@@ -83,7 +50,7 @@ def group_norm_op(spec: GroupNormSpec) -> FusedOp:
 def _forward(spec: GroupNormSpec) -> FusionDefinition:
     with FusionDefinition() as fd:
         x = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-        weight, bias = _affine(fd, spec), _affine(fd, spec)
+        weight, bias = (of_channels(fd, spec, spec.affine_dtype) for _ in range(2))
         grouped = _grouped(fd, spec, x)
         variance, mean = fd.ops.var_mean(grouped, spec.group_dims, correction=0, keepdim=True)
         rstd = fd.ops.rsqrt(fd.ops.add(variance, spec.eps))
@@ -110,7 +77,7 @@ def _backward(spec: GroupNormSpec) -> FusionDefinition:
             )
             for _ in range(2)
         )
-        weight, bias = _affine(fd, spec), _affine(fd, spec)
+        weight, bias = (of_channels(fd, spec, spec.affine_dtype) for _ in range(2))
         grouped = fd.ops.mul(fd.ops.sub(_grouped(fd, spec, x), mean), rstd)
         unit = _together(fd, spec, grouped, x)
         if spec.activation is not None:
@@ -125,17 +92,8 @@ def _backward(spec: GroupNormSpec) -> FusionDefinition:
         if spec.affine_dtype is not None:
             for summand in (fd.ops.mul(dy, unit), dy):
                 summed = fd.ops.cast(fd.ops.sum(summand, spec.rows), dtype=spec.affine_dtype)
-                give(fd, summed, spec.mesh, spec.parameter)
+                give(fd, summed, spec.mesh, spec.vector)
     return fd
-
-
-def _affine(fd: FusionDefinition, spec: GroupNormSpec) -> TensorView | None:
-    """Weight or bias in the compute dtype and x's dims, where there is one."""
-    if spec.affine_dtype is None:
-        return None
-    given = define(fd, spec.mesh, spec.parameter, [spec.channels], spec.affine_dtype)
-    flags = [k != spec.channel_dim for k in range(spec.ndim)]
-    return fd.ops.broadcast(fd.ops.cast(given, dtype=spec.compute), flags)
 
 
 def _grouped(fd: FusionDefinition, spec: GroupNormSpec, x: TensorView) -> TensorView:

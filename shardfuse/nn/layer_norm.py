@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
 from ..arguments import checked
 from ..errors import ModuleArgumentError
-from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
-from .dtensor import Given, Result, on_local_tensors
-from .fused import PLAIN
 from .parameters import ParameterKind
 from .placement import TensorPlacement
-from .row_norm import NormSwitches, RowNorm
+from .row_norm import InputNorm, NormSwitches, ResidualNorm
 from .settings import Setting
 
 if TYPE_CHECKING:
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class LayerNorm(RowNorm):
+class LayerNorm(InputNorm):
     """y = (x - mean(x)) * rsqrt(var(x) + eps) * weight + bias over the last dims, as torch.nn.LayerNorm.
 
     normalized_shape: sizes of these dims, or of the last one.  elementwise_affine: are there a weight and a bias?
@@ -61,43 +57,9 @@ class LayerNorm(RowNorm):
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
 
-    def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
-        """x: [..., *normalized_shape] (local) -> the same shape, in x's dtype, placed as ``output``.
-
-        ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
-        """
-        if type(x) not in PLAIN and has_dtensor((x,)):
-            result = Result(tuple(x.shape), self._output, self._output_grad)
-            here = partial(self.normed, unsharded=x.shape)
-            return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
-        return self.normed(x, unsharded=unsharded)
-
-
-class _AddNorm(RowNorm):
-    """What takes x and a residual."""
-
-    takes_residual = True
-
-    def settings(self) -> dict[str, object]:
-        return {**super().settings(), "input_bias": self._switches.input_bias, "residual": self._at}
-
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual: [..., *normalized_shape] (local) -> (normed in x's dtype, new residual in residual's dtype).
-
-        ``unsharded``: their shape as wholes, where local tensors are shards that differ in size.
-        """
-        if (type(x) not in PLAIN or type(residual) not in PLAIN) and has_dtensor((x, residual)):
-            given = [Given("x", x, self._input), Given("residual", residual, self._at)]
-            shape = self.unsharded_of(given)
-            results = [Result(shape, self._output, self._output_grad), Result(shape, self._at, self._at)]
-            return on_local_tensors(partial(self.added, unsharded=shape), self.mesh, given, results)
-        return self.added(x, residual, unsharded=unsharded)
-
 
 @checked(ModuleArgumentError, ("__init__",))
-class AddLayerNorm(_AddNorm):
+class AddLayerNorm(ResidualNorm):
     """new_residual = residual + x (+ input_bias); normed = the LayerNorm of new_residual.
 
     As ``LayerNorm``, and
@@ -132,7 +94,7 @@ class AddLayerNorm(_AddNorm):
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class DropoutAddNorm(_AddNorm):
+class DropoutAddNorm(ResidualNorm):
     """new_residual = residual + dropout(x (+ input_bias)); normed = the LayerNorm or RMSNorm of new_residual.
 
     p: probability that an element of x is dropped; the others are multiplied by 1 / (1 - p).  In ``eval()`` none is.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -13,14 +13,12 @@ import torch
 from ..arguments import checked
 from ..errors import ModuleArgumentError
 from ..frontend import FusionDefinition
-from ..frontend.detection import has_dtensor
-from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from . import traced
-from .dtensor import Given, Result, on_local_tensors
-from .fused import PLAIN, FusedOp
+from .fused import FusedOp
+from .logits_fusions import LogitsSpec, cooled, give_strays, is_class, is_target, logits_and_target
 from .loss import CrossEntropyLoss
-from .placement import TensorPlacement, define, give
+from .placement import define, give
 from .settings import Setting
 
 if TYPE_CHECKING:
@@ -74,30 +72,13 @@ class LogProb(CrossEntropyLoss):
             self._check_target(logits, target)
             options = (self.ignore_index, self.temperature)
             found = traced.log_prob(logits, target, *options, entropy=self.entropy)
-        elif (type(logits) not in PLAIN or type(target) not in PLAIN) and has_dtensor((logits, target)):
-            rows = self._logits.resolve("logits", logits.ndim).without(logits.ndim - 1)
-            given = [Given("logits", logits, self._logits), Given("target", target, rows)]
-            shape = self._unsharded(logits, target)
-            results = [Result(shape[:-1], rows, rows)] * (1 + self.entropy)
-            found = on_local_tensors(partial(self._results, unsharded=shape), self.mesh, given, results)
         else:
-            found = self._results(logits, target, unsharded=unsharded)
+            found = self.called(logits, target, unsharded)
         return cast("tuple[torch.Tensor, torch.Tensor]", found) if self.entropy else found[0]
 
-    def _results(
-        self, logits: torch.Tensor, target: torch.Tensor, *, unsharded: Sequence[int] | None
-    ) -> tuple[torch.Tensor, ...]:
-        if logits.ndim == 1:
-            whole = None if unsharded is None else (1, *unsharded)
-            return tuple(t[0] for t in self._results(logits[None], target[None], unsharded=whole))
-        if target.ndim != logits.ndim - 1:
-            self._check_target(logits, target)
-        count = 1 + self.entropy
-        outputs = self.run((logits, target[..., None]), unsharded)
-        if len(outputs) == count + 1 and outputs[count].item():
-            classes = self._classes(logits) if unsharded is None else unsharded[-1]
-            self._refuse(target, classes, int(outputs[count].item()))
-        return tuple(t[..., 0] for t in outputs[:count])
+    @property
+    def result_count(self) -> int:
+        return 1 + self.entropy
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         logits, target = tensors
@@ -107,54 +88,17 @@ class LogProb(CrossEntropyLoss):
         self, logits: torch.Tensor, target: torch.Tensor, unsharded: Sequence[int] | None = None
     ) -> LogProbSpec:
         """All that the fusions of such tensors depend on.  Raises ModuleInputError."""
-        known = self._spec(logits, target[..., None], unsharded)
-        return LogProbSpec(
-            ndim=known.ndim,
-            classes=known.classes,
-            temperature=self.temperature,
-            entropy=self.entropy,
-            ignore_index=self.ignore_index,
-            counts_strays=known.counts_strays,
-            mesh=self.mesh,
-            mesh_id=id(self.mesh),
-            placement=known.placement,
-            dtype=known.dtype,
-        )
+        return LogProbSpec(**vars(self.logits_spec(logits, target[..., None], unsharded)), entropy=self.entropy)
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}, entropy={self.entropy}, mesh={self.mesh}"
 
 
-@dataclass(frozen=True)
-class LogProbSpec:
-    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+@dataclass(frozen=True, kw_only=True)
+class LogProbSpec(LogitsSpec):
+    """All that the fusions depend on.  entropy: is it a result too?"""
 
-    ``counts_strays``: the last result is how many targets are neither a class nor ignored, on every rank.
-    """
-
-    ndim: int
-    classes: int
-    temperature: float
     entropy: bool
-    ignore_index: int
-    counts_strays: bool
-    mesh: DeviceMesh | None
-    mesh_id: int
-    placement: TensorPlacement
-    dtype: DataType
-
-    @property
-    def row_shape(self) -> list[int]:
-        """One number per row, with the axis of classes kept."""
-        return [*[-1] * (self.ndim - 1), 1]
-
-    @property
-    def rows(self) -> TensorPlacement:
-        return self.placement.without(self.ndim - 1)
-
-    @property
-    def compute(self) -> DataType:
-        return DataType.Double if self.dtype is DataType.Double else DataType.Float
 
 
 @lru_cache(maxsize=256)
@@ -166,39 +110,28 @@ def log_prob_op(spec: LogProbSpec) -> FusedOp:
     return FusedOp(_forward(spec), _backward(spec), results, saved, (spec.placement, spec.rows), gradients, (0,))
 
 
-def _operands(fd: FusionDefinition, spec: LogProbSpec) -> tuple[TensorView, TensorView, TensorView]:
-    """Logits over the temperature, targets, and whether each class is the row's target."""
-    shape = [*spec.row_shape[:-1], spec.classes]
-    logits = fd.ops.cast(define(fd, spec.mesh, spec.placement, shape, spec.dtype), dtype=spec.compute)
-    if spec.temperature != 1:
-        logits = fd.ops.mul(logits, 1.0 / spec.temperature)
-    target = define(fd, spec.mesh, spec.rows, spec.row_shape, DataType.Int)
-    return logits, target, fd.ops.eq(fd.ops.iota(spec.classes, 0, 1, DataType.Int), target)
-
-
 def _forward(spec: LogProbSpec) -> FusionDefinition:
     """The entropy is log(sum) - sum(e * s) / sum with s = logits - maximum, e = exp(s) and sum = sum(e)."""
     with FusionDefinition() as fd:
-        logits, target, is_target = _operands(fd, spec)
+        logits, target = logits_and_target(fd, spec)
+        of_target = is_target(fd, spec, target)
         maximum = fd.ops.max(logits, [-1], keepdim=True)
         shifted = fd.ops.sub(logits, maximum)
         weights = fd.ops.exp(shifted)
         total = fd.ops.sum(weights, [-1], keepdim=True)
         log_sum = fd.ops.log(total)
-        chosen = fd.ops.max(fd.ops.where(is_target, logits, -math.inf), [-1], keepdim=True)
+        chosen = fd.ops.max(fd.ops.where(of_target, logits, -math.inf), [-1], keepdim=True)
         found = [fd.ops.sub(fd.ops.sub(chosen, maximum), log_sum)]
         if spec.entropy:
             # A class of no weight, a logit of minus infinity, adds nothing.
             moments = fd.ops.where(fd.ops.eq(weights, 0.0), 0.0, fd.ops.mul(weights, shifted))
             mean = fd.ops.div(fd.ops.sum(moments, [-1], keepdim=True), total)
             found.append(fd.ops.sub(log_sum, mean))
-        counted, known = fd.ops.ne(target, spec.ignore_index), _is_class(fd, spec, target)
+        counted, known = fd.ops.ne(target, spec.ignore_index), is_class(fd, spec, target)
         for result in found:
             result = fd.ops.where(counted, fd.ops.where(known, result, math.nan), 0.0)
             give(fd, result, spec.mesh, spec.rows)
-        if spec.counts_strays:
-            strays = fd.ops.cast(fd.ops.logical_and(counted, fd.ops.logical_not(known)), dtype=DataType.Int)
-            give(fd, fd.ops.sum(strays, list(range(spec.ndim))), spec.mesh, spec.placement.replicated())
+        give_strays(fd, spec, counted, known)
         give(fd, maximum, spec.mesh, spec.rows)
         give(fd, log_sum, spec.mesh, spec.rows)
     return fd
@@ -212,24 +145,19 @@ def _backward(spec: LogProbSpec) -> FusionDefinition:
     """
     with FusionDefinition() as fd:
         gradients = [define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute) for _ in range(1 + spec.entropy)]
-        logits, target, is_target = _operands(fd, spec)
+        logits, target = logits_and_target(fd, spec)
+        of_target = is_target(fd, spec, target)
         maximum, log_sum = (define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute) for _ in range(2))
         logs = fd.ops.sub(fd.ops.sub(logits, maximum), log_sum)
         probability = fd.ops.exp(logs)
-        d_logits = fd.ops.mul(fd.ops.sub(fd.ops.cast(is_target, dtype=spec.compute), probability), gradients[0])
+        d_logits = fd.ops.mul(fd.ops.sub(fd.ops.cast(of_target, dtype=spec.compute), probability), gradients[0])
         if spec.entropy:
             entropy = define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute)
             away = fd.ops.mul(probability, fd.ops.add(logs, entropy))
             away = fd.ops.where(fd.ops.eq(probability, 0.0), 0.0, away)
             d_logits = fd.ops.sub(d_logits, fd.ops.mul(away, gradients[1]))
-        if spec.temperature != 1:
-            d_logits = fd.ops.mul(d_logits, 1.0 / spec.temperature)
-        d_logits = fd.ops.where(_is_class(fd, spec, target), d_logits, math.nan)
+        d_logits = cooled(fd, spec, d_logits)
+        d_logits = fd.ops.where(is_class(fd, spec, target), d_logits, math.nan)
         d_logits = fd.ops.where(fd.ops.ne(target, spec.ignore_index), d_logits, 0.0)
         give(fd, fd.ops.cast(d_logits, dtype=spec.dtype), spec.mesh, spec.placement)
     return fd
-
-
-def _is_class(fd: FusionDefinition, spec: LogProbSpec, target: TensorView) -> TensorView:
-    """[..., 1] of bool: is the row's target one of the classes?"""
-    return fd.ops.logical_and(fd.ops.ge(target, 0), fd.ops.lt(target, spec.classes))

@@ -14,11 +14,12 @@ from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
-from ..ir import DataType, TensorView
+from ..ir import DataType
 from ..mesh import DeviceMesh
 from . import traced
 from .dtensor import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedModule, FusedOp
+from .logits_fusions import LogitsSpec, cooled, give_strays, is_class, is_target, logits_and_target
 from .placement import TensorPlacement, define, give
 from .settings import Setting
 
@@ -115,27 +116,52 @@ class CrossEntropyLoss(FusedModule):
             return traced.cross_entropy(
                 logits, target, self.reduction, self.ignore_index, self.label_smoothing, self.z_loss, self.temperature
             )
-        if (type(logits) not in PLAIN or type(target) not in PLAIN) and has_dtensor((logits, target)):
-            return self._on_dtensors(logits, target)
-        return self._forward(logits, target, unsharded=unsharded)
+        return self.called(logits, target, unsharded)[0]
 
-    def _forward(self, logits: torch.Tensor, target: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
+    def called(
+        self, logits: torch.Tensor, target: torch.Tensor, unsharded: Sequence[int] | None
+    ) -> tuple[torch.Tensor, ...]:
+        """The results of a call that is not traced: of local tensors, or of DTensors as DTensors."""
+        if (type(logits) in PLAIN and type(target) in PLAIN) or not has_dtensor((logits, target)):
+            return self._results(logits, target, unsharded=unsharded)
+        rows = self._logits.resolve("logits", logits.ndim).without(logits.ndim - 1)
+        given = [Given("logits", logits, self._logits), Given("target", target, rows)]
+        shape = self._unsharded(logits, target)
+        at = rows if self.reduction == "none" else rows.replicated()
+        result = Result(shape[:-1] if self.reduction == "none" else (), at, at)
+        here = partial(self._results, unsharded=shape)
+        return on_local_tensors(here, self.mesh, given, [result] * self.result_count)
+
+    @property
+    def result_count(self) -> int:
+        """How many results a call has."""
+        return 1
+
+    def _results(
+        self, logits: torch.Tensor, target: torch.Tensor, *, unsharded: Sequence[int] | None
+    ) -> tuple[torch.Tensor, ...]:
+        of_rows = self.reduction == "none"
         if logits.ndim == 1:
             whole = None if unsharded is None else (1, *unsharded)
-            loss = self._forward(logits[None], target[None], unsharded=whole)
-            return loss[0] if self.reduction == "none" else loss
+            found = self._results(logits[None], target[None], unsharded=whole)
+            return tuple(t[0] for t in found) if of_rows else found
         if target.ndim != logits.ndim - 1:
             self._check_target(logits, target)
-        results = self.run((logits, target[..., None]), unsharded)
-        loss = results[0]
-        if len(results) == 2 and results[1].item():
+        outputs, count = self.run((logits, target[..., None]), unsharded), self.result_count
+        if len(outputs) == count + 1 and outputs[count].item():
             classes = self._classes(logits) if unsharded is None else unsharded[-1]
-            self._refuse(target, classes, int(results[1].item()))
-        return loss[..., 0] if self.reduction == "none" else loss
+            self._refuse(target, classes, int(outputs[count].item()))
+        return tuple(t[..., 0] for t in outputs[:count]) if of_rows else tuple(outputs[:count])
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         logits, target = tensors
-        return _op(self._spec(logits, target, unsharded))
+        spec = _Spec(
+            **vars(self.logits_spec(logits, target, unsharded)),
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+            z_loss=self.z_loss,
+        )
+        return _op(spec)
 
     def _check_target(self, logits: torch.Tensor, target: torch.Tensor) -> None:
         if target.dtype != torch.int64:
@@ -151,14 +177,6 @@ class CrossEntropyLoss(FusedModule):
         expected = f"0 to {classes - 1}, or ignore_index={self.ignore_index}"
         advice = "correct them, or pass ignore_index= as they have it"
         raise ModuleInputError(type(self).__name__, "target", found, expected, advice)
-
-    def _on_dtensors(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        rows = self._logits.resolve("logits", logits.ndim).without(logits.ndim - 1)
-        loss = rows if self.reduction == "none" else rows.replicated()
-        given = [Given("logits", logits, self._logits), Given("target", target, rows)]
-        shape = self._unsharded(logits, target)
-        result = Result(shape[:-1] if self.reduction == "none" else (), loss, loss)
-        return on_local_tensors(partial(self._forward, unsharded=shape), self.mesh, given, [result])
 
     def _unsharded(self, logits: torch.Tensor, target: torch.Tensor) -> tuple[int, ...]:
         """The shape of the logits, as the DTensors among the two tell it."""
@@ -176,73 +194,36 @@ class CrossEntropyLoss(FusedModule):
         parts = self._logits.resolve("logits", logits.ndim).parts(self.mesh, logits.ndim - 1)
         return logits.shape[-1] * parts
 
-    def _spec(self, logits: torch.Tensor, target: torch.Tensor, unsharded: Sequence[int] | None) -> _Spec:
+    def logits_spec(self, logits: torch.Tensor, target: torch.Tensor, unsharded: Sequence[int] | None) -> LogitsSpec:
+        """What the fusions of such tensors, target [..., 1], depend on.  Raises ModuleInputError."""
         self._check_target(logits, target[..., 0])
         placement = self._logits.resolve("logits", logits.ndim).for_shape(self.mesh, unsharded)
         classes = self._classes(logits) if unsharded is None else unsharded[-1]
         along = placement.only(logits.ndim - 1)
         self.check_size("logits", logits, -1, along.local_shape(self.mesh, (classes,))[0])
-        return _Spec(
+        return LogitsSpec(
             ndim=logits.ndim,
-            classes=int(classes),
             mesh=self.mesh,
             mesh_id=id(self.mesh),
             placement=placement,
             dtype=self.check_dtype("logits", logits),
-            reduction=self.reduction,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            counts_strays=self._counts_strays and logits.device.type == "cpu",
-            z_loss=self.z_loss,
+            classes=int(classes),
             temperature=self.temperature,
+            ignore_index=self.ignore_index,
+            counts_strays=self._counts_strays and logits.device.type == "cpu",
         )
 
     def extra_repr(self) -> str:
         return f"reduction={self.reduction}, ignore_index={self.ignore_index}, mesh={self.mesh}"
 
 
-@dataclass(frozen=True)
-class _Spec:
-    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+@dataclass(frozen=True, kw_only=True)
+class _Spec(LogitsSpec):
+    """All that the fusions of a loss depend on."""
 
-    ``counts_strays``: the second result is how many targets are neither a class nor ignored, on every rank.
-    """
-
-    ndim: int
-    classes: int
-    mesh: DeviceMesh | None
-    mesh_id: int
-    placement: TensorPlacement
-    dtype: DataType
     reduction: Reduction
-    ignore_index: int
     label_smoothing: float
-    counts_strays: bool
     z_loss: float
-    temperature: float
-
-    @property
-    def row_shape(self) -> list[int]:
-        """One number per row, with the axis of classes kept."""
-        return [*[-1] * (self.ndim - 1), 1]
-
-    @property
-    def shape(self) -> list[int]:
-        return [*self.row_shape[:-1], self.classes]
-
-    @property
-    def rows(self) -> TensorPlacement:
-        """Where one number per row lives."""
-        return self.placement.without(self.ndim - 1)
-
-    @property
-    def scalar(self) -> TensorPlacement:
-        """Replicated."""
-        return self.placement.replicated()
-
-    @property
-    def compute(self) -> DataType:
-        return DataType.Double if self.dtype is DataType.Double else DataType.Float
 
     @property
     def loss(self) -> tuple[list[int], TensorPlacement]:
@@ -267,13 +248,11 @@ def _forward(spec: _Spec) -> FusionDefinition:
     The target's logit is found as a maximum over the classes, of which another rank may have the target.
     """
     with FusionDefinition() as fd:
-        logits = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-        logits = _cooled(fd, spec, logits)
-        target = define(fd, spec.mesh, spec.rows, spec.row_shape, DataType.Int)
+        logits, target = logits_and_target(fd, spec)
         maximum = fd.ops.max(logits, [-1], keepdim=True)
         shifted = fd.ops.sub(logits, maximum)
         log_sum = fd.ops.log(fd.ops.sum(fd.ops.exp(shifted), [-1], keepdim=True))
-        chosen = fd.ops.where(_is_target(fd, spec, target), logits, -math.inf)
+        chosen = fd.ops.where(is_target(fd, spec, target), logits, -math.inf)
         chosen = fd.ops.max(chosen, [-1], keepdim=True)
         loss = fd.ops.sub(log_sum, fd.ops.sub(chosen, maximum))
         if spec.label_smoothing:
@@ -283,7 +262,7 @@ def _forward(spec: _Spec) -> FusionDefinition:
         if spec.z_loss:
             whole = fd.ops.add(maximum, log_sum)
             loss = fd.ops.add(loss, fd.ops.mul(fd.ops.mul(whole, whole), spec.z_loss))
-        counted, known = fd.ops.ne(target, spec.ignore_index), _is_class(fd, spec, target)
+        counted, known = fd.ops.ne(target, spec.ignore_index), is_class(fd, spec, target)
         loss = fd.ops.where(counted, fd.ops.where(known, loss, math.nan), 0.0)
         count = None
         if spec.reduction != "none":
@@ -293,10 +272,7 @@ def _forward(spec: _Spec) -> FusionDefinition:
             count = fd.ops.cast(count, dtype=spec.compute)
             loss = fd.ops.div(loss, count)
         give(fd, loss, spec.mesh, spec.loss[1])
-        if spec.counts_strays:
-            strays = fd.ops.logical_and(counted, fd.ops.logical_not(known))
-            strays = fd.ops.sum(fd.ops.cast(strays, dtype=DataType.Int), list(range(spec.ndim)))
-            give(fd, strays, spec.mesh, spec.scalar)
+        give_strays(fd, spec, counted, known)
         give(fd, maximum, spec.mesh, spec.rows)
         give(fd, log_sum, spec.mesh, spec.rows)
         if count is not None:
@@ -313,41 +289,23 @@ def _backward(spec: _Spec) -> FusionDefinition:
     shape, placement = spec.loss
     with FusionDefinition() as fd:
         gradient = define(fd, spec.mesh, placement, shape, spec.compute)
-        logits = fd.ops.cast(define(fd, spec.mesh, spec.placement, spec.shape, spec.dtype), dtype=spec.compute)
-        logits = _cooled(fd, spec, logits)
-        target = define(fd, spec.mesh, spec.rows, spec.row_shape, DataType.Int)
+        logits, target = logits_and_target(fd, spec)
         maximum = define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute)
         log_sum = define(fd, spec.mesh, spec.rows, spec.row_shape, spec.compute)
         if spec.reduction == "mean":
             gradient = fd.ops.div(gradient, define(fd, spec.mesh, spec.scalar, [], spec.compute))
         softmax = fd.ops.exp(fd.ops.sub(fd.ops.sub(logits, maximum), log_sum))
-        weight = fd.ops.cast(_is_target(fd, spec, target), dtype=spec.compute)
+        weight = fd.ops.cast(is_target(fd, spec, target), dtype=spec.compute)
         if spec.label_smoothing:
             even = spec.label_smoothing / spec.classes
             weight = fd.ops.add(fd.ops.mul(weight, 1.0 - spec.label_smoothing), even)
         if spec.z_loss:
             whole = fd.ops.add(maximum, log_sum)
             softmax = fd.ops.mul(softmax, fd.ops.add(fd.ops.mul(whole, 2 * spec.z_loss), 1.0))
-        gradient = _cooled(fd, spec, gradient)
+        gradient = cooled(fd, spec, gradient)
         # An ignored row is chosen away, not multiplied by zero: its logits may be infinite.
         row_gradient = fd.ops.mul(fd.ops.sub(softmax, weight), gradient)
-        row_gradient = fd.ops.where(_is_class(fd, spec, target), row_gradient, math.nan)
+        row_gradient = fd.ops.where(is_class(fd, spec, target), row_gradient, math.nan)
         d_logits = fd.ops.where(fd.ops.ne(target, spec.ignore_index), row_gradient, 0.0)
         give(fd, fd.ops.cast(d_logits, dtype=spec.dtype), spec.mesh, spec.placement)
     return fd
-
-
-def _cooled(fd: FusionDefinition, spec: _Spec, x: TensorView) -> TensorView:
-    """``x`` divided by the temperature."""
-    return x if spec.temperature == 1 else fd.ops.mul(x, 1.0 / spec.temperature)
-
-
-def _is_target(fd: FusionDefinition, spec: _Spec, target: TensorView) -> TensorView:
-    """[..., classes] of bool: is this class the row's target?  Classes are numbered through all ranks."""
-    classes = fd.ops.iota(spec.classes, 0, 1, DataType.Int)
-    return fd.ops.eq(classes, target)
-
-
-def _is_class(fd: FusionDefinition, spec: _Spec, target: TensorView) -> TensorView:
-    """[..., 1] of bool: is the row's target one of the classes?"""
-    return fd.ops.logical_and(fd.ops.ge(target, 0), fd.ops.lt(target, spec.classes))

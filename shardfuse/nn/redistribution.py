@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,7 +17,7 @@ from ..frontend.detection import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
-from .dtensor import Given, Result, on_local_tensors
+from .dtensor import on_local_input
 from .fused import PLAIN, FusedModule, FusedOp
 from .placement import TensorPlacement, define, move, place
 from .timer import FusionTimer
@@ -89,10 +89,7 @@ class Redistribution(FusedModule):
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
         if type(x) not in PLAIN and has_dtensor((x,)):
-            shape = tuple(x.shape)
-            result = Result(shape, self._target, self._grad)
-            here = partial(self._forward, unsharded=shape)
-            return on_local_tensors(here, self.mesh, [Given("x", x, self._source)], [result])
+            return on_local_input(self._forward, self.mesh, x, self._source, (self._target, self._grad))
         return self._forward(x, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:

@@ -8,37 +8,31 @@ from functools import lru_cache
 
 from ..frontend import FusionDefinition
 from ..ir import DataType, TensorView
-from ..mesh import DeviceMesh
 from .fused import FusedOp
+from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 
 
-@dataclass(frozen=True)
-class RotarySpec:
-    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+@dataclass(frozen=True, kw_only=True)
+class RotarySpec(PlacedSpec):
+    """All that the fusions depend on.
 
     heads: unsharded number of heads of each tensor that is turned, queries first.  heads_dim: the dim that holds them.
     rotary_dim: how many of the ``head_dim`` features are turned, the first ones.
     table: unsharded sizes of cosines and sines, 1 where they are broadcast.
     """
 
-    ndim: int
     heads: tuple[int, ...]
     heads_dim: int
     head_dim: int
     rotary_dim: int
     interleaved: bool
     table: tuple[int, ...]
-    mesh: DeviceMesh | None
-    mesh_id: int
-    placement: TensorPlacement
-    dtype: DataType
     table_dtype: DataType
 
     @property
-    def compute(self) -> DataType:
-        """float32, or float64 where a tensor is."""
-        return DataType.Double if DataType.Double in (self.dtype, self.table_dtype) else DataType.Float
+    def other_dtypes(self) -> tuple[DataType | None, ...]:
+        return (self.table_dtype,)
 
     @property
     def table_placement(self) -> TensorPlacement:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
-from .fused import FusedOp
+from .dtensor import Given, Result, on_local_input, on_local_tensors
+from .fused import PLAIN, FusedOp
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
 from .row_norm_fusions import RowNormSpec, row_norm_op
@@ -39,6 +42,7 @@ class RowNorm(ParameterModule):
     eps: Setting[float] = Setting()
     elementwise_affine: Setting[bool] = Setting()
     takes_residual = False
+    normalized_shape: tuple[int, ...]
 
     def __init__(
         self,
@@ -64,8 +68,10 @@ class RowNorm(ParameterModule):
             raise ModuleArgumentError(type(self).__name__, "eps", eps, "0 or more")
         if len(shape) > 1 and not self._parameter.is_uncut:
             raise PlacementError(at[0], (at[1],), f"a norm over {len(shape)} dims", "shard rows, or norm one dim")
-        self.normalized_shape, self.eps = shape, eps
+        self.normalized_shape, self.eps, self._is_of_last_dim = shape, eps, len(shape) == 1
         self.elementwise_affine, self._switches = switches.weight, switches
+        there = (("weight", switches.weight), ("bias", switches.bias), ("input_bias", switches.input_bias))
+        self._names = tuple(name for name, is_there in there if is_there)
         self._input = TensorPlacement.of("input", input, mesh)
         self._at_name, self._at = at[0], TensorPlacement.of(*at, mesh)
         self._output = self._output_grad = self._at
@@ -85,9 +91,17 @@ class RowNorm(ParameterModule):
         self.describe()
 
     def settings(self) -> dict[str, object]:
-        affine = {"elementwise_affine": self.elementwise_affine, "bias": self._switches.bias}
+        options = {"eps": self.eps, "elementwise_affine": self.elementwise_affine, **self.own_settings()}
         placements = {"input": self._input, "output": self._output, "output_grad": self._output_grad}
-        return {"normalized_shape": self.normalized_shape, "eps": self.eps, **affine, "mesh": self.mesh, **placements}
+        residual = {"residual": self._at} if self.takes_residual else {}
+        return {**options, "mesh": self.mesh, **placements, **residual}
+
+    def own_settings(self) -> dict[str, object]:
+        """Those arguments that say which norm of what size this is, by the names that its class has for them."""
+        biases = {"bias": self._switches.bias}
+        if self.takes_residual:
+            biases["input_bias"] = self._switches.input_bias
+        return {"normalized_shape": self.normalized_shape, **biases}
 
     def whole(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[int] | None:
         """Where x is whole every rank sees the same sizes, so that all may conclude from them what shards there are."""
@@ -115,29 +129,6 @@ class RowNorm(ParameterModule):
         affine = f"elementwise_affine={self.elementwise_affine}, bias={self.bias is not None}"
         return f"{self.normalized_shape}, eps={self.eps}, {affine}, mesh={self.mesh}"
 
-    def normed(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
-        """The norm of a local x."""
-        if self._is_traced:
-            return self._traced(x, None)[0]
-        rows = self._as_rows("x", x)
-        normed = self.run((rows, *self._parameters_here()), self._shape_of_rows(unsharded))[0]
-        return self._as_given(normed, x.ndim)
-
-    def added(
-        self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of a residual sum, and that sum, of local tensors."""
-        if self._is_traced:
-            self.check_same("residual", residual, "x", x.shape)
-            return self._traced(x, residual)
-        rows, others = self._as_rows("x", x), self._as_rows("residual", residual)
-        results = self.run((rows, *self._parameters_here(), others), self._shape_of_rows(unsharded))
-        return self._as_given(results[0], x.ndim), self._as_given(results[1], x.ndim)
-
-    @property
-    def _is_traced(self) -> bool:
-        return self.mesh is None and torch.compiler.is_compiling()
-
     def _traced(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """By torch's own ops."""
         named = {"weight": self.weight, "bias": self.bias, "input_bias": self.input_bias}
@@ -156,25 +147,22 @@ class RowNorm(ParameterModule):
 
     def _as_given(self, rows: torch.Tensor, ndim: int) -> torch.Tensor:
         """[rows..., hidden] with the dims of an argument of ``ndim`` dims."""
-        dims = len(self.normalized_shape)
-        result = rows.view(*rows.shape[:-1], *self.normalized_shape) if dims > 1 else rows
-        return result[0] if ndim == dims else result
+        result = rows if self._is_of_last_dim else rows.view(*rows.shape[:-1], *self.normalized_shape)
+        return result[0] if ndim == len(self.normalized_shape) else result
 
     def _as_rows(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """[rows..., hidden], with one row at least."""
-        dims = len(self.normalized_shape)
-        if dims == 1 and x.ndim > 1:
-            return x  # checked where its fusions are looked up
+        if self._is_of_last_dim and x.ndim == 1 and x.shape[0] == self._local_size:
+            return x[None]  # checked where its fusions are looked up
         self._check_last_dims(name, x)
-        flat = x.flatten(-dims) if dims > 1 else x
+        flat = x if self._is_of_last_dim else x.flatten(-len(self.normalized_shape))
         return flat[None] if flat.ndim == 1 else flat
 
     def _shape_of_rows(self, unsharded: Sequence[int] | None) -> Sequence[int] | None:
         """The unsharded shape of what ``_as_rows`` makes."""
-        dims = len(self.normalized_shape)
-        if unsharded is None or (dims == 1 and len(unsharded) > 1):
+        if unsharded is None or (self._is_of_last_dim and len(unsharded) > 1):
             return unsharded
-        whole = (*unsharded[:-dims], self._hidden)
+        whole = (*unsharded[: -len(self.normalized_shape)], self._hidden)
         return (1, *whole) if len(whole) == 1 else whole
 
     def _check_last_dims(self, name: str, x: torch.Tensor) -> None:
@@ -189,7 +177,9 @@ class RowNorm(ParameterModule):
         if any(d in normed for d in here.shards) and (dims > 1 or (not is_cut and placement.only(-1).is_uncut)):
             said = "input" if name == "x" else name
             found = tuple(f"Shard({d})" for d in here.shards if d in normed)
-            raise PlacementError(said, found, "the dims that are normed", "shard one such dim, as Shard(-1)")
+            if dims > 1:
+                raise PlacementError(said, found, "the dims that are normed", "shard rows, or norm one dim")
+            raise PlacementError(said, found, "the hidden axis", "shard that axis as Shard(-1)")
         if dims == 1:
             self.check_size(name, x, -1, self._local_size if is_cut else self._hidden)
 
@@ -204,8 +194,8 @@ class RowNorm(ParameterModule):
 
     def _parameters_here(self) -> Sequence[torch.Tensor]:
         """The parameters that there are, as vectors."""
-        present = [p for p in (self.weight, self.bias, self.input_bias) if p is not None]
-        if len(self.normalized_shape) == 1:
+        present = [p for name in self._names if (p := self.parameter(name)) is not None]
+        if self._is_of_last_dim:
             return present
         if torch.compiler.is_compiling():
             return [self.traced(p).flatten() for p in present]
@@ -214,15 +204,13 @@ class RowNorm(ParameterModule):
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         x, *others = tensors
         residual = others.pop() if self.takes_residual else None
-        if len(self.normalized_shape) == 1:
+        if self._is_of_last_dim:
             self._check_last_dims("x", x)
         if residual is not None:
-            if len(self.normalized_shape) == 1:
+            if self._is_of_last_dim:
                 self._check_last_dims("residual", residual)
             self._check_residual(x, residual)
-        switches = self._switches
-        names = (("weight", switches.weight), ("bias", switches.bias), ("input_bias", switches.input_bias))
-        dtypes = {name: self.check_dtype(name, others.pop(0)) for name, is_there in names if is_there}
+        dtypes = {name: self.check_dtype(name, others.pop(0)) for name in self._names}
         unsharded = self.whole(tensors, unsharded)
         named = (("at", self._at), ("output", self._output), ("output_grad", self._output_grad), ("input", self._input))
         resolved = [p.resolve(name, x.ndim).for_shape(self.mesh, unsharded) for name, p in named]
@@ -251,3 +239,74 @@ class RowNorm(ParameterModule):
                 residual_dtype=None if residual is None else self.check_dtype("residual", residual),
             )
         )
+
+
+class InputNorm(RowNorm):
+    """A norm of its input alone."""
+
+    def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
+        """x: [..., *normalized_shape] (local) -> the same shape, in x's dtype, placed as ``output``.
+
+        ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
+        """
+        if type(x) not in PLAIN and has_dtensor((x,)):
+            return on_local_input(self._normed, self.mesh, x, self._input, (self._output, self._output_grad))
+        return self._normed(x, unsharded=unsharded)
+
+    def _normed(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
+        if self.mesh is None and torch.compiler.is_compiling():
+            return self._traced(x, None)[0]
+        if self._is_of_last_dim and x.ndim > 1:
+            return self.run((x, *self._parameters_here()), unsharded)[0]
+        rows = self._as_rows("x", x)
+        normed = self.run((rows, *self._parameters_here()), self._shape_of_rows(unsharded))[0]
+        return self._as_given(normed, x.ndim)
+
+    def op(self, x: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:
+        """The fusions for such an x, forward and backward; equal modules share them.
+
+        x: [rows..., hidden size] (local); ``unsharded``: its whole shape, where its shards differ in size.
+        """
+        return self.bind((x, *self._parameters_here()), unsharded)
+
+
+class ResidualNorm(RowNorm):
+    """A norm of the sum of its input and a residual."""
+
+    takes_residual = True
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual: [..., *normalized_shape] (local) -> (normed in x's dtype, new residual in residual's dtype).
+
+        ``unsharded``: their shape as wholes, where local tensors are shards that differ in size.
+        """
+        if (type(x) not in PLAIN or type(residual) not in PLAIN) and has_dtensor((x, residual)):
+            given = [Given("x", x, self._input), Given("residual", residual, self._at)]
+            shape = self.unsharded_of(given)
+            results = [Result(shape, self._output, self._output_grad), Result(shape, self._at, self._at)]
+            return on_local_tensors(partial(self._added, unsharded=shape), self.mesh, given, results)
+        return self._added(x, residual, unsharded=unsharded)
+
+    def _added(
+        self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.mesh is None and torch.compiler.is_compiling():
+            self.check_same("residual", residual, "x", x.shape)
+            return self._traced(x, residual)
+        if self._is_of_last_dim and x.ndim > 1:
+            results = self.run((x, *self._parameters_here(), residual), unsharded)
+            return results[0], results[1]
+        if residual.ndim != x.ndim:  # rows of one number of dims may be made of both
+            self.check_same("residual", residual, "x", x.shape)
+        rows, others = self._as_rows("x", x), self._as_rows("residual", residual)
+        results = self.run((rows, *self._parameters_here(), others), self._shape_of_rows(unsharded))
+        return self._as_given(results[0], x.ndim), self._as_given(results[1], x.ndim)
+
+    def op(self, x: torch.Tensor, residual: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:
+        """The fusions for such tensors, forward and backward; equal modules share them.
+
+        ``unsharded``: the whole shape, where shards differ in size.
+        """
+        return self.bind((x, *self._parameters_here(), residual), unsharded)

@@ -139,8 +139,8 @@ def _forward(spec: RowNormSpec) -> FusionDefinition:
     with FusionDefinition() as fd:
         x = define(fd, mesh, spec.x, spec.shape, spec.dtype)
         weight, bias = _weight(fd, spec), _parameter(fd, spec, spec.bias_dtype)
-        input_bias = _parameter(fd, spec, spec.input_bias_dtype)
         total = fd.ops.cast(move(fd, x, mesh, spec.x, spec.at), dtype=compute)
+        input_bias = _parameter(fd, spec, spec.input_bias_dtype)
         total = total if input_bias is None else fd.ops.add(total, input_bias)
         mask = None
         if spec.dropout is not None:
@@ -189,14 +189,15 @@ def _backward(spec: RowNormSpec) -> FusionDefinition:
         from_sum = None
         if spec.residual_dtype is not None:
             from_sum = define(fd, mesh, spec.at, spec.shape, spec.residual_dtype)
-        total = fd.ops.cast(define(fd, mesh, spec.at, spec.shape, spec.stored_dtype), dtype=compute)
+        total = define(fd, mesh, spec.at, spec.shape, spec.stored_dtype)
         rstd = define(fd, mesh, spec.statistic, spec.row_shape, compute)
-        if spec.centered:
-            total = fd.ops.sub(total, define(fd, mesh, spec.statistic, spec.row_shape, compute))
+        mean = define(fd, mesh, spec.statistic, spec.row_shape, compute) if spec.centered else None
         mask = None if spec.dropout is None else define(fd, mesh, spec.at, spec.shape, DataType.Bool)
         weight = _weight(fd, spec)
         dy = fd.ops.cast(move(fd, gradient, mesh, spec.output_grad, spec.at), dtype=compute)
-        unit = fd.ops.mul(total, rstd)
+        away = fd.ops.cast(total, dtype=compute)
+        away = away if mean is None else fd.ops.sub(away, mean)
+        unit = fd.ops.mul(away, rstd)
         scaled = dy if weight is None else fd.ops.mul(dy, weight)
         along = fd.ops.mean(fd.ops.mul(scaled, unit), [-1], keepdim=True)
         d_total = fd.ops.sub(scaled, fd.ops.mul(unit, along))

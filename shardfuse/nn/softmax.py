@@ -17,8 +17,9 @@ from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from . import traced
-from .dtensor import Given, Result, on_local_tensors
+from .dtensor import on_local_input
 from .fused import PLAIN, FusedModule, FusedOp
+from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 from .settings import Setting
 
@@ -60,9 +61,7 @@ class _Softmax(FusedModule):
             self._check(x, mask)
             return traced.softmax(x, mask, self.dim, self.scale, is_log=self._is_log)
         if type(x) not in PLAIN and has_dtensor((x,)):
-            result = Result(tuple(x.shape), self._input, self._input)
-            here = partial(self._forward, mask=mask, unsharded=tuple(x.shape))
-            return on_local_tensors(here, self.mesh, [Given("x", x, self._input)], [result])
+            return on_local_input(partial(self._forward, mask=mask), self.mesh, x, self._input)
         return self._forward(x, mask=mask, unsharded=unsharded)
 
     def _forward(self, x: torch.Tensor, *, mask: torch.Tensor | None, unsharded: Sequence[int] | None) -> torch.Tensor:
@@ -137,28 +136,22 @@ class LogSoftmax(_Softmax):
         super().__init__(dim, scale, mesh, input)
 
 
-@dataclass(frozen=True)
-class SoftmaxSpec:
-    """All that the fusions depend on.  ``mesh_id``: fusions are bound to the process groups of one mesh object.
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxSpec(PlacedSpec):
+    """All that the fusions depend on.
 
     mask_dtype: None without a mask.  mask_shape: its unsharded sizes, 1 where it is broadcast.
     """
 
-    ndim: int
     dim: int
     is_log: bool
     scale: float
-    mesh: DeviceMesh | None
-    mesh_id: int
-    placement: TensorPlacement
-    dtype: DataType
     mask_dtype: DataType | None
     mask_shape: tuple[int, ...]
 
     @property
-    def compute(self) -> DataType:
-        is_double = DataType.Double in (self.dtype, self.mask_dtype)
-        return DataType.Double if is_double else DataType.Float
+    def other_dtypes(self) -> tuple[DataType | None, ...]:
+        return (self.mask_dtype,)
 
     @property
     def mask(self) -> TensorPlacement:

@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from .activation_functions import Activation
 
 
-def rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    *,
-    zero_centered: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """RMSNorm of ``residual + x + bias``, in x's dtype, and that sum in the residual's."""
-    parameters = (weight, None, bias)
-    return norm(x, parameters, eps, residual, centered=False, weight_offset=1.0 if zero_centered else 0.0)
-
-
 def norm(
     x: torch.Tensor,
     parameters: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],

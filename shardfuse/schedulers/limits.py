@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from ..device import Device
+from ..device import WARP, Device
 from ..ir.dtype import DataType
 from .schedule_parts import MAX_MEMBERS
 
-WARP = 32
-"""Threads of a warp, on every GPU that CUDA runs on.  Source: CUDA C++ programming guide."""
 SHARED = 0.9
 """The part of shared memory that copies under way may take; reductions across warps need the rest."""
 WIDEST_LOAD = 8

@@ -1,11 +1,11 @@
-"""In which collective of a program this rank waits, and what it tells the other ranks about that.
+"""In which collective of a program this rank waits, and what it reports to the other ranks about that.
 
 A rank that has waited in a collective for seconds publishes in its record in which one, and how many collectives it
 has issued in each process group.  Such a record proves something: collective 7 of a group cannot end before each of
 its ranks has issued 7.  So as long as a rank of the group has issued fewer and waits itself, this one waits for it.  A
 circle of such waits is a deadlock, whatever else is slow; `executor/circles.py` looks for it.
 
-On a GPU the host does not wait in its collectives.  There it is the GPU that is told to wait, after a longer time, in
+On a GPU the host does not wait in its collectives.  There it is the GPU whose wait is reported, after a longer time, in
 one of the process groups of which the rank has issued more.
 """
 
@@ -22,14 +22,14 @@ import torch.distributed as dist
 from shardfuse.mesh.calls import NO_CALL, Call
 from shardfuse.mesh.groups import group_sequences, name_of_group
 
-TOLD_AFTER = 2.0
-"""Seconds in a collective after which a rank tells of it: it costs the others a text to read."""
-GPU_TOLD_AFTER = 10.0
+REPORTED_AFTER = 2.0
+"""Seconds in a collective after which a rank reports it: that costs the others a text to read."""
+GPU_REPORTED_AFTER = 10.0
 """The same of a collective on the GPU: the host goes on meanwhile."""
 
 
-class Told(NamedTuple):
-    """What a rank tells of the collective that it waits in.
+class ReportedWait(NamedTuple):
+    """The collective that a rank waits in, as it reports it.
 
     serial: the number of this wait; the same number is the same wait. groups: the ranks of each process group, by
     name, to which the collective may belong.
@@ -46,8 +46,8 @@ class Told(NamedTuple):
         )
 
 
-class Standing:
-    """``with standing.within(group):`` around a collective that the host waits in.  One thread does at a time.
+class CollectiveWait:
+    """``with wait.within(group):`` around a collective that the host waits in.  One thread does at a time.
 
     call: the program that this rank called last.
     """
@@ -62,7 +62,7 @@ class Standing:
     def call(self) -> Call:
         return self.latest[0]
 
-    def within(self, group: dist.ProcessGroup) -> Standing:
+    def within(self, group: dist.ProcessGroup) -> CollectiveWait:
         self._since = time.monotonic()
         self._serial += 1
         self._group = group
@@ -76,25 +76,25 @@ class Standing:
     ) -> None:
         self._group = None
 
-    def told(self, waited_on_gpu: float) -> tuple[Told | None, dict[str, int]]:
-        """What there is to tell, with how many collectives were issued in each process group.
+    def reported(self, waited_on_gpu: float) -> tuple[ReportedWait | None, dict[str, int]]:
+        """The wait, where it is long enough to be reported, and how many collectives were issued in each process group.
 
         waited_on_gpu: seconds for which a collective on this rank's GPU has been waiting.
         """
         serial, group = self._serial, self._group
-        if group is not None and time.monotonic() - self._since > TOLD_AFTER:
+        if group is not None and time.monotonic() - self._since > REPORTED_AFTER:
             sequences = group_sequences()
             name = name_of_group(group)
             # Read before and after: then what was issued is what was issued within this wait.
             if self._group is group and self._serial == serial and name in sequences:
                 issued = {key: count for key, (_, count) in sequences.items()}
-                return Told(serial, {name: sequences[name][0]}), issued
-        elif waited_on_gpu > GPU_TOLD_AFTER:
+                return ReportedWait(serial, {name: sequences[name][0]}), issued
+        elif waited_on_gpu > GPU_REPORTED_AFTER:
             sequences = group_sequences()
             issued = {key: count for key, (_, count) in sequences.items()}
-            return Told(-1, {key: ranks for key, (ranks, _) in sequences.items()}), issued
+            return ReportedWait(-1, {key: ranks for key, (ranks, _) in sequences.items()}), issued
         return None, {}
 
-    def text(self, told: Told) -> str:
+    def text(self, wait: ReportedWait) -> str:
         """The program that this rank is in, for those to read that it waits for."""
-        return json.dumps([told.serial, self.call.text])
+        return json.dumps([wait.serial, self.call.text])
