@@ -21,7 +21,7 @@ class KernelSource:
     ``grid``: number of programs.  ``text`` is a file that runs if pasted.  ``mailbox``: 64-bit words of memory, zeroed
     once and kept between launches, whose pointer is the first argument.  ``is_cooperative``: do programs wait for each
     other, so that all must run at once?  ``schedule``: that of the plan, or of its first stage, with the access
-    that the strides of this rank allow.
+    that the strides of this rank allow; ``None`` of a text that no plan was made for.
     """
 
     name: str
@@ -35,7 +35,7 @@ class KernelSource:
     max_registers: int | None = None
     mailbox: int = 0
     is_cooperative: bool = False
-    schedule: Schedule = field(kw_only=True)
+    schedule: Schedule | None = field(default=None, kw_only=True)
 
     @property
     def keeps_denormals(self) -> bool:

@@ -16,7 +16,6 @@ from shardfuse.ir.domain import BoundDomain
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.ops.build import Ops
-from shardfuse.schedulers.schedule import Schedule, Tile
 
 F = DataType.Float
 
@@ -150,9 +149,7 @@ def kernel(T0_ptr, T1_ptr, n):
 )  # fmt: skip
 def test_what_a_kernel_may_write_over(lines: list[str], may: bool) -> None:
     x, y = (BoundTensor(name, F, BoundDomain(())) for name in ("T0", "T1"))
-    source = KernelSource(
-        "kernel", SOURCE.format("\n    ".join(lines)), (x, y), (), (), 1, 4, 1, schedule=Schedule(Tile(128))
-    )
+    source = KernelSource("kernel", SOURCE.format("\n    ".join(lines)), (x, y), (), (), 1, 4, 1)
     assert reads_before_it_writes(source, x, y) is may
     other = BoundTensor("T2", F, BoundDomain(()))
     assert reads_before_it_writes(source, other, y), "what it does not read"
