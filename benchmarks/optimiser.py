@@ -126,7 +126,7 @@ def _timed(case: Listed, seconds: float, device: torch.device) -> Iterator[Row]:
         moved = case.bytes(clips=kind != "step")
         note = wrong.get(name, "")
         if peer != OWN and case.dtype != torch.float32:
-            note = "its moments are bfloat16 too"
+            note = "OTHER: its moments are bfloat16, and so rounded"
         yield Row(f"adamw {kind}", case.name, peer, moved, found.us, found.low, found.high, note=note)
     del runs
     for clips in (False, True):

@@ -94,8 +94,8 @@ def commit() -> str:
 
 
 def has_plot(results: Results) -> bool:
-    """Is there a workload of several sizes, and bytes to speak of?"""
-    sizes = {(r.workload, r.case) for r in results.rows if r.bytes}
+    """Is there a workload of several sizes, and bytes to speak of?  A case in words has no size."""
+    sizes = {(r.workload, r.case) for r in results.rows if r.bytes and " " not in r.case}
     return len(sizes) > len({workload for workload, _ in sizes})
 
 
