@@ -43,13 +43,16 @@ class PlannedSegment:
 class Plan:
     """What every rank agrees on: nothing in it depends on a rank.  ``trace``: the text after each stage.
 
-    ``device``: the GPU that kernels are planned for.
+    ``device``: the GPU that kernels are planned for.  ``in_kernel``: of each collective, whether a kernel does it, or
+    why not, where that was asked.  ``apart``: where kernels do, the plan in which collectives stand by themselves.
     """
 
     fusion: BoundFusion
     segments: tuple[PlannedSegment, ...]
     trace: tuple[tuple[str, str], ...]
     device: Device
+    in_kernel: tuple[str, ...] = ()
+    apart: Plan | None = None
 
 
 def compile_fusion(
@@ -101,7 +104,7 @@ def sent(plan: Plan) -> list[str]:
         for s in plan.segments
         if s.scheduler == "communication"
         for e, line in zip(s.segment.exprs, str(s.segment).splitlines(), strict=True)
-    ]
+    ] + [f"exchanges in a kernel: {p.name} # {p.exchange}" for s in plan.segments for p in s.kernels if p.exchange]
 
 
 def _plan(

@@ -12,6 +12,7 @@ from ..schedulers.limits import power_of_two
 from .aligned import Aligned
 from .emitter import Emitter
 from .exchange import exchange_helpers, exchange_lines
+from .mesh_exchange import write_exchange
 from .online import (
     accumulate,
     across_blocks,
@@ -117,6 +118,9 @@ def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
     """``parts``: the reductions of a phase with what this program has; emits their values, or the team's."""
     if e.params.team:
         _exchange(e, list(parts))
+        return
+    if e.plan.exchange is not None:
+        write_exchange(e, [(expr, texts[0]) for expr, texts in parts])
         return
     for expr, texts in parts:
         if is_statistic(expr):

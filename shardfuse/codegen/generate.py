@@ -18,6 +18,8 @@ from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lin
 from .flat import is_last_masked, last_masked
 from .late import Late, late_lines, write_late
 from .late_walk import LateWalk, late_walk_lines, teams_of, write_late_walk
+from .mesh_exchange import head_lines as table_lines
+from .mesh_exchange import loop_lines, table_words
 from .odd_rows import OddLate, OddPacked, OddRows
 from .packed import Packed
 from .rows import Rows, rows_index
@@ -84,6 +86,10 @@ def _parts(
             body = late_lines(e, plan.name, preamble, parameters, _rows(e) or "1")
         else:
             body = team_lines(body, _rows(e), _row_lines(e))
+    elif plan.exchange is not None:
+        parameters.insert(0, MAILBOX)
+        mailbox = table_words(plan.exchange.ranks, grid)
+        body = loop_lines(body, _rows(e), _row_lines(e))
     elif is_last_masked(e):
         whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
         body = last_masked(whole, body, X_SIZE)
@@ -196,6 +202,8 @@ def _grid(e: Emitter) -> int:
         return e.tiles
     if params.team:
         return min(blocks, max(params.programs // params.team, 1)) * params.team
+    if e.plan.exchange is not None:
+        return min(blocks, params.programs)
     return blocks * params.splits
 
 
@@ -230,7 +238,8 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
             lines.append(f"{name} = {name} // {divisor} * {divisor}")
 
     is_cut = bool(tile.x_total % tile.columns) if params.columns else tile.x_masked
-    if is_cut or ((e.plan.split is not None or params.team) and tile.x_total > 1):
+    is_in_turn = e.plan.split is not None or e.plan.exchange is not None or params.team
+    if is_cut or (is_in_turn and tile.x_total > 1):
         extent(X_SIZE, tile.x_total, wide=False, promised=is_cut)
     if not params.unrolled:
         extent(R_SIZE, tile.r_total, wide=tile.r_wide, promised=tile.r_total % params.r_block != 0)
@@ -273,6 +282,8 @@ def _program_lines(e: Emitter) -> list[str]:
     program = "tl.program_id(0)"
     if params.team:
         return [*head_lines(e.plan, tile.exchanged), *_share_lines(tile, params)]
+    if e.plan.exchange is not None:
+        return table_lines(e.plan)
     if e.plan.split is not None:
         lines.append(f"split = {program} % {params.splits}")
         lines.append(f"first = split * {R_SHARE}")

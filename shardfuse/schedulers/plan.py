@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from ..device import Device
 from ..ir.digits import Digit
+from ..ir.expr import BoundTensor
+from ..mesh import DeviceMesh, ParallelType
 from .limits import WARP, WIDEST_LOAD
 from .segment import Segment
 from .space import Space
@@ -60,12 +62,28 @@ class Params:
 
 
 @dataclass(frozen=True)
+class RankExchange:
+    """Inside of a kernel: ``statistics``, each of one number for each kept element, are of all ranks of ``mesh`` along
+    ``parallel_type``."""
+
+    mesh: DeviceMesh
+    parallel_type: ParallelType
+    statistics: tuple[BoundTensor, ...]
+
+    @property
+    def ranks(self) -> int:
+        """How many exchange."""
+        return self.mesh.extent(self.parallel_type)
+
+
+@dataclass(frozen=True)
 class KernelPlan:
     """One kernel: ``segment`` walked as ``params`` say, on ``device``.
 
     ``stages``: of which one launch does all, one after the other; what one stores for the next is among the outputs.
     ``shares``: programs of the first stage that share kept elements have the last of them do the next stage with these;
     else all programs meet between two stages.
+    ``exchange``: what the ranks of a mesh dimension exchange inside of it.
     ``split``: the digit that tells the partial results of a split reduction apart; every output has it outermost.
     """
 
@@ -75,6 +93,7 @@ class KernelPlan:
     params: Params
     device: Device
     split: Digit | None = None
+    exchange: RankExchange | None = None
     stages: tuple[KernelPlan, ...] = ()
     shares: bool = False
 
