@@ -62,15 +62,16 @@ def compile_fusion(
     ranks_per_node: int = 8,
     *,
     device: Device,
+    has_cheap_sums: bool = False,
 ) -> Plan:
     """``sizes``: the unsharded shape of every input tensor.  ``numbers``: the scalar inputs that shapes depend on.
 
     ``ranks_per_node``: neighbours in the world that share a host, for the cost of collectives.  ``device``: the GPU
-    that kernels are planned for.
+    that kernels are planned for.  ``has_cheap_sums``: see ``BoundFusion``.
     """
     bound = bind(fusion, sizes, numbers)
     check_replaced_shapes(bound)
-    bound.ranks_per_node, bound.is_settled = ranks_per_node, True
+    bound.ranks_per_node, bound.is_settled, bound.has_cheap_sums = ranks_per_node, True, has_cheap_sums
     trace = [("bind", fusion_text(bound))]
     for run in PASSES:
         run(bound)

@@ -13,7 +13,8 @@ from dataclasses import replace
 from .compiler import Plan, PlannedSegment
 from .schedulers import makes_kernels
 from .schedulers.plan import KernelPlan
-from .schedulers.rank_exchange import exchanged, scheduled, why_not
+from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not
+from .schedulers.segment import Segment
 
 EXCHANGE = "exchange"
 """The scheduler of a segment whose ranks exchange words inside of its kernel."""
@@ -35,7 +36,7 @@ def with_exchanges(plan: Plan, why_none: str | None = None) -> Plan:
         name = ", ".join(str(t) for t in call.segment.outputs)
         said.append(f"{name}: {found if isinstance(found, str) else 'exchanged inside of a kernel'}")
         if not isinstance(found, str):
-            segments = found
+            segments = _with_readers(plan, found)
     if len(segments) == len(plan.segments):
         return replace(plan, in_kernel=tuple(said))
     text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)
@@ -80,6 +81,34 @@ def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[Plan
         elif s is not before and s is not segments[k]:
             out.append(s)
     return out
+
+
+def _with_readers(plan: Plan, segments: list[PlannedSegment]) -> list[PlannedSegment]:
+    """``segments`` with kernels that read what one that exchanges makes inside of it, where one kernel does both."""
+    k = 0
+    while k < len(segments):
+        joined = _with_next_reader(plan, segments, k) if segments[k].scheduler == EXCHANGE else None
+        segments, k = (segments, k + 1) if joined is None else (joined, 0)
+    return segments
+
+
+def _with_next_reader(plan: Plan, segments: list[PlannedSegment], k: int) -> list[PlannedSegment] | None:
+    """``segments`` with the first reader of segment ``k`` inside of it, at the reader's place."""
+    own = segments[k]
+    made = set(own.segment.outputs)
+    after = next((s for s in segments[k + 1 :] if not made.isdisjoint(s.segment.inputs)), None)
+    if after is None or not makes_kernels(after.scheduler) or after.like is not None or after.renamed:
+        return None
+    needed = {*plan.fusion.outputs, *(t for s in segments if s not in (own, after) for t in s.segment.inputs)}
+    exprs = [*own.segment.exprs, *(e for e in after.segment.exprs if e not in own.segment.exprs)]
+    segment = Segment.of(exprs, [t for t in (*own.segment.outputs, *after.segment.outputs) if t in needed])
+    exchange = own.kernels[0].exchange
+    assert exchange is not None, "it exchanges"
+    found = Exchanged(segment, exchange)
+    if why_not(found, plan.device) is not None:
+        return None
+    planned = PlannedSegment(segment, EXCHANGE, (), scheduled(found, plan.device))
+    return [planned if s is after else s for s in segments if s is not own]
 
 
 def _has_copies(segments: Sequence[PlannedSegment], of: Sequence[int]) -> bool:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -63,14 +63,6 @@ class Region:
         self.stream = current
 
 
-@dataclass
-class _Regions:
-    of: dict[Hashable, Region] = field(default_factory=dict[Hashable, Region])
-
-
-_regions: WeakKeyDictionary[Arena, _Regions] = WeakKeyDictionary()
-
-
 def why_no_exchange(ranks: Sequence[int], options: CompileOptions) -> str | None:
     """Why programs of ``ranks`` exchange nothing inside of kernels; ``None`` where they do.
 
@@ -93,7 +85,7 @@ def room(text: str, plans: Sequence[tuple[int, KernelPlan]]) -> str | None:
     found = arena()
     if isinstance(found, str):
         return found
-    known = _regions.setdefault(found, _Regions()).of
+    known = _regions_of(found)
     wanted = sum(_words(plan) for k, plan in plans if (text, k) not in known)
     if found.used + wanted <= found.words:
         return None
@@ -104,7 +96,7 @@ def region_of(text: str, k: int, plan: KernelPlan) -> Region:
     """The region of the kernel of segment ``k``, found or made; there is room."""
     found = arena()
     assert not isinstance(found, str), "it was asked for"
-    known = _regions.setdefault(found, _Regions()).of
+    known = _regions_of(found)
     region = known.get((text, k))
     if region is None:
         region = known[text, k] = Region(found, found.used, _table(found, found.used, plan))
@@ -124,7 +116,7 @@ def taken_back_on_failure() -> Generator[None]:
     if isinstance(found, str):
         yield
         return
-    known = _regions.setdefault(found, _Regions()).of
+    known = _regions_of(found)
     used, before = found.used, dict(known)
     try:
         yield
@@ -133,6 +125,10 @@ def taken_back_on_failure() -> Generator[None]:
         for key in [key for key in known if key not in before]:
             del known[key]
         raise
+
+
+def _regions_of(within: Arena) -> dict[Hashable, Region]:
+    return cast("dict[Hashable, Region]", within.regions)
 
 
 def lost(within: Arena) -> ExchangeTimeoutError:

@@ -189,8 +189,10 @@ class FusionExecutorCache:
         key = self._plan_key(sizes, numbers or {})
         plan = self._plans.get(key)
         if plan is None:
-            plan = compile_fusion(self.fusion, sizes, numbers, self.options.ranks_per_node, device=device_here())
-            plan = with_exchanges_here(plan, self._team, self.options)
+            make = partial(
+                compile_fusion, self.fusion, sizes, numbers, self.options.ranks_per_node, device=device_here()
+            )
+            plan = with_exchanges_here(make(), self._team, self.options, partial(make, has_cheap_sums=True))
             tuned = self._tuned.get(key)
             if tuned is not None:
                 plan = with_params(plan, tuned)

@@ -13,7 +13,7 @@ The arena is zeroed once and handed out from its beginning, never taken back; se
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -42,11 +42,13 @@ class Arena:
     addresses: tuple[int, ...]
     words: int
     timeout: float
-    memory: torch.Tensor
+    memory: torch.Tensor | None
     handle: object
     report: torch.Tensor
     """One word in the host's memory, which kernels write and read: what was waited for in vain, else 0."""
     used: int = 0
+    regions: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
+    """What programs have of it (``executor/regions.py``)."""
     told: ctypes.c_int64 = field(init=False)
     """``report``, as the host reads it: in a fraction of what a tensor's element takes."""
 
@@ -96,6 +98,8 @@ def close_arena() -> None:
     """Let go of it: no rank's kernels write to another any longer."""
     world = _worlds.pop(default_group(), None) if dist.is_initialized() else None
     if world is not None:
+        if world.arena is not None:
+            world.arena.memory = world.arena.handle = None
         world.arena = None
 
 
