@@ -77,8 +77,23 @@ def await_{ranks}({pointers}, epoch, row, limit, report, names_ptr):
 '''
 
 
-def push_text(*, is_one_row: bool) -> str:
+_INTERPRETED_PUSH = """@triton.jit
+def push(ptr, epoch, value):
+    bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    tl.store(ptr, (epoch.to(tl.int64) << 32) | bits)
+"""
+
+_INTERPRETED_AWAIT = '''@triton.jit
+def await_{ranks}({pointers}, epoch, row, limit, report, names_ptr):
+    """The values that stand there: programs that run one after the other do not wait."""
+    return {bits}
+'''
+
+
+def push_text(*, is_one_row: bool, interpret: bool) -> str:
     """``is_one_row``: a program has one number, which its first thread stores; else threads store those they have."""
+    if interpret:
+        return _INTERPRETED_PUSH
     registers = ".reg .b64 word;"
     store = "st.relaxed.sys.global.b64 [$1], word;"
     if is_one_row:
@@ -87,9 +102,12 @@ def push_text(*, is_one_row: bool) -> str:
     return _PUSH.format(registers=registers, store=store)
 
 
-def await_text(ranks: int) -> str:
+def await_text(ranks: int, *, interpret: bool) -> str:
     """The function that waits for one word of each of so many ranks."""
     each = range(ranks)
+    if interpret:
+        bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in each)
+        return _INTERPRETED_AWAIT.format(ranks=ranks, pointers=", ".join(f"ptr{k}" for k in each), bits=bits)
     epoch, limit, report, place, names = (f"${2 * ranks + k}" for k in range(5))
     lines = [
         ".reg .pred go; .reg .b64 since, now, told, name;",
@@ -157,6 +175,18 @@ class Reported:
         )
 
 
+def table(
+    seconds: float, report: int, rank: int, slots: Sequence[int], names: Sequence[int], programs: int
+) -> list[int]:
+    """What a kernel of at most so many programs is given.
+
+    report: address of a word that the host reads.  rank: position of this rank among those that exchange, for each of
+    which come the address of its ``slots`` and the name that a report has for it, 1 or more.
+    """
+    head = [int(seconds * 1e9), report, rank, *slots, *names]
+    return head + [0] * (table_words(len(slots), programs) - len(head))
+
+
 def table_words(ranks: int, grid: int) -> int:
     """64-bit words of a rank's table."""
     return SLOTS + 2 * ranks + grid
@@ -216,7 +246,8 @@ def write_exchange(e: Emitter, parts: Sequence[tuple[Expr, str]]) -> None:
     exchange = e.plan.exchange
     assert exchange is not None, "a kernel whose ranks exchange"
     ranks, statistics = exchange.ranks, exchange.statistics
-    e.helpers |= {"push": push_text(is_one_row=not e.tile.x_lanes), f"await_{ranks}": await_text(ranks)}
+    e.helpers["push"] = push_text(is_one_row=not e.tile.x_lanes, interpret=e.interpret)
+    e.helpers[f"await_{ranks}"] = await_text(ranks, interpret=e.interpret)
     for expr, text in parts:
         acc, out = accumulator(expr), expr.output
         e.require(acc)

@@ -19,7 +19,7 @@ from typing import cast
 
 import torch
 
-from ..codegen.mesh_exchange import Reported, exchanged_rows, slot_words, table_words
+from ..codegen.mesh_exchange import Reported, exchanged_rows, slot_words, table
 from ..mesh.groups import current_rank, world_size
 from ..mesh.symmetric import Arena, arena
 from ..rank_errors import ExchangeTimeoutError
@@ -150,7 +150,7 @@ def _table(within: Arena, offset: int, plan: KernelPlan) -> torch.Tensor:
     assert exchange is not None, "a kernel whose ranks exchange"
     team = exchange.mesh.team(current_rank(), exchange.parallel_type)
     slots = [within.addresses[rank] + 8 * offset for rank in team]
-    head = [int(within.timeout * 1e9), within.report.data_ptr(), team.index(within.rank)]
-    words = [*head, *slots, *(rank + 1 for rank in team)]
-    rest = table_words(len(team), plan.params.programs) - len(words)
-    return torch.tensor([*words, *[0] * rest], dtype=torch.int64, device=within.device)
+    names = [rank + 1 for rank in team]
+    position, report = team.index(within.rank), within.report.data_ptr()
+    words = table(within.timeout, report, position, slots, names, plan.params.programs)
+    return torch.tensor(words, dtype=torch.int64, device=within.device)
