@@ -44,7 +44,7 @@ def define(kind: str, n: int, ranks: int, dtype: DataType) -> FusionDefinition:
             y = o.mul(o.mul(x, o.rsqrt(o.add(o.mean(o.mul(x, x), [-1], keepdim=True), EPS))), w)
         fd.add_output(o.cast(y, dtype))
         given.set_device_mesh(mesh)
-        given.outer_split(1, ranks)
+        given.outer_split(1, ranks, uneven=n % ranks != 0)
         given.axis(1).parallelize(ParallelType.mesh_x)
     return fd
 

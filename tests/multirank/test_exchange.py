@@ -1,0 +1,110 @@
+"""Statistics that kernels exchange over symmetric memory, on a GPU for each rank, through the whole of shardfuse."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed as dist
+from exchange_cases import KINDS, define, expected, inputs
+
+from benchmarks.roundings import assert_near
+from shardfuse import DataType, FusionDefinition
+from shardfuse.mesh import symmetric
+from shardfuse.rank_errors import ExchangeTimeoutError
+
+if TYPE_CHECKING:
+    from conftest import ProcessGroup
+
+pytestmark = [pytest.mark.mpi, pytest.mark.multi_gpu]
+
+SECONDS = 5.0
+
+
+@pytest.fixture
+def arena(pg: ProcessGroup) -> symmetric.Arena:
+    """One for each process group, which tests share."""
+    if pg.device.type != "cuda" or pg.size < 2:
+        pytest.skip("needs a GPU for every rank")
+    if isinstance(symmetric.arena(), str):
+        symmetric.open_arena(pg.device, "symmetric", SECONDS, pg.size)
+    found = symmetric.arena()
+    assert isinstance(found, symmetric.Arena)
+    return found
+
+
+def pieces(given: list[torch.Tensor], group: ProcessGroup) -> list[torch.Tensor]:
+    return [v.chunk(group.size, -1)[group.rank].contiguous().to(group.device) for v in given]
+
+
+def check(fd: FusionDefinition, kind: str, given: list[torch.Tensor], group: ProcessGroup) -> None:
+    found = fd.execute(pieces(given, group))
+    wide, eager = (expected(kind, [v.to(t) for v in given]) for t in (torch.float64, torch.float32))
+    for k, value in enumerate(found):
+        piece = [v[k].chunk(group.size, -1)[group.rank] for v in (wide, eager)]
+        assert_near(value.cpu(), piece[0], piece[1].bfloat16(), n=2, what=f"{kind}, output {k}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_kernel_and_no_collective(kind: str, arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    fd = define(kind, 8192, pg.size, DataType.BFloat16)
+    for rows in (1, 8, 64, 300):
+        check(fd, kind, inputs(kind, rows, 8192, torch.bfloat16), pg)
+        assert (fd.explain().kernels, len(fd.explain().collectives)) == (1, 0)
+
+
+def test_calls_out_of_step_whose_sizes_change(arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    """Each rank is late now and then, once by more than a second, and by nobody's clock but its own."""
+    fd = define("rms_norm", 4096, pg.size, DataType.BFloat16)
+    both, own = random.Random(5), random.Random(pg.rank)
+    given = {rows: inputs("rms_norm", rows, 4096, torch.bfloat16) for rows in (1, 3, 8, 200)}
+    here = {rows: pieces(v, pg) for rows, v in given.items()}
+    for k in range(2000):
+        fd.execute(here[both.choice((1, 3, 8, 200))])
+        if own.random() < 0.01:
+            time.sleep(own.random() * 0.003)
+        if k == 1000 and pg.rank == 1:
+            time.sleep(1.5)
+    for v in given.values():
+        check(fd, "rms_norm", v, pg)
+
+
+def test_graphs_and_calls_in_turn(arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    fd = define("layer_norm", 8192, pg.size, DataType.BFloat16)
+    given = inputs("layer_norm", 8, 8192, torch.bfloat16)
+    here = pieces(given, pg)
+    (eager,) = fd.execute(here)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    dist.barrier()
+    with torch.cuda.graph(graph):
+        (replayed,) = fd.execute(here)
+    own = random.Random(pg.rank)
+    for k in range(5000):
+        graph.replay()
+        if k % 500 == 0:
+            (called,) = fd.execute(here)
+            assert torch.equal(called, eager)
+            time.sleep(own.random() * 0.01)
+    torch.cuda.synchronize()
+    assert torch.equal(replayed, eager)
+
+
+@pytest.mark.fresh_world
+def test_a_rank_that_does_not_come_is_named(arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    fd = define("rms_norm", 8192, pg.size, DataType.BFloat16)
+    here = pieces(inputs("rms_norm", 8, 8192, torch.bfloat16), pg)
+    fd.execute(here)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if pg.rank == 0:
+        (found,) = fd.execute(here)
+        torch.cuda.synchronize()
+        assert found.isnan().all()
+        with pytest.raises(ExchangeTimeoutError, match="did not send its part of row") as told:
+            fd.execute(here)
+        assert told.value.rank != 0
+    dist.barrier()
