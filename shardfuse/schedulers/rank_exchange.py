@@ -27,6 +27,7 @@ from ..device import Device
 from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from ..mesh import DeviceMesh
+from .limits import WARP
 from .persistent import by_one_program, too_long
 from .plan import KernelPlan, RankExchange, kernel_name
 from .segment import Segment, touches_empty
@@ -35,9 +36,12 @@ from .team import in_columns
 
 LEFT_FREE = 32
 """Multiprocessors on which no program waits, for the collectives of other streams: each waits for its peers too."""
-_WARPS = 16
-"""Of a multiprocessor: so many have 128 registers a thread whatever the compiler does, and are resident."""
-_REGISTERS = 128
+_WARPS, _REGISTERS = 16, 128
+"""Of a multiprocessor and of a thread: so many warps are resident whatever the compiler does."""
+_MANY_WARPS, _FEW_REGISTERS = 32, 64
+_HELD = 32
+"""Values of a row that a thread holds in so few registers.  Each program waits for its row: the more of them there are,
+the more rows are on their way."""
 _MOST_RANKS = 8
 _MOST_ROWS = 1 << 16
 
@@ -143,8 +147,11 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     space = analyse(segment)
     assert not isinstance(space, str), "it was asked about"
     params = by_one_program(segment, space, device)
-    registers = min(params.max_registers or _REGISTERS, _REGISTERS)
-    each = max(_WARPS // params.num_warps, 1)
-    programs = max(device.multiprocessors - LEFT_FREE, 1) * each
+    free = max(device.multiprocessors - LEFT_FREE, 1)
+    programs, registers = free * max(_WARPS // params.num_warps, 1), _REGISTERS
+    held = params.x_block * space.reduced / (params.num_warps * WARP)
+    if held <= _HELD and space.kept > programs * params.x_block:
+        programs, registers = free * max(_MANY_WARPS // params.num_warps, 1), _FEW_REGISTERS
+    registers = min(params.max_registers or registers, registers)
     params = replace(params, max_registers=registers, programs=programs)
     return (KernelPlan(kernel_name("exchange", segment), segment, space, params, device, exchange=found.exchange),)
