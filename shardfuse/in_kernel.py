@@ -14,6 +14,7 @@ from .compiler import Plan, PlannedSegment
 from .schedulers import makes_kernels
 from .schedulers.plan import KernelPlan
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not
+from .schedulers.rank_gather import gathered
 from .schedulers.segment import Segment
 
 EXCHANGE = "exchange"
@@ -47,6 +48,8 @@ def with_exchanges(plan: Plan, why_none: str | None = None) -> Plan:
 def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
     """``segments`` with the all-reduce ``k`` inside of a kernel, or why it is not."""
     call = segments[k].segment
+    if call.exprs[0].op == "set":
+        return _sent_within(plan, segments, k)
     makers = [i for i, s in enumerate(segments[:k]) if not set(s.segment.outputs).isdisjoint(call.inputs)]
     readers = [i for i, s in enumerate(segments) if i > k and not set(s.segment.inputs).isdisjoint(call.outputs)]
     if len(makers) != 1 or not readers:
@@ -60,9 +63,8 @@ def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[Plan
     between = [s for i, s in enumerate(segments) if makers[0] < i < readers[0] and i != k]
     if any(not made.isdisjoint(s.segment.inputs) for s in between):
         return "a segment between its kernels reads what they make"
-    ranks = {rank for t in plan.fusion.tensors() if t.domain.mesh is not None for rank in t.domain.mesh.ranks}
     mesh = call.exprs[0].output.domain.mesh
-    if mesh is None or set(mesh.ranks) != ranks:
+    if mesh is None or set(mesh.ranks) != _all_ranks(plan):
         return "some ranks of the program are not on its mesh"
     rest = [s for s in segments if s not in (before, segments[k], after)]
     needed = {*plan.fusion.outputs, *(t for s in rest for t in s.segment.inputs)}
@@ -81,6 +83,29 @@ def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[Plan
         elif s is not before and s is not segments[k]:
             out.append(s)
     return out
+
+
+def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
+    """``segments`` with the gather ``k`` of summands inside of the kernel that adds them up, or why it is not."""
+    call = segments[k].segment
+    readers = [s for s in segments if not set(s.segment.inputs).isdisjoint(call.outputs)]
+    if len(readers) != 1 or not makes_kernels(readers[0].scheduler):
+        return "what it gathers is not read by one kernel"
+    (after,) = readers
+    mesh = call.exprs[0].output.domain.mesh
+    if mesh is None or set(mesh.ranks) != _all_ranks(plan):
+        return "some ranks of the program are not on its mesh"
+    needed = {*plan.fusion.outputs, *(t for s in segments if s is not after for t in s.segment.inputs)}
+    found = gathered(call, after.segment, needed)
+    refusal = found if isinstance(found, str) else why_not(found, plan.device)
+    if refusal is not None or isinstance(found, str):
+        return f"no kernel exchanges it: {refusal}"
+    planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
+    return [planned if s is after else s for s in segments if s is not segments[k]]
+
+
+def _all_ranks(plan: Plan) -> set[int]:
+    return {rank for t in plan.fusion.tensors() if t.domain.mesh is not None for rank in t.domain.mesh.ranks}
 
 
 def _with_readers(plan: Plan, segments: list[PlannedSegment]) -> list[PlannedSegment]:

@@ -9,7 +9,7 @@ import torch
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen import generate
-from shardfuse.codegen.mesh_exchange import exchanged_rows, slot_words, table
+from shardfuse.codegen.mesh_exchange import slots_of, table
 from shardfuse.compiler import Plan, compile_fusion
 from shardfuse.device import H200
 from shardfuse.executor.kernel import Kernel, Launch
@@ -19,7 +19,9 @@ from shardfuse.passes.settle_inputs import settle_inputs
 from shardfuse.schedulers.plan import KernelPlan
 
 EPS = 1e-5
-KINDS = ("rms_norm", "layer_norm", "softmax", "add_rms_norm")
+PARTIAL = "partial_sums_add_rms_norm"
+"""Of a summand of each rank; its results are on all of them."""
+KINDS = ("rms_norm", "layer_norm", "softmax", "add_rms_norm", PARTIAL)
 
 
 def define(kind: str, n: int, ranks: int, dtype: DataType) -> FusionDefinition:
@@ -27,6 +29,17 @@ def define(kind: str, n: int, ranks: int, dtype: DataType) -> FusionDefinition:
     mesh = DeviceMesh(range(ranks))
     with FusionDefinition() as fd:
         o = fd.ops
+        if kind == PARTIAL:
+            given = fd.define_tensor([ranks, -1, n], contiguity=True, dtype=dtype)
+            residual = fd.define_tensor([-1, n], contiguity=True, dtype=dtype)
+            w = fd.define_tensor([n], contiguity=True, dtype=dtype)
+            x = o.add(o.cast(o.sum(given, [0]), DataType.Float), residual)
+            fd.add_output(o.cast(x, dtype))
+            y = o.mul(o.mul(x, o.rsqrt(o.add(o.mean(o.mul(x, x), [-1], keepdim=True), EPS))), w)
+            fd.add_output(o.cast(y, dtype))
+            given.set_device_mesh(mesh)
+            given.axis(0).parallelize(ParallelType.mesh_x)
+            return fd
         given = fd.define_tensor([-1, n], contiguity=True, dtype=dtype)
         x = o.cast(given, DataType.Float)
         if kind == "layer_norm":
@@ -49,11 +62,13 @@ def define(kind: str, n: int, ranks: int, dtype: DataType) -> FusionDefinition:
     return fd
 
 
-def inputs(kind: str, rows: int, n: int, dtype: torch.dtype) -> list[torch.Tensor]:
+def inputs(kind: str, rows: int, n: int, dtype: torch.dtype, ranks: int = 2) -> list[torch.Tensor]:
     """Unsharded, seeded."""
     made = torch.Generator().manual_seed(rows * n)
-    shapes = {"softmax": [(rows, n)], "add_rms_norm": [(rows, n), (rows, n), (n,)]}.get(kind, [(rows, n), (n,)])
-    return [torch.randn(shape, generator=made, dtype=torch.float64).to(dtype) for shape in shapes]
+    shapes = {"softmax": [(rows, n)], "add_rms_norm": [(rows, n), (rows, n), (n,)]}
+    shapes |= {PARTIAL: [(ranks, rows, n), (rows, n), (n,)]}
+    drawn = shapes.get(kind, [(rows, n), (n,)])
+    return [torch.randn(shape, generator=made, dtype=torch.float64).to(dtype) for shape in drawn]
 
 
 def expected(kind: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -63,9 +78,21 @@ def expected(kind: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.nn.functional.layer_norm(x, x.shape[-1:], w, None, EPS)]
     if kind == "softmax":
         return [x.softmax(-1)]
-    x = x + given[1] if kind == "add_rms_norm" else x
+    x = x.sum(0) if kind == PARTIAL else x
+    x = x + given[1] if len(given) == 3 else x
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * w
-    return [x, y] if kind == "add_rms_norm" else [y]
+    return [x, y] if len(given) == 3 else [y]
+
+
+def piece(kind: str, k: int, whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
+    """What a rank has of input ``k``."""
+    if kind != PARTIAL:
+        return whole.chunk(ranks, -1)[rank].contiguous()
+    return whole[rank : rank + 1].contiguous() if k == 0 else whole
+
+
+def piece_of_output(kind: str, whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
+    return whole if kind == PARTIAL else whole.chunk(ranks, -1)[rank]
 
 
 def plan_of(fd: FusionDefinition, rows: int) -> Plan:
@@ -96,8 +123,7 @@ class Ranks:
         exchange = self.plan.exchange
         assert exchange is not None
         ranks = exchange.ranks
-        words = slot_words(exchanged_rows(self.plan), len(exchange.statistics), ranks)
-        self.slots = [torch.zeros(words, dtype=torch.int64, device=self.device) for _ in range(ranks)]
+        self.slots = [torch.zeros(slots_of(self.plan), dtype=torch.int64, device=self.device) for _ in range(ranks)]
         self.report = torch.zeros(1, dtype=torch.int64, pin_memory=self.device.type == "cuda")
         addresses = [s.data_ptr() for s in self.slots]
         names = [rank + 1 for rank in range(ranks)]
@@ -120,13 +146,18 @@ class Ranks:
             made.append(kernel.launcher(lambda launch, own=own: lambda stream, *rest: launch(stream, own, *rest)))
         return made
 
-    def pieces(self, rank: int, given: list[torch.Tensor]) -> dict[BoundTensor, torch.Tensor]:
+    def pieces(self, kind: str, rank: int, given: list[torch.Tensor]) -> dict[BoundTensor, torch.Tensor]:
         """The tensors of the kernel on ``rank``: pieces of what is ``given``, and outputs full of NaN."""
         found = {
-            t: v.chunk(len(self.slots), -1)[rank].contiguous().to(self.device)
-            for t, v in zip(sorted(self.plan.segment.inputs, key=lambda t: int(t.name[1:])), given, strict=True)
+            t: piece(kind, k, v, len(self.slots), rank).to(self.device)
+            for k, (t, v) in enumerate(zip(sorted(self.plan.segment.inputs, key=_number), given, strict=True))
         }
         for t in self.plan.segment.outputs:
             shape = t.domain.local_shape(rank)
             found[t] = torch.full(shape, float("nan"), dtype=t.dtype.torch, device=self.device)
         return found
+
+
+def _number(tensor: BoundTensor) -> int:
+    """Inputs come in the order of their names."""
+    return int(tensor.name[1:])

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from exchange_cases import KINDS, Ranks, define, kernel_of, plan_of
+from exchange_cases import KINDS, PARTIAL, Ranks, define, kernel_of, plan_of
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen import generate
-from shardfuse.codegen.mesh_exchange import Reported, exchanged_rows, slot_words
+from shardfuse.codegen.mesh_exchange import Reported, exchanged_rows, slots_of
 from shardfuse.compiler import compile_fusion
 from shardfuse.device import H200
 from shardfuse.executor import regions
@@ -37,10 +37,12 @@ BF16 = DataType.BFloat16
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 8, 4096])
 def test_a_norm_over_a_sharded_axis_is_one_kernel(kind: str, rows: int) -> None:
+    rows = min(rows, 16) if kind == PARTIAL else rows  # whole rows are sent, not a number of each
     plan = plan_of(define(kind, 8192, 2, BF16), rows)
     kernel = kernel_of(plan)
     assert [said.split(": ")[1] for said in plan.in_kernel] == ["exchanged inside of a kernel"] * len(plan.in_kernel)
-    assert len(kernel.exchange.statistics) == (2 if kind in ("layer_norm", "softmax") else 1)
+    assert len(kernel.exchange.statistics) == {"layer_norm": 2, "softmax": 2, PARTIAL: 0}.get(kind, 1)
+    assert (kernel.exchange.sent is None) == (kind != PARTIAL)
     assert plan.apart is not None
     assert any(s.scheduler == "communication" for s in plan.apart.segments)
 
@@ -77,6 +79,8 @@ def test_what_no_kernel_exchanges_says_why() -> None:
     assert "more than 65536" in refused(define("rms_norm", 65536 * 2 + 64, 2, BF16), 8)
     assert "16 ranks are more than 8" in refused(define("rms_norm", 8192, 16, BF16), 8)
     assert "more than 65536" in refused(define("rms_norm", 1024, 2, BF16), 70000)
+    assert "139264 elements are more than 131072" in refused(define(PARTIAL, 8192, 2, BF16), 17)
+    assert "not cut into whole words" in refused(define(PARTIAL, 8196, 2, BF16), 4)
 
 
 def test_a_sum_that_something_else_reads_first_stays_a_collective() -> None:
@@ -111,7 +115,12 @@ def test_rows_of_a_sub_mesh_are_not_those_of_all() -> None:
 def test_kernels_compile_and_are_resident() -> None:
     """No spill, and no more registers than leave every program of a grid running at once."""
     sources, each = [], []
-    for kind, rows, n, ranks in (("rms_norm", 1, 8192, 2), ("layer_norm", 4096, 16384, 8), ("softmax", 4096, 512, 4)):
+    for kind, rows, n, ranks in (
+        ("rms_norm", 1, 8192, 2),
+        ("layer_norm", 4096, 16384, 8),
+        ("softmax", 4096, 512, 4),
+        (PARTIAL, 8, 8192, 2),
+    ):
         plan = kernel_of(plan_of(define(kind, n, ranks, BF16), rows))
         tensors = (*plan.segment.inputs, *plan.segment.outputs)
         source = generate(plan, {t: t.domain.layout(ranks - 1) for t in tensors}, ranks - 1)
@@ -151,7 +160,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMesh]:
 def test_a_program_has_one_region_for_all_its_calls(fake: FakeMesh) -> None:
     plan = plan_of(define("rms_norm", 8192, 2, BF16), 8)
     kernel = kernel_of(plan)
-    words = slot_words(8, 1, 2)
+    words = slots_of(kernel)
     assert promises(plan, "a")[-1] == "segment 0 exchanges words at 0"
     assert promises(plan, "b")[-1] == f"segment 0 exchanges words at {words}"
     assert regions.region_of("a", 0, kernel) is regions.region_of("a", 0, kernel)
@@ -182,7 +191,7 @@ def test_what_is_not_agreed_on_is_taken_back(fake: FakeMesh) -> None:
 def test_a_program_that_finds_no_room_has_collectives(fake: FakeMesh) -> None:
     plan = plan_of(define("rms_norm", 8192, 2, BF16), 512)
     told = regions.room("a", exchanging(plan))
-    assert told == f"it takes {8 * slot_words(512, 1, 2)} bytes, of symmetric memory 8000 bytes are left"
+    assert told == f"it takes {8 * slots_of(kernel_of(plan))} bytes, of symmetric memory 8000 bytes are left"
     assert fake.arena.used == 0
 
 

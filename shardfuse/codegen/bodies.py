@@ -29,6 +29,7 @@ from .online import (
 from .packed import Packed
 from .prefetch import prefetch_next
 from .reduction import Accumulator, accumulator, accumulators
+from .sending import Sending
 from .tile import R_SIZE, Chunk
 
 _R = re.compile(r"\br\b")
@@ -53,6 +54,8 @@ def write_unrolled(e: Emitter) -> None:
             e.load_needed([*wanted, *more], chunk)
         if e.params.team and phase == 0:
             prefetch_next(e)
+        if isinstance(e, Sending) and phase == 0:
+            e.send(chunks)
         e.out.paragraph()
         for chunk in chunks:
             for tensor in wanted:
@@ -120,8 +123,10 @@ def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
         _exchange(e, list(parts))
         return
     if e.plan.exchange is not None:
-        write_exchange(e, [(expr, texts[0]) for expr, texts in parts])
-        return
+        parts = list(parts)
+        own = e.plan.exchange.statistics
+        write_exchange(e, [(expr, texts[0]) for expr, texts in parts if expr.output in own])
+        parts = [(expr, texts) for expr, texts in parts if expr.output not in own]
     for expr, texts in parts:
         if is_statistic(expr):
             give(e, expr, texts)

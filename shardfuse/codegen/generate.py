@@ -23,6 +23,7 @@ from .mesh_exchange import loop_lines, table_words
 from .odd_rows import OddLate, OddPacked, OddRows
 from .packed import Packed
 from .rows import Rows, rows_index
+from .sending import Sending
 from .source import KernelSource, Parts, body_text, signature
 from .stages import one_launch
 from .tile import R_SHARE, R_SIZE, Tile
@@ -140,6 +141,8 @@ def _kind(plan: KernelPlan) -> type[Emitter]:
         return Turned if across else Rows
     if params.late:
         return OddLate if params.aligned else Late
+    if plan.exchange is not None and plan.exchange.sent is not None:
+        return Sending
     if params.packed:
         return OddPacked if params.aligned else Packed
     return Aligned if params.aligned else Emitter

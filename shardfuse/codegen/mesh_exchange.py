@@ -8,6 +8,7 @@ all of them have the same bits.
 A rank's slots are indexed by what all ranks of a program agree on, never by program or turn::
 
     slots   [2, rows, statistics, ranks]   int64; rows: kept elements, up to whole blocks
+            [2, rows, ranks, words]        of a tensor that is sent, two 16-bit elements in a word; the sets together
 
 and what differs between ranks stands in a table in its own memory, which comes as the kernel's first argument::
 
@@ -44,7 +45,8 @@ a rest, a launch took 610 us on 2 x H200: until they looked at the clock.  One w
 _POLLS = 1024
 """Between two looks at the clock and at the report: a fraction of a millisecond."""
 _OTHER_WARPS = ["mov.u32 late, %tid.x; setp.gt.u32 go, late, 31;", "@go bra done;"]
-_NAN = "0x7FC00000"
+_NAN = "0x7FC07FC0"
+"""Of float32, and of both halves of 16 bits."""
 
 _PUSH = '''@triton.jit
 def push(ptr, epoch, value):
@@ -76,7 +78,7 @@ def await_{ranks}({pointers}, epoch, row, limit, report, names_ptr):
         [{pointers}, epoch, limit, report, place, names_ptr],
         dtype=({types}),
         is_pure=False,
-        pack=1,
+        pack={pack},
     )
 '''
 
@@ -135,23 +137,27 @@ def push_text(*, is_one_row: bool, interpret: bool) -> str:
     return _PUSH.format(registers=registers, store=store)
 
 
-def await_text(ranks: int, *, is_one_row: bool, warps: int, interpret: bool) -> str:
-    """The function that waits for one word of each of so many ranks.  ``is_one_row``: as of ``push_text``."""
-    each = range(ranks)
-    pointers = ", ".join(f"ptr{k}" for k in each)
+def await_text(ranks: int, *, is_one_row: bool, warps: int, interpret: bool, pack: int = 1) -> str:
+    """The function that waits for one word of each of so many ranks.  ``is_one_row``: as of ``push_text``.
+
+    ``pack``: words of each rank that a thread asks for at once.
+    """
+    pointers = ", ".join(f"ptr{k}" for k in range(ranks))
     if interpret:
-        bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in each)
+        bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in range(ranks))
         return _INTERPRETED_AWAIT.format(ranks=ranks, pointers=pointers, bits=bits)
     is_alone = is_one_row and warps > 1
-    epoch, limit, report, place, names = (f"${2 * ranks + k}" for k in range(5))
+    words = ranks * pack
+    each = range(words)
+    epoch, limit, report, place, names = (f"${2 * words + k * pack}" for k in range(5))
     lines = [
         ".reg .pred go; .reg .b64 since, now, told, name;",
-        *_words(ranks),
+        *_words(words),
         ".reg .u32 turns, late;",
         "mov.u32 turns, 0; mov.u64 since, 0;",
         *([*(f"mov.u32 bits{k}, 0;" for k in each), *_OTHER_WARPS] if is_alone else []),
         "again:",
-        *_loading(ranks, ranks),
+        *_loading(words, words),
         *(f"setp.{'eq.and' if k else 'eq'}.u32 go, found{k}, {epoch}{', go' if k else ''};" for k in each),
         "@go bra done;",
         f"add.u32 turns, turns, 1; setp.lt.u32 go, turns, {_AT_ONCE};",
@@ -168,30 +174,35 @@ def await_text(ranks: int, *, is_one_row: bool, warps: int, interpret: bool) -> 
         "sub.u64 now, now, since;",
         f"setp.lt.u64 go, now, {limit};",
         "@go bra again;",
-        *_reporting(ranks, epoch, report, place, names),
+        *_reporting(words, pack, epoch, report, place, names),
         "leave:",
-        *_without_late(ranks, epoch),
+        *_without_late(words, epoch),
         "done:",
-        *(f"mov.u32 ${k}, bits{k};" for k in each),
-    ]
-    taking = [
-        ".reg .pred go;",
-        *_words(ranks),
-        *_loading(ranks, ranks),
-        *_without_late(ranks, f"${2 * ranks}"),
         *(f"mov.u32 ${k}, bits{k};" for k in each),
     ]
     return (_AWAIT_ONCE if is_alone else _AWAIT).format(
         ranks=ranks,
+        pack=pack,
         pointers=pointers,
         rows=f"0x{(1 << ROW_BITS) - 1:X}",
         name_bits=NAME_BITS,
         types=", ".join(["tl.int32"] * ranks),
-        constraints=",".join(["=r"] * ranks + ["l"] * ranks + ["r", "l", "l", "l", "l"]),
+        constraints=",".join(["=r"] * words + ["l"] * words + ["r"] * pack + ["l"] * 4 * pack),
         lines=_indented(lines),
-        taking=_indented(taking),
+        taking=_indented(_taking(ranks)),
         taken=",".join(["=r"] * ranks + ["l"] * ranks + ["r"]),
     )
+
+
+def _taking(ranks: int) -> list[str]:
+    """What other warps do once the first has seen all words."""
+    return [
+        ".reg .pred go;",
+        *_words(ranks),
+        *_loading(ranks, ranks),
+        *_without_late(ranks, f"${2 * ranks}"),
+        *(f"mov.u32 ${k}, bits{k};" for k in range(ranks)),
+    ]
 
 
 def _indented(lines: Sequence[str]) -> str:
@@ -213,11 +224,11 @@ def _without_late(ranks: int, epoch: str) -> list[str]:
     return [f"setp.ne.u32 go, found{k}, {epoch}; @go mov.u32 bits{k}, {_NAN};" for k in range(ranks)]
 
 
-def _reporting(ranks: int, epoch: str, report: str, place: str, names: str) -> list[str]:
+def _reporting(words: int, pack: int, epoch: str, report: str, place: str, names: str) -> list[str]:
     """The first rank whose word is missing goes into the report."""
-    each = reversed(range(ranks))
+    each = reversed(range(words))
     return [
-        *(f"setp.ne.u32 go, found{k}, {epoch}; @go mov.u32 late, {8 * k};" for k in each),
+        *(f"setp.ne.u32 go, found{k}, {epoch}; @go mov.u32 late, {8 * (k // pack)};" for k in each),
         f"cvt.u64.u32 now, late; add.u64 now, {names}, now; ld.global.b64 name, [now];",
         f"or.b64 told, {place}, name; st.relaxed.sys.global.b64 [{report}], told;",
     ]
@@ -258,9 +269,17 @@ def table_words(ranks: int, grid: int) -> int:
     return SLOTS + 2 * ranks + grid
 
 
-def slot_words(rows: int, statistics: int, ranks: int) -> int:
-    """64-bit words of each rank's slots; ``rows``: in whole blocks."""
-    return 2 * rows * statistics * ranks
+def slots_of(plan: KernelPlan) -> int:
+    """64-bit words of each rank's slots."""
+    exchange = plan.exchange
+    assert exchange is not None, "a kernel whose ranks exchange"
+    each = len(exchange.statistics) + (sent_words(plan) if exchange.sent is not None else 0)
+    return 2 * exchanged_rows(plan) * each * exchange.ranks
+
+
+def sent_words(plan: KernelPlan) -> int:
+    """Words of a row of what is sent, in whole blocks."""
+    return -(-plan.space.reduced // plan.params.r_block) * plan.params.r_block // 2
 
 
 # lines of a kernel
@@ -277,7 +296,7 @@ def head_lines(plan: KernelPlan) -> list[str]:
     exchange = plan.exchange
     assert exchange is not None, "a kernel whose ranks exchange"
     ranks = exchange.ranks
-    words = slot_words(exchanged_rows(plan), len(exchange.statistics), ranks) // 2
+    words = slots_of(plan) // 2
     own = f"own = tl.load({MAILBOX} + {SLOTS} + rank).to(tl.pointer_type(tl.int64)) + set"
     return [
         f"epochs_ptr = {MAILBOX} + {SLOTS + 2 * ranks} + tl.program_id(0)",
@@ -322,7 +341,7 @@ def write_exchange(e: Emitter, parts: Sequence[tuple[Expr, str]]) -> None:
         e.out.line(f"{out}_part = {acc.prepared(text, acc.dtype)}")
         at = len(statistics) * ranks
         slot = statistics.index(out) * ranks
-        e.out.line(f"{out}_slot = {_row(e)} * {at}{f' + {slot}' if slot else ''}")
+        e.out.line(f"{out}_slot = {row_of(e)} * {at}{f' + {slot}' if slot else ''}")
         for k in range(ranks):
             e.out.line(f"push(slots_{k} + {out}_slot + rank, epoch, {out}_part)")
     for expr, _ in parts:
@@ -330,7 +349,7 @@ def write_exchange(e: Emitter, parts: Sequence[tuple[Expr, str]]) -> None:
         words = [f"{out}_bits_{k}" for k in range(ranks)]
         pointers = [f"own + {out}_slot{f' + {k}' if k else ''}" for k in range(ranks)]
         e.out.line(
-            f"{', '.join(words)} = await_{ranks}({', '.join(pointers)}, epoch, {_row(e)}, limit, report, names_ptr)"
+            f"{', '.join(words)} = await_{ranks}({', '.join(pointers)}, epoch, {row_of(e)}, limit, report, names_ptr)"
         )
         whole = f"{words[0]}.to(tl.float32, bitcast=True)"
         for word in words[1:]:
@@ -338,7 +357,7 @@ def write_exchange(e: Emitter, parts: Sequence[tuple[Expr, str]]) -> None:
         e.give(out, acc, f"({whole})" if e.tile.x_lanes and not acc.helper else whole)
 
 
-def _row(e: Emitter) -> str:
+def row_of(e: Emitter) -> str:
     """Text of the kept elements of this turn, without lanes along r."""
     if e.tile.x_total == 1:
         return "tl.full([], 0, tl.int64)"

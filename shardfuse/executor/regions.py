@@ -19,7 +19,7 @@ from typing import cast
 
 import torch
 
-from ..codegen.mesh_exchange import Reported, exchanged_rows, slot_words, table
+from ..codegen.mesh_exchange import Reported, slots_of, table
 from ..mesh.groups import current_rank, world_size
 from ..mesh.symmetric import Arena, arena
 from ..rank_errors import ExchangeTimeoutError
@@ -139,10 +139,7 @@ def lost(within: Arena) -> ExchangeTimeoutError:
 
 
 def _words(plan: KernelPlan) -> int:
-    exchange = plan.exchange
-    assert exchange is not None, "a kernel whose ranks exchange"
-    words = slot_words(exchanged_rows(plan), len(exchange.statistics), exchange.ranks)
-    return -(-words // _LINE) * _LINE
+    return -(-slots_of(plan) // _LINE) * _LINE
 
 
 def _table(within: Arena, offset: int, plan: KernelPlan) -> torch.Tensor:

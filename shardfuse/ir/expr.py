@@ -99,6 +99,8 @@ STATISTICS = ("online_softmax", "welford")
 and, where it is wanted, sum of x - max), and the (sum, sum of squared distances to the mean)."""
 PICK = "pick"
 """Inside of one kernel: of each row of ``x`` the element at ``index``, and whether there is one."""
+OF_RANK = "of_rank"
+"""Inside of one kernel: what rank ``rank`` (its position along a mesh dimension) has of ``x``, which all ranks send."""
 DRAWS = ("uniform", "normal")
 FACTORIES = ("full", "iota", *DRAWS)
 """Ops that make a tensor from a shape and numbers; each element depends on its unsharded index alone."""

@@ -64,11 +64,12 @@ class Params:
 @dataclass(frozen=True)
 class RankExchange:
     """Inside of a kernel: ``statistics``, each of one number for each kept element, are of all ranks of ``mesh`` along
-    ``parallel_type``."""
+    ``parallel_type``, and each of these ranks is given all elements of what they have of ``sent``."""
 
     mesh: DeviceMesh
     parallel_type: ParallelType
     statistics: tuple[BoundTensor, ...]
+    sent: BoundTensor | None = None
 
     @property
     def ranks(self) -> int:

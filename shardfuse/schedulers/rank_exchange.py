@@ -31,6 +31,7 @@ from .limits import WARP
 from .persistent import by_one_program, too_long
 from .plan import KernelPlan, RankExchange, kernel_name
 from .segment import Segment, touches_empty
+from .sent_words import for_words, why_not_sent
 from .space import analyse
 from .team import in_columns
 
@@ -131,7 +132,9 @@ def why_not(found: Exchanged, device: Device) -> str | None:
         return f"{space.kept} rows are more than {_MOST_ROWS}"
     everywhere = frozenset(space.x)
     short = next((t for t in exchange.statistics if space.atoms[t] != everywhere), None)
-    return short and f"{short} has not one number for each row"
+    if short is not None:
+        return f"{short} has not one number for each row"
+    return None if exchange.sent is None else why_not_sent(exchange.sent, space)
 
 
 def _is_even(tensor: BoundTensor, mesh: DeviceMesh) -> bool:
@@ -147,6 +150,8 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     space = analyse(segment)
     assert not isinstance(space, str), "it was asked about"
     params = by_one_program(segment, space, device)
+    if found.exchange.sent is not None:
+        params = for_words(params, space)
     free = max(device.multiprocessors - LEFT_FREE, 1)
     programs, registers = free * max(_WARPS // params.num_warps, 1), _REGISTERS
     held = params.x_block * space.reduced / (params.num_warps * WARP)

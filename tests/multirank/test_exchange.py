@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import torch.distributed as dist
-from exchange_cases import KINDS, define, expected, inputs
+from exchange_cases import KINDS, PARTIAL, define, expected, inputs, piece, piece_of_output
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, FusionDefinition
@@ -36,23 +36,23 @@ def arena(pg: ProcessGroup) -> symmetric.Arena:
     return found
 
 
-def pieces(given: list[torch.Tensor], group: ProcessGroup) -> list[torch.Tensor]:
-    return [v.chunk(group.size, -1)[group.rank].contiguous().to(group.device) for v in given]
+def pieces(kind: str, given: list[torch.Tensor], group: ProcessGroup) -> list[torch.Tensor]:
+    return [piece(kind, k, v, group.size, group.rank).to(group.device) for k, v in enumerate(given)]
 
 
 def check(fd: FusionDefinition, kind: str, given: list[torch.Tensor], group: ProcessGroup) -> None:
-    found = fd.execute(pieces(given, group))
+    found = fd.execute(pieces(kind, given, group))
     wide, eager = (expected(kind, [v.to(t) for v in given]) for t in (torch.float64, torch.float32))
     for k, value in enumerate(found):
-        piece = [v[k].chunk(group.size, -1)[group.rank] for v in (wide, eager)]
-        assert_near(value.cpu(), piece[0], piece[1].bfloat16(), n=2, what=f"{kind}, output {k}")
+        parts = [piece_of_output(kind, v[k], group.size, group.rank) for v in (wide, eager)]
+        assert_near(value.cpu(), parts[0], parts[1].bfloat16(), n=2, what=f"{kind}, output {k}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_kernel_and_no_collective(kind: str, arena: symmetric.Arena, pg: ProcessGroup) -> None:
     fd = define(kind, 8192, pg.size, DataType.BFloat16)
-    for rows in (1, 8, 64, 300):
-        check(fd, kind, inputs(kind, rows, 8192, torch.bfloat16), pg)
+    for rows in (1, 8) if kind == PARTIAL else (1, 8, 64, 300):
+        check(fd, kind, inputs(kind, rows, 8192, torch.bfloat16, pg.size), pg)
         assert (fd.explain().kernels, len(fd.explain().collectives)) == (1, 0)
 
 
@@ -61,7 +61,7 @@ def test_calls_out_of_step_whose_sizes_change(arena: symmetric.Arena, pg: Proces
     fd = define("rms_norm", 4096, pg.size, DataType.BFloat16)
     both, own = random.Random(5), random.Random(pg.rank)
     given = {rows: inputs("rms_norm", rows, 4096, torch.bfloat16) for rows in (1, 3, 8, 200)}
-    here = {rows: pieces(v, pg) for rows, v in given.items()}
+    here = {rows: pieces("rms_norm", v, pg) for rows, v in given.items()}
     for k in range(2000):
         fd.execute(here[both.choice((1, 3, 8, 200))])
         if own.random() < 0.01:
@@ -75,7 +75,7 @@ def test_calls_out_of_step_whose_sizes_change(arena: symmetric.Arena, pg: Proces
 def test_graphs_and_calls_in_turn(arena: symmetric.Arena, pg: ProcessGroup) -> None:
     fd = define("layer_norm", 8192, pg.size, DataType.BFloat16)
     given = inputs("layer_norm", 8, 8192, torch.bfloat16)
-    here = pieces(given, pg)
+    here = pieces("layer_norm", given, pg)
     (eager,) = fd.execute(here)
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -96,7 +96,7 @@ def test_graphs_and_calls_in_turn(arena: symmetric.Arena, pg: ProcessGroup) -> N
 @pytest.mark.fresh_world
 def test_a_rank_that_does_not_come_is_named(arena: symmetric.Arena, pg: ProcessGroup) -> None:
     fd = define("rms_norm", 8192, pg.size, DataType.BFloat16)
-    here = pieces(inputs("rms_norm", 8, 8192, torch.bfloat16), pg)
+    here = pieces("rms_norm", inputs("rms_norm", 8, 8192, torch.bfloat16), pg)
     fd.execute(here)
     torch.cuda.synchronize()
     dist.barrier()
