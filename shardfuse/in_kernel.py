@@ -10,13 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .analysis.resharding import local_bytes
 from .compiler import Plan, PlannedSegment
-from .schedulers import makes_kernels
+from .device import Device
+from .ir.expr import BoundTensor
+from .schedulers import kernels_of, makes_kernels
 from .schedulers.plan import KernelPlan
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not
 from .schedulers.rank_gather import gathered
-from .schedulers.segment import Segment
+from .schedulers.segment import Segment, leading_to
+from .segmenter import choose_scheduler
 
+_READ_TWICE = 16 * 2**20
+"""Bytes that are in L2 when a second kernel reads them: the column sums of a norm's backward are such a one."""
 EXCHANGE = "exchange"
 """The scheduler of a segment whose ranks exchange words inside of its kernel."""
 
@@ -38,7 +44,7 @@ def with_exchanges(plan: Plan, why_none: str | None = None) -> Plan:
         said.append(f"{name}: {found if isinstance(found, str) else 'exchanged inside of a kernel'}")
         if not isinstance(found, str):
             segments = _with_readers(plan, found)
-    if len(segments) == len(plan.segments):
+    if not any(s.scheduler == EXCHANGE for s in segments):
         return replace(plan, in_kernel=tuple(said))
     text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)
     trace = (*plan.trace, ("segments, with exchanges in kernels", text))
@@ -57,7 +63,7 @@ def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[Plan
     before, after = segments[makers[0]], segments[readers[0]]
     if not all(s.scheduler == EXCHANGE or makes_kernels(s.scheduler) for s in (before, after)):
         return "what it reduces is not made by one kernel and read by another"
-    if any(s.like is not None or s.renamed for s in (before, after)) or _has_copies(segments, (makers[0], readers[0])):
+    if any(s.like is not None for s in segments):  # they are known by their numbers
         return "it is a chunk's of a stream"
     made = {*before.segment.outputs, *call.outputs}
     between = [s for i, s in enumerate(segments) if makers[0] < i < readers[0] and i != k]
@@ -66,23 +72,44 @@ def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[Plan
     mesh = call.exprs[0].output.domain.mesh
     if mesh is None or set(mesh.ranks) != _all_ranks(plan):
         return "some ranks of the program are not on its mesh"
-    rest = [s for s in segments if s not in (before, segments[k], after)]
-    needed = {*plan.fusion.outputs, *(t for s in rest for t in s.segment.inputs)}
+    needed = _needed(plan, segments, (before, segments[k], after))
     known = next((p.exchange for p in before.kernels), None)
     if any(p.exchange is not None for p in after.kernels):
         return "the kernel that reads it exchanges something else"
-    found = exchanged(before.segment, known, call, after.segment, needed)
-    refusal = found if isinstance(found, str) else why_not(found, plan.device)
+    found, refusal = _asked(exchanged(before.segment, known, call, after.segment, needed), plan.device)
+    beside: list[PlannedSegment] = []
+    if refusal is not None and known is None:
+        own, rest = _parted(before.segment, call, plan.device)
+        if rest is not None:
+            beside = [rest]
+            found, again = _asked(exchanged(own, None, call, after.segment, needed), plan.device)
+            refusal = again and refusal
     if refusal is not None or isinstance(found, str):
         return f"no kernel exchanges it: {refusal}"
     planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
     out: list[PlannedSegment] = []
     for s in segments:
-        if s is after:
-            out.append(planned)
-        elif s is not before and s is not segments[k]:
-            out.append(s)
+        out += beside if s is before else [] if s is segments[k] else [planned] if s is after else [s]
     return out
+
+
+def _asked(found: Exchanged | str, device: Device) -> tuple[Exchanged | str, str | None]:
+    """What was found, with why no kernel does it."""
+    return found, found if isinstance(found, str) else why_not(found, device)
+
+
+def _parted(before: Segment, call: Segment, device: Device) -> tuple[Segment, PlannedSegment | None]:
+    """What makes the arguments of ``call``, and what makes the rest, where reading the inputs twice is cheap."""
+    others = [t for t in before.outputs if t not in call.inputs]
+    if not others or sum(map(local_bytes, before.inputs)) > _READ_TWICE:
+        return before, None
+    exprs = leading_to(before.exprs, others)
+    rest = Segment.of(exprs, others)
+    name, refusals = choose_scheduler(rest, device)
+    if name is None or not makes_kernels(name):
+        return before, None
+    own = Segment.of(leading_to(before.exprs, call.inputs), call.inputs)
+    return own, PlannedSegment(rest, name, refusals, kernels_of(name, rest, device))
 
 
 def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
@@ -95,13 +122,19 @@ def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list
     mesh = call.exprs[0].output.domain.mesh
     if mesh is None or set(mesh.ranks) != _all_ranks(plan):
         return "some ranks of the program are not on its mesh"
-    needed = {*plan.fusion.outputs, *(t for s in segments if s is not after for t in s.segment.inputs)}
+    needed = _needed(plan, segments, (after,))
     found = gathered(call, after.segment, needed)
     refusal = found if isinstance(found, str) else why_not(found, plan.device)
     if refusal is not None or isinstance(found, str):
         return f"no kernel exchanges it: {refusal}"
     planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
     return [planned if s is after else s for s in segments if s is not segments[k]]
+
+
+def _needed(plan: Plan, segments: Sequence[PlannedSegment], but: Sequence[PlannedSegment]) -> set[BoundTensor]:
+    """What other segments than these read, and callers."""
+    rest = [s for s in segments if all(s is not own for own in but)]
+    return {*plan.fusion.outputs, *(t for s in rest for t in s.segment.inputs)}
 
 
 def _all_ranks(plan: Plan) -> set[int]:
@@ -122,9 +155,9 @@ def _with_next_reader(plan: Plan, segments: list[PlannedSegment], k: int) -> lis
     own = segments[k]
     made = set(own.segment.outputs)
     after = next((s for s in segments[k + 1 :] if not made.isdisjoint(s.segment.inputs)), None)
-    if after is None or not makes_kernels(after.scheduler) or after.like is not None or after.renamed:
+    if after is None or not makes_kernels(after.scheduler):
         return None
-    needed = {*plan.fusion.outputs, *(t for s in segments if s not in (own, after) for t in s.segment.inputs)}
+    needed = _needed(plan, segments, (own, after))
     exprs = [*own.segment.exprs, *(e for e in after.segment.exprs if e not in own.segment.exprs)]
     segment = Segment.of(exprs, [t for t in (*own.segment.outputs, *after.segment.outputs) if t in needed])
     exchange = own.kernels[0].exchange
@@ -134,11 +167,6 @@ def _with_next_reader(plan: Plan, segments: list[PlannedSegment], k: int) -> lis
         return None
     planned = PlannedSegment(segment, EXCHANGE, (), scheduled(found, plan.device))
     return [planned if s is after else s for s in segments if s is not own]
-
-
-def _has_copies(segments: Sequence[PlannedSegment], of: Sequence[int]) -> bool:
-    """Do other segments run the kernels of these?  They are known by their numbers."""
-    return any(s.like is not None for s in segments) and bool(of)
 
 
 def exchanging(plan: Plan) -> list[tuple[int, KernelPlan]]:

@@ -62,6 +62,37 @@ def define(kind: str, n: int, ranks: int, dtype: DataType) -> FusionDefinition:
     return fd
 
 
+def define_backward(n: int, ranks: int, dtype: DataType) -> FusionDefinition:
+    """dw and dx of an RMSNorm, of x, dy, the rows' 1 / rms and the weight: dw is a sum over rows."""
+    mesh = DeviceMesh(range(ranks))
+    with FusionDefinition() as fd:
+        o = fd.ops
+        x, dy = (fd.define_tensor([-1, n], contiguity=True, dtype=dtype) for _ in range(2))
+        rstd = fd.define_tensor([-1, 1], contiguity=True, dtype=DataType.Float)
+        w = fd.define_tensor([n], contiguity=True, dtype=dtype)
+        normed, given = o.mul(o.cast(x, DataType.Float), rstd), o.cast(dy, DataType.Float)
+        weighted = o.mul(given, w)
+        mean = o.mean(o.mul(weighted, normed), [-1], keepdim=True)
+        fd.add_output(o.cast(o.sum(o.mul(given, normed), [0]), dtype))
+        fd.add_output(o.cast(o.mul(o.sub(weighted, o.mul(normed, mean)), rstd), dtype))
+        x.set_device_mesh(mesh)
+        x.outer_split(1, ranks)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+    return fd
+
+
+def inputs_of_backward(rows: int, n: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    x, w = inputs("rms_norm", rows, n, dtype)
+    dy = inputs("rms_norm", rows, n + 1, dtype)[0][:, :n].contiguous()
+    return [x, dy, torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS).float(), w]
+
+
+def expected_of_backward(given: list[torch.Tensor]) -> list[torch.Tensor]:
+    x, dy, rstd, w = given
+    normed, weighted = x * rstd, dy * w
+    return [(dy * normed).sum(0), (weighted - normed * (weighted * normed).mean(-1, keepdim=True)) * rstd]
+
+
 def inputs(kind: str, rows: int, n: int, dtype: torch.dtype, ranks: int = 2) -> list[torch.Tensor]:
     """Unsharded, seeded."""
     made = torch.Generator().manual_seed(rows * n)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from exchange_cases import KINDS, PARTIAL, Ranks, define, kernel_of, plan_of
+from exchange_cases import KINDS, PARTIAL, Ranks, define, define_backward, kernel_of, plan_of
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
@@ -45,6 +45,15 @@ def test_a_norm_over_a_sharded_axis_is_one_kernel(kind: str, rows: int) -> None:
     assert (kernel.exchange.sent is None) == (kind != PARTIAL)
     assert plan.apart is not None
     assert any(s.scheduler == "communication" for s in plan.apart.segments)
+
+
+def test_column_sums_of_a_backward_are_a_kernel_of_their_own() -> None:
+    """Where reading the rows twice is cheap; else one kernel reads them once, and a collective stays."""
+    plan = plan_of(define_backward(8192, 2, BF16), 64)
+    assert [s.scheduler for s in plan.segments] == ["reduction", "exchange"]
+    large = plan_of(define_backward(8192, 2, BF16), 4096)
+    assert [s.scheduler for s in large.segments] == ["mix_order", "communication", "pointwise"]
+    assert "no kernel exchanges it" in large.in_kernel[0]
 
 
 def test_a_gather_is_kept_where_a_kernel_cannot_do_both_sums(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import torch.distributed as dist
-from exchange_cases import KINDS, PARTIAL, define, expected, inputs, piece, piece_of_output
+from exchange_cases import (
+    KINDS,
+    PARTIAL,
+    define,
+    define_backward,
+    expected,
+    expected_of_backward,
+    inputs,
+    inputs_of_backward,
+    piece,
+    piece_of_output,
+)
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, FusionDefinition
@@ -54,6 +65,18 @@ def test_one_kernel_and_no_collective(kind: str, arena: symmetric.Arena, pg: Pro
     for rows in (1, 8) if kind == PARTIAL else (1, 8, 64, 300):
         check(fd, kind, inputs(kind, rows, 8192, torch.bfloat16, pg.size), pg)
         assert (fd.explain().kernels, len(fd.explain().collectives)) == (1, 0)
+
+
+def test_a_backward_whose_column_sums_are_a_kernel_of_their_own(arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    fd = define_backward(8192, pg.size, DataType.BFloat16)
+    given = inputs_of_backward(64, 8192, torch.bfloat16)
+    cut = [v if v.shape[-1] == 1 else v.chunk(pg.size, -1)[pg.rank].contiguous() for v in given]
+    found = fd.execute([v.to(pg.device) for v in cut])
+    assert (fd.explain().kernels, len(fd.explain().collectives)) == (2, 0)
+    wide, eager = (expected_of_backward([v.to(t) for v in given]) for t in (torch.float64, torch.float32))
+    for k, value in enumerate(found):
+        parts = [v[k].chunk(pg.size, -1)[pg.rank] for v in (wide, eager)]
+        assert_near(value.cpu(), parts[0], parts[1].bfloat16(), n=2, what=f"output {k}")
 
 
 def test_calls_out_of_step_whose_sizes_change(arena: symmetric.Arena, pg: ProcessGroup) -> None:
