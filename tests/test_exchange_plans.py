@@ -6,7 +6,9 @@ Numbers are compared in ``tests/interpreter/test_exchange.py``, and on GPUs in `
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,8 +26,9 @@ from shardfuse.executor import regions
 from shardfuse.executor.options import CompileOptions
 from shardfuse.frontend.exchanges import plan_on, promises, with_exchanges_here
 from shardfuse.in_kernel import exchanging
+from shardfuse.mesh import symmetric
 from shardfuse.mesh.symmetric import Arena
-from shardfuse.rank_errors import ExchangeTimeoutError
+from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -233,3 +236,47 @@ def test_ranks_of_one_process_have_tables_of_their_own() -> None:
     world = Ranks(kernel_of(plan_of(define("rms_norm", 512, 4, BF16), 8)), torch.device("cpu"))
     assert [int(own[2]) for own in world.tables] == [0, 1, 2, 3]
     assert len({tuple(own[3:7].tolist()) for own in world.tables}) == 1
+
+
+# the start
+
+
+class FakeGroup:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return 2
+
+
+def opened(asked: tuple[str, str], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Why each of two ranks has no arena, or what it raises."""
+    store, here = dist.HashStore(), threading.local()
+    monkeypatch.setattr(symmetric, "default_group", lambda: here.group)
+    monkeypatch.setattr(symmetric, "default_store", lambda: store)
+
+    def run(rank: int) -> str:
+        here.group = FakeGroup(rank)
+        try:
+            symmetric.open_arena(device, asked[rank], 5.0, 2)
+        except ExchangeUnavailableError as error:
+            return f"raised: {error}"
+        world = symmetric._worlds.get(here.group)
+        return "" if world is None else world.reason
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, range(2)))
+
+
+def test_ranks_agree_on_whether_they_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert opened(("auto", "auto"), cpu, monkeypatch) == ["", ""]
+    for found in opened(("symmetric", "nccl"), gpu, monkeypatch):
+        assert "and rank 0: GPU 0 of rank 0 does not reach the memory of the GPUs of its peers: set it alike" in found
+    assert opened(("nccl", "nccl"), gpu, monkeypatch) == ["rank 0: SHARDFUSE_EXCHANGE=nccl"] * 2
+    for found in opened(("auto", "symmetric"), cpu, monkeypatch):
+        assert found.startswith("raised: SHARDFUSE_EXCHANGE=symmetric, and rank 0: tensors are on the CPU")

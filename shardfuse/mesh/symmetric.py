@@ -133,9 +133,12 @@ def _open(device: torch.device, group: dist.ProcessGroup, timeout: float) -> Are
     forbid_multicast()
     import torch.distributed._symmetric_memory as symmetric
 
-    memory = symmetric.empty(ARENA_BYTES // _WORD, dtype=torch.int64, device=device)
-    memory.zero_()
-    torch.cuda.synchronize(device)  # before any peer has the address
-    handle = symmetric.rendezvous(memory, group)
+    try:
+        memory = symmetric.empty(ARENA_BYTES // _WORD, dtype=torch.int64, device=device)
+        memory.zero_()
+        torch.cuda.synchronize(device)  # before any peer has the address
+        handle = symmetric.rendezvous(memory, group)
+    except RuntimeError as error:
+        raise ExchangeUnavailableError(f"torch cannot share memory between these GPUs: {error}") from error
     report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
     return Arena(device, group.rank(), tuple(handle.buffer_ptrs), memory.numel(), timeout, memory, handle, report)
