@@ -76,7 +76,7 @@ def await_{ranks}({pointers}, epoch, row, limit, report, names_ptr):
         }}""",
         "{constraints}",
         [{pointers}, epoch, limit, report, place, names_ptr],
-        dtype=({types}),
+        dtype={types},
         is_pure=False,
         pack={pack},
     )
@@ -95,7 +95,7 @@ def await_{ranks}({pointers}, epoch, row, limit, report, names_ptr):
         }}""",
         "{constraints}",
         [{pointers}, epoch, limit, report, place, names_ptr],
-        dtype=({types}),
+        dtype={types},
         is_pure=False,
         pack=1,
     )
@@ -106,7 +106,7 @@ def await_{ranks}({pointers}, epoch, row, limit, report, names_ptr):
         }}""",
         "{taken}",
         [{pointers}, epoch],
-        dtype=({types}),
+        dtype={types},
         is_pure=False,
         pack=1,
     )
@@ -186,7 +186,7 @@ def await_text(ranks: int, *, is_one_row: bool, warps: int, interpret: bool, pac
         pointers=pointers,
         rows=f"0x{(1 << ROW_BITS) - 1:X}",
         name_bits=NAME_BITS,
-        types=", ".join(["tl.int32"] * ranks),
+        types=f"({', '.join(['tl.int32'] * ranks)})" if ranks > 1 else "tl.int32",
         constraints=",".join(["=r"] * words + ["l"] * words + ["r"] * pack + ["l"] * 4 * pack),
         lines=_indented(lines),
         taking=_indented(_taking(ranks)),
@@ -298,6 +298,7 @@ def head_lines(plan: KernelPlan) -> list[str]:
     ranks = exchange.ranks
     words = slots_of(plan) // 2
     own = f"own = tl.load({MAILBOX} + {SLOTS} + rank).to(tl.pointer_type(tl.int64)) + set"
+    peer = f"peer = tl.load({MAILBOX} + {SLOTS} + 1 - rank).to(tl.pointer_type(tl.int64)) + set"
     return [
         f"epochs_ptr = {MAILBOX} + {SLOTS + 2 * ranks} + tl.program_id(0)",
         "epoch = tl.load(epochs_ptr).to(tl.int32) + 1",
@@ -308,6 +309,7 @@ def head_lines(plan: KernelPlan) -> list[str]:
         f"set = (epoch & 1).to(tl.int64) * {words}",
         *(f"slots_{k} = tl.load({MAILBOX} + {SLOTS + k}).to(tl.pointer_type(tl.int64)) + set" for k in range(ranks)),
         own,
+        *([peer] if exchange.sent is not None and ranks == 2 else []),
     ]
 
 

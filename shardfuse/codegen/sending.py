@@ -37,14 +37,19 @@ class Sending(Emitter):
         )
         self.out.paragraph()
         start = f"{first} + " if first else ""
-        self.out.line(f"{source}_slot = {start}{row_of(self)} * {exchange.ranks * words} + tl.arange(0, {block})")
+        each = self._each()
+        self.out.line(f"at = tl.arange(0, {block})")
+        if each > 1:  # a thread's words are apart, so that those of a warp are side by side
+            self.out.line(f"at = at % {each} * {block // each} + at // {each}")
+        self.out.line(f"{source}_slot = {start}{row_of(self)} * {exchange.ranks * words} + at")
         for chunk in chunks:
             value = self.value(source, chunk)
             name = f"{source}_words{chunk.suffix}"
             self.out.line(f"{name} = packed({value.text}.to({TRITON_TYPE[source.dtype]}))")
             at = f" + {self._start(chunk)}" if self._start(chunk) else ""
-            for k in range(exchange.ranks):
-                self.out.line(f"push_words(slots_{k} + {source}_slot + rank * {words}{at}, epoch, {name})")
+            to = ["peer"] if exchange.ranks == 2 else [f"slots_{k}" for k in range(exchange.ranks)]
+            for slots in to:
+                self.out.line(f"push_words({slots} + {source}_slot + rank * {words}{at}, epoch, {name})")
 
     def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
         if expr.op != OF_RANK:
@@ -57,23 +62,42 @@ class Sending(Emitter):
         exchange, source = self.plan.exchange, self._source()
         assert exchange is not None, "a kernel whose ranks exchange"
         ranks, words = exchange.ranks, sent_words(self.plan)
-        each = self.params.r_block // 2 // (self.params.num_warps * WARP)
-        pack = max(min(each, _MOST_WORDS // ranks), 1)
-        text = await_text(ranks, is_one_row=False, warps=1, interpret=self.interpret, pack=pack)
-        self.helpers["await_words"] = text.replace(f"def await_{ranks}(", "def await_words(")
+        waited = 1 if ranks == 2 else ranks
+        pack = max(min(self._each(), _MOST_WORDS // waited), 1)
+        text = await_text(waited, is_one_row=False, warps=1, interpret=self.interpret, pack=pack)
+        self.helpers["await_words"] = text.replace(f"def await_{waited}(", "def await_words(")
         unpack, helper = UNPACK[source.dtype]
         self.helpers[unpack] = helper
         names = [f"{source}_of_{k}{chunk.suffix}" for k in range(ranks)]
-        offsets = [k * words + self._start(chunk) for k in range(ranks)]
-        pointers = [f"own + {source}_slot{f' + {at}' if at else ''}" for at in offsets]
-        arguments = [*pointers, "epoch", row_of(self), "limit", "report", "names_ptr"]
-        self.out.line(f"{', '.join(names)} = await_words({', '.join(arguments)})")
+        start = self._start(chunk)
+        if ranks == 2:  # what this rank has need not go through memory
+            came, mine = f"{source}_of_peer{chunk.suffix}", f"{source}_words{chunk.suffix}"
+            offset = f" + {start}" if start else ""
+            arguments = [
+                f"own + {source}_slot + (1 - rank) * {words}{offset}",
+                "epoch",
+                row_of(self),
+                "limit",
+                "report",
+            ]
+            self.out.line(f"{came} = await_words({', '.join(arguments)}, names_ptr + 1 - rank)")
+            self.out.line(f"{names[0]} = tl.where(rank == 0, {mine}, {came})")
+            self.out.line(f"{names[1]} = tl.where(rank == 0, {came}, {mine})")
+        else:
+            offsets = [k * words + start for k in range(ranks)]
+            pointers = [f"own + {source}_slot{f' + {at}' if at else ''}" for at in offsets]
+            arguments = [*pointers, "epoch", row_of(self), "limit", "report", "names_ptr"]
+            self.out.line(f"{', '.join(names)} = await_words({', '.join(arguments)})")
         value = self.value(source, chunk)
         for expr in self.plan.segment.exprs:
             if expr.op == OF_RANK:
                 name = self.name(expr.output, chunk)
                 self.out.line(f"{name} = {unpack}({names[int(str(expr.attributes['rank']))]})")
                 self.values[self.key(expr.output, chunk)] = replace(value, text=name, dtype=DataType.Float)
+
+    def _each(self) -> int:
+        """Words of a block that a thread has."""
+        return max(self.params.r_block // 2 // (self.params.num_warps * WARP), 1)
 
     def _source(self) -> BoundTensor:
         exchange = self.plan.exchange
