@@ -21,10 +21,12 @@ from exchange_cases import (
     piece,
     piece_of_output,
 )
+from torch.distributed.tensor import Partial, Replicate
 
 from benchmarks.roundings import assert_near
-from shardfuse import DataType, FusionDefinition
+from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.mesh import symmetric
+from shardfuse.nn import AddRMSNorm
 from shardfuse.rank_errors import ExchangeTimeoutError
 
 if TYPE_CHECKING:
@@ -77,6 +79,24 @@ def test_a_backward_whose_column_sums_are_a_kernel_of_their_own(arena: symmetric
     for k, value in enumerate(found):
         parts = [v[k].chunk(pg.size, -1)[pg.rank] for v in (wide, eager)]
         assert_near(value.cpu(), parts[0], parts[1].bfloat16(), n=2, what=f"output {k}")
+
+
+def test_a_module_of_partial_sums(arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    """Its program is one kernel: of the summands, the residual and the norm."""
+    mesh = DeviceMesh(range(pg.size))
+    module = AddRMSNorm(
+        4096, 1e-5, mesh=mesh, input=Partial(), output=Replicate(), parameters="local", dtype=torch.bfloat16
+    ).to(pg.device)
+    given = inputs(PARTIAL, 8, 4096, torch.bfloat16, pg.size)
+    summands, residual, weight = (v.to(pg.device) for v in given)
+    used = arena.used
+    with torch.no_grad():
+        module.weight.copy_(weight)
+        found = module(summands[pg.rank], residual)
+    assert arena.used > used
+    wide, eager = (expected(PARTIAL, [v.to(t) for v in given])[::-1] for t in (torch.float64, torch.float32))
+    for k, value in enumerate(found):
+        assert_near(value.cpu(), wide[k], eager[k].bfloat16(), n=2, what=f"output {k}")
 
 
 def test_calls_out_of_step_whose_sizes_change(arena: symmetric.Arena, pg: ProcessGroup) -> None:
