@@ -160,7 +160,7 @@ class Ranks:
         names = [rank + 1 for rank in range(ranks)]
         self.tables = [
             torch.tensor(
-                table(self.seconds, self.report.data_ptr(), rank, addresses, names, self.plan.params.programs),
+                table(self.seconds, self.report.data_ptr(), rank, addresses, names, exchange.programs),
                 dtype=torch.int64,
             ).to(self.device)
             for rank in range(ranks)

@@ -139,9 +139,9 @@ def test_kernels_compile_and_are_resident() -> None:
         first = generate(plan, {t: t.domain.layout(0) for t in tensors}, 0)
         assert source.text == first.text
         assert source.is_cooperative
-        assert source.grid <= plan.params.programs
+        assert source.grid <= plan.exchange.programs
         sources.append(source)
-        each.append(-(-plan.params.programs // (H200.multiprocessors - 32)))
+        each.append(-(-plan.exchange.programs // (H200.multiprocessors - 32)))
     for made, programs in zip(compile_all(sources), each, strict=True):
         assert made.spills == 0
         assert programs * made.warps * 32 * -(-made.registers // 8) * 8 <= H200.registers
@@ -180,7 +180,7 @@ def test_a_program_has_one_region_for_all_its_calls(fake: FakeMesh) -> None:
     table = regions.region_of("b", 0, kernel).table.tolist()
     head = [5_000_000_000, fake.arena.report.data_ptr(), 0]
     assert table[:7] == [*head, fake.memory.data_ptr() + 8 * words, (1 << 20) + 8 * words, 1, 2]
-    assert table[7:] == [0] * kernel.params.programs
+    assert table[7:] == [0] * kernel.exchange.programs
 
 
 def test_what_is_not_agreed_on_is_taken_back(fake: FakeMesh) -> None:

@@ -206,7 +206,7 @@ def _grid(e: Emitter) -> int:
     if params.team:
         return min(blocks, max(params.programs // params.team, 1)) * params.team
     if e.plan.exchange is not None:
-        return min(blocks, params.programs)
+        return min(blocks, e.plan.exchange.programs)
     return blocks * params.splits
 
 

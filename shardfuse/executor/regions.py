@@ -149,5 +149,5 @@ def _table(within: Arena, offset: int, plan: KernelPlan) -> torch.Tensor:
     slots = [within.addresses[rank] + 8 * offset for rank in team]
     names = [rank + 1 for rank in team]
     position, report = team.index(within.rank), within.report.data_ptr()
-    words = table(within.timeout, report, position, slots, names, plan.params.programs)
+    words = table(within.timeout, report, position, slots, names, exchange.programs)
     return torch.tensor(words, dtype=torch.int64, device=within.device)

@@ -64,12 +64,16 @@ class Params:
 @dataclass(frozen=True)
 class RankExchange:
     """Inside of a kernel: ``statistics``, each of one number for each kept element, are of all ranks of ``mesh`` along
-    ``parallel_type``, and each of these ranks is given all elements of what they have of ``sent``."""
+    ``parallel_type``, and each of these ranks is given all elements of what they have of ``sent``.
+
+    ``programs``: how many are resident at once: the kernel's grid is no larger, the same for all strides of a program.
+    """
 
     mesh: DeviceMesh
     parallel_type: ParallelType
     statistics: tuple[BoundTensor, ...]
     sent: BoundTensor | None = None
+    programs: int = 0
 
     @property
     def ranks(self) -> int:

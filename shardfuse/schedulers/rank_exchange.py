@@ -171,5 +171,5 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     if held <= _HELD and space.kept > programs * params.x_block:
         programs, registers = free * max(_MANY_WARPS // params.num_warps, 1), _FEW_REGISTERS
     registers = min(params.max_registers or registers, registers)
-    params = replace(params, max_registers=registers, programs=programs)
-    return (KernelPlan(kernel_name("exchange", segment), segment, space, params, device, exchange=found.exchange),)
+    params, exchange = replace(params, max_registers=registers), replace(found.exchange, programs=programs)
+    return (KernelPlan(kernel_name("exchange", segment), segment, space, params, device, exchange=exchange),)
