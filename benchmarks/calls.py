@@ -6,8 +6,10 @@ are of replays of a CUDA graph that holds one call.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,9 @@ from .workload import Case, Draw
 OWN = "shardfuse"
 CASES = tuple(f"{rows}x8192" for rows in (1, 8, 64, 128, 512, 2048, 8192))
 ROUNDS = 15
+EXCHANGE = "SHARDFUSE_EXCHANGE"
+LATE = 90_000
+"""Cycles of a GPU: about 50 us."""
 EPS = 1e-6
 
 Run = Callable[[], torch.Tensor]
@@ -70,6 +75,41 @@ def run_calls(given: Sequence[Case], device: torch.device, rounds: int = ROUNDS)
         tensors = Sharded.drawn(case, mesh, device)
         yield _rows("hidden-sharded RMSNorm", case, _hidden_sharded(case, mesh, tensors), tensors.normed, rounds)
         yield _rows("all-reduce + add + RMSNorm", case, _added(case, mesh, tensors), tensors.added, rounds)
+
+
+def run_exchange(given: Sequence[Case], device: torch.device, rounds: int = ROUNDS) -> Iterator[list[Row]]:
+    """The same programs with their exchange inside of a kernel, and by collectives; with odd ranks late, too."""
+    mesh = DeviceMesh(range(dist.get_world_size()))
+    for case in given or map(Case.parse, CASES):
+        t = Sharded.drawn(case, mesh, device)
+        norm, added = _both_ways(norm_fusion, case, mesh), _both_ways(add_norm_fusion, case, mesh)
+        x, summands = [t.x, t.weight], [t.summand[None], t.residual, t.whole_weight]
+        runs = {name: partial(_first, fd, x) for name, fd in norm.items()}
+        runs |= _compiled_only(_hidden_sharded(case, mesh, t))
+        yield _rows("hidden-sharded RMSNorm", case, runs, t.normed, rounds, is_late=True)
+        runs = {name: partial(_first, fd, summands) for name, fd in added.items()}
+        runs |= _compiled_only(_added(case, mesh, t))
+        yield _rows("all-reduce + add + RMSNorm", case, runs, t.added, rounds, is_late=True)
+
+
+def _both_ways(
+    define: Callable[[Case, DeviceMesh], FusionDefinition], case: Case, mesh: DeviceMesh
+) -> dict[str, FusionDefinition]:
+    made: dict[str, FusionDefinition] = {}
+    asked = os.environ.get(EXCHANGE, "auto")
+    for name, how in ((OWN, asked), ("shardfuse, collectives", "nccl")):
+        os.environ[EXCHANGE] = how
+        made[name] = define(case, mesh)
+    os.environ[EXCHANGE] = asked
+    return made
+
+
+def _first(fd: FusionDefinition, inputs: list[torch.Tensor]) -> torch.Tensor:
+    return fd.execute(inputs)[0]
+
+
+def _compiled_only(runs: dict[str, Run]) -> dict[str, Run]:
+    return {name: run for name, run in runs.items() if name.startswith("NCCL")}
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -168,7 +208,10 @@ def _added(case: Case, mesh: DeviceMesh, t: Sharded) -> dict[str, Run]:
     }
 
 
-def _rows(title: str, case: Case, runs: dict[str, Run], expected: torch.Tensor, rounds: int) -> list[Row]:
+def _rows(
+    title: str, case: Case, runs: dict[str, Run], expected: torch.Tensor, rounds: int, *, is_late: bool = False
+) -> list[Row]:
+    """``is_late``: also with every odd rank 50 us late, which its GPU spends waiting."""
     device = expected.device
     notes = dict.fromkeys(runs, "")
     for name, run in runs.items():
@@ -182,7 +225,18 @@ def _rows(title: str, case: Case, runs: dict[str, Run], expected: torch.Tensor, 
     graphs = {name: _captured(run) for name, run in runs.items()} if device.type == "cuda" else {}
     for name, replayed in (per_call(graphs, device, rounds) if graphs else {}).items():
         rows.append(Row(f"{title}, in a graph", str(case), name, 0, *replayed))
+    if is_late and graphs:
+        late = {name: partial(_late, replay) for name, replay in graphs.items()}
+        for name, replayed in per_call(late, device, rounds).items():
+            rows.append(Row(f"{title}, in a graph, odd ranks late", str(case), name, 0, *replayed))
     return rows
+
+
+def _late(replay: Callable[[], object]) -> None:
+    """A replay that odd ranks begin later."""
+    if dist.get_rank() % 2:
+        torch.cuda._sleep(LATE)
+    replay()
 
 
 def _captured(run: Run) -> Callable[[], object]:

@@ -11,6 +11,7 @@
     mpirun -n 4 python benchmarks/run.py reshard              # or by torchrun; against redistribute of DTensor
     python benchmarks/run.py optimiser                        # a step of AdamW over 1,000 tensors, against torch's
     torchrun --nproc-per-node 2 benchmarks/run.py calls       # a call with an all-reduce, against NCCL and Inductor
+    torchrun --nproc-per-node 2 benchmarks/run.py exchange    # statistics exchanged in a kernel, and by collectives
     torchrun --nproc-per-node 2 benchmarks/run.py train       # a training step, against plain torch and torch.compile
     python benchmarks/run.py groupnorm --dry --compile        # without a GPU: plans, and kernels compiled for sm_90
 
@@ -39,7 +40,7 @@ import torch
 
 import shardfuse
 from benchmarks import page, peers
-from benchmarks.calls import run_calls
+from benchmarks.calls import EXCHANGE, run_calls, run_exchange
 from benchmarks.dry import Planned, plan_case
 from benchmarks.host import CALLED
 from benchmarks.optimiser import run_optimiser
@@ -171,11 +172,13 @@ def _warm(options: argparse.Namespace, work: Work) -> int:
     return 0
 
 
-ON_RANKS = {"reshard": run_reshard, "calls": run_calls, "train": run_train}
+ON_RANKS = {"reshard": run_reshard, "calls": run_calls, "exchange": run_exchange, "train": run_train}
 
 
 def _on_ranks(options: argparse.Namespace) -> int:
     """On every rank; the first one tells."""
+    if options.suite == "exchange" and torch.cuda.device_count() > 1:
+        os.environ.setdefault(EXCHANGE, "symmetric")
     context, suite = shardfuse.initialize(), options.suite
     if context.world_size == 1:
         print(f"{suite} runs on several ranks: start it with torchrun or mpirun", file=sys.stderr)

@@ -21,7 +21,15 @@ P90_FUNCTION_LINES = 30
 
 # Slow to import, so that functions may import them when they are needed.
 SLOW_IMPORTS = (
-    *("triton", "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "matplotlib", "mpi4py"),
+    *(
+        "triton",
+        "torch._dynamo",
+        "torch._inductor",
+        "torch.distributed.tensor",
+        "torch.distributed._symmetric_memory",
+        "matplotlib",
+        "mpi4py",
+    ),
     "shardfuse.frontend.page",
     # shardfuse's own: what runs a fusion, which a program that has only imported the package does not need
     *("shardfuse.frontend.executor_cache", "shardfuse.frontend.explain", "shardfuse.frontend.dtensor"),

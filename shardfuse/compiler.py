@@ -44,13 +44,16 @@ class PlannedSegment:
 class Plan:
     """What every rank agrees on: nothing in it depends on a rank.  ``trace``: the text after each stage.
 
-    ``device``: the GPU that kernels are planned for.
+    ``device``: the GPU that kernels are planned for.  ``in_kernel``: of each collective, whether a kernel does it, or
+    why not, where that was asked.  ``apart``: where kernels do, the plan in which collectives stand by themselves.
     """
 
     fusion: BoundFusion
     segments: tuple[PlannedSegment, ...]
     trace: tuple[tuple[str, str], ...]
     device: Device
+    in_kernel: tuple[str, ...] = ()
+    apart: Plan | None = None
 
 
 def compile_fusion(
@@ -60,15 +63,16 @@ def compile_fusion(
     ranks_per_node: int = 8,
     *,
     device: Device,
+    has_cheap_sums: bool = False,
 ) -> Plan:
     """``sizes``: the unsharded shape of every input tensor.  ``numbers``: the scalar inputs that shapes depend on.
 
     ``ranks_per_node``: neighbours in the world that share a host, for the cost of collectives.  ``device``: the GPU
-    that kernels are planned for.
+    that kernels are planned for.  ``has_cheap_sums``: see ``BoundFusion``.
     """
     bound = bind(fusion, sizes, numbers)
     check_replaced_shapes(bound)
-    bound.ranks_per_node, bound.is_settled = ranks_per_node, True
+    bound.ranks_per_node, bound.is_settled, bound.has_cheap_sums = ranks_per_node, True, has_cheap_sums
     trace = [("bind", fusion_text(bound))]
     for run in PASSES:
         run(bound)
@@ -102,7 +106,7 @@ def sent(plan: Plan) -> list[str]:
         for s in plan.segments
         if s.scheduler == "communication"
         for e, line in zip(s.segment.exprs, str(s.segment).splitlines(), strict=True)
-    ]
+    ] + [f"exchanges in a kernel: {p.name} # {p.exchange}" for s in plan.segments for p in s.kernels if p.exchange]
 
 
 def _plan(

@@ -17,6 +17,7 @@ from shardfuse.errors import EnvironmentVariableError, LaunchEnvironmentError
 VERSION = "0.1.0"
 """Of shardfuse: what is kept on disk is told apart by it."""
 
+Exchange = Literal["auto", "nccl", "symmetric"]
 Launcher = Literal["torchrun", "mpirun", "environment", "slurm", "none"]
 
 
@@ -30,6 +31,8 @@ class Settings:
     timeout: SHARDFUSE_TIMEOUT, seconds that a rank waits for its peers in a collective.
     heartbeat_limit: SHARDFUSE_HEARTBEAT_LIMIT, seconds without a sign of life after which a rank counts as gone.
     check_replicas: SHARDFUSE_CHECK=replicas, replicated inputs are compared between ranks before every run.
+    exchange: SHARDFUSE_EXCHANGE, by what ranks of a host exchange statistics of rows that are sharded: their kernels
+    themselves, over symmetric memory ("symmetric"), collectives of NCCL ("nccl"), or what is known to be faster.
     """
 
     triton_interpret: bool = False
@@ -38,6 +41,7 @@ class Settings:
     timeout: float = 300.0
     heartbeat_limit: float = 30.0
     check_replicas: bool = False
+    exchange: Exchange = "auto"
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,13 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         timeout=_seconds(env, "SHARDFUSE_TIMEOUT", Settings.timeout),
         heartbeat_limit=_seconds(env, "SHARDFUSE_HEARTBEAT_LIMIT", Settings.heartbeat_limit),
         check_replicas="replicas" in _choices(env, "SHARDFUSE_CHECK", ("replicas",)),
+        exchange=_exchange(env),
     )
+
+
+def forbid_multicast(environ: MutableMapping[str, str] | None = None) -> None:
+    """Have torch make no NVLink multicast objects for symmetric memory that is allocated from here on."""
+    (os.environ if environ is None else environ)["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 
 
 def is_nccl_blocking(environ: Mapping[str, str] | None = None) -> bool:
@@ -219,6 +229,18 @@ def _choices(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> list[
     if any(word not in known for word in given):
         raise EnvironmentVariableError(name, env[name], f"nothing, or {', '.join(known)}")
     return given
+
+
+def _exchange(env: Mapping[str, str]) -> Exchange:
+    match env.get("SHARDFUSE_EXCHANGE", "").strip().lower():
+        case "" | "auto":
+            return "auto"
+        case "nccl":
+            return "nccl"
+        case "symmetric":
+            return "symmetric"
+        case _:
+            raise EnvironmentVariableError("SHARDFUSE_EXCHANGE", env["SHARDFUSE_EXCHANGE"], "auto, nccl or symmetric")
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:

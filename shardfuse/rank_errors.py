@@ -7,6 +7,28 @@ from collections.abc import Mapping, Sequence
 from .errors import ShardfuseError
 
 
+class ExchangeUnavailableError(ShardfuseError):
+    """Ranks were told to exchange inside of kernels, and cannot."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"SHARDFUSE_EXCHANGE=symmetric, and {reason}: set it alike on all ranks of one host whose GPUs reach each "
+            "other's memory, or leave it out"
+        )
+
+
+class ExchangeTimeoutError(ShardfuseError):
+    """A kernel waited in vain for another rank's part of a statistic."""
+
+    def __init__(self, rank: int, peer: int, row: int, launch: int, timeout: float) -> None:
+        super().__init__(
+            f"rank {peer} did not send its part of row {row} within {timeout:g} s, in launch {launch} of a kernel in "
+            f"which rank {rank} exchanges with it, whose results are NaN: see what rank {peer} is doing, or allow more "
+            "time with initialize(timeout=...). Programs of these ranks cannot go on"
+        )
+        self.rank = peer
+
+
 class WaitingCircleError(ShardfuseError):
     """Ranks wait for one another in programs of different meshes.
 

@@ -17,7 +17,7 @@ from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import InputError, PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.executor import agreement, nccl
 from shardfuse.executor.options import CompileOptions
-from shardfuse.frontend import executor_cache
+from shardfuse.frontend import exchanges, executor_cache
 from shardfuse.mesh.groups import default_store
 from shardfuse.rank_errors import RanksLateError, WaitingCircleError
 
@@ -297,7 +297,7 @@ def test_a_rank_that_waits_for_a_late_one_is_in_no_circle() -> None:
     run_ranks(WORLD, run)
 
 
-@pytest.mark.parametrize("fact", ["version", "torch", "plan", "ranks_per_node", "autotune", "number"])
+@pytest.mark.parametrize("fact", ["version", "torch", "plan", "ranks_per_node", "autotune", "exchange", "number"])
 def test_what_decides_what_is_sent_is_compared(fact: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank that differs in one such fact: none goes on."""
     rank_of = agreement.current_rank
@@ -315,15 +315,17 @@ def test_what_decides_what_is_sent_is_compared(fact: str, monkeypatch: pytest.Mo
                     options = replace(options, ranks_per_node=3)
                 case "autotune":
                     options = replace(options, autotune=True)
+                case "exchange":
+                    options = replace(options, exchange="nccl")
                 case "number":
                     numbers = {**numbers, "S1": 3}
         return describe(script, sizes, numbers, options, device)
 
-    sent = executor_cache.sent
+    sent = exchanges.sent
     lock = threading.Lock()
     monkeypatch.setattr(executor_cache, "describe", lambda *given: _locked(lock, described, given))
     if fact == "plan":
-        monkeypatch.setattr(executor_cache, "sent", lambda plan: sent(plan)[: -1 if rank_of() == 1 else None])
+        monkeypatch.setattr(exchanges, "sent", lambda plan: sent(plan)[: -1 if rank_of() == 1 else None])
     errors = run_ranks(WORLD, lambda rank, size: caught(lambda: Variant(axes=(0,)).run(rank)))
     for error in errors:
         assert isinstance(error, ProgramMismatchError), error

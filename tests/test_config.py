@@ -122,6 +122,12 @@ def test_settings() -> None:
     }
     assert read_settings(env) == Settings(True, True, True, 7.5, 3.0)
     assert read_settings({"SHARDFUSE_CHECK": "replicas"}) == Settings(check_replicas=True)
+    for named in ("auto", "nccl", "symmetric"):
+        assert read_settings({"SHARDFUSE_EXCHANGE": named}) == Settings(exchange=named)
+    with pytest.raises(
+        EnvironmentVariableError, match=r"SHARDFUSE_EXCHANGE is 'p2p', expected auto, nccl or symmetric"
+    ):
+        read_settings({"SHARDFUSE_EXCHANGE": "p2p"})
     with pytest.raises(EnvironmentVariableError, match=r"SHARDFUSE_CHECK.*replicas"):
         read_settings({"SHARDFUSE_CHECK": "replica"})
     for bad in ({"SHARDFUSE_STRICT": "maybe"}, {"SHARDFUSE_TIMEOUT": "-1"}, {"SHARDFUSE_TIMEOUT": "soon"}):

@@ -12,6 +12,7 @@ from ..schedulers.limits import power_of_two
 from .aligned import Aligned
 from .emitter import Emitter
 from .exchange import exchange_helpers, exchange_lines
+from .mesh_exchange import write_exchange
 from .online import (
     accumulate,
     across_blocks,
@@ -28,6 +29,7 @@ from .online import (
 from .packed import Packed
 from .prefetch import prefetch_next
 from .reduction import Accumulator, accumulator, accumulators
+from .sending import Sending
 from .tile import R_SIZE, Chunk
 
 _R = re.compile(r"\br\b")
@@ -52,6 +54,8 @@ def write_unrolled(e: Emitter) -> None:
             e.load_needed([*wanted, *more], chunk)
         if e.schedule.members and phase == 0:
             prefetch_next(e)
+        if isinstance(e, Sending) and phase == 0:
+            e.send(chunks)
         e.out.paragraph()
         for chunk in chunks:
             for tensor in wanted:
@@ -118,6 +122,11 @@ def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
     if e.schedule.members:
         _exchange(e, list(parts))
         return
+    if e.plan.exchange is not None:
+        parts = list(parts)
+        own = e.plan.exchange.statistics
+        write_exchange(e, [(expr, texts[0]) for expr, texts in parts if expr.output in own])
+        parts = [(expr, texts) for expr, texts in parts if expr.output not in own]
     for expr, texts in parts:
         if is_statistic(expr):
             give(e, expr, texts)

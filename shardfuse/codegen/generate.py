@@ -19,9 +19,12 @@ from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lin
 from .flat import is_last_masked, last_masked
 from .late import Late, late_lines, write_late
 from .late_walk import LateWalk, late_walk_lines, teams_of, write_late_walk
+from .mesh_exchange import head_lines as table_lines
+from .mesh_exchange import loop_lines, table_words
 from .odd_rows import OddLate, OddPacked
 from .packed import Packed
 from .rows import Rows, rows_index
+from .sending import Sending
 from .source import KernelSource, Parts, body_text, signature
 from .stages import one_launch
 from .tile import R_SHARE, R_SIZE, Tile
@@ -86,6 +89,10 @@ def _parts(
             body = late_lines(e, plan.name, preamble, parameters, _rows(e) or "1")
         else:
             body = team_lines(body, _rows(e), _row_lines(e))
+    elif plan.exchange is not None:
+        parameters.insert(0, MAILBOX)
+        mailbox = table_words(plan.exchange.ranks, grid)
+        body = loop_lines(body, _rows(e), _row_lines(e))
     elif is_last_masked(e):
         whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
         body = last_masked(whole, body, X_SIZE)
@@ -139,6 +146,8 @@ def _kind(plan: KernelPlan) -> type[Emitter]:
         return Turned if across else Rows
     if schedule.lag:
         return OddLate if schedule.is_aligned_down else Late
+    if plan.exchange is not None and plan.exchange.sent is not None:
+        return Sending
     if schedule.is_packed:
         return OddPacked if schedule.is_aligned_down else Packed
     return Aligned if schedule.is_aligned_down else Emitter
@@ -201,6 +210,8 @@ def _grid(e: Emitter) -> int:
         return e.tiles
     if schedule.members:
         return min(blocks, max(schedule.programs // schedule.members, 1)) * schedule.members
+    if e.plan.exchange is not None:
+        return min(blocks, e.plan.exchange.programs)
     return blocks * schedule.parts
 
 
@@ -235,7 +246,8 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
             lines.append(f"{name} = {name} // {divisor} * {divisor}")
 
     is_cut = bool(tile.x_total % tile.columns) if schedule.columns else tile.x_masked
-    if is_cut or ((e.plan.split is not None or schedule.members) and tile.x_total > 1):
+    is_in_turn = e.plan.split is not None or e.plan.exchange is not None or schedule.members
+    if is_cut or (is_in_turn and tile.x_total > 1):
         extent(X_SIZE, tile.x_total, wide=False, promised=is_cut)
     if not schedule.is_held:
         extent(R_SIZE, tile.r_total, wide=tile.r_wide, promised=tile.r_total % schedule.reduced != 0)
@@ -278,6 +290,8 @@ def _program_lines(e: Emitter) -> list[str]:
     program = "tl.program_id(0)"
     if schedule.members:
         return [*head_lines(e.plan, tile.exchanged), *_share_lines(tile, schedule)]
+    if e.plan.exchange is not None:
+        return table_lines(e.plan)
     if e.plan.split is not None:
         lines.append(f"split = {program} % {schedule.parts}")
         lines.append(f"first = split * {R_SHARE}")

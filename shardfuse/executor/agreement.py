@@ -64,7 +64,7 @@ def describe(
         f"device: {device.type}",
         f"options: backend={options.backend}, interpret={options.interpret}, strict={options.strict}, "
         f"autotune={options.autotune}, ranks_per_node={options.ranks_per_node}, "
-        f"check_replicas={options.check_replicas}",
+        f"check_replicas={options.check_replicas}, exchange={options.exchange}",
         *(f"{name}: unsharded {list(shape)}" for name, shape in sizes.items()),
         *(f"{name} = {value!r}" for name, value in numbers.items()),
     ]

@@ -76,8 +76,11 @@ class Kernel:
             # Programs wait for each other: a grid that is not resident at once is refused instead of hung.
             self._options["launch_cooperative_grid"] = True
 
-    def launcher(self) -> Launch:
-        """Takes tensors and scalars in the order of ``source.tensors``, ``source.scalars``; extents are bound."""
+    def launcher(self, around: Callable[[Launch], Launch] | None = None) -> Launch:
+        """Takes tensors and scalars in the order of ``source.tensors``, ``source.scalars``; extents are bound.
+
+        around: gives a launch that hands over what comes before them, instead of a mailbox of the kernel's own.
+        """
         source, otherwise = self.source, self._through_triton()
         if self._ready is None:
 
@@ -93,6 +96,8 @@ class Kernel:
                 binary.pointers, binary.types[:numbers], binary.types[numbers:], source.integers,
                 otherwise, self._refused,
             )  # fmt: skip
+        if around is not None:
+            return around(launch)
         return _with_mailbox(launch, source.mailbox, self._device) if source.mailbox else launch
 
     def compile(self, device: torch.device) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from ..config import read_cache_directory, read_settings
+from ..config import Exchange, read_cache_directory, read_settings
 from ..mesh.process import ranks_per_node
 
 Backend = Literal["triton", "torch"]
@@ -22,7 +22,7 @@ class CompileOptions:
     rather than a fall back to torch.  ``autotune``: kernels are tuned before a program's first run on a GPU.
     ``cache_directory``: where generated sources and tuned parameters are kept.  ``ranks_per_node``: neighbours in the
     world that share a host, for the cost of collectives.  ``check_replicas``: replicated inputs are compared between
-    ranks before every run.
+    ranks before every run.  ``exchange``: by what statistics of sharded rows are exchanged.
     """
 
     backend: Backend | None = None
@@ -32,6 +32,7 @@ class CompileOptions:
     cache_directory: Path = Path()
     ranks_per_node: int = 8
     check_replicas: bool = False
+    exchange: Exchange = "auto"
 
     @staticmethod
     def from_environment(backend: Backend | None = None) -> CompileOptions:
@@ -45,6 +46,7 @@ class CompileOptions:
             directory,
             ranks_per_node() or CompileOptions.ranks_per_node,
             settings.check_replicas,
+            settings.exchange,
         )
 
     def backend_for(self, device: torch.device) -> Backend:

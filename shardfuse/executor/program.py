@@ -54,6 +54,7 @@ from .in_place import reads_before_it_writes
 from .kernel import Kernel
 from .launch import begin_on, guard_lines
 from .options import CompileOptions
+from .regions import Region
 from .storage import are_fresh, freed, result_text, share_workspace, storage_text
 from .streams import start_and_wait
 
@@ -93,6 +94,7 @@ class ProgramBuilder(CollectiveLines):
     """What collectives fill."""
     loose: set[BoundTensor] = field(default_factory=set[BoundTensor])
     """What may stand in another shape, as kernels read it by its address."""
+    region: Callable[[int, KernelPlan], Region] | None = None  # in which a segment's kernel exchanges with other ranks
     started: dict[str, Segment] = field(default_factory=dict[str, Segment])
     """Collectives that nothing has waited for, in order."""
 
@@ -276,7 +278,7 @@ class ProgramBuilder(CollectiveLines):
         try:
             kernels = [self.kernel_for(plan, renamed) for plan in plans]
         except KernelCompileError as error:
-            if self.options.strict:
+            if self.options.strict or any(plan.exchange is not None for plan in plans):
                 raise
             warnings.warn(f"{error}\nsegment {k} runs by torch instead", stacklevel=2)
             self.add_call(f"torch_{k}", segment, self.evaluation(segment))
@@ -288,7 +290,8 @@ class ProgramBuilder(CollectiveLines):
             for t in (renamed.get(t, t) for t in plan.segment.outputs):
                 if t not in self.places:
                     self.make(t, kernel.source)
-            self.names[f"kernel_{k}_{i}"] = kernel.launcher()
+            region = self.region(k, plan) if plan.exchange is not None and self.region is not None else None
+            self.names[f"kernel_{k}_{i}"] = kernel.launcher(None if region is None else region.around)
             self.labels[f"kernel_{k}_{i}"] = kernel.source.name
             tensors = [str(renamed.get(t, t)) for t in kernel.source.tensors]
             arguments = ", ".join(["stream", *tensors, *map(scalar_text, kernel.source.scalars)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from threading import RLock
 
 import torch
@@ -17,13 +18,14 @@ from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.arguments import are_plain, received, without_graph
 from ..executor.autocast import no_autocast
-from ..executor.binding import Argument, Bound, bind_arguments, check_local_shape, is_too_wide, plain_arguments
+from ..executor.binding import Argument, bind_arguments, check_local_shape, is_too_wide, plain_arguments
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.chunks import places_of
 from ..executor.host_program import Program
 from ..executor.options import CompileOptions
 from ..executor.program import ProgramBuilder
+from ..executor.regions import region_of, taken_back_on_failure, why_no_exchange
 from ..executor.replicas import ReplicaCheck
 from ..executor.resharding import sum_over_mesh
 from ..executor.timeline import Timeline, record
@@ -45,11 +47,11 @@ from ..schedulers.in_place import replaceable
 from ..schedulers.schedule import Schedule
 from ..schedulers.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
+from .exchanges import plan_on, promises, with_exchanges_here
 from .forks import forgotten_in_forks
+from .made import BoundCall, Made, Sizes
 from .repeat import Repeat
 from .script import definition_script
-
-Sizes = Mapping[TensorView, Sequence[int]]
 
 PROGRAMS = 256
 """Bound programs that one fusion keeps."""
@@ -57,27 +59,6 @@ _making = RLock()
 """Held while a program of one rank is made: threads that come to it at once make it once.  Of several ranks' programs
 one thread makes all, see ``turns``."""
 _ANY_TURN = nullcontext()
-
-
-@dataclass(frozen=True, eq=False)
-class Made:
-    """A program and the plan that it runs."""
-
-    program: Program
-    plan: Plan
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What a program is bound for.  key: that it is found by; ranks: of all meshes; text: what they must have alike."""
-
-    key: Hashable
-    bound: Bound
-    sizes: Sizes
-    numbers: Mapping[Scalar, Number]
-    rank: int
-    ranks: tuple[int, ...]
-    text: str
 
 
 class FusionExecutorCache:
@@ -211,7 +192,10 @@ class FusionExecutorCache:
         key = self._plan_key(sizes, numbers or {})
         plan = self._plans.get(key)
         if plan is None:
-            plan = compile_fusion(self.fusion, sizes, numbers, self.options.ranks_per_node, device=device_here())
+            make = partial(
+                compile_fusion, self.fusion, sizes, numbers, self.options.ranks_per_node, device=device_here()
+            )
+            plan = with_exchanges_here(make(), self._team, self.options, partial(make, has_cheap_sums=True))
             tuned = self._tuned.get(key)
             if tuned is not None:
                 plan = with_schedules(plan, tuned)
@@ -275,12 +259,13 @@ class FusionExecutorCache:
             return plain_arguments(self.fusion, received(self.fusion, arguments))
 
     def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number]) -> Hashable:
-        return (*(tuple(sizes[tv]) for tv in self.tensors()), *numbers.values(), device_here())
+        where = device_here(), why_no_exchange(self._team, self.options)
+        return (*(tuple(sizes[tv]) for tv in self.tensors()), *numbers.values(), *where)
 
     def _prepare(
         self, key: Hashable, arguments: Sequence[Argument], said: dict[TensorView, Sequence[int]],
         device: torch.device | None,
-    ) -> _Call:  # fmt: skip
+    ) -> BoundCall:  # fmt: skip
         """Check the arguments, and find the unsharded sizes, with the other ranks where it takes them."""
         if not self.fusion.outputs:
             raise EmptyFusionError
@@ -302,14 +287,14 @@ class FusionExecutorCache:
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
         numbers = self._numbers(arguments)
         text = self._description(sizes, bound.device, numbers)
-        return _Call(key, bound, sizes, numbers, rank, ranks, text)
+        return BoundCall(key, bound, sizes, numbers, rank, ranks, text)
 
-    def _bind(self, call: _Call) -> Made:
+    def _bind(self, call: BoundCall) -> Made:
         made = self.programs.get(call.key)
         if made is None:
-            with agreed(call.ranks, call.text) as promised, self._lines_named:
+            with taken_back_on_failure(), agreed(call.ranks, call.text) as promised, self._lines_named:
                 made = self._build(call)
-                promised += sent(made.plan)
+                promised += promises(made.plan, call.text)
             self.programs.put(call.key, made)
             if (
                 self.options.autotunes(call.bound.device)
@@ -321,9 +306,9 @@ class FusionExecutorCache:
         self._last = made  # of ranks that are threads, the one that comes last
         return made
 
-    def _tune(self, call: _Call, tuner: Tuner) -> list[Tuned | None]:
+    def _tune(self, call: BoundCall, tuner: Tuner) -> list[Tuned | None]:
         """Ranks come here one and all, or each for itself to an answer that was given: nobody waits for who is not."""
-        plan = self.plan(call.sizes, call.numbers)
+        plan = self._plan_of(call)
         builder = self._builder(call)
         segments = [None if s.like is not None else (s.segment, s.scheduler) for s in plan.segments]
         tuned = tune_segments(builder, segments, call.ranks, call.text, tuner)
@@ -332,9 +317,10 @@ class FusionExecutorCache:
         self._tuned.put(key, chosen)
         self._plans.put(key, with_schedules(plan, chosen))
         self.programs = LRUCache(PROGRAMS)
-        with agreed(call.ranks, f"{call.text}\ntuned: {chosen}", call.text) as promised:
+        text = f"{call.text}\ntuned: {chosen}"
+        with taken_back_on_failure(), agreed(call.ranks, text, call.text) as promised:
             made = self._build(call)
-            promised += sent(made.plan)
+            promised += promises(made.plan, call.text)
         self.programs.put(call.key, made)
         self._last = made
         return tuned
@@ -356,9 +342,9 @@ class FusionExecutorCache:
         assert mesh is not None, "only a sharded axis is asked about"
         return sum_over_mesh(unknown.local, mesh, unknown.mesh_dims, rank, device)
 
-    def _builder(self, call: _Call) -> ProgramBuilder:
+    def _builder(self, call: BoundCall) -> ProgramBuilder:
         """With all segments added."""
-        plan, bound, rank = self.plan(call.sizes, call.numbers), call.bound, call.rank
+        plan, bound, rank = self._plan_of(call), call.bound, call.rank
         inputs = dict(zip((i.val for i in self.fusion.inputs), plan.fusion.inputs, strict=True))
         samples: dict[BoundTensor, torch.Tensor] = {}
         for k, declared in enumerate(self.fusion.inputs):
@@ -376,6 +362,7 @@ class FusionExecutorCache:
             plan.fusion, rank, bound.device, self.options, samples, places, replaceable=written_over,
             read_once=read_once([s.segment for s in plan.segments], plan.fusion.outputs),
         )  # fmt: skip
+        builder.region = partial(region_of, call.text)
         builder.begin(
             [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],
             [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],
@@ -384,8 +371,11 @@ class FusionExecutorCache:
             builder.add(k, s.segment, s.scheduler, s.kernels, is_beside=s.is_beside, renamed=s.renamed)
         return builder
 
-    def _build(self, call: _Call) -> Made:
-        plan = self.plan(call.sizes, call.numbers)
+    def _plan_of(self, call: BoundCall) -> Plan:
+        return plan_on(self.plan(call.sizes, call.numbers), call.text, call.bound.device, self.options)
+
+    def _build(self, call: BoundCall) -> Made:
+        plan = self._plan_of(call)
         builder = self._builder(call)
         forms = [
             allocation_shape(tv, t, call.rank) if tv.allocation_rank else None

@@ -56,6 +56,8 @@ class Explanation:
     bytes: int
     copies: int
     cuts: tuple[Cut, ...]
+    in_kernel: tuple[str, ...] = ()
+    """Of each all-reduce, whether a kernel does it, or why none does."""
 
     def __str__(self) -> str:
         copies = f"{self.copies} copies into inputs, " if self.copies else ""
@@ -75,6 +77,7 @@ class Explanation:
             ]
         lines += [str(cut) for cut in self.cuts]
         lines += [f"collective: {c}" for c in self.collectives]
+        lines += [f"exchange in a kernel: {said}" for said in self.in_kernel]
         return "\n".join(lines)
 
 
@@ -93,7 +96,7 @@ def explain_plan(plan: Plan, exchanged: Sequence[Communication] = ()) -> Explana
     copied = [t for t in plan.fusion.aliases if t not in replaced]
     moved = sum(s.bytes for s in segments) + sum(2 * local_bytes(t) for t in copied)
     kernels = sum(len(s.kernels) for s in segments)
-    return Explanation(segments, kernels, collectives, moved, len(copied), cuts_of(plan))
+    return Explanation(segments, kernels, collectives, moved, len(copied), cuts_of(plan), plan.in_kernel)
 
 
 def collectives_of(planned: PlannedSegment) -> list[Communication]:

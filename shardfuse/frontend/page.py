@@ -18,7 +18,6 @@ from ..executor.timeline import HOST, Timeline
 from ..ir.digits import extent
 from ..ir.expr import BoundTensor
 from ..mesh import DeviceMesh
-from ..schedulers import makes_kernels
 from .explain import Explanation, SegmentExplanation, collectives_of
 from .holdings import held_text
 from .page_drawing import Bar, Graph, Node, bars_svg, graph_svg
@@ -80,7 +79,7 @@ def _steps(plan: Plan, explained: Explanation, timeline: Timeline | None) -> lis
         if told.scheduler == "communication":
             kind, expected = "communication", sum(_communication_us(c, plan) for c in collectives_of(planned))
         else:
-            kind, expected = "kernel" if makes_kernels(told.scheduler) else "other", told.bytes / COPY_BANDWIDTH * 1e6
+            kind, expected = "kernel" if told.kernels else "other", told.bytes / COPY_BANDWIDTH * 1e6
         steps.append(_Step(k, told, outputs, kind, expected, sum(spans) if spans else None))
     return steps
 

@@ -99,6 +99,8 @@ STATISTICS = ("online_softmax", "welford")
 and, where it is wanted, sum of x - max), and the (sum, sum of squared distances to the mean)."""
 PICK = "pick"
 """Inside of one kernel: of each row of ``x`` the element at ``index``, and whether there is one."""
+OF_RANK = "of_rank"
+"""Inside of one kernel: what rank ``rank`` (its position along a mesh dimension) has of ``x``, which all ranks send."""
 DRAWS = ("uniform", "normal")
 FACTORIES = ("full", "iota", *DRAWS)
 """Ops that make a tensor from a shape and numbers; each element depends on its unsharded index alone."""
@@ -123,6 +125,8 @@ class BoundFusion:
     """Is it agreed how inputs come?  One that is on no mesh is then whole on every rank, whatever would be better."""
     ranks_per_node: int = 8
     """Neighbours in the world that share a host."""
+    has_cheap_sums: bool = False
+    """Do kernels sum up numbers of a row over ranks themselves?  Then two such sums are no dearer than one gather."""
 
     def producer_of(self) -> dict[BoundTensor, Expr]:
         return {out: expr for expr in self.exprs for out in expr.outputs}

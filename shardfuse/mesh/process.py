@@ -30,6 +30,7 @@ from shardfuse.mesh.ending import INTERRUPTED, end_process, fault_of, is_of_comm
 from shardfuse.mesh.groups import destroy_groups, group_sequences, keep_for_ever, keep_groups_for_ever
 from shardfuse.mesh.meeting import MEETING_TIMEOUT, agree, meet, new_world
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
+from shardfuse.mesh.symmetric import close_arena, open_arena
 from shardfuse.mesh.watchdog import Fault, Watchdog, say
 from shardfuse.rank_errors import ForkedProcessError
 from shardfuse.start_errors import InitializeArgumentError, ReinitializedError, WorldSizesDisagreeError
@@ -81,6 +82,8 @@ class _Life:
             torch.cuda.synchronize(self.context.device)
         guard = self.watchdog
         together = guard is None or guard.leave(_GRACE)
+        if self.has_group() and together:
+            close_arena()
         # Closed connections are how gloo tells a rank that still waits for this one; NCCL's end needs all ranks.
         if self.has_group() and (together or self.context.backend == "gloo"):
             destroy_groups()
@@ -201,6 +204,8 @@ def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -
     if _start.guard is not None:
         _start.guard.watch_device(context.device, context.timeout)
         meet(job, f"{world}/formed", rank, world_size)
+    if world_size > 1:
+        open_arena(context.device, read_settings().exchange, context.timeout, ranks_per_node)
     return replace(context, ranks_per_node=ranks_per_node)
 
 

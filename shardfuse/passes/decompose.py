@@ -70,7 +70,7 @@ class _Decomposer:
         self.converted: dict[tuple[BoundTensor, DeviceMesh | None, Sharding], BoundTensor] = {}
 
     def run(self, fusion: BoundFusion) -> list[Expr]:
-        statistics = find_statistics(fusion)
+        statistics = {} if fusion.has_cheap_sums else find_statistics(fusion)
         done = dict.fromkeys(s.second for s in statistics.values())
         for expr in fusion.exprs:
             if expr in statistics:

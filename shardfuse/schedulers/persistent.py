@@ -160,6 +160,11 @@ def propose(segment: Segment, device: Device) -> Schedule:
     return few or in_registers(segment, space, device)
 
 
+def by_one_program(segment: Segment, space: Space, device: Device) -> Schedule:
+    """Rows that registers of one program hold, one by one or several."""
+    return _all_at_once(segment, space, device) or in_registers(segment, space, device)
+
+
 def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
     """Blocks with all reduced elements unrolled."""
     inputs = streamed(segment, space)

@@ -7,11 +7,33 @@ from dataclasses import dataclass
 
 from ..device import Device
 from ..ir.digits import Digit
+from ..ir.expr import BoundTensor
+from ..mesh import DeviceMesh, ParallelType
 from .limits import WARP, WIDEST_LOAD
 from .schedule import RowLoop, Schedule, Sides
 from .schedule_parts import REGISTERS_OF_A_THREAD, refuse
 from .segment import Segment
 from .space import Space
+
+
+@dataclass(frozen=True)
+class RankExchange:
+    """Inside of a kernel: ``statistics``, each of one number for each kept element, are of all ranks of ``mesh`` along
+    ``parallel_type``, and each of these ranks is given all elements of what they have of ``sent``.
+
+    ``programs``: how many are resident at once: the kernel's grid is no larger, the same for all strides of a program.
+    """
+
+    mesh: DeviceMesh
+    parallel_type: ParallelType
+    statistics: tuple[BoundTensor, ...]
+    sent: BoundTensor | None = None
+    programs: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """How many exchange."""
+        return self.mesh.extent(self.parallel_type)
 
 
 @dataclass(frozen=True)
@@ -21,6 +43,7 @@ class KernelPlan:
     ``stages``: of which one launch does all, one after the other; what one stores for the next is among the outputs.
     ``shares``: programs of the first stage that share kept elements have the last of them do the next stage with these;
     else all programs meet between two stages.
+    ``exchange``: what the ranks of a mesh dimension exchange inside of it.
     ``split``: the digit that tells the partial results of a split reduction apart; every output has it outermost.
     """
 
@@ -30,6 +53,7 @@ class KernelPlan:
     schedule: Schedule
     device: Device
     split: Digit | None = None
+    exchange: RankExchange | None = None
     stages: tuple[KernelPlan, ...] = ()
     shares: bool = False
 

@@ -13,7 +13,7 @@ from math import prod
 
 from ..ir.digits import Axis, CutError, Digit, Root, extent, refine
 from ..ir.dtype import DataType
-from ..ir.expr import FACTORIES, PICK, REDUCTIONS, STATISTICS, VIEWS, BoundTensor, Expr, Scalar
+from ..ir.expr import FACTORIES, OF_RANK, PICK, REDUCTIONS, STATISTICS, VIEWS, BoundTensor, Expr, Scalar
 from ..ops.promotion import why_no_text
 from ..ops.table import POINTWISE
 from .segment import Segment
@@ -187,7 +187,7 @@ def refusal_of(expr: Expr) -> str | None:
     if len(expr.outputs) != 1:
         return f"{expr.op} has {len(expr.outputs)} outputs"
     op = POINTWISE.get(expr.op)
-    if op is None and expr.op not in (*REDUCTIONS, *VIEWS, *FACTORIES, "cast", "set", "window"):
+    if op is None and expr.op not in (*REDUCTIONS, *VIEWS, *FACTORIES, OF_RANK, "cast", "set", "window"):
         return f"{expr.output} = {expr.op} is no kernel's work"
     textless = why_no_text(op, expr.inputs) if op is not None else None
     if textless is not None:

@@ -37,6 +37,7 @@ READERS: dict[str, Callable[[Environment], object]] = {
     "SHARDFUSE_AUTOTUNE": lambda env: read_settings(env).autotune,
     "SHARDFUSE_CACHE_DIR": lambda env: str(read_cache_directory(env)),
     "SHARDFUSE_CHECK": lambda env: "replicas" if read_settings(env).check_replicas else "nothing",
+    "SHARDFUSE_EXCHANGE": lambda env: read_settings(env).exchange,
     "SHARDFUSE_HEARTBEAT_LIMIT": lambda env: read_settings(env).heartbeat_limit,
     "SHARDFUSE_STRICT": lambda env: read_settings(env).strict,
     "SHARDFUSE_TIMEOUT": lambda env: read_settings(env).timeout,

@@ -1,0 +1,110 @@
+"""A tensor that ranks send one another inside of a kernel: partial sums, which each adds up where it reads them.
+
+Two 16-bit elements are the 32 bits of a word, which is its own flag (``codegen/mesh_exchange.py``): the words of a
+block of a row go out to all ranks as soon as it is loaded, and each thread waits for those that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..ir.dtype import DataType
+from ..ir.expr import OF_RANK, BoundTensor, Expr
+from ..schedulers.limits import WARP
+from .arithmetic import TRITON_TYPE
+from .emitter import Emitter, Text
+from .mesh_exchange import await_text, exchanged_rows, push_text, row_of, sent_words
+from .tile import Chunk
+from .words import PACKED, UNPACK
+
+_MOST_WORDS = 8
+"""Of all ranks that a thread asks for at once."""
+
+
+class Sending(Emitter):
+    """An emitter whose plan sends a tensor."""
+
+    def send(self, chunks: Sequence[Chunk]) -> None:
+        """The words of all ``chunks`` go out to all ranks."""
+        exchange, source = self.plan.exchange, self._source()
+        assert exchange is not None, "a kernel whose ranks exchange"
+        words, block = sent_words(self.plan), self.schedule.reduced // 2
+        first = len(exchange.statistics) * exchange.ranks * exchanged_rows(self.plan)
+        self.helpers["packed"] = PACKED
+        self.helpers["push_words"] = push_text(is_one_row=False, interpret=self.interpret).replace(
+            "def push(", "def push_words("
+        )
+        self.out.paragraph()
+        start = f"{first} + " if first else ""
+        each = self._each()
+        self.out.line(f"at = tl.arange(0, {block})")
+        if each > 1:  # a thread's words are apart, so that those of a warp are side by side
+            self.out.line(f"at = at % {each} * {block // each} + at // {each}")
+        self.out.line(f"{source}_slot = {start}{row_of(self)} * {exchange.ranks * words} + at")
+        for chunk in chunks:
+            value = self.value(source, chunk)
+            name = f"{source}_words{chunk.suffix}"
+            self.out.line(f"{name} = packed({value.text}.to({TRITON_TYPE[source.dtype]}))")
+            at = f" + {self._start(chunk)}" if self._start(chunk) else ""
+            to = ["peer"] if exchange.ranks == 2 else [f"slots_{k}" for k in range(exchange.ranks)]
+            for slots in to:
+                self.out.line(f"push_words({slots} + {source}_slot + rank * {words}{at}, epoch, {name})")
+
+    def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
+        if expr.op != OF_RANK:
+            return super().compute(expr, tensor, chunk)
+        self._receive(chunk)
+        return self.values[self.key(tensor, chunk)]
+
+    def _receive(self, chunk: Chunk) -> None:
+        """What all ranks have of a chunk: values of every Expr that is one of theirs."""
+        exchange, source = self.plan.exchange, self._source()
+        assert exchange is not None, "a kernel whose ranks exchange"
+        ranks, words = exchange.ranks, sent_words(self.plan)
+        waited = 1 if ranks == 2 else ranks
+        pack = max(min(self._each(), _MOST_WORDS // waited), 1)
+        text = await_text(waited, is_one_row=False, warps=1, interpret=self.interpret, pack=pack)
+        self.helpers["await_words"] = text.replace(f"def await_{waited}(", "def await_words(")
+        unpack, helper = UNPACK[source.dtype]
+        self.helpers[unpack] = helper
+        names = [f"{source}_of_{k}{chunk.suffix}" for k in range(ranks)]
+        start = self._start(chunk)
+        if ranks == 2:  # what this rank has need not go through memory
+            came, mine = f"{source}_of_peer{chunk.suffix}", f"{source}_words{chunk.suffix}"
+            offset = f" + {start}" if start else ""
+            arguments = [
+                f"own + {source}_slot + (1 - rank) * {words}{offset}",
+                "epoch",
+                row_of(self),
+                "limit",
+                "report",
+            ]
+            self.out.line(f"{came} = await_words({', '.join(arguments)}, names_ptr + 1 - rank)")
+            self.out.line(f"{names[0]} = tl.where(rank == 0, {mine}, {came})")
+            self.out.line(f"{names[1]} = tl.where(rank == 0, {came}, {mine})")
+        else:
+            offsets = [k * words + start for k in range(ranks)]
+            pointers = [f"own + {source}_slot{f' + {at}' if at else ''}" for at in offsets]
+            arguments = [*pointers, "epoch", row_of(self), "limit", "report", "names_ptr"]
+            self.out.line(f"{', '.join(names)} = await_words({', '.join(arguments)})")
+        value = self.value(source, chunk)
+        for expr in self.plan.segment.exprs:
+            if expr.op == OF_RANK:
+                name = self.name(expr.output, chunk)
+                self.out.line(f"{name} = {unpack}({names[int(str(expr.attributes['rank']))]})")
+                self.values[self.key(expr.output, chunk)] = replace(value, text=name, dtype=DataType.Float)
+
+    def _each(self) -> int:
+        """Words of a block that a thread has."""
+        return max(self.schedule.reduced // 2 // (self.schedule.launch.warps * WARP), 1)
+
+    def _source(self) -> BoundTensor:
+        exchange = self.plan.exchange
+        assert exchange is not None, "a kernel whose ranks exchange"
+        assert exchange.sent is not None, "what they send"
+        return exchange.sent
+
+    def _start(self, chunk: Chunk) -> int:
+        assert chunk.start is not None, "a row is held"
+        return chunk.start // 2

@@ -1,0 +1,153 @@
+# pyright: reportUnknownMemberType=false
+"""What a program that exchanges words inside of its kernels has of the arena, and how its kernels are launched.
+
+A region belongs to a program's text, which its ranks have alike, and to one of its segments: each rank has slots at
+the same offset.  Offsets are those of the order in which programs are made, which is the same on all ranks: only
+programs of all ranks of the arena have regions, their ranks compare them before the first run, offsets among what is
+compared, and what was handed out to a program that is not agreed on is taken back.
+
+Launches of one region follow one another.  Where they come on several streams, each waits for the stream of the one
+before; a CUDA graph is replayed by the caller, who must not have it run beside other launches of the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from ..codegen.mesh_exchange import Reported, slots_of, table
+from ..mesh.groups import current_rank, world_size
+from ..mesh.symmetric import Arena, arena
+from ..rank_errors import ExchangeTimeoutError
+from ..schedulers.plan import KernelPlan
+from .kernel import Argument, Launch
+from .options import CompileOptions
+
+_LINE = 16
+"""Words: two regions share no line of memory."""
+
+
+@dataclass(eq=False)
+class Region:
+    """``offset``: of its slots, in words.  ``table``: what its kernel is given, see ``codegen/mesh_exchange.py``."""
+
+    arena: Arena
+    offset: int
+    table: torch.Tensor
+    stream: torch.cuda.Stream | None = None
+
+    def around(self, launch: Launch) -> Launch:
+        """``launch`` with the table before its arguments.  Raises ExchangeTimeoutError once a wait was in vain."""
+        address, told = self.table.data_ptr(), self.arena.told
+
+        def launch_exchanging(stream: int | None, *arguments: Argument) -> None:
+            if told.value:
+                raise lost(self.arena)
+            if stream is not None and (self.stream is None or stream != self.stream.cuda_stream):
+                self.follow()
+            launch(stream, address, *arguments)
+
+        return launch_exchanging
+
+    def follow(self) -> None:
+        """Have the current stream go on where the last launch's has."""
+        if torch.cuda.is_current_stream_capturing():
+            return
+        current = torch.cuda.current_stream(self.arena.device)
+        if self.stream is not None:
+            current.wait_stream(self.stream)
+        self.stream = current
+
+
+def why_no_exchange(ranks: Sequence[int], options: CompileOptions) -> str | None:
+    """Why programs of ``ranks`` exchange nothing inside of kernels; ``None`` where they do.
+
+    "" where that goes without saying: where no kernels are made, and without GPUs.
+    """
+    if len(ranks) < 2 or options.backend == "torch" or options.interpret:
+        return ""
+    found = arena()
+    if isinstance(found, str):
+        return found
+    if options.exchange == "nccl":
+        return "SHARDFUSE_EXCHANGE=nccl"
+    if sorted(ranks) != list(range(world_size())):
+        return f"it runs on ranks {list(ranks)}, not on all {world_size()}"
+    return None
+
+
+def room(text: str, plans: Sequence[tuple[int, KernelPlan]]) -> str | None:
+    """Why the arena has no room for regions of a program's kernels; ``None`` where it has."""
+    found = arena()
+    if isinstance(found, str):
+        return found
+    known = _regions_of(found)
+    wanted = sum(_words(plan) for k, plan in plans if (text, k) not in known)
+    if found.used + wanted <= found.words:
+        return None
+    return f"it takes {wanted * 8} bytes, of symmetric memory {(found.words - found.used) * 8} bytes are left"
+
+
+def region_of(text: str, k: int, plan: KernelPlan) -> Region:
+    """The region of the kernel of segment ``k``, found or made; there is room."""
+    found = arena()
+    assert not isinstance(found, str), "it was asked for"
+    known = _regions_of(found)
+    region = known.get((text, k))
+    if region is None:
+        region = known[text, k] = Region(found, found.used, _table(found, found.used, plan))
+        found.used += _words(plan)
+    return region
+
+
+def offsets(text: str, plans: Sequence[tuple[int, KernelPlan]]) -> list[str]:
+    """Where the regions of a program are, which its ranks have to have alike."""
+    return [f"segment {k} exchanges words at {region_of(text, k, plan).offset}" for k, plan in plans]
+
+
+@contextmanager
+def taken_back_on_failure() -> Generator[None]:
+    """What the body takes of the arena is free again where it raises, as it does on every rank."""
+    found = arena()
+    if isinstance(found, str):
+        yield
+        return
+    known = _regions_of(found)
+    used, before = found.used, dict(known)
+    try:
+        yield
+    except BaseException:
+        found.used = used
+        for key in [key for key in known if key not in before]:
+            del known[key]
+        raise
+
+
+def _regions_of(within: Arena) -> dict[Hashable, Region]:
+    return cast("dict[Hashable, Region]", within.regions)
+
+
+def lost(within: Arena) -> ExchangeTimeoutError:
+    """What a kernel reported."""
+    reported = Reported.of(within.told.value & (2**64 - 1))
+    assert reported is not None, "it was seen"
+    return ExchangeTimeoutError(within.rank, reported.name - 1, reported.row, reported.epoch, within.timeout)
+
+
+def _words(plan: KernelPlan) -> int:
+    return -(-slots_of(plan) // _LINE) * _LINE
+
+
+def _table(within: Arena, offset: int, plan: KernelPlan) -> torch.Tensor:
+    exchange = plan.exchange
+    assert exchange is not None, "a kernel whose ranks exchange"
+    team = exchange.mesh.team(current_rank(), exchange.parallel_type)
+    slots = [within.addresses[rank] + 8 * offset for rank in team]
+    names = [rank + 1 for rank in team]
+    position, report = team.index(within.rank), within.report.data_ptr()
+    words = table(within.timeout, report, position, slots, names, exchange.programs)
+    return torch.tensor(words, dtype=torch.int64, device=within.device)

@@ -1,0 +1,46 @@
+"""Which plan a call runs: the one whose kernels exchange statistics with other ranks, or the one with collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..compiler import Plan, sent
+from ..executor.options import CompileOptions
+from ..executor.regions import offsets, room, why_no_exchange
+from ..in_kernel import exchanging, with_exchanges
+
+
+def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOptions, by_sums: Callable[[], Plan]) -> Plan:
+    """``plan`` with exchanges in kernels, where its ranks have symmetric memory.
+
+    by_sums: gives the plan in which a mean and a variance are two sums, which a kernel exchanges one after the other,
+    instead of one gather.  It is taken where fewer collectives are left.
+    """
+    why_none = why_no_exchange(ranks, options)
+    found = with_exchanges(plan, why_none)
+    if why_none is not None or not collectives(found):
+        return found
+    other = with_exchanges(by_sums())
+    return replace(other, apart=plan) if collectives(other) < collectives(found) else found
+
+
+def collectives(plan: Plan) -> int:
+    """How many collectives it has that stand by themselves."""
+    return len([s for s in plan.segments if s.scheduler == "communication"])
+
+
+def plan_on(plan: Plan, text: str, device: torch.device, options: CompileOptions) -> Plan:
+    """``plan``, or the one with collectives by themselves, where no kernel can exchange on ``device``."""
+    if plan.apart is None:
+        return plan
+    has_kernels = device.type == "cuda" and options.backend_for(device) == "triton"
+    why = room(text, exchanging(plan)) if has_kernels else f"tensors are on {device.type}"
+    return plan if why is None else replace(plan.apart, in_kernel=(f"none: {why}",))
+
+
+def promises(plan: Plan, text: str) -> list[str]:
+    """What followed from ``text``, and has to be the same on all ranks: what they send one another, and where to."""
+    return [*sent(plan), *offsets(text, exchanging(plan))]

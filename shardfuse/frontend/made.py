@@ -1,0 +1,35 @@
+"""A call that a program is bound for, and what was made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..compiler import Plan
+from ..executor.binding import Bound
+from ..executor.host_program import Program
+from ..ir.expr import Number, Scalar
+from ..ir.tensor_view import TensorView
+
+Sizes = Mapping[TensorView, Sequence[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A program and the plan that it runs."""
+
+    program: Program
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """What a program is bound for.  key: that it is found by; ranks: of all meshes; text: what they must have alike."""
+
+    key: Hashable
+    bound: Bound
+    sizes: Sizes
+    numbers: Mapping[Scalar, Number]
+    rank: int
+    ranks: tuple[int, ...]
+    text: str

@@ -1,0 +1,174 @@
+"""in_kernel: a plan whose small all-reduces are inside of the kernels that make and read what is reduced.
+
+For each all-reduce, in order: the segment that makes its partial results, itself, and the first segment that reads what
+comes are one segment (``schedulers/rank_exchange.py``), where no segment between them needs what they make.  Where they
+are not, the plan says why, and the collective stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .analysis.resharding import local_bytes
+from .compiler import Plan, PlannedSegment
+from .device import Device
+from .ir.expr import BoundTensor
+from .schedulers import kernels_of, makes_kernels
+from .schedulers.plan import KernelPlan
+from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not
+from .schedulers.rank_gather import gathered
+from .schedulers.segment import Segment, leading_to
+from .segmenter import choose_scheduler
+
+_READ_TWICE = 16 * 2**20
+"""Bytes that are in L2 when a second kernel reads them: the column sums of a norm's backward are such a one."""
+EXCHANGE = "exchange"
+"""The scheduler of a segment whose ranks exchange words inside of its kernel."""
+
+
+def with_exchanges(plan: Plan, why_none: str | None = None) -> Plan:
+    """``plan`` with kernels that exchange; ``plan.in_kernel`` says of each all-reduce where it is, or why not.
+
+    why_none: why no kernel exchanges anything here; "" where that goes without saying.
+    """
+    if not any(s.scheduler == "communication" for s in plan.segments):
+        return plan
+    if why_none is not None:
+        return replace(plan, in_kernel=(f"none: {why_none}",) if why_none else ())
+    segments, said = list(plan.segments), list[str]()
+    for call in [s for s in plan.segments if s.scheduler == "communication"]:
+        k = next(i for i, s in enumerate(segments) if s is call)
+        found = _joined(plan, segments, k)
+        name = ", ".join(str(t) for t in call.segment.outputs)
+        said.append(f"{name}: {found if isinstance(found, str) else 'exchanged inside of a kernel'}")
+        if not isinstance(found, str):
+            segments = _with_readers(plan, found)
+    if not any(s.scheduler == EXCHANGE for s in segments):
+        return replace(plan, in_kernel=tuple(said))
+    text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)
+    trace = (*plan.trace, ("segments, with exchanges in kernels", text))
+    return replace(plan, segments=tuple(segments), trace=trace, in_kernel=tuple(said), apart=plan)
+
+
+def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
+    """``segments`` with the all-reduce ``k`` inside of a kernel, or why it is not."""
+    call = segments[k].segment
+    if call.exprs[0].op == "set":
+        return _sent_within(plan, segments, k)
+    makers = [i for i, s in enumerate(segments[:k]) if not set(s.segment.outputs).isdisjoint(call.inputs)]
+    readers = [i for i, s in enumerate(segments) if i > k and not set(s.segment.inputs).isdisjoint(call.outputs)]
+    if len(makers) != 1 or not readers:
+        return "what it reduces is not made by one kernel and read by another"
+    before, after = segments[makers[0]], segments[readers[0]]
+    if not all(s.scheduler == EXCHANGE or makes_kernels(s.scheduler) for s in (before, after)):
+        return "what it reduces is not made by one kernel and read by another"
+    if any(s.like is not None for s in segments):  # they are known by their numbers
+        return "it is a chunk's of a stream"
+    made = {*before.segment.outputs, *call.outputs}
+    between = [s for i, s in enumerate(segments) if makers[0] < i < readers[0] and i != k]
+    if any(not made.isdisjoint(s.segment.inputs) for s in between):
+        return "a segment between its kernels reads what they make"
+    mesh = call.exprs[0].output.domain.mesh
+    if mesh is None or set(mesh.ranks) != _all_ranks(plan):
+        return "some ranks of the program are not on its mesh"
+    needed = _needed(plan, segments, (before, segments[k], after))
+    known = next((p.exchange for p in before.kernels), None)
+    if any(p.exchange is not None for p in after.kernels):
+        return "the kernel that reads it exchanges something else"
+    found, refusal = _asked(exchanged(before.segment, known, call, after.segment, needed), plan.device)
+    beside: list[PlannedSegment] = []
+    if refusal is not None and known is None:
+        own, rest = _parted(before.segment, call, plan.device)
+        if rest is not None:
+            beside = [rest]
+            found, again = _asked(exchanged(own, None, call, after.segment, needed), plan.device)
+            refusal = again and refusal
+    if refusal is not None or isinstance(found, str):
+        return f"no kernel exchanges it: {refusal}"
+    planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
+    out: list[PlannedSegment] = []
+    for s in segments:
+        out += beside if s is before else [] if s is segments[k] else [planned] if s is after else [s]
+    return out
+
+
+def _asked(found: Exchanged | str, device: Device) -> tuple[Exchanged | str, str | None]:
+    """What was found, with why no kernel does it."""
+    return found, found if isinstance(found, str) else why_not(found, device)
+
+
+def _parted(before: Segment, call: Segment, device: Device) -> tuple[Segment, PlannedSegment | None]:
+    """What makes the arguments of ``call``, and what makes the rest, where reading the inputs twice is cheap."""
+    others = [t for t in before.outputs if t not in call.inputs]
+    if not others or sum(map(local_bytes, before.inputs)) > _READ_TWICE:
+        return before, None
+    exprs = leading_to(before.exprs, others)
+    rest = Segment.of(exprs, others)
+    name, refusals = choose_scheduler(rest, device)
+    if name is None or not makes_kernels(name):
+        return before, None
+    own = Segment.of(leading_to(before.exprs, call.inputs), call.inputs)
+    return own, PlannedSegment(rest, name, refusals, kernels_of(name, rest, device))
+
+
+def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
+    """``segments`` with the gather ``k`` of summands inside of the kernel that adds them up, or why it is not."""
+    call = segments[k].segment
+    readers = [s for s in segments if not set(s.segment.inputs).isdisjoint(call.outputs)]
+    if len(readers) != 1 or not makes_kernels(readers[0].scheduler):
+        return "what it gathers is not read by one kernel"
+    (after,) = readers
+    mesh = call.exprs[0].output.domain.mesh
+    if mesh is None or set(mesh.ranks) != _all_ranks(plan):
+        return "some ranks of the program are not on its mesh"
+    needed = _needed(plan, segments, (after,))
+    found = gathered(call, after.segment, needed)
+    refusal = found if isinstance(found, str) else why_not(found, plan.device)
+    if refusal is not None or isinstance(found, str):
+        return f"no kernel exchanges it: {refusal}"
+    planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
+    return [planned if s is after else s for s in segments if s is not segments[k]]
+
+
+def _needed(plan: Plan, segments: Sequence[PlannedSegment], but: Sequence[PlannedSegment]) -> set[BoundTensor]:
+    """What other segments than these read, and callers."""
+    rest = [s for s in segments if all(s is not own for own in but)]
+    return {*plan.fusion.outputs, *(t for s in rest for t in s.segment.inputs)}
+
+
+def _all_ranks(plan: Plan) -> set[int]:
+    return {rank for t in plan.fusion.tensors() if t.domain.mesh is not None for rank in t.domain.mesh.ranks}
+
+
+def _with_readers(plan: Plan, segments: list[PlannedSegment]) -> list[PlannedSegment]:
+    """``segments`` with kernels that read what one that exchanges makes inside of it, where one kernel does both."""
+    k = 0
+    while k < len(segments):
+        joined = _with_next_reader(plan, segments, k) if segments[k].scheduler == EXCHANGE else None
+        segments, k = (segments, k + 1) if joined is None else (joined, 0)
+    return segments
+
+
+def _with_next_reader(plan: Plan, segments: list[PlannedSegment], k: int) -> list[PlannedSegment] | None:
+    """``segments`` with the first reader of segment ``k`` inside of it, at the reader's place."""
+    own = segments[k]
+    made = set(own.segment.outputs)
+    after = next((s for s in segments[k + 1 :] if not made.isdisjoint(s.segment.inputs)), None)
+    if after is None or not makes_kernels(after.scheduler):
+        return None
+    needed = _needed(plan, segments, (own, after))
+    exprs = [*own.segment.exprs, *(e for e in after.segment.exprs if e not in own.segment.exprs)]
+    segment = Segment.of(exprs, [t for t in (*own.segment.outputs, *after.segment.outputs) if t in needed])
+    exchange = own.kernels[0].exchange
+    assert exchange is not None, "it exchanges"
+    found = Exchanged(segment, exchange)
+    if why_not(found, plan.device) is not None:
+        return None
+    planned = PlannedSegment(segment, EXCHANGE, (), scheduled(found, plan.device))
+    return [planned if s is after else s for s in segments if s is not own]
+
+
+def exchanging(plan: Plan) -> list[tuple[int, KernelPlan]]:
+    """The kernels of ``plan`` whose ranks exchange, each with the number of its segment."""
+    return [(k, p) for k, s in enumerate(plan.segments) for p in s.kernels if p.exchange is not None]

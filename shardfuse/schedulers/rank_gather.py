@@ -1,0 +1,71 @@
+"""exchange: partial sums that all ranks are given by a collective, and the kernel that adds them up, as one kernel.
+
+before (T0 has a summand for each rank of mesh_x)::
+
+    communication:  T1x = set(T0)               # all_gather over mesh_x
+    persistent:     T1r0 = squeeze(window(T1x))     T1r1 = squeeze(window(T1x))
+                    T1 = add(T1r0, T1r1)
+                    ...                         a norm of T1
+
+after: the kernel sends what this rank has of T0 to the others, and reads what they sent::
+
+    exchange:       T1r0 = of_rank(T0, rank=0)  T1r1 = of_rank(T0, rank=1)
+                    T1 = add(T1r0, T1r1)
+                    ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..analysis.resharding import communication_of
+from ..ir.dtype import DataType
+from ..ir.expr import OF_RANK, BoundTensor, Expr
+from ..ir.window import Read, reads_of
+from .plan import RankExchange
+from .rank_exchange import Exchanged
+from .segment import Segment
+
+_SENT = (DataType.Half, DataType.BFloat16)
+_MOST_RANKS = 8
+
+
+def gathered(call: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Exchanged | str:
+    """``call`` and ``after`` as one segment, or why they are none.  needed: what is read outside of the two."""
+    if len(call.exprs) != 1:
+        return "several tensors are gathered at once"
+    (expr,) = call.exprs
+    found, source, whole = communication_of(expr), call.exprs[0].tensors[0], call.exprs[0].output
+    mesh = whole.domain.mesh
+    if found is None or found.kind != "all_gather" or found.mesh_dim is None or mesh is None or expr.op != "set":
+        return "it is no gather over one mesh dimension"
+    ranks = mesh.extent(found.mesh_dim)
+    if source.dtype not in _SENT or source.domain.logical[0] != source.domain.digits_on(found.mesh_dim):
+        return "what is gathered are no 16-bit summands of the ranks"
+    if whole in frozenset(needed) or ranks > _MOST_RANKS:
+        return "something else reads what is gathered"
+    pieces = _pieces(after, whole, ranks)
+    if pieces is None:
+        return "its reader does not read the summands one by one"
+    replaced = {e: Expr(OF_RANK, (source,), e.outputs, {"rank": k}) for e, k in pieces.items()}
+    exprs = [replaced.get(e, e) for e in after.exprs if e.op != "window" or e.tensors[0] is not whole]
+    exchange = RankExchange(mesh, found.mesh_dim, (), source)
+    return Exchanged(Segment.of(exprs, after.outputs), exchange)
+
+
+def _pieces(after: Segment, whole: BoundTensor, ranks: int) -> dict[Expr, int] | None:
+    """The Exprs that make a rank's summand of a window of ``whole``, and which rank's."""
+    windows = {e.output: e for e in after.exprs if whole in e.tensors}
+    found: dict[Expr, int] = {}
+    for e in after.exprs:
+        of = [t for t in e.tensors if t in windows]
+        if not of:
+            continue
+        reads = reads_of(windows[of[0]]) if windows[of[0]].op == "window" else ()
+        if e.op != "squeeze" or len(reads) != 1:
+            return None
+        (read,) = reads
+        if read != Read(0, read.offset, 1, 0, 1) or not 0 <= read.offset < ranks:
+            return None
+        found[e] = read.offset
+    return found or None

@@ -1,0 +1,194 @@
+"""Programs whose ranks exchange statistics inside of a kernel, and ranks that are parts of one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.codegen import generate
+from shardfuse.codegen.mesh_exchange import slots_of, table
+from shardfuse.compiler import Plan, compile_fusion
+from shardfuse.device import H200
+from shardfuse.executor.kernel import Kernel, Launch
+from shardfuse.in_kernel import exchanging, with_exchanges
+from shardfuse.ir.expr import BoundTensor
+from shardfuse.passes.settle_inputs import settle_inputs
+from shardfuse.schedulers.plan import KernelPlan
+
+EPS = 1e-5
+PARTIAL = "partial_sums_add_rms_norm"
+"""Of a summand of each rank; its results are on all of them."""
+KINDS = ("rms_norm", "layer_norm", "softmax", "add_rms_norm", PARTIAL)
+
+
+def define(kind: str, n: int, ranks: int, dtype: DataType) -> FusionDefinition:
+    """Of rows of ``n`` unsharded elements, cut over ``ranks``."""
+    mesh = DeviceMesh(range(ranks))
+    with FusionDefinition() as fd:
+        o = fd.ops
+        if kind == PARTIAL:
+            given = fd.define_tensor([ranks, -1, n], contiguity=True, dtype=dtype)
+            residual = fd.define_tensor([-1, n], contiguity=True, dtype=dtype)
+            w = fd.define_tensor([n], contiguity=True, dtype=dtype)
+            x = o.add(o.cast(o.sum(given, [0]), DataType.Float), residual)
+            fd.add_output(o.cast(x, dtype))
+            y = o.mul(o.mul(x, o.rsqrt(o.add(o.mean(o.mul(x, x), [-1], keepdim=True), EPS))), w)
+            fd.add_output(o.cast(y, dtype))
+            given.set_device_mesh(mesh)
+            given.axis(0).parallelize(ParallelType.mesh_x)
+            return fd
+        given = fd.define_tensor([-1, n], contiguity=True, dtype=dtype)
+        x = o.cast(given, DataType.Float)
+        if kind == "layer_norm":
+            w = fd.define_tensor([n], contiguity=True, dtype=dtype)
+            var, mean = o.var_mean(x, [-1], 0, True)
+            y = o.mul(o.mul(o.sub(x, mean), o.rsqrt(o.add(var, EPS))), w)
+        elif kind == "softmax":
+            e = o.exp(o.sub(x, o.max(x, [-1], keepdim=True)))
+            y = o.div(e, o.sum(e, [-1], keepdim=True))
+        else:
+            if kind == "add_rms_norm":
+                x = o.add(x, fd.define_tensor([-1, n], contiguity=True, dtype=dtype))
+                fd.add_output(o.cast(x, dtype))
+            w = fd.define_tensor([n], contiguity=True, dtype=dtype)
+            y = o.mul(o.mul(x, o.rsqrt(o.add(o.mean(o.mul(x, x), [-1], keepdim=True), EPS))), w)
+        fd.add_output(o.cast(y, dtype))
+        given.set_device_mesh(mesh)
+        given.outer_split(1, ranks, uneven=n % ranks != 0)
+        given.axis(1).parallelize(ParallelType.mesh_x)
+    return fd
+
+
+def define_backward(n: int, ranks: int, dtype: DataType) -> FusionDefinition:
+    """dw and dx of an RMSNorm, of x, dy, the rows' 1 / rms and the weight: dw is a sum over rows."""
+    mesh = DeviceMesh(range(ranks))
+    with FusionDefinition() as fd:
+        o = fd.ops
+        x, dy = (fd.define_tensor([-1, n], contiguity=True, dtype=dtype) for _ in range(2))
+        rstd = fd.define_tensor([-1, 1], contiguity=True, dtype=DataType.Float)
+        w = fd.define_tensor([n], contiguity=True, dtype=dtype)
+        normed, given = o.mul(o.cast(x, DataType.Float), rstd), o.cast(dy, DataType.Float)
+        weighted = o.mul(given, w)
+        mean = o.mean(o.mul(weighted, normed), [-1], keepdim=True)
+        fd.add_output(o.cast(o.sum(o.mul(given, normed), [0]), dtype))
+        fd.add_output(o.cast(o.mul(o.sub(weighted, o.mul(normed, mean)), rstd), dtype))
+        x.set_device_mesh(mesh)
+        x.outer_split(1, ranks)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+    return fd
+
+
+def inputs_of_backward(rows: int, n: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    x, w = inputs("rms_norm", rows, n, dtype)
+    dy = inputs("rms_norm", rows, n + 1, dtype)[0][:, :n].contiguous()
+    return [x, dy, torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS).float(), w]
+
+
+def expected_of_backward(given: list[torch.Tensor]) -> list[torch.Tensor]:
+    x, dy, rstd, w = given
+    normed, weighted = x * rstd, dy * w
+    return [(dy * normed).sum(0), (weighted - normed * (weighted * normed).mean(-1, keepdim=True)) * rstd]
+
+
+def inputs(kind: str, rows: int, n: int, dtype: torch.dtype, ranks: int = 2) -> list[torch.Tensor]:
+    """Unsharded, seeded."""
+    made = torch.Generator().manual_seed(rows * n)
+    shapes = {"softmax": [(rows, n)], "add_rms_norm": [(rows, n), (rows, n), (n,)]}
+    shapes |= {PARTIAL: [(ranks, rows, n), (rows, n), (n,)]}
+    drawn = shapes.get(kind, [(rows, n), (n,)])
+    return [torch.randn(shape, generator=made, dtype=torch.float64).to(dtype) for shape in drawn]
+
+
+def expected(kind: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What torch makes of it, in the type that is given."""
+    x, w = given[0], given[-1]
+    if kind == "layer_norm":
+        return [torch.nn.functional.layer_norm(x, x.shape[-1:], w, None, EPS)]
+    if kind == "softmax":
+        return [x.softmax(-1)]
+    x = x.sum(0) if kind == PARTIAL else x
+    x = x + given[1] if len(given) == 3 else x
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * w
+    return [x, y] if len(given) == 3 else [y]
+
+
+def piece(kind: str, k: int, whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
+    """What a rank has of input ``k``."""
+    if kind != PARTIAL:
+        return whole.chunk(ranks, -1)[rank].contiguous()
+    return whole[rank : rank + 1].contiguous() if k == 0 else whole
+
+
+def piece_of_output(kind: str, whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
+    return whole if kind == PARTIAL else whole.chunk(ranks, -1)[rank]
+
+
+def plan_of(fd: FusionDefinition, rows: int) -> Plan:
+    settle_inputs(fd.fusion)
+    sizes = {i.val: tuple(rows if n < 0 else n for n in i.val.shape) for i in fd.fusion.inputs}
+    return with_exchanges(compile_fusion(fd.fusion, sizes, device=H200, has_cheap_sums=True))
+
+
+def kernel_of(plan: Plan) -> KernelPlan:
+    """The one kernel that is all of ``plan``."""
+    assert [s.scheduler for s in plan.segments] == ["exchange"], plan.in_kernel
+    ((_, kernel),) = exchanging(plan)
+    return kernel
+
+
+@dataclass
+class Ranks:
+    """So many ranks on one device, each with slots and a table, that run the kernel of ``plan``."""
+
+    plan: KernelPlan
+    device: torch.device
+    seconds: float = 2.0
+    slots: list[torch.Tensor] = field(init=False)
+    report: torch.Tensor = field(init=False)
+    tables: list[torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        exchange = self.plan.exchange
+        assert exchange is not None
+        ranks = exchange.ranks
+        self.slots = [torch.zeros(slots_of(self.plan), dtype=torch.int64, device=self.device) for _ in range(ranks)]
+        self.report = torch.zeros(1, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        addresses = [s.data_ptr() for s in self.slots]
+        names = [rank + 1 for rank in range(ranks)]
+        self.tables = [
+            torch.tensor(
+                table(self.seconds, self.report.data_ptr(), rank, addresses, names, exchange.programs),
+                dtype=torch.int64,
+            ).to(self.device)
+            for rank in range(ranks)
+        ]
+
+    def launches(self, directory: Path, *, interpret: bool = False) -> list[Launch]:
+        """Of each rank, ``launch(stream, *tensors)``."""
+        made: list[Launch] = []
+        for rank, own in enumerate(self.tables):
+            tensors = (*self.plan.segment.inputs, *self.plan.segment.outputs)
+            layouts = {t: t.domain.layout(rank) for t in tensors}
+            kernel = Kernel(generate(self.plan, layouts, rank, interpret=interpret), directory, interpret=interpret)
+            kernel.compile(self.device)
+            made.append(kernel.launcher(lambda launch, own=own: lambda stream, *rest: launch(stream, own, *rest)))
+        return made
+
+    def pieces(self, kind: str, rank: int, given: list[torch.Tensor]) -> dict[BoundTensor, torch.Tensor]:
+        """The tensors of the kernel on ``rank``: pieces of what is ``given``, and outputs full of NaN."""
+        found = {
+            t: piece(kind, k, v, len(self.slots), rank).to(self.device)
+            for k, (t, v) in enumerate(zip(sorted(self.plan.segment.inputs, key=_number), given, strict=True))
+        }
+        for t in self.plan.segment.outputs:
+            shape = t.domain.local_shape(rank)
+            found[t] = torch.full(shape, float("nan"), dtype=t.dtype.torch, device=self.device)
+        return found
+
+
+def _number(tensor: BoundTensor) -> int:
+    """Inputs come in the order of their names."""
+    return int(tensor.name[1:])

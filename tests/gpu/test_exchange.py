@@ -1,0 +1,129 @@
+"""Ranks that exchange statistics inside of a kernel, as launches on streams of one GPU that run side by side.
+
+Their slots are in one memory; the text of the kernels, the words and the waits are those of several GPUs.  A wait ends
+after two seconds here, whatever happens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from exchange_cases import KINDS, PARTIAL, Ranks, define, expected, inputs, kernel_of, piece_of_output, plan_of
+
+from benchmarks.roundings import assert_near
+from shardfuse import DataType
+from shardfuse.codegen.mesh_exchange import Reported
+from shardfuse.executor.kernel import Launch
+from shardfuse.ir.expr import BoundTensor
+
+pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda", 0)
+ROWS = [1, 8, 37, 64]
+REPLAYS = 10_000
+
+
+class Job:
+    """A program on so many ranks, with its inputs."""
+
+    def __init__(self, kind: str, rows: int, n: int, ranks: int, directory: Path) -> None:
+        self.kind, self.given = kind, inputs(kind, rows, n, torch.bfloat16, ranks)
+        self.plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows))
+        self.world = Ranks(self.plan, GPU)
+        self.launches = self.world.launches(directory)
+        self.tensors = [self.world.pieces(kind, rank, self.given) for rank in range(ranks)]
+        self.streams = [torch.cuda.Stream(GPU) for _ in range(ranks)]
+
+    def arguments(self, rank: int) -> list[torch.Tensor]:
+        return [self.tensors[rank][t] for t in (*self.plan.segment.inputs, *self.plan.segment.outputs)]
+
+    def launch(self, *, but: int | None = None) -> None:
+        torch.cuda.synchronize()
+        for rank, launch in enumerate(self.launches):
+            if rank != but:
+                with torch.cuda.stream(self.streams[rank]):
+                    launch(self.streams[rank].cuda_stream, *self.arguments(rank))
+
+    def check(self) -> None:
+        torch.cuda.synchronize()
+        assert Reported.of(int(self.world.report[0])) is None
+        wide, eager = (expected(self.kind, [v.to(t) for v in self.given]) for t in (torch.float64, torch.float32))
+        for k, out in enumerate(self.plan.segment.outputs):
+            for rank, t in enumerate(self.tensors):
+                parts = [piece_of_output(self.kind, v[k], len(self.tensors), rank) for v in (wide, eager)]
+                assert_near(t[out].cpu(), parts[0], parts[1].bfloat16(), n=2, what=f"output {k} of rank {rank}")
+
+    def clear(self) -> None:
+        for tensors in self.tensors:
+            for out in self.plan.segment.outputs:
+                tensors[out].fill_(float("nan"))
+
+
+def outputs(job: Job) -> list[tuple[BoundTensor, torch.Tensor]]:
+    return [(t, tensors[t]) for tensors in job.tensors for t in job.plan.segment.outputs]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(1, 8192, 2), (37, 2048, 4), (64, 8192, 2), (500, 512, 2)])
+def test_all_ranks_have_what_they_have_together(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
+    job = Job(kind, min(rows, 8) if kind == PARTIAL else rows, n, ranks, tmp_path)
+    for _ in range(5):
+        job.clear()
+        job.launch()
+        job.check()
+
+
+def test_statistics_are_the_same_bits_on_all_ranks(tmp_path: Path) -> None:
+    """Every rank has the same row, so that its piece of the result has to be the same."""
+    job = Job("layer_norm", 64, 4096, 2, tmp_path)
+    for t in job.plan.segment.inputs:
+        job.tensors[1][t].copy_(job.tensors[0][t])
+    job.launch()
+    torch.cuda.synchronize()
+    for t in job.plan.segment.outputs:
+        assert torch.equal(job.tensors[0][t], job.tensors[1][t])
+
+
+def test_graphs_out_of_step(tmp_path: Path) -> None:
+    """Each rank replays a graph of its own, as often as the others, whenever it comes to it."""
+    job = Job("rms_norm", 8, 8192, 2, tmp_path)
+    job.launch()
+    job.check()
+    graphs = [captured(job.launches[rank], job, rank) for rank in range(2)]
+    job.clear()
+    for k in range(REPLAYS // 50):
+        for rank in (0, 1) if k % 3 else (1, 0):
+            with torch.cuda.stream(job.streams[rank]):
+                for _ in range(50):
+                    graphs[rank].replay()
+    job.check()
+    assert all(int(own[7]) == REPLAYS + 1 for own in job.world.tables)
+
+
+def captured(launch: Launch, job: Job, rank: int) -> torch.cuda.CUDAGraph:
+    graph, arguments = torch.cuda.CUDAGraph(), job.arguments(rank)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=job.streams[rank]):
+        launch(torch.cuda.current_stream().cuda_stream, *arguments)
+    return graph
+
+
+def test_a_rank_that_does_not_come_is_reported(tmp_path: Path) -> None:
+    """After the limit, once, and all later launches end at once."""
+    job = Job("layer_norm", 200, 8192, 2, tmp_path)
+    job.launch(but=1)
+    torch.cuda.synchronize()
+    reported = Reported.of(int(job.world.report[0]))
+    assert reported is not None
+    assert (reported.epoch, reported.name) == (1, 2)
+    assert 0 <= reported.row < 200
+    assert job.tensors[0][job.plan.segment.outputs[0]].isnan().all()
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before.record(job.streams[0])
+    for _ in range(20):
+        job.launch(but=1)
+    after.record(job.streams[0])
+    torch.cuda.synchronize()
+    assert before.elapsed_time(after) < 1000 * job.world.seconds

@@ -1,0 +1,34 @@
+"""Kernels whose ranks exchange statistics, one rank after the other: as often as words have to go round.
+
+Programs of the interpreter do not wait.  Every pass of all ranks has the same number of a launch, so that what one
+stores in a pass the others find in the next: after one pass for each exchange, and one, all is there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from exchange_cases import KINDS, Ranks, define, expected, inputs, kernel_of, piece_of_output, plan_of
+
+from benchmarks.roundings import assert_near
+from shardfuse import DataType
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 640, 2), (5, 96, 3), (1, 2048, 4)])
+def test_what_all_ranks_have_together(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
+    plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows))
+    world, given = Ranks(plan, torch.device("cpu")), inputs(kind, rows, n, torch.bfloat16, ranks)
+    launches, tensors = world.launches(tmp_path, interpret=True), [world.pieces(kind, r, given) for r in range(ranks)]
+    for _ in range(1 + max(len(plan.exchange.statistics), 1)):
+        for rank, launch in enumerate(launches):
+            world.tables[rank][3 + 2 * ranks :] = 7
+            launch(None, *(tensors[rank][t] for t in (*plan.segment.inputs, *plan.segment.outputs)))
+    wide, eager = expected(kind, [v.double() for v in given]), expected(kind, [v.float() for v in given])
+    for k, out in enumerate(plan.segment.outputs):
+        for rank, t in enumerate(tensors):
+            parts = [piece_of_output(kind, v[k], ranks, rank) for v in (wide, eager)]
+            assert_near(t[out], parts[0], parts[1].bfloat16(), n=2, what=f"output {k} of rank {rank}")
+    assert all(own[3 + 2 * ranks] == 8 for own in world.tables)

@@ -1,0 +1,153 @@
+"""Statistics that kernels exchange over symmetric memory, on a GPU for each rank, through the whole of shardfuse."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed as dist
+from exchange_cases import (
+    KINDS,
+    PARTIAL,
+    define,
+    define_backward,
+    expected,
+    expected_of_backward,
+    inputs,
+    inputs_of_backward,
+    piece,
+    piece_of_output,
+)
+from torch.distributed.tensor import Partial, Replicate
+
+from benchmarks.roundings import assert_near
+from shardfuse import DataType, DeviceMesh, FusionDefinition
+from shardfuse.mesh import symmetric
+from shardfuse.nn import AddRMSNorm
+from shardfuse.rank_errors import ExchangeTimeoutError
+
+if TYPE_CHECKING:
+    from conftest import ProcessGroup
+
+pytestmark = [pytest.mark.mpi, pytest.mark.multi_gpu]
+
+SECONDS = 5.0
+
+
+@pytest.fixture
+def arena(pg: ProcessGroup) -> symmetric.Arena:
+    """One for each process group, which tests share."""
+    if pg.device.type != "cuda" or pg.size < 2:
+        pytest.skip("needs a GPU for every rank")
+    if isinstance(symmetric.arena(), str):
+        symmetric.open_arena(pg.device, "symmetric", SECONDS, pg.size)
+    found = symmetric.arena()
+    assert isinstance(found, symmetric.Arena)
+    return found
+
+
+def pieces(kind: str, given: list[torch.Tensor], group: ProcessGroup) -> list[torch.Tensor]:
+    return [piece(kind, k, v, group.size, group.rank).to(group.device) for k, v in enumerate(given)]
+
+
+def check(fd: FusionDefinition, kind: str, given: list[torch.Tensor], group: ProcessGroup) -> None:
+    found = fd.execute(pieces(kind, given, group))
+    wide, eager = (expected(kind, [v.to(t) for v in given]) for t in (torch.float64, torch.float32))
+    for k, value in enumerate(found):
+        parts = [piece_of_output(kind, v[k], group.size, group.rank) for v in (wide, eager)]
+        assert_near(value.cpu(), parts[0], parts[1].bfloat16(), n=2, what=f"{kind}, output {k}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_kernel_and_no_collective(kind: str, arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    fd = define(kind, 8192, pg.size, DataType.BFloat16)
+    for rows in (1, 8) if kind == PARTIAL else (1, 8, 64, 300):
+        check(fd, kind, inputs(kind, rows, 8192, torch.bfloat16, pg.size), pg)
+        assert (fd.explain().kernels, len(fd.explain().collectives)) == (1, 0)
+
+
+def test_a_backward_whose_column_sums_are_a_kernel_of_their_own(arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    fd = define_backward(8192, pg.size, DataType.BFloat16)
+    given = inputs_of_backward(64, 8192, torch.bfloat16)
+    cut = [v if v.shape[-1] == 1 else v.chunk(pg.size, -1)[pg.rank].contiguous() for v in given]
+    found = fd.execute([v.to(pg.device) for v in cut])
+    assert (fd.explain().kernels, len(fd.explain().collectives)) == (2, 0)
+    wide, eager = (expected_of_backward([v.to(t) for v in given]) for t in (torch.float64, torch.float32))
+    for k, value in enumerate(found):
+        parts = [v[k].chunk(pg.size, -1)[pg.rank] for v in (wide, eager)]
+        assert_near(value.cpu(), parts[0], parts[1].bfloat16(), n=2, what=f"output {k}")
+
+
+def test_a_module_of_partial_sums(arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    """Its program is one kernel: of the summands, the residual and the norm."""
+    mesh = DeviceMesh(range(pg.size))
+    module = AddRMSNorm(
+        4096, 1e-5, mesh=mesh, input=Partial(), output=Replicate(), parameters="local", dtype=torch.bfloat16
+    ).to(pg.device)
+    given = inputs(PARTIAL, 8, 4096, torch.bfloat16, pg.size)
+    summands, residual, weight = (v.to(pg.device) for v in given)
+    used = arena.used
+    with torch.no_grad():
+        module.weight.copy_(weight)
+        found = module(summands[pg.rank], residual)
+    assert arena.used > used
+    wide, eager = (expected(PARTIAL, [v.to(t) for v in given])[::-1] for t in (torch.float64, torch.float32))
+    for k, value in enumerate(found):
+        assert_near(value.cpu(), wide[k], eager[k].bfloat16(), n=2, what=f"output {k}")
+
+
+def test_calls_out_of_step_whose_sizes_change(arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    """Each rank is late now and then, once by more than a second, and by nobody's clock but its own."""
+    fd = define("rms_norm", 4096, pg.size, DataType.BFloat16)
+    both, own = random.Random(5), random.Random(pg.rank)
+    given = {rows: inputs("rms_norm", rows, 4096, torch.bfloat16) for rows in (1, 3, 8, 200)}
+    here = {rows: pieces("rms_norm", v, pg) for rows, v in given.items()}
+    for k in range(2000):
+        fd.execute(here[both.choice((1, 3, 8, 200))])
+        if own.random() < 0.01:
+            time.sleep(own.random() * 0.003)
+        if k == 1000 and pg.rank == 1:
+            time.sleep(1.5)
+    for v in given.values():
+        check(fd, "rms_norm", v, pg)
+
+
+def test_graphs_and_calls_in_turn(arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    fd = define("layer_norm", 8192, pg.size, DataType.BFloat16)
+    given = inputs("layer_norm", 8, 8192, torch.bfloat16)
+    here = pieces("layer_norm", given, pg)
+    (eager,) = fd.execute(here)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    dist.barrier()
+    with torch.cuda.graph(graph):
+        (replayed,) = fd.execute(here)
+    own = random.Random(pg.rank)
+    for k in range(5000):
+        graph.replay()
+        if k % 500 == 0:
+            (called,) = fd.execute(here)
+            assert torch.equal(called, eager)
+            time.sleep(own.random() * 0.01)
+    torch.cuda.synchronize()
+    assert torch.equal(replayed, eager)
+
+
+@pytest.mark.fresh_world
+def test_a_rank_that_does_not_come_is_named(arena: symmetric.Arena, pg: ProcessGroup) -> None:
+    fd = define("rms_norm", 8192, pg.size, DataType.BFloat16)
+    here = pieces("rms_norm", inputs("rms_norm", 8, 8192, torch.bfloat16), pg)
+    fd.execute(here)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if pg.rank == 0:
+        (found,) = fd.execute(here)
+        torch.cuda.synchronize()
+        assert found.isnan().all()
+        with pytest.raises(ExchangeTimeoutError, match="did not send its part of row") as told:
+            fd.execute(here)
+        assert told.value.rank != 0
+    dist.barrier()

@@ -1,0 +1,282 @@
+"""Which programs exchange statistics inside of a kernel, what is said of the others, and what a program has of memory.
+
+Numbers are compared in ``tests/interpreter/test_exchange.py``, and on GPUs in ``tests/gpu`` and ``tests/multirank``.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from exchange_cases import KINDS, PARTIAL, Ranks, define, define_backward, kernel_of, plan_of
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.codegen import generate
+from shardfuse.codegen.mesh_exchange import Reported, exchanged_rows, slots_of
+from shardfuse.compiler import compile_fusion
+from shardfuse.device import H200
+from shardfuse.executor import regions
+from shardfuse.executor.options import CompileOptions
+from shardfuse.frontend.exchanges import plan_on, promises, with_exchanges_here
+from shardfuse.in_kernel import exchanging
+from shardfuse.mesh import symmetric
+from shardfuse.mesh.symmetric import Arena
+from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.sm90 import compile_all
+
+BF16 = DataType.BFloat16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 8, 4096])
+def test_a_norm_over_a_sharded_axis_is_one_kernel(kind: str, rows: int) -> None:
+    rows = min(rows, 16) if kind == PARTIAL else rows  # whole rows are sent, not a number of each
+    plan = plan_of(define(kind, 8192, 2, BF16), rows)
+    kernel = kernel_of(plan)
+    assert [said.split(": ")[1] for said in plan.in_kernel] == ["exchanged inside of a kernel"] * len(plan.in_kernel)
+    assert len(kernel.exchange.statistics) == {"layer_norm": 2, "softmax": 2, PARTIAL: 0}.get(kind, 1)
+    assert (kernel.exchange.sent is None) == (kind != PARTIAL)
+    assert plan.apart is not None
+    assert any(s.scheduler == "communication" for s in plan.apart.segments)
+
+
+def test_column_sums_of_a_backward_are_a_kernel_of_their_own() -> None:
+    """Where reading the rows twice is cheap; else one kernel reads them once, and a collective stays."""
+    plan = plan_of(define_backward(8192, 2, BF16), 64)
+    assert [s.scheduler for s in plan.segments] == ["reduction", "exchange"]
+    large = plan_of(define_backward(8192, 2, BF16), 4096)
+    assert [s.scheduler for s in large.segments] == ["mix_order", "communication", "pointwise"]
+    assert "no kernel exchanges it" in large.in_kernel[0]
+
+
+def test_a_gather_is_kept_where_a_kernel_cannot_do_both_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variance is one gather where collectives do it; where kernels do, it is two sums."""
+    fd = define("layer_norm", 8192, 2, BF16)
+    plan_of(fd, 8)  # settles what is not said
+    sizes = {i.val: tuple(8 if n < 0 else n for n in i.val.shape) for i in fd.fusion.inputs}
+
+    def make(*, has_cheap_sums: bool = False):
+        return compile_fusion(fd.fusion, sizes, device=H200, has_cheap_sums=has_cheap_sums)
+
+    options = CompileOptions()
+    monkeypatch.setattr("shardfuse.frontend.exchanges.why_no_exchange", lambda ranks, options: None)
+    plan = with_exchanges_here(make(), (0, 1), options, lambda: make(has_cheap_sums=True))
+    assert [s.scheduler for s in plan.segments] == ["exchange"]
+    apart = plan_on(plan, "text", torch.device("cpu"), options)
+    assert [s.scheduler for s in apart.segments] == ["persistent", "communication", "persistent", "pointwise"]
+    assert apart.in_kernel == ("none: tensors are on cpu",)
+    monkeypatch.setattr("shardfuse.frontend.exchanges.why_no_exchange", lambda ranks, options: "no reason")
+    assert with_exchanges_here(make(), (0, 1), options, make).in_kernel == ("none: no reason",)
+
+
+def refused(fd: FusionDefinition, rows: int) -> str:
+    plan = plan_of(fd, rows)
+    assert plan.apart is None
+    assert exchanging(plan) == []
+    return plan.in_kernel[0]
+
+
+def test_what_no_kernel_exchanges_says_why() -> None:
+    assert "cut unevenly" in refused(define("rms_norm", 8191, 2, BF16), 8)
+    assert "more than 65536" in refused(define("rms_norm", 65536 * 2 + 64, 2, BF16), 8)
+    assert "16 ranks are more than 8" in refused(define("rms_norm", 8192, 16, BF16), 8)
+    assert "more than 65536" in refused(define("rms_norm", 1024, 2, BF16), 70000)
+    assert "139264 elements are more than 131072" in refused(define(PARTIAL, 8192, 2, BF16), 17)
+    assert "not cut into whole words" in refused(define(PARTIAL, 8196, 2, BF16), 4)
+
+
+def test_a_sum_that_something_else_reads_first_stays_a_collective() -> None:
+    """What a rank has of the sum is an output of its own."""
+    mesh = DeviceMesh(range(2))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([8, 1024], contiguity=True, dtype=DataType.Double)
+        total = fd.ops.sum(x, [1], keepdim=True)
+        fd.add_output(fd.ops.div(x, total))
+        x.set_device_mesh(mesh)
+        x.outer_split(1, 2)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+    assert "a word holds a float32" in refused(fd, 8)
+
+
+def test_rows_of_a_sub_mesh_are_not_those_of_all() -> None:
+    """On a mesh of two dimensions the words of four lines of ranks are as many as one line has rows."""
+    mesh = DeviceMesh([[0, 1], [2, 3]])
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([64, 8192], contiguity=True, dtype=DataType.Float)
+        total = fd.ops.sum(fd.ops.mul(x, x), [1], keepdim=True)
+        fd.add_output(fd.ops.mul(x, fd.ops.rsqrt(total)))
+        x.set_device_mesh(mesh)
+        x.outer_split(1, 2)
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(ParallelType.mesh_y)
+        x.axis(2).parallelize(ParallelType.mesh_x)
+    kernel = kernel_of(plan_of(fd, 64))
+    assert (kernel.exchange.ranks, exchanged_rows(kernel)) == (2, 32)
+
+
+def test_kernels_compile_and_are_resident() -> None:
+    """No spill, and no more registers than leave every program of a grid running at once."""
+    sources, each = [], []
+    for kind, rows, n, ranks in (
+        ("rms_norm", 1, 8192, 2),
+        ("layer_norm", 4096, 16384, 8),
+        ("softmax", 4096, 512, 4),
+        (PARTIAL, 8, 8192, 2),
+    ):
+        plan = kernel_of(plan_of(define(kind, n, ranks, BF16), rows))
+        tensors = (*plan.segment.inputs, *plan.segment.outputs)
+        source = generate(plan, {t: t.domain.layout(ranks - 1) for t in tensors}, ranks - 1)
+        first = generate(plan, {t: t.domain.layout(0) for t in tensors}, 0)
+        assert source.text == first.text
+        assert source.is_cooperative
+        assert source.grid <= plan.exchange.programs
+        sources.append(source)
+        each.append(-(-plan.exchange.programs // (H200.multiprocessors - 32)))
+    for made, programs in zip(compile_all(sources), each, strict=True):
+        assert made.spills == 0
+        assert programs * made.warps * 32 * -(-made.registers // 8) * 8 <= H200.registers
+
+
+# memory
+
+
+class FakeMesh:
+    """An arena of a world of two ranks, without a GPU."""
+
+    def __init__(self, words: int) -> None:
+        self.memory = torch.zeros(words, dtype=torch.int64)
+        addresses = (self.memory.data_ptr(), 1 << 20)
+        report = torch.zeros(1, dtype=torch.int64)
+        self.arena = Arena(torch.device("cpu"), 0, addresses, words, 5.0, self.memory, None, report)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMesh]:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    made = FakeMesh(1000)
+    monkeypatch.setattr(regions, "arena", lambda: made.arena)
+    yield made
+    dist.destroy_process_group()
+
+
+def test_a_program_has_one_region_for_all_its_calls(fake: FakeMesh) -> None:
+    plan = plan_of(define("rms_norm", 8192, 2, BF16), 8)
+    kernel = kernel_of(plan)
+    words = slots_of(kernel)
+    assert promises(plan, "a")[-1] == "segment 0 exchanges words at 0"
+    assert promises(plan, "b")[-1] == f"segment 0 exchanges words at {words}"
+    assert regions.region_of("a", 0, kernel) is regions.region_of("a", 0, kernel)
+    assert fake.arena.used == 2 * words
+    table = regions.region_of("b", 0, kernel).table.tolist()
+    head = [5_000_000_000, fake.arena.report.data_ptr(), 0]
+    assert table[:7] == [*head, fake.memory.data_ptr() + 8 * words, (1 << 20) + 8 * words, 1, 2]
+    assert table[7:] == [0] * kernel.exchange.programs
+
+
+def test_what_is_not_agreed_on_is_taken_back(fake: FakeMesh) -> None:
+    plan = plan_of(define("rms_norm", 8192, 2, BF16), 8)
+    kernel = kernel_of(plan)
+    regions.region_of("a", 0, kernel)
+    used = fake.arena.used
+
+    def make() -> None:
+        with regions.taken_back_on_failure():
+            regions.region_of("b", 0, kernel)
+            raise RuntimeError("no kernel")
+
+    with pytest.raises(RuntimeError, match="no kernel"):
+        make()
+    assert fake.arena.used == used
+    assert list(fake.arena.regions) == [("a", 0)]
+
+
+def test_a_program_that_finds_no_room_has_collectives(fake: FakeMesh) -> None:
+    plan = plan_of(define("rms_norm", 8192, 2, BF16), 512)
+    told = regions.room("a", exchanging(plan))
+    assert told == f"it takes {8 * slots_of(kernel_of(plan))} bytes, of symmetric memory 8000 bytes are left"
+    assert fake.arena.used == 0
+
+
+def test_only_programs_of_all_ranks_exchange_in_kernels(fake: FakeMesh) -> None:
+    assert regions.why_no_exchange((0, 1), CompileOptions()) is None
+    assert regions.why_no_exchange((0,), CompileOptions()) == ""
+    assert regions.why_no_exchange((0, 1), CompileOptions(exchange="nccl")) == "SHARDFUSE_EXCHANGE=nccl"
+    assert regions.why_no_exchange((0, 1), CompileOptions("torch")) == ""
+    assert regions.why_no_exchange((0, 1), CompileOptions(interpret=True)) == ""
+
+
+def test_a_report_names_the_peer_and_ends_all_programs(fake: FakeMesh) -> None:
+    kernel = kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), 8))
+    launched: list[object] = []
+    launch = regions.region_of("a", 0, kernel).around(lambda stream, *rest: launched.append(rest))
+    launch(None, 1, 2)
+    assert launched == [(regions.region_of("a", 0, kernel).table.data_ptr(), 1, 2)]
+    word = 0xFFFFFFF0 << 32 | 37 << 10 | 2
+    fake.arena.report[0] = word - (1 << 64)
+    assert Reported.of(word) == Reported(0xFFFFFFF0, 37, 2)
+    with pytest.raises(
+        ExchangeTimeoutError, match="rank 1 did not send its part of row 37 within 5 s, in launch 42949"
+    ):
+        launch(None, 1, 2)
+    assert len(launched) == 1
+
+
+def test_ranks_of_one_process_have_tables_of_their_own() -> None:
+    """What other tests run kernels with."""
+    world = Ranks(kernel_of(plan_of(define("rms_norm", 512, 4, BF16), 8)), torch.device("cpu"))
+    assert [int(own[2]) for own in world.tables] == [0, 1, 2, 3]
+    assert len({tuple(own[3:7].tolist()) for own in world.tables}) == 1
+
+
+# the start
+
+
+class FakeGroup:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return 2
+
+
+def opened(asked: tuple[str, str], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Why each of two ranks has no arena, or what it raises."""
+    store, here = dist.HashStore(), threading.local()
+    monkeypatch.setattr(symmetric, "default_group", lambda: here.group)
+    monkeypatch.setattr(symmetric, "default_store", lambda: store)
+
+    def run(rank: int) -> str:
+        here.group = FakeGroup(rank)
+        try:
+            symmetric.open_arena(device, asked[rank], 5.0, 2)
+        except ExchangeUnavailableError as error:
+            return f"raised: {error}"
+        world = symmetric._worlds.get(here.group)
+        return "" if world is None else world.reason
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, range(2)))
+
+
+def test_ranks_agree_on_whether_they_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert opened(("auto", "auto"), cpu, monkeypatch) == ["", ""]
+    for found in opened(("symmetric", "nccl"), gpu, monkeypatch):
+        assert "and rank 0: GPU 0 of rank 0 does not reach the memory of the GPUs of its peers: set it alike" in found
+    assert opened(("nccl", "nccl"), gpu, monkeypatch) == ["rank 0: SHARDFUSE_EXCHANGE=nccl"] * 2
+    for found in opened(("auto", "symmetric"), cpu, monkeypatch):
+        assert found.startswith("raised: SHARDFUSE_EXCHANGE=symmetric, and rank 0: tensors are on the CPU")
