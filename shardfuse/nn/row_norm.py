@@ -194,7 +194,7 @@ class RowNorm(ParameterModule):
 
     def _parameters_here(self) -> Sequence[torch.Tensor]:
         """The parameters that there are, as vectors."""
-        present = [p for name in self._names if (p := self.parameter(name)) is not None]
+        present = [p for p in map(self.parameter, self._names) if p is not None]
         if self._is_of_last_dim:
             return present
         if torch.compiler.is_compiling():
