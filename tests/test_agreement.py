@@ -213,7 +213,7 @@ def test_only_agreed_facts_start_a_comparison(monkeypatch: pytest.MonkeyPatch) -
         strided = torch.arange(64.0).reshape(4, 16)[:, ::2].contiguous().t().contiguous().t()
         for turn in range(4):
             if rank == turn:
-                fd.fec._programs._young.clear()  # an eviction
+                fd.fec.programs._young.clear()  # an eviction
                 fd = define() if rank == 1 else fd
             (out,) = fd.execute([x if rank != turn else strided / 2])
             assert torch.equal(out, x.sum(0) * size)
