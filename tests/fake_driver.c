@@ -14,7 +14,7 @@ unsigned last_grid, last_threads, last_shared, last_attributes, launches, entere
 int last_attribute, last_value, refusals, status, max_threads = 1024, dynamic_shared;
 uint64_t last_stream, last_function, last_slots[16], wanted_slots;
 char loaded[64];
-static uint64_t context = 1;
+uint64_t context = 1;
 
 typedef struct { void *function; unsigned grid[3], block[3], shared; void **slots, **extra, *kernel, *context; } Node;
 int capturing, graph_status, set_status, graphs, graph_launches, sets, nodes, chained, destroyed;

@@ -55,3 +55,16 @@ def test_an_event_that_cannot_be_recorded(fake: Fake) -> None:
     with pytest.raises(RuntimeError, match="CUDA driver error 999"):
         fake.driver.begin_span(0, 0)
     fake["record_status"] = 0
+
+
+def test_a_thread_without_a_context_is_given_one(fake: Fake) -> None:
+    """As autograd's, whose first work on the GPU may be a span."""
+    fake["context"] = 0
+    span = fake.driver.begin_span(3, 0)
+    assert fake["context"]
+    fake["context"] = 0
+    fake.driver.end_span(span, 0)
+    assert fake["context"]
+    fake["context"] = 0
+    fake.driver.length_of_span(span)
+    assert fake["context"]

@@ -24,6 +24,8 @@ typedef struct Span {
     struct Span *next; /* of those that are free */
 } Span;
 
+int enter_device(int device); /* driver.c */
+
 static Span *unused[DEVICES]; /* events belong to a device's context; the interpreter's lock keeps threads apart */
 static const char SPAN[] = "span";
 
@@ -55,8 +57,10 @@ static PyObject *begin_span(PyObject *module, PyObject *const *given, Py_ssize_t
     void *stream = PyLong_AsVoidPtr(given[1]);
     if (PyErr_Occurred()) return NULL;
     if (device < 0 || device >= DEVICES) return PyErr_Format(PyExc_ValueError, "device %ld", device);
-    int capturing = 0, status = 0;
-    if (cuda.cuStreamIsCapturing(stream, &capturing) || capturing) Py_RETURN_NONE;
+    int capturing = 0, status = enter_device((int)device); /* a backward's thread may begin with this */
+    if (!status) status = cuda.cuStreamIsCapturing(stream, &capturing);
+    if (status) return refused(status);
+    if (capturing) Py_RETURN_NONE;
     Span *s = unused[device];
     if (s) {
         unused[device] = s->next;
@@ -82,7 +86,8 @@ static PyObject *end_span(PyObject *module, PyObject *const *given, Py_ssize_t c
     Span *s = PyCapsule_GetPointer(given[0], SPAN);
     void *stream = s ? PyLong_AsVoidPtr(given[1]) : NULL;
     if (PyErr_Occurred()) return NULL;
-    int status = cuda.cuEventRecord(s->end, stream);
+    int status = enter_device(s->device);
+    if (!status) status = cuda.cuEventRecord(s->end, stream);
     if (status) return refused(status);
     Py_RETURN_NONE;
 }
@@ -94,7 +99,8 @@ static PyObject *length_of_span(PyObject *module, PyObject *span) {
     float found = 0;
     int status;
     Py_BEGIN_ALLOW_THREADS;
-    status = cuda.cuEventSynchronize(s->end);
+    status = enter_device(s->device);
+    if (!status) status = cuda.cuEventSynchronize(s->end);
     if (!status) status = cuda.cuEventElapsedTime(&found, s->start, s->end);
     Py_END_ALLOW_THREADS;
     return status ? refused(status) : PyFloat_FromDouble(found);

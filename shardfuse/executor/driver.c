@@ -79,8 +79,10 @@ static PyObject *raise(int status) {
     return PyErr_Format(PyExc_RuntimeError, "%s (CUDA driver error %d)", message_of(status), status);
 }
 
-/* A thread that has not used the device yet has no context. */
-static int enter(int device) {
+/* A thread that has not used the device yet has no context. Asked for by clock.c too. */
+int enter_device(int device);
+
+int enter_device(int device) {
     void *context = NULL;
     int status = cuda.cuCtxGetCurrent(&context);
     if (status || context) return status;
@@ -126,7 +128,7 @@ static PyObject *load(PyObject *module, PyObject *arguments) {
     void *loaded = NULL, *function = NULL;
     if (!PyArg_ParseTuple(arguments, "y*siii", &image, &name, &device, &threads, &shared)) return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    status = enter(device);
+    status = enter_device(device);
     if (!status) status = cuda.cuModuleLoadData(&loaded, image.buf);
     if (!status) status = cuda.cuModuleGetFunction(&function, loaded, name);
     if (!status) status = prepare(function, device, threads, shared);
@@ -139,7 +141,7 @@ static PyObject *resident(PyObject *module, PyObject *arguments) {
     unsigned long long function;
     int device, threads, shared, status, each = 0, multiprocessors = 0;
     if (!PyArg_ParseTuple(arguments, "Kiii", &function, &device, &threads, &shared)) return NULL;
-    status = enter(device);
+    status = enter_device(device);
     if (!status)
         status = cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(
             &each, (void *)(uintptr_t)function, threads, (size_t)shared);
@@ -198,7 +200,7 @@ static PyObject *launch(PyObject *self, PyObject *const *given, Py_ssize_t count
     int status;
     Py_BEGIN_ALLOW_THREADS;
     status = cuda.cuLaunchKernelEx(&config, l->function, addresses, NULL);
-    if (status == INVALID_CONTEXT && !(status = enter(l->device)))
+    if (status == INVALID_CONTEXT && !(status = enter_device(l->device)))
         status = cuda.cuLaunchKernelEx(&config, l->function, addresses, NULL);
     Py_END_ALLOW_THREADS;
     if (status) return PyObject_CallFunction(l->failed, "s", message_of(status));
@@ -255,7 +257,7 @@ static int launch_graph(Batch *b, void *stream, const uint64_t *values, void **a
     int capturing = 0, status;
     if (pthread_mutex_trylock(&b->mutex)) return -1;
     status = cuda.cuStreamIsCapturing(stream, &capturing);
-    if (status == INVALID_CONTEXT && !(status = enter(b->launches[0]->device)))
+    if (status == INVALID_CONTEXT && !(status = enter_device(b->launches[0]->device)))
         status = cuda.cuStreamIsCapturing(stream, &capturing);
     if (status || capturing || b->is_refused || set_graph(b, values, addresses))
         status = -1;

@@ -120,7 +120,18 @@ class _Fused(torch.autograd.Function):
 
 
 _in_functorch: Callable[[], bool] = cast("Any", torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
-_apply: Callable[..., Sequence[torch.Tensor]] = cast("Any", super(torch.autograd.Function, _Fused)).apply
+
+
+def _apply_of_c() -> Callable[..., Sequence[torch.Tensor]]:
+    """``apply`` as C has it, without what torch puts before it.
+
+    Within a function, as a module that names ``super`` itself is compiled without the one instruction for ``super().x``
+    that torch 2.11 takes in Python 3.12.
+    """
+    return cast("Any", super(torch.autograd.Function, _Fused)).apply
+
+
+_apply = _apply_of_c()
 
 
 def _record(bound: BoundOp, timer: FusionTimer | None, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -49,6 +49,8 @@ def test_a_collective_runs_beside_kernels() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     start, wait = start_and_wait(device)
     target, other = torch.zeros(COUNT, device=device), torch.zeros(COUNT, device=device)
+    target.fill_(3.0)  # a kernel's first launch loads it, for which CUDA may wait until the GPU is idle
+    other.add_(0.0)
     torch.cuda.synchronize()
     ended = torch.cuda.Event()
 

@@ -98,7 +98,8 @@ def test_pieces_of_an_inner_dim(pg, bound: list[str], rows: int) -> None:
         assert torch.equal(mine.cpu(), mesh.shard_tensor(total, 1))
         assert torch.equal(everything.cpu(), total)
         pieces = rows if rows <= bound_collectives.MAX_PIECES else 1
-        assert bound == ["_reduce_scatter_base"] * pieces + ["_allgather_base"] * pieces
+        calls = [name for name in bound if name not in ("_start_coalescing", "_end_coalescing")]  # NCCL's groups
+        assert calls == ["_reduce_scatter_base"] * pieces + ["_allgather_base"] * pieces
 
 
 @pytest.mark.parametrize("op", ["max", "min", "prod"])
