@@ -75,7 +75,7 @@ def kernel_source(name: str, use: Use, shape: Shape, grid: int, integers: tuple[
     return KernelSource(name, kernel_text(use, shape), tensors, (), integers, grid, shape.warps, 1)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def kernel_text(use: Use, shape: Shape) -> str:
     constants = {
         "CHUNK": shape.chunk,
