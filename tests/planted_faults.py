@@ -40,8 +40,8 @@ FAULTS = (
     Fault(
         "an exchange is not waited for",
         "shardfuse/executor/communication.py",
-        "        [sizes[place] * row * itemsize for place in order],\n        group,\n    )\n",
-        "        [sizes[place] * row * itemsize for place in order],\n        group,\n        async_op=True,\n    )\n",
+        "_bytes(rows.to(out.device)), taken, given, group)\n",
+        "_bytes(rows.to(out.device)), taken, given, group, async_op=True)\n",
         ("tests/multirank/test_communication.py", "-k", "is_there_when"),
         "ranks",
     ),
@@ -130,9 +130,9 @@ FAULTS = (
     ),
     Fault(
         "SwiGLU is computed in 16 bits",
-        "shardfuse/nn/activation.py",
-        "        return DataType.Double if is_double else DataType.Float\n",
-        "        return DataType.Double if is_double else self.dtype\n",
+        "shardfuse/nn/placed_spec.py",
+        "(self.dtype, *self.other_dtypes) else DataType.Float\n",
+        "(self.dtype, *self.other_dtypes) else self.dtype\n",
         ("tests/test_nn.py", "-k", "sixteen_bits"),
     ),
     Fault(
@@ -145,8 +145,8 @@ FAULTS = (
     Fault(
         "ranks per node are not compared",
         "shardfuse/executor/agreement.py",
-        'f"autotune={options.autotune}, ranks_per_node={options.ranks_per_node}",',
-        'f"autotune={options.autotune}",',
+        'f"autotune={options.autotune}, ranks_per_node={options.ranks_per_node}, "\n',
+        'f"autotune={options.autotune}, "\n',
         ("tests/test_agreement.py", "-k", "chooses"),
     ),
     Fault(
@@ -159,8 +159,8 @@ FAULTS = (
     Fault(
         "an average over ranks is a sum",
         "shardfuse/frontend/inputs.py",
-        'Record("div", (total, count), (tv,))',
-        'Record("set", (total,), (tv,))',
+        'Record("div", (total, count), (mean,))',
+        'Record("set", (total,), (mean,))',
         ("tests/test_dtensor.py", "-k", "partial_values"),
     ),
     Fault(

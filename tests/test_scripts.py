@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from planted_faults import FAULTS
 
 ROOT = Path(__file__).parents[1]
 MAIN_JOB = str(ROOT / "examples" / "train_lm.py")
@@ -250,3 +251,9 @@ def modules_of(tree: ast.Module) -> set[str]:
             case _:
                 pass
     return found
+
+
+def test_planted_faults_can_be_planted() -> None:
+    """What they change stands once in its file."""
+    for fault in FAULTS:
+        assert (ROOT / fault.file).read_text().count(fault.before) == 1, fault.name
