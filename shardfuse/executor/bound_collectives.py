@@ -177,7 +177,7 @@ def all_reduce_by_gathering(op: Reduction, shape: Sequence[int], members: int) -
 
 def all_gather(at: int, team: Team, shape: Sequence[int]) -> Bind:
     """The members' tensors concatenated along dim `at`, in `shape`."""
-    members, before = team.size, prod(shape[:at])
+    members, before = team.size, max(prod(shape[:at]), 1)  # of no elements nothing is bound
     piece = prod(shape) // members // before
     if before <= MAX_PIECES:
         return lambda channel: channel.all_gather(Pieces(piece, before, piece, piece * members))
@@ -198,7 +198,7 @@ def all_gather(at: int, team: Team, shape: Sequence[int]) -> Bind:
 
 def reduce_scatter(at: int, team: Team, shape: Sequence[int], dtype: torch.dtype) -> Bind:
     """This member's piece along dim `at` of the sum of the members' tensors, in `shape`."""
-    members, before = team.size, prod(shape[:at])
+    members, before = team.size, max(prod(shape[:at]), 1)  # of no elements nothing is bound
     piece = prod(shape) // before
     whole = (*shape[:at], shape[at] * members, *shape[at + 1 :])
 

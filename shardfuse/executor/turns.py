@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -212,6 +212,7 @@ class Turn:
 
     def _own(self, me: threading.Thread) -> None:
         self._owner = me
+        _owners.add(me)
         self._took_over = False
         self._number += 1
 
@@ -242,10 +243,11 @@ def _is_of_autograd(thread: threading.Thread) -> bool:
 
 
 def _is_another_here(name: str) -> bool:
-    """Has a thread this name that is neither the main one nor one of another rank, where ranks are threads?"""
-    with _turns_lock:
-        ranks = {turn.owner() for turn in _turns.values()}
-    return any(t.name == name and t not in ranks and t is not threading.main_thread() for t in threading.enumerate())
+    """Has a thread this name that is neither the main one nor one of another rank, where ranks are threads?
+
+    A rank that has ended its process group may still be a thread: whoever has had a turn is a rank's.
+    """
+    return any(t.name == name and t not in _owners and t is not threading.main_thread() for t in threading.enumerate())
 
 
 class _Held:
@@ -279,6 +281,8 @@ class _Held:
 # A rank has a default process group of its own, also where ranks are threads of one process.
 _turns: WeakKeyDictionary[dist.ProcessGroup, Turn] = WeakKeyDictionary()
 _turns_lock = threading.Lock()
+_owners: WeakSet[threading.Thread] = WeakSet()
+"""Threads that have had a turn."""
 
 
 def turn_here() -> Turn:

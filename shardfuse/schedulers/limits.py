@@ -46,6 +46,11 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def power_of_two_within(n: int) -> int:
+    """The largest power of two that is at most ``n``, which is 1 or more."""
+    return 1 << (n.bit_length() - 1)
+
+
 def in_powers_of_two(n: int) -> tuple[int, ...]:
     """``n`` columns in pieces, the widest first; in one, some of whose lanes idle, where pieces would gain little."""
     whole = power_of_two(n)

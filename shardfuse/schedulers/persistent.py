@@ -24,6 +24,7 @@ from .limits import (
     WIDEST_WARPS,
     is_odd,
     power_of_two,
+    power_of_two_within,
     vector,
 )
 from .online import online, takes_one_walk
@@ -174,10 +175,10 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
         if space.reduced * held <= _FEW_ROWS:
             return Schedule(Tile(min(_FEW_LANES, power_of_two(space.kept)), 1))
         if r_block <= SHORT_COLUMN:
-            return Schedule(Tile(min(max(_TILE // (r_block * held), 16), 256), r_block))
+            return Schedule(Tile(power_of_two_within(min(max(_TILE // (r_block * held), 16), 256)), r_block))
         warps = 4 if r_block <= MAX_COLUMN // 2 else 8
         fits = power_of_two(_TALL_TILE // (space.reduced * held) + 1) // 2
-        columns = max(min(fits, _TALL_LANES * warps * WARP // (r_block * held)), 16)
+        columns = power_of_two_within(max(min(fits, _TALL_LANES * warps * WARP // (r_block * held)), 16))
         return Schedule(Tile(min(columns, power_of_two(space.kept)), r_block), launch=Launch(warps))
     n = space.reduced
     draws = any(e.op in DRAWS for e in segment.exprs)
