@@ -56,6 +56,7 @@ SPILLS: dict[str, tuple[int, str]] = {
     "group_norm_backward 2x640x64x64:float16": (12, TWICE_THE_TEAM),
     "group_norm_backward 2x1280x32x32:float16": (28, TWICE_THE_TEAM),
     "batch_norm 32x256x56x56:float16": (12, "34.9 us on an H200; by words of two accesses, without, 34.4"),
+    "batch_norm 64x64x112x112:float16": (12, "as many where every thread stores a word; by words of two accesses none"),
     "add_rms_norm 264x30144:float64": (8, "in loops, whose third stage does not fit"),
     "batch_norm_channels_last 32x256x56x56:float32:channels_last": (140, HALF_THE_PROGRAMS),
     "batch_norm_channels_last 8x64x256x256:float32:channels_last": (100, NARROWER),

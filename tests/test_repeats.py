@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import symtable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from shardfuse.errors import ShardfuseError
 from shardfuse.executor.cache import LRUCache
 from shardfuse.executor.storage import only_addressed
 from shardfuse.frontend.executor_cache import PROGRAMS, FusionExecutorCache
-from shardfuse.nn import RMSNorm, SwiGLU
+from shardfuse.nn import FusionTimer, RMSNorm, SwiGLU
 from shardfuse.nn.fused import BoundOp
 
 
@@ -128,3 +129,17 @@ def test_super_of_a_module_is_one_instruction() -> None:
     for path in Path(shardfuse.__file__).parent.rglob("*.py"):
         table = symtable.symtable(path.read_text(), str(path), "exec")
         assert "super" not in table.get_identifiers(), path
+
+
+def test_a_tensor_that_a_transform_left() -> None:
+    """torch.func has ended, and its tensor was kept."""
+    kept: list[torch.Tensor] = []
+    x = drawn(4, 8)
+    torch.func.grad(lambda t: (kept.append(t), t.sum())[1])(x)
+    assert torch.equal(RMSNorm(8)(kept[0]), RMSNorm(8)(x))
+
+
+def test_a_copied_timer_keeps_what_it_has() -> None:
+    timer = FusionTimer()
+    timer.tag = "mine"
+    assert copy.deepcopy(timer).tag == "mine"

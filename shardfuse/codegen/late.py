@@ -153,16 +153,23 @@ def write_collect(e: Late) -> list[str]:
     return whole
 
 
+_WARPS = 4
+"""Of a program whose bound on registers leaves one to tell a thread from the others."""
+
+
 def _has_registers_left(e: Late) -> bool:
     """Is there a register to tell one thread from the others, so that it alone stores a word?
 
     None where a whole row is unpacked for a variance: LayerNorm of 1023 x 65537, bfloat16, spilled and took 179 us on
     an H200 where one thread stores, else 171.  None where a thread has all that there are: LayerNorm's backward of
-    4096 x 12288 spilled 80 bytes.  Elsewhere one is better: softmax of 2048 x 131072, bfloat16, took 272 us so, else
-    279; RMSNorm's backward of 8192 x 32768 397 and 410.
+    4096 x 12288 spilled 80 bytes; nor in a bounded program of more than 4 warps: group norm of 1 x 512 x 17 x 96 x 96,
+    bfloat16, spilled 40, and nothing where all store.  Elsewhere one is better: softmax of 2048 x 131072, bfloat16,
+    took 272 us so, else 279; RMSNorm's backward of 8192 x 32768 397 and 410.
     """
     is_unpacked = e.schedule.accumulated == 1 and any(x.op == "welford" for x in e.reductions(0))
-    return not is_unpacked and e.schedule.launch.registers != REGISTERS_OF_A_THREAD[1]
+    launch = e.schedule.launch
+    is_full = launch.registers == REGISTERS_OF_A_THREAD[1] or (launch.registers is not None and launch.warps > _WARPS)
+    return not is_unpacked and not is_full
 
 
 def begin_function(e: Late, name: str, known: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
@@ -89,7 +90,9 @@ class CollectiveLines:
     def collective(self, segment: Segment) -> Callable[..., object]:
         if len(segment.exprs) == 1:
             return self.communication(segment.exprs[0])
-        placed, inputs = [e.tensors[0] for e in segment.exprs if self.may_be_in_place(e)], segment.inputs
+        readers = Counter(e.tensors[0] for e in segment.exprs)  # of which each would write over what the other reads
+        placed = [e.tensors[0] for e in segment.exprs if readers[e.tensors[0]] == 1 and self.may_be_in_place(e)]
+        inputs = segment.inputs
         return resharding.prepare_packed(segment.exprs, inputs, segment.outputs, self.rank, self.device, placed)
 
     def communication(self, expr: Expr) -> Callable[..., object]:

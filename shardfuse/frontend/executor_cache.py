@@ -121,7 +121,8 @@ class FusionExecutorCache:
 
     def repeat(self, arguments: Sequence[Argument]) -> Repeat | None:
         """Runs on arguments laid out as these, which have run before."""
-        return None if (made := self.ready(arguments)) is None else Repeat(self, made)
+        programs = self.programs  # as they are before they are looked at: another thread may tune, and put others there
+        return None if (made := self.ready(arguments)) is None else Repeat(self, made, programs)
 
     def run(self, made: Made, arguments: Sequence[Argument]) -> list[torch.Tensor | None]:
         """The local outputs of a program that is ``ready``."""

@@ -29,8 +29,8 @@ class Repeat:
 
     __slots__ = ("_fec", "_made", "_programs", "_run", "_turn", "_world", "by_address", "is_fresh")
 
-    def __init__(self, fec: FusionExecutorCache, made: Made) -> None:
-        self._fec, self._made, self._programs, self._world = fec, made, fec.programs, world_key()
+    def __init__(self, fec: FusionExecutorCache, made: Made, programs: object) -> None:
+        self._fec, self._made, self._programs, self._world = fec, made, programs, world_key()
         self._run, self._turn = made.program.run, fec.turn()
         self.by_address, self.is_fresh = made.program.by_address, made.program.is_fresh
 

@@ -119,6 +119,8 @@ class _Fused(torch.autograd.Function):
         return None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
 
 
+_is_wrapped: Callable[[torch.Tensor], bool] = cast("Any", torch._C)._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportPrivateUsage]
+"""By a transform that may have ended, whose tensor was kept."""
 _in_functorch: Callable[[], bool] = cast("Any", torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
 
 
@@ -136,7 +138,8 @@ _apply = _apply_of_c()
 
 def _record(bound: BoundOp, timer: FusionTimer | None, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     """``_Fused.apply``; outside of torch.func without asking for what only that has: half of its time."""
-    apply = cast("Any", _Fused).apply if _in_functorch() else _apply
+    is_plain = not _in_functorch() and all(type(t) in PLAIN for t in tensors)
+    apply = _apply if is_plain and not any(map(_is_wrapped, tensors)) else cast("Any", _Fused).apply
     return apply(bound, timer, *tensors)
 
 

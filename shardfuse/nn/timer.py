@@ -41,7 +41,7 @@ class FusionTimer:
         self.numbered[self.number] = self
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_clocked": self.seconds(), "_spans": deque[object]()}
+        return {**self.__dict__, "_clocked": self.seconds(), "_spans": deque[object]()}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

@@ -139,3 +139,22 @@ def test_an_input_is_not_written_over(pg, bound: list[str]) -> None:
     assert torch.equal(z, -given)
     assert torch.equal(y, torch.full_like(y, pg.size * (pg.size + 1) / 2))
     assert bound == ["allreduce"]
+
+
+def test_two_sums_of_one_tensor(pg, bound: list[str]) -> None:
+    """In one group of calls, none of which may write its result over what the other reads."""
+    mesh = DeviceMesh(range(pg.size))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([mesh.size, 8], contiguity=True, dtype=DataType.Float)
+        doubled = fd.ops.mul(x, 2.0)
+        once, again = fd.ops.sum(doubled, [0]), fd.ops.sum(doubled, [0], keepdim=True)
+        fd.add_output(once)
+        fd.add_output(fd.ops.mul(again, 3.0))
+    x.set_device_mesh(mesh)
+    x.axis(0).parallelize(ParallelType.mesh_x)
+    summands = torch.arange(pg.size * 8, dtype=torch.float32).reshape(pg.size, 8)
+    total = 2 * summands.sum(0)
+    for _ in range(2):
+        first, second = fd.execute([summands[pg.rank : pg.rank + 1].to(pg.device)])
+        assert torch.equal(first.cpu(), total)
+        assert torch.equal(second.cpu(), 3 * total[None])
