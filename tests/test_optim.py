@@ -308,3 +308,21 @@ def test_stretches_of_memory_that_overlap() -> None:
     assert overlapping([64, 64, 64], [0, 8, 0]) is None
     assert overlapping([64, 64], [8, 8]) == (0, 1)
     assert overlapping([0, 4, 50], [100, 0, 2]) == (0, 2)
+
+
+def test_what_only_the_whole_optimiser_has() -> None:
+    p = Parameter(torch.ones(3))
+    with pytest.raises(OptimizerArgumentError, match="max_norm"):
+        optim.AdamW([p], error_if_nonfinite=True)
+    for key, value in (("max_norm", 1.0), ("master_weights", True), ("decoupled_weight_decay", False)):
+        with pytest.raises(OptimizerArgumentError, match=key):
+            optim.AdamW([{"params": [p], key: value}])
+
+
+def test_a_master_that_steps_leave_behind_is_dropped() -> None:
+    p = Parameter(torch.ones(3, dtype=BF16))
+    first = trained(lambda ps: optim.AdamW(ps, master_weights=True), [p])
+    second = optim.AdamW([p])
+    second.load_state_dict(first.state_dict())
+    trained(second, [p], first=3)
+    assert "master" not in second.state[p]

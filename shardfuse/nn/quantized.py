@@ -11,7 +11,7 @@ elements of a row, [..., columns / 128], of which those of all rows lie one afte
 torch's scaled matmuls reads them; or a float32 tensor of one element, by which all is divided and which is given back.
 A scale of a row or block is its largest magnitude over the largest number of the dtype, float32, never below
 1e-12 over that, so that zeros stay zeros.  NaN and infinities make their row or block NaN, or zeros and NaN; so does
-what float32 does not hold, as a scale is float32.
+what float32 does not hold, as a scale is float32.  With a scale that is given, infinities are cut off too.
 dtype: torch.float8_e4m3fn or torch.float8_e5m2.
 
 Nothing here has a gradient: a call with a tensor that requires one is refused while gradients are recorded.  Under

@@ -19,6 +19,8 @@ from .pieces import as_mesh
 from .update import Parameter, Update
 from .update_kernels import Clipping
 
+_OF_ALL = ("max_norm", "norm_type", "error_if_nonfinite", "master_weights")
+"""Arguments that a param group cannot have of its own."""
 _OWN = ("mesh", "placements")
 """Keys of a param group that say how plain tensors are sharded: facts of a run, and no part of a checkpoint."""
 _NARROW = (torch.bfloat16, torch.float16)
@@ -78,6 +80,9 @@ class AdamW(torch.optim.AdamW):
     ) -> None:
         if differentiable:
             raise OptimizerArgumentError("AdamW", "differentiable", True, "False: torch.optim.AdamW has it")
+        if error_if_nonfinite and max_norm is None:
+            expected = "False without max_norm: no norm is measured; pass max_norm=math.inf to measure it alone"
+            raise OptimizerArgumentError("AdamW", "error_if_nonfinite", True, expected)
         self.max_norm = None if max_norm is None else checked_bound("AdamW", max_norm)
         self.norm_type = checked_exponent("AdamW", norm_type)
         self.error_if_nonfinite = error_if_nonfinite
@@ -92,7 +97,19 @@ class AdamW(torch.optim.AdamW):
             group["fused"] = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's.  ``"mesh"``, ``"placements"``: how its plain tensors are sharded."""
+        """As torch's.  ``"mesh"``, ``"placements"``: how its plain tensors are sharded.
+
+        Raises OptimizerArgumentError for what only the whole optimiser has.
+        """
+        for key in _OF_ALL:
+            if key in param_group:
+                raise OptimizerArgumentError(
+                    "AdamW", key, param_group[key], "an argument of AdamW, not of a param group"
+                )
+        if param_group.get("decoupled_weight_decay", True) is not True:
+            raise OptimizerArgumentError(
+                "AdamW", "decoupled_weight_decay", False, "True: torch.optim.Adam has the other"
+            )
         param_group["mesh"], param_group["placements"] = as_mesh(
             "AdamW", param_group.get("mesh"), param_group.get("placements")
         )
@@ -201,7 +218,9 @@ class AdamW(torch.optim.AdamW):
         for key in ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if parameter.amsgrad else ())):
             if key not in state:
                 state[key] = torch.zeros_like(tensor, dtype=wide, memory_format=torch.preserve_format)
-        if parameter.has_master and "master" not in state:
+        if not parameter.has_master:
+            state.pop("master", None)  # which steps without it would leave behind
+        elif "master" not in state:
             state["master"] = tensor.detach().to(wide, copy=True, memory_format=torch.preserve_format)
 
     def state_dict(self) -> dict[str, Any]:
@@ -247,5 +266,5 @@ class AdamW(torch.optim.AdamW):
                 state[key] = value.to(device=tensor.device, dtype=wide)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {key: getattr(self, key) for key in ("max_norm", "norm_type", "error_if_nonfinite", "master_weights")}
+        own = {key: getattr(self, key) for key in _OF_ALL}
         return {**super().__getstate__(), **own, "grad_norm": None}
