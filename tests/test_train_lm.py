@@ -186,9 +186,7 @@ def test_a_rank_that_dies_ends_all(tmp_path: Path) -> None:
         os.kill(child_of(job.pid, "RANK=1"), signal.SIGKILL)
         _, errors = job.communicate(timeout=60)  # a collective that waits for a dead rank does so for much longer
     assert job.returncode != 0
-    # Rank 0 says so where it noticed in a fusion; in the optimiser's all-reduce, torch's, the launcher is first.
-    lines = ("rank 0: rank 1 ended without a word (killed, or crashed)", "launch.sh: rank 1 was ended by SIGKILL")
-    assert any(line in errors for line in lines), errors
+    assert "rank 0: rank 1 ended without a word (killed, or crashed)" in errors
     assert "Traceback" not in errors
 
 
