@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.roundings import assert_near, spacing
 from shardfuse import DeviceMesh
 from shardfuse.errors import PlacementError
 from shardfuse.nn import AddLayerNorm, AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
@@ -121,7 +122,11 @@ def test_ways(way: str, pg) -> None:
 
 
 def test_a_compiled_language_model(pg) -> None:
-    """The example's model, all modules in it on local tensors: one graph each way, and the gradients of eager."""
+    """The example's model, all modules in it on local tensors: one graph each way, and the gradients of eager.
+
+    On a GPU a graph may take another of torch's attention kernels than eager torch does for heads this small, so that
+    activations differ by roundings of bfloat16.
+    """
     config = ModelConfig(dim=16, layers=1, heads=4, hidden=32, sequence=8, vocabulary=64)
     model = LanguageModel(config, DeviceMesh(list(range(pg.size)))).to(pg.device)
     whole = UnshardedLanguageModel(config, seed=0).to(pg.device)
@@ -131,8 +136,17 @@ def test_a_compiled_language_model(pg) -> None:
     trial = Trial(model, [tokens, targets], [torch.ones((), device=pg.device)])
     expected = run(trial)
     model.timer.reset()
-    assert_equal(WAYS["torch.compile, fullgraph"](trial), expected)
+    found = WAYS["torch.compile, fullgraph"](trial)
     assert model.timer.seconds() > 0
+    if pg.device.type == "cpu":
+        assert_equal(found, expected)
+        return
+    model.double().dtype = torch.float64
+    for k, (got, eager, wide) in enumerate(zip(found, expected, run(trial), strict=True)):
+        # Twice eager torch's largest error, and a rounding of bfloat16 for each of the two products that the largest
+        # element comes out of, where eager torch's happen to cancel.
+        off = 2 * (eager.double() - wide).abs().amax() + 2 * spacing(wide.abs().amax(), torch.bfloat16)
+        assert_near(got, wide, slack=lambda off=off: off, what=f"result or gradient {k}")
 
 
 def test_compiled_on_dtensors(pg) -> None:
