@@ -10,6 +10,7 @@ import torch
 from . import peers
 from .accuracy import Verdict, judge
 from .host import CALLED, host_microseconds
+from .peers.torch_peers import captured
 from .report import Row
 from .startup import measure as measure_startup
 from .timing import Timed, count_kernels, measure, poison, synchronize
@@ -164,11 +165,13 @@ def as_returned(peer: str) -> str:
 
 
 def run_host(chosen: Sequence[str], device: torch.device = GPU) -> Iterator[list[Row]]:
-    """Host time of a call; inputs of a few KB, so that the GPU keeps up."""
+    """Host time of a call; inputs of a few KB, so that the GPU keeps up.  On a GPU, of captured CUDA graphs too."""
     graphs = ["inductor_graphs"] if "inductor" in chosen and device.type == "cuda" else []
     taken = [p for p in dict.fromkeys((*chosen, *graphs)) if p != "copy"]
     for workload, text in CALLED:
         measured = _Measured(workload, Case.parse(text), taken, device)
+        if graphs:
+            measured.add(f"{OWN}_graphs", lambda measured=measured: captured(measured.own()))
         found = measured.verdicts()
         timed = {name: Timed(*host_microseconds(run), 0) for name, run in measured.runs.items()}
         rows = [measured.row(n, found.get(n, []), timed.get(n), False) for n in (*measured.runs, *measured.failed)]

@@ -59,12 +59,17 @@ def forget_compiled() -> None:
 
 
 def prepare_inductor_graphs(workload: Workload, case: Case, inputs: Sequence[torch.Tensor]) -> Run:
-    """Every replay writes the same outputs."""
-    run = prepare_inductor(workload, case, inputs)
+    """``inductor``, captured into a CUDA graph."""
+    return captured(prepare_inductor(workload, case, inputs))
+
+
+def captured(run: Callable[[], Sequence[torch.Tensor]]) -> Run:
+    """The run as a CUDA graph; every replay writes the same outputs."""
+    run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outputs = run()
+        outputs = tuple(run())
 
     def replay() -> Tensors:
         graph.replay()
