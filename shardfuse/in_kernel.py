@@ -119,6 +119,8 @@ def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list
     if len(readers) != 1 or not makes_kernels(readers[0].scheduler):
         return "what it gathers is not read by one kernel"
     (after,) = readers
+    if any(s.like is not None for s in segments):  # they are known by their numbers
+        return "it is a chunk's of a stream"
     mesh = call.exprs[0].output.domain.mesh
     if mesh is None or set(mesh.ranks) != _all_ranks(plan):
         return "some ranks of the program are not on its mesh"

@@ -156,15 +156,16 @@ class Ranks:
         ranks = exchange.ranks
         self.slots = [torch.zeros(slots_of(self.plan), dtype=torch.int64, device=self.device) for _ in range(ranks)]
         self.report = torch.zeros(1, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        addresses = [s.data_ptr() for s in self.slots]
-        names = [rank + 1 for rank in range(ranks)]
-        self.tables = [
-            torch.tensor(
-                table(self.seconds, self.report.data_ptr(), rank, addresses, names, exchange.programs),
-                dtype=torch.int64,
-            ).to(self.device)
-            for rank in range(ranks)
-        ]
+        self.tables = [torch.tensor(self._table(rank), dtype=torch.int64).to(self.device) for rank in range(ranks)]
+
+    def _table(self, rank: int) -> list[int]:
+        exchange = self.plan.exchange
+        assert exchange is not None
+        order = list(range(exchange.ranks))
+        if exchange.is_in_rows:
+            order = order[rank:] + order[:rank]
+        addresses, names = [self.slots[r].data_ptr() for r in order], [r + 1 for r in order]
+        return table(self.seconds, self.report.data_ptr(), rank, addresses, names, exchange.programs)
 
     def launches(self, directory: Path, *, interpret: bool = False) -> list[Launch]:
         """Of each rank, ``launch(stream, *tensors)``."""

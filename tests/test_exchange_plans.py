@@ -40,12 +40,12 @@ BF16 = DataType.BFloat16
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 8, 4096])
 def test_a_norm_over_a_sharded_axis_is_one_kernel(kind: str, rows: int) -> None:
-    rows = min(rows, 16) if kind == PARTIAL else rows  # whole rows are sent, not a number of each
     plan = plan_of(define(kind, 8192, 2, BF16), rows)
     kernel = kernel_of(plan)
     assert [said.split(": ")[1] for said in plan.in_kernel] == ["exchanged inside of a kernel"] * len(plan.in_kernel)
     assert len(kernel.exchange.statistics) == {"layer_norm": 2, "softmax": 2, PARTIAL: 0}.get(kind, 1)
     assert (kernel.exchange.sent is None) == (kind != PARTIAL)
+    assert kernel.exchange.is_in_rows == (kind == PARTIAL and rows > 16)  # words that are flags are twice as many
     assert plan.apart is not None
     assert any(s.scheduler == "communication" for s in plan.apart.segments)
 
@@ -91,7 +91,6 @@ def test_what_no_kernel_exchanges_says_why() -> None:
     assert "more than 65536" in refused(define("rms_norm", 65536 * 2 + 64, 2, BF16), 8)
     assert "16 ranks are more than 8" in refused(define("rms_norm", 8192, 16, BF16), 8)
     assert "more than 65536" in refused(define("rms_norm", 1024, 2, BF16), 70000)
-    assert "139264 elements are more than 131072" in refused(define(PARTIAL, 8192, 2, BF16), 17)
     assert "not cut into whole words" in refused(define(PARTIAL, 8196, 2, BF16), 4)
 
 
@@ -132,6 +131,8 @@ def test_kernels_compile_and_are_resident() -> None:
         ("layer_norm", 4096, 16384, 8),
         ("softmax", 4096, 512, 4),
         (PARTIAL, 8, 8192, 2),
+        (PARTIAL, 2048, 8192, 2),
+        (PARTIAL, 24, 16384, 4),
     ):
         plan = kernel_of(plan_of(define(kind, n, ranks, BF16), rows))
         tensors = (*plan.segment.inputs, *plan.segment.outputs)
@@ -181,6 +182,20 @@ def test_a_program_has_one_region_for_all_its_calls(fake: FakeMesh) -> None:
     head = [5_000_000_000, fake.arena.report.data_ptr(), 0]
     assert table[:7] == [*head, fake.memory.data_ptr() + 8 * words, (1 << 20) + 8 * words, 1, 2]
     assert table[7:] == [0] * kernel.exchange.programs
+
+
+def test_kernels_that_send_rows_share_slots(fake: FakeMesh) -> None:
+    """As many as their programs take, whatever the rows; this rank's own come first in its table."""
+    many, more, few = (kernel_of(plan_of(define(PARTIAL, 8192, 2, BF16), rows)) for rows in (2048, 8192, 32))
+    assert slots_of(many) == slots_of(more) == 2 * many.exchange.programs * (4 + 8192 // 4)
+    fake.arena.words = 2 * slots_of(many)
+    assert regions.region_of("a", 0, many) is regions.region_of("b", 1, more)
+    assert fake.arena.used == slots_of(many)
+    assert regions.room("c", [(0, many), (1, more)]) is None
+    assert regions.region_of("a", 0, few) is not regions.region_of("a", 0, many)
+    assert regions.region_of("a", 0, few).table.tolist()[3:7] == [
+        fake.memory.data_ptr() + 8 * slots_of(many), (1 << 20) + 8 * slots_of(many), 1, 2
+    ]  # fmt: skip
 
 
 def test_what_is_not_agreed_on_is_taken_back(fake: FakeMesh) -> None:

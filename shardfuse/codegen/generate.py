@@ -25,6 +25,7 @@ from .odd_rows import OddLate, OddPacked
 from .packed import Packed
 from .rows import Rows, rows_index
 from .sending import Sending
+from .sending_rows import SendingRows, rows_head_lines
 from .source import KernelSource, Parts, body_text, signature
 from .stages import one_launch
 from .tile import R_SHARE, R_SIZE, Tile
@@ -147,7 +148,7 @@ def _kind(plan: KernelPlan) -> type[Emitter]:
     if schedule.lag:
         return OddLate if schedule.is_aligned_down else Late
     if plan.exchange is not None and plan.exchange.sent is not None:
-        return Sending
+        return SendingRows if plan.exchange.is_in_rows else Sending
     if schedule.is_packed:
         return OddPacked if schedule.is_aligned_down else Packed
     return Aligned if schedule.is_aligned_down else Emitter
@@ -291,7 +292,7 @@ def _program_lines(e: Emitter) -> list[str]:
     if schedule.members:
         return [*head_lines(e.plan, tile.exchanged), *_share_lines(tile, schedule)]
     if e.plan.exchange is not None:
-        return table_lines(e.plan)
+        return rows_head_lines(e.plan) if e.plan.exchange.is_in_rows else table_lines(e.plan)
     if e.plan.split is not None:
         lines.append(f"split = {program} % {schedule.parts}")
         lines.append(f"first = split * {R_SHARE}")

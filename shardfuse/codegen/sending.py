@@ -27,7 +27,7 @@ class Sending(Emitter):
 
     def send(self, chunks: Sequence[Chunk]) -> None:
         """The words of all ``chunks`` go out to all ranks."""
-        exchange, source = self.plan.exchange, self._source()
+        exchange, source = self.plan.exchange, self.source()
         assert exchange is not None, "a kernel whose ranks exchange"
         words, block = sent_words(self.plan), self.schedule.reduced // 2
         first = len(exchange.statistics) * exchange.ranks * exchanged_rows(self.plan)
@@ -54,12 +54,12 @@ class Sending(Emitter):
     def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
         if expr.op != OF_RANK:
             return super().compute(expr, tensor, chunk)
-        self._receive(chunk)
+        self.receive(chunk)
         return self.values[self.key(tensor, chunk)]
 
-    def _receive(self, chunk: Chunk) -> None:
+    def receive(self, chunk: Chunk) -> None:
         """What all ranks have of a chunk: values of every Expr that is one of theirs."""
-        exchange, source = self.plan.exchange, self._source()
+        exchange, source = self.plan.exchange, self.source()
         assert exchange is not None, "a kernel whose ranks exchange"
         ranks, words = exchange.ranks, sent_words(self.plan)
         waited = 1 if ranks == 2 else ranks
@@ -99,7 +99,8 @@ class Sending(Emitter):
         """Words of a block that a thread has."""
         return max(self.schedule.reduced // 2 // (self.schedule.launch.warps * WARP), 1)
 
-    def _source(self) -> BoundTensor:
+    def source(self) -> BoundTensor:
+        """What is sent."""
         exchange = self.plan.exchange
         assert exchange is not None, "a kernel whose ranks exchange"
         assert exchange.sent is not None, "what they send"

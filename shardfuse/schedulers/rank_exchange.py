@@ -32,7 +32,7 @@ from .persistent import by_one_program, too_long
 from .plan import KernelPlan, RankExchange, kernel_name
 from .schedule import Launch, Schedule, Tile
 from .segment import Segment, touches_empty
-from .sent_words import for_words, why_not_sent
+from .sent_words import for_words, is_in_rows, why_not_sent
 from .space import Space, analyse
 from .team import in_columns
 
@@ -76,6 +76,8 @@ def exchanged(
     assert parallel_type is not None, "it was looked at"
     if known is not None and (known.mesh, known.parallel_type) != (mesh, parallel_type):
         return "it is over other ranks than the statistics before"
+    if known is not None and known.sent is not None:
+        return "the kernel before sends a tensor"
     if mesh.extent(parallel_type) > _MOST_RANKS:
         return f"{mesh.extent(parallel_type)} ranks are more than {_MOST_RANKS}"
     sums = {e.tensors[0]: e for e in call.exprs}
@@ -172,5 +174,6 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     if held <= _HELD and space.kept > programs * schedule.kept:
         programs, registers = free * max(_MANY_WARPS // launch.warps, 1), _FEW_REGISTERS
     launch = replace(launch, registers=min(launch.registers or registers, registers))
-    schedule, exchange = replace(schedule, launch=launch), replace(found.exchange, programs=programs)
+    exchange = replace(found.exchange, programs=programs, is_in_rows=found.exchange.sent is not None and is_in_rows(space))
+    schedule = replace(schedule, launch=launch)
     return (KernelPlan(kernel_name("exchange", segment), segment, space, schedule, device, exchange=exchange),)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from exchange_cases import KINDS, Ranks, define, expected, inputs, kernel_of, piece_of_output, plan_of
+from exchange_cases import KINDS, PARTIAL, Ranks, define, expected, inputs, kernel_of, piece_of_output, plan_of
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType
+from shardfuse.schedulers import sent_words
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -32,3 +33,10 @@ def test_what_all_ranks_have_together(kind: str, rows: int, n: int, ranks: int, 
             parts = [piece_of_output(kind, v[k], ranks, rank) for v in (wide, eager)]
             assert_near(t[out], parts[0], parts[1].bfloat16(), n=2, what=f"output {k} of rank {rank}")
     assert all(own[3 + 2 * ranks] == 8 for own in world.tables)
+
+
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 640, 2), (5, 96, 3), (1, 2048, 4)])
+def test_rows_that_ranks_send(rows: int, n: int, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many bytes as are sent so, without so many."""
+    monkeypatch.setattr(sent_words, "MOST_ELEMENTS", 0)
+    test_what_all_ranks_have_together(PARTIAL, rows, n, ranks, tmp_path)
