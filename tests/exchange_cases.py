@@ -11,7 +11,7 @@ from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen import generate
 from shardfuse.codegen.mesh_exchange import slots_of, table
 from shardfuse.compiler import Plan, compile_fusion
-from shardfuse.device import H200
+from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import Kernel, Launch
 from shardfuse.in_kernel import exchanging, with_exchanges
 from shardfuse.ir.expr import BoundTensor
@@ -126,10 +126,10 @@ def piece_of_output(kind: str, whole: torch.Tensor, ranks: int, rank: int) -> to
     return whole if kind == PARTIAL else whole.chunk(ranks, -1)[rank]
 
 
-def plan_of(fd: FusionDefinition, rows: int) -> Plan:
+def plan_of(fd: FusionDefinition, rows: int, device: Device = H200) -> Plan:
     settle_inputs(fd.fusion)
     sizes = {i.val: tuple(rows if n < 0 else n for n in i.val.shape) for i in fd.fusion.inputs}
-    return with_exchanges(compile_fusion(fd.fusion, sizes, device=H200, has_cheap_sums=True))
+    return with_exchanges(compile_fusion(fd.fusion, sizes, device=device, has_cheap_sums=True))
 
 
 def kernel_of(plan: Plan) -> KernelPlan:
