@@ -122,7 +122,7 @@ def test_every_interleaving_ends_with_every_row(ranks: int) -> None:
 
 def test_rows_that_are_sent_ahead_take_two_more_sets_each() -> None:
     assert explore(Protocol(2, sets=4, ahead=1)) > 50
-    with pytest.raises(AssertionError, match="writes over|was written over"):
+    with pytest.raises(AssertionError, match=r"writes over|was written over"):
         explore(Protocol(2, sets=2, ahead=1))
 
 

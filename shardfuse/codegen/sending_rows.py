@@ -1,8 +1,8 @@
 """Partial sums that ranks send one another row by row inside of a kernel, for messages that NVLink's bandwidth bounds.
 
-A word that is its own flag (``codegen/sending.py``) doubles what is sent.  Here a program stores the elements of its row
-into the memory of every peer as they are, then one flag for each, at system scope behind a fence; it waits for the flags
-of the others, and reads their rows from its own memory.  What bounds a launch is NVLink: other programs of the
+A word that is its own flag (``codegen/sending.py``) doubles what is sent.  Here a program stores the elements of its
+row into the memory of every peer as they are, then one flag for each, at system scope behind a fence; it waits for the
+flags of the others, and reads their rows from its own memory.  What bounds a launch is NVLink: other programs of the
 multiprocessor store their rows meanwhile.
 
 Slots belong to programs, not to rows, so that they take as little memory for many rows as for few, and all programs of
@@ -12,8 +12,8 @@ the same geometry share them (``executor/regions.py``)::
     rows    [programs, 2, ranks - 1, elements]  of 16 bits; elements: of a row, up to whole blocks
 
 Turns are counted for each program, through all launches.  Ranks have the same grid, so that the same program of each
-has the same turns.  Two sets are enough: who stores the row of turn t + 2 has seen the flag of turn t + 1 of every peer,
-which a peer stores when it has read the rows of turn t.
+has the same turns.  Two sets are enough: who stores the row of turn t + 2 has seen the flag of turn t + 1 of every
+peer, which a peer stores when it has read the rows of turn t.
 
 The rank at distance ``j`` behind this one, counted round the ranks, has its place ``j - 1``; addresses and names in the
 table are in this order, this rank's own first.
@@ -105,9 +105,7 @@ def post_text(peers: int, *, interpret: bool) -> str:
         "mov.u32 $0, 0;",
     ]
     constraints = ",".join(["=r", *["l"] * peers, "r"])
-    return _POST.format(
-        peers=peers, pointers=", ".join(pointers), lines=indented(lines), constraints=constraints
-    )
+    return _POST.format(peers=peers, pointers=", ".join(pointers), lines=indented(lines), constraints=constraints)
 
 
 def await_rows_text(peers: int, *, interpret: bool) -> str:

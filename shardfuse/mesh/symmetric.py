@@ -27,7 +27,8 @@ from shardfuse.rank_errors import ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
 _WORD = 8
-_YES = "yes"
+_ATOMICS = 3
+"""``CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED``.  Source: ``cuda.h``."""
 
 
 @dataclass(eq=False)
@@ -75,15 +76,23 @@ def open_arena(device: torch.device, asked: Exchange, timeout: float, ranks_per_
     Raises ExchangeUnavailableError, on every rank, where some rank asks for symmetric memory that they cannot have.
     """
     group = default_group()
-    rank, size = group.rank(), group.size()
-    mine = _why_not(device, asked, rank, size, ranks_per_node)
-    told = _said_by_all(f"{asked}\n{mine or _YES}", rank, size)
+    ranks = _Ranks(group.rank(), group.size())
+    mine = _why_not(device, asked, ranks.rank, ranks.size, ranks_per_node)
+    told = ranks.said(f"{asked}\n{mine}")
     modes, reasons = zip(*(text.split("\n", 1) for text in told), strict=True)
-    reason = next((f"rank {r}: {text}" for r, text in enumerate(reasons) if text != _YES), "")
+    reason = first_of(reasons)
+    found: Arena | None = None
+    if device.type == "cuda" and not reason:
+        made = _allocated(device)
+        reason = ranks.reason("" if isinstance(made, torch.Tensor) else made)
+        if isinstance(made, torch.Tensor) and not reason:
+            opened = _opened(made, group, timeout)
+            reason = ranks.reason(opened if isinstance(opened, str) else "")
+            found = None if reason or isinstance(opened, str) else opened
     if "symmetric" in modes and reason:
         raise ExchangeUnavailableError(reason)
     if device.type == "cuda":
-        _worlds[group] = _World(None, reason) if reason else _World(_open(device, group, timeout))
+        _worlds[group] = _World(found, reason)
 
 
 def arena() -> Arena | str:
@@ -104,12 +113,11 @@ def close_arena() -> None:
 
 
 def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_per_node: int) -> str:
+    """Why this rank has no memory that the others reach; "" where it has."""
     if asked == "nccl":
         return "SHARDFUSE_EXCHANGE=nccl"
     if device.type != "cuda":
         return "tensors are on the CPU"
-    if asked == "auto":
-        return "SHARDFUSE_EXCHANGE is not symmetric"
     if size < 2:
         return "it is the only rank"
     if ranks_per_node < size:
@@ -119,17 +127,54 @@ def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_
     far = [other for other in others if not torch.cuda.can_device_access_peer(own, other)]
     if len(others) + 1 < size or far:
         return f"GPU {own} of rank {rank} does not reach the memory of the GPUs of its peers"
-    return ""
+    slow = [other for other in others if asked == "auto" and not has_atomics(own, other)]
+    return f"no NVLink joins GPU {own} of rank {rank} and GPU {slow[0]}" if slow else ""
 
 
-def _said_by_all(text: str, rank: int, size: int) -> Sequence[str]:
-    """What every rank says, told through the store: nobody is waited for in a collective that he does not come to."""
-    store = PrefixStore("shardfuse/exchange", default_store())
-    store.set(f"{rank}", text)
-    return [store.get(f"{other}").decode() for other in range(size)]
+def has_atomics(own: int, other: int) -> bool:
+    """Does the link from GPU ``own`` to ``other`` carry atomic operations?  NVLink does, and PCI Express does not.
+
+    Source: CUDA driver API, ``CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED``.
+    """
+    driver, value = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    devices = [_driver_index(driver, k) for k in (own, other)]
+    return driver.cuDeviceGetP2PAttribute(ctypes.byref(value), _ATOMICS, *devices) == 0 and value.value == 1
 
 
-def _open(device: torch.device, group: dist.ProcessGroup, timeout: float) -> Arena:
+def _driver_index(driver: ctypes.CDLL, k: int) -> int:
+    """The driver's handle of the GPU that this process counts as ``k``."""
+    device = ctypes.c_int()
+    driver.cuDeviceGet(ctypes.byref(device), k)
+    return device.value
+
+
+@dataclass
+class _Ranks:
+    """What ranks tell each other through the store: nobody is waited for in a collective that he does not come to."""
+
+    rank: int
+    size: int
+    rounds: int = 0
+
+    def said(self, text: str) -> Sequence[str]:
+        """What every rank says in this round."""
+        store = PrefixStore(f"shardfuse/exchange/{self.rounds}", default_store())
+        self.rounds += 1
+        store.set(f"{self.rank}", text)
+        return [store.get(f"{other}").decode() for other in range(self.size)]
+
+    def reason(self, mine: str) -> str:
+        """That of the first rank that has one, "" where none has."""
+        return first_of([text.removeprefix("\n") for text in self.said(f"\n{mine}")])
+
+
+def first_of(reasons: Sequence[str]) -> str:
+    """The first of the ranks' reasons, with its rank."""
+    return next((f"rank {r}: {text}" for r, text in enumerate(reasons) if text), "")
+
+
+def _allocated(device: torch.device) -> torch.Tensor | str:
+    """Memory for the arena, or why there is none."""
     forbid_multicast()
     import torch.distributed._symmetric_memory as symmetric
 
@@ -137,8 +182,19 @@ def _open(device: torch.device, group: dist.ProcessGroup, timeout: float) -> Are
         memory = symmetric.empty(ARENA_BYTES // _WORD, dtype=torch.int64, device=device)
         memory.zero_()
         torch.cuda.synchronize(device)  # before any peer has the address
+    except RuntimeError as error:
+        return f"torch cannot share memory between these GPUs: {error}"
+    return memory
+
+
+def _opened(memory: torch.Tensor, group: dist.ProcessGroup, timeout: float) -> Arena | str:
+    """The arena in ``memory``, which every rank of ``group`` has, or why there is none."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    try:
         handle = symmetric.rendezvous(memory, group)
     except RuntimeError as error:
-        raise ExchangeUnavailableError(f"torch cannot share memory between these GPUs: {error}") from error
+        return f"torch cannot share memory between these GPUs: {error}"
     report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
-    return Arena(device, group.rank(), tuple(handle.buffer_ptrs), memory.numel(), timeout, memory, handle, report)
+    addresses = tuple(handle.buffer_ptrs)
+    return Arena(memory.device, group.rank(), addresses, memory.numel(), timeout, memory, handle, report)

@@ -84,7 +84,8 @@ def divided(
     None: a collective adds up.  No digits: every rank is given all summands.  The rule is the bytes that a rank is
     given; up to ``ONE_STEP_BYTES`` more are taken for one call instead of two.
     total: the sum as it is wanted, cut over that dimension or whole on every rank of it.
-    is_read: does a kernel read the sum, in which it can be added up?  in_kernel: may ranks send one another inside of it?
+    is_read: does a kernel read the sum, in which it can be added up?  in_kernel: may ranks send
+    one another the summands inside of it?
     """
     mesh, sent = total.mesh, parts.sent
     if op != "sum" or sent.dtype not in _NARROW or mesh is None or len(dims) != 1:

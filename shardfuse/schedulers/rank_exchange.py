@@ -174,6 +174,8 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     if held <= _HELD and space.kept > programs * schedule.kept:
         programs, registers = free * max(_MANY_WARPS // launch.warps, 1), _FEW_REGISTERS
     launch = replace(launch, registers=min(launch.registers or registers, registers))
-    exchange = replace(found.exchange, programs=programs, is_in_rows=found.exchange.sent is not None and is_in_rows(space))
+    exchange = replace(
+        found.exchange, programs=programs, is_in_rows=found.exchange.sent is not None and is_in_rows(space)
+    )
     schedule = replace(schedule, launch=launch)
     return (KernelPlan(kernel_name("exchange", segment), segment, space, schedule, device, exchange=exchange),)

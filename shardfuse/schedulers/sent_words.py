@@ -35,7 +35,7 @@ def is_in_rows(space: Space) -> bool:
 def for_words(schedule: Schedule, space: Space) -> Schedule:
     """``schedule`` with a row for each program, and 8 elements of each block for a thread.
 
-    Few rows wait for latency, and load all there is before they wait; many for registers, and load weights at their end.
+    Few rows are bounded by latency, and load all before they wait; many by registers, and load weights at their end.
     """
     warps = min(schedule.launch.warps, max(space.reduced // (_EACH * WARP), 1))
     warps = 1 << (warps.bit_length() - 1)
