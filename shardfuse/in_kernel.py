@@ -16,7 +16,7 @@ from .device import Device
 from .ir.expr import BoundTensor
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.plan import KernelPlan
-from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not
+from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
 from .schedulers.segment import Segment, leading_to
 from .segmenter import choose_scheduler
@@ -46,6 +46,10 @@ def with_exchanges(plan: Plan, why_none: str | None = None) -> Plan:
             segments = _with_readers(plan, found)
     if not any(s.scheduler == EXCHANGE for s in segments):
         return replace(plan, in_kernel=tuple(said))
+    for s in segments:
+        why = next((why_not_given(s.segment, p.exchange) for p in s.kernels if p.exchange is not None), None)
+        if why is not None:
+            return replace(plan, in_kernel=(f"none: {why}",))
     text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)
     trace = (*plan.trace, ("segments, with exchanges in kernels", text))
     return replace(plan, segments=tuple(segments), trace=trace, in_kernel=tuple(said), apart=plan)

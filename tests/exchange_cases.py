@@ -24,8 +24,8 @@ PARTIAL = "partial_sums_add_rms_norm"
 KINDS = ("rms_norm", "layer_norm", "softmax", "add_rms_norm", PARTIAL)
 
 
-def define(kind: str, n: int, ranks: int, dtype: DataType) -> FusionDefinition:
-    """Of rows of ``n`` unsharded elements, cut over ``ranks``."""
+def define(kind: str, n: int, ranks: int, dtype: DataType, *, gives_rms: bool = False) -> FusionDefinition:
+    """Of rows of ``n`` unsharded elements, cut over ``ranks``.  gives_rms: is 1 / rms of each row a result as well?"""
     mesh = DeviceMesh(range(ranks))
     with FusionDefinition() as fd:
         o = fd.ops
@@ -54,7 +54,10 @@ def define(kind: str, n: int, ranks: int, dtype: DataType) -> FusionDefinition:
                 x = o.add(x, fd.define_tensor([-1, n], contiguity=True, dtype=dtype))
                 fd.add_output(o.cast(x, dtype))
             w = fd.define_tensor([n], contiguity=True, dtype=dtype)
-            y = o.mul(o.mul(x, o.rsqrt(o.add(o.mean(o.mul(x, x), [-1], keepdim=True), EPS))), w)
+            rstd = o.rsqrt(o.add(o.mean(o.mul(x, x), [-1], keepdim=True), EPS))
+            y = o.mul(o.mul(x, rstd), w)
+            if gives_rms:
+                fd.add_output(rstd)
         fd.add_output(o.cast(y, dtype))
         given.set_device_mesh(mesh)
         given.outer_split(1, ranks, uneven=n % ranks != 0)

@@ -87,7 +87,10 @@ def refused(fd: FusionDefinition, rows: int) -> str:
 
 
 def test_what_no_kernel_exchanges_says_why() -> None:
-    assert "cut unevenly" in refused(define("rms_norm", 8191, 2, BF16), 8)
+    assert "of which all ranks have as much, would be made with T0" in refused(
+        define("rms_norm", 8191, 2, BF16, gives_rms=True), 8
+    )
+    assert "cut unevenly, and not along its rows alone" in refused(define("rms_norm", 5, 4, BF16), 8)
     assert "more than 65536" in refused(define("rms_norm", 65536 * 2 + 64, 2, BF16), 8)
     assert "16 ranks are more than 8" in refused(define("rms_norm", 8192, 16, BF16), 8)
     assert "more than 65536" in refused(define("rms_norm", 1024, 2, BF16), 70000)

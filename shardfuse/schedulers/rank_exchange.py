@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from ..analysis.resharding import communication_of
 from ..analysis.sharding import is_even
 from ..device import Device
+from ..ir.domain import without
 from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from ..mesh import DeviceMesh
@@ -118,12 +119,13 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     segment, exchange = found.segment, found.exchange
     if any(map(touches_empty, segment.exprs)):
         return "a tensor has no elements"
-    uneven = next((t for t in (*segment.inputs, *segment.outputs) if not _is_even(t, exchange.mesh)), None)
-    if uneven is not None:
-        return f"{uneven} is cut unevenly"
     space = analyse(segment)
     if isinstance(space, str):
         return space
+    stored = (*segment.inputs, *segment.outputs)
+    uneven = [t for t in stored if not _is_even(t, exchange.mesh)]
+    if any(not _is_row_uneven(t, exchange, space) for t in uneven):
+        return f"{uneven[0]} is cut unevenly, and not along its rows alone"
     made = {t: e for e in segment.exprs for t in e.outputs}
     for t in exchange.statistics:
         if not space.has_r(made[t].tensors[0]) or space.has_r(t):
@@ -142,6 +144,18 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     return None if exchange.sent is None else why_not_sent(exchange.sent, space)
 
 
+def why_not_given(segment: Segment, exchange: RankExchange) -> str | None:
+    """Why ranks might have other bits of a result that all of them have: kernels of uneven shards are not the same.
+
+    A statistic itself is added up by all in the same way, and may be a result.
+    """
+    space = analyse(segment)
+    assert not isinstance(space, str), "it was asked about"
+    uneven = next((t for t in (*segment.inputs, *segment.outputs) if not _is_even(t, exchange.mesh)), None)
+    alike = [t for t in segment.outputs if not space.has_r(t) and t not in exchange.statistics]
+    return f"{alike[0]}, of which all ranks have as much, would be made with {uneven}" if uneven and alike else None
+
+
 def _one_row(space: Space) -> Schedule:
     """A short row for each program, so that one warp waits for it.
 
@@ -156,6 +170,20 @@ def _is_even(tensor: BoundTensor, mesh: DeviceMesh) -> bool:
     if own is None:
         return True
     return own == mesh and all(is_even(digits, own.extent(p)) for p, digits in tensor.domain.sharding)
+
+
+def _is_row_uneven(tensor: BoundTensor, exchange: RankExchange, space: Space) -> bool:
+    """Do ranks have more or less of each row of ``tensor``, all of them something, and as many rows?"""
+    domain = tensor.domain
+    for p, digits in domain.sharding:
+        if is_even(digits, exchange.mesh.extent(p)):
+            continue
+        here = [without(axis, digits) for axis in domain.logical if not set(digits).isdisjoint(axis)]
+        if p is not exchange.parallel_type or not {a for axis in here for d in axis for a in space.pieces[d]} <= {
+            *space.r
+        }:
+            return False
+    return domain.mesh == exchange.mesh and all(0 not in domain.local_shape(rank) for rank in exchange.mesh.ranks)
 
 
 def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:

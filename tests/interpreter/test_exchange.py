@@ -35,6 +35,12 @@ def test_what_all_ranks_have_together(kind: str, rows: int, n: int, ranks: int, 
     assert all(own[3 + 2 * ranks] == 8 for own in world.tables)
 
 
+@pytest.mark.parametrize("kind", ["rms_norm", "layer_norm", "softmax"])
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 643, 2), (5, 97, 3)])
+def test_ranks_with_more_or_less_of_each_row(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
+    test_what_all_ranks_have_together(kind, rows, n, ranks, tmp_path)
+
+
 @pytest.mark.parametrize(("rows", "n", "ranks"), [(3, 640, 2), (5, 96, 3), (1, 2048, 4)])
 def test_rows_that_ranks_send(rows: int, n: int, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many bytes as are sent so, without so many."""
