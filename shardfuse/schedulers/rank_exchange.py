@@ -38,17 +38,19 @@ from .space import Space, analyse
 from .team import in_columns
 
 LEFT_FREE = 32
-"""Multiprocessors on which no program waits, for the collectives of other streams: each waits for its peers too."""
-_WARPS, _REGISTERS = 16, 128
-"""Of a multiprocessor and of a thread: so many warps are resident whatever the compiler does."""
-_MANY_WARPS, _FEW_REGISTERS = 32, 64
+"""Multiprocessors on which no program waits, for a collective of another stream, which waits for its peers too: NCCL
+launches at most 32 programs for one.  Source: NCCL's user guide, ``ncclConfig_t.maxCTAs``."""
+_WARPS, _MANY_WARPS = 16, 32
+"""Warps of a multiprocessor that are resident whatever the compiler does, as a thread is given no more registers than
+its registers divided by them: 128 and 64 on an H200.  The first holds the longest rows without a spill."""
 _HELD = 32
-"""Values of a row that a thread holds in so few registers.  Each program waits for its row: the more of them there are,
-the more rows are on their way."""
+"""Values of a row, as float32 in registers, of a thread of ``_MANY_WARPS``: half of the registers that it has then."""
 _SHORT = 16
-"""Values of a short row that a thread holds."""
+"""Values of a short row that a thread holds: two loads of 16 bytes of a 16-bit type, under way at once."""
 _MOST_RANKS = 8
+"""Ranks that each other rank stores to: GPUs of a host that NVLink joins.  Source: NVIDIA HGX H200."""
 _MOST_ROWS = 1 << 16
+"""Rows with slots of their own.  Of 8 ranks and two statistics they take 16 MB, a quarter of the arena."""
 
 
 @dataclass(frozen=True)
@@ -197,10 +199,11 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     elif schedule.kept > 1:
         schedule = _one_row(space)
     free, launch = max(device.multiprocessors - LEFT_FREE, 1), schedule.launch
-    programs, registers = free * max(_WARPS // launch.warps, 1), _REGISTERS
+    programs, registers = free * max(_WARPS // launch.warps, 1), device.registers // (_WARPS * WARP)
     held = schedule.kept * space.reduced / (launch.warps * WARP)
     if held <= _HELD and space.kept > programs * schedule.kept:
-        programs, registers = free * max(_MANY_WARPS // launch.warps, 1), _FEW_REGISTERS
+        programs = free * max(_MANY_WARPS // launch.warps, 1)
+        registers = device.registers // (_MANY_WARPS * WARP)
     launch = replace(launch, registers=min(launch.registers or registers, registers))
     exchange = replace(
         found.exchange, programs=programs, is_in_rows=found.exchange.sent is not None and is_in_rows(space)
