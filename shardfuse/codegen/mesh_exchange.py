@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from ..ir.expr import Expr
 from ..schedulers.plan import KernelPlan
-from ..schedulers.sent_words import row_elements, words_of_rows
+from ..schedulers.sent_words import member_words, row_elements, words_of_rows
 from .emitter import Emitter
 from .exchange import MAILBOX
 from .reduction import accumulator
@@ -138,10 +138,12 @@ def push_text(*, is_one_row: bool, interpret: bool) -> str:
     return _PUSH.format(registers=registers, store=store)
 
 
-def await_text(ranks: int, *, is_one_row: bool, warps: int, interpret: bool, pack: int = 1) -> str:
+def await_text(
+    ranks: int, *, is_one_row: bool, warps: int, interpret: bool, pack: int = 1, is_one_name: bool = False
+) -> str:
     """The function that waits for one word of each of so many ranks.  ``is_one_row``: as of ``push_text``.
 
-    ``pack``: words of each rank that a thread asks for at once.
+    ``pack``: words of each rank that a thread asks for at once.  ``is_one_name``: are all of one rank?
     """
     pointers = ", ".join(f"ptr{k}" for k in range(ranks))
     if interpret:
@@ -175,7 +177,7 @@ def await_text(ranks: int, *, is_one_row: bool, warps: int, interpret: bool, pac
         "sub.u64 now, now, since;",
         f"setp.lt.u64 go, now, {limit};",
         "@go bra again;",
-        *reporting(words, pack, epoch, report, place, names),
+        *reporting(words, words if is_one_name else pack, epoch, report, place, names),
         "leave:",
         *_without_late(words, epoch),
         "done:",
@@ -277,7 +279,7 @@ def slots_of(plan: KernelPlan) -> int:
     if exchange.is_in_rows:
         return words_of_rows(plan)
     each = len(exchange.statistics) + (sent_words(plan) if exchange.sent is not None else 0)
-    return 2 * exchanged_rows(plan) * each * exchange.ranks
+    return 2 * (exchanged_rows(plan) * each * exchange.ranks + member_words(plan))
 
 
 def sent_words(plan: KernelPlan) -> int:
@@ -313,17 +315,20 @@ def head_lines(plan: KernelPlan) -> list[str]:
         *(f"slots_{k} = tl.load({MAILBOX} + {SLOTS + k}).to(tl.pointer_type(tl.int64)) + set" for k in range(ranks)),
         own,
         *([peer] if exchange.sent is not None and ranks == 2 else []),
+        *([f"member = tl.program_id(0) % {exchange.members}"] if exchange.members > 1 else []),
     ]
 
 
-def loop_lines(body: Sequence[str], rows: str, index: Sequence[str]) -> list[str]:
+def loop_lines(body: Sequence[str], rows: str, index: Sequence[str], members: int) -> list[str]:
     """``body`` for each block of rows of the program in turn; then it has seen this launch.
 
     ``rows``: text of the number of blocks, "" for a single one.  ``index``: lines that make x of ``row``.
+    ``members``: programs that share a block.
     """
+    each = f" // {members}" if members > 1 else ""
     lines = [*(f"    {line}" for line in index), *body]
     if rows:
-        loop = f"    for row in tl.range(tl.program_id(0), {rows}, tl.num_programs(0), num_stages=1):"
+        loop = f"    for row in tl.range(tl.program_id(0){each}, {rows}, tl.num_programs(0){each}, num_stages=1):"
         lines = [loop, *(f"    {line}" if line else "" for line in lines)]
     # no thread reads the epoch after another has moved it on
     return ["", *lines, "", "    tl.debug_barrier()", "    tl.store(epochs_ptr, epoch.to(tl.int64))"]

@@ -23,6 +23,7 @@ class RankExchange:
 
     ``programs``: how many are resident at once: the kernel's grid is no larger, the same for all strides of a program.
     ``is_in_rows``: is ``sent`` sent row by row, a flag behind each, instead of in words that are their own flags?
+    ``members``: how many programs share a row of what is sent in words; each has as much of it.
     """
 
     mesh: DeviceMesh
@@ -31,6 +32,7 @@ class RankExchange:
     sent: BoundTensor | None = None
     programs: int = 0
     is_in_rows: bool = False
+    members: int = 1
 
     @property
     def ranks(self) -> int:

@@ -33,7 +33,7 @@ from .persistent import by_one_program, too_long
 from .plan import KernelPlan, RankExchange, kernel_name
 from .schedule import Launch, Schedule, Tile
 from .segment import Segment, touches_empty
-from .sent_words import for_words, is_in_rows, why_not_sent
+from .sent_words import for_words, is_in_rows, members_of, why_not_sent
 from .space import Space, analyse
 from .team import in_columns
 
@@ -194,19 +194,20 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     space = analyse(segment)
     assert not isinstance(space, str), "it was asked about"
     schedule = by_one_program(segment, space, device)
+    free, members = max(device.multiprocessors - LEFT_FREE, 1), 1
     if found.exchange.sent is not None:
-        schedule = for_words(schedule, space)
+        members = members_of(segment, space, free)
+        schedule = for_words(schedule, space, members)
     elif schedule.kept > 1:
         schedule = _one_row(space)
-    free, launch = max(device.multiprocessors - LEFT_FREE, 1), schedule.launch
+    launch = schedule.launch
     programs, registers = free * max(_WARPS // launch.warps, 1), device.registers // (_WARPS * WARP)
     held = schedule.kept * space.reduced / (launch.warps * WARP)
     if held <= _HELD and space.kept > programs * schedule.kept:
         programs = free * max(_MANY_WARPS // launch.warps, 1)
         registers = device.registers // (_MANY_WARPS * WARP)
     launch = replace(launch, registers=min(launch.registers or registers, registers))
-    exchange = replace(
-        found.exchange, programs=programs, is_in_rows=found.exchange.sent is not None and is_in_rows(space)
-    )
+    is_by_rows = found.exchange.sent is not None and is_in_rows(space)
+    exchange = replace(found.exchange, programs=programs, is_in_rows=is_by_rows, members=members)
     schedule = replace(schedule, launch=launch)
     return (KernelPlan(kernel_name("exchange", segment), segment, space, schedule, device, exchange=exchange),)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.expr import BoundTensor
+from ..ir.expr import FACTORIES, PICK, REDUCTIONS, STATISTICS, BoundTensor
 from .limits import WARP
 from .plan import KernelPlan, RankExchange
 from .schedule import Registers, Schedule, Tile
+from .segment import Segment
 from .space import Space
 
 MOST_ELEMENTS = 1 << 17
 """256 KB of 16-bit elements: beyond, half of what is sent being flags costs more than a flag for each row."""
 _EACH = 8
 """Elements of 16 bits that a thread has of each block at the least: the 16 bytes of its widest access."""
+_BY_ONE = (*FACTORIES, *STATISTICS, PICK)
+"""Ops whose programs have whole rows."""
+MOST_MEMBERS = 8
+"""Programs of a row: each waits for a word of every other, and more of them have fewer than 32 bytes for a thread."""
+_LEAST_WARPS = 4
+"""Warps of a program of which several share a row: of one, the latency of its few loads is all that it has."""
 FLAG_WORDS = 4
 """64-bit words from one flag of a row to the next: 32 bytes, the sector that a poll reads from L2."""
 
@@ -32,15 +39,37 @@ def is_in_rows(space: Space) -> bool:
     return space.kept * space.reduced > MOST_ELEMENTS
 
 
-def for_words(schedule: Schedule, space: Space) -> Schedule:
-    """``schedule`` with a row for each program, and 8 elements of each block for a thread.
+def members_of(segment: Segment, space: Space, free: int) -> int:
+    """How many programs share a row that is sent in words, where ``free`` multiprocessors have one each.
+
+    The words of a row leave and come by all of their multiprocessors at once.
+    """
+    if is_in_rows(space) or segment.windows or any(e.op in _BY_ONE for e in segment.exprs):
+        return 1
+    members = min(MOST_MEMBERS, 1 << max(free // space.kept, 1).bit_length() - 1)
+    while members > 1 and space.reduced % (members * _LEAST_WARPS * WARP * _EACH):
+        members //= 2
+    return members
+
+
+def for_words(schedule: Schedule, space: Space, members: int) -> Schedule:
+    """``schedule`` with a row, or a member's part of one, for each program, and 8 elements of each block for a thread.
 
     Few rows are bounded by latency, and load all before they wait; many by registers, and load weights at their end.
     """
-    warps = min(schedule.launch.warps, max(space.reduced // (_EACH * WARP), 1))
+    warps = min(schedule.launch.warps, max(space.reduced // members // (_EACH * WARP), 1))
     warps = 1 << (warps.bit_length() - 1)
     order, launch = Tile(1, warps * WARP * _EACH), replace(schedule.launch, warps=warps)
     return replace(schedule, order=order, residency=Registers(eager=not is_in_rows(space)), launch=launch)
+
+
+def member_words(plan: KernelPlan) -> int:
+    """64-bit words of a set of slots in which the programs of each row give each other their parts of reductions."""
+    exchange = plan.exchange
+    assert exchange is not None, "a kernel whose ranks exchange"
+    if exchange.members == 1:
+        return 0
+    return len([e for e in plan.segment.exprs if e.op in REDUCTIONS]) * plan.space.kept * exchange.members
 
 
 def row_elements(plan: KernelPlan) -> int:

@@ -14,6 +14,7 @@ from exchange_cases import KINDS, PARTIAL, Ranks, define, expected, inputs, kern
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType
+from shardfuse.ir.expr import REDUCTIONS
 from shardfuse.schedulers import sent_words
 
 
@@ -23,7 +24,9 @@ def test_what_all_ranks_have_together(kind: str, rows: int, n: int, ranks: int, 
     plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows))
     world, given = Ranks(plan, torch.device("cpu")), inputs(kind, rows, n, torch.bfloat16, ranks)
     launches, tensors = world.launches(tmp_path, interpret=True), [world.pieces(kind, r, given) for r in range(ranks)]
-    for _ in range(1 + max(len(plan.exchange.statistics), 1)):
+    rounds = 1 + max(len(plan.exchange.statistics), 1)
+    rounds += sum(e.op in REDUCTIONS for e in plan.segment.exprs) * (plan.exchange.members > 1)
+    for _ in range(rounds):
         for rank, launch in enumerate(launches):
             world.tables[rank][3 + 2 * ranks :] = 7
             launch(None, *(tensors[rank][t] for t in (*plan.segment.inputs, *plan.segment.outputs)))
