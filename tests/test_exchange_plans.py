@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -161,7 +162,7 @@ class FakeMesh:
         self.memory = torch.zeros(words, dtype=torch.int64)
         addresses = (self.memory.data_ptr(), 1 << 20)
         report = torch.zeros(1, dtype=torch.int64)
-        self.arena = Arena(torch.device("cpu"), 0, addresses, words, 5.0, self.memory, None, report)
+        self.arena = Arena(torch.device("cpu"), 0, addresses, words, 5.0, report)
 
 
 @pytest.fixture
@@ -270,7 +271,7 @@ class FakeGroup:
         return 2
 
 
-def opened(asked: tuple[str, str], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def opened(asked: tuple[str, str], devices: Sequence[torch.device], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why each of two ranks has no arena, or what it raises."""
     store, here = dist.HashStore(), threading.local()
     monkeypatch.setattr(symmetric, "default_group", lambda: here.group)
@@ -279,7 +280,7 @@ def opened(asked: tuple[str, str], device: torch.device, monkeypatch: pytest.Mon
     def run(rank: int) -> str:
         here.group = FakeGroup(rank)
         try:
-            symmetric.open_arena(device, asked[rank], 5.0, 2)
+            symmetric.open_arena(devices[rank], asked[rank], 5.0, 2)
         except ExchangeUnavailableError as error:
             return f"raised: {error}"
         world = symmetric._worlds.get(here.group)
@@ -289,8 +290,67 @@ def opened(asked: tuple[str, str], device: torch.device, monkeypatch: pytest.Mon
         return list(pool.map(run, range(2)))
 
 
+class FakeDriver:
+    """Memory of two GPUs; ``fails``: what the rank whose GPU has this index cannot do."""
+
+    def __init__(self, fails: dict[int, str]) -> None:
+        self.fails, self.closed = fails, list[int]()
+
+    def allocate(self, device: int, size: int) -> int:
+        self.check(device, "allocate")
+        return 1000 + device
+
+    def zero(self, address: int, size: int) -> None:
+        assert size == symmetric.ARENA_BYTES
+
+    def exported(self, address: int) -> bytes:
+        return address.to_bytes(2, "big")
+
+    def opened(self, handle: bytes) -> int:
+        self.check(1 - (int.from_bytes(handle, "big") - 1000), "open")
+        return int.from_bytes(handle, "big") + 1000
+
+    def close(self, address: int) -> None:
+        self.closed.append(address)
+
+    def has_atomics(self, own: int, other: int) -> bool:
+        return self.fails.get(own) != "link"
+
+    def check(self, device: int, what: str) -> None:
+        if self.fails.get(device) == what:
+            raise RuntimeError(f"cannot {what}")
+
+
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        ({}, ""),
+        ({1: "link"}, "rank 1: no NVLink joins GPU 1 of rank 1 and GPU 0"),
+        ({1: "allocate"}, "rank 1: these GPUs cannot share memory: cannot allocate"),
+        ({0: "open"}, "rank 0: these GPUs cannot share memory: cannot open"),
+    ],
+)
+def test_one_rank_that_cannot_share_memory_has_none_share_it(
+    fails: dict[int, str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With auto both go on with collectives, and say why; asked for, it is an error on both."""
+    driver = FakeDriver(fails)
+    monkeypatch.setattr(symmetric, "peer_memory", driver)
+    for name, value in (("device_count", 2), ("can_device_access_peer", True), ("synchronize", None)):
+        monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, dtype, pin_memory: zeros(*sizes, dtype=dtype))
+    gpus = [torch.device("cuda", k) for k in range(2)]
+    assert opened(("auto", "auto"), gpus, monkeypatch) == [says] * 2
+    assert driver.closed == ([2000] if fails.get(0) == "open" else [])
+    if says and "link" not in fails.values():
+        for found in opened(("auto", "symmetric"), gpus, monkeypatch):
+            assert found.startswith(f"raised: SHARDFUSE_EXCHANGE=symmetric, and {says}")
+
+
 def test_ranks_agree_on_whether_they_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    cpu, gpu = [torch.device("cpu")] * 2, [torch.device("cuda", 0)] * 2
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert opened(("auto", "auto"), cpu, monkeypatch) == ["", ""]
     for found in opened(("symmetric", "nccl"), gpu, monkeypatch):

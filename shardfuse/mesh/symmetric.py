@@ -1,11 +1,8 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 """Memory that every rank of a host can write to over NVLink: one arena, made by all ranks at once in `initialize`.
 
-All of torch's symmetric memory, whose interface is private, is used here (tried with torch 2.11 and 2.13).  There is
-one allocation and one rendezvous for each world, on the default process group: plans are made at different times on
-different ranks, and a rendezvous of some ranks in another order than others hangs.  torch's signal pads and NVLink
-multicast are not used.
+There is one allocation for each process, and one exchange of handles for each world, by all ranks of the default
+process group: plans are made at different times on different ranks, and who waits there for another hangs.  NVLink
+multicast is not used.
 
 The arena is zeroed once and handed out from its beginning, never taken back; see ``executor/regions.py``.
 """
@@ -20,15 +17,14 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from shardfuse.config import Exchange, forbid_multicast
+from shardfuse.config import Exchange
+from shardfuse.mesh import peer_memory
 from shardfuse.mesh.groups import default_group, default_store
 from shardfuse.mesh.rendezvous import PrefixStore
 from shardfuse.rank_errors import ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
 _WORD = 8
-_ATOMICS = 3
-"""``CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED``.  Source: ``cuda.h``."""
 
 
 @dataclass(eq=False)
@@ -43,8 +39,6 @@ class Arena:
     addresses: tuple[int, ...]
     words: int
     timeout: float
-    memory: torch.Tensor | None
-    handle: object
     report: torch.Tensor
     """One word in the host's memory, which kernels write and read: what was waited for in vain, else 0."""
     used: int = 0
@@ -83,12 +77,12 @@ def open_arena(device: torch.device, asked: Exchange, timeout: float, ranks_per_
     reason = first_of(reasons)
     found: Arena | None = None
     if device.type == "cuda" and not reason:
-        made = _allocated(device)
-        reason = ranks.reason("" if isinstance(made, torch.Tensor) else made)
-        if isinstance(made, torch.Tensor) and not reason:
-            opened = _opened(made, group, timeout)
-            reason = ranks.reason(opened if isinstance(opened, str) else "")
-            found = None if reason or isinstance(opened, str) else opened
+        with torch.cuda.device(device):
+            shared = _shared(device, ranks)
+        reason = shared if isinstance(shared, str) else ""
+        if not isinstance(shared, str):
+            report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+            found = Arena(device, ranks.rank, shared, ARENA_BYTES // _WORD, timeout, report)
     if "symmetric" in modes and reason:
         raise ExchangeUnavailableError(reason)
     if device.type == "cuda":
@@ -108,7 +102,8 @@ def close_arena() -> None:
     world = _worlds.pop(default_group(), None) if dist.is_initialized() else None
     if world is not None:
         if world.arena is not None:
-            world.arena.memory = world.arena.handle = None
+            own = world.arena.addresses[world.arena.rank]
+            _close([address for address in world.arena.addresses if address != own])
         world.arena = None
 
 
@@ -127,25 +122,11 @@ def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_
     far = [other for other in others if not torch.cuda.can_device_access_peer(own, other)]
     if len(others) + 1 < size or far:
         return f"GPU {own} of rank {rank} does not reach the memory of the GPUs of its peers"
-    slow = [other for other in others if asked == "auto" and not has_atomics(own, other)]
+    try:
+        slow = [other for other in others if asked == "auto" and not peer_memory.has_atomics(own, other)]
+    except RuntimeError as error:
+        return f"links of GPU {own} are not known: {error}"
     return f"no NVLink joins GPU {own} of rank {rank} and GPU {slow[0]}" if slow else ""
-
-
-def has_atomics(own: int, other: int) -> bool:
-    """Does the link from GPU ``own`` to ``other`` carry atomic operations?  NVLink does, and PCI Express does not.
-
-    Source: CUDA driver API, ``CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED``.
-    """
-    driver, value = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    devices = [_driver_index(driver, k) for k in (own, other)]
-    return driver.cuDeviceGetP2PAttribute(ctypes.byref(value), _ATOMICS, *devices) == 0 and value.value == 1
-
-
-def _driver_index(driver: ctypes.CDLL, k: int) -> int:
-    """The driver's handle of the GPU that this process counts as ``k``."""
-    device = ctypes.c_int()
-    driver.cuDeviceGet(ctypes.byref(device), k)
-    return device.value
 
 
 @dataclass
@@ -163,38 +144,38 @@ class _Ranks:
         store.set(f"{self.rank}", text)
         return [store.get(f"{other}").decode() for other in range(self.size)]
 
-    def reason(self, mine: str) -> str:
-        """That of the first rank that has one, "" where none has."""
-        return first_of([text.removeprefix("\n") for text in self.said(f"\n{mine}")])
-
 
 def first_of(reasons: Sequence[str]) -> str:
     """The first of the ranks' reasons, with its rank."""
     return next((f"rank {r}: {text}" for r, text in enumerate(reasons) if text), "")
 
 
-def _allocated(device: torch.device) -> torch.Tensor | str:
-    """Memory for the arena, or why there is none."""
-    forbid_multicast()
-    import torch.distributed._symmetric_memory as symmetric
-
+def _shared(device: torch.device, ranks: _Ranks) -> tuple[int, ...] | str:
+    """Where each rank's memory is in this process's address space, or why some rank has none that the others reach."""
+    handle, why = b"", ""
     try:
-        memory = symmetric.empty(ARENA_BYTES // _WORD, dtype=torch.int64, device=device)
-        memory.zero_()
-        torch.cuda.synchronize(device)  # before any peer has the address
+        torch.cuda.synchronize(device)  # has the GPU's context be this thread's
+        own = peer_memory.allocate(device.index, ARENA_BYTES)
+        peer_memory.zero(own, ARENA_BYTES)  # before any peer has it
+        handle = peer_memory.exported(own)
     except RuntimeError as error:
-        return f"torch cannot share memory between these GPUs: {error}"
-    return memory
-
-
-def _opened(memory: torch.Tensor, group: dist.ProcessGroup, timeout: float) -> Arena | str:
-    """The arena in ``memory``, which every rank of ``group`` has, or why there is none."""
-    import torch.distributed._symmetric_memory as symmetric
-
+        own, why = 0, f"these GPUs cannot share memory: {error}"
+    handles, whys = zip(*(text.split("\n", 1) for text in ranks.said(f"{handle.hex()}\n{why}")), strict=True)
+    if any(whys):
+        return first_of(whys)
+    addresses = list[int]()
     try:
-        handle = symmetric.rendezvous(memory, group)
+        for rank, text in enumerate(handles):
+            addresses.append(own if rank == ranks.rank else peer_memory.opened(bytes.fromhex(text)))
     except RuntimeError as error:
-        return f"torch cannot share memory between these GPUs: {error}"
-    report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
-    addresses = tuple(handle.buffer_ptrs)
-    return Arena(memory.device, group.rank(), addresses, memory.numel(), timeout, memory, handle, report)
+        why = f"these GPUs cannot share memory: {error}"
+    reason = first_of([text.removeprefix("\n") for text in ranks.said(f"\n{why}")])
+    if reason:
+        _close([address for address in addresses if address != own])
+    return reason or tuple(addresses)
+
+
+def _close(addresses: Sequence[int]) -> None:
+    """Let go of peers' memory."""
+    for address in addresses:
+        peer_memory.close(address)
