@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,8 +26,8 @@ LIMIT = 20.0
 """Seconds from the fault to the end of the other rank."""
 
 
-def outcome(case: str) -> tuple[list[int], list[str], float]:
-    """Exit codes and outputs of both ranks, and when the last of them ended."""
+def outcome(case: str, under: Sequence[str] = ()) -> tuple[list[int], list[str], float]:
+    """Exit codes and outputs of both ranks, and when the last of them ended.  under: what runs each of them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -33,7 +35,7 @@ def outcome(case: str) -> tuple[list[int], list[str], float]:
     world |= {"SHARDFUSE_EXCHANGE": "symmetric"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), case],
+            [*under, sys.executable, str(SCRIPT), case],
             env=environment() | world | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -54,6 +56,15 @@ def test_late_ranks_and_changing_sizes_are_no_fault() -> None:
     codes, texts, _ = outcome("go_on")
     assert codes == [0, 0], "\n".join(texts)
     assert all("done" in text for text in texts)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="needs compute-sanitizer")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_no_access_is_out_of_bounds_and_no_shared_memory_is_raced_for(tool: str) -> None:
+    under = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--kernel-name", "kernel_substring=exchange"]
+    codes, texts, _ = outcome("few", under)
+    assert codes == [0, 0], "\n".join(texts)
 
 
 @pytest.mark.parametrize("case", ["kill", "raise", "other"])
