@@ -134,6 +134,8 @@ def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list
     if refusal is not None or isinstance(found, str):
         return f"no kernel exchanges it: {refusal}"
     planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
+    if segments[k].is_beside and any(p.exchange is not None and p.exchange.is_in_rows for p in planned.kernels):
+        return "it runs beside other kernels, as a collective does"
     return [planned if s is after else s for s in segments if s is not segments[k]]
 
 

@@ -98,6 +98,20 @@ def test_what_no_kernel_exchanges_says_why() -> None:
     assert "not cut into whole words" in refused(define(PARTIAL, 8196, 2, BF16), 4)
 
 
+@pytest.mark.parametrize(("rows", "is_kept"), [(8, False), (2048, True)])
+def test_a_large_sum_that_other_kernels_run_beside_stays_a_collective(rows: int, is_kept: bool) -> None:
+    """Its bytes take NVLink's time either way, and a kernel that waits for them is nothing to run beside."""
+    fd = define(PARTIAL, 8192, 2, BF16)
+    with fd:
+        other = fd.define_tensor([-1, 8192], contiguity=True, dtype=BF16)
+        fd.add_output(fd.ops.cast(fd.ops.exp(other), BF16))
+        other.set_device_mesh(DeviceMesh(range(2)))
+    plan = plan_of(fd, rows)
+    assert any(s.is_beside for s in (plan.apart or plan).segments)
+    assert (plan.apart is None) == is_kept
+    assert not is_kept or plan.in_kernel[0].endswith("it runs beside other kernels, as a collective does")
+
+
 def test_a_sum_that_something_else_reads_first_stays_a_collective() -> None:
     """What a rank has of the sum is an output of its own."""
     mesh = DeviceMesh(range(2))
