@@ -26,7 +26,6 @@ SLOW_IMPORTS = (
         "torch._dynamo",
         "torch._inductor",
         "torch.distributed.tensor",
-        "torch.distributed._symmetric_memory",
         "matplotlib",
         "mpi4py",
     ),

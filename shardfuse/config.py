@@ -32,7 +32,7 @@ class Settings:
     heartbeat_limit: SHARDFUSE_HEARTBEAT_LIMIT, seconds without a sign of life after which a rank counts as gone.
     check_replicas: SHARDFUSE_CHECK=replicas, replicated inputs are compared between ranks before every run.
     exchange: SHARDFUSE_EXCHANGE, by what ranks of a host exchange statistics of rows that are sharded: their kernels
-    themselves, over symmetric memory ("symmetric"), collectives of NCCL ("nccl"), or what is known to be faster.
+    themselves, over symmetric memory ("symmetric"), collectives of NCCL ("nccl"), or the first where NVLink joins them.
     """
 
     triton_interpret: bool = False
@@ -78,11 +78,6 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         check_replicas="replicas" in _choices(env, "SHARDFUSE_CHECK", ("replicas",)),
         exchange=_exchange(env),
     )
-
-
-def forbid_multicast(environ: MutableMapping[str, str] | None = None) -> None:
-    """Have torch make no NVLink multicast objects for symmetric memory that is allocated from here on."""
-    (os.environ if environ is None else environ)["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 
 
 def is_nccl_blocking(environ: Mapping[str, str] | None = None) -> bool:

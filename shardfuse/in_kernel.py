@@ -16,7 +16,7 @@ from .device import Device
 from .ir.expr import BoundTensor
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.plan import KernelPlan
-from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not
+from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
 from .schedulers.segment import Segment, leading_to
 from .segmenter import choose_scheduler
@@ -46,6 +46,10 @@ def with_exchanges(plan: Plan, why_none: str | None = None) -> Plan:
             segments = _with_readers(plan, found)
     if not any(s.scheduler == EXCHANGE for s in segments):
         return replace(plan, in_kernel=tuple(said))
+    for s in segments:
+        why = next((why_not_given(s.segment, p.exchange) for p in s.kernels if p.exchange is not None), None)
+        if why is not None:
+            return replace(plan, in_kernel=(f"none: {why}",))
     text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)
     trace = (*plan.trace, ("segments, with exchanges in kernels", text))
     return replace(plan, segments=tuple(segments), trace=trace, in_kernel=tuple(said), apart=plan)
@@ -119,6 +123,8 @@ def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list
     if len(readers) != 1 or not makes_kernels(readers[0].scheduler):
         return "what it gathers is not read by one kernel"
     (after,) = readers
+    if any(s.like is not None for s in segments):  # they are known by their numbers
+        return "it is a chunk's of a stream"
     mesh = call.exprs[0].output.domain.mesh
     if mesh is None or set(mesh.ranks) != _all_ranks(plan):
         return "some ranks of the program are not on its mesh"
@@ -128,6 +134,8 @@ def _sent_within(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list
     if refusal is not None or isinstance(found, str):
         return f"no kernel exchanges it: {refusal}"
     planned = PlannedSegment(found.segment, EXCHANGE, (), scheduled(found, plan.device))
+    if segments[k].is_beside and any(p.exchange is not None and p.exchange.is_in_rows for p in planned.kernels):
+        return "it runs beside other kernels, as a collective does"
     return [planned if s is after else s for s in segments if s is not segments[k]]
 
 

@@ -11,7 +11,7 @@ from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen import generate
 from shardfuse.codegen.mesh_exchange import slots_of, table
 from shardfuse.compiler import Plan, compile_fusion
-from shardfuse.device import H200
+from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import Kernel, Launch
 from shardfuse.in_kernel import exchanging, with_exchanges
 from shardfuse.ir.expr import BoundTensor
@@ -24,8 +24,8 @@ PARTIAL = "partial_sums_add_rms_norm"
 KINDS = ("rms_norm", "layer_norm", "softmax", "add_rms_norm", PARTIAL)
 
 
-def define(kind: str, n: int, ranks: int, dtype: DataType) -> FusionDefinition:
-    """Of rows of ``n`` unsharded elements, cut over ``ranks``."""
+def define(kind: str, n: int, ranks: int, dtype: DataType, *, gives_rms: bool = False) -> FusionDefinition:
+    """Of rows of ``n`` unsharded elements, cut over ``ranks``.  gives_rms: is 1 / rms of each row a result as well?"""
     mesh = DeviceMesh(range(ranks))
     with FusionDefinition() as fd:
         o = fd.ops
@@ -54,7 +54,10 @@ def define(kind: str, n: int, ranks: int, dtype: DataType) -> FusionDefinition:
                 x = o.add(x, fd.define_tensor([-1, n], contiguity=True, dtype=dtype))
                 fd.add_output(o.cast(x, dtype))
             w = fd.define_tensor([n], contiguity=True, dtype=dtype)
-            y = o.mul(o.mul(x, o.rsqrt(o.add(o.mean(o.mul(x, x), [-1], keepdim=True), EPS))), w)
+            rstd = o.rsqrt(o.add(o.mean(o.mul(x, x), [-1], keepdim=True), EPS))
+            y = o.mul(o.mul(x, rstd), w)
+            if gives_rms:
+                fd.add_output(rstd)
         fd.add_output(o.cast(y, dtype))
         given.set_device_mesh(mesh)
         given.outer_split(1, ranks, uneven=n % ranks != 0)
@@ -126,10 +129,10 @@ def piece_of_output(kind: str, whole: torch.Tensor, ranks: int, rank: int) -> to
     return whole if kind == PARTIAL else whole.chunk(ranks, -1)[rank]
 
 
-def plan_of(fd: FusionDefinition, rows: int) -> Plan:
+def plan_of(fd: FusionDefinition, rows: int, device: Device = H200) -> Plan:
     settle_inputs(fd.fusion)
     sizes = {i.val: tuple(rows if n < 0 else n for n in i.val.shape) for i in fd.fusion.inputs}
-    return with_exchanges(compile_fusion(fd.fusion, sizes, device=H200, has_cheap_sums=True))
+    return with_exchanges(compile_fusion(fd.fusion, sizes, device=device, has_cheap_sums=True))
 
 
 def kernel_of(plan: Plan) -> KernelPlan:
@@ -156,15 +159,16 @@ class Ranks:
         ranks = exchange.ranks
         self.slots = [torch.zeros(slots_of(self.plan), dtype=torch.int64, device=self.device) for _ in range(ranks)]
         self.report = torch.zeros(1, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        addresses = [s.data_ptr() for s in self.slots]
-        names = [rank + 1 for rank in range(ranks)]
-        self.tables = [
-            torch.tensor(
-                table(self.seconds, self.report.data_ptr(), rank, addresses, names, exchange.programs),
-                dtype=torch.int64,
-            ).to(self.device)
-            for rank in range(ranks)
-        ]
+        self.tables = [torch.tensor(self._table(rank), dtype=torch.int64).to(self.device) for rank in range(ranks)]
+
+    def _table(self, rank: int) -> list[int]:
+        exchange = self.plan.exchange
+        assert exchange is not None
+        order = list(range(exchange.ranks))
+        if exchange.is_in_rows:
+            order = order[rank:] + order[:rank]
+        addresses, names = [self.slots[r].data_ptr() for r in order], [r + 1 for r in order]
+        return table(self.seconds, self.report.data_ptr(), rank, addresses, names, exchange.programs)
 
     def launches(self, directory: Path, *, interpret: bool = False) -> list[Launch]:
         """Of each rank, ``launch(stream, *tensors)``."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,12 @@ BF16 = DataType.BFloat16
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 8, 4096])
 def test_a_norm_over_a_sharded_axis_is_one_kernel(kind: str, rows: int) -> None:
-    rows = min(rows, 16) if kind == PARTIAL else rows  # whole rows are sent, not a number of each
     plan = plan_of(define(kind, 8192, 2, BF16), rows)
     kernel = kernel_of(plan)
     assert [said.split(": ")[1] for said in plan.in_kernel] == ["exchanged inside of a kernel"] * len(plan.in_kernel)
     assert len(kernel.exchange.statistics) == {"layer_norm": 2, "softmax": 2, PARTIAL: 0}.get(kind, 1)
     assert (kernel.exchange.sent is None) == (kind != PARTIAL)
+    assert kernel.exchange.is_in_rows == (kind == PARTIAL and rows > 16)  # words that are flags are twice as many
     assert plan.apart is not None
     assert any(s.scheduler == "communication" for s in plan.apart.segments)
 
@@ -87,12 +88,28 @@ def refused(fd: FusionDefinition, rows: int) -> str:
 
 
 def test_what_no_kernel_exchanges_says_why() -> None:
-    assert "cut unevenly" in refused(define("rms_norm", 8191, 2, BF16), 8)
+    assert "of which all ranks have as much, would be made with T0" in refused(
+        define("rms_norm", 8191, 2, BF16, gives_rms=True), 8
+    )
+    assert "cut unevenly, and not along its rows alone" in refused(define("rms_norm", 5, 4, BF16), 8)
     assert "more than 65536" in refused(define("rms_norm", 65536 * 2 + 64, 2, BF16), 8)
     assert "16 ranks are more than 8" in refused(define("rms_norm", 8192, 16, BF16), 8)
     assert "more than 65536" in refused(define("rms_norm", 1024, 2, BF16), 70000)
-    assert "139264 elements are more than 131072" in refused(define(PARTIAL, 8192, 2, BF16), 17)
     assert "not cut into whole words" in refused(define(PARTIAL, 8196, 2, BF16), 4)
+
+
+@pytest.mark.parametrize(("rows", "is_kept"), [(8, False), (2048, True)])
+def test_a_large_sum_that_other_kernels_run_beside_stays_a_collective(rows: int, is_kept: bool) -> None:
+    """Its bytes take NVLink's time either way, and a kernel that waits for them is nothing to run beside."""
+    fd = define(PARTIAL, 8192, 2, BF16)
+    with fd:
+        other = fd.define_tensor([-1, 8192], contiguity=True, dtype=BF16)
+        fd.add_output(fd.ops.cast(fd.ops.exp(other), BF16))
+        other.set_device_mesh(DeviceMesh(range(2)))
+    plan = plan_of(fd, rows)
+    assert any(s.is_beside for s in (plan.apart or plan).segments)
+    assert (plan.apart is None) == is_kept
+    assert not is_kept or plan.in_kernel[0].endswith("it runs beside other kernels, as a collective does")
 
 
 def test_a_sum_that_something_else_reads_first_stays_a_collective() -> None:
@@ -132,6 +149,8 @@ def test_kernels_compile_and_are_resident() -> None:
         ("layer_norm", 4096, 16384, 8),
         ("softmax", 4096, 512, 4),
         (PARTIAL, 8, 8192, 2),
+        (PARTIAL, 2048, 8192, 2),
+        (PARTIAL, 24, 16384, 4),
     ):
         plan = kernel_of(plan_of(define(kind, n, ranks, BF16), rows))
         tensors = (*plan.segment.inputs, *plan.segment.outputs)
@@ -157,7 +176,7 @@ class FakeMesh:
         self.memory = torch.zeros(words, dtype=torch.int64)
         addresses = (self.memory.data_ptr(), 1 << 20)
         report = torch.zeros(1, dtype=torch.int64)
-        self.arena = Arena(torch.device("cpu"), 0, addresses, words, 5.0, self.memory, None, report)
+        self.arena = Arena(torch.device("cpu"), 0, addresses, words, 5.0, report)
 
 
 @pytest.fixture
@@ -181,6 +200,20 @@ def test_a_program_has_one_region_for_all_its_calls(fake: FakeMesh) -> None:
     head = [5_000_000_000, fake.arena.report.data_ptr(), 0]
     assert table[:7] == [*head, fake.memory.data_ptr() + 8 * words, (1 << 20) + 8 * words, 1, 2]
     assert table[7:] == [0] * kernel.exchange.programs
+
+
+def test_kernels_that_send_rows_share_slots(fake: FakeMesh) -> None:
+    """As many as their programs take, whatever the rows; this rank's own come first in its table."""
+    many, more, few = (kernel_of(plan_of(define(PARTIAL, 8192, 2, BF16), rows)) for rows in (2048, 8192, 32))
+    assert slots_of(many) == slots_of(more) == 2 * many.exchange.programs * (4 + 8192 // 4)
+    fake.arena.words = 2 * slots_of(many)
+    assert regions.region_of("a", 0, many) is regions.region_of("b", 1, more)
+    assert fake.arena.used == slots_of(many)
+    assert regions.room("c", [(0, many), (1, more)]) is None
+    assert regions.region_of("a", 0, few) is not regions.region_of("a", 0, many)
+    assert regions.region_of("a", 0, few).table.tolist()[3:7] == [
+        fake.memory.data_ptr() + 8 * slots_of(many), (1 << 20) + 8 * slots_of(many), 1, 2
+    ]  # fmt: skip
 
 
 def test_what_is_not_agreed_on_is_taken_back(fake: FakeMesh) -> None:
@@ -252,7 +285,7 @@ class FakeGroup:
         return 2
 
 
-def opened(asked: tuple[str, str], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def opened(asked: tuple[str, str], devices: Sequence[torch.device], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why each of two ranks has no arena, or what it raises."""
     store, here = dist.HashStore(), threading.local()
     monkeypatch.setattr(symmetric, "default_group", lambda: here.group)
@@ -261,7 +294,7 @@ def opened(asked: tuple[str, str], device: torch.device, monkeypatch: pytest.Mon
     def run(rank: int) -> str:
         here.group = FakeGroup(rank)
         try:
-            symmetric.open_arena(device, asked[rank], 5.0, 2)
+            symmetric.open_arena(devices[rank], asked[rank], 5.0, 2)
         except ExchangeUnavailableError as error:
             return f"raised: {error}"
         world = symmetric._worlds.get(here.group)
@@ -271,8 +304,67 @@ def opened(asked: tuple[str, str], device: torch.device, monkeypatch: pytest.Mon
         return list(pool.map(run, range(2)))
 
 
+class FakeDriver:
+    """Memory of two GPUs; ``fails``: what the rank whose GPU has this index cannot do."""
+
+    def __init__(self, fails: dict[int, str]) -> None:
+        self.fails, self.closed = fails, list[int]()
+
+    def allocate(self, device: int, size: int) -> int:
+        self.check(device, "allocate")
+        return 1000 + device
+
+    def zero(self, address: int, size: int) -> None:
+        assert size == symmetric.ARENA_BYTES
+
+    def exported(self, address: int) -> bytes:
+        return address.to_bytes(2, "big")
+
+    def opened(self, handle: bytes) -> int:
+        self.check(1 - (int.from_bytes(handle, "big") - 1000), "open")
+        return int.from_bytes(handle, "big") + 1000
+
+    def close(self, address: int) -> None:
+        self.closed.append(address)
+
+    def has_atomics(self, own: int, other: int) -> bool:
+        return self.fails.get(own) != "link"
+
+    def check(self, device: int, what: str) -> None:
+        if self.fails.get(device) == what:
+            raise RuntimeError(f"cannot {what}")
+
+
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        ({}, ""),
+        ({1: "link"}, "rank 1: no NVLink joins GPU 1 of rank 1 and GPU 0"),
+        ({1: "allocate"}, "rank 1: these GPUs cannot share memory: cannot allocate"),
+        ({0: "open"}, "rank 0: these GPUs cannot share memory: cannot open"),
+    ],
+)
+def test_one_rank_that_cannot_share_memory_has_none_share_it(
+    fails: dict[int, str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With auto both go on with collectives, and say why; asked for, it is an error on both."""
+    driver = FakeDriver(fails)
+    monkeypatch.setattr(symmetric, "peer_memory", driver)
+    for name, value in (("device_count", 2), ("can_device_access_peer", True), ("synchronize", None)):
+        monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, dtype, pin_memory: zeros(*sizes, dtype=dtype))
+    gpus = [torch.device("cuda", k) for k in range(2)]
+    assert opened(("auto", "auto"), gpus, monkeypatch) == [says] * 2
+    assert driver.closed == ([2000] if fails.get(0) == "open" else [])
+    if says and "link" not in fails.values():
+        for found in opened(("auto", "symmetric"), gpus, monkeypatch):
+            assert found.startswith(f"raised: SHARDFUSE_EXCHANGE=symmetric, and {says}")
+
+
 def test_ranks_agree_on_whether_they_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    cpu, gpu = [torch.device("cpu")] * 2, [torch.device("cuda", 0)] * 2
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert opened(("auto", "auto"), cpu, monkeypatch) == ["", ""]
     for found in opened(("symmetric", "nccl"), gpu, monkeypatch):

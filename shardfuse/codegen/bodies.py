@@ -127,6 +127,9 @@ def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
         own = e.plan.exchange.statistics
         write_exchange(e, [(expr, texts[0]) for expr, texts in parts if expr.output in own])
         parts = [(expr, texts) for expr, texts in parts if expr.output not in own]
+        if isinstance(e, Sending) and e.plan.exchange.members > 1:
+            e.add_up([(expr, texts[0]) for expr, texts in parts])
+            return
     for expr, texts in parts:
         if is_statistic(expr):
             give(e, expr, texts)

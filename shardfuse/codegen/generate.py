@@ -25,6 +25,7 @@ from .odd_rows import OddLate, OddPacked
 from .packed import Packed
 from .rows import Rows, rows_index
 from .sending import Sending
+from .sending_rows import SendingRows, rows_head_lines
 from .source import KernelSource, Parts, body_text, signature
 from .stages import one_launch
 from .tile import R_SHARE, R_SIZE, Tile
@@ -92,7 +93,7 @@ def _parts(
     elif plan.exchange is not None:
         parameters.insert(0, MAILBOX)
         mailbox = table_words(plan.exchange.ranks, grid)
-        body = loop_lines(body, _rows(e), _row_lines(e))
+        body = loop_lines(body, _rows(e), _row_lines(e), plan.exchange.members)
     elif is_last_masked(e):
         whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
         body = last_masked(whole, body, X_SIZE)
@@ -147,7 +148,7 @@ def _kind(plan: KernelPlan) -> type[Emitter]:
     if schedule.lag:
         return OddLate if schedule.is_aligned_down else Late
     if plan.exchange is not None and plan.exchange.sent is not None:
-        return Sending
+        return SendingRows if plan.exchange.is_in_rows else Sending
     if schedule.is_packed:
         return OddPacked if schedule.is_aligned_down else Packed
     return Aligned if schedule.is_aligned_down else Emitter
@@ -211,7 +212,8 @@ def _grid(e: Emitter) -> int:
     if schedule.members:
         return min(blocks, max(schedule.programs // schedule.members, 1)) * schedule.members
     if e.plan.exchange is not None:
-        return min(blocks, e.plan.exchange.programs)
+        members = e.plan.exchange.members
+        return min(blocks, e.plan.exchange.programs // members) * members
     return blocks * schedule.parts
 
 
@@ -259,7 +261,9 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
         lines += _group_lines(tile, e.space.grouped)
     if tile.r_lanes:
         wide = ".to(tl.int64)" if tile.r_wide and schedule.is_held else ""
-        lines.append(f"c = {tile.lanes(schedule.reduced, reduced=True)}{wide}")
+        shared = e.plan.exchange is not None and e.plan.exchange.members > 1
+        first = f"member * {tile.r_total // e.plan.exchange.members} + " if e.plan.exchange and shared else ""
+        lines.append(f"c = {first}{tile.lanes(schedule.reduced, reduced=True)}{wide}")
     if schedule.is_held and not schedule.is_aligned_down:
         lines += _mask_lines(tile, schedule)
     return integers, ["    " + line for line in lines]
@@ -291,7 +295,7 @@ def _program_lines(e: Emitter) -> list[str]:
     if schedule.members:
         return [*head_lines(e.plan, tile.exchanged), *_share_lines(tile, schedule)]
     if e.plan.exchange is not None:
-        return table_lines(e.plan)
+        return rows_head_lines(e.plan) if e.plan.exchange.is_in_rows else table_lines(e.plan)
     if e.plan.split is not None:
         lines.append(f"split = {program} % {schedule.parts}")
         lines.append(f"first = split * {R_SHARE}")

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 from ..ir.expr import Expr
 from ..schedulers.plan import KernelPlan
+from ..schedulers.sent_words import member_words, row_elements, words_of_rows
 from .emitter import Emitter
 from .exchange import MAILBOX
 from .reduction import accumulator
@@ -39,10 +40,10 @@ RANK, SLOTS = 2, 3
 """Where in the table the rank's position and the addresses of slots are."""
 ROW_BITS, NAME_BITS = 22, 10
 """Of a report, below the epoch: the row and the rank that is waited for."""
-_AT_ONCE, _REST = 32, 40
+AT_ONCE, REST = 32, 40
 """Polls that follow one another; and nanoseconds between later ones.  Where all 16 warps of 64 programs polled, without
 a rest, a launch took 610 us on 2 x H200: until they looked at the clock.  One warp of each takes 3 to 4."""
-_POLLS = 1024
+POLLS = 1024
 """Between two looks at the clock and at the report: a fraction of a millisecond."""
 _OTHER_WARPS = ["mov.u32 late, %tid.x; setp.gt.u32 go, late, 31;", "@go bra done;"]
 _NAN = "0x7FC07FC0"
@@ -137,10 +138,12 @@ def push_text(*, is_one_row: bool, interpret: bool) -> str:
     return _PUSH.format(registers=registers, store=store)
 
 
-def await_text(ranks: int, *, is_one_row: bool, warps: int, interpret: bool, pack: int = 1) -> str:
+def await_text(
+    ranks: int, *, is_one_row: bool, warps: int, interpret: bool, pack: int = 1, is_one_name: bool = False
+) -> str:
     """The function that waits for one word of each of so many ranks.  ``is_one_row``: as of ``push_text``.
 
-    ``pack``: words of each rank that a thread asks for at once.
+    ``pack``: words of each rank that a thread asks for at once.  ``is_one_name``: are all of one rank?
     """
     pointers = ", ".join(f"ptr{k}" for k in range(ranks))
     if interpret:
@@ -160,10 +163,10 @@ def await_text(ranks: int, *, is_one_row: bool, warps: int, interpret: bool, pac
         *_loading(words, words),
         *(f"setp.{'eq.and' if k else 'eq'}.u32 go, found{k}, {epoch}{', go' if k else ''};" for k in each),
         "@go bra done;",
-        f"add.u32 turns, turns, 1; setp.lt.u32 go, turns, {_AT_ONCE};",
+        f"add.u32 turns, turns, 1; setp.lt.u32 go, turns, {AT_ONCE};",
         "@go bra again;",
-        f"nanosleep.u32 {_REST};",
-        f"and.b32 late, turns, {_POLLS - 1}; setp.ne.u32 go, late, 0;",
+        f"nanosleep.u32 {REST};",
+        f"and.b32 late, turns, {POLLS - 1}; setp.ne.u32 go, late, 0;",
         "@go bra again;",
         f"ld.relaxed.sys.global.b64 told, [{report}];",
         "setp.ne.u64 go, told, 0;",
@@ -174,7 +177,7 @@ def await_text(ranks: int, *, is_one_row: bool, warps: int, interpret: bool, pac
         "sub.u64 now, now, since;",
         f"setp.lt.u64 go, now, {limit};",
         "@go bra again;",
-        *_reporting(words, pack, epoch, report, place, names),
+        *reporting(words, words if is_one_name else pack, epoch, report, place, names),
         "leave:",
         *_without_late(words, epoch),
         "done:",
@@ -188,8 +191,8 @@ def await_text(ranks: int, *, is_one_row: bool, warps: int, interpret: bool, pac
         name_bits=NAME_BITS,
         types=f"({', '.join(['tl.int32'] * ranks)})" if ranks > 1 else "tl.int32",
         constraints=",".join(["=r"] * words + ["l"] * words + ["r"] * pack + ["l"] * 4 * pack),
-        lines=_indented(lines),
-        taking=_indented(_taking(ranks)),
+        lines=indented(lines),
+        taking=indented(_taking(ranks)),
         taken=",".join(["=r"] * ranks + ["l"] * ranks + ["r"]),
     )
 
@@ -205,7 +208,7 @@ def _taking(ranks: int) -> list[str]:
     ]
 
 
-def _indented(lines: Sequence[str]) -> str:
+def indented(lines: Sequence[str]) -> str:
     return "\n".join(" " * (8 if line.endswith(":") else 12) + line for line in lines)
 
 
@@ -224,7 +227,7 @@ def _without_late(ranks: int, epoch: str) -> list[str]:
     return [f"setp.ne.u32 go, found{k}, {epoch}; @go mov.u32 bits{k}, {_NAN};" for k in range(ranks)]
 
 
-def _reporting(words: int, pack: int, epoch: str, report: str, place: str, names: str) -> list[str]:
+def reporting(words: int, pack: int, epoch: str, report: str, place: str, names: str) -> list[str]:
     """The first rank whose word is missing goes into the report."""
     each = reversed(range(words))
     return [
@@ -273,13 +276,15 @@ def slots_of(plan: KernelPlan) -> int:
     """64-bit words of each rank's slots."""
     exchange = plan.exchange
     assert exchange is not None, "a kernel whose ranks exchange"
+    if exchange.is_in_rows:
+        return words_of_rows(plan)
     each = len(exchange.statistics) + (sent_words(plan) if exchange.sent is not None else 0)
-    return 2 * exchanged_rows(plan) * each * exchange.ranks
+    return 2 * (exchanged_rows(plan) * each * exchange.ranks + member_words(plan))
 
 
 def sent_words(plan: KernelPlan) -> int:
     """Words of a row of what is sent, in whole blocks."""
-    return -(-plan.space.reduced // plan.schedule.reduced) * plan.schedule.reduced // 2
+    return row_elements(plan) // 2
 
 
 # lines of a kernel
@@ -310,17 +315,20 @@ def head_lines(plan: KernelPlan) -> list[str]:
         *(f"slots_{k} = tl.load({MAILBOX} + {SLOTS + k}).to(tl.pointer_type(tl.int64)) + set" for k in range(ranks)),
         own,
         *([peer] if exchange.sent is not None and ranks == 2 else []),
+        *([f"member = tl.program_id(0) % {exchange.members}"] if exchange.members > 1 else []),
     ]
 
 
-def loop_lines(body: Sequence[str], rows: str, index: Sequence[str]) -> list[str]:
+def loop_lines(body: Sequence[str], rows: str, index: Sequence[str], members: int) -> list[str]:
     """``body`` for each block of rows of the program in turn; then it has seen this launch.
 
     ``rows``: text of the number of blocks, "" for a single one.  ``index``: lines that make x of ``row``.
+    ``members``: programs that share a block.
     """
+    each = f" // {members}" if members > 1 else ""
     lines = [*(f"    {line}" for line in index), *body]
     if rows:
-        loop = f"    for row in tl.range(tl.program_id(0), {rows}, tl.num_programs(0), num_stages=1):"
+        loop = f"    for row in tl.range(tl.program_id(0){each}, {rows}, tl.num_programs(0){each}, num_stages=1):"
         lines = [loop, *(f"    {line}" if line else "" for line in lines)]
     # no thread reads the epoch after another has moved it on
     return ["", *lines, "", "    tl.debug_barrier()", "    tl.store(epochs_ptr, epoch.to(tl.int64))"]

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir.dtype import DataType
-from ..ir.expr import OF_RANK, BoundTensor, Expr
+from ..ir.expr import OF_RANK, REDUCTIONS, BoundTensor, Expr
 from ..schedulers.limits import WARP
 from .arithmetic import TRITON_TYPE
 from .emitter import Emitter, Text
 from .mesh_exchange import await_text, exchanged_rows, push_text, row_of, sent_words
+from .reduction import accumulator
 from .tile import Chunk
 from .words import PACKED, UNPACK
 
@@ -27,7 +28,7 @@ class Sending(Emitter):
 
     def send(self, chunks: Sequence[Chunk]) -> None:
         """The words of all ``chunks`` go out to all ranks."""
-        exchange, source = self.plan.exchange, self._source()
+        exchange, source = self.plan.exchange, self.source()
         assert exchange is not None, "a kernel whose ranks exchange"
         words, block = sent_words(self.plan), self.schedule.reduced // 2
         first = len(exchange.statistics) * exchange.ranks * exchanged_rows(self.plan)
@@ -41,6 +42,8 @@ class Sending(Emitter):
         self.out.line(f"at = tl.arange(0, {block})")
         if each > 1:  # a thread's words are apart, so that those of a warp are side by side
             self.out.line(f"at = at % {each} * {block // each} + at // {each}")
+        if exchange.members > 1:
+            self.out.line(f"at += member * {words // exchange.members}")
         self.out.line(f"{source}_slot = {start}{row_of(self)} * {exchange.ranks * words} + at")
         for chunk in chunks:
             value = self.value(source, chunk)
@@ -51,15 +54,49 @@ class Sending(Emitter):
             for slots in to:
                 self.out.line(f"push_words({slots} + {source}_slot + rank * {words}{at}, epoch, {name})")
 
+    def add_up(self, parts: Sequence[tuple[Expr, str]]) -> None:
+        """Reductions of which each program of a row has a part: the programs give each other theirs.
+
+        They are of one GPU and run at once, so that a wait for them is as long as the one for another rank, which ends
+        first.
+        """
+        if not parts:
+            return
+        exchange = self.plan.exchange
+        assert exchange is not None, "a kernel whose ranks exchange"
+        members, rows, warps = exchange.members, exchanged_rows(self.plan), self.schedule.launch.warps
+        first = exchange.ranks * rows * sent_words(self.plan)
+        every = [x for x in self.plan.segment.exprs if x.op in REDUCTIONS]
+        self.helpers["push"] = push_text(is_one_row=True, interpret=self.interpret)
+        text = await_text(members, is_one_row=True, warps=warps, interpret=self.interpret, is_one_name=True)
+        self.helpers["await_members"] = text.replace(f"def await_{members}(", "def await_members(")
+        for expr, text in parts:
+            acc, out = accumulator(expr), expr.output
+            self.require(acc)
+            at = first + every.index(expr) * rows * members
+            self.out.line(f"{out}_part = {acc.prepared(text, acc.dtype)}")
+            self.out.line(f"{out}_at = own + {at} + {row_of(self)} * {members}")
+            self.out.line(f"push({out}_at + member, epoch, {out}_part)")
+        for expr, _ in parts:
+            acc, out = accumulator(expr), expr.output
+            bits = [f"{out}_bits_{k}" for k in range(members)]
+            places = [f"{out}_at{f' + {k}' if k else ''}" for k in range(members)]
+            given = [*places, "epoch", row_of(self), "2 * limit", "report", "names_ptr + rank"]
+            self.out.line(f"{', '.join(bits)} = await_members({', '.join(given)})")
+            whole = f"{bits[0]}.to(tl.float32, bitcast=True)"
+            for word in bits[1:]:
+                whole = acc.combined(whole, f"{word}.to(tl.float32, bitcast=True)")
+            self.give(out, acc, whole)
+
     def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
         if expr.op != OF_RANK:
             return super().compute(expr, tensor, chunk)
-        self._receive(chunk)
+        self.receive(chunk)
         return self.values[self.key(tensor, chunk)]
 
-    def _receive(self, chunk: Chunk) -> None:
+    def receive(self, chunk: Chunk) -> None:
         """What all ranks have of a chunk: values of every Expr that is one of theirs."""
-        exchange, source = self.plan.exchange, self._source()
+        exchange, source = self.plan.exchange, self.source()
         assert exchange is not None, "a kernel whose ranks exchange"
         ranks, words = exchange.ranks, sent_words(self.plan)
         waited = 1 if ranks == 2 else ranks
@@ -99,7 +136,8 @@ class Sending(Emitter):
         """Words of a block that a thread has."""
         return max(self.schedule.reduced // 2 // (self.schedule.launch.warps * WARP), 1)
 
-    def _source(self) -> BoundTensor:
+    def source(self) -> BoundTensor:
+        """What is sent."""
         exchange = self.plan.exchange
         assert exchange is not None, "a kernel whose ranks exchange"
         assert exchange.sent is not None, "what they send"

@@ -151,8 +151,10 @@ class Tile:
             return [Chunk("", 0, 1, False)]
         if self.plan.schedule.members:
             return self._chunks_of_a_member(block)
-        starts = range(0, self.span, block)
-        valid = [min(block, self.span - start) for start in starts]
+        exchange = self.plan.exchange
+        span = self.span // exchange.members if exchange is not None else self.span
+        starts = range(0, span, block)
+        valid = [min(block, span - start) for start in starts]
         if self.plan.schedule.is_aligned_down:
             return self._chunks_with_masks(starts)
         return [

@@ -2,7 +2,8 @@
 """What a program that exchanges words inside of its kernels has of the arena, and how its kernels are launched.
 
 A region belongs to a program's text, which its ranks have alike, and to one of its segments: each rank has slots at
-the same offset.  Offsets are those of the order in which programs are made, which is the same on all ranks: only
+the same offset.  Kernels that send whole rows have slots for each program of their grid, which all that have the same
+of them share.  Offsets are those of the order in which programs are made, which is the same on all ranks: only
 programs of all ranks of the arena have regions, their ranks compare them before the first run, offsets among what is
 compared, and what was handed out to a program that is not agreed on is taken back.
 
@@ -24,6 +25,7 @@ from ..mesh.groups import current_rank, world_size
 from ..mesh.symmetric import Arena, arena
 from ..rank_errors import ExchangeTimeoutError
 from ..schedulers.plan import KernelPlan
+from ..schedulers.sent_words import row_elements
 from .kernel import Argument, Launch
 from .options import CompileOptions
 
@@ -86,7 +88,8 @@ def room(text: str, plans: Sequence[tuple[int, KernelPlan]]) -> str | None:
     if isinstance(found, str):
         return found
     known = _regions_of(found)
-    wanted = sum(_words(plan) for k, plan in plans if (text, k) not in known)
+    regions = {_key(text, k, plan): _words(plan) for k, plan in plans}
+    wanted = sum(words for key, words in regions.items() if key not in known)
     if found.used + wanted <= found.words:
         return None
     return f"it takes {wanted * 8} bytes, of symmetric memory {(found.words - found.used) * 8} bytes are left"
@@ -97,9 +100,10 @@ def region_of(text: str, k: int, plan: KernelPlan) -> Region:
     found = arena()
     assert not isinstance(found, str), "it was asked for"
     known = _regions_of(found)
-    region = known.get((text, k))
+    key = _key(text, k, plan)
+    region = known.get(key)
     if region is None:
-        region = known[text, k] = Region(found, found.used, _table(found, found.used, plan))
+        region = known[key] = Region(found, found.used, _table(found, found.used, plan))
         found.used += _words(plan)
     return region
 
@@ -138,6 +142,15 @@ def lost(within: Arena) -> ExchangeTimeoutError:
     return ExchangeTimeoutError(within.rank, reported.name - 1, reported.row, reported.epoch, within.timeout)
 
 
+def _key(text: str, k: int, plan: KernelPlan) -> Hashable:
+    """Whose region it is: the kernel's of segment ``k``, or that of all kernels with such slots for rows."""
+    exchange = plan.exchange
+    assert exchange is not None, "a kernel whose ranks exchange"
+    if not exchange.is_in_rows:
+        return text, k
+    return exchange.mesh, exchange.parallel_type, exchange.programs, row_elements(plan)
+
+
 def _words(plan: KernelPlan) -> int:
     return -(-slots_of(plan) // _LINE) * _LINE
 
@@ -146,8 +159,10 @@ def _table(within: Arena, offset: int, plan: KernelPlan) -> torch.Tensor:
     exchange = plan.exchange
     assert exchange is not None, "a kernel whose ranks exchange"
     team = exchange.mesh.team(current_rank(), exchange.parallel_type)
+    position, report = team.index(within.rank), within.report.data_ptr()
+    if exchange.is_in_rows:  # by the distance behind this rank
+        team = (*team[position:], *team[:position])
     slots = [within.addresses[rank] + 8 * offset for rank in team]
     names = [rank + 1 for rank in team]
-    position, report = team.index(within.rank), within.report.data_ptr()
     words = table(within.timeout, report, position, slots, names, exchange.programs)
     return torch.tensor(words, dtype=torch.int64, device=within.device)

@@ -126,7 +126,8 @@ class BoundFusion:
     ranks_per_node: int = 8
     """Neighbours in the world that share a host."""
     has_cheap_sums: bool = False
-    """Do kernels sum up numbers of a row over ranks themselves?  Then two such sums are no dearer than one gather."""
+    """Do kernels sum up numbers of a row over ranks themselves?  Then two such sums are no dearer than one gather, and
+    partial sums are added up by the kernel that reads them."""
 
     def producer_of(self) -> dict[BoundTensor, Expr]:
         return {out: expr for expr in self.exprs for out in expr.outputs}

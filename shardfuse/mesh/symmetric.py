@@ -1,11 +1,8 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 """Memory that every rank of a host can write to over NVLink: one arena, made by all ranks at once in `initialize`.
 
-All of torch's symmetric memory, whose interface is private, is used here (tried with torch 2.11 and 2.13).  There is
-one allocation and one rendezvous for each world, on the default process group: plans are made at different times on
-different ranks, and a rendezvous of some ranks in another order than others hangs.  torch's signal pads and NVLink
-multicast are not used.
+There is one allocation for each process, and one exchange of handles for each world, by all ranks of the default
+process group: plans are made at different times on different ranks, and who waits there for another hangs.  NVLink
+multicast is not used.
 
 The arena is zeroed once and handed out from its beginning, never taken back; see ``executor/regions.py``.
 """
@@ -20,14 +17,14 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from shardfuse.config import Exchange, forbid_multicast
+from shardfuse.config import Exchange
+from shardfuse.mesh import peer_memory
 from shardfuse.mesh.groups import default_group, default_store
 from shardfuse.mesh.rendezvous import PrefixStore
 from shardfuse.rank_errors import ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
 _WORD = 8
-_YES = "yes"
 
 
 @dataclass(eq=False)
@@ -42,8 +39,6 @@ class Arena:
     addresses: tuple[int, ...]
     words: int
     timeout: float
-    memory: torch.Tensor | None
-    handle: object
     report: torch.Tensor
     """One word in the host's memory, which kernels write and read: what was waited for in vain, else 0."""
     used: int = 0
@@ -75,15 +70,23 @@ def open_arena(device: torch.device, asked: Exchange, timeout: float, ranks_per_
     Raises ExchangeUnavailableError, on every rank, where some rank asks for symmetric memory that they cannot have.
     """
     group = default_group()
-    rank, size = group.rank(), group.size()
-    mine = _why_not(device, asked, rank, size, ranks_per_node)
-    told = _said_by_all(f"{asked}\n{mine or _YES}", rank, size)
+    ranks = _Ranks(group.rank(), group.size())
+    mine = _why_not(device, asked, ranks.rank, ranks.size, ranks_per_node)
+    told = ranks.said(f"{asked}\n{mine}")
     modes, reasons = zip(*(text.split("\n", 1) for text in told), strict=True)
-    reason = next((f"rank {r}: {text}" for r, text in enumerate(reasons) if text != _YES), "")
+    reason = first_of(reasons)
+    found: Arena | None = None
+    if device.type == "cuda" and not reason:
+        with torch.cuda.device(device):
+            shared = _shared(device, ranks)
+        reason = shared if isinstance(shared, str) else ""
+        if not isinstance(shared, str):
+            report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+            found = Arena(device, ranks.rank, shared, ARENA_BYTES // _WORD, timeout, report)
     if "symmetric" in modes and reason:
         raise ExchangeUnavailableError(reason)
     if device.type == "cuda":
-        _worlds[group] = _World(None, reason) if reason else _World(_open(device, group, timeout))
+        _worlds[group] = _World(found, reason)
 
 
 def arena() -> Arena | str:
@@ -99,17 +102,17 @@ def close_arena() -> None:
     world = _worlds.pop(default_group(), None) if dist.is_initialized() else None
     if world is not None:
         if world.arena is not None:
-            world.arena.memory = world.arena.handle = None
+            own = world.arena.addresses[world.arena.rank]
+            _close([address for address in world.arena.addresses if address != own])
         world.arena = None
 
 
 def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_per_node: int) -> str:
+    """Why this rank has no memory that the others reach; "" where it has."""
     if asked == "nccl":
         return "SHARDFUSE_EXCHANGE=nccl"
     if device.type != "cuda":
         return "tensors are on the CPU"
-    if asked == "auto":
-        return "SHARDFUSE_EXCHANGE is not symmetric"
     if size < 2:
         return "it is the only rank"
     if ranks_per_node < size:
@@ -119,26 +122,60 @@ def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_
     far = [other for other in others if not torch.cuda.can_device_access_peer(own, other)]
     if len(others) + 1 < size or far:
         return f"GPU {own} of rank {rank} does not reach the memory of the GPUs of its peers"
-    return ""
-
-
-def _said_by_all(text: str, rank: int, size: int) -> Sequence[str]:
-    """What every rank says, told through the store: nobody is waited for in a collective that he does not come to."""
-    store = PrefixStore("shardfuse/exchange", default_store())
-    store.set(f"{rank}", text)
-    return [store.get(f"{other}").decode() for other in range(size)]
-
-
-def _open(device: torch.device, group: dist.ProcessGroup, timeout: float) -> Arena:
-    forbid_multicast()
-    import torch.distributed._symmetric_memory as symmetric
-
     try:
-        memory = symmetric.empty(ARENA_BYTES // _WORD, dtype=torch.int64, device=device)
-        memory.zero_()
-        torch.cuda.synchronize(device)  # before any peer has the address
-        handle = symmetric.rendezvous(memory, group)
+        slow = [other for other in others if asked == "auto" and not peer_memory.has_atomics(own, other)]
     except RuntimeError as error:
-        raise ExchangeUnavailableError(f"torch cannot share memory between these GPUs: {error}") from error
-    report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
-    return Arena(device, group.rank(), tuple(handle.buffer_ptrs), memory.numel(), timeout, memory, handle, report)
+        return f"links of GPU {own} are not known: {error}"
+    return f"no NVLink joins GPU {own} of rank {rank} and GPU {slow[0]}" if slow else ""
+
+
+@dataclass
+class _Ranks:
+    """What ranks tell each other through the store: nobody is waited for in a collective that he does not come to."""
+
+    rank: int
+    size: int
+    rounds: int = 0
+
+    def said(self, text: str) -> Sequence[str]:
+        """What every rank says in this round."""
+        store = PrefixStore(f"shardfuse/exchange/{self.rounds}", default_store())
+        self.rounds += 1
+        store.set(f"{self.rank}", text)
+        return [store.get(f"{other}").decode() for other in range(self.size)]
+
+
+def first_of(reasons: Sequence[str]) -> str:
+    """The first of the ranks' reasons, with its rank."""
+    return next((f"rank {r}: {text}" for r, text in enumerate(reasons) if text), "")
+
+
+def _shared(device: torch.device, ranks: _Ranks) -> tuple[int, ...] | str:
+    """Where each rank's memory is in this process's address space, or why some rank has none that the others reach."""
+    handle, why = b"", ""
+    try:
+        torch.cuda.synchronize(device)  # has the GPU's context be this thread's
+        own = peer_memory.allocate(device.index, ARENA_BYTES)
+        peer_memory.zero(own, ARENA_BYTES)  # before any peer has it
+        handle = peer_memory.exported(own)
+    except RuntimeError as error:
+        own, why = 0, f"these GPUs cannot share memory: {error}"
+    handles, whys = zip(*(text.split("\n", 1) for text in ranks.said(f"{handle.hex()}\n{why}")), strict=True)
+    if any(whys):
+        return first_of(whys)
+    addresses = list[int]()
+    try:
+        for rank, text in enumerate(handles):
+            addresses.append(own if rank == ranks.rank else peer_memory.opened(bytes.fromhex(text)))
+    except RuntimeError as error:
+        why = f"these GPUs cannot share memory: {error}"
+    reason = first_of([text.removeprefix("\n") for text in ranks.said(f"\n{why}")])
+    if reason:
+        _close([address for address in addresses if address != own])
+    return reason or tuple(addresses)
+
+
+def _close(addresses: Sequence[int]) -> None:
+    """Let go of peers' memory."""
+    for address in addresses:
+        peer_memory.close(address)

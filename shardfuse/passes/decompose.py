@@ -65,6 +65,7 @@ class _Decomposer:
         self.exprs: list[Expr] = []
         self.links = h200_nodes(fusion.ranks_per_node)
         self.is_cut = bool(fusion.streams)
+        self.in_kernel = fusion.has_cheap_sums
         self.read = {t for e in fusion.exprs if e.op != "set" and e.op not in TORCH_CALLS for t in e.tensors}
         """What kernels read."""
         self.converted: dict[tuple[BoundTensor, DeviceMesh | None, Sharding], BoundTensor] = {}
@@ -135,7 +136,8 @@ class _Decomposer:
             exact = not visible and _same(domain, out.domain) and current.dtype is out.dtype
             target = out if exact else self.like(current, f"{out.name}s{k}", domain)
             parts = summands_of(current, gone[0], {t: e for e in self.exprs for t in e.outputs})
-            how = None if self.is_cut else divided(op, parts, domain, dims, is_read=out in self.read)
+            is_read = out in self.read
+            how = None if self.is_cut else divided(op, parts, domain, dims, is_read=is_read, in_kernel=self.in_kernel)
             if how is not None:
                 self.add_up(parts, target, with_entry(domain, dims[0], how) if how else domain)
             else:

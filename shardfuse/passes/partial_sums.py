@@ -77,21 +77,22 @@ def summands_of(summand: BoundTensor, at: int, producers: Mapping[BoundTensor, E
 
 
 def divided(
-    op: str, parts: Summands, total: BoundDomain, dims: Sequence[ParallelType], *, is_read: bool
+    op: str, parts: Summands, total: BoundDomain, dims: Sequence[ParallelType], *, is_read: bool, in_kernel: bool
 ) -> Axis | None:
     """By which digits the ranks of a mesh dimension divide the sum between them, to add up each its part.
 
     None: a collective adds up.  No digits: every rank is given all summands.  The rule is the bytes that a rank is
     given; up to ``ONE_STEP_BYTES`` more are taken for one call instead of two.
     total: the sum as it is wanted, cut over that dimension or whole on every rank of it.
-    is_read: does a kernel read the sum, in which it can be added up?
+    is_read: does a kernel read the sum, in which it can be added up?  in_kernel: may ranks send
+    one another the summands inside of it?
     """
     mesh, sent = total.mesh, parts.sent
     if op != "sum" or sent.dtype not in _NARROW or mesh is None or len(dims) != 1:
         return None
     (p,) = dims
     ranks, wanted = mesh.extent(p), total.digits_on(p)
-    is_large = local_bytes(sent) > PAIR_BYTES
+    is_large = local_bytes(sent) > PAIR_BYTES and not in_kernel
     if not parts.chain and ranks == 2 and (wanted or is_large or not is_read):
         return None  # a collective of 16-bit numbers, of which two are rounded once by whoever adds them
     if wanted:

@@ -22,6 +22,8 @@ class RankExchange:
     ``parallel_type``, and each of these ranks is given all elements of what they have of ``sent``.
 
     ``programs``: how many are resident at once: the kernel's grid is no larger, the same for all strides of a program.
+    ``is_in_rows``: is ``sent`` sent row by row, a flag behind each, instead of in words that are their own flags?
+    ``members``: how many programs share a row of what is sent in words; each has as much of it.
     """
 
     mesh: DeviceMesh
@@ -29,6 +31,8 @@ class RankExchange:
     statistics: tuple[BoundTensor, ...]
     sent: BoundTensor | None = None
     programs: int = 0
+    is_in_rows: bool = False
+    members: int = 1
 
     @property
     def ranks(self) -> int:

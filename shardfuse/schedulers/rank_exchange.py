@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from ..analysis.resharding import communication_of
 from ..analysis.sharding import is_even
 from ..device import Device
+from ..ir.domain import without
 from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from ..mesh import DeviceMesh
@@ -32,22 +33,24 @@ from .persistent import by_one_program, too_long
 from .plan import KernelPlan, RankExchange, kernel_name
 from .schedule import Launch, Schedule, Tile
 from .segment import Segment, touches_empty
-from .sent_words import for_words, why_not_sent
+from .sent_words import for_words, is_in_rows, members_of, why_not_sent
 from .space import Space, analyse
 from .team import in_columns
 
 LEFT_FREE = 32
-"""Multiprocessors on which no program waits, for the collectives of other streams: each waits for its peers too."""
-_WARPS, _REGISTERS = 16, 128
-"""Of a multiprocessor and of a thread: so many warps are resident whatever the compiler does."""
-_MANY_WARPS, _FEW_REGISTERS = 32, 64
+"""Multiprocessors on which no program waits, for a collective of another stream, which waits for its peers too: NCCL
+launches at most 32 programs for one.  Source: NCCL's user guide, ``ncclConfig_t.maxCTAs``."""
+_WARPS, _MANY_WARPS = 16, 32
+"""Warps of a multiprocessor that are resident whatever the compiler does, as a thread is given no more registers than
+its registers divided by them: 128 and 64 on an H200.  The first holds the longest rows without a spill."""
 _HELD = 32
-"""Values of a row that a thread holds in so few registers.  Each program waits for its row: the more of them there are,
-the more rows are on their way."""
+"""Values of a row, as float32 in registers, of a thread of ``_MANY_WARPS``: half of the registers that it has then."""
 _SHORT = 16
-"""Values of a short row that a thread holds."""
+"""Values of a short row that a thread holds: two loads of 16 bytes of a 16-bit type, under way at once."""
 _MOST_RANKS = 8
+"""Ranks that each other rank stores to: GPUs of a host that NVLink joins.  Source: NVIDIA HGX H200."""
 _MOST_ROWS = 1 << 16
+"""Rows with slots of their own.  Of 8 ranks and two statistics they take 16 MB, a quarter of the arena."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ def exchanged(
     assert parallel_type is not None, "it was looked at"
     if known is not None and (known.mesh, known.parallel_type) != (mesh, parallel_type):
         return "it is over other ranks than the statistics before"
+    if known is not None and known.sent is not None:
+        return "the kernel before sends a tensor"
     if mesh.extent(parallel_type) > _MOST_RANKS:
         return f"{mesh.extent(parallel_type)} ranks are more than {_MOST_RANKS}"
     sums = {e.tensors[0]: e for e in call.exprs}
@@ -116,12 +121,13 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     segment, exchange = found.segment, found.exchange
     if any(map(touches_empty, segment.exprs)):
         return "a tensor has no elements"
-    uneven = next((t for t in (*segment.inputs, *segment.outputs) if not _is_even(t, exchange.mesh)), None)
-    if uneven is not None:
-        return f"{uneven} is cut unevenly"
     space = analyse(segment)
     if isinstance(space, str):
         return space
+    stored = (*segment.inputs, *segment.outputs)
+    uneven = [t for t in stored if not _is_even(t, exchange.mesh)]
+    if any(not _is_row_uneven(t, exchange, space) for t in uneven):
+        return f"{uneven[0]} is cut unevenly, and not along its rows alone"
     made = {t: e for e in segment.exprs for t in e.outputs}
     for t in exchange.statistics:
         if not space.has_r(made[t].tensors[0]) or space.has_r(t):
@@ -140,6 +146,18 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     return None if exchange.sent is None else why_not_sent(exchange.sent, space)
 
 
+def why_not_given(segment: Segment, exchange: RankExchange) -> str | None:
+    """Why ranks might have other bits of a result that all of them have: kernels of uneven shards are not the same.
+
+    A statistic itself is added up by all in the same way, and may be a result.
+    """
+    space = analyse(segment)
+    assert not isinstance(space, str), "it was asked about"
+    uneven = next((t for t in (*segment.inputs, *segment.outputs) if not _is_even(t, exchange.mesh)), None)
+    alike = [t for t in segment.outputs if not space.has_r(t) and t not in exchange.statistics]
+    return f"{alike[0]}, of which all ranks have as much, would be made with {uneven}" if uneven and alike else None
+
+
 def _one_row(space: Space) -> Schedule:
     """A short row for each program, so that one warp waits for it.
 
@@ -156,21 +174,40 @@ def _is_even(tensor: BoundTensor, mesh: DeviceMesh) -> bool:
     return own == mesh and all(is_even(digits, own.extent(p)) for p, digits in tensor.domain.sharding)
 
 
+def _is_row_uneven(tensor: BoundTensor, exchange: RankExchange, space: Space) -> bool:
+    """Do ranks have more or less of each row of ``tensor``, all of them something, and as many rows?"""
+    domain = tensor.domain
+    for p, digits in domain.sharding:
+        if is_even(digits, exchange.mesh.extent(p)):
+            continue
+        here = [without(axis, digits) for axis in domain.logical if not set(digits).isdisjoint(axis)]
+        if p is not exchange.parallel_type or not {a for axis in here for d in axis for a in space.pieces[d]} <= {
+            *space.r
+        }:
+            return False
+    return domain.mesh == exchange.mesh and all(0 not in domain.local_shape(rank) for rank in exchange.mesh.ranks)
+
+
 def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel, with a grid that is resident beside what other streams run."""
     segment = found.segment
     space = analyse(segment)
     assert not isinstance(space, str), "it was asked about"
     schedule = by_one_program(segment, space, device)
+    free, members = max(device.multiprocessors - LEFT_FREE, 1), 1
     if found.exchange.sent is not None:
-        schedule = for_words(schedule, space)
+        members = members_of(segment, space, free)
+        schedule = for_words(schedule, space, members)
     elif schedule.kept > 1:
         schedule = _one_row(space)
-    free, launch = max(device.multiprocessors - LEFT_FREE, 1), schedule.launch
-    programs, registers = free * max(_WARPS // launch.warps, 1), _REGISTERS
+    launch = schedule.launch
+    programs, registers = free * max(_WARPS // launch.warps, 1), device.registers // (_WARPS * WARP)
     held = schedule.kept * space.reduced / (launch.warps * WARP)
     if held <= _HELD and space.kept > programs * schedule.kept:
-        programs, registers = free * max(_MANY_WARPS // launch.warps, 1), _FEW_REGISTERS
+        programs = free * max(_MANY_WARPS // launch.warps, 1)
+        registers = device.registers // (_MANY_WARPS * WARP)
     launch = replace(launch, registers=min(launch.registers or registers, registers))
-    schedule, exchange = replace(schedule, launch=launch), replace(found.exchange, programs=programs)
+    is_by_rows = found.exchange.sent is not None and is_in_rows(space)
+    exchange = replace(found.exchange, programs=programs, is_in_rows=is_by_rows, members=members)
+    schedule = replace(schedule, launch=launch)
     return (KernelPlan(kernel_name("exchange", segment), segment, space, schedule, device, exchange=exchange),)

@@ -1,18 +1,32 @@
-"""How words of a tensor that ranks send one another are cut: what no kernel sends, and the blocks of one that does."""
+"""How a tensor that ranks send one another is cut: what no kernel sends, and the blocks and slots of one that does."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.expr import BoundTensor
+from ..ir.expr import FACTORIES, PICK, REDUCTIONS, STATISTICS, BoundTensor
 from .limits import WARP
+from .plan import KernelPlan, RankExchange
 from .schedule import Registers, Schedule, Tile
+from .segment import Segment
 from .space import Space
 
 MOST_ELEMENTS = 1 << 17
-"""256 KB of 16-bit elements: beyond, half of what is sent being flags costs more than a collective's latency."""
+"""Of 16 bits: beyond 256 KB, that half of what is sent is flags costs more than a fence and a flag for each row.  In a
+CUDA graph on 2 x H200 words and rows took 5.4 and 5.7 us for 16 rows of 8192, 10.4 and 8.5 for 64."""
 _EACH = 8
-"""Elements of a row that a thread has at the least: whole words, as many for each."""
+"""Elements of 16 bits that a thread has of each block at the least: the 16 bytes of its widest access."""
+_OF_ROWS = 32
+"""Elements of a row that a thread has where rows are sent.  With half as many, 16 rows of 8192 took 6.8 us instead of
+5.7 in a CUDA graph on 2 x H200, and 2048 rows 122 instead of 113."""
+_BY_ONE = (*FACTORIES, *STATISTICS, PICK)
+"""Ops whose programs have whole rows."""
+MOST_MEMBERS = 8
+"""Programs of a row: each waits for a word of every other, and more of them have fewer than 32 bytes for a thread."""
+_LEAST_WARPS = 4
+"""Warps of a program of which several share a row: of one, the latency of its few loads is all that it has."""
+FLAG_WORDS = 4
+"""64-bit words from one flag of a row to the next: 32 bytes, the sector that a poll reads from L2."""
 
 
 def why_not_sent(sent: BoundTensor, space: Space) -> str | None:
@@ -21,13 +35,60 @@ def why_not_sent(sent: BoundTensor, space: Space) -> str | None:
         return f"{sent} does not have every element"
     if space.reduced % _EACH:
         return f"rows of {space.reduced} elements are not cut into whole words"
-    elements = space.kept * space.reduced
-    return f"{elements} elements are more than {MOST_ELEMENTS}" if elements > MOST_ELEMENTS else None
+    return None
 
 
-def for_words(schedule: Schedule, space: Space) -> Schedule:
-    """``schedule`` with a row for each program, and 8 elements of each block for a thread."""
-    warps = min(schedule.launch.warps, max(space.reduced // (_EACH * WARP), 1))
+def is_in_rows(space: Space) -> bool:
+    """Is so much sent that words which are their own flags would take longer?"""
+    return space.kept * space.reduced > MOST_ELEMENTS
+
+
+def members_of(segment: Segment, space: Space, free: int) -> int:
+    """How many programs share a row that is sent in words, where ``free`` multiprocessors have one each.
+
+    The words of a row leave and come by all of their multiprocessors at once.
+    """
+    if is_in_rows(space) or segment.windows or any(e.op in _BY_ONE for e in segment.exprs):
+        return 1
+    members = min(MOST_MEMBERS, 1 << max(free // space.kept, 1).bit_length() - 1)
+    while members > 1 and space.reduced % (members * _LEAST_WARPS * WARP * _EACH):
+        members //= 2
+    return members
+
+
+def for_words(schedule: Schedule, space: Space, members: int) -> Schedule:
+    """``schedule`` with a row, or a member's part of one, for each program, and 8 elements of each block for a thread.
+
+    Few rows are bounded by latency, and load all before they wait; many by registers, and load weights at their end.
+    """
+    each = _OF_ROWS if is_in_rows(space) else _EACH
+    warps = min(schedule.launch.warps, max(space.reduced // members // (each * WARP), 1))
     warps = 1 << (warps.bit_length() - 1)
     order, launch = Tile(1, warps * WARP * _EACH), replace(schedule.launch, warps=warps)
-    return replace(schedule, order=order, residency=Registers(eager=True), launch=launch)
+    return replace(schedule, order=order, residency=Registers(eager=not is_in_rows(space)), launch=launch)
+
+
+def member_words(plan: KernelPlan) -> int:
+    """64-bit words of a set of slots in which the programs of each row give each other their parts of reductions."""
+    exchange = plan.exchange
+    assert exchange is not None, "a kernel whose ranks exchange"
+    if exchange.members == 1:
+        return 0
+    return len([e for e in plan.segment.exprs if e.op in REDUCTIONS]) * plan.space.kept * exchange.members
+
+
+def row_elements(plan: KernelPlan) -> int:
+    """Elements of a row of what is sent, in whole blocks."""
+    return -(-plan.space.reduced // plan.schedule.reduced) * plan.schedule.reduced
+
+
+def flags_of_rows(exchange: RankExchange) -> int:
+    """64-bit words of the flags of rows: in two sets, for each program and peer."""
+    return 2 * exchange.programs * (exchange.ranks - 1) * FLAG_WORDS
+
+
+def words_of_rows(plan: KernelPlan) -> int:
+    """64-bit words of each rank's slots for rows, with their flags."""
+    exchange = plan.exchange
+    assert exchange is not None, "a kernel whose ranks exchange"
+    return flags_of_rows(exchange) + 2 * exchange.programs * (exchange.ranks - 1) * row_elements(plan) // 4

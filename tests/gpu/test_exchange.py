@@ -6,6 +6,7 @@ after two seconds here, whatever happens.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from exchange_cases import KINDS, PARTIAL, Ranks, define, expected, inputs, kern
 from benchmarks.roundings import assert_near
 from shardfuse import DataType
 from shardfuse.codegen.mesh_exchange import Reported
+from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import Launch
 from shardfuse.ir.expr import BoundTensor
+from shardfuse.schedulers.rank_exchange import LEFT_FREE
 
 pytestmark = pytest.mark.gpu
 
@@ -28,9 +31,9 @@ REPLAYS = 10_000
 class Job:
     """A program on so many ranks, with its inputs."""
 
-    def __init__(self, kind: str, rows: int, n: int, ranks: int, directory: Path) -> None:
+    def __init__(self, kind: str, rows: int, n: int, ranks: int, directory: Path, device: Device = H200) -> None:
         self.kind, self.given = kind, inputs(kind, rows, n, torch.bfloat16, ranks)
-        self.plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows))
+        self.plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows, device))
         self.world = Ranks(self.plan, GPU)
         self.launches = self.world.launches(directory)
         self.tensors = [self.world.pieces(kind, rank, self.given) for rank in range(ranks)]
@@ -69,6 +72,18 @@ def outputs(job: Job) -> list[tuple[BoundTensor, torch.Tensor]]:
 @pytest.mark.parametrize(("rows", "n", "ranks"), [(1, 8192, 2), (37, 2048, 4), (64, 8192, 2), (500, 512, 2)])
 def test_all_ranks_have_what_they_have_together(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
     job = Job(kind, min(rows, 8) if kind == PARTIAL else rows, n, ranks, tmp_path)
+    for _ in range(5):
+        job.clear()
+        job.launch()
+        job.check()
+
+
+@pytest.mark.parametrize(("rows", "n", "ranks"), [(17, 8192, 2), (500, 8192, 2), (300, 4096, 3), (77, 5120, 4)])
+def test_rows_that_ranks_send(rows: int, n: int, ranks: int, tmp_path: Path) -> None:
+    """In many turns of few programs, so that those of all ranks run at once on one GPU."""
+    part = replace(H200, multiprocessors=LEFT_FREE + (H200.multiprocessors - 4) // ranks // 2)
+    job = Job(PARTIAL, rows, n, ranks, tmp_path, part)
+    assert job.plan.exchange.is_in_rows
     for _ in range(5):
         job.clear()
         job.launch()

@@ -1,0 +1,248 @@
+"""Partial sums that ranks send one another row by row inside of a kernel, for messages that NVLink's bandwidth bounds.
+
+A word that is its own flag (``codegen/sending.py``) doubles what is sent.  Here a program stores the elements of its
+row into the memory of every peer as they are, then one flag for each, at system scope behind a fence; it waits for the
+flags of the others, and reads their rows from its own memory.  What bounds a launch is NVLink: other programs of the
+multiprocessor store their rows meanwhile.
+
+Slots belong to programs, not to rows, so that they take as little memory for many rows as for few, and all programs of
+the same geometry share them (``executor/regions.py``)::
+
+    flags   [programs, 2, ranks - 1]            32 bytes each, of which the first four are the number of a turn
+    rows    [programs, 2, ranks - 1, elements]  of 16 bits; elements: of a row, up to whole blocks
+
+Turns are counted for each program, through all launches.  Ranks have the same grid, so that the same program of each
+has the same turns.  Two sets are enough: who stores the row of turn t + 2 has seen the flag of turn t + 1 of every
+peer, which a peer stores when it has read the rows of turn t.
+
+The rank at distance ``j`` behind this one, counted round the ranks, has its place ``j - 1``; addresses and names in the
+table are in this order, this rank's own first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..ir.dtype import DataType
+from ..ir.expr import OF_RANK
+from ..schedulers.plan import KernelPlan
+from ..schedulers.sent_words import FLAG_WORDS, flags_of_rows, row_elements
+from .arithmetic import TRITON_TYPE
+from .exchange import MAILBOX
+from .mesh_exchange import AT_ONCE, NAME_BITS, POLLS, RANK, REST, ROW_BITS, SLOTS, indented, reporting, row_of
+from .sending import Sending
+from .tile import Chunk
+
+_POST = '''@triton.jit
+def post_{peers}({pointers}, turn):
+    """What the program has stored is seen by whoever sees ``turn`` at the flags."""
+    tl.debug_barrier()
+    tl.inline_asm_elementwise(
+        """{{
+{lines}
+        }}""",
+        "{constraints}",
+        [{pointers}, turn],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+'''
+
+_AWAIT = '''@triton.jit
+def await_rows_{peers}({pointers}, turn, row, limit, report, names_ptr):
+    """Wait until every flag is ``turn``.  Returns whether one is not, after the limit."""
+    place = (turn.to(tl.int64) << 32) | ((row & {rows}) << {name_bits})
+    tl.inline_asm_elementwise(
+        """{{
+{waiting}
+        }}""",
+        "{waiting_constraints}",
+        [{pointers}, turn, limit, report, place, names_ptr],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    tl.debug_barrier()
+    return tl.inline_asm_elementwise(
+        """{{
+{looking}
+        }}""",
+        "{looking_constraints}",
+        [{pointers}, turn],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+'''
+
+_INTERPRETED_POST = """@triton.jit
+def post_{peers}({pointers}, turn):
+    {stores}
+"""
+
+_INTERPRETED_AWAIT = '''@triton.jit
+def await_rows_{peers}({pointers}, turn, row, limit, report, names_ptr):
+    """Programs that run one after the other do not wait."""
+    return 0
+'''
+
+
+def post_text(peers: int, *, interpret: bool) -> str:
+    """The function that stores a turn at so many flags, by the first thread, behind one fence."""
+    pointers = [f"ptr{k}" for k in range(peers)]
+    if interpret:
+        stores = "\n    ".join(f"tl.store({p}, turn)" for p in pointers)
+        return _INTERPRETED_POST.format(peers=peers, pointers=", ".join(pointers), stores=stores)
+    lines = [
+        ".reg .pred other; .reg .u32 thread;",
+        "mov.u32 thread, %tid.x; setp.ne.u32 other, thread, 0;",
+        "@other bra done;",
+        "fence.acq_rel.sys;",
+        *(f"st.relaxed.sys.global.u32 [${k + 1}], ${peers + 1};" for k in range(peers)),
+        "done:",
+        "mov.u32 $0, 0;",
+    ]
+    constraints = ",".join(["=r", *["l"] * peers, "r"])
+    return _POST.format(peers=peers, pointers=", ".join(pointers), lines=indented(lines), constraints=constraints)
+
+
+def await_rows_text(peers: int, *, interpret: bool) -> str:
+    """The function that waits for so many flags: the first thread polls, and the others wait for it."""
+    pointers = ", ".join(f"ptr{k}" for k in range(peers))
+    if interpret:
+        return _INTERPRETED_AWAIT.format(peers=peers, pointers=pointers)
+    each = range(peers)
+    turn, limit, report, place, names = (f"${peers + k}" for k in range(1, 6))
+    waiting = [
+        f".reg .pred go; .reg .b64 since, now, told, name; .reg .u32 found<{peers}>, turns, late;",
+        "mov.u32 turns, 0; mov.u64 since, 0;",
+        "mov.u32 late, %tid.x; setp.ne.u32 go, late, 0;",
+        "@go bra done;",
+        "again:",
+        *(f"ld.acquire.sys.global.u32 found{k}, [${k + 1}];" for k in each),
+        *(f"setp.{'eq.and' if k else 'eq'}.u32 go, found{k}, {turn}{', go' if k else ''};" for k in each),
+        "@go bra done;",
+        f"add.u32 turns, turns, 1; setp.lt.u32 go, turns, {AT_ONCE};",
+        "@go bra again;",
+        f"nanosleep.u32 {REST};",
+        f"and.b32 late, turns, {POLLS - 1}; setp.ne.u32 go, late, 0;",
+        "@go bra again;",
+        f"ld.relaxed.sys.global.b64 told, [{report}];",
+        "setp.ne.u64 go, told, 0;",
+        "@go bra done;",
+        "mov.u64 now, %globaltimer;",
+        "setp.eq.u64 go, since, 0;",
+        "@go mov.u64 since, now;",
+        "sub.u64 now, now, since;",
+        f"setp.lt.u64 go, now, {limit};",
+        "@go bra again;",
+        *reporting(peers, 1, turn, report, place, names),
+        "done:",
+        "mov.u32 $0, 0;",
+    ]
+    looking = [
+        f".reg .pred late; .reg .u32 found<{peers}>, any;",
+        "mov.u32 any, 0;",
+        *(f"ld.relaxed.sys.global.u32 found{k}, [${k + 1}];" for k in each),
+        *(f"setp.ne.u32 late, found{k}, {turn}; @late mov.u32 any, 1;" for k in each),
+        "mov.u32 $0, any;",
+    ]
+    return _AWAIT.format(
+        peers=peers,
+        pointers=pointers,
+        rows=f"0x{(1 << ROW_BITS) - 1:X}",
+        name_bits=NAME_BITS,
+        waiting=indented(waiting),
+        waiting_constraints=",".join(["=r", *["l"] * peers, "r", *["l"] * 4]),
+        looking=indented(looking),
+        looking_constraints=",".join(["=r", *["l"] * peers, "r"]),
+    )
+
+
+def rows_head_lines(plan: KernelPlan) -> list[str]:
+    """Before the loop over rows: the table, and how many turns this program has had."""
+    exchange = plan.exchange
+    assert exchange is not None, "a kernel whose ranks exchange"
+    ranks = exchange.ranks
+    own = f"own_flags = tl.load({MAILBOX} + {SLOTS}).to(tl.pointer_type(tl.int64))"
+    places = [*range(1, ranks)]
+    return [
+        f"epochs_ptr = {MAILBOX} + {SLOTS + 2 * ranks} + tl.program_id(0)",
+        "epoch = tl.load(epochs_ptr).to(tl.int32)",
+        f"limit = tl.load({MAILBOX})",
+        f"report = tl.load({MAILBOX} + 1)",
+        f"rank = tl.load({MAILBOX} + {RANK})",
+        f"names_ptr = {MAILBOX} + {SLOTS + ranks + 1}",
+        own,
+        *(f"flags_{j} = tl.load({MAILBOX} + {SLOTS + j}).to(tl.pointer_type(tl.int64))" for j in places),
+        f"own_rows = {_rows_at(plan, 0)}",
+        *(f"rows_{j} = {_rows_at(plan, j)}" for j in places),
+    ]
+
+
+def _rows_at(plan: KernelPlan, j: int) -> str:
+    """Text of where the rows of the rank at distance ``j`` begin, aligned for the widest stores."""
+    exchange = plan.exchange
+    assert exchange is not None, "a kernel whose ranks exchange"
+    assert exchange.sent is not None, "what they send"
+    flags, kind = flags_of_rows(exchange), TRITON_TYPE[exchange.sent.dtype]
+    return f"tl.multiple_of((tl.load({MAILBOX} + {SLOTS + j}) + {8 * flags}).to(tl.pointer_type({kind})), 16)"
+
+
+class SendingRows(Sending):
+    """An emitter whose plan sends a tensor row by row."""
+
+    def send(self, chunks: Sequence[Chunk]) -> None:
+        """The row goes out to all peers, and a flag behind it."""
+        exchange, source = self.plan.exchange, self.source()
+        assert exchange is not None, "a kernel whose ranks exchange"
+        peers, elements = exchange.ranks - 1, row_elements(self.plan)
+        self.helpers[f"post_{peers}"] = post_text(peers, interpret=self.interpret)
+        self.out.paragraph()
+        self.out.line("epoch += 1")
+        lane = "tl.program_id(0) * 2 + (epoch & 1)"
+        self.out.line(f"lane = {lane}" if peers == 1 else f"lane = ({lane}) * {peers}")
+        self.out.line(f"lane_row = lane.to(tl.int64) * {elements}")
+        for chunk in chunks:
+            text = f"{self.value(source, chunk).text}.to({TRITON_TYPE[source.dtype]})"
+            for j in range(1, exchange.ranks):
+                # of whom this rank is at distance ranks - j
+                at = _sum(f"rows_{j} + lane_row", (peers - j) * elements, chunk.start or 0)
+                self.out.line(f"tl.store({at} + {chunk.lane}, {text})")
+        flags = [_sum(f"flags_{j} + lane * {FLAG_WORDS}", (peers - j) * FLAG_WORDS) for j in range(1, peers + 1)]
+        self.out.line(f"post_{peers}({', '.join(flags)}, epoch)")
+
+    def receive(self, chunk: Chunk) -> None:
+        """What all ranks have of a chunk, once all rows have come."""
+        exchange, source = self.plan.exchange, self.source()
+        assert exchange is not None, "a kernel whose ranks exchange"
+        ranks, peers, elements = exchange.ranks, exchange.ranks - 1, row_elements(self.plan)
+        if f"await_rows_{peers}" not in self.helpers:  # the first chunk of a turn waits for all
+            self.helpers[f"await_rows_{peers}"] = await_rows_text(peers, interpret=self.interpret)
+            flags = [_sum(f"own_flags + lane * {FLAG_WORDS}", i * FLAG_WORDS) for i in range(peers)]
+            given = [*flags, "epoch", row_of(self), "limit", "report", "names_ptr"]
+            self.out.line(f"late = await_rows_{peers}({', '.join(given)})")
+        mine = self.value(source, chunk)
+        names = [f"{source}_of_{k}{chunk.suffix}" for k in range(ranks)]
+        for k in range(ranks):
+            name = f"{source}_of_peer{chunk.suffix}" if ranks == 2 else names[k]
+            if ranks > 2 or not k:
+                place = [] if ranks == 2 else [f"({k} - rank + {peers}) % {ranks} % {peers} * {elements}"]
+                at = " + ".join([_sum("own_rows + lane_row", chunk.start or 0), *place, chunk.lane])
+                self.out.line(f'{name} = tl.load({at}, cache_modifier=".cg").to(tl.float32)')
+                self.out.line(f'{name} = tl.where(late == 0, {name}, float("nan"))')
+            own, come = (mine.text, name) if k == 0 or ranks > 2 else (name, mine.text)
+            condition = f"rank == {k}" if ranks > 2 else "rank == 0"
+            self.out.line(f"{names[k]} = tl.where({condition}, {own}, {come})")
+        for expr in self.plan.segment.exprs:
+            if expr.op == OF_RANK:
+                text = names[int(str(expr.attributes["rank"]))]
+                self.values[self.key(expr.output, chunk)] = replace(mine, text=text, dtype=DataType.Float)
+
+
+def _sum(text: str, *numbers: int) -> str:
+    """``text`` and what is added to it, where that is anything."""
+    number = sum(numbers)
+    return f"{text} + {number}" if number else text

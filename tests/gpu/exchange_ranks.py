@@ -1,0 +1,138 @@
+"""What each of two ranks does in the cases of test_exchange_ranks.py: `python exchange_ranks.py CASE`.
+
+Prints `fault SECONDS` (since the epoch) where a rank does what it should not.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from exchange_cases import PARTIAL, define, expected, inputs, piece, piece_of_output
+
+from benchmarks.roundings import assert_near
+from shardfuse import DataType, initialize
+from shardfuse.mesh import symmetric
+from shardfuse.mesh.process import ProcessContext, finalize
+
+STOPPED = 4.0
+"""Seconds, less than those after which a silent rank counts as gone."""
+REPLAYS, EACH = 10_000, 10
+ROWS = (1, 3, 8, 17, 100, 700)
+
+
+class Job:
+    """One kind of program with rows of 8192, for any number of them."""
+
+    def __init__(self, kind: str, context: ProcessContext) -> None:
+        self.kind, self.context = kind, context
+        self.fd = define(kind, 8192, 2, DataType.BFloat16)
+        self.given = {rows: inputs(kind, rows, 8192, torch.bfloat16) for rows in ROWS}
+        self.here = {
+            rows: [piece(kind, k, v, 2, context.rank).to(context.device) for k, v in enumerate(given)]
+            for rows, given in self.given.items()
+        }
+
+    def run(self, rows: int) -> list[torch.Tensor]:
+        return self.fd.execute(self.here[rows])
+
+    def check(self, rows: int, found: list[torch.Tensor]) -> None:
+        wide, eager = (expected(self.kind, [v.to(t) for v in self.given[rows]]) for t in (torch.float64, torch.float32))
+        for k, value in enumerate(found):
+            parts = [piece_of_output(self.kind, v[k], 2, self.context.rank) for v in (wide, eager)]
+            assert_near(value.cpu(), parts[0], parts[1].bfloat16(), n=2, what=f"{self.kind}, output {k}")
+
+
+def go_on(context: ProcessContext, jobs: list[Job]) -> None:
+    """A rank that is stopped for seconds, sizes that change in every call, and graphs out of step beside NCCL."""
+    if context.rank == 1:
+        waker = f"sleep {STOPPED}; kill -CONT {os.getpid()}"
+        subprocess.Popen(["/bin/sh", "-c", waker])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    found = [job.run(8) for job in jobs]
+    for job, tensors in zip(jobs, found, strict=True):
+        job.check(8, tensors)
+    both, own = random.Random(5), random.Random(context.rank)
+    for _ in range(1000):
+        both.choice(jobs).run(both.choice(ROWS))
+        if own.random() < 0.01:
+            time.sleep(own.random() * 0.003)
+    for job in jobs:
+        for rows in ROWS:
+            job.check(rows, job.run(rows))
+    side, number = torch.cuda.Stream(), torch.ones(1 << 20, device=context.device)
+    for job, rows in ((jobs[0], 8), (jobs[1], 3), (jobs[1], 17)):
+        replay_many(job, rows, side, number, own)
+
+
+def replay_many(job: Job, rows: int, side: torch.cuda.Stream, number: torch.Tensor, own: random.Random) -> None:
+    """A graph of so many calls, again and again, while NCCL reduces on another stream."""
+    eager = job.run(rows)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    dist.barrier()
+    with torch.cuda.graph(graph):
+        for _ in range(EACH):
+            replayed = job.run(rows)
+    for k in range(REPLAYS if rows == 8 else REPLAYS // 10):
+        graph.replay()
+        if k % 1000 == 0:
+            with torch.cuda.stream(side):
+                dist.all_reduce(number, dist.ReduceOp.MAX)
+            time.sleep(own.random() * 0.01)
+    torch.cuda.synchronize()
+    for one, other in zip(replayed, eager, strict=True):
+        assert torch.equal(one, other)
+
+
+def do_fault(case: str, jobs: list[Job]) -> Callable[[], object]:
+    """What rank 1 does while rank 0 waits in a kernel."""
+    time.sleep(1.0)
+    print(f"fault {time.time()}", flush=True)
+    match case:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raise":
+            raise ValueError("a bug")
+        case _:
+            return lambda: jobs[1].run(8)
+    raise AssertionError(case)
+
+
+def main(case: str) -> None:
+    context = initialize(timeout=60)
+    assert isinstance(symmetric.arena(), symmetric.Arena), symmetric.arena()
+    jobs = [Job(kind, context) for kind in ("rms_norm", PARTIAL)]
+    for job in jobs:
+        for rows in ROWS:
+            job.check(rows, job.run(rows))
+            assert not job.fd.explain().collectives
+    torch.cuda.synchronize()
+    dist.barrier()
+    if case == "few":
+        pass
+    elif case == "go_on":
+        go_on(context, jobs)
+    else:
+        run = do_fault(case, jobs) if context.rank == 1 else lambda: jobs[0].run(8)
+        run()
+        torch.cuda.synchronize()
+        time.sleep(30)  # until this rank is ended
+    print("done", flush=True)
+    finalize()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
