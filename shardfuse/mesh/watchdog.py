@@ -39,11 +39,13 @@ from shardfuse.mesh.collective_waits import CollectiveWait, ReportedWait
 from shardfuse.mesh.gpu_waits import StreamProbe, waited_on_gpu
 from shardfuse.mesh.groups import group_sequences
 from shardfuse.mesh.rendezvous import ProcessIdentity, Store
+from shardfuse.mesh.termination import SigtermThread, end_by_sigterm
 
 _STANDSTILL = 4.0  # seconds without an end of what the GPU was given, once a rank has left
 _FAREWELL = 3.0  # seconds that a failing rank gives the others to read why, before its launcher ends them
 _ANSWER = 1.5  # seconds that the store has for one exchange at the end, which takes it less than a millisecond
 _WORDLESS = "ended without a word (killed, or crashed)"
+_TERMINATED = "was ended by SIGTERM"
 _OWN_WORDS = 3.0  # seconds that a rank has to end by its own exception, which has a traceback
 
 
@@ -117,6 +119,7 @@ class Watchdog:
         self._trace = ""
         self._left_to_itself: float | None = None
         self._thread = threading.Thread(target=self._watch, name="shardfuse-watchdog", daemon=True)
+        self._sigterm = SigtermThread(self._end_by_sigterm)
 
     # for the main thread
 
@@ -125,6 +128,7 @@ class Watchdog:
         self._board.start()
         self._board.exchange(_ANSWER)  # the others are to see a rank that ends at once
         self._thread.start()
+        self._sigterm.start()
 
     def watch_device(self, device: torch.device, timeout: float) -> None:
         """Tell where this rank computes, and for how many seconds it waits for others, once it has a process group."""
@@ -168,6 +172,7 @@ class Watchdog:
             self._end_for(lost)
         self._stop.set()
         self._thread.join()
+        self._sigterm.stop()
         self._state = "left"
         self._board.exchange(_ANSWER)
 
@@ -180,6 +185,7 @@ class Watchdog:
     def abandon(self, reason: str | None) -> None:
         """End the watch of a world that did not come about; ``reason``: what those who wait for it are told."""
         self._stop.set()
+        self._sigterm.stop()
         if reason is not None and self._tell(Fault(self._rank, f"failed: {reason}")):
             self._wait(("failed", "left"), _FAREWELL, or_lost=True)
         self._board.close()
@@ -200,12 +206,13 @@ class Watchdog:
             threading.Event().wait()
 
     def fail(self, line: str, fault: Fault, leave: Callable[[], NoReturn] = lambda: os._exit(1)) -> NoReturn:
-        """Print one line, tell the others of the fault, give them time to read it, and end this process by `leave`.
+        """Print one line, if any, tell the others of the fault, give them time to read it, and end by `leave`.
 
         For the thread that has claimed it.
         """
         try:
-            say(self._rank, line)
+            if line:
+                say(self._rank, line)
             if self._tell(fault):
                 self._wait(("failed", "left"), _FAREWELL, or_lost=True)
         finally:
@@ -255,6 +262,15 @@ class Watchdog:
         if found.rank == self._rank:
             sys.stderr.write(self._trace)
         self.fail(found.line(self._rank), found)
+
+    def _end_by_sigterm(self) -> NoReturn:
+        """Name the rank that a launcher sent SIGTERM for, if it is one; without a line where it sent it to all."""
+        self._board.exchange(_ANSWER)
+        found = self._look()
+        self.claim()
+        if found is None or found.reason == _TERMINATED:
+            self.fail("", Fault(self._rank, _TERMINATED), end_by_sigterm)
+        self.fail(found.line(self._rank), found, end_by_sigterm)
 
     def _may_end_by_itself(self, found: Fault) -> bool:
         """For a while, where an exception is what went wrong here, and nobody may have caught it."""

@@ -10,6 +10,7 @@ Nothing is read back by the host.  Sums are of float32 within a chunk and of flo
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,9 @@ from typing import Any, cast
 import torch
 
 from ..executor import communication
+from ..mesh.calls import Call
 from ..mesh.groups import Team
+from ..mesh.process import ledger_of
 from .errors import NonFiniteNormError, OptimizerArgumentError
 from .kernel_text import GENERAL_NORM_SHAPE, KINDS, NORM_SHAPE, SCALE_SHAPE, Use
 from .walk import LISTED_PARTIALS, Launch, Launcher, Walk, make_walk
@@ -54,10 +57,21 @@ def checked_bound(call: str, max_norm: object) -> float:
 
 
 def added_up(total: torch.Tensor, exponent: float, team: Team | None) -> torch.Tensor:
-    """The sums (the largest elements) of all ranks as one, on every rank bitwise the same."""
+    """The sums (the largest elements) of all ranks as one, on every rank bitwise the same.
+
+    The all-reduce is a call of the ranks' like that of a program: where one rank makes it alone, both say so and end.
+    """
     if team is None:
         return total
+    ledger = ledger_of(team.ranks)
+    if ledger is not None:
+        ledger.note(_call_of(exponent))
     return communication.all_reduce(total, "max" if exponent == math.inf else "sum", team)
+
+
+@functools.cache
+def _call_of(exponent: float) -> Call:
+    return Call.of(f"shardfuse.optim: all_reduce of the norm of gradients, norm_type {exponent:g}")
 
 
 def root_of(total: torch.Tensor, exponent: float, dtype: torch.dtype) -> torch.Tensor:
