@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -54,9 +55,9 @@ def _reap(pid: int, timeout: float) -> int | None:
 class Server:
     """The process that all ranks of a script are forked from."""
 
-    def __init__(self, script: Path) -> None:
+    def __init__(self, script: Path, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(script)],
+            [sys.executable, str(script), *arguments],
             env=environment() | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -66,7 +67,7 @@ class Server:
 
     def start(self, arguments: Sequence[str], env: Mapping[str, str], folder: Path) -> Rank:
         """A rank, whose output and errors are files in the folder."""
-        files = [folder / f"{kind}{env['RANK']}" for kind in ("output", "errors")]
+        files = [folder / f"{kind}{env.get('RANK', 0)}" for kind in ("output", "errors")]
         pid = self._ask(
             {"arguments": list(arguments), "environment": dict(env), "output": str(files[0]), "errors": str(files[1])}
         )
@@ -93,6 +94,17 @@ class Server:
         answer = self._process.stdout.readline()
         assert answer, "the process that forks ranks has ended"
         return None if answer == "None\n" else int(answer)
+
+
+def rank_variables(ranks: int) -> list[dict[str, str]]:
+    """The environment of each of so many ranks on this host; none of a process alone."""
+    if ranks == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{"RANK": str(rank), **shared} for rank in range(ranks)]
 
 
 @dataclass(frozen=True)

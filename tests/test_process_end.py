@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from forked_ranks import Rank, Server
-from test_process import commands
+from forked_ranks import Rank, Server, rank_variables
 
 SCRIPT = Path(__file__).with_name("process_end_cases.py")
 PATIENCE = 100  # seconds for ranks to start on a busy machine
@@ -35,7 +34,7 @@ def server() -> Iterator[Server]:
 
 
 def start(server: Server, case: str, folder: Path) -> list[Rank]:
-    return [server.start([case, str(folder)], own, folder) for _, own in commands("by hand", case)]
+    return [server.start([case, str(folder)], own, folder) for own in rank_variables(2)]
 
 
 def start_and_await(server: Server, case: str, folder: Path) -> list[Rank]:
