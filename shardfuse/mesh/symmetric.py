@@ -123,7 +123,7 @@ def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_
 
 
 def _said_by_all(text: str, rank: int, size: int) -> Sequence[str]:
-    """What every rank says, told through the store: nobody is waited for in a collective that he does not come to."""
+    """What every rank reports, through the store: in a collective, a rank that does not come would be waited for."""
     store = PrefixStore("shardfuse/exchange", default_store())
     store.set(f"{rank}", text)
     return [store.get(f"{other}").decode() for other in range(size)]

@@ -74,7 +74,7 @@ class SigtermThread:
             signal.set_wakeup_fd(current)
 
     def _handle(self, _signal: int, _frame: FrameType | None) -> None:
-        """Where the byte was written to somebody else's file: once more to this one."""
+        """Write the byte once more: an event loop may have taken the first one."""
         os.write(self._writer, bytes([signal.SIGTERM]))
 
     def _read(self) -> None:

@@ -12,7 +12,7 @@ Every rank reads all records twice a second. Another rank cannot be waited for a
 5. where it has called another program than this rank at the same place,
 6. where a collective on this rank's GPU that torch does not watch has waited for longer than the group's timeout.
 
-A rank that leaves while the others have nothing more to do with it disturbs nobody.
+A rank that leaves and that the others do not need any longer is no fault.
 
 The store is asked by a thread of its own (`board.py`); the watchdog decides by what that has read, and nothing here
 waits for the store without a limit. Time in which this process itself stood still, as of a job that was suspended, is
@@ -95,7 +95,7 @@ class _Silence:
 class Watchdog:
     """Watches the other ranks from a thread of its own.
 
-    store: a connection that nobody else uses. host_rank: the rank that serves the store, None where the launcher does.
+    store: a connection of its own. host_rank: the rank that serves the store, None where the launcher does.
     heartbeat_limit: seconds after which a rank without a new beat counts as gone.
     """
 
@@ -183,7 +183,7 @@ class Watchdog:
         self._board.close()
 
     def abandon(self, reason: str | None) -> None:
-        """End the watch of a world that did not come about; ``reason``: what those who wait for it are told."""
+        """End the watch of a world that did not come about; ``reason``: reported to those who wait for it."""
         self._stop.set()
         self._sigterm.stop()
         if reason is not None and self._tell(Fault(self._rank, f"failed: {reason}")):
@@ -273,7 +273,7 @@ class Watchdog:
         self.fail(found.line(self._rank), found, end_by_sigterm)
 
     def _may_end_by_itself(self, found: Fault) -> bool:
-        """For a while, where an exception is what went wrong here, and nobody may have caught it."""
+        """For a while, where an exception is what went wrong here, and may be uncaught."""
         if found.rank != self._rank or not self._trace:
             return False
         if self._left_to_itself is None:

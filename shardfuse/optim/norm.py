@@ -32,7 +32,7 @@ EPSILON = 1e-6
 
 
 def order_of(exponent: float) -> int:
-    """The number by which the kernels know a norm."""
+    """The kernels' number for the order of a norm: 2 and 1, 0 for infinity, 3 for any other."""
     return {2.0: 2, 1.0: 1, math.inf: 0}.get(exponent, 3)
 
 
@@ -113,7 +113,7 @@ def norm_type_of(dtypes: Sequence[torch.dtype]) -> torch.dtype:
 
 
 class Parts:
-    """The places of a list whose elements are computed with in one type, and what kernels over them are told.
+    """The places of a list whose elements are computed with in one type, and the constants of the kernels over them.
 
     float64 tensors have kernels of their own: mixed with others they would have all computed in float64.
     """
@@ -178,7 +178,7 @@ class NormKernels:
 
 
 class ScaleKernels:
-    """Multiplies gradients of these sizes by what the norm says, and tells the norm."""
+    """Multiplies gradients of these sizes by the factor that bounds the norm, and writes the norm."""
 
     def __init__(self, launcher: Launcher, sizes: Sequence[int], kinds: Sequence[int], exponent: float) -> None:
         parts = Parts(kinds)
@@ -191,7 +191,7 @@ class ScaleKernels:
                 self._walks.append((walk, launch, parts.dtype(k)))
 
     def scale(self, addresses: torch.Tensor, groups: torch.Tensor, total: torch.Tensor) -> torch.Tensor | None:
-        """The norm; ``None`` where there is no element here, and so no kernel that tells it."""
+        """The norm; ``None`` where this rank has no element, and so no kernel that writes it."""
         norm: torch.Tensor | None = None
         for walk, launch, dtype in reversed(self._walks):
             norm = torch.empty((), dtype=dtype, device=total.device)
