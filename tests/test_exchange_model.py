@@ -24,7 +24,7 @@ class Protocol:
     """``grids``: programs of each rank.  The rest are mistakes, and how it is without them.
 
     sets: of slots, which launches take in turn.  by_program: slots are those of a program, not of a row.  is_at_least:
-    a word is taken that is of this launch or a later one.  silent: a rank that posts nothing, and waits for no other rank.
+    a word is taken that is of this launch or a later one.  silent: a rank that neither posts nor waits for another.
     deaf: one that posts and waits for no other rank.
     """
 
