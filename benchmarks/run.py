@@ -166,7 +166,7 @@ def _measure(options: argparse.Namespace, measured: Iterator[list[Row]], left_ou
 
 
 def _warm(options: argparse.Namespace, work: Work) -> int:
-    """Failures are told, and are no reason to stop: the run that measures has them too."""
+    """Failures are reported, and are no reason to stop: the run that measures has them too."""
     for failure in compile_tables(work, [p for p in options.peers if peers.why_absent(p) is None]):
         print(failure, file=sys.stderr, flush=True)
     return 0

@@ -187,7 +187,7 @@ class _Compiler:
             raise RuntimeError(f"kernels do not compile for sm_90:\n{found[-4000:]}") from error
 
     def end(self) -> str:
-        """Close its input, which ends the process; what it has said of errors."""
+        """Close its input, which ends the process. Returns what it wrote to stderr."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()

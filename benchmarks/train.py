@@ -4,7 +4,7 @@ Every rank runs this.  The model is `examples/lm_model.py`, tensor and sequence 
 the peer is `plain_lm.py`, eager and under ``torch.compile`` with Inductor and with ``backend="shardfuse"``, on the same
 weights; shardfuse's modules are measured as they are and under ``torch.compile`` with Inductor.  *In a graph*: the
 whole step, forward and backward, is one CUDA graph.  Times are of steps that follow one another, the slowest rank's,
-medians over the rounds; ``GiB``: the most memory that a step takes beyond what stands before it.
+medians over the rounds; ``GiB``: the most memory that a step takes beyond what is allocated before it.
 
 A step is right where its loss is within one rounding of bfloat16 of the reference's, relatively, and its gradients are
 at most twice as far from the reference's as those of eager torch, by the norm of all of them.  The reference is the

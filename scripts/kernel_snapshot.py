@@ -4,7 +4,7 @@
     scripts/kernel_snapshot.py compare OLD NEW      what differs, as a unified diff of one kernel of each workload
     scripts/kernel_snapshot.py against COMMIT       both trees frozen and compared
 
-Plans are made for an H200 and need no GPU: every case of the benchmarks and sizes that nobody tuned, in four dtypes,
+Plans are made for an H200 and need no GPU: every case of the benchmarks and sizes that were not tuned, in four dtypes,
 forward and backward, whole and sharded over two and four ranks.  A step that only moves or renames leaves all of it as
 it was, to the byte; any other step says which kernels it changes and why.
 """
@@ -44,7 +44,7 @@ IMAGES = (
     *("4x960x24x24", "1x128x384x384", "8x320x33x33", "2x60x32x32:groups=12", "2x120x17x17:groups=40"),
     *("3x40x64x64:groups=5", "1x256x9x64x64"),
 )
-"""Sizes of group norms and batch norms that nobody tuned."""
+"""Sizes of group norms and batch norms that were not tuned."""
 OTHERS = {"sum_middle": ("48x1000x768", "2048x33x96"), "transpose": ("4097x8190", "3x1000x513")}
 DTYPES = ("bfloat16", "float32", "float16", "float64")
 

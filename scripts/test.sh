@@ -8,12 +8,13 @@ usage: scripts/test.sh [OPTIONS OF PYTEST...] [--] [FILE|FOLDER|FILE::TEST...]
 
 Does all set-up and runs the tests, in parts:
 
-  single        tests/ but for the two below, in one process
+  single        tests/ but for the folders below, in one process
   interpreter   tests/interpreter, in a process of its own with TRITON_INTERPRET=1
   2-ranks       tests/multirank under mpirun, on 2 ranks and then on 4
   4-ranks
+  second        what is left of the first part's files by then, from the last one backward
 
-The interpreter and, where there is no GPU to share, the ranks run beside the first.
+The interpreter and, where there is no GPU to share, the parts below it run at the same time as the first.
 
 Options go to every part. Where paths are given, only the parts that they belong to run. Tests that need GPUs are
 deselected where there are too few. The last line counts the results of all parts.
@@ -93,6 +94,15 @@ run_interpreter() {
         run_pytest interpreter 'not gpu and not multi_gpu and not mpi' "$python" -m pytest -p no:cacheprovider
 }
 
+# run_single PART ORDER [OPTIONS]: each file is run by whichever of the processes with that part's tests comes to it first.
+run_single() {
+    local only=''
+    [[ $gpus -gt 0 ]] || only=' and not gpu'
+    targets single tests --ignore=tests/interpreter --ignore=tests/multirank || return 0
+    TEST_CLAIMS=$logs/claims TEST_CLAIMS_ORDER=$2 \
+        run_pytest "$1" "not mpi and not multi_gpu$only" "$python" -m pytest "${@:3}"
+}
+
 run_on_ranks() {
     local ranks=$1 taken='not gpu and not multi_gpu' mpirun
     targets multirank tests/multirank || return 0
@@ -106,6 +116,11 @@ run_on_ranks() {
     ) </dev/null
 }
 
+# Not where a few files are asked for: they are too few to be worth another process.
+run_second() {
+    [[ ${paths[single]} != all ]] || run_single second backward -p no:cacheprovider
+}
+
 # Starts, in a process group of its own, what runs beside the first part; its output goes to a file. It gives way: tests
 # of the first part measure how soon a job ends.
 run_beside() {
@@ -113,7 +128,7 @@ run_beside() {
     (
         renice -n 5 -p "$BASHPID" >/dev/null || true
         run_interpreter
-        [[ $gpus -gt 0 ]] || { run_on_ranks 2; run_on_ranks 4; }
+        [[ $gpus -gt 0 ]] || { run_on_ranks 2; run_on_ranks 4; run_second; }
     ) </dev/null >"$logs/beside" 2>&1 &
     beside=$!
     set +m
@@ -126,6 +141,7 @@ set_rank_variables 4
 gpus=$(count_gpus)
 started=$SECONDS
 logs=$(mktemp -d)
+mkdir "$logs/claims"
 trap 'rm -rf "$logs"' EXIT
 trap 'exit 130' INT
 cd "$root"
@@ -133,16 +149,14 @@ unset TRITON_INTERPRET
 
 bad=()
 run_beside
-if targets single tests --ignore=tests/interpreter --ignore=tests/multirank; then
-    run_pytest single "not mpi and not multi_gpu$([[ $gpus -gt 0 ]] || echo ' and not gpu')" "$python" -m pytest
-fi
+run_single single forward
 wait "$beside" || bad+=("what ran beside the first part ended with exit code $?")
 cat "$logs/beside"
 [[ $gpus == 0 ]] || { run_on_ranks 2; run_on_ranks 4; }
 
 # pytest's code 5 says that no test ran: no fault of a part where the caller chose the tests.
 parts=() empty=0
-for part in single interpreter 2-ranks 4-ranks; do
+for part in single interpreter 2-ranks 4-ranks second; do
     [[ ! -e $logs/$part.code ]] || parts+=("$part")
 done
 for part in "${parts[@]}"; do

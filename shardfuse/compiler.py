@@ -24,7 +24,7 @@ from .segmenter import ScheduledSegment, segment_fusion
 
 @dataclass(frozen=True)
 class PlannedSegment:
-    """A segment, who runs it, why nobody before did, and the kernels that it comes to.
+    """A segment, its scheduler, why each one before refused it, and the kernels that it became.
 
     ``is_beside``: a collective that runs on a stream of its own, beside the kernels until its first reader.
     ``like``: of a chunk that is done as an earlier one is, the number of that segment, whose kernels these are.

@@ -15,7 +15,7 @@ from typing import Literal
 from shardfuse.errors import EnvironmentVariableError, LaunchEnvironmentError
 
 VERSION = "0.1.0"
-"""Of shardfuse: what is kept on disk is told apart by it."""
+"""Of shardfuse; part of the key of what is kept on disk."""
 
 Exchange = Literal["auto", "nccl", "symmetric"]
 Launcher = Literal["torchrun", "mpirun", "environment", "slurm", "none"]
@@ -81,7 +81,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def is_nccl_blocking(environ: Mapping[str, str] | None = None) -> bool:
-    """Do NCCL's functions end when they return?  torch makes communicators whose do not where it is told to."""
+    """Do NCCL's functions end when they return?  torch can be asked for communicators whose functions do not."""
     env = os.environ if environ is None else environ
     return env.get("TORCH_NCCL_USE_COMM_NONBLOCKING", "0").lower() in ("", "0", "false", "n", "no", "f")
 
@@ -106,7 +106,7 @@ def read_launch(environ: Mapping[str, str] | None = None) -> LaunchConfig:
 
 
 def set_process_defaults(launch: LaunchConfig, environ: MutableMapping[str, str] | None = None) -> bool:
-    """Set what several ranks on one host need and nobody has set: gloo on the loopback interface, one OpenMP thread.
+    """Set what several ranks on one host need and is not set: gloo on the loopback interface, one OpenMP thread.
 
     gloo otherwise binds to what the host name resolves to, which may be nothing; OpenMP otherwise takes every core
     in every rank. Returns True where the number of threads was set here: libraries that are loaded by now have to be

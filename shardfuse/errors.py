@@ -274,7 +274,7 @@ class InputCountError(ShardfuseError):
 
 
 class NoPlanError(ShardfuseError):
-    """``explain`` was asked about a fusion whose sizes nobody knows."""
+    """``explain`` was asked about a fusion whose sizes are not known."""
 
     def __init__(self) -> None:
         super().__init__("explain() needs sizes: execute the fusion first, or pass inputs=[...] or sizes={...}")

@@ -8,7 +8,7 @@ from .errors import ShardfuseError
 
 
 class ExchangeUnavailableError(ShardfuseError):
-    """Ranks were told to exchange inside of kernels, and cannot."""
+    """Ranks were asked to exchange inside of kernels, and cannot."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(

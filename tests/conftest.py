@@ -13,6 +13,9 @@ import pytest
 os.environ["SHARDFUSE_STRICT"] = "1"
 
 import torch
+from file_claims import Claims
+
+_CLAIMS = Claims.from_environment()
 
 torch.set_num_threads(1)
 
@@ -28,6 +31,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         if item.get_closest_marker("multi_gpu") and gpus < 2:
             item.add_marker(pytest.mark.skip(reason=f"needs two GPUs or more, {gpus} found"))
+
+    if _CLAIMS is not None:
+        _CLAIMS.order(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """True, which is to have run it, of a test in a file that another process runs."""
+    return None if _CLAIMS is None or _CLAIMS.is_own(item.path) else True
 
 
 def pytest_collection_finish() -> None:

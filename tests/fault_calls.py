@@ -37,6 +37,9 @@ def call_differently(difference: str, *, is_guilty: bool) -> None:
     if difference in ("quiet", "quiet_of_three", "slow"):
         call_after_a_quiet_program(difference, is_guilty=is_guilty)
         return
+    if difference == "step_next":
+        step_alone(is_guilty=is_guilty)
+        return
     fd, other = program("exp"), program("relu")
     eight, seven = torch.zeros(8, 4), torch.zeros(7, 4)
     for rows in (seven, eight, eight) if difference == "both_cached" else (eight, eight, eight):
@@ -87,3 +90,34 @@ def call_after_a_quiet_program(difference: str, *, is_guilty: bool) -> None:
     rows = torch.zeros(7 if is_guilty else 8, 4, device=device)
     forward.execute([rows])
     backward.execute([rows])
+
+
+def step_alone(*, is_guilty: bool) -> None:
+    """A step of the optimiser, whose norm is summed over the ranks; then one that the guilty rank leaves out.
+
+    What it calls in its place sends as many bytes: gloo ends a process that gets others than it asked for.
+    """
+    import torch
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+    from shardfuse.optim import AdamW
+
+    mesh = DeviceMesh(range(2)).to_torch("cpu")
+    parameter = torch.nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+    parameter.grad = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    optimiser = AdamW([parameter], max_norm=1.0)
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1], dtype=DataType.Double)
+        fd.add_output(fd.ops.sum(x, [0]))
+        x.set_device_mesh(DeviceMesh(range(2)))
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+    rows = torch.zeros(8, dtype=torch.float64)
+    optimiser.step()
+    fd.execute([rows])
+    print(f"fault {time.time()}", flush=True)
+    if not is_guilty:
+        optimiser.step()
+    fd.execute([rows])
+    time.sleep(LATE)  # gloo adds up numbers that do not belong together, or raises

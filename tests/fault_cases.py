@@ -27,7 +27,8 @@ from process_environment import environment
 
 STAGES = ("initialize", "first", "making", "collective", "between", "exit")
 FAULTS = ("kill", "stop", "raise", "exit", "_exit", "fork", "fork_raise")
-DIFFERENCES = ("one_cached", "both_cached", "both_new", "one_more", "another_next", "quiet", "quiet_of_three", "slow")
+DIFFERENCES = ("one_cached", "both_cached", "both_new", "one_more", "another_next", "step_next")
+DIFFERENCES += ("quiet", "quiet_of_three", "slow")
 CASES = [(stage, fault, who) for stage in STAGES for fault in FAULTS for who in (0, 1)]
 CASES += [("calls", difference, 1) for difference in DIFFERENCES]
 HEARTBEAT = 4.0
@@ -96,6 +97,9 @@ class Outcome:
             "one_more": [r"rank 1 left before collective 4 of ranks \[0, 1\]", "this rank left before collective 4 "],
             "another_next": [
                 r"at call 5 of .*: rank 0 has `T1 = fd.ops.exp\(T0\)`; rank 1 has `T1 = fd.ops.relu\(T0\)`"
+            ],
+            "step_next": [
+                r"at call 3 of .*: rank 0 has `shardfuse.optim: all_reduce of .*, norm_type 2`; rank 1 has `"
             ],
         }.get(self.case[1], [r"rank 0 has `T0: unsharded \[16, 4\]`; rank 1 has `T0: unsharded \[14, 4\]`"])
         if self.case[1] in ("one_cached", "both_cached"):

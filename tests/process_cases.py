@@ -1,5 +1,7 @@
 """What one rank does in the cases of test_process.py: `python process_cases.py CASE`, started by some launcher.
 
+Or `serve`, and the ranks of all cases are forked from that process.
+
 Prints `fault SECONDS` (since the epoch) when a rank does what it should not.
 """
 
@@ -14,6 +16,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from forked_ranks import serve
 
 from shardfuse import FusionDefinition, ParallelType
 from shardfuse.executor.communication import all_reduce
@@ -122,7 +125,8 @@ def main(case: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "make_way":
+    mine = serve() if sys.argv[1] == "serve" else sys.argv[1:]
+    if mine == ["make_way"]:
         make_way()
-    else:
-        main(sys.argv[1])
+    elif mine:
+        main(mine[0])

@@ -1,15 +1,19 @@
-"""What one rank does in the cases of test_process_end.py: `python process_end_cases.py CASE FOLDER`."""
+"""What one rank does in the cases of test_process_end.py, which forks every rank from one process."""
 
 from __future__ import annotations
 
 import atexit
+import os
+import signal
 import sys
 import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from forked_ranks import serve
 
-from shardfuse import DeviceMesh, FusionDefinition, ParallelType, initialize
+from shardfuse import DeviceMesh, FusionDefinition, ParallelType, finalize, initialize
 
 
 def define() -> FusionDefinition:
@@ -31,6 +35,26 @@ def main(case: str, folder: Path) -> None:
     if case == "interrupt":
         (folder / f"ready{world.rank}").touch()
         time.sleep(100)
+    if case == "collective":
+        (folder / f"ready{world.rank}").touch()
+        if world.rank == 0:
+            dist.all_reduce(torch.ones(4))  # the other rank never comes to it
+        time.sleep(100)
+    if case == "handler":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+        (folder / f"ready{world.rank}").touch()
+        time.sleep(100)
+    if case == "forked":
+        child = os.fork()
+        if child == 0:
+            (folder / f"ready{world.rank}").touch()
+            time.sleep(100)
+        while not (folder / f"ready{world.rank}").exists():
+            time.sleep(0.02)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        finalize()
+        os.kill(os.getpid(), signal.SIGTERM)
     print(f"rank {world.rank} says this without an end of line", end="")
     if world.rank == 1:
         define().execute([torch.ones(2, 3), torch.ones(4)])
@@ -38,7 +62,7 @@ def main(case: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    import signal
-
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which whoever runs the tests may have had ignored
-    main(sys.argv[1], Path(sys.argv[2]))
+    mine = serve()
+    if mine is not None:
+        main(mine[0], Path(mine[1]))

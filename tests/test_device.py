@@ -56,7 +56,7 @@ def programs(plan: Plan) -> tuple[int, int]:
     """Programs of the one kernel, which are all to be resident, and warps of each."""
     (kernel,) = (k for s in plan.segments for k in s.kernels)
     schedule = kernel.schedule
-    assert schedule.is_one_launch or schedule.members, "nobody waits"
+    assert schedule.is_one_launch or schedule.members, "no program waits"
     return schedule.programs or schedule.parts, schedule.launch.warps
 
 

@@ -4,7 +4,7 @@ A rank launches the same kernel again and again; its programs take rows in turn.
 into a slot of every rank, and goes on once the words of all ranks in its own slots carry the number of its launch; the
 next launch begins when all programs have ended.  A store becomes visible at any later time, and stores to different
 slots in any order; a program that could go on may do so at any later time.  In no state may a word be overwritten that
-somebody still waits for, may a program take a word of another launch, or may nobody be able to go on before the end.
+some program still waits for, may a program take a word of another launch, or may all be stuck before the end.
 
 What is planted here: protocols that are nearly this one.
 """
@@ -24,8 +24,8 @@ class Protocol:
     """``grids``: programs of each rank.  The rest are mistakes, and how it is without them.
 
     sets: of slots, which launches take in turn.  by_program: slots are those of a program, not of a row.  is_at_least:
-    a word is taken that is of this launch or a later one.  silent: a rank that posts nothing, and waits for nobody.
-    deaf: one that posts and waits for nobody.
+    a word is taken that is of this launch or a later one.  silent: a rank that neither posts nor waits for another.
+    deaf: one that posts and waits for no other rank.
     """
 
     grids: tuple[int, ...]
@@ -135,7 +135,7 @@ def explore(protocol: Protocol) -> int:
         state = todo.pop()
         following = list(model.steps(state))
         ends += not following
-        assert following or model.is_end(state), "nobody can go on"
+        assert following or model.is_end(state), "no program can go on"
         for other in following:
             if other not in seen:
                 seen.add(other)
@@ -155,9 +155,9 @@ def test_every_interleaving_ends_with_every_word(grids: tuple[int, ...]) -> None
     [
         (Protocol((1, 1, 1), rows=1, sets=1), "has written over"),
         (Protocol((1, 2), sets=1), "has written over"),
-        (Protocol((1, 2), by_program=True), "takes launch|nobody can go on|has written over"),
+        (Protocol((1, 2), by_program=True), "takes launch|no program can go on|has written over"),
         (Protocol((1, 1), rows=1, is_at_least=True, sets=1), "takes launch"),
-        (Protocol((1, 1, 1), silent=1), "nobody can go on"),
+        (Protocol((1, 1, 1), silent=1), "no program can go on"),
         (Protocol((1, 1, 1), deaf=2), "has written over"),
     ],
 )

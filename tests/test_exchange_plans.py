@@ -1,4 +1,4 @@
-"""Which programs exchange statistics inside of a kernel, what is said of the others, and what a program has of memory.
+"""Which programs exchange statistics inside of a kernel, why the others do not, and which memory a program has.
 
 Numbers are compared in ``tests/interpreter/test_exchange.py``, and on GPUs in ``tests/gpu`` and ``tests/multirank``.
 """

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from forked_ranks import Server, rank_variables
 from kill_points import kill_at
 from process_environment import environment
 
@@ -60,42 +60,61 @@ class Outcome:
         return [line for _, line in sorted(re.findall(r"^shardfuse: rank (\d): (.*)$", self.output, re.MULTILINE))]
 
 
-def commands(launcher: str, case: str) -> list[tuple[list[str], dict[str, str]]]:
-    python = [sys.executable, str(SCRIPT), case]
-    if launcher == "torchrun":
-        head = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-        return [([*head, "--nproc-per-node", "2", *python[1:]], {})]
+def command(launcher: str, case: str) -> list[str]:
     if launcher == "mpirun":
-        return [(["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", *python], {})]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [(python, {"RANK": str(rank), **shared}) for rank in range(2)]
+        head = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", sys.executable]
+    else:
+        head = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        head += ["--nproc-per-node", "2"]
+    return [*head, str(SCRIPT), case]
 
 
 def run(launcher: str, case: str) -> Outcome:
-    env = environment()
     start = time.time()
-    ranks = [
-        subprocess.Popen(command, env={**env, **own}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command, own in commands(launcher, case)
-    ]
+    done = subprocess.run(
+        command(launcher, case),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    return outcome_of((done.returncode,), done.stdout, start)
+
+
+def run_by_hand(cases: Sequence[str], folder: Path) -> dict[str, Outcome]:
+    """One after the other, without a launcher; the ranks are forked from one process."""
+    found: dict[str, Outcome] = {}
+    server = Server(SCRIPT, "serve")
     try:
-        output = "".join(rank.communicate(timeout=150)[0] for rank in ranks)
+        for case in cases:
+            start = time.time()
+            (folder / case).mkdir()
+            ranks = [server.start([case], own, folder / case) for own in rank_variables(2)]
+            codes = tuple(rank.wait(150) for rank in ranks)
+            output = "".join(file.read_text() for rank in ranks for file in (rank.output, rank.errors))
+            found[case] = outcome_of(codes, output, start)
     finally:
-        for rank in ranks:
-            rank.kill()
+        server.close()
+    return found
+
+
+def outcome_of(codes: tuple[int, ...], output: str, start: float) -> Outcome:
     faults = [float(text) for text in re.findall(r"^fault ([\d.]+)", output, re.MULTILINE)]
-    return Outcome(tuple(rank.returncode for rank in ranks), output, time.time() - max([start, *faults]))
+    return Outcome(codes, output, time.time() - max([start, *faults]))
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> Iterator[Mapping[tuple[str, str], Future[Outcome]]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[tuple[str, str], Callable[[], Outcome]]]:
     """All runs, a few at a time: most of their time is waiting."""
     has_mpirun = shutil.which("mpirun", path=environment()["PATH"]) is not None
+    by_hand = [case for launcher, case in RUNS if launcher == "by hand"]
+    launched = [key for key in RUNS if key[0] == "torchrun" or (key[0] == "mpirun" and has_mpirun)]
     with ThreadPoolExecutor(3) as pool:
-        yield {key: pool.submit(run, *key) for key in RUNS if key[0] != "mpirun" or has_mpirun}
+        forked = pool.submit(run_by_hand, by_hand, tmp_path_factory.mktemp("ranks"))
+        found: dict[tuple[str, str], Callable[[], Outcome]] = {key: pool.submit(run, *key).result for key in launched}
+        yield found | {("by hand", case): lambda case=case: forked.result()[case] for case in by_hand}
 
 
 def expected_lines(case: str) -> list[str]:
@@ -121,10 +140,10 @@ def expected_lines(case: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("launcher", "case"), RUNS, ids=lambda value: value.replace(" ", "_"))
-def test_end(launcher: str, case: str, outcomes: Mapping[tuple[str, str], Future[Outcome]]) -> None:
+def test_end(launcher: str, case: str, outcomes: Mapping[tuple[str, str], Callable[[], Outcome]]) -> None:
     if (launcher, case) not in outcomes:
         pytest.skip("mpirun is not installed")
-    outcome = outcomes[launcher, case].result()
+    outcome = outcomes[launcher, case]()
     text = outcome.output
     assert "went on" not in text, text
     if case in ("finish", "make_way"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from test_process import commands, environment
+from forked_ranks import Rank, Server, rank_variables
 
 SCRIPT = Path(__file__).with_name("process_end_cases.py")
 PATIENCE = 100  # seconds for ranks to start on a busy machine
@@ -25,30 +25,35 @@ class Ended:
     errors: list[str]
 
 
-def start(case: str, folder: Path) -> list[subprocess.Popen[str]]:
-    return [
-        subprocess.Popen(
-            [command[0], str(SCRIPT), case, str(folder)],
-            env={**environment(), **own},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for command, own in commands("by hand", case)
-    ]
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """All ranks of this file are forked from one process."""
+    server = Server(SCRIPT)
+    yield server
+    server.close()
 
 
-def wait(ranks: list[subprocess.Popen[str]]) -> Ended:
-    try:
-        texts = [rank.communicate(timeout=PATIENCE) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return Ended([rank.returncode for rank in ranks], [out for out, _ in texts], [err for _, err in texts])
+def start(server: Server, case: str, folder: Path) -> list[Rank]:
+    return [server.start([case, str(folder)], own, folder) for own in rank_variables(2)]
 
 
-def test_a_refused_call_names_the_callers_lines_and_runs_what_atexit_has(tmp_path: Path) -> None:
-    ended = wait(start("refuse", tmp_path))
+def start_and_await(server: Server, case: str, folder: Path) -> list[Rank]:
+    """Ranks that have come to where they wait."""
+    ranks = start(server, case, folder)
+    deadline = time.monotonic() + PATIENCE
+    while len(list(folder.glob("ready*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return ranks
+
+
+def wait(ranks: list[Rank]) -> Ended:
+    codes = [rank.wait(PATIENCE) for rank in ranks]
+    return Ended(codes, [rank.output.read_text() for rank in ranks], [rank.errors.read_text() for rank in ranks])
+
+
+def test_a_refused_call_names_the_callers_lines_and_runs_what_atexit_has(server: Server, tmp_path: Path) -> None:
+    ended = wait(start(server, "refuse", tmp_path))
     assert ended.codes == [1, 1]
     lines = ended.errors[1].splitlines()
     assert lines[0] == "[rank1]: Traceback (most recent call last):", ended.errors[1]
@@ -56,10 +61,11 @@ def test_a_refused_call_names_the_callers_lines_and_runs_what_atexit_has(tmp_pat
     assert len(shown) == 2, "the module and main(), and nothing of the library"
     assert all(f'File "{SCRIPT}", line ' in line for line in shown)
     assert "[rank1]:     define().execute([torch.ones(2, 3), torch.ones(4)])" in lines
+    line_of_y = 1 + SCRIPT.read_text().splitlines().index("        y = fd.define_tensor([-1, -1])")
     shown_path = str(SCRIPT).removeprefix(f"{os.getcwd()}/")
     sentence = (
         "Expected input 1, T1, to be a tensor of 2 dims but got 1 dims, shape [4]: pass its logical rank; "
-        f"at {shown_path}:18: y = fd.define_tensor([-1, -1]) # T1"
+        f"at {shown_path}:{line_of_y}: y = fd.define_tensor([-1, -1]) # T1"
     )
     assert [line for line in lines if line.startswith("shardfuse")] == [f"shardfuse: rank 1: {sentence}"]
     assert ended.errors[0] == (f"shardfuse: rank 0: rank 1 failed: {sentence}; this rank cannot go on without it\n"), (
@@ -69,23 +75,19 @@ def test_a_refused_call_names_the_callers_lines_and_runs_what_atexit_has(tmp_pat
     assert (tmp_path / "ended").read_text() == "in good order"
 
 
-def test_what_atexit_has_cannot_hold_up_the_end(tmp_path: Path) -> None:
+def test_what_atexit_has_cannot_hold_up_the_end(server: Server, tmp_path: Path) -> None:
     began = time.monotonic()
-    ended = wait(start("hang", tmp_path))
+    ended = wait(start(server, "hang", tmp_path))
     assert ended.codes == [1, 1]
     assert time.monotonic() - began < PATIENCE, "it sleeps for 600 s"
     assert not (tmp_path / "ended").exists(), "what was registered before it comes after it"
 
 
 @pytest.mark.parametrize("who", [(0, 1), (0,)], ids=["both", "rank_0"])
-def test_ctrl_c_is_one_line_for_each_rank_that_gets_it(who: tuple[int, ...], tmp_path: Path) -> None:
-    ranks = start("interrupt", tmp_path)
-    deadline = time.monotonic() + PATIENCE
-    while len(list(tmp_path.glob("ready*"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def test_ctrl_c_is_one_line_for_each_rank_that_gets_it(server: Server, who: tuple[int, ...], tmp_path: Path) -> None:
+    ranks = start_and_await(server, "interrupt", tmp_path)
     for rank in who:
-        os.kill(ranks[rank].pid, signal.SIGINT)
+        ranks[rank].send(signal.SIGINT)
     ended = wait(ranks)
     assert ended.errors[0] == "shardfuse: rank 0: interrupted\n"
     assert ended.codes[0] == 130
@@ -93,3 +95,49 @@ def test_ctrl_c_is_one_line_for_each_rank_that_gets_it(who: tuple[int, ...], tmp
     if who == (0,):
         assert ended.errors[1].startswith("shardfuse: rank 1: rank 0 was interrupted")
         assert ended.codes[1] == 1
+
+
+@pytest.mark.parametrize("case", ["interrupt", "collective"])
+def test_a_rank_that_is_ended_because_another_one_died_says_so(server: Server, case: str, tmp_path: Path) -> None:
+    """A launcher sends SIGTERM as soon as it sees that a rank has ended, while the others may be slow to find out."""
+    ranks = start_and_await(server, case, tmp_path)
+    ranks[0].send(signal.SIGSTOP)
+    ranks[1].send(signal.SIGKILL)
+    ranks[1].wait(PATIENCE)
+    ranks[0].send(signal.SIGTERM)
+    ranks[0].send(signal.SIGCONT)
+    ended = wait(ranks[:1])
+    line = "shardfuse: rank 0: rank 1 ended without a word (killed, or crashed); this rank cannot go on without it\n"
+    assert ended.errors[0] == line
+    assert ended.codes[0] != 0
+
+
+def test_a_rank_in_a_collective_ends_by_sigterm_and_the_other_names_it(server: Server, tmp_path: Path) -> None:
+    ranks = start_and_await(server, "collective", tmp_path)
+    ranks[0].send(signal.SIGTERM)
+    ended = wait(ranks)
+    assert ended.codes == [-signal.SIGTERM, 1]
+    assert ended.errors[0] == ""
+    assert ended.errors[1] == ("shardfuse: rank 1: rank 0 was ended by SIGTERM; this rank cannot go on without it\n")
+
+
+def test_ranks_that_all_get_sigterm_blame_no_rank_for_a_crash(server: Server, tmp_path: Path) -> None:
+    ranks = start_and_await(server, "interrupt", tmp_path)
+    for rank in ranks:
+        rank.send(signal.SIGTERM)
+    ended = wait(ranks)
+    assert "without a word" not in "".join(ended.errors)
+    assert -signal.SIGTERM in ended.codes
+
+
+def test_a_handler_of_the_callers_for_sigterm_stays(server: Server, tmp_path: Path) -> None:
+    ranks = start_and_await(server, "handler", tmp_path)
+    for rank in ranks:
+        rank.send(signal.SIGTERM)
+    assert wait(ranks).codes == [7, 7]
+
+
+def test_sigterm_ends_a_forked_process_and_one_that_has_left_its_world(server: Server, tmp_path: Path) -> None:
+    ended = wait(start(server, "forked", tmp_path))
+    assert ended.codes == [-signal.SIGTERM, -signal.SIGTERM]
+    assert ended.errors == ["", ""]

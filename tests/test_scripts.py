@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from file_claims import Claims
 from planted_faults import FAULTS
 
 ROOT = Path(__file__).parents[1]
@@ -150,6 +152,46 @@ def test_what_the_tests_are_given(stub: Path, arguments: list[str], wanted: list
     done = run(stub, "test.sh", *arguments)
     (line,) = (text for text in done.stdout.splitlines() if "[pytest]" in text)
     assert re.findall(r"\[([^]]*)\]", line) == ["python3", "-m", "pytest", *wanted]
+
+
+@dataclass(frozen=True)
+class Item:
+    path: Path
+
+
+def test_two_processes_share_the_files(tmp_path: Path) -> None:
+    """Each file is run once, by whichever comes to it first, with its tests next to each other and in order."""
+    items = [Item(Path(f"/tests/test_{k // 3}.py")) for k in range(18)]
+    forward, backward = Claims(tmp_path, backward=False), Claims(tmp_path, backward=True)
+    first, last = list(items), list(items)
+    forward.order(first)
+    backward.order(last)
+    assert first == items
+    assert [id(item) for item in last] == [id(items[3 * k + j]) for k in range(5, -1, -1) for j in range(3)]
+    run: list[list[int]] = [[], []]
+    for k in range(18):  # the second starts late, and is slower
+        run[0] += [k] if forward.is_own(first[k].path) else []
+        if k > 5 and k % 2:
+            run[1] += [j for j in (k - 7, k - 6) if backward.is_own(last[j].path)]
+    run[1] += [j for j in range(12, 18) if backward.is_own(last[j].path)]
+    ran = [id(first[k]) for k in run[0]] + [id(last[k]) for k in run[1]]
+    assert sorted(ran) == sorted(map(id, items))
+    assert len(run[0]) >= 6
+    assert len(run[1]) >= 6
+
+
+def test_what_the_tests_start_shares_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TEST_CLAIMS", str(tmp_path))
+    monkeypatch.setenv("TEST_CLAIMS_ORDER", "backward")
+    assert Claims.from_environment() is not None
+    assert Claims.from_environment() is None
+
+
+def test_all_tests_are_run_in_two_processes(stub: Path) -> None:
+    done = run(stub, "test.sh")
+    lines = [text for text in done.stdout.splitlines() if "[pytest]" in text and "--ignore=tests/multirank" in text]
+    assert len(lines) == 2, done.stdout
+    assert "no:cacheprovider" in lines[1]
 
 
 # .ci/run

@@ -8,11 +8,15 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from forked_ranks import Server, rank_variables
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "examples" / "train_lm.py"
@@ -34,6 +38,32 @@ def launch(*arguments: str | Path, ranks: int = 1) -> subprocess.CompletedProces
     return subprocess.run(
         [*map(str, command), *map(str, arguments)], env=environment(), capture_output=True, text=True, timeout=200
     )
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """The process that ranks are forked from where it is not the launcher that is tried: importing takes seconds."""
+    server = Server(Path(__file__).with_name("train_lm_ranks.py"))
+    yield server
+    server.close()
+
+
+@dataclass(frozen=True)
+class Done:
+    """returncode: of the first rank that failed, or 0. stdout, stderr: of all ranks, one after the other."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def fork(server: Server, folder: Path, *arguments: str | Path, ranks: int = 1) -> Done:
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    running = [server.start([*map(str, arguments)], own, folder) for own in rank_variables(ranks)]
+    codes = [rank.wait(200) for rank in running]
+    output = "".join(rank.output.read_text() for rank in running)
+    errors = "".join(rank.errors.read_text() for rank in running)
+    return Done(next((code for code in codes if code), 0), output, errors)
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -79,12 +109,12 @@ def test_what_a_run_prints_and_leaves(runs: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_is_the_run_that_never_stopped(runs: Path) -> None:
+def test_a_run_that_goes_on_is_the_run_that_never_stopped(server: Server, runs: Path) -> None:
     """Stopped after a step that is no multiple of --save-every, and gone on with: bitwise the same losses."""
-    first = launch(*SMALL, "--runs", runs, "--name", "two_parts", "--stop-after", 11, ranks=2)
+    first = fork(server, runs, *SMALL, "--runs", runs, "--name", "two_parts", "--stop-after", "11", ranks=2)
     assert first.returncode == 0, first.stderr
     assert losses(runs / "two_parts") == losses(runs / "whole")[:11]
-    second = launch(*SMALL, "--runs", runs, "--name", "two_parts", "--resume", ranks=2)
+    second = fork(server, runs, *SMALL, "--runs", runs, "--name", "two_parts", "--resume", ranks=2)
     assert second.returncode == 0, second.stderr
     assert "going on after step 11" in second.stdout
     assert losses(runs / "two_parts") == losses(runs / "whole")
@@ -93,13 +123,13 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(runs: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_two_ranks_goes_on_on_one(runs: Path) -> None:
+def test_a_checkpoint_of_two_ranks_goes_on_on_one(server: Server, runs: Path) -> None:
     """It holds the whole model; the curve is that of two ranks to rounding."""
     folder = runs / "on_one"
     folder.mkdir()
     for name in ("metrics.jsonl", "checkpoint.pt"):
         (folder / name).write_bytes((runs / "whole" / name).read_bytes())
-    done = launch(*SMALL, "--steps", 26, "--runs", runs, "--name", "on_one", "--resume")
+    done = fork(server, runs, *SMALL, "--steps", "26", "--runs", runs, "--name", "on_one", "--resume")
     assert done.returncode == 0, done.stderr
     saved = torch.load(folder / "checkpoint.pt", weights_only=True)
     assert saved["step"] == 26
@@ -108,8 +138,8 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one(runs: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bfloat16_after_the_check(tmp_path: Path) -> None:
-    done = launch(*SMALL, "--dtype", "bfloat16", "--runs", tmp_path)
+def test_bfloat16_after_the_check(server: Server, tmp_path: Path) -> None:
+    done = fork(server, tmp_path, *SMALL, "--dtype", "bfloat16", "--runs", tmp_path)
     assert done.returncode == 0, done.stderr
     check, final = CHECK.search(done.stdout), FINAL.search(done.stdout)
     assert check is not None
@@ -119,16 +149,9 @@ def test_bfloat16_after_the_check(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_failed_check_ends_the_run(tmp_path: Path) -> None:
+def test_a_failed_check_ends_the_run(server: Server, tmp_path: Path) -> None:
     """The sharded model's loss is falsified, so that the eager one differs."""
-    program = (
-        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import train_lm\n"
-        "train = train_lm.train_step\n"
-        "train_lm.train_step = lambda model, *rest: train(model, *rest) * (1.001 if hasattr(model, 'mesh') else 1)\n"
-        "sys.exit(train_lm.main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", program, *SMALL, "--runs", str(tmp_path)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
+    done = fork(server, tmp_path, "falsified", *SMALL, "--runs", tmp_path)
     assert done.returncode == 1
     assert re.fullmatch(
         r"train_lm.py: check: 1 steps, loss .* relative difference 1.0e-03\): that is over 0.0001\n", done.stderr
@@ -154,9 +177,12 @@ BAD_CALLS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BAD_CALLS)
-def test_bad_calls_end_with_one_line(name: str, tmp_path: Path) -> None:
+def test_bad_calls_end_with_one_line(server: Server, name: str, tmp_path: Path) -> None:
     ranks, arguments, message = BAD_CALLS[name]
-    done = launch(*arguments, "--runs", tmp_path, ranks=ranks)
+    if name == "a mesh larger than the world":  # one through the launcher: the exit code and no line of its own
+        done = launch(*arguments, "--runs", tmp_path, ranks=ranks)
+    else:
+        done = fork(server, tmp_path, *arguments, "--runs", tmp_path, ranks=ranks)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("train_lm.py: ")
@@ -165,11 +191,11 @@ def test_bad_calls_end_with_one_line(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_model_or_a_finished_run(runs: Path) -> None:
-    other = launch(*SMALL, "--layers", 2, "--runs", runs, "--name", "whole", "--resume")
+def test_a_checkpoint_of_another_model_or_a_finished_run(server: Server, runs: Path) -> None:
+    other = fork(server, runs, *SMALL, "--layers", "2", "--runs", runs, "--name", "whole", "--resume")
     assert other.returncode == 2
     assert "checkpoint.pt was made with {'dim': 128, 'layers': 1" in other.stderr
-    finished = launch(*SMALL, "--runs", runs, "--name", "whole", "--resume")
+    finished = fork(server, runs, *SMALL, "--runs", runs, "--name", "whole", "--resume")
     assert finished.returncode == 2
     assert "is of step 24, nothing is left to do" in finished.stderr
 
@@ -191,7 +217,7 @@ def test_a_rank_that_dies_ends_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_the_run_goes_on_from_there(server: Server, tmp_path: Path) -> None:
     """A terminal sends SIGINT to the launcher and to all ranks."""
     command = [*TORCHRUN, "2", str(SCRIPT), "--layers", "1", "--no-check", "--runs", str(tmp_path)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
@@ -208,18 +234,17 @@ def test_ctrl_c_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
     path = tmp_path / "lm" / "checkpoint.pt"
     assert errors == f"train_lm.py: interrupted: {path} is of step {done}, --resume goes on from there\n"
     assert torch.load(path, weights_only=True)["step"] == done
-    resumed = launch(
-        "--layers", 1, "--steps", 100000, "--no-check", "--runs", tmp_path, "--resume", "--stop-after", done + 1
-    )
+    again = ["--layers", "1", "--steps", "100000", "--no-check", "--runs", tmp_path, "--resume"]
+    resumed = fork(server, tmp_path, *again, "--stop-after", str(done + 1))
     assert resumed.returncode == 0, resumed.stderr
     assert [line["step"] for line in metrics(tmp_path / "lm")] == list(range(1, done + 2))
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_all_ranks_with_the_name_of_the_file(tmp_path: Path) -> None:
+def test_a_full_disk_ends_all_ranks_with_the_name_of_the_file(server: Server, tmp_path: Path) -> None:
     (tmp_path / "lm").mkdir()
     (tmp_path / "lm" / "checkpoint.unfinished").symlink_to("/dev/full")
-    done = launch(*SMALL, "--no-check", "--runs", tmp_path, ranks=2)
+    done = fork(server, tmp_path, *SMALL, "--no-check", "--runs", tmp_path, ranks=2)
     assert done.returncode == 1, done.stderr
     sentence = f"cannot write {tmp_path}/lm/checkpoint.pt: No space left on device: make room or get the right to write"
     assert f"shardfuse: rank 0: {sentence}" in done.stderr
@@ -246,10 +271,10 @@ def test_files_that_are_no_checkpoint(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_a_corrupt_checkpoint_is_one_line(tmp_path: Path) -> None:
+def test_a_corrupt_checkpoint_is_one_line(server: Server, tmp_path: Path) -> None:
     (tmp_path / "lm").mkdir()
     (tmp_path / "lm" / "checkpoint.pt").write_bytes(b"PK half of it")
-    done = launch(*SMALL, "--runs", tmp_path, "--resume")
+    done = fork(server, tmp_path, *SMALL, "--runs", tmp_path, "--resume")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(f"train_lm.py: --resume: {tmp_path}/lm/checkpoint.pt cannot be read: ")

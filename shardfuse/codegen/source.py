@@ -41,7 +41,7 @@ class KernelSource:
     def keeps_denormals(self) -> bool:
         """Is CUDA's math library to take float32's denormals as they are?
 
-        It takes them for 0 unless Triton is told, which saves ``exp2`` and ``rsqrt`` three instructions each.
+        Triton's default takes them for 0, which saves ``exp2`` and ``rsqrt`` three instructions each.
         """
         return _OF_DENORMALS.search(self.text) is not None
 

@@ -2,13 +2,13 @@
 
 What is compared is a text that every rank must have alike: the definition with its shardings, unsharded sizes,
 options and versions. Only such agreed facts start a comparison, each text once for each rank, so that a rank that binds
-a program anew for facts of its own (strides, an evicted cache entry) waits for nobody.
+a program anew for facts of its own (strides, an evicted cache entry) waits for no other rank.
 
 1. Every rank counts the comparisons of its team. At count k it puts the digest of its text under `team/k/rank`, and
    waits until all of the team have done so. Equal digests: done, two round trips.
 2. Digests that differ are seen by all: each puts its text under `team/k/text/rank`, and names the first line that
    differs.
-3. A rank that could not make its program puts the reason in place of the digest, so that nobody waits for it.
+3. A rank that could not make its program puts the reason in place of the digest, so that no rank waits for it.
 4. A rank that fails before it comes to comparison k says so under `at/rank`: that one is not held, the next is k again.
 5. A rank that waits for longer says under `at/rank` where it waits and with which text; one that fails says why. So
    two ranks that wait for each other with different teams, ranks that wait in a circle, in a collective too, and all
@@ -73,7 +73,7 @@ def describe(
 
 @contextmanager
 def agreed(ranks: Sequence[int], text: str, call: str | None = None) -> Generator[list[str]]:
-    """Compare ``text`` with the other ``ranks``' once the body has made the program; a failure in it is told to them.
+    """Compare ``text`` with the other ``ranks``' once the body has made the program; they get a failure in it.
 
     What the body puts into the list is compared too: what followed from the text, and has to be the same.
     ``call``: the text that the program's calls are noted by, where that is another one.
@@ -102,7 +102,7 @@ def agree(ranks: Sequence[int], text: str) -> None:
 
 @contextmanager
 def failures_told(ranks: Sequence[int]) -> Generator[None]:
-    """What fails in the body, before this rank knows what it would compare, is told to ``ranks`` that wait for it."""
+    """Report what fails in the body to ``ranks`` that wait for it: this rank does not know yet what to compare."""
     try:
         yield
     except Exception as error:
@@ -195,7 +195,7 @@ class _Side:
         except ShardfuseError as error:  # who comes too late must not go on alone
             self.store.set(comparison.key(self.rank), json.dumps([mark, sentence_of(error), made]))
             raise
-        if comparison.k > 0:  # all have come to k, so nobody reads k - 1 any longer
+        if comparison.k > 0:  # all have come to k, so k - 1 is not read any longer
             self.store.delete_key(replace(comparison, k=comparison.k - 1).key(self.rank))
         found = self.store.multi_get([comparison.key(r) for r in comparison.ranks])
         told = {r: cast("tuple[str, str, str]", json.loads(v)) for r, v in zip(comparison.ranks, found, strict=True)}
@@ -389,7 +389,7 @@ class _Side:
         self.has_told = True
 
     def take_back(self) -> None:
-        """A failure that the caller got over is nobody's concern any longer."""
+        """A failure that the caller got over is forgotten."""
         if self.has_told:  # not deleted: who looks whether it is there, and then reads it, would wait for it
             self.tell("works")
             self.has_told = False

@@ -23,7 +23,7 @@ def answer_once(ranks: Sequence[int], question: str, make: Callable[[], str]) ->
 def answer_of(ranks: Sequence[int], question: str, who: int) -> str:
     """What the rank ``who`` answers to ``question``, waited for.  Raises RanksLateError."""
     side = side_of(ranks)
-    assert side is not None, f"rank {who} answers nobody but ranks {ranks}"
+    assert side is not None, f"rank {who} answers only ranks {ranks}"
     key = _answer_key(ranks, question)
     began, pause = time.monotonic(), SHORTEST
     while not side.store.check([key]):

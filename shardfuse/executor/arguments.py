@@ -8,7 +8,7 @@ Every entry that runs a program (`FusionDefinition.execute`, `FusionExecutorCach
 
 A program is local ops, kernels and collectives of one rank.  Autograd would record the local ops alone: gradients would
 lack what came through the collectives, and kernels would give none.  So nothing is recorded on any backend, and a
-caller whose input requires a gradient is told so once.  ``shardfuse.nn`` runs programs within an autograd.Function.
+caller whose input requires a gradient gets a warning once.  ``shardfuse.nn`` runs programs within an autograd.Function.
 """
 
 from __future__ import annotations

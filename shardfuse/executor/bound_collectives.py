@@ -46,8 +46,8 @@ class Collective:
     """One collective of a team.  bind: to what reaches NCCL.  otherwise: by `communication.py`, a new tensor.
 
     given: the shape of its argument, which may come in another one.  shape: of what it makes, contiguous.
-    is_in_place: may that be its argument, which nobody else reads?  is_bare: does nothing run behind it, so that it may
-    go in a group?
+    is_in_place: may that be its argument, which nothing else reads?  is_bare: does nothing run behind it, so that it
+    may go in a group?
     """
 
     bind: Bind

@@ -86,7 +86,7 @@ _CUT = re.compile(r"(?P<parts>.*) = chunks_(?P<whole>\w+)\(\w+\)")
 
 
 def address_chunks(lines: Sequence[str], meta: Mapping[BoundTensor, torch.Tensor], outputs: Sequence[str]) -> list[str]:
-    """``lines`` of a program with addresses for chunks that nobody but kernels sees, in place of views.
+    """``lines`` of a program with addresses for chunks that only kernels read, in place of views.
 
     T6, T7 = chunks_T5(T5)
 
@@ -141,7 +141,7 @@ def _put(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _product(expr: Expr) -> Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor] | None:
-    """A torch call that writes its result where it is told."""
+    """A torch call that writes its result to a given tensor."""
     call = TORCH_CALLS.get(expr.op)
     if call is None or call.evaluate_into is None or len(expr.tensors) != len(expr.inputs):
         return None

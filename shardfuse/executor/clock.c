@@ -50,7 +50,7 @@ static void release(PyObject *capsule) {
 
 static PyObject *refused(int status) { return PyErr_Format(PyExc_RuntimeError, "CUDA driver error %d in a timed span", status); }
 
-/* A span that begins now, or None in a graph that is being captured, whose events nobody can read. */
+/* A span that begins now, or None in a graph that is being captured, whose events cannot be read. */
 static PyObject *begin_span(PyObject *module, PyObject *const *given, Py_ssize_t count) {
     if (count != 2) return PyErr_Format(PyExc_TypeError, "a device and a stream");
     long device = PyLong_AsLong(given[0]);

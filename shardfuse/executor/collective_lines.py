@@ -72,7 +72,7 @@ class CollectiveLines:
         self.lines += [f"{name}({', '.join(handed)})", *after]
 
     def take_over(self, tensor: BoundTensor, source: BoundTensor) -> None:
-        """``tensor`` is what was made for ``source``, which nobody else reads: made in its shape where kernels did."""
+        """``tensor`` is what was made for ``source``, which nothing else reads: made in its shape where kernels did."""
         made, wanted = (f"{source} = {storage_text(self.meta[t], self.device, self.names)}" for t in (source, tensor))
         if made in self.lines and self.meta[source].is_contiguous():
             self.lines[self.lines.index(made)] = wanted

@@ -151,7 +151,7 @@ def all_to_all(
     if team.size == 1:
         return _own(x)
     piece = with_extent(x.shape, split_dim, split_sizes[team.index])
-    # Whether anything moves at all is told by facts that the members share, not by this member's piece.
+    # Whether anything moves at all follows from facts that the members share, not by this member's piece.
     if 0 in with_extent(with_extent(x.shape, split_dim, sum(split_sizes)), concat_dim, sum(concat_sizes)):
         return x.new_empty(with_extent(piece, concat_dim, sum(concat_sizes)))
     before = x.numel() // x.shape[split_dim] if x.shape[split_dim] else 0

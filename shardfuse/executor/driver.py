@@ -159,7 +159,7 @@ def build_driver(name: str) -> bytes:
     """The module, compiled.  Raises ``OSError`` and ``subprocess.CalledProcessError``."""
     compiler = read_c_compiler()
     if compiler is None:
-        raise FileNotFoundError("needs a C compiler, which is told by CC")
+        raise FileNotFoundError("needs a C compiler, which CC names")
     # Debian's Python has its headers where the scheme that packages go by does not say.
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
     with tempfile.TemporaryDirectory() as directory:

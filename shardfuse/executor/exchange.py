@@ -1,7 +1,7 @@
 """Runs an exchange: an all-to-all between any two shardings, in which each rank gives each other what that one lacks.
 
 What a rank holds of a tensor is the product of what it holds of each axis, and so is what another one lacks of it: an
-exchange is told by the unsharded indices of every rank along every axis.
+exchange follows from the unsharded indices of every rank along every axis.
 
 Where pieces are of rows before, and differ along one axis after (cyclic to blocked; columns to rows), two gathers along
 those axes put all of them in order; else each piece is cut out and put in by itself, as a gather along another axis

@@ -41,7 +41,7 @@ def empty_on(device: torch.device) -> Empty:
 def stored(
     result: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...] | None, inputs: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """``result`` with these strides, in storage that no input has, and as nobody's view."""
+    """``result`` with these strides, in storage that no input has, and not as a view."""
     result = result if result.shape == shape else result.expand(shape)
     strides = strides or torch.empty(shape, device="meta").stride()
     shared = any(result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in inputs)
@@ -59,7 +59,7 @@ def no_view(x: torch.Tensor) -> torch.Tensor:
 
 
 def result_text(tensor: BoundTensor, strides: Sequence[int], rank: int, is_own: bool, names: dict[str, object]) -> str:
-    """``tensor``, of these strides, as it is returned: nobody's view, so that the caller may change it in place.
+    """``tensor``, of these strides, as it is returned: not a view, so that the caller may change it in place.
 
     A view of another tensor has that one's strides: where others were asked for it is copied. ``is_own``: it is none.
     """

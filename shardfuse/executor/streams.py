@@ -46,7 +46,7 @@ def _several(results: object) -> tuple[object, ...]:
 
 
 def _on_streams(device: torch.device) -> tuple[Start, Wait]:
-    # What was started and not waited for yet, with what it reads: where a run fails in between, nobody else keeps that,
+    # What was started and not waited for yet, with what it reads: where a run fails in between, only this keeps that,
     # and its memory would be used again at once.  The next wait is behind all of them.
     started: list[tuple[object, tuple[object, ...]]] = []
 

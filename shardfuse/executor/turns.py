@@ -54,7 +54,7 @@ class Owners(Protocol):
         ...
 
     def names_in(self, team: Sequence[int], number: int) -> list[str]:
-        """What the ranks of ``team`` have told so by now."""
+        """The names that the ranks of ``team`` have published by now."""
         ...
 
 
@@ -176,7 +176,7 @@ class Turn:
     def paired(self, team: _Team) -> str | None:
         """Behind the first run of an owner: the name of another thread of this rank, with whose run it was paired.
 
-        All of ``team`` have told by then: a first run of a program waits for them.
+        All of ``team`` have published theirs by then: a first run of a program waits for them.
         """
         team.is_new = False
         if self._owners is None or self._took_over or self._owner in (None, threading.main_thread()):

@@ -17,7 +17,7 @@ from ..mesh import world_size
 
 
 def check_layouts(fusion: Fusion, arguments: Sequence[Argument], ranks: Sequence[int]) -> None:
-    """Raises ``InputError``, which ``ranks`` are told, for tensors that have no strides, or no one shape."""
+    """Raises ``InputError``, which is reported to ``ranks``, for tensors that have no strides, or no one shape."""
     for k, (declared, a) in enumerate(zip(fusion.inputs, arguments, strict=False)):
         if isinstance(a, torch.Tensor) and (a.layout is not torch.strided or a.is_nested):
             kind = f"a nested tensor of layout {a.layout}" if a.is_nested else f"a tensor of layout {a.layout}"

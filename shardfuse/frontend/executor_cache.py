@@ -253,7 +253,7 @@ class FusionExecutorCache:
         return tuple(described)
 
     def _received(self, arguments: Sequence[Argument]) -> Sequence[Argument]:
-        """Raises ``InputError``, which other ranks are told."""
+        """Raises ``InputError``, which is reported to the other ranks."""
         if are_plain(arguments):
             return plain_arguments(self.fusion, arguments)
         with failures_told(self._team):
@@ -308,7 +308,7 @@ class FusionExecutorCache:
         return made
 
     def _tune(self, call: BoundCall, tuner: Tuner) -> list[Tuned | None]:
-        """Ranks come here one and all, or each for itself to an answer that was given: nobody waits for who is not."""
+        """All ranks come here, or each one alone to an answer that was given: none waits for one that does not."""
         plan = self._plan_of(call)
         builder = self._builder(call)
         segments = [None if s.like is not None else (s.segment, s.scheduler) for s in plan.segments]

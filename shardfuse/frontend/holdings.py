@@ -8,7 +8,7 @@ from ..ir.digits import Axis, Digit, Root, cut_out, extent
 from ..ir.domain import BoundDomain
 
 _MOST_STEPS = 65536
-"""Indices that are looked at one by one; of axes that would take more, only the number is told."""
+"""Indices that are looked at one by one; of axes that would take more, only the number is given."""
 
 
 def held(domain: BoundDomain, dim: int, rank: int) -> tuple[tuple[int, int], ...] | None:

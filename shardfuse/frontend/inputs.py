@@ -1,4 +1,4 @@
-"""How an input of a fusion is told to come as a DTensor does."""
+"""How an input of a fusion is declared to have a DTensor's layout."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class Entering:
 
     @classmethod
     def of(cls, k: int, declared: FusionInput, given: Given, shape: tuple[int, ...], local: torch.Tensor) -> Entering:
-        """Of input ``k``.  Raises InputError, which the other ranks are told, for a piece that is not its DTensor's."""
+        """Of input ``k``.  Raises InputError, also on the other ranks, for a piece that is not its DTensor's."""
         leading = len(given.partial)
         order = [d - leading for d in declared.dim_order if d >= leading]
         move = move_in(given.mesh, given.placements, shape, local.device, order or None)

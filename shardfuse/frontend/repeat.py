@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Repeat:
-    """``repeat(arguments)``: the outputs, or ``None`` where that cannot be told without asking all.
+    """``repeat(arguments)``: the outputs, or ``None`` where that takes an exchange with all ranks.
 
     arguments: plain tensors of the shapes, strides, dtypes and devices for which the program was found, of none of
     which a gradient is to be recorded; whoever calls has seen to that.

@@ -71,7 +71,7 @@ def repro_script(definition: Printable, inputs: list[Described] | None, module: 
 
 
 class reproduced:  # noqa: N801 - used as a statement
-    """What the body raises ends with ``script``, but for what the caller is told to do otherwise.
+    """What the body raises ends with ``script``, but for errors whose message already says what to do.
 
     A failure of another rank or of the network, and want of memory, have nothing to do with the definition.
     """

@@ -1,4 +1,4 @@
-"""What ranks tell one another through the job's store, read and written by a thread that nobody has to wait for.
+"""What ranks tell one another through the job's store, read and written by a thread that no other thread waits for.
 
 A store whose process is stopped answers neither with a value nor with an error, for as long as that lasts. So the
 thread here is the only one that asks it, it holds no lock meanwhile, and whoever wants an answer says for how long.
@@ -19,9 +19,9 @@ from shardfuse.mesh.rendezvous import ProcessIdentity, Store
 State = Literal["working", "leaving", "left", "failed"]
 
 INTERVAL = 0.5
-"""Seconds between two rounds, where nobody asks for one."""
+"""Seconds between two rounds, where none is asked for."""
 _KEPT = 40
-"""Rounds for which a text is kept that nobody reads any more."""
+"""Rounds for which a text is kept that is not read any more."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Board:
     def read(self, key: str) -> str | None:
         """A text of another rank as of the last round; None where it was not there, or was not asked for before.
 
-        It is read from the store in the round after each call, and forgotten when nobody has called for some rounds.
+        It is read from the store in the round after each call, and forgotten without a call for some rounds.
         """
         with self._changed:
             self._unread[key] = 0
@@ -160,7 +160,7 @@ class Board:
         return {key: self._store.get(key).decode() for key in asked if self._store.check([key])}
 
     def _read_present(self, keys: Mapping[int, str]) -> dict[int, str]:
-        """What there is: a key that nobody has set would be waited for."""
+        """What there is: a key that was never set would be waited for."""
         missing = [key for key in keys.values() if key not in self._seen]
         if missing and self._store.check(missing):
             self._seen.update(missing)

@@ -49,7 +49,7 @@ class Call:
 
 
 NO_CALL = Call("", 0)
-"""Of a program that nobody compares."""
+"""Of a program that is not compared."""
 
 
 class Told(NamedTuple):
@@ -210,7 +210,7 @@ class Ledgers:
         return {ledger.key: ledger.made() for ledger in tuple(self._known.values())}
 
     def take_in(self) -> None:
-        """Take in what was called by now, so that it is told from here on."""
+        """Take in what was called by now, so that it is published from here on."""
         with self._lock:
             for ledger in tuple(self._known.values()):
                 ledger.take_in()

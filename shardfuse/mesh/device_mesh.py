@@ -100,7 +100,7 @@ class DeviceMesh:
         self._coordinates = dict(zip(flat, product(*map(range, shape)), strict=True))
         self._origin: TorchDeviceMesh | None = None
         self.text = json.dumps({"ranks": self._nested(), "names": self._dim_names}, separators=(",", ":"))
-        """Ranks and names, as ops of compiled graphs are told them."""
+        """Ranks and names, as they are passed to ops of compiled graphs."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ def is_of_communication(error: BaseException, trace: TracebackType | None) -> bo
 
 
 def fault_of(error: BaseException, rank: int) -> Fault:
-    """What the others are told of an exception: whose fault it is, which is not always the rank's that ends by it."""
+    """Whose fault an exception is, for the other ranks: not always that of the rank that ends by it."""
     if isinstance(error, PeerLostError):
         return Fault(error.rank, error.reason)
     if isinstance(error, ProgramMismatchError | WaitingCircleError):

@@ -93,4 +93,4 @@ def _let_all_read(store: PrefixStore, world: str, rank: int, world_size: int, *,
                 return
             time.sleep(0.02)
     except dist.DistError:
-        return  # the store is gone: nobody is left to read
+        return  # the store is gone, and with it all readers

@@ -100,7 +100,7 @@ class _Life:
 class _Start:
     """A world that is being formed: its watchdog, where it has one by now, and the hook that was there before.
 
-    That is kept where no world comes about: the error may be nobody's who catches it, and has to be reported.
+    That is kept where no world comes about: the error may stay uncaught, and has to be reported.
     """
 
     guard: Watchdog | None = None
@@ -261,13 +261,13 @@ def own_watchdog() -> Watchdog | None:
 
 
 def ledger_of(ranks: Sequence[int]) -> Ledger | None:
-    """Where this rank's calls of programs of these ranks are noted; ``None`` where nobody compares them."""
+    """Where this rank's calls of programs of these ranks are noted; ``None`` where they are not compared."""
     guard = own_watchdog()
     return None if guard is None or len(ranks) < 2 or dist.get_rank() not in ranks else guard.ledgers.of(ranks)
 
 
 def within(group: dist.ProcessGroup) -> AbstractContextManager[None]:
-    """Around a collective of a program that the host waits in: the other ranks are told where that takes seconds."""
+    """Around a collective of a program that the host waits in: a wait of seconds is reported to the other ranks."""
     guard = own_watchdog()
     return _UNWATCHED if guard is None else guard.collective_wait.within(group)
 
@@ -278,7 +278,7 @@ def issued() -> dict[str, int]:
 
 
 def note_failure(error: BaseException) -> None:
-    """What other ranks are told of has a traceback, which this rank prints in whatever way it ends."""
+    """An exception that is reported to other ranks has a traceback, which this rank prints in whatever way it ends."""
     guard = own_watchdog()
     if guard is not None and not isinstance(error, ShardfuseError):
         guard.note_failure(shown(error, error.__traceback__, dist.get_rank()))
@@ -314,7 +314,7 @@ def _choose(backend: str | None, launch: LaunchConfig, timeout: float) -> Proces
 
 
 def _report_and_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
-    """What happens to an exception that nobody caught: the reason on every rank, in one line, and no hang.
+    """What happens to an uncaught exception: the reason on every rank, in one line, and no hang.
 
     A ShardfuseError is its sentence, below the caller's lines that led there. A collective that failed because of
     another rank is that rank's fault, and says so. Ctrl-C is one line. Anything else keeps its traceback, and is this

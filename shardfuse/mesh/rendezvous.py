@@ -47,7 +47,7 @@ class ProcessIdentity:
         return cls(_this_host(), os.getpid(), _started(os.getpid()) or 0)
 
     def has_ended(self) -> bool:
-        """True where the process has ended for certain; False for one of another host, which nobody here sees."""
+        """True where the process has ended for certain; False for one of another host, which is not known here."""
         return self.host == _this_host() != "" and _started(self.pid) != self.started
 
     def to_json(self) -> str:

@@ -131,7 +131,7 @@ def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_
 
 @dataclass
 class _Ranks:
-    """What ranks tell each other through the store: nobody is waited for in a collective that he does not come to."""
+    """What ranks report to each other through the store: in a collective, a rank that does not come would be waited for."""
 
     rank: int
     size: int

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from shardfuse.mesh.device_mesh import DeviceMesh
 from shardfuse.mesh.groups import current_rank, default_group, let_go_at_end, process_group, world_key, world_size
 
-# Weak, since a mesh holds process groups, and those close their connections when nobody holds them.
+# Weak, since a mesh holds process groups, and those close their connections when they are released.
 _meshes: WeakValueDictionary[tuple[tuple[int, int], DeviceMesh, str], TorchDeviceMesh] = WeakValueDictionary()
 _lock = threading.Lock()
 

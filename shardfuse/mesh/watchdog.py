@@ -12,7 +12,7 @@ Every rank reads all records twice a second. Another rank cannot be waited for a
 5. where it has called another program than this rank at the same place,
 6. where a collective on this rank's GPU that torch does not watch has waited for longer than the group's timeout.
 
-A rank that leaves while the others have nothing more to do with it disturbs nobody.
+A rank that leaves and that the others do not need any longer is no fault.
 
 The store is asked by a thread of its own (`board.py`); the watchdog decides by what that has read, and nothing here
 waits for the store without a limit. Time in which this process itself stood still, as of a job that was suspended, is
@@ -39,11 +39,13 @@ from shardfuse.mesh.collective_waits import CollectiveWait, ReportedWait
 from shardfuse.mesh.gpu_waits import StreamProbe, waited_on_gpu
 from shardfuse.mesh.groups import group_sequences
 from shardfuse.mesh.rendezvous import ProcessIdentity, Store
+from shardfuse.mesh.termination import SigtermThread, end_by_sigterm
 
 _STANDSTILL = 4.0  # seconds without an end of what the GPU was given, once a rank has left
 _FAREWELL = 3.0  # seconds that a failing rank gives the others to read why, before its launcher ends them
 _ANSWER = 1.5  # seconds that the store has for one exchange at the end, which takes it less than a millisecond
 _WORDLESS = "ended without a word (killed, or crashed)"
+_TERMINATED = "was ended by SIGTERM"
 _OWN_WORDS = 3.0  # seconds that a rank has to end by its own exception, which has a traceback
 
 
@@ -93,7 +95,7 @@ class _Silence:
 class Watchdog:
     """Watches the other ranks from a thread of its own.
 
-    store: a connection that nobody else uses. host_rank: the rank that serves the store, None where the launcher does.
+    store: a connection of its own. host_rank: the rank that serves the store, None where the launcher does.
     heartbeat_limit: seconds after which a rank without a new beat counts as gone.
     """
 
@@ -117,6 +119,7 @@ class Watchdog:
         self._trace = ""
         self._left_to_itself: float | None = None
         self._thread = threading.Thread(target=self._watch, name="shardfuse-watchdog", daemon=True)
+        self._sigterm = SigtermThread(self._end_by_sigterm)
 
     # for the main thread
 
@@ -125,6 +128,7 @@ class Watchdog:
         self._board.start()
         self._board.exchange(_ANSWER)  # the others are to see a rank that ends at once
         self._thread.start()
+        self._sigterm.start()
 
     def watch_device(self, device: torch.device, timeout: float) -> None:
         """Tell where this rank computes, and for how many seconds it waits for others, once it has a process group."""
@@ -168,6 +172,7 @@ class Watchdog:
             self._end_for(lost)
         self._stop.set()
         self._thread.join()
+        self._sigterm.stop()
         self._state = "left"
         self._board.exchange(_ANSWER)
 
@@ -178,8 +183,9 @@ class Watchdog:
         self._board.close()
 
     def abandon(self, reason: str | None) -> None:
-        """End the watch of a world that did not come about; ``reason``: what those who wait for it are told."""
+        """End the watch of a world that did not come about; ``reason``: reported to those who wait for it."""
         self._stop.set()
+        self._sigterm.stop()
         if reason is not None and self._tell(Fault(self._rank, f"failed: {reason}")):
             self._wait(("failed", "left"), _FAREWELL, or_lost=True)
         self._board.close()
@@ -200,12 +206,13 @@ class Watchdog:
             threading.Event().wait()
 
     def fail(self, line: str, fault: Fault, leave: Callable[[], NoReturn] = lambda: os._exit(1)) -> NoReturn:
-        """Print one line, tell the others of the fault, give them time to read it, and end this process by `leave`.
+        """Print one line, if any, tell the others of the fault, give them time to read it, and end by `leave`.
 
         For the thread that has claimed it.
         """
         try:
-            say(self._rank, line)
+            if line:
+                say(self._rank, line)
             if self._tell(fault):
                 self._wait(("failed", "left"), _FAREWELL, or_lost=True)
         finally:
@@ -256,8 +263,17 @@ class Watchdog:
             sys.stderr.write(self._trace)
         self.fail(found.line(self._rank), found)
 
+    def _end_by_sigterm(self) -> NoReturn:
+        """Name the rank that a launcher sent SIGTERM for, if it is one; without a line where it sent it to all."""
+        self._board.exchange(_ANSWER)
+        found = self._look()
+        self.claim()
+        if found is None or found.reason == _TERMINATED:
+            self.fail("", Fault(self._rank, _TERMINATED), end_by_sigterm)
+        self.fail(found.line(self._rank), found, end_by_sigterm)
+
     def _may_end_by_itself(self, found: Fault) -> bool:
-        """For a while, where an exception is what went wrong here, and nobody may have caught it."""
+        """For a while, where an exception is what went wrong here, and may be uncaught."""
         if found.rank != self._rank or not self._trace:
             return False
         if self._left_to_itself is None:

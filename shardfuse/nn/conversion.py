@@ -226,7 +226,7 @@ def _rms_norm_like(module: Module) -> Found:
         trial.load_state_dict({"weight": weight})
         with torch.no_grad():
             got = trial(x)
-    except Exception as error:  # noqa: BLE001 it is somebody else's code, and the reason is told
+    except Exception as error:  # noqa: BLE001 the caller's code may raise anything; the reason is reported
         return f"it failed on {list(x.shape)} random numbers: {error}"
     unit = torch.nn.functional.rms_norm(x, (size,), None, eps)
     for offset in (0.0, 1.0):

@@ -167,7 +167,7 @@ def batch_normed(
 
 
 def _both(function: Function, parameters: Parameters) -> tuple[torch.Tensor, ...]:
-    """Weight and bias, or none; one of them alone has the other made beside it."""
+    """Weight and bias, or none; where one of them is given, the other is made."""
     weight, bias = parameters["weight"], parameters["bias"]
     if weight is None and bias is None:
         return ()

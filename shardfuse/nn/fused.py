@@ -244,7 +244,7 @@ class FusedModule(TimedModule):
     checked and bound (``bind``).  Under torch.compile it is one op of the graph, ``shardfuse::<family>_v1``, that knows
     the module by the text of its settings.
 
-    What it refuses on one rank, before there is a program to compare, is told to the other ranks of its mesh.  Its
+    What it refuses on one rank, before there is a program to compare, is reported to the other ranks of its mesh.  Its
     errors name the line of the caller's program that made it.
     """
 
@@ -265,7 +265,7 @@ class FusedModule(TimedModule):
         self._made_at = () if line is None else (f"{line}  # {type(self).__name__}",)
         self._bound: dict[Hashable, BoundOp | None] = {}
         self.described: dict[Hashable, BoundOp] = {}
-        """Those of tensors that an op of torch's is told in words."""
+        """The settings of tensors that are passed as text to an op of torch's."""
 
     def __call__(self, *tensors: object, **named: object) -> Any:
         try:

@@ -60,7 +60,7 @@ def gated_mlp_of(module: Module) -> GatedMLP | str:
             children = dict(trial.named_children())
             act = cast("Module", cast(Any, trial).act_fn)
             wanted = children["down_proj"](act(children["gate_proj"](x)) * children["up_proj"](x))
-    except Exception as error:  # noqa: BLE001 it is somebody else's code, and the reason is told
+    except Exception as error:  # noqa: BLE001 the caller's code may raise anything; the reason is reported
         return f"it failed on random numbers: {error}"
     if not is_close(got, wanted):
         return "it computes something else than down_proj(act_fn(gate_proj(x)) * up_proj(x))"

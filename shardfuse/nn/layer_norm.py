@@ -12,7 +12,6 @@ from ..arguments import checked
 from ..errors import ModuleArgumentError
 from ..mesh import DeviceMesh
 from .parameters import ParameterKind
-from .placement import TensorPlacement
 from .row_norm import InputNorm, NormSwitches, ResidualNorm
 from .settings import Setting
 
@@ -49,11 +48,9 @@ class LayerNorm(InputNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        is_partial = TensorPlacement.of("input", input, mesh).is_partial
         switches = NormSwitches(True, elementwise_affine, elementwise_affine and bias, False, 0.0)
         super().__init__(
             normalized_shape, eps, switches, mesh=mesh, parameters=parameters,
-            at=("output", output) if is_partial else ("input", input),
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
 
@@ -88,7 +85,7 @@ class AddLayerNorm(ResidualNorm):
     ) -> None:
         switches = NormSwitches(True, elementwise_affine, elementwise_affine and bias, input_bias, 0.0)
         super().__init__(
-            normalized_shape, eps, switches, mesh=mesh, parameters=parameters, at=("residual", residual),
+            normalized_shape, eps, switches, mesh=mesh, parameters=parameters, residual=residual,
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
 
@@ -137,7 +134,7 @@ class DropoutAddNorm(ResidualNorm):
         switches = NormSwitches(is_layer, elementwise_affine, elementwise_affine and bias and is_layer, input_bias, 0.0)
         eps = (1e-5 if is_layer else 1e-6) if eps is None else eps
         super().__init__(
-            normalized_shape, eps, switches, mesh=mesh, parameters=parameters, at=("residual", residual),
+            normalized_shape, eps, switches, mesh=mesh, parameters=parameters, residual=residual,
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
         self.p, self.norm = p, norm

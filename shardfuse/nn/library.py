@@ -5,7 +5,7 @@
                                     SymInt[]? unsharded) -> Tensor[]
 
 Both are functional: outputs are new and contiguous.  The first gives the results and what the backward reads; the
-second the gradients, of tensors whose ``dtypes`` and ``sizes`` are told.  ``settings`` is a module's text, from which
+second the gradients, of tensors whose ``dtypes`` and ``sizes`` are given.  ``settings`` is a module's text, from which
 another process makes the module again: a cache of compiled graphs holds nothing else of it.  Autocast leaves both
 alone, as they compute in float32 or float64 whatever they are given.
 """

@@ -11,7 +11,6 @@ from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError
 from ..mesh import DeviceMesh
 from .parameters import ParameterKind
-from .placement import TensorPlacement
 from .row_norm import InputNorm, NormSwitches, ResidualNorm, RowNorm
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class _OfRootMeanSquare(RowNorm):
         bias: bool,
         mesh: DeviceMesh | None,
         parameters: ParameterKind,
-        at: tuple[str, Placements | None],
+        residual: Placements | None = None,
         input: Placements | None,
         output: Placements | None,
         output_grad: Placements | None,
@@ -44,7 +43,7 @@ class _OfRootMeanSquare(RowNorm):
             centered=False, weight=elementwise_affine, bias=False, input_bias=bias, weight_offset=_offset(zero_centered)
         )
         super().__init__(
-            hidden_size, eps, switches, mesh=mesh, parameters=parameters, at=at,
+            hidden_size, eps, switches, mesh=mesh, parameters=parameters, residual=residual,
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
 
@@ -111,10 +110,8 @@ class RMSNorm(_OfRootMeanSquare, InputNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        is_partial = TensorPlacement.of("input", input, mesh).is_partial
         super().__init__(
             hidden_size, eps, bias=False, mesh=mesh, parameters=parameters,
-            at=("output", output) if is_partial else ("input", input),
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
             elementwise_affine=elementwise_affine, zero_centered=zero_centered,
         )  # fmt: skip
@@ -152,7 +149,7 @@ class AddRMSNorm(_OfRootMeanSquare, ResidualNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            hidden_size, eps, bias=bias, mesh=mesh, parameters=parameters, at=("residual", residual),
+            hidden_size, eps, bias=bias, mesh=mesh, parameters=parameters, residual=residual,
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
             elementwise_affine=elementwise_affine, zero_centered=zero_centered,
         )  # fmt: skip

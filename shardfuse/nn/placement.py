@@ -1,4 +1,4 @@
-"""Where a tensor lives on a mesh, in DTensor's words, and how a fusion definition is told so."""
+"""Where a tensor lives on a mesh, in DTensor's words, and how a fusion definition declares it."""
 
 from __future__ import annotations
 

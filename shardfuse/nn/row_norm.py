@@ -37,7 +37,7 @@ class NormSwitches:
 
 
 class RowNorm(ParameterModule):
-    """A norm over the last dims.  ``at``: the argument that says where it is computed, and what that says."""
+    """A norm over the last dims.  ``residual``: where that is, of a norm that takes one."""
 
     eps: Setting[float] = Setting()
     elementwise_affine: Setting[bool] = Setting()
@@ -52,13 +52,18 @@ class RowNorm(ParameterModule):
         *,
         mesh: DeviceMesh | None,
         parameters: ParameterKind,
-        at: tuple[str, Placements | None],
         input: Placements | None,
         output: Placements | None,
         output_grad: Placements | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        residual: Placements | None = None,
     ) -> None:
+        placed = TensorPlacement.of("input", input, mesh)
+        # The argument that says where the norm is computed, and its value: a norm needs whole values.
+        at = ("output", output) if placed.is_partial else ("input", input)
+        if self.takes_residual:
+            at = ("residual", residual)
         # A parameter is cut along the hidden axis only where that is named as Shard(-1): rows are sharded otherwise.
         super().__init__(mesh, TensorPlacement.of(*at, mesh).only(-1), parameters)
         shape: tuple[int, ...] = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
@@ -72,7 +77,7 @@ class RowNorm(ParameterModule):
         self.elementwise_affine, self._switches = switches.weight, switches
         there = (("weight", switches.weight), ("bias", switches.bias), ("input_bias", switches.input_bias))
         self._names = tuple(name for name, is_there in there if is_there)
-        self._input = TensorPlacement.of("input", input, mesh)
+        self._input = placed
         self._at_name, self._at = at[0], TensorPlacement.of(*at, mesh)
         self._output = self._output_grad = self._at
         if output is not None:

@@ -224,7 +224,7 @@ class AdamW(torch.optim.AdamW):
             state["master"] = tensor.detach().to(wide, copy=True, memory_format=torch.preserve_format)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's.  ``max_norm`` and what was said of meshes are arguments of the constructor and no state."""
+        """As torch's.  ``max_norm``, meshes and placements are arguments of the constructor and no part of it."""
         found = super().state_dict()
         for group in found["param_groups"]:
             for key in _OWN:

@@ -118,7 +118,7 @@ class _Kernels:
 _kept: LRUCache[Hashable, _Kernels] = LRUCache(LISTS)
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _captured: list[_Kernels] = []
-"""Buffers that a CUDA graph holds addresses of: there is nobody to tell when the last graph is gone."""
+"""Buffers that a CUDA graph holds addresses of: torch does not report when the last graph is released."""
 
 
 class _Gradients:

@@ -10,6 +10,7 @@ Nothing is read back by the host.  Sums are of float32 within a chunk and of flo
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,9 @@ from typing import Any, cast
 import torch
 
 from ..executor import communication
+from ..mesh.calls import Call
 from ..mesh.groups import Team
+from ..mesh.process import ledger_of
 from .errors import NonFiniteNormError, OptimizerArgumentError
 from .kernel_text import GENERAL_NORM_SHAPE, KINDS, NORM_SHAPE, SCALE_SHAPE, Use
 from .walk import LISTED_PARTIALS, Launch, Launcher, Walk, make_walk
@@ -29,7 +32,7 @@ EPSILON = 1e-6
 
 
 def order_of(exponent: float) -> int:
-    """The number by which the kernels know a norm."""
+    """The kernels' number for the order of a norm: 2 and 1, 0 for infinity, 3 for any other."""
     return {2.0: 2, 1.0: 1, math.inf: 0}.get(exponent, 3)
 
 
@@ -54,10 +57,21 @@ def checked_bound(call: str, max_norm: object) -> float:
 
 
 def added_up(total: torch.Tensor, exponent: float, team: Team | None) -> torch.Tensor:
-    """The sums (the largest elements) of all ranks as one, on every rank bitwise the same."""
+    """The sums (the largest elements) of all ranks as one, on every rank bitwise the same.
+
+    The all-reduce is a call of the ranks' like that of a program: where one rank makes it alone, both say so and end.
+    """
     if team is None:
         return total
+    ledger = ledger_of(team.ranks)
+    if ledger is not None:
+        ledger.note(_call_of(exponent))
     return communication.all_reduce(total, "max" if exponent == math.inf else "sum", team)
+
+
+@functools.cache
+def _call_of(exponent: float) -> Call:
+    return Call.of(f"shardfuse.optim: all_reduce of the norm of gradients, norm_type {exponent:g}")
 
 
 def root_of(total: torch.Tensor, exponent: float, dtype: torch.dtype) -> torch.Tensor:
@@ -99,7 +113,7 @@ def norm_type_of(dtypes: Sequence[torch.dtype]) -> torch.dtype:
 
 
 class Parts:
-    """The places of a list whose elements are computed with in one type, and what kernels over them are told.
+    """The places of a list whose elements are computed with in one type, and the constants of the kernels over them.
 
     float64 tensors have kernels of their own: mixed with others they would have all computed in float64.
     """
@@ -164,7 +178,7 @@ class NormKernels:
 
 
 class ScaleKernels:
-    """Multiplies gradients of these sizes by what the norm says, and tells the norm."""
+    """Multiplies gradients of these sizes by the factor that bounds the norm, and writes the norm."""
 
     def __init__(self, launcher: Launcher, sizes: Sequence[int], kinds: Sequence[int], exponent: float) -> None:
         parts = Parts(kinds)
@@ -177,7 +191,7 @@ class ScaleKernels:
                 self._walks.append((walk, launch, parts.dtype(k)))
 
     def scale(self, addresses: torch.Tensor, groups: torch.Tensor, total: torch.Tensor) -> torch.Tensor | None:
-        """The norm; ``None`` where there is no element here, and so no kernel that tells it."""
+        """The norm; ``None`` where this rank has no element, and so no kernel that writes it."""
         norm: torch.Tensor | None = None
         for walk, launch, dtype in reversed(self._walks):
             norm = torch.empty((), dtype=dtype, device=total.device)

@@ -55,7 +55,7 @@ def placements_of(tensor: torch.Tensor) -> tuple[Placement, ...] | None:
 def spread_of(
     tensor: torch.Tensor, mesh: DeviceMesh | None, placements: Sequence[Placement] | None, call: str, name: str
 ) -> Spread | None:
-    """Of a DTensor as it says, of a plain tensor by what the caller said; ``None`` where nobody said anything.
+    """By a DTensor's placements, or by those that the caller gave for a plain tensor; ``None`` where there are none.
 
     Raises OptimizerTensorError for partial sums.
     """

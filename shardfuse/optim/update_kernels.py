@@ -43,7 +43,7 @@ class Listed:
 
 
 EMPTY = 16
-"""The address that kernels are told of gradients without elements."""
+"""The address passed to kernels for a gradient without elements."""
 
 
 class UpdateKernels:
@@ -84,7 +84,7 @@ class UpdateKernels:
         """Count the steps, and make the factors of the update; returns the sum that the norm is the root of."""
         if self.norm is None or clipping is None:
             self.prepare(addresses, self.facts, head, self.factors)
-            return self.factors  # which nobody reads for a norm
+            return self.factors  # not read where there is no norm
         own = torch.empty(1, dtype=torch.float64, device=self.listed.device)
         self.norm.partial_norms(addresses, head)
         if not clipping.raises:

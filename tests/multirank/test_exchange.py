@@ -100,7 +100,7 @@ def test_a_module_of_partial_sums(arena: symmetric.Arena, pg: ProcessGroup) -> N
 
 
 def test_calls_out_of_step_whose_sizes_change(arena: symmetric.Arena, pg: ProcessGroup) -> None:
-    """Each rank is late now and then, once by more than a second, and by nobody's clock but its own."""
+    """Each rank is late now and then, once by more than a second, each by a clock of its own."""
     fd = define("rms_norm", 4096, pg.size, DataType.BFloat16)
     both, own = random.Random(5), random.Random(pg.rank)
     given = {rows: inputs("rms_norm", rows, 4096, torch.bfloat16) for rows in (1, 3, 8, 200)}
