@@ -12,8 +12,8 @@ A *gap* is a time in which no kernel, copy or memset runs on any stream of a GPU
 The gap is the host's where the launch of what ends it began after the gap did; else the GPU had the launch and
 waited for an event, for another rank or for the launch itself.  Of a gap of the host's the functions are told that
 the launching thread was in meanwhile, by the time within themselves: ops, autograd nodes, annotations, and Python
-functions where the profile is made with ``with_stack=True``.  Python that no event covers has the name of the event that
-follows.  Profiling slows the host down, so gaps are longer than in a run without; their order is the same.
+functions where the profile is made with ``with_stack=True``.  Python that no event covers has the name of the event
+that follows.  Profiling slows the host down: gaps are longer than in a run without, and in the same order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Gap:
-    """host: for each function that the launching thread was in, the microseconds within itself; of none, the GPU's own."""
+    """host: for each function that the launching thread was in, the microseconds within itself; none of the GPU's own."""
 
     start: float
     end: float
@@ -192,8 +192,8 @@ def as_text(timeline: Timeline, gaps: int) -> str:
         "",
         "   us  largest gaps: the host was in; between",
     ]
-    for gap in sorted(timeline.gaps, key=lambda g: -g.length)[:gaps]:
-        lines.append(f"{gap.length:5.0f}  {gap.culprit[:60]}; {gap.after[:40]} and {gap.before[:40]}")
+    largest = sorted(timeline.gaps, key=lambda gap: -gap.length)[:gaps]
+    lines += [f"{g.length:5.0f}  {g.culprit[:60]}; {g.after[:40]} and {g.before[:40]}" for g in largest]
     return "\n".join(lines)
 
 
