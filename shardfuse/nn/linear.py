@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..executor.uncompiled import uncompiled
-from .fused import PLAIN, _Once  # pyright: ignore[reportPrivateUsage]
+from .fused import PLAIN
+from .second_derivatives import Once
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _forward_ad: Any = torch.autograd.forward_ad
@@ -103,7 +104,7 @@ class _Linear(torch.autograd.Function):
             made = _gradients(ctx, gradient)
         given = [t for t in (gradient, *ctx.saved_tensors) if t is not None]
         kept = [t for t in made if t is not None]
-        found = iter(cast("Any", _Once).apply(len(kept), *kept, *given))
+        found = iter(cast("Any", Once).apply(len(kept), *kept, *given))
         return tuple(None if t is None else next(found) for t in made)
 
 
