@@ -52,7 +52,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Gap:
-    """host: for each function that the launching thread was in, its microseconds within itself; none of the GPU's own."""
+    """host: for each function that the launching thread was in, its own microseconds of it; none of the GPU's own."""
 
     start: float
     end: float

@@ -25,10 +25,14 @@ class Reshaped:
 
 @dataclass(frozen=True)
 class Shaping:
-    """tensors, results: the first ones of a call, which are views of those of its fusions, as their gradients are."""
+    """tensors, results: the first ones of a call, which are views of those of its fusions, as their gradients are.
+
+    parts: the results as parts of the first one of the forward fusion; the backward one takes a gradient of each.
+    """
 
     tensors: tuple[Reshaped, ...]
     results: tuple[Reshaped, ...]
+    parts: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
 
     def enter(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of the forward fusion."""
@@ -36,6 +40,7 @@ class Shaping:
 
     def leave(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results of a call."""
+        results = results if self.parts is None else self.parts(results[0])
         return _first([r.leave for r in self.results], results)
 
     def enter_gradients(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
