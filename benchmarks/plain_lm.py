@@ -55,7 +55,7 @@ class PlainBlock(torch.nn.Module):
         mixed = attention(x, self.qkv, self.out, rotary)
         residual = residual + scatter(mixed) + self.attention_norm_input_bias.to(x.dtype)
         x = gather(norm(residual, self.attention_norm_weight))
-        gate, up = linear(x, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
+        gate, up = linear(x, self.gate_up).chunk(2, dim=-1)
         dtype = x.dtype
         hidden = functional.silu(gate + self.swiglu_gate_bias.to(dtype)) * (up + self.swiglu_up_bias.to(dtype))
         residual = residual + scatter(linear(hidden, self.down)) + self.mlp_norm_input_bias.to(x.dtype)
@@ -133,13 +133,11 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def attention(x: Tensor, qkv: Tensor, out: Tensor, rotary: Tensor) -> Tensor:
-    """As `lm_model.attention`."""
-    batch, sequence, _ = x.shape
-    _, heads, head_dim, _ = qkv.shape
-    projected = linear(x, qkv.flatten(0, 2)).view(batch, sequence, 3, heads, head_dim)
+    """As `lm_model.Block` has it.  qkv: [3 * heads * head_dim, dim]; out: [dim, heads * head_dim]."""
+    projected = linear(x, qkv).unflatten(-1, (3, -1, 2 * rotary.shape[-1]))
     q, k, v = projected.permute(2, 0, 3, 1, 4)
     mixed = functional.scaled_dot_product_attention(rotate(q, rotary), rotate(k, rotary), v, is_causal=True)
-    return linear(mixed.transpose(1, 2).flatten(2), out.flatten(1))
+    return linear(mixed.transpose(1, 2).flatten(2), out)
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ the rank's part of the sequence, adds bias and residual, norms, and gathers the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,11 +49,13 @@ class Block(torch.nn.Module):
     def __init__(self, config: ModelConfig, mesh: DeviceMesh) -> None:
         super().__init__()
         heads, hidden = config.heads // mesh.size, config.hidden // mesh.size
-        self.qkv = parameter(3, heads, config.head_dim, config.dim)
-        self.out = parameter(config.dim, heads, config.head_dim)
-        self.gate_up = parameter(2, hidden, config.dim)
+        # As matmuls take them: a view in each step would cost the host two nodes of autograd.
+        self.qkv = parameter(3 * heads * config.head_dim, config.dim)
+        self.out = parameter(config.dim, heads * config.head_dim)
+        self.gate_up = parameter(2 * hidden, config.dim)
         self.down = parameter(config.dim, hidden)
-        self.turn = RotaryEmbedding(config.head_dim, heads_dim=2)  # of this rank's heads, which needs no other rank
+        # Of this rank's heads, which needs no other rank; their gradients come as what the matmul made, in one tensor.
+        self.turn = RotaryEmbedding(config.head_dim, packed=(heads, heads))
         # Weights of matmuls are plain tensors here, this rank's pieces, and optimisers want one kind of them.
         self.swiglu = SwiGLU(config.hidden, bias=True, mesh=mesh, input=Shard(-1), parameters="local")
         self.attention_norm, self.mlp_norm = (
@@ -75,9 +77,10 @@ class Block(torch.nn.Module):
 
         rotary: cosines and sines, [sequence, head_dim / 2] each.
         """
-        mixed = attention(x, self.qkv, self.out, lambda q, k: self.turn(q, k, *rotary), linear)
-        x, residual = self.attention_norm(mixed, residual)
-        gate_and_up = linear(x, self.gate_up.flatten(0, 1))
+        cos, sin = rotary
+        mixed = attended(*self.turn(linear(x, self.qkv), cos=cos, sin=sin))
+        x, residual = self.attention_norm(linear(mixed, self.out), residual)
+        gate_and_up = linear(x, self.gate_up)
         return self.mlp_norm(linear(self.swiglu(gate_and_up), self.down), residual)
 
 
@@ -87,6 +90,7 @@ class LanguageModel(torch.nn.Module):
     def __init__(self, config: ModelConfig, mesh: DeviceMesh) -> None:
         super().__init__()
         self.mesh, self.sequence, self.dtype = mesh, config.sequence, torch.float32
+        self.sizes = sizes_of(config)
         self.embedding = parameter(config.vocabulary, config.dim)
         self.norm = RMSNorm(
             config.dim, mesh=mesh, input=Shard(1), output=Replicate(), output_grad=Partial(), parameters="local"
@@ -114,14 +118,20 @@ class LanguageModel(torch.nn.Module):
             weight.copy_(self.shard(name, weights[name]))
 
     def shard(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's piece of the parameter ``name``, or of anything of its shape."""
+        """This rank's piece of the parameter ``name``, or of anything of its shape, as this model has it."""
         dim = sharded_dim(name)
-        return whole if dim is None else self.mesh.shard_tensor(whole, dim)
+        return whole if dim is None else self.mesh.shard_tensor(whole, dim).reshape(self.get_parameter(name).shape)
 
     def gather(self, name: str, piece: Tensor) -> Tensor:
         """The whole of the parameter ``name`` (or of anything of its shape) from all ranks' pieces, on every rank."""
         dim = sharded_dim(name)
-        return piece if dim is None else redistribute(piece, self.mesh, Shard(dim), Replicate())
+        if dim is None:
+            return piece
+        sizes = list(self.sizes.get(name.rpartition(".")[2], ()))
+        if sizes:
+            sizes[dim] //= self.mesh.size
+            piece = piece.view(sizes)
+        return redistribute(piece, self.mesh, Shard(dim), Replicate())
 
 
 class UnshardedBlock(torch.nn.Module):
@@ -129,9 +139,8 @@ class UnshardedBlock(torch.nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.qkv = parameter(3, config.heads, config.head_dim, config.dim)
-        self.out = parameter(config.dim, config.heads, config.head_dim)
-        self.gate_up = parameter(2, config.hidden, config.dim)
+        sizes = sizes_of(config)
+        self.qkv, self.out, self.gate_up = (parameter(*sizes[name]) for name in ("qkv", "out", "gate_up"))
         self.down = parameter(config.dim, config.hidden)
         self.swiglu = torch.nn.ParameterDict(
             {"gate_bias": parameter(config.hidden), "up_bias": parameter(config.hidden)}
@@ -142,7 +151,10 @@ class UnshardedBlock(torch.nn.Module):
         )
 
     def forward(self, x: Tensor, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
-        mixed = attention(x, self.qkv, self.out, lambda q, k: (rotate(q, rotary), rotate(k, rotary)), plain_linear)
+        projected = plain_linear(x, self.qkv.flatten(0, 2)).unflatten(-1, self.qkv.shape[:3])
+        q, k, v = projected.unbind(2)  # each [batch, sequence, heads, head_dim]
+        by_heads = [t.transpose(1, 2) for t in (rotate(q, rotary), rotate(k, rotary), v)]
+        mixed = plain_linear(attended(*by_heads), self.out.flatten(1))
         residual = residual + mixed + self.attention_norm["input_bias"]
         x = rms_norm(residual, self.attention_norm["weight"])
         gate, up = plain_linear(x, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
@@ -178,25 +190,19 @@ class UnshardedLanguageModel(torch.nn.Module):
         return functional.cross_entropy(plain_linear(x, self.head).flatten(0, 1), targets.flatten())
 
 
-def attention(
-    x: Tensor,
-    qkv: Tensor,
-    out: Tensor,
-    turn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    linear: Callable[[Tensor, Tensor], Tensor],
-) -> Tensor:
-    """Causal attention of the heads in ``qkv`` [3, heads, head_dim, dim] and ``out`` [dim, heads, head_dim].
+def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of [batch, heads, sequence, head_dim] -> [batch, sequence, heads * head_dim]."""
+    mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)  # stored as the queries are
+    return mixed.transpose(1, 2).flatten(2)
 
-    x: [batch, sequence, dim] -> the same shape: the sum over these heads.  turn: the rotary embedding of q and k.
-    linear: of x and a weight.
-    """
-    batch, sequence, _ = x.shape
-    _, heads, head_dim, _ = qkv.shape
-    projected = linear(x, qkv.flatten(0, 2)).view(batch, sequence, 3, heads, head_dim)
-    q, k, v = projected.unbind(2)  # each [batch, sequence, heads, head_dim]
-    by_heads = [t.transpose(1, 2) for t in (*turn(q, k), v)]
-    mixed = functional.scaled_dot_product_attention(*by_heads, is_causal=True)  # stored as the queries are
-    return linear(mixed.transpose(1, 2).flatten(2), out.flatten(1))
+
+def sizes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Of weights that are not cut along their rows or columns alone, unsharded, with the dim that is cut apart."""
+    return {
+        "qkv": (3, config.heads, config.head_dim, config.dim),
+        "out": (config.dim, config.heads, config.head_dim),
+        "gate_up": (2, config.hidden, config.dim),
+    }
 
 
 def rotary_table(config: ModelConfig) -> Tensor:

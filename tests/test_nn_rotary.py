@@ -169,3 +169,45 @@ def test_bad_inputs() -> None:
             call()
     with pytest.raises(PlacementError, match="pairs of features"):
         RotaryEmbedding(8, mesh=DeviceMesh([0]), input=[torch.distributed.tensor.Shard(3)])(q)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("packed", "options"), [((4, 4), {}), ((4, 2), {"interleaved": True}), ((3, 1), {"rotary_dim": 8})]
+)
+def test_packed_heads(packed: tuple[int, int], options: dict[str, object], dtype: torch.dtype) -> None:
+    """What one matmul makes of queries, keys and values: the three as attention takes them, and one gradient."""
+    heads, keys = packed
+    module, apart = (RotaryEmbedding(16, packed=p, heads_dim=d, **options) for p, d in ((packed, 1), (None, 2)))
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(2, 5, (heads + 2 * keys) * 16, generator=generator, dtype=torch.float64).to(dtype)
+    cos, sin = module.tables(torch.arange(5))
+    found, wanted = x.clone().requires_grad_(), x.clone().requires_grad_()
+    results = module(found, cos=cos, sin=sin)
+    query, key, value = wanted.unflatten(-1, (-1, 16)).split([heads, keys, keys], 2)
+    expected = [t.transpose(1, 2) for t in (*apart(query, key, cos, sin), value)]
+    for result, right in zip(results, expected, strict=True):
+        assert torch.equal(result, right)
+    gradients = [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(dtype) for r in expected]
+    torch.autograd.backward(results, gradients)
+    torch.autograd.backward(expected, gradients)
+    assert torch.equal(found.grad, wanted.grad)
+    with torch.no_grad():
+        for result, right in zip(module(x), expected, strict=True):
+            assert torch.equal(result, right)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)(x, cos=cos, sin=sin)
+    for result, right in zip(compiled, expected, strict=True):
+        assert torch.equal(result, right)
+    results[0].mul_(2)  # a result is the caller's
+
+
+def test_packed_heads_that_are_refused() -> None:
+    with pytest.raises(ModuleArgumentError, match="packed"):
+        RotaryEmbedding(16, packed=(4,))
+    with pytest.raises(ModuleArgumentError, match="heads_dim=2"):
+        RotaryEmbedding(16, packed=(4, 2), heads_dim=2)
+    module = RotaryEmbedding(16, packed=(4, 2))
+    with pytest.raises(ModuleInputError, match=r"\[batch, sequence, 8 \* 16\]"):
+        module(torch.ones(2, 5, 6 * 16))
+    with pytest.raises(ModuleInputError, match="as the query holds all heads"):
+        module(torch.ones(2, 5, 8 * 16), torch.ones(2, 5, 16))

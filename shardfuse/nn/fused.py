@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 import torch
 
-from ..errors import ModuleInputError, PlacementError, SecondDerivativeError, ShardfuseError
+from ..errors import ModuleInputError, PlacementError, ShardfuseError
 from ..executor.agreement import failures_told
 from ..executor.arguments import waited
 from ..executor.uncompiled import uncompiled
@@ -22,7 +22,10 @@ from .dtensor import Given
 from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
+from .second_derivatives import Once
 from .settings import Setting, printed
+from .shaping import Shaping, alone, apart
+from .tensor_kinds import is_traced, metadata_of
 from .timer import FusionTimer, TimedModule
 
 if TYPE_CHECKING:
@@ -99,23 +102,28 @@ class _Fused(torch.autograd.Function):
         ctx: FunctionCtx, bound: BoundOp, timer: FusionTimer | None, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         kept, op = cast("_Saved", ctx), bound.op
-        outputs = bound.forward(timer, tensors)
+        outputs = bound.forward(timer, bound.entered(tensors))
         candidates = (*tensors, *outputs)
         kept.bound, kept.timer, kept.tensors = bound, timer, len(tensors)
         kept.save_for_backward(*[candidates[k] for k in op.saved])
-        return tuple(outputs[: op.results])
+        results, shaping = outputs[: op.results], bound.shaping
+        return tuple(results if shaping is None else map(alone, shaping.leave(results)))
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept = cast("_Saved", ctx)
-        op, saved = kept.bound.op, kept.saved_tensors
-        given = [waited(g) for g in gradients[: len(op.gradients)]]  # those of integers are none
+        op, saved, shaping = kept.bound.op, kept.saved_tensors, kept.bound.shaping
+        given: Sequence[torch.Tensor] = [
+            waited(g) for g in gradients[: len(op.gradients)]
+        ]  # those of integers are none
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                made = kept.bound.backward(kept.timer, (*given, *map(waited, saved)))
-            found = cast("Any", _Once).apply(len(made), *made, *given, *saved)
+                made = kept.bound.backward(kept.timer, given, saved)
+            found = cast("Any", Once).apply(len(made), *made, *given, *saved)
         else:
-            found = kept.bound.backward(kept.timer, (*given, *map(waited, saved)))
+            found = kept.bound.backward(kept.timer, given, saved)
+        if shaping is not None:
+            found = shaping.leave_gradients(found)
         return None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
 
 
@@ -143,28 +151,14 @@ def _record(bound: BoundOp, timer: FusionTimer | None, *tensors: torch.Tensor) -
     return apply(bound, timer, *tensors)
 
 
-class _Once(torch.autograd.Function):
-    """Gradients that depend on what they were made of, and say so where they are differentiated.
-
-    torch's ``once_differentiable`` lets them pass as constants where the gradient that came in is one.
-    """
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return tuple(t.detach() for t in tensors[:count])
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise SecondDerivativeError("a module of shardfuse.nn")
-
-
 class BoundOp:
     """A FusedOp for tensors of known metadata: what a call needs is looked up when it is made.
 
     takes: for each tensor how its local tensor is had of it, None for itself; no entries where all are plain.
+    shaping: how what the fusions take is had of those, None for themselves.
     """
 
-    __slots__ = ("_is_strange", "op", "runs", "takes", "unsharded")
+    __slots__ = ("_is_strange", "op", "runs", "shaping", "takes", "unsharded")
 
     def __init__(
         self,
@@ -172,9 +166,10 @@ class BoundOp:
         unsharded: Sequence[int] | None,
         tensors: Sequence[torch.Tensor],
         takes: Sequence[Take | None] = (),
+        shaping: Shaping | None = None,
     ) -> None:
         is_uneven = any(p.uneven for p in (*op.arguments, *op.gradients))
-        self.op, self.takes = op, tuple(takes)
+        self.op, self.takes, self.shaping = op, tuple(takes), shaping
         self.unsharded = unsharded if is_uneven else None
         self._is_strange = any(type(t) not in PLAIN for t in tensors)
         self.runs = (
@@ -191,14 +186,19 @@ class BoundOp:
             for t in tensors:
                 if t.requires_grad:
                     return _record(self, timer, *tensors)
-        return self.forward(timer, tensors)[: self.op.results]
+        results = self.forward(timer, self.entered(tensors))[: self.op.results]
+        return results if self.shaping is None else self.shaping.leave(results)
 
-    def forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The results and the extras."""
+    def entered(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """As the forward fusion takes them."""
         if self._is_strange:
             tensors = [waited(t) for t in tensors]
+        return tensors if self.shaping is None else self.shaping.enter(tensors)
+
+    def forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The results and the extras, of what has ``entered``."""
         outputs = self.runs[0](timer, tensors)
-        return [_apart(x, tensors) for x in outputs] if self.op.is_view else outputs
+        return [apart(x, tensors) for x in outputs] if self.op.is_view else outputs
 
     def fresh_forward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The same, contiguous, each in a storage of its own."""
@@ -206,9 +206,14 @@ class BoundOp:
             tensors = [waited(t) for t in tensors]
         return self.runs[0].fresh(timer, tensors)
 
-    def backward(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The gradients, of (gradients of the results..., saved...)."""
-        return self.runs[1](timer, tensors)
+    def backward(
+        self, timer: FusionTimer | None, given: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """The gradients as the backward fusion makes them.  given: the gradients of the results of a call."""
+        saved = [waited(t) for t in saved]
+        if self.shaping is not None:
+            given, saved = self.shaping.enter_gradients(given), self.shaping.enter_saved(self.op.saved, saved)
+        return self.runs[1](timer, (*given, *saved))
 
 
 _MISSED: Any = object()
@@ -216,25 +221,6 @@ _BOUND = 256
 """Sizes for which one module keeps its fusions; a batch size is one of them."""
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _modes: Callable[[], int] = _core._len_torch_dispatch_stack
-
-
-def _strange(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What matters of a tensor of another type; a DTensor's spec holds its mesh, placements, shape and dtype."""
-    spec: object = getattr(tensor, "_spec", None)
-    local: Any = tensor if spec is None else cast("Any", tensor)._local_tensor
-    return (type(tensor), cast("type[object]", type(local)), spec, local.shape, local.dtype, local.device)
-
-
-def _is_traced(tensor: torch.Tensor) -> bool:
-    """Does it stand for values that are elsewhere or to come: is it fake, functional, or a subclass that dispatches?"""
-    kind: Any = type(tensor)
-    is_plain = kind.__torch_dispatch__ is _core._disabled_torch_dispatch_impl
-    return not is_plain and getattr(tensor, "wait", None) is None
-
-
-def _apart(x: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
-    here = x.untyped_storage().data_ptr()
-    return x.clone() if any(t.untyped_storage().data_ptr() == here for t in others) else x
 
 
 class FusedModule(TimedModule):
@@ -311,50 +297,66 @@ class FusedModule(TimedModule):
         settings = {**self.settings(), **({} if timer is None else {"timer": timer.number})}
         self.__dict__["text"] = printed(settings)
 
-    def run(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[torch.Tensor]:
-        """The results on local tensors, or parameters that are DTensors, in the order of the op."""
+    def run(
+        self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None = None
+    ) -> Sequence[torch.Tensor]:
+        """The results on local tensors, or parameters that are DTensors, in the order of the op.
+
+        shaping: between them and the op's, where they have other dims.  unsharded: as the op has it.
+        """
         if torch.compiler.is_compiling():
-            return self.as_op([self.traced(t) for t in tensors], unsharded)
+            return self.as_op([self.traced(t) for t in tensors], unsharded, shaping)
         key: list[object] = [unsharded if unsharded is None else tuple(unsharded)]
         for t in tensors:
             if type(t) in PLAIN:
                 key += (t.shape, t.dtype, t.device)
             else:
-                key += _strange(t)
-        bound = self.bound_for(tuple(key), tensors, unsharded)
+                key += metadata_of(t)
+        bound = self.bound_for(tuple(key), tensors, unsharded, shaping)
         if bound is None or _modes():
             takes = map(self.take, tensors)
             local = [t if take is None else take(t) for t, take in zip(tensors, takes, strict=True)]
-            return self.as_op(local, unsharded)
+            return self.as_op(local, unsharded, shaping)
         return bound(self.timer, tensors)
 
     def bound_for(
-        self, key: Hashable, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None
+        self,
+        key: Hashable,
+        tensors: Sequence[torch.Tensor],
+        unsharded: Sequence[int] | None,
+        shaping: Shaping | None = None,
     ) -> BoundOp | None:
         """The fusions for such tensors; None where they hold no data, so that torch has to take the op."""
         bound = self._bound.get(key, _MISSED)
         if bound is _MISSED:
             if len(self._bound) >= _BOUND:
                 self._bound.clear()
-            bound = self._bound[key] = self._bind(tensors, unsharded)
+            bound = self._bound[key] = self._bind(tensors, unsharded, shaping)
         return bound
 
-    def as_op(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[torch.Tensor]:
+    def as_op(
+        self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None
+    ) -> Sequence[torch.Tensor]:
         """The results on local tensors, and what the backward reads, as one op of torch's dispatcher."""
-        return self.library_op(list(tensors), self.text, None if unsharded is None else list(unsharded))
+        entered = list(tensors if shaping is None else shaping.enter(tensors))
+        results = self.library_op(entered, self.text, None if unsharded is None else list(unsharded))
+        return results if shaping is None else shaping.leave(results)
 
     def traced(self, parameter: torch.Tensor) -> torch.Tensor:
         """The local tensor of a parameter that is a DTensor, in words that torch.compile knows."""
         return parameter
 
-    def _bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> BoundOp | None:
+    def _bind(
+        self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None
+    ) -> BoundOp | None:
         takes = [self.take(t) for t in tensors]
         local = [t if take is None else take(t.detach()) for t, take in zip(tensors, takes, strict=True)]
-        op = self.bind(local, unsharded)
-        if any(_is_traced(t) for t in local):
+        entered = local if shaping is None else shaping.enter(local)
+        op = self.bind(entered, unsharded)
+        if any(is_traced(t) for t in local):
             return None
-        whole = self.whole(local, unsharded)
-        return BoundOp(op, whole, local, takes if any(take is not None for take in takes) else ())
+        whole = self.whole(entered, unsharded)
+        return BoundOp(op, whole, local, takes if any(take is not None for take in takes) else (), shaping)
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is bound to this process."""

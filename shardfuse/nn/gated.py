@@ -23,6 +23,7 @@ from .gelu import Approximation, gelu_activation
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
 from .settings import Setting
+from .shaping import Reshaped, Shaping, contiguous_view
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -128,13 +129,22 @@ def _gated(
     unsharded: Sequence[int] | None,
 ) -> torch.Tensor:
     _check(module, gate, up)
-    features = gate.shape[-1] // (2 if up is None else 1)
-    # Gate and up are a dim before the last: [..., 2, features] where they come together, else [..., 1, features] each.
-    beside = 2 if up is None else 1
-    tensors = (gate,) if up is None else (gate, up)
-    shaped = [t.contiguous().view(*t.shape[:-1], beside, features) for t in tensors]
     whole = None if unsharded is None else (*unsharded[:-1], 1, unsharded[-1])
-    return module.run((*shaped, *biases), whole)[0].squeeze(-2)
+    if up is None:
+        return module.run((gate, *biases), whole, _TOGETHER)[0]
+    return module.run((gate, up, *biases), whole, _APART)[0]
+
+
+def _of(beside: int) -> Reshaped:
+    """[..., features] as [..., beside, features / beside]: gate and up, or one of them, are a dim before the last."""
+    return Reshaped(
+        enter=lambda x: contiguous_view(x, *x.shape[:-1], beside, x.shape[-1] // beside),
+        leave=lambda x: x.flatten(-2),
+    )
+
+
+_RESULT = Reshaped(enter=lambda x: x.unsqueeze(-2), leave=lambda x: x.squeeze(-2))
+_TOGETHER, _APART = Shaping((_of(2),), (_RESULT,)), Shaping((_of(1), _of(1)), (_RESULT,))
 
 
 def bind_gated(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..executor.uncompiled import uncompiled
-from .fused import PLAIN, _Once  # pyright: ignore[reportPrivateUsage]
+from .fused import PLAIN
+from .second_derivatives import Once
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _forward_ad: Any = torch.autograd.forward_ad
@@ -51,7 +53,7 @@ def _called(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(input, weight, bias)
     if _is_for_torch(input, weight, bias):
         return _composed(input, weight, bias)
-    return cast("Any", _Linear).apply(input, weight, bias)
+    return _record(input, weight, bias)
 
 
 def _composed(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -84,12 +86,15 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @uncompiled
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        cast_weight = weight.to(input.dtype)
+        dtype, shape = input.dtype, input.shape
+        cast_weight = weight.to(dtype)
+        rows = input if input.ndim == 2 else input.reshape(-1, shape[-1])
         needs_x, needs_weight, _ = ctx.needs_input_grad
-        ctx.save_for_backward(input if needs_weight else None, cast_weight if needs_x else None)
-        ctx.shape, ctx.weight_dtype = input.shape, weight.dtype
+        ctx.save_for_backward(rows if needs_weight else None, cast_weight if needs_x else None)
+        ctx.shape, ctx.weight_dtype = shape, weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return functional.linear(input, cast_weight, None if bias is None else bias.to(input.dtype))
+        made = torch.mm(rows, cast_weight.t()) if bias is None else torch.addmm(bias.to(dtype), rows, cast_weight.t())
+        return made if made.ndim == input.ndim else made.view(*shape[:-1], made.shape[1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -99,17 +104,30 @@ class _Linear(torch.autograd.Function):
             made = _gradients(ctx, gradient)
         given = [t for t in (gradient, *ctx.saved_tensors) if t is not None]
         kept = [t for t in made if t is not None]
-        found = iter(cast("Any", _Once).apply(len(kept), *kept, *given))
+        found = iter(cast("Any", Once).apply(len(kept), *kept, *given))
         return tuple(None if t is None else next(found) for t in made)
+
+
+def _apply_of_c() -> Callable[..., Tensor]:
+    return cast("Any", super(torch.autograd.Function, _Linear)).apply
+
+
+_apply = _apply_of_c()
+"""Without what torch puts before it: ``_is_for_torch`` has asked most of that, and `fused.py` says more."""
+
+
+def _record(*arguments: Tensor | None) -> Tensor:
+    is_wrapped = any(t is not None and _core._functorch.is_functorch_wrapped_tensor(t) for t in arguments)
+    return (cast("Any", _Linear).apply if is_wrapped else _apply)(*arguments)
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """Of input, weight and bias."""
     x, cast_weight = ctx.saved_tensors
-    rows = gradient.flatten(0, -2)
-    of_x = None if cast_weight is None else (rows @ cast_weight).view(ctx.shape)
-    of_weight = None if x is None else _product(rows.t(), x.flatten(0, -2), ctx.weight_dtype)
-    of_bias = rows.sum(0, dtype=ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+    rows = gradient if gradient.ndim == 2 else gradient.reshape(-1, gradient.shape[-1])
+    of_x = None if cast_weight is None else torch.mm(rows, cast_weight).view(ctx.shape)
+    of_weight = None if x is None else _product(rows.t(), x, ctx.weight_dtype)
+    of_bias = rows.sum(0, dtype=ctx.bias_dtype) if ctx.bias_dtype is not None and ctx.needs_input_grad[2] else None
     return of_x, of_weight, of_bias
 
 
@@ -117,4 +135,4 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a @ b in ``dtype``, unrounded before where the GPU's matmul writes that."""
     if a.is_cuda and dtype is torch.float32 and a.dtype in _HALVES:
         return torch.mm(a, b, out_dtype=dtype)
-    return (a @ b).to(dtype)
+    return torch.mm(a, b).to(dtype)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, cast
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -16,8 +16,9 @@ from . import traced
 from .dtensor import Given, Result, on_local_tensors
 from .fused import FusedModule, FusedOp
 from .placement import TensorPlacement
-from .rotary_fusions import RotarySpec, rotary_op
+from .rotary_fusions import RotarySpec, packed_rotary_op, rotary_op
 from .settings import Setting
+from .shaping import Reshaped, Shaping
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -34,6 +35,9 @@ class RotaryEmbedding(FusedModule):
     head_dim: features of a head.  rotary_dim: how many of them turn, the first ones; all by default.
     interleaved: pairs are neighbours, (2i, 2i + 1), as GPT-J has them; else (i, i + rotary_dim / 2), as Llama has them.
     heads_dim: the dim of the heads, 1 for [batch, heads, sequence, head_dim], 2 for [batch, sequence, heads, head_dim].
+    packed: numbers of query heads and of key heads, where a call passes queries, keys and values as one tensor, heads
+    of queries first, as one matmul makes them; the results are the three as attention takes them, and their gradient
+    is one.  Without a mesh; of heads that are sharded, the numbers are those of this rank.
     mesh, input: on a mesh, where queries, keys and results live: Shard of batch, heads or sequence, or Replicate.
     Cosines and sines are computed in float32; the module has no parameters and an empty state dict.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Su et al. 2021.
@@ -44,6 +48,7 @@ class RotaryEmbedding(FusedModule):
     rotary_dim: Setting[int] = Setting()
     interleaved: Setting[bool] = Setting()
     heads_dim: Setting[int] = Setting()
+    packed: Setting[tuple[int, int] | None] = Setting()
 
     def __init__(
         self,
@@ -53,6 +58,7 @@ class RotaryEmbedding(FusedModule):
         rotary_dim: int | None = None,
         interleaved: bool = False,
         heads_dim: int = 1,
+        packed: Sequence[int] | None = None,
         mesh: DeviceMesh | None = None,
         input: Placements | None = None,
     ) -> None:
@@ -66,8 +72,15 @@ class RotaryEmbedding(FusedModule):
             raise ModuleArgumentError("RotaryEmbedding", "base", base, "a number above 0")
         if heads_dim not in (1, 2):
             raise ModuleArgumentError("RotaryEmbedding", "heads_dim", heads_dim, "1 or 2")
+        if packed is not None and (len(packed) != 2 or min(packed) < 1):
+            raise ModuleArgumentError("RotaryEmbedding", "packed", packed, "numbers of query heads and of key heads")
+        if packed is not None and (mesh is not None or heads_dim != 1):
+            found = f"{tuple(packed)} with " + ("a mesh" if mesh is not None else f"heads_dim={heads_dim}")
+            raise ModuleArgumentError("RotaryEmbedding", "packed", found, "numbers of this rank's heads, and no more")
         self.head_dim, self.base, self.rotary_dim = head_dim, base, turned
-        self.interleaved, self.heads_dim, self.mesh = interleaved, heads_dim, mesh
+        self.packed = None if packed is None else (packed[0], packed[1])
+        self.interleaved, self.mesh = interleaved, mesh
+        self.heads_dim = heads_dim if packed is None else 2  # as a matmul leaves them
         self._input = TensorPlacement.of("input", input, mesh)
         if self._input.is_partial:
             raise PlacementError("input", (input,), "a rotation of whole values", "pass Shard or Replicate")
@@ -75,6 +88,8 @@ class RotaryEmbedding(FusedModule):
 
     def settings(self) -> dict[str, object]:
         turned = {"rotary_dim": self.rotary_dim, "interleaved": self.interleaved, "heads_dim": self.heads_dim}
+        if self.packed is not None:
+            turned = {**turned, "heads_dim": 1, "packed": list(self.packed)}
         return {"head_dim": self.head_dim, "base": self.base, **turned, "mesh": self.mesh, "input": self._input}
 
     @property
@@ -99,8 +114,11 @@ class RotaryEmbedding(FusedModule):
         *,
         positions: torch.Tensor | None = None,
         unsharded: Sequence[int] | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """query, key: [batch, heads, sequence, head_dim] (or as ``heads_dim`` says), local -> both turned.
+
+        ``packed``: query is [batch, sequence, (heads + 2 * key heads) * head_dim], of queries, keys and values, and
+        there is no key -> (query, key, value), [batch, heads, sequence, head_dim] each, the first two turned.
 
         The key may have fewer heads, and may be left out: then the turned query is the result.
         cos, sin: [sequence, rotary_dim / 2] or [batch, sequence, rotary_dim / 2], local as the query is; with twice as
@@ -109,6 +127,11 @@ class RotaryEmbedding(FusedModule):
         unsharded: the query's shape as a whole, where local tensors are shards that differ in size.
         """
         tensors = (query,) if key is None else (query, key)
+        if self.packed is not None:
+            if key is not None:
+                found, expected = "a key", "none, as the query holds all heads"
+                raise ModuleInputError("RotaryEmbedding", "key", found, expected, "leave it out")
+            return self._packed(query, cos, sin, positions)
         if has_dtensor(tensors):
             given = [Given(name, t, self._input) for name, t in zip(("query", "key"), tensors, strict=False)]
             results = [Result(tuple(t.shape), self._input, self._input) for t in tensors]
@@ -116,7 +139,35 @@ class RotaryEmbedding(FusedModule):
             turned = on_local_tensors(here, self.mesh, given, results)
         else:
             turned = self._call(*tensors, cos=cos, sin=sin, positions=positions, unsharded=unsharded)
-        return cast("torch.Tensor | tuple[torch.Tensor, torch.Tensor]", turned[0] if key is None else turned)
+        return cast("torch.Tensor | tuple[torch.Tensor, ...]", turned[0] if key is None else turned)
+
+    def _packed(
+        self, x: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None, positions: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values of x, [batch, sequence, features]."""
+        heads = _count(self.packed)
+        if has_dtensor((x,)):
+            raise PlacementError("query", cast("Any", x).placements, "packed heads", "pass to_local()")
+        if x.ndim != 3 or x.shape[-1] != heads * self.head_dim:
+            expected = f"[batch, sequence, {heads} * {self.head_dim}]: the heads of queries, keys and values"
+            advice = "pass what one matmul makes of all three"
+            raise ModuleInputError("RotaryEmbedding", "query", f"shape {tuple(x.shape)}", expected, advice)
+        tables = self._tables_of(x, cos, sin, positions, None)
+        if torch.compiler.is_compiling():
+            return tuple(self.as_op((x, *tables), None, None))
+        return tuple(self.run((x, *tables), None, _packing(self.packed, self.head_dim)))
+
+    def as_op(
+        self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None
+    ) -> Sequence[torch.Tensor]:
+        """Packed heads are turned by torch's ops: autograd would make one gradient of the op's one result."""
+        if self.packed is None:
+            return super().as_op(tensors, unsharded, shaping)
+        x, cos, sin = tensors
+        self.check_plain(query=x, cos=cos)
+        query, key, value = x.unflatten(-1, (-1, self.head_dim)).split([*self.packed, self.packed[1]], 2)
+        turned = [traced.rotary(t, cos, sin, self.rotary_dim, interleaved=self.interleaved) for t in (query, key)]
+        return [t.transpose(1, 2) for t in (*turned, value)]
 
     def _call(
         self,
@@ -129,22 +180,34 @@ class RotaryEmbedding(FusedModule):
         is_traced = self.mesh is None and torch.compiler.is_compiling()
         if cos is None or is_traced:  # else tensors that are not known are checked where they are bound
             self._check(tensors)
-        if (cos is None) != (sin is None) or (cos is not None and positions is not None):
-            found = "cos and sin, or positions, not both" if positions is not None else "cos or sin alone"
-            raise ModuleInputError("RotaryEmbedding", "the call", found, "one of the two ways", "leave one out")
-        if cos is None or sin is None:
-            positions = self._positions(tensors[0], unsharded) if positions is None else positions
-            cos, sin = self.tables(positions)
-        cos, sin = self._table("cos", cos, tensors[0]), self._table("sin", sin, tensors[0])
+        cos, sin = self._tables_of(tensors[0], cos, sin, positions, unsharded)
         if is_traced:
             self.check_plain(query=tensors[0], cos=cos)
             turned = [traced.rotary(x, cos, sin, self.rotary_dim, interleaved=self.interleaved) for x in tensors]
             return tuple(turned)
         return tuple(self.run((*tensors, cos, sin), unsharded)[: len(tensors)])
 
+    def _tables_of(
+        self,
+        query: torch.Tensor,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        unsharded: Sequence[int] | None,
+    ) -> Tables:
+        """Cosines and sines as ``_table`` has them, of what a call was given."""
+        if (cos is None) != (sin is None) or (cos is not None and positions is not None):
+            found = "cos and sin, or positions, not both" if positions is not None else "cos or sin alone"
+            raise ModuleInputError("RotaryEmbedding", "the call", found, "one of the two ways", "leave one out")
+        if cos is None or sin is None:
+            positions = self._positions(query, unsharded) if positions is None else positions
+            cos, sin = self.tables(positions)
+        return self._table("cos", cos, query), self._table("sin", sin, query)
+
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         *turned, cos, _ = tensors
-        self._check(turned)
+        if self.packed is None:
+            self._check(turned)
         placement = self._input.resolve("input", 4).for_shape(self.mesh, unsharded)
         if any(d == 3 for d in placement.shards):
             raise PlacementError("input", ("Shard(-1)",), "pairs of features", "shard batch, heads or sequence")
@@ -152,6 +215,8 @@ class RotaryEmbedding(FusedModule):
         if unsharded is not None and heads[0] != unsharded[self.heads_dim]:
             found, expected = f"{unsharded[self.heads_dim]} heads in all", "as many on each rank"
             raise ModuleInputError("RotaryEmbedding", "query", found, expected, "shard heads that the ranks divide")
+        if self.packed is not None:
+            heads = [*self.packed, self.packed[1]]
         spec = RotarySpec(
             ndim=4,
             heads=tuple(heads),
@@ -166,7 +231,7 @@ class RotaryEmbedding(FusedModule):
             dtype=self.check_dtype("query", turned[0]),
             table_dtype=self.check_dtype("cos", cos),
         )
-        return rotary_op(spec)
+        return rotary_op(spec) if self.packed is None else packed_rotary_op(spec)
 
     def _check(self, tensors: Sequence[torch.Tensor]) -> None:
         """The query, and the key where there is one."""
@@ -194,11 +259,12 @@ class RotaryEmbedding(FusedModule):
     def _table(self, name: str, table: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         """[batch or 1, heads as 1, sequence, rotary_dim / 2], in the order of the query's dims."""
         half = self.rotary_dim // 2
-        if query.ndim == 4 and table.shape == (query.shape[self._sequence_dim], half):  # what most calls pass
+        if query.ndim in (3, 4) and table.shape == (query.shape[self._sequence_dim], half):  # what most calls pass
             rows, one = table.shape[0], self.heads_dim == 1
             table = table.view(1, 1, rows, half) if one else table.view(1, rows, 1, half)
             return table.detach() if table.requires_grad else table
-        self._check((query,))
+        if self.packed is None:
+            self._check((query,))
         expected = f"[sequence, {half}] or [batch, sequence, {half}] for this query (or {2 * half} in place of {half})"
         if table.ndim not in (2, 3) or table.shape[-1] not in (half, 2 * half):
             raise ModuleInputError("RotaryEmbedding", name, f"shape {tuple(table.shape)}", expected, "see tables()")
@@ -212,3 +278,17 @@ class RotaryEmbedding(FusedModule):
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, base={self.base}, rotary_dim={self.rotary_dim}, interleaved={self.interleaved}"
+
+
+def _count(packed: tuple[int, int]) -> int:
+    """Heads of queries, keys and values."""
+    return packed[0] + 2 * packed[1]
+
+
+@cache
+def _packing(packed: tuple[int, int], head_dim: int) -> Shaping:
+    """[batch, sequence, features] <-> heads behind the sequence; the three -> [batch, heads, sequence, head_dim]."""
+    sizes = [*packed, packed[1]]
+    by_head = Reshaped(enter=lambda x: x.unflatten(-1, (_count(packed), head_dim)), leave=lambda x: x.flatten(-2))
+    heads_before = Reshaped(enter=lambda x: x.transpose(1, 2), leave=lambda x: x.transpose(1, 2))
+    return Shaping((by_head,), (heads_before,) * 3, parts=lambda x: x.split(sizes, 2))

@@ -66,6 +66,64 @@ def rotary_op(spec: RotarySpec) -> FusedOp:
     )
 
 
+@lru_cache(maxsize=256)
+def packed_rotary_op(spec: RotarySpec) -> FusedOp:
+    """(queries, keys and values as one, cosines, sines) -> the same with the first two turned.
+
+    The backward takes three gradients, which attention makes apart, and makes one, in one kernel: joined by autograd
+    they would be copied once more.
+    """
+    given = replace(spec.placement, strided=True)
+    return FusedOp(
+        forward=_turn_packed(spec),
+        backward=_turn_packed_back(spec),
+        results=1,
+        saved=(1, 2),
+        arguments=(given, *(replace(spec.table_placement, strided=True),) * 2),
+        gradients=(given,) * 3,
+        order=(0,),
+        follows=(0,),
+    )
+
+
+def _turn_packed(spec: RotarySpec) -> FusionDefinition:
+    """(both and values, cosines, sines) -> turned, and values as they are."""
+    at, turned = replace(spec.placement, strided=True), sum(spec.heads[:2])
+    with FusionDefinition() as fd:
+        x = define(fd, spec.mesh, at, spec.shape(sum(spec.heads)), spec.dtype)
+        cos, sin = _angles(fd, spec)
+        both, values = (_heads(fd, spec, x, *ends) for ends in ((0, turned), (turned, sum(spec.heads))))
+        both = _turned(fd, spec, both, cos, sin)
+        give(fd, fd.ops.cat([both, values], spec.heads_dim), spec.mesh, spec.placement)
+    return fd
+
+
+def _turn_packed_back(spec: RotarySpec) -> FusionDefinition:
+    """(gradients of queries, keys and values, cosines, sines) -> their one gradient."""
+    at = replace(spec.placement, strided=True)
+    with FusionDefinition() as fd:
+        *both, values = (define(fd, spec.mesh, at, spec.shape(n), spec.dtype) for n in spec.heads)
+        cos, sin = _angles(fd, spec)
+        sin = fd.ops.neg(sin)
+        parts = [*(_turned(fd, spec, x, cos, sin) for x in both), values]
+        give(fd, fd.ops.cat(parts, spec.heads_dim), spec.mesh, spec.placement)
+    return fd
+
+
+def _angles(fd: FusionDefinition, spec: RotarySpec) -> list[TensorView]:
+    """Cosines and sines, in the compute dtype."""
+    at = replace(spec.table_placement, strided=True)
+    tables = [define(fd, spec.mesh, at, spec.table, spec.table_dtype) for _ in range(2)]
+    return [fd.ops.cast(t, dtype=spec.compute) for t in tables]
+
+
+def _heads(fd: FusionDefinition, spec: RotarySpec, x: TensorView, start: int, stop: int) -> TensorView:
+    """Those from ``start`` to ``stop``."""
+    starts, ends = [0] * spec.ndim, [fd.ops.size(x, k) for k in range(spec.ndim)]
+    starts[spec.heads_dim] = start
+    return fd.ops.slice(x, starts, [stop if k == spec.heads_dim else n for k, n in enumerate(ends)])  # pyright: ignore[reportArgumentType]
+
+
 def _turn(spec: RotarySpec, *, is_back: bool) -> FusionDefinition:
     """(tensors..., cosines, sines) -> the tensors turned by the angles; back by their negatives, for gradients."""
     with FusionDefinition() as fd:

@@ -7,7 +7,7 @@ import torch
 from functional_cases import CASES, check
 
 from benchmarks.roundings import assert_near
-from shardfuse.nn import SwiGLU
+from shardfuse.nn import RotaryEmbedding, SwiGLU
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, about lanes that are masked
@@ -48,3 +48,33 @@ def test_gate_and_up_in_one(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None
             assert b.grad is not None
             assert w.grad is not None
             assert_near(b.grad, w.grad, n=8, terms=w.grad.abs() + 10)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_packed_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel turns queries and keys and copies values, and one turns their three gradients back into one."""
+    monkeypatch.setenv("SHARDFUSE_STRICT", "1")
+    module, generator = RotaryEmbedding(8, packed=(2, 1)), torch.Generator().manual_seed(0)
+    cos, sin = module.tables(torch.arange(3))
+    for _ in range(2):
+        x = torch.randn(2, 3, 32, generator=generator)
+        own, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+        query, key, value = wide.unflatten(-1, (4, 8)).split([2, 1, 1], 2)
+        turned = []
+        for t in (query, key):
+            a, b = t.chunk(2, -1)
+            c, s = cos.double()[:, None], sin.double()[:, None]
+            turned.append(torch.cat((a * c - b * s, b * c + a * s), -1))
+        expected = [t.transpose(1, 2) for t in (*turned, value)]
+        gradients = [torch.randn(t.shape, generator=generator) for t in expected]
+        found = module(own, cos=cos, sin=sin)
+        torch.autograd.backward(found, gradients)
+        torch.autograd.backward(expected, [g.double() for g in gradients])
+        for result, right in zip(found, expected, strict=True):
+            assert_near(result.detach(), right.detach(), n=4, terms=right.detach().abs() + 1)
+        assert own.grad is not None
+        assert wide.grad is not None
+        assert_near(own.grad, wide.grad, n=4, terms=wide.grad.abs() + 1)
+    (bound,) = module._bound.values()
+    for fusion in bound.op.fusions:
+        assert ", 1 kernels, 0 collectives" in str(fusion.explain())

@@ -1,0 +1,77 @@
+"""Views between the tensors of a call and those of its fusions, which autograd records no nodes of.
+
+A module's fusions may take other dims than its callers have: a gated unit has gate and up as a dim before the last, a
+rotary embedding has heads behind the sequence where attention has them before.  A view takes autograd a node each way,
+of which the host pays as much as of a kernel.  Within the module's own node it is a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+View = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """Of one tensor.  enter: of a call -> as the fusions have it.  leave: as these have it -> of a call."""
+
+    enter: View
+    leave: View
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """tensors, results: the first ones of a call, which are views of those of its fusions, as their gradients are.
+
+    parts: the results as parts of the first one of the forward fusion; the backward one takes a gradient of each.
+    """
+
+    tensors: tuple[Reshaped, ...]
+    results: tuple[Reshaped, ...]
+    parts: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
+
+    def enter(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of the forward fusion."""
+        return _first([r.enter for r in self.tensors], given)
+
+    def leave(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results of a call."""
+        results = results if self.parts is None else self.parts(results[0])
+        return _first([r.leave for r in self.results], results)
+
+    def enter_gradients(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The gradients of the results, as the backward fusion takes them."""
+        return _first([r.enter for r in self.results], given)
+
+    def leave_gradients(self, found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The gradients of the tensors of a call."""
+        return _first([r.leave for r in self.tensors], found)
+
+    def enter_saved(self, places: Sequence[int], saved: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What was saved of (tensors..., results..., extras...), from these places of them."""
+        ends = len(self.tensors)
+        return [self.tensors[k].enter(t) if k < ends else t for k, t in zip(places, saved, strict=True)]
+
+
+def _first(views: Sequence[View], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [*(view(t) for view, t in zip(views, tensors, strict=False)), *tensors[len(views) :]]
+
+
+def alone(view: torch.Tensor) -> torch.Tensor:
+    """The tensor as one that is a view of no other, so that autograd lets a caller write over it."""
+    return view.data
+
+
+def contiguous_view(x: torch.Tensor, *shape: int) -> torch.Tensor:
+    """``x`` with other dims, in its storage where that has no gaps."""
+    return (x if x.is_contiguous() else x.contiguous()).view(shape)
+
+
+def apart(x: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``x`` in a storage that is none of theirs."""
+    here = x.untyped_storage().data_ptr()
+    return x.clone() if any(t.untyped_storage().data_ptr() == here for t in others) else x

@@ -1,0 +1,22 @@
+# pyright: reportPrivateUsage=false
+"""Tensors of other types than torch's own."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+
+def metadata_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What matters of a tensor of another type; a DTensor's spec holds its mesh, placements, shape and dtype."""
+    spec: object = getattr(tensor, "_spec", None)
+    local: Any = tensor if spec is None else cast("Any", tensor)._local_tensor
+    return (type(tensor), cast("type[object]", type(local)), spec, local.shape, local.dtype, local.device)
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Does it stand for values that are elsewhere or to come: is it fake, functional, or a subclass that dispatches?"""
+    kind: Any = type(tensor)
+    is_plain = kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return not is_plain and getattr(tensor, "wait", None) is None
