@@ -37,4 +37,5 @@ def device_here() -> Device:
         shared_bytes=getattr(found, "shared_memory_per_multiprocessor", found.shared_memory_per_block + _KEPT) - _KEPT,
         access_bytes=_ACCESS_BYTES,
         l2_bytes=found.L2_cache_size,
+        capability=10 * found.major + found.minor,
     )

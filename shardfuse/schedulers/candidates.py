@@ -13,8 +13,9 @@ from math import prod
 from ..device import Device
 from ..ir.digits import Axis
 from . import kernels_of
-from .limits import MAX_CHUNKS, WARP, power_of_two, resident
+from .limits import MAX_CHUNKS, WARP, WARPS, power_of_two
 from .mix_order import analyse_mixed
+from .resources import resident
 from .schedule import Immediate, Schedule, ScheduleError
 from .segment import Segment
 from .space import Space, analyse
@@ -22,8 +23,9 @@ from .team import in_columns
 from .transpose import two_sided
 
 _STAGES = (2, 3, 4, 5)
-_REGISTERS = (40, 48, 56, 64, 80, 96, 128, 168)
-"""Registers of a thread: the steps at which one more program fits a multiprocessor."""
+"""Pipeline stages of a loop that are tried: more would copy further ahead than any load takes."""
+_RESIDENT = (12, 52)
+"""Resident warps whose bounds on registers are tried: with fewer no bound binds, with more little is held."""
 _MOST_EACH = 128
 """Elements of a tile for each thread at the most: more would not stay in its registers."""
 
@@ -34,7 +36,7 @@ Step = Callable[[Schedule, Device], Iterator[Callable[[], Schedule]]]
 def candidates(scheduler: str, segment: Segment, schedule: Schedule, device: Device) -> tuple[Schedule, ...]:
     """The neighbours of ``schedule``, a change each; none that differs from another in name only."""
     found: dict[Schedule, None] = {}
-    space = _space_of(scheduler, segment)
+    space = _space_of(scheduler, segment, device)
     if space is None:
         return ()
     start = schedule if schedule.columns else schedule.sized(kept=min(schedule.kept, power_of_two(space.kept)))
@@ -55,7 +57,7 @@ def _made(make: Callable[[], Schedule]) -> Schedule | None:
 
 def may_run(scheduler: str, segment: Segment, schedule: Schedule, device: Device) -> bool:
     """Can a kernel of ``segment`` follow ``schedule``?  What the compiler makes of it is seen when it is tried."""
-    space = _space_of(scheduler, segment)
+    space = _space_of(scheduler, segment, device)
     if space is None or not _is_in_registers(space, schedule):
         return False
     try:
@@ -83,14 +85,14 @@ def _is_full(space: Space, schedule: Schedule) -> bool:
     return schedule.kept <= rows and schedule.reduced <= power_of_two(space.reduced)
 
 
-def _space_of(scheduler: str, segment: Segment) -> Space | None:
+def _space_of(scheduler: str, segment: Segment, device: Device) -> Space | None:
     if scheduler == "mix_order":
         mixed = analyse_mixed(segment)
         return None if isinstance(mixed, str) else mixed.space
     space = two_sided(segment) if scheduler == "transpose" else analyse(segment)
     if isinstance(space, str):
         return None
-    return in_columns(segment, space) if scheduler in ("persistent", "looped") else space
+    return in_columns(segment, space, device) if scheduler in ("persistent", "looped") else space
 
 
 def _rounded_up(axis: Axis) -> int:
@@ -133,7 +135,8 @@ def _stages(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedul
 def _registers(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
     """The next steps up and down, and no bound."""
     now = schedule.launch.registers
-    steps = [n for n in _REGISTERS if schedule.launch.warps * WARP * n <= device.registers]
+    fits = device.bound(schedule.launch.warps)
+    steps = sorted({n for warps in range(*_RESIDENT, WARPS) if (n := device.bound(warps)) <= fits})
     below = [n for n in steps if now is None or n < now][-1:]
     above = [n for n in steps if now is not None and n > now][:1]
     for bound in (*below, *above):
