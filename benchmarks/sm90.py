@@ -27,12 +27,16 @@ import torch
 
 from shardfuse.allocation.layouts import layout_of
 from shardfuse.codegen import KernelSource, generate
-from shardfuse.compiler import Plan
+from shardfuse.compiler import Plan, compile_fusion
+from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import load_function
 from shardfuse.executor.options import CompileOptions
 from shardfuse.executor.program import ProgramBuilder
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
+from shardfuse.schedulers.plan import KernelPlan
+
+from .workload import Case, Draw, Workload
 
 ROOT = Path(__file__).parents[1]
 _TYPES = {
@@ -98,6 +102,16 @@ def sources_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> list[KernelSource]
             walked = (*kernel.segment.inputs, *kernel.segment.outputs)
             found.append(generate(kernel, {t: layout_of(t.domain, 0, builder.meta[t].stride()) for t in walked}, 0))
     return found
+
+
+def planned(workload: Workload, case: Case, device: Device = H200) -> list[tuple[KernelPlan, KernelSource]]:
+    """The kernels of a case of the benchmarks, as they are planned for ``device`` and as they are written."""
+    inputs = workload.bind(workload.arguments(case, Draw(torch.device("meta"))))
+    fd = workload.fusion(case)
+    sizes = dict(zip(fd.fec.tensors(), (tuple(t.shape) for t in inputs), strict=True))
+    plan = compile_fusion(fd.fusion, sizes, device=device)
+    kernels = [kernel for segment in plan.segments for kernel in segment.kernels]
+    return list(zip(kernels, sources_of(plan, inputs), strict=True))
 
 
 def compile_one(source: KernelSource, directory: Path, capability: int) -> Resources:

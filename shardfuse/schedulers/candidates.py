@@ -12,10 +12,10 @@ from math import prod
 
 from ..device import Device
 from ..ir.digits import Axis
-from . import kernels_of
-from .limits import MAX_CHUNKS, WARP, WARPS, power_of_two
+from . import kernels_of, proposed
+from .limits import MAX_CHUNKS, WARPS, power_of_two
 from .mix_order import analyse_mixed
-from .resources import resident
+from .resources import resident, resources_of
 from .schedule import Immediate, Schedule, ScheduleError
 from .segment import Segment
 from .space import Space, analyse
@@ -26,8 +26,6 @@ _STAGES = (2, 3, 4, 5)
 """Pipeline stages of a loop that are tried: more would copy further ahead than any load takes."""
 _RESIDENT = (12, 52)
 """Resident warps whose bounds on registers are tried: with fewer no bound binds, with more little is held."""
-_MOST_EACH = 128
-"""Elements of a tile for each thread at the most: more would not stay in its registers."""
 
 Step = Callable[[Schedule, Device], Iterator[Callable[[], Schedule]]]
 """What makes the neighbours of a schedule; each may turn out to be none."""
@@ -56,20 +54,20 @@ def _made(make: Callable[[], Schedule]) -> Schedule | None:
 
 
 def may_run(scheduler: str, segment: Segment, schedule: Schedule, device: Device) -> bool:
-    """Can a kernel of ``segment`` follow ``schedule``?  What the compiler makes of it is seen when it is tried."""
+    """Can a kernel of ``segment`` follow ``schedule``, and does it seem to spill no more than what is proposed?"""
     space = _space_of(scheduler, segment, device)
-    if space is None or not _is_in_registers(space, schedule):
+    if space is None or not _is_in_chunks(space, schedule):
         return False
     try:
-        return bool(kernels_of(scheduler, segment, device, schedule))
+        made = kernels_of(scheduler, segment, device, schedule)
     except ScheduleError:
         return False
+    spills = any(resources_of(kernel).spills for kernel in made)
+    return bool(made) and not (spills and schedule != proposed(scheduler, segment, device))
 
 
-def _is_in_registers(space: Space, schedule: Schedule) -> bool:
-    """Are a block, and the chunks of a row, no more than the threads of a program hold?"""
-    if schedule.kept * schedule.reduced > _MOST_EACH * schedule.launch.warps * WARP:
-        return False
+def _is_in_chunks(space: Space, schedule: Schedule) -> bool:
+    """Do the programs of a group have a chunk each, and is a held row cut into no more chunks than are unrolled?"""
     share = -(-space.reduced // max(schedule.members, 1))
     if schedule.members > 1 and share < schedule.reduced:
         return False

@@ -13,12 +13,11 @@ from .late_team import late_team
 from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, is_odd, power_of_two, vector
 from .online import online, takes_one_walk
 from .pairs import paired_team
-from .persistent import rereads
 from .plan import KernelPlan, kernel_name
 from .resources import within_shared
 from .schedule import Access, Launch, Loop, Schedule, Tile
 from .segment import Segment
-from .space import Space, analyse, analysed, streamed
+from .space import Space, analyse, analysed, rereads, streamed
 from .team import cannot_exchange, columns_of, in_columns, looping_team
 
 

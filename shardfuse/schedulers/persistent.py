@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..device import MAX_THREADS, Device
 from ..ir.dtype import DataType
-from ..ir.expr import DRAWS, REDUCTIONS, VIEWS, BoundTensor
+from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor
 from .late_team import is_cut_short, late_team
 from .limits import (
     MANY_VECTORS,
@@ -30,9 +30,10 @@ from .limits import (
 from .online import online, takes_one_walk
 from .pairs import paired_team
 from .plan import KernelPlan, kernel_name
+from .resources import held_values
 from .schedule import Access, Launch, Registers, Schedule, Tile
 from .segment import Segment, leading_to
-from .space import Space, analyse, analysed, beside, run_below, streamed
+from .space import Space, analyse, analysed, beside, rereads, run_below, streamed
 from .team import (
     are_few_held,
     columns_held_by_team,
@@ -63,11 +64,6 @@ def why_not(segment: Segment, device: Device) -> str | None:
         return why_not_held(segment, space, device)
     refusal = too_long(segment, space)
     return refusal and why_not_held(segment, space, device)
-
-
-def rereads(space: Space) -> bool:
-    """Is something of the reduced extent used after a reduction?"""
-    return any(phase and space.has_r(t) for t, phase in space.phase.items())
 
 
 def too_long(segment: Segment, space: Space) -> str | None:
@@ -211,28 +207,6 @@ def _pair(segment: Segment, space: Space, device: Device) -> Schedule | None:
 def _width(segment: Segment, space: Space, device: Device) -> int:
     """Elements of the widest load of a row."""
     return max((vector(t.dtype, space.reduced, device) for t in streamed(segment, space)), default=4)
-
-
-def held_values(segment: Segment, space: Space, device: Device) -> int:
-    """How many values of each element a thread holds: what is made before the first reduction ends and needed after it.
-
-    Not fewer than registers that its inputs take as they come; all inputs where indices and long chains take more.
-    """
-    tuned = device.measured.chains
-    inputs = streamed(segment, space)
-    if not space.is_inner or space.phases > tuned.phases or segment.has_indices:
-        return len(inputs)
-    readers = [e for e in segment.exprs if space.phase[e.output] and space.has_r(e.output)]
-    needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in space.atoms), *segment.outputs))
-    kept = [t for t in needed if not space.phase[t] and space.has_r(t) and space.has_x(t)]
-    again = {e.output: e.tensors[0] for e in segment.exprs if e.op in ("cast", "set", *VIEWS)}
-    sources: dict[BoundTensor, None] = {}
-    for t in kept:
-        while t in again:
-            t = again[t]
-        sources[t] = None
-    made = len([t for t in sources if space.is_streamed(t) or t not in segment.loads])
-    return max(made, -(-len(inputs) // 2))
 
 
 def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | None:
