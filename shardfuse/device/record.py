@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .measured import H200_MEASURED, Measured
+from .measured import H200_MEASURED, Measured, measured_for
 
 WARP = 32
 """Threads of a warp, on every GPU of NVIDIA's."""
@@ -34,7 +34,7 @@ class Device:
     access_bytes: the widest load or store of one thread.
     l2_bytes: the second-level cache.
     capability: the compute capability, 90 for 9.0, which kernels are compiled for.
-    measured: what none of these says, the H200's where nothing was measured.
+    measured: what none of these says.
     Source: NVIDIA's CUDA C++ programming guide, table of technical specifications by compute capability.
     """
 
@@ -56,7 +56,8 @@ class Device:
 def _named(name: str, multiprocessors: int, l2_mib: int, capability: int) -> Device:
     """A GPU of the data centre's or of the desk's, of which a multiprocessor is what its capability says."""
     warps, shared_kib = {80: (64, 163), 90: (64, 227), 100: (64, 227), 120: (48, 99)}[capability]
-    return Device(name, multiprocessors, 65536, warps, shared_kib << 10, 16, l2_mib << 20, capability)
+    shared, measured = shared_kib << 10, measured_for(capability)
+    return Device(name, multiprocessors, 65536, warps, shared, 16, l2_mib << 20, capability, measured)
 
 
 H200 = _named("NVIDIA H200", 132, 50, 90)

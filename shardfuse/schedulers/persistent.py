@@ -137,15 +137,12 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
     by_channel = any(map(space.has_x, beside(segment, space)))
     if by_channel and n % block and n % (block // 2) == 0:
         block //= 2  # no masks: the gradient of a group norm of 8 x 320 x 32 x 32, float16, took 8.7 us so, else 10.3
-    bound = None
-    if held == 1 and loads > tuned.rows.narrow * WARP * warps and warps < MAX_WARPS and is_narrow:
-        bound = (
-            device.bound(tuned.rows.held_resident)
-            if loads <= tuned.rows.held * WARP * warps
-            else device.bound(tuned.rows.most_held_resident)
-        )
-    elif held == 1 and warps == MAX_WARPS and n <= tuned.rows.narrow * WARP * warps:
-        bound = 64
+    bound, few = None, tuned.rows.narrow * WARP * warps
+    if held == 1 and loads > few and warps < MAX_WARPS and is_narrow:
+        is_most = loads > tuned.rows.held * WARP * warps
+        bound = device.bound(tuned.rows.most_held_resident if is_most else tuned.rows.held_resident)
+    elif held == 1 and warps == MAX_WARPS and n <= few:
+        bound = device.bound(tuned.rows.narrow_resident)
     return Schedule(Tile(1, min(block, power_of_two(n))), launch=Launch(warps, registers=bound))
 
 

@@ -175,7 +175,7 @@ def resources_of(plan: KernelPlan) -> Resources:
     """What the kernel of ``plan`` takes; ``tests/test_resources.py`` says how far that is from what compilers make."""
     first = plan.stages[0] if plan.stages else plan
     device, launch = first.device, first.schedule.launch
-    base, each = _COUNTED[_form(first)]
+    base, each = _COUNTED[form_of(first)]
     wanted, bound = base + each * words_of(first), launch.registers or device.bound(launch.warps)
     registers = min(max(ceil(wanted), REGISTERS_OF_A_THREAD[0]), bound)
     shared = shared_of(first)
@@ -186,7 +186,7 @@ def resources_of(plan: KernelPlan) -> Resources:
     return Resources(registers, wanted > _SPILLED * bound, shared, programs)
 
 
-def _form(plan: KernelPlan) -> str:
+def form_of(plan: KernelPlan) -> str:
     """The name in ``_COUNTED`` of the form of ``plan``."""
     schedule = plan.schedule
     group = " of a group" if schedule.group else ""
