@@ -1,6 +1,7 @@
-"""Generated kernels compiled for ``sm_90`` without a GPU: registers, spills, shared memory, widths of loads and stores.
+"""Generated kernels compiled without a GPU: registers, spills, shared memory, widths of loads and stores.
 
-``compile_all`` does it in a process of its own, where Triton's interpreter is off and every core compiles.
+``compile_all`` does it in a process of its own, where Triton's interpreter is off and every core compiles; for
+``sm_90`` where no other compute capability is named.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ import torch
 
 from shardfuse.allocation.layouts import layout_of
 from shardfuse.codegen import KernelSource, generate
-from shardfuse.compiler import Plan
+from shardfuse.compiler import Plan, compile_fusion
+from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import load_function
 from shardfuse.executor.options import CompileOptions
 from shardfuse.executor.program import ProgramBuilder
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
+from shardfuse.schedulers.plan import KernelPlan
+
+from .workload import Case, Draw, Workload
 
 ROOT = Path(__file__).parents[1]
 _TYPES = {
@@ -99,10 +104,20 @@ def sources_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> list[KernelSource]
     return found
 
 
-def compile_sm90(source: KernelSource, directory: Path) -> Resources:
+def planned(workload: Workload, case: Case, device: Device = H200) -> list[tuple[KernelPlan, KernelSource]]:
+    """The kernels of a case of the benchmarks, as they are planned for ``device`` and as they are written."""
+    inputs = workload.bind(workload.arguments(case, Draw(torch.device("meta"))))
+    fd = workload.fusion(case)
+    sizes = dict(zip(fd.fec.tensors(), (tuple(t.shape) for t in inputs), strict=True))
+    plan = compile_fusion(fd.fusion, sizes, device=device)
+    kernels = [kernel for segment in plan.segments for kernel in segment.kernels]
+    return list(zip(kernels, sources_of(plan, inputs), strict=True))
+
+
+def compile_one(source: KernelSource, directory: Path, capability: int) -> Resources:
     """All pointers aligned.  Needs TRITON_DUMP_PTXAS_LOG and TRITON_ALWAYS_COMPILE, and the assembler of the wheel.
 
-    ``directory``: for the text.
+    ``directory``: for the text.  ``capability``: of the GPU, 90 for ``sm_90``.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -123,7 +138,7 @@ def compile_sm90(source: KernelSource, directory: Path) -> Resources:
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
         made = triton.compile(
-            ASTSource(function, types, {}, aligned), target=GPUTarget("cuda", 90, 32), options=options
+            ASTSource(function, types, {}, aligned), target=GPUTarget("cuda", capability, 32), options=options
         )
     return _resources(source, made.asm["ptx"], log.getvalue(), made.metadata.shared)
 
@@ -174,17 +189,17 @@ class _Compiler:
                 env=environment | {"TRITON_ALWAYS_COMPILE": "1"},
             )
 
-    def __call__(self, sources: Sequence[KernelSource]) -> list[Resources]:
+    def __call__(self, sources: Sequence[KernelSource], capability: int) -> list[Resources]:
         """Raises RuntimeError where one does not compile, which ends the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            pickle.dump(sources, self._process.stdin)
+            pickle.dump((sources, capability), self._process.stdin)
             self._process.stdin.flush()
             return pickle.load(self._process.stdout)
         except (EOFError, OSError) as error:
             found = self.end()
-            raise RuntimeError(f"kernels do not compile for sm_90:\n{found[-4000:]}") from error
+            raise RuntimeError(f"kernels do not compile for sm_{capability}:\n{found[-4000:]}") from error
 
     def end(self) -> str:
         """Close its input, which ends the process. Returns what it wrote to stderr."""
@@ -198,29 +213,29 @@ class _Compiler:
 
 
 _compiler: _Compiler | None = None
-_compiled: dict[tuple[str, int, int, int | None], Resources] = {}
+_compiled: dict[tuple[int, str, int, int, int | None], Resources] = {}
 
 
-def compile_all(sources: Sequence[KernelSource]) -> list[Resources]:
+def compile_all(sources: Sequence[KernelSource], capability: int = 90) -> list[Resources]:
     """In a process of their own, on all cores; a kernel that comes twice, in one call or two, is compiled once."""
     global _compiler
-    missing = {_key(s): s for s in sources if _key(s) not in _compiled}
+    missing = {key: s for s in sources if (key := _key(s, capability)) not in _compiled}
     if missing:
         if _compiler is None:
             _compiler = _Compiler()
             atexit.register(_compiler.end)
         try:
-            made = _compiler(list(missing.values()))
+            made = _compiler(list(missing.values()), capability)
         except RuntimeError:
             atexit.unregister(_compiler.end)
             _compiler = None
             raise
         _compiled.update(zip(missing, made, strict=True))
-    return [_compiled[_key(s)] for s in sources]
+    return [_compiled[_key(s, capability)] for s in sources]
 
 
-def _key(source: KernelSource) -> tuple[str, int, int, int | None]:
-    return source.text, source.num_warps, source.num_stages, source.max_registers
+def _key(source: KernelSource, capability: int) -> tuple[int, str, int, int, int | None]:
+    return capability, source.text, source.num_warps, source.num_stages, source.max_registers
 
 
 def serve() -> None:
@@ -230,11 +245,11 @@ def serve() -> None:
     directory = Path(sys.argv[1])
     while True:
         try:
-            sources: list[KernelSource] = pickle.load(sys.stdin.buffer)
+            sources, capability = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         # An executor, since a pool of multiprocessing waits for ever for a worker that LLVM has ended.
         with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
-            found = list(pool.map(compile_sm90, sources, repeat(directory)))
+            found = list(pool.map(compile_one, sources, repeat(directory), repeat(capability)))
         pickle.dump(found, sys.stdout.buffer)
         sys.stdout.buffer.flush()

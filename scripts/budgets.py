@@ -34,6 +34,10 @@ SLOW_IMPORTS = (
     *("shardfuse.frontend.executor_cache", "shardfuse.frontend.explain", "shardfuse.frontend.dtensor"),
     *("shardfuse.tools.simulate", "shardfuse.compile.graph_pass"),
 )
+NUMBERED = ("schedulers", "codegen")
+NUMBERS = 60
+"""Numeric constants of the folders that choose and write kernels, at most.  What was measured on a GPU, or is a
+property of one, stands in its record (``shardfuse/device``); what follows from others is worked out."""
 ENVIRONMENT_READER = "config"
 PLANNERS = (
     *("ir", "ops", "analysis", "allocation", "passes", "schedulers"),
@@ -50,6 +54,7 @@ Violation = tuple[int, str]
 def main() -> int:
     violations: list[str] = []
     lengths: list[int] = []
+    numbers = 0
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text()
         tree = ast.parse(text, str(path))
@@ -60,6 +65,12 @@ def main() -> int:
             *rules_of(path.relative_to(PACKAGE).with_suffix("").parts[0], tree),
         ]
         violations += [f"{path.relative_to(ROOT)}:{line}: {what}" for line, what in sorted(set(found))]
+        if path.relative_to(PACKAGE).parts[0] in NUMBERED:
+            numbers += len(list(numeric_constants(tree)))
+            unsaid = [f"{path.relative_to(ROOT)}:{line}" for line, is_said in numeric_constants(tree) if not is_said]
+            violations += [f"{where}: a number without a sentence below: what it bounds, its unit" for where in unsaid]
+    if numbers > NUMBERS:
+        violations.append(f"{' and '.join(NUMBERED)}: {numbers} numeric constants; the budget is {NUMBERS}")
     p90 = sorted(lengths)[math.ceil(0.9 * len(lengths)) - 1] if lengths else 0
     if p90 > P90_FUNCTION_LINES:
         violations.append(
@@ -69,7 +80,8 @@ def main() -> int:
         "\n".join(
             [
                 *violations,
-                f"{len(lengths)} functions, 90% of them of {p90} lines or fewer; {len(violations)} violations",
+                f"{len(lengths)} functions, 90% of them of {p90} lines or fewer; {numbers} numeric constants; "
+                f"{len(violations)} violations",
             ]
         )
     )
@@ -95,6 +107,23 @@ def sizes(text: str, tree: ast.AST) -> Iterator[Violation]:
                 function.lineno,
                 f"{function.name} has {length(function)} lines; a function has {FUNCTION_LINES} at most",
             )
+
+
+def numeric_constants(tree: ast.Module) -> Iterator[tuple[int, bool]]:
+    """The line of each module-level constant of numbers, and whether a sentence below it, or the next, says what."""
+    for at, node in enumerate(tree.body):
+        match node:
+            case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value) if any(
+                map(is_number, ast.walk(value))
+            ):
+                after = next((n for n in tree.body[at + 1 :] if not isinstance(n, ast.Assign | ast.AnnAssign)), None)
+                yield node.lineno, isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            case _:
+                pass
+
+
+def is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
 
 
 def late_imports(tree: ast.AST) -> Iterator[Violation]:

@@ -25,8 +25,8 @@ from shardfuse.schedulers.segment import Segment
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.sm90 import Resources, compile_all, sources_of
-from benchmarks.workload import Case, Draw, Workload
+from benchmarks.sm90 import Resources, compile_all, planned, sources_of
+from benchmarks.workload import Case, Workload
 from benchmarks.workloads import WORKLOADS
 
 KERNELS = 200
@@ -139,10 +139,7 @@ def sizes(listed: Mapping[str, Sequence[str]]) -> Iterable[tuple[str, KernelSour
 
 
 def _planned(workload: Workload, case: Case) -> list[KernelSource]:
-    inputs = workload.bind(workload.arguments(case, Draw(torch.device("meta"))))
-    fd = workload.fusion(case)
-    sizes = dict(zip(fd.fec.tensors(), (tuple(t.shape) for t in inputs), strict=True))
-    return sources_of(fd.fec.plan(sizes), inputs)
+    return [source for _, source in planned(workload, case)]
 
 
 def check(found: Iterable[Compiled]) -> None:

@@ -15,7 +15,8 @@ from shardfuse.compiler import Plan, compile_fusion
 from shardfuse.device import H200, device_here
 from shardfuse.frontend import executor_cache
 from shardfuse.ir.tensor_view import TensorView
-from shardfuse.schedulers.limits import WARP, resident
+from shardfuse.schedulers.limits import WARP
+from shardfuse.schedulers.resources import resident
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -29,6 +30,8 @@ SMALL = SimpleNamespace(
     shared_memory_per_multiprocessor=100 * 1024,
     shared_memory_per_block=48 * 1024,
     L2_cache_size=8 << 20,
+    major=8,
+    minor=6,
 )
 
 

@@ -83,6 +83,7 @@ def literal(value: Number, dtype: DataType) -> str:
 
 
 _SMALLEST_NORMAL, _BEYOND_FLOAT = 2.0**-126, 2.0**128 - 2.0**104
+"""Of float32: below the first it is a denormal, from the second on it rounds to infinity."""
 
 
 def _float_literal(number: float, *, is_double: bool) -> str:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..device import LINE_BYTES
 from ..ir.dtype import DataType
 from ..ir.expr import PICK
 from ..schedulers.limits import WARP, power_of_two
@@ -34,12 +35,12 @@ from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
 MAILBOX = "mailbox_ptr"
 """The kernel's first argument."""
 
-_LINE = 16
-"""Words of 128 bytes: counts of two teams do not share a line."""
+_LINE = LINE_BYTES // 8
+"""64-bit words of a cache line: counts of two groups do not share one."""
 _AT_ONCE = 4
-"""Words of each result that a thread asks for at once."""
+"""Words of each result that a thread asks for at once, before it looks whether they have come."""
 _LARGEST_BLOCK = 1 << 20
-"""Elements: Triton has no larger ones."""
+"""Elements of a block, at most: Triton has no larger ones (``TRITON_MAX_TENSOR_NUMEL``)."""
 
 POST = '''@triton.jit
 def post(ptr, epoch, value):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ..ir.expr import BoundTensor
 from ..schedulers.limits import MANY_VECTORS
-from ..schedulers.persistent import rereads
 from ..schedulers.plan import KernelPlan
-from ..schedulers.space import beside, streamed
+from ..schedulers.space import beside, rereads, streamed
 
 EVICT_LAST = ', eviction_policy="evict_last"'
 EVICT_FIRST = ', eviction_policy="evict_first"'

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
-from ..schedulers.limits import WARP
+from ..schedulers.limits import WARP, WARPS
 from ..schedulers.schedule_parts import REGISTERS_OF_A_THREAD
 from .arithmetic import converted
 from .bodies import parts_of, take_whole, write_last_phase
@@ -153,10 +153,6 @@ def write_collect(e: Late) -> list[str]:
     return whole
 
 
-_WARPS = 4
-"""Of a program whose bound on registers leaves one to tell a thread from the others."""
-
-
 def _has_registers_left(e: Late) -> bool:
     """Is there a register to tell one thread from the others, so that it alone stores a word?
 
@@ -168,7 +164,7 @@ def _has_registers_left(e: Late) -> bool:
     """
     is_unpacked = e.schedule.accumulated == 1 and any(x.op == "welford" for x in e.reductions(0))
     launch = e.schedule.launch
-    is_full = launch.registers == REGISTERS_OF_A_THREAD[1] or (launch.registers is not None and launch.warps > _WARPS)
+    is_full = launch.registers == REGISTERS_OF_A_THREAD[1] or (launch.registers is not None and launch.warps > WARPS)
     return not is_unpacked and not is_full
 
 

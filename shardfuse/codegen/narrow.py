@@ -72,6 +72,8 @@ _FORMS = {
         "largest": 57344.0, "bias": 14, "mantissa": 2,
     },
 }  # fmt: skip
+"""Of each 8-bit type: the exponent of its least normal number, float32's exponent field of 1.0's last place, when and
+to what it overflows, its largest number, its bias and the bits of its mantissa."""
 
 
 def helpers(dtype: DataType, *, interpret: bool) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..schedulers.limits import LINE_BYTES, power_of_two
+from ..device import LINE_BYTES
+from ..schedulers.limits import power_of_two
 from ..schedulers.plan import KernelPlan
 from .emitter import Emitter
 from .indexing import dynamic_terms, member_terms

@@ -71,6 +71,7 @@ class Parts:
 
 
 MARGIN = 120
+"""Characters of a line of generated text, at most, as of this package's."""
 
 
 class Writer:

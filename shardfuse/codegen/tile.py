@@ -22,7 +22,7 @@ R_SIZE = "i1"
 R_SHARE = "i2"
 """Argument: reduced elements of one program of a split reduction."""
 _SHARE_STEP = 16
-"""Elements: 128 bits of the narrowest type, so that every member's part is as aligned as the row."""
+"""Elements that a member's part of a row is a multiple of: 128 bits of the narrowest type keep it aligned."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Piece:
 
 
 _ALL_COLUMNS = Piece("", 0, 0)
+"""The one piece of a block of columns that is not cut."""
 
 
 @dataclass(frozen=True)

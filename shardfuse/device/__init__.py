@@ -1,6 +1,37 @@
 """GPUs as records: what a schedule may count on, read from the driver or from a table of named GPUs."""
 
 from .here import device_here
-from .record import H200, NAMED, WARP, Device
+from .measured import Measured
+from .record import (
+    A100,
+    B200,
+    H200,
+    LEAST_COPY,
+    LINE_BYTES,
+    MAX_REGISTERS,
+    MAX_THREADS,
+    NAMED,
+    REGISTER_STEP,
+    RTX_5090,
+    SECTOR_BYTES,
+    WARP,
+    Device,
+)
 
-__all__ = ["H200", "NAMED", "WARP", "Device", "device_here"]
+__all__ = [
+    "A100",
+    "B200",
+    "H200",
+    "LEAST_COPY",
+    "LINE_BYTES",
+    "MAX_REGISTERS",
+    "MAX_THREADS",
+    "NAMED",
+    "REGISTER_STEP",
+    "RTX_5090",
+    "SECTOR_BYTES",
+    "WARP",
+    "Device",
+    "Measured",
+    "device_here",
+]

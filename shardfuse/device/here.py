@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import torch
 
+from .measured import measured_for
 from .record import H200, NAMED, WARP, Device
 
 _ACCESS_BYTES = 16
@@ -29,6 +30,7 @@ def device_here() -> Device:
     named = NAMED.get(found.name)
     if named is not None and named.multiprocessors == found.multi_processor_count:
         return named
+    capability = 10 * found.major + found.minor
     return Device(
         found.name,
         multiprocessors=found.multi_processor_count,
@@ -37,4 +39,6 @@ def device_here() -> Device:
         shared_bytes=getattr(found, "shared_memory_per_multiprocessor", found.shared_memory_per_block + _KEPT) - _KEPT,
         access_bytes=_ACCESS_BYTES,
         l2_bytes=found.L2_cache_size,
+        capability=capability,
+        measured=measured_for(capability),
     )

@@ -1,11 +1,25 @@
-"""A GPU as the schedulers see it, and the table of those that were measured."""
+"""A GPU as the schedulers see it, and the table of those that kernels are planned for by name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from .measured import H200_MEASURED, Measured, measured_for
 
 WARP = 32
 """Threads of a warp, on every GPU of NVIDIA's."""
+MAX_THREADS = 1024
+"""Threads of a program, at most.  Source: CUDA C++ programming guide."""
+MAX_REGISTERS = 255
+"""Registers of a thread, at most.  Source: CUDA C++ programming guide."""
+REGISTER_STEP = 8
+"""Registers of a thread are handed out in so many.  Source: CUDA occupancy calculator."""
+LINE_BYTES = 128
+"""Bytes of a line of the caches, which one prefetch brings.  Source: CUDA C++ programming guide."""
+SECTOR_BYTES = 32
+"""Bytes of a line that are fetched together.  Source: CUDA C++ best practices guide."""
+LEAST_COPY = 4
+"""Bytes of the narrowest copy to shared memory that runs ahead (``cp.async``): what comes in less is waited for."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +33,8 @@ class Device:
     shared_bytes: the largest shared memory of one program.
     access_bytes: the widest load or store of one thread.
     l2_bytes: the second-level cache.
+    capability: the compute capability, 90 for 9.0, which kernels are compiled for.
+    measured: what none of these says.
     Source: NVIDIA's CUDA C++ programming guide, table of technical specifications by compute capability.
     """
 
@@ -29,18 +45,29 @@ class Device:
     shared_bytes: int
     access_bytes: int
     l2_bytes: int
+    capability: int
+    measured: Measured = field(default=H200_MEASURED, repr=False)
+
+    def bound(self, warps: int) -> int:
+        """Registers of a thread, at most, with which so many warps are resident on a multiprocessor."""
+        return min(self.registers // (warps * WARP) // REGISTER_STEP * REGISTER_STEP, MAX_REGISTERS)
 
 
-H200 = Device(
-    "NVIDIA H200",
-    multiprocessors=132,
-    registers=65536,
-    warps=64,
-    shared_bytes=227 * 1024,
-    access_bytes=16,
-    l2_bytes=50 << 20,
-)
+def _named(name: str, multiprocessors: int, l2_mib: int, capability: int) -> Device:
+    """A GPU of the data centre's or of the desk's, of which a multiprocessor is what its capability says."""
+    warps, shared_kib = {80: (64, 163), 90: (64, 227), 100: (64, 227), 120: (48, 99)}[capability]
+    shared, measured = shared_kib << 10, measured_for(capability)
+    return Device(name, multiprocessors, 65536, warps, shared, 16, l2_mib << 20, capability, measured)
+
+
+H200 = _named("NVIDIA H200", 132, 50, 90)
 """The GPU that schedules were measured on, and that they are made for where there is none."""
+A100 = _named("NVIDIA A100-SXM4-80GB", 108, 40, 80)
+"""Source: NVIDIA A100 Tensor Core GPU Architecture (2020).  Nothing was measured on it."""
+B200 = _named("NVIDIA B200", 148, 126, 100)
+"""Source: NVIDIA Blackwell tuning guide; multiprocessors: Chips and Cheese, "NVIDIA's B200".  Nothing was measured."""
+RTX_5090 = _named("NVIDIA GeForce RTX 5090", 170, 96, 120)
+"""Source: NVIDIA RTX Blackwell GPU Architecture (2025).  Nothing was measured on it."""
 
-NAMED: dict[str, Device] = {H200.name: H200}
-"""By the name that the driver gives: what was measured there is planned with."""
+NAMED: dict[str, Device] = {device.name: device for device in (H200, A100, B200, RTX_5090)}
+"""By the name that the driver gives."""

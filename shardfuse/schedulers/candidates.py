@@ -12,9 +12,10 @@ from math import prod
 
 from ..device import Device
 from ..ir.digits import Axis
-from . import kernels_of
-from .limits import MAX_CHUNKS, WARP, power_of_two, resident
+from . import kernels_of, proposed
+from .limits import MAX_CHUNKS, WARPS, power_of_two
 from .mix_order import analyse_mixed
+from .resources import resident, resources_of
 from .schedule import Immediate, Schedule, ScheduleError
 from .segment import Segment
 from .space import Space, analyse
@@ -22,10 +23,9 @@ from .team import in_columns
 from .transpose import two_sided
 
 _STAGES = (2, 3, 4, 5)
-_REGISTERS = (40, 48, 56, 64, 80, 96, 128, 168)
-"""Registers of a thread: the steps at which one more program fits a multiprocessor."""
-_MOST_EACH = 128
-"""Elements of a tile for each thread at the most: more would not stay in its registers."""
+"""Pipeline stages of a loop that are tried: more would copy further ahead than any load takes."""
+_RESIDENT = (12, 52)
+"""Resident warps whose bounds on registers are tried: with fewer no bound binds, with more little is held."""
 
 Step = Callable[[Schedule, Device], Iterator[Callable[[], Schedule]]]
 """What makes the neighbours of a schedule; each may turn out to be none."""
@@ -34,7 +34,7 @@ Step = Callable[[Schedule, Device], Iterator[Callable[[], Schedule]]]
 def candidates(scheduler: str, segment: Segment, schedule: Schedule, device: Device) -> tuple[Schedule, ...]:
     """The neighbours of ``schedule``, a change each; none that differs from another in name only."""
     found: dict[Schedule, None] = {}
-    space = _space_of(scheduler, segment)
+    space = _space_of(scheduler, segment, device)
     if space is None:
         return ()
     start = schedule if schedule.columns else schedule.sized(kept=min(schedule.kept, power_of_two(space.kept)))
@@ -54,20 +54,20 @@ def _made(make: Callable[[], Schedule]) -> Schedule | None:
 
 
 def may_run(scheduler: str, segment: Segment, schedule: Schedule, device: Device) -> bool:
-    """Can a kernel of ``segment`` follow ``schedule``?  What the compiler makes of it is seen when it is tried."""
-    space = _space_of(scheduler, segment)
-    if space is None or not _is_in_registers(space, schedule):
+    """Can a kernel of ``segment`` follow ``schedule``, and does it seem to spill no more than what is proposed?"""
+    space = _space_of(scheduler, segment, device)
+    if space is None or not _is_in_chunks(space, schedule):
         return False
     try:
-        return bool(kernels_of(scheduler, segment, device, schedule))
+        made = kernels_of(scheduler, segment, device, schedule)
     except ScheduleError:
         return False
+    spills = any(resources_of(kernel).spills for kernel in made)
+    return bool(made) and not (spills and schedule != proposed(scheduler, segment, device))
 
 
-def _is_in_registers(space: Space, schedule: Schedule) -> bool:
-    """Are a block, and the chunks of a row, no more than the threads of a program hold?"""
-    if schedule.kept * schedule.reduced > _MOST_EACH * schedule.launch.warps * WARP:
-        return False
+def _is_in_chunks(space: Space, schedule: Schedule) -> bool:
+    """Do the programs of a group have a chunk each, and is a held row cut into no more chunks than are unrolled?"""
     share = -(-space.reduced // max(schedule.members, 1))
     if schedule.members > 1 and share < schedule.reduced:
         return False
@@ -83,14 +83,14 @@ def _is_full(space: Space, schedule: Schedule) -> bool:
     return schedule.kept <= rows and schedule.reduced <= power_of_two(space.reduced)
 
 
-def _space_of(scheduler: str, segment: Segment) -> Space | None:
+def _space_of(scheduler: str, segment: Segment, device: Device) -> Space | None:
     if scheduler == "mix_order":
         mixed = analyse_mixed(segment)
         return None if isinstance(mixed, str) else mixed.space
     space = two_sided(segment) if scheduler == "transpose" else analyse(segment)
     if isinstance(space, str):
         return None
-    return in_columns(segment, space) if scheduler in ("persistent", "looped") else space
+    return in_columns(segment, space, device) if scheduler in ("persistent", "looped") else space
 
 
 def _rounded_up(axis: Axis) -> int:
@@ -133,7 +133,8 @@ def _stages(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedul
 def _registers(schedule: Schedule, device: Device) -> Iterator[Callable[[], Schedule]]:
     """The next steps up and down, and no bound."""
     now = schedule.launch.registers
-    steps = [n for n in _REGISTERS if schedule.launch.warps * WARP * n <= device.registers]
+    fits = device.bound(schedule.launch.warps)
+    steps = sorted({n for warps in range(*_RESIDENT, WARPS) if (n := device.bound(warps)) <= fits})
     below = [n for n in steps if now is None or n < now][-1:]
     above = [n for n in steps if now is not None and n > now][:1]
     for bound in (*below, *above):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from ..device import LEAST_COPY
 from .limits import WARP, power_of_two
-
-_ASYNC_BYTES = 4
-"""The least that a thread can copy ahead of time: a load of less stalls every turn of a walk."""
 
 
 def least_chunk(itemsize: int, warps: int, block: int) -> int:
     """Elements of the smallest chunk: each thread has what it can copy ahead of the narrowest rows, of ``itemsize``."""
-    return min(warps * WARP * max(_ASYNC_BYTES // itemsize, 1), block)
+    return min(warps * WARP * max(LEAST_COPY // itemsize, 1), block)
 
 
 def chunk_widths(total: int, block: int, least: int) -> list[int]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..device import Device
+from ..device import MAX_REGISTERS, SECTOR_BYTES, Device
 from .limits import WARP, power_of_two
 from .persistent import in_registers
+from .resources import REGISTER
 from .schedule import Loop, Schedule, Tile
 from .segment import Segment
 from .space import Space, streamed
-
-_REGISTERS = 255
-_SECTOR = 8
-"""Words side by side: of fewer, part of what is fetched is for nothing."""
 
 
 def finishing(segment: Segment, space: Space, device: Device) -> Schedule:
@@ -31,11 +28,11 @@ def fitting(finish: Schedule, first: Schedule, words: int) -> Schedule:
     words: of a partial result.  The sum over dim 0 of 20000 x 301, int8, has 1792 parts: at once, 16 columns of them,
     they spilled 1568 bytes.
     """
-    registers = (first.launch.registers or _REGISTERS) // 2
+    registers = (first.launch.registers or MAX_REGISTERS) // 2
     most = power_of_two(first.launch.warps * WARP * registers // words + 1) // 2
     if finish.kept * finish.reduced <= most:
         return finish
-    lanes = max(most // finish.reduced, min(finish.kept, _SECTOR // words))
+    lanes = max(most // finish.reduced, min(finish.kept, SECTOR_BYTES // REGISTER // words))
     if finish.reduced <= most // lanes:
         return finish.sized(kept=lanes)
     return replace(finish.sized(kept=lanes, reduced=most // (2 * lanes)).with_stages(1), residency=Loop())

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..device import WARP
 from ..ir.expr import BoundFusion, BoundTensor
 from .plan import KernelPlan
 from .segment import Segment
-
-_WARP = 32
 
 
 def replaceable(
@@ -48,5 +47,5 @@ def _is_each_threads_own(kernel: KernelPlan, read: BoundTensor, written: BoundTe
         and read.domain.local_axes() == written.domain.local_axes()
         and space.atoms[read] == everything
         and space.atoms[written] == everything
-        and schedule.kept * schedule.reduced >= _WARP * schedule.launch.warps
+        and schedule.kept * schedule.reduced >= WARP * schedule.launch.warps
     )

@@ -9,35 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..device import Device
+from ..device import LEAST_COPY, Device
 from ..ir.expr import REDUCTIONS, Expr
-from .copies import stages
-from .limits import MAX_TEAM, WARP, resident, vector
+from .limits import MAX_TEAM, WARP, WARPS, vector
 from .plan import may_be_stages
-from .resources import Element, element_of
-from .schedule import Group, Lagged, Launch, RowLoop, Schedule, Split
+from .resources import Element, element_of, resident, stages
+from .schedule import LAUNCH, Group, Lagged, Launch, RowLoop, Schedule, Split
 from .segment import Segment
 from .space import Space, streamed
 from .team import cannot_exchange
-
-_WARPS = 4
-_PAIRS = (255, 2, 3)
-_SHAPES = ((168, 2, 2), (128, 1, 2), (168, 1, 2), (255, 1, 2))
-"""Registers of a thread, rows of a turn, and loads of each row, a load being 16 bytes of each input; the best first.
-
-On an H200, in bfloat16: RMSNorm's backward of 8192 x 32768 took 397 us with two rows of two loads, with one row 420, in
-larger programs 434.  Of LayerNorm's, two rows spill: 2048 x 32768 took 166 us, with one 121.  Three loads (``_PAIRS``)
-are better where members have them whole, LayerNorm's of 4096 x 12288 90 us and 98, RMSNorm's of 4096 x 24576 156 and
-164, and worse where some lanes are masked, 2048 x 32768 141 us."""
-_OTHER = 42
-_OF_EACH = 2
-"""Registers of a thread for all but elements; and of each load and each result that is exchanged (counted in compiled
-kernels)."""
-_STAGES = 3
-_LEAST_BYTES = 4
-"""Of a load: the least that a thread can copy ahead of time."""
-_TURNS = 4
-"""Rows of a team, at the least: its sums of columns are as much memory as two rows."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +25,7 @@ class _Row:
     """What a thread has of rows.
 
     element: bytes of one.  inputs: how many are read once.  results: exchanged of a row.  width: elements of a load.
-    length: of a row.
+    length: of a row.  device: that it is planned for.
     """
 
     element: Element
@@ -53,31 +33,35 @@ class _Row:
     results: int
     width: int
     length: int
+    device: Device
 
     def registers(self, rows: int, loads: int) -> int:
         """Of a thread: rows of two turns, as the bits that they are."""
-        elements = self.element.loaded_registers(loads * self.width, 2 * rows)
-        return elements + _OTHER + _OF_EACH * rows * (loads * self.inputs + self.results)
+        return self.element.in_lagged_loop(loads * self.width, rows, loads * self.inputs + self.results)
 
     def share(self, loads: int) -> int:
         """Elements of a row that a member holds."""
-        return loads * self.width * _WARPS * WARP
+        return loads * self.width * WARPS * WARP
 
     @property
     def is_in_pairs(self) -> bool:
         """Do members hold three loads of each of two rows, and all of them whole?"""
-        registers, rows, loads = _PAIRS
-        return self.length % self.share(loads) == 0 and self.registers(rows, loads) <= registers
+        resident, rows, loads = self.device.measured.row_loops.lagged_pairs
+        fits = self.registers(rows, loads) <= self.device.bound(resident)
+        return fits and self.length % self.share(loads) == 0
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
         """Registers of a thread, rows of a turn, and loads of each; ``None`` where all spill."""
-        fits = [s for s in _SHAPES if self.registers(*s[1:]) <= s[0]]
-        return _PAIRS if self.is_in_pairs else next(iter(fits), None)
+        tuned, bound = self.device.measured.row_loops, self.device.bound
+        fits = (s for s in tuned.lagged_shapes if self.registers(*s[1:]) <= bound(s[0]))
+        found = tuned.lagged_pairs if self.is_in_pairs else next(fits, None)
+        return found and (bound(found[0]), *found[1:])
 
 
 def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> str | None:
     """Why no team walks the rows of ``segment``.  ``columns``: its reductions down columns."""
+    tuned = device.measured.row_loops
     refusal = cannot_exchange(segment, space)
     if refusal is not None:
         return refusal
@@ -92,7 +76,7 @@ def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr], de
     if odd is not None:
         return f"{odd} is not read as {walked[0]} is"
     n = space.reduced
-    if vector(walked[0].dtype, n, device) * walked[0].dtype.itemsize < _LEAST_BYTES:
+    if vector(walked[0].dtype, n, device) * walked[0].dtype.itemsize < LEAST_COPY:
         return f"rows of {n} elements are not aligned"
     row = _row(segment, space, columns, device)
     if row.shape is None:
@@ -101,7 +85,7 @@ def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr], de
     if n > longest:
         return f"{n} elements are more than {longest}, what a team of {MAX_TEAM} programs holds"
     schedule = late_walk(segment, space, columns, device)
-    if space.kept * schedule.members < _TURNS * schedule.programs:
+    if space.kept * schedule.members < tuned.lagged_turns * schedule.programs:
         return f"{space.kept} rows are few"
     return None
 
@@ -125,7 +109,7 @@ def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: D
     row = _row(segment, space, columns, device)
     assert row.shape is not None, "no thread holds two rows"
     registers, rows, loads = row.shape
-    programs = resident(device, _WARPS, registers)
+    programs = resident(device, WARPS, registers)
     members = min(-(-space.reduced // row.share(loads)), programs)
     teams = programs // members
     copied = rows * -(-space.reduced // members) * row.element.rows * (programs // device.multiprocessors)
@@ -133,7 +117,7 @@ def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: D
         RowLoop(rows, row.share(1)),
         group=Group(members, teams * members, Lagged()),
         split=Split(teams, in_one_launch=may_be_stages(segment)),
-        launch=Launch(_WARPS, stages(copied, _STAGES, device), registers),
+        launch=Launch(WARPS, stages(copied, LAUNCH.stages, device), registers),
     )
 
 
@@ -141,4 +125,4 @@ def _row(segment: Segment, space: Space, columns: Sequence[Expr], device: Device
     rows = streamed(segment, space)
     results = [e for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
     width = device.access_bytes // max(rows[0].dtype.itemsize, 2)
-    return _Row(element_of(segment, space, columns), len(rows), len(results), width, space.reduced)
+    return _Row(element_of(segment, space, columns), len(rows), len(results), width, space.reduced, device)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from ..device import WARP, Device
+from ..device import LEAST_COPY, MAX_THREADS, WARP, Device
 from ..ir.dtype import DataType
 from .schedule_parts import MAX_MEMBERS
 
-SHARED = 0.9
-"""The part of shared memory that copies under way may take; reductions across warps need the rest."""
+WARPS = 4
+"""Warps of a program that shares its multiprocessor with several others, which hide what it waits for."""
+LONG_WARPS = 8
+"""Warps of a program with a long row, or a tile with two sides: the more, the less each thread holds of it."""
 WIDEST_LOAD = 8
 """Elements of 16 bits that a thread loads at once: 16 bytes, the widest access of every GPU."""
 MAX_WARPS = 16
 """Warps of a program at the most, but of the longest rows: more of them wait for each other at every reduction."""
-WIDEST_WARPS = 32
+WIDEST_WARPS = MAX_THREADS // WARP
 """Warps of a program that holds one of the longest rows.  RMSNorm of 8192 x 32768, bfloat16, took 278 us on an H200 so,
 with 16 warps 291."""
 MAX_CHUNKS = 24
@@ -31,10 +33,6 @@ elements out of the first-level cache.  LayerNorm of 8192 x 4096, float16, with 
 the row kept out, 38.3 with the row in; RMSNorm of 32768 x 4096, with one vector, 133.6 and 129.7."""
 PROGRAMS_PER_MULTIPROCESSOR = 2
 """Programs of each multiprocessor below which the memory idles while one of them waits."""
-ODD_BYTES = 4
-"""Bytes of the widest aligned load of a row at the most, where rows are read in the aligned words that contain them."""
-LINE_BYTES = 128
-"""Bytes of a line of the caches, which one prefetch brings.  Source: CUDA C++ programming guide."""
 INT32_LIMIT = 2**31
 """The first offset or index that does not fit 32 bits with a sign; from here on they are 64-bit."""
 NARROWEST_PIECE = 8
@@ -59,11 +57,6 @@ def in_powers_of_two(n: int) -> tuple[int, ...]:
     return tuple(1 << k for k in reversed(range(n.bit_length())) if n >> k & 1)
 
 
-def resident(device: Device, warps: int, registers: int) -> int:
-    """Programs of ``warps`` warps that run at once where a thread has ``registers`` (a multiple of 8)."""
-    return device.multiprocessors * min(device.registers // (warps * WARP * registers), device.warps // warps)
-
-
 def vector(dtype: DataType, extent: int, device: Device) -> int:
     """Elements of one load: as many as 16 bytes hold and every row of ``extent`` elements keeps aligned."""
     width = max(device.access_bytes // dtype.itemsize, 1)
@@ -74,4 +67,4 @@ def vector(dtype: DataType, extent: int, device: Device) -> int:
 
 def is_odd(dtype: DataType, extent: int, device: Device) -> bool:
     """Are rows of so many elements too odd for loads of more than a few bytes?"""
-    return vector(dtype, extent, device) * dtype.itemsize <= ODD_BYTES
+    return vector(dtype, extent, device) * dtype.itemsize <= LEAST_COPY

@@ -9,29 +9,16 @@ from collections.abc import Sequence
 
 from ..device import Device
 from ..ir.expr import DRAWS, BoundTensor
-from .copies import within_shared
 from .late_team import late_team
-from .limits import WARP, in_powers_of_two, is_odd, power_of_two, vector
+from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, is_odd, power_of_two, vector
 from .online import online, takes_one_walk
 from .pairs import paired_team
-from .persistent import rereads
 from .plan import KernelPlan, kernel_name
+from .resources import within_shared
 from .schedule import Access, Launch, Loop, Schedule, Tile
 from .segment import Segment
-from .space import Space, analyse, analysed, streamed
+from .space import Space, analyse, analysed, rereads, streamed
 from .team import cannot_exchange, columns_of, in_columns, looping_team
-
-_WARPS = 8
-_COLUMN_WARPS = 4
-_GROUPED_BYTES = 8192
-"""Of all inputs in a tile of columns in groups: group norm of 1 x 512 x 256 x 256, float16, channels-last, took 63 us
-so, with half of it 66; of 2 x 320 x 128 x 128, with 5 KB, 31 us, twice as much 38."""
-_EACH_OF_A_ROW = 16
-"""Elements of a row that a thread takes at once."""
-_ODD_WARPS = 4
-"""Of rows that are aligned to so few bytes: half as many warps as of others, 219 us where 8 took 234."""
-_EACH = 32
-"""Elements of columns that a thread takes at once, where more phases than one need registers."""
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
@@ -54,7 +41,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
         held = paired_team(joined, again, device) or late_team(joined, again, device)
         if held is not None:
             return held
-    space = in_columns(segment, space)
+    space = in_columns(segment, space, device)
     schedule = within_shared(segment, space, in_loop(segment, space, device), device)
     if space.is_inner and takes_one_walk(segment):
         schedule = schedule.with_stages(1)  # few registers: all warps are resident, and hide their loads
@@ -66,6 +53,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
 
 def aligned(segment: Segment, space: Space, schedule: Schedule, device: Device) -> Schedule | None:
     """``schedule`` of a walk with wide loads over rows that are too odd for them; ``None`` where that is not for it."""
+    tuned = device.measured.loops
     walked = streamed(segment, space)
     rows = [t for t in segment.loads if space.has_r(t)]
     again = online(segment)
@@ -79,41 +67,42 @@ def aligned(segment: Segment, space: Space, schedule: Schedule, device: Device) 
     if not is_odd(walked[0].dtype, space.reduced, device) or space.reduced < 2 * schedule.reduced:
         return None
     return Schedule(
-        Tile(1, _ODD_WARPS * WARP * _EACH_OF_A_ROW),
+        Tile(1, WARPS * WARP * tuned.row_each),
         Loop(width),
         access=Access.ALIGN_DOWN,
-        launch=Launch(_ODD_WARPS, 1, schedule.launch.registers),
+        launch=Launch(WARPS, 1, schedule.launch.registers),
     )
 
 
 def in_loop(segment: Segment, space: Space, device: Device) -> Schedule:
     """Blocks of a loop over the reduced elements; a thread folds those of one load, or one of each of its loads."""
+    tuned = device.measured.loops
     inputs = streamed(segment, space)
-    elements = _WARPS * WARP * _EACH_OF_A_ROW
+    elements = LONG_WARPS * WARP * tuned.row_each
     if space.is_inner:
         rows = 1 if space.reduced >= elements // 4 else min(elements // power_of_two(space.reduced), 16)
         block = min(elements // rows, power_of_two(space.reduced))
         width = max((vector(t.dtype, space.reduced, device) for t in inputs), default=4)
-        fold = width if width >= _EACH_OF_A_ROW // width else _EACH_OF_A_ROW // width
-        return Schedule(Tile(rows, block), Loop(min(fold, block)), launch=Launch(_WARPS))
+        fold = width if width >= tuned.row_each // width else tuned.row_each // width
+        return Schedule(Tile(rows, block), Loop(min(fold, block)), launch=Launch(LONG_WARPS))
     if space.grouped:
-        columns, lanes = columns_of(segment, space)
+        columns, lanes = columns_of(segment, space, device)
         widths = in_powers_of_two(columns)
         row = sum(widths) * max(sum(t.dtype.itemsize for t in inputs), 1)  # there may be none
-        r_block = power_of_two(_GROUPED_BYTES // row + 1) // 2 or 1
-        fold = _folded(inputs, space, device, r_block * widths[0] // _COLUMN_WARPS, r_block)
-        return Schedule(Tile(lanes, r_block, columns), Loop(fold), launch=Launch(_COLUMN_WARPS))
-    return down_columns(inputs, space, device, _EACH)
+        r_block = power_of_two(tuned.grouped_bytes // row + 1) // 2 or 1
+        fold = _folded(inputs, space, device, r_block * widths[0] // WARPS, r_block)
+        return Schedule(Tile(lanes, r_block, columns), Loop(fold), launch=Launch(WARPS))
+    return down_columns(inputs, space, device, tuned.each)
 
 
 def down_columns(inputs: Sequence[BoundTensor], space: Space, device: Device, each: int, across: int = 2) -> Schedule:
     """Tiles of columns, ``across`` wide loads of a warp along a row, ``each`` elements of all inputs a thread."""
     width = max((vector(t.dtype, space.kept, device) for t in inputs), default=4)
     x_block = min(across * WARP * width, power_of_two(space.kept))
-    elements = _COLUMN_WARPS * WARP * each // power_of_two(max(len(inputs), 1))
+    elements = WARPS * WARP * each // power_of_two(max(len(inputs), 1))
     r_block = min(max(elements // x_block, 1), power_of_two(space.reduced))
-    fold = _folded(inputs, space, device, x_block * r_block // _COLUMN_WARPS, r_block)
-    return Schedule(Tile(x_block, r_block), Loop(fold), launch=Launch(_COLUMN_WARPS))
+    fold = _folded(inputs, space, device, x_block * r_block // WARPS, r_block)
+    return Schedule(Tile(x_block, r_block), Loop(fold), launch=Launch(WARPS))
 
 
 def _folded(inputs: Sequence[BoundTensor], space: Space, device: Device, of_a_warp: int, r_block: int) -> int:
@@ -126,5 +115,5 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     """One kernel."""
     segment = online(segment)
     space = analysed(segment)
-    space = in_columns(segment, space)
+    space = in_columns(segment, space, device)
     return (KernelPlan(kernel_name("looped", segment), segment, space, schedule, device),)

@@ -19,47 +19,23 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from ..device import Device
+from ..device import MAX_REGISTERS, Device
 from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from . import pointwise, reduction
 from .added_sums import added_sums
 from .chunks import chunk_widths, least_chunk
-from .copies import stages
 from .finish import finishing
 from .late_walk import is_in_pairs, late_walk, why_no_late_walk
-from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, power_of_two, vector
+from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, WARPS, power_of_two, vector
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
-from .resources import carried, element_of
-from .schedule import Launch, RowLoop, Schedule, Split
+from .resources import carried, element_of, row_loop_fits, stages
+from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
 from .segment import Segment, leading_to
 from .space import Atoms, Space, analysed, beside, cut_into_atoms, listed, lost, storage_order
 
-_EACH = 32
-"""Elements of its rows that a thread holds, of one or of all.  RMSNorm's backward of 576000 x 384 took 326 us with 24,
-with 48 334."""
-_WARPS = 4
-_RESIDENT = 8
-"""Warps of a multiprocessor."""
-_MANY_TURNS = 16
-"""Of a program: from so many on, tiles of rows have two warps, not four, each and are twice as many, which take turns
-better, but leave twice as many rows of partial results.  LayerNorm's backward of 65536 x 768, bfloat16, took 86 us so,
-else 90; of 8192 x 768 21 and 20."""
-_MOST_PROGRAMS = 4
-"""Of a multiprocessor, where each has a row: of 10000 x 1280 it took 31 us so, with eight 36; of 100000 x 1280 204 and
-206."""
-_COMPUTED = 1.5
-_ADDRESSES = 16
-"""Registers of an element that is being computed, and of a thread for all else (counted in compiled kernels)."""
-_STAGES = 3
-_FEW_CHUNKS = 6
-_CHUNKS = 12
-_HALVINGS = 5
-"""A tile of rows is cut into at most so many chunks, down to a sixteenth of a warp's load, for the fewest lanes."""
 _SPLIT = "split"
-_MAX_REGISTERS = 255
-"""Of one thread."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +93,8 @@ def propose(segment: Segment, device: Device) -> Schedule:
         split=Split(splits, in_one_launch=_is_one_launch_faster(tile, device) and may_be_stages(segment)),
         launch=Launch(
             tile.warps,
-            stages((one + again) * tile.programs, _STAGES, device),
-            own if own < _MAX_REGISTERS else None,
+            stages((one + again) * tile.programs, LAUNCH.stages, device),
+            own if own < MAX_REGISTERS else None,
         ),
     )
 
@@ -130,9 +106,7 @@ def _is_one_launch_faster(tile: _Tile, device: Device) -> bool:
     of 16 warps for each multiprocessor, 217 and 209; LayerNorm's of 16384 x 5140, bound to 128 registers, 180 and 160.
     """
     return (
-        tile.warps <= _WARPS
-        and tile.programs >= PROGRAMS_PER_MULTIPROCESSOR
-        and tile.registers(device) >= _MAX_REGISTERS
+        tile.warps <= WARPS and tile.programs >= PROGRAMS_PER_MULTIPROCESSOR and tile.registers(device) >= MAX_REGISTERS
     )
 
 
@@ -144,37 +118,40 @@ def _block(segment: Segment, space: Space, tile: _Tile, device: Device) -> int:
     131072 x 1024 took 205 us so, in chunks of one warp 223, of 10000 x 1000 27 and 44, of 8192 x 640 18 and 23; but of
     50000 x 640 64 and 63, of 576000 x 384 345 and 322.
     """
+    tuned = device.measured.row_loops
     n = space.reduced
     width = max((vector(t.dtype, n, device) for t in segment.loads if space.is_streamed(t)), default=4)
     if tile.rows == 1:
         whole = max(WARP * width * tile.warps, power_of_two(-(-n // MAX_CHUNKS)))
         itemsize = min((t.dtype.itemsize for t in segment.loads if space.is_streamed(t)), default=4)
-        return _chunk(n, whole, least_chunk(itemsize, tile.warps, whole))
+        return _chunk(n, whole, least_chunk(itemsize, tile.warps, whole), device)
     row = power_of_two(n)
-    blocks = [WARP * width >> k for k in range(_HALVINGS) if -(-n // (WARP * width >> k)) <= _CHUNKS]
-    block = min(blocks or [power_of_two(-(-n // _CHUNKS))], key=lambda b: (-(-n // b) * b, -b))
-    is_full = 8 * n >= 7 * row or (row == _EACH * WARP and 3 * n >= 2 * row)
-    is_short = row >= _EACH * WARP // 2 and _turns(space, device) < _MANY_TURNS
+    blocks = [WARP * width >> k for k in range(tuned.halvings) if -(-n // (WARP * width >> k)) <= tuned.chunks]
+    block = min(blocks or [power_of_two(-(-n // tuned.chunks))], key=lambda b: (-(-n // b) * b, -b))
+    is_full = 8 * n >= 7 * row or (row == tuned.each * WARP and 3 * n >= 2 * row)
+    is_short = row >= tuned.each * WARP // 2 and _turns(space, device) < tuned.many_turns
     return row if is_full or is_short else block
 
 
-def _chunk(n: int, whole: int, least: int) -> int:
+def _chunk(n: int, whole: int, least: int, device: Device) -> int:
     """``whole``, or half of it, where that divides a row, or leaves chunks of fewer widths, each its own reduction.
 
     LayerNorm's backward of 16384 x 5000, bfloat16, took 137 us in 5 chunks of 1024, in two of 2048 and one of 1024 150;
     of 16384 x 7000 241 in 7 chunks, in three of 2048 and one of 1024 213.
     """
+    tuned = device.measured.row_loops
     half = whole // 2
     for block in (whole, half):
         if n % block == 0 and n <= block * MAX_CHUNKS:
             return block
     few, many = (chunk_widths(n, block, least) for block in (whole, half))
-    return half if len(many) <= _FEW_CHUNKS and len(dict.fromkeys(many)) < len(dict.fromkeys(few)) else whole
+    return half if len(many) <= tuned.few_chunks and len(dict.fromkeys(many)) < len(dict.fromkeys(few)) else whole
 
 
 def _turns(space: Space, device: Device) -> int:
     """Rows of a program, of tiles that fill it."""
-    return space.kept * space.reduced // (_EACH * WARP * _RESIDENT * device.multiprocessors)
+    tuned = device.measured.row_loops
+    return space.kept * space.reduced // (tuned.each * WARP * tuned.resident * device.multiprocessors)
 
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
@@ -354,7 +331,7 @@ class _Tile:
 
     def registers(self, device: Device) -> int:
         """What a thread may have."""
-        return min(device.registers // (self.programs * self.warps * WARP), _MAX_REGISTERS)
+        return min(device.registers // (self.programs * self.warps * WARP), MAX_REGISTERS)
 
 
 def _tile(segment: Segment, mixed: Mixed, device: Device) -> _Tile | None:
@@ -362,25 +339,25 @@ def _tile(segment: Segment, mixed: Mixed, device: Device) -> _Tile | None:
 
     ``None`` where rows are too long.
     """
+    tuned = device.measured.row_loops
     n = mixed.space.reduced
-    warps = power_of_two(-(-n // (_EACH * WARP)))
+    warps = power_of_two(-(-n // (tuned.each * WARP)))
     if warps > MAX_WARPS:
         return None
-    most = (2 * _RESIDENT // warps, _RESIDENT // warps)
-    tiles = [_Tile(1, warps, programs, True) for programs in most if 0 < programs <= _MOST_PROGRAMS]
+    most = (2 * tuned.resident // warps, tuned.resident // warps)
+    tiles = [_Tile(1, warps, programs, True) for programs in most if 0 < programs <= tuned.programs]
     if warps == 1:
-        shared = _WARPS if 2 * n > _EACH * WARP and _turns(mixed.space, device) < _MANY_TURNS else _WARPS // 2
-        rows = power_of_two(_EACH * WARP * shared // n + 1) // 2
-        tiles = [_Tile(rows >> k, shared, _RESIDENT // shared, True) for k in range(rows.bit_length())]
-    last = _Tile(1, max(warps, _WARPS), 1, True)
+        shared = WARPS if 2 * n > tuned.each * WARP and _turns(mixed.space, device) < tuned.many_turns else WARPS // 2
+        rows = power_of_two(tuned.each * WARP * shared // n + 1) // 2
+        tiles = [_Tile(rows >> k, shared, tuned.resident // shared, True) for k in range(rows.bit_length())]
+    last = _Tile(1, max(warps, WARPS), 1, True)
     for tile in (*tiles, last, replace(last, keeps=False)):
         registers = _registers(segment, mixed, keeps=tile.keeps)
-        if tile.rows * n / (tile.warps * WARP) * registers + _ADDRESSES <= tile.registers(device):
+        if row_loop_fits(registers, tile.rows * n / (tile.warps * WARP), tile.registers(device)):
             return tile
     return None
 
 
 def _registers(segment: Segment, mixed: Mixed, *, keeps: bool) -> float:
     """Of one element: what its row holds, what is the same for all rows, sums of columns; and to compute."""
-    computing = _COMPUTED + (0.5 if mixed.space.phases > 2 else 0)
-    return computing + element_of(segment, mixed.space, mixed.columns).registers(keeps=keeps)
+    return element_of(segment, mixed.space, mixed.columns).in_row_loop(mixed.space.phases, keeps=keeps)

@@ -6,34 +6,22 @@ from dataclasses import replace
 from math import ceil
 
 from ..device import Device
-from .copies import within_shared
-from .limits import power_of_two, resident
+from .limits import power_of_two
 from .plan import may_be_stages
+from .resources import resident, within_shared
 from .schedule import Schedule, Split
 from .segment import Segment
 from .space import Space, streamed
-
-WORTH_SPLITTING = 8
-"""Turns of the loop below which a second kernel costs more than it saves."""
-TURNS = 2
-"""A program of a split reduction has at least so many turns of its loop."""
-MAX_SPLITS = 512
-_REGISTERS = (255, 168, 128)
-"""Of a thread, where all programs are to be resident: the more, the fewer are."""
-_LAST = 16384
-"""Partial results that the last program of a block adds up: of more, all programs have a part, having met.  The sum
-over dim 0 of 65536 x 512, bfloat16, 264 parts, took 29 us so, by one program 51."""
-_IDLE = 0.125
-"""Of the lanes of a program's turns, up to which a block is left as it is."""
 
 
 def evenly(
     segment: Segment, space: Space, schedule: Schedule, device: Device, wanted: int, side_by_side: int = 1
 ) -> Schedule:
     """``schedule`` with as many parts as there are to be programs.  ``side_by_side``: rows that stand so as one."""
+    tuned = device.measured.splits
     turns = -(-space.reduced // schedule.reduced)
-    most = turns // TURNS if turns >= WORTH_SPLITTING else 1
-    parts = max(min(_even(space, schedule, device, wanted), most, MAX_SPLITS), 2 if side_by_side > 1 else 1)
+    most = turns // tuned.turns if turns >= tuned.worth else 1
+    parts = max(min(_even(space, schedule, device, wanted), most, tuned.most), 2 if side_by_side > 1 else 1)
     split = Split(parts, side_by_side=side_by_side) if parts > 1 else None
     return in_parts(segment, space, replace(schedule, split=split), device)
 
@@ -60,15 +48,16 @@ def in_parts(segment: Segment, space: Space, schedule: Schedule, device: Device)
     split = schedule.split
     if split is None or not may_be_stages(segment):
         return schedule
-    if is_for_one(schedule):
+    if is_for_one(schedule, device):
         return schedule.finished_at_once()
     blocks, launch = -(-space.kept // schedule.kept), schedule.launch
     ahead = (launch.stages - 1) * schedule.kept * schedule.reduced * element_bytes(segment, space)
     shared = device.multiprocessors * (device.shared_bytes // max(ahead, 1))
-    for parts, registers in (*((split.parts, n) for n in _REGISTERS), (split.parts // 2, _REGISTERS[-1])):
+    bounds = [device.bound(n) for n in device.measured.splits.resident]
+    for parts, registers in (*((split.parts, n) for n in bounds), (split.parts // 2, bounds[-1])):
         most = min(registers, launch.registers or registers)
         if parts > 1 and blocks * parts <= min(resident(device, launch.warps, most), shared):
-            bound = most if registers != _REGISTERS[0] else launch.registers
+            bound = most if registers != bounds[0] else launch.registers
             return schedule.split_into(parts).finished_at_once().with_registers(bound)
     if split.side_by_side > 1 and schedule.reduced > 1:
         half = schedule.reduced // 2
@@ -78,10 +67,11 @@ def in_parts(segment: Segment, space: Space, schedule: Schedule, device: Device)
     return schedule
 
 
-def is_for_one(schedule: Schedule) -> bool:
+def is_for_one(schedule: Schedule, device: Device) -> bool:
     """Are the parts of a block so few that one program adds them up?"""
+    tuned = device.measured.splits
     is_apart = schedule.split is not None and schedule.split.side_by_side > 1
-    return not is_apart and power_of_two(schedule.parts) * schedule.kept <= _LAST
+    return not is_apart and power_of_two(schedule.parts) * schedule.kept <= tuned.last
 
 
 def in_full_turns(segment: Segment, space: Space, schedule: Schedule, device: Device) -> Schedule:
@@ -89,13 +79,14 @@ def in_full_turns(segment: Segment, space: Space, schedule: Schedule, device: De
 
     The weight gradients of a group norm of 2 x 1280 x 32 x 32, float16, channels-last, took 11.4 us so, else 13.4.
     """
+    tuned = device.measured.splits
 
     def idle(block: int) -> float:
         turns = space.reduced / (schedule.parts * block)
         return 1 - turns / ceil(turns)
 
     half, warps = schedule.reduced // 2, schedule.launch.warps
-    if warps == 1 or idle(schedule.reduced) < max(_IDLE, 2 * idle(max(half, 1))):
+    if warps == 1 or idle(schedule.reduced) < max(tuned.idle, 2 * idle(max(half, 1))):
         return schedule
     halved = schedule.with_warps(warps // 2).sized(reduced=half).accumulating(min(schedule.accumulated, half))
     return in_parts(segment, space, halved, device)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..device import Device
+from ..device import MAX_THREADS, Device
 from ..ir.dtype import DataType
-from ..ir.expr import DRAWS, REDUCTIONS, VIEWS, BoundTensor
+from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor
 from .late_team import is_cut_short, late_team
 from .limits import (
     MANY_VECTORS,
@@ -30,9 +30,10 @@ from .limits import (
 from .online import online, takes_one_walk
 from .pairs import paired_team
 from .plan import KernelPlan, kernel_name
+from .resources import held_values
 from .schedule import Access, Launch, Registers, Schedule, Tile
 from .segment import Segment, leading_to
-from .space import Space, analyse, analysed, beside, run_below, streamed
+from .space import Space, analyse, analysed, beside, rereads, run_below, streamed
 from .team import (
     are_few_held,
     columns_held_by_team,
@@ -45,68 +46,6 @@ UNPACKED = (DataType.BFloat16, DataType.Half)
 """Types that are held two in a word."""
 LONG = 8192
 """Rows up to this length are read in one go."""
-_SHORT = 44
-"""Values of a row that a warp holds with its other rows (75 registers were measured for 41)."""
-_HELD = 48
-"""Values of a row that a thread holds before the row gets more warps: the fewer warps, the more rows are on their way.
-LayerNorm of 8192 x 12288, float16, with 4 vectors beside, took 104 us with 8 warps, 111 with 16."""
-_MANY_HELD_REGISTERS = 80
-"""Of a thread that holds so many: 24 warps a multiprocessor."""
-_MOST_HELD = 56
-_MOST_HELD_REGISTERS = 96
-"""Of four warps, where twice as many had half as much: LayerNorm of 8192 x 7168, float16, with 4 vectors, took 62.7 us
-on an H200 so, with 8 warps 66.7; softmax 63.0 and 68.2."""
-_PAIRED = 32
-_PADDED = 0.875
-"""Elements that a thread holds of a pair of rows, at the most, and lanes that have one, at the least.  A program takes
-two rows, and many vectors beside them once: LayerNorm of 8192 x 2048, float16, with 4 of them, took 22.5 us so, with a
-row each 23.5; of 8192 x 4096 37.9 and 39.9; of 8192 x 3072, a quarter of the lanes masked, 32.5 and 29.5."""
-_CHAIN = 4
-_CHAIN_WARPS = 4
-_CHAIN_HELD = 64
-"""Values of a row that a thread holds where so many phases follow one another, before the row gets more than so many
-warps: in each phase all warps of a row wait.  Two layer norms in a row, 8 x 1024 x 7168 of bfloat16, took 84 us so,
-with 8 warps 96."""
-_CHAINED = 160
-"""Values of all rows that a thread holds then, in 255 registers: several rows wait at once.  8 x 4096 x 3072 took
-115 us with 4 rows, with 2 125, with one 141; 8 x 2048 x 5120 116, 121 and 127.  At most two rows
-where chunks are masked: of 5000 columns 4 rows took 147, 2 127; of 13000 two 103, one 131."""
-_DRAWN = 2
-"""Values that a thread is taken to hold, at the least, where random numbers are made: softmax with dropout of rows of
-12290 float32 elements, held as one value each, spilled 2404 bytes."""
-_NARROW = 40
-"""Values of 16 bits that a thread holds in 64 registers."""
-_PACKED_WORDS = 32
-_PACKED_REGISTERS = 64
-_PACKED_BYTES = 16 * 1024
-"""A row of more than so many bytes is held in words of two values."""
-_ODD_PACKED_BYTES = 4 * 1024
-"""Of a row that would be read element by element otherwise: softmax of 4096 x 50257, 8192 x 32001, 16384 x 5139,
-bfloat16, took 240, 250 and 83 us in whole words, element by element 786, 520 and 133; RMSNorm 258, 295, 91 and 315,
-454, 107.  Masks, and weights that come element by element, take registers: twice as many for half as many threads."""
-_ODD_WEIGHTED_BYTES = 32 * 1024
-"""The same with several vectors beside it.  LayerNorm of 16384 x 5139, 16384 x 9001, 8192 x 32001, with a weight and a
-bias, took 131, 210 and 403 us so, element by element 110, 183 and 490."""
-_PACKED_TURNS = 4
-"""Rows that each multiprocessor takes, at the least, where a program has one for itself: fewer go to teams."""
-_TILE = 4096
-"""Elements of a tile of short columns: 32 a thread with 4 warps."""
-_FEW_TURNS = 4
-"""Rows of a multiprocessor, at the most, that all run at once: then latency is what they take, and more warps with less
-each, and all loads at once, shorten it.  LayerNorm of 333 x 777, bfloat16, with 4 vectors, took 7.4 us on an H200 with
-a warp for each row, with eight 5.4; RMSNorm of 64 x 4096 6.3 with four and 4.7 with sixteen."""
-_FEW_EACH = 4
-"""Elements that a thread has then, at the least."""
-_FEW_HELD = 16384
-"""Elements of all rows of a multiprocessor: 8192 of each of four took 9.5 us, with half as many warps 8.8."""
-_FEW_ROWS = 8
-"""Rows, of all inputs, that a thread holds whole columns of, one load of each."""
-_FEW_LANES = 1024
-_TALL_TILE = 24576
-"""Elements of a tile of longer columns.  Softmax over dim 0 of 1024 x 65536, bfloat16, took 106 us, in a loop 164; of
-700 x 65536 60, half as wide 71; of 256 x 262144 77, in a loop 112."""
-_TALL_LANES = 128
-"""Lanes of such a tile that a thread has, some of them masked."""
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
@@ -120,16 +59,11 @@ def why_not(segment: Segment, device: Device) -> str | None:
         return "nothing is read again after the reduction"
     if space.reduced > LONG and takes_one_walk(segment):
         return "running statistics take one walk over its long rows, which nobody has to hold"
-    space = in_columns(segment, space)
+    space = in_columns(segment, space, device)
     if space.grouped:
         return why_not_held(segment, space, device)
     refusal = too_long(segment, space)
     return refusal and why_not_held(segment, space, device)
-
-
-def rereads(space: Space) -> bool:
-    """Is something of the reduced extent used after a reduction?"""
-    return any(phase and space.has_r(t) for t, phase in space.phase.items())
 
 
 def too_long(segment: Segment, space: Space) -> str | None:
@@ -147,7 +81,7 @@ def too_long(segment: Segment, space: Space) -> str | None:
 
 def propose(segment: Segment, device: Device) -> Schedule:
     """Registers decide: how many warps share a row, or how many rows share a program."""
-    space = in_columns(segment, analysed(segment))
+    space = in_columns(segment, analysed(segment), device)
     if space.grouped:
         return columns_held_by_team(segment, space, device)
     joined = online(segment)
@@ -155,7 +89,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     if held is not None:
         return held
     if too_long(segment, space) is not None:
-        late = late_team(joined, analysed(joined), device, are_few_held=are_few_held(segment, space))
+        late = late_team(joined, analysed(joined), device, are_few_held=are_few_held(segment, space, device))
         return late or held_by_team(segment, space, device)
     few = _all_at_once(segment, space, device) or _pair(segment, space, device)
     return few or in_registers(segment, space, device)
@@ -168,52 +102,57 @@ def by_one_program(segment: Segment, space: Space, device: Device) -> Schedule:
 
 def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
     """Blocks with all reduced elements unrolled."""
+    tuned = device.measured
     inputs = streamed(segment, space)
-    held = max(held_values(segment, space), 1)
+    held = max(held_values(segment, space, device), 1)
     if not space.is_inner:
         r_block = power_of_two(space.reduced)
-        if space.reduced * held <= _FEW_ROWS:
-            return Schedule(Tile(min(_FEW_LANES, power_of_two(space.kept)), 1))
+        if space.reduced * held <= tuned.columns.rows:
+            return Schedule(Tile(min(MAX_THREADS, power_of_two(space.kept)), 1))
         if r_block <= SHORT_COLUMN:
-            return Schedule(Tile(power_of_two_within(min(max(_TILE // (r_block * held), 16), 256)), r_block))
+            return Schedule(
+                Tile(power_of_two_within(min(max(tuned.columns.tile // (r_block * held), 16), 256)), r_block)
+            )
         warps = 4 if r_block <= MAX_COLUMN // 2 else 8
-        fits = power_of_two(_TALL_TILE // (space.reduced * held) + 1) // 2
-        columns = power_of_two_within(max(min(fits, _TALL_LANES * warps * WARP // (r_block * held)), 16))
+        fits = power_of_two(tuned.columns.tall_tile // (space.reduced * held) + 1) // 2
+        columns = power_of_two_within(max(min(fits, tuned.columns.tall_lanes * warps * WARP // (r_block * held)), 16))
         return Schedule(Tile(min(columns, power_of_two(space.kept)), r_block), launch=Launch(warps))
     n = space.reduced
     draws = any(e.op in DRAWS for e in segment.exprs)
     if draws:
-        held = max(held, _DRAWN)
+        held = max(held, tuned.rows.drawn)
     width = _width(segment, space, device)
-    if n * held <= _SHORT * WARP:
+    if n * held <= tuned.rows.short * WARP:
         return _several_rows(n, width, is_shared=bool(beside(segment, space)))
     loads = n * held if width > 1 else 2 * n * held  # an element each: more threads have more of them on their way
-    if space.phases > _CHAIN:
-        return _chain(n, held, loads, width, _rows_alike(segment, space))
+    if space.phases > tuned.chains.phases:
+        return _chain(n, held, loads, width, _rows_alike(segment, space), device)
     is_narrow = all(t.dtype.itemsize <= 2 for t in inputs)
-    warps = min(power_of_two(-(-loads // (_HELD * WARP))), MAX_WARPS)
+    warps = min(power_of_two(-(-loads // (tuned.rows.held * WARP))), MAX_WARPS)
     if held == 1 and is_narrow:
-        warps = _or_four(warps, loads, space.phases)
-    if held == 1 and n > _NARROW * WARP * MAX_WARPS and space.phases == 2:
+        warps = _or_four(warps, loads, space.phases, device)
+    if held == 1 and n > tuned.rows.narrow * WARP * MAX_WARPS and space.phases == 2:
         warps = WIDEST_WARPS
     block = max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS)))
     by_channel = any(map(space.has_x, beside(segment, space)))
     if by_channel and n % block and n % (block // 2) == 0:
         block //= 2  # no masks: the gradient of a group norm of 8 x 320 x 32 x 32, float16, took 8.7 us so, else 10.3
-    bound = None
-    if held == 1 and loads > _NARROW * WARP * warps and warps < MAX_WARPS and is_narrow:
-        bound = _MANY_HELD_REGISTERS if loads <= _HELD * WARP * warps else _MOST_HELD_REGISTERS
-    elif held == 1 and warps == MAX_WARPS and n <= _NARROW * WARP * warps:
-        bound = 64
+    bound, few = None, tuned.rows.narrow * WARP * warps
+    if held == 1 and loads > few and warps < MAX_WARPS and is_narrow:
+        is_most = loads > tuned.rows.held * WARP * warps
+        bound = device.bound(tuned.rows.most_held_resident if is_most else tuned.rows.held_resident)
+    elif held == 1 and warps == MAX_WARPS and n <= few:
+        bound = device.bound(tuned.rows.narrow_resident)
     return Schedule(Tile(1, min(block, power_of_two(n))), launch=Launch(warps, registers=bound))
 
 
-def _chain(n: int, held: int, loads: int, width: int, alike: int) -> Schedule:
+def _chain(n: int, held: int, loads: int, width: int, alike: int, device: Device) -> Schedule:
     """Few warps for a row, and several rows, of which each has vectors of its own where they are not ``alike``."""
-    few, wanted = (power_of_two(-(-loads // (each * WARP))) for each in (_SHORT, _CHAIN_HELD))
-    warps = min(max(min(few, _CHAIN_WARPS), wanted), MAX_WARPS)
+    tuned = device.measured
+    few, wanted = (power_of_two(-(-loads // (each * WARP))) for each in (tuned.rows.short, tuned.chains.held))
+    warps = min(max(min(few, tuned.chains.warps), wanted), MAX_WARPS)
     block = min(max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS))), power_of_two(n))
-    rows = power_of_two(_CHAINED * WARP * warps // (n * held) + 1) // 2 if warps < MAX_WARPS else 1
+    rows = power_of_two(tuned.chains.rows_held * WARP * warps // (n * held) + 1) // 2 if warps < MAX_WARPS else 1
     most = min(2 if n % block else rows, alike)
     return Schedule(Tile(max(min(rows, most), 1), block), launch=Launch(warps))
 
@@ -232,30 +171,32 @@ def _rows_alike(segment: Segment, space: Space) -> int:
     return found
 
 
-def _or_four(warps: int, values: int, phases: int) -> int:
+def _or_four(warps: int, values: int, phases: int, device: Device) -> int:
     """``warps`` for a row of so many ``values``; four where two would hold many, and where four can for eight."""
-    is_many = warps == 2 and values > 2 * _NARROW * WARP
-    return 4 if is_many or (warps == 8 and phases > 2 and values <= 4 * _MOST_HELD * WARP) else warps
+    tuned = device.measured.rows
+    is_many = warps == 2 and values > 2 * tuned.narrow * WARP
+    return 4 if is_many or (warps == 8 and phases > 2 and values <= 4 * tuned.most_held * WARP) else warps
 
 
 def _pair(segment: Segment, space: Space, device: Device) -> Schedule | None:
     """Two rows a program; ``None`` where a thread would hold too much of them, or too many lanes would be masked."""
+    tuned = device.measured
     n, inputs = space.reduced, streamed(segment, space)
     if (
         not space.is_inner
-        or n <= _SHORT * WARP
-        or space.phases > _CHAIN
+        or n <= tuned.rows.short * WARP
+        or space.phases > tuned.chains.phases
         or len(beside(segment, space)) <= MANY_VECTORS * len(inputs)
     ):
         return None
-    if segment.has_indices or held_values(segment, space) != 1:
+    if segment.has_indices or held_values(segment, space, device) != 1:
         return None
     if _width(segment, space, device) != WIDEST_LOAD:
         return None
     for warps in (4, 8):
         block = warps * WARP * WIDEST_LOAD
         whole = -(-n // block) * block
-        if 2 * n <= _PAIRED * WARP * warps and (warps == 4 or _PADDED * whole <= n):
+        if 2 * n <= tuned.rows.paired * WARP * warps and (warps == 4 or tuned.rows.paired_lanes * whole <= n):
             return Schedule(Tile(2, block), launch=Launch(warps))
     return None
 
@@ -265,33 +206,13 @@ def _width(segment: Segment, space: Space, device: Device) -> int:
     return max((vector(t.dtype, space.reduced, device) for t in streamed(segment, space)), default=4)
 
 
-def held_values(segment: Segment, space: Space) -> int:
-    """How many values of each element a thread holds: what is made before the first reduction ends and needed after it.
-
-    Not fewer than registers that its inputs take as they come; all inputs where indices and long chains take more.
-    """
-    inputs = streamed(segment, space)
-    if not space.is_inner or space.phases > _CHAIN or segment.has_indices:
-        return len(inputs)
-    readers = [e for e in segment.exprs if space.phase[e.output] and space.has_r(e.output)]
-    needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in space.atoms), *segment.outputs))
-    kept = [t for t in needed if not space.phase[t] and space.has_r(t) and space.has_x(t)]
-    again = {e.output: e.tensors[0] for e in segment.exprs if e.op in ("cast", "set", *VIEWS)}
-    sources: dict[BoundTensor, None] = {}
-    for t in kept:
-        while t in again:
-            t = again[t]
-        sources[t] = None
-    made = len([t for t in sources if space.is_streamed(t) or t not in segment.loads])
-    return max(made, -(-len(inputs) // 2))
-
-
 def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | None:
     """One program for each row, whose registers hold its bits; ``None`` where that does not fit or pay.
 
     Softmax of 8192 x 32768, bfloat16, took 254 us on an H200 so, held as float32 321; its gradient 371, by a team 502;
     the gradient of a batch norm of 16 x 512 x 28 x 28, float16, 17.1, held as float32 19.6.
     """
+    tuned = device.measured.packed
     walked, n = streamed(segment, space), space.reduced
     if segment.loads != segment.inputs or not space.is_inner or not walked or is_cut_short(walked, space, device):
         return None  # windows, and a place of its own for each element
@@ -304,18 +225,18 @@ def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | Non
         width = device.access_bytes // walked[0].dtype.itemsize
         n += width - 1
     size = n * sum(t.dtype.itemsize for t in walked)
-    warps = power_of_two(-(-size // (4 * _PACKED_WORDS * WARP)))
+    warps = power_of_two(-(-size // (4 * tuned.words * WARP)))
     vectors = beside(segment, space)
-    odd_bytes = _ODD_PACKED_BYTES if len(vectors) < 2 else _ODD_WEIGHTED_BYTES
-    if size <= (odd_bytes if aligned else _PACKED_BYTES) or warps > WIDEST_WARPS or width < 4:
+    odd_bytes = tuned.odd_bytes if len(vectors) < 2 else tuned.odd_weighted_bytes
+    if size <= (odd_bytes if aligned else tuned.bytes) or warps > WIDEST_WARPS or width < 4:
         return None
-    if warps == WIDEST_WARPS and space.kept < _PACKED_TURNS * device.multiprocessors:
+    if warps == WIDEST_WARPS and space.kept < tuned.turns * device.multiprocessors:
         return None
     again = beside_again(segment, vectors, space)
     if any(map(space.has_x, vectors)) or again > (warps == WIDEST_WARPS):
         return None
-    registers = _PACKED_REGISTERS
-    if aligned and size > _PACKED_BYTES and (vectors or warps < WIDEST_WARPS):
+    registers = device.bound(tuned.resident)
+    if aligned and size > tuned.bytes and (vectors or warps < WIDEST_WARPS):
         warps, registers = warps // 2, 2 * registers
     return Schedule(
         Tile(1, warps * WARP * width),
@@ -334,15 +255,16 @@ def beside_again(segment: Segment, vectors: Sequence[BoundTensor], space: Space)
 
 def _all_at_once(segment: Segment, space: Space, device: Device) -> Schedule | None:
     """A program for each of few rows; ``None`` where they are not few."""
+    tuned = device.measured
     n, width = space.reduced, _width(segment, space, device)
     rows = -(-space.kept // device.multiprocessors)
-    if not space.is_inner or rows > _FEW_TURNS or rows * n > _FEW_HELD:
+    if not space.is_inner or rows > tuned.rows.few_turns or rows * n > tuned.rows.few_elements:
         return None
-    if space.phases > _CHAIN or segment.has_indices:
+    if space.phases > tuned.chains.phases or segment.has_indices:
         return None
     if any(map(space.has_x, beside(segment, space))):
         return None  # a number for each channel: fewer are loaded where each chunk is one channel's
-    warps = min(power_of_two(-(-n // (WARP * max(width, _FEW_EACH)))), MAX_WARPS)
+    warps = min(power_of_two(-(-n // (WARP * max(width, tuned.rows.few_each)))), MAX_WARPS)
     return Schedule(Tile(1, min(warps * WARP * width, power_of_two(n))), Registers(eager=True), launch=Launch(warps))
 
 
@@ -367,5 +289,5 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     """One kernel.  A team exchanges what belongs together at once."""
     if schedule.group or schedule.is_packed:
         segment = online(segment)
-    space = in_columns(segment, analysed(segment))
+    space = in_columns(segment, analysed(segment), device)
     return (KernelPlan(kernel_name("persistent", segment), segment, space, schedule, device),)

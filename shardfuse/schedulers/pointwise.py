@@ -7,21 +7,11 @@ from itertools import takewhile
 from math import prod
 
 from ..device import Device
-from .limits import PROGRAMS_PER_MULTIPROCESSOR, WARP, vector
+from .limits import PROGRAMS_PER_MULTIPROCESSOR, WARP, WARPS, vector
 from .plan import KernelPlan, kernel_name
 from .schedule import Launch, Schedule, Tile
 from .segment import Segment
 from .space import Space, analyse, analysed
-
-_WARPS = 4
-_IDLE = 8
-"""Of so many lanes of a walk in rows one may have nothing to do."""
-_ODD_IDLE = 5
-"""The same of rows that are not aligned: a gradient of cross entropy of 16384 x 5139, bfloat16, took 103 us with one of
-6 idle, in a flat walk 125."""
-_FETCHED = 2
-"""Values of each row from which rows are walked so whatever their alignment: a flat walk takes wide words, but fetches
-them for every element."""
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
@@ -38,10 +28,10 @@ def propose(segment: Segment, device: Device) -> Schedule:
     streamed = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
     widest = max((t.dtype.itemsize for t in streamed), default=4)
     each = max(device.access_bytes // widest, 1) * (2 if len(streamed) <= 4 else 1)
-    block = _WARPS * WARP * each
-    while block > _WARPS * WARP and space.kept < block * device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR:
+    block = WARPS * WARP * each
+    while block > WARPS * WARP and space.kept < block * device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR:
         block //= 2
-    return Schedule(Tile(block), launch=Launch(_WARPS))
+    return Schedule(Tile(block), launch=Launch(WARPS))
 
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
@@ -55,13 +45,14 @@ def in_rows(segment: Segment, space: Space, block: int, device: Device) -> Space
 
     A flat walk fetches that value for every element.
     """
+    tuned = device.measured.maps
     by_row = [t for t in segment.loads if space.has_x(t) and space.x[-1] not in space.atoms[t]]
     along = tuple(takewhile(lambda a: not any(a in space.atoms[t] for t in by_row), reversed(space.x)))[::-1]
     columns = prod(a.extent for a in along)
     walked = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
     idle = -columns % block
     is_aligned = all(vector(t.dtype, columns, device) * t.dtype.itemsize >= device.access_bytes for t in walked)
-    least, lanes = (1, _IDLE) if is_aligned else (_FETCHED, _ODD_IDLE)
+    least, lanes = (1, tuned.idle) if is_aligned else (tuned.fetched, tuned.odd_idle)
     if len(by_row) < least or segment.loads != segment.inputs or idle * lanes > columns + idle:
         return space
     return replace(space, sides=((), along))

@@ -132,7 +132,7 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     for t in exchange.statistics:
         if not space.has_r(made[t].tensors[0]) or space.has_r(t):
             return f"{t} reduces nothing on this rank"
-    if not space.is_inner or space.walked or in_columns(segment, space).grouped:
+    if not space.is_inner or space.walked or in_columns(segment, space, device).grouped:
         return "what is reduced is not innermost"
     refusal = too_long(segment, space)
     if refusal is not None:

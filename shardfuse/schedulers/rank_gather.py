@@ -28,6 +28,7 @@ from .segment import Segment
 
 _SENT = (DataType.Half, DataType.BFloat16)
 _MOST_RANKS = 8
+"""Ranks that gather inside of a kernel, at most."""
 
 
 def gathered(call: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Exchanged | str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..device import Device
+from ..device import LEAST_COPY, MAX_THREADS, Device
 from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
@@ -26,58 +26,24 @@ from .limits import (
     PROGRAMS_PER_MULTIPROCESSOR,
     SHORT_COLUMN,
     WARP,
+    WARPS,
     WIDEST_WARPS,
     power_of_two,
     vector,
 )
 from .looped import down_columns, in_loop
-from .parts import MAX_SPLITS, TURNS, WORTH_SPLITTING, element_bytes, evenly, in_full_turns, in_parts, is_for_one
-from .persistent import LONG, in_registers, rereads, too_long
+from .parts import element_bytes, evenly, in_full_turns, in_parts, is_for_one
+from .persistent import LONG, in_registers, too_long
 from .plan import KernelPlan, kernel_name, one_launch
 from .resources import carried, summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
 from .segment import Segment, leading_to
-from .short_columns import NARROW_BYTES, run_of, short_columns
-from .space import Space, analyse, analysed, beside, stored_atoms, streamed
+from .short_columns import run_of, short_columns
+from .space import Space, analyse, analysed, beside, rereads, stored_atoms, streamed
 
-_ROW_BYTES = 32
-"""Of rows that are read once: what a thread takes, up to half more.  The sum over rows of 16384 x 8192, bfloat16, took
-67.6 us on an H200 so, by half as many threads 69.5; of 8192 x 4096, float32, 35.8 and 37.3."""
-_UNROLLED_BYTES = 128 * 1024
-"""Of a row, of all inputs, up to which no loop walks it: the sum over rows of 8192 x 16384, bfloat16, took 66.9 us so,
-in a loop 70.9; of 2048 x 32768 37.9 and 39.7."""
-_FEW_TURNS = 8
-"""Of a program that shares its rows, any number of one that does not: many warps hide their loads better than copies
-ahead of time.  The sum of 4096 x 4096, bfloat16, took 15.5 us so, else 17.0; over rows of 300 x 70000 18.3 and 20.2."""
-_LOOP_BLOCK = 8192
-_WARPS = 4
-_BOUND = 128
-"""Registers of a thread that stores what it adds up: left alone the compiler takes fewer, and its loads wait.  SwiGLU's
-backward, 32768 x 4096 of bfloat16, took 337 us so, else 389."""
-_EACH = 64
-"""Elements of columns that a thread takes at once, where they are computed in 32 bits."""
-_MANY_COLUMNS = 65536
-"""Where they are as many, or arithmetic is heavy, each of the warps has columns of its own.  The sum over dim 0 of
-512 x 262144, bfloat16, took 72 us so, with rows in different warps 74; the bias gradient of GELU 288 and 393."""
 _HEAVY = ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "tanh", "lgamma")
 """Two of them, and arithmetic is what takes the time: half as much a thread, twice as many programs.  The bias gradient
 of GELU, 32768 x 4096 of bfloat16, took 446 us so on an H200, else 524."""
-_TALL_LANES = 128
-"""Of tiles beside which a vector is read in each turn, statistics of a sample's groups: the fewer columns, the more
-rows share it.  The weight gradients of a group norm of 2 x 640 x 64 x 64, float16, took 14 us on an H200, else 23."""
-_FEW_ROWS = 32
-"""Rows, of all inputs, that are read one by one, added up by the thread that reads them.  The sum over dim 0 of
-4 x 33554432, bfloat16, took 97 us so, with the rows of a tile in different warps 1197."""
-_FEW_LANES = 1024
-_NARROW_TILE = (64, 32)
-_WIDE_ENOUGH = 4096
-"""Elements of rows side by side, of which tiles of columns are cut."""
-_NARROW_REGISTERS = 64
-_NARROW_PROGRAMS = 8
-"""Of a multiprocessor."""
-_FEW_COLUMNS = 128
-"""Half as many programs of twice as many warps share them.  The sum over dim 0 of 300000 x 33, float64, took 32 us so,
-in more programs 49; of 1000000 x 9, bfloat16, 15 and 29."""
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
@@ -95,6 +61,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
 
 def propose(segment: Segment, device: Device) -> Schedule:
     """In registers where rows are short, else a loop, split until there are two programs a multiprocessor."""
+    tuned = device.measured
     space = analysed(segment)
     if not (space.is_inner or space.grouped):
         return _columns(segment, space, device)
@@ -102,84 +69,89 @@ def propose(segment: Segment, device: Device) -> Schedule:
     schedule = in_loop(segment, space, device)
     programs = -(-space.kept // schedule.kept)
     turns = -(-space.reduced // schedule.reduced)
-    if _is_unrolled(segment, space):
+    if _is_unrolled(segment, space, device):
         held = _rows(segment, space, device)
-        if turns < WORTH_SPLITTING or space.kept >= wanted * held.kept:
+        if turns < tuned.splits.worth or space.kept >= wanted * held.kept:
             return held
     splits = 1
-    while turns >= WORTH_SPLITTING and splits < MAX_SPLITS and programs * splits < wanted:
-        if turns < 2 * splits * TURNS:
+    while turns >= tuned.splits.worth and splits < tuned.splits.most and programs * splits < wanted:
+        if turns < 2 * splits * tuned.splits.turns:
             break
         splits *= 2
-    if space.is_inner and schedule.kept == 1 and (splits == 1 or turns <= _FEW_TURNS * splits):
-        schedule = replace(schedule.sized(reduced=_LOOP_BLOCK), launch=Launch(MAX_WARPS, 1))
-        while 1 < splits < space.reduced / _LOOP_BLOCK and 2 * splits * programs <= MAX_SPLITS:
+    if space.is_inner and schedule.kept == 1 and (splits == 1 or turns <= tuned.reductions.few_turns * splits):
+        schedule = replace(schedule.sized(reduced=tuned.reductions.loop_block), launch=Launch(MAX_WARPS, 1))
+        while 1 < splits < space.reduced / tuned.reductions.loop_block and 2 * splits * programs <= tuned.splits.most:
             splits *= 2
     return in_parts(segment, space, schedule.split_into(splits), device)
 
 
-def _is_unrolled(segment: Segment, space: Space) -> bool:
+def _is_unrolled(segment: Segment, space: Space, device: Device) -> bool:
     """Does no loop walk what is reduced?  Not long rows whose arithmetic takes registers, which would spill."""
+    tuned = device.measured.reductions
     if space.reduced > LONG and _needs_registers(segment):
         return False
     if space.is_inner:
-        return space.reduced * max(element_bytes(segment, space), 1) <= _UNROLLED_BYTES
+        return space.reduced * max(element_bytes(segment, space), 1) <= tuned.unrolled_bytes
     return space.reduced <= LONG and too_long(segment, space) is None
 
 
 def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
     """Rows that nobody has to hold, unrolled: as many threads as have loads enough on their way."""
+    tuned = device.measured.reductions
     if not space.is_inner:
         return in_registers(segment, space, device)
     inputs, n = streamed(segment, space), space.reduced
     width = max((vector(t.dtype, n, device) for t in inputs), default=4)
-    each = max(_ROW_BYTES // max(element_bytes(segment, space), 1), 1)
+    each = max(tuned.row_bytes // max(element_bytes(segment, space), 1), 1)
     warps = min(power_of_two(-(-2 * n // (3 * each * WARP))), MAX_WARPS if n <= LONG else WIDEST_WARPS)
     loads = 1
-    if len(inputs) > 1 and warps > 2 * _WARPS:
+    if len(inputs) > 1 and warps > 2 * WARPS:
         # fewer registers: the weight gradients of a group norm of 2 x 960 x 96 x 96 took 27 us so, else 36
         warps, loads = warps // 2, 2
-    several = power_of_two(_WARPS * WARP * each // power_of_two(n) + 1) // 2
-    if several > _WARPS or n <= WARP * width:
+    several = power_of_two(WARPS * WARP * each // power_of_two(n) + 1) // 2
+    if several > WARPS or n <= WARP * width:
         return in_registers(segment, space, device).sized(kept=max(several, 1))
-    rows = max(_WARPS // warps, 1)
-    block = max(WARP * width * max(warps, _WARPS) * loads // rows, power_of_two(-(-n // MAX_CHUNKS)))
+    rows = max(WARPS // warps, 1)
+    block = max(WARP * width * max(warps, WARPS) * loads // rows, power_of_two(-(-n // MAX_CHUNKS)))
     if loads > 1 and n == 2 * block:
         block = n  # the weight gradients of a group norm of 2 x 640 x 64 x 64: 11.0 us so, in two chunks 12.2
-    return Schedule(Tile(rows, min(block, power_of_two(n))), launch=Launch(max(warps, _WARPS)))
+    return Schedule(Tile(rows, min(block, power_of_two(n))), launch=Launch(max(warps, WARPS)))
 
 
 def _columns(segment: Segment, space: Space, device: Device) -> Schedule:
     """Tiles of columns, split into as many parts as there are programs wanted."""
+    tuned = device.measured.reductions
     inputs = streamed(segment, space)
     wanted = device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
-    if space.reduced * max(len(inputs), 1) <= _FEW_ROWS:
-        lanes = min(_FEW_LANES, power_of_two(space.kept))
-        while lanes > WARP * _WARPS and space.kept < wanted * lanes:
+    if space.reduced * max(len(inputs), 1) <= tuned.few_rows:
+        lanes = min(MAX_THREADS, power_of_two(space.kept))
+        while lanes > WARP * WARPS and space.kept < wanted * lanes:
             lanes //= 2
-        return Schedule(Tile(lanes, 1), launch=Launch(_WARPS))
+        return Schedule(Tile(lanes, 1), launch=Launch(WARPS))
     is_stored = any(map(space.has_r, segment.outputs))
     if space.reduced * max(len(inputs), 1) <= SHORT_COLUMN and not (is_stored or _needs_registers(segment)):
         return short_columns(inputs, space, device)
     rows = _unaligned_rows(segment, space, device)
-    is_wide = rows * space.kept >= _WIDE_ENOUGH
+    is_wide = rows * space.kept >= tuned.wide_enough
     if rows > 1 and is_wide and (wider := side_by_side(segment, space, rows)) is not None:
         space = wider
     elif rows > 1:
         return _narrow_columns(segment, space, device)
     is_heavy = sum(map(_weight, segment.exprs)) > 1
-    across = 2 if is_stored and not is_heavy and space.kept < _MANY_COLUMNS else _WARPS
+    across = 2 if is_stored and not is_heavy and space.kept < tuned.many_columns else WARPS
     words = summed_registers(segment)
-    each = _EACH // words // (2 if is_heavy else 1)
-    if is_stored and any(vector(t.dtype, space.kept, device) * t.dtype.itemsize <= NARROW_BYTES for t in inputs):
+    each = tuned.each // words // (2 if is_heavy else 1)
+    if is_stored and any(vector(t.dtype, space.kept, device) * t.dtype.itemsize <= LEAST_COPY for t in inputs):
         each //= 2
     schedule = down_columns(inputs, space, device, each, across)
     by_sample = any(map(space.has_x, beside(segment, space)))
-    if by_sample and schedule.kept > _TALL_LANES:
-        height = schedule.reduced * schedule.kept // _TALL_LANES
-        schedule = schedule.sized(kept=_TALL_LANES, reduced=height).with_registers(_BOUND)
+    if by_sample and schedule.kept > tuned.tall_lanes:
+        height = schedule.reduced * schedule.kept // tuned.tall_lanes
+        schedule = schedule.sized(kept=tuned.tall_lanes, reduced=height).with_registers(
+            device.bound(tuned.stored_resident)
+        )
     if is_stored and words == 1:
-        schedule = schedule.with_registers(_BOUND)
+        schedule = schedule.with_registers(device.bound(tuned.stored_resident))
     schedule = evenly(segment, space, schedule, device, wanted * (2 if is_heavy else 1), rows)
     return in_full_turns(segment, space, schedule, device) if by_sample else schedule
 
@@ -201,17 +173,18 @@ def _weight(expr: Expr) -> int:
 
 def _narrow_columns(segment: Segment, space: Space, device: Device) -> Schedule:
     """Loads of few bytes: nothing is copied ahead of time, many programs hide the wait."""
-    x_block, r_block = _NARROW_TILE
+    tuned = device.measured.reductions
+    x_block, r_block = tuned.narrow_tile
     r_block //= summed_registers(segment) * (2 if any(map(space.has_r, segment.outputs)) else 1)
-    warps, programs = _WARPS, _NARROW_PROGRAMS
+    warps, programs = WARPS, tuned.narrow_programs
     if len(space.x) > 1:
         r_block //= 2  # each element's place is a division
-    elif space.kept <= _FEW_COLUMNS:
-        warps, programs = 2 * _WARPS, _NARROW_PROGRAMS // 2
+    elif space.kept <= tuned.few_columns:
+        warps, programs = 2 * WARPS, tuned.narrow_programs // 2
     schedule = Schedule(
         Tile(min(x_block, power_of_two(space.kept)), min(r_block, power_of_two(space.reduced))),
         Loop(),
-        launch=Launch(warps, 1, _NARROW_REGISTERS),
+        launch=Launch(warps, 1, device.bound(tuned.narrow_resident)),
     )
     return evenly(segment, space, schedule, device, device.multiprocessors * programs)
 
@@ -221,7 +194,7 @@ def _unaligned_rows(segment: Segment, space: Space, device: Device) -> int:
     rows = 1
     for t in streamed(segment, space):
         width = vector(t.dtype, run_of(space), device)
-        if width == 1 or width * t.dtype.itemsize < NARROW_BYTES:  # 8192 x 4095, float32: 47 us so, else 196
+        if width == 1 or width * t.dtype.itemsize < LEAST_COPY:  # 8192 x 4095, float32: 47 us so, else 196
             rows = max(rows, device.access_bytes // t.dtype.itemsize // width)
     return rows
 
@@ -261,7 +234,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     second = _second(segment, space, partials)
     second_space = analysed(second)
     finish = finishing(second, second_space, device)
-    shares = schedule.is_one_launch and is_for_one(schedule)
+    shares = schedule.is_one_launch and is_for_one(schedule, device)
     if shares:
         finish = finish.sized(kept=min(2 * finish.kept, schedule.kept))
     if schedule.is_one_launch and not second_space.is_inner:

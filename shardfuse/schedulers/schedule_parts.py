@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ..device import MAX_REGISTERS, MAX_THREADS, WARP
+
 MAX_PARTS = 1024
 """Programs that share a reduction at the most: each leaves a row of partial results, which a later stage reads."""
 MAX_MEMBERS = 128
@@ -12,9 +14,9 @@ MAX_MEMBERS = 128
 MAX_LAGGED_MEMBERS = 256
 """Programs of a group that reads ahead at the most: two for each multiprocessor of an H200.  Group norm of
 1 x 128 x 20 x 256 x 256, bfloat16, took 223 us so, in a loop 263."""
-MAX_WARPS_OF_A_PROGRAM = 32
-"""1024 threads, the most that CUDA launches together.  Source: CUDA C++ programming guide."""
-REGISTERS_OF_A_THREAD = (32, 255)
+MAX_WARPS_OF_A_PROGRAM = MAX_THREADS // WARP
+"""The most that CUDA launches together."""
+REGISTERS_OF_A_THREAD = (32, MAX_REGISTERS)
 """The least that a bound is worth, and the most that a thread has.  Source: CUDA C++ programming guide."""
 
 

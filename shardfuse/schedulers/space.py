@@ -122,6 +122,11 @@ def beside(segment: Segment, space: Space) -> list[BoundTensor]:
     return [t for t in segment.loads if space.has_r(t) and not space.is_streamed(t)]
 
 
+def rereads(space: Space) -> bool:
+    """Is something of the reduced extent used after a reduction?"""
+    return any(phase and space.has_r(t) for t, phase in space.phase.items())
+
+
 def run_below(tensor: BoundTensor, axis: Axis, space: Space) -> int:
     """Elements of ``axis``, which is x or r, that follow one another and are the same in ``tensor``."""
     run = 1

@@ -11,21 +11,16 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from ..device import Device
+from ..device import LINE_BYTES, Device
 from ..ir.digits import Axis, Digit
-from .limits import PROGRAMS_PER_MULTIPROCESSOR, power_of_two
+from .limits import LONG_WARPS, PROGRAMS_PER_MULTIPROCESSOR, power_of_two
 from .plan import KernelPlan, kernel_name
 from .schedule import Launch, Schedule, Sides
 from .segment import Segment
 from .space import Space, analyse, stored_atoms
 
-_SIDE_BYTES = 256
-"""Of one side of the tile: two lines of the cache, so that whole sectors of memory are read and written."""
-_SIDE = 128
-"""Elements of a side at most."""
-_SMALLEST = 1024
-"""Elements of a tile below which the machine is rather left idle."""
-_WARPS = 8
+_SIDE = LINE_BYTES
+"""Elements of a side at most: a line of the narrowest."""
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
@@ -39,15 +34,16 @@ def propose(segment: Segment, device: Device) -> Schedule:
     space = two_sided(segment)
     assert not isinstance(space, str), space
     widest = max(t.dtype.itemsize for t in (*segment.loads, *segment.outputs) if space.is_streamed(t))
-    side = min(_SIDE_BYTES // widest, _SIDE)
+    side = min(2 * LINE_BYTES // widest, _SIDE)
     across, along = (power_of_two(prod(a.extent for a in one)) for one in space.sides)
     x_block = min(along, max(side, side * side // across))
     y_block = min(across, max(side, side * side // x_block))
     programs = -(-space.kept // (x_block * y_block))
-    while programs < PROGRAMS_PER_MULTIPROCESSOR * device.multiprocessors and x_block * y_block > _SMALLEST:
+    wanted, smallest = PROGRAMS_PER_MULTIPROCESSOR * device.multiprocessors, device.measured.maps.smallest
+    while programs < wanted and x_block * y_block > smallest:
         x_block, y_block = (x_block // 2, y_block) if x_block > y_block else (x_block, y_block // 2)
         programs *= 2
-    return Schedule(Sides(x_block, y_block), launch=Launch(_WARPS))
+    return Schedule(Sides(x_block, y_block), launch=Launch(LONG_WARPS))
 
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:

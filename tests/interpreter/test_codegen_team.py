@@ -18,7 +18,7 @@ from interpreted import checked, close, poisoned, values
 from segments import Builder, evaluate, layout_of, rms_norm
 
 from shardfuse.codegen import generate
-from shardfuse.device import H200
+from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import load_function
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
@@ -236,13 +236,21 @@ def test_a_group_is_all_columns_of_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unrolled: bool, members: int, shape: list[int]
 ) -> None:
     """Runs of a line and more, of rows that nobody would hold: here, none of this size would be held."""
-    monkeypatch.setattr(team, "_FEW_MEMBERS", 0)
     monkeypatch.setattr(team, "MAX_ROW_BYTES", 0)
-    check_channels_last(shape, 3, unrolled, Group(members, members) if members else None, 1, tmp_path)
+    known = H200.measured
+    looping = replace(H200, measured=replace(known, groups=replace(known.groups, few_members=0)))
+    group = Group(members, members) if members else None
+    check_channels_last(shape, 3, unrolled, group, 1, tmp_path, looping)
 
 
 def check_channels_last(
-    shape: list[int], groups: int, unrolled: bool, group: Group | None, turns_of_teams: int, directory: Path
+    shape: list[int],
+    groups: int,
+    unrolled: bool,
+    group: Group | None,
+    turns_of_teams: int,
+    directory: Path,
+    device: Device = H200,
 ) -> None:
     """A group norm whose channels lie side by side; ``group``: its members, and how they wait."""
     n, c = shape[:2]
@@ -259,7 +267,7 @@ def check_channels_last(
     data = values(*shape, dtype=DataType.Half).contiguous(memory_format=torch.channels_last)
     scale = values(c, seed=1)
     scheduler = persistent if unrolled else looped
-    schedule = replace(scheduler.propose(segment, H200), group=group)
+    schedule = replace(scheduler.propose(segment, device), group=group)
     assert schedule.columns, "groups stand side by side"
     blocks = n * c // schedule.columns
     running = Team(segment, {x: data, w: scale}, directory, schedule, max(blocks // turns_of_teams, 1))

@@ -12,7 +12,7 @@ from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import reduction
-from shardfuse.schedulers.limits import resident
+from shardfuse.schedulers.resources import resident
 from shardfuse.schedulers.segment import Segment
 
 BF16, FLOAT = DataType.BFloat16, DataType.Float
