@@ -131,7 +131,7 @@ def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_
 
 @dataclass
 class _Ranks:
-    """What ranks report to each other through the store: in a collective, a rank that does not come would be waited for."""
+    """What ranks report to each other through the store: no rank waits in a collective for one that does not come."""
 
     rank: int
     size: int
