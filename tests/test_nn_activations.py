@@ -17,6 +17,8 @@ from torch_gradients import leaf
 from shardfuse import DataType, DeviceMesh
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
 from shardfuse.nn import GELU, GeGLU, LogSoftmax, Softmax, SwiGLU
+from shardfuse.nn.gated import GatedSpec, gated_op
+from shardfuse.nn.placement import TensorPlacement
 
 SHAPE = (2, 6, 16)
 
@@ -166,8 +168,6 @@ def test_what_takes_no_part_in_a_log_softmax_has_no_gradient() -> None:
 
 def test_packed_gates_are_read_in_place() -> None:
     """One kernel forward, and one backward that writes one gradient."""
-    from shardfuse.nn.gated import GatedSpec, gated_op
-    from shardfuse.nn.placement import TensorPlacement
 
     x = torch.randn(3, 32, requires_grad=True)
     SwiGLU()(x).sum().backward()

@@ -26,7 +26,9 @@ from shardfuse.mesh.rendezvous import PrefixStore
 from shardfuse.rank_errors import ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
+"""Bytes of symmetric memory that each rank allocates once; docs/exchange.md says how many a program takes."""
 _WORD = 8
+"""Bytes that one access sends: a value of 32 bits below the number of the launch."""
 _YES = "yes"
 
 
@@ -131,6 +133,7 @@ def _said_by_all(text: str, rank: int, size: int) -> Sequence[str]:
 
 def _open(device: torch.device, group: dist.ProcessGroup, timeout: float) -> Arena:
     forbid_multicast()
+    # Only where it is asked for: the import is slow, and binds to what the environment says by then.
     import torch.distributed._symmetric_memory as symmetric
 
     try:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 LISTS = 16
-"""Lists of gradients whose kernels are kept: a list is its sizes and types, not its tensors."""
+"""Lists of gradients, by sizes and types, whose kernels are kept; the least recently used is dropped."""
 
 
 @torch.no_grad()

@@ -33,12 +33,16 @@ CLIPS = tl.constexpr(False)
 INTERPRETED = tl.constexpr(False)
 # --- end ---
 
+# Numbers in a row of addresses, factors or groups (``COLUMNS`` of walk.py), and in a row of facts.
 COLUMNS = tl.constexpr(8)
 FACTS = tl.constexpr(4)
+# Places in the row ``groups[0]``.
 MAX_NORM = tl.constexpr(0)
 EXPONENT = tl.constexpr(1)
+# Partial sums, and tensors, that the kernels of one program take at a time, in a loop over all of them.
 PARTIALS = tl.constexpr(2048)
 LISTED = tl.constexpr(256)
+# Numbers of orders of norms (``order_of`` of norm.py).
 INFINITY_NORM = tl.constexpr(0)
 GENERAL_NORM = tl.constexpr(3)
 COMPUTED = tl.constexpr(tl.float64 if DOUBLE.value else tl.float32)
