@@ -219,8 +219,10 @@ def compile_all(sources: Sequence[KernelSource]) -> list[Resources]:
     return [_compiled[_key(s)] for s in sources]
 
 
-def _key(source: KernelSource) -> tuple[str, int, int, int | None]:
-    return source.text, source.num_warps, source.num_stages, source.max_registers
+def _key(source: KernelSource) -> tuple[object, ...]:
+    """All that `compile_sm90` reads of a source; whether denormals are kept follows from the text."""
+    options = source.num_warps, source.num_stages, source.max_registers, source.is_cooperative, bool(source.mailbox)
+    return source.text, tuple(t.dtype for t in source.tensors), *options
 
 
 def serve() -> None:
