@@ -24,20 +24,18 @@ _OF_ALL = ("max_norm", "norm_type", "error_if_nonfinite", "master_weights")
 """Arguments that a param group cannot have of its own."""
 _OWN = ("mesh", "placements")
 """Keys of a param group that say how plain tensors are sharded: facts of a run, and no part of a checkpoint."""
-_BETAS = ("betas[0]", "betas[1]")
 _NARROW = (torch.bfloat16, torch.float16)
 
 
 def check_groups(groups: Sequence[dict[str, Any]]) -> None:
     """Raises OptimizerArgumentError for a hyper-parameter that is no number: schedulers and callers may have set it."""
     for k, group in enumerate(groups):
-        betas = group["betas"]
-        if not isinstance(betas, (list, tuple)) or len(cast("Sequence[object]", betas)) != 2:
-            raise OptimizerArgumentError("AdamW.step", f"betas of param_groups[{k}]", betas, "two numbers")
-        for name, value in (
-            *((key, group[key]) for key in ("lr", "eps", "weight_decay")),
-            *zip(_BETAS, betas, strict=True),
-        ):
+        found: object = group["betas"]
+        betas = cast("Sequence[object]", found) if isinstance(found, list | tuple) else ()
+        if len(betas) != 2:
+            raise OptimizerArgumentError("AdamW.step", f"betas of param_groups[{k}]", found, "two numbers")
+        numbers: dict[str, object] = {key: group[key] for key in ("lr", "eps", "weight_decay")}
+        for name, value in (numbers | {"betas[0]": betas[0], "betas[1]": betas[1]}).items():
             if type(value) is float or isinstance(value, Real):
                 continue
             if not isinstance(value, torch.Tensor) or value.numel() != 1:
