@@ -33,7 +33,7 @@ def check_groups(groups: Sequence[dict[str, Any]]) -> None:
         found: object = group["betas"]
         betas = cast("Sequence[object]", found) if isinstance(found, list | tuple) else ()
         if len(betas) != 2:
-            raise OptimizerArgumentError("AdamW.step", f"betas of param_groups[{k}]", found, "two numbers")
+            raise OptimizerArgumentError("AdamW.step", f"betas of param_groups[{k}]", group["betas"], "two numbers")
         numbers: dict[str, object] = {key: group[key] for key in ("lr", "eps", "weight_decay")}
         for name, value in (numbers | {"betas[0]": betas[0], "betas[1]": betas[1]}).items():
             if type(value) is float or isinstance(value, Real):
