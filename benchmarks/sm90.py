@@ -234,8 +234,10 @@ def compile_all(sources: Sequence[KernelSource], capability: int = 90) -> list[R
     return [_compiled[_key(s, capability)] for s in sources]
 
 
-def _key(source: KernelSource, capability: int) -> tuple[int, str, int, int, int | None]:
-    return capability, source.text, source.num_warps, source.num_stages, source.max_registers
+def _key(source: KernelSource, capability: int) -> tuple[object, ...]:
+    """All that the compiler reads of a source; whether denormals are kept follows from the text."""
+    options = source.num_warps, source.num_stages, source.max_registers, source.is_cooperative, bool(source.mailbox)
+    return capability, source.text, tuple(t.dtype for t in source.tensors), *options
 
 
 def serve() -> None:

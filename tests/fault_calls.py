@@ -1,4 +1,7 @@
-"""What ranks do whose calls are not alike, for `fault_cases.py`: one process imports torch once for all of them."""
+"""What ranks do whose calls are not alike, for `fault_cases.py`: one process imports torch once for all of them.
+
+Imports are inside of functions: the process that starts that one, and reads what comes of it, needs no torch.
+"""
 
 from __future__ import annotations
 

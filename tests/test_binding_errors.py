@@ -295,3 +295,28 @@ def test_a_rank_outside_of_the_mesh_works_where_its_first_argument_lies() -> Non
     home = bind_arguments(fd.fusion, [torch.empty(4, device="meta"), torch.empty(4)], 2, None).device
     assert home == torch.device("meta")
     assert bind_arguments(fd.fusion, [torch.empty(2), torch.empty(2)], 1, None).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "taken", "refused"),
+    [
+        (DataType.Bool, (0, 1, True), (2, -1)),
+        (DataType.Int32, (-(2**31), 2**31 - 1, False), (2**31, -(2**31) - 1, 2**70)),
+        (DataType.UInt8, (0, 255), (-1, 256)),
+        (DataType.Int, (-(2**63), 2**63 - 1), (2**63,)),
+    ],
+)
+def test_a_scalar_is_within_the_range_of_its_dtype(
+    dtype: DataType, taken: tuple[int, ...], refused: tuple[int, ...]
+) -> None:
+    """In a first call, and in one that finds a program."""
+    for is_first in (True, False):
+        with FusionDefinition() as fd:
+            x, s = fd.define_tensor([-1], dtype=DataType.Int), fd.define_scalar(None, dtype=dtype)
+            fd.add_output(fd.ops.add(x, s))
+        zeros = torch.zeros(2, dtype=torch.int64)
+        for number in () if is_first else taken:
+            assert fd.execute([zeros, number])[0].tolist() == [int(number)] * 2
+        for number in refused:
+            with pytest.raises(InputError, match=f"S0, to be an? .* but got {number}: pass one, or "):
+                fd.execute([zeros, number])

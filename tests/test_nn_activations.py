@@ -17,6 +17,8 @@ from torch_gradients import leaf
 from shardfuse import DataType, DeviceMesh
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
 from shardfuse.nn import GELU, GeGLU, LogSoftmax, Softmax, SwiGLU
+from shardfuse.nn.gated import GatedSpec, gated_op
+from shardfuse.nn.placement import TensorPlacement
 
 SHAPE = (2, 6, 16)
 
@@ -90,7 +92,8 @@ def check_softmax(
     masks: list[Tensor] = []
     if mask:
         generator = torch.Generator().manual_seed(4)
-        sizes = [1, *shape[1:]]
+        sizes = [1, *shape[1:-1], 1 if mask.endswith("column") else shape[-1]]
+        mask = mask.removesuffix(" column")
         kept = torch.rand(sizes, generator=generator) < 0.7
         kept[..., 0] = True
         kept = kept.to(here.device)
@@ -103,7 +106,7 @@ def check_softmax(
         result = functional.log_softmax(scores, dim) if log else functional.softmax(scores, dim)
         return (result.masked_fill(~masks[0], 0.0) if log and mask == "bool" else result,)
 
-    at_mask = [R if isinstance(p, Shard) and p.dim == 0 else p for p in at]
+    at_mask = [R if isinstance(p, Shard) and masks and masks[0].shape[p.dim] == 1 else p for p in at]
     local = [here.cut(m, at_mask).clone() for m in masks]
 
     def call(x: Tensor) -> Tensor:
@@ -144,6 +147,10 @@ def test_on_ranks() -> None:
         "softmax_rows": partial(check_softmax, at=[S1], mask="bool"),
         "softmax_along": partial(check_softmax, at=[S2], mask="bool", scale=0.25),
         "softmax_along_uneven": partial(check_softmax, at=[S2], shape=(2, 3, 9), mask="float"),
+        "softmax_of_one": partial(check_softmax, at=[S2], shape=(2, 3, 3), mask="float"),
+        "softmax_of_one_bool": partial(check_softmax, at=[S2], shape=(2, 3, 3), mask="bool", log=True),
+        "softmax_of_one_column": partial(check_softmax, at=[S2], shape=(2, 3, 3), mask="float column"),
+        "softmax_of_two_columns": partial(check_softmax, at=[S2], shape=(2, 3, 4), mask="float column"),
         "softmax_batch": partial(check_softmax, at=[S0], mask="float"),
         "log_softmax_along": partial(check_softmax, at=[S1], dim=1, log=True, mask="bool"),
         **{f"packed_{dtype}": partial(check_packed, at=[S2], dtype=dtype) for dtype in NARROW},
@@ -166,8 +173,6 @@ def test_what_takes_no_part_in_a_log_softmax_has_no_gradient() -> None:
 
 def test_packed_gates_are_read_in_place() -> None:
     """One kernel forward, and one backward that writes one gradient."""
-    from shardfuse.nn.gated import GatedSpec, gated_op
-    from shardfuse.nn.placement import TensorPlacement
 
     x = torch.randn(3, 32, requires_grad=True)
     SwiGLU()(x).sum().backward()

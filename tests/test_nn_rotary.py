@@ -12,9 +12,11 @@ from nn_cases import S0, S1, S2, Here, Placements, R
 from torch import Tensor
 from torch_gradients import leaf
 
-from shardfuse import DeviceMesh
+from shardfuse import DataType, DeviceMesh
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
 from shardfuse.nn import RotaryEmbedding
+from shardfuse.nn.placement import TensorPlacement
+from shardfuse.nn.rotary_fusions import RotarySpec, rotary_op
 
 SHAPE = (2, 4, 6, 16)
 
@@ -125,10 +127,6 @@ def test_views_of_one_projection_are_read_where_they_are() -> None:
 
 
 def test_one_kernel_for_each_tensor_and_no_copies() -> None:
-    from shardfuse import DataType
-    from shardfuse.nn.placement import TensorPlacement
-    from shardfuse.nn.rotary_fusions import RotarySpec, rotary_op
-
     spec = RotarySpec(
         ndim=4, heads=(4, 2), heads_dim=1, head_dim=16, rotary_dim=16, interleaved=False, table=(1, 1, -1, 8),
         mesh=None, mesh_id=id(None), placement=TensorPlacement(), dtype=DataType.Float, table_dtype=DataType.Float,

@@ -10,10 +10,11 @@ import pickle
 import pytest
 import torch
 from optim_cases import BF16, CASES, F32, F64, Case, compare, gradients, parameters
+from torch.distributed.tensor import Shard
 from torch.nn import Parameter
 
 from benchmarks.roundings import assert_near
-from shardfuse import optim
+from shardfuse import DeviceMesh, optim
 from shardfuse.optim.errors import NonFiniteNormError, OptimizerArgumentError, OptimizerTensorError
 from shardfuse.optim.walk import overlapping
 
@@ -80,6 +81,11 @@ def test_gradients_that_are_not_finite(value: float, norm_type: float) -> None:
         gradients(tensors, 0)
         tensors[1].grad[3] = value
     before = [p.grad.clone() for p in own]
+    unbounded = [Parameter(p.detach().clone()) for p in own]
+    for p, g in zip(unbounded, before, strict=True):
+        p.grad = g.clone()
+    optim.clip_grad_norm_(unbounded, math.inf, norm_type)
+    assert all(p.grad.isnan().all() for p in unbounded), "torch multiplies by inf / norm"
     with pytest.raises(NonFiniteNormError, match=r"total norm of order .* expected a finite number"):
         optim.clip_grad_norm_(own, 1.0, norm_type, error_if_nonfinite=True)
     for p, g in zip(own, before, strict=True):
@@ -326,3 +332,50 @@ def test_a_master_that_steps_leave_behind_is_dropped() -> None:
     second.load_state_dict(first.state_dict())
     trained(second, [p], first=3)
     assert "master" not in second.state[p]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("lr", None, r"AdamW.step: lr of param_groups\[1\] is None, expected a number, or a tensor of one"),
+        ("lr", torch.ones(2), r"lr of param_groups\[1\] is "),
+        ("eps", "1e-8", r"eps of param_groups\[1\] is '1e-8'"),
+        ("weight_decay", None, r"weight_decay of param_groups\[1\] is None"),
+        ("betas", (0.9, None), r"betas\[1\] of param_groups\[1\] is None"),
+        ("betas", 0.9, r"betas of param_groups\[1\] is 0.9, expected two numbers"),
+    ],
+)
+def test_a_hyper_parameter_that_is_no_number_is_refused_before_anything_is_written(
+    key: str, value: object, message: str
+) -> None:
+    tensors = parameters([(3,), (4,)], F32, CPU)
+    optimizer = trained(lambda p: optim.AdamW([{"params": p[:1]}, {"params": p[1:]}]), tensors)
+    kept = copy.deepcopy((tensors, optimizer.state_dict()["state"]))
+    gradients(tensors, 5)
+    optimizer.param_groups[1][key] = value
+    with pytest.raises(OptimizerArgumentError, match=message):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(tensors, kept[0], strict=True))
+    for k, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(state[name], kept[1][k][name]) for name in state)
+
+
+def test_a_norm_of_a_tensor_that_is_listed_twice_counts_it_twice() -> None:
+    g = torch.tensor([3.0, 4.0])
+    for listed in ([g, g], [g, g[:1]], [g, g.view(2, 1)]):
+        expected = torch.nn.utils.get_total_norm(listed)
+        torch.testing.assert_close(optim.get_total_norm(listed), expected)
+
+
+def test_placements_of_a_dim_that_a_tensor_lacks_are_refused() -> None:
+    mesh = DeviceMesh([0])
+    for tensor, dim in ((torch.ones(3), 1), (torch.ones(()), 0), (torch.ones(3, 4), -3)):
+        message = rf"has {tensor.ndim} dims, expected a tensor that has dim {dim}, as its placements say"
+        with pytest.raises(OptimizerTensorError, match=message):
+            optim.get_total_norm([tensor], mesh=mesh, placements=Shard(dim))
+        parameter = Parameter(tensor)
+        parameter.grad = torch.ones_like(tensor)
+        group = {"params": [parameter], "mesh": mesh, "placements": Shard(dim)}
+        with pytest.raises(OptimizerTensorError, match=message):
+            optim.AdamW([group], max_norm=1.0).step()
+    assert optim.get_total_norm([torch.ones(3, 4)], mesh=mesh, placements=Shard(-2)).item() == pytest.approx(12**0.5)

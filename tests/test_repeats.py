@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_ranks
+from torch.distributed.tensor import Partial, Replicate
 
 import shardfuse
 from benchmarks.roundings import assert_near
+from shardfuse import DeviceMesh
 from shardfuse.errors import ShardfuseError
+from shardfuse.executor import host_program
 from shardfuse.executor.cache import LRUCache
 from shardfuse.executor.storage import only_addressed
 from shardfuse.frontend.executor_cache import PROGRAMS, FusionExecutorCache
+from shardfuse.frontend.repeat import Repeat
 from shardfuse.nn import FusionTimer, RMSNorm, SwiGLU
 from shardfuse.nn.fused import BoundOp
 
@@ -143,3 +148,24 @@ def test_a_copied_timer_keeps_what_it_has() -> None:
     timer = FusionTimer()
     timer.tag = "mine"
     assert copy.deepcopy(timer).tag == "mine"
+
+
+def test_the_script_of_a_repeat_that_fails_has_the_shapes_of_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partial sums have a dim of 1 in front, which a repeat leaves out where kernels read them by their address."""
+
+    def fail(self: object, arguments: list[torch.Tensor]) -> None:
+        raise RuntimeError(f"planted, of {arguments[0].ndim} dims")
+
+    monkeypatch.setattr(host_program, "only_addressed", lambda name, lines: True)
+    monkeypatch.setattr(Repeat, "__call__", fail)
+
+    def run(rank: int, size: int) -> str:
+        mesh = DeviceMesh(list(range(size)))
+        module = RMSNorm(16, mesh=mesh, input=Partial(), output=Replicate(), parameters="local")
+        module(drawn(4, 16))
+        with pytest.raises(RuntimeError, match="planted, of 2 dims") as caught:
+            module(drawn(4, 16))
+        return "".join(caught.value.__notes__)
+
+    for notes in run_ranks(2, run):
+        assert "torch.testing.make_tensor((1, 4, 16), " in notes

@@ -30,7 +30,8 @@ class Bound:
 
 
 _PLAIN_NUMBERS = (int, float, bool, complex)
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_INT64 = range(-(2**63), 2**63)
+"""The integers that kernels and host programs take as an argument."""
 
 
 def plain_arguments(fusion: Fusion, arguments: Sequence[Argument]) -> Sequence[Argument]:
@@ -115,19 +116,33 @@ def _stand_in_shape(k: int, val: TensorView, argument: torch.Tensor) -> tuple[in
     return tuple(n if n >= 0 else m for n, m in zip(val.shape, argument.shape, strict=True))
 
 
-def is_too_wide(argument: object) -> bool:
-    """Is it an integer that no scalar input takes?  Programs are found by this, as by a number's type."""
-    return type(argument) is int and not _INT64_MIN <= argument <= _INT64_MAX
+def range_of(val: TensorView | Scalar) -> range:
+    """The integers that a scalar input takes: those of its dtype, of 64 bits at most, as kernels have them."""
+    if isinstance(val, TensorView) or not val.dtype.is_integral:
+        return _INT64
+    if val.dtype is DataType.Bool:
+        return range(2)
+    limits = torch.iinfo(val.dtype.torch)
+    return range(max(limits.min, _INT64[0]), min(limits.max, _INT64[-1]) + 1)
+
+
+def is_out_of(argument: object, taken: range | None) -> bool:
+    """Is it an integer that the input does not take?  Programs are found by this, as by a number's type."""
+    return type(argument) is int and taken is not None and argument not in taken
 
 
 def _check_scalar(k: int, val: Scalar, argument: object) -> None:
     if not isinstance(argument, int | float | bool | complex):
         kind = type(argument).__name__
         raise InputError(k, val.name, kind, f"a {val.dtype.name} scalar", "pass a Python number")
-    if isinstance(argument, int) and is_too_wide(argument):
+    taken = range_of(val)
+    if isinstance(argument, int) and is_out_of(argument, taken):
         bits = argument.bit_length()
         found = str(argument) if bits < 128 else f"one of {bits} bits"
-        raise InputError(k, val.name, found, "an integer of 64 bits", "pass one, or a float")
+        if taken == _INT64:
+            raise InputError(k, val.name, found, "an integer of 64 bits", "pass one, or a float")
+        expected = f"a {val.dtype.name} scalar, {taken[0]} to {taken[-1]}"
+        raise InputError(k, val.name, found, expected, "pass one, or declare dtype=DataType.Int")
     if val.dtype.is_integral and not isinstance(argument, int):
         raise InputError(k, val.name, repr(argument), f"a {val.dtype.name} scalar", "pass an int")
     if isinstance(argument, complex) and not val.dtype.is_complex:

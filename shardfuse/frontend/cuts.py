@@ -95,6 +95,10 @@ def _reason(segments: Sequence[Segment], one: Segment, a: int, b: int, device: D
         return f"segment {between[0]} stands between"
     name, refusals = choose_scheduler(one, device)
     if name is None or name in ALONE:
-        return refusals[-1][1] if refusals else f"{name} takes nothing beside it"
+        return refusals[-1][1] if refusals else f"a {name} segment holds nothing else"
     saves = moved_bytes(one) < moved_bytes(segments[a]) + moved_bytes(segments[b])
-    return f"{name} would take both, which the segmenter did not come to ask" if saves else "that moves no fewer bytes"
+    return (
+        f"{name} would take both, but the segmenter did not try these two together"
+        if saves
+        else "that moves no fewer bytes"
+    )

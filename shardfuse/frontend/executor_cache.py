@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from threading import RLock
 
 import torch
@@ -18,7 +19,7 @@ from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.arguments import are_plain, received, without_graph
 from ..executor.autocast import no_autocast
-from ..executor.binding import Argument, bind_arguments, check_local_shape, is_too_wide, plain_arguments
+from ..executor.binding import Argument, bind_arguments, check_local_shape, is_out_of, plain_arguments, range_of
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.chunks import places_of
@@ -75,6 +76,7 @@ class FusionExecutorCache:
         self.programs: LRUCache[Hashable, Made] = LRUCache(PROGRAMS)
         self._tuned: LRUCache[Hashable, tuple[Schedule | None, ...]] = LRUCache(PROGRAMS)
         shapes = fusion.shape_scalars()
+        self._ranges = [range_of(i.val) for i in fusion.inputs]
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
         self._asks = asks_other_ranks(fusion)
         self._script: str | None = None
@@ -237,11 +239,11 @@ class FusionExecutorCache:
     def _key(self, arguments: Sequence[Argument], said: Sizes | None, device: torch.device | None) -> Hashable:
         described: list[object] = [world_key(), device]
         try:
-            for a in arguments:
+            for a, taken in zip_longest(arguments, self._ranges):
                 described += (
                     (a.shape, a.stride(), a.dtype, a.device)
                     if isinstance(a, torch.Tensor)
-                    else (type(a), is_too_wide(a))
+                    else (type(a), is_out_of(a, taken))
                 )
         except RuntimeError:  # sparse, nested and other tensors that have no strides, or no one shape
             check_layouts(self.fusion, arguments, self._team)

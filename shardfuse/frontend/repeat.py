@@ -9,6 +9,7 @@ import torch
 
 from ..executor.arguments import are_plain, is_dual, set_grad_enabled
 from ..executor.uncompiled import uncompiled
+from ..ir import TensorView
 from ..ir.caller_lines import lines_named
 from ..mesh.groups import world_key
 from .repro import reproduced
@@ -65,5 +66,14 @@ class Repeated:
         try:
             return self._again(inputs)
         except Exception:
-            with lines_named(fd.fusion), reproduced(lambda: fd.repro_script_for(inputs)):
+            with lines_named(fd.fusion), reproduced(lambda: fd.repro_script_for(self._as_declared(inputs))):
                 raise
+
+    def _as_declared(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """With the leading dims of 1 that those may lack of which only the address matters."""
+        found = list(inputs)
+        for k in self.by_address:
+            val = self._fd.fusion.inputs[k].val
+            if isinstance(val, TensorView):
+                found[k] = found[k][(None,) * (val.ndim - found[k].ndim)]
+        return found

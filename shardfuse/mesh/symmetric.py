@@ -24,7 +24,9 @@ from shardfuse.mesh.rendezvous import PrefixStore
 from shardfuse.rank_errors import ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
+"""Bytes of symmetric memory that each rank allocates once; docs/exchange.md says how many a program takes."""
 _WORD = 8
+"""Bytes that one access sends: a value of 32 bits below the number of the launch."""
 
 
 @dataclass(eq=False)

@@ -256,7 +256,7 @@ class SyncBatchNorm(BatchNorm):
     def _together(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
         """With the ranks of the group, of which a mesh is made in the first call."""
         if self.mesh is None:
-            from torch.distributed.tensor import Shard
+            from torch.distributed.tensor import Shard  # slow to import, and needed on a process group only
 
             mesh = DeviceMesh(dist.get_process_group_ranks(self.process_group or dist.group.WORLD))
             self._input = TensorPlacement.of("input", Shard(0), mesh)

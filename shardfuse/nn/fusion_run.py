@@ -21,7 +21,7 @@ Layout = tuple[object, ...]
 """Strides of tensors that are read in place; shapes, dtypes and devices where those are not known before."""
 
 _LAYOUTS = 16
-"""For so many one run keeps programs."""
+"""Layouts for which one run keeps programs; one beyond empties the list. A training loop has one or two."""
 
 
 class FusionRun:

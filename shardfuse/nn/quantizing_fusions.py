@@ -15,7 +15,7 @@ from .activation_functions import activated
 BLOCK = 128
 """Elements of a row that share a scale, as the 1 x 128 blocks of scaled matmuls do."""
 SMALLEST = 1e-12
-"""The magnitude that stands for a row or block of zeros, so that nothing is divided by zero."""
+"""The least magnitude of a row or block that its scale is computed from, so that zeros are not divided by zero."""
 Work = Literal["none", "rms_norm", "layer_norm", "gelu", "gelu_tanh", "silu"]
 
 

@@ -69,7 +69,19 @@ class _Softmax(FusedModule):
             return self.run((x,), unsharded)[0]
         if mask.ndim > x.ndim:
             self._check(x, mask)
-        return self.run((x, mask.detach()[(None,) * (x.ndim - mask.ndim)]), unsharded)[0]
+        mask = mask.detach()[(None,) * (x.ndim - mask.ndim)]
+        cut = self._cut_unevenly(x, unsharded)
+        if any(mask.shape[d] == 1 != x.shape[d] for d in cut):
+            self._check(x, mask)
+            mask = mask.expand([x.shape[d] if d in cut else n for d, n in enumerate(mask.shape)])
+        return self.run((x, mask), unsharded)[0]
+
+    def _cut_unevenly(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> frozenset[int]:
+        """Dims of which a piece of one element may be all of a mask's or one of many: there, masks are as long as x."""
+        if unsharded is None:
+            return frozenset()
+        placement = self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded)
+        return frozenset(d for d in placement.shards if d is not None and placement.uneven)
 
     def _check(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
         name = type(self).__name__
@@ -96,9 +108,13 @@ class _Softmax(FusedModule):
             placement=self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded),
             dtype=self.check_dtype("x", x),
             mask_dtype=DataType.from_torch(masks[0].dtype) if masks else None,
-            mask_shape=tuple(1 if n == 1 else -1 for n in masks[0].shape) if masks else (),
+            mask_shape=self._mask_shape(x, masks[0], unsharded) if masks else (),
         )
         return softmax_op(spec)
+
+    def _mask_shape(self, x: torch.Tensor, mask: torch.Tensor, unsharded: Sequence[int] | None) -> tuple[int, ...]:
+        cut = self._cut_unevenly(x, unsharded)
+        return tuple(1 if n == 1 and d not in cut else -1 for d, n in enumerate(mask.shape))
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, scale={self.scale}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
+from typing import Any, cast
 
 import torch
 
@@ -24,6 +25,22 @@ _OF_ALL = ("max_norm", "norm_type", "error_if_nonfinite", "master_weights")
 _OWN = ("mesh", "placements")
 """Keys of a param group that say how plain tensors are sharded: facts of a run, and no part of a checkpoint."""
 _NARROW = (torch.bfloat16, torch.float16)
+
+
+def check_groups(groups: Sequence[dict[str, Any]]) -> None:
+    """Raises OptimizerArgumentError for a hyper-parameter that is no number: schedulers and callers may have set it."""
+    for k, group in enumerate(groups):
+        found: object = group["betas"]
+        betas = cast("Sequence[object]", found) if isinstance(found, list | tuple) else ()
+        if len(betas) != 2:
+            raise OptimizerArgumentError("AdamW.step", f"betas of param_groups[{k}]", group["betas"], "two numbers")
+        numbers: dict[str, object] = {key: group[key] for key in ("lr", "eps", "weight_decay")}
+        for name, value in (numbers | {"betas[0]": betas[0], "betas[1]": betas[1]}).items():
+            if type(value) is float or isinstance(value, Real):
+                continue
+            if not isinstance(value, torch.Tensor) or value.numel() != 1:
+                expected = "a number, or a tensor of one"
+                raise OptimizerArgumentError("AdamW.step", f"{name} of param_groups[{k}]", value, expected)
 
 
 class AdamW(torch.optim.AdamW):
@@ -138,6 +155,7 @@ class AdamW(torch.optim.AdamW):
         update = self._updates(clipping)
         if update is None:
             return
+        check_groups(self.param_groups)
         gradients = list(map(GRADIENT, update.tensors))
         states = self._states_of(update, gradients)
         self._counted(update, states)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 LISTS = 16
-"""Lists of gradients whose kernels are kept: a list is its sizes and types, not its tensors."""
+"""Lists of gradients, by sizes and types, whose kernels are kept; the least recently used is dropped."""
 
 
 @torch.no_grad()
@@ -93,12 +93,13 @@ def get_total_norm(
 ) -> torch.Tensor:
     """The norm of all ``tensors`` (gradients, say) as if they were one vector; as ``torch.nn.utils.get_total_norm``.
 
-    Arguments, result, collectives and errors are those of ``clip_grad_norm_``; nothing is changed.
+    Arguments, result, collectives and errors are those of ``clip_grad_norm_``; nothing is changed.  Tensors may share
+    memory, or be listed twice, which counts twice.
     """
     call = "get_total_norm"
     listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     check_tensors(call, "tensors", listed)
-    found = _Gradients(call, listed, norm_type, math.inf, *as_mesh(call, mesh, placements))
+    found = _Gradients(call, listed, norm_type, math.inf, *as_mesh(call, mesh, placements), only_read=True)
     total = found.total()
     if error_if_nonfinite:
         check_finite(total, found.exponent, call)
@@ -132,6 +133,8 @@ class _Gradients:
         max_norm: float,
         mesh: DeviceMesh | None,
         placements: tuple[Placement, ...] | None,
+        *,
+        only_read: bool = False,
     ) -> None:
         self.exponent, self.max_norm = checked_exponent(call, norm_type), max_norm
         if mesh is None and _PLAIN.issuperset(map(type, given)):
@@ -140,7 +143,7 @@ class _Gradients:
             spreads = [spread_of(g, mesh, placements, call, f"gradient {k}") for k, g in enumerate(given)]
             self.mine, self.team = counted(spreads)
             self.given = [local_of(g) for g in given]
-        self.device = check_gradients(call, self.given)
+        self.device = check_gradients(call, self.given, only_read=only_read)
         self.sizes, dtypes = list(map(ELEMENTS, self.given)), list(map(DTYPE, self.given))
         self.dtype = norm_type_of(dtypes)
         self.kinds = [KINDS[dtype] * 17 for dtype in dtypes]  # as if of a parameter of the same type
@@ -188,8 +191,8 @@ class _Gradients:
         return root_of(total, self.exponent, self.dtype) if norm is None else norm.to(self.dtype)
 
 
-def check_gradients(call: str, gradients: Sequence[torch.Tensor]) -> torch.device:
-    """The device that all of them are on.  Raises OptimizerTensorError."""
+def check_gradients(call: str, gradients: Sequence[torch.Tensor], *, only_read: bool) -> torch.device:
+    """The device that all of them are on.  only_read: they may share memory.  Raises OptimizerTensorError."""
     if not gradients:
         return torch.device("cpu")
     devices = devices_of(gradients)
@@ -201,7 +204,7 @@ def check_gradients(call: str, gradients: Sequence[torch.Tensor]) -> torch.devic
     if layouts.count(torch.strided) < len(layouts) or not KINDS.keys() >= set(map(DTYPE, gradients)):
         for k, g in enumerate(gradients):
             check_gradient(call, f"gradient {k}", g)
-    clash = overlapping(*stretches(gradients))
+    clash = None if only_read else overlapping(*stretches(gradients))
     if clash is not None:
         found = f"{clash[0]} and {clash[1]} share memory"
         raise OptimizerTensorError(call, "gradients", found, "memory of their own", "clone() one of them")

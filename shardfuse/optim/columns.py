@@ -156,5 +156,6 @@ def addresses_of(tensors: Tensors) -> list[int]:
 
 NO_STATE: dict[str, Any] = {"exp_avg": None, "exp_avg_sq": None, "step": None}
 _GRADIENTS = 1
+"""The place of gradients among the columns of addresses; see ``kernels.py``."""
 _KEYS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master")
 _FIRST, _SECOND, _STEP = (operator.itemgetter(key) for key in ("exp_avg", "exp_avg_sq", "step"))

@@ -39,10 +39,13 @@ class Shape:
 
 
 NORM_SHAPE = Shape(32768, 4096, 8)
+"""One read of 16 elements a thread and tile; eight tiles a chunk, so that there are few partial sums to add up."""
 GENERAL_NORM_SHAPE = Shape(8192, 1024, 8)
-"""Powers are computed in float64, with a logarithm and an exponential."""
+"""Powers are computed in float64, with a logarithm and an exponential: fewer elements a thread, for its registers."""
 UPDATE_SHAPE = Shape(8192, 1024, 8)
+"""Four elements a thread and tile: up to six tensors are read and five written at once, in registers."""
 SCALE_SHAPE = Shape(16384, 4096, 8)
+"""One read and one write of 16 elements a thread and tile."""
 
 
 @dataclass(frozen=True)

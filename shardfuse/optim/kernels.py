@@ -33,12 +33,16 @@ CLIPS = tl.constexpr(False)
 INTERPRETED = tl.constexpr(False)
 # --- end ---
 
+# Numbers in a row of addresses, factors or groups (``COLUMNS`` of walk.py), and in a row of facts.
 COLUMNS = tl.constexpr(8)
 FACTS = tl.constexpr(4)
+# Places in the row ``groups[0]``.
 MAX_NORM = tl.constexpr(0)
 EXPONENT = tl.constexpr(1)
+# Partial sums, and tensors, that the kernels of one program take at a time, in a loop over all of them.
 PARTIALS = tl.constexpr(2048)
 LISTED = tl.constexpr(256)
+# Numbers of orders of norms (``order_of`` of norm.py).
 INFINITY_NORM = tl.constexpr(0)
 GENERAL_NORM = tl.constexpr(3)
 COMPUTED = tl.constexpr(tl.float64 if DOUBLE.value else tl.float32)
@@ -236,13 +240,15 @@ def norm_of(total, groups):
 
 @triton.jit
 def clipping(total, groups, norm, program):
-    """What gradients are multiplied by; NaN where the norm is NaN, as torch has it.  Program 0 stores the norm."""
+    """What gradients are multiplied by.  Program 0 stores the norm.
+
+    NaN where the norm is NaN, or infinite as the bound is, as torch has it.
+    """
     found = norm_of(total, groups)
     if program == 0:
         tl.store(norm, found.to(COMPUTED))
-    most = tl.load(groups + MAX_NORM)
-    scale = most / (found + 1e-6)
-    return tl.where((scale > 1.0) | (most == float("inf")), 1.0, scale)
+    scale = tl.load(groups + MAX_NORM) / (found + 1e-6)
+    return tl.where(scale > 1.0, 1.0, scale)
 
 
 @triton.jit
@@ -328,7 +334,9 @@ def adamw(addresses, facts, chunks, factors, groups, total, norm):
     taken, kept = tl.load(factor + 4).to(COMPUTED), tl.load(factor + 5).to(COMPUTED)
     rest, scale = tl.load(factor + 6).to(COMPUTED), tl.load(factor + 7)
     if CLIPS:
-        scale = scale * clipping(total, groups, norm, program)
+        clipped = clipping(total, groups, norm, program)
+        only_measures = tl.load(groups + MAX_NORM) == float("inf")
+        scale = scale * tl.where(only_measures, 1.0, clipped)
     by = scale.to(COMPUTED)
     together = weight | gradient | first | second | largest | master
     if (together % 16 == 0) & (start + CHUNK <= elements):

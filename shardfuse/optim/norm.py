@@ -83,9 +83,7 @@ def root_of(total: torch.Tensor, exponent: float, dtype: torch.dtype) -> torch.T
 
 
 def scale_of(total: torch.Tensor, exponent: float, max_norm: float) -> torch.Tensor:
-    """What gradients are multiplied by, 0-dim float64: at most 1, NaN where the norm is NaN; 1 without a bound."""
-    if max_norm == math.inf:
-        return torch.ones((), dtype=torch.float64, device=total.device)
+    """Factor of gradients, 0-dim float64: at most 1; NaN where the norm is NaN, or infinite as the bound is."""
     scale = max_norm / (root_of(total, exponent, torch.float64) + EPSILON)
     return torch.clamp(scale, max=1.0)
 

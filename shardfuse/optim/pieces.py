@@ -57,13 +57,18 @@ def spread_of(
 ) -> Spread | None:
     """By a DTensor's placements, or by those that the caller gave for a plain tensor; ``None`` where there are none.
 
-    Raises OptimizerTensorError for partial sums.
+    Raises OptimizerTensorError for partial sums, and for placements of dims that a plain tensor does not have.
     """
     if has_dtensor((tensor,)):
         spec = cast("Any", tensor)._spec
         return _spread(DeviceMesh.from_torch(spec.mesh), tuple(spec.placements), tensor.numel(), call, name)
     if mesh is None or placements is None:
         return None
+    for p in placements:
+        dim = getattr(p, "dim", 0)
+        if p.is_shard() and not -tensor.ndim <= dim < tensor.ndim:
+            expected = f"a tensor that has dim {dim}, as its placements say: ({', '.join(map(repr, placements))})"
+            raise OptimizerTensorError(call, name, f"has {tensor.ndim} dims", expected, "give it placements of its own")
     shards = sum(p.is_shard() for p in placements)
     held = tensor.numel() * (mesh.size if shards else 1)  # about: it decides nothing but who counts a replica
     return _spread(mesh, tuple(placements), held, call, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -156,7 +157,8 @@ class Update:
             if clipping.raises:
                 check_finite(total, clipping.exponent, CALL)
             norm = root_of(total, clipping.exponent, norm_type_of(listed.dtypes))
-            scale = scale_of(total, clipping.exponent, clipping.max_norm)
+            if clipping.max_norm != math.inf:  # which only measures
+                scale = scale_of(total, clipping.exponent, clipping.max_norm)
         if self.device.type == "meta":
             return norm
         factors: list[eager.Factors] = []

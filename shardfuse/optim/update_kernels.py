@@ -43,7 +43,7 @@ class Listed:
 
 
 EMPTY = 16
-"""The address passed to kernels for a gradient without elements."""
+"""The address passed to kernels for a gradient without elements: not 0, which says that there is no gradient."""
 
 
 class UpdateKernels:
