@@ -118,9 +118,9 @@ def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_
     if ranks_per_node < size:
         return f"{size} ranks are on several hosts"
     own = device.index
-    others = [other for other in range(torch.cuda.device_count()) if other != own]
-    far = [other for other in others if not torch.cuda.can_device_access_peer(own, other)]
-    if len(others) + 1 < size or far:
+    others = [other for other in range(size) if other != own]  # a rank has the GPU of its number on the host
+    is_seen = torch.cuda.device_count() >= size
+    if not is_seen or not all(torch.cuda.can_device_access_peer(own, other) for other in others):
         return f"GPU {own} of rank {rank} does not reach the memory of the GPUs of its peers"
     try:
         slow = [other for other in others if asked == "auto" and not peer_memory.has_atomics(own, other)]
