@@ -95,6 +95,7 @@ def test_what_no_kernel_exchanges_says_why() -> None:
     assert "more than 65536" in refused(define("rms_norm", 65536 * 2 + 64, 2, BF16), 8)
     assert "16 ranks are more than 8" in refused(define("rms_norm", 8192, 16, BF16), 8)
     assert "more than 65536" in refused(define("rms_norm", 1024, 2, BF16), 70000)
+    assert "67117056 bytes is more than 67108864" in refused(define("rms_norm", 8192, 2, BF16), 8193)
     assert "not cut into whole words" in refused(define(PARTIAL, 8196, 2, BF16), 4)
 
 
