@@ -364,6 +364,12 @@ def test_one_rank_that_cannot_share_memory_has_none_share_it(
             assert found.startswith(f"raised: SHARDFUSE_EXCHANGE=symmetric, and {says}")
 
 
+def test_auto_is_for_as_many_ranks_as_were_measured() -> None:
+    gpu = torch.device("cuda", 0)
+    assert "measured with 2 ranks, not 4" in symmetric._why_not(gpu, "auto", 0, 4, 4)
+    assert "several hosts" in symmetric._why_not(gpu, "symmetric", 0, 4, 2)
+
+
 def test_ranks_agree_on_whether_they_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = [torch.device("cpu")] * 2, [torch.device("cuda", 0)] * 2
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -24,6 +24,8 @@ from shardfuse.mesh.rendezvous import PrefixStore
 from shardfuse.rank_errors import ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
+MEASURED_RANKS = 2
+"""GPUs on which kernels that exchange were measured to be faster than collectives."""
 _WORD = 8
 
 
@@ -115,6 +117,8 @@ def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_
         return "tensors are on the CPU"
     if size < 2:
         return "it is the only rank"
+    if asked == "auto" and size > MEASURED_RANKS:
+        return f"SHARDFUSE_EXCHANGE is not symmetric, and auto was measured with {MEASURED_RANKS} ranks, not {size}"
     if ranks_per_node < size:
         return f"{size} ranks are on several hosts"
     own = device.index
