@@ -46,7 +46,7 @@ def test_a_norm_over_a_sharded_axis_is_one_kernel(kind: str, rows: int) -> None:
     assert [said.split(": ")[1] for said in plan.in_kernel] == ["exchanged inside of a kernel"] * len(plan.in_kernel)
     assert len(kernel.exchange.statistics) == {"layer_norm": 2, "softmax": 2, PARTIAL: 0}.get(kind, 1)
     assert (kernel.exchange.sent is None) == (kind != PARTIAL)
-    assert kernel.exchange.is_in_rows == (kind == PARTIAL and rows > 16)  # words that are flags are twice as many
+    assert kernel.exchange.is_in_rows == (kind == PARTIAL and rows > 8)  # words that are flags are twice as many
     assert plan.apart is not None
     assert any(s.scheduler == "communication" for s in plan.apart.segments)
 
@@ -95,6 +95,7 @@ def test_what_no_kernel_exchanges_says_why() -> None:
     assert "more than 65536" in refused(define("rms_norm", 65536 * 2 + 64, 2, BF16), 8)
     assert "16 ranks are more than 8" in refused(define("rms_norm", 8192, 16, BF16), 8)
     assert "more than 65536" in refused(define("rms_norm", 1024, 2, BF16), 70000)
+    assert "67117056 bytes is more than 67108864" in refused(define("rms_norm", 8192, 2, BF16), 8193)
     assert "not cut into whole words" in refused(define(PARTIAL, 8196, 2, BF16), 4)
 
 
@@ -361,6 +362,12 @@ def test_one_rank_that_cannot_share_memory_has_none_share_it(
     if says and "link" not in fails.values():
         for found in opened(("auto", "symmetric"), gpus, monkeypatch):
             assert found.startswith(f"raised: SHARDFUSE_EXCHANGE=symmetric, and {says}")
+
+
+def test_auto_is_for_as_many_ranks_as_were_measured() -> None:
+    gpu = torch.device("cuda", 0)
+    assert "measured with 2 ranks, not 4" in symmetric._why_not(gpu, "auto", 0, 4, 4)
+    assert "several hosts" in symmetric._why_not(gpu, "symmetric", 0, 4, 2)
 
 
 def test_ranks_agree_on_whether_they_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ from shardfuse.rank_errors import ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
 """Bytes of symmetric memory that each rank allocates once; docs/exchange.md says how many a program takes."""
+MEASURED_RANKS = 2
+"""GPUs on which kernels that exchange were measured to be faster than collectives."""
 _WORD = 8
 """Bytes that one access sends: a value of 32 bits below the number of the launch."""
 
@@ -117,12 +119,14 @@ def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_
         return "tensors are on the CPU"
     if size < 2:
         return "it is the only rank"
+    if asked == "auto" and size > MEASURED_RANKS:
+        return f"SHARDFUSE_EXCHANGE is not symmetric, and auto was measured with {MEASURED_RANKS} ranks, not {size}"
     if ranks_per_node < size:
         return f"{size} ranks are on several hosts"
     own = device.index
-    others = [other for other in range(torch.cuda.device_count()) if other != own]
-    far = [other for other in others if not torch.cuda.can_device_access_peer(own, other)]
-    if len(others) + 1 < size or far:
+    others = [other for other in range(size) if other != own]  # a rank has the GPU of its number on the host
+    is_seen = torch.cuda.device_count() >= size
+    if not is_seen or not all(torch.cuda.can_device_access_peer(own, other) for other in others):
         return f"GPU {own} of rank {rank} does not reach the memory of the GPUs of its peers"
     try:
         slow = [other for other in others if asked == "auto" and not peer_memory.has_atomics(own, other)]

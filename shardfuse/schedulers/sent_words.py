@@ -11,9 +11,10 @@ from .schedule import Registers, Schedule, Tile
 from .segment import Segment
 from .space import Space
 
-MOST_ELEMENTS = 1 << 17
-"""Of 16 bits: beyond 256 KB, that half of what is sent is flags costs more than a fence and a flag for each row.  In a
-CUDA graph on 2 x H200 words and rows took 5.4 and 5.7 us for 16 rows of 8192, 10.4 and 8.5 for 64."""
+MOST_ELEMENTS = 1 << 16
+"""Of 16 bits: beyond 128 KB, that half of what is sent is flags costs as much as a fence and a flag for each row, and
+more memory.  Rows of 8192 in a CUDA graph on 2 x H200, in words / row by row: one 4.3 / 5.7 us, 8 rows 5.2 / 5.6, 16
+rows 6.1 / 6.2, 32 rows 8.6 / 7.8, 64 rows 10.4 / 8.5."""
 _EACH = 8
 """Elements of 16 bits that a thread has of each block at the least: the 16 bytes of its widest access."""
 _OF_ROWS = 32
@@ -21,8 +22,9 @@ _OF_ROWS = 32
 5.7 in a CUDA graph on 2 x H200, and 2048 rows 122 instead of 113."""
 _BY_ONE = (*FACTORIES, *STATISTICS, PICK)
 """Ops whose programs have whole rows."""
-MOST_MEMBERS = 8
-"""Programs of a row: each waits for a word of every other, and more of them have fewer than 32 bytes for a thread."""
+MOST_MEMBERS = 4
+"""Programs of a row, each of which waits for a word of every other.  In a CUDA graph on 2 x H200 one row of 8192 took
+5.2 us with one program, 4.3 with 4, 4.5 with 8; 8 rows 5.2, 5.2 and 5.5."""
 _LEAST_WARPS = 4
 """Warps of a program of which several share a row: of one, the latency of its few loads is all that it has."""
 FLAG_WORDS = 4

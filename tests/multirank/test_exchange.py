@@ -64,7 +64,7 @@ def check(fd: FusionDefinition, kind: str, given: list[torch.Tensor], group: Pro
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_kernel_and_no_collective(kind: str, arena: symmetric.Arena, pg: ProcessGroup) -> None:
     fd = define(kind, 8192, pg.size, DataType.BFloat16)
-    for rows in (1, 8) if kind == PARTIAL else (1, 8, 64, 300):
+    for rows in (1, 8, 64, 300):
         check(fd, kind, inputs(kind, rows, 8192, torch.bfloat16, pg.size), pg)
         assert (fd.explain().kernels, len(fd.explain().collectives)) == (1, 0)
 
