@@ -1,11 +1,17 @@
 # pyright: reportPrivateUsage=false
-"""Tensors of other types than torch's own."""
+"""Tensors of other types than torch's own, and what else takes ops in torch's place."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+
+modes: Callable[[], int] = cast(Any, torch._C)._len_torch_dispatch_stack
+in_functorch: Callable[[], bool] = cast(Any, torch._C)._are_functorch_transforms_active
+is_wrapped: Callable[[torch.Tensor], bool] = cast(Any, torch._C)._functorch.is_functorch_wrapped_tensor
+"""By a transform that may have ended, whose tensor was kept."""
 
 
 def metadata_of(tensor: torch.Tensor) -> tuple[object, ...]:
