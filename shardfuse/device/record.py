@@ -19,6 +19,8 @@ class Device:
     shared_bytes: the largest shared memory of one program.
     access_bytes: the widest load or store of one thread.
     l2_bytes: the second-level cache.
+    memory_rate: bytes of its memory that are read or written in a microsecond, by a copy of 1 GB.
+    link_rate: bytes that a rank sends in a microsecond, in an all-reduce of 134 MB over two ranks (`docs/measured.md`).
     Source: NVIDIA's CUDA C++ programming guide, table of technical specifications by compute capability.
     """
 
@@ -29,6 +31,8 @@ class Device:
     shared_bytes: int
     access_bytes: int
     l2_bytes: int
+    memory_rate: float = 4.2e6
+    link_rate: float = 0.28e6
 
 
 H200 = Device(
