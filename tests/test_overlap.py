@@ -17,7 +17,7 @@ from random_fusions import random_case
 from ranks import run_ranks
 from thread_check import X, check_on_threads, shard, world_mesh
 
-from shardfuse import FusionDefinition, simulate
+from shardfuse import DataType, FusionDefinition, simulate
 from shardfuse.device.record import H200
 from shardfuse.executor import program, streams
 from shardfuse.executor.timeline import Span, Timeline
@@ -94,6 +94,26 @@ def test_a_stream_of_its_own_has_to_hide_enough(monkeypatch: pytest.MonkeyPatch)
     assert not is_beside(gathered - 4, summed), "the gather is too short"
     assert not is_beside(gathered, summed - 4), "the sums are too short"
     assert not is_beside(8, 8)
+
+
+def test_matmuls_are_counted_by_their_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gather of 8 MB beside a matmul of 2048 x 2048 x n: in memory's time alone it would be too short."""
+    monkeypatch.setattr(rule, "HIDDEN_US", HIDDEN_US)
+    mesh = world_mesh(2)
+    with FusionDefinition() as fd:
+        x, a, b = (fd.define_tensor([-1, -1], contiguity=True, dtype=DataType.BFloat16) for _ in range(3))
+        whole = fd.ops.set(fd.ops.neg(x))
+        fd.add_output(fd.ops.exp(whole))
+        fd.add_output(fd.ops.matmul(a, b))
+    shard(x, mesh, (X, (0, "outer")))
+    for tv in (whole, a, b):
+        tv.set_device_mesh(mesh)
+
+    def is_beside(n: int) -> bool:
+        return "beside kernels" in str(fd.explain(sizes={x: (2048, 2048), a: (2048, n), b: (n, 2048)}))
+
+    assert is_beside(2048), "29 us of operations, 6 of memory"
+    assert not is_beside(512)
 
 
 def test_a_chain_of_collectives_is_waited_for_once() -> None:

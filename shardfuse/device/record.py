@@ -21,6 +21,7 @@ class Device:
     l2_bytes: the second-level cache.
     memory_rate: bytes of its memory that are read or written in a microsecond, by a copy of 1 GB.
     link_rate: bytes that a rank sends in a microsecond, in an all-reduce of 134 MB over two ranks (`docs/measured.md`).
+    product_rate: operations of a matmul of 16-bit floats in a microsecond.
     Source: NVIDIA's CUDA C++ programming guide, table of technical specifications by compute capability.
     """
 
@@ -33,6 +34,7 @@ class Device:
     l2_bytes: int
     memory_rate: float = 4.2e6
     link_rate: float = 0.28e6
+    product_rate: float = 0.6e9
 
 
 H200 = Device(

@@ -15,11 +15,13 @@ DDP, `torch.autograd.grad`) sees the sum, only later in the backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ..executor.launch import queue_on
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from .parameters import ParameterModule
@@ -88,7 +90,8 @@ class GradientBucket:
             _, name, parameter = self._members[k]
             if _parameter(module, name) is not parameter or not parameter.requires_grad:
                 return None
-        stream = _stream_of(_local(self._members[places[0]][2]))
+        device = _local(self._members[places[0]][2]).device
+        stream = device, _queue_on(device)()
         if self._made_for != stream or any(_address(self._members[k][2]) != self._addresses[k] for k in places):
             self._make(stream)
         return [self._behind[k] for k in places]
@@ -143,6 +146,6 @@ def _address(parameter: torch.Tensor) -> int:
     return _local(parameter).data_ptr()
 
 
-def _stream_of(parameter: torch.Tensor) -> object:
-    device = parameter.device
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else device
+@cache
+def _queue_on(device: torch.device) -> Callable[[], int]:
+    return queue_on(device)

@@ -14,6 +14,7 @@ and those that small kernels alone could run beside, stay where they are, and al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, prod, sqrt
 
 from ..analysis.resharding import local_bytes
 from ..device import Device
@@ -29,6 +30,10 @@ HIDDEN_US = 20.0
 calls of torch's streams on the host, of about 10 us."""
 START_US = 10.0
 """What the smallest collective takes: two kernels with an all-reduce of one number a row take 13 in a graph."""
+
+_PRODUCTS = ("matmul", "linear")
+_LONG = ("grouped_mm", "scaled_grouped_mm", "block_scaled_mm", "sdpfa_fwd", "sdpfa_bwd")
+"""Whose time does not follow from the sizes of their tensors, and mostly is more than a collective's."""
 
 
 def overlap(segments: Sequence[Scheduled], device: Device) -> tuple[list[int], dict[int, None]]:
@@ -123,5 +128,14 @@ def _sent_us(segment: Segment, device: Device) -> float:
 
 
 def _worked_us(segments: Sequence[Segment], device: Device) -> float:
-    """About how long kernels take that wait for memory alone."""
-    return moved_bytes(segments) / device.memory_rate
+    """About how long kernels take: those that wait for memory, and matmuls, by their operations."""
+    exprs = [e for s in segments for e in s.exprs]
+    if any(e.op in _LONG for e in exprs):
+        return inf
+    products = [e for e in exprs if e.op in _PRODUCTS]
+    operations = sum(2 * sqrt(prod(map(_elements, (*e.tensors[:2], e.output)))) for e in products)  # 2 m n k
+    return max(moved_bytes(segments) / device.memory_rate, operations / device.product_rate)
+
+
+def _elements(tensor: BoundTensor) -> int:
+    return local_bytes(tensor) // tensor.dtype.itemsize
