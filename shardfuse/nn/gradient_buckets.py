@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ..executor import packing
 from ..executor.launch import queue_on
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
@@ -107,8 +108,8 @@ class GradientBucket:
         """Replace this rank's summands by their sums over the ranks."""
         flat = torch.cat([s.view(-1) for s in summands])
         whole = redistribute(flat, self._mesh, self._summands, self._whole)
-        parts = whole.split([s.numel() for s in summands])
-        torch._foreach_copy_(summands, [part.view_as(s) for part, s in zip(parts, summands, strict=True)])
+        parts = whole.split_with_sizes([s.numel() for s in summands])
+        packing.copy_all(list(summands), [part.view_as(s) for part, s in zip(parts, summands, strict=True)])
 
 
 class _Together(torch.autograd.Function):

@@ -69,7 +69,8 @@ class Shaping:
 
 
 def _first(views: Sequence[View], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [*(view(t) for view, t in zip(views, tensors, strict=False)), *tensors[len(views) :]]
+    viewed = [view(t) for view, t in zip(views, tensors, strict=False)]
+    return [*viewed, *tensors[len(views) :]]
 
 
 _SAME = Reshaped(enter=lambda x: x, leave=lambda x: x)
