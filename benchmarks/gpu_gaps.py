@@ -24,12 +24,16 @@ import json
 import sys
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -202,6 +206,20 @@ def read(path: Path) -> list[Timeline]:
     data = path.read_bytes()
     text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     return timelines(json.loads(text)["traceEvents"])
+
+
+def profiled(run: Callable[[], object], times: int, *, with_host: bool) -> list[Timeline]:
+    """Of so many runs one behind the other, on a GPU.  with_host: who made the gaps, which makes them longer."""
+    activities = [ProfilerActivity.CUDA, *([ProfilerActivity.CPU] if with_host else [])]
+    torch.cuda.synchronize()
+    with profile(activities=activities) as taken:
+        for _ in range(times):
+            run()
+        torch.cuda.synchronize()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        taken.export_chrome_trace(str(path))
+        return read(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

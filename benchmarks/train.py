@@ -4,7 +4,8 @@ Every rank runs this.  The model is `examples/lm_model.py`, tensor and sequence 
 the peer is `plain_lm.py`, eager and under ``torch.compile`` with Inductor and with ``backend="shardfuse"``, on the same
 weights; shardfuse's modules are measured as they are and under ``torch.compile`` with Inductor.  *In a graph*: the
 whole step, forward and backward, is one CUDA graph.  Times are of steps that follow one another, the slowest rank's,
-medians over the rounds; ``GiB``: the most memory that a step takes beyond what is allocated before it.
+medians over the rounds; ``GiB``: the most memory that a step takes beyond what is allocated before it.  *GPU busy*:
+for how much of a step some kernel runs on the first rank's GPU, NCCL's included, which wait for the other ranks.
 
 A step is right where its loss is within one rounding of bfloat16 of the reference's, relatively, and its gradients are
 at most twice as far from the reference's as those of eager torch, by the norm of all of them.  The reference is the
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from shardfuse import DeviceMesh
 from shardfuse.compile import backend
 
+from .gpu_gaps import as_text, profiled
 from .plain_lm import PlainModel
 from .report import Row
 from .reshard import everywhere, per_call
@@ -43,6 +45,8 @@ SHAPES = {
 """By dim: layers, sequences in a batch, tokens in a sequence, classes."""
 TRAINED, RATE = 8, 0.1
 """Steps over which losses are compared, and their rate."""
+PROFILED, GAPS = 3, 8
+"""Steps of which a trace is taken, and how many of the largest gaps are printed."""
 ROUNDING = 2.0**-8
 """Of bfloat16, relatively."""
 FARTHER = 2.0
@@ -93,6 +97,7 @@ def _rows(dim: int, device: torch.device, rounds: int) -> list[Row]:
     case, rows = f"dim {dim}, {layers} layers, {batch} x {sequence} tokens, {classes} classes", []
     memory = {name: _peak(step, device) for name, step in steps.items()}
     timed = per_call({name: step.run for name, step in steps.items()}, device, rounds)
+    _told_gaps(steps[OWN], device)
     if device.type == "cuda":
         captured, peer, fused_peer = _own_model(config, device, dtype)[0], plain(), plain()
         graphs = {
@@ -105,6 +110,7 @@ def _rows(dim: int, device: torch.device, rounds: int) -> list[Row]:
         memory |= {name: _peak(step, device) for name, step in graphs.items()}
         timed |= per_call({name: step.run for name, step in graphs.items()}, device, rounds)
         steps |= graphs
+    busy = {name: _busy(step, timed[name][0], device) for name, step in steps.items()}
     wider = torch.float32 if dtype is torch.bfloat16 else torch.float64
     precise = PlainModel(layers, weights, own.rotary, wider).to(device)
     reference = Trained.of(_step(precise, precise, tokens, targets))
@@ -114,7 +120,8 @@ def _rows(dim: int, device: torch.device, rounds: int) -> list[Row]:
         is_right = everywhere(trained.is_right(reference, allowed), device)
         rate = batch * sequence / timed[name][0] * 1e6
         told = (
-            f"{case}; {rate:.0f} tokens/s, {memory[name] / 2**30:.2f} GiB, loss within {trained.apart(reference):.4f} "
+            f"{case}; {rate:.0f} tokens/s, {memory[name] / 2**30:.2f} GiB, {busy[name]}"
+            f"loss within {trained.apart(reference):.4f} "
             f"(eager torch {found[EAGER].apart(reference):.4f}), gradients {trained.distance(reference):.2e} apart "
             f"({allowed:.2e} allowed)"
         )
@@ -216,6 +223,22 @@ def _step(
         return loss
 
     return Step(model, run)
+
+
+def _busy(step: Step, us: float, device: torch.device) -> str:
+    """How long the GPU is busy in a step of ``us`` microseconds, in words; nothing on a CPU."""
+    if device.type != "cuda":
+        return ""
+    (timeline,) = profiled(step.run, PROFILED, with_host=False)
+    return f"GPU busy {timeline.busy / PROFILED / 1e3:.1f} of {us / 1e3:.1f} ms, "
+
+
+def _told_gaps(step: Step, device: torch.device) -> None:
+    """Print where the GPU waited for the host in steps that are profiled, and for which of its functions."""
+    if device.type == "cuda":
+        (timeline,) = profiled(step.run, PROFILED, with_host=True)
+        if dist.get_rank() == 0:
+            print(as_text(timeline, GAPS), file=sys.stderr)
 
 
 def _peak(step: Step, device: torch.device) -> int:

@@ -16,7 +16,16 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.nn import functional
 
 from shardfuse import DeviceMesh
-from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, RotaryEmbedding, SwiGLU, redistribute
+from shardfuse.nn import (
+    AddRMSNorm,
+    CrossEntropyLoss,
+    FusionTimer,
+    RMSNorm,
+    RotaryEmbedding,
+    SwiGLU,
+    bucket_gradients,
+    redistribute,
+)
 from shardfuse.nn.functional import linear
 
 # The dim along which a parameter is sharded, by the last part of its name; all others are replicated.
@@ -99,7 +108,9 @@ class LanguageModel(torch.nn.Module):
         self.head = parameter(config.vocabulary // mesh.size, config.dim)
         self.loss = CrossEntropyLoss(mesh=mesh, logits=Shard(-1))
         self.register_buffer("rotary", rotary_table(config), persistent=False)
-        self.timer = FusionTimer().watch(self)
+        self.timer: FusionTimer | None = None
+        """Of the fusions, where their time is measured."""
+        bucket_gradients(self)  # of all norms, whose rows are sharded: one all-reduce
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """tokens, targets: [batch, sequence], the same on every rank -> the mean loss, the same on every rank."""

@@ -36,6 +36,7 @@ from lm_run import (
 from torch.distributed.tensor import Replicate, Shard
 
 from shardfuse import DeviceMesh, initialize, optim
+from shardfuse.nn import FusionTimer
 
 CHECK_STEPS = 20
 CHECK_TOLERANCE = 1e-4
@@ -242,6 +243,7 @@ class Run:
         self.model = LanguageModel(self.training.model, mesh)
         self.model.load_unsharded(dict(unsharded.named_parameters()))
         self.model.to(device)
+        self.model.timer = self.timer = FusionTimer().watch(self.model)
         self.optimizer = make_optimizer(self.model, self.training)
         self.done = load_checkpoint(saved, self.model, self.optimizer) if saved else 0
         self.check = Check(unsharded.to(device), self.training) if options.check and not saved else None
@@ -293,7 +295,7 @@ class Run:
         self.model.dtype = torch.float32 if is_checked else getattr(torch, self.training.dtype)
         batch = self.corpus.training_batch(self.options.seed, step, self.training.batch, self.model.sequence)
         batch = self.on_device(batch)
-        self.model.timer.reset()
+        self.timer.reset()
         began = time.perf_counter()
         loss = train_step(self.model, self.optimizer, self.training, step, batch)
         seconds = time.perf_counter() - began
@@ -303,7 +305,7 @@ class Run:
             "step": step,
             "loss": loss,
             "tokens_per_s": round(batch[0].numel() / seconds, 1),
-            "fusion_share": round(self.model.timer.seconds() / seconds, 4),
+            "fusion_share": round(self.timer.seconds() / seconds, 4),
         }
 
     @torch.no_grad()

@@ -79,7 +79,7 @@ def compile_fusion(
         trace.append((run.__name__, fusion_text(bound)))
     verify(bound, PASSES[-1].__name__)
     found = segment_fusion(bound, device)
-    order, beside = overlap([(s.segment, s.scheduler) for s in found])
+    order, beside = overlap([(s.segment, s.scheduler) for s in found], device)
     segments: list[PlannedSegment] = []
     for k in order:
         segments.append(_plan(found[k], segments, device, is_beside=k in beside))

@@ -17,10 +17,18 @@ from random_fusions import random_case
 from ranks import run_ranks
 from thread_check import X, check_on_threads, shard, world_mesh
 
-from shardfuse import FusionDefinition, simulate
+from shardfuse import DataType, FusionDefinition, simulate
+from shardfuse.device.record import H200
 from shardfuse.executor import program, streams
 from shardfuse.executor.timeline import Span, Timeline
-from shardfuse.schedulers.overlap import overlap
+from shardfuse.schedulers import overlap as rule
+from shardfuse.schedulers.overlap import HIDDEN_US, overlap
+
+
+@pytest.fixture(autouse=True)
+def _hidden_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors of these tests are too small for a stream of their own."""
+    monkeypatch.setattr(rule, "HIDDEN_US", 0.0)
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -69,6 +77,43 @@ def test_an_independent_segment_stands_between_start_and_wait() -> None:
         return text_of(fd)
 
     assert run_ranks(2, run) == [BESIDE] * 2
+
+
+def test_a_stream_of_its_own_has_to_hide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gather of [rows, 8] beside the sums of [rows, 16]: both have to take 20 us, by the rates of the GPU."""
+    monkeypatch.setattr(rule, "HIDDEN_US", HIDDEN_US)
+    fd = gather_beside_sums(2)
+    x, y = (i.val for i in fd.fusion.inputs)
+
+    def is_beside(rows: int, others: int) -> bool:
+        return "beside kernels" in str(fd.explain(sizes={x: (rows, 8), y: (others, 16)}))
+
+    link, memory = H200.rates.link, H200.rates.memory
+    gathered, summed = int(10 * link / 32) // 2 * 2 + 2, 2 * int(20 * memory / 68) + 2  # bytes of a row, of one rank
+    assert is_beside(gathered, summed)
+    assert not is_beside(gathered - 4, summed), "the gather is too short"
+    assert not is_beside(gathered, summed - 4), "the sums are too short"
+    assert not is_beside(8, 8)
+
+
+def test_matmuls_are_counted_by_their_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gather of 8 MB beside a matmul of 2048 x 2048 x n: in memory's time alone it would be too short."""
+    monkeypatch.setattr(rule, "HIDDEN_US", HIDDEN_US)
+    mesh = world_mesh(2)
+    with FusionDefinition() as fd:
+        x, a, b = (fd.define_tensor([-1, -1], contiguity=True, dtype=DataType.BFloat16) for _ in range(3))
+        whole = fd.ops.set(fd.ops.neg(x))
+        fd.add_output(fd.ops.exp(whole))
+        fd.add_output(fd.ops.matmul(a, b))
+    shard(x, mesh, (X, (0, "outer")))
+    for tv in (whole, a, b):
+        tv.set_device_mesh(mesh)
+
+    def is_beside(n: int) -> bool:
+        return "beside kernels" in str(fd.explain(sizes={x: (2048, 2048), a: (2048, n), b: (n, 2048)}))
+
+    assert is_beside(2048), "29 us of operations, 6 of memory"
+    assert not is_beside(512)
 
 
 def test_a_chain_of_collectives_is_waited_for_once() -> None:
@@ -215,7 +260,7 @@ def test_the_order_keeps_dependences() -> None:
         sizes = {i.val: x.shape for i, x in zip(case.fd.fusion.inputs, case.inputs, strict=True)}
         plan = case.fd.fec.plan(sizes)
         scheduled = [(s.segment, s.scheduler) for s in plan.segments]
-        order, beside = overlap(scheduled)
+        order, beside = overlap(scheduled, H200)
         assert sorted(order) == list(range(len(scheduled)))
         made = {t for s, _ in scheduled for t in s.outputs}
         for at, k in enumerate(order):

@@ -2,6 +2,7 @@
 
 from .here import device_here
 from .measured import Measured
+from .rates import Rates
 from .record import (
     A100,
     B200,
@@ -33,5 +34,6 @@ __all__ = [
     "WARP",
     "Device",
     "Measured",
+    "Rates",
     "device_here",
 ]

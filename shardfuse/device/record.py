@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .measured import H200_MEASURED, Measured, measured_for
+from .rates import Rates
 
 WARP = 32
 """Threads of a warp, on every GPU of NVIDIA's."""
@@ -35,6 +36,7 @@ class Device:
     l2_bytes: the second-level cache.
     capability: the compute capability, 90 for 9.0, which kernels are compiled for.
     measured: what none of these says.
+    rates: what it moves and computes in a microsecond.
     Source: NVIDIA's CUDA C++ programming guide, table of technical specifications by compute capability.
     """
 
@@ -47,6 +49,7 @@ class Device:
     l2_bytes: int
     capability: int
     measured: Measured = field(default=H200_MEASURED, repr=False)
+    rates: Rates = field(default=Rates(), repr=False)
 
     def bound(self, warps: int) -> int:
         """Registers of a thread, at most, with which so many warps are resident on a multiprocessor."""

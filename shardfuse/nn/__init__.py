@@ -7,6 +7,7 @@ from .conversion import Conversion, convert
 from .gated import GeGLU
 from .gated_mlp import GatedMLP
 from .gelu import GELU
+from .gradient_buckets import bucket_gradients
 from .group_norm import GroupNorm
 from .layer_norm import AddLayerNorm, DropoutAddNorm, LayerNorm
 from .library import define
@@ -45,6 +46,7 @@ __all__ = [
     "Softmax",
     "SwiGLU",
     "SyncBatchNorm",
+    "bucket_gradients",
     "convert",
     "functional",
     "quantized",

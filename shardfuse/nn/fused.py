@@ -24,8 +24,8 @@ from .output_shapes import OutputShapes
 from .placement import TensorPlacement
 from .second_derivatives import Once
 from .settings import Setting, printed
-from .shaping import Shaping, alone, apart
-from .tensor_kinds import is_traced, metadata_of
+from .shaping import Shaping, apart
+from .tensor_kinds import in_functorch, is_traced, is_wrapped, metadata_of, modes
 from .timer import FusionTimer, TimedModule
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class FusedOp:
     follows: for each output of forward the tensor that its dims are like, where forward cuts or regroups dims.
     ones: dims, counted from the end, of which all outputs have one element though that tensor has more.
     is_view: may a result lie in the storage of a tensor?  Then a copy of it is the result, which the caller may change.
+    deferred: the same with the gradients of parameters as this rank's summands of them.
     """
 
     forward: FusionDefinition
@@ -62,6 +63,7 @@ class FusedOp:
     is_view: bool = False
     follows: tuple[int, ...] = ()
     ones: tuple[int, ...] = ()
+    deferred: Callable[[], FusedOp] | None = None
 
     @cached_property
     def fusions(self) -> tuple[FusionDefinition, FusionDefinition]:
@@ -107,7 +109,7 @@ class _Fused(torch.autograd.Function):
         kept.bound, kept.timer, kept.tensors = bound, timer, len(tensors)
         kept.save_for_backward(*[candidates[k] for k in op.saved])
         results, shaping = outputs[: op.results], bound.shaping
-        return tuple(results if shaping is None else map(alone, shaping.leave(results)))
+        return tuple(results if shaping is None else shaping.leave_alone(results))
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -127,11 +129,6 @@ class _Fused(torch.autograd.Function):
         return None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
 
 
-_is_wrapped: Callable[[torch.Tensor], bool] = cast("Any", torch._C)._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportPrivateUsage]
-"""By a transform that may have ended, whose tensor was kept."""
-_in_functorch: Callable[[], bool] = cast("Any", torch._C)._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
-
-
 def _apply_of_c() -> Callable[..., Sequence[torch.Tensor]]:
     """``apply`` as C has it, without what torch puts before it.
 
@@ -146,8 +143,8 @@ _apply = _apply_of_c()
 
 def _record(bound: BoundOp, timer: FusionTimer | None, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     """``_Fused.apply``; outside of torch.func without asking for what only that has: half of its time."""
-    is_plain = not _in_functorch() and all(type(t) in PLAIN for t in tensors)
-    apply = _apply if is_plain and not any(map(_is_wrapped, tensors)) else cast("Any", _Fused).apply
+    is_plain = not in_functorch() and all(type(t) in PLAIN for t in tensors)
+    apply = _apply if is_plain and not any(map(is_wrapped, tensors)) else cast("Any", _Fused).apply
     return apply(bound, timer, *tensors)
 
 
@@ -219,8 +216,6 @@ class BoundOp:
 _MISSED: Any = object()
 _BOUND = 256
 """Sizes for which one module keeps its fusions; a batch size is one of them."""
-_core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-_modes: Callable[[], int] = _core._len_torch_dispatch_stack
 
 
 class FusedModule(TimedModule):
@@ -306,14 +301,14 @@ class FusedModule(TimedModule):
         """
         if torch.compiler.is_compiling():
             return self.as_op([self.traced(t) for t in tensors], unsharded, shaping)
-        key: list[object] = [unsharded if unsharded is None else tuple(unsharded)]
+        key: list[object] = [unsharded if unsharded is None else tuple(unsharded), shaping]
         for t in tensors:
             if type(t) in PLAIN:
                 key += (t.shape, t.dtype, t.device)
             else:
                 key += metadata_of(t)
         bound = self.bound_for(tuple(key), tensors, unsharded, shaping)
-        if bound is None or _modes():
+        if bound is None or modes():
             takes = map(self.take, tensors)
             local = [t if take is None else take(t) for t, take in zip(tensors, takes, strict=True)]
             return self.as_op(local, unsharded, shaping)
@@ -353,14 +348,17 @@ class FusedModule(TimedModule):
         local = [t if take is None else take(t.detach()) for t, take in zip(tensors, takes, strict=True)]
         entered = local if shaping is None else shaping.enter(local)
         op = self.bind(entered, unsharded)
+        if shaping is not None and shaping.is_deferred:
+            assert op.deferred is not None, "whoever asks for it knows that there is one"
+            op = op.deferred()
         if any(is_traced(t) for t in local):
             return None
         whole = self.whole(entered, unsharded)
         return BoundOp(op, whole, local, takes if any(take is not None for take in takes) else (), shaping)
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what is bound to this process."""
-        return {**self.__dict__, "_bound": {}, "described": {}}
+        """Without what is bound to this process, or to other modules."""
+        return {**self.__dict__, "_bound": {}, "described": {}, "bucket": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # pyright: ignore[reportUnknownMemberType]

@@ -7,9 +7,9 @@ lists of tensors (``torch._foreach_norm``, ``torch._fused_adamw_``) refuse lists
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -35,11 +35,21 @@ ParameterKind = Literal["dtensor", "local"]
 """What the parameters of a module on a mesh are: DTensors on that mesh, or each rank's own piece, a plain tensor."""
 
 
+class Bucket(Protocol):
+    """What reduces the gradients of a module's parameters with those of others (`gradient_buckets.py`)."""
+
+    def of(self, module: ParameterModule) -> Sequence[torch.Tensor] | None:
+        """The local parameters to compute with; None where it has none for this call."""
+        ...
+
+
 class ParameterModule(FusedModule):
     """A fused module with vectors for parameters, which live where ``placement`` says.
 
     On a mesh they are DTensors (`ParameterKind`), but for a mesh of one rank in a process without a process group.
     """
+
+    bucket: Bucket | None = None
 
     def __init__(self, mesh: DeviceMesh | None, placement: TensorPlacement, kind: ParameterKind) -> None:
         super().__init__()

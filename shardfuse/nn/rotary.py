@@ -131,7 +131,7 @@ class RotaryEmbedding(FusedModule):
             if key is not None:
                 found, expected = "a key", "none, as the query holds all heads"
                 raise ModuleInputError("RotaryEmbedding", "key", found, expected, "leave it out")
-            return self._packed(query, cos, sin, positions)
+            return self._packed(self.packed, query, cos, sin, positions)
         if has_dtensor(tensors):
             given = [Given(name, t, self._input) for name, t in zip(("query", "key"), tensors, strict=False)]
             results = [Result(tuple(t.shape), self._input, self._input) for t in tensors]
@@ -142,10 +142,15 @@ class RotaryEmbedding(FusedModule):
         return cast("torch.Tensor | tuple[torch.Tensor, ...]", turned[0] if key is None else turned)
 
     def _packed(
-        self, x: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None, positions: torch.Tensor | None
+        self,
+        packed: tuple[int, int],
+        x: torch.Tensor,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        positions: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values of x, [batch, sequence, features]."""
-        heads = _count(self.packed)
+        heads = _count(packed)
         if has_dtensor((x,)):
             raise PlacementError("query", cast("Any", x).placements, "packed heads", "pass to_local()")
         if x.ndim != 3 or x.shape[-1] != heads * self.head_dim:
@@ -155,7 +160,7 @@ class RotaryEmbedding(FusedModule):
         tables = self._tables_of(x, cos, sin, positions, None)
         if torch.compiler.is_compiling():
             return tuple(self.as_op((x, *tables), None, None))
-        return tuple(self.run((x, *tables), None, _packing(self.packed, self.head_dim)))
+        return tuple(self.run((x, *tables), None, _packing(packed, self.head_dim)))
 
     def as_op(
         self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None
@@ -165,7 +170,8 @@ class RotaryEmbedding(FusedModule):
             return super().as_op(tensors, unsharded, shaping)
         x, cos, sin = tensors
         self.check_plain(query=x, cos=cos)
-        query, key, value = x.unflatten(-1, (-1, self.head_dim)).split([*self.packed, self.packed[1]], 2)
+        heads = x.view(*x.shape[:-1], _count(self.packed), self.head_dim)
+        query, key, value = heads.split_with_sizes([*self.packed, self.packed[1]], 2)
         turned = [traced.rotary(t, cos, sin, self.rotary_dim, interleaved=self.interleaved) for t in (query, key)]
         return [t.transpose(1, 2) for t in (*turned, value)]
 
@@ -289,6 +295,6 @@ def _count(packed: tuple[int, int]) -> int:
 def _packing(packed: tuple[int, int], head_dim: int) -> Shaping:
     """[batch, sequence, features] <-> heads behind the sequence; the three -> [batch, heads, sequence, head_dim]."""
     sizes = [*packed, packed[1]]
-    by_head = Reshaped(enter=lambda x: x.unflatten(-1, (_count(packed), head_dim)), leave=lambda x: x.flatten(-2))
+    by_head = Reshaped(enter=lambda x: x.view(*x.shape[:-1], _count(packed), head_dim), leave=lambda x: x.flatten(-2))
     heads_before = Reshaped(enter=lambda x: x.transpose(1, 2), leave=lambda x: x.transpose(1, 2))
-    return Shaping((by_head,), (heads_before,) * 3, parts=lambda x: x.split(sizes, 2))
+    return Shaping((by_head,), (heads_before,) * 3, parts=lambda x: x.split_with_sizes(sizes, 2))

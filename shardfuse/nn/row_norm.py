@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +20,8 @@ from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement
 from .row_norm_fusions import RowNormSpec, row_norm_op
 from .settings import Setting
+from .shaping import deferring
+from .tensor_kinds import in_functorch, is_wrapped, modes
 
 if TYPE_CHECKING:
     from .placement import Placements
@@ -76,6 +78,7 @@ class RowNorm(ParameterModule):
         self.normalized_shape, self.eps, self._is_of_last_dim = shape, eps, len(shape) == 1
         self.elementwise_affine, self._switches = switches.weight, switches
         there = (("weight", switches.weight), ("bias", switches.bias), ("input_bias", switches.input_bias))
+        self._deferrable: dict[Hashable, bool] = {}
         self._names = tuple(name for name, is_there in there if is_there)
         self._input = placed
         self._at_name, self._at = at[0], TensorPlacement.of(*at, mesh)
@@ -206,6 +209,45 @@ class RowNorm(ParameterModule):
             return [self.traced(p).flatten() for p in present]
         return [p.flatten() for p in self.local_parameters(**{str(k): cast("Any", p) for k, p in enumerate(present)})]
 
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Of those that there are, in the order of the op."""
+        return self._names
+
+    @property
+    def cut_rows(self) -> tuple[bool, ...]:
+        """For each mesh dimension, does it cut rows?  Told of norms over one dim whose parameters are whole."""
+        return tuple(d is not None and self._parameter.is_uncut and self._is_of_last_dim for d in self._at.shards)
+
+    def _called(
+        self, x: torch.Tensor, residual: Sequence[torch.Tensor], unsharded: Sequence[int] | None
+    ) -> Sequence[torch.Tensor]:
+        """The results of rows; with the gradients of parameters left to the bucket, where there is one for them."""
+        bucket = self.bucket
+        if bucket is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            behind = bucket.of(self) if self._is_deferrable(x, residual, unsharded) else None
+            if behind is not None:
+                return self.run((x, *behind, *residual), unsharded, deferring(len(behind)))
+        return self.run((x, *self._parameters_here(), *residual), unsharded)
+
+    def _is_deferrable(
+        self, x: torch.Tensor, residual: Sequence[torch.Tensor], unsharded: Sequence[int] | None
+    ) -> bool:
+        """Can this rank's summands of the gradients be had, unrounded: of even shards, in the parameters' dtype?"""
+        given = (x, *residual)
+        if any(type(t) not in PLAIN for t in given) or modes() or in_functorch() or any(map(is_wrapped, given)):
+            return False
+        key = (x.shape, x.dtype, *(t.dtype for t in residual), unsharded if unsharded is None else tuple(unsharded))
+        found = self._deferrable.get(key)
+        if found is None:
+            whole = self.whole((x,), unsharded)
+            is_even = x.numel() > 0 and not self._at.resolve("at", x.ndim).for_shape(self.mesh, whole).uneven
+            dtypes = {p.dtype for p in map(self.parameter, self._names) if p is not None}
+            computed = torch.float64 if torch.float64 in (*dtypes, *(t.dtype for t in given)) else torch.float32
+            found = is_even and dtypes == {computed}
+            self._deferrable[key] = found
+        return found
+
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         x, *others = tensors
         residual = others.pop() if self.takes_residual else None
@@ -262,9 +304,9 @@ class InputNorm(RowNorm):
         if self.mesh is None and torch.compiler.is_compiling():
             return self._traced(x, None)[0]
         if self._is_of_last_dim and x.ndim > 1:
-            return self.run((x, *self._parameters_here()), unsharded)[0]
+            return self._called(x, (), unsharded)[0]
         rows = self._as_rows("x", x)
-        normed = self.run((rows, *self._parameters_here()), self._shape_of_rows(unsharded))[0]
+        normed = self._called(rows, (), self._shape_of_rows(unsharded))[0]
         return self._as_given(normed, x.ndim)
 
     def op(self, x: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:
@@ -301,12 +343,12 @@ class ResidualNorm(RowNorm):
             self.check_same("residual", residual, "x", x.shape)
             return self._traced(x, residual)
         if self._is_of_last_dim and x.ndim > 1:
-            results = self.run((x, *self._parameters_here(), residual), unsharded)
+            results = self._called(x, (residual,), unsharded)
             return results[0], results[1]
         if residual.ndim != x.ndim:  # rows of one number of dims may be made of both
             self.check_same("residual", residual, "x", x.shape)
         rows, others = self._as_rows("x", x), self._as_rows("residual", residual)
-        results = self.run((rows, *self._parameters_here(), others), self._shape_of_rows(unsharded))
+        results = self._called(rows, (others,), self._shape_of_rows(unsharded))
         return self._as_given(results[0], x.ndim), self._as_given(results[1], x.ndim)
 
     def op(self, x: torch.Tensor, residual: torch.Tensor, unsharded: Sequence[int] | None = None) -> FusedOp:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 from ..frontend import FusionDefinition
 from ..ir import DataType, TensorView
@@ -20,6 +20,7 @@ class RowNormSpec:
     dropped; None where none can be, and no mask is made.  weight_offset: what is added to the weight.
     x, at, output, output_grad: where the input, the statistics (and the residual), the normed output and its gradient
     live.  A dtype of a tensor that there is not is None.
+    is_deferred: gradients of parameters are this rank's summands, with an axis of 1 for each mesh dim that cuts rows.
     """
 
     ndim: int
@@ -39,6 +40,7 @@ class RowNormSpec:
     bias_dtype: DataType | None = None
     input_bias_dtype: DataType | None = None
     residual_dtype: DataType | None = None
+    is_deferred: bool = False
 
     @property
     def shape(self) -> list[int]:
@@ -118,6 +120,7 @@ def row_norm_op(spec: RowNormSpec) -> FusedOp:
         arguments=(spec.x, *(spec.parameter,) * len(spec.parameters), *(spec.at,) * has_residual),
         gradients=(spec.output_grad, *(spec.at,) * has_residual),
         order=(*order[:-1], 0) if spec.shares_gradient else order,
+        deferred=None if spec.is_deferred else partial(row_norm_op, replace(spec, is_deferred=True)),
     )
 
 
@@ -212,8 +215,26 @@ def _backward(spec: RowNormSpec) -> FusionDefinition:
         summands = ((spec.weight_dtype, None), (spec.bias_dtype, dy), (spec.input_bias_dtype, d_x))
         for dtype, summand in summands:
             if dtype is not None:
-                summed = fd.ops.sum(fd.ops.mul(dy, unit) if summand is None else summand, spec.rows)
-                give(fd, fd.ops.cast(summed, dtype=dtype), mesh, spec.parameter)
+                _give_sum(fd, spec, fd.ops.mul(dy, unit) if summand is None else summand, dtype)
         if spec.residual_dtype is not None and not spec.shares_gradient:
             give(fd, fd.ops.cast(d_total, dtype=spec.residual_dtype), mesh, spec.at)
     return fd
+
+
+def _give_sum(fd: FusionDefinition, spec: RowNormSpec, summand: TensorView, dtype: DataType) -> None:
+    """The sum over all rows; of this rank's rows alone, where that is deferred."""
+    if not spec.is_deferred or spec.mesh is None:
+        give(fd, fd.ops.cast(fd.ops.sum(summand, spec.rows), dtype=dtype), spec.mesh, spec.parameter)
+        return
+    over, kept = list(spec.rows), list[int]()  # mesh dimensions, in the order of the axes that they have
+    for dim in reversed(spec.rows):
+        cut = [k for k, d in enumerate(spec.at.shards) if d == dim]
+        if cut:
+            sizes: list[object] = [fd.ops.size(summand, k) for k in range(summand.ndim)]
+            sizes[dim : dim + 1] = [*(spec.mesh.shape[k] for k in cut), -1]
+            summand = fd.ops.reshape(summand, sizes)  # pyright: ignore[reportArgumentType]
+            over = [axis if axis < dim else axis + len(cut) for axis in over]
+            kept = [*cut, *kept]
+    summed = fd.ops.cast(fd.ops.sum(summand, over), dtype=dtype)
+    shards = [kept.index(k) if k in kept else None for k in range(spec.mesh.ndim)]
+    give(fd, summed, spec.mesh, TensorPlacement(tuple(shards), (False,) * spec.mesh.ndim))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -28,11 +29,13 @@ class Shaping:
     """tensors, results: the first ones of a call, which are views of those of its fusions, as their gradients are.
 
     parts: the results as parts of the first one of the forward fusion; the backward one takes a gradient of each.
+    is_deferred: are the gradients of parameters this rank's summands, as of ``FusedOp.deferred``?
     """
 
     tensors: tuple[Reshaped, ...]
     results: tuple[Reshaped, ...]
     parts: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
+    is_deferred: bool = False
 
     def enter(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of the forward fusion."""
@@ -42,6 +45,14 @@ class Shaping:
         """The results of a call."""
         results = results if self.parts is None else self.parts(results[0])
         return _first([r.leave for r in self.results], results)
+
+    def leave_alone(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same, as views of no other tensor, so that autograd lets a caller write over them.
+
+        They count versions of their own: none of those that are reshaped may be saved for the backward.
+        """
+        left = self.leave(results)
+        return [t.data if k < len(self.results) else t for k, t in enumerate(left)]
 
     def enter_gradients(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The gradients of the results, as the backward fusion takes them."""
@@ -58,12 +69,18 @@ class Shaping:
 
 
 def _first(views: Sequence[View], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [*(view(t) for view, t in zip(views, tensors, strict=False)), *tensors[len(views) :]]
+    viewed = [view(t) for view, t in zip(views, tensors, strict=False)]
+    return [*viewed, *tensors[len(views) :]]
 
 
-def alone(view: torch.Tensor) -> torch.Tensor:
-    """The tensor as one that is a view of no other, so that autograd lets a caller write over it."""
-    return view.data
+_SAME = Reshaped(enter=lambda x: x, leave=lambda x: x)
+_VECTOR = Reshaped(enter=lambda x: x, leave=lambda x: x.view(-1))
+
+
+@cache
+def deferring(parameters: int) -> Shaping:
+    """Of (x, parameters..., others...) and gradients that are this rank's summands, with an axis for each mesh dim."""
+    return Shaping((_SAME, *(_VECTOR,) * parameters), (), is_deferred=True)
 
 
 def contiguous_view(x: torch.Tensor, *shape: int) -> torch.Tensor:

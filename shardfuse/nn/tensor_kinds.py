@@ -1,11 +1,18 @@
 # pyright: reportPrivateUsage=false
-"""Tensors of other types than torch's own."""
+"""Tensors of other types than torch's own, and what else takes ops in torch's place."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+
+_core: Any = torch._C
+modes: Callable[[], int] = _core._len_torch_dispatch_stack
+in_functorch: Callable[[], bool] = _core._are_functorch_transforms_active
+is_wrapped: Callable[[torch.Tensor], bool] = _core._functorch.is_functorch_wrapped_tensor
+"""By a transform that may have ended, whose tensor was kept."""
 
 
 def metadata_of(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -18,5 +25,5 @@ def metadata_of(tensor: torch.Tensor) -> tuple[object, ...]:
 def is_traced(tensor: torch.Tensor) -> bool:
     """Does it stand for values that are elsewhere or to come: is it fake, functional, or a subclass that dispatches?"""
     kind: Any = type(tensor)
-    is_plain = kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    is_plain = kind.__torch_dispatch__ is _core._disabled_torch_dispatch_impl
     return not is_plain and getattr(tensor, "wait", None) is None

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardfuse import DeviceMesh
-from shardfuse.nn import AddRMSNorm, FusionTimer, SwiGLU
+from shardfuse.nn import AddRMSNorm, FusionTimer, SwiGLU, bucket_gradients
 
 pytestmark = [pytest.mark.mpi, pytest.mark.multi_gpu]
 
@@ -62,9 +62,14 @@ def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         assert torch.equal(a, b)
 
 
-def test_a_whole_step(pg) -> None:
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_a_whole_step(pg, bucketed: bool) -> None:
+    """``bucketed``: gradients of the norm behind one node, which runs on the stream on which it was made."""
     mesh = DeviceMesh(range(pg.size))
     model = Block(mesh).to(pg.device)
+    if bucketed:
+        assert bucket_gradients(model) == 2
+        step(model, model, given(0, mesh, pg.device))  # on the current stream
     timer = FusionTimer().watch(model)
     tensors = given(0, mesh, pg.device)
     side = torch.cuda.Stream()

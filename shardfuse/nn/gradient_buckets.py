@@ -1,0 +1,152 @@
+"""Gradients of the parameters of many norms, which are sums over the ranks, reduced together.
+
+Where ranks hold rows, the gradient of a norm's weight is a sum over the ranks, and each norm's backward ends with an
+all-reduce of a few thousand numbers.  In a bucket the backward of a norm gives this rank's summand, and the parameters
+stand in autograd's graph behind one node::
+
+    parameter ---+                   +--- norm of layer 0
+    parameter ---+--- _Together ---- +--- norm of layer 1
+    parameter ---+                   +--- ...
+
+Autograd runs that node once in a backward, when all summands have arrived: it joins them, adds them up by one
+all-reduce, and hands each parameter its gradient.  So whatever waits for a parameter's gradient (accumulation, hooks,
+DDP, `torch.autograd.grad`) sees the sum, only later in the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from ..executor import packing
+from ..executor.launch import queue_on
+from ..frontend.detection import has_dtensor
+from ..mesh import DeviceMesh
+from .parameters import ParameterModule
+from .redistribution import redistribute
+from .row_norm import RowNorm
+from .second_derivatives import Once
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+_Key = tuple[int, tuple[bool, ...]]
+
+
+def bucket_gradients(model: torch.nn.Module) -> int:
+    """From now on one all-reduce a backward adds up the gradients of all norms in ``model``; how many they are.
+
+    These are the parameters of RMSNorm, AddRMSNorm, LayerNorm, AddLayerNorm and DropoutAddNorm that are whole on each
+    rank while the rows are sharded.  Values are as without, up to the order in which NCCL adds; gradients arrive at the
+    end of the backward instead of layer by layer.  All ranks of a mesh call it for the same modules.
+    Gradients are reduced one by one, as before, in calls that do not fit: under torch.compile and torch.func, of 16-bit
+    parameters, of rows that ranks do not divide, and of parameters that something put in the place of those that the
+    model has now, as FSDP does.
+    """
+    found: dict[_Key, list[tuple[RowNorm, str]]] = {}
+    meshes: dict[_Key, DeviceMesh] = {}
+    for module in dict.fromkeys(m for m in model.modules() if isinstance(m, RowNorm)):
+        module.bucket = None
+        cut = module.cut_rows
+        if module.mesh is not None and module.mesh.size > 1 and any(cut):
+            key = id(module.mesh), cut
+            meshes[key] = module.mesh
+            found.setdefault(key, []).extend((module, name) for name in module.parameter_names)
+    for key, members in found.items():
+        GradientBucket(meshes[key], key[1], members)
+    return sum(map(len, found.values()))
+
+
+class GradientBucket:
+    """The parameters of one mesh whose summands are added up together.
+
+    cut: for each mesh dimension, does it cut rows?  ``modules`` know their bucket, and ask it in each call.
+    """
+
+    def __init__(self, mesh: DeviceMesh, cut: Sequence[bool], members: Sequence[tuple[ParameterModule, str]]) -> None:
+        from torch.distributed.tensor import Partial, Replicate
+
+        self._mesh = mesh
+        self._summands, self._whole = [Partial() if c else Replicate() for c in cut], [Replicate() for _ in cut]
+        self._members = [(module, name, _parameter(module, name)) for module, name in members]
+        self._places: dict[ParameterModule, list[int]] = {}
+        for k, (module, _) in enumerate(members):
+            self._places.setdefault(module, []).append(k)
+            cast("Any", module).bucket = self
+        self._made_for: object = None
+        self._addresses: list[int] = []
+        self._behind: tuple[torch.Tensor, ...] = ()
+        """The values of the parameters, in graph behind the node."""
+
+    def of(self, module: ParameterModule) -> Sequence[torch.Tensor] | None:
+        """The local parameters of a module, to be computed with; None where it has others by now, or frozen ones.
+
+        Their storage may have changed, and a node runs on the stream on which it was made: then there is another one.
+        """
+        places = self._places[module]
+        for k in places:
+            _, name, parameter = self._members[k]
+            if _parameter(module, name) is not parameter or not parameter.requires_grad:
+                return None
+        device = _local(self._members[places[0]][2]).device
+        stream = device, _queue_on(device)()
+        if self._made_for != stream or any(_address(self._members[k][2]) != self._addresses[k] for k in places):
+            self._make(stream)
+        return [self._behind[k] for k in places]
+
+    def _make(self, stream: object) -> None:
+        self._behind = ()  # with the nodes that were made on another stream, those of the parameters too
+        with torch.enable_grad():
+            local = [p if (take := m.take(p)) is None else take(p) for m, _, p in self._members]
+            self._behind = cast("Any", _Together).apply(self, *local)
+        self._made_for, self._addresses = stream, [_address(p) for _, _, p in self._members]
+
+    def reduce(self, summands: Sequence[torch.Tensor]) -> None:
+        """Replace this rank's summands by their sums over the ranks."""
+        flat = torch.cat([s.view(-1) for s in summands])
+        whole = redistribute(flat, self._mesh, self._summands, self._whole)
+        parts = whole.split_with_sizes([s.numel() for s in summands])
+        packing.copy_all(list(summands), [part.view_as(s) for part, s in zip(parts, summands, strict=True)])
+
+
+class _Together(torch.autograd.Function):
+    """Parameters as they are, and their gradients by one all-reduce."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, bucket: GradientBucket, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        cast("Any", ctx).bucket = bucket
+        ctx.set_materialize_grads(False)
+        return tuple(p.data for p in parameters)  # views of no other tensor: versions of a parameter are not theirs
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        given = [g for g in gradients if g is not None]
+        if not given:
+            return None, *gradients
+        with torch.no_grad():
+            summed = [g.clone() if torch.is_grad_enabled() or not g.is_contiguous() else g for g in given]
+            cast("Any", ctx).bucket.reduce(summed)
+        found = iter(cast("Any", Once).apply(len(summed), *summed, *given) if torch.is_grad_enabled() else summed)
+        return None, *(None if g is None else next(found) for g in gradients)
+
+
+def _parameter(module: ParameterModule, name: str) -> torch.Tensor:
+    found = module.parameter(name)
+    assert found is not None, "a norm has the parameters that it names"
+    return found
+
+
+def _local(parameter: Any) -> torch.Tensor:
+    return parameter._local_tensor if has_dtensor((parameter,)) else parameter
+
+
+def _address(parameter: torch.Tensor) -> int:
+    return _local(parameter).data_ptr()
+
+
+@cache
+def _queue_on(device: torch.device) -> Callable[[], int]:
+    return queue_on(device)
