@@ -31,13 +31,16 @@ from ..ir.caller_lines import lines_named
 from ..ir.digits import (
     Axis,
     CutError,
+    Digit,
     Root,
     axis_of,
     extent,
+    merge,
     overlaps,
     parted,
     reshape,
     root_of,
+    roots,
     substitute,
     unify,
 )
@@ -180,7 +183,7 @@ class _Binder:
                     "equal extents, or 1",
                     "broadcast one of them, or correct the sizes",
                 )
-            if not (self.rewrite(a, b) or self.rewrite(b, a)):
+            if not (self.rewrite(a, b) or self.rewrite(b, a) or self.rewrite_cut(a, b) or self.rewrite_cut(b, a)):
                 operands[k] = self.relabel(operands[k])
                 assert self.rewrite(a, operands[k].domain.logical[other]), "a fresh axis can always be rewritten"
         return operands[first].domain.logical[at]
@@ -194,6 +197,36 @@ class _Binder:
             domains = [tuple(substitute(axis, rewritten) for axis in t.domain.logical) for t in touched]
         except CutError:
             return False
+        return self.replaced(touched, domains)
+
+    def rewrite_cut(self, a: Axis, b: Axis) -> bool:
+        """As ``rewrite``, of digits of ``b`` that a reshape has cut: each part of their roots is a root of its own then.
+
+        Two tensors that were reshaped alike meet so, axis by axis: ``i1/512`` is ``i0/512``, and what is left of ``i1``
+        will be ``i0%512``.
+        """
+        parts: dict[Root, Axis] = {}
+        for d in b:
+            if (
+                isinstance(d.base, Digit)
+                or d.base in parts
+                or d.base in roots(a)
+                or d.base.extent % (d.weight * d.extent)
+            ):
+                return False
+            sizes = (d.base.extent // (d.weight * d.extent), d.extent, d.weight)
+            parts[d.base] = merge(*(self.fresh(n) for n in sizes))
+        touched = [t for t in self.live if any(root_of(d) in parts for axis in t.domain.logical for d in axis)]
+        try:
+            apart = [tuple(substitute(axis, parts) for axis in t.domain.logical) for t in touched]
+            rewritten = unify(a, substitute(b, parts), apart)
+            domains = [tuple(substitute(axis, rewritten) for axis in logical) for logical in apart]
+        except CutError:
+            return False
+        return self.replaced(touched, domains)
+
+    def replaced(self, touched: Sequence[BoundTensor], domains: Sequence[tuple[Axis, ...]]) -> bool:
+        """Give the tensors these axes, unless recorded splits of one of them would no longer fit."""
         for tensor, logical in zip(touched, domains, strict=True):
             tv = self.views.get(tensor)
             if tv is not None and fits(tv, tensor.domain.logical) and not fits(tv, logical):
