@@ -200,7 +200,7 @@ class _Binder:
         return self.replaced(touched, domains)
 
     def rewrite_cut(self, a: Axis, b: Axis) -> bool:
-        """As ``rewrite``, of digits of ``b`` that a reshape has cut: each part of their roots is a root of its own then.
+        """As ``rewrite``, of digits of ``b`` that a reshape has cut: each part of their roots becomes a root.
 
         Two tensors that were reshaped alike meet so, axis by axis: ``i1/512`` is ``i0/512``, and what is left of ``i1``
         will be ``i0%512``.
