@@ -23,6 +23,7 @@ from ..frontend.explain import Explanation, explain_plan
 from .cost import Cost, cost_of, why_never
 from .errors import CompileOptionError
 from .ledger import RegionReport, note
+from .measured import module_of
 from .published import publish
 from .region_op import Program, program_of
 from .regions import Region, lines_of, regions_of
@@ -146,6 +147,7 @@ def _reported(kind: str, w: _Weighed) -> RegionReport:
         w.why,
         lines_of(region.nodes),
         "" if w.program is None else w.program.text,
+        module=None if w.program is None else module_of(region),
     )
 
 

@@ -31,16 +31,14 @@ from ..ir.caller_lines import lines_named
 from ..ir.digits import (
     Axis,
     CutError,
-    Digit,
     Root,
     axis_of,
     extent,
-    merge,
     overlaps,
     parted,
     reshape,
     root_of,
-    roots,
+    roots_of_parts,
     substitute,
     unify,
 )
@@ -183,50 +181,26 @@ class _Binder:
                     "equal extents, or 1",
                     "broadcast one of them, or correct the sizes",
                 )
-            if not (self.rewrite(a, b) or self.rewrite(b, a) or self.rewrite_cut(a, b) or self.rewrite_cut(b, a)):
+            if not any(self.rewrite(*two, cut=cut) for cut in (False, True) for two in ((a, b), (b, a))):
                 operands[k] = self.relabel(operands[k])
                 assert self.rewrite(a, operands[k].domain.logical[other]), "a fresh axis can always be rewritten"
         return operands[first].domain.logical[at]
 
-    def rewrite(self, a: Axis, b: Axis) -> bool:
-        """Rewrite the roots of ``b`` in digits of ``a`` in every tensor, if that can be."""
+    def rewrite(self, a: Axis, b: Axis, *, cut: bool = False) -> bool:
+        """Rewrite the roots of ``b`` in digits of ``a`` in every tensor, if that can be.
+
+        ``cut``: roots of which a reshape put only a part in ``b`` are roots of their parts from there on.  Two tensors
+        that were reshaped alike meet so, axis by axis: ``i1/512`` is ``i0/512``, what is left of ``i1`` ``i0%512``.
+        """
         wanted = {root_of(d) for d in b}
         touched = [t for t in self.live if any(root_of(d) in wanted for axis in t.domain.logical for d in axis)]
         try:
-            rewritten = unify(a, b, [t.domain.logical for t in touched])
-            domains = [tuple(substitute(axis, rewritten) for axis in t.domain.logical) for t in touched]
+            parts = roots_of_parts(b, a, self.fresh) if cut else {}
+            domains = [tuple(substitute(axis, parts) for axis in t.domain.logical) for t in touched]
+            rewritten = unify(a, substitute(b, parts), domains)
+            domains = [tuple(substitute(axis, rewritten) for axis in logical) for logical in domains]
         except CutError:
             return False
-        return self.replaced(touched, domains)
-
-    def rewrite_cut(self, a: Axis, b: Axis) -> bool:
-        """As ``rewrite``, of digits of ``b`` that a reshape has cut: each part of their roots becomes a root.
-
-        Two tensors that were reshaped alike meet so, axis by axis: ``i1/512`` is ``i0/512``, and what is left of ``i1``
-        will be ``i0%512``.
-        """
-        parts: dict[Root, Axis] = {}
-        for d in b:
-            if (
-                isinstance(d.base, Digit)
-                or d.base in parts
-                or d.base in roots(a)
-                or d.base.extent % (d.weight * d.extent)
-            ):
-                return False
-            sizes = (d.base.extent // (d.weight * d.extent), d.extent, d.weight)
-            parts[d.base] = merge(*(self.fresh(n) for n in sizes))
-        touched = [t for t in self.live if any(root_of(d) in parts for axis in t.domain.logical for d in axis)]
-        try:
-            apart = [tuple(substitute(axis, parts) for axis in t.domain.logical) for t in touched]
-            rewritten = unify(a, substitute(b, parts), apart)
-            domains = [tuple(substitute(axis, rewritten) for axis in logical) for logical in apart]
-        except CutError:
-            return False
-        return self.replaced(touched, domains)
-
-    def replaced(self, touched: Sequence[BoundTensor], domains: Sequence[tuple[Axis, ...]]) -> bool:
-        """Give the tensors these axes, unless recorded splits of one of them would no longer fit."""
         for tensor, logical in zip(touched, domains, strict=True):
             tv = self.views.get(tensor)
             if tv is not None and fits(tv, tensor.domain.logical) and not fits(tv, logical):
