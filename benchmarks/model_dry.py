@@ -1,7 +1,7 @@
 """The models of the suite ``models``, tiny, on the CPU: regions are found and taken, and losses are as eager torch's.
 
-Graphs are handed to the pass as Inductor hands them, but run op by op: no code of Inductor's is compiled.  Where a model
-has dropout, whose masks a graph draws by other means than eager torch, losses are as those of the same graph without
+Graphs are handed to the pass as Inductor hands them, but run op by op: no code of Inductor's is compiled.  Where a
+model has dropout, whose masks a graph draws by other means than eager torch, losses are as those of the same graph without
 the pass.
 """
 
@@ -48,7 +48,6 @@ class DryModel:
 
 def by_ops(graph: GraphModule, inputs: Sequence[torch.Tensor], take: Take = "all") -> Callable[..., object]:
     """A backend of torch.compile that runs what the pass leaves as torch does, op by op."""
-    import torch._inductor.lowering  # its decompositions ask it
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
 
