@@ -1,7 +1,7 @@
 """The models of the suite ``models``, tiny, on the CPU: regions are found and taken, and losses are as eager torch's.
 
 Graphs are handed to the pass as Inductor hands them, but run op by op: no code of Inductor's is compiled.  Where a
-model has dropout, whose masks a graph draws by other means than eager torch, losses are as those of the same graph without
+model has dropout, whose masks a graph draws by other means, losses are as those of the same graph without
 the pass.
 """
 

@@ -34,7 +34,8 @@ SHARE_OF_COPY = {
     "reduction": 0.85,
     "pointwise": 0.85,
     "transpose": 0.75,
-    **{"looped": 0.75, "torch_call": 0.3},
+    "looped": 0.75,
+    "torch_call": 0.3,
 }
 """The least shares of a copy that each scheduler's kernels reach in ``docs/measured.md``, apart from odd rows."""
 PERSISTENT_ROW = 1024

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+    from ..frontend.explain import Explanation
+
 MOST = 4096
 """Regions that are remembered."""
 
@@ -22,7 +24,8 @@ class RegionReport:
     ``graph``: "forward", "backward" or "cached", where torch's cache had the compiled graph.  ``ops``: how often each
     op is in it.  ``bytes``, ``kernels``: of shardfuse's plan.  ``us``: expected of that plan; ``inductor_us``: of
     Inductor's kernels.  ``why``: one sentence.  ``lines``: of the caller's program.  ``program``: the definition.
-    ``measured_us``, ``measured_inductor_us``: of both alone, where the report was asked to measure.
+    ``measured_us``, ``measured_inductor_us``: of both alone, where the report was asked to measure.  ``of``: the graph,
+    counted in this process; ``number``: of the region in it; ``behind``: those on whose results it rests, the nearest.
     """
 
     graph: str
@@ -39,6 +42,10 @@ class RegionReport:
     program: str
     measured_us: float | None = None
     measured_inductor_us: float | None = None
+    of: int = 0
+    number: int = 0
+    behind: tuple[int, ...] = ()
+    plan: Explanation | None = field(default=None, repr=False, compare=False)
     module: GraphModule | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:

@@ -4,22 +4,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from .ledger import RegionReport, Report
 from .ledger import report as noted
 from .measured import measured
+from .page import write_page
 
 
-def report(*, clear: bool = False, measure: bool = False) -> Report:
+def report(*, clear: bool = False, measure: bool = False, html: str | Path | None = None) -> Report:
     """Every region that the pass has looked at in this process, in order.
 
     ``clear`` forgets them.  ``measure`` runs each that has a program on the current GPU, as shardfuse's kernels and as
-    those that Inductor makes of it alone, which it compiles for that; nothing is measured without a GPU.
+    those that Inductor makes of it alone, which it compiles for that; nothing is measured without a GPU.  ``html``:
+    where the same is written as one page that needs nothing else.  Raises ``OSError`` where it cannot be written.
     """
     found = noted(clear=clear)
-    return _measured(found) if measure and torch.cuda.is_available() else found
+    found = _measured(found) if measure and torch.cuda.is_available() else found
+    if html is not None:
+        write_page(html, found)
+    return found
 
 
 def _measured(found: Report) -> Report:
