@@ -20,7 +20,7 @@ class Row:
 
     us, low, high: microseconds, median and spread; ``None`` where it failed or is wrong, which ``note`` then says.
     bytes: each input read once, each output written once.  errors: of each output against float64, as one norm.
-    kernels: launches that the profiler saw; planned: of shardfuse's plan.
+    kernels: launches that the profiler saw; planned: of shardfuse's plan.  said: what else is to be told.
     """
 
     workload: str
@@ -34,6 +34,7 @@ class Row:
     kernels: int | None = None
     planned: int | None = None
     note: str = ""
+    said: str = ""
 
     @property
     def counts(self) -> bool:
@@ -79,7 +80,16 @@ class Results:
         return Results(**{**found, "left_out": tuple(found["left_out"])}, rows=rows)
 
 
-_DEFAULTS = {"us": None, "low": None, "high": None, "errors": (), "kernels": None, "planned": None, "note": ""}
+_DEFAULTS = {
+    "us": None,
+    "low": None,
+    "high": None,
+    "errors": (),
+    "kernels": None,
+    "planned": None,
+    "note": "",
+    "said": "",
+}
 
 
 def commit() -> str:
@@ -122,7 +132,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
     if row.kernels is not None and row.planned not in (None, row.kernels):
         kernels = f"{row.planned} planned, {row.kernels} seen"
     speed = "" if row.gb_per_s is None else f"{row.gb_per_s:.0f}"
-    return row.case, row.impl, f"{row.us:.1f}", speed, share, faster, kernels, f"{error} {row.note}".strip()
+    return row.case, row.impl, f"{row.us:.1f}", speed, share, faster, kernels, f"{error} {row.note} {row.said}".strip()
 
 
 def ratios(results: Results) -> dict[str, dict[str, dict[str, float]]]:

@@ -9,6 +9,8 @@
     python benchmarks/run.py backward --write                 # benchmarks/results/, docs/measured.md, and the plot
     python benchmarks/run.py forward --read forward.json --commit 1a2b3c --write # the same from another machine's
     mpirun -n 4 python benchmarks/run.py reshard              # or by torchrun; against redistribute of DTensor
+    python benchmarks/run.py models                           # training steps of whole models, against Inductor
+    python benchmarks/run.py models --dry                     # tiny ones on the CPU: regions, and losses as eager's
     python benchmarks/run.py optimiser                        # a step of AdamW over 1,000 tensors, against torch's
     torchrun --nproc-per-node 2 benchmarks/run.py calls       # a call with an all-reduce, against NCCL and Inductor
     torchrun --nproc-per-node 2 benchmarks/run.py exchange    # statistics exchanged in a kernel, and by collectives
@@ -43,6 +45,9 @@ from benchmarks import page, peers
 from benchmarks.calls import EXCHANGE, run_calls, run_exchange
 from benchmarks.dry import Planned, plan_case
 from benchmarks.host import CALLED
+from benchmarks.model_cases import model_cases
+from benchmarks.model_dry import dry_models
+from benchmarks.models import run_models
 from benchmarks.optimiser import run_optimiser
 from benchmarks.plot import plot
 from benchmarks.report import Results, Row, as_text, columns, has_plot
@@ -63,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _read(options)
     if options.suite in ON_RANKS:
         return _on_ranks(options)
-    if options.suite == "optimiser":
+    if options.suite in ON_GPU:
         return _on_gpu(options)
     try:
         return _run(options)
@@ -99,17 +104,24 @@ def _run(options: argparse.Namespace) -> int:
     return _measure(options, _rows(options, work, chosen), left_out)
 
 
+ON_GPU = ("optimiser", "models")
+"""Suites that have cases of their own."""
+
+
 def _on_gpu(options: argparse.Namespace) -> int:
-    """A suite that has cases of its own."""
+    if options.dry and options.suite == "models":
+        return dry_models(options.only)
     if not torch.cuda.is_available():
         print(f"no GPU is visible: {options.suite} runs on one", file=sys.stderr)
         return 2
+    if options.suite == "models":
+        return _measure(options, run_models(options.only, torch.cuda.device_count()), [])
     return _measure(options, run_optimiser(options.seconds, torch.device("cuda", 0)), [])
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=(*SUITES, "autotuned", "host", "compile", "optimiser", *ON_RANKS))
+    parser.add_argument("suite", choices=(*SUITES, "autotuned", "host", "compile", *ON_GPU, *ON_RANKS))
     parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite")
     default = ",".join(p for p in peers.PEERS if p not in peers.ASKED_FOR)
@@ -127,7 +139,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.command = shlex.join(["benchmarks/run.py", *words])
     chosen = (AUTOTUNED if options.suite == "autotuned" else default) if options.peers is None else options.peers
     options.peers = [p for p in chosen.split(",") if p]
-    for given, known in ((options.peers, peers.PEERS), (options.only, WORKLOADS)):
+    workloads = model_cases() if options.suite == "models" else WORKLOADS
+    for given, known in ((options.peers, peers.PEERS), (options.only, workloads)):
         if unknown := [name for name in given if name not in known]:
             parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
     return options

@@ -143,6 +143,7 @@ class _Segmenter:
     def run(self) -> list[ScheduledSegment]:
         for expr in self.placed:
             self.place(expr)
+        self.join_what_is_left()
         self.join_siblings()
         self.pack_collectives()
         self.join_readers_of_collectives()
@@ -253,6 +254,14 @@ class _Segmenter:
         for h in sorted(self.depends[g], reverse=True):
             if h in self.depends[g]:
                 self.try_join(h, g)
+
+    def join_what_is_left(self) -> None:
+        """Where what stood between two groups has joined one of them since, they are neighbours now."""
+        for b in sorted(self.groups):
+            tried: dict[int, None] = {}
+            while left := [h for h in sorted(self.depends.get(b, ()), reverse=True) if h not in tried]:
+                tried[left[0]] = None
+                self.try_join(left[0], b)
 
     def feeding(self, expr: Expr) -> list[int]:
         """The groups whose tensors ``expr`` reads, through cheap producers too."""

@@ -104,6 +104,19 @@ def test_what_inductor_would_have_kept_in_registers_counts_against_a_region() ->
     assert apart.border > alone.border == 0
 
 
+def test_gradients_of_modulated_norms_have_a_plan() -> None:
+    """Three sums over 1024 rows of each of 16 conditions: the partial results of 64 programs, 21 columns at once."""
+
+    def f(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        normed = F.layer_norm(x, (x.shape[-1],)) * (1 + scale[:, None]) + shift[:, None]
+        return x + gate[:, None] * normed
+
+    x, row = ((16, 1024, 1152), BF16), ((16, 1152), BF16)
+    cost, plan = planned(gradient(f), x, row, row, row, x)
+    assert plan.kernels <= 3, str(plan)
+    assert cost.gains, str(cost)
+
+
 def test_a_call_of_torch_is_never_worth_it() -> None:
     _, plan = planned(lambda x: torch.fmod(x, 3).sum(-1), ((64, 64), torch.int64))
     assert "fmod" in str(why_never(plan))

@@ -124,6 +124,24 @@ def x_times_its_transpose(fd: FusionDefinition) -> None:
     fd.add_output(fd.ops.matmul(x, fd.ops.permute(x, [1, 0])))
 
 
+def reshaped_alike(fd: FusionDefinition) -> None:
+    x, y = fd.define_tensor([6, 5]), fd.define_tensor([6, 5])
+    parts = [fd.ops.reshape(t, [2, 3, 5]) for t in (x, y)]
+    product = fd.ops.mul(parts[0], fd.ops.exp(parts[1]))
+    fd.add_output(product)
+    fd.add_output(fd.ops.sum(fd.ops.reshape(product, [6, 5]), [0]))
+
+
+def reshaped_apart(fd: FusionDefinition) -> None:
+    """Parts meet across each other, or beside what is whole: cuts of one tensor's rows that are not the other's."""
+    x, y = fd.define_tensor([12, 5]), fd.define_tensor([12, 5])
+    a, b = fd.ops.reshape(x, [3, 4, 5]), fd.ops.reshape(y, [4, 3, 5])
+    fd.add_output(fd.ops.add(a, fd.ops.permute(b, [1, 0, 2])))
+    c = fd.ops.reshape(y, [2, 6, 5])
+    fd.add_output(fd.ops.add(fd.ops.reshape(a, [2, 6, 5]), c))
+    fd.add_output(fd.ops.mul(x, y))
+
+
 CLASHES: dict[str, tuple[Define, list[tuple[int, ...]], Callable[..., Any]]] = {
     "x + x.T": (transposed, [(5, 5)], lambda x: x + x.T),
     "x[:, None] - x": (outer, [(7,)], lambda x: x[:, None] - x),
@@ -139,6 +157,20 @@ CLASHES: dict[str, tuple[Define, list[tuple[int, ...]], Callable[..., Any]]] = {
         [(2, 8, 3, 5), (8,)],
         lambda x, w: (
             (x.reshape(2, 2, -1) - x.reshape(2, 2, -1).mean(-1, keepdim=True)).reshape(x.shape) * w[:, None, None]
+        ),
+    ),
+    "[6] as [2, 3], both": (
+        reshaped_alike,
+        [(6, 5), (6, 5)],
+        lambda x, y: ((x * y.exp()).reshape(2, 3, 5), (x * y.exp()).sum(0)),
+    ),
+    "[12] as [3, 4] and [4, 3]": (
+        reshaped_apart,
+        [(12, 5), (12, 5)],
+        lambda x, y: (
+            x.reshape(3, 4, 5) + y.reshape(4, 3, 5).transpose(0, 1),
+            x.reshape(2, 6, 5) + y.reshape(2, 6, 5),
+            x * y,
         ),
     ),
     "x @ x.T": (x_times_its_transpose, [(3, 4)], lambda x: x @ x.T),

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernel_cases import layer_norm_backward
 
 from shardfuse import DataType, FusionDefinition
 from shardfuse.compiler import compile_fusion
 from shardfuse.device import H200
 from shardfuse.errors import KernelCompileError
-from shardfuse.executor.fitting import fitted
+from shardfuse.executor.fitting import fitted, launches_of
 from shardfuse.executor.kernel import Kernel
 from shardfuse.executor.options import CompileOptions
 from shardfuse.ir.layout import Layout
+from shardfuse.schedulers import kernels_of
 from shardfuse.schedulers.plan import KernelPlan
 
 
@@ -28,6 +30,15 @@ def norm_of_wide_rows() -> KernelPlan:
     (segment,) = compile_fusion(fd.fusion, {x: (1024, 262144)}, device=H200).segments
     (plan,) = segment.kernels
     assert plan.schedule.members > 1
+    return plan
+
+
+def gradients_of_a_norm() -> KernelPlan:
+    """Sums of rows and of columns, and what adds up the columns' partial results in the same launch."""
+    segment = layer_norm_backward([32768, 4096], DataType.BFloat16)
+    (plan,) = kernels_of("mix_order", segment, H200)
+    assert plan.schedule.is_one_launch
+    assert len(plan.stages) == 2
     return plan
 
 
@@ -57,3 +68,19 @@ def test_a_team_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     most = plan.schedule.members - 1
     with pytest.raises(KernelCompileError, match=f"programs wait for each other, {most} run at once"):
         fit(plan, most, monkeypatch, tmp_path)
+
+
+def test_stages_are_launches_where_their_programs_do_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = gradients_of_a_norm()
+    with pytest.raises(KernelCompileError, match="programs wait for each other, 131 run at once"):
+        fit(plan, 131, monkeypatch, tmp_path)
+    sources = [fit(one, 131, monkeypatch, tmp_path).source for one in launches_of(plan)]
+    assert [s.is_cooperative for s in sources] == [False, False]
+    partial = [str(t) for t in sources[0].tensors if "partial" in str(t)]
+    assert partial
+    assert partial == [str(t) for t in sources[1].tensors if "partial" in str(t)]
+
+
+def test_a_kernel_without_stages_stays_one() -> None:
+    plan = norm_of_wide_rows()
+    assert launches_of(plan) == (plan,)

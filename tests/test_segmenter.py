@@ -188,6 +188,33 @@ def test_reshapes_that_share_no_cut(through: list[int]) -> None:
     check(fd, [x])
 
 
+def test_tensors_that_are_reshaped_alike_are_one_kernel() -> None:
+    """Gradients of a bias and of what follows it, as graphs of torch have them: flat, whole, flat again."""
+
+    def define(fd: FusionDefinition) -> None:
+        dy, x = (fd.ops.reshape(fd.define_tensor([64, 32]), [4, 16, 32]) for _ in range(2))
+        dx = fd.ops.mul(dy, fd.ops.exp(fd.ops.mul(x, x)))
+        fd.add_output(dx)
+        fd.add_output(fd.ops.sum(fd.ops.reshape(dx, [64, 32]), [0]))
+
+    (line,) = described(define)
+    assert line.startswith("reduction:")
+
+
+def test_a_norm_whose_scale_is_made_apart_is_one_kernel() -> None:
+    """Group norm as Inductor decomposes it: scale and shift of each channel first, which only the last op reads."""
+
+    def define(fd: FusionDefinition) -> None:
+        x, w = fd.define_tensor([4, 8, 64]), fd.define_tensor([8])
+        var, mean = fd.ops.var_mean(fd.ops.reshape(x, [4, 2, 4, 64]), [2, 3], correction=0, keepdim=True)
+        scale = fd.ops.mul(fd.ops.rsqrt(fd.ops.add(var, 1e-5)), fd.ops.reshape(w, [1, 2, 4, 1]))
+        shift = fd.ops.mul(fd.ops.neg(mean), scale)
+        scale, shift = (fd.ops.unsqueeze(fd.ops.reshape(t, [4, 8]), 2) for t in (scale, shift))
+        fd.add_output(fd.ops.add(fd.ops.mul(x, scale), shift))
+
+    assert [line.split(":")[0] for line in described(define)] == ["persistent"]
+
+
 def test_what_has_no_elements_is_left_to_torch_alone() -> None:
     """A slice of nothing, its sum, and a cat with it; the norm beside them is one kernel as ever."""
     with FusionDefinition() as fd:

@@ -11,7 +11,8 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from .backend import backend
-from .ledger import RegionReport, Report, report
+from .ledger import RegionReport, Report
+from .reporting import report
 
 if TYPE_CHECKING:
     from torch._inductor.custom_graph_pass import CustomGraphPass

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import cast
 
 import torch
@@ -17,7 +18,7 @@ from torch.fx import Node
 
 from ..frontend.explain import Explanation
 from .regions import Region, is_fusable, nbytes
-from .table import aten_ops
+from .table import aten_ops, is_view
 from .translation import argument, hinted, tensor_of
 
 BYTES_PER_US = 4.3e6
@@ -26,19 +27,35 @@ KERNEL_US = 3.0
 """A kernel's start and end, beside what its bytes take: copies of 32 to 512 MB lose 5 us, of which a stream of kernels
 hides some."""
 HOST_US = 5.0
-"""What the host takes for a call of the op beyond the launch of one kernel of Inductor's; 0 in CUDA graphs."""
-SHARE_OF_COPY = {"persistent": 0.88, "mix_order": 0.80, "reduction": 0.85, "pointwise": 0.85, "transpose": 0.75}
+"""Of the host for a call of the op beyond its launches, and for each launch, of Inductor's too; 0 in CUDA graphs."""
+SHARE_OF_COPY = {
+    "persistent": 0.88,
+    "mix_order": 0.80,
+    "reduction": 0.85,
+    "pointwise": 0.85,
+    "transpose": 0.75,
+    "looped": 0.75,
+    "torch_call": 0.3,
+}
 """The least shares of a copy that each scheduler's kernels reach in ``docs/measured.md``, apart from odd rows."""
-OTHER_SHARE = 0.6
-"""Of any other scheduler's kernels: loops over what no program holds."""
-CHANNELS_SHARE = 0.4
-"""Of a persistent kernel over inner and outer axes at once, as a group norm's gradient."""
 PERSISTENT_ROW = 1024
 """Elements of a row that a kernel of Inductor's holds (``persistent_reduction`` of an inner reduction)."""
 INDUCTOR_ROW_SHARE, INDUCTOR_LOOP_SHARE, INDUCTOR_COLUMN_SHARE = 0.92, 0.85, 0.85
 """Shares of a copy: rows held, rows looped over, and columns, in kernels of Inductor's that read once."""
+INDUCTOR_SCATTERED_SHARE = 0.30
+"""Of rows whose elements lie apart in memory by a few bytes each, as a group's channels do in channels-last: group
+norms reach 0.15 to 0.35."""
+FEW = 64
+"""Bytes: of fewer side by side, most of what is fetched belongs to other rows."""
+INDUCTOR_OPS_PER_US = 1.5e7
+"""Of a kernel that sums columns, what it computes besides: erf and exp of bias gradients took 411 us for 134 million
+elements, where their bytes would have taken 125."""
+HEAVY = {"erf": 25, "tanh": 20, "exp": 8, "log": 8, "sigmoid": 12, "pow": 12, "div": 4, "reciprocal": 4, "sqrt": 4}
+"""Instructions of an element; of other ops 1."""
 INDUCTOR_MIXED_SHARE = 0.72
 """Of a kernel of Inductor's that reduces rows and columns at once: 0.55 to 0.72 was measured."""
+SPLIT_ROWS, SPLIT_ELEMENTS = 2 * 132, 8192
+"""Fewer rows, of more elements than that, are reduced in parts (``inner_reduction_splits``)."""
 MIXED_ROWS, MIXED_COLUMNS = 4096, 16384
 """Rows at least, and columns at most, of such a kernel."""
 REREAD = 0.35
@@ -47,7 +64,9 @@ L2_BYTES = 30e6
 """Of 50 MB: what rows that are read again may take."""
 RESIDENT_ROWS = 132 * 4
 MARGIN = 0.95
-"""A region is taken where it is expected to take less than this of Inductor's time."""
+"""A region is taken where it is expected to take less than this of Inductor's time,"""
+LEAST_US = 4.0
+"""and to gain that much: times of few microseconds are launches, of which nobody knows who waits for them."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +80,8 @@ class Cost:
 
     @property
     def gains(self) -> bool:
-        return self.ours + self.border + self.host < MARGIN * self.inductor
+        own = self.ours + self.border + self.host
+        return own < MARGIN * self.inductor and self.inductor - own >= LEAST_US
 
     def __str__(self) -> str:
         at_border = f" + {self.border:.1f} at its border" if self.border else ""
@@ -71,8 +91,10 @@ class Cost:
 
 def cost_of(region: Region, plan: Explanation, *, has_cuda_graphs: bool, is_mix_order: bool) -> Cost:
     """``has_cuda_graphs``, ``is_mix_order``: of Inductor's configuration."""
-    host = 0.0 if has_cuda_graphs else HOST_US
-    return Cost(_ours(plan), inductor_us(region, is_mix_order=is_mix_order), border_us(region), host)
+    inductor, kernels = inductor_us(region, is_mix_order=is_mix_order)
+    launches = max(plan.kernels, 1) + 1 - kernels
+    host = 0.0 if has_cuda_graphs else HOST_US * max(launches, 0)
+    return Cost(_ours(plan), inductor, border_us(region), host)
 
 
 def why_never(plan: Explanation) -> str | None:
@@ -88,20 +110,47 @@ def _ours(plan: Explanation) -> float:
     for s in plan.segments:
         if s.scheduler in ("no_op", "communication"):
             continue
-        share = SHARE_OF_COPY.get(s.scheduler, OTHER_SHARE)
+        share = SHARE_OF_COPY[s.scheduler]
         total += max(len(s.kernels), 1) * KERNEL_US + s.bytes / (BYTES_PER_US * share)
     return total
 
 
 def border_us(region: Region) -> float:
-    """Of what would stay in registers if Inductor had all: written by one side, read by the other."""
+    """Of what would stay in registers if Inductor had all: written by one side, read by the other.
+
+    What is read behind a matrix product that rests on it, as a residual is, Inductor stores as well.
+    """
     moved = sum(nbytes(n) for n in region.inputs if is_fusable(n))
+    far = _behind_others(region)
     for n in region.outputs:
         readers = [u for u in n.users if u not in region.nodes]
-        if readers and all(is_fusable(u) for u in readers):
-            moved += 2 * nbytes(n)
+        near = [u for u in readers if is_fusable(u) and u not in far]
+        if near:
+            moved += (2 if len(near) == len(readers) else 1) * nbytes(n)
     kernels = KERNEL_US if moved else 0.0
     return kernels + moved / BYTES_PER_US
+
+
+def _behind_others(region: Region) -> dict[Node, None]:
+    """Readers of what the region gives that also wait for something that is no pointwise op and rests on the region."""
+    readers = {u: None for n in region.outputs for u in n.users if u not in region.nodes}
+    held: dict[Node, bool] = {}  # of what rests on the region: does a path to it lead through another kernel?
+    inside = dict.fromkeys((*region.nodes, *region.outside))
+    found: dict[Node, None] = {}
+    n = region.nodes[0]
+    last = max(readers, default=n)
+    while n < last:
+        n = n.next
+        if n in inside:
+            continue
+        behind = [a for a in n.all_input_nodes if a in held]
+        if not behind and not any(a in inside for a in n.all_input_nodes):
+            continue
+        is_far = any(held[a] for a in behind)
+        if is_far and n in readers:
+            found[n] = None
+        held[n] = is_far or not (is_fusable(n) or is_view(n) or n.target is operator.getitem)
+    return found
 
 
 # --- Inductor ----------------------------------------------------------------------------------------------
@@ -109,41 +158,71 @@ def border_us(region: Region) -> float:
 
 @dataclass(frozen=True)
 class _ReductionKernel:
-    """One kernel of Inductor's: everything that is reduced over ``reduced`` elements of each of ``kept``."""
+    """One kernel of Inductor's: everything that is reduced over ``reduced`` elements of each of ``kept``.
+
+    ``side_by_side``: reduced elements in a row of memory; 0 where they are columns.
+    """
 
     kept: int
     reduced: int
-    is_inner: bool
+    side_by_side: int
+
+    @property
+    def is_inner(self) -> bool:
+        return self.side_by_side > 0
+
+    @property
+    def is_split(self) -> bool:
+        """Are the parts of a row reduced by several programs, and added up by another kernel?"""
+        return self.is_inner and self.kept < SPLIT_ROWS and self.reduced > SPLIT_ELEMENTS
 
 
-def inductor_us(region: Region, *, is_mix_order: bool) -> float:
-    """Kernels by what they reduce: Inductor fuses pointwise ops into each, and reads their inputs in each again.
+def inductor_us(region: Region, *, is_mix_order: bool) -> tuple[float, int]:
+    """Of all kernels, and how many: one for each way to reduce, with pointwise ops whose inputs each reads again.
 
     ``is_mix_order``: its ``triton.mix_order_reduction`` is on, so that sums of rows and of columns may share a kernel.
     """
     kernels: dict[_ReductionKernel, list[Node]] = {}
     for n in region.reductions:
         kernels.setdefault(_kernel_of(n), []).append(n)
-    depth = _depths(region)
-    total = 0.0
     largest = max((nbytes(n) for n in (*region.inputs, *region.outputs)), default=0)
     wide = [n for n in region.outputs if 2 * nbytes(n) >= largest]
-    owner = next((k for k in kernels if k.is_inner), None)
+    owner = _owner_of(region, kernels, wide)
     if owner is not None and is_mix_order and _is_mixed(owner, list(kernels)):
         roots = [*region.reductions, *wide]
         moved = sum(map(nbytes, _read(region, roots))) + sum(map(nbytes, region.outputs))
-        return 2 * KERNEL_US + moved / (BYTES_PER_US * INDUCTOR_MIXED_SHARE)
-    for kernel, reductions in kernels.items():
-        is_owner = kernel is owner
-        roots = [*reductions, *wide] if is_owner else reductions
-        read = sum(nbytes(n) for n in _read(region, roots))
-        written = sum(nbytes(n) for n in (wide if is_owner else reductions) if n in region.outputs)
-        passes = 1 + max(depth[n] for n in reductions) - min(depth[n] for n in reductions)
-        passes += 1 if is_owner and wide else 0
-        total += _kernel_us(kernel, read, written, passes)
+        return 2 * KERNEL_US + moved / (BYTES_PER_US * INDUCTOR_MIXED_SHARE), 2
+    total = sum(_kernel_us(region, kernel, of, wide if kernel == owner else []) for kernel, of in kernels.items())
+    launches = len(kernels)
     if owner is None and wide:
         total += KERNEL_US + (sum(map(nbytes, (*_read(region, wide), *wide)))) / BYTES_PER_US
-    return total
+        launches += 1
+    return total, launches
+
+
+def _owner_of(
+    region: Region, kernels: Mapping[_ReductionKernel, Sequence[Node]], wide: Sequence[Node]
+) -> _ReductionKernel | None:
+    """The kernel over whole rows that makes the wide results too: where they wait for no other kernel's."""
+    owner = next((k for k in kernels if k.is_inner and k.side_by_side == k.reduced), None)
+    if owner is None or not wide:
+        return owner
+    if owner.is_split:
+        return None
+    waited = [n for n in _upstream(region, wide) if n.target in aten_ops().reductions]
+    return owner if all(_kernel_of(n) == owner for n in waited) else None
+
+
+def _upstream(region: Region, roots: Sequence[Node]) -> list[Node]:
+    inside = dict.fromkeys((*region.nodes, *region.again))
+    found: dict[Node, None] = {}
+    waiting = list(roots)
+    while waiting:
+        n = waiting.pop()
+        if n not in found and n in inside:
+            found[n] = None
+            waiting += n.all_input_nodes
+    return list(found)
 
 
 def _is_mixed(rows: _ReductionKernel, kernels: Sequence[_ReductionKernel]) -> bool:
@@ -154,15 +233,38 @@ def _is_mixed(rows: _ReductionKernel, kernels: Sequence[_ReductionKernel]) -> bo
     return rows.kept >= max(MIXED_ROWS, 2 * rows.reduced) and rows.reduced <= MIXED_COLUMNS
 
 
-def _kernel_us(kernel: _ReductionKernel, read: float, written: float, passes: int) -> float:
+def _kernel_us(region: Region, kernel: _ReductionKernel, reductions: Sequence[Node], wide: Sequence[Node]) -> float:
+    """``wide``: results that it makes besides."""
+    roots = [*reductions, *wide]
+    inputs = _read(region, roots)
+    read = sum(map(nbytes, inputs))
+    written = sum(nbytes(n) for n in roots if n in region.outputs)
     if not kernel.is_inner:
-        return KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_COLUMN_SHARE)
+        moved = (read + written) / (BYTES_PER_US * INDUCTOR_COLUMN_SHARE)
+        return KERNEL_US + max(moved, _computed(region, roots) / INDUCTOR_OPS_PER_US)
+    width = max((tensor_of(n).dtype.itemsize for n in inputs), default=1)
+    if kernel.side_by_side < kernel.reduced and kernel.side_by_side * width < FEW:
+        return KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_SCATTERED_SHARE)
+    if kernel.is_split:
+        return 2 * KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
     if kernel.reduced <= PERSISTENT_ROW:
         return KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_ROW_SHARE)
+    depth = _depths(region)
+    passes = 1 + max(depth[n] for n in reductions) - min(depth[n] for n in reductions) + (1 if wide else 0)
     row = read / max(kernel.kept, 1)
     again = REREAD if row * min(RESIDENT_ROWS, kernel.kept) <= L2_BYTES else 1.0
     moved = read * (1 + again * (passes - 1)) + written
     return KERNEL_US + moved / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
+
+
+def _computed(region: Region, roots: Sequence[Node]) -> float:
+    """Instructions of a kernel that makes ``roots`` of what it loads, for all elements together."""
+    total = 0.0
+    for n in _between(region, roots):
+        value = n.meta.get("val")
+        if isinstance(value, torch.Tensor) and isinstance(n.target, torch._ops.OpOverload):
+            total += math.prod(map(hinted, value.shape)) * HEAVY.get(n.target.overloadpacket.__name__, 1)
+    return total
 
 
 def _kernel_of(node: Node) -> _ReductionKernel:
@@ -170,8 +272,11 @@ def _kernel_of(node: Node) -> _ReductionKernel:
     sizes = [hinted(n) for n in source.shape]
     axes = _axes(node, len(sizes))
     reduced = math.prod(sizes[d] for d in axes)
-    is_inner = all(d in axes for d in range(min(axes, default=0), len(sizes)) if sizes[d] != 1)
-    return _ReductionKernel(math.prod(sizes) // max(reduced, 1), reduced, is_inner)
+    kept = math.prod(sizes) // max(reduced, 1)
+    moving = [d for d in range(len(sizes)) if sizes[d] != 1]
+    inward = sorted(moving, key=lambda d: (hinted(source.stride(d)), -d))  # in memory, the innermost first
+    side_by_side = math.prod(sizes[d] for d in takewhile(axes.__contains__, inward)) if inward[0:1] else reduced
+    return _ReductionKernel(kept, reduced, side_by_side if inward and inward[0] in axes else 0 if inward else reduced)
 
 
 def _axes(node: Node, ndim: int) -> list[int]:
@@ -193,21 +298,23 @@ def _depths(region: Region) -> dict[Node, int]:
 
 
 def _read(region: Region, roots: Sequence[Node]) -> list[Node]:
-    """What a kernel that computes ``roots`` loads: inputs of the region, and results of reductions on the way.
-
-    Pointwise ops on the way are computed again.
-    """
+    """What a kernel that computes ``roots`` loads: inputs of the region, and results of reductions on the way."""
     inside = dict.fromkeys((*region.nodes, *region.again))
-    found: dict[Node, None] = {}
-    seen: dict[Node, None] = {}
-    waiting = [a for n in roots for a in (n.all_input_nodes if n.target in aten_ops().reductions else [n])]
+    between = _between(region, roots)
+    loaded = {a: None for n in between for a in n.all_input_nodes if a not in between}
+    loaded |= {a: None for n in roots for a in ([n] if n not in inside else []) if a not in between}
+    return [n for n in loaded if isinstance(n.meta.get("val"), torch.Tensor | tuple | list)]
+
+
+def _between(region: Region, roots: Sequence[Node]) -> dict[Node, None]:
+    """What a kernel that makes ``roots`` computes of what it loads: ``roots``, and pointwise ops on the way, again."""
+    inside = dict.fromkeys((*region.nodes, *region.again))
+    found: dict[Node, None] = dict.fromkeys(roots)
+    waiting = [a for n in roots for a in n.all_input_nodes]
     while waiting:
         n = waiting.pop()
-        if n in seen:
+        if n in found or n not in inside or n.target in aten_ops().reductions or n.target is operator.getitem:
             continue
-        seen[n] = None
-        if n not in inside:
-            found[n] = None
-        elif n.target not in aten_ops().reductions and n.target is not operator.getitem:
-            waiting += n.all_input_nodes
-    return list(found)
+        found[n] = None
+        waiting += n.all_input_nodes
+    return found

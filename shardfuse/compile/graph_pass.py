@@ -8,7 +8,8 @@ import hashlib
 import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,9 +24,10 @@ from ..frontend.explain import Explanation, explain_plan
 from .cost import Cost, cost_of, why_never
 from .errors import CompileOptionError
 from .ledger import RegionReport, note
+from .measured import module_of
 from .published import publish
 from .region_op import Program, program_of
-from .regions import Region, lines_of, regions_of
+from .regions import Region, lines_of, nearest_behind, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_size
 from .translation import hinted, tensor_of
 
@@ -72,6 +74,10 @@ class PostGradPass(CustomGraphPass):
         return ("shardfuse", source_hash(), self.take, *others)
 
 
+_graphs = count()
+"""Numbers of the graphs that the pass has seen in this process."""
+
+
 @dataclass(frozen=True)
 class _Weighed:
     """A region with its program, or why there is none."""
@@ -89,7 +95,9 @@ def hand_over(graph: Graph, take: Take) -> None:
     regions, _ = regions_of(graph)
     weighed = [_weigh(region, take) for region in regions]
     kind = "backward" if any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder")) else "forward"
-    found = [_reported(kind, w) for w in weighed]
+    behind = nearest_behind(graph, regions)
+    of = next(_graphs)
+    found = [replace(_reported(kind, w), of=of, number=k, behind=behind[k]) for k, w in enumerate(weighed)]
     note(found)
     publish(found)
     taken = [(w.region, w.program) for w in weighed if w.taken and w.program is not None]
@@ -146,6 +154,8 @@ def _reported(kind: str, w: _Weighed) -> RegionReport:
         w.why,
         lines_of(region.nodes),
         "" if w.program is None else w.program.text,
+        plan=plan,
+        module=None if w.program is None else module_of(region),
     )
 
 

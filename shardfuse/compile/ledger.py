@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from ..frontend.explain import Explanation
 
 MOST = 4096
 """Regions that are remembered."""
@@ -18,6 +24,8 @@ class RegionReport:
     ``graph``: "forward", "backward" or "cached", where torch's cache had the compiled graph.  ``ops``: how often each
     op is in it.  ``bytes``, ``kernels``: of shardfuse's plan.  ``us``: expected of that plan; ``inductor_us``: of
     Inductor's kernels.  ``why``: one sentence.  ``lines``: of the caller's program.  ``program``: the definition.
+    ``measured_us``, ``measured_inductor_us``: of both alone, where the report was asked to measure.  ``of``: the graph,
+    counted in this process; ``number``: of the region in it; ``behind``: those on whose results it rests, the nearest.
     """
 
     graph: str
@@ -32,6 +40,13 @@ class RegionReport:
     why: str
     lines: tuple[str, ...]
     program: str
+    measured_us: float | None = None
+    measured_inductor_us: float | None = None
+    of: int = 0
+    number: int = 0
+    behind: tuple[int, ...] = ()
+    plan: Explanation | None = field(default=None, repr=False, compare=False)
+    module: GraphModule | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         names = ", ".join(f"{n} {op}" if n > 1 else op for op, n in self.ops)
@@ -40,6 +55,8 @@ class RegionReport:
         if self.bytes is not None and self.us is not None and self.inductor_us is not None:
             cost = f"{self.kernels} kernels, {self.bytes} bytes, {self.us:.1f} us expected"
             text.append(f"    {cost}; Inductor {self.inductor_us:.1f} us")
+        if self.measured_us is not None and self.measured_inductor_us is not None:
+            text.append(f"    measured alone {self.measured_us:.1f} us; Inductor {self.measured_inductor_us:.1f} us")
         return "\n".join([*text, *(f"    {line}" for line in self.lines)])
 
 

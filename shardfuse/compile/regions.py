@@ -251,6 +251,22 @@ def nbytes(node: Node) -> int:
     return count * value.dtype.itemsize
 
 
+def nearest_behind(graph: Graph, regions: Sequence[Region]) -> list[tuple[int, ...]]:
+    """Of each region the numbers of those on whose results it rests, through other ops alone."""
+    of = {n: k for k, r in enumerate(regions) for n in (*r.nodes, *r.outside)}
+    sources: dict[Node, dict[int, None]] = {}  # of every node outside, the regions that it rests on
+    found: list[dict[int, None]] = [{} for _ in regions]
+    for n in graph.nodes:
+        read: dict[int, None] = {}
+        for a in n.all_input_nodes:
+            read |= {of[a]: None} if a in of else sources.get(a, {})
+        if n in of:
+            found[of[n]] |= read
+        else:
+            sources[n] = read
+    return [tuple(b for b in behind if b != k) for k, behind in enumerate(found)]
+
+
 def lines_of(nodes: Iterable[Node]) -> tuple[str, ...]:
     """The caller's lines, ``file:line: text``, that the nodes come from: the innermost frame of each, once."""
     found: dict[str, None] = {}

@@ -39,6 +39,15 @@ def fitted(
     raise KernelCompileError(kernel.source.name, message, kernel.source.text)
 
 
+def launches_of(plan: KernelPlan) -> tuple[KernelPlan, ...]:
+    """The stages of ``plan`` as launches of their own, none of which waits for another's programs; else ``plan``."""
+    if not plan.stages or plan.exchange is not None or any(stage.schedule.group for stage in plan.stages):
+        return (plan,)
+    first, *rest = plan.stages
+    alone = first.schedule.finished_at_once(is_one_launch=False)
+    return (replace(first, schedule=alone), *rest)
+
+
 def _with_programs(plan: KernelPlan, most: int) -> KernelPlan:
     """``plan`` of teams, or one that begins with them, with no more programs than that, if a team has no more."""
     if plan.schedule.members > most:

@@ -47,7 +47,7 @@ from .chunks import Place, address_chunks, in_place
 from .collective_lines import CollectiveLines
 from .driver import open_driver
 from .evaluation import evaluation_of, one_or_all
-from .fitting import fitted
+from .fitting import fitted, launches_of
 from .host_program import Program, bound_text, label_of
 from .host_scalars import host_lines, scalar_text
 from .in_place import reads_before_it_writes
@@ -276,7 +276,7 @@ class ProgramBuilder(CollectiveLines):
         for t in (made for plan in plans for made in plan.segment.outputs):
             self.lay_out(renamed.get(t, t))
         try:
-            kernels = [self.kernel_for(plan, renamed) for plan in plans]
+            plans, kernels = self.kernels_for(plans, renamed)
         except KernelCompileError as error:
             if self.options.strict or any(plan.exchange is not None for plan in plans):
                 raise
@@ -296,6 +296,17 @@ class ProgramBuilder(CollectiveLines):
             tensors = [str(renamed.get(t, t)) for t in kernel.source.tensors]
             arguments = ", ".join(["stream", *tensors, *map(scalar_text, kernel.source.scalars)])
             self.lines.append(f"kernel_{k}_{i}({arguments})")
+
+    def kernels_for(self, plans: Sequence[KernelPlan], renamed: Renamed) -> tuple[Sequence[KernelPlan], list[Kernel]]:
+        """The kernels, and whose they are: stages are launches of their own where more programs would wait for each
+        other than run at once."""
+        try:
+            return plans, [self.kernel_for(plan, renamed) for plan in plans]
+        except KernelCompileError:
+            apart = [one for plan in plans for one in launches_of(plan)]
+            if len(apart) == len(plans):
+                raise
+            return apart, [self.kernel_for(plan, renamed) for plan in apart]
 
     def kernel_for(self, plan: KernelPlan, renamed: Renamed) -> Kernel:
         """The kernel of ``plan`` on the tensors that stand for its own; one for all that are laid out alike."""

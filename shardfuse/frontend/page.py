@@ -31,7 +31,7 @@ _RECEIVED = {"all_reduce": 2.0, "broadcast": 0.0, "send": 0.0}
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """A segment with its times, in microseconds; ``measured`` is ``None`` where no timeline has it."""
 
     number: int
@@ -54,21 +54,32 @@ def page(plan: Plan, explained: Explanation, timeline: Timeline | None = None) -
         _head(explained, steps),
         _graph(plan, explained, steps),
         _cuts(explained),
-        _kernels(steps, is_on_cpu=timeline is not None and _is_on_cpu(timeline)),
+        kernels_table(steps, is_on_cpu=timeline is not None and _is_on_cpu(timeline)),
         _collectives(explained.collectives, plan),
         _meshes(plan),
         _timeline(steps, timeline),
         _segments(steps),
     )
+    return document("Plan of a fusion", sections)
+
+
+def document(title: str, sections: Sequence[str]) -> str:
+    """A page of its own, which asks nothing of a network."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Plan of a fusion</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head><body>\n{''.join(sections)}</body></html>\n"
     )
 
 
-def _steps(plan: Plan, explained: Explanation, timeline: Timeline | None) -> list[_Step]:
-    steps: list[_Step] = []
+def numbers_text(numbers: Sequence[tuple[str, str]]) -> str:
+    """Names and their figures, side by side."""
+    cells = "".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in numbers)
+    return f"<div class=numbers>{cells}</div>"
+
+
+def _steps(plan: Plan, explained: Explanation, timeline: Timeline | None) -> list[Step]:
+    steps: list[Step] = []
     for k, (planned, told) in enumerate(zip(plan.segments, explained.segments, strict=True)):
         outputs = ", ".join(map(str, planned.segment.outputs))
         spans = [
@@ -80,7 +91,7 @@ def _steps(plan: Plan, explained: Explanation, timeline: Timeline | None) -> lis
             kind, expected = "communication", sum(_communication_us(c, plan) for c in collectives_of(planned))
         else:
             kind, expected = "kernel" if told.kernels else "other", told.bytes / COPY_BANDWIDTH * 1e6
-        steps.append(_Step(k, told, outputs, kind, expected, sum(spans) if spans else None))
+        steps.append(Step(k, told, outputs, kind, expected, sum(spans) if spans else None))
     return steps
 
 
@@ -89,27 +100,26 @@ def _names(told: SegmentExplanation) -> tuple[str, ...]:
     return (*told.kernels, *(s.kernel for s in told.sizes))
 
 
-def _head(explained: Explanation, steps: Sequence[_Step]) -> str:
+def _head(explained: Explanation, steps: Sequence[Step]) -> str:
     expected = sum(s.expected for s in steps)
     measured = [s.measured for s in steps if s.measured is not None]
     numbers = [
         ("segments", str(len(explained.segments))),
         ("kernels", str(explained.kernels)),
         ("collectives", str(len(explained.collectives))),
-        ("moved in memory, on one rank", _size(explained.bytes)),
+        ("moved in memory, on one rank", size_text(explained.bytes)),
         ("expected", f"{expected:.1f} us"),
     ]
     if measured:
         numbers.append(("measured", f"{sum(measured):.1f} us"))
-    cells = "".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in numbers)
     roof = f"{COPY_BANDWIDTH / 1e12:g} TB/s"
     return (
         f"<h1>Plan of a fusion</h1><p class=soft>The roof is a copy on an H200, which moves {roof}: "
-        f"expected times are those of copies of as many bytes.</p><div class=numbers>{cells}</div>"
+        f"expected times are those of copies of as many bytes.</p>{numbers_text(numbers)}"
     )
 
 
-def _graph(plan: Plan, explained: Explanation, steps: Sequence[_Step]) -> str:
+def _graph(plan: Plan, explained: Explanation, steps: Sequence[Step]) -> str:
     inputs = [v for v in plan.fusion.inputs if isinstance(v, BoundTensor)]
     made: dict[BoundTensor, str] = {t: f"in {t}" for t in inputs}
     nodes = [Node(f"in {t}", "input", (f"{t}", f"{t.dtype.name}", _shape(t))) for t in inputs]
@@ -146,8 +156,8 @@ def _cuts(explained: Explanation) -> str:
     if not explained.cuts:
         return "<h2>Cuts</h2><p>None: no two kernels read the same tensor, or one another's results.</p>"
     rows = "".join(
-        f"<tr><td>{c.first} and {c.second}</td><td class=number>{_size(c.bytes)}</td>"
-        f"<td class=number>{_size(c.joined)}</td><td>{escape(c.reason)}</td></tr>"
+        f"<tr><td>{c.first} and {c.second}</td><td class=number>{size_text(c.bytes)}</td>"
+        f"<td class=number>{size_text(c.joined)}</td><td>{escape(c.reason)}</td></tr>"
         for c in explained.cuts
     )
     head = (
@@ -156,7 +166,7 @@ def _cuts(explained: Explanation) -> str:
     return f"<h2>Cuts</h2><div class=wide><table>{head}{rows}</table></div>"
 
 
-def _kernels(steps: Sequence[_Step], *, is_on_cpu: bool) -> str:
+def kernels_table(steps: Sequence[Step], *, is_on_cpu: bool) -> str:
     """A row for each segment that moves bytes; with a timeline measured times, else lengths against the longest."""
     moving = [s for s in steps if s.kind != "communication" and s.explained.bytes]
     is_measured = any(s.measured is not None for s in steps)
@@ -176,7 +186,7 @@ def _kernels(steps: Sequence[_Step], *, is_on_cpu: bool) -> str:
         us = "–" if s.measured is None else f"{s.measured:.1f} us"
         rows.append(
             f"<tr><td>{s.number}</td><td><code>{escape(name)}</code></td>"
-            f"<td class=number>{_size(s.explained.bytes)}</td><td class=number>{s.expected:.1f} us</td>"
+            f"<td class=number>{size_text(s.explained.bytes)}</td><td class=number>{s.expected:.1f} us</td>"
             f"{f'<td class=number>{us}</td>' if is_measured else ''}<td>{bar}{text}</td></tr>"
         )
     head = (
@@ -191,7 +201,7 @@ def _collectives(collectives: Sequence[Communication], plan: Plan) -> str:
         return "<h2>Collectives</h2><p>None.</p>"
     rows = "".join(
         f"<tr><td>{escape(c.kind)}</td><td>{escape(', '.join(map(str, c.mesh_dims)) or 'between meshes')}</td>"
-        f"<td class=number>{c.team}</td><td class=number>{_size(c.bytes)}</td>"
+        f"<td class=number>{c.team}</td><td class=number>{size_text(c.bytes)}</td>"
         f"<td class=number>{_communication_us(c, plan):.1f} us</td></tr>"
         for c in collectives
     )
@@ -237,7 +247,7 @@ def _held(tensor: BoundTensor, rank: int) -> str:
     return "nothing" if "nothing" in parts else f"[{', '.join(parts)}]"
 
 
-def _timeline(steps: Sequence[_Step], timeline: Timeline | None) -> str:
+def _timeline(steps: Sequence[Step], timeline: Timeline | None) -> str:
     if timeline is not None:
         kinds = {name: s.kind for s in steps for name in _names(s.explained)}
         kinds.update({s.outputs: s.kind for s in steps})
@@ -267,7 +277,7 @@ def _is_on_cpu(timeline: Timeline) -> bool:
     return any(s.stream == HOST for s in timeline.spans)
 
 
-def _segments(steps: Sequence[_Step]) -> str:
+def _segments(steps: Sequence[Step]) -> str:
     parts = ["<h2>Segments</h2>"]
     for s in steps:
         sizes = "\n".join(map(str, s.explained.sizes))
@@ -287,17 +297,17 @@ def _segments(steps: Sequence[_Step]) -> str:
     return "".join(parts)
 
 
-def _cost(step: _Step) -> str:
+def _cost(step: Step) -> str:
     if step.kind == "communication":
         return f"{step.expected:.1f} us expected"
-    return f"{_size(step.explained.bytes)}, {step.expected:.1f} us" if step.explained.bytes else "nothing runs"
+    return f"{size_text(step.explained.bytes)}, {step.expected:.1f} us" if step.explained.bytes else "nothing runs"
 
 
 def _shape(tensor: BoundTensor) -> str:
     return str([extent(axis) for axis in tensor.domain.logical])
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"

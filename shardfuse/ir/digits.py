@@ -13,7 +13,7 @@ A base is a root, or a digit that was cut unevenly (``torch.chunk`` of a ``torch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -262,6 +262,20 @@ def unify(a: Axis, b: Axis, live: Iterable[Sequence[Axis]]) -> dict[Root, Axis]:
     if any(overlaps([substitute(axis, out) for axis in axes]) for axes in live):
         raise CutError(f"{a} and {b} are indices of one tensor")
     return out
+
+
+def roots_of_parts(b: Axis, a: Axis, fresh: Callable[[int], Axis]) -> dict[Root, Axis]:
+    """Roots that are cut, of which a digit stands in ``b``, rewritten as fresh ones: above it, itself, below it.
+
+    Raises ``CutError`` where that is no such digit, or is one of a root that ``a`` or ``b`` has more of.
+    """
+    found: dict[Root, Axis] = {}
+    for d in b:
+        root = root_of(d)
+        if isinstance(d.base, Digit) or root in found or root in roots(a) or root.extent % (d.weight * d.extent):
+            raise CutError(f"{d} of {b} is no part of a root alone")
+        found[root] = merge(*map(fresh, (root.extent // (d.weight * d.extent), d.extent, d.weight)))
+    return found
 
 
 def _paired(mine: Axis, theirs: Axis) -> dict[Root, Axis]:

@@ -38,6 +38,7 @@ from ..ir.digits import (
     parted,
     reshape,
     root_of,
+    roots_of_parts,
     substitute,
     unify,
 )
@@ -180,18 +181,24 @@ class _Binder:
                     "equal extents, or 1",
                     "broadcast one of them, or correct the sizes",
                 )
-            if not (self.rewrite(a, b) or self.rewrite(b, a)):
+            if not any(self.rewrite(*two, cut=cut) for cut in (False, True) for two in ((a, b), (b, a))):
                 operands[k] = self.relabel(operands[k])
                 assert self.rewrite(a, operands[k].domain.logical[other]), "a fresh axis can always be rewritten"
         return operands[first].domain.logical[at]
 
-    def rewrite(self, a: Axis, b: Axis) -> bool:
-        """Rewrite the roots of ``b`` in digits of ``a`` in every tensor, if that can be."""
+    def rewrite(self, a: Axis, b: Axis, *, cut: bool = False) -> bool:
+        """Rewrite the roots of ``b`` in digits of ``a`` in every tensor, if that can be.
+
+        ``cut``: roots of which a reshape put only a part in ``b`` are roots of their parts from there on.  Two tensors
+        that were reshaped alike meet so, axis by axis: ``i1/512`` is ``i0/512``, what is left of ``i1`` ``i0%512``.
+        """
         wanted = {root_of(d) for d in b}
         touched = [t for t in self.live if any(root_of(d) in wanted for axis in t.domain.logical for d in axis)]
         try:
-            rewritten = unify(a, b, [t.domain.logical for t in touched])
-            domains = [tuple(substitute(axis, rewritten) for axis in t.domain.logical) for t in touched]
+            parts = roots_of_parts(b, a, self.fresh) if cut else {}
+            domains = [tuple(substitute(axis, parts) for axis in t.domain.logical) for t in touched]
+            rewritten = unify(a, substitute(b, parts), domains)
+            domains = [tuple(substitute(axis, rewritten) for axis in logical) for logical in domains]
         except CutError:
             return False
         for tensor, logical in zip(touched, domains, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..device import MAX_REGISTERS, SECTOR_BYTES, Device
-from .limits import WARP, power_of_two
+from .limits import WARP, power_of_two, power_of_two_within
 from .persistent import in_registers
 from .resources import REGISTER
 from .schedule import Loop, Schedule, Tile
@@ -18,7 +18,8 @@ def finishing(segment: Segment, space: Space, device: Device) -> Schedule:
     splits = power_of_two(space.reduced)
     if space.is_inner or space.kept == 1:
         return in_registers(segment, space, device)
-    lanes = max(4096 // (splits * max(len(streamed(segment, space)), 1)), 16)
+    lanes = power_of_two_within(max(4096 // (splits * max(len(streamed(segment, space)), 1)), 1))
+    lanes = max(lanes, 16)
     return Schedule(Tile(min(lanes, power_of_two(space.kept)), splits))
 
 

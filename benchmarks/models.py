@@ -1,0 +1,138 @@
+"""A training step of whole models, ``torch.compile(backend="shardfuse")`` against Inductor in its default mode.
+
+Forward, loss and backward on one GPU, with random weights, in bfloat16 or under autocast to it, as each is trained
+(``model_cases.py``).  Times are of steps behind a step, medians of rounds in which both backends take their turns.
+
+First each model is compiled under each backend in a process and with caches of its own, all side by side: *cold*.  Then
+a process a model starts from these caches, *warm*, compares losses and memory, and measures once it has the GPU alone.
+A step is right where its losses over 20 steps of gradient descent are no farther from Inductor's than twice what
+eager torch's are, or one rounding of bfloat16.  Without random numbers all three see the same; dropout's masks are the
+same under both backends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .model_cases import model_cases
+from .model_steps import EAGER, OWN, PEER
+from .report import ROOT, Row
+
+CACHES = ("SHARDFUSE_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+LIMIT = 400.0
+"""Seconds of a process."""
+ROUNDING = 2.0**-8
+"""Of bfloat16, relatively."""
+FARTHER = 2.0
+
+
+@dataclass(frozen=True)
+class _Process:
+    running: subprocess.Popen[str]
+
+    def result(self) -> dict[str, Any] | str:
+        """What it printed; why there is nothing."""
+        try:
+            out, err = self.running.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            self.running.kill()
+            return f"failed: not done in {LIMIT:.0f} s"
+        if self.running.returncode:
+            return f"failed: {next(iter(err.strip().splitlines()[-1:]), self.running.returncode)}"[:200]
+        return json.loads(out.splitlines()[-1])
+
+
+def run_models(only: Sequence[str], gpus: int, layers: int | None = None) -> Iterator[list[Row]]:
+    """Rows model by model.  ``only``: names, or parts of them; none for all."""
+    names = [n for n in model_cases() if not only or any(part.lower() in n.lower() for part in only)]
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        cold = _all_cold(names, gpus, layers, root)
+        for name, found in _all_steps(names, gpus, layers, root):
+            yield _rows(name, {b: cold[name, b] for b in (PEER, OWN)}, found)
+
+
+def _all_cold(names: Sequence[str], gpus: int, layers: int | None, root: Path) -> dict[tuple[str, str], Any]:
+    started = {
+        (name, backend): _start("first", name, k % gpus, layers, root / f"{k}-{backend}", backend)
+        for k, name in enumerate(names)
+        for backend in (PEER, OWN)
+    }
+    return {key: process.result() for key, process in started.items()}
+
+
+def _all_steps(names: Sequence[str], gpus: int, layers: int | None, root: Path) -> Iterator[tuple[str, Any]]:
+    turns = root / "turns"
+    turns.mkdir()
+    running: dict[str, _Process] = {}
+    for k, name in enumerate(names):
+        for backend in (PEER, OWN):
+            shutil.copytree(root / f"{k}-{backend}", root / f"{k}", dirs_exist_ok=True)
+        given = ("--turns", str(turns), "--count", str(len(names)))
+        running[name] = _start("steps", name, k % gpus, layers, root / f"{k}", *given)
+    while running:
+        time.sleep(0.1)
+        for name in [n for n, p in running.items() if p.running.poll() is not None]:
+            (turns / f"{name}.ready").touch()  # of one that failed nobody waits for
+            yield name, running.pop(name).result()
+
+
+def _start(what: str, name: str, gpu: int, layers: int | None, caches: Path, *rest: str) -> _Process:
+    folders = {key: str(caches / key) for key in CACHES}
+    env = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "1", **os.environ, **folders}
+    caches.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "benchmarks.model_steps", what, name, *rest, "--gpu", str(gpu)]
+    command += ["--layers", str(layers)] if layers else []
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return _Process(subprocess.Popen(command, cwd=ROOT, env=env, text=True, **pipes))
+
+
+def _rows(name: str, cold: dict[str, Any], found: dict[str, Any] | str) -> list[Row]:
+    if isinstance(found, str):
+        return [Row("training step", name, OWN, 0, note=found)]
+    note = why_wrong(found["losses"])
+    rows: list[Row] = []
+    for backend in (OWN, PEER):
+        us, low, high = found["us"][backend]
+        c = found[backend]
+        said = f"{c['graphs']} graphs, {c['breaks']} breaks, {found['bytes'][backend] / 2**30:.2f} GiB"
+        if backend == OWN:
+            said = f"{c['taken']} of {c['regions']} regions taken, {c['ops']} ops, {said}, {_losses_said(found)}"
+        rows.append(
+            Row("training step", name, backend, 0, us, low, high, note=note if backend == OWN else "", said=said)
+        )
+        rows.append(Row("first step, warm caches", name, backend, 0, c["seconds"] * 1e6))
+        first = cold[backend]
+        if isinstance(first, str):
+            rows.append(Row("first step, cold caches", name, backend, 0, note=first))
+        else:
+            rows.append(Row("first step, cold caches", name, backend, 0, first["seconds"] * 1e6))
+    return rows
+
+
+def apart(a: Sequence[float], b: Sequence[float]) -> float:
+    return max(abs(x - y) for x, y in zip(a, b, strict=True))
+
+
+def why_wrong(losses: dict[str, list[float]]) -> str:
+    """``losses``: of eager torch and both backends, step by step; "" where shardfuse's are right."""
+    own, peer, eager = (losses[k] for k in (OWN, PEER, EAGER))
+    allowed = max(FARTHER * apart(eager, peer), ROUNDING * abs(eager[0]))
+    if apart(own, peer) <= allowed:
+        return ""
+    return f"WRONG: losses {apart(own, peer):.4f} from Inductor's, {allowed:.4f} allowed"
+
+
+def _losses_said(found: dict[str, Any]) -> str:
+    own, peer, eager = (found["losses"][k] for k in (OWN, PEER, EAGER))
+    return f"losses within {apart(own, peer):.1e} of Inductor's, eager within {apart(eager, peer):.1e}"

@@ -1,0 +1,41 @@
+# pyright: reportUnknownMemberType=false
+"""``shardfuse.compile.report``: what was noted, measured and drawn where that is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from .ledger import RegionReport, Report
+from .ledger import report as noted
+from .measured import measured
+from .page import write_page
+
+
+def report(*, clear: bool = False, measure: bool = False, html: str | Path | None = None) -> Report:
+    """Every region that the pass has looked at in this process, in order.
+
+    ``clear`` forgets them.  ``measure`` runs each that has a program on the current GPU, as shardfuse's kernels and as
+    those that Inductor makes of it alone, which it compiles for that; nothing is measured without a GPU.  ``html``:
+    where the same is written as one page that needs nothing else.  Raises ``OSError`` where it cannot be written.
+    """
+    found = noted(clear=clear)
+    found = _measured(found) if measure and torch.cuda.is_available() else found
+    if html is not None:
+        write_page(html, found)
+    return found
+
+
+def _measured(found: Report) -> Report:
+    """Regions alike are measured once."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    taken: dict[str, tuple[float, float]] = {}
+    regions: list[RegionReport] = []
+    for r in found.regions:
+        if r.module is not None and r.program not in taken:
+            taken[r.program] = measured(r.module, r.program, device)
+        own, inductor = taken.get(r.program, (None, None))
+        regions.append(replace(r, measured_us=own, measured_inductor_us=inductor))
+    return Report(tuple(regions))

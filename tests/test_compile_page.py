@@ -1,0 +1,66 @@
+"""``shardfuse.compile.report(html=...)``: one page, with the graph's regions, costs, and reasons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from compile_graphs import graph_of, regions_in
+from test_explain_page import Checked
+
+from shardfuse.compile import report
+from shardfuse.compile.graph_pass import hand_over
+from shardfuse.compile.ledger import Report
+from shardfuse.compile.page import page
+from shardfuse.frontend.page import COPY_BANDWIDTH
+
+
+def two_norms(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Two regions with a matrix product between."""
+    y = torch.nn.functional.layer_norm(x, (64,)) @ w
+    return torch.nn.functional.softmax(y, -1)
+
+
+def given() -> list[torch.Tensor]:
+    return [torch.randn(32, 64), torch.randn(64, 48)]
+
+
+def test_a_page_holds_regions_and_what_is_between(tmp_path: Path) -> None:
+    report(clear=True)
+    hand_over(graph_of(two_norms, given()).graph, "auto")
+    found = report(html=tmp_path / "regions.html")
+    text = (tmp_path / "regions.html").read_text(encoding="utf-8")
+    checked = Checked(text)
+    assert len(found.regions) == 2
+    assert found.regions[1].behind == (0,)
+    assert "there is nothing to gain on a CPU" in checked.text
+    for r in found.regions:
+        assert r.program.splitlines()[1].strip() in checked.text
+        assert f"{r.us:.1f} us" in checked.text
+        assert r.plan is not None
+        for segment in r.plan.segments:
+            assert all(kernel in checked.text for kernel in segment.kernels)
+
+
+def test_taken_regions_and_measured_times_are_told() -> None:
+    first, second = regions_in(graph_of(two_norms, given()))
+    assert first.bytes is not None
+    timed = replace(first, measured_us=first.bytes / COPY_BANDWIDTH * 1e6 * 2, measured_inductor_us=99.5)
+    text = Checked(page(Report((timed, second)))).text
+    assert "taken: all regions are taken" in text
+    assert "99.5 us" in text
+    assert "50%" in text
+
+
+def test_an_empty_report_and_one_of_cached_graphs_have_pages() -> None:
+    assert "0" in Checked(page(Report(()))).text
+    (first, _) = regions_in(graph_of(two_norms, given()))
+    cached = replace(first, graph="cached", bytes=None, us=None, inductor_us=None, plan=None, lines=())
+    assert "From torch's cache" in Checked(page(Report((cached,)))).text
+
+
+def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="none"):
+        report(html=tmp_path / "none" / "regions.html")
