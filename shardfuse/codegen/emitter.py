@@ -14,7 +14,7 @@ from ..ops.promotion import types
 from ..ops.table import POINTWISE
 from ..schedulers.plan import KernelPlan
 from . import narrow
-from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, pointwise_text
+from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, pointwise_form
 from .draw import draw
 from .functions import number_text, own_functions
 from .hints import hint
@@ -173,9 +173,10 @@ class Emitter:
             last = inputs[-1] if isinstance(expr.inputs[-1], BoundTensor) else None
             own = last is not None and (last.has_x, last.has_r) == (has_x, has_r)
             rough, once = may_be_rough(self.plan.segment, expr), is_rounded_apart(self.plan.segment, expr)
-            text, dtype = pointwise_text(expr, texts, dtypes, is_precise=own, is_rough=rough, is_rounded=once)
-            text, functions = own_functions(text, dtype, interpret=self.interpret)
+            form, texts, dtype = pointwise_form(expr, texts, dtypes, is_precise=own, is_rough=rough, is_rounded=once)
+            form, functions = own_functions(form, dtype, interpret=self.interpret)
             self.helpers |= functions
+            text = form.format(*texts)
             inexact = must_round(expr)
         if inexact:
             text = self.rounded(text, expr.output)
