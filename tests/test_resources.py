@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.compiled_kernels import differences, in_halves, kernels_of, spilled
 
 SAMPLE = (
-    *("layer_norm 8192x1280:float16", "rms_norm 8192x32768:float32", "rms_norm_backward 8192x32768:bfloat16"),
-    *("group_norm_channels_last 2x640x64x64:float16:channels_last", "cross_entropy 8192x32000:bfloat16"),
+    *("layer_norm 8192x1280:float16", "rms_norm 8192x32768:float32", "cross_entropy 8192x32000:bfloat16"),
+    "group_norm_channels_last 2x640x64x64:float16:channels_last",
 )
-"""Cases of several forms of kernel: rows, a group that reads ahead, a row loop, columns of a group, a loop."""
+"""Cases of several forms of kernel: rows, a group that reads ahead, a loop, columns of a group."""
 AVERAGE, WORST = 0.12, 0.65
 """How far the model is off, of the registers that the compiler uses; of the whole public grid 0.10 and 0.62."""
 
@@ -32,7 +32,7 @@ def test_the_model_beside_the_compiler() -> None:
     assert sum(d.registers for d in found) / len(found) <= AVERAGE
     assert max(d.registers for d in found) <= WORST, max(found, key=lambda d: d.registers)
     assert all(d.is_shared_right for d in found), [d for d in found if not d.is_shared_right]
-    tight = in_halves(found[:3])
+    tight = in_halves(found[:2])
     assert [d.model.spills for d in tight] == [d.compiled.spills > 0 for d in tight]
     assert any(d.model.spills for d in tight)
 
@@ -47,11 +47,7 @@ def test_programs_of_a_multiprocessor_follow_from_registers_and_shared_memory() 
 
 @pytest.mark.parametrize("device", [A100, B200, RTX_5090], ids=lambda d: f"sm_{d.capability}")
 def test_plans_for_other_gpus_compile_without_spills(device: Device) -> None:
-    """Three that spilled with the H200's bounds on registers, for one of these architectures or another."""
-    cases = ("group_norm_backward 2x1280x32x32:float16", "rms_norm_backward 8192x32768:bfloat16")
-    assert spilled((*cases, "softmax 1024x262144:bfloat16"), device) == {}
-
-
-def test_with_the_numbers_of_the_gpu_that_was_measured_they_spill() -> None:
-    case = "rms_norm_backward 8192x32768:bfloat16"
-    assert spilled([case], replace(B200, measured=H200.measured))[case] > 0
+    """A case that spills for each of these architectures with the H200's bounds on registers."""
+    case = "group_norm_backward 2x1280x32x32:float16"
+    assert spilled([case], device) == {}
+    assert spilled([case], replace(device, measured=H200.measured))[case] > 0

@@ -99,11 +99,11 @@ def _float_literal(number: float, *, is_double: bool) -> str:
     return f"tl.full([], {text}, tl.float32)" if 0 < abs(number) < _SMALLEST_NORMAL else text
 
 
-def pointwise_text(
+def pointwise_form(
     expr: Expr, operands: Sequence[str], carried: Sequence[DataType], *, is_precise: bool, is_rough: bool = False,
     is_rounded: bool = False,
-) -> tuple[str, DataType]:  # fmt: skip
-    """The op on ``operands`` (converted here to the type that it computes in), and the type of its text.
+) -> tuple[str, list[str], DataType]:  # fmt: skip
+    """The op's text with places for operands, ``operands`` converted to the type that it computes in, and its own type.
 
     ``is_rounded``: a product is rounded before anything is added to it.
     """
@@ -129,7 +129,7 @@ def pointwise_text(
     if is_rounded:
         a, b = form.split(" * ")
         form = f"{'rounded_product' if compute is DataType.Float else 'libdevice.mul_rn'}({a}, {b})"
-    return form.format(*texts), result.compute
+    return form, texts, result.compute
 
 
 def must_round(expr: Expr) -> bool:

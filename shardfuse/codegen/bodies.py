@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -31,8 +30,6 @@ from .prefetch import prefetch_next
 from .reduction import Accumulator, accumulator, accumulators
 from .sending import Sending
 from .tile import R_SIZE, Chunk
-
-_R = re.compile(r"\br\b")
 
 
 def write_unrolled(e: Emitter) -> None:
@@ -290,6 +287,7 @@ def _write_turn(
 ) -> None:
     """What a loop does with the block that begins at ``start``."""
     wanted = [*(x.tensors[0] for x in reductions), *stored]
+    e.reads_r = False
     at, chunks = len(e.out.lines), [replace(c, turn=start) for c in chunks]
     lines = [f"r = {start} + c", *([f"r_mask = r < {R_SIZE}"] if chunks[0].is_masked else [])]
     for line in e.index_lines(start) if isinstance(e, Aligned) and chunks[0].is_masked else lines:
@@ -303,7 +301,7 @@ def _write_turn(
             _take_in(e, expr, chunk, start)
         for tensor in stored:
             e.store(tensor, chunk)
-    if not any(_R.search(line) for line in e.out.lines[at + 1 :]):
+    if not (e.reads_r or chunks[0].is_masked):
         del e.out.lines[at]
     e.values = {k: v for k, v in e.values.items() if not e.space.has_r(k[0])}
 

@@ -14,7 +14,7 @@ from ..ops.promotion import types
 from ..ops.table import POINTWISE
 from ..schedulers.plan import KernelPlan
 from . import narrow
-from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, pointwise_text
+from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, pointwise_form
 from .draw import draw
 from .functions import number_text, own_functions
 from .hints import hint
@@ -40,7 +40,9 @@ class Text:
 
 
 class Emitter:
-    """Writes one kernel's body for one rank."""
+    """Writes one kernel's body for one rank.  ``reads_r``: has an offset of this turn of a loop the index r in it?"""
+
+    reads_r = False
 
     def __init__(
         self,
@@ -75,9 +77,8 @@ class Emitter:
 
     def is_reduction(self, expr: Expr) -> bool:
         """Reductions over no local atom (a visible mesh axis, extents of 1) are copies."""
-        if expr.op not in (*REDUCTIONS, *STATISTICS):
-            return False
-        return self.space.has_r(expr.tensors[0]) and not self.space.has_r(expr.output)
+        reduces = expr.op in (*REDUCTIONS, *STATISTICS)
+        return reduces and self.space.has_r(expr.tensors[0]) and not self.space.has_r(expr.output)
 
     def needed(self, wanted: Iterable[BoundTensor], chunk: Chunk) -> list[BoundTensor]:
         """What ``wanted`` rests on and has no value yet, inputs first; reductions are not looked behind."""
@@ -97,16 +98,14 @@ class Emitter:
         return list(found)
 
     def key(self, tensor: BoundTensor, chunk: Chunk) -> tuple[BoundTensor, str]:
-        if self.space.has_r(tensor):
-            return tensor, chunk.suffix
-        return tensor, chunk.piece.suffix if self.space.has_x(tensor) else ""
+        by_piece = chunk.piece.suffix if self.space.has_x(tensor) else ""
+        return tensor, chunk.suffix if self.space.has_r(tensor) else by_piece
 
     # values
 
     def load_needed(self, wanted: Iterable[BoundTensor], chunk: Chunk) -> None:
         """Loads first, so that all of them are under way before the first is used."""
-        loads = [t for t in self.needed(wanted, chunk) if t not in self.producer]
-        for tensor in sorted(loads, key=self.space.has_r):
+        for tensor in sorted((t for t in self.needed(wanted, chunk) if t not in self.producer), key=self.space.has_r):
             self.value(tensor, chunk)
 
     def value(self, tensor: BoundTensor, chunk: Chunk) -> Text:
@@ -173,9 +172,10 @@ class Emitter:
             last = inputs[-1] if isinstance(expr.inputs[-1], BoundTensor) else None
             own = last is not None and (last.has_x, last.has_r) == (has_x, has_r)
             rough, once = may_be_rough(self.plan.segment, expr), is_rounded_apart(self.plan.segment, expr)
-            text, dtype = pointwise_text(expr, texts, dtypes, is_precise=own, is_rough=rough, is_rounded=once)
-            text, functions = own_functions(text, dtype, interpret=self.interpret)
+            form, texts, dtype = pointwise_form(expr, texts, dtypes, is_precise=own, is_rough=rough, is_rounded=once)
+            form, functions = own_functions(form, dtype, interpret=self.interpret)
             self.helpers |= functions
+            text = form.format(*texts)
             inexact = must_round(expr)
         if inexact:
             text = self.rounded(text, expr.output)
@@ -297,7 +297,8 @@ class Emitter:
         has_x = bool(x_terms) and (not self.schedule.columns or self.tile.has_x_lanes(strides))
         constant, scalars = 0, list[str]()
         if chunk.start is None:
-            scalars, r_terms = loop_terms(chunk.index, self.schedule.reduced, r)
+            scalars, r_terms, reads_r = loop_terms(chunk.index, self.schedule.reduced, r)
+            self.reads_r = self.reads_r or reads_r
         elif self.schedule.members:
             # A chunk that some member has nothing of is never read without its mask.
             size = chunk.valid if chunk.start < self.tile.last_share else 0
@@ -352,8 +353,7 @@ class Emitter:
         return f"{text}, other=0" if inside else text
 
     def masks(self, in_x: bool, in_r: bool, chunk: Chunk) -> list[str]:
-        in_x, in_r = in_x and self.tile.x_masked, in_r and chunk.is_masked
-        return [n for n, there in (("x_mask", in_x), (chunk.mask, in_r)) if there]
+        return ["x_mask"] * (in_x and self.tile.x_masked) + [chunk.mask] * (in_r and chunk.is_masked)
 
     # reductions
 

@@ -74,6 +74,16 @@ def meet(ptr, count):
     while come.to(tl.int32) - count < 0:
         come = tl.atomic_add(ptr, 0, sem="acquire")
 '''
+_MEET_BOUNDED = '''@triton.jit
+def meet(ptr, count):
+    """Come, and wait until ``count`` have: one thread asks, for all."""
+    tl.debug_barrier()
+    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
+    turns = 0
+    while (come.to(tl.int32) - count < 0) & (turns < {turns}):
+        come = tl.atomic_add(ptr, 0, sem="acquire")
+        turns += 1
+'''
 
 COLLECT = '''@triton.jit
 def collect(ptr):
@@ -167,20 +177,10 @@ def exchange_helpers(
 ) -> dict[str, str]:
     """Functions of the file.  ``turns``: polls after which a program gives up and goes on with what it has."""
     if plan.schedule.is_counted:
-        return {"post": POST, "meet": _bounded(MEET, turns), "collect": COLLECT}
+        return {"post": POST, "meet": _MEET_BOUNDED.format(turns=turns) if turns else MEET, "collect": COLLECT}
     each = power_of_two(plan.schedule.members) * lanes // (plan.schedule.launch.warps * WARP)
     pack = min(max(each, 1), _AT_ONCE)
     return polled_helpers(results, turns, by_one=lanes == 1, pack=pack, interpret=interpret)
-
-
-def _bounded(text: str, turns: int | None) -> str:
-    if turns is None:
-        return text
-    before, loop = text.split("    while ")
-    condition, rest = loop.split(":\n", 1)
-    step, rest = rest.split("\n", 1)
-    bounded = f"    turns = 0\n    while ({condition}) & (turns < {turns}):\n{step}\n        turns += 1\n"
-    return f"{before}{bounded}{rest}"
 
 
 def member_alone(plan: KernelPlan) -> KernelPlan:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 from ..ir.dtype import DataType
@@ -118,23 +116,22 @@ _FUNCTIONS = {"erf": _ERF, "sigmoid": _SIGMOID}
 _WITH_ASSEMBLY = ("sigmoid",)
 """What Triton's interpreter does not run."""
 _OWN = {"erf_for_one": _ERF_FOR_ONE, "gelu": _GELU}
-"""What texts call by these names: they call ``power_of_two``."""
-_NAMES = re.compile(r"(?<![.\w])(erf_for_one|gelu|power_of_two)\(")
+"""What forms call by these names: they call ``power_of_two``."""
 
 
-def own_functions(text: str, dtype: DataType, *, interpret: bool) -> tuple[str, dict[str, str]]:
-    """``text`` of a value of type ``dtype``, calling these functions instead of Triton's, and those that it calls."""
+def own_functions(form: str, dtype: DataType, *, interpret: bool) -> tuple[str, dict[str, str]]:
+    """``form`` of an op whose type is ``dtype``, with these functions instead of Triton's, and those that it calls."""
     found: dict[str, str] = {}
     for name, function in _FUNCTIONS.items():
-        if dtype is DataType.Float and f"tl.{name}(" in text and not (interpret and name in _WITH_ASSEMBLY):
-            text = text.replace(f"tl.{name}(", f"{name}(")
+        if dtype is DataType.Float and f"tl.{name}(" in form and not (interpret and name in _WITH_ASSEMBLY):
+            form = form.replace(f"tl.{name}(", f"{name}(")
             found[name] = function
-    if text.startswith("rounded_product("):
+    if form.startswith("rounded_product("):
         found["rounded_product"] = _PLAIN_ROUNDED_PRODUCT if interpret else _ROUNDED_PRODUCT
-    called = _NAMES.findall(text)
-    if called:
+    called = {name: function for name, function in _OWN.items() if f"{name}(" in form}
+    if called or "power_of_two(" in form:
         found["power_of_two"] = _PLAIN_POWER_OF_TWO if interpret else _POWER_OF_TWO
-    return text, found | {name: _OWN[name] for name in called if name in _OWN}
+    return form, found | called
 
 
 def number_text(value: Number, dtype: DataType, *, interpret: bool) -> tuple[str, dict[str, str]]:

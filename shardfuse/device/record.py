@@ -51,9 +51,12 @@ class Device:
     measured: Measured = field(default=H200_MEASURED, repr=False)
     rates: Rates = field(default=Rates(), repr=False)
 
-    def bound(self, warps: int) -> int:
-        """Registers of a thread, at most, with which so many warps are resident on a multiprocessor."""
-        return min(self.registers // (warps * WARP) // REGISTER_STEP * REGISTER_STEP, MAX_REGISTERS)
+    def bound(self, warps: int, program: int = 1) -> int:
+        """Registers of a thread, at most, with which so many warps are resident on a multiprocessor.
+
+        program: warps of one program, all of which are resident at least.
+        """
+        return min(self.registers // (max(warps, program) * WARP) // REGISTER_STEP * REGISTER_STEP, MAX_REGISTERS)
 
 
 def _named(name: str, multiprocessors: int, l2_mib: int, capability: int) -> Device:

@@ -60,11 +60,8 @@ def _held(segment: Segment, space: Space, device: Device) -> int:
 def _registers(segment: Segment, space: Space, device: Device) -> int:
     """Of a thread of a team that holds rows."""
     tuned = device.measured.groups
-    return (
-        device.bound(tuned.wide_resident)
-        if any(t.dtype.itemsize > 2 for t in streamed(segment, space))
-        else device.bound(tuned.resident)
-    )
+    is_wide = any(t.dtype.itemsize > 2 for t in streamed(segment, space))
+    return device.bound(tuned.wide_resident if is_wide else tuned.resident)
 
 
 def in_columns(segment: Segment, space: Space, device: Device) -> Space:
@@ -187,10 +184,10 @@ def looping_team(segment: Segment, space: Space, schedule: Schedule, device: Dev
     if space.grouped:
         return _looping_over_groups(segment, space, schedule, device)
     is_small = space.is_inner and len(streamed(segment, space)) == 1
-    registers = device.bound(tuned.few_resident) if is_small else device.bound(tuned.loop_resident)
+    warps = tuned.few_resident if is_small else tuned.loop_resident
 
     def filled(schedule: Schedule) -> Group:
-        return _filled(segment, space, schedule, registers, device)
+        return _filled(segment, space, schedule, warps, device)
 
     if not space.is_inner:
         itemsize = min((t.dtype.itemsize for t in streamed(segment, space)), default=4)
@@ -204,7 +201,8 @@ def looping_team(segment: Segment, space: Space, schedule: Schedule, device: Dev
         group = filled(schedule)
     if not (space.is_inner or takes_one_walk(segment)):
         group = _in_cache(segment, space, schedule, group, device)
-    return _shared(schedule.with_registers(registers), group) if group.members > 1 else schedule
+    bound = device.bound(warps, schedule.launch.warps)
+    return _shared(schedule.with_registers(bound), group) if group.members > 1 else schedule
 
 
 def _looping_over_groups(segment: Segment, space: Space, schedule: Schedule, device: Device) -> Schedule:
@@ -214,10 +212,10 @@ def _looping_over_groups(segment: Segment, space: Space, schedule: Schedule, dev
     def turns() -> int:
         return -(-space.reduced // (group.members * schedule.reduced))
 
-    group = _filled(segment, space, schedule, device.bound(tuned.loop_resident), device)
+    group = _filled(segment, space, schedule, tuned.loop_resident, device)
     if schedule.reduced > 1 and turns() <= tuned.short_turns:
         schedule = _halved(schedule)
-        group = _filled(segment, space, schedule, device.bound(tuned.loop_resident), device)
+        group = _filled(segment, space, schedule, tuned.loop_resident, device)
         while _words(schedule, group, space) > tuned.polled[-1]:
             group = replace(group, members=group.members // 2)
     if group.members == 1:
@@ -228,15 +226,13 @@ def _looping_over_groups(segment: Segment, space: Space, schedule: Schedule, dev
     if is_small and schedule.launch.warps == 2 and is_full:
         schedule = _halved(schedule)
         group = replace(group, programs=resident(device, 1, device.bound(tuned.loop_resident)))
-    roomy = _filled(segment, space, schedule, device.bound(tuned.roomy_resident), device).programs
+    roomy = _filled(segment, space, schedule, tuned.roomy_resident, device).programs
     is_roomy = roomy >= used and schedule.launch.warps > 1
-    programs, registers = (
-        (roomy, device.bound(tuned.roomy_resident)) if is_roomy else (group.programs, device.bound(tuned.loop_resident))
-    )
+    programs, warps = (roomy, tuned.roomy_resident) if is_roomy else (group.programs, tuned.loop_resident)
     fewest, most = tuned.polled
     is_polled = fewest <= _words(schedule, group, space) <= most
     group = Group(group.members, programs, Immediate(counted=not is_polled))
-    return replace(schedule.with_registers(registers), group=group)
+    return replace(schedule.with_registers(device.bound(warps, schedule.launch.warps)), group=group)
 
 
 def _halved(schedule: Schedule) -> Schedule:
@@ -251,12 +247,12 @@ def _words(schedule: Schedule, group: Group, space: Space) -> float:
     return group.members * power_of_two(-(-schedule.columns // space.grouped)) / (schedule.launch.warps * WARP)
 
 
-def _filled(segment: Segment, space: Space, schedule: Schedule, registers: int, device: Device) -> Group:
-    """Who shares the rows of a loop, where as many programs are resident as so many ``registers`` let be."""
-    tuned = device.measured.groups
-    by_registers = resident(device, schedule.launch.warps, registers)
+def _filled(segment: Segment, space: Space, schedule: Schedule, warps: int, device: Device) -> Group:
+    """Who shares the rows of a loop, where so many ``warps`` are resident on a multiprocessor."""
+    own = schedule.launch.warps
+    by_registers = resident(device, own, device.bound(warps, own))
     programs = min(by_registers, _by_shared(segment, space, schedule, device))
-    return _filling(schedule, 1, space, programs, tuned.turns * schedule.reduced)
+    return _filling(schedule, 1, space, programs, device.measured.groups.turns * schedule.reduced)
 
 
 def _by_shared(segment: Segment, space: Space, schedule: Schedule, device: Device) -> int:
