@@ -43,7 +43,7 @@ def _head(report: Report) -> str:
     ]
     return (
         "<h1>Regions of torch.compile</h1><p class=soft>What shardfuse looked at in the graphs that were compiled in "
-        f"this process, at the sizes of the call for which each graph was made. The roof is a copy on an H200, which moves "
+        f"this process, at the sizes of the call for which each graph was made. The roof is a copy on an H200, of "
         f"{COPY_BANDWIDTH / 1e12:g} TB/s.</p>{numbers_text(numbers)}"
         '<p class="key"><span><i style="background:var(--kernel)"></i>taken</span>'
         '<span><i style="background:var(--other)"></i>left to Inductor</span></p>'
