@@ -91,7 +91,7 @@ class Tile:
         """Rows that one group of programs walks; 1 where none are."""
         self.r_total = prod(self.r_extents)
         rows = self.walk_total if space.walked else self.x_total
-        self.x_block = min(schedule.kept, power_of_two(rows))
+        self.x_block = schedule.kept if space.is_invariant else min(schedule.kept, power_of_two(rows))
         self.x_lanes = self.x_block > 1
         self.r_lanes = bool(space.r)
         self.is_inner = space.is_inner
@@ -104,11 +104,17 @@ class Tile:
         self.pieces = self._cut_columns()
         """The columns of a program, those of whole groups side by side."""
         is_padded = rows % self.x_block != 0 or 0 < schedule.columns < self.x_block
-        self.x_masked = is_padded and len(self.pieces) == 1
+        is_any = space.is_invariant and self.x_lanes  # of any number of rows, the text is the same
+        self.x_masked = (is_padded or is_any) and len(self.pieces) == 1
         self.x_wide = self._x_is_wide()
         self.r_wide = any(self._span(space.r, self.r_extents, s, schedule.reduced) for s in self.walked_over)
 
     # blocks
+
+    @property
+    def is_alone(self) -> bool:
+        """Is there one kept element, which then needs no index?  One of a batch is indexed as if there were others."""
+        return self.x_total == 1 and not self.plan.space.is_invariant
 
     @property
     def shape(self) -> str:
@@ -253,7 +259,10 @@ class Tile:
     # offsets
 
     def x_groups(self, strides: Strides) -> list[Group]:
-        return groups(self.x_extents, [strides.get(a, 0) for a in self.plan.space.x])
+        steps = [strides.get(a, 0) for a in self.plan.space.x]
+        if self.x_total == 1 and not self.is_alone and any(steps):
+            return [Group(1, 1, [s for s in steps if s][-1], True)]
+        return groups(self.x_extents, steps)
 
     def r_groups(self, strides: Strides) -> list[Group]:
         return groups(self.r_extents, [strides.get(a, 0) for a in self.plan.space.r])

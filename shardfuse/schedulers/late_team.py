@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from ..device import Device
 from ..ir.expr import BoundTensor
-from .limits import MAX_TEAM, SHARED, WARP, is_odd, power_of_two, resident, vector
+from .limits import MAX_TEAM, SHARED, WARP, power_of_two, resident, vector
 from .schedule import Access, Group, Lagged, Launch, Registers, Schedule, Tile
 from .schedule_parts import MAX_LAGGED_MEMBERS
 from .segment import Segment
-from .space import Space, beside, run_below, streamed
+from .space import Space, beside, may_align_down, run_below, streamed
 
 _MOST_REGISTERS = 128
 _WARPS = 4
@@ -136,7 +136,7 @@ def _late_form(
     if is_narrow and is_variance and loaded < _FOLD:
         size = _sized(row, _WARPS, _SINGLE_BYTES, _SINGLE_REGISTERS)
         return size and _LateForm(*size, max(loaded, _SINGLE_EACH))
-    is_aligned = is_narrow and not is_variance and is_odd(dtype, n, device) and space.kept > 1
+    is_aligned = is_narrow and not is_variance and may_align_down(dtype, space, device)
     is_aligned = is_aligned and (n * dtype.itemsize > _ODD_WEIGHTED_BYTES if vectors else loaded == 1)
     width = device.access_bytes // dtype.itemsize if is_aligned else max(loaded, 2)
     if is_aligned and not vectors:

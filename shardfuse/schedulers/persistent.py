@@ -22,7 +22,6 @@ from .limits import (
     WARP,
     WIDEST_LOAD,
     WIDEST_WARPS,
-    is_odd,
     power_of_two,
     power_of_two_within,
     vector,
@@ -32,7 +31,7 @@ from .pairs import paired_team
 from .plan import KernelPlan, kernel_name
 from .schedule import Access, Launch, Registers, Schedule, Tile
 from .segment import Segment, leading_to
-from .space import Space, analyse, analysed, beside, run_below, streamed
+from .space import Space, analyse, analysed, beside, may_align_down, run_below, streamed
 from .team import (
     are_few_held,
     columns_held_by_team,
@@ -297,7 +296,7 @@ def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | Non
         return None  # windows, and a place of its own for each element
     if segment.has_indices or any(t.dtype not in UNPACKED for t in walked):
         return None
-    width, aligned = vector(walked[0].dtype, n, device), is_odd(walked[0].dtype, n, device) and space.kept > 1
+    width, aligned = vector(walked[0].dtype, n, device), may_align_down(walked[0].dtype, space, device)
     if space.run != n and space.kept <= device.multiprocessors:
         return None  # one program a multiprocessor, which holds it wide
     if aligned:
