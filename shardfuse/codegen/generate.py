@@ -50,7 +50,7 @@ def generate(
     ``interpret``: text for Triton's interpreter, whose bfloat16 is wrong.  ``turns``: polls after which a member of a
     team gives up waiting, for tests.  No local extent may be 0.
     """
-    contracts = not plan.space.is_invariant  # what stands side by side depends on where a fusion is cut
+    contracts = not plan.space.is_promised  # what stands side by side depends on where a fusion is cut
     if plan.stages:
         parts = [_parts(stage, layouts, rank, interpret=interpret, turns=turns) for stage in plan.stages]
         shares = plan.schedule.parts if plan.shares else 0

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
-from ..errors import DefinitionError
+import torch
+
+from ..errors import DefinitionError, PromiseError
+from ..executor.options import CompileOptions
 from ..ir.promises import INVARIANTS, Promises
 
 Invariant = Literal["batch", "ranks"] | Collection[str] | None
@@ -20,3 +23,10 @@ def promised(method: str, invariant: Invariant, accumulate: str | None) -> Promi
     if accumulate not in (None, "float32"):
         raise DefinitionError(method, f"accumulate={accumulate!r}", "'float32' or None")
     return Promises("batch" in names, "ranks" in names, accumulate is not None)
+
+
+def check_promises_kept(promises: Promises, options: CompileOptions, device: torch.device) -> None:
+    """Raise PromiseError where torch evaluates: it adds up, and takes exponentials, in an order that follows sizes."""
+    if promises.invariant and options.backend_for(device) == "torch":
+        found = f"the operations would be torch's own, on {device.type}"
+        raise PromiseError(str(promises), found, "run it by generated kernels: on a GPU, or with TRITON_INTERPRET=1")

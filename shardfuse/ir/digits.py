@@ -24,12 +24,12 @@ from math import prod
 class Root:
     """An iteration variable; compared by identity.
 
-    is_invariant: of a fusion that promises the same bits for a row whatever other rows there are (``ir/promises.py``).
+    invariant: with what results of its fusion are promised not to change, "batch" or "ranks" (``ir/promises.py``).
     """
 
     name: str
     extent: int
-    is_invariant: bool = False
+    invariant: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return self.name
@@ -75,7 +75,7 @@ def axis_of(root: Root, singles: int = 0) -> Axis:
     """
     if root.extent < 0:
         raise ValueError(f"{root} has extent {root.extent}")
-    alone = tuple(Digit(Root(f"{root.name}.{k}", 1, root.is_invariant), 1, 1) for k in range(singles))
+    alone = tuple(Digit(Root(f"{root.name}.{k}", 1, root.invariant), 1, 1) for k in range(singles))
     return (Digit(root, 1, root.extent), *alone) if root.extent != 1 else alone
 
 
@@ -320,7 +320,7 @@ def refine(digits: Iterable[Digit]) -> dict[Digit, Axis]:
 
 def is_single_row(d: Digit) -> bool:
     """Is it a batch of one, which is walked as any other batch?"""
-    return isinstance(d.base, Root) and d.base.extent == 1 and d.base.is_invariant
+    return isinstance(d.base, Root) and d.base.extent == 1 and bool(d.base.invariant)
 
 
 def _atoms(d: Digit, marks: Sequence[int]) -> Axis:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 INVARIANTS = ("batch", "ranks")
 
 
+SEGMENTS = 8
+"""Parts that a sum is cut into where it is to be the same on any number of ranks that divides them."""
+
+
 @dataclass(frozen=True)
 class Promises:
     """What the author of a fusion asked for; a plan keeps it, or is refused.

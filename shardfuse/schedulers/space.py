@@ -56,7 +56,12 @@ class Space:
     @cached_property
     def is_invariant(self) -> bool:
         """May what becomes of a row not depend on how many rows there are?  Then no schedule asks how many."""
-        return bool(self.r) and any(root_of(a).is_invariant for a in (*self.x, *self.r))
+        return bool(self.r) and self.is_promised
+
+    @cached_property
+    def is_promised(self) -> bool:
+        """Is it part of a fusion that promises bits?  Then a product and a sum are two roundings, wherever they are."""
+        return any(root_of(a).invariant for a in (*self.x, *self.r))
 
     @property
     def reduced(self) -> int:

@@ -1,0 +1,85 @@
+"""Promises kept by generated kernels: the same bits for a row among any others, and on any number of ranks."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import torch
+from fusion_check import bound_piece, local_arguments
+from promise_cases import CASES, assert_rows_alike, bits, define, inputs
+
+import shardfuse
+from shardfuse import DataType, DeviceMesh, ParallelType
+from shardfuse.ir.tensor_view import TensorView
+from shardfuse.mesh import current_rank
+from shardfuse.passes import segments
+from shardfuse.schedulers.space import Space
+
+ROWS = 17
+COUNTS = (1, 2, 3, 5, 8)
+RANKS = (1, 2, 4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_have_the_bits_that_they_have_alone(name: str) -> None:
+    for n, dtype in ((40, DataType.BFloat16), (777, DataType.Half), (1536, DataType.Float)):
+        fd = define(name, n, dtype)
+        assert_rows_alike(fd, inputs(fd, ROWS, n), COUNTS)
+
+
+def test_a_schedule_that_counts_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Space, "is_invariant", False)
+    fd = define("layer_norm", 512, DataType.Float)
+    rows = 600  # more than the machine runs at once: their chunks are shorter
+    with pytest.raises(AssertionError, match="bytes differ"):
+        assert_rows_alike(fd, inputs(fd, rows, 512), (1,))
+
+
+def on_ranks(name: str, n: int, dtype: DataType, dim: int, given: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The outputs of a rank that has a part of columns or rows."""
+    size = shardfuse.initialize().world_size
+    fd = define(name, n, dtype, "ranks")
+    x = fd.fusion.inputs[0].val
+    assert isinstance(x, TensorView)
+    if size > 1:
+        x.set_device_mesh(DeviceMesh(list(range(size))))
+        x.outer_split(dim, size)
+        x.axis(dim).parallelize(ParallelType.mesh_x)
+    fd.fec  # noqa: B018 closes the definition: inputs about which nothing was said get their sharding
+    found = fd.execute(local_arguments(fd.fusion, given, current_rank()))
+    plan = fd.fec.last_plan
+    assert plan is not None
+    wanted = WHOLE.get((name, n))
+    for tensor, own, whole in zip(plan.fusion.outputs, found, wanted or found, strict=True):
+        piece = bound_piece(tensor.domain, whole, current_rank())
+        assert wanted is None or torch.equal(bits(own), bits(cast("torch.Tensor", piece))), (
+            f"{name} of {n} over {size} ranks, axis {dim}: {int((bits(own) != bits(piece)).sum())} bytes differ"
+        )
+    return found
+
+
+WHOLE: dict[tuple[str, int], list[torch.Tensor]] = {}
+"""What one rank has made: simulated ranks are threads of this process."""
+
+
+def compare_ranks(name: str, n: int, dtype: DataType, dim: int) -> None:
+    given = inputs(define(name, n, dtype, "ranks"), 8, n)
+    WHOLE.pop((name, n), None)
+    (whole,) = shardfuse.simulate(on_ranks, 1, args=(name, n, dtype, dim, given))
+    WHOLE[name, n] = cast("list[torch.Tensor]", whole)
+    for size in RANKS[1:]:
+        shardfuse.simulate(on_ranks, size, args=(name, n, dtype, dim, given))
+
+
+@pytest.mark.parametrize("dim", [0, 1], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_have_the_bits_of_one(name: str, dim: int) -> None:
+    for n, dtype in ((96, DataType.BFloat16), (768, DataType.Float)):
+        compare_ranks(name, n, dtype, dim)
+
+
+def test_sums_that_ranks_cut_as_they_like_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "has_order", lambda expr: False)
+    with pytest.raises(Exception, match="bytes differ"):
+        compare_ranks("rms_norm", 768, DataType.Float, 1)
