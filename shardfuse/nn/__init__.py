@@ -15,6 +15,7 @@ from .linear_loss import LinearCrossEntropyLoss
 from .log_prob import LogProb
 from .loss import CrossEntropyLoss
 from .norm import AddRMSNorm, RMSNorm
+from .promising import promise
 from .redistribution import Redistribution, redistribute
 from .rotary import RotaryEmbedding
 from .softmax import LogSoftmax, Softmax
@@ -47,6 +48,7 @@ __all__ = [
     "SyncBatchNorm",
     "convert",
     "functional",
+    "promise",
     "quantized",
     "redistribute",
 ]

@@ -22,8 +22,9 @@ from .dtensor import Given
 from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
+from .promising import PromisingModule
 from .settings import Setting, printed
-from .timer import FusionTimer, TimedModule
+from .timer import FusionTimer
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -237,7 +238,7 @@ def _apart(x: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
     return x.clone() if any(t.untyped_storage().data_ptr() == here for t in others) else x
 
 
-class FusedModule(TimedModule):
+class FusedModule(PromisingModule):
     """A module whose forward and backward are fusions.
 
     A call looks its tensors' metadata up and runs the fusions that are bound for them (``run``); what is not found is
@@ -307,9 +308,7 @@ class FusedModule(TimedModule):
         self.described.clear()
         if not self.family:
             return
-        timer = self.timer
-        settings = {**self.settings(), **({} if timer is None else {"timer": timer.number})}
-        self.__dict__["text"] = printed(settings)
+        self.__dict__["text"] = printed({**self.settings(), **self.common_settings()})
 
     def run(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> Sequence[torch.Tensor]:
         """The results on local tensors, or parameters that are DTensors, in the order of the op."""
@@ -350,7 +349,7 @@ class FusedModule(TimedModule):
     def _bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> BoundOp | None:
         takes = [self.take(t) for t in tensors]
         local = [t if take is None else take(t.detach()) for t, take in zip(tensors, takes, strict=True)]
-        op = self.bind(local, unsharded)
+        op = self.promised_op(self.bind(local, unsharded))
         if any(_is_traced(t) for t in local):
             return None
         whole = self.whole(local, unsharded)

@@ -126,7 +126,7 @@ class RotaryEmbedding(FusedModule):
         positions: torch.Tensor | None,
         unsharded: Sequence[int] | None,
     ) -> tuple[torch.Tensor, ...]:
-        is_traced = self.mesh is None and torch.compiler.is_compiling()
+        is_traced = self.is_decomposed()
         if cos is None or is_traced:  # else tensors that are not known are checked where they are bound
             self._check(tensors)
         if (cos is None) != (sin is None) or (cos is not None and positions is not None):
