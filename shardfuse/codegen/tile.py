@@ -104,7 +104,7 @@ class Tile:
         self.pieces = self._cut_columns()
         """The columns of a program, those of whole groups side by side."""
         is_padded = rows % self.x_block != 0 or 0 < schedule.columns < self.x_block
-        is_any = space.is_invariant and self.x_lanes and not schedule.columns  # of any number of rows, the text is the same
+        is_any = space.is_invariant and self.x_lanes and not schedule.columns  # one text for any number of rows
         self.x_masked = (is_padded or is_any) and len(self.pieces) == 1
         self.x_wide = self._x_is_wide()
         self.r_wide = any(self._span(space.r, self.r_extents, s, schedule.reduced) for s in self.walked_over)

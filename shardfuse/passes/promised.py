@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..errors import PromiseError
-from ..ir.expr import DRAWS, BoundFusion
+from ..ir.expr import DRAWS, BoundFusion, Expr
+from ..ir.promises import SEGMENTS, Promises
 
 _BY_SIZE = {
     **dict.fromkeys(
@@ -27,3 +28,25 @@ def check_promises(fusion: BoundFusion) -> None:
         if expr.op in DRAWS and promises.batch:
             found = f"random numbers follow from the place of an element ({named})"
             raise PromiseError(str(promises), found, "pass them in as a tensor")
+
+
+def has_order(expr: Expr) -> bool:
+    """Does the order of its additions show in the result?  Integers, maxima and truth values are the same in any."""
+    return expr.op in ("sum", "prod") and (expr.output.dtype.is_floating or expr.output.dtype.is_complex)
+
+
+def check_order(expr: Expr, promises: Promises, *, is_cut: bool) -> None:
+    """Raise PromiseError for a reduction of which ranks have parts that nothing says how to add up.
+
+    is_cut: are collectives of one chunk of a stream at a time?
+    """
+    if not has_order(expr):
+        return
+    named = f"{expr.output} = {expr.op}({', '.join(map(str, expr.tensors))})"
+    if promises.ranks:
+        found = f"ranks have parts of what {named} adds up that are not whole segments, {SEGMENTS} of an axis"
+        remedy = "shard the outermost axis that it reduces, evenly, over 2, 4 or 8 ranks that divide its length"
+        raise PromiseError(str(promises), found, remedy)
+    if expr.op == "prod" or is_cut:
+        found = f"what ranks have of {named} is multiplied, or added up chunk by chunk"
+        raise PromiseError(str(promises), found, "have the axis whole on each rank")

@@ -1,8 +1,8 @@
 """Sums in parts that do not depend on how many ranks there are, for fusions that promise the same bits on any number.
 
-An axis is cut into 8 segments, whether it is sharded or not; what a rank has of it is some of them, whole.  Each segment
-is added up by itself, in the order that its own length says, and what segments come to is added up in one order, by
-whoever needs the sum.  So ranks hand each other the sums of segments and never add for one another.
+An axis is cut into 8 segments, whether it is sharded or not; what a rank has of it is some of them, whole.  Each
+segment is added up by itself, in the order that its own length says, and what segments come to is added up in one
+order, by whoever needs the sum.  So ranks hand each other the sums of segments and never add for one another.
 
 before (T0 has 4096 columns, sharded over ranks or not)::
 
@@ -31,8 +31,8 @@ from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Scalar
 from ..ir.promises import SEGMENTS
+from .promised import has_order
 
-_ORDERED = ("sum", "prod")
 _COMBINED = {"sum": "add", "prod": "mul"}
 
 
@@ -47,11 +47,6 @@ def sum_in_segments(fusion: BoundFusion) -> None:
     for expr in fusion.exprs:
         exprs += _in_segments(expr, str(fusion.promises)) if has_order(expr) else [expr]
     fusion.exprs = exprs
-
-
-def has_order(expr: Expr) -> bool:
-    """Does the order of its additions show in the result?"""
-    return expr.op in _ORDERED and (expr.output.dtype.is_floating or expr.output.dtype.is_complex)
 
 
 def _in_segments(expr: Expr, promise: str) -> list[Expr]:

@@ -12,10 +12,10 @@ from math import prod
 
 from ..device import Device
 from ..ir.digits import Axis
-from . import kernels_of
+from . import kernels_of, proposed
 from .limits import MAX_CHUNKS, WARP, power_of_two, resident
 from .mix_order import analyse_mixed
-from .schedule import Immediate, Schedule, ScheduleError
+from .schedule import Immediate, RowLoop, Schedule, ScheduleError
 from .segment import Segment
 from .space import Space, analyse
 from .team import in_columns
@@ -58,10 +58,19 @@ def may_run(scheduler: str, segment: Segment, schedule: Schedule, device: Device
     space = _space_of(scheduler, segment)
     if space is None or not _is_in_registers(space, schedule):
         return False
+    if space.is_invariant and _order_of(schedule) != _order_of(proposed(scheduler, segment, device)):
+        return False
     try:
         return bool(kernels_of(scheduler, segment, device, schedule))
     except ScheduleError:
         return False
+
+
+def _order_of(schedule: Schedule) -> tuple[object, ...]:
+    """What says in which order the numbers of a row are added up; a row loop's parts share columns alone."""
+    group = schedule.group and (schedule.group.members, schedule.group.exchange)
+    split = None if isinstance(schedule.order, RowLoop) else schedule.split
+    return schedule.order, schedule.residency, group, split, schedule.access, schedule.launch.warps
 
 
 def _is_in_registers(space: Space, schedule: Schedule) -> bool:

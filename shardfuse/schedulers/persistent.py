@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ..device import Device
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, VIEWS, BoundTensor
+from .invariant import invariant_row
 from .late_team import is_cut_short, late_team
 from .limits import (
     MANY_VECTORS,
@@ -156,7 +157,8 @@ def propose(segment: Segment, device: Device) -> Schedule:
     if too_long(segment, space) is not None:
         late = late_team(joined, analysed(joined), device, are_few_held=are_few_held(segment, space))
         return late or held_by_team(segment, space, device)
-    few = _all_at_once(segment, space, device) or _pair(segment, space, device)
+    few = invariant_row(segment, space, device)
+    few = few or _all_at_once(segment, space, device) or _pair(segment, space, device)
     return few or in_registers(segment, space, device)
 
 

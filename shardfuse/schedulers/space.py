@@ -20,7 +20,6 @@ from ..ops.table import POINTWISE
 from .limits import is_odd
 from .segment import Segment
 
-
 INVARIANT_ROWS = 8192
 """Kept elements for which the schedules of an invariant space are made, whatever their number."""
 
