@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from promise_cases import CASES, assert_rows_alike, define, inputs
 
 from shardfuse import DataType, nn
