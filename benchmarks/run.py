@@ -10,6 +10,7 @@
     python benchmarks/run.py forward --read forward.json --commit 1a2b3c --write # the same from another machine's
     mpirun -n 4 python benchmarks/run.py reshard              # or by torchrun; against redistribute of DTensor
     python benchmarks/run.py optimiser                        # a step of AdamW over 1,000 tensors, against torch's
+    python benchmarks/run.py promises                         # what invariant="batch" costs, from 1 to 8192 rows
     torchrun --nproc-per-node 2 benchmarks/run.py calls       # a call with an all-reduce, against NCCL and Inductor
     torchrun --nproc-per-node 2 benchmarks/run.py exchange    # statistics exchanged in a kernel, and by collectives
     torchrun --nproc-per-node 2 benchmarks/run.py train       # a training step, against plain torch and torch.compile
@@ -45,6 +46,7 @@ from benchmarks.dry import Planned, plan_case
 from benchmarks.host import CALLED
 from benchmarks.optimiser import run_optimiser
 from benchmarks.plot import plot
+from benchmarks.promises import run_promises
 from benchmarks.report import Results, Row, as_text, columns, has_plot
 from benchmarks.reshard import run_reshard
 from benchmarks.suite import OWN, STARTED, compile_tables, run_host, run_startup, run_tables
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _read(options)
     if options.suite in ON_RANKS:
         return _on_ranks(options)
-    if options.suite == "optimiser":
+    if options.suite in ON_ONE_GPU:
         return _on_gpu(options)
     try:
         return _run(options)
@@ -104,12 +106,12 @@ def _on_gpu(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         print(f"no GPU is visible: {options.suite} runs on one", file=sys.stderr)
         return 2
-    return _measure(options, run_optimiser(options.seconds, torch.device("cuda", 0)), [])
+    return _measure(options, ON_ONE_GPU[options.suite](options.seconds, torch.device("cuda", 0)), [])
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=(*SUITES, "autotuned", "host", "compile", "optimiser", *ON_RANKS))
+    parser.add_argument("suite", choices=(*SUITES, "autotuned", "host", "compile", *ON_ONE_GPU, *ON_RANKS))
     parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite")
     default = ",".join(p for p in peers.PEERS if p not in peers.ASKED_FOR)
@@ -172,6 +174,8 @@ def _warm(options: argparse.Namespace, work: Work) -> int:
     return 0
 
 
+ON_ONE_GPU = {"optimiser": run_optimiser, "promises": run_promises}
+"""Suites that have cases of their own."""
 ON_RANKS = {"reshard": run_reshard, "calls": run_calls, "exchange": run_exchange, "train": run_train}
 
 

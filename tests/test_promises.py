@@ -18,8 +18,8 @@ from shardfuse.errors import DefinitionError, ProgramMismatchError, PromiseError
 from shardfuse.schedulers.candidates import candidates, may_run
 from shardfuse.schedulers.space import Space
 
-ROWS = (1, 2, 3, 5, 8, 17, 64, 127, 500, 4096, 8192, 20000)
-LENGTHS = (96, 777, 1024, 4096, 5139, 16384, 50257, 65536, 131072)
+ROWS = (1, 2, 3, 17, 127, 500, 8192, 20000)
+LENGTHS = (96, 777, 4096, 16384, 50257, 131072)
 SUMMED = ("rms_norm_backward", "layer_norm_backward")
 """Cases that sum over rows too: how many programs share that sum depends on the rows."""
 
