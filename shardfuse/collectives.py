@@ -1,9 +1,8 @@
 """Sums over the ranks of a process group that add 16-bit numbers in float32 and send 16 bits of each.
 
-``torch.distributed``'s own round a bfloat16 or float16 sum at every hop, or take twice the bytes for float32.  Here each
-rank is given the pieces that it adds up, as they are, adds them in float32 in the order of the ranks, rounds once, and
-hands the piece on: the bytes of an all-reduce of 16 bits, and the same bits on every rank.  Fusions that are made with
-``accumulate="float32"`` do the same.
+``torch.distributed``'s own round a bfloat16 or float16 sum at every hop, or take twice the bytes for float32.  Here
+each rank is given the pieces that it adds up, as they are, adds them in float32, rounds once, and hands the piece on:
+the bytes of an all-reduce of 16 bits, and the same bits on every rank.  Fusions do the same.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from shardfuse.codegen.source import KernelSource
 from shardfuse.compiler import Plan
 from shardfuse.device import H200
 from shardfuse.errors import DefinitionError, ProgramMismatchError, PromiseError
+from shardfuse.ir.tensor_view import TensorView
 from shardfuse.schedulers.candidates import candidates, may_run
 from shardfuse.schedulers.space import Space
 
@@ -57,6 +58,34 @@ def test_a_schedule_that_counts_rows_is_found(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Space, "is_invariant", False)
     for name in CASES:
         assert largest_difference(name, 640 if name in SUMMED else 4096, DataType.BFloat16) is not None, name
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "softmax"])
+def test_more_than_two_ranks_add_up_in_their_order(name: str) -> None:
+    """Whatever the number of rows; NCCL's own order depends on it."""
+    kinds: list[list[str]] = []
+    for rows in (1, 64, 100_000):
+        fd = define(name, 4096, DataType.BFloat16)
+        x = fd.fusion.inputs[0].val
+        assert isinstance(x, TensorView)
+        x.set_device_mesh(DeviceMesh(range(4)))
+        x.outer_split(1, 4)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+        sizes = {t: (rows, *t.shape[1:]) if t.ndim == 2 else tuple(t.shape) for t in fd.fec.tensors()}
+        kinds.append([c.kind for c in fd.explain(sizes=sizes).collectives])
+    assert kinds == [["all_gather"]] * 3
+
+
+def test_segments_that_ranks_do_not_divide_are_refused() -> None:
+    fd = define("rms_norm", 4096 * 3, DataType.BFloat16, "ranks")
+    x = fd.fusion.inputs[0].val
+    assert isinstance(x, TensorView)
+    x.set_device_mesh(DeviceMesh(range(3)))
+    x.outer_split(1, 3)
+    x.axis(1).parallelize(ParallelType.mesh_x)
+    with pytest.raises(PromiseError, match="not whole segments, 8 of an axis: shard the outermost axis") as found:
+        fd.explain(sizes={t: (2, *t.shape[1:]) if t.ndim == 2 else tuple(t.shape) for t in fd.fec.tensors()})
+    assert "what the sum of T4 adds up" in str(found.value)
 
 
 def test_rows_do_not_begin_within_words_that_they_share() -> None:

@@ -53,7 +53,7 @@ from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
 from ..mesh import DeviceMesh, ParallelType
 from ..ops.torch_calls import TORCH_CALLS
 from .partial_sums import Summands, added_up, divided, in_rank_order, summands_of, with_entry
-from .promised import check_order, has_order
+from .promised import check_order, check_segments, has_order
 from .statistics import find_statistics, merged
 
 
@@ -101,6 +101,7 @@ class _Decomposer:
             self.compute(Expr("add", (product, expr.inputs[2]), (out,)))
             return
         needed = iter(needed_by(expr, sharding, mesh))
+        check_segments(expr, sharding, self.promises)
         inputs: list[Value] = [
             self.having(v, mesh, next(needed)) if isinstance(v, BoundTensor) else v for v in expr.inputs
         ]

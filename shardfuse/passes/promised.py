@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..errors import PromiseError
+from ..ir.domain import Sharding
 from ..ir.expr import DRAWS, BoundFusion, Expr
 from ..ir.promises import SEGMENTS, Promises
 
@@ -44,9 +45,24 @@ def check_order(expr: Expr, promises: Promises, *, is_cut: bool) -> None:
         return
     named = f"{expr.output} = {expr.op}({', '.join(map(str, expr.tensors))})"
     if promises.ranks:
-        found = f"ranks have parts of what {named} adds up that are not whole segments, {SEGMENTS} of an axis"
-        remedy = "shard the outermost axis that it reduces, evenly, over 2, 4 or 8 ranks that divide its length"
-        raise PromiseError(str(promises), found, remedy)
+        raise _no_segments(named, promises)
     if expr.op == "prod" or is_cut:
         found = f"what ranks have of {named} is multiplied, or added up chunk by chunk"
         raise PromiseError(str(promises), found, "have the axis whole on each rank")
+
+
+def check_segments(expr: Expr, here: Sharding, promises: Promises) -> None:
+    """Raise PromiseError where ``expr`` cuts a sharded axis into segments that are on several ranks each.
+
+    here: the sharding in which it is computed: what is sharded otherwise would be gathered first.
+    """
+    if "segments" in expr.attributes and expr.op == "reshape":
+        (x,) = expr.tensors
+        if any(entry not in here for entry in x.domain.sharding):
+            raise _no_segments(f"the sum of {x}", promises)
+
+
+def _no_segments(named: str, promises: Promises) -> PromiseError:
+    found = f"ranks have parts of what {named} adds up that are not whole segments, {SEGMENTS} of an axis"
+    remedy = "shard the outermost axis that it reduces, evenly, over 2, 4 or 8 ranks that divide its length"
+    return PromiseError(str(promises), found, remedy)

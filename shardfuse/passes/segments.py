@@ -65,7 +65,7 @@ def _in_segments(expr: Expr, promise: str) -> list[Expr]:
     build = _Builder(out, DataType.Float if out.dtype.is_low_precision else out.dtype)
     logical = (*x.domain.logical[:at], outer, inner, *x.domain.logical[at + 1 :])
     shape = tuple(extent(a) for a in logical)
-    cut = build.make("reshape", (x,), "v", logical, {"shape": shape}, x.dtype)
+    cut = build.make("reshape", (x,), "v", logical, {"shape": shape, "segments": count}, x.dtype)
     inside = tuple(a + 1 for a in axes)
     kept = tuple(a for k, a in enumerate(logical) if k not in inside)
     parts = build.make(expr.op, (cut,), "g", kept, {**expr.attributes, "axes": inside, "segments": count})
