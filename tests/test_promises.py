@@ -10,7 +10,7 @@ from promise_cases import CASES, define
 
 import shardfuse
 from benchmarks.sm90 import sources_of
-from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, nn
 from shardfuse.codegen.source import KernelSource
 from shardfuse.compiler import Plan
 from shardfuse.device import H200
@@ -172,3 +172,10 @@ def test_tuning_keeps_the_order_of_additions() -> None:
         other = kernel.schedule.with_warps(2 * kernel.schedule.launch.warps)
         assert any(c.launch.warps != kernel.schedule.launch.warps for c in tried) == (invariant is None)
         assert may_run(segment.scheduler, segment.segment, other, H200) == (invariant is None)
+
+
+def test_what_is_converted_promises() -> None:
+    found = nn.convert(torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Softmax(-1)), invariant="batch").model
+    assert all("promises" in part.text for part in found)  # pyright: ignore[reportAttributeAccessIssue]
+    nn.promise(found)
+    assert not any("promises" in part.text for part in found)  # pyright: ignore[reportAttributeAccessIssue]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..device import Device
 from ..ir.expr import BoundTensor
-from .limits import MAX_TEAM, SHARED, WARP, power_of_two, resident, vector
+from .limits import MAX_TEAM, SHARED, WARP, is_odd, power_of_two, resident, vector
 from .schedule import Access, Group, Lagged, Launch, Registers, Schedule, Tile
 from .schedule_parts import MAX_LAGGED_MEMBERS
 from .segment import Segment
@@ -133,7 +133,8 @@ def _late_form(
     dtype, n = walked[0].dtype, space.reduced
     loaded, is_variance, is_softmax = vector(dtype, n, device), "welford" in kinds, "online_softmax" in kinds
     is_narrow, row = dtype.itemsize == 2, n * len(walked) * max(dtype.itemsize, 2)
-    if is_narrow and is_variance and loaded < _FOLD:
+    is_element_wise = space.is_invariant and is_odd(dtype, n, device)
+    if is_narrow and (is_element_wise or (is_variance and loaded < _FOLD)):
         size = _sized(row, _WARPS, _SINGLE_BYTES, _SINGLE_REGISTERS)
         return size and _LateForm(*size, max(loaded, _SINGLE_EACH))
     is_aligned = is_narrow and not is_variance and may_align_down(dtype, space, device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import cast
 
 import pytest
@@ -11,7 +13,7 @@ from promise_cases import CASES, assert_rows_alike, bits, define, inputs
 
 import shardfuse
 from benchmarks.promises import run_promises
-from shardfuse import DataType, DeviceMesh, ParallelType
+from shardfuse import DataType, DeviceMesh, ParallelType, nn
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import current_rank
 from shardfuse.passes import promised, segments
@@ -93,3 +95,49 @@ def test_sums_that_ranks_cut_as_they_like_are_found(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(module, "has_order", lambda expr: False)
     with pytest.raises(Exception, match="bytes differ"):
         compare_ranks("rms_norm", 768, DataType.Float, 1)
+
+
+def result_and_gradient(module: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    own = x.clone().requires_grad_()
+    y = module(own)
+    y.backward(dy)
+    assert own.grad is not None
+    return y.detach(), own.grad
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.RMSNorm(96), (7, 96)),
+        (nn.LayerNorm(50), (5, 3, 50)),
+        (nn.Softmax(1), (5, 40, 3)),
+        (nn.GroupNorm(4, 16), (4, 16, 5, 5)),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, torch.nn.Module) else "",
+)
+def test_modules_and_their_gradients(module: torch.nn.Module, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, dy = (torch.randn(shape, generator=generator) for _ in range(2))
+    kept = nn.promise(copy.deepcopy(module), invariant="batch")
+    whole = result_and_gradient(kept, x, dy)
+    for found, wanted in zip(whole, result_and_gradient(module, x, dy), strict=True):
+        torch.testing.assert_close(found, wanted)
+    again = pickle.loads(pickle.dumps(kept))
+    for k in (0, 2, shape[0] - 1):
+        for found, wanted in zip(result_and_gradient(again, x[k : k + 1], dy[k : k + 1]), whole, strict=True):
+            assert torch.equal(bits(found), bits(wanted[k : k + 1]))
+
+
+def test_a_compiled_module_is_one_op() -> None:
+    """Torch's own ops would promise nothing."""
+    module = nn.RMSNorm(96).promise(invariant="batch")
+    x = torch.randn(6, 96, generator=torch.Generator().manual_seed(3))
+    graphs: list[str] = []
+
+    def seen(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph.code)
+        return graph
+
+    compiled = torch.compile(module, backend=seen, fullgraph=True)
+    assert torch.equal(compiled(x), module(x))
+    assert "shardfuse.rms_norm_v1" in graphs[0]
