@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import prod
 
 from ..ir.digits import Axis, Digit
@@ -262,7 +263,10 @@ class Tile:
         steps = [strides.get(a, 0) for a in self.plan.space.x]
         if self.x_total == 1 and not self.is_alone and any(steps):
             return [Group(1, 1, [s for s in steps if s][-1], True)]
-        return groups(self.x_extents, steps)
+        extents = list(self.x_extents)
+        for k in takewhile(lambda k: extents[k] == 1, range(len(extents) if self.plan.space.is_invariant else 0)):
+            extents[k] = 2  # outermost, of which nothing but that there are several is in the text
+        return groups(extents, steps)
 
     def r_groups(self, strides: Strides) -> list[Group]:
         return groups(self.r_extents, [strides.get(a, 0) for a in self.plan.space.r])
