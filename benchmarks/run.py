@@ -12,6 +12,7 @@
     python benchmarks/run.py models                           # training steps of whole models, against Inductor
     python benchmarks/run.py models --dry                     # tiny ones on the CPU: regions, and losses as eager's
     python benchmarks/run.py optimiser                        # a step of AdamW over 1,000 tensors, against torch's
+    python benchmarks/run.py promises                         # what invariant="batch" costs, from 1 to 8192 rows
     torchrun --nproc-per-node 2 benchmarks/run.py calls       # a call with an all-reduce, against NCCL and Inductor
     torchrun --nproc-per-node 2 benchmarks/run.py exchange    # statistics exchanged in a kernel, and by collectives
     torchrun --nproc-per-node 2 benchmarks/run.py train       # a training step, against plain torch and torch.compile
@@ -50,6 +51,7 @@ from benchmarks.model_dry import dry_models
 from benchmarks.models import run_models
 from benchmarks.optimiser import run_optimiser
 from benchmarks.plot import plot
+from benchmarks.promises import run_promises
 from benchmarks.report import Results, Row, as_text, columns, has_plot
 from benchmarks.reshard import run_reshard
 from benchmarks.suite import OWN, STARTED, compile_tables, run_host, run_startup, run_tables
@@ -104,7 +106,11 @@ def _run(options: argparse.Namespace) -> int:
     return _measure(options, _rows(options, work, chosen), left_out)
 
 
-ON_GPU = ("optimiser", "models")
+ON_GPU = {
+    "optimiser": lambda options: run_optimiser(options.seconds, torch.device("cuda", 0)),
+    "promises": lambda options: run_promises(options.seconds, torch.device("cuda", 0)),
+    "models": lambda options: run_models(options.only, torch.cuda.device_count()),
+}
 """Suites that have cases of their own."""
 
 
@@ -114,9 +120,7 @@ def _on_gpu(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         print(f"no GPU is visible: {options.suite} runs on one", file=sys.stderr)
         return 2
-    if options.suite == "models":
-        return _measure(options, run_models(options.only, torch.cuda.device_count()), [])
-    return _measure(options, run_optimiser(options.seconds, torch.device("cuda", 0)), [])
+    return _measure(options, ON_GPU[options.suite](options), [])
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

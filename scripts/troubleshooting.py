@@ -77,6 +77,7 @@ ADVICE = {
     "PortInUseError": "Choose another `MASTER_PORT`, or end the program that has it.",
     "ProgramMismatchError": "Make the definition, the sizes and the order of calls the same on every rank; see "
     "[Debug a hang](howto/debug_a_hang.md).",
+    "PromiseError": "Do what the message says; [Keep the same bits](howto/keep_bits.md) lists what is refused.",
     "PromotionError": "Cast one operand with `fd.ops.cast`.",
     "RankNotInMeshError": "Make modules and ask for shards on the ranks of the mesh alone.",
     "RankTakenError": "Give each process another `RANK`, and each job another `MASTER_PORT`.",

@@ -14,6 +14,7 @@ from .ir.tensor_view import TensorView
 from .ir.verify import verify
 from .passes import PASSES, bind
 from .passes.aliases import check_replaced_shapes
+from .passes.promised import check_promises
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.overlap import overlap
 from .schedulers.plan import KernelPlan
@@ -72,6 +73,7 @@ def compile_fusion(
     """
     bound = bind(fusion, sizes, numbers)
     check_replaced_shapes(bound)
+    check_promises(bound)
     bound.ranks_per_node, bound.is_settled, bound.has_cheap_sums = ranks_per_node, True, has_cheap_sums
     trace = [("bind", fusion_text(bound))]
     for run in PASSES:

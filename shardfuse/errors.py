@@ -294,6 +294,16 @@ class DefinitionError(ShardfuseError):
         super().__init__(f"{method}: found {found}, expected {expected}")
 
 
+class PromiseError(ShardfuseError):
+    """A promise that a fusion was made with, and that it cannot keep.
+
+    ``promise``: as it was said; ``found``: what stands against it; ``remedy``: what to do.
+    """
+
+    def __init__(self, promise: str, found: str, remedy: str) -> None:
+        super().__init__(f"{promise} cannot be kept: {found}: {remedy}, or leave the promise out")
+
+
 # --- programs of several ranks -----------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import gcd
 
 from ..ir.digits import Digit
@@ -50,16 +51,19 @@ def generate(
     ``interpret``: text for Triton's interpreter, whose bfloat16 is wrong.  ``turns``: polls after which a member of a
     team gives up waiting, for tests.  No local extent may be 0.
     """
+    contracts = not plan.space.is_promised  # what stands side by side depends on where a fusion is cut
     if plan.stages:
         parts = [_parts(stage, layouts, rank, interpret=interpret, turns=turns) for stage in plan.stages]
         shares = plan.schedule.parts if plan.shares else 0
-        return one_launch(plan.name, _tensors(plan), parts, shares=shares, interpret=interpret)
+        whole = one_launch(plan.name, _tensors(plan), parts, shares=shares, interpret=interpret)
+        return replace(whole, contracts=contracts)
     p = _parts(plan, layouts, rank, interpret=interpret, turns=turns)
     function = signature(p.name, list(p.parameters), list(p.not_specialised))
     text = body_text(p.comments, p.helpers) + function + "\n".join(p.lines) + "\n"
     return KernelSource(
         p.name, text, _tensors(plan), p.scalars, tuple(v for v, _ in p.integers.values()),
         p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, bool(p.mailbox), schedule=p.schedule,
+        contracts=contracts,
     )  # fmt: skip
 
 
@@ -156,7 +160,7 @@ def _kind(plan: KernelPlan) -> type[Emitter]:
 
 def _rows(e: Emitter) -> str:
     """Rows, or blocks of columns, that teams take in turn."""
-    if e.tile.x_total <= e.tile.columns:
+    if e.tile.x_total <= e.tile.columns and not e.space.is_invariant:
         return ""
     return f"tl.cdiv({X_SIZE}, {e.tile.columns})" if e.tile.x_lanes else X_SIZE
 
@@ -164,7 +168,7 @@ def _rows(e: Emitter) -> str:
 def _row_lines(e: Emitter) -> list[str]:
     """x from the number of the row or block.  A loop's index is 32-bit, the interpreter's is Python's own."""
     tile = e.tile
-    if tile.x_total == 1:
+    if tile.is_alone:
         return []
     row = "0" if not _rows(e) else "row" if e.interpret else "row.to(tl.int64)"
     if not tile.x_lanes:
@@ -249,8 +253,8 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
 
     is_cut = bool(tile.x_total % tile.columns) if schedule.columns else tile.x_masked
     is_in_turn = e.plan.split is not None or e.plan.exchange is not None or schedule.members
-    if is_cut or (is_in_turn and tile.x_total > 1):
-        extent(X_SIZE, tile.x_total, wide=False, promised=is_cut)
+    if is_cut or (is_in_turn and not tile.is_alone):
+        extent(X_SIZE, tile.x_total, wide=False, promised=is_cut and not e.space.is_invariant)
     if not schedule.is_held:
         extent(R_SIZE, tile.r_total, wide=tile.r_wide, promised=tile.r_total % schedule.reduced != 0)
     if (e.plan.split is not None and not schedule.members) or (schedule.members and not schedule.is_held):
@@ -301,7 +305,7 @@ def _program_lines(e: Emitter) -> list[str]:
         lines.append(f"first = split * {R_SHARE}")
         lines.append(f"last = tl.minimum(first + {R_SHARE}, {R_SIZE})")
         program = f"{program} // {schedule.parts}"
-    if tile.x_total == 1:
+    if tile.is_alone:
         return lines
     if tile.x_wide:
         program = f"{program}.to(tl.int64)" if "//" not in program else f"({program}).to(tl.int64)"

@@ -55,12 +55,12 @@ class LateWalk(Late, Walk):
     @property
     def row_count(self) -> str:
         """Text of how many rows there are."""
-        return ROWS if self.tile.x_total > 1 else "1"
+        return "1" if self.tile.is_alone else ROWS
 
     @property
     def is_cut(self) -> bool:
         """Has the last turn fewer rows?"""
-        return self.tile.x_total % self.schedule.turn != 0
+        return self.tile.x_total % self.schedule.turn != 0 or (self.space.is_invariant and self.schedule.turn > 1)
 
     def of(self, row: Piece) -> list[Chunk]:
         """The chunks of a row."""

@@ -27,7 +27,7 @@ def prefetch_next(e: Emitter) -> None:
 
 def _lines(plan: KernelPlan, tile: Tile) -> list[str]:
     """One line of text for each input that is read where it stands; none where there is no next row."""
-    if not plan.schedule.prefetches or tile.x_total == 1 or not tile.last_share:
+    if not plan.schedule.prefetches or tile.is_alone or not tile.last_share:
         return []
     block, lanes = tile.x_block, tile.lanes(tile.x_block, reduced=False)
     following = f"(row + teams) * {block} + {lanes}" if tile.x_lanes else "row + teams"

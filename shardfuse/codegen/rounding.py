@@ -6,6 +6,7 @@ import math
 from functools import lru_cache
 
 from ..analysis.statistics import first_of, made_by
+from ..ir.digits import root_of
 from ..ir.dtype import DataType
 from ..ir.expr import VIEWS, BoundTensor, Expr, Scalar
 from ..schedulers.segment import Segment
@@ -20,6 +21,8 @@ def may_be_rough(segment: Segment, expr: Expr) -> bool:
     A quotient is a product with the reciprocal then, which must not overflow: of a sum of exponentials, 1 and more.
     An error function is right to 1e-7 then, but not to 1e-7 of itself: no more than that is left of it beside 1.
     """
+    if any("ranks" in root_of(d).invariant for axis in expr.output.domain.logical for d in axis):
+        return False  # what is made of it may be in another kernel where there are other ranks
     if expr.op == "erf":
         return _is_only_added_to_one(segment, expr.output)
     return expr.output in ends_narrow(segment) and (expr.op != "div" or _divides_by_exponentials(segment, expr))

@@ -23,7 +23,8 @@ class KernelSource:
     ``grid``: number of programs.  ``text`` is a file that runs if pasted.  ``mailbox``: 64-bit words of memory, zeroed
     once and kept between launches, whose pointer is the first argument.  ``is_cooperative``: do programs wait for each
     other, so that all must run at once?  ``schedule``: that of the plan, or of its first stage, with the access
-    that the strides of this rank allow; ``None`` of a text that no plan was made for.
+    that the strides of this rank allow; ``None`` of a text that no plan was made for.  ``contracts``: may the compiler
+    make a product and a sum one operation with one rounding, wherever it finds the two side by side?
     """
 
     name: str
@@ -38,6 +39,7 @@ class KernelSource:
     mailbox: int = 0
     is_cooperative: bool = False
     schedule: Schedule | None = field(default=None, kw_only=True)
+    contracts: bool = field(default=True, kw_only=True)
 
     @property
     def keeps_denormals(self) -> bool:

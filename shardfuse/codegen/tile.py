@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import prod
 
 from ..ir.digits import Axis, Digit
@@ -92,7 +93,7 @@ class Tile:
         """Rows that one group of programs walks; 1 where none are."""
         self.r_total = prod(self.r_extents)
         rows = self.walk_total if space.walked else self.x_total
-        self.x_block = min(schedule.kept, power_of_two(rows))
+        self.x_block = schedule.kept if space.is_invariant else min(schedule.kept, power_of_two(rows))
         self.x_lanes = self.x_block > 1
         self.r_lanes = bool(space.r)
         self.is_inner = space.is_inner
@@ -105,11 +106,17 @@ class Tile:
         self.pieces = self._cut_columns()
         """The columns of a program, those of whole groups side by side."""
         is_padded = rows % self.x_block != 0 or 0 < schedule.columns < self.x_block
-        self.x_masked = is_padded and len(self.pieces) == 1
+        is_any = space.is_invariant and self.x_lanes and not schedule.columns  # one text for any number of rows
+        self.x_masked = (is_padded or is_any) and len(self.pieces) == 1
         self.x_wide = self._x_is_wide()
         self.r_wide = any(self._span(space.r, self.r_extents, s, schedule.reduced) for s in self.walked_over)
 
     # blocks
+
+    @property
+    def is_alone(self) -> bool:
+        """Is there one kept element, which then needs no index?  One of a batch is indexed as if there were others."""
+        return self.x_total == 1 and not self.plan.space.is_invariant
 
     @property
     def shape(self) -> str:
@@ -256,7 +263,13 @@ class Tile:
     # offsets
 
     def x_groups(self, strides: Strides) -> list[Group]:
-        return groups(self.x_extents, [strides.get(a, 0) for a in self.plan.space.x])
+        steps = [strides.get(a, 0) for a in self.plan.space.x]
+        if self.x_total == 1 and not self.is_alone and any(steps):
+            return [Group(1, 1, [s for s in steps if s][-1], True)]
+        extents = list(self.x_extents)
+        for k in takewhile(lambda k: extents[k] == 1, range(len(extents) if self.plan.space.is_invariant else 0)):
+            extents[k] = 2  # outermost, of which nothing but that there are several is in the text
+        return groups(extents, steps)
 
     def r_groups(self, strides: Strides) -> list[Group]:
         return groups(self.r_extents, [strides.get(a, 0) for a in self.plan.space.r])

@@ -223,7 +223,7 @@ def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[str]]:
     rows = tile.walk_total
     lines: list[str] = []
     divisor = gcd(rows, 16)
-    if tile.x_masked and divisor > 1:
+    if tile.x_masked and divisor > 1 and not e.space.is_invariant:
         lines.append(f"{ROWS} = {ROWS} // {divisor} * {divisor}")
     chunks = e.chunks()
     blocks = {c.lane: c.block or 1 for c in chunks}

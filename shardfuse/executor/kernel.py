@@ -66,7 +66,7 @@ class Kernel:
         self._options: dict[str, int | bool] = {
             "num_warps": source.num_warps,
             "num_stages": source.num_stages,
-            "enable_fp_fusion": True,
+            "enable_fp_fusion": source.contracts,
         }
         if source.keeps_denormals:
             self._options["enable_reflect_ftz"] = False

@@ -278,7 +278,8 @@ class ProgramBuilder(CollectiveLines):
         try:
             plans, kernels = self.kernels_for(plans, renamed)
         except KernelCompileError as error:
-            if self.options.strict or any(plan.exchange is not None for plan in plans):
+            is_kept = bool(self.fusion.promises.invariant)  # by kernels alone
+            if self.options.strict or is_kept or any(plan.exchange is not None for plan in plans):
                 raise
             warnings.warn(f"{error}\nsegment {k} runs by torch instead", stacklevel=2)
             self.add_call(f"torch_{k}", segment, self.evaluation(segment))

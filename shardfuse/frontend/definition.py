@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 
@@ -17,6 +17,7 @@ from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
 from ..ops.host import python_number
 from .descriptor import Contiguity, check_data_type, checked_layout, data_type_of, like, refused
+from .promised import Invariant, promised
 from .running import Running
 from .script import definition_script
 
@@ -28,6 +29,7 @@ _METHODS = (
     "define_vector",
     "define_scalar",
     "add_output",
+    "promise",
     "_execute",
     "execute_with_dtensors",
     "tune",
@@ -46,13 +48,21 @@ class FusionDefinition(Running):
             fd.add_output(fd.ops.sum(fd.ops.mul(x, x), [-1]))
         (y,) = fd.execute([torch.randn(8, 512)])
 
-    ``backend``: "triton" or "torch"; left out, Triton where the tensors are on a GPU.  Raises ``DefinitionError``.
+    ``backend``: "triton" or "torch"; left out, Triton where the tensors are on a GPU.  ``invariant``, ``accumulate``:
+    see ``promise``.  Raises ``DefinitionError``.
 
     All ops, inputs and outputs are said within the ``with``, all shardings and layouts before the first run.
     """
 
-    def __init__(self, *, backend: Backend | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        backend: Backend | None = None,
+        invariant: Invariant = None,
+        accumulate: Literal["float32"] | None = None,
+    ) -> None:
         self.fusion = Fusion()
+        self.fusion.promises = promised("FusionDefinition", invariant, accumulate)
         self.ops = Ops(self.fusion)
         if backend is not None and backend not in get_args(Backend):
             known = f"one of {', '.join(map(repr, get_args(Backend)))}, or None"
@@ -80,6 +90,18 @@ class FusionDefinition(Running):
             self.fusion.closed = "after its `with` block had ended"
 
     # defining
+
+    def promise(self, *, invariant: Invariant = None, accumulate: Literal["float32"] | None = None) -> None:
+        """What results keep bit for bit; what cannot be kept is refused when a plan is made (``PromiseError``).
+
+        ``invariant="batch"``: a row's result is the same whatever the number of rows, and whatever its place among
+        them.  ``"ranks"``: a result is the same on 1, 2, 4 and 8 ranks.  Both: ``("batch", "ranks")``.
+        ``accumulate="float32"``: 16-bit numbers are added in float32 across ranks, by whichever collective.
+
+        What is not named here is no longer promised.  Raises ``DefinitionError``.
+        """
+        self.fusion.check_open("promise")
+        self.fusion.promises = promised("promise", invariant, accumulate)
 
     def define_tensor(
         self,

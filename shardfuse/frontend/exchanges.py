@@ -20,6 +20,8 @@ def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOption
     instead of one gather.  It is taken where fewer collectives are left.
     """
     why_none = why_no_exchange(ranks, options)
+    if plan.fusion.promises.invariant:
+        why_none = f"{plan.fusion.promises}: which kernels exchange depends on the number of rows"
     found = with_exchanges(plan, why_none)
     if why_none is not None or not collectives(found):
         return found

@@ -51,6 +51,7 @@ from .argument_checks import asks_other_ranks, check_device, check_layouts, chec
 from .exchanges import plan_on, promises, with_exchanges_here
 from .forks import forgotten_in_forks
 from .made import BoundCall, Made, Sizes
+from .promised import check_promises_kept
 from .repeat import Repeat
 from .script import definition_script
 
@@ -278,6 +279,7 @@ class FusionExecutorCache:
         with failures_told(ranks), self._lines_named:
             bound = bind_arguments(self.fusion, arguments, rank, device)
             check_device(self.fusion, arguments, bound.device)
+            check_promises_kept(self.fusion.promises, self.options, bound.device)
             sizes, unknown = global_sizes(self.fusion, bound.local_shapes, said)
         if unknown:  # the exchange is a collective: all have to come to the same one
             asked = self._description({}, bound.device)

@@ -10,6 +10,7 @@ from ..codegen.specialisation import Specialisation, specialised
 from ..compiler import Plan, PlannedSegment
 from ..device import Device
 from ..executor.chunks import places_of
+from ..ir.promises import SEGMENTS
 from ..schedulers import SCHEDULERS
 from ..schedulers.in_place import replaceable
 from ..schedulers.online import reads
@@ -58,6 +59,8 @@ class Explanation:
     cuts: tuple[Cut, ...]
     in_kernel: tuple[str, ...] = ()
     """Of each all-reduce, whether a kernel does it, or why none does."""
+    promised: tuple[str, ...] = ()
+    """What the fusion promises, and by what each kernel that adds up keeps it."""
 
     def __str__(self) -> str:
         copies = f"{self.copies} copies into inputs, " if self.copies else ""
@@ -78,6 +81,7 @@ class Explanation:
         lines += [str(cut) for cut in self.cuts]
         lines += [f"collective: {c}" for c in self.collectives]
         lines += [f"exchange in a kernel: {said}" for said in self.in_kernel]
+        lines += [f"promised: {said}" for said in self.promised]
         return "\n".join(lines)
 
 
@@ -96,7 +100,21 @@ def explain_plan(plan: Plan, exchanged: Sequence[Communication] = ()) -> Explana
     copied = [t for t in plan.fusion.aliases if t not in replaced]
     moved = sum(s.bytes for s in segments) + sum(2 * local_bytes(t) for t in copied)
     kernels = sum(len(s.kernels) for s in segments)
-    return Explanation(segments, kernels, collectives, moved, len(copied), cuts_of(plan), plan.in_kernel)
+    told = plan.in_kernel, _promised(plan)
+    return Explanation(segments, kernels, collectives, moved, len(copied), cuts_of(plan), *told)
+
+
+def _promised(plan: Plan) -> tuple[str, ...]:
+    promises = plan.fusion.promises
+    found = [str(promises)] if promises.arguments else []
+    if promises.ranks:
+        cut = f"float sums in {SEGMENTS} segments, or as many of them as divide the axis, which ranks hand each other"
+        found.append(f"{cut} instead of sums")
+    for kernel in (k for s in plan.segments for k in s.kernels if k.space.is_invariant):
+        schedule, group = kernel.schedule, kernel.schedule.members
+        who = f"{group} programs of {schedule.launch.warps} warps" if group else f"{schedule.launch.warps} warps"
+        found.append(f"{kernel.name}: {who}, {schedule.reduced} elements at a time, for any number of rows")
+    return tuple(found)
 
 
 def collectives_of(planned: PlannedSegment) -> list[Communication]:

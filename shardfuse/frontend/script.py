@@ -16,7 +16,8 @@ from ..ops.torch_call import DRAWN
 
 def definition_script(fusion: Fusion) -> str:
     """``def nvfuser_fusion(fd)``, which records the same fusion in ``fd``."""
-    lines = [_input_line(i) for i in fusion.inputs]
+    lines = [f"fd.promise({fusion.promises})"] if fusion.promises.arguments else []
+    lines += [_input_line(i) for i in fusion.inputs]
     for record in fusion.records:
         lines += _record_lines(record)
     for tv in fusion.tensors():

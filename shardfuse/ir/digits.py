@@ -22,10 +22,14 @@ from math import prod
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """An iteration variable; compared by identity."""
+    """An iteration variable; compared by identity.
+
+    invariant: with what results of its fusion are promised not to change, "batch" or "ranks" (``ir/promises.py``).
+    """
 
     name: str
     extent: int
+    invariant: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return self.name
@@ -71,7 +75,7 @@ def axis_of(root: Root, singles: int = 0) -> Axis:
     """
     if root.extent < 0:
         raise ValueError(f"{root} has extent {root.extent}")
-    alone = tuple(Digit(Root(f"{root.name}.{k}", 1), 1, 1) for k in range(singles))
+    alone = tuple(Digit(Root(f"{root.name}.{k}", 1, root.invariant), 1, 1) for k in range(singles))
     return (Digit(root, 1, root.extent), *alone) if root.extent != 1 else alone
 
 
@@ -325,7 +329,12 @@ def refine(digits: Iterable[Digit]) -> dict[Digit, Axis]:
         for low, high in pairwise(marks):
             if high % low and high != base.extent:
                 raise CutError(f"cuts of {base} at {low} and {high} share no common cut")
-    return {d: _atoms(d, cuts[d.base]) if d.extent != 0 else (d,) for d in given}
+    return {d: (d,) if d.extent == 0 or is_single_row(d) else _atoms(d, cuts[d.base]) for d in given}
+
+
+def is_single_row(d: Digit) -> bool:
+    """Is it a batch of one, which is walked as any other batch?"""
+    return isinstance(d.base, Root) and d.base.extent == 1 and bool(d.base.invariant)
 
 
 def _atoms(d: Digit, marks: Sequence[int]) -> Axis:

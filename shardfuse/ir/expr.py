@@ -9,6 +9,7 @@ from functools import cached_property
 from ..source_line import SourceLine
 from .domain import BoundDomain
 from .dtype import DataType
+from .promises import Promises
 from .stream import Stream
 
 Number = int | float | bool | complex
@@ -125,6 +126,7 @@ class BoundFusion:
     """Is it agreed how inputs come?  One that is on no mesh is then whole on every rank, whatever would be better."""
     ranks_per_node: int = 8
     """Neighbours in the world that share a host."""
+    promises: Promises = field(default_factory=Promises)
     has_cheap_sums: bool = False
     """Do kernels sum up numbers of a row over ranks themselves?  Then two such sums are no dearer than one gather, and
     partial sums are added up by the kernel that reads them."""

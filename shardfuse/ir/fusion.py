@@ -10,6 +10,7 @@ from ..errors import DefinitionError
 from ..source_line import caller_line
 from .dtype import DataType
 from .expr import Number, Scalar
+from .promises import Promises
 from .tensor_view import TensorView
 
 Val = TensorView | Scalar
@@ -49,6 +50,7 @@ class Fusion:
         self.outputs: list[TensorView] = []
         self.aliases: dict[TensorView, TensorView] = {}
         """Outputs that are written into an input's storage and not returned."""
+        self.promises = Promises()
         self.closed: str | None = None
         """Since when nothing more may be recorded."""
         self._own: dict[Val, None] = {}

@@ -16,6 +16,7 @@ from .linear_loss import LinearCrossEntropyLoss
 from .log_prob import LogProb
 from .loss import CrossEntropyLoss
 from .norm import AddRMSNorm, RMSNorm
+from .promising import promise
 from .redistribution import Redistribution, redistribute
 from .rotary import RotaryEmbedding
 from .softmax import LogSoftmax, Softmax
@@ -49,6 +50,7 @@ __all__ = [
     "bucket_gradients",
     "convert",
     "functional",
+    "promise",
     "quantized",
     "redistribute",
 ]

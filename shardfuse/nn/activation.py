@@ -96,7 +96,7 @@ class SwiGLU(ParameterModule):
             gate_bias, up_bias = self.parameter("gate_bias"), self.parameter("up_bias")
             biases = () if gate_bias is None or up_bias is None else (gate_bias, up_bias)
             return gated(self, "silu", self._input, gate, None, biases, unsharded)
-        if self.mesh is None and torch.compiler.is_compiling():
+        if self.is_decomposed():
             self._check(gate, up)
             if self._local_size is not None:
                 self.check_size("gate", gate, -1, self._local_size)

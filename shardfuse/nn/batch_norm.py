@@ -125,7 +125,7 @@ class BatchNorm(ChannelNorm):
             self._check(x, 1)
         kept = () if self.running_mean is None or self.running_var is None else (self.running_mean, self.running_var)
         by_kept = kept if not self.training else ()
-        if self.mesh is None and torch.compiler.is_compiling():
+        if self.is_decomposed():
             self._check(x, 1)
             self.check_plain(x=x, weight=self.weight, bias=self.bias)
             if not by_kept:

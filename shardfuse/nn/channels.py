@@ -51,7 +51,7 @@ class ChannelNorm(ParameterModule):
         if last is None:
             with torch.no_grad():
                 last = self.defined.made_again({**self.settings(), "is_last": True})
-            last.timer = self.timer
+            last.timer, last.promises = self.timer, self.promises
             last.__dict__["text"] = self._last_text
             self.__dict__["_last"] = last
         return last

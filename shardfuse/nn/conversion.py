@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from ..frontend.detection import has_dtensor
+from ..frontend.promised import Invariant
 from .batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from .default_eps import rms_norm_eps
 from .fused import FusedModule
@@ -19,6 +20,7 @@ from .gelu import GELU
 from .group_norm import GroupNorm
 from .layer_norm import LayerNorm
 from .norm import RMSNorm
+from .promising import promise
 from .softmax import LogSoftmax, Softmax
 
 log = logging.getLogger("shardfuse.nn.convert")
@@ -70,7 +72,7 @@ class Conversion:
         return "\n".join([*lines, *(f"{k.name or '(model)'}: {_kind(k.module)} left, {k.reason}" for k in self.left)])
 
 
-def convert(model: Module) -> Conversion:
+def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
     """Replace what shardfuse.nn has in place of: norms, Softmax, GELU, and gated MLPs.
 
     Replaced are torch.nn's RMSNorm, LayerNorm, GroupNorm, BatchNorm1d, 2d and 3d, SyncBatchNorm, Softmax, LogSoftmax
@@ -79,7 +81,7 @@ def convert(model: Module) -> Conversion:
     random numbers first, and replaced where it computes what the replacement does.
     Parameters and buffers are the same objects as before, under the same names: optimisers and checkpoints see no
     difference.  Each replacement and each module that was left is logged (logger "shardfuse.nn.convert"), and stands in
-    the result, whose ``undo()`` puts everything back.
+    the result, whose ``undo()`` puts everything back.  ``invariant``: what the replacements promise (``promise``).
     """
     replaced: list[Replacement] = []
     left: list[Left] = []
@@ -98,6 +100,8 @@ def convert(model: Module) -> Conversion:
             left.append(Left(name, module, found))
             log.info("%s: %s left, %s", name or "(model)", _kind(module), found)
     for done in replaced:
+        if invariant is not None:
+            promise(done.replacement, invariant=invariant)
         if done.name:
             _put(model, done.name, done.replacement)
     whole = known[id(model)]

@@ -22,11 +22,12 @@ from .dtensor import Given
 from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
+from .promising import PromisingModule
 from .second_derivatives import Once
 from .settings import Setting, printed
 from .shaping import Shaping, apart
 from .tensor_kinds import in_functorch, is_traced, is_wrapped, metadata_of, modes
-from .timer import FusionTimer, TimedModule
+from .timer import FusionTimer
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -218,7 +219,7 @@ _BOUND = 256
 """Sizes for which one module keeps its fusions; a batch size is one of them."""
 
 
-class FusedModule(TimedModule):
+class FusedModule(PromisingModule):
     """A module whose forward and backward are fusions.
 
     A call looks its tensors' metadata up and runs the fusions that are bound for them (``run``); what is not found is
@@ -288,9 +289,7 @@ class FusedModule(TimedModule):
         self.described.clear()
         if not self.family:
             return
-        timer = self.timer
-        settings = {**self.settings(), **({} if timer is None else {"timer": timer.number})}
-        self.__dict__["text"] = printed(settings)
+        self.__dict__["text"] = printed({**self.settings(), **self.common_settings()})
 
     def run(
         self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None = None
@@ -351,6 +350,7 @@ class FusedModule(TimedModule):
         if shaping is not None and shaping.is_deferred:
             assert op.deferred is not None, "whoever asks for it knows that there is one"
             op = op.deferred()
+        op = self.promised_op(op)
         if any(is_traced(t) for t in local):
             return None
         whole = self.whole(entered, unsharded)

@@ -87,7 +87,7 @@ def gated(
 ) -> torch.Tensor:
     """activation(gate + bias) * (up + bias) for ``module``.  ``up`` None: gate holds both; ``biases``: none or two."""
     tensors = (gate,) if up is None else (gate, up)
-    if module.mesh is None and torch.compiler.is_compiling():
+    if module.is_decomposed():
         _check(module, gate, up)
         module.check_plain(gate=gate, gate_bias=biases[0] if biases else None)
         both = gate.chunk(2, -1) if up is None else tensors

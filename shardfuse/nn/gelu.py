@@ -68,7 +68,7 @@ class GELU(FusedModule):
 
         ``unsharded``: its shape as a whole, where local tensors are shards that differ in size.
         """
-        if self.mesh is None and torch.compiler.is_compiling():
+        if self.is_decomposed():
             self.check_plain(x=x)
             return traced.activation(gelu_activation("GELU", self.approximate), x)
         if type(x) not in PLAIN and has_dtensor((x,)):

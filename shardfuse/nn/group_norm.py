@@ -96,7 +96,7 @@ class GroupNorm(ChannelNorm):
 
         ``unsharded``: the shape of the whole x, where local tensors are shards that differ in size.
         """
-        if self.mesh is None and torch.compiler.is_compiling():
+        if self.is_decomposed():
             self._check(x, 1)
             self.check_plain(x=x, weight=self.weight, bias=self.bias)
             return traced.group_norm(x, self.num_groups, self.weight, self.bias, self.eps, self.activation)

@@ -74,7 +74,7 @@ class _Ops:
         self, tensors: Sequence[torch.Tensor], settings: str, unsharded: Sizes | None
     ) -> list[torch.Tensor]:
         module = _module(world_key(), self.family, settings)
-        op = module.bind(tensors, unsharded)
+        op = module.promised_op(module.bind(tensors, unsharded))
         return op.shapes.empty(tensors, module.whole(tensors, unsharded))
 
     def backward(
@@ -117,7 +117,8 @@ class _Ops:
     def keep(self, ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Tensor]) -> None:
         """``setup_context`` of the forward."""
         tensors, settings, unsharded = cast("tuple[list[torch.Tensor], str, Sizes | None]", inputs)
-        ctx.op = op = _module(world_key(), self.family, settings).bind(tensors, unsharded)
+        module = _module(world_key(), self.family, settings)
+        ctx.op = op = module.promised_op(module.bind(tensors, unsharded))
         candidates = (*tensors, *output)
         ctx.save_for_backward(*[candidates[k] for k in op.saved])
         ctx.settings, ctx.unsharded, ctx.tensors = settings, unsharded, len(tensors)
@@ -150,10 +151,10 @@ def _module(world: tuple[int, int], family: str, settings: str) -> FusedModule:
     arguments, rank = parsed(settings)
     if rank is not None and rank != world[0]:
         raise CompiledElsewhereError(f"{family}_v1", rank, world[0])
-    number = arguments.pop("timer", None)
+    common = {name: arguments.pop(name) for name in ("timer", "promises") if name in arguments}
     with _disable_current_modes():
         module = _families[family].made_again(arguments)
-    module.timer = FusionTimer.numbered.get(cast("int", number))
+    module.set_common(common)
     return module
 
 

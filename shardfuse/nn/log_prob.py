@@ -67,7 +67,7 @@ class LogProb(CrossEntropyLoss):
 
         ``unsharded``: the shape of the whole logits, where local ones are shards that differ in size.
         """
-        if self.mesh is None and torch.compiler.is_compiling():
+        if self.is_decomposed():
             self.check_plain(logits=logits)
             self._check_target(logits, target)
             options = (self.ignore_index, self.temperature)

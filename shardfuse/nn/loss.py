@@ -110,7 +110,7 @@ class CrossEntropyLoss(FusedModule):
 
         ``unsharded``: the shape of the whole logits, where local ones are shards that differ in size.
         """
-        if self.mesh is None and torch.compiler.is_compiling():
+        if self.is_decomposed():
             self.check_plain(logits=logits)
             self._check_target(logits, target)
             return traced.cross_entropy(

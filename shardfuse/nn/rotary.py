@@ -183,7 +183,7 @@ class RotaryEmbedding(FusedModule):
         positions: torch.Tensor | None,
         unsharded: Sequence[int] | None,
     ) -> tuple[torch.Tensor, ...]:
-        is_traced = self.mesh is None and torch.compiler.is_compiling()
+        is_traced = self.is_decomposed()
         if cos is None or is_traced:  # else tensors that are not known are checked where they are bound
             self._check(tensors)
         cos, sin = self._tables_of(tensors[0], cos, sin, positions, unsharded)

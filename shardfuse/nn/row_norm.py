@@ -301,7 +301,7 @@ class InputNorm(RowNorm):
         return self._normed(x, unsharded=unsharded)
 
     def _normed(self, x: torch.Tensor, *, unsharded: Sequence[int] | None) -> torch.Tensor:
-        if self.mesh is None and torch.compiler.is_compiling():
+        if self.is_decomposed():
             return self._traced(x, None)[0]
         if self._is_of_last_dim and x.ndim > 1:
             return self._called(x, (), unsharded)[0]
@@ -339,7 +339,7 @@ class ResidualNorm(RowNorm):
     def _added(
         self, x: torch.Tensor, residual: torch.Tensor, *, unsharded: Sequence[int] | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.mesh is None and torch.compiler.is_compiling():
+        if self.is_decomposed():
             self.check_same("residual", residual, "x", x.shape)
             return self._traced(x, residual)
         if self._is_of_last_dim and x.ndim > 1:

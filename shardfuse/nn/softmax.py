@@ -57,7 +57,7 @@ class _Softmax(FusedModule):
         floating dtype, added to ``scale * x``.  It has no gradient.
         unsharded: x's shape as a whole, where local tensors are shards that differ in size.
         """
-        if self.mesh is None and torch.compiler.is_compiling():
+        if self.is_decomposed():
             self._check(x, mask)
             return traced.softmax(x, mask, self.dim, self.scale, is_log=self._is_log)
         if type(x) not in PLAIN and has_dtensor((x,)):

@@ -13,6 +13,7 @@ from .decompose import decompose_resharding
 from .parts import make_in_parts
 from .pipeline import pipeline_streams
 from .propagate import propagate_shardings
+from .segments import sum_in_segments
 from .windows import fuse_windows
 
 Pass = Callable[[BoundFusion], None]
@@ -20,6 +21,7 @@ Pass = Callable[[BoundFusion], None]
 PASSES: tuple[Pass, ...] = (
     remove_dead_code,  # first: nothing below works on what nobody reads
     combine_casts,  # before shardings: a cast that goes needs none
+    sum_in_segments,  # before shardings: segments are an axis, which is sharded as what it is cut from
     propagate_shardings,  # needs the final Exprs: each of its tensors gets a mesh
     decompose_resharding,  # from here on, an Expr computes or communicates, never both
     remove_copies,  # what is left of a change of sharding once its collective stands alone

@@ -104,17 +104,25 @@ class _Binder:
         outputs = [self.tensors[tv] for tv in self.fusion.outputs]
         aliases = {self.tensors[out]: self.tensors[source] for out, source in self.fusion.aliases.items()}
         streams = [(tensor, stream) for tv, tensor in self.tensors.items() for stream in streams_of(tv, tensor)]
-        return BoundFusion(inputs, outputs, self.exprs, self.scalars.left, aliases, streams)
+        left, promises = self.scalars.left, self.fusion.promises
+        return BoundFusion(inputs, outputs, self.exprs, left, aliases, streams, promises=promises)
 
     # axes
 
     def fresh(self, n: int, singles: int = 0) -> Axis:
         self.roots += 1
-        return axis_of(Root(f"i{self.roots - 1}", n), singles)
+        return axis_of(Root(f"i{self.roots - 1}", n, self.fusion.promises.invariant), singles)
 
     def fresh_for(self, tv: TensorView, shape: Sequence[int]) -> list[Axis]:
-        """A fresh axis for each extent, with the single elements of it that ranks share out."""
-        return [self.fresh(n, singles) for n, singles in zip(shape, tv.domain.shared_singles(shape), strict=True)]
+        """A fresh axis for each extent, with the single elements of it that ranks share out.
+
+        A batch of one row is such an element too where its rows are promised the bits that they have among others.
+        """
+        singles = list(tv.domain.shared_singles(shape))
+        if self.fusion.promises.invariant:
+            own = [n == 1 and said < 0 for n, said in zip(shape, tv.shape, strict=True)]
+            singles = [max(k, int(is_row)) for k, is_row in zip(singles, own, strict=True)]
+        return [self.fresh(n, k) for n, k in zip(shape, singles, strict=True)]
 
     def define(self, tv: TensorView, axes: Sequence[Axis]) -> BoundTensor:
         tensor = BoundTensor(tv.name, tv.dtype, BoundDomain(tuple(axes)))

@@ -212,6 +212,8 @@ class Chains:
         expr = self._made.get(tensor)
         if expr is None or tensor.domain.allocation is not None or not all(map(self.fits, (*expr.tensors, tensor))):
             return None
+        if "segments" in expr.attributes:
+            return None  # added up by the same kernel on any number of ranks
         if expr.op in _MOVES and not (expr.op == "relabel" and tensor.domain.sharding):
             own = sight_of(expr)
             seen = [one.after(outer) for one in own for outer in sight if outer.source == one.target and one.target]

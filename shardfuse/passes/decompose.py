@@ -52,7 +52,8 @@ from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
 from ..mesh import DeviceMesh, ParallelType
 from ..ops.torch_calls import TORCH_CALLS
-from .partial_sums import Summands, added_up, divided, summands_of, with_entry
+from .partial_sums import Summands, added_up, divided, in_rank_order, summands_of, with_entry
+from .promised import check_order, check_segments, has_order
 from .statistics import find_statistics, merged
 
 
@@ -66,6 +67,7 @@ class _Decomposer:
         self.links = h200_nodes(fusion.ranks_per_node)
         self.is_cut = bool(fusion.streams)
         self.in_kernel = fusion.has_cheap_sums
+        self.promises = fusion.promises
         self.read = {t for e in fusion.exprs if e.op != "set" and e.op not in TORCH_CALLS for t in e.tensors}
         """What kernels read."""
         self.converted: dict[tuple[BoundTensor, DeviceMesh | None, Sharding], BoundTensor] = {}
@@ -100,6 +102,7 @@ class _Decomposer:
             self.compute(Expr("add", (product, expr.inputs[2]), (out,)))
             return
         needed = iter(needed_by(expr, sharding, mesh))
+        check_segments(expr, sharding, self.promises)
         inputs: list[Value] = [
             self.having(v, mesh, next(needed)) if isinstance(v, BoundTensor) else v for v in expr.inputs
         ]
@@ -121,12 +124,17 @@ class _Decomposer:
     def reduce_over_mesh(self, expr: Expr, inputs: list[Value], sharding: Sharding, partial: Sharding) -> None:
         out = expr.output
         mesh = mesh_of(v for v in inputs if isinstance(v, BoundTensor))
+        assert mesh is not None, "partial sums are of a mesh"
         here = restrict(sharding, out.domain.logical, mesh)
         op = expr.op if expr.op in REDUCTIONS else "sum"
         current, places = self.local_partial(expr, inputs, mesh, here, partial)
         visible = dict(zip((p for p, _ in partial), places, strict=True))
         wanted = out.domain.sharding if out.domain.mesh == mesh else ()
-        for k, (dims, digits) in enumerate(_reductions(tuple(visible), here, wanted, out.domain.logical, mesh)):
+        steps = _reductions(tuple(visible), here, wanted, out.domain.logical, mesh)
+        if self.promises.invariant:
+            check_order(expr, self.promises, is_cut=self.is_cut)
+            steps = [((p,), digits) for dims, digits in steps for p in dims]
+        for k, (dims, digits) in enumerate(steps):
             gone = tuple(visible.pop(p) for p in dims)
             logical = tuple(a for j, a in enumerate(current.domain.logical) if j not in gone)
             rest = [(p, d) for p, d in current.domain.sharding if p not in dims]
@@ -138,6 +146,8 @@ class _Decomposer:
             parts = summands_of(current, gone[0], {t: e for e in self.exprs for t in e.outputs})
             is_read = out in self.read
             how = None if self.is_cut else divided(op, parts, domain, dims, is_read=is_read, in_kernel=self.in_kernel)
+            if how is None and self.promises.invariant and has_order(expr) and mesh.extent(dims[0]) > 2:
+                how = in_rank_order(parts, domain, dims[0])
             if how is not None:
                 self.add_up(parts, target, with_entry(domain, dims[0], how) if how else domain)
             else:

@@ -101,14 +101,28 @@ def divided(
     in_two = 1 + parts.summand.dtype.itemsize / sent.dtype.itemsize
     more = (ranks - in_two) * local_bytes(sent)
     if more > ONE_STEP_BYTES:
-        for axis in total.logical:
-            here = without(axis, tuple(d for _, digits in total.sharding for d in digits))
-            if extent(here) and extent(here) % ranks == 0 and here[0].extent % ranks == 0:
-                digits, _ = split(here, prod(d.extent for d in here) // ranks)
-                if is_possible({**dict(total.sharding), p: digits}, total.logical, mesh):
-                    return digits
-        return None
+        return _even_part(total, p, ranks)
     return () if parts.chain or is_read else None
+
+
+def in_rank_order(parts: Summands, total: BoundDomain, p: ParallelType) -> Axis:
+    """As ``divided``, where nobody but a kernel may add up: NCCL's order follows sizes, and the place of an element."""
+    assert total.mesh is not None, "partial sums are of a mesh"
+    wanted, ranks = total.digits_on(p), total.mesh.extent(p)
+    if wanted or (ranks - 2) * local_bytes(parts.sent) <= ONE_STEP_BYTES:
+        return wanted
+    return _even_part(total, p, ranks) or ()
+
+
+def _even_part(total: BoundDomain, p: ParallelType, ranks: int) -> Axis | None:
+    """The outermost part of some axis by which ``ranks`` share it evenly."""
+    for axis in total.logical:
+        here = without(axis, tuple(d for _, digits in total.sharding for d in digits))
+        if extent(here) and extent(here) % ranks == 0 and here[0].extent % ranks == 0:
+            digits, _ = split(here, prod(d.extent for d in here) // ranks)
+            if total.mesh is not None and is_possible({**dict(total.sharding), p: digits}, total.logical, total.mesh):
+                return digits
+    return None
 
 
 def with_entry(domain: BoundDomain, p: ParallelType, digits: Axis) -> BoundDomain:

@@ -105,7 +105,10 @@ def find_statistics(fusion: BoundFusion) -> dict[Expr, Statistic]:
         if first is None or first in found:
             continue
         statistic = Statistic(first, second, _held(first, second))
-        if statistic.held and statistic.pieces() and _is_cheaper(statistic, h200_nodes(fusion.ranks_per_node)):
+        links = h200_nodes(fusion.ranks_per_node)
+        if not (statistic.held and statistic.pieces()):
+            continue
+        if fusion.promises.batch or _is_cheaper(statistic, links):  # whatever the batch, where that is promised
             found[first] = statistic
     return found
 

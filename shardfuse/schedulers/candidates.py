@@ -16,7 +16,7 @@ from . import kernels_of, proposed
 from .limits import MAX_CHUNKS, WARPS, power_of_two
 from .mix_order import analyse_mixed
 from .resources import resident, resources_of
-from .schedule import Immediate, Schedule, ScheduleError
+from .schedule import Immediate, RowLoop, Schedule, ScheduleError
 from .segment import Segment
 from .space import Space, analyse
 from .team import in_columns
@@ -58,12 +58,21 @@ def may_run(scheduler: str, segment: Segment, schedule: Schedule, device: Device
     space = _space_of(scheduler, segment, device)
     if space is None or not _is_in_chunks(space, schedule):
         return False
+    if space.is_invariant and _order_of(schedule) != _order_of(proposed(scheduler, segment, device)):
+        return False
     try:
         made = kernels_of(scheduler, segment, device, schedule)
     except ScheduleError:
         return False
     spills = any(resources_of(kernel).spills for kernel in made)
     return bool(made) and not (spills and schedule != proposed(scheduler, segment, device))
+
+
+def _order_of(schedule: Schedule) -> tuple[object, ...]:
+    """What says in which order the numbers of a row are added up; a row loop's parts share columns alone."""
+    group = schedule.group and (schedule.group.members, schedule.group.exchange)
+    split = None if isinstance(schedule.order, RowLoop) else schedule.split
+    return schedule.order, schedule.residency, group, split, schedule.access, schedule.launch.warps
 
 
 def _is_in_chunks(space: Space, schedule: Schedule) -> bool:

@@ -12,7 +12,7 @@ from .resources import copies_of_one, resident, resident_copies
 from .schedule import Access, Group, Lagged, Launch, Registers, Schedule, Tile
 from .schedule_parts import MAX_LAGGED_MEMBERS
 from .segment import Segment
-from .space import Space, beside, run_below, streamed
+from .space import Space, beside, may_align_down, run_below, streamed
 
 _INPUTS = 2
 """Inputs of a row that a group reads ahead, at most: of three no two rows stay in registers."""
@@ -98,10 +98,11 @@ def _late_form(
     dtype, n = walked[0].dtype, space.reduced
     loaded, is_variance, is_softmax = vector(dtype, n, device), "welford" in kinds, "online_softmax" in kinds
     is_narrow, row = dtype.itemsize == 2, n * len(walked) * max(dtype.itemsize, 2)
-    if is_narrow and is_variance and loaded < tuned.fold:
+    is_element_wise = space.is_invariant and is_odd(dtype, n, device)
+    if is_narrow and (is_element_wise or (is_variance and loaded < tuned.fold)):
         size = _sized(row, WARPS, tuned.single_bytes, device.bound(tuned.single_resident))
         return size and _LateForm(*size, max(loaded, tuned.single_each))
-    is_aligned = is_narrow and not is_variance and is_odd(dtype, n, device) and space.kept > 1
+    is_aligned = is_narrow and not is_variance and may_align_down(dtype, space, device)
     is_aligned = is_aligned and (n * dtype.itemsize > tuned.odd_weighted_bytes if vectors else loaded == 1)
     width = device.access_bytes // dtype.itemsize if is_aligned else max(loaded, 2)
     if is_aligned and not vectors:

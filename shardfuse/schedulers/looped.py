@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from ..device import Device
 from ..ir.expr import DRAWS, BoundTensor
 from .late_team import late_team
-from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, is_odd, power_of_two, vector
+from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, power_of_two, vector
 from .online import online, takes_one_walk
 from .pairs import paired_team
 from .plan import KernelPlan, kernel_name
 from .resources import within_shared
 from .schedule import Access, Launch, Loop, Schedule, Tile
 from .segment import Segment
-from .space import Space, analyse, analysed, rereads, streamed
+from .space import Space, analyse, analysed, may_align_down, rereads, streamed
 from .team import cannot_exchange, columns_of, in_columns, looping_team
 
 
@@ -64,7 +64,7 @@ def aligned(segment: Segment, space: Space, schedule: Schedule, device: Device) 
     if any(len(e.outputs) > 2 or e.op in ("welford", "iota", *DRAWS) for e in again.exprs):
         return None  # the lanes of a turn are counted, or are told apart by their indices
     width = device.access_bytes // walked[0].dtype.itemsize
-    if not is_odd(walked[0].dtype, space.reduced, device) or space.reduced < 2 * schedule.reduced:
+    if not may_align_down(walked[0].dtype, space, device, rows=1) or space.reduced < 2 * schedule.reduced:
         return None
     return Schedule(
         Tile(1, WARPS * WARP * tuned.row_each),

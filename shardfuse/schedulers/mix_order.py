@@ -81,9 +81,10 @@ def propose(segment: Segment, device: Device) -> Schedule:
     if tile is None or (not tile.keeps and is_in_pairs(segment, space, mixed.columns, device)):
         return late_walk(segment, space, mixed.columns, device)
     walked = prod(a.extent for a in space.walked)
-    rows = min(tile.rows, power_of_two(walked))
+    rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
-    wanted = max(device.multiprocessors * tile.programs // (space.kept // walked), 1)
+    samples = prod(a.extent for a in space.x if a not in space.walked)
+    wanted = max(device.multiprocessors * tile.programs // samples, 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
     one = rows * n * sum(t.dtype.itemsize for t in segment.loads if space.is_streamed(t))
     again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in beside(segment, space))  # as each row's loads

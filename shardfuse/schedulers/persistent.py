@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ..device import MAX_THREADS, Device
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor
+from .invariant import invariant_row
 from .late_team import is_cut_short, late_team
 from .limits import (
     MANY_VECTORS,
@@ -22,7 +23,6 @@ from .limits import (
     WARP,
     WIDEST_LOAD,
     WIDEST_WARPS,
-    is_odd,
     power_of_two,
     power_of_two_within,
     vector,
@@ -33,7 +33,7 @@ from .plan import KernelPlan, kernel_name
 from .resources import held_values
 from .schedule import Access, Launch, Registers, Schedule, Tile
 from .segment import Segment, leading_to
-from .space import Space, analyse, analysed, beside, rereads, run_below, streamed
+from .space import Space, analyse, analysed, beside, may_align_down, rereads, run_below, streamed
 from .team import (
     are_few_held,
     columns_held_by_team,
@@ -91,7 +91,8 @@ def propose(segment: Segment, device: Device) -> Schedule:
     if too_long(segment, space) is not None:
         late = late_team(joined, analysed(joined), device, are_few_held=are_few_held(segment, space, device))
         return late or held_by_team(segment, space, device)
-    few = _all_at_once(segment, space, device) or _pair(segment, space, device)
+    few = invariant_row(segment, space, device)
+    few = few or _all_at_once(segment, space, device) or _pair(segment, space, device)
     return few or in_registers(segment, space, device)
 
 
@@ -218,7 +219,7 @@ def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | Non
         return None  # windows, and a place of its own for each element
     if segment.has_indices or any(t.dtype not in UNPACKED for t in walked):
         return None
-    width, aligned = vector(walked[0].dtype, n, device), is_odd(walked[0].dtype, n, device) and space.kept > 1
+    width, aligned = vector(walked[0].dtype, n, device), may_align_down(walked[0].dtype, space, device)
     if space.run != n and space.kept <= device.multiprocessors:
         return None  # one program a multiprocessor, which holds it wide
     if aligned:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
-from ..ir.digits import Axis, CutError, Digit, Root, extent, refine
+from ..device import Device
+from ..ir.digits import Axis, CutError, Digit, Root, extent, refine, root_of
 from ..ir.dtype import DataType
 from ..ir.expr import FACTORIES, OF_RANK, PICK, REDUCTIONS, STATISTICS, VIEWS, BoundTensor, Expr, Scalar
 from ..ops.promotion import why_no_text
 from ..ops.table import POINTWISE
+from .limits import is_odd
 from .segment import Segment
+
+INVARIANT_ROWS = 8192
+"""Kept elements for which the schedules of an invariant space are made, whatever their number."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,18 @@ class Space:
 
     @property
     def kept(self) -> int:
-        """Elements of x, nominal: of the rank that holds most."""
-        return prod(a.extent for a in self.x)
+        """Elements of x, nominal: of the rank that holds most; of an invariant space always as many."""
+        return INVARIANT_ROWS if self.is_invariant else prod(a.extent for a in self.x)
+
+    @cached_property
+    def is_invariant(self) -> bool:
+        """May what becomes of a row not depend on how many rows there are?  Then no schedule asks how many."""
+        return bool(self.r) and self.is_promised
+
+    @cached_property
+    def is_promised(self) -> bool:
+        """Is it part of a fusion that promises bits?  Then a product and a sum are two roundings, wherever they are."""
+        return any(root_of(a).invariant for a in (*self.x, *self.r))
 
     @property
     def reduced(self) -> int:
@@ -75,6 +90,14 @@ class Space:
     def is_streamed(self, tensor: BoundTensor) -> bool:
         """Is every element of it read once, in the one tile that needs it?"""
         return len(self.atoms[tensor]) == len(self.x) + len(self.r)
+
+
+def may_align_down(dtype: DataType, space: Space, device: Device, rows: int = 2) -> bool:
+    """Are there ``rows`` rows, too odd for wide loads, that may be read in the aligned words that contain them?
+
+    Not those of an invariant space: where in a word a row begins says which thread adds up what of it.
+    """
+    return is_odd(dtype, space.reduced, device) and space.kept >= rows and not space.is_invariant
 
 
 def as_columns(space: Space, line: int) -> Space:

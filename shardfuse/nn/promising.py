@@ -1,0 +1,93 @@
+"""Modules whose results are promised not to change with other rows, or with the number of ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+import torch
+
+from ..frontend import FusionDefinition
+from ..frontend.promised import Invariant, promised
+from ..ir.promises import Promises
+from .settings import Setting
+from .timer import FusionTimer, TimedModule
+
+if TYPE_CHECKING:
+    from ..mesh import DeviceMesh
+    from .fused import FusedOp
+
+PROMISES = 512
+"""Pairs of fusions that are kept with what they promise."""
+_NOTHING = Promises()
+
+
+class PromisingModule(TimedModule):
+    """A module of fusions that may promise bits.  ``promises``: what its fusions, forward and backward, keep."""
+
+    promises: Setting[Promises | None] = Setting()
+    mesh: Setting[DeviceMesh | None]
+
+    def promise(self, *, invariant: Invariant = None, accumulate: Literal["float32"] | None = None) -> Self:
+        """Results, and gradients of the inputs, are the same bits whatever the batch or the number of ranks.
+
+        ``invariant``, ``accumulate``: as ``FusionDefinition.promise``.  What is not named is no longer promised.
+        Gradients of parameters are sums over the batch: they are the same on any number of ranks (``"ranks"``), and
+        change with the batch.  Under torch.compile the module is then one op, instead of torch's own ops, which
+        promise nothing.  A call raises PromiseError for what cannot be kept.  Raises DefinitionError.
+        """
+        found = promised(f"{type(self).__name__}.promise", invariant, accumulate)
+        self.promises = None if found == _NOTHING else found
+        return self
+
+    def is_decomposed(self) -> bool:
+        """Does torch.compile take it apart into torch's own ops?"""
+        return self.mesh is None and self.promises is None and torch.compiler.is_compiling()
+
+    def promised_op(self, op: FusedOp) -> FusedOp:
+        """``op``, whose fusions keep what this module promises."""
+        return op if self.promises is None else _with_promises(op, self.promises)
+
+    def common_settings(self) -> dict[str, object]:
+        """What an op has to know of any module, beside its arguments."""
+        timer, kept = self.timer, self.promises
+        found: dict[str, object] = {} if timer is None else {"timer": timer.number}
+        if kept is not None:
+            found["promises"] = " ".join([*kept.invariant, *(["float32"] if kept.wide_sums else [])])
+        return found
+
+    def set_common(self, settings: Mapping[str, object]) -> None:
+        """The reverse, of a module that was made again from the arguments."""
+        self.timer = FusionTimer.numbered.get(cast("int", settings.get("timer")))
+        words = str(settings.get("promises", "")).split()
+        kept = Promises("batch" in words, "ranks" in words, "float32" in words)
+        self.promises = None if kept == _NOTHING else kept
+
+
+@lru_cache(maxsize=PROMISES)
+def _with_promises(op: FusedOp, promises: Promises) -> FusedOp:
+    return replace(op, forward=_promising(op.forward, promises), backward=_promising(op.backward, promises))
+
+
+def _promising(fd: FusionDefinition, promises: Promises) -> FusionDefinition:
+    """A copy that was not run yet."""
+    fusion = copy.deepcopy(fd.fusion)
+    fusion.reopen()
+    fusion.promises = promises
+    return FusionDefinition.recording(fusion)
+
+
+def promise(
+    model: torch.nn.Module, *, invariant: Invariant = None, accumulate: Literal["float32"] | None = None
+) -> torch.nn.Module:
+    """Have every module of shardfuse.nn in ``model`` promise this (``RMSNorm.promise``); gives ``model`` back.
+
+    Modules of torch in it promise nothing: ``convert(model)`` first.  Raises DefinitionError.
+    """
+    for part in cast(Any, model).modules():
+        if isinstance(part, PromisingModule):
+            part.promise(invariant=invariant, accumulate=accumulate)
+    return model

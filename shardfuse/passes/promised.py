@@ -1,0 +1,68 @@
+"""Which ops stand against what a fusion promises: one error, before anything is planned."""
+
+from __future__ import annotations
+
+from ..errors import PromiseError
+from ..ir.domain import Sharding
+from ..ir.expr import DRAWS, BoundFusion, Expr
+from ..ir.promises import SEGMENTS, Promises
+
+_BY_SIZE = {
+    **dict.fromkeys(
+        ("matmul", "linear", "grouped_mm", "scaled_grouped_mm", "block_scaled_mm"),
+        "the library that multiplies matrices chooses the order of its additions by their sizes",
+    ),
+    **dict.fromkeys(("sdpfa_fwd", "sdpfa_bwd"), "attention chooses the order of its additions by its sizes"),
+    **dict.fromkeys(("cumsum", "cumprod"), "torch's scans choose the order of their additions by their sizes"),
+    "index_put_accumulate": "what meets at one index is added in whatever order it comes",
+}
+"""Ops of torch that add up in an order that is not theirs alone to say."""
+
+
+def check_promises(fusion: BoundFusion) -> None:
+    """Raise PromiseError for an op of ``fusion`` that cannot keep what ``fusion`` promises."""
+    promises = fusion.promises
+    for expr in fusion.exprs if promises.invariant else ():
+        named = f"{expr.output} = {expr.op}"
+        if expr.op in _BY_SIZE:
+            raise PromiseError(str(promises), f"{_BY_SIZE[expr.op]} ({named})", "take it out of the fusion")
+        if expr.op in DRAWS and promises.batch:
+            found = f"random numbers follow from the place of an element ({named})"
+            raise PromiseError(str(promises), found, "pass them in as a tensor")
+
+
+def has_order(expr: Expr) -> bool:
+    """Does the order of its additions show in the result?  Integers, maxima and truth values are the same in any."""
+    return expr.op in ("sum", "prod") and (expr.output.dtype.is_floating or expr.output.dtype.is_complex)
+
+
+def check_order(expr: Expr, promises: Promises, *, is_cut: bool) -> None:
+    """Raise PromiseError for a reduction of which ranks have parts that nothing says how to add up.
+
+    is_cut: are collectives of one chunk of a stream at a time?
+    """
+    if not has_order(expr):
+        return
+    named = f"{expr.output} = {expr.op}({', '.join(map(str, expr.tensors))})"
+    if promises.ranks:
+        raise _no_segments(named, promises)
+    if expr.op == "prod" or is_cut:
+        found = f"what ranks have of {named} is multiplied, or added up chunk by chunk"
+        raise PromiseError(str(promises), found, "have the axis whole on each rank")
+
+
+def check_segments(expr: Expr, here: Sharding, promises: Promises) -> None:
+    """Raise PromiseError where ``expr`` cuts a sharded axis into segments that are on several ranks each.
+
+    here: the sharding in which it is computed: what is sharded otherwise would be gathered first.
+    """
+    if "segments" in expr.attributes and expr.op == "reshape":
+        (x,) = expr.tensors
+        if any(entry not in here for entry in x.domain.sharding):
+            raise _no_segments(f"the sum of {x}", promises)
+
+
+def _no_segments(named: str, promises: Promises) -> PromiseError:
+    found = f"ranks have parts of what {named} adds up that are not whole segments, {SEGMENTS} of an axis"
+    remedy = "shard the outermost axis that it reduces, evenly, over 2, 4 or 8 ranks that divide its length"
+    return PromiseError(str(promises), found, remedy)

@@ -1,0 +1,55 @@
+"""``invariant="batch"`` on a GPU: a row has the same bits among 1 and among 8192 rows, wherever it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from promise_cases import CASES, assert_rows_alike, define, inputs
+
+from shardfuse import DataType, nn
+from shardfuse.schedulers.space import Space
+
+pytestmark = pytest.mark.gpu
+
+COUNTS = (1, 2, 3, 5, 8, 17, 64, 127, 133, 500, 1000, 4096, 8191)
+ROWS = 8192
+ELEMENTS = 1 << 26
+LENGTHS = (96, 777, 1000, 1024, 4096, 5139, 8192, 16384, 32768, 50257, 65536, 131072)
+DTYPES = (DataType.Float, DataType.BFloat16, DataType.Half)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+def test_rows_have_the_bits_that_they_have_alone(name: str, n: int, dtype: DataType) -> None:
+    fd = define(name, n, dtype)
+    rows = min(ROWS, ELEMENTS // n)
+    assert_rows_alike(fd, inputs(fd, rows, n, "cuda"), COUNTS)
+
+
+def test_a_schedule_that_counts_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Space, "is_invariant", False)
+    fd = define("layer_norm", 4096, DataType.Float)
+    with pytest.raises(AssertionError, match="bytes differ"):
+        assert_rows_alike(fd, inputs(fd, ROWS, 4096, "cuda"), COUNTS)
+
+
+def in_parts(module: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor, rows: slice) -> tuple[torch.Tensor, ...]:
+    """The results of some rows, and the gradient of them."""
+    own = x[rows].clone().requires_grad_()
+    y = module(own)
+    y.backward(dy[rows])
+    assert own.grad is not None
+    return y.detach(), own.grad
+
+
+@pytest.mark.parametrize("n", [1000, 4096])
+def test_modules_and_their_gradients(n: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(5)
+    x, dy = (torch.randn(4096, n, device="cuda", generator=generator).bfloat16() for _ in range(2))
+    for module in (nn.RMSNorm(n), nn.LayerNorm(n), nn.Softmax(-1)):
+        nn.promise(module.to(device="cuda", dtype=torch.bfloat16), invariant="batch")
+        whole = in_parts(module, x, dy, slice(None))
+        for rows in (slice(0, 1), slice(7, 9), slice(100, 227), slice(1000, 3000)):
+            for found, wanted in zip(in_parts(module, x, dy, rows), whole, strict=True):
+                assert torch.equal(found.view(torch.int16), wanted[rows].view(torch.int16)), (module, rows)

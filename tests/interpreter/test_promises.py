@@ -1,0 +1,143 @@
+"""Promises kept by generated kernels: the same bits for a row among any others, and on any number of ranks."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import cast
+
+import pytest
+import torch
+from fusion_check import bound_piece, local_arguments
+from promise_cases import CASES, assert_rows_alike, bits, define, inputs
+
+import shardfuse
+from benchmarks.promises import run_promises
+from shardfuse import DataType, DeviceMesh, ParallelType, nn
+from shardfuse.ir.tensor_view import TensorView
+from shardfuse.mesh import current_rank
+from shardfuse.passes import promised, segments
+from shardfuse.schedulers.space import Space
+
+ROWS = 17
+COUNTS = (1, 5)
+RANKS = (1, 2, 4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_have_the_bits_that_they_have_alone(name: str) -> None:
+    for n, dtype in ((40, DataType.BFloat16), (777, DataType.Half), (1100, DataType.Float)):
+        fd = define(name, n, dtype)
+        assert_rows_alike(fd, inputs(fd, ROWS, n), COUNTS)
+
+
+def test_a_schedule_that_counts_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Space, "is_invariant", False)
+    fd = define("layer_norm", 1536, DataType.Float)
+    rows = 600  # more than the machine runs at once: their chunks are shorter
+    with pytest.raises(AssertionError, match="bytes differ"):
+        assert_rows_alike(fd, inputs(fd, rows, 1536), (3,))
+
+
+def test_what_it_costs_is_measured() -> None:
+    found = [r for rows in run_promises(0.01, torch.device("cpu"), ("rms_norm",), (1, 5), (64,)) for r in rows]
+    assert [(r.case, r.impl) for r in found] == [
+        (f"{n}x64:bfloat16", impl) for n in (1, 5) for impl in ("shardfuse", "promised")
+    ]
+    assert all(r.us and not r.note.startswith("WRONG") for r in found)
+
+
+def on_ranks(name: str, n: int, dtype: DataType, dim: int, given: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The outputs of a rank that has a part of columns or rows."""
+    size = shardfuse.initialize().world_size
+    fd = define(name, n, dtype, "ranks")
+    x = fd.fusion.inputs[0].val
+    assert isinstance(x, TensorView)
+    if size > 1:
+        x.set_device_mesh(DeviceMesh(list(range(size))))
+        x.outer_split(dim, size)
+        x.axis(dim).parallelize(ParallelType.mesh_x)
+    fd.fec  # noqa: B018 closes the definition: inputs about which nothing was said get their sharding
+    found = fd.execute(local_arguments(fd.fusion, given, current_rank()))
+    plan = fd.fec.last_plan
+    assert plan is not None
+    wanted = WHOLE.get((name, n))
+    for tensor, own, whole in zip(plan.fusion.outputs, found, wanted or found, strict=True):
+        piece = bound_piece(tensor.domain, whole, current_rank())
+        assert wanted is None or torch.equal(bits(own), bits(cast("torch.Tensor", piece))), (
+            f"{name} of {n} over {size} ranks, axis {dim}: {int((bits(own) != bits(piece)).sum())} bytes differ"
+        )
+    return found
+
+
+WHOLE: dict[tuple[str, int], list[torch.Tensor]] = {}
+"""What one rank has made: simulated ranks are threads of this process."""
+
+
+def compare_ranks(name: str, n: int, dtype: DataType, dim: int) -> None:
+    given = inputs(define(name, n, dtype, "ranks"), 8, n)
+    WHOLE.pop((name, n), None)
+    (whole,) = shardfuse.simulate(on_ranks, 1, args=(name, n, dtype, dim, given))
+    WHOLE[name, n] = cast("list[torch.Tensor]", whole)
+    for size in RANKS[1:]:
+        shardfuse.simulate(on_ranks, size, args=(name, n, dtype, dim, given))
+
+
+@pytest.mark.parametrize("dim", [0, 1], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_have_the_bits_of_one(name: str, dim: int) -> None:
+    for n, dtype in ((96, DataType.BFloat16),) if dim == 0 else ((768, DataType.Float),):
+        compare_ranks(name, n, dtype, dim)
+
+
+def test_sums_that_ranks_cut_as_they_like_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (segments, promised):
+        monkeypatch.setattr(module, "has_order", lambda expr: False)
+    with pytest.raises(Exception, match="bytes differ"):
+        compare_ranks("rms_norm", 768, DataType.Float, 1)
+
+
+def result_and_gradient(module: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    own = x.clone().requires_grad_()
+    y = module(own)
+    y.backward(dy)
+    assert own.grad is not None
+    return y.detach(), own.grad
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.RMSNorm(96), (7, 96)),
+        (nn.LayerNorm(50), (5, 3, 50)),
+        (nn.Softmax(1), (5, 40, 3)),
+        (nn.GroupNorm(4, 16), (4, 16, 5, 5)),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, torch.nn.Module) else "",
+)
+def test_modules_and_their_gradients(module: torch.nn.Module, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, dy = (torch.randn(shape, generator=generator) for _ in range(2))
+    kept = nn.promise(copy.deepcopy(module), invariant="batch")
+    whole = result_and_gradient(kept, x, dy)
+    for found, wanted in zip(whole, result_and_gradient(module, x, dy), strict=True):
+        torch.testing.assert_close(found, wanted)
+    again = pickle.loads(pickle.dumps(kept))
+    for k in (0, 2, shape[0] - 1):
+        for found, wanted in zip(result_and_gradient(again, x[k : k + 1], dy[k : k + 1]), whole, strict=True):
+            assert torch.equal(bits(found), bits(wanted[k : k + 1]))
+
+
+def test_a_compiled_module_is_one_op() -> None:
+    """Torch's own ops would promise nothing."""
+    module = nn.RMSNorm(96).promise(invariant="batch")
+    x = torch.randn(6, 96, generator=torch.Generator().manual_seed(3))
+    graphs: list[str] = []
+
+    def seen(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph.code)
+        return graph
+
+    compiled = torch.compile(module, backend=seen, fullgraph=True)
+    assert torch.equal(compiled(x), module(x))
+    assert "shardfuse.rms_norm_v1" in graphs[0]

@@ -1,0 +1,85 @@
+"""``invariant="batch"`` of batches with several axes, of images in both formats, and of reductions down columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from benchmarks.sm90 import sources_of
+from shardfuse import DataType, FusionDefinition
+from shardfuse.ir.tensor_view import TensorView
+
+BATCHES = ((1,), (2,), (8,), (64,))
+CHANNELS_LAST = [3, 0, 2, 1]
+
+
+def layer_norm(n: int) -> FusionDefinition:
+    """Of a residual sum; both axes of the batch may be of one element."""
+    with FusionDefinition(invariant="batch") as fd:
+        x, y = (fd.define_tensor([-1, -1, n], contiguity=True, dtype=DataType.BFloat16) for _ in range(2))
+        total = fd.ops.cast(fd.ops.add(x, y), dtype=DataType.Float)
+        fd.add_output(fd.ops.cast(normed(fd, total, [-1]), dtype=DataType.BFloat16))
+    return fd
+
+
+def normed(fd: FusionDefinition, x: TensorView, axes: list[int]) -> TensorView:
+    var, mean = fd.ops.var_mean(x, axes, correction=0, keepdim=True)
+    return fd.ops.mul(fd.ops.sub(x, mean), fd.ops.rsqrt(fd.ops.add(var, 1e-5)))
+
+
+def group_norm(channels: int, groups: int, side: int, order: list[int] | None = None) -> FusionDefinition:
+    with FusionDefinition(invariant="batch") as fd:
+        shape = [-1, channels, side, side]
+        x = fd.define_tensor(shape, contiguity=True, dtype=DataType.Half, stride_order=order)
+        weight = fd.define_tensor([channels], contiguity=True, dtype=DataType.Half)
+        batch = fd.ops.size(x, 0)
+        cut = fd.ops.reshape(fd.ops.cast(x, dtype=DataType.Float), [batch, groups, channels // groups, side, side])
+        whole = fd.ops.reshape(normed(fd, cut, [2, 3, 4]), [batch, channels, side, side])
+        weighted = fd.ops.mul(whole, fd.ops.broadcast(weight, [True, False, True, True]))
+        fd.add_output(fd.ops.cast(weighted, dtype=DataType.Half), stride_order=order)
+    return fd
+
+
+def softmax(rows: int, columns: int) -> FusionDefinition:
+    """Down the columns of each matrix."""
+    with FusionDefinition(invariant="batch") as fd:
+        x = fd.define_tensor([-1, rows, columns], contiguity=True, dtype=DataType.BFloat16)
+        wide = fd.ops.cast(x, dtype=DataType.Float)
+        e = fd.ops.exp(fd.ops.sub(wide, fd.ops.max(wide, [1], keepdim=True)))
+        fd.add_output(fd.ops.cast(fd.ops.div(e, fd.ops.sum(e, [1], keepdim=True)), dtype=DataType.BFloat16))
+    return fd
+
+
+def kernels(fd: FusionDefinition, batch: Sequence[int], *, is_last: bool = False) -> list[tuple[object, ...]]:
+    shapes: dict[TensorView, tuple[int, ...]] = {}
+    for t in fd.fec.tensors():
+        sizes = iter(batch)
+        shapes[t] = tuple(next(sizes) if n < 0 else n for n in t.shape)
+    made = [torch.empty(shape, dtype=t.dtype.torch, device="meta") for t, shape in shapes.items()]
+    if is_last:
+        made = [x.to(memory_format=torch.channels_last) if x.ndim == 4 else x for x in made]
+    return [(s.text, s.num_warps, s.num_stages, s.max_registers) for s in sources_of(fd.fec.plan(shapes), made)]
+
+
+@pytest.mark.parametrize("n", [64, 777, 4096, 5139])
+def test_axes_of_a_batch(n: int) -> None:
+    fd = layer_norm(n)
+    found = {batch: kernels(fd, batch) for batch in ((8, 16), (1, 1), (8, 1), (1, 8), (3, 5), (64, 128))}
+    assert [batch for batch in found if found[batch] != found[8, 16]] == []
+
+
+@pytest.mark.parametrize("shape", [(32, 4, 8), (320, 32, 32), (640, 32, 64), (512, 2, 64), (64, 64, 7)])
+def test_images(shape: tuple[int, int, int]) -> None:
+    for order in (None, CHANNELS_LAST):
+        fd = group_norm(*shape, order)
+        found = {batch: kernels(fd, batch, is_last=order is not None) for batch in BATCHES}
+        assert [batch for batch in found if found[batch] != found[8,]] == []
+
+
+@pytest.mark.parametrize("shape", [(16, 64), (100, 33), (1000, 64), (5000, 128)])
+def test_columns(shape: tuple[int, int]) -> None:
+    fd = softmax(*shape)
+    found = {batch: kernels(fd, batch) for batch in BATCHES}
+    assert [batch for batch in found if found[batch] != found[8,]] == []

@@ -1,0 +1,181 @@
+"""Promises: one kernel for any number of rows, what is refused, who is told, and what tuning may change."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from promise_cases import CASES, define
+
+import shardfuse
+from benchmarks.sm90 import sources_of
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, nn
+from shardfuse.codegen.source import KernelSource
+from shardfuse.compiler import Plan
+from shardfuse.device import H200
+from shardfuse.errors import DefinitionError, ProgramMismatchError, PromiseError
+from shardfuse.ir.tensor_view import TensorView
+from shardfuse.schedulers.candidates import candidates, may_run
+from shardfuse.schedulers.space import Space
+
+ROWS = (1, 2, 3, 17, 127, 500, 8192, 20000)
+LENGTHS = (96, 777, 4096, 16384, 50257, 131072)
+SUMMED = ("rms_norm_backward", "layer_norm_backward")
+"""Cases that sum over rows too: how many programs share that sum depends on the rows."""
+
+
+def planned(fd: FusionDefinition, rows: int) -> tuple[Plan, list[KernelSource]]:
+    shapes = {t: (rows, *t.shape[1:]) if t.ndim == 2 else tuple(t.shape) for t in fd.fec.tensors()}
+    plan = fd.fec.plan(shapes)
+    return plan, list(sources_of(plan, [torch.empty(s, dtype=t.dtype.torch, device="meta") for t, s in shapes.items()]))
+
+
+def of_rows(name: str, plan: Plan, sources: list[KernelSource]) -> list[object]:
+    """All that a row's result depends on."""
+    options = [(s.num_warps, s.contracts) for s in sources]
+    if name not in SUMMED:
+        return [*options, *((s.text, s.num_stages, s.max_registers) for s in sources)]
+    schedules = [k.schedule for s in plan.segments for k in s.kernels if k.space.walked]
+    return [options[0], *((s.order, s.residency, s.group, s.access, s.launch.warps) for s in schedules)]
+
+
+def largest_difference(name: str, n: int, dtype: DataType) -> str | None:
+    fd = define(name, n, dtype)
+    found = {rows: of_rows(name, *planned(fd, rows)) for rows in ROWS}
+    others = [rows for rows in ROWS if found[rows] != found[ROWS[0]]]
+    return f"{name} of {others[-1]} x {n} is another kernel than of {ROWS[0]}" if others else None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_kernel_for_any_number_of_rows(name: str) -> None:
+    for n in LENGTHS:
+        assert largest_difference(name, n, DataType.BFloat16) is None
+    assert largest_difference(name, 4096, DataType.Float) is None
+
+
+def test_a_schedule_that_counts_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Space, "is_invariant", False)
+    for name in CASES:
+        assert largest_difference(name, 640 if name in SUMMED else 4096, DataType.BFloat16) is not None, name
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "softmax"])
+def test_more_than_two_ranks_add_up_in_their_order(name: str) -> None:
+    """Whatever the number of rows; NCCL's own order depends on it."""
+    kinds: list[list[str]] = []
+    for rows in (1, 64, 100_000):
+        fd = define(name, 4096, DataType.BFloat16)
+        x = fd.fusion.inputs[0].val
+        assert isinstance(x, TensorView)
+        x.set_device_mesh(DeviceMesh(range(4)))
+        x.outer_split(1, 4)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+        sizes = {t: (rows, *t.shape[1:]) if t.ndim == 2 else tuple(t.shape) for t in fd.fec.tensors()}
+        kinds.append([c.kind for c in fd.explain(sizes=sizes).collectives])
+    assert kinds == [["all_gather"]] * 3
+
+
+def test_segments_that_ranks_do_not_divide_are_refused() -> None:
+    fd = define("rms_norm", 4096 * 3, DataType.BFloat16, "ranks")
+    x = fd.fusion.inputs[0].val
+    assert isinstance(x, TensorView)
+    x.set_device_mesh(DeviceMesh(range(3)))
+    x.outer_split(1, 3)
+    x.axis(1).parallelize(ParallelType.mesh_x)
+    with pytest.raises(PromiseError, match="not whole segments, 8 of an axis: shard the outermost axis") as found:
+        fd.explain(sizes={t: (2, *t.shape[1:]) if t.ndim == 2 else tuple(t.shape) for t in fd.fec.tensors()})
+    assert "what the sum of T4 adds up" in str(found.value)
+
+
+def test_rows_do_not_begin_within_words_that_they_share() -> None:
+    fd = define("softmax", 50257, DataType.BFloat16)
+    assert not any(k.schedule.is_aligned_down for s in planned(fd, 4096)[0].segments for k in s.kernels)
+
+
+def test_promises_are_part_of_the_text() -> None:
+    with FusionDefinition(invariant=("ranks", "batch"), accumulate="float32") as fd:
+        fd.add_output(fd.ops.sum(fd.define_tensor([-1, 8], contiguity=True), [1]))
+    assert "fd.promise(invariant=('batch', 'ranks'), accumulate=\"float32\")" in repr(fd)
+    scope = {"DataType": DataType, "FusionDefinition": FusionDefinition}
+    exec(repr(fd), scope)
+    with FusionDefinition() as again:
+        scope["nvfuser_fusion"](again)  # pyright: ignore[reportCallIssue]
+    assert again.fusion.promises == fd.fusion.promises
+
+
+def test_explain_says_what_is_promised() -> None:
+    fd = define("rms_norm", 4096, DataType.BFloat16)
+    text = str(fd.explain(sizes={t: (64, 4096) if t.ndim == 2 else (4096,) for t in fd.fec.tensors()}))
+    assert "promised: invariant=('batch',)" in text
+    assert re.search(r"promised: persistent_T\d+: 8 warps, \d+ elements at a time, for any number of rows", text)
+
+
+@pytest.mark.parametrize("arguments", [{"invariant": "rows"}, {"invariant": ("batch", "x")}, {"accumulate": "float64"}])
+def test_unknown_promises_are_refused(arguments: dict[str, str]) -> None:
+    with pytest.raises(DefinitionError, match=r"expected 'batch' or 'ranks'|expected 'float32'"):
+        FusionDefinition(**arguments)  # pyright: ignore[reportArgumentType]
+
+
+def refused(build: str, invariant: str) -> str:
+    with FusionDefinition(invariant=invariant) as fd:
+        x, y = (fd.define_tensor([-1, 8], contiguity=True) for _ in range(2))
+        made = {
+            "matmul": lambda: fd.ops.matmul(x, fd.ops.permute(y, [1, 0])),
+            "cumsum": lambda: fd.ops.cumsum(x, 1),
+            "uniform": lambda: fd.ops.add(x, fd.ops.uniform(0.0, 1.0, [4, 8])),
+        }[build]()
+        fd.add_output(made)
+    with pytest.raises(PromiseError) as found:
+        fd.fec.plan(dict.fromkeys(fd.fec.tensors(), (4, 8)))
+    return str(found.value)
+
+
+@pytest.mark.parametrize("build", ["matmul", "cumsum", "uniform"])
+def test_ops_that_cannot_keep_it_are_named(build: str) -> None:
+    text = refused(build, "batch")
+    assert text.startswith("invariant=('batch',) cannot be kept: ")
+    assert f"= {build})" in text
+    assert "or leave the promise out" in text
+
+
+def test_torch_itself_keeps_no_order() -> None:
+    fd = define("rms_norm", 8, DataType.Float)
+    with pytest.raises(PromiseError, match="operations would be torch's own, on cpu: run it by generated kernels"):
+        fd.execute([torch.ones(2, 8), torch.ones(8)])
+
+
+def two_promises() -> str:
+    rank = shardfuse.initialize().rank
+    with FusionDefinition(accumulate="float32" if rank else None) as fd:
+        x = fd.define_tensor([2, 8], contiguity=True)
+        x.set_device_mesh(DeviceMesh([0, 1]))
+        x.outer_split(1, 2)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+        fd.add_output(fd.ops.sum(x, [1]))
+    with pytest.raises(ProgramMismatchError) as found:
+        fd.execute([torch.ones(2, 4)])
+    return str(found.value)
+
+
+def test_ranks_that_promise_different_things_are_told() -> None:
+    for text in shardfuse.simulate(two_promises, 2):
+        assert 'fd.promise(accumulate="float32")' in text
+
+
+def test_tuning_keeps_the_order_of_additions() -> None:
+    for name, invariant in (("rms_norm", None), ("rms_norm", "batch")):
+        fd = define(name, 4096, DataType.BFloat16, invariant)
+        (segment,) = planned(fd, 64)[0].segments
+        (kernel,) = segment.kernels
+        tried = candidates(segment.scheduler, segment.segment, kernel.schedule, H200)
+        other = kernel.schedule.with_warps(2 * kernel.schedule.launch.warps)
+        assert any(c.launch.warps != kernel.schedule.launch.warps for c in tried) == (invariant is None)
+        assert may_run(segment.scheduler, segment.segment, other, H200) == (invariant is None)
+
+
+def test_what_is_converted_promises() -> None:
+    found = nn.convert(torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Softmax(-1)), invariant="batch").model
+    assert all("promises" in part.text for part in found)  # pyright: ignore[reportAttributeAccessIssue]
+    nn.promise(found)
+    assert not any("promises" in part.text for part in found)  # pyright: ignore[reportAttributeAccessIssue]
