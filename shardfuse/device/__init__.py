@@ -1,6 +1,7 @@
 """GPUs as records: what a schedule may count on, read from the driver or from a table of named GPUs."""
 
 from .here import device_here
+from .invariant_rows import InvariantRows
 from .measured import Measured
 from .rates import Rates
 from .record import (
@@ -33,6 +34,7 @@ __all__ = [
     "SECTOR_BYTES",
     "WARP",
     "Device",
+    "InvariantRows",
     "Measured",
     "Rates",
     "device_here",

@@ -9,7 +9,9 @@ multiprocessor become a bound on registers by ``Device.bound``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from .invariant_rows import InvariantRows
 
 
 @dataclass(frozen=True)
@@ -352,6 +354,7 @@ class Measured:
     """All that was measured on one GPU, by the form of kernel that it decides about."""
 
     rows: Rows = Rows()
+    invariant_rows: InvariantRows = field(default_factory=InvariantRows)
     chains: Chains = Chains()
     packed: Packed = Packed()
     columns: Columns = Columns()

@@ -34,7 +34,6 @@ from ..ir.digits import (
     Root,
     axis_of,
     extent,
-    overlaps,
     parted,
     reshape,
     root_of,
@@ -51,6 +50,7 @@ from ..ops.torch_calls import TORCH_CALLS
 from .aliases import settle_aliases
 from .host_scalars import HostScalars
 from .recorded_domains import bound_domain, check_mesh_has, check_strides_say, fits, streams_of
+from .shared_axes import breadth, holding_again
 
 
 def bind(
@@ -154,10 +154,10 @@ class _Binder:
                 for name, places in columns.items():
                     self.meet(op, operands, places, is_contracted=name in contracted)
             found = {
-                name: max((operands[j].domain.logical[at] for j, at in places), key=_breadth, default=())
+                name: max((operands[j].domain.logical[at] for j, at in places), key=breadth, default=())
                 for name, places in columns.items()
             }
-            again = _holding_again({n: a for n, a in found.items() if n not in apart}, operands, columns)
+            again = holding_again({n: a for n, a in found.items() if n not in apart}, operands, columns)
             if not again:
                 return found
             for k in again:
@@ -168,10 +168,10 @@ class _Binder:
         self, op: str, operands: list[BoundTensor], places: Sequence[tuple[int, int]], *, is_contracted: bool = False
     ) -> Axis:
         """Make the axes at ``places`` (operand, axis) one axis and return it.  May replace operands by relabels."""
-        breadth = [_breadth(operands[k].domain.logical[at]) for k, at in places]
+        breadths = [breadth(operands[k].domain.logical[at]) for k, at in places]
         # An element that ranks share out is whole on each of them, to be repeated, or to meet one that is whole.
-        if 1 in breadth and (2 in breadth or (is_contracted and 0 in breadth)):
-            for (k, at), own in zip(places, breadth, strict=True):
+        if 1 in breadths and (2 in breadths or (is_contracted and 0 in breadths)):
+            for (k, at), own in zip(places, breadths, strict=True):
                 operands[k] = self.relabel(operands[k], repeated=at) if own == 1 else operands[k]
         seen = [(k, at) for k, at in places if operands[k].domain.logical[at]]
         if not seen:
@@ -387,20 +387,3 @@ class _Binder:
                     "squeeze another axis",
                 )
         return [axis for k, axis in enumerate(x.domain.logical) if k not in gone]
-
-
-def _holding_again(
-    found: Mapping[str, Axis], operands: Sequence[BoundTensor], columns: Mapping[str, Sequence[tuple[int, int]]]
-) -> list[int]:
-    """The operands that give a column an index which an earlier column has; the earlier one's, to keep operand 0."""
-    for k, (name, axis) in enumerate(found.items()):
-        twin = next((other for other in list(found)[:k] if overlaps([found[other], axis])), None)
-        if twin is not None:
-            later, earlier = ([j for j, at in columns[c] if operands[j].domain.logical[at]] for c in (name, twin))
-            return earlier if 0 in later and 0 not in earlier else later
-    return []
-
-
-def _breadth(axis: Axis) -> int:
-    """Of two axes that meet the broader one names the result: 0 is a broadcast, 1 an element that ranks share out."""
-    return 0 if not axis else 1 if extent(axis) == 1 else 2
