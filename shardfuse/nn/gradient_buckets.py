@@ -16,7 +16,7 @@ DDP, `torch.autograd.grad`) sees the sum, only later in the backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -147,6 +147,6 @@ def _address(parameter: torch.Tensor) -> int:
     return _local(parameter).data_ptr()
 
 
-@cache
+@lru_cache(maxsize=64)
 def _queue_on(device: torch.device) -> Callable[[], int]:
     return queue_on(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -291,7 +291,7 @@ def _count(packed: tuple[int, int]) -> int:
     return packed[0] + 2 * packed[1]
 
 
-@cache
+@lru_cache(maxsize=256)
 def _packing(packed: tuple[int, int], head_dim: int) -> Shaping:
     """[batch, sequence, features] <-> heads behind the sequence; the three -> [batch, heads, sequence, head_dim]."""
     sizes = [*packed, packed[1]]

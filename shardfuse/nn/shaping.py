@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import torch
 
@@ -77,7 +77,7 @@ _SAME = Reshaped(enter=lambda x: x, leave=lambda x: x)
 _VECTOR = Reshaped(enter=lambda x: x, leave=lambda x: x.view(-1))
 
 
-@cache
+@lru_cache(maxsize=16)
 def deferring(parameters: int) -> Shaping:
     """Of (x, parameters..., others...) and gradients that are this rank's summands, with an axis for each mesh dim."""
     return Shaping((_SAME, *(_VECTOR,) * parameters), (), is_deferred=True)

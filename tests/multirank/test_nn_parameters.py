@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardfuse import DeviceMesh
 from shardfuse.errors import PlacementError
-from shardfuse.nn import RMSNorm, SwiGLU
+from shardfuse.nn import RMSNorm, SwiGLU, bucket_gradients
 
 pytestmark = pytest.mark.mpi
 HIDDEN, ROWS = Shard(-1), Shard(0)
@@ -283,20 +283,23 @@ def test_ranks_in_descending_order(pg) -> None:
         make(mesh=mesh, input=ROWS)
 
 
-def test_fsdp_over_a_tensor_parallel_mesh(pg) -> None:
+@pytest.mark.parametrize("by", [HIDDEN, ROWS])
+def test_fsdp_over_a_tensor_parallel_mesh(pg, by: Shard) -> None:
+    """Of rows, with the gradients of the norm in a bucket until FSDP puts other parameters in their place."""
     if pg.size != 4:
         pytest.skip("needs 4 ranks")
     from torch.distributed.fsdp import fully_shard
 
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     mesh = DeviceMesh.from_torch(both["model"])
-    model, plain = tower(8, mesh)
+    model, plain = tower(8, mesh, by)
+    assert (bucket_gradients(model) > 0) == (by is ROWS)
     fully_shard(model, mesh=both["data"])
     assert all(p.device_mesh.ndim == 2 for p in model.parameters())
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in (model, plain)]
     for step in range(2):
         batches = [[numbers((4, 8), 10 * step + 3 * d + k) for k in range(3)] for d in range(2)]
-        x, residual, gradient = (mesh.shard_tensor(t, 1) for t in batches[both.get_local_rank("data")])
+        x, residual, gradient = (mesh.shard_tensor(t, by.dim % 2) for t in batches[both.get_local_rank("data")])
         model(x, residual).backward(gradient)
         for x, residual, gradient in batches:
             plain(x, residual).backward(gradient / 2)  # FSDP takes the mean over its ranks
