@@ -111,3 +111,21 @@ def test_who_decides_for_a_kernel_asks_the_gpu_that_it_is_proposed_for() -> None
     assert (
         0 < schedule.members <= schedule.programs <= resident(small, schedule.launch.warps, schedule.launch.registers)
     )
+
+
+def test_bounds_on_registers_follow_from_resident_warps() -> None:
+    """65536 registers, handed out in eights, 255 for a thread at most; a program of many warps is resident at least."""
+    assert [H200.bound(warps) for warps in (8, 12, 16, 20, 24, 32)] == [255, 168, 128, 96, 80, 64]
+    assert (H200.bound(12, program=16), H200.bound(12, program=8)) == (128, 168)
+    for warps in (1, 2, 4, 8, 16, 32):
+        assert resident(H200, warps, H200.bound(8, program=warps)) >= H200.multiprocessors
+
+
+def test_a_gpu_that_was_not_measured_keeps_fewer_warps_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    found = SimpleNamespace(**vars(SMALL))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    assert device_here().measured.groups.resident < H200.measured.groups.resident
+    found.major, found.minor = 9, 0
+    assert device_here().measured is H200.measured
