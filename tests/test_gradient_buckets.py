@@ -114,8 +114,7 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("shape", [(2,), (2, 2)])
-@pytest.mark.parametrize("kind", ["local", "dtensor"])
+@pytest.mark.parametrize(("shape", "kind"), [((2,), "dtensor"), ((2, 2), "local")])
 def test_gradients_are_those_of_the_unsharded_model(shape: tuple[int, ...], kind: str, reduced: list[int]) -> None:
     def accumulated(here: Here, dtype: torch.dtype = torch.float64) -> None:
         model = Model(here, kind, dtype)

@@ -18,6 +18,12 @@ from shardfuse.ir.tensor_view import TensorView
 S = ParallelType.stream
 
 
+@pytest.fixture(autouse=True)
+def _hidden_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors of these tests are too small for a stream of their own."""
+    monkeypatch.setattr("shardfuse.schedulers.overlap.HIDDEN_US", 0.0)
+
+
 def values(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).float()
 
