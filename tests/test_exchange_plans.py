@@ -167,6 +167,17 @@ def test_kernels_compile_and_are_resident() -> None:
         assert programs * made.warps * 32 * -(-made.registers // 8) * 8 <= H200.registers
 
 
+def test_ranks_with_more_or_less_of_each_row_have_the_same_slots() -> None:
+    plan = kernel_of(plan_of(define("layer_norm", 8191, 2, BF16), 500))
+    tensors = (*plan.segment.inputs, *plan.segment.outputs)
+    first, last = (generate(plan, {t: t.domain.layout(rank) for t in tensors}, rank) for rank in range(2))
+    assert first.text != last.text
+    assert first.grid == last.grid
+    assert first.mailbox == last.mailbox
+    sets = [[line for line in source.text.splitlines() if "set = " in line] for source in (first, last)]
+    assert sets[0] == sets[1] != []
+
+
 # memory
 
 
