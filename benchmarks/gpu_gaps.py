@@ -143,7 +143,7 @@ def _timeline(
 
 
 def _within(inside: Sequence[Span], start: float, launch: Mapping[str, Any]) -> dict[str, float]:
-    """Who had how much of the time from ``start`` to the end of the launch; nobody where that began before."""
+    """Which function had how much of the time from ``start`` to the end of the launch; none where that began before."""
     if launch["ts"] <= start:
         return {}
     found: Counter[str] = Counter()

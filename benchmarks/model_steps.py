@@ -142,7 +142,7 @@ def _between_events(run: Callable[[], object], device: torch.device) -> Callable
 
 
 def measure(case: ModelCase, device: torch.device, turn: Callable[[], Iterator[None]]) -> dict[str, object]:
-    """``turn``: a context in which nobody else has the GPU."""
+    """``turn``: a context in which no other process has the GPU."""
     eager = losses(step_of(case, device, None))
     torch.compile(lambda x: x * 2 + 1, backend=OWN)(torch.ones(8, device=device))  # what is imported at first
     made = {name: first_step(case, device, name) for name in (PEER, OWN)}

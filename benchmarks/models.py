@@ -83,7 +83,7 @@ def _all_steps(names: Sequence[str], gpus: int, layers: int | None, root: Path) 
     while running:
         time.sleep(0.1)
         for name in [n for n, p in running.items() if p.running.poll() is not None]:
-            (turns / f"{name}.ready").touch()  # of one that failed nobody waits for
+            (turns / f"{name}.ready").touch()  # no process waits for one that failed
             yield name, running.pop(name).result()
 
 

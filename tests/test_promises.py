@@ -1,4 +1,4 @@
-"""Promises: one kernel for any number of rows, what is refused, who is told, and what tuning may change."""
+"""Promises: one kernel for any number of rows, what is refused, which errors it gives, and what tuning may change."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _KEEP = ("mul", "div", "neg", "abs", "where", "cast", "set", *VIEWS)
 
 
 def may_be_rough(segment: Segment, expr: Expr) -> bool:
-    """Does nobody see whether ``expr`` is right to 1e-7 or to 1e-6?
+    """Is it invisible in the results whether ``expr`` is right to 1e-7 or to 1e-6?
 
     A quotient is a product with the reciprocal then, which must not overflow: of a sum of exponentials, 1 and more.
     An error function is right to 1e-7 then, but not to 1e-7 of itself: no more than that is left of it beside 1.

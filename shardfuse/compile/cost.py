@@ -66,7 +66,7 @@ RESIDENT_ROWS = 132 * 4
 MARGIN = 0.95
 """A region is taken where it is expected to take less than this of Inductor's time,"""
 LEAST_US = 4.0
-"""and to gain that much: times of few microseconds are launches, of which nobody knows who waits for them."""
+"""and to gain that much: times of a few microseconds are launches, which may or may not be waited for."""
 
 
 @dataclass(frozen=True)

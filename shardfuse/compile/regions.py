@@ -32,7 +32,7 @@ from .translation import hinted
 class Region:
     """Nodes in the order of the graph.
 
-    ``nodes``: what the fusion computes.  ``replaced``: all that it stands for, what nobody reads among them.
+    ``nodes``: what the fusion computes.  ``replaced``: all that it stands for, what is not read among them.
     ``again``: made inside once more.  ``inputs``: tensors that are read.  ``numbers``: integers of the graph that are
     read.  ``outputs``: tensors that others read.  ``outside``: nodes of it that others read and that are made outside
     once more.

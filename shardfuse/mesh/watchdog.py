@@ -16,7 +16,7 @@ A rank that leaves and that the others do not need any longer is no fault.
 
 The store is asked by a thread of its own (`board.py`); the watchdog decides by what that has read, and nothing here
 waits for the store without a limit. Time in which this process itself stood still, as of a job that was suspended, is
-nobody's silence.
+no rank's silence.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class PointwiseOp:
     ``floats_only``: the Triton text is for floats; of integers the op is a torch call.  ``signed_only``: so it is of
     unsigned integers.  ``precise``: the text for float32 results where ``triton`` approximates what torch rounds
     rightly; not taken where the last operand is one number for many elements, which it would cost each of them.
-    ``rough``: the text for float32 results, within 1e-6 of them, where nobody sees the difference.
+    ``rough``: the text for float32 results, within 1e-6 of them, where no later rounding lets the difference through.
     ``by_number``: the text where the last operand is written down as this number; what torch does then, too.
     ``on_floats``: the text where it computes in floats, where one for integers would lose the sign of a zero.
     """

@@ -19,7 +19,7 @@ from .windows import fuse_windows
 Pass = Callable[[BoundFusion], None]
 
 PASSES: tuple[Pass, ...] = (
-    remove_dead_code,  # first: nothing below works on what nobody reads
+    remove_dead_code,  # first: nothing below works on what is not read
     combine_casts,  # before shardings: a cast that goes needs none
     sum_in_segments,  # before shardings: segments are an axis, which is sharded as what it is cut from
     propagate_shardings,  # needs the final Exprs: each of its tensors gets a mesh

@@ -44,7 +44,7 @@ class HostScalars:
     def _resolved(self, value: object) -> object:
         if isinstance(value, Scalar):
             known = self.value(value)
-            assert known.value is not None, f"nobody knows {value} when shapes are worked out"
+            assert known.value is not None, f"{value} is not known when shapes are worked out"
             return (
                 int(known.value.real) if known.dtype.is_integral and known.dtype is not DataType.Bool else known.value
             )

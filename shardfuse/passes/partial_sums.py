@@ -106,7 +106,7 @@ def divided(
 
 
 def in_rank_order(parts: Summands, total: BoundDomain, p: ParallelType) -> Axis:
-    """As ``divided``, where nobody but a kernel may add up: NCCL's order follows sizes, and the place of an element."""
+    """As ``divided``, where only a kernel may add up: NCCL's order follows sizes, and the place of an element."""
     assert total.mesh is not None, "partial sums are of a mesh"
     wanted, ranks = total.digits_on(p), total.mesh.extent(p)
     if wanted or (ranks - 2) * local_bytes(parts.sent) <= ONE_STEP_BYTES:

@@ -10,7 +10,7 @@ before (half of a rotary embedding)::
     T5[i0, i4]:Float = mul(T4, T0)
     outputs: T5
 
-after (what nobody reads any more goes with a later pass)::
+after (what nothing reads any more goes with a later pass)::
 
     inputs: T0[i0, i4]:Float
     T1[i0, i2]:Float = slice(T0, starts=(0, 0), stops=(9, 2), steps=(1, 1))

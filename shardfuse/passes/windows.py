@@ -10,7 +10,7 @@ before (columns turned by one)::
     T5[i0, i4]:Float = mul(T4, T0)
     outputs: T5
 
-after (what nobody reads any more goes with the next pass)::
+after (what nothing reads any more goes with the next pass)::
 
     inputs: T0[i0, i4]:Float
     T1[i0, 1]:Float = slice(T0, starts=(0, 0), stops=(9, 1), steps=(1, 1))

@@ -43,7 +43,7 @@ def added_sums(segment: Segment) -> Segment:
 
 
 def _next(exprs: Sequence[Expr], outputs: Sequence[BoundTensor]) -> tuple[int, _Chain, _Chain] | None:
-    """The first addition of two sums that nobody else reads, and what leads from each sum to it."""
+    """The first addition of two sums that nothing else reads, and what leads from each sum to it."""
     maker = {t: e for e in exprs for t in e.outputs}
     read = [t for e in exprs for t in e.tensors]
     private = {t for t in maker if t not in outputs and read.count(t) == 1}

@@ -58,7 +58,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
     if not rereads(space):
         return "nothing is read again after the reduction"
     if space.reduced > LONG and takes_one_walk(segment):
-        return "running statistics take one walk over its long rows, which nobody has to hold"
+        return "running statistics take one walk over its long rows, which need not be held"
     space = in_columns(segment, space, device)
     if space.grouped:
         return why_not_held(segment, space, device)

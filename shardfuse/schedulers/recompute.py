@@ -54,7 +54,7 @@ def _only(exprs: Sequence[Expr], outputs: Sequence[BoundTensor]) -> Segment:
 
 
 def _live(segments: Sequence[Segment], free: Sequence[bool], outputs: Collection[BoundTensor]) -> list[Segment]:
-    """``segments`` without what nobody reads any more."""
+    """``segments`` without what nothing reads any more."""
     found: list[Segment] = []
     read = set(outputs)
     for segment, is_free in reversed(list(zip(segments, free, strict=True))):

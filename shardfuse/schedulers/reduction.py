@@ -96,7 +96,7 @@ def _is_unrolled(segment: Segment, space: Space, device: Device) -> bool:
 
 
 def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
-    """Rows that nobody has to hold, unrolled: as many threads as have loads enough on their way."""
+    """Rows that need not be held, unrolled: as many threads as have loads enough on their way."""
     tuned = device.measured.reductions
     if not space.is_inner:
         return in_registers(segment, space, device)

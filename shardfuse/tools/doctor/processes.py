@@ -65,7 +65,7 @@ def _start_ranks() -> list[_Started]:
 
 
 def _start(name: str, said: Mapping[str, str]) -> _Started:
-    # Pipes that nobody reads may fill up.
+    # Pipes that are not read may fill up.
     output, errors = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 closed when they are collected
     process = subprocess.Popen(
         [sys.executable, "-m", __spec__.name, name],
@@ -102,7 +102,7 @@ def _collect(name: str, started: list[_Started], deadline: float, seconds: float
 _REMEDIES = {
     "ranks": "see the network's line above: gloo has to reach 127.0.0.1 on the interface lo",
     "interpreter": "see that Triton and numpy are of the versions in constraints.txt",
-    "GPU": "see that a plain Triton kernel runs here, and that nobody else has taken the GPU's memory",
+    "GPU": "see that a plain Triton kernel runs here, and that no other process has taken the GPU's memory",
 }
 
 
