@@ -1,8 +1,8 @@
 """Unsharded sizes from the local tensors of one rank.
 
 In this order: what the definition says; what the caller says; local extent times ranks, for an even shard; the extent
-of another input's axis that an op makes equal; and last, for an axis declared uneven whose size nothing else gives, the sum
-of the local extents, which is an exchange of 8 bytes (``Unknown``).
+of another input's axis that an op makes equal; and last, for an axis declared uneven whose size nothing else gives, the
+sum of the local extents, which is an exchange of 8 bytes (``Unknown``).
 """
 
 from __future__ import annotations

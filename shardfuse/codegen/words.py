@@ -62,7 +62,7 @@ class Words(Emitter):
 def largest_of_words(e: Emitter, x: BoundTensor, chunks: Sequence[Chunk], neutral: str) -> Iterator[str] | None:
     """Texts whose largest is that of ``x`` in each lane: chunks that are whole are compared two values at once.
 
-    ``None`` where words do not hold ``x``, or where that does not pay: a program that waits for no other has time for it.
+    ``None`` where words do not hold ``x``, or where that does not pay: a program that never waits has time for it.
     """
     made = e.producer.get(x)
     if not isinstance(e, Words) or e.interpret or not (e.schedule.lag or e.schedule.is_aligned_down):

@@ -136,8 +136,8 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
     timeout: seconds that a collective waits for other ranks; SHARDFUSE_TIMEOUT, else 300, where left out.
     watchdog: watch the other ranks, and end this one with a line where one of them that it needs is gone.
 
-    Also sets the CUDA device and, for several ranks on a host, one thread for each; makes an error that nobody
-    catches end all ranks with one line, this one after what `atexit` has (5 s at most); and has `finalize` called at
+    Also sets the CUDA device and, for several ranks on a host, one thread for each; makes an error that is not
+    caught end all ranks with one line, this one after what `atexit` has (5 s at most); and has `finalize` called at
     exit. Called again it returns what it returned before; ReinitializedError for arguments that differ.
     Raises InitializeArgumentError, BackendUnavailableError, BackendsDisagreeError, WorldSizesDisagreeError,
     RankTakenError, LaunchEnvironmentError, RendezvousError, PortInUseError, NoStoreError, PeerLostError and

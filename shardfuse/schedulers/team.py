@@ -67,7 +67,7 @@ def _registers(segment: Segment, space: Space, device: Device) -> int:
 def in_columns(segment: Segment, space: Space, device: Device) -> Space:
     """``space`` as it is walked: short runs of memory stand side by side.
 
-    Short is less than a line; more where no program would hold a row, one of few, so that its runs would be found twice.
+    Short is less than a line; more where no program would hold a row, one of few, as its runs would be found twice.
     """
     tuned = device.measured.groups
     walked = streamed(segment, space)
