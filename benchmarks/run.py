@@ -55,7 +55,7 @@ from benchmarks.promises import run_promises
 from benchmarks.report import Results, Row, as_text, columns, has_plot
 from benchmarks.reshard import run_reshard
 from benchmarks.suite import OWN, STARTED, compile_tables, run_host, run_startup, run_tables
-from benchmarks.train import run_train
+from benchmarks.train import STEPS, run_train
 from benchmarks.workload import Case, CaseError, Workload
 from benchmarks.workloads import SUITES, WORKLOADS
 
@@ -127,7 +127,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite", choices=(*SUITES, "autotuned", "host", "compile", *ON_GPU, *ON_RANKS))
     parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite; steps of train"
+    )
     default = ",".join(p for p in peers.PEERS if p not in peers.ASKED_FOR)
     parser.add_argument("--peers", help=f"of {','.join(peers.PEERS)}; left out, {default}; autotuned: {AUTOTUNED}")
     parser.add_argument("--seconds", type=float, default=40.0, help="GPU time for all cases together")
@@ -143,7 +145,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.command = shlex.join(["benchmarks/run.py", *words])
     chosen = (AUTOTUNED if options.suite == "autotuned" else default) if options.peers is None else options.peers
     options.peers = [p for p in chosen.split(",") if p]
-    workloads = model_cases() if options.suite == "models" else WORKLOADS
+    workloads = model_cases() if options.suite == "models" else STEPS if options.suite == "train" else WORKLOADS
     for given, known in ((options.peers, peers.PEERS), (options.only, workloads)):
         if unknown := [name for name in given if name not in known]:
             parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
@@ -189,7 +191,12 @@ def _warm(options: argparse.Namespace, work: Work) -> int:
     return 0
 
 
-ON_RANKS = {"reshard": run_reshard, "calls": run_calls, "exchange": run_exchange, "train": run_train}
+ON_RANKS = {
+    "reshard": lambda cases, device, _: run_reshard(cases, device),
+    "calls": lambda cases, device, _: run_calls(cases, device),
+    "exchange": lambda cases, device, _: run_exchange(cases, device),
+    "train": lambda cases, device, only: run_train(cases, device, only=only),
+}
 
 
 def _on_ranks(options: argparse.Namespace) -> int:
@@ -202,7 +209,7 @@ def _on_ranks(options: argparse.Namespace) -> int:
         return 2
     where = _machine() if torch.cuda.is_available() else f"CPU, torch {torch.__version__}"
     rows: list[Row] = []
-    for found in ON_RANKS[suite]([Case.parse(text) for text in options.case], context.device):
+    for found in ON_RANKS[suite]([Case.parse(text) for text in options.case], context.device, options.only):
         rows += found
         if context.rank == 0:
             for row in found:

@@ -18,7 +18,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -36,6 +38,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from lm_model import LanguageModel, ModelConfig, UnshardedLanguageModel
 
 OWN, EAGER = "shardfuse", "torch, eager"
+STEPS = (
+    OWN, EAGER, f"{OWN}, in a graph", f"{EAGER}, in a graph", "torch.compile", "shardfuse, torch.compile",
+    "torch.compile, backend shardfuse", "torch.compile, in a graph",
+)  # fmt: skip
+"""What is measured, what takes long to compile last; graphs on GPUs alone."""
 ROUNDS = 9
 SHAPES = {
     1024: (8, 2, 1024, 32_000),
@@ -53,6 +60,9 @@ FARTHER = 2.0
 """Times as far from the reference as eager torch: each rounds activations at other places."""
 
 
+Wrap = Callable[[torch.nn.Module], Callable[..., torch.Tensor]]
+
+
 @dataclass(frozen=True)
 class Step:
     """forward and backward, as a step has them; update: by plain gradient descent."""
@@ -66,69 +76,121 @@ class Step:
                 p.sub_(p.grad, alpha=rate)
 
 
-def run_train(given: Sequence[Case], device: torch.device, rounds: int = ROUNDS) -> Iterator[list[Row]]:
-    """The same rows on every rank.  ``given``: shapes of dim alone, instead of all."""
+def run_train(
+    given: Sequence[Case], device: torch.device, rounds: int = ROUNDS, only: Sequence[str] = ()
+) -> Iterator[list[Row]]:
+    """The same rows on every rank.
+
+    ``given``: shapes of dim alone, instead of all.  ``only``: of ``STEPS``; eager torch's, which the others are judged
+    by, is always measured.
+    """
     for dim in [case.shape[0] for case in given] or SHAPES:
-        yield _rows(dim, device, rounds)
+        yield _rows(_Sized.of(dim, device), rounds, only)
         torch._dynamo.reset()
 
 
-def _rows(dim: int, device: torch.device, rounds: int) -> list[Row]:
-    layers, batch, sequence, classes = SHAPES.get(dim, (2, 2, 32, 64))
-    heads = max(dim // 128, dist.get_world_size())
-    config = ModelConfig(dim, layers, heads, (8 * dim // 3 + 255) // 256 * 256, sequence, classes)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    generator = torch.Generator().manual_seed(0)
-    tokens, targets = (torch.randint(classes, (batch, sequence), generator=generator).to(device) for _ in range(2))
-    own, weights = _own_model(config, device, dtype)
-    graphed, _ = _own_model(config, device, dtype)
+def _as_it_is(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
+    return model
 
-    def plain() -> PlainModel:
-        return PlainModel(layers, weights, own.rotary, dtype).to(device)
 
-    eager, fused, regions = plain(), plain(), plain()
-    steps = {
-        OWN: _step(own, own, tokens, targets),
-        "shardfuse, torch.compile": _step(graphed, torch.compile(graphed), tokens, targets),
-        EAGER: _step(eager, eager, tokens, targets),
-        "torch.compile": _step(fused, torch.compile(fused), tokens, targets),
-        "torch.compile, backend shardfuse": _step(regions, torch.compile(regions, backend=backend), tokens, targets),
-    }
-    case, rows = f"dim {dim}, {layers} layers, {batch} x {sequence} tokens, {classes} classes", []
-    memory = {name: _peak(step, device) for name, step in steps.items()}
-    timed = per_call({name: step.run for name, step in steps.items()}, device, rounds)
-    _told_gaps(steps[OWN], device)
-    if device.type == "cuda":
-        captured, peer, fused_peer = _own_model(config, device, dtype)[0], plain(), plain()
-        graphs = {
-            OWN: _step(captured, captured, tokens, targets),
-            EAGER: _step(peer, peer, tokens, targets),
-            "torch.compile": _step(fused_peer, torch.compile(fused_peer), tokens, targets),
-        }
-        captured_ones = {f"{name}, in a graph": _captured(name, step) for name, step in graphs.items()}
-        graphs = {name: step for name, step in captured_ones.items() if step is not None}
-        memory |= {name: _peak(step, device) for name, step in graphs.items()}
-        timed |= per_call({name: step.run for name, step in graphs.items()}, device, rounds)
-        steps |= graphs
-    busy = {name: _busy(step, timed[name][0], device) for name, step in steps.items()}
-    wider = torch.float32 if dtype is torch.bfloat16 else torch.float64
-    precise = PlainModel(layers, weights, own.rotary, wider).to(device)
-    reference = Trained.of(_step(precise, precise, tokens, targets))
+@dataclass(frozen=True)
+class _Sized:
+    """The model of one dim, and what a step takes."""
+
+    dim: int
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    rotary: torch.Tensor
+    weights: dict[str, torch.Tensor]
+
+    @staticmethod
+    def of(dim: int, device: torch.device) -> _Sized:
+        layers, batch, sequence, classes = SHAPES.get(dim, (2, 2, 32, 64))
+        heads = max(dim // 128, dist.get_world_size())
+        config = ModelConfig(dim, layers, heads, (8 * dim // 3 + 255) // 256 * 256, sequence, classes)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        generator = torch.Generator().manual_seed(0)
+        tokens, targets = (torch.randint(classes, (batch, sequence), generator=generator).to(device) for _ in range(2))
+        own, weights = _own_model(config, device, dtype)
+        return _Sized(dim, config, dtype, device, tokens, targets, own.rotary, weights)
+
+    def __str__(self) -> str:
+        tokens = " x ".join(map(str, self.tokens.shape))
+        return f"dim {self.dim}, {self.config.layers} layers, {tokens} tokens, {self.config.vocabulary} classes"
+
+    def own(self, wrap: Wrap = _as_it_is) -> Step:
+        model, _ = _own_model(self.config, self.device, self.dtype)
+        return _step(model, wrap(model), self.tokens, self.targets)
+
+    def plain(
+        self,
+        wrap: Wrap = _as_it_is,
+        dtype: torch.dtype | None = None,
+    ) -> Step:
+        model = PlainModel(self.config.layers, self.weights, self.rotary, dtype or self.dtype).to(self.device)
+        return _step(model, wrap(model), self.tokens, self.targets)
+
+    def make(self, name: str) -> Step | None:
+        """None for a peer that torch does not capture."""
+        made = self.own if name.startswith(OWN) else self.plain
+        if name.endswith(", in a graph"):
+            return _captured(
+                OWN if name.startswith(OWN) else name, made(torch.compile if "compile" in name else _as_it_is)
+            )
+        if name.endswith("backend shardfuse"):
+            return made(partial(torch.compile, backend=backend))
+        return made(torch.compile) if "torch.compile" in name else made()
+
+
+def _ready(sized: _Sized, rounds: int, only: Sequence[str]) -> tuple[dict[str, Step], dict[str, int]]:
+    """The steps, and the bytes that each takes.  Prints when each is compiled, and times of those that are not."""
+    steps, memory = dict[str, Step](), dict[str, int]()
+    for name in STEPS:
+        if (only and name not in (*only, EAGER)) or (name.endswith("in a graph") and sized.device.type != "cuda"):
+            continue
+        if "torch.compile" in name and steps and not any("torch.compile" in other for other in steps):
+            first = per_call({n: step.run for n, step in steps.items()}, sized.device, min(rounds, 3))
+            _print(f"dim {sized.dim}: {', '.join(f'{n} {us / 1e3:.2f} ms' for n, (us, _, _) in first.items())}")
+        began = perf_counter()
+        step = sized.make(name)
+        if step is not None:
+            steps[name], memory[name] = step, _peak(step, sized.device)
+            _print(f"dim {sized.dim}: {name} is ready after {perf_counter() - began:.0f} s")
+    return steps, memory
+
+
+def _rows(sized: _Sized, rounds: int, only: Sequence[str]) -> list[Row]:
+    steps, memory = _ready(sized, rounds, only)
+    timed = per_call({name: step.run for name, step in steps.items()}, sized.device, rounds)
+    if OWN in steps:
+        _told_gaps(steps[OWN], sized.device)
+    busy = {name: _busy(step, timed[name][0], sized.device) for name, step in steps.items()}
+    wider = torch.float32 if sized.dtype is torch.bfloat16 else torch.float64
+    reference = Trained.of(sized.plain(dtype=wider))
     found = {name: Trained.of(step) for name, step in steps.items()}
     allowed = FARTHER * found[EAGER].distance(reference)
+    rows: list[Row] = []
     for name, trained in found.items():
-        is_right = everywhere(trained.is_right(reference, allowed), device)
-        rate = batch * sequence / timed[name][0] * 1e6
+        is_right = everywhere(trained.is_right(reference, allowed), sized.device)
+        rate = sized.tokens.numel() / timed[name][0] * 1e6
         told = (
-            f"{case}; {rate:.0f} tokens/s, {memory[name] / 2**30:.2f} GiB, {busy[name]}"
+            f"{sized}; {rate:.0f} tokens/s, {memory[name] / 2**30:.2f} GiB, {busy[name]}"
             f"loss within {trained.apart(reference):.4f} "
             f"(eager torch {found[EAGER].apart(reference):.4f}), gradients {trained.distance(reference):.2e} apart "
             f"({allowed:.2e} allowed)"
         )
-        rows.append(Row("train", f"dim {dim}", name, 0, *timed[name], note="" if is_right else f"WRONG: {told}"))
-        if dist.get_rank() == 0:
-            print(f"{name}: {told}", file=sys.stderr)
+        rows.append(Row("train", f"dim {sized.dim}", name, 0, *timed[name], note="" if is_right else f"WRONG: {told}"))
+        _print(f"{name}: {told}")
     return rows
+
+
+def _print(text: str) -> None:
+    """On the first rank."""
+    if dist.get_rank() == 0:
+        print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -237,8 +299,7 @@ def _told_gaps(step: Step, device: torch.device) -> None:
     """Print where the GPU waited for the host in steps that are profiled, and for which of its functions."""
     if device.type == "cuda":
         (timeline,) = profiled(step.run, PROFILED, with_host=True)
-        if dist.get_rank() == 0:
-            print(as_text(timeline, GAPS), file=sys.stderr)
+        _print(as_text(timeline, GAPS))
 
 
 def _peak(step: Step, device: torch.device) -> int:

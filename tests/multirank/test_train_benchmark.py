@@ -1,0 +1,38 @@
+"""The benchmark of a training step: steps are right by its own rule, and one that is wrong is reported."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import train
+from benchmarks.train import EAGER, OWN, run_train
+from benchmarks.workload import Case
+
+pytestmark = pytest.mark.mpi
+
+
+def test_the_steps_that_are_asked_for(pg) -> None:
+    ((own, eager),) = run_train([Case.parse("64")], pg.device, rounds=1, only=(OWN,))
+    assert [own.impl, eager.impl] == [OWN, EAGER]
+    assert own.us is not None
+    assert not own.note
+    assert not eager.note
+
+
+def test_a_gradient_that_is_off_is_reported(pg, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = train._Sized.own
+
+    def wrong(sized: train._Sized) -> train.Step:
+        step = made(sized)
+
+        def run() -> torch.Tensor:
+            loss = step.run()
+            next(step.model.parameters()).grad.mul_(0.99)
+            return loss
+
+        return train.Step(step.model, run)
+
+    monkeypatch.setattr(train._Sized, "own", wrong)
+    ((own, _),) = run_train([Case.parse("64")], pg.device, rounds=1, only=(OWN,))
+    assert own.note.startswith("WRONG")
