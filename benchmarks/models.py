@@ -38,18 +38,20 @@ FARTHER = 2.0
 
 @dataclass(frozen=True)
 class _Process:
-    running: subprocess.Popen[str]
+    """``printed``: files, which never fill up as pipes do while nobody reads them."""
+
+    running: subprocess.Popen[bytes]
+    printed: tuple[Path, Path]
 
     def result(self) -> dict[str, Any] | str:
-        """What it printed; why there is nothing."""
+        """What it printed last; why there is nothing."""
         try:
-            out, err = self.running.communicate(timeout=LIMIT)
+            code = self.running.wait(LIMIT)
         except subprocess.TimeoutExpired:
             self.running.kill()
             return f"failed: not done in {LIMIT:.0f} s"
-        if self.running.returncode:
-            return f"failed: {next(iter(err.strip().splitlines()[-1:]), self.running.returncode)}"[:200]
-        return json.loads(out.splitlines()[-1])
+        out, error = (path.read_text(errors="replace").strip().splitlines() for path in self.printed)
+        return json.loads(out[-1]) if code == 0 and out else f"failed: {[str(code), *error][-1]}"[:200]
 
 
 def run_models(only: Sequence[str], gpus: int, layers: int | None = None) -> Iterator[list[Row]]:
@@ -93,8 +95,10 @@ def _start(what: str, name: str, gpu: int, layers: int | None, caches: Path, *re
     caches.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "benchmarks.model_steps", what, name, *rest, "--gpu", str(gpu)]
     command += ["--layers", str(layers)] if layers else []
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return _Process(subprocess.Popen(command, cwd=ROOT, env=env, text=True, **pipes))
+    printed = caches / f"{what}.out", caches / f"{what}.err"
+    with printed[0].open("wb") as out, printed[1].open("wb") as error:
+        running = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=error)
+    return _Process(running, printed)
 
 
 def _rows(name: str, cold: dict[str, Any], found: dict[str, Any] | str) -> list[Row]:

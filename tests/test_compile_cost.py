@@ -104,6 +104,39 @@ def test_what_inductor_would_have_kept_in_registers_counts_against_a_region() ->
     assert apart.border > alone.border == 0
 
 
+def group_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.group_norm(x, 32, w, b))
+
+
+@pytest.mark.parametrize(("shape", "gains"), [((16, 320, 64, 64), True), ((2, 64, 8, 8), False)])
+def test_group_norms_of_a_diffusion_model_gain(shape: tuple[int, ...], gains: bool) -> None:
+    """Measured on an H200, of the large one: 41 us against 47."""
+    cost, _ = planned(group_norm, (shape, BF16), ((shape[1],), BF16), ((shape[1],), BF16))
+    assert cost.gains == gains, str(cost)
+
+
+def test_values_for_each_channel_and_sample_in_a_group_s_rows_are_left() -> None:
+    """Measured on an H200: 90 us, where Inductor takes 64."""
+
+    def f(x: torch.Tensor, time: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return group_norm(x + time[:, :, None, None], w, b)
+
+    cost, _ = planned(f, ((16, 320, 64, 64), BF16), ((16, 320), BF16), ((320,), BF16), ((320,), BF16))
+    assert not cost.gains, str(cost)
+
+
+def test_a_residual_that_is_read_behind_a_matrix_product_costs_nothing_at_the_border() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, near: bool) -> torch.Tensor:
+        normed = F.layer_norm(x, (512,))
+        product = normed @ w
+        return normed + (torch.special.bessel_j0(normed) if near else product), product
+
+    shapes: list[Shaped] = [((8192, 512), BF16), ((512, 512), BF16)]
+    far, _ = planned(lambda x, w: f(x, w, False), *shapes)
+    near, _ = planned(lambda x, w: f(x, w, True), *shapes)
+    assert near.border > far.border == 0
+
+
 def test_gradients_of_modulated_norms_have_a_plan() -> None:
     """Three sums over 1024 rows of each of 16 conditions: the partial results of 64 programs, 21 columns at once."""
 

@@ -124,12 +124,15 @@ def _reversed_sub(t: Translation, node: Node) -> TensorView:
 
 
 def _pow(t: Translation, node: Node) -> TensorView:
-    """A root and the square are what torch makes of such exponents, too."""
+    """Roots, squares and cubes are what torch makes of such exponents, too."""
     check_arguments(node, 2)
     base, exponent = (t.operand(v) for v in node.args)
     if isinstance(base, TensorView) and base.dtype.is_floating and isinstance(exponent, int | float):
         if exponent in (0.5, 1):
             return base if exponent == 1 else t.ops.sqrt(base)
+        if exponent in (2, 3):
+            square = t.ops.mul(base, base)
+            return square if exponent == 2 else t.ops.mul(square, base)
         if abs(exponent) < _EXACT and exponent == int(exponent):
             exponent = int(exponent)
     return t.ops.pow(base, exponent)

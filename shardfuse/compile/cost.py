@@ -33,11 +33,18 @@ SHARE_OF_COPY = {
     "mix_order": 0.80,
     "reduction": 0.85,
     "pointwise": 0.85,
-    "transpose": 0.75,
-    "looped": 0.75,
+    "transpose": 0.25,
+    "looped": 0.80,
     "torch_call": 0.3,
 }
-"""The least shares of a copy that each scheduler's kernels reach in ``docs/measured.md``, apart from odd rows."""
+"""The least shares of a copy that each scheduler's kernels reach in ``docs/measured.md``, apart from odd rows; of
+transposes, what those between a group norm's gradients reach."""
+GROUP_SHARE, GROUP_BESIDE_SHARE = 0.55, 0.25
+"""Of rows of several axes, as a group's channels and pixels are; with values for each channel and sample beside."""
+SCATTERED_SHARES = {"persistent": 0.2, "looped": 0.5}
+"""Of such rows in channels-last."""
+OPS_PER_US = 2.4e7
+"""Of shardfuse's kernels: gradients of GELU and a bias, 34 million elements, took 56 us, where bytes would take 55."""
 PERSISTENT_ROW = 1024
 """Elements of a row that a kernel of Inductor's holds (``persistent_reduction`` of an inner reduction)."""
 INDUCTOR_ROW_SHARE, INDUCTOR_LOOP_SHARE, INDUCTOR_COLUMN_SHARE = 0.92, 0.85, 0.85
@@ -46,11 +53,23 @@ INDUCTOR_SCATTERED_SHARE = 0.30
 """Of rows whose elements lie apart in memory by a few bytes each, as a group's channels do in channels-last: group
 norms reach 0.15 to 0.35."""
 FEW = 64
-"""Bytes: of fewer side by side, most of what is fetched belongs to other rows."""
+"""Elements: of fewer side by side, much of what is fetched belongs to other rows."""
+INDUCTOR_GROUPED = 1.3
+"""Times as long as the estimate where rows have several axes: group norms, 16 to 250 MB, took 1.25 to 1.8 times, as
+indices are divided for each element."""
 INDUCTOR_OPS_PER_US = 1.5e7
 """Of a kernel that sums columns, what it computes besides: erf and exp of bias gradients took 411 us for 134 million
 elements, where their bytes would have taken 125."""
-HEAVY = {"erf": 25, "tanh": 20, "exp": 8, "log": 8, "sigmoid": 12, "pow": 12, "div": 4, "reciprocal": 4, "sqrt": 4}
+INDUCTOR_POINTWISE_OPS_PER_US = 3e7
+"""Of one that only makes elements: gradients of GELU, 34 million elements, took 54 to 68 us, their bytes 47."""
+INDUCTOR_COLUMN_VARIANCE_SHARE = 0.45
+"""Of columns whose variance is taken: 0.33 to 0.8 in the batch norms of a ResNet, half of them below 0.45."""
+UNCONFIRMED_SHARE = 0.1
+"""Of a loop over columns beside another kernel: a batch norm and the mean over its pixels took 282 us, where Inductor
+took 66."""
+INDUCTOR_FINISH_US = 7.0
+"""Of what adds up columns behind rows and columns at once, for each result: 6 to 10 for 768 to 1024 columns."""
+HEAVY = {"erf": 25, "tanh": 35, "exp": 8, "log": 8, "sigmoid": 12, "pow": 12, "div": 4, "reciprocal": 4, "sqrt": 4}
 """Instructions of an element; of other ops 1."""
 INDUCTOR_MIXED_SHARE = 0.72
 """Of a kernel of Inductor's that reduces rows and columns at once: 0.55 to 0.72 was measured."""
@@ -94,7 +113,7 @@ def cost_of(region: Region, plan: Explanation, *, has_cuda_graphs: bool, is_mix_
     inductor, kernels = inductor_us(region, is_mix_order=is_mix_order)
     launches = max(plan.kernels, 1) + 1 - kernels
     host = 0.0 if has_cuda_graphs else HOST_US * max(launches, 0)
-    return Cost(_ours(plan), inductor, border_us(region), host)
+    return Cost(_ours(plan, region), inductor, border_us(region), host)
 
 
 def why_never(plan: Explanation) -> str | None:
@@ -105,14 +124,30 @@ def why_never(plan: Explanation) -> str | None:
     return None
 
 
-def _ours(plan: Explanation) -> float:
-    total = 0.0
+def _ours(plan: Explanation, region: Region) -> float:
+    total, launches = 0.0, 0
     for s in plan.segments:
         if s.scheduler in ("no_op", "communication"):
             continue
-        share = SHARE_OF_COPY[s.scheduler]
-        total += max(len(s.kernels), 1) * KERNEL_US + s.bytes / (BYTES_PER_US * share)
-    return total
+        launches += max(len(s.kernels), 1)
+        share = _share(s.scheduler, region)
+        if s.scheduler == "looped" and 10 * s.bytes < 9 * plan.bytes:
+            share = UNCONFIRMED_SHARE
+        total += s.bytes / (BYTES_PER_US * share)
+    roots = [*region.reductions, *region.outputs]
+    return launches * KERNEL_US + max(total, _computed(region, roots) / OPS_PER_US)
+
+
+def _share(scheduler: str, region: Region) -> float:
+    if any(_kernel_of(n).is_scattered for n in region.reductions):
+        return SCATTERED_SHARES.get(scheduler, SHARE_OF_COPY[scheduler])
+    grouped = [k for n in region.reductions if _is_grouped(n) and (k := _kernel_of(n)).reduced > PERSISTENT_ROW]
+    if scheduler != "persistent" or not grouped:
+        return SHARE_OF_COPY[scheduler]
+    kept = grouped[0].kept
+    sizes = [math.prod(map(hinted, tensor_of(n).shape)) for n in region.inputs]
+    beside = [n for n in sizes if kept < n < max(sizes) and n % kept == 0 and kept > 1]
+    return GROUP_BESIDE_SHARE if any(4 * n < max(sizes) for n in beside) else GROUP_SHARE
 
 
 def border_us(region: Region) -> float:
@@ -172,6 +207,10 @@ class _ReductionKernel:
         return self.side_by_side > 0
 
     @property
+    def is_scattered(self) -> bool:
+        return 0 < self.side_by_side < min(self.reduced, FEW)
+
+    @property
     def is_split(self) -> bool:
         """Are the parts of a row reduced by several programs, and added up by another kernel?"""
         return self.is_inner and self.kept < SPLIT_ROWS and self.reduced > SPLIT_ELEMENTS
@@ -189,15 +228,37 @@ def inductor_us(region: Region, *, is_mix_order: bool) -> tuple[float, int]:
     wide = [n for n in region.outputs if 2 * nbytes(n) >= largest]
     owner = _owner_of(region, kernels, wide)
     if owner is not None and is_mix_order and _is_mixed(owner, list(kernels)):
-        roots = [*region.reductions, *wide]
-        moved = sum(map(nbytes, _read(region, roots))) + sum(map(nbytes, region.outputs))
-        return 2 * KERNEL_US + moved / (BYTES_PER_US * INDUCTOR_MIXED_SHARE), 2
+        return _mixed_us(region, kernels, owner, wide), len(region.reductions) - len(kernels[owner]) + 1
     total = sum(_kernel_us(region, kernel, of, wide if kernel == owner else []) for kernel, of in kernels.items())
     launches = len(kernels)
     if owner is None and wide:
-        total += KERNEL_US + (sum(map(nbytes, (*_read(region, wide), *wide)))) / BYTES_PER_US
+        moved = sum(map(nbytes, (*_read(region, wide), *wide))) / BYTES_PER_US
+        total += KERNEL_US + max(moved, _computed(region, wide) / INDUCTOR_POINTWISE_OPS_PER_US)
         launches += 1
-    return total, launches
+    return total * (INDUCTOR_GROUPED if any(map(_is_grouped, region.reductions)) else 1.0), launches
+
+
+def _is_grouped(reduction: Node) -> bool:
+    """Are its rows of several axes, of several rows?"""
+    kernel, sizes = _kernel_of(reduction), list(map(hinted, _source_of(reduction).shape))
+    axes = [d for d in _axes(reduction, len(sizes)) if sizes[d] > 1]
+    return kernel.is_inner and kernel.kept > 1 and len(axes) > 1
+
+
+def _mixed_us(
+    region: Region,
+    kernels: Mapping[_ReductionKernel, Sequence[Node]],
+    rows: _ReductionKernel,
+    wide: Sequence[Node],
+) -> float:
+    """Rows and columns at once, and what adds up each of the columns; columns of what is stored then are read again."""
+    columns = [n for kernel, of in kernels.items() if kernel != rows for n in of]
+    later = [n for n in columns if any(w in _between(region, [n]) for w in wide)]
+    at_once = [*kernels[rows], *(n for n in columns if n not in later), *wide]
+    moved = sum(map(nbytes, (*_read(region, at_once), *region.outputs))) / (BYTES_PER_US * INDUCTOR_MIXED_SHARE)
+    finish = INDUCTOR_FINISH_US * (len(columns) - len(later))
+    again = sum(_kernel_us(region, _kernel_of(n), [n], []) for n in later)
+    return KERNEL_US + moved + finish + again
 
 
 def _owner_of(
@@ -236,39 +297,46 @@ def _is_mixed(rows: _ReductionKernel, kernels: Sequence[_ReductionKernel]) -> bo
 def _kernel_us(region: Region, kernel: _ReductionKernel, reductions: Sequence[Node], wide: Sequence[Node]) -> float:
     """``wide``: results that it makes besides."""
     roots = [*reductions, *wide]
-    inputs = _read(region, roots)
+    stored = [] if kernel.is_inner else [n for n in region.outputs if n not in roots]
+    inputs = _read(region, roots, stored)
     read = sum(map(nbytes, inputs))
     written = sum(nbytes(n) for n in roots if n in region.outputs)
     if not kernel.is_inner:
-        moved = (read + written) / (BYTES_PER_US * INDUCTOR_COLUMN_SHARE)
-        return KERNEL_US + max(moved, _computed(region, roots) / INDUCTOR_OPS_PER_US)
-    width = max((tensor_of(n).dtype.itemsize for n in inputs), default=1)
-    if kernel.side_by_side < kernel.reduced and kernel.side_by_side * width < FEW:
+        share = INDUCTOR_COLUMN_VARIANCE_SHARE if any(map(_is_variance, reductions)) else INDUCTOR_COLUMN_SHARE
+        moved = (read + written) / (BYTES_PER_US * share)
+        return KERNEL_US + max(moved, _computed(region, roots, stored) / INDUCTOR_OPS_PER_US)
+    if kernel.is_scattered:
         return KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_SCATTERED_SHARE)
     if kernel.is_split:
         return 2 * KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
+    computed = _computed(region, roots) / INDUCTOR_POINTWISE_OPS_PER_US
     if kernel.reduced <= PERSISTENT_ROW:
-        return KERNEL_US + (read + written) / (BYTES_PER_US * INDUCTOR_ROW_SHARE)
+        return KERNEL_US + max((read + written) / (BYTES_PER_US * INDUCTOR_ROW_SHARE), computed)
     depth = _depths(region)
     passes = 1 + max(depth[n] for n in reductions) - min(depth[n] for n in reductions) + (1 if wide else 0)
     row = read / max(kernel.kept, 1)
     again = REREAD if row * min(RESIDENT_ROWS, kernel.kept) <= L2_BYTES else 1.0
     moved = read * (1 + again * (passes - 1)) + written
-    return KERNEL_US + moved / (BYTES_PER_US * INDUCTOR_LOOP_SHARE)
+    return KERNEL_US + max(moved / (BYTES_PER_US * INDUCTOR_LOOP_SHARE), computed)
 
 
-def _computed(region: Region, roots: Sequence[Node]) -> float:
+def _is_variance(n: Node) -> bool:
+    return n.target in (torch.ops.aten.var_mean.correction, torch.ops.aten.var.correction)
+
+
+def _computed(region: Region, roots: Sequence[Node], stored: Sequence[Node] = ()) -> float:
     """Instructions of a kernel that makes ``roots`` of what it loads, for all elements together."""
     total = 0.0
-    for n in _between(region, roots):
+    for n in _between(region, roots, stored):
         value = n.meta.get("val")
-        if isinstance(value, torch.Tensor) and isinstance(n.target, torch._ops.OpOverload):
-            total += math.prod(map(hinted, value.shape)) * HEAVY.get(n.target.overloadpacket.__name__, 1)
+        if isinstance(value, torch.Tensor):
+            name = f"{n.target}.".split(".")[1]  # of aten.erf.default; an item of a result has none
+            total += math.prod(map(hinted, value.shape)) * HEAVY.get(name, 1)
     return total
 
 
 def _kernel_of(node: Node) -> _ReductionKernel:
-    source = tensor_of(cast(Node, node.args[0]))
+    source = _source_of(node)
     sizes = [hinted(n) for n in source.shape]
     axes = _axes(node, len(sizes))
     reduced = math.prod(sizes[d] for d in axes)
@@ -277,6 +345,10 @@ def _kernel_of(node: Node) -> _ReductionKernel:
     inward = sorted(moving, key=lambda d: (hinted(source.stride(d)), -d))  # in memory, the innermost first
     side_by_side = math.prod(sizes[d] for d in takewhile(axes.__contains__, inward)) if inward[0:1] else reduced
     return _ReductionKernel(kept, reduced, side_by_side if inward and inward[0] in axes else 0 if inward else reduced)
+
+
+def _source_of(reduction: Node) -> torch.Tensor:
+    return tensor_of(cast(Node, reduction.args[0]))
 
 
 def _axes(node: Node, ndim: int) -> list[int]:
@@ -297,24 +369,23 @@ def _depths(region: Region) -> dict[Node, int]:
     return depth
 
 
-def _read(region: Region, roots: Sequence[Node]) -> list[Node]:
-    """What a kernel that computes ``roots`` loads: inputs of the region, and results of reductions on the way."""
-    inside = dict.fromkeys((*region.nodes, *region.again))
-    between = _between(region, roots)
+def _read(region: Region, roots: Sequence[Node], stored: Sequence[Node] = ()) -> list[Node]:
+    """What a kernel that computes ``roots`` loads: inputs, results of reductions on the way, and what is ``stored``."""
+    between = _between(region, roots, stored)
     loaded = {a: None for n in between for a in n.all_input_nodes if a not in between}
-    loaded |= {a: None for n in roots for a in ([n] if n not in inside else []) if a not in between}
     return [n for n in loaded if isinstance(n.meta.get("val"), torch.Tensor | tuple | list)]
 
 
-def _between(region: Region, roots: Sequence[Node]) -> dict[Node, None]:
+def _between(region: Region, roots: Sequence[Node], stored: Sequence[Node] = ()) -> dict[Node, None]:
     """What a kernel that makes ``roots`` computes of what it loads: ``roots``, and pointwise ops on the way, again."""
     inside = dict.fromkeys((*region.nodes, *region.again))
     found: dict[Node, None] = dict.fromkeys(roots)
     waiting = [a for n in roots for a in n.all_input_nodes]
     while waiting:
         n = waiting.pop()
-        if n in found or n not in inside or n.target in aten_ops().reductions or n.target is operator.getitem:
+        if n in found or n not in inside or n in stored:
             continue
-        found[n] = None
-        waiting += n.all_input_nodes
+        if n.target not in aten_ops().reductions and n.target is not operator.getitem:
+            found[n] = None
+            waiting += n.all_input_nodes
     return found

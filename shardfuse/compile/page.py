@@ -42,8 +42,8 @@ def _head(report: Report) -> str:
         ("of Inductor's kernels instead", f"{sum(r.inductor_us or 0 for r in taken):.1f} us"),
     ]
     return (
-        "<h1>Regions of torch.compile</h1><p class=soft>What shardfuse looked at in the graphs that were compiled in "
-        f"this process, at the sizes of the call for which each graph was made. The roof is a copy on an H200, of "
+        "<h1>Regions of torch.compile</h1><p class=soft>What shardfuse looked at in the graphs of this process, at the "
+        f"sizes of the call for which each was made. The roof is a copy on an H200, which moves "
         f"{COPY_BANDWIDTH / 1e12:g} TB/s.</p>{numbers_text(numbers)}"
         '<p class="key"><span><i style="background:var(--kernel)"></i>taken</span>'
         '<span><i style="background:var(--other)"></i>left to Inductor</span></p>'

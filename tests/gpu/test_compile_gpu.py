@@ -83,3 +83,12 @@ def test_symbolic_batch(device: torch.device) -> None:
         x = torch.randn(rows, 256, device=device)
         assert_near(f(x, w), F.rms_norm(x.double(), (256,), w.double(), torch.finfo(torch.float32).eps), n=4)
     assert len(report().taken) == 1
+
+
+def test_regions_are_measured_alone(device: torch.device) -> None:
+    f = torch.compile(lambda x: x.softmax(-1), backend="shardfuse", dynamic=False)
+    f(torch.randn(4096, 32768, device=device, dtype=torch.bfloat16))
+    (region,) = report(measure=True).regions
+    assert region.measured_us is not None
+    assert region.measured_inductor_us is not None
+    assert 60 < region.measured_us < region.measured_inductor_us, "0.5 GB at 4.3 TB/s take 125 us"
