@@ -58,7 +58,7 @@ class Server:
     def __init__(self, script: Path, *arguments: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(script), *arguments],
-            env=environment() | {"OMP_NUM_THREADS": "1"},
+            env=environment() | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},  # no warnings of lost stores
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

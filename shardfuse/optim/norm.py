@@ -27,6 +27,8 @@ from .kernel_text import GENERAL_NORM_SHAPE, KINDS, NORM_SHAPE, SCALE_SHAPE, Use
 from .walk import LISTED_PARTIALS, Launch, Launcher, Walk, make_walk
 
 _linalg = cast("Any", torch.linalg)  # untyped
+NORMS = 16
+"""Norms whose lines in the record of calls are kept: a program has one or two."""
 EPSILON = 1e-6
 """Added to the norm that is divided by, as torch does."""
 
@@ -69,7 +71,7 @@ def added_up(total: torch.Tensor, exponent: float, team: Team | None) -> torch.T
     return communication.all_reduce(total, "max" if exponent == math.inf else "sum", team)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=NORMS)
 def _call_of(exponent: float) -> Call:
     return Call.of(f"shardfuse.optim: all_reduce of the norm of gradients, norm_type {exponent:g}")
 
