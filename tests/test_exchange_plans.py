@@ -30,6 +30,7 @@ from shardfuse.in_kernel import exchanging
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.symmetric import Arena
 from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
+from shardfuse.schedulers import overlap
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -100,8 +101,11 @@ def test_what_no_kernel_exchanges_says_why() -> None:
 
 
 @pytest.mark.parametrize(("rows", "is_kept"), [(8, False), (2048, True)])
-def test_a_large_sum_that_other_kernels_run_beside_stays_a_collective(rows: int, is_kept: bool) -> None:
+def test_a_large_sum_that_other_kernels_run_beside_stays_a_collective(
+    rows: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its bytes take NVLink's time either way, and a kernel that waits for them is nothing to run beside."""
+    monkeypatch.setattr(overlap, "HIDDEN_US", 0.0)  # so that the small sum has something to run beside as well
     fd = define(PARTIAL, 8192, 2, BF16)
     with fd:
         other = fd.define_tensor([-1, 8192], contiguity=True, dtype=BF16)
@@ -348,8 +352,9 @@ class FakeDriver:
 def test_one_rank_that_cannot_share_memory_has_none_share_it(
     fails: dict[int, str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With auto both go on with collectives, and say why; asked for, it is an error on both."""
+    """Where auto has kernels exchange, both go on with collectives, and say why; asked for, it is an error on both."""
     driver = FakeDriver(fails)
+    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
     monkeypatch.setattr(symmetric, "peer_memory", driver)
     for name, value in (("device_count", 2), ("can_device_access_peer", True), ("synchronize", None)):
         monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
@@ -364,10 +369,13 @@ def test_one_rank_that_cannot_share_memory_has_none_share_it(
             assert found.startswith(f"raised: SHARDFUSE_EXCHANGE=symmetric, and {says}")
 
 
-def test_auto_is_for_as_many_ranks_as_were_measured() -> None:
-    gpu = torch.device("cuda", 0)
-    assert "measured with 2 ranks, not 4" in symmetric._why_not(gpu, "auto", 0, 4, 4)
-    assert "several hosts" in symmetric._why_not(gpu, "symmetric", 0, 4, 2)
+def test_auto_has_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that exchange have to be asked for; ``explain()`` says by what."""
+    gpus = [torch.device("cuda", k) for k in range(2)]
+    assert opened(("auto", "auto"), gpus, monkeypatch) == ["SHARDFUSE_EXCHANGE=symmetric asks for it"] * 2
+    for found in opened(("auto", "symmetric"), gpus, monkeypatch):
+        assert "rank 0: SHARDFUSE_EXCHANGE=symmetric asks for it: set it alike on all ranks" in found
+    assert "several hosts" in symmetric._why_not(gpus[0], "symmetric", 0, 4, 2)
 
 
 def test_ranks_agree_on_whether_they_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,6 +384,6 @@ def test_ranks_agree_on_whether_they_share_memory(monkeypatch: pytest.MonkeyPatc
     assert opened(("auto", "auto"), cpu, monkeypatch) == ["", ""]
     for found in opened(("symmetric", "nccl"), gpu, monkeypatch):
         assert "and rank 0: GPU 0 of rank 0 does not reach the memory of the GPUs of its peers: set it alike" in found
-    assert opened(("nccl", "nccl"), gpu, monkeypatch) == ["rank 0: SHARDFUSE_EXCHANGE=nccl"] * 2
+    assert opened(("nccl", "nccl"), gpu, monkeypatch) == ["SHARDFUSE_EXCHANGE=nccl"] * 2
     for found in opened(("auto", "symmetric"), cpu, monkeypatch):
-        assert found.startswith("raised: SHARDFUSE_EXCHANGE=symmetric, and rank 0: tensors are on the CPU")
+        assert found.startswith("raised: SHARDFUSE_EXCHANGE=symmetric, and tensors are on the CPU")
