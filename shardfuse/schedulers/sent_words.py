@@ -66,6 +66,8 @@ def for_words(schedule: Schedule, space: Space, members: int) -> Schedule:
     each = _OF_ROWS if is_in_rows(space) else _EACH
     warps = min(schedule.launch.warps, max(space.reduced // members // (each * WARP), 1))
     warps = 1 << (warps.bit_length() - 1)
+    while members > 1 and space.reduced // members % (warps * WARP * _EACH):
+        warps //= 2  # elements of a block beyond a member's part are the next one's
     order, launch = Tile(1, warps * WARP * _EACH), replace(schedule.launch, warps=warps)
     return replace(schedule, order=order, residency=Registers(eager=not is_in_rows(space)), launch=launch)
 

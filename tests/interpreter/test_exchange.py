@@ -49,3 +49,10 @@ def test_rows_that_ranks_send(rows: int, n: int, ranks: int, tmp_path: Path, mon
     """As many bytes as are sent so, without so many."""
     monkeypatch.setattr(sent_words, "MOST_ELEMENTS", 0)
     test_what_all_ranks_have_together(PARTIAL, rows, n, ranks, tmp_path)
+
+
+@pytest.mark.parametrize(("rows", "n"), [(1, 6144), (1, 12288)])
+def test_programs_that_share_a_row_have_whole_blocks(rows: int, n: int, tmp_path: Path) -> None:
+    """A part of a row that is no power of two is cut into smaller blocks: a block of more would be its neighbour's."""
+    assert kernel_of(plan_of(define(PARTIAL, n, 2, DataType.BFloat16), rows)).exchange.members > 1
+    test_what_all_ranks_have_together(PARTIAL, rows, n, 2, tmp_path)
