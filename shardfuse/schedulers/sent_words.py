@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.dtype import DataType
 from ..ir.expr import FACTORIES, PICK, REDUCTIONS, STATISTICS, BoundTensor
 from .limits import WARP
 from .plan import KernelPlan, RankExchange
+from .resources import carried
 from .schedule import Registers, Schedule, Tile
 from .segment import Segment
 from .space import Space
@@ -52,6 +54,8 @@ def members_of(segment: Segment, space: Space, free: int) -> int:
     """
     if is_in_rows(space) or segment.windows or any(e.op in _BY_ONE for e in segment.exprs):
         return 1
+    if any(carried(e) is not DataType.Float for e in segment.exprs if e.op in REDUCTIONS):
+        return 1  # a word holds a float32
     members = min(MOST_MEMBERS, 1 << max(free // space.kept, 1).bit_length() - 1)
     while members > 1 and space.reduced % (members * _LEAST_WARPS * WARP * _EACH):
         members //= 2
