@@ -253,6 +253,14 @@ def test_only_programs_of_all_ranks_exchange_in_kernels(fake: FakeMesh) -> None:
     assert regions.why_no_exchange((0, 1), CompileOptions(interpret=True)) == ""
 
 
+def test_launches_of_all_programs_are_in_one_order(fake: FakeMesh) -> None:
+    """Two at a time would each hold multiprocessors that the other ranks' launches wait for."""
+    plans = [kernel_of(plan_of(define(kind, 8192, 2, BF16), 8)) for kind in ("rms_norm", "layer_norm")]
+    for k, plan in enumerate(plans):
+        regions.region_of("a", k, plan).around(lambda *given: None)(None)
+    assert fake.arena.order.launches == 2
+
+
 def test_a_report_names_the_peer_and_ends_all_programs(fake: FakeMesh) -> None:
     kernel = kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), 8))
     launched: list[object] = []

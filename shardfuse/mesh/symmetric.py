@@ -20,6 +20,7 @@ import torch.distributed as dist
 from shardfuse.config import Exchange
 from shardfuse.mesh import peer_memory
 from shardfuse.mesh.groups import default_group, default_store
+from shardfuse.mesh.launch_order import LaunchOrder
 from shardfuse.mesh.rendezvous import PrefixStore
 from shardfuse.rank_errors import ExchangeUnavailableError
 
@@ -49,10 +50,13 @@ class Arena:
     used: int = 0
     regions: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     """What programs have of it (``executor/regions.py``)."""
+    order: LaunchOrder = field(init=False)
+    """In which the kernels of all its programs are launched."""
     told: ctypes.c_int64 = field(init=False)
     """``report``, as the host reads it: in a fraction of what a tensor's element takes."""
 
     def __post_init__(self) -> None:
+        self.order = LaunchOrder(self.device)
         self.told = ctypes.c_int64.from_address(self.report.data_ptr())
 
 
