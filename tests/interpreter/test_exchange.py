@@ -14,6 +14,7 @@ from exchange_cases import KINDS, PARTIAL, Ranks, define, expected, inputs, kern
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.codegen.sending_rows import GONE
 from shardfuse.ir.expr import REDUCTIONS, BoundTensor
 from shardfuse.schedulers import sent_words
 
@@ -83,3 +84,33 @@ def test_sums_that_are_no_float32_are_those_of_one_program(dtype: DataType, tmp_
     total = whole.amax(-1, keepdim=True) if dtype is DataType.Int32 else whole.sum(-1, keepdim=True)
     for found in tensors:
         assert torch.equal(found[world.plan.segment.outputs[0]], whole - total.to(dtype.torch))
+
+
+def test_a_program_that_has_given_up_stores_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late peer may still read those of turns before: it is told by its flags, also in launches that follow."""
+    monkeypatch.setattr(sent_words, "MOST_ELEMENTS", 0)
+    world = Ranks(kernel_of(plan_of(define(PARTIAL, 640, 2, DataType.BFloat16), 3)), torch.device("cpu"))
+    given = inputs(PARTIAL, 3, 640, torch.bfloat16)
+    tensors = [world.pieces(PARTIAL, rank, given) for rank in range(2)]
+    flags = sent_words.flags_of_rows(world.plan.exchange)
+    world.slots[1].fill_(77)
+    world.tables[0][7:] = 1 << 32 | 6  # six turns, and has given up
+    launch = world.launches(tmp_path, interpret=True)[0]
+    launch(None, *(tensors[0][t] for t in (*world.plan.segment.inputs, *world.plan.segment.outputs)))
+    assert set(world.slots[1][:flags].tolist()) == {77, GONE}
+    assert world.slots[1][flags:].eq(77).all()
+    assert all(tensors[0][t].isnan().all() for t in world.plan.segment.outputs)
+    assert world.tables[0][7] == 1 << 32 | 7
+
+
+def test_rows_are_sent_without_their_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sent_words, "MOST_ELEMENTS", 0)
+    world = Ranks(kernel_of(plan_of(define(PARTIAL, 640, 2, DataType.BFloat16), 1)), torch.device("cpu"))
+    given = inputs(PARTIAL, 1, 640, torch.bfloat16)
+    tensors = world.pieces(PARTIAL, 0, given)
+    world.launches(tmp_path, interpret=True)[0](
+        None, *(tensors[t] for t in (*world.plan.segment.inputs, *world.plan.segment.outputs))
+    )
+    rows = world.slots[1][sent_words.flags_of_rows(world.plan.exchange) :].view(torch.bfloat16)
+    assert sent_words.row_elements(world.plan) > 640
+    assert rows.count_nonzero() == 640
