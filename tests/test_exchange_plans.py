@@ -338,6 +338,8 @@ class FakeDriver:
         return int.from_bytes(handle, "big") + 1000
 
     def close(self, address: int) -> None:
+        if "close" in self.fails.values():
+            raise RuntimeError("cannot close")
         self.closed.append(address)
 
     def has_atomics(self, own: int, other: int) -> bool:
@@ -375,6 +377,24 @@ def test_one_rank_that_cannot_share_memory_has_none_share_it(
     if says and "link" not in fails.values():
         for found in opened(("auto", "symmetric"), gpus, monkeypatch):
             assert found.startswith(f"raised: SHARDFUSE_EXCHANGE=symmetric, and {says}")
+
+
+@pytest.mark.parametrize("fails", [{}, {1: "close"}])
+def test_the_end_of_a_world_closes_what_it_can(
+    fails: dict[int, str], fake: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the arena's device, whatever the current one is, and without an end of the rest."""
+    driver, entered = FakeDriver(fails), list[torch.device]()
+    group = dist.group.WORLD
+    assert group is not None
+    monkeypatch.setattr(symmetric, "peer_memory", driver)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(entered.append(device)))
+    monkeypatch.setitem(symmetric._worlds, group, symmetric._World(fake.arena))
+    with pytest.warns(UserWarning, match="was not closed: cannot close") if fails else nullcontext():
+        symmetric.close_arena()
+    assert driver.closed == ([] if fails else [1 << 20])
+    assert entered == [fake.arena.device]
+    assert symmetric.arena() == ""
 
 
 def test_auto_has_collectives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ The arena is zeroed once and handed out from its beginning, never taken back; se
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -107,12 +108,16 @@ def arena() -> Arena | str:
 
 
 def close_arena() -> None:
-    """Let go of it: no rank's kernels write to another any longer."""
+    """Let go of it: no rank's kernels write to another any longer.
+
+    Warns of what cannot be closed, which ends with the process: the rest of a world's end is to follow.
+    """
     world = _worlds.pop(default_group(), None) if dist.is_initialized() else None
     if world is not None:
         if world.arena is not None:
             own = world.arena.addresses[world.arena.rank]
-            _close([address for address in world.arena.addresses if address != own])
+            with torch.cuda.device(world.arena.device):
+                _close([address for address in world.arena.addresses if address != own])
         world.arena = None
 
 
@@ -189,6 +194,9 @@ def _shared(device: torch.device, ranks: _Ranks) -> tuple[int, ...] | str:
 
 
 def _close(addresses: Sequence[int]) -> None:
-    """Let go of peers' memory."""
+    """Let go of peers' memory, of as much as can be."""
     for address in addresses:
-        peer_memory.close(address)
+        try:
+            peer_memory.close(address)
+        except RuntimeError as error:
+            warnings.warn(f"the memory of another GPU was not closed: {error}", stacklevel=3)
