@@ -37,7 +37,7 @@ from .mesh_exchange import AT_ONCE, NAME_BITS, POLLS, RANK, REST, ROW_BITS, SLOT
 from .sending import Sending
 from .tile import Chunk
 
-GONE = -1
+GONE = "-1"
 """What a program that has given up stores in place of a turn."""
 
 _POST = '''@triton.jit

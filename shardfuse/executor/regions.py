@@ -46,6 +46,7 @@ class Region:
 
         def launch_exchanging(stream: int | None, *arguments: Argument) -> None:
             if told.value:
+                self.arena.is_raised = True
                 raise lost(self.arena)
             follow(stream)
             launch(stream, address, *arguments)
@@ -93,6 +94,7 @@ def region_of(text: str, k: int, plan: KernelPlan) -> Region:
     if region is None:
         region = known[key] = Region(found, found.used, _table(found, found.used, plan))
         found.used += _words(plan)
+        found.loss = lambda: lost(found) if found.told.value else None
     return region
 
 

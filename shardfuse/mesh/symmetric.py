@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -20,10 +20,10 @@ import torch.distributed as dist
 
 from shardfuse.config import Exchange
 from shardfuse.mesh import peer_memory
-from shardfuse.mesh.groups import default_group, default_store
+from shardfuse.mesh.groups import count_exchanges, default_group, default_store
 from shardfuse.mesh.launch_order import LaunchOrder
 from shardfuse.mesh.rendezvous import PrefixStore
-from shardfuse.rank_errors import ExchangeUnavailableError
+from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
 """Bytes of symmetric memory that each rank allocates once; docs/exchange.md says how many a program takes."""
@@ -53,6 +53,10 @@ class Arena:
     """What programs have of it (``executor/regions.py``)."""
     order: LaunchOrder = field(init=False)
     """In which the kernels of all its programs are launched."""
+    loss: Callable[[], ExchangeTimeoutError | None] = field(init=False, default=lambda: None)
+    """What ``report`` says, where it says anything."""
+    is_raised: bool = field(init=False, default=False)
+    """Has an exception told the caller of the report?"""
     told: ctypes.c_int64 = field(init=False)
     """``report``, as the host reads it: in a fraction of what a tensor's element takes."""
 
@@ -93,6 +97,8 @@ def open_arena(device: torch.device, asked: Exchange, timeout: float, ranks_per_
         if not isinstance(shared, str):
             report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
             found = Arena(device, ranks.rank, shared, ARENA_BYTES // _WORD, timeout, report)
+            order = found.order
+            count_exchanges(group, lambda: order.launches)
     if "symmetric" in modes and reason:
         raise ExchangeUnavailableError(reason)
     if device.type == "cuda":
@@ -105,6 +111,22 @@ def arena() -> Arena | str:
     if world is None:
         return ""
     return world.reason if world.arena is None else world.arena
+
+
+def lost_exchange() -> ExchangeTimeoutError | None:
+    """What a kernel of this rank has waited for in vain, where no exception has told the caller."""
+    found = arena()
+    return None if isinstance(found, str) or found.is_raised else found.loss()
+
+
+def raise_lost_exchange(device: torch.device) -> None:
+    """Wait for the ``device``.  Raises ExchangeTimeoutError where a wait was in vain and no exception has told it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    found, lost = arena(), lost_exchange()
+    if lost is not None and isinstance(found, Arena):
+        found.is_raised = True
+        raise lost
 
 
 def close_arena() -> None:
