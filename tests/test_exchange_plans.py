@@ -287,6 +287,10 @@ def test_ranks_of_one_process_have_tables_of_their_own() -> None:
 # the start
 
 
+HERE = threading.local()
+"""``group``: that of the rank whose thread it is."""
+
+
 class FakeGroup:
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -300,7 +304,7 @@ class FakeGroup:
 
 def opened(asked: tuple[str, str], devices: Sequence[torch.device], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why each of two ranks has no arena, or what it raises."""
-    store, here = dist.HashStore(), threading.local()
+    store, here = dist.HashStore(), HERE
     monkeypatch.setattr(symmetric, "default_group", lambda: here.group)
     monkeypatch.setattr(symmetric, "default_store", lambda: store)
 
@@ -354,7 +358,7 @@ class FakeDriver:
     ("fails", "says"),
     [
         ({}, ""),
-        ({1: "link"}, "rank 1: no NVLink joins GPU 1 of rank 1 and GPU 0"),
+        ({1: "link"}, "rank 1: no NVLink joins GPU 1 of rank 1 and the GPU of rank 0"),
         ({1: "allocate"}, "rank 1: these GPUs cannot share memory: cannot allocate"),
         ({0: "open"}, "rank 0: these GPUs cannot share memory: cannot open"),
     ],
@@ -372,6 +376,7 @@ def test_one_rank_that_cannot_share_memory_has_none_share_it(
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *sizes, dtype, pin_memory: zeros(*sizes, dtype=dtype))
     gpus = [torch.device("cuda", k) for k in range(2)]
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", "132"))
     assert opened(("auto", "auto"), gpus, monkeypatch) == [says] * 2
     assert driver.closed == ([2000] if fails.get(0) == "open" else [])
     if says and "link" not in fails.values():
@@ -400,18 +405,49 @@ def test_the_end_of_a_world_closes_what_it_can(
 def test_auto_has_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that exchange have to be asked for; ``explain()`` says by what."""
     gpus = [torch.device("cuda", k) for k in range(2)]
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", "132"))
     assert opened(("auto", "auto"), gpus, monkeypatch) == ["SHARDFUSE_EXCHANGE=symmetric asks for it"] * 2
     for found in opened(("auto", "symmetric"), gpus, monkeypatch):
         assert "rank 0: SHARDFUSE_EXCHANGE=symmetric asks for it: set it alike on all ranks" in found
     assert "several hosts" in symmetric._why_not(gpus[0], "symmetric", 0, 4, 2)
 
 
+def test_links_are_those_of_the_gpus_that_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under CUDA_VISIBLE_DEVICES=0,1,2 and 1,2,0: the ranks have the first and the last GPU of the host."""
+    asked = dict[int, tuple[int, int]]()
+    order = ("abc", "bca")
+
+    def can_access(own: int, other: int) -> bool:
+        asked[HERE.group.rank()] = own, other
+        return False
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", can_access)
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (order[HERE.group.rank()][index], "132"))
+    opened(("symmetric", "symmetric"), [torch.device("cuda", k) for k in range(2)], monkeypatch)
+    assert asked == {0: (0, 2), 1: (1, 2)}
+
+
+def test_gpus_of_unlike_sizes_have_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their kernels would have other grids, which ranks compare."""
+    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in ("can_device_access_peer", "has_atomics"):
+        monkeypatch.setattr(torch.cuda if name[0] == "c" else symmetric.peer_memory, name, lambda own, other: True)
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", ("132", "114")[index]))
+    told = opened(("auto", "auto"), [torch.device("cuda", k) for k in range(2)], monkeypatch)
+    assert told == ["rank 1: its GPU has 114 multiprocessors, that of rank 0 132"] * 2
+
+
 def test_ranks_agree_on_whether_they_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = [torch.device("cpu")] * 2, [torch.device("cuda", 0)] * 2
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu of rank {HERE.group.rank()}", "132"))
     assert opened(("auto", "auto"), cpu, monkeypatch) == ["", ""]
     for found in opened(("symmetric", "nccl"), gpu, monkeypatch):
-        assert "and rank 0: GPU 0 of rank 0 does not reach the memory of the GPUs of its peers: set it alike" in found
+        assert "and rank 1: SHARDFUSE_EXCHANGE=nccl: set it alike" in found
+    for found in opened(("symmetric", "symmetric"), gpu, monkeypatch):
+        assert "and rank 0: GPU 0 of rank 0 does not reach the memory of the GPU of rank 1: set it alike" in found
     assert opened(("nccl", "nccl"), gpu, monkeypatch) == ["SHARDFUSE_EXCHANGE=nccl"] * 2
     for found in opened(("auto", "symmetric"), cpu, monkeypatch):
         assert found.startswith("raised: SHARDFUSE_EXCHANGE=symmetric, and tensors are on the CPU")

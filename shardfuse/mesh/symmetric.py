@@ -86,9 +86,11 @@ def open_arena(device: torch.device, asked: Exchange, timeout: float, ranks_per_
     group = default_group()
     ranks = _Ranks(group.rank(), group.size())
     mine = _why_not(device, asked, ranks.rank, ranks.size, ranks_per_node)
-    told = ranks.said(f"{asked}\n{mine}")
-    modes, reasons = zip(*(text.split("\n", 1) for text in told), strict=True)
+    own = "" if mine else "\n".join(_identity(device.index))
+    modes, reasons, gpus = zip(*(text.split("\n", 2) for text in ranks.said(f"{asked}\n{mine}\n{own}")), strict=True)
     reason = first_of(reasons)
+    if not reason:
+        reason = first_of(ranks.said(_why_not_joined(device.index, asked, ranks.rank, gpus)))
     found: Arena | None = None
     if device.type == "cuda" and not reason:
         with torch.cuda.device(device):
@@ -144,7 +146,7 @@ def close_arena() -> None:
 
 
 def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_per_node: int) -> str:
-    """Why this rank has no memory that the others reach; "" where it has."""
+    """Why this rank has no memory that the others reach, whatever their GPUs; "" where it may have."""
     if asked == "nccl":
         return "SHARDFUSE_EXCHANGE=nccl"
     if device.type != "cuda":
@@ -155,16 +157,37 @@ def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_
         return "SHARDFUSE_EXCHANGE=symmetric asks for it"
     if ranks_per_node < size:
         return f"{size} ranks are on several hosts"
-    own = device.index
-    others = [other for other in range(size) if other != own]  # a rank has the GPU of its number on the host
-    is_seen = torch.cuda.device_count() >= size
-    if not is_seen or not all(torch.cuda.can_device_access_peer(own, other) for other in others):
-        return f"GPU {own} of rank {rank} does not reach the memory of the GPUs of its peers"
-    try:
-        slow = [other for other in others if asked == "auto" and not peer_memory.has_atomics(own, other)]
-    except RuntimeError as error:
-        return f"links of GPU {own} are not known: {error}"
-    return f"no NVLink joins GPU {own} of rank {rank} and GPU {slow[0]}" if slow else ""
+    return ""
+
+
+def _identity(index: int) -> tuple[str, str]:
+    """What other processes know a GPU by, and how many multiprocessors it has."""
+    found = torch.cuda.get_device_properties(index)
+    return str(found.uuid), str(found.multi_processor_count)
+
+
+def _why_not_joined(own: int, asked: Exchange, rank: int, gpus: Sequence[str]) -> str:
+    """Why GPU ``own``, of ``rank``, does not do with the other ranks' ``gpus``; "" where it does.
+
+    Ranks may number the GPUs of the host in ways of their own (``CUDA_VISIBLE_DEVICES``).
+    """
+    found = [text.split("\n") for text in gpus]
+    if found[rank][1] != found[0][1]:  # grids would differ
+        return f"its GPU has {found[rank][1]} multiprocessors, that of rank 0 {found[0][1]}"
+    here = {_identity(k)[0]: k for k in range(torch.cuda.device_count())}
+    for peer, (name, _) in enumerate(found):
+        if peer == rank:
+            continue
+        other = here.get(name)
+        if other is None or not torch.cuda.can_device_access_peer(own, other):
+            return f"GPU {own} of rank {rank} does not reach the memory of the GPU of rank {peer}"
+        try:
+            is_slow = asked == "auto" and not peer_memory.has_atomics(own, other)
+        except RuntimeError as error:
+            return f"links of GPU {own} are not known: {error}"
+        if is_slow:
+            return f"no NVLink joins GPU {own} of rank {rank} and the GPU of rank {peer}"
+    return ""
 
 
 @dataclass
