@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen import generate
-from shardfuse.codegen.mesh_exchange import Reported, exchanged_rows, slots_of
+from shardfuse.codegen.mesh_exchange import Reported, exchanged_rows, slots_of, table
 from shardfuse.compiler import compile_fusion
 from shardfuse.device import H200
 from shardfuse.executor import regions
@@ -205,6 +205,10 @@ def test_a_program_has_one_region_for_all_its_calls(fake: FakeMesh) -> None:
     head = [5_000_000_000, fake.arena.report.data_ptr(), 0]
     assert table[:7] == [*head, fake.memory.data_ptr() + 8 * words, (1 << 20) + 8 * words, 1, 2]
     assert table[7:] == [0] * kernel.exchange.programs
+
+
+def test_a_wait_of_centuries_is_an_int64_of_nanoseconds() -> None:
+    assert 0 < torch.tensor(table(1e10, 0, 0, [0, 0], [1, 2], 1))[0] <= 2**62
 
 
 def test_kernels_that_send_rows_share_slots(fake: FakeMesh) -> None:

@@ -265,9 +265,10 @@ def table(
     """What a kernel of at most so many programs is given.
 
     report: address of a word that the host reads.  rank: position of this rank among those that exchange, for each of
-    which come the address of its ``slots`` and the name that a report has for it, 1 or more.
+    which come the address of its ``slots`` and the name that a report has for it, 1 or more.  Seconds beyond 73 years
+    are those, as twice their nanoseconds are an int64.
     """
-    head = [int(seconds * 1e9), report, rank, *slots, *names]
+    head = [min(int(seconds * 1e9), 1 << 61), report, rank, *slots, *names]
     return head + [0] * (table_words(len(slots), programs) - len(head))
 
 
