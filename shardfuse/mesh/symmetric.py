@@ -30,7 +30,7 @@ ARENA_BYTES = 64 * 2**20
 AUTO_EXCHANGES = False
 """Do kernels exchange where ``SHARDFUSE_EXCHANGE`` is not set?  They were measured to be faster than collectives on 2 x
 H200, but the tests of ranks that are late or gone (``tests/gpu/test_exchange_ranks.py``) have not run to their end.
-Besides, a kernel that does not compile is an error of ranks that asked for it; others are to agree on collectives then."""
+Besides, a kernel that does not compile is an error of ranks that asked for it; others should agree on collectives."""
 _WORD = 8
 """Bytes that one access sends: a value of 32 bits below the number of the launch."""
 
