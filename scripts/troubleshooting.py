@@ -48,7 +48,7 @@ ADVICE = {
     "EmptyFusionError": "Name at least one result by `fd.add_output(...)`.",
     "EnvironmentVariableError": "Correct the variable or unset it. `python -m shardfuse doctor` lists all that are read.",
     "ExchangeTimeoutError": "Look at that rank first: it has stopped, runs another program, or needs more time.",
-    "ExchangeUnavailableError": "Unset `SHARDFUSE_EXCHANGE`: kernels then exchange where they can. See [exchange](exchange.md).",
+    "ExchangeUnavailableError": "Unset `SHARDFUSE_EXCHANGE`: programs then use collectives. See [exchange](exchange.md).",
     "ForkedProcessError": "Start data loaders and pools with `multiprocessing_context='spawn'`, or keep fusions out of them.",
     "InitializeArgumentError": "Pass a positive number of seconds, or leave the argument out.",
     "InputCountError": "Pass one argument for each `define_tensor` and `define_scalar` without a value, in that order.",

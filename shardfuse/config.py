@@ -32,7 +32,7 @@ class Settings:
     heartbeat_limit: SHARDFUSE_HEARTBEAT_LIMIT, seconds without a sign of life after which a rank counts as gone.
     check_replicas: SHARDFUSE_CHECK=replicas, replicated inputs are compared between ranks before every run.
     exchange: SHARDFUSE_EXCHANGE, by what ranks of a host exchange statistics of rows that are sharded: their kernels
-    themselves, over symmetric memory ("symmetric"), collectives of NCCL ("nccl"), or the first where NVLink joins them.
+    themselves, over symmetric memory ("symmetric"), collectives of NCCL ("nccl"), or the default ("auto"): collectives.
     """
 
     triton_interpret: bool = False

@@ -182,14 +182,15 @@ class Ranks:
         return made
 
     def pieces(self, kind: str, rank: int, given: list[torch.Tensor]) -> dict[BoundTensor, torch.Tensor]:
-        """The tensors of the kernel on ``rank``: pieces of what is ``given``, and outputs full of NaN."""
+        """The tensors of the kernel on ``rank``: pieces of what is ``given``, and outputs full of NaN, or of -1."""
         found = {
             t: piece(kind, k, v, len(self.slots), rank).to(self.device)
             for k, (t, v) in enumerate(zip(sorted(self.plan.segment.inputs, key=_number), given, strict=True))
         }
         for t in self.plan.segment.outputs:
             shape = t.domain.local_shape(rank)
-            found[t] = torch.full(shape, float("nan"), dtype=t.dtype.torch, device=self.device)
+            nothing = float("nan") if t.dtype.is_floating else -1
+            found[t] = torch.full(shape, nothing, dtype=t.dtype.torch, device=self.device)
         return found
 
 

@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen import generate
-from shardfuse.codegen.mesh_exchange import Reported, exchanged_rows, slots_of
+from shardfuse.codegen.mesh_exchange import Reported, exchanged_rows, slots_of, table
 from shardfuse.compiler import compile_fusion
 from shardfuse.device import H200
 from shardfuse.executor import regions
@@ -30,6 +30,7 @@ from shardfuse.in_kernel import exchanging
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.symmetric import Arena
 from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
+from shardfuse.schedulers import overlap
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -100,8 +101,11 @@ def test_what_no_kernel_exchanges_says_why() -> None:
 
 
 @pytest.mark.parametrize(("rows", "is_kept"), [(8, False), (2048, True)])
-def test_a_large_sum_that_other_kernels_run_beside_stays_a_collective(rows: int, is_kept: bool) -> None:
+def test_a_large_sum_that_other_kernels_run_beside_stays_a_collective(
+    rows: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its bytes take NVLink's time either way, and a kernel that waits for them is nothing to run beside."""
+    monkeypatch.setattr(overlap, "HIDDEN_US", 0.0)  # so that the small sum has something to run beside as well
     fd = define(PARTIAL, 8192, 2, BF16)
     with fd:
         other = fd.define_tensor([-1, 8192], contiguity=True, dtype=BF16)
@@ -214,6 +218,10 @@ def test_a_program_has_one_region_for_all_its_calls(fake: FakeMesh) -> None:
     assert table[7:] == [0] * kernel.exchange.programs
 
 
+def test_a_wait_of_centuries_is_an_int64_of_nanoseconds() -> None:
+    assert 0 < torch.tensor(table(1e10, 0, 0, [0, 0], [1, 2], 1))[0] <= 2**62
+
+
 def test_kernels_that_send_rows_share_slots(fake: FakeMesh) -> None:
     """As many as their programs take, whatever the rows; this rank's own come first in its table."""
     many, more, few = (kernel_of(plan_of(define(PARTIAL, 8192, 2, BF16), rows)) for rows in (2048, 8192, 32))
@@ -260,6 +268,14 @@ def test_only_programs_of_all_ranks_exchange_in_kernels(fake: FakeMesh) -> None:
     assert regions.why_no_exchange((0, 1), CompileOptions(interpret=True)) == ""
 
 
+def test_launches_of_all_programs_are_in_one_order(fake: FakeMesh) -> None:
+    """Two at a time would each hold multiprocessors that the other ranks' launches wait for."""
+    plans = [kernel_of(plan_of(define(kind, 8192, 2, BF16), 8)) for kind in ("rms_norm", "layer_norm")]
+    for k, plan in enumerate(plans):
+        regions.region_of("a", k, plan).around(lambda *given: None)(None)
+    assert fake.arena.order.launches == 2
+
+
 def test_a_report_names_the_peer_and_ends_all_programs(fake: FakeMesh) -> None:
     kernel = kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), 8))
     launched: list[object] = []
@@ -286,6 +302,10 @@ def test_ranks_of_one_process_have_tables_of_their_own() -> None:
 # the start
 
 
+HERE = threading.local()
+"""``group``: that of the rank whose thread it is."""
+
+
 class FakeGroup:
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -299,7 +319,7 @@ class FakeGroup:
 
 def opened(asked: tuple[str, str], devices: Sequence[torch.device], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why each of two ranks has no arena, or what it raises."""
-    store, here = dist.HashStore(), threading.local()
+    store, here = dist.HashStore(), HERE
     monkeypatch.setattr(symmetric, "default_group", lambda: here.group)
     monkeypatch.setattr(symmetric, "default_store", lambda: store)
 
@@ -337,6 +357,8 @@ class FakeDriver:
         return int.from_bytes(handle, "big") + 1000
 
     def close(self, address: int) -> None:
+        if "close" in self.fails.values():
+            raise RuntimeError("cannot close")
         self.closed.append(address)
 
     def has_atomics(self, own: int, other: int) -> bool:
@@ -351,7 +373,7 @@ class FakeDriver:
     ("fails", "says"),
     [
         ({}, ""),
-        ({1: "link"}, "rank 1: no NVLink joins GPU 1 of rank 1 and GPU 0"),
+        ({1: "link"}, "rank 1: no NVLink joins GPU 1 of rank 1 and the GPU of rank 0"),
         ({1: "allocate"}, "rank 1: these GPUs cannot share memory: cannot allocate"),
         ({0: "open"}, "rank 0: these GPUs cannot share memory: cannot open"),
     ],
@@ -359,8 +381,9 @@ class FakeDriver:
 def test_one_rank_that_cannot_share_memory_has_none_share_it(
     fails: dict[int, str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With auto both go on with collectives, and say why; asked for, it is an error on both."""
+    """Where auto has kernels exchange, both go on with collectives, and say why; asked for, it is an error on both."""
     driver = FakeDriver(fails)
+    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
     monkeypatch.setattr(symmetric, "peer_memory", driver)
     for name, value in (("device_count", 2), ("can_device_access_peer", True), ("synchronize", None)):
         monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
@@ -368,6 +391,7 @@ def test_one_rank_that_cannot_share_memory_has_none_share_it(
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *sizes, dtype, pin_memory: zeros(*sizes, dtype=dtype))
     gpus = [torch.device("cuda", k) for k in range(2)]
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", "132"))
     assert opened(("auto", "auto"), gpus, monkeypatch) == [says] * 2
     assert driver.closed == ([2000] if fails.get(0) == "open" else [])
     if says and "link" not in fails.values():
@@ -375,18 +399,70 @@ def test_one_rank_that_cannot_share_memory_has_none_share_it(
             assert found.startswith(f"raised: SHARDFUSE_EXCHANGE=symmetric, and {says}")
 
 
-def test_auto_is_for_as_many_ranks_as_were_measured() -> None:
-    gpu = torch.device("cuda", 0)
-    assert "measured with 2 ranks, not 4" in symmetric._why_not(gpu, "auto", 0, 4, 4)
-    assert "several hosts" in symmetric._why_not(gpu, "symmetric", 0, 4, 2)
+@pytest.mark.parametrize("fails", [{}, {1: "close"}])
+def test_the_end_of_a_world_closes_what_it_can(
+    fails: dict[int, str], fake: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the arena's device, whatever the current one is, and without an end of the rest."""
+    driver, entered = FakeDriver(fails), list[torch.device]()
+    group = dist.group.WORLD
+    assert group is not None
+    monkeypatch.setattr(symmetric, "peer_memory", driver)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(entered.append(device)))
+    monkeypatch.setitem(symmetric._worlds, group, symmetric._World(fake.arena))
+    with pytest.warns(UserWarning, match="was not closed: cannot close") if fails else nullcontext():
+        symmetric.close_arena()
+    assert driver.closed == ([] if fails else [1 << 20])
+    assert entered == [fake.arena.device]
+    assert symmetric.arena() == ""
+
+
+def test_auto_has_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that exchange have to be asked for; ``explain()`` says by what."""
+    gpus = [torch.device("cuda", k) for k in range(2)]
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", "132"))
+    assert opened(("auto", "auto"), gpus, monkeypatch) == ["SHARDFUSE_EXCHANGE=symmetric asks for it"] * 2
+    for found in opened(("auto", "symmetric"), gpus, monkeypatch):
+        assert "rank 0: SHARDFUSE_EXCHANGE=symmetric asks for it: set it alike on all ranks" in found
+    assert "several hosts" in symmetric._why_not(gpus[0], "symmetric", 0, 4, 2)
+
+
+def test_links_are_those_of_the_gpus_that_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under CUDA_VISIBLE_DEVICES=0,1,2 and 1,2,0: the ranks have the first and the last GPU of the host."""
+    asked = dict[int, tuple[int, int]]()
+    order = ("abc", "bca")
+
+    def can_access(own: int, other: int) -> bool:
+        asked[HERE.group.rank()] = own, other
+        return False
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", can_access)
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (order[HERE.group.rank()][index], "132"))
+    opened(("symmetric", "symmetric"), [torch.device("cuda", k) for k in range(2)], monkeypatch)
+    assert asked == {0: (0, 2), 1: (1, 2)}
+
+
+def test_gpus_of_unlike_sizes_have_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their kernels would have other grids, which ranks compare."""
+    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in ("can_device_access_peer", "has_atomics"):
+        monkeypatch.setattr(torch.cuda if name[0] == "c" else symmetric.peer_memory, name, lambda own, other: True)
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", ("132", "114")[index]))
+    told = opened(("auto", "auto"), [torch.device("cuda", k) for k in range(2)], monkeypatch)
+    assert told == ["rank 1: its GPU has 114 multiprocessors, that of rank 0 132"] * 2
 
 
 def test_ranks_agree_on_whether_they_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = [torch.device("cpu")] * 2, [torch.device("cuda", 0)] * 2
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu of rank {HERE.group.rank()}", "132"))
     assert opened(("auto", "auto"), cpu, monkeypatch) == ["", ""]
     for found in opened(("symmetric", "nccl"), gpu, monkeypatch):
-        assert "and rank 0: GPU 0 of rank 0 does not reach the memory of the GPUs of its peers: set it alike" in found
-    assert opened(("nccl", "nccl"), gpu, monkeypatch) == ["rank 0: SHARDFUSE_EXCHANGE=nccl"] * 2
+        assert "and rank 1: SHARDFUSE_EXCHANGE=nccl: set it alike" in found
+    for found in opened(("symmetric", "symmetric"), gpu, monkeypatch):
+        assert "and rank 0: GPU 0 of rank 0 does not reach the memory of the GPU of rank 1: set it alike" in found
+    assert opened(("nccl", "nccl"), gpu, monkeypatch) == ["SHARDFUSE_EXCHANGE=nccl"] * 2
     for found in opened(("auto", "symmetric"), cpu, monkeypatch):
-        assert found.startswith("raised: SHARDFUSE_EXCHANGE=symmetric, and rank 0: tensors are on the CPU")
+        assert found.startswith("raised: SHARDFUSE_EXCHANGE=symmetric, and tensors are on the CPU")

@@ -97,7 +97,7 @@ def _parts(
     elif plan.exchange is not None:
         parameters.insert(0, MAILBOX)
         mailbox = table_words(plan.exchange.ranks, grid)
-        body = loop_lines(body, _rows(e), _row_lines(e), plan.exchange.members)
+        body = loop_lines(body, _rows(e), _row_lines(e), plan.exchange)
     elif is_last_masked(e):
         whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
         body = last_masked(whole, body, X_SIZE)

@@ -21,7 +21,8 @@ and what differs between ranks stands in a table in its own memory, which comes 
 
 Two sets are enough: a rank that posts in launch e + 2 has read a word of launch e + 1 from every peer, and a peer posts
 that only when its launch e has ended.  A replay of a CUDA graph is one more launch.  A word that does not come within
-the limit is reported, and taken to be NaN; what was reported, by any program or by the host, ends all other waits.
+the limit is reported, and taken to be NaN; what was reported, by any program or by the host, ends all other waits.  So
+does a word of a later launch, for a rank that is late: the one that stored it has given up.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
-from ..schedulers.plan import KernelPlan
+from ..schedulers.plan import KernelPlan, RankExchange
 from ..schedulers.sent_words import member_words, row_elements, words_of_rows
 from .emitter import Emitter
 from .exchange import MAILBOX
@@ -171,12 +172,15 @@ def await_text(
         f"ld.relaxed.sys.global.b64 told, [{report}];",
         "setp.ne.u64 go, told, 0;",
         "@go bra leave;",
+        # a word of a later launch: its rank has given up an earlier one
+        *(f"sub.s32 late, found{k}, {epoch}; setp.gt.s32 go, late, 0; @go bra gone;" for k in each),
         "mov.u64 now, %globaltimer;",
         "setp.eq.u64 go, since, 0;",
         "@go mov.u64 since, now;",
         "sub.u64 now, now, since;",
         f"setp.lt.u64 go, now, {limit};",
         "@go bra again;",
+        "gone:",
         *reporting(words, words if is_one_name else pack, epoch, report, place, names),
         "leave:",
         *_without_late(words, epoch),
@@ -261,9 +265,10 @@ def table(
     """What a kernel of at most so many programs is given.
 
     report: address of a word that the host reads.  rank: position of this rank among those that exchange, for each of
-    which come the address of its ``slots`` and the name that a report has for it, 1 or more.
+    which come the address of its ``slots`` and the name that a report has for it, 1 or more.  Seconds beyond 73 years
+    are those, as twice their nanoseconds are an int64.
     """
-    head = [int(seconds * 1e9), report, rank, *slots, *names]
+    head = [min(int(seconds * 1e9), 1 << 61), report, rank, *slots, *names]
     return head + [0] * (table_words(len(slots), programs) - len(head))
 
 
@@ -319,19 +324,21 @@ def head_lines(plan: KernelPlan) -> list[str]:
     ]
 
 
-def loop_lines(body: Sequence[str], rows: str, index: Sequence[str], members: int) -> list[str]:
+def loop_lines(body: Sequence[str], rows: str, index: Sequence[str], exchange: RankExchange) -> list[str]:
     """``body`` for each block of rows of the program in turn; then it has seen this launch.
 
     ``rows``: text of the number of blocks, "" for a single one.  ``index``: lines that make x of ``row``.
-    ``members``: programs that share a block.
     """
-    each = f" // {members}" if members > 1 else ""
+    each = f" // {exchange.members}" if exchange.members > 1 else ""
+    seen = "epoch.to(tl.int64)"
+    if exchange.is_in_rows:
+        seen = f"(late.to(tl.int64) << 32) | {seen}"
     lines = [*(f"    {line}" for line in index), *body]
     if rows:
         loop = f"    for row in tl.range(tl.program_id(0){each}, {rows}, tl.num_programs(0){each}, num_stages=1):"
         lines = [loop, *(f"    {line}" if line else "" for line in lines)]
     # no thread reads the epoch after another has moved it on
-    return ["", *lines, "", "    tl.debug_barrier()", "    tl.store(epochs_ptr, epoch.to(tl.int64))"]
+    return ["", *lines, "", "    tl.debug_barrier()", f"    tl.store(epochs_ptr, {seen})"]
 
 
 def write_exchange(e: Emitter, parts: Sequence[tuple[Expr, str]]) -> None:

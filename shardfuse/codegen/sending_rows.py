@@ -11,6 +11,9 @@ the same geometry share them (``executor/regions.py``)::
     flags   [programs, 2, ranks - 1]            32 bytes each, of which the first four are the number of a turn
     rows    [programs, 2, ranks - 1, elements]  of 16 bits; elements: of a row, up to whole blocks
 
+A program that has waited in vain has given up for good: it stores no more rows, over which late peers may still read,
+and ``GONE`` at flags, which ends their waits.  That it has stands above its turns in the table.
+
 Turns are counted for each program, through all launches.  Ranks have the same grid, so that the same program of each
 has the same turns.  Two sets are enough: who stores the row of turn t + 2 has seen the flag of turn t + 1 of every
 peer, which a peer stores when it has read the rows of turn t.
@@ -33,6 +36,9 @@ from .exchange import MAILBOX
 from .mesh_exchange import AT_ONCE, NAME_BITS, POLLS, RANK, REST, ROW_BITS, SLOTS, indented, reporting, row_of
 from .sending import Sending
 from .tile import Chunk
+
+GONE = "-1"
+"""What a program that has given up stores in place of a turn."""
 
 _POST = '''@triton.jit
 def post_{peers}({pointers}, turn):
@@ -132,12 +138,14 @@ def await_rows_text(peers: int, *, interpret: bool) -> str:
         f"ld.relaxed.sys.global.b64 told, [{report}];",
         "setp.ne.u64 go, told, 0;",
         "@go bra done;",
+        *(f"setp.eq.s32 go, found{k}, {GONE}; @go bra gone;" for k in each),
         "mov.u64 now, %globaltimer;",
         "setp.eq.u64 go, since, 0;",
         "@go mov.u64 since, now;",
         "sub.u64 now, now, since;",
         f"setp.lt.u64 go, now, {limit};",
         "@go bra again;",
+        "gone:",
         *reporting(peers, 1, turn, report, place, names),
         "done:",
         "mov.u32 $0, 0;",
@@ -170,7 +178,9 @@ def rows_head_lines(plan: KernelPlan) -> list[str]:
     places = [*range(1, ranks)]
     return [
         f"epochs_ptr = {MAILBOX} + {SLOTS + 2 * ranks} + tl.program_id(0)",
-        "epoch = tl.load(epochs_ptr).to(tl.int32)",
+        "seen = tl.load(epochs_ptr)",
+        "epoch = seen.to(tl.int32)",
+        "late = (seen >> 32).to(tl.int32)",
         f"limit = tl.load({MAILBOX})",
         f"report = tl.load({MAILBOX} + 1)",
         f"rank = tl.load({MAILBOX} + {RANK})",
@@ -206,13 +216,14 @@ class SendingRows(Sending):
         self.out.line(f"lane = {lane}" if peers == 1 else f"lane = ({lane}) * {peers}")
         self.out.line(f"lane_row = lane.to(tl.int64) * {elements}")
         for chunk in chunks:
+            mask = f"{chunk.mask} & (late == 0)" if chunk.is_masked else "late == 0"
             text = f"{self.value(source, chunk).text}.to({TRITON_TYPE[source.dtype]})"
             for j in range(1, exchange.ranks):
                 # of whom this rank is at distance ranks - j
                 at = _sum(f"rows_{j} + lane_row", (peers - j) * elements, chunk.start or 0)
-                self.out.line(f"tl.store({at} + {chunk.lane}, {text})")
+                self.out.line(f"tl.store({at} + {chunk.lane}, {text}, mask={mask})")
         flags = [_sum(f"flags_{j} + lane * {FLAG_WORDS}", (peers - j) * FLAG_WORDS) for j in range(1, peers + 1)]
-        self.out.line(f"post_{peers}({', '.join(flags)}, epoch)")
+        self.out.line(f"post_{peers}({', '.join(flags)}, tl.where(late == 0, epoch, {GONE}))")
 
     def receive(self, chunk: Chunk) -> None:
         """What all ranks have of a chunk, once all rows have come."""
@@ -223,7 +234,7 @@ class SendingRows(Sending):
             self.helpers[f"await_rows_{peers}"] = await_rows_text(peers, interpret=self.interpret)
             flags = [_sum(f"own_flags + lane * {FLAG_WORDS}", i * FLAG_WORDS) for i in range(peers)]
             given = [*flags, "epoch", row_of(self), "limit", "report", "names_ptr"]
-            self.out.line(f"late = await_rows_{peers}({', '.join(given)})")
+            self.out.line(f"late = late | await_rows_{peers}({', '.join(given)})")
         mine = self.value(source, chunk)
         names = [f"{source}_of_{k}{chunk.suffix}" for k in range(ranks)]
         for k in range(ranks):
@@ -231,7 +242,8 @@ class SendingRows(Sending):
             if ranks > 2 or not k:
                 place = [] if ranks == 2 else [f"({k} - rank + {peers}) % {ranks} % {peers} * {elements}"]
                 at = " + ".join([_sum("own_rows + lane_row", chunk.start or 0), *place, chunk.lane])
-                self.out.line(f'{name} = tl.load({at}, cache_modifier=".cg").to(tl.float32)')
+                mask = f"mask={chunk.mask}, other=0.0, " if chunk.is_masked else ""
+                self.out.line(f'{name} = tl.load({at}, {mask}cache_modifier=".cg").to(tl.float32)')
                 self.out.line(f'{name} = tl.where(late == 0, {name}, float("nan"))')
             own, come = (mine.text, name) if k == 0 or ranks > 2 else (name, mine.text)
             condition = f"rank == {k}" if ranks > 2 else "rank == 0"

@@ -162,6 +162,7 @@ class Tile:
         exchange = self.plan.exchange
         span = self.span // exchange.members if exchange is not None else self.span
         starts = range(0, span, block)
+        assert exchange is None or exchange.members == 1 or span % block == 0, "words of a block have no mask"
         valid = [min(block, span - start) for start in starts]
         if self.plan.schedule.is_aligned_down:
             return self._chunks_with_masks(starts)

@@ -1,4 +1,3 @@
-# pyright: reportUnknownMemberType=false
 """What a program that exchanges words inside of its kernels has of the arena, and how its kernels are launched.
 
 A region belongs to a program's text, which its ranks have alike, and to one of its segments: each rank has slots at
@@ -7,8 +6,8 @@ of them share.  Offsets are those of the order in which programs are made, which
 programs of all ranks of the arena have regions, their ranks compare them before the first run, offsets among what is
 compared, and what was handed out to a program that is not agreed on is taken back.
 
-Launches of one region follow one another.  Where they come on several streams, each waits for the stream of the one
-before; a CUDA graph is replayed by the caller, who must not have it run beside other launches of the same program.
+Launches of all regions follow one another (``mesh/launch_order.py``); a CUDA graph is replayed by the caller, who must
+not have it run beside other launches that exchange.
 """
 
 from __future__ import annotations
@@ -40,29 +39,19 @@ class Region:
     arena: Arena
     offset: int
     table: torch.Tensor
-    stream: torch.cuda.Stream | None = None
 
     def around(self, launch: Launch) -> Launch:
         """``launch`` with the table before its arguments.  Raises ExchangeTimeoutError once a wait was in vain."""
-        address, told = self.table.data_ptr(), self.arena.told
+        address, told, follow = self.table.data_ptr(), self.arena.told, self.arena.order.follow
 
         def launch_exchanging(stream: int | None, *arguments: Argument) -> None:
             if told.value:
+                self.arena.is_raised = True
                 raise lost(self.arena)
-            if stream is not None and (self.stream is None or stream != self.stream.cuda_stream):
-                self.follow()
+            follow(stream)
             launch(stream, address, *arguments)
 
         return launch_exchanging
-
-    def follow(self) -> None:
-        """Have the current stream go on where the last launch's has."""
-        if torch.cuda.is_current_stream_capturing():
-            return
-        current = torch.cuda.current_stream(self.arena.device)
-        if self.stream is not None:
-            current.wait_stream(self.stream)
-        self.stream = current
 
 
 def why_no_exchange(ranks: Sequence[int], options: CompileOptions) -> str | None:
@@ -105,6 +94,7 @@ def region_of(text: str, k: int, plan: KernelPlan) -> Region:
     if region is None:
         region = known[key] = Region(found, found.used, _table(found, found.used, plan))
         found.used += _words(plan)
+        found.loss = lambda: lost(found) if found.told.value else None
     return region
 
 

@@ -219,16 +219,30 @@ def count_too(group: dist.ProcessGroup, count: Callable[[], int]) -> None:
     _counted_too[group] = count
 
 
+EXCHANGES = "exchanges in kernels"
+"""Under which name `group_sequences` has launches of kernels in which all ranks wait for one another."""
+_exchanges: WeakKeyDictionary[dist.ProcessGroup, Callable[[], int]] = WeakKeyDictionary()
+
+
+def count_exchanges(group: dist.ProcessGroup, count: Callable[[], int]) -> None:
+    """Have `group_sequences` tell how many kernels this rank has launched that exchange with all ranks of the group."""
+    _exchanges[group] = count
+
+
 def group_sequences() -> dict[str, tuple[tuple[int, ...], int]]:
     """For every process group of this rank: its members and the number of collectives that this rank has issued."""
     world = cast("Any", c10d)._world
     names: dict[dist.ProcessGroup, str] = dict(world.pg_names)
     ranks: dict[dist.ProcessGroup, dict[int, int]] = dict(world.pg_group_ranks)
-    return {
+    found = {
         name: (tuple(ranks[group]), cast("Any", group)._get_sequence_number_for_group() + _counted(group))
         for group, name in names.items()
         if group in ranks
     }
+    for group, launched in tuple(_exchanges.items()):
+        if group in ranks:
+            found[EXCHANGES] = tuple(ranks[group]), launched()
+    return found
 
 
 def name_of_group(group: dist.ProcessGroup) -> str:

@@ -3,6 +3,8 @@
 It is what NCCL does between processes of a host (CUDA's inter-process communication).  torch's symmetric memory does as
 much behind a private interface, and its first allocation took 2.5 s on 2 x H200 (torch 2.11, 2026-11-23).
 
+Which capture of a CUDA graph a stream is part of, torch does not tell either.
+
 The context of the current device has to be that of this thread, as it is once torch has used the GPU.
 """
 
@@ -17,6 +19,9 @@ _ENABLE_PEER_ACCESS = 1
 """``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS``.  Source: ``cuda.h``."""
 _ATOMICS = 3
 """``CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED``.  Source: ``cuda.h``."""
+
+_IS_CAPTURED = 1
+"""``CU_STREAM_CAPTURE_STATUS_ACTIVE``.  Source: ``cuda.h``."""
 
 
 class _Handle(ctypes.Structure):
@@ -67,6 +72,23 @@ def opened(handle: bytes) -> int:
 def close(address: int) -> None:
     """Let go of what was opened.  Raises RuntimeError."""
     _call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+
+def capture_of(stream: int) -> int:
+    """The number of the capture that the stream with this handle is part of; 0 for none.  Raises RuntimeError."""
+    if not stream:  # the default stream is never captured
+        return 0
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    _call(
+        "cuStreamGetCaptureInfo_v2",
+        ctypes.c_void_p(stream),
+        ctypes.byref(status),
+        ctypes.byref(number),
+        None,
+        None,
+        None,
+    )
+    return number.value if status.value == _IS_CAPTURED else 0
 
 
 @cache

@@ -30,9 +30,9 @@ from shardfuse.mesh.ending import INTERRUPTED, end_process, fault_of, is_of_comm
 from shardfuse.mesh.groups import destroy_groups, group_sequences, keep_for_ever, keep_groups_for_ever
 from shardfuse.mesh.meeting import MEETING_TIMEOUT, agree, meet, new_world
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
-from shardfuse.mesh.symmetric import close_arena, open_arena
+from shardfuse.mesh.symmetric import close_arena, open_arena, raise_lost_exchange
 from shardfuse.mesh.watchdog import Fault, Watchdog, say
-from shardfuse.rank_errors import ForkedProcessError
+from shardfuse.rank_errors import ExchangeTimeoutError, ForkedProcessError
 from shardfuse.start_errors import InitializeArgumentError, ReinitializedError, WorldSizesDisagreeError
 
 # What a backend's name stands for: with NCCL, tensors on the CPU (counters, flags) are gloo's.
@@ -78,8 +78,10 @@ class _Life:
             return
         self.ended = True
         atexit.unregister(self.end)
-        if self.context.device.type == "cuda":
-            torch.cuda.synchronize(self.context.device)
+        try:
+            raise_lost_exchange(self.context.device)
+        except ExchangeTimeoutError as error:
+            _end(self, self.watchdog, str(error), fault_of(error, self.context.rank))
         guard = self.watchdog
         together = guard is None or guard.leave(_GRACE)
         if self.has_group() and together:
@@ -219,9 +221,11 @@ def finalize() -> None:
     """Wait until no rank needs this one any longer, then leave the world. Does nothing where there is none of ours.
 
     A rank that finishes before the others waits for them, for the world's timeout at most.
+    Raises ExchangeTimeoutError where a kernel has waited for another rank in vain and no call has raised it.
     """
     life = _find_life()
     if life is not None:
+        raise_lost_exchange(life.context.device)
         life.end()
 
 

@@ -10,7 +10,8 @@ The arena is zeroed once and handed out from its beginning, never taken back; se
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Hashable, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -19,14 +20,17 @@ import torch.distributed as dist
 
 from shardfuse.config import Exchange
 from shardfuse.mesh import peer_memory
-from shardfuse.mesh.groups import default_group, default_store
+from shardfuse.mesh.groups import count_exchanges, default_group, default_store
+from shardfuse.mesh.launch_order import LaunchOrder
 from shardfuse.mesh.rendezvous import PrefixStore
-from shardfuse.rank_errors import ExchangeUnavailableError
+from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
 """Bytes of symmetric memory that each rank allocates once; docs/exchange.md says how many a program takes."""
-MEASURED_RANKS = 2
-"""GPUs on which kernels that exchange were measured to be faster than collectives."""
+AUTO_EXCHANGES = False
+"""Do kernels exchange where ``SHARDFUSE_EXCHANGE`` is not set?  They were measured to be faster than collectives on 2 x
+H200, but the tests of ranks that are late or gone (``tests/gpu/test_exchange_ranks.py``) have not run to their end.
+Besides, a kernel that does not compile is an error of ranks that asked for it; others should agree on collectives."""
 _WORD = 8
 """Bytes that one access sends: a value of 32 bits below the number of the launch."""
 
@@ -48,10 +52,17 @@ class Arena:
     used: int = 0
     regions: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     """What programs have of it (``executor/regions.py``)."""
+    order: LaunchOrder = field(init=False)
+    """In which the kernels of all its programs are launched."""
+    loss: Callable[[], ExchangeTimeoutError | None] = field(init=False, default=lambda: None)
+    """What ``report`` says, where it says anything."""
+    is_raised: bool = field(init=False, default=False)
+    """Has an exception told the caller of the report?"""
     told: ctypes.c_int64 = field(init=False)
     """``report``, as the host reads it: in a fraction of what a tensor's element takes."""
 
     def __post_init__(self) -> None:
+        self.order = LaunchOrder(self.device)
         self.told = ctypes.c_int64.from_address(self.report.data_ptr())
 
 
@@ -76,9 +87,11 @@ def open_arena(device: torch.device, asked: Exchange, timeout: float, ranks_per_
     group = default_group()
     ranks = _Ranks(group.rank(), group.size())
     mine = _why_not(device, asked, ranks.rank, ranks.size, ranks_per_node)
-    told = ranks.said(f"{asked}\n{mine}")
-    modes, reasons = zip(*(text.split("\n", 1) for text in told), strict=True)
+    own = "" if mine else "\n".join(_identity(device.index))
+    modes, reasons, gpus = zip(*(text.split("\n", 2) for text in ranks.said(f"{asked}\n{mine}\n{own}")), strict=True)
     reason = first_of(reasons)
+    if not reason:
+        reason = first_of(ranks.said(_why_not_joined(device.index, asked, ranks.rank, gpus)))
     found: Arena | None = None
     if device.type == "cuda" and not reason:
         with torch.cuda.device(device):
@@ -87,6 +100,8 @@ def open_arena(device: torch.device, asked: Exchange, timeout: float, ranks_per_
         if not isinstance(shared, str):
             report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
             found = Arena(device, ranks.rank, shared, ARENA_BYTES // _WORD, timeout, report)
+            order = found.order
+            count_exchanges(group, lambda: order.launches)
     if "symmetric" in modes and reason:
         raise ExchangeUnavailableError(reason)
     if device.type == "cuda":
@@ -101,38 +116,79 @@ def arena() -> Arena | str:
     return world.reason if world.arena is None else world.arena
 
 
+def lost_exchange() -> ExchangeTimeoutError | None:
+    """What a kernel of this rank has waited for in vain, where no exception has told the caller."""
+    found = arena()
+    return None if isinstance(found, str) or found.is_raised else found.loss()
+
+
+def raise_lost_exchange(device: torch.device) -> None:
+    """Wait for the ``device``.  Raises ExchangeTimeoutError where a wait was in vain and no exception has told it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    found, lost = arena(), lost_exchange()
+    if lost is not None and isinstance(found, Arena):
+        found.is_raised = True
+        raise lost
+
+
 def close_arena() -> None:
-    """Let go of it: no rank's kernels write to another any longer."""
+    """Let go of it: no rank's kernels write to another any longer.
+
+    Warns of what cannot be closed, which ends with the process: the rest of a world's end is to follow.
+    """
     world = _worlds.pop(default_group(), None) if dist.is_initialized() else None
     if world is not None:
         if world.arena is not None:
             own = world.arena.addresses[world.arena.rank]
-            _close([address for address in world.arena.addresses if address != own])
+            with torch.cuda.device(world.arena.device):
+                _close([address for address in world.arena.addresses if address != own])
         world.arena = None
 
 
 def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_per_node: int) -> str:
-    """Why this rank has no memory that the others reach; "" where it has."""
+    """Why this rank has no memory that the others reach, whatever their GPUs; "" where it may have."""
     if asked == "nccl":
         return "SHARDFUSE_EXCHANGE=nccl"
     if device.type != "cuda":
         return "tensors are on the CPU"
     if size < 2:
         return "it is the only rank"
-    if asked == "auto" and size > MEASURED_RANKS:
-        return f"SHARDFUSE_EXCHANGE is not symmetric, and auto was measured with {MEASURED_RANKS} ranks, not {size}"
+    if asked == "auto" and not AUTO_EXCHANGES:
+        return "SHARDFUSE_EXCHANGE=symmetric asks for it"
     if ranks_per_node < size:
         return f"{size} ranks are on several hosts"
-    own = device.index
-    others = [other for other in range(size) if other != own]  # a rank has the GPU of its number on the host
-    is_seen = torch.cuda.device_count() >= size
-    if not is_seen or not all(torch.cuda.can_device_access_peer(own, other) for other in others):
-        return f"GPU {own} of rank {rank} does not reach the memory of the GPUs of its peers"
-    try:
-        slow = [other for other in others if asked == "auto" and not peer_memory.has_atomics(own, other)]
-    except RuntimeError as error:
-        return f"links of GPU {own} are not known: {error}"
-    return f"no NVLink joins GPU {own} of rank {rank} and GPU {slow[0]}" if slow else ""
+    return ""
+
+
+def _identity(index: int) -> tuple[str, str]:
+    """What other processes know a GPU by, and how many multiprocessors it has."""
+    found = torch.cuda.get_device_properties(index)
+    return str(found.uuid), str(found.multi_processor_count)
+
+
+def _why_not_joined(own: int, asked: Exchange, rank: int, gpus: Sequence[str]) -> str:
+    """Why GPU ``own``, of ``rank``, does not do with the other ranks' ``gpus``; "" where it does.
+
+    Ranks may number the GPUs of the host in ways of their own (``CUDA_VISIBLE_DEVICES``).
+    """
+    found = [text.split("\n") for text in gpus]
+    if found[rank][1] != found[0][1]:  # grids would differ
+        return f"its GPU has {found[rank][1]} multiprocessors, that of rank 0 {found[0][1]}"
+    here = {_identity(k)[0]: k for k in range(torch.cuda.device_count())}
+    for peer, (name, _) in enumerate(found):
+        if peer == rank:
+            continue
+        other = here.get(name)
+        if other is None or not torch.cuda.can_device_access_peer(own, other):
+            return f"GPU {own} of rank {rank} does not reach the memory of the GPU of rank {peer}"
+        try:
+            is_slow = asked == "auto" and not peer_memory.has_atomics(own, other)
+        except RuntimeError as error:
+            return f"links of GPU {own} are not known: {error}"
+        if is_slow:
+            return f"no NVLink joins GPU {own} of rank {rank} and the GPU of rank {peer}"
+    return ""
 
 
 @dataclass
@@ -152,7 +208,9 @@ class _Ranks:
 
 
 def first_of(reasons: Sequence[str]) -> str:
-    """The first of the ranks' reasons, with its rank."""
+    """The first of the ranks' reasons, with its rank unless all have the same."""
+    if len(set(reasons)) == 1:
+        return reasons[0]
     return next((f"rank {r}: {text}" for r, text in enumerate(reasons) if text), "")
 
 
@@ -182,6 +240,9 @@ def _shared(device: torch.device, ranks: _Ranks) -> tuple[int, ...] | str:
 
 
 def _close(addresses: Sequence[int]) -> None:
-    """Let go of peers' memory."""
+    """Let go of peers' memory, of as much as can be."""
     for address in addresses:
-        peer_memory.close(address)
+        try:
+            peer_memory.close(address)
+        except RuntimeError as error:
+            warnings.warn(f"the memory of another GPU was not closed: {error}", stacklevel=3)

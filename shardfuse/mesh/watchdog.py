@@ -7,10 +7,12 @@ Every rank reads all records twice a second. Another rank cannot be waited for a
 1. where it says that it failed,
 2. where it runs on this host and its process has ended without a word,
 3. where its beat stands still for longer than the limit; where the store does not answer, that is its host's silence,
-4. where it leaves, this rank has issued more collectives than it, and this rank's GPU has stood still for seconds:
-   it waits in a collective that never ends (gloo tells by itself: the leaving rank closes its connections),
+4. where it leaves, this rank has issued more collectives, or launched more kernels that exchange, than it, and this
+   rank's GPU has stood still for seconds: it waits for what never comes (gloo tells by itself: the leaving rank closes
+   its connections),
 5. where it has called another program than this rank at the same place,
-6. where a collective on this rank's GPU that torch does not watch has waited for longer than the group's timeout.
+6. where a collective on this rank's GPU that torch does not watch has waited for longer than the group's timeout,
+7. where a kernel of this rank has waited for it in vain, and no call of this rank has raised that.
 
 A rank that leaves and that the others do not need any longer is no fault.
 
@@ -37,8 +39,10 @@ from shardfuse.mesh.board import INTERVAL, Board, Record, State
 from shardfuse.mesh.calls import Ledgers
 from shardfuse.mesh.collective_waits import CollectiveWait, ReportedWait
 from shardfuse.mesh.gpu_waits import StreamProbe, waited_on_gpu
-from shardfuse.mesh.groups import group_sequences
+from shardfuse.mesh.groups import EXCHANGES, group_sequences
 from shardfuse.mesh.rendezvous import ProcessIdentity, Store
+from shardfuse.mesh.silence import Silence
+from shardfuse.mesh.symmetric import lost_exchange
 from shardfuse.mesh.termination import SigtermThread, end_by_sigterm
 
 _STANDSTILL = 4.0  # seconds without an end of what the GPU was given, once a rank has left
@@ -67,31 +71,6 @@ def _wait_key(rank: int) -> str:
     return f"wait/{rank}"
 
 
-class _Silence:
-    """For how long the other ranks, and the store, have given no sign of life, in time that this process has lived."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, float] = {}
-        self.of_store = 0.0
-        self._beats: dict[int, int] = {}
-        self._round: int | None = None
-        self._heard = time.monotonic()
-
-    def listen(self, board: Board) -> None:
-        """To be called at every interval: what lies between two calls beyond that, this process did not live."""
-        now = time.monotonic()
-        lived, self._heard = min(now - self._heard, 2 * INTERVAL), now
-        unfinished = board.unfinished()
-        if unfinished is not None and unfinished == self._round:
-            self.of_store += lived
-            return  # nothing was read: nothing is known of the others
-        self._round, self.of_store = unfinished, 0.0
-        for rank, record in board.records.items():
-            moved = record.beat != self._beats.get(rank)
-            self._beats[rank] = record.beat
-            self.of[rank] = 0.0 if moved else self.of[rank] + lived
-
-
 class Watchdog:
     """Watches the other ranks from a thread of its own.
 
@@ -115,9 +94,10 @@ class Watchdog:
         self._sequences: dict[str, int] = {}
         self._beat = 0
         self._board = Board(store, rank, world_size, self._compose, lambda: not self._host_has_ended())
-        self._silence = _Silence()
+        self._silence = Silence()
         self._trace = ""
         self._left_to_itself: float | None = None
+        self._lost_since: float | None = None
         self._thread = threading.Thread(target=self._watch, name="shardfuse-watchdog", daemon=True)
         self._sigterm = SigtermThread(self._end_by_sigterm)
 
@@ -253,6 +233,7 @@ class Watchdog:
         while not self._stop.wait(INTERVAL):
             self._silence.listen(self._board)
             found = self._look() or self._differing_calls() or self._blocking_leaver() or self._endless_wait()
+            found = found or self._lost_exchange()
             if found is None or self._stop.is_set() or self._may_end_by_itself(found):
                 continue
             self._end_for(found)
@@ -379,6 +360,14 @@ class Watchdog:
             "its process group: another rank has not come to it, or its GPU stands still",
         )
 
+    def _lost_exchange(self) -> Fault | None:
+        """Where results are NaN and nobody was told: the next call would raise it, but maybe none comes."""
+        lost, now = lost_exchange(), time.monotonic()
+        self._lost_since = None if lost is None else self._lost_since or now
+        if lost is None or self._lost_since is None or now - self._lost_since < _OWN_WORDS:
+            return None
+        return Fault(None, str(lost))
+
     def _needed_leaver(self) -> Fault | None:
         records = self._board.records
         leavers = {rank: peer for rank, peer in records.items() if peer.state in ("leaving", "left")}
@@ -387,7 +376,8 @@ class Watchdog:
         for name, (ranks, issued) in group_sequences().items():
             for rank in ranks:
                 if rank in leavers and issued > leavers[rank].sequences.get(name, issued):
-                    return Fault(rank, f"left before collective {issued} of ranks {list(ranks)}")
+                    what = "collective" if name != EXCHANGES else "exchange in a kernel, number"
+                    return Fault(rank, f"left before {what} {issued} of ranks {list(ranks)}")
         return None
 
 

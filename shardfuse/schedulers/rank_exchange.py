@@ -31,6 +31,7 @@ from ..mesh import DeviceMesh
 from .limits import WARP, WIDEST_LOAD, power_of_two
 from .persistent import by_one_program, too_long
 from .plan import KernelPlan, RankExchange, kernel_name
+from .resources import carried
 from .schedule import Launch, Schedule, Tile
 from .segment import Segment, touches_empty
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
@@ -108,8 +109,9 @@ def _why_not_within(
         return f"{partial} is no reduction of its ranks"
     if partial in outside or partial in after.inputs:
         return f"{partial} itself is read"
-    if partial.dtype is not DataType.Float or total.output.dtype is not DataType.Float:
-        return f"{total.output} is {total.output.dtype.name}, and a word holds a float32"
+    found = next((d for d in (partial.dtype, total.output.dtype, carried(maker)) if d is not DataType.Float), None)
+    if found is not None:
+        return f"{total.output} is {found.name}, and a word holds a float32"
     return None
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.dtype import DataType
 from ..ir.expr import FACTORIES, PICK, REDUCTIONS, STATISTICS, BoundTensor
 from .limits import WARP
 from .plan import KernelPlan, RankExchange
+from .resources import carried
 from .schedule import Registers, Schedule, Tile
 from .segment import Segment
 from .space import Space
@@ -52,6 +54,8 @@ def members_of(segment: Segment, space: Space, free: int) -> int:
     """
     if is_in_rows(space) or segment.windows or any(e.op in _BY_ONE for e in segment.exprs):
         return 1
+    if any(carried(e) is not DataType.Float for e in segment.exprs if e.op in REDUCTIONS):
+        return 1  # a word holds a float32
     members = min(MOST_MEMBERS, 1 << max(free // space.kept, 1).bit_length() - 1)
     while members > 1 and space.reduced % (members * _LEAST_WARPS * WARP * _EACH):
         members //= 2
@@ -66,6 +70,8 @@ def for_words(schedule: Schedule, space: Space, members: int) -> Schedule:
     each = _OF_ROWS if is_in_rows(space) else _EACH
     warps = min(schedule.launch.warps, max(space.reduced // members // (each * WARP), 1))
     warps = 1 << (warps.bit_length() - 1)
+    while members > 1 and space.reduced // members % (warps * WARP * _EACH):
+        warps //= 2  # elements of a block beyond a member's part are the next one's
     order, launch = Tile(1, warps * WARP * _EACH), replace(schedule.launch, warps=warps)
     return replace(schedule, order=order, residency=Registers(eager=not is_in_rows(space)), launch=launch)
 

@@ -142,3 +142,24 @@ def test_a_rank_that_does_not_come_is_reported(tmp_path: Path) -> None:
     after.record(job.streams[0])
     torch.cuda.synchronize()
     assert before.elapsed_time(after) < 1000 * job.world.seconds
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("layer_norm", 200), (PARTIAL, 8), (PARTIAL, 500)])
+def test_a_rank_that_comes_when_others_have_given_up_ends_at_once(kind: str, rows: int, tmp_path: Path) -> None:
+    """Their later launches, or their flags of rows, tell it that nobody waits for it any longer."""
+    job = Job(kind, rows, 8192, 2, tmp_path)
+    for _ in range(3):
+        job.launch(but=1)
+    torch.cuda.synchronize()
+    job.world.report.zero_()  # each rank has its own
+    job.world.tables[1][0] = 60 * 10**9
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before.record(job.streams[1])
+    job.launch(but=0)
+    after.record(job.streams[1])
+    torch.cuda.synchronize()
+    assert before.elapsed_time(after) < 30_000
+    reported = Reported.of(int(job.world.report[0]))
+    assert reported is not None
+    assert reported.name == 1
+    assert job.tensors[1][job.plan.segment.outputs[0]].isnan().any()

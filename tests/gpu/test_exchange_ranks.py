@@ -67,7 +67,7 @@ def test_no_access_is_out_of_bounds_and_no_shared_memory_is_raced_for(tool: str)
     assert codes == [0, 0], "\n".join(texts)
 
 
-@pytest.mark.parametrize("case", ["kill", "raise", "other"])
+@pytest.mark.parametrize("case", ["kill", "raise", "other", "leave"])
 def test_a_rank_that_waits_in_a_kernel_for_one_that_does_not_come_ends(case: str) -> None:
     codes, texts, ended = outcome(case)
     told = re.search(r"^fault (\S+)$", texts[1], re.MULTILINE)

@@ -13,9 +13,22 @@ import torch
 from exchange_cases import KINDS, PARTIAL, Ranks, define, expected, inputs, kernel_of, piece_of_output, plan_of
 
 from benchmarks.roundings import assert_near
-from shardfuse import DataType
-from shardfuse.ir.expr import REDUCTIONS
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.codegen.sending_rows import GONE
+from shardfuse.ir.expr import REDUCTIONS, BoundTensor
 from shardfuse.schedulers import sent_words
+
+
+def run(world: Ranks, tensors: list[dict[BoundTensor, torch.Tensor]], directory: Path) -> None:
+    """The kernel of all ranks on the ``tensors`` of each, as often as words have to go round."""
+    plan, ranks = world.plan, len(tensors)
+    launches = world.launches(directory, interpret=True)
+    rounds = 1 + max(len(plan.exchange.statistics), 1)
+    rounds += sum(e.op in REDUCTIONS for e in plan.segment.exprs) * (plan.exchange.members > 1)
+    for _ in range(rounds):
+        for rank, launch in enumerate(launches):
+            world.tables[rank][3 + 2 * ranks :] = 7
+            launch(None, *(tensors[rank][t] for t in (*plan.segment.inputs, *plan.segment.outputs)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -23,13 +36,8 @@ from shardfuse.schedulers import sent_words
 def test_what_all_ranks_have_together(kind: str, rows: int, n: int, ranks: int, tmp_path: Path) -> None:
     plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows))
     world, given = Ranks(plan, torch.device("cpu")), inputs(kind, rows, n, torch.bfloat16, ranks)
-    launches, tensors = world.launches(tmp_path, interpret=True), [world.pieces(kind, r, given) for r in range(ranks)]
-    rounds = 1 + max(len(plan.exchange.statistics), 1)
-    rounds += sum(e.op in REDUCTIONS for e in plan.segment.exprs) * (plan.exchange.members > 1)
-    for _ in range(rounds):
-        for rank, launch in enumerate(launches):
-            world.tables[rank][3 + 2 * ranks :] = 7
-            launch(None, *(tensors[rank][t] for t in (*plan.segment.inputs, *plan.segment.outputs)))
+    tensors = [world.pieces(kind, r, given) for r in range(ranks)]
+    run(world, tensors, tmp_path)
     wide, eager = expected(kind, [v.double() for v in given]), expected(kind, [v.float() for v in given])
     for k, out in enumerate(plan.segment.outputs):
         for rank, t in enumerate(tensors):
@@ -49,3 +57,60 @@ def test_rows_that_ranks_send(rows: int, n: int, ranks: int, tmp_path: Path, mon
     """As many bytes as are sent so, without so many."""
     monkeypatch.setattr(sent_words, "MOST_ELEMENTS", 0)
     test_what_all_ranks_have_together(PARTIAL, rows, n, ranks, tmp_path)
+
+
+@pytest.mark.parametrize(("rows", "n"), [(1, 6144), (2, 12288)])
+def test_programs_that_share_a_row_have_whole_blocks(rows: int, n: int, tmp_path: Path) -> None:
+    """A part of a row that is no power of two is cut into smaller blocks: a block of more would be its neighbour's."""
+    assert kernel_of(plan_of(define(PARTIAL, n, 2, DataType.BFloat16), rows)).exchange.members > 1
+    test_what_all_ranks_have_together(PARTIAL, rows, n, 2, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [DataType.Double, DataType.Int, DataType.Int32])
+def test_sums_that_are_no_float32_are_those_of_one_program(dtype: DataType, tmp_path: Path) -> None:
+    """Programs that share a row give each other float32: of sums of other types each has a whole row."""
+    with FusionDefinition() as fd:
+        given = fd.define_tensor([2, -1, 2048], contiguity=True, dtype=DataType.BFloat16)
+        x = fd.ops.cast(fd.ops.cast(fd.ops.sum(given, [0]), DataType.Float), dtype)
+        total = fd.ops.max(x, [-1], keepdim=True) if dtype is DataType.Int32 else fd.ops.sum(x, [-1], keepdim=True)
+        fd.add_output(fd.ops.sub(x, total))
+        given.set_device_mesh(DeviceMesh(range(2)))
+        given.axis(0).parallelize(ParallelType.mesh_x)
+    world = Ranks(kernel_of(plan_of(fd, 3)), torch.device("cpu"))
+    summands = torch.randint(-50, 50, (2, 3, 2048), generator=torch.Generator().manual_seed(3)).bfloat16()
+    tensors = [world.pieces(PARTIAL, rank, [summands]) for rank in range(2)]
+    run(world, tensors, tmp_path)
+    whole = summands.sum(0).to(dtype.torch)
+    total = whole.amax(-1, keepdim=True) if dtype is DataType.Int32 else whole.sum(-1, keepdim=True)
+    for found in tensors:
+        assert torch.equal(found[world.plan.segment.outputs[0]], whole - total.to(dtype.torch))
+
+
+def test_a_program_that_has_given_up_stores_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late peer may still read those of turns before: it is told by its flags, also in launches that follow."""
+    monkeypatch.setattr(sent_words, "MOST_ELEMENTS", 0)
+    world = Ranks(kernel_of(plan_of(define(PARTIAL, 640, 2, DataType.BFloat16), 3)), torch.device("cpu"))
+    given = inputs(PARTIAL, 3, 640, torch.bfloat16)
+    tensors = [world.pieces(PARTIAL, rank, given) for rank in range(2)]
+    flags = sent_words.flags_of_rows(world.plan.exchange)
+    world.slots[1].fill_(77)
+    world.tables[0][7:] = 1 << 32 | 6  # six turns, and has given up
+    launch = world.launches(tmp_path, interpret=True)[0]
+    launch(None, *(tensors[0][t] for t in (*world.plan.segment.inputs, *world.plan.segment.outputs)))
+    assert set(world.slots[1][:flags].tolist()) == {77, int(GONE)}
+    assert world.slots[1][flags:].eq(77).all()
+    assert all(tensors[0][t].isnan().all() for t in world.plan.segment.outputs)
+    assert world.tables[0][7] == 1 << 32 | 7
+
+
+def test_rows_are_sent_without_their_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sent_words, "MOST_ELEMENTS", 0)
+    world = Ranks(kernel_of(plan_of(define(PARTIAL, 640, 2, DataType.BFloat16), 1)), torch.device("cpu"))
+    given = inputs(PARTIAL, 1, 640, torch.bfloat16)
+    tensors = world.pieces(PARTIAL, 0, given)
+    world.launches(tmp_path, interpret=True)[0](
+        None, *(tensors[t] for t in (*world.plan.segment.inputs, *world.plan.segment.outputs))
+    )
+    rows = world.slots[1][sent_words.flags_of_rows(world.plan.exchange) :].view(torch.bfloat16)
+    assert sent_words.row_elements(world.plan) > 640
+    assert rows.count_nonzero() == 640
