@@ -122,7 +122,7 @@ def lost_exchange() -> ExchangeTimeoutError | None:
 
     A thread may ask while another ends the world.
     """
-    group = cast("dist.ProcessGroup | None", dist.group.WORLD)
+    group = dist.group.WORLD
     world = None if group is None else _worlds.get(group)
     found = None if world is None else world.arena
     return None if found is None or found.is_raised else found.loss()
