@@ -13,6 +13,7 @@ import ctypes
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -117,9 +118,14 @@ def arena() -> Arena | str:
 
 
 def lost_exchange() -> ExchangeTimeoutError | None:
-    """What a kernel of this rank has waited for in vain, where no exception has told the caller."""
-    found = arena()
-    return None if isinstance(found, str) or found.is_raised else found.loss()
+    """What a kernel of this rank has waited for in vain, where no exception has told the caller.
+
+    A thread may ask while another ends the world.
+    """
+    group = dist.group.WORLD
+    world = None if group is None else _worlds.get(group)
+    found = None if world is None else world.arena
+    return None if found is None or found.is_raised else found.loss()
 
 
 def raise_lost_exchange(device: torch.device) -> None:
@@ -163,7 +169,7 @@ def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_
 
 def _identity(index: int) -> tuple[str, str]:
     """What other processes know a GPU by, and how many multiprocessors it has."""
-    found = torch.cuda.get_device_properties(index)
+    found = cast("Any", torch.cuda).get_device_properties(index)
     return str(found.uuid), str(found.multi_processor_count)
 
 
