@@ -179,3 +179,31 @@ def test_what_is_converted_promises() -> None:
     assert all("promises" in part.text for part in found)  # pyright: ignore[reportAttributeAccessIssue]
     nn.promise(found)
     assert not any("promises" in part.text for part in found)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_complex_sums_are_refused() -> None:
+    with FusionDefinition(invariant="batch") as fd:
+        x = fd.define_tensor([-1, 8], contiguity=True, dtype=DataType.ComplexFloat)
+        fd.add_output(fd.ops.sum(x, [1]))
+    with pytest.raises(PromiseError, match="torch adds complex numbers in an order that follows sizes"):
+        fd.explain(sizes={fd.fusion.inputs[0].val: (4, 8)})
+
+
+def test_a_row_for_each_rank_is_refused() -> None:
+    """It is no axis of the rank's kernels, which then are others than those of more rows."""
+    with FusionDefinition(invariant="batch") as fd:
+        x = fd.define_tensor([-1, 8], contiguity=True)
+        fd.add_output(fd.ops.sum(x, [1]))
+        x.set_device_mesh(DeviceMesh([0, 1]))
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+    sizes = {fd.fusion.inputs[0].val: (2, 8)}
+    with pytest.raises(PromiseError, match="each rank has a single element of axis 0 of T0, of 2 in all"):
+        fd.explain(sizes=sizes)
+    fd.explain(sizes=dict.fromkeys(sizes, (4, 8)))
+
+
+@pytest.mark.parametrize("invariant", [5, True, ["batch", 5]])
+def test_promises_that_are_no_names_are_refused(invariant: object) -> None:
+    with pytest.raises(DefinitionError, match="invariant="):
+        FusionDefinition(invariant=invariant)

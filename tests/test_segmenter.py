@@ -201,6 +201,14 @@ def test_tensors_that_are_reshaped_alike_are_one_kernel() -> None:
     assert line.startswith("reduction:")
 
 
+def test_empty_tensors_that_are_reshaped_to_meet() -> None:
+    with FusionDefinition() as fd:
+        a, b = (fd.define_tensor([-1, -1], contiguity=True) for _ in range(2))
+        fd.add_output(fd.ops.add(fd.ops.reshape(a, [-1]), fd.ops.reshape(b, [-1])))
+    (found,) = fd.execute([torch.zeros(0, 3), torch.zeros(0, 2)])
+    assert found.shape == (0,)
+
+
 def test_a_norm_whose_scale_is_made_apart_is_one_kernel() -> None:
     """Group norm as Inductor decomposes it: scale and shift of each channel first, which only the last op reads."""
 

@@ -17,7 +17,8 @@ Invariant = Literal["batch", "ranks"] | Collection[str] | None
 
 def promised(method: str, invariant: Invariant, accumulate: str | None) -> Promises:
     """Raises ``DefinitionError``."""
-    names = () if invariant is None else (invariant,) if isinstance(invariant, str) else tuple(invariant)
+    given = (invariant,) if isinstance(invariant, str) or not isinstance(invariant, Collection) else tuple(invariant)
+    names = () if invariant is None else given
     if any(name not in INVARIANTS for name in names):
         raise DefinitionError(method, f"invariant={invariant!r}", f"{' or '.join(map(repr, INVARIANTS))}, or both")
     if accumulate not in (None, "float32"):

@@ -276,7 +276,8 @@ def roots_of_parts(b: Axis, a: Axis, fresh: Callable[[int], Axis]) -> dict[Root,
     found: dict[Root, Axis] = {}
     for d in b:
         root = root_of(d)
-        if isinstance(d.base, Digit) or root in found or root in roots(a) or root.extent % (d.weight * d.extent):
+        is_free = not isinstance(d.base, Digit) and root not in found and root not in roots(a)
+        if not is_free or not d.extent or root.extent % (d.weight * d.extent):
             raise CutError(f"{d} of {b} is no part of a root alone")
         found[root] = merge(*map(fresh, (root.extent // (d.weight * d.extent), d.extent, d.weight)))
     return found

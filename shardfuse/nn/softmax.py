@@ -70,18 +70,24 @@ class _Softmax(FusedModule):
         if mask.ndim > x.ndim:
             self._check(x, mask)
         mask = mask.detach()[(None,) * (x.ndim - mask.ndim)]
-        cut = self._cut_unevenly(x, unsharded)
+        cut = self._masked_in_full(x, unsharded)
         if any(mask.shape[d] == 1 != x.shape[d] for d in cut):
             self._check(x, mask)
             mask = mask.expand([x.shape[d] if d in cut else n for d, n in enumerate(mask.shape)])
         return self.run((x, mask), unsharded)[0]
 
-    def _cut_unevenly(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> frozenset[int]:
-        """Dims of which a piece of one element may be all of a mask's or one of many: there, masks are as long as x."""
+    def _masked_in_full(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> frozenset[int]:
+        """Dims of which a piece of one element may be all of a mask's or one of many: there, masks are as long as x.
+
+        So are those of rows that are promised the same bits in any batch: one of a single row may be that row's own.
+        """
+        rows: frozenset[int] = frozenset()
+        if self.promises is not None and self.promises.batch:
+            rows = frozenset(range(x.ndim)) - {self.dim % x.ndim}
         if unsharded is None:
-            return frozenset()
+            return rows
         placement = self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded)
-        return frozenset(d for d in placement.shards if d is not None and placement.uneven)
+        return rows | frozenset(d for d in placement.shards if d is not None and placement.uneven)
 
     def _check(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
         name = type(self).__name__
@@ -113,7 +119,7 @@ class _Softmax(FusedModule):
         return softmax_op(spec)
 
     def _mask_shape(self, x: torch.Tensor, mask: torch.Tensor, unsharded: Sequence[int] | None) -> tuple[int, ...]:
-        cut = self._cut_unevenly(x, unsharded)
+        cut = self._masked_in_full(x, unsharded)
         return tuple(1 if n == 1 and d not in cut else -1 for d, n in enumerate(mask.shape))
 
     def extra_repr(self) -> str:

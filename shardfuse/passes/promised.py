@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..errors import PromiseError
+from ..ir.digits import extent
 from ..ir.domain import Sharding
-from ..ir.expr import DRAWS, BoundFusion, Expr
+from ..ir.expr import DRAWS, BoundFusion, BoundTensor, Expr
 from ..ir.promises import SEGMENTS, Promises
 
 _BY_SIZE = {
@@ -22,13 +23,29 @@ _BY_SIZE = {
 def check_promises(fusion: BoundFusion) -> None:
     """Raise PromiseError for an op of ``fusion`` that cannot keep what ``fusion`` promises."""
     promises = fusion.promises
-    for expr in fusion.exprs if promises.invariant else ():
+    if not promises.invariant:
+        return
+    for t in fusion.inputs:
+        if isinstance(t, BoundTensor):
+            _check_local_extents(t, promises)
+    for expr in fusion.exprs:
         named = f"{expr.output} = {expr.op}"
+        if has_order(expr) and expr.output.dtype.is_complex:
+            found = f"torch adds complex numbers in an order that follows sizes ({named})"
+            raise PromiseError(str(promises), found, "add up real and imaginary parts as two tensors")
         if expr.op in _BY_SIZE:
             raise PromiseError(str(promises), f"{_BY_SIZE[expr.op]} ({named})", "take it out of the fusion")
         if expr.op in DRAWS and promises.batch:
             found = f"random numbers follow from the place of an element ({named})"
             raise PromiseError(str(promises), found, "pass them in as a tensor")
+
+
+def _check_local_extents(t: BoundTensor, promises: Promises) -> None:
+    """Raise PromiseError where each rank has a single element of a sharded axis: it is no axis of its kernels then."""
+    for k, (whole, local) in enumerate(zip(t.domain.logical, t.domain.local_axes(), strict=True)):
+        if extent(local) == 1 < extent(whole):
+            found = f"each rank has a single element of axis {k} of {t}, of {extent(whole)} in all"
+            raise PromiseError(str(promises), found, "have two or more on a rank: shard it over fewer ranks")
 
 
 def has_order(expr: Expr) -> bool:

@@ -55,7 +55,7 @@ def _in_segments(expr: Expr, promise: str) -> list[Expr]:
     at = min(axes)
     axis = x.domain.logical[at]
     count = gcd(extent(axis), SEGMENTS)
-    if count == 1:
+    if count == 1 or extent(axis) == 0:
         return [expr]
     try:
         outer, inner = split(axis, extent(axis) // count)

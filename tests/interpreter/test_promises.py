@@ -141,3 +141,23 @@ def test_a_compiled_module_is_one_op() -> None:
     compiled = torch.compile(module, backend=seen, fullgraph=True)
     assert torch.equal(compiled(x), module(x))
     assert "shardfuse.rms_norm_v1" in graphs[0]
+
+
+def test_masks_of_rows_are_not_taken_for_a_vector() -> None:
+    """The mask of a single row is that row's own, or one of all rows: both have the bits of more rows."""
+    generator = torch.Generator().manual_seed(0)
+    x, mask = torch.randn(3, 1000, generator=generator) * 3, torch.rand(3, 1000, generator=generator) > 0.3
+    softmax = nn.Softmax(-1).promise(invariant="batch")
+    whole, shared = softmax(x, mask), softmax(x, mask[:1])
+    for k in range(3):
+        row = slice(k, k + 1)
+        assert torch.equal(softmax(x[row], mask[row]), whole[row])
+        assert torch.equal(softmax(x[row], mask[:1]), shared[row])
+
+
+def test_ranks_that_sum_nothing() -> None:
+    with shardfuse.FusionDefinition(invariant="ranks") as fd:
+        x = fd.define_tensor([-1, -1], contiguity=True)
+        fd.add_output(fd.ops.sum(x, [1]))
+    (found,) = fd.execute([torch.ones(3, 0)])
+    assert torch.equal(found, torch.zeros(3))
