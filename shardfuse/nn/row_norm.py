@@ -233,7 +233,12 @@ class RowNorm(ParameterModule):
     def _is_deferrable(
         self, x: torch.Tensor, residual: Sequence[torch.Tensor], unsharded: Sequence[int] | None
     ) -> bool:
-        """Can this rank's summands of the gradients be had, unrounded: of even shards, in the parameters' dtype?"""
+        """Can this rank's summands of the gradients be had, unrounded: of even shards, in the parameters' dtype?
+
+        Sums that are promised the same bits on any number of ranks are no all-reduce of such summands.
+        """
+        if self.promises is not None and self.promises.ranks:
+            return False
         given = (x, *residual)
         if any(type(t) not in PLAIN for t in given) or modes() or in_functorch() or any(map(is_wrapped, given)):
             return False

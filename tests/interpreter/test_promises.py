@@ -10,6 +10,7 @@ import pytest
 import torch
 from fusion_check import bound_piece, local_arguments
 from promise_cases import CASES, assert_rows_alike, bits, define, inputs
+from torch.distributed.tensor import Shard
 
 import shardfuse
 from benchmarks.promises import run_promises
@@ -161,3 +162,19 @@ def test_ranks_that_sum_nothing() -> None:
         fd.add_output(fd.ops.sum(x, [1]))
     (found,) = fd.execute([torch.ones(3, 0)])
     assert torch.equal(found, torch.zeros(3))
+
+
+def bucketed(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    n, rank = shardfuse.initialize().world_size, current_rank()
+    mesh = DeviceMesh(range(n)) if n > 1 else None
+    norm = nn.RMSNorm(96, mesh=mesh, input=Shard(0) if mesh else None, parameters="local").promise(invariant="ranks")
+    nn.bucket_gradients(norm)
+    norm(x.chunk(n)[rank]).backward(dy.chunk(n)[rank])
+    return norm.weight.grad
+
+
+def test_gradients_of_a_bucket_have_the_bits_of_one_rank() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, dy = (torch.randn(16, 96, generator=generator) for _ in range(2))
+    (one,) = shardfuse.simulate(bucketed, 1, args=(x, dy))
+    assert all(torch.equal(one, found) for found in shardfuse.simulate(bucketed, 4, args=(x, dy)))
