@@ -10,7 +10,7 @@ import torch
 from compile_graphs import graph_of, regions_in
 from test_explain_page import Checked
 
-from shardfuse.compile import report
+from shardfuse.compile import ledger, report
 from shardfuse.compile.graph_pass import hand_over
 from shardfuse.compile.ledger import Report
 from shardfuse.compile.page import page
@@ -59,6 +59,15 @@ def test_an_empty_report_and_one_of_cached_graphs_have_pages() -> None:
     (first, _) = regions_in(graph_of(two_norms, given()))
     cached = replace(first, graph="cached", bytes=None, us=None, inductor_us=None, plan=None, lines=())
     assert "From torch's cache" in Checked(page(Report((cached,)))).text
+
+
+def test_regions_from_the_cache_have_a_graph_and_numbers_of_their_own() -> None:
+    ledger.report(clear=True)
+    for k in range(3):
+        ledger.note_cached(f"program {k}", ["add"], 1, 1)
+    found = ledger.report(clear=True)
+    assert [r.number for r in found.regions] == [0, 1, 2]
+    assert "From torch's cache" in page(Report((replace(found.regions[0], graph="forward", of=0), *found.regions)))
 
 
 def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -17,6 +17,10 @@ MOST = 4096
 """Regions that are remembered."""
 
 
+FROM_CACHE = -1
+"""Stands for the number of a graph of which no more is known than that torch's cache had it."""
+
+
 @dataclass(frozen=True)
 class RegionReport:
     """One region.  Bytes and microseconds are at the sizes of the call for which its graph was made.
@@ -95,7 +99,23 @@ def note_cached(program: str, ops: Iterable[str], inputs: int, outputs: int) -> 
             return
         counted = tuple(sorted(Counter(ops).items()))
         why = "its graph came from torch's cache"
-        found = RegionReport("cached", counted, inputs, outputs, None, None, None, None, True, why, (), program)
+        number = sum(r.of == FROM_CACHE for r in _regions)
+        found = RegionReport(
+            "cached",
+            counted,
+            inputs,
+            outputs,
+            None,
+            None,
+            None,
+            None,
+            True,
+            why,
+            (),
+            program,
+            of=FROM_CACHE,
+            number=number,
+        )
         _regions.append(found)
 
 

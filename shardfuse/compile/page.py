@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..frontend.page import COPY_BANDWIDTH, Step, document, kernels_table, numbers_text, size_text
 from ..frontend.page_drawing import Graph, Node, graph_svg
-from .ledger import RegionReport, Report
+from .ledger import FROM_CACHE, RegionReport, Report
 
 _MOST_NODES = 120
 """Of a graph of more regions the first are drawn."""
@@ -57,7 +57,7 @@ def _graph(regions: Sequence[RegionReport]) -> str:
     keys = dict.fromkeys(n.key for n in nodes)
     edges = {(str(k), str(r.number)): "" for r in shown for k in r.behind if str(k) in keys}
     left = f"<p class=soft>The first {_MOST_NODES} of {len(regions)} regions.</p>" if len(regions) > len(shown) else ""
-    title = f"{regions[0].graph} graph {regions[0].of}" if regions[0].graph != "cached" else "From torch's cache"
+    title = f"{regions[0].graph} graph {regions[0].of}" if regions[0].of != FROM_CACHE else "From torch's cache"
     return f"<h2>{escape(title)}</h2><div class=wide>{graph_svg(Graph(tuple(nodes), edges))}</div>{left}"
 
 
