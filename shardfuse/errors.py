@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from .base_error import ArgumentError as ArgumentError
 from .base_error import ShardfuseError as ShardfuseError
 from .base_error import shown
+from .module_errors import ChangedBeforeBackwardError as ChangedBeforeBackwardError
 from .module_errors import CompiledElsewhereError as CompiledElsewhereError
 from .module_errors import ModuleArgumentError as ModuleArgumentError
 from .module_errors import ModuleInputError as ModuleInputError

@@ -41,3 +41,14 @@ class SecondDerivativeError(ShardfuseError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} has no second derivative: call torch's module where create_graph=True")
+
+
+class ChangedBeforeBackwardError(ShardfuseError, RuntimeError):
+    """A parameter was written between a forward and the backward that reads it; torch's own ops say it so."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: object, found: int, expected: int) -> None:
+        super().__init__(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"a parameter of shape {list(shape)} and {dtype} is at version {found}; expected version {expected} "
+            "instead. Run the backward before the parameter is written, by an optimiser for instance"
+        )

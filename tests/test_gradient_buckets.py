@@ -221,3 +221,63 @@ def test_what_does_not_fit_is_reduced_as_before(reduced: list[int]) -> None:
 
     each_rank((2,), {"replaced": replaced, "no gradients": without_gradients, "uneven": uneven, "frozen": frozen})
     assert not reduced
+
+
+@pytest.mark.parametrize("kind", ["dtensor", "local"])
+def test_a_norm_that_is_frozen_for_a_while(kind: str, reduced: list[int]) -> None:
+    """Before the first backward, which makes the node, and after it."""
+
+    def frozen(here: Here, *, first: bool) -> None:
+        model = Model(here, kind)
+        bucket_gradients(model)
+        if not first:
+            backward(here, model, 10, torch.float64)
+            model.zero_grad()
+        model.centred.requires_grad_(False)
+        backward(here, model, 20, torch.float64)
+        assert model.centred.weight.grad is None
+        model.centred.requires_grad_(True)
+        model.zero_grad()
+        backward(here, model, 30, torch.float64)
+        check(here, model, (30,))
+
+    each_rank(
+        (2,), {"at first": lambda here: frozen(here, first=True), "later": lambda here: frozen(here, first=False)}
+    )
+    every = 2 * LAYERS + 3
+    assert sorted(reduced) == sorted(2 * [every - 2, every, every, every - 2, every])
+
+
+@pytest.mark.parametrize("kind", ["dtensor", "local"])
+def test_norms_that_a_forward_does_not_use_have_no_gradient(kind: str) -> None:
+    def skipped(here: Here) -> None:
+        model = Model(here, kind)
+        bucket_gradients(model)
+        for _ in range(2):
+            x = here.cut(numbers(1, BATCH, SEQUENCE, HIDDEN), AT[1])
+            model.last(x).square().sum().backward()
+        for name, p in model.named_parameters():
+            assert (p.grad is None) == (name != "last.weight"), name
+        weight = here_of(model.last.weight.detach()).clone().requires_grad_()
+        functional.rms_norm(numbers(1, BATCH, SEQUENCE, HIDDEN), (HIDDEN,), weight, 1e-6).square().sum().backward()
+        right = 2 * weight.grad
+        assert_near(here_of(model.last.weight.grad), right, n=64, terms=right.abs() + 50)
+
+    each_rank((2,), {"skipped": skipped})
+
+
+@pytest.mark.parametrize("kind", ["dtensor", "local"])
+def test_a_bucket_tells_a_weight_that_was_written_before_the_backward(kind: str) -> None:
+    def written(here: Here) -> None:
+        norm = RMSNorm(HIDDEN, mesh=here.mesh, input=AT[1], parameters=kind, dtype=torch.float64)
+        bucket_gradients(norm)
+        x = here.cut(numbers(1, BATCH, SEQUENCE, HIDDEN), AT[1]).requires_grad_()
+        for _ in range(2):
+            norm(x).sum().backward()
+            loss = norm(x).sum()
+            with torch.no_grad():
+                norm.weight.mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+    each_rank((2,), {"written": written})

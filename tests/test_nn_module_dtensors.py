@@ -142,3 +142,53 @@ def test_a_packed_dtensor_whose_features_are_sharded_is_refused() -> None:
             module(distribute(torch.randn(3, 8), torch_mesh, [S1]))
 
     run_ranks(2, run)
+
+
+def test_a_parameter_that_is_written_before_the_backward() -> None:
+    """Autograd compares the versions of what it saves; a DTensor counts changes, and its local tensor does not."""
+    wide = (4, 6)
+    cases: dict[str, tuple[Make, Sequence[int]]] = {
+        "rms_norm": (lambda m: nn.RMSNorm(6, mesh=m, input=S0), wide),
+        "rms_norm_hidden": (lambda m: nn.RMSNorm(12, mesh=m, input=LAST), wide),
+        "layer_norm": (lambda m: nn.LayerNorm(6, mesh=m, input=S0), wide),
+        "layer_norm_of_two_dims": (lambda m: nn.LayerNorm((3, 4), mesh=m, input=S0), (4, 3, 4)),
+        "group_norm": (lambda m: nn.GroupNorm(2, 4, mesh=m, input=S0), (3, 4, 5)),
+        "batch_norm": (lambda m: nn.BatchNorm1d(4, mesh=m, input=S0), (5, 4, 3)),
+    }
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(range(size))
+        for name, (make, shape) in cases.items():
+            module = make(mesh)
+            weight = module.get_parameter("weight")
+            assert isinstance(weight, DTensor)
+            for is_frozen in (False, True):
+                weight.requires_grad_(not is_frozen)
+                x = numbers(shape, rank).requires_grad_()
+                loss = module(x).square().sum()
+                with torch.no_grad():
+                    weight.mul_(2)
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    loss.backward()
+                assert x.grad is None, name
+                module(x).square().sum().backward()
+                assert x.grad is not None, name
+
+    run_ranks(2, run)
+
+
+def test_hooks_that_copy_what_is_saved_let_a_parameter_be_written() -> None:
+    """As with torch's modules, autograd then reads the copies, and compares no versions."""
+
+    def run(rank: int, size: int) -> None:
+        module = nn.RMSNorm(6, mesh=DeviceMesh(range(size)), input=S0)
+        x = numbers((4, 6), rank).requires_grad_()
+        (right,) = torch.autograd.grad(module(x).square().sum(), x)
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+            loss = module(x).square().sum()
+        with torch.no_grad():
+            module.get_parameter("weight").mul_(2)
+        (found,) = torch.autograd.grad(loss, x)
+        assert torch.equal(found, right)
+
+    run_ranks(2, run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 
@@ -28,6 +28,7 @@ from .settings import Setting, printed
 from .shaping import Shaping, apart
 from .tensor_kinds import in_functorch, is_traced, is_wrapped, metadata_of, modes
 from .timer import FusionTimer
+from .versions import Watched, check_unchanged, watch
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -85,49 +86,38 @@ class FusedOp:
         return BoundOp(self, unsharded, tensors)(timer, tensors)
 
 
-class _Saved(Protocol):
-    """What ``_Fused`` keeps between forward and backward."""
-
-    bound: BoundOp
-    timer: FusionTimer | None
-    tensors: int
-    saved_tensors: tuple[torch.Tensor, ...]
-
-    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
-
-
 class _Fused(torch.autograd.Function):
     """Of calls that are not compiled: it takes the host a sixth of what the autograd formula of an op does."""
 
     @staticmethod
     @uncompiled
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: FunctionCtx, bound: BoundOp, timer: FusionTimer | None, *tensors: torch.Tensor
+        ctx: FunctionCtx, bound: BoundOp, timer: FusionTimer | None, watched: Watched, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        kept, op = cast("_Saved", ctx), bound.op
+        kept, op = cast("Any", ctx), bound.op
         outputs = bound.forward(timer, bound.entered(tensors))
         candidates = (*tensors, *outputs)
-        kept.bound, kept.timer, kept.tensors = bound, timer, len(tensors)
+        kept.bound, kept.timer, kept.tensors, kept.watched = bound, timer, len(tensors), watched
         kept.save_for_backward(*[candidates[k] for k in op.saved])
         results, shaping = outputs[: op.results], bound.shaping
         return tuple(results if shaping is None else shaping.leave_alone(results))
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kept = cast("_Saved", ctx)
-        op, saved, shaping = kept.bound.op, kept.saved_tensors, kept.bound.shaping
-        given: Sequence[torch.Tensor] = [
-            waited(g) for g in gradients[: len(op.gradients)]
-        ]  # those of integers are none
+        kept = cast("Any", ctx)
+        check_unchanged(kept.watched)
+        bound: BoundOp = kept.bound
+        op, saved, shaping = bound.op, kept.saved_tensors, bound.shaping
+        given = [waited(g) for g in gradients[: len(op.gradients)]]  # those of integers are none
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                made = kept.bound.backward(kept.timer, given, saved)
+                made = bound.backward(kept.timer, given, saved)
             found = cast("Any", Once).apply(len(made), *made, *given, *saved)
         else:
-            found = kept.bound.backward(kept.timer, given, saved)
+            found = bound.backward(kept.timer, given, saved)
         if shaping is not None:
             found = shaping.leave_gradients(found)
-        return None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
+        return None, None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
 
 
 def _apply_of_c() -> Callable[..., Sequence[torch.Tensor]]:
@@ -142,11 +132,13 @@ def _apply_of_c() -> Callable[..., Sequence[torch.Tensor]]:
 _apply = _apply_of_c()
 
 
-def _record(bound: BoundOp, timer: FusionTimer | None, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+def _record(
+    bound: BoundOp, timer: FusionTimer | None, watched: Watched, tensors: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
     """``_Fused.apply``; outside of torch.func without asking for what only that has: half of its time."""
     is_plain = not in_functorch() and all(type(t) in PLAIN for t in tensors)
     apply = _apply if is_plain and not any(map(is_wrapped, tensors)) else cast("Any", _Fused).apply
-    return apply(bound, timer, *tensors)
+    return apply(bound, timer, watched, *tensors)
 
 
 class BoundOp:
@@ -176,14 +168,20 @@ class BoundOp:
             FusionRun(op.backward, op.gradients, self.unsharded, is_known=False),
         )
 
-    def __call__(self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The results; recorded for autograd where one of the tensors, as given, requires a gradient."""
+    def __call__(
+        self, timer: FusionTimer | None, tensors: Sequence[torch.Tensor], origins: Sequence[torch.Tensor] = ()
+    ) -> Sequence[torch.Tensor]:
+        """The results; recorded for autograd where one of the tensors, as given, requires a gradient.
+
+        origins: the tensors whose values these have, in their order, where others count the changes.
+        """
         if self.takes:
+            origins = origins or tensors
             tensors = [t if take is None else take(t) for t, take in zip(tensors, self.takes, strict=True)]
         if torch.is_grad_enabled():
             for t in tensors:
                 if t.requires_grad:
-                    return _record(self, timer, *tensors)
+                    return _record(self, timer, watch(origins, self.op.saved) if origins else (), tensors)
         results = self.forward(timer, self.entered(tensors))[: self.op.results]
         return results if self.shaping is None else self.shaping.leave(results)
 
@@ -292,11 +290,12 @@ class FusedModule(PromisingModule):
         self.__dict__["text"] = printed({**self.settings(), **self.common_settings()})
 
     def run(
-        self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None = None
-    ) -> Sequence[torch.Tensor]:
+        self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None = None,
+        origins: Sequence[torch.Tensor] = (),
+    ) -> Sequence[torch.Tensor]:  # fmt: skip
         """The results on local tensors, or parameters that are DTensors, in the order of the op.
 
-        shaping: between them and the op's, where they have other dims.  unsharded: as the op has it.
+        shaping: between them and the op's, where they have other dims.  unsharded, origins: as the op has them.
         """
         if torch.compiler.is_compiling():
             return self.as_op([self.traced(t) for t in tensors], unsharded, shaping)
@@ -311,7 +310,7 @@ class FusedModule(PromisingModule):
             takes = map(self.take, tensors)
             local = [t if take is None else take(t) for t, take in zip(tensors, takes, strict=True)]
             return self.as_op(local, unsharded, shaping)
-        return bound(self.timer, tensors)
+        return bound(self.timer, tensors, origins)
 
     def bound_for(
         self,

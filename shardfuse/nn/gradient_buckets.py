@@ -41,7 +41,9 @@ def bucket_gradients(model: torch.nn.Module) -> int:
 
     These are the parameters of RMSNorm, AddRMSNorm, LayerNorm, AddLayerNorm and DropoutAddNorm that are whole on each
     rank while the rows are sharded.  Values are as without, up to the order in which NCCL adds; gradients arrive at the
-    end of the backward instead of layer by layer.  All ranks of a mesh call it for the same modules.
+    end of the backward instead of layer by layer.  All ranks of a mesh call it for the same modules, and the forward of
+    each uses the same norms, as they do without: a norm that a forward has not used has no part in the all-reduce, and
+    its gradients stay None.
     Gradients are reduced one by one, as before, in calls that do not fit: under torch.compile and torch.func, of 16-bit
     parameters, of rows that ranks do not divide, and of parameters that something put in the place of those that the
     model has now, as FSDP does.
@@ -78,13 +80,16 @@ class GradientBucket:
             cast("Any", module).bucket = self
         self._made_for: object = None
         self._addresses: list[int] = []
+        self._frozen: list[int] = []
+        """Those that required no gradient when the node was made, which therefore leads to none of theirs."""
         self._behind: tuple[torch.Tensor, ...] = ()
         """The values of the parameters, in graph behind the node."""
 
     def of(self, module: ParameterModule) -> Sequence[torch.Tensor] | None:
         """The local parameters of a module, to be computed with; None where it has others by now, or frozen ones.
 
-        Their storage may have changed, and a node runs on the stream on which it was made: then there is another one.
+        Their storage may have changed, a frozen one may require a gradient now, and a node runs on the stream on which
+        it was made: then there is another one.
         """
         places = self._places[module]
         for k in places:
@@ -93,7 +98,11 @@ class GradientBucket:
                 return None
         device = _local(self._members[places[0]][2]).device
         stream = device, _queue_on(device)()
-        if self._made_for != stream or any(_address(self._members[k][2]) != self._addresses[k] for k in places):
+        if (
+            self._made_for != stream
+            or any(_address(self._members[k][2]) != self._addresses[k] for k in places)
+            or any(self._members[k][2].requires_grad for k in self._frozen)
+        ):
             self._make(stream)
         return [self._behind[k] for k in places]
 
@@ -103,6 +112,7 @@ class GradientBucket:
             local = [p if (take := m.take(p)) is None else take(p) for m, _, p in self._members]
             self._behind = cast("Any", _Together).apply(self, *local)
         self._made_for, self._addresses = stream, [_address(p) for _, _, p in self._members]
+        self._frozen = [k for k, (_, _, p) in enumerate(self._members) if not p.requires_grad]
 
     def reduce(self, summands: Sequence[torch.Tensor]) -> None:
         """Replace this rank's summands by their sums over the ranks."""

@@ -173,13 +173,16 @@ class _ToLocal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, parameter: DTensor, gradient: tuple[Placement, ...]) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.set_materialize_grads(False)
         kept = cast(Any, ctx)
         kept.mesh, kept.gradient, kept.like = parameter.device_mesh, gradient, (parameter.shape, parameter.stride())
         local = parameter.to_local()
         return local.view_as(local)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if grad is None:  # of a bucket's norm that the forward has not used
+            return None, None
         kept = cast(Any, ctx)
         grad = grad.clone() if grad.storage_offset() else grad
         return dtensor_of(grad, kept.mesh, kept.gradient, *kept.like), None

@@ -227,8 +227,14 @@ class RowNorm(ParameterModule):
         if bucket is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             behind = bucket.of(self) if self._is_deferrable(x, residual, unsharded) else None
             if behind is not None:
-                return self.run((x, *behind, *residual), unsharded, deferring(len(behind)))
-        return self.run((x, *self._parameters_here(), *residual), unsharded)
+                given, deferred = (x, *behind, *residual), deferring(len(behind))
+                return self.run(given, unsharded, deferred, self._origins(x, residual))
+        origins = () if self._is_of_last_dim else self._origins(x, residual)
+        return self.run((x, *self._parameters_here(), *residual), unsharded, None, origins)
+
+    def _origins(self, x: torch.Tensor, residual: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What a call is given, with the parameters themselves."""
+        return x, *(p for p in map(self.parameter, self._names) if p is not None), *residual
 
     def _is_deferrable(
         self, x: torch.Tensor, residual: Sequence[torch.Tensor], unsharded: Sequence[int] | None
