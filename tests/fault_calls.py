@@ -43,6 +43,9 @@ def call_differently(difference: str, *, is_guilty: bool) -> None:
     if difference == "step_next":
         step_alone(is_guilty=is_guilty)
         return
+    if difference in ("reduce_scatter_next", "op_next"):
+        reduce_differently(difference, is_guilty=is_guilty)
+        return
     fd, other = program("exp"), program("relu")
     eight, seven = torch.zeros(8, 4), torch.zeros(7, 4)
     for rows in (seven, eight, eight) if difference == "both_cached" else (eight, eight, eight):
@@ -124,3 +127,21 @@ def step_alone(*, is_guilty: bool) -> None:
         optimiser.step()
     fd.execute([rows])
     time.sleep(LATE)  # gloo adds up numbers that do not belong together, or raises
+
+
+def reduce_differently(difference: str, *, is_guilty: bool) -> None:
+    """Collectives without a fusion: one alike, then another kind, which both wait in, or another op: wrong numbers."""
+    import torch
+
+    from shardfuse import collectives
+
+    x = torch.full((4,), 3.0)
+    collectives.all_reduce(x)
+    print(f"fault {time.time()}", flush=True)
+    if difference == "op_next":
+        collectives.all_reduce(x, op="prod" if is_guilty else "sum")
+    elif is_guilty:
+        collectives.reduce_scatter(x, -1)
+    else:
+        collectives.all_reduce(x)
+    time.sleep(LATE)

@@ -6,7 +6,10 @@ import copy
 import io
 import math
 import pickle
+from fractions import Fraction
+from numbers import Real
 
+import numpy as np
 import pytest
 import torch
 from optim_cases import BF16, CASES, F32, F64, Case, compare, gradients, parameters
@@ -304,6 +307,44 @@ def test_arguments_that_are_refused() -> None:
             call()
     with pytest.raises(ValueError, match="Invalid learning rate"):
         optim.AdamW([p], lr=-1.0)
+
+
+@pytest.mark.parametrize("norm", [np.float32(0.5), np.float16(0.5), np.int64(1), Fraction(1, 2)])
+def test_a_bound_of_the_norm_is_any_number(norm: Real) -> None:
+    expected, found = _with(torch.full((3,), 7.0)), _with(torch.full((3,), 7.0))
+    torch.nn.utils.clip_grad_norm_(expected, float(norm))
+    optim.clip_grad_norm_(found, norm)
+    torch.testing.assert_close(found.grad, expected.grad)
+    optim.AdamW([found], max_norm=norm).step()
+
+
+@pytest.mark.parametrize("repeated", ["parameter", "state", "gradient"])
+def test_elements_in_one_place_are_refused_before_anything_is_written(repeated: str) -> None:
+    first, second = parameters([(3,), (2, 4)], F32, CPU)
+    optimizer = trained(optim.AdamW, [first, second])
+    gradients([first, second], 5)
+    if repeated == "parameter":
+        second.data = torch.ones(4).expand(2, 4)
+    elif repeated == "state":
+        optimizer.state[second]["exp_avg"] = torch.ones(4).expand(2, 4)
+    else:
+        second.grad = torch.ones(4).expand(2, 4)
+    kept = copy.deepcopy((first.detach(), first.grad, optimizer.state[first]))
+    if repeated == "gradient":
+        with pytest.raises(
+            OptimizerTensorError, match=r"gradient 1 has several elements in one place, .* clone\(\) it"
+        ):
+            optim.clip_grad_norm_([first, second], 1e-3)
+    else:
+        named = "" if repeated == "parameter" else "the state 'exp_avg' of "
+        with pytest.raises(OptimizerTensorError, match=rf"AdamW.step: {named}.* has several elements in one place"):
+            optimizer.step()
+    assert torch.equal(first, kept[0])
+    assert torch.equal(first.grad, kept[1])
+    assert all(torch.equal(optimizer.state[first][key], kept[2][key]) for key in kept[2])
+    if repeated == "gradient":
+        optim.get_total_norm([first.grad, second.grad])
+        optimizer.step()  # which only reads gradients
 
 
 def test_stretches_of_memory_that_overlap() -> None:

@@ -14,7 +14,7 @@ from ..executor.cache import LRUCache
 from ..executor.uncompiled import uncompiled
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
-from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, devices_of, in_order
+from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, devices_of, in_order, repeats
 from .eager import foreach
 from .errors import OptimizerArgumentError, OptimizerTensorError
 from .kernel_text import KINDS
@@ -149,6 +149,9 @@ class _Gradients:
         self.kinds = [KINDS[dtype] * 17 for dtype in dtypes]  # as if of a parameter of the same type
         self.tensors = self.given
         if not all(map(IS_CONTIGUOUS, self.given)):
+            for k, g in enumerate(self.given):
+                if not only_read and repeats(g):
+                    raise OptimizerTensorError.of_repeated_elements(call, f"gradient {k}")
             self.tensors = [in_order(g, dense_strides(g), g.dtype) for g in self.given]
         self._by_kernels = bool(self.given) and has_kernels(self.device)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from .dense import ADDRESS, DTYPE, IS_CONTIGUOUS, in_order, is_whole
+from .dense import ADDRESS, DTYPE, IS_CONTIGUOUS, in_order, is_whole, repeats
 from .eager import Row
 from .pieces import local_of
 
@@ -80,6 +80,8 @@ class Order:
         self.device, self.shapes = device, shapes
         self.misfit: tuple[int, str, list[int]] | None = None
         """A state that is not of its parameter's shape: the place of that, what it is, and its shape."""
+        self.repeated: tuple[int, str | None] | None = None
+        """A parameter, or what of its states, that would be written and has several elements in one place."""
         self.dtypes, self.wide, self.strides, self.is_contiguous = list(dtypes), list(wide), strides, is_contiguous
         self._right: list[tuple[Tensors, list[int]]] = [([], []) for _ in range(6)]
         """Columns that were found right, and where they were: they are as long as both stay."""
@@ -87,9 +89,9 @@ class Order:
     def apply(self, columns: Columns) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Put copies in the place of what is not right; returns those that are to be written back, with their copy.
 
-        Nothing is done where there is a ``misfit``.
+        Nothing is to be done with them where one is ``repeated``, or there is a ``misfit``.
         """
-        self.misfit = None
+        self.misfit, self.repeated = None, None
         staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         for place, tensors in enumerate(columns.in_order_of_rows()[:6]):
             if tensors and not self._is_right(place, tensors):
@@ -142,6 +144,8 @@ class Order:
             if tensor is not None:
                 tensors[k] = in_order(tensor, strides, dtype, self.device)
                 if place != _GRADIENTS and tensors[k] is not tensor:
+                    if repeats(tensor):
+                        self.repeated = k, _KEYS[place - 2] if place > _GRADIENTS else None
                     found.append((tensor, cast(torch.Tensor, tensors[k])))
         return found
 

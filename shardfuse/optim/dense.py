@@ -62,6 +62,11 @@ def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     return all(n == 1 or a == b for n, a, b in zip(tensor.shape, strides_of(tensor), strides, strict=True))
 
 
+def repeats(tensor: torch.Tensor) -> bool:
+    """Are several of its elements one in memory, as ``expand`` makes them?  Such a tensor can only be read."""
+    return any(n > 1 and stride == 0 for n, stride in zip(tensor.shape, strides_of(tensor), strict=True))
+
+
 def in_order(
     tensor: torch.Tensor, strides: Sequence[int], dtype: torch.dtype, device: torch.device | None = None
 ) -> torch.Tensor:

@@ -11,6 +11,12 @@ class OptimizerTensorError(ShardfuseError):
     def __init__(self, call: str, tensor: str, found: str, expected: str, advice: str) -> None:
         super().__init__(f"{call}: {tensor} {found}, expected {expected}: {advice}")
 
+    @classmethod
+    def of_repeated_elements(cls, call: str, tensor: str) -> OptimizerTensorError:
+        """A tensor that is to be written holds several elements in one place of memory."""
+        found, expected = "has several elements in one place, as expand() makes them", "a place for each, to write to"
+        return cls(call, tensor, found, expected, "nothing was written; clone() it")
+
 
 class OptimizerArgumentError(ShardfuseError, ValueError):
     """An argument of an optimiser, or of a function on gradients, is out of range."""

@@ -14,6 +14,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -51,7 +52,7 @@ def checked_exponent(call: str, norm_type: object) -> float:
 
 def checked_bound(call: str, max_norm: object) -> float:
     """``max_norm`` as a number, also from a tensor of one element.  Raises OptimizerArgumentError."""
-    is_number = isinstance(max_norm, int | float) or (isinstance(max_norm, torch.Tensor) and max_norm.numel() == 1)
+    is_number = isinstance(max_norm, Real) or (isinstance(max_norm, torch.Tensor) and max_norm.numel() == 1)
     bound = float(cast("Any", max_norm)) if is_number else math.nan
     if not bound >= 0:
         raise OptimizerArgumentError(call, "max_norm", max_norm, "a number, 0 or more")

@@ -86,12 +86,7 @@ class Update:
         if self.has_dtensors:
             columns.localise()
         staged = self.order.apply(columns)
-        if self.order.misfit is not None:
-            k, key, found = self.order.misfit
-            expected, advice = f"{list(self.shapes[k])}", "load a state that was saved with parameters of these shapes"
-            raise OptimizerTensorError(
-                CALL, f"the state {key!r} of {self.parameters[k].name}", f"is of shape {found}", expected, advice
-            )
+        self._check_order()
         with on(self.device):
             if self._kernels is not None:
                 norm = self._kernels.run(columns, groups, clipping)
@@ -138,6 +133,21 @@ class Update:
             raise OptimizerTensorError(CALL, "parameters", found, "one device", advice)
         for p, w in zip(self.parameters, weights, strict=True):
             check_gradient(CALL, p.name, w)
+
+    def _check_order(self) -> None:
+        """Raises OptimizerTensorError for what was found as the tensors were put in order, before any is written."""
+        if self.order.misfit is not None:
+            k, key, found = self.order.misfit
+            expected, advice = f"{list(self.shapes[k])}", "load a state that was saved with parameters of these shapes"
+            raise OptimizerTensorError(
+                CALL, f"the state {key!r} of {self.parameters[k].name}", f"is of shape {found}", expected, advice
+            )
+        if self.order.repeated is not None:
+            k, key = self.order.repeated
+            name = self.parameters[k].name
+            raise OptimizerTensorError.of_repeated_elements(
+                CALL, name if key is None else f"the state {key!r} of {name}"
+            )
 
     def _check_apart(self, weights: Sequence[torch.Tensor]) -> None:
         clash = overlapping(*stretches(weights))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 
 from shardfuse import collectives
 from shardfuse.errors import CollectiveArgumentError
+from shardfuse.mesh.calls import Ledger
 
 pytestmark = pytest.mark.mpi
 
@@ -46,7 +52,70 @@ def test_maxima_keep_nan(pg) -> None:
 
 def test_arguments(pg) -> None:
     x = torch.ones(2, 2, device=pg.device)
-    with pytest.raises(CollectiveArgumentError, match="dim is 2, expected a dimension of a tensor of 2"):
+    mesh = init_device_mesh(pg.device.type, (pg.size,))
+    own = dist.new_group([0])
+    others = "a group of other ranks" if pg.rank else None
+    for call, found in (
+        (lambda: collectives.reduce_scatter(x, 2), "dim is 2, expected a dimension of a tensor of 2"),
+        (lambda: collectives.reduce_scatter(x, None), "dim is None, expected a dimension of a tensor of 2"),
+        (lambda: collectives.reduce_scatter(x, 1.0), "dim is 1.0, expected a dimension of a tensor of 2"),
+        (lambda: collectives.all_reduce(x, op="mean"), "op is 'mean', expected sum, prod, max"),
+        (lambda: collectives.all_reduce([1.0]), "x is a list, expected a dense torch.Tensor"),
+        (lambda: collectives.all_reduce(x.to_sparse()), "x is a tensor of layout torch.sparse_coo, expected a dense"),
+        (lambda: collectives.all_reduce(x.to("meta")), "x is a tensor on device meta, expected a dense"),
+        (lambda: collectives.all_reduce(distribute_tensor(x, mesh)), r"x is a DTensor, .* as its to_local\(\) is"),
+        (lambda: collectives.all_reduce(x, "world"), "group is 'world', a str, expected a group that this rank is in"),
+        (
+            lambda: collectives.all_reduce(x, own),
+            others and f"group is {others}, expected a group that this rank is in",
+        ),
+    ):
+        if found is not None:
+            with pytest.raises(CollectiveArgumentError, match=found):
+                call()
+    assert torch.equal(collectives.all_reduce(x), x * pg.size), "the refused calls have sent nothing"
+
+
+def test_calls_are_compared_by_all_that_ranks_have_alike(pg, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledgers: dict[int, Ledger] = {}
+    monkeypatch.setattr(collectives, "ledger_of", lambda _: ledgers[0])
+
+    def noted(call: Callable[[], object]) -> int:
+        ledgers[0] = Ledger(range(pg.size))
+        call()
+        told = ledgers[0].take_in()
+        assert told.calls == 1
+        return told.chain
+
+    x = torch.ones(4, 4, device=pg.device)
+    differing = [
+        noted(call)
+        for call in (
+            lambda: collectives.all_reduce(x),
+            lambda: collectives.all_reduce(x.half()),
+            lambda: collectives.all_reduce(x.bfloat16()),
+            lambda: collectives.all_reduce(x, op="max"),
+            lambda: collectives.all_reduce(x.view(2, 8)),
+            lambda: collectives.all_reduce(x[:0]),
+            lambda: collectives.reduce_scatter(x),
+            lambda: collectives.reduce_scatter(x, 1),
+            lambda: collectives.reduce_scatter(x, 1, op="prod"),
+        )
+    ]
+    assert len(set(differing)) == len(differing)
+    assert noted(lambda: collectives.reduce_scatter(x, -1)) == differing[-2], "dim -1 is dim 1"
+    ledgers[0] = Ledger(range(pg.size))
+    with pytest.raises(CollectiveArgumentError):
         collectives.reduce_scatter(x, 2)
-    with pytest.raises(CollectiveArgumentError, match="op is 'mean'"):
-        collectives.all_reduce(x, op="mean")  # pyright: ignore[reportArgumentType]
+    assert ledgers[0].take_in().calls == 0, "nor is a call that was refused"
+
+
+@pytest.mark.parametrize("call", [collectives.all_reduce, collectives.reduce_scatter])
+def test_graphs_of_torch_compile_break_at_them(call: Callable[[torch.Tensor], torch.Tensor], pg) -> None:
+    def around(x: torch.Tensor) -> torch.Tensor:
+        return call(x + 1) * 2
+
+    compiled = torch.compile(around, backend="eager")
+    for k in range(3):
+        x = torch.arange(float(4 * pg.size), device=pg.device).view(pg.size, 4) + k
+        assert torch.equal(compiled(x), around(x))
