@@ -14,7 +14,8 @@ from torch.distributed.tensor import Shard
 
 import shardfuse
 from benchmarks.promises import run_promises
-from shardfuse import DataType, DeviceMesh, ParallelType, nn
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, nn
+from shardfuse.frontend.promised import Invariant
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import current_rank
 from shardfuse.passes import promised, segments
@@ -178,3 +179,52 @@ def test_gradients_of_a_bucket_have_the_bits_of_one_rank() -> None:
     x, dy = (torch.randn(16, 96, generator=generator) for _ in range(2))
     (one,) = shardfuse.simulate(bucketed, 1, args=(x, dy))
     assert all(torch.equal(one, found) for found in shardfuse.simulate(bucketed, 4, args=(x, dy)))
+
+
+@pytest.mark.parametrize("invariant", ["batch", "ranks"])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_losses_and_their_gradients(reduction: str, invariant: Invariant) -> None:
+    """They count targets that are no class: a sum of all rows, which leaves no row to index."""
+    generator = torch.Generator().manual_seed(5)
+    classes = 40
+    x = torch.randn(6, classes, generator=generator)
+    targets = torch.randint(0, classes, (6,), generator=generator)
+    exact = x.double().requires_grad_()
+    wanted = torch.nn.functional.cross_entropy(exact, targets, reduction=reduction)
+    wanted.sum().backward()
+    loss = nn.CrossEntropyLoss(reduction=reduction).promise(invariant=invariant)
+    own = x.clone().requires_grad_()
+    found = loss(own, targets)
+    found.sum().backward()
+    eps = torch.finfo(torch.float32).eps
+    torch.testing.assert_close(found.double(), wanted, rtol=8 * eps, atol=8 * eps)
+    assert own.grad is not None
+    torch.testing.assert_close(own.grad.double(), exact.grad, rtol=8 * eps, atol=2 * eps)
+    log_prob = nn.LogProb().promise(invariant=invariant)
+    torch.testing.assert_close(
+        log_prob(x, targets).double(),
+        exact.detach().log_softmax(-1)[range(6), targets],
+        rtol=8 * eps,
+        atol=8 * eps,
+    )
+    if invariant == "batch":
+        assert torch.equal(bits(log_prob(x[2:3], targets[2:3])), bits(log_prob(x, targets)[2:3]))
+
+
+@pytest.mark.parametrize("n", [8, 96, 777])
+def test_a_row_outside_of_any_batch_has_the_same_bits(n: int) -> None:
+    x = torch.randn(3, n, generator=torch.Generator().manual_seed(6))
+    for module in (nn.Softmax(-1).promise(invariant="batch"), nn.RMSNorm(n).promise(invariant="batch")):
+        assert torch.equal(bits(module(x[1])), bits(module(x)[1]))
+
+
+def test_a_sum_of_everything() -> None:
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(7))
+    for invariant in ("batch", "ranks"):
+        with FusionDefinition(invariant=invariant) as fd:
+            t = fd.define_tensor([-1, -1], contiguity=True)
+            fd.add_output(fd.ops.sum(t, [0, 1]))
+            fd.add_output(fd.ops.max(t, [0, 1]))
+        total, largest = fd.execute([x])
+        torch.testing.assert_close(total.double(), x.double().sum(), rtol=0, atol=30 * torch.finfo(x.dtype).eps)
+        assert torch.equal(largest, x.max())
