@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ..errors import ArgumentError
 from .ledger import RegionReport, Report
 from .ledger import report as noted
 from .measured import measured
@@ -19,12 +20,18 @@ def report(*, clear: bool = False, measure: bool = False, html: str | Path | Non
 
     ``clear`` forgets them.  ``measure`` runs each that has a program on the current GPU, as shardfuse's kernels and as
     those that Inductor makes of it alone, which it compiles for that; nothing is measured without a GPU.  ``html``:
-    where the same is written as one page that needs nothing else.  Raises ``OSError`` where it cannot be written.
+    where the same is written as one page that needs nothing else.  Raises ``ArgumentError``
+    for what is no path, ``PageError`` where the page cannot be written; nothing is forgotten then.
     """
-    found = noted(clear=clear)
+    given: object = html
+    if given is not None and not isinstance(given, str | Path):
+        raise ArgumentError("report", "html", given, "a string or a Path")
+    found = noted()
     found = _measured(found) if measure and torch.cuda.is_available() else found
     if html is not None:
         write_page(html, found)
+    if clear:
+        noted(clear=True)
     return found
 
 
