@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -23,9 +24,8 @@ def report(*, clear: bool = False, measure: bool = False, html: str | Path | Non
     where the same is written as one page that needs nothing else.  Raises ``ArgumentError``
     for what is no path, ``PageError`` where the page cannot be written; nothing is forgotten then.
     """
-    given: object = html
-    if given is not None and not isinstance(given, str | Path):
-        raise ArgumentError("report", "html", given, "a string or a Path")
+    if not isinstance(cast(object, html), str | Path | None):
+        raise ArgumentError("report", "html", html, "a string or a Path")
     found = noted()
     found = _measured(found) if measure and torch.cuda.is_available() else found
     if html is not None:
