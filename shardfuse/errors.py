@@ -281,6 +281,16 @@ class NoPlanError(ShardfuseError):
         super().__init__("explain() needs sizes: execute the fusion first, or pass inputs=[...] or sizes={...}")
 
 
+class PageError(ShardfuseError, OSError):
+    """A page that ``html=`` asks for cannot be written."""
+
+    def __init__(self, function: str, path: str, error: OSError) -> None:
+        super().__init__(
+            f"{function}: html={path!r} cannot be written: {error.strerror or error}; pass a file in a folder that is "
+            "there and may be written to"
+        )
+
+
 class TuningUnavailableError(ShardfuseError):
     """``tune`` was called where no kernel can be timed."""
 

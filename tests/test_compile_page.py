@@ -14,6 +14,7 @@ from shardfuse.compile import ledger, report
 from shardfuse.compile.graph_pass import hand_over
 from shardfuse.compile.ledger import Report
 from shardfuse.compile.page import page
+from shardfuse.errors import ArgumentError, PageError
 from shardfuse.frontend.page import COPY_BANDWIDTH
 
 
@@ -74,5 +75,11 @@ def test_regions_from_the_cache_have_a_graph_and_numbers_of_their_own() -> None:
 
 
 def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="none"):
-        report(html=tmp_path / "none" / "regions.html")
+    regions_in(graph_of(two_norms, given()))
+    noted = len(report().regions)
+    with pytest.raises(PageError, match=r"report: html='.*regions.html' cannot be written: No such file") as caught:
+        report(html=tmp_path / "none" / "regions.html", clear=True)
+    assert isinstance(caught.value, OSError)
+    with pytest.raises(ArgumentError, match="report: html is True, expected a string or a Path"):
+        report(html=True, clear=True)  # type: ignore[arg-type]
+    assert len(report().regions) == noted

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, TensorView, initialize, simulate
-from shardfuse.errors import DefinitionError
+from shardfuse.errors import DefinitionError, PageError
 from shardfuse.executor.timeline import COLLECTIVES, KERNELS, Span, Timeline
 from shardfuse.frontend.explain import explain_plan
 from shardfuse.frontend.holdings import held, held_text
@@ -122,7 +122,7 @@ def test_bad_calls_are_refused(tmp_path: Path) -> None:
     fd = two_norms()
     with pytest.raises(DefinitionError, match="explain: found html True, expected a string or a Path"):
         fd.explain(html=True)  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(PageError, match=r"explain: html='.*missing/plan.html' cannot be written: No such file"):
         fd.explain(html=tmp_path / "missing/plan.html")
     with pytest.raises(DefinitionError, match="timeline= without html=, expected html= as well"):
         fd.explain(timeline=Timeline(0, ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import pytest
 import torch
@@ -207,3 +208,26 @@ def test_a_row_for_each_rank_is_refused() -> None:
 def test_promises_that_are_no_names_are_refused(invariant: object) -> None:
     with pytest.raises(DefinitionError, match="invariant="):
         FusionDefinition(invariant=invariant)
+
+
+@pytest.mark.parametrize("settings", [{}, {"affine": False}, {"track_running_stats": False}], ids=str)
+def test_norms_by_the_mean_of_the_batch_are_refused(settings: dict[str, bool]) -> None:
+    norm = nn.BatchNorm2d(4, **settings).promise(invariant="batch")
+    x = torch.randn(3, 4, 5, 5, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(PromiseError, match="BatchNorm2d norms each row by the mean and variance of the whole batch"):
+        norm(x)
+    if norm.num_batches_tracked is not None and norm.running_mean is not None:
+        assert int(norm.num_batches_tracked) == 0
+        assert not norm.running_mean.any()
+
+
+def test_a_model_without_a_module_that_could_promise_is_told() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.warns(UserWarning, match=r"no module of shardfuse.nn in Sequential.*shardfuse.nn.convert\(model\)"):
+        assert nn.promise(model, invariant="batch") is model
+    with pytest.raises(DefinitionError, match="promise: found invariant='rows'"):
+        nn.promise(model, invariant="rows")  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nn.promise(model)
+        nn.promise(torch.nn.Sequential(nn.RMSNorm(2)), invariant="batch")

@@ -266,9 +266,7 @@ class Tile:
     def x_groups(self, strides: Strides) -> list[Group]:
         steps = [strides.get(a, 0) for a in self.plan.space.x]
         if not steps and not self.is_alone:
-            return [
-                Group(1, 1, 1, True)
-            ]  # a row outside of any batch is the first of a batch: its lane alone is stored
+            return [Group(1, 1, 1, True)]  # a row outside of any batch is the first of one: no other lane is stored
         if self.x_total == 1 and not self.is_alone and any(steps):
             return [Group(1, 1, [s for s in steps if s][-1], True)]
         extents = list(self.x_extents)

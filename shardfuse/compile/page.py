@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from ..frontend.page import COPY_BANDWIDTH, Step, document, kernels_table, numbers_text, size_text
+from ..frontend.page import COPY_BANDWIDTH, Step, document, kernels_table, numbers_text, size_text, write_document
 from ..frontend.page_drawing import Graph, Node, graph_svg
 from .ledger import FROM_CACHE, RegionReport, Report
 
@@ -19,8 +19,8 @@ _MOST_NODES = 120
 
 
 def write_page(path: str | Path, report: Report) -> None:
-    """Write the page of ``report``.  Raises ``OSError``."""
-    Path(path).write_text(page(report), encoding="utf-8")
+    """Write the page of ``report``.  Raises ``PageError``."""
+    write_document("report", path, page(report))
 
 
 def page(report: Report) -> str:

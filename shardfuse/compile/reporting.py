@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
+from ..errors import ArgumentError
 from .ledger import RegionReport, Report
 from .ledger import report as noted
 from .measured import measured
@@ -19,12 +21,17 @@ def report(*, clear: bool = False, measure: bool = False, html: str | Path | Non
 
     ``clear`` forgets them.  ``measure`` runs each that has a program on the current GPU, as shardfuse's kernels and as
     those that Inductor makes of it alone, which it compiles for that; nothing is measured without a GPU.  ``html``:
-    where the same is written as one page that needs nothing else.  Raises ``OSError`` where it cannot be written.
+    where the same is written as one page that needs nothing else.  Raises ``ArgumentError``
+    for what is no path, ``PageError`` where the page cannot be written; nothing is forgotten then.
     """
-    found = noted(clear=clear)
+    if not isinstance(cast(object, html), str | Path | None):
+        raise ArgumentError("report", "html", html, "a string or a Path")
+    found = noted()
     found = _measured(found) if measure and torch.cuda.is_available() else found
     if html is not None:
         write_page(html, found)
+    if clear:
+        noted(clear=True)
     return found
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from ..analysis.chain import h200_nodes
 from ..analysis.resharding import Communication
 from ..compiler import Plan
+from ..errors import PageError
 from ..executor.timeline import HOST, Timeline
 from ..ir.digits import extent
 from ..ir.expr import BoundTensor
@@ -43,8 +44,8 @@ class Step:
 
 
 def write_page(path: str | Path, plan: Plan, explained: Explanation, timeline: Timeline | None = None) -> None:
-    """Write the page of ``plan``; ``timeline``: of a run of it.  Raises ``OSError``."""
-    Path(path).write_text(page(plan, explained, timeline), encoding="utf-8")
+    """Write the page of ``plan``; ``timeline``: of a run of it.  Raises ``PageError``."""
+    write_document("explain", path, page(plan, explained, timeline))
 
 
 def page(plan: Plan, explained: Explanation, timeline: Timeline | None = None) -> str:
@@ -70,6 +71,14 @@ def document(title: str, sections: Sequence[str]) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head><body>\n{''.join(sections)}</body></html>\n"
     )
+
+
+def write_document(function: str, path: str | Path, text: str) -> None:
+    """Write what the argument ``html`` of ``function`` asks for.  Raises ``PageError``."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PageError(function, str(path), error) from error
 
 
 def numbers_text(numbers: Sequence[tuple[str, str]]) -> str:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..arguments import checked
-from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..errors import ModuleArgumentError, ModuleInputError, PlacementError, PromiseError
 from ..executor.uncompiled import uncompiled
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
@@ -35,7 +35,8 @@ class BatchNorm(ChannelNorm):
     are those of the whole, in one exchange of a few numbers for each channel.  Buffers are the same on every rank.
     parameters: as of ``RMSNorm``.
     x: in float64, float32, bfloat16 or float16; channels-last images stay so.
-    Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Ioffe & Szegedy 2015.
+    Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError, and PromiseError where rows are promised
+    the same bits in any batch and normed by statistics of theirs.  Source: Ioffe & Szegedy 2015.
     """
 
     family = "batch_norm"
@@ -151,6 +152,7 @@ class BatchNorm(ChannelNorm):
         self._check(x, channel_dim)
         placement = self.placed(self._input, x.ndim, unsharded)
         if not kept:
+            self._check_promises()
             parts = [n * placement.parts(self.mesh, k) for k, n in enumerate(x.shape)]
             self._check_count(parts if unsharded is None else unsharded)
         spec = BatchNormSpec(
@@ -170,6 +172,13 @@ class BatchNorm(ChannelNorm):
     def affine_parameters(self) -> tuple[torch.Tensor, ...]:
         """Weight and bias, or none."""
         return () if self.weight is None or self.bias is None else (self.weight, self.bias)
+
+    def _check_promises(self) -> None:
+        """Rows that are normed by the mean of all rows change with them, in whatever order that is added up."""
+        if self.promises is not None and self.promises.batch:
+            found = f"{type(self).__name__} norms each row by the mean and variance of the whole batch in training"
+            remedy = "call eval() on it, which norms by the running statistics, or take GroupNorm"
+            raise PromiseError(str(self.promises), found, remedy)
 
     def _check_count(self, sizes: Sequence[int]) -> None:
         """torch refuses a channel of one element, whose variance says nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -85,9 +86,17 @@ def promise(
 ) -> torch.nn.Module:
     """Have every module of shardfuse.nn in ``model`` promise this (``RMSNorm.promise``); gives ``model`` back.
 
-    Modules of torch in it promise nothing: ``convert(model)`` first.  Raises DefinitionError.
+    Modules of torch in it promise nothing: ``convert(model)`` first.  Warns (UserWarning) where no module promises
+    anything.  Raises DefinitionError.
     """
-    for part in cast(Any, model).modules():
-        if isinstance(part, PromisingModule):
-            part.promise(invariant=invariant, accumulate=accumulate)
+    said = promised("promise", invariant, accumulate)
+    parts = [part for part in cast(Any, model).modules() if isinstance(part, PromisingModule)]
+    for part in parts:
+        part.promise(invariant=invariant, accumulate=accumulate)
+    if not parts and said != _NOTHING:
+        warnings.warn(
+            f"promise({said}) found no module of shardfuse.nn in {type(model).__name__}, so nothing is promised: call "
+            "shardfuse.nn.convert(model) first, and promise of its model",
+            stacklevel=2,
+        )
     return model

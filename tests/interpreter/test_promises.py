@@ -228,3 +228,11 @@ def test_a_sum_of_everything() -> None:
         total, largest = fd.execute([x])
         torch.testing.assert_close(total.double(), x.double().sum(), rtol=0, atol=30 * torch.finfo(x.dtype).eps)
         assert torch.equal(largest, x.max())
+
+
+def test_a_batch_norm_by_kept_statistics() -> None:
+    norm = nn.BatchNorm2d(4).promise(invariant="batch").eval()
+    x = torch.randn(3, 4, 5, 5, generator=torch.Generator().manual_seed(8))
+    whole = norm(x)
+    torch.testing.assert_close(whole, torch.nn.functional.batch_norm(x, torch.zeros(4), torch.ones(4)))
+    assert torch.equal(bits(norm(x[1:2])), bits(whole[1:2]))
