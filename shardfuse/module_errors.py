@@ -50,5 +50,5 @@ class ChangedBeforeBackwardError(ShardfuseError, RuntimeError):
         super().__init__(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
             f"a parameter of shape {list(shape)} and {dtype} is at version {found}; expected version {expected} "
-            "instead. Run the backward before the parameter is written, by an optimiser for instance"
+            "instead: run the backward before the optimiser's step, or what else writes the parameter"
         )
