@@ -162,24 +162,10 @@ def await_text(
         *([*(f"mov.u32 bits{k}, 0;" for k in each), *_OTHER_WARPS] if is_alone else []),
         "again:",
         *_loading(words, words),
-        *(f"setp.{'eq.and' if k else 'eq'}.u32 go, found{k}, {epoch}{', go' if k else ''};" for k in each),
-        "@go bra done;",
-        f"add.u32 turns, turns, 1; setp.lt.u32 go, turns, {AT_ONCE};",
-        "@go bra again;",
-        f"nanosleep.u32 {REST};",
-        f"and.b32 late, turns, {POLLS - 1}; setp.ne.u32 go, late, 0;",
-        "@go bra again;",
-        f"ld.relaxed.sys.global.b64 told, [{report}];",
-        "setp.ne.u64 go, told, 0;",
-        "@go bra leave;",
+        *polling(words, epoch, report, "leave"),
         # a word of a later launch: its rank has given up an earlier one
         *(f"sub.s32 late, found{k}, {epoch}; setp.gt.s32 go, late, 0; @go bra gone;" for k in each),
-        "mov.u64 now, %globaltimer;",
-        "setp.eq.u64 go, since, 0;",
-        "@go mov.u64 since, now;",
-        "sub.u64 now, now, since;",
-        f"setp.lt.u64 go, now, {limit};",
-        "@go bra again;",
+        *until(limit),
         "gone:",
         *reporting(words, words if is_one_name else pack, epoch, report, place, names),
         "leave:",
@@ -229,6 +215,34 @@ def _loading(ranks: int, first: int) -> list[str]:
 def _without_late(ranks: int, epoch: str) -> list[str]:
     """NaN for what has not come."""
     return [f"setp.ne.u32 go, found{k}, {epoch}; @go mov.u32 bits{k}, {_NAN};" for k in range(ranks)]
+
+
+def polling(flags: int, expected: str, report: str, leave: str) -> list[str]:
+    """Goes back to ``again`` until all flags are as expected; now and then goes on, to ``leave`` after a report."""
+    return [
+        *(f"setp.{'eq.and' if k else 'eq'}.u32 go, found{k}, {expected}{', go' if k else ''};" for k in range(flags)),
+        "@go bra done;",
+        f"add.u32 turns, turns, 1; setp.lt.u32 go, turns, {AT_ONCE};",
+        "@go bra again;",
+        f"nanosleep.u32 {REST};",
+        f"and.b32 late, turns, {POLLS - 1}; setp.ne.u32 go, late, 0;",
+        "@go bra again;",
+        f"ld.relaxed.sys.global.b64 told, [{report}];",
+        "setp.ne.u64 go, told, 0;",
+        f"@go bra {leave};",
+    ]
+
+
+def until(limit: str) -> list[str]:
+    """Goes back to ``again`` within the limit, by the GPU's clock."""
+    return [
+        "mov.u64 now, %globaltimer;",
+        "setp.eq.u64 go, since, 0;",
+        "@go mov.u64 since, now;",
+        "sub.u64 now, now, since;",
+        f"setp.lt.u64 go, now, {limit};",
+        "@go bra again;",
+    ]
 
 
 def reporting(words: int, pack: int, epoch: str, report: str, place: str, names: str) -> list[str]:

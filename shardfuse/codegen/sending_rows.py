@@ -33,7 +33,7 @@ from ..schedulers.plan import KernelPlan
 from ..schedulers.sent_words import FLAG_WORDS, flags_of_rows, row_elements
 from .arithmetic import TRITON_TYPE
 from .exchange import MAILBOX
-from .mesh_exchange import AT_ONCE, NAME_BITS, POLLS, RANK, REST, ROW_BITS, SLOTS, indented, reporting, row_of
+from .mesh_exchange import NAME_BITS, RANK, ROW_BITS, SLOTS, indented, polling, reporting, row_of, until
 from .sending import Sending
 from .tile import Chunk
 
@@ -128,23 +128,9 @@ def await_rows_text(peers: int, *, interpret: bool) -> str:
         "@go bra done;",
         "again:",
         *(f"ld.acquire.sys.global.u32 found{k}, [${k + 1}];" for k in each),
-        *(f"setp.{'eq.and' if k else 'eq'}.u32 go, found{k}, {turn}{', go' if k else ''};" for k in each),
-        "@go bra done;",
-        f"add.u32 turns, turns, 1; setp.lt.u32 go, turns, {AT_ONCE};",
-        "@go bra again;",
-        f"nanosleep.u32 {REST};",
-        f"and.b32 late, turns, {POLLS - 1}; setp.ne.u32 go, late, 0;",
-        "@go bra again;",
-        f"ld.relaxed.sys.global.b64 told, [{report}];",
-        "setp.ne.u64 go, told, 0;",
-        "@go bra done;",
+        *polling(peers, turn, report, "done"),
         *(f"setp.eq.s32 go, found{k}, {GONE}; @go bra gone;" for k in each),
-        "mov.u64 now, %globaltimer;",
-        "setp.eq.u64 go, since, 0;",
-        "@go mov.u64 since, now;",
-        "sub.u64 now, now, since;",
-        f"setp.lt.u64 go, now, {limit};",
-        "@go bra again;",
+        *until(limit),
         "gone:",
         *reporting(peers, 1, turn, report, place, names),
         "done:",
