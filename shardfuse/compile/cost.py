@@ -37,7 +37,7 @@ SHARE_OF_COPY = {
     "looped": 0.80,
     "torch_call": 0.3,
 }
-"""The least shares of a copy that each scheduler's kernels reach in ``docs/measured.md``, apart from odd rows; of
+"""The least shares of a copy that each scheduler's kernels reach in ``docs/measured.md``, misaligned rows apart; of
 transposes, what those between a group norm's gradients reach."""
 GROUP_SHARE, GROUP_BESIDE_SHARE = 0.55, 0.25
 """Of rows of several axes, as a group's channels and pixels are; with values for each channel and sample beside."""

@@ -81,7 +81,7 @@ class Packed:
     whole words, element by element 786, 520 and 133; RMSNorm 258, 295, 91 and 315, 454, 107. Masks, and weights
     that come element by element, take registers: twice as many for half as many threads."""
     odd_weighted_bytes: int = 32 * 1024
-    """The same with several vectors beside it: LayerNorm of 16384 x 5139, 16384 x 9001, 8192 x 32001 with 2 vectors
+    """The same with several per-column operands: LayerNorm of 16384 x 5139, 16384 x 9001, 8192 x 32001 with 2 vectors
     took 131, 210 and 403 us so, element by element 110, 183 and 490."""
     turns: int = 4
     """Rows of a multiprocessor, at least, where a program of 32 warps has one for itself: fewer go to groups."""
@@ -125,12 +125,12 @@ class Groups:
     wait for is each other. Group norm of 2 x 320 x 128 x 128 took 20.7 us so, with 20 warps 24.5, in a loop 22.4;
     LayerNorm of 128 x 65536 18.7, with the next row fetched ahead 21.1."""
     few_members: int = 16
-    """Programs of the largest group that holds one of few rows; others loop, and read it again from L2. 1 x 512 x
-    256 x 256 took 61 us so, held by 128 programs 68."""
+    """Programs of the largest group that holds a row on an under-occupied grid; others loop, and read it again from
+    L2. 1 x 512 x 256 x 256 took 61 us so, held by 128 programs 68."""
     short_run: int = 1024
-    """Bytes of a run, below which few rows that no program holds are walked as columns. Group norm of 2 x 2560 x 64
-    x 64, 8 x 256 x 64 x 64 in 2 groups, channels-last, took 45 and 20 us so, in rows 101 and 49; the gradient of 2
-    x 1280 x 32 x 32, float32, 21 and 50."""
+    """Bytes of a run, below which rows that no program holds, of an under-occupied grid, are iterated as columns.
+    Group norm of 2 x 2560 x 64 x 64, 8 x 256 x 64 x 64 in 2 groups, channels-last, took 45 and 20 us so, in rows 101
+    and 49; the gradient of 2 x 1280 x 32 x 32, float32, 21 and 50."""
     widest_columns: int = 512
     """Columns of whole channel groups that a program takes, at most."""
     cached: float = 0.7
@@ -216,7 +216,7 @@ class Lagged:
     13.3, 13.5 and 24.5 us so, where programs wait for the row that they have just read 18.0, 17.7 and 35.3; the
     gradient of softmax of the first two 18.1 and 17.4, else 23.9 and 23.8."""
     more_turns: float = 4
-    """The same of a variance with vectors, and where a small group holds each of few rows."""
+    """The same of a variance with vectors, and where a small group holds each row of an under-occupied grid."""
 
 
 @dataclass(frozen=True)

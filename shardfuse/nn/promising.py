@@ -53,7 +53,7 @@ class PromisingModule(TimedModule):
         return op if self.promises is None else _with_promises(op, self.promises)
 
     def common_settings(self) -> dict[str, object]:
-        """What an op has to know of any module, beside its arguments."""
+        """The settings of any module that its op needs besides its own arguments."""
         timer, kept = self.timer, self.promises
         found: dict[str, object] = {} if timer is None else {"timer": timer.number}
         if kept is not None:
