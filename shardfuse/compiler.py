@@ -14,7 +14,7 @@ from .ir.tensor_view import TensorView
 from .ir.verify import verify
 from .passes import PASSES, bind
 from .passes.aliases import check_replaced_shapes
-from .passes.promised import check_promises
+from .passes.promise_checks import check_promises
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.overlap import overlap
 from .schedulers.plan import KernelPlan

@@ -114,7 +114,7 @@ FAULTS = (
     ),
     Fault(
         "an exchange buffer that is kept is in a pool of CUDA graphs",
-        "shardfuse/executor/lasting.py",
+        "shardfuse/executor/kept_tensors.py",
         "    thread.start()\n    thread.join()\n",
         "    run()\n",
         ("tests/gpu/test_ops_of_modules.py", "-k", "reduce-overhead"),

@@ -13,7 +13,7 @@ from test_explain_page import Checked
 from shardfuse.compile import ledger, report
 from shardfuse.compile.graph_pass import hand_over
 from shardfuse.compile.ledger import Report
-from shardfuse.compile.page import page
+from shardfuse.compile.region_page import page
 from shardfuse.errors import ArgumentError, PageError
 from shardfuse.frontend.page import COPY_BANDWIDTH
 

@@ -23,7 +23,7 @@ from shardfuse.codegen import generate
 from shardfuse.codegen.mesh_exchange import Reported, exchanged_rows, slots_of, table
 from shardfuse.compiler import compile_fusion
 from shardfuse.device import H200
-from shardfuse.executor import regions
+from shardfuse.executor import symmetric_slots
 from shardfuse.executor.options import CompileOptions
 from shardfuse.frontend.exchanges import plan_on, promises, with_exchanges_here
 from shardfuse.in_kernel import exchanging
@@ -199,7 +199,7 @@ class FakeMesh:
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMesh]:
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     made = FakeMesh(1000)
-    monkeypatch.setattr(regions, "arena", lambda: made.arena)
+    monkeypatch.setattr(symmetric_slots, "arena", lambda: made.arena)
     yield made
     dist.destroy_process_group()
 
@@ -210,9 +210,9 @@ def test_a_program_has_one_region_for_all_its_calls(fake: FakeMesh) -> None:
     words = slots_of(kernel)
     assert promises(plan, "a")[-1] == "segment 0 exchanges words at 0"
     assert promises(plan, "b")[-1] == f"segment 0 exchanges words at {words}"
-    assert regions.region_of("a", 0, kernel) is regions.region_of("a", 0, kernel)
+    assert symmetric_slots.region_of("a", 0, kernel) is symmetric_slots.region_of("a", 0, kernel)
     assert fake.arena.used == 2 * words
-    table = regions.region_of("b", 0, kernel).table.tolist()
+    table = symmetric_slots.region_of("b", 0, kernel).table.tolist()
     head = [5_000_000_000, fake.arena.report.data_ptr(), 0]
     assert table[:7] == [*head, fake.memory.data_ptr() + 8 * words, (1 << 20) + 8 * words, 1, 2]
     assert table[7:] == [0] * kernel.exchange.programs
@@ -227,11 +227,11 @@ def test_kernels_that_send_rows_share_slots(fake: FakeMesh) -> None:
     many, more, few = (kernel_of(plan_of(define(PARTIAL, 8192, 2, BF16), rows)) for rows in (2048, 8192, 32))
     assert slots_of(many) == slots_of(more) == 2 * many.exchange.programs * (4 + 8192 // 4)
     fake.arena.words = 2 * slots_of(many)
-    assert regions.region_of("a", 0, many) is regions.region_of("b", 1, more)
+    assert symmetric_slots.region_of("a", 0, many) is symmetric_slots.region_of("b", 1, more)
     assert fake.arena.used == slots_of(many)
-    assert regions.room("c", [(0, many), (1, more)]) is None
-    assert regions.region_of("a", 0, few) is not regions.region_of("a", 0, many)
-    assert regions.region_of("a", 0, few).table.tolist()[3:7] == [
+    assert symmetric_slots.room("c", [(0, many), (1, more)]) is None
+    assert symmetric_slots.region_of("a", 0, few) is not symmetric_slots.region_of("a", 0, many)
+    assert symmetric_slots.region_of("a", 0, few).table.tolist()[3:7] == [
         fake.memory.data_ptr() + 8 * slots_of(many), (1 << 20) + 8 * slots_of(many), 1, 2
     ]  # fmt: skip
 
@@ -239,12 +239,12 @@ def test_kernels_that_send_rows_share_slots(fake: FakeMesh) -> None:
 def test_what_is_not_agreed_on_is_taken_back(fake: FakeMesh) -> None:
     plan = plan_of(define("rms_norm", 8192, 2, BF16), 8)
     kernel = kernel_of(plan)
-    regions.region_of("a", 0, kernel)
+    symmetric_slots.region_of("a", 0, kernel)
     used = fake.arena.used
 
     def make() -> None:
-        with regions.taken_back_on_failure():
-            regions.region_of("b", 0, kernel)
+        with symmetric_slots.taken_back_on_failure():
+            symmetric_slots.region_of("b", 0, kernel)
             raise RuntimeError("no kernel")
 
     with pytest.raises(RuntimeError, match="no kernel"):
@@ -255,33 +255,33 @@ def test_what_is_not_agreed_on_is_taken_back(fake: FakeMesh) -> None:
 
 def test_a_program_that_finds_no_room_has_collectives(fake: FakeMesh) -> None:
     plan = plan_of(define("rms_norm", 8192, 2, BF16), 512)
-    told = regions.room("a", exchanging(plan))
+    told = symmetric_slots.room("a", exchanging(plan))
     assert told == f"it takes {8 * slots_of(kernel_of(plan))} bytes, of symmetric memory 8000 bytes are left"
     assert fake.arena.used == 0
 
 
 def test_only_programs_of_all_ranks_exchange_in_kernels(fake: FakeMesh) -> None:
-    assert regions.why_no_exchange((0, 1), CompileOptions()) is None
-    assert regions.why_no_exchange((0,), CompileOptions()) == ""
-    assert regions.why_no_exchange((0, 1), CompileOptions(exchange="nccl")) == "SHARDFUSE_EXCHANGE=nccl"
-    assert regions.why_no_exchange((0, 1), CompileOptions("torch")) == ""
-    assert regions.why_no_exchange((0, 1), CompileOptions(interpret=True)) == ""
+    assert symmetric_slots.why_no_exchange((0, 1), CompileOptions()) is None
+    assert symmetric_slots.why_no_exchange((0,), CompileOptions()) == ""
+    assert symmetric_slots.why_no_exchange((0, 1), CompileOptions(exchange="nccl")) == "SHARDFUSE_EXCHANGE=nccl"
+    assert symmetric_slots.why_no_exchange((0, 1), CompileOptions("torch")) == ""
+    assert symmetric_slots.why_no_exchange((0, 1), CompileOptions(interpret=True)) == ""
 
 
 def test_launches_of_all_programs_are_in_one_order(fake: FakeMesh) -> None:
     """Two at a time would each hold multiprocessors that the other ranks' launches wait for."""
     plans = [kernel_of(plan_of(define(kind, 8192, 2, BF16), 8)) for kind in ("rms_norm", "layer_norm")]
     for k, plan in enumerate(plans):
-        regions.region_of("a", k, plan).around(lambda *given: None)(None)
+        symmetric_slots.region_of("a", k, plan).around(lambda *given: None)(None)
     assert fake.arena.order.launches == 2
 
 
 def test_a_report_names_the_peer_and_ends_all_programs(fake: FakeMesh) -> None:
     kernel = kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), 8))
     launched: list[object] = []
-    launch = regions.region_of("a", 0, kernel).around(lambda stream, *rest: launched.append(rest))
+    launch = symmetric_slots.region_of("a", 0, kernel).around(lambda stream, *rest: launched.append(rest))
     launch(None, 1, 2)
-    assert launched == [(regions.region_of("a", 0, kernel).table.data_ptr(), 1, 2)]
+    assert launched == [(symmetric_slots.region_of("a", 0, kernel).table.data_ptr(), 1, 2)]
     word = 0xFFFFFFF0 << 32 | 37 << 10 | 2
     fake.arena.report[0] = word - (1 << 64)
     assert Reported.of(word) == Reported(0xFFFFFFF0, 37, 2)

@@ -11,7 +11,7 @@ from exchange_cases import define, kernel_of, plan_of
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType
-from shardfuse.executor import regions
+from shardfuse.executor import symmetric_slots
 from shardfuse.mesh import process, symmetric, watchdog
 from shardfuse.mesh.board import Record
 from shardfuse.mesh.gpu_waits import StreamProbe
@@ -40,8 +40,8 @@ def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
 
 
 @pytest.fixture
-def region(arena: Arena) -> regions.Region:
-    return regions.region_of("a", 0, kernel_of(plan_of(define("rms_norm", 8192, 2, DataType.BFloat16), 8)))
+def region(arena: Arena) -> symmetric_slots.Region:
+    return symmetric_slots.region_of("a", 0, kernel_of(plan_of(define("rms_norm", 8192, 2, DataType.BFloat16), 8)))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def guard(arena: Arena) -> Watchdog:
 
 
 def test_a_report_that_no_call_raises_ends_the_rank_within_seconds(
-    arena: Arena, region: regions.Region, guard: Watchdog, monkeypatch: pytest.MonkeyPatch
+    arena: Arena, region: symmetric_slots.Region, guard: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of the last call of a job, or of one that replays graphs alone."""
     now = [100.0]
@@ -68,7 +68,7 @@ def test_a_report_that_no_call_raises_ends_the_rank_within_seconds(
     assert guard._lost_exchange() is None  # the caller knows, and decides
 
 
-def test_the_end_of_a_world_raises_a_report_once(arena: Arena, region: regions.Region) -> None:
+def test_the_end_of_a_world_raises_a_report_once(arena: Arena, region: symmetric_slots.Region) -> None:
     symmetric.raise_lost_exchange(CPU)
     arena.report[0] = TOLD
     with pytest.raises(ExchangeTimeoutError, match="rank 1 did not send its part of row 37"):
@@ -77,7 +77,7 @@ def test_the_end_of_a_world_raises_a_report_once(arena: Arena, region: regions.R
 
 
 def test_the_end_at_exit_is_an_end_by_failure(
-    arena: Arena, region: regions.Region, monkeypatch: pytest.MonkeyPatch
+    arena: Arena, region: symmetric_slots.Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There an exception would be printed, and the exit status 0."""
     ended = list[str]()
@@ -97,7 +97,7 @@ def test_the_end_at_exit_is_an_end_by_failure(
 
 @pytest.mark.parametrize(("launched", "is_missed"), [(1, True), (2, False)])
 def test_a_rank_that_leaves_before_a_launch_that_waits_for_it_is_missed(
-    launched: int, is_missed: bool, region: regions.Region, guard: Watchdog, monkeypatch: pytest.MonkeyPatch
+    launched: int, is_missed: bool, region: symmetric_slots.Region, guard: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dist.ProcessGroup, "_get_sequence_number_for_group", lambda group: 5)  # the fake one has none
     for _ in range(2):

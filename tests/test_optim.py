@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh, optim
 from shardfuse.optim.errors import NonFiniteNormError, OptimizerArgumentError, OptimizerTensorError
-from shardfuse.optim.walk import overlapping
+from shardfuse.optim.tensor_lists import overlapping
 
 CPU = torch.device("cpu")
 SHAPES = [(4, 5), (7,), ()]

@@ -6,7 +6,7 @@ flags of the others, and reads their rows from its own memory.  What bounds a la
 multiprocessor store their rows meanwhile.
 
 Slots belong to programs, not to rows, so that they take as little memory for many rows as for few, and all programs of
-the same geometry share them (``executor/regions.py``)::
+the same geometry share them (``executor/symmetric_slots.py``)::
 
     flags   [programs, 2, ranks - 1]            32 bytes each, of which the first four are the number of a turn
     rows    [programs, 2, ranks - 1, elements]  of 16 bits; elements: of a row, up to whole blocks

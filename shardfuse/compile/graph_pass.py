@@ -24,9 +24,9 @@ from ..frontend.explain import Explanation, explain_plan
 from .cost import Cost, cost_of, why_never
 from .errors import CompileOptionError
 from .ledger import RegionReport, note
-from .measured import module_of
 from .published import publish
 from .region_op import Program, program_of
+from .region_times import module_of
 from .regions import Region, lines_of, nearest_behind, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_size
 from .translation import hinted, tensor_of

@@ -12,8 +12,8 @@ import torch
 from ..errors import ArgumentError
 from .ledger import RegionReport, Report
 from .ledger import report as noted
-from .measured import measured
-from .page import write_page
+from .region_page import write_page
+from .region_times import measured
 
 
 def report(*, clear: bool = False, measure: bool = False, html: str | Path | None = None) -> Report:

@@ -20,7 +20,7 @@ from ..ir.domain import BoundDomain
 from ..mesh import DeviceMesh, ParallelType, Team
 from ..ops.evaluate import holds_digit, unsharded_index
 from . import communication, packing
-from .lasting import made_to_last
+from .kept_tensors import made_to_last
 
 _CPU = torch.device("cpu")
 Step = Callable[[torch.Tensor], torch.Tensor]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from .lasting import made_to_last
+from .kept_tensors import made_to_last
 from .launch import index_of
 
 

@@ -54,9 +54,9 @@ from .in_place import reads_before_it_writes
 from .kernel import Kernel
 from .launch import begin_on, guard_lines
 from .options import CompileOptions
-from .regions import Region
 from .storage import are_fresh, freed, result_text, share_workspace, storage_text
 from .streams import start_and_wait
+from .symmetric_slots import Region
 
 Renamed = Mapping[BoundTensor, BoundTensor]
 

@@ -25,7 +25,7 @@ from . import bound_collectives, communication, nccl
 from .bound_collectives import Bind, BoundStep, bound
 from .collective_arguments import with_extent
 from .exchange import prepare_exchange
-from .lasting import made_to_last
+from .kept_tensors import made_to_last
 
 Step = Callable[[torch.Tensor], torch.Tensor | None]
 Arrange = Callable[[torch.Tensor], torch.Tensor]

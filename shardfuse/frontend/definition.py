@@ -17,7 +17,7 @@ from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
 from ..ops.host import python_number
 from .descriptor import Contiguity, check_data_type, checked_layout, data_type_of, like, refused
-from .promised import Invariant, promised
+from .promise_arguments import Invariant, promised
 from .running import Running
 from .script import definition_script
 

@@ -9,7 +9,7 @@ import torch
 
 from ..compiler import Plan, sent
 from ..executor.options import CompileOptions
-from ..executor.regions import offsets, room, why_no_exchange
+from ..executor.symmetric_slots import offsets, room, why_no_exchange
 from ..in_kernel import exchanging, with_exchanges
 
 

@@ -26,9 +26,9 @@ from ..executor.chunks import places_of
 from ..executor.host_program import Program
 from ..executor.options import CompileOptions
 from ..executor.program import ProgramBuilder
-from ..executor.regions import region_of, taken_back_on_failure, why_no_exchange
 from ..executor.replicas import ReplicaCheck
 from ..executor.resharding import sum_over_mesh
+from ..executor.symmetric_slots import region_of, taken_back_on_failure, why_no_exchange
 from ..executor.timeline import Timeline, record
 from ..executor.timing import Timer
 from ..executor.tuning import Tuner, check_can_tune, tune_segments
@@ -48,10 +48,10 @@ from ..schedulers.in_place import replaceable
 from ..schedulers.schedule import Schedule
 from ..schedulers.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
+from .bound_call import BoundCall, Made, Sizes
 from .exchanges import plan_on, promises, with_exchanges_here
 from .forks import forgotten_in_forks
-from .made import BoundCall, Made, Sizes
-from .promised import check_promises_kept
+from .promise_arguments import check_promises_kept
 from .repeat import Repeat
 from .script import definition_script
 

@@ -4,7 +4,7 @@ There is one allocation for each process, and one exchange of handles for each w
 process group: plans are made at different times on different ranks, and who waits there for another hangs.  NVLink
 multicast is not used.
 
-The arena is zeroed once and handed out from its beginning, never taken back; see ``executor/regions.py``.
+The arena is zeroed once and handed out from its beginning, never taken back; see ``executor/symmetric_slots.py``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Arena:
     """One word in the host's memory, which kernels write and read: what was waited for in vain, else 0."""
     used: int = 0
     regions: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
-    """What programs have of it (``executor/regions.py``)."""
+    """What programs have of it (``executor/symmetric_slots.py``)."""
     order: LaunchOrder = field(init=False)
     """In which the kernels of all its programs are launched."""
     loss: Callable[[], ExchangeTimeoutError | None] = field(init=False, default=lambda: None)

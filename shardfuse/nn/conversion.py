@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from ..frontend.detection import has_dtensor
-from ..frontend.promised import Invariant
+from ..frontend.promise_arguments import Invariant
 from .batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from .default_eps import rms_norm_eps
 from .fused import FusedModule

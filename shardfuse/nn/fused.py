@@ -23,12 +23,12 @@ from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
 from .promising import PromisingModule
+from .saved_versions import Watched, check_unchanged, watch
 from .second_derivatives import Once
 from .settings import Setting, printed
 from .shaping import Shaping, apart
 from .tensor_kinds import in_functorch, is_traced, is_wrapped, metadata_of, modes
 from .timer import FusionTimer
-from .versions import Watched, check_unchanged, watch
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 import torch
 
 from ..frontend import FusionDefinition
-from ..frontend.promised import Invariant, promised
+from ..frontend.promise_arguments import Invariant, promised
 from ..ir.promises import Promises
 from .settings import Setting
 from .timer import FusionTimer, TimedModule

@@ -12,11 +12,11 @@ import torch
 
 from ..executor.uncompiled import uncompiled
 from .columns import NO_STATE
+from .counted_pieces import as_mesh
 from .dense import GRADIENT
 from .errors import OptimizerArgumentError
+from .gradient_norm import checked_bound, checked_exponent
 from .kernel_text import KINDS
-from .norm import checked_bound, checked_exponent
-from .pieces import as_mesh
 from .update import Parameter, Update
 from .update_kernels import Clipping
 

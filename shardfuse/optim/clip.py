@@ -14,11 +14,10 @@ from ..executor.cache import LRUCache
 from ..executor.uncompiled import uncompiled
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
+from .counted_pieces import as_mesh, counted, local_of, spread_of
 from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, devices_of, in_order, repeats
-from .eager import foreach
 from .errors import OptimizerArgumentError, OptimizerTensorError
-from .kernel_text import KINDS
-from .norm import (
+from .gradient_norm import (
     NormKernels,
     ScaleKernels,
     added_up,
@@ -30,8 +29,9 @@ from .norm import (
     scale_of,
     total_by_torch,
 )
-from .pieces import as_mesh, counted, local_of, spread_of
-from .walk import COLUMNS, Launcher, Table, as_numbers, column, has_kernels, overlapping, stretches
+from .kernel_text import KINDS
+from .tensor_lists import COLUMNS, Launcher, Table, as_numbers, column, has_kernels, overlapping, stretches
+from .torch_update import foreach
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh

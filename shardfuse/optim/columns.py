@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import torch
 
+from .counted_pieces import local_of
 from .dense import ADDRESS, DTYPE, IS_CONTIGUOUS, in_order, is_whole, repeats
-from .eager import Row
-from .pieces import local_of
+from .torch_update import Row
 
 Tensors = list[Any]
 """A tensor for each parameter, or None."""

@@ -33,7 +33,7 @@ CLIPS = tl.constexpr(False)
 INTERPRETED = tl.constexpr(False)
 # --- end ---
 
-# Numbers in a row of addresses, factors or groups (``COLUMNS`` of walk.py), and in a row of facts.
+# Numbers in a row of addresses, factors or groups (``COLUMNS`` of tensor_lists.py), and in a row of facts.
 COLUMNS = tl.constexpr(8)
 FACTS = tl.constexpr(4)
 # Places in the row ``groups[0]``.
@@ -42,7 +42,7 @@ EXPONENT = tl.constexpr(1)
 # Partial sums, and tensors, that the kernels of one program take at a time, in a loop over all of them.
 PARTIALS = tl.constexpr(2048)
 LISTED = tl.constexpr(256)
-# Numbers of orders of norms (``order_of`` of norm.py).
+# Numbers of orders of norms (``order_of`` of gradient_norm.py).
 INFINITY_NORM = tl.constexpr(0)
 GENERAL_NORM = tl.constexpr(3)
 COMPUTED = tl.constexpr(tl.float64 if DOUBLE.value else tl.float32)

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from ..mesh import DeviceMesh
-from . import eager
+from . import torch_update
 from .clip import check_gradient, on
 from .columns import Columns, Order
+from .counted_pieces import counted, local_of, placements_of, spread_of
 from .dense import ADDRESS, ELEMENTS, LAYOUT, dense_strides, devices_of, has_strides, is_dense
 from .errors import OptimizerTensorError
-from .norm import added_up, check_finite, norm_type_of, root_of, scale_of, total_by_torch
-from .pieces import counted, local_of, placements_of, spread_of
+from .gradient_norm import added_up, check_finite, norm_type_of, root_of, scale_of, total_by_torch
+from .tensor_lists import has_kernels, overlapping, stretches
 from .update_kernels import Clipping, Listed, UpdateKernels
-from .walk import has_kernels, overlapping, stretches
 
 CALL = "AdamW.step"
 
@@ -171,18 +171,18 @@ class Update:
                 scale = scale_of(total, clipping.exponent, clipping.max_norm)
         if self.device.type == "meta":
             return norm
-        factors: list[eager.Factors] = []
+        factors: list[torch_update.Factors] = []
         for p, gradient, step in zip(self.parameters, columns.gradients, columns.steps, strict=True):
             if gradient is not None:
                 step += 1
                 factors.append(_factors(groups[p.group], step.item()))
-        eager.update(columns.rows(), factors, scale)
+        torch_update.update(columns.rows(), factors, scale)
         return norm
 
 
-def _factors(group: dict[str, Any], step: float) -> eager.Factors:
+def _factors(group: dict[str, Any], step: float) -> torch_update.Factors:
     beta1, beta2 = map(float, group["betas"])
-    return eager.Factors.of(
+    return torch_update.Factors.of(
         step, float(group["lr"]), (beta1, beta2), group["eps"], group["weight_decay"], group["maximize"]
     )
 

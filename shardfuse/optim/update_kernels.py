@@ -11,9 +11,9 @@ import torch
 
 from ..mesh.groups import Team
 from .columns import Columns, addresses_of
+from .gradient_norm import NormKernels, Parts, added_up, check_finite, norm_type_of, order_of, root_of
 from .kernel_text import KINDS, UPDATE_SHAPE, Use
-from .norm import NormKernels, Parts, added_up, check_finite, norm_type_of, order_of, root_of
-from .walk import COLUMNS, Launch, Launcher, Table, Walk, as_numbers, column, make_walk
+from .tensor_lists import COLUMNS, Launch, Launcher, Table, Walk, as_numbers, column, make_walk
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
 from ..mesh import DeviceMesh, ParallelType
 from ..ops.torch_calls import TORCH_CALLS
 from .partial_sums import Summands, added_up, divided, in_rank_order, summands_of, with_entry
-from .promised import check_order, check_segments, has_order
+from .promise_checks import check_order, check_segments, has_order
 from .statistics import find_statistics, merged
 
 

@@ -31,7 +31,7 @@ from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Scalar
 from ..ir.promises import SEGMENTS
-from .promised import has_order
+from .promise_checks import has_order
 
 _COMBINED = {"sum": "add", "prod": "mul"}
 

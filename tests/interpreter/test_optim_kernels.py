@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from benchmarks.roundings import assert_near
 from shardfuse import optim
-from shardfuse.optim.walk import Launcher
+from shardfuse.optim.tensor_lists import Launcher
 
 CPU = torch.device("cpu")
 TRIED = ("options", "clip by sums of powers", "masters", "all types")

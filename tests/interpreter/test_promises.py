@@ -15,10 +15,10 @@ from torch.distributed.tensor import Shard
 import shardfuse
 from benchmarks.promises import run_promises
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, nn
-from shardfuse.frontend.promised import Invariant
+from shardfuse.frontend.promise_arguments import Invariant
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import current_rank
-from shardfuse.passes import promised, segments
+from shardfuse.passes import promise_checks, segments
 from shardfuse.schedulers.space import Space
 
 ROWS = 17
@@ -93,7 +93,7 @@ def test_ranks_have_the_bits_of_one(name: str, dim: int) -> None:
 
 
 def test_sums_that_ranks_cut_as_they_like_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (segments, promised):
+    for module in (segments, promise_checks):
         monkeypatch.setattr(module, "has_order", lambda expr: False)
     with pytest.raises(Exception, match="bytes differ"):
         compare_ranks("rms_norm", 768, DataType.Float, 1)

@@ -25,7 +25,7 @@ from ..mesh.groups import Team
 from ..mesh.process import ledger_of
 from .errors import NonFiniteNormError, OptimizerArgumentError
 from .kernel_text import GENERAL_NORM_SHAPE, KINDS, NORM_SHAPE, SCALE_SHAPE, Use
-from .walk import LISTED_PARTIALS, Launch, Launcher, Walk, make_walk
+from .tensor_lists import LISTED_PARTIALS, Launch, Launcher, Walk, make_walk
 
 _linalg = cast("Any", torch.linalg)  # untyped
 NORMS = 16
