@@ -7,11 +7,23 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as collectives
 
+ops = torch.ops._c10d_functional  # in no version deprecated, as the Python functions are in some
 F = torch.nn.functional
 DIM = 64
 Tensors = tuple[torch.Tensor, ...]
+
+
+def all_reduce(x: torch.Tensor, group: str, reduce: str = "sum") -> torch.Tensor:
+    return ops.wait_tensor(ops.all_reduce(x.contiguous(), reduce, group))
+
+
+def reduce_scatter(x: torch.Tensor, group: str) -> torch.Tensor:
+    return ops.wait_tensor(ops.reduce_scatter_tensor(x.contiguous(), "sum", dist.get_world_size(), group))
+
+
+def all_gather(x: torch.Tensor, group: str) -> torch.Tensor:
+    return ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), dist.get_world_size(), group))
 
 
 class AllReduce(torch.autograd.Function):
@@ -20,33 +32,58 @@ class AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, group: str, reduce: str = "sum") -> torch.Tensor:
         ctx.group = group
-        return collectives.all_reduce(x, reduce, group)
+        return all_reduce(x, group, reduce)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return collectives.all_reduce(gradient.contiguous(), "sum", ctx.group), None, None
+        return all_reduce(gradient, ctx.group), None, None
+
+
+class SumAlike(torch.autograd.Function):
+    """The sum over ranks of what they go on with alike: its gradient is alike too."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, group: str) -> torch.Tensor:
+        return all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+class Alike(torch.autograd.Function):
+    """What ranks have alike, for products of their own: the gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, group: str) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return all_reduce(gradient, ctx.group), None
 
 
 class ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, group: str) -> torch.Tensor:
         ctx.group = group
-        return collectives.reduce_scatter_tensor(x, "sum", 0, group)
+        return reduce_scatter(x, group)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return collectives.all_gather_tensor(gradient.contiguous(), 0, ctx.group), None
+        return all_gather(gradient, ctx.group), None
 
 
 class AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, group: str) -> torch.Tensor:
         ctx.group = group
-        return collectives.all_gather_tensor(x, 0, group)
+        return all_gather(x, group)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return collectives.reduce_scatter_tensor(gradient.contiguous(), "sum", 0, ctx.group), None
+        return reduce_scatter(gradient, ctx.group), None
 
 
 def name_of_world() -> str:
@@ -66,6 +103,17 @@ def reduced_norm_unsharded(x: torch.Tensor, residual: torch.Tensor, weight: torc
     return F.rms_norm(total, (DIM,), None, 1e-6) * weight[:, None], total
 
 
+def between_products(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Tensors:
+    """Of tensor parallelism: between a row-parallel product and a column-parallel one."""
+    total = SumAlike.apply(x, name_of_world()) + residual
+    return (Alike.apply(F.rms_norm(total, (DIM,), weight, 1e-6), name_of_world()),)
+
+
+def between_products_unsharded(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Tensors:
+    normed = F.rms_norm(x.sum(0) + residual[0], (DIM,), weight[0], 1e-6)
+    return (normed.expand(len(x), *normed.shape),)
+
+
 def scattered_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Tensors:
     """Of sequence parallelism: the norm of this rank's rows, gathered."""
     total = ReduceScatter.apply(x, name_of_world()) + residual
@@ -81,23 +129,28 @@ def scattered_norm_unsharded(x: torch.Tensor, residual: torch.Tensor, weight: to
 
 @dataclass(frozen=True)
 class Case:
-    """``shapes``: of a rank's tensors.  ``regions``: of its forward and backward, each with ``collectives``."""
+    """``shapes``: of a rank's tensors.  ``collectives``: of its forward.  ``alike``: inputs that all ranks have alike."""
 
     run: Callable[..., Tensors]
     unsharded: Callable[..., Tensors]
     shapes: tuple[tuple[int, ...], ...]
     collectives: tuple[str, ...]
+    alike: tuple[int, ...] = ()
 
     def inputs(self, ranks: int, dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
         """Of all ranks, with a leading axis."""
         generator = torch.Generator().manual_seed(seed)
-        return [torch.randn(ranks, *s, generator=generator).to(dtype) for s in self.shapes]
+        made = [torch.randn(ranks, *s, generator=generator).to(dtype) for s in self.shapes]
+        return [x[:1].expand_as(x).contiguous() if k in self.alike else x for k, x in enumerate(made)]
 
 
 def cases(ranks: int, rows: int = 8) -> dict[str, Case]:
     whole, part = (rows, DIM), (rows // ranks, DIM)
     return {
         "all_reduce": Case(reduced_norm, reduced_norm_unsharded, (whole, whole, (DIM,)), ("all_reduce",)),
+        "products": Case(
+            between_products, between_products_unsharded, (whole, whole, (DIM,)), ("all_reduce",), alike=(1, 2)
+        ),
         "reduce_scatter": Case(
             scattered_norm,
             scattered_norm_unsharded,

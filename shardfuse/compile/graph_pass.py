@@ -29,7 +29,7 @@ from .errors import CompileOptionError
 from .ledger import RegionReport, note
 from .published import publish
 from .rank_region_op import rank_program_of
-from .rank_regions import NOMINAL, why_never_inside, why_not_alike
+from .rank_regions import NOMINAL, starts_in, why_never_inside, why_not_alike
 from .region_op import program_of
 from .region_times import module_of
 from .regions import Region, lines_of, nearest_behind, regions_of
@@ -97,14 +97,15 @@ class _Weighed:
 
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
-    stays = why_never_inside(graph, is_auto=take == "auto")
+    starts = starts_in(graph)
+    stays = why_never_inside(graph, starts, is_auto=take == "auto")
     weighed = _weighed(graph, take, stays)
     regions = [w.region for w in weighed]
     kind = "backward" if any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder")) else "forward"
     behind = nearest_behind(graph, regions)
     of = next(_graphs)
     found = [
-        replace(_reported(kind, w), of=of, number=k, behind=behind[k], collectives=_collectives(w.region, stays))
+        replace(_reported(kind, w), of=of, number=k, behind=behind[k], collectives=_collectives(w.region, starts, stays))
         for k, w in enumerate(weighed)
     ]
     note(found)
@@ -190,14 +191,14 @@ def _plan(
     return explain_plan(fd.fec.plan(dict(zip(fd.fec.tensors(), shapes, strict=True)), known))
 
 
-def _collectives(region: Region, stays: Mapping[Node, str]) -> tuple[str, ...]:
+def _collectives(region: Region, starts: Sequence[Node], stays: Mapping[Node, str]) -> tuple[str, ...]:
     """Those of a region, and those beside it with why they are."""
     own = [f"{collective_text(n)}: inside" for n in region.collectives]
     nodes = dict.fromkeys((*region.nodes, *region.replaced))
     beside = [
-        f"{collective_text(n)}: by itself, {why}"
-        for n, why in stays.items()
-        if n.args[0] in nodes or any(u in nodes for wait in n.users for u in wait.users)
+        f"{collective_text(n)}: by itself, {stays.get(n, 'what reads it is in no region')}"
+        for n in starts
+        if n not in nodes and (n.args[0] in nodes or any(u in nodes for wait in n.users for u in wait.users))
     ]
     return (*own, *beside)
 

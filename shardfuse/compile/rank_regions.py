@@ -34,14 +34,11 @@ def starts_in(graph: Graph) -> list[Node]:
     return [n for n in graph.nodes if is_start(n)]
 
 
-def why_never_inside(graph: Graph, *, is_auto: bool) -> dict[Node, str]:
-    """Of each collective of the graph that stays by itself, why.
+def why_never_inside(graph: Graph, starts: Sequence[Node], *, is_auto: bool) -> dict[Node, str]:
+    """Of each collective that stays by itself, why.  ``starts``: all collectives of the graph.
 
     ``is_auto``: regions are taken that are expected to gain; one with a collective gains where its kernel exchanges.
     """
-    starts = starts_in(graph)
-    if not starts:
-        return {}
     place = {n: k for k, n in enumerate(graph.nodes)}
     found: dict[Node, str] = {}
     for n in starts:
