@@ -129,7 +129,7 @@ def scattered_norm_unsharded(x: torch.Tensor, residual: torch.Tensor, weight: to
 
 @dataclass(frozen=True)
 class Case:
-    """``shapes``: of a rank's tensors.  ``collectives``: of its forward.  ``alike``: inputs that all ranks have alike."""
+    """``shapes``: of a rank's tensors.  ``collectives``: of its forward.  ``alike``: inputs that ranks have alike."""
 
     run: Callable[..., Tensors]
     unsharded: Callable[..., Tensors]

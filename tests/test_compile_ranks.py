@@ -1,4 +1,4 @@
-"""Which collectives of a graph become part of a region, and as what: graphs of one rank of a process group that is fake."""
+"""Which collectives of a graph become part of a region, and as what: graphs of one rank, whose group is fake."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import torch
 import torch.distributed as dist
 from compile_graphs import graph_of, regions_in
 from rank_graphs import DIM, all_reduce, cases
+from test_exchange_plans import FakeMesh
 from torch._inductor import config
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DeviceMesh
+from shardfuse.compile import report
 from shardfuse.compile.errors import GroupSizeError, UntranslatableError
+from shardfuse.compile.graph_pass import PostGradPass, hand_over
 from shardfuse.compile.ledger import RegionReport
 from shardfuse.compile.program_text import rebuilt
 from shardfuse.compile.rank_axis import on_mesh
 from shardfuse.compile.rank_region_op import RANK_REGION, rank_program_of
+from shardfuse.executor import symmetric_slots
 from shardfuse.rank_errors import UnknownGroupError
 
 F = torch.nn.functional
@@ -102,7 +109,7 @@ def test_a_gather_of_other_ranks_than_its_group_has_is_refused() -> None:
 
 def test_rows_may_be_any_number() -> None:
     case = cases(RANKS)["all_reduce"]
-    gm, found = taken(case.run, [x[0] for x in case.inputs(RANKS, torch.float32)], symbolic=True)
+    gm, _ = taken(case.run, [x[0] for x in case.inputs(RANKS, torch.float32)], symbolic=True)
     (call,) = rank_calls(gm)
     assert "shape=[-1, " in str(call.args[0])
     assert not remaining(gm)
@@ -208,14 +215,51 @@ def test_collectives_keep_their_order() -> None:
 
 
 def test_on_a_cpu_nothing_is_taken_by_itself() -> None:
-    from shardfuse.compile import report
-    from shardfuse.compile.graph_pass import hand_over
-
     gm = graph_of(norm_of_sum, [torch.randn(8, DIM)] * 2)
     report(clear=True)
     hand_over(gm.graph, "auto")
     assert remaining(gm) == ["all_reduce"]
     assert "all_reduce(sum) of float32 [8, 64] over group" in str(report(clear=True))
+
+
+def written_out(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    total = sum_over(x) + r
+    wide = total.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w, total
+
+
+def on_gpus(f: Function, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> GraphModule:
+    """The graph of GPUs that are not there."""
+    with FakeTensorMode(), torch.no_grad():
+        inputs = [torch.empty(s, dtype=dtype, device="cuda") for s in shapes]
+        return make_fx(f, decomposition_table=select_decomp_table())(*inputs)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "rows", "is_inside", "why"),
+    [
+        ("symmetric", 8, True, "inside"),
+        ("auto", 8, False, "by itself, kernels exchange nothing, SHARDFUSE_EXCHANGE is auto"),
+        ("symmetric", 1 << 17, False, "by itself, no kernel of it exchanges what ranks add up"),
+    ],
+)
+def test_on_gpus_a_kernel_that_exchanges_is_a_gain(
+    exchange: str, rows: int, is_inside: bool, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDFUSE_EXCHANGE", exchange)
+    mesh = FakeMesh(1 << 20)
+    monkeypatch.setattr(symmetric_slots, "arena", lambda: mesh.arena)
+    gm = on_gpus(written_out, [(rows, DIM), (rows, DIM), (DIM,)], torch.bfloat16)
+    report(clear=True)
+    hand_over(gm.graph, "auto")
+    assert bool(rank_calls(gm)) is is_inside, str(report())
+    assert why in said(report(clear=True).regions)
+
+
+def test_what_the_ranks_exchange_by_is_part_of_the_identity_in_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = PostGradPass().uuid()
+    monkeypatch.setenv("SHARDFUSE_EXCHANGE", "symmetric")
+    assert PostGradPass().uuid() != own
 
 
 def test_an_op_without_a_form_for_ranks_is_named() -> None:

@@ -19,7 +19,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
 
 from ..base_error import ShardfuseError
-from ..config import VERSION
+from ..config import VERSION, read_settings
 from ..frontend.definition import FusionDefinition
 from ..frontend.explain import Explanation, explain_plan
 from ..in_kernel import EXCHANGE
@@ -76,7 +76,7 @@ class PostGradPass(CustomGraphPass):
             if not found:
                 return None
             others.append(found)
-        return ("shardfuse", source_hash(), self.take, *others)
+        return ("shardfuse", source_hash(), self.take, read_settings().exchange, *others)
 
 
 _graphs = count()
@@ -105,7 +105,9 @@ def hand_over(graph: Graph, take: Take) -> None:
     behind = nearest_behind(graph, regions)
     of = next(_graphs)
     found = [
-        replace(_reported(kind, w), of=of, number=k, behind=behind[k], collectives=_collectives(w.region, starts, stays))
+        replace(
+            _reported(kind, w), of=of, number=k, behind=behind[k], collectives=_collectives(w.region, starts, stays)
+        )
         for k, w in enumerate(weighed)
     ]
     note(found)
@@ -116,7 +118,7 @@ def hand_over(graph: Graph, take: Take) -> None:
 
 
 def _weighed(graph: Graph, take: Take, stays: dict[Node, str]) -> list[_Weighed]:
-    """All regions; what a region with collectives was not taken for is added to ``stays``, and regions are cut there."""
+    """All regions.  Collectives of one that is not taken are added to ``stays``, with why: regions are cut there."""
     while True:
         regions, _ = regions_of(graph, stays)
         weighed = [_weigh(region, take) for region in regions]

@@ -158,11 +158,10 @@ def _alike(nodes: Sequence[Node], inputs: Sequence[Node]) -> dict[Node, None]:
     found: dict[Node, None] = {}
     known = {*nodes, *inputs}
 
-    def add(n: Node) -> bool:
-        is_new = n in known and n not in found
-        if is_new:
-            found[n] = None
-        return is_new
+    def add(*given: Node) -> bool:
+        new = [n for n in given if n in known and n not in found]
+        found.update(dict.fromkeys(new))
+        return bool(new)
 
     grown = True
     while grown:
@@ -170,14 +169,14 @@ def _alike(nodes: Sequence[Node], inputs: Sequence[Node]) -> dict[Node, None]:
         for n in nodes:
             sources = [a for a in n.all_input_nodes if a in known]
             if is_start(n) or is_wait(n) or not sources:
-                grown |= any([add(a) for a in (n, *sources)])
+                grown |= add(n, *sources)
             elif n.target in aten_ops().pointwise:
                 if n in found or any(a in found and _shape(a) == _shape(n) for a in sources):
-                    grown |= any([add(a) for a in (n, *sources)])
+                    grown |= add(n, *sources)
             elif any(a in found for a in sources):
                 grown |= add(n)
             elif n in found and is_view(n):
-                grown |= any([add(a) for a in sources])
+                grown |= add(*sources)
     return found
 
 

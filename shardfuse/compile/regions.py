@@ -80,7 +80,9 @@ def regions_of(graph: Graph, stays: Collection[Node] | None = None) -> tuple[lis
             joinable[number[n]] = False
         start = n.args[0] if is_wait(n) else n
         if is_wait(n) or is_start(n):
-            joinable[number[n]] &= isinstance(start, Node) and is_start(start) and stays is not None and start not in stays
+            joinable[number[n]] &= (
+                isinstance(start, Node) and is_start(start) and stays is not None and start not in stays
+            )
     followers = [[number[u] for u in n.users] for n in nodes]
     apart = {(number[a], number[n]) for n in nodes if is_start(n) and not is_gather(n) for a in n.all_input_nodes}
     for before, after in pairwise(ordered_nodes(nodes)):

@@ -39,7 +39,7 @@ from .translation import Translation, hinted, memory_order, tensor_of
 
 @dataclass(frozen=True)
 class RegionProgram:
-    """``text``: of the definition.  ``numbers``: integers of the graph that it reads.  ``group``: of its collectives."""
+    """``text``: of the definition.  ``numbers``: integers of the graph that it reads.  ``group``: collectives' one."""
 
     text: str
     numbers: tuple[Node, ...]
@@ -113,7 +113,9 @@ def _put_in(
         for out in region.outputs:
             sizes += [_size(graph, [*numbers, *inputs], n, place, at) for n in tensor_of(out).shape]
         given = (program.text, inputs, [*sizes, *numbers])
-        call = graph.call_function(*((REGION, given) if program.group is None else (RANK_REGION, (*given, program.group))))
+        call = graph.call_function(
+            *((REGION, given) if program.group is None else (RANK_REGION, (*given, program.group)))
+        )
         call.meta["val"] = [tensor_of(o) for o in region.outputs]
         call.meta["stack_trace"] = region.nodes[-1].meta.get("stack_trace")
         place[call] = (*at, 1)

@@ -28,8 +28,12 @@ def fresh():
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("all_reduce", torch.bfloat16), ("products", torch.float32), ("products", torch.bfloat16)]
-    + [("reduce_scatter", torch.float32)],
+    [
+        ("all_reduce", torch.bfloat16),
+        ("products", torch.float32),
+        ("products", torch.bfloat16),
+        ("reduce_scatter", torch.float32),
+    ],
 )
 def test_collectives_are_part_of_regions(name: str, dtype: torch.dtype, pg) -> None:
     if pg.size < 2:
