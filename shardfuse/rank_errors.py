@@ -100,7 +100,7 @@ class SimulationStuckError(ShardfuseError):
 
 
 class UnknownGroupError(ShardfuseError):
-    """torch has no process group of a name: code compiled in another job runs before its groups are made."""
+    """torch has no process group of a name: code of another job runs before its groups are made."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
