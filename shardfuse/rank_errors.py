@@ -100,10 +100,10 @@ class SimulationStuckError(ShardfuseError):
 
 
 class UnknownGroupError(ShardfuseError):
-    """torch has no process group of a name: code of another job runs before its groups are made."""
+    """torch has no process group of a name: a graph of another job is run before this one made its groups."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"torch.distributed has no process group named {name!r}: make the process groups in the order in which they "
-            "were made where the model was compiled, before it is called"
+            f"torch.distributed has no process group named {name!r}: make the process groups in the order in which "
+            "they were made where the model was compiled, before it is called"
         )
