@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 import torch
-from fusion_check import bound_piece, local_arguments
 from functional_promises import CALLS, listed
+from fusion_check import bound_piece, local_arguments
 from promise_cases import CASES, assert_rows_alike, bits, define, inputs
 from torch.distributed.tensor import Shard
 
