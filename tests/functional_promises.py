@@ -9,21 +9,23 @@ from torch import Tensor
 
 from shardfuse.nn import functional
 
-VECTOR = torch.linspace(0.5, 1.5, 32)
+
+def vector(x: Tensor) -> Tensor:
+    return torch.linspace(0.5, 1.5, 32, device=x.device)
 
 
 def targets(x: Tensor) -> Tensor:
-    return torch.arange(len(x)) % x.shape[-1]
+    return torch.arange(len(x), device=x.device) % x.shape[-1]
 
 
 CALLS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
-    "rms_norm": lambda x, **kept: functional.rms_norm(x, (32,), VECTOR, **kept),
-    "layer_norm": lambda x, **kept: functional.layer_norm(x, (32,), VECTOR, VECTOR, **kept),
-    "dropout_add_norm": lambda x, **kept: functional.dropout_add_norm(x, x + 1, (32,), VECTOR, **kept),
-    "add_layer_norm": lambda x, **kept: functional.add_layer_norm(x, x + 1, (32,), VECTOR, **kept),
-    "add_rms_norm": lambda x, **kept: functional.add_rms_norm(x, x + 1, (32,), VECTOR, **kept),
+    "rms_norm": lambda x, **kept: functional.rms_norm(x, (32,), vector(x), **kept),
+    "layer_norm": lambda x, **kept: functional.layer_norm(x, (32,), vector(x), vector(x), **kept),
+    "dropout_add_norm": lambda x, **kept: functional.dropout_add_norm(x, x + 1, (32,), vector(x), **kept),
+    "add_layer_norm": lambda x, **kept: functional.add_layer_norm(x, x + 1, (32,), vector(x), **kept),
+    "add_rms_norm": lambda x, **kept: functional.add_rms_norm(x, x + 1, (32,), vector(x), **kept),
     "group_norm": lambda x, **kept: functional.group_norm(x.unflatten(1, (8, 4)), 2, **kept),
-    "batch_norm": lambda x, **kept: functional.batch_norm(x, torch.zeros(32), VECTOR, **kept),
+    "batch_norm": lambda x, **kept: functional.batch_norm(x, torch.zeros(32), vector(x), **kept),
     "softmax": lambda x, **kept: functional.softmax(x, **kept),
     "log_softmax": lambda x, **kept: functional.log_softmax(x, **kept),
     "gelu": lambda x, **kept: functional.gelu(x, **kept),

@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DeviceMesh
 from shardfuse.compile import report
-from shardfuse.compile.errors import GroupSizeError, UntranslatableError
+from shardfuse.compile.compile_errors import GroupSizeError, UntranslatableError
 from shardfuse.compile.graph_pass import PostGradPass, hand_over
 from shardfuse.compile.ledger import RegionReport
 from shardfuse.compile.program_text import rebuilt

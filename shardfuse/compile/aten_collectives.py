@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from ..frontend.definition import FusionDefinition
 from ..ir.tensor_view import TensorView
-from .errors import UntranslatableError
+from .compile_errors import UntranslatableError
 from .translation import Rule, Translation, known
 
 REDUCING = {"sum": "all_reduce_sum", "max": "all_reduce_max", "min": "all_reduce_min"}

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from ..errors import PromiseError
 from ..frontend.promise_arguments import promised
-from .errors import CompileOptionError, UnknownOptionError
+from .compile_errors import CompileOptionError, UnknownOptionError
 
 OPTIONS = ("shardfuse.take", "shardfuse.invariant", "shardfuse.accumulate")
 

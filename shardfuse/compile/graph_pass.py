@@ -24,8 +24,8 @@ from ..frontend.definition import FusionDefinition
 from ..frontend.explain import Explanation, explain_plan
 from ..in_kernel import EXCHANGE
 from .aten_collectives import collective_text
+from .compile_errors import CompileOptionError
 from .cost import Cost, cost_of, why_never
-from .errors import CompileOptionError
 from .ledger import RegionReport, note
 from .published import publish
 from .rank_region_op import rank_program_of

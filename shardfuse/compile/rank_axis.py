@@ -32,7 +32,7 @@ from ..ir.tensor_view import TensorView
 from ..mesh import DeviceMesh, ParallelType
 from ..ops.table import POINTWISE
 from .aten_collectives import GATHERING, RECORDED, SCATTERING
-from .errors import GroupSizeError, UntranslatableError
+from .compile_errors import GroupSizeError, UntranslatableError
 
 
 @dataclass(frozen=True)

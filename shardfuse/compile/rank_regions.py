@@ -22,8 +22,8 @@ from ..config import read_settings
 from ..errors import ShardfuseError
 from ..mesh.groups import ranks_of_group, world_size
 from .aten_collectives import NAMESPACE, group_of, is_start, is_wait
+from .aten_table import aten_ops, is_view
 from .regions import Region, is_fusable
-from .table import aten_ops, is_view
 
 NOMINAL = 64
 """A size that is no number of the graph counts as this in what ranks decide alike."""

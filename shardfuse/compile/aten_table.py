@@ -17,7 +17,7 @@ from .aten_collectives import collective_table
 from .aten_pointwise import pointwise_table
 from .aten_reductions import reduction_table
 from .aten_shapes import factory_table, shape_table, view_table
-from .errors import UntranslatableError
+from .compile_errors import UntranslatableError
 from .translation import Rule, Translation, checked, known, tensor_of
 
 
