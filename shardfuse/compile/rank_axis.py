@@ -141,12 +141,14 @@ class _Lift:
 
     def attributes(self, record: Record, *, is_part: bool) -> Mapping[str, object]:
         """Those of the op with a leading axis, which it leaves alone."""
-        rules = _ATTRIBUTES.get(record.op, {} if record.op in POINTWISE else None)
+        none: dict[str, Rule] = {}
+        rules = _ATTRIBUTES.get(record.op, none if record.op in POINTWISE else None)
         if rules is None or (is_part and not set(record.attributes) <= set(rules)):
             raise UntranslatableError("an op beside a collective", record.op, "a pointwise op, a view or a reduction")
         found: dict[str, object] = {}
         for name, value in record.attributes.items():
-            given = tuple(map(self.renamed, value)) if isinstance(value, tuple) else value
+            parts = cast("tuple[object, ...] | None", value if isinstance(value, tuple) else None)
+            given = value if parts is None else tuple(map(self.renamed, parts))
             found[name] = rules[name](cast("tuple[object, ...]", given), self.mesh.size) if is_part else given
         return found
 

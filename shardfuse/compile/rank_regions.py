@@ -137,7 +137,7 @@ def _why_not_plain(n: Node) -> str | None:
     if is_start(n) or is_wait(n) or n.op != "call_function":
         return None
     values: Any = n.meta.get("val")
-    tensors: Iterable[object] = values if isinstance(values, tuple | list) else (values,)
+    tensors = cast("Iterable[object]", values if isinstance(values, tuple | list) else (values,))
     if any(isinstance(v, torch.Tensor) and not (v.is_floating_point() or v.dtype == torch.bool) for v in tensors):
         return f"{n.target} gives integers, which may be places"
     is_known = n.target in ops.pointwise or n.target in ops.reductions or n.target in ops.factories or is_view(n)

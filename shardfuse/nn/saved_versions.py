@@ -80,5 +80,9 @@ def check_behind(results: Sequence[torch.Tensor], watched: Watched) -> None:
     """Have the backward of ``results`` begin with the check: of an op that saves tensors by itself."""
     if not watched:
         return
+
+    def check(gradients: object) -> None:
+        check_unchanged(watched)
+
     for node in dict.fromkeys(r.grad_fn for r in results if r.grad_fn is not None):
-        node.register_prehook(lambda _: check_unchanged(watched))
+        node.register_prehook(check)
