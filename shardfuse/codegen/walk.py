@@ -11,12 +11,12 @@ from math import gcd
 
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
-from ..schedulers.chunks import chunk_widths, least_chunk
 from ..schedulers.limits import INT32_LIMIT
+from ..schedulers.row_chunks import chunk_widths, least_chunk
+from .accumulators import accumulator
 from .emitter import Emitter
 from .indexing import dynamic_terms, groups
 from .moments import pairs, write_pair
-from .reduction import accumulator
 from .source import Writer
 from .tile import Chunk, Strides
 

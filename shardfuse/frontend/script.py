@@ -12,7 +12,7 @@ from ..ir.fusion import Fusion, FusionInput, Record
 from ..ir.op import Call, Cast, Cat, Full, Iota, Pad, Pointwise, Random, Reduce, RngOffset, RngSeed, WithRoles
 from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
-from ..ops.torch_call import DRAWN
+from ..ops.call_signature import DRAWN
 
 
 def definition_script(fusion: Fusion) -> str:

@@ -17,8 +17,8 @@ import torch
 
 from ..ir.op import Call
 from . import random
+from .call_signature import DRAWN, Arguments, AxisNames, Rows, Shapes, Signature, TorchCall, axis_names
 from .matmul_calls import roles_of
-from .torch_call import DRAWN, Arguments, AxisNames, Rows, Shapes, Signature, TorchCall, axis_names
 
 
 def _batch(ndim: int) -> AxisNames:

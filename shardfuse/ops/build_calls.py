@@ -11,7 +11,7 @@ from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
 from .build_reductions import ReductionBuilder
 from .builder import Operand, literal, normalize_dim
-from .torch_call import DRAWN
+from .call_signature import DRAWN
 
 
 class CallBuilder(ReductionBuilder):

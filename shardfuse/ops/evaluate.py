@@ -48,10 +48,10 @@ from ..ir.scalar import Number, Scalar
 from ..ir.stream import Stream
 from ..ir.window import Read
 from . import random
+from .call_signature import Indexed
 from .promotion import types
 from .reductions import REDUCTION_TABLE
 from .table import POINTWISE, Rule
-from .torch_call import Indexed
 from .torch_calls import TORCH_CALLS
 
 Environment = Mapping[BoundTensor, torch.Tensor]

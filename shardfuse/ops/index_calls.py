@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..ir.op import Call, Embedding
-from .shape_calls import renamed
-from .torch_call import (
+from .call_signature import (
     Arguments,
     AxisNames,
     Indexed,
@@ -19,6 +18,7 @@ from .torch_call import (
     tensors_of,
     told,
 )
+from .shape_calls import renamed
 
 
 def _index_select(shapes: Shapes, call: Call) -> Signature:

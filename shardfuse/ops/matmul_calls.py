@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from ..ir.op import Call, WithRoles
-from .torch_call import Arguments, AxisNames, Result, Shapes, Signature, TorchCall, axis_names, tensors_of, told
+from .call_signature import Arguments, AxisNames, Result, Shapes, Signature, TorchCall, axis_names, tensors_of, told
 
 
 def roles_of(call: Call) -> tuple[str, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..ir.op import AlongAxis, Argsort, Call, TopK, numbers
+from .call_signature import Arguments, AxisNames, Shapes, Signature, TorchCall, axis_names, dim_of, tensor_of, told
 from .shape_calls import renamed
-from .torch_call import Arguments, AxisNames, Shapes, Signature, TorchCall, axis_names, dim_of, tensor_of, told
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """What sums and products along an axis are accumulated in."""

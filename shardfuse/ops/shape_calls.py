@@ -6,7 +6,7 @@ import torch
 
 from ..ir.op import Call, Cat, Flip, Pad, Select, Slice
 from ..ir.scalar import Size
-from .torch_call import (
+from .call_signature import (
     Arguments,
     AxisNames,
     Indexed,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..analysis.resharding import communication_of
+from ..analysis.communication_table import communication_of
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
 from ..ir.op import Set
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..analysis.resharding import communication_of
+from ..analysis.communication_table import communication_of
 from ..device import Device
 from ..ir.expr import Expr
 from ..ir.op import Call, Relabel, StreamSlice, View

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..analysis.resharding import communication_of
+from ..analysis.communication_table import communication_of
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import OfRank, Reshard, Squeeze, Window

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
 
+from ..analysis.paired_reductions import SUB, first_of, made_by
 from ..analysis.sharding import reduced_axes
-from ..analysis.statistics import SUB, first_of, made_by
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Iota, Pick, Pointwise, Reduce, Statistic

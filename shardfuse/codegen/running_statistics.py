@@ -17,6 +17,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Statistic, StatisticKind
 from ..schedulers.limits import power_of_two
+from .accumulators import Accumulator, accumulators
 from .arithmetic import TRITON_TYPE
 from .emitter import Emitter
 from .online_functions import (
@@ -33,7 +34,6 @@ from .online_functions import (
     SQUARE,
 )
 from .packed import Packed
-from .reduction import Accumulator, accumulators
 from .source import MARGIN
 from .tile import R_SHARE, R_SIZE, Chunk
 from .words import largest_of_words
