@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from .analysis.communication_table import communication_of
 from .device import Device
-from .ir.expr import BoundFusion, BoundTensor, Number, Scalar
+from .ir.expr import BoundFusion, BoundTensor
 from .ir.fusion import Fusion
 from .ir.printer import fusion_text
+from .ir.scalar import Number, Scalar
 from .ir.tensor_view import TensorView
 from .ir.verify import verify
 from .passes import PASSES, bind

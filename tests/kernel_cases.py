@@ -12,8 +12,9 @@ from shardfuse import FusionDefinition
 from shardfuse.compiler import compile_fusion
 from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
-from shardfuse.ir.expr import BoundTensor, Scalar
+from shardfuse.ir.expr import BoundTensor
 from shardfuse.ir.op import Broadcast, Random
+from shardfuse.ir.scalar import Scalar
 from shardfuse.schedulers.segment import Segment
 
 BF16, HALF, FLOAT = DataType.BFloat16, DataType.Half, DataType.Float

@@ -11,9 +11,9 @@ from thread_check import X, shard, world_mesh
 
 from shardfuse import FusionDefinition
 from shardfuse.errors import ShapeError, ShardingError
-from shardfuse.ir.expr import Scalar
 from shardfuse.ir.op import Pointwise
 from shardfuse.ir.printer import fusion_text
+from shardfuse.ir.scalar import Scalar
 from shardfuse.ir.verify import verify
 from shardfuse.passes.bind import bind
 

@@ -15,11 +15,11 @@ import torch
 from pointwise_references import REFERENCES
 
 from benchmarks.roundings import EAGER, accumulator, assert_near, spacing
+from shardfuse.ir.call import Call
 from shardfuse.ir.expr import Expr
 from shardfuse.ir.fusion import Fusion, Record
 from shardfuse.ir.op import (
     Broadcast,
-    Call,
     Cast,
     Expand,
     Full,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..ir.call import Call
 from ..ir.domain import IterDomain
 from ..ir.fusion import Fusion, Record
-from ..ir.op import Broadcast, Call, Cast, Expand, Permute, Pointwise, Reduce, Set, Squeeze
+from ..ir.op import Broadcast, Cast, Expand, Permute, Pointwise, Reduce, Set, Squeeze
 from ..ir.tensor_view import TensorView
 from ..ops.torch_calls import TORCH_CALLS
 

@@ -11,31 +11,31 @@ from math import prod
 
 from ..ir.digits import extent
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Broadcast, Expand, Pointwise, Reduce, Squeeze
+from ..ir.op import Broadcast, Expand, Pointwise, Squeeze, is_reduction
 from ..ir.scalar import Scalar
 from .sharding import reduced_axes
 
-EXP, SUB, _DIV = Pointwise("exp"), Pointwise("sub"), Pointwise("div")
+_EXP, SUB, _DIV = Pointwise("exp"), Pointwise("sub"), Pointwise("div")
 _SQUARES = (Pointwise("square"), Pointwise("mul"))
 
 
 def first_of(second: Expr, maker: Mapping[BoundTensor, Expr]) -> Expr | None:
     """The reduction whose result ``second`` sums the squares, or the exponentials, of the distances to."""
-    if not isinstance(second.op, Reduce) or second.op.kind != "sum":
+    if not is_reduction(second.op, "sum"):
         return None
     terms = maker.get(second.tensors[0])
-    if terms is None or terms.op not in (*_SQUARES, EXP) or len(dict.fromkeys(terms.inputs)) != 1:
+    if terms is None or terms.op not in (*_SQUARES, _EXP) or len(dict.fromkeys(terms.inputs)) != 1:
         return None
     apart = maker.get(terms.tensors[0])
     if apart is None or apart.op != SUB or len(apart.tensors) != 2:
         return None
     x, centre = apart.tensors
-    count = None if terms.op == EXP else prod(extent(axis) for axis in reduced_axes(second))
+    count = None if terms.op == _EXP else prod(extent(axis) for axis in reduced_axes(second))
     first = made_by(centre, maker, count)
-    wanted = "max" if terms.op == EXP else "sum"
-    if first is None or not isinstance(first.op, Reduce) or first.tensors != (x,):
+    wanted = "max" if terms.op == _EXP else "sum"
+    if first is None or not is_reduction(first.op, wanted) or first.tensors != (x,):
         return None
-    return first if (first.op.kind, first.op.axes) == (wanted, second.op.axes) else None
+    return first if first.op.axes == second.op.axes else None
 
 
 def made_by(centre: BoundTensor, maker: Mapping[BoundTensor, Expr], count: int | None = None) -> Expr | None:

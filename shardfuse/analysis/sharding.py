@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+from ..ir.call import Call
 from ..ir.digits import Axis, CutError, Digit, cut_out, extent, joined, merge, overlaps, parted, refine, split
 from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Call, Reduce, Relabel, Reshape, StreamCat, StreamSlice
+from ..ir.op import Reduce, Relabel, Reshape, StreamCat, StreamSlice
 from ..mesh import DeviceMesh, ParallelType
 from ..ops.torch_calls import TORCH_CALLS, Signature
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from ..ir.dtype import DataType
-from ..ir.expr import BoundTensor, Expr, Number, Scalar
+from ..ir.expr import BoundTensor, Expr
+from ..ir.scalar import Number, Scalar
 from ..ops.promotion import types
 from ..ops.table import POINTWISE, Rule
 

@@ -208,8 +208,7 @@ class Emitter:
         """Texts and types of the op's operands, numbers among them."""
         op = POINTWISE[expr.op.name]
         compute, _ = types(op, expr.inputs)
-        remaining = iter(inputs)
-        found: list[tuple[str, DataType]] = []
+        remaining, found = iter(inputs), list[tuple[str, DataType]]()
         for k, v in enumerate(expr.inputs):
             if isinstance(v, Scalar):
                 found.append(self.scalar(v, DataType.Bool if op.rule is Rule.WHERE and k == 0 else compute))
@@ -271,8 +270,7 @@ class Emitter:
         return self.assign(self.name(expr.output, chunk), text, dtype, has_x, has_r)
 
     def draw(self, expr: Expr, op: Random, chunk: Chunk) -> Text:
-        index, has_x, has_r = self.index(expr, chunk)
-        out = expr.output
+        out, (index, has_x, has_r) = expr.output, self.index(expr, chunk)
         kinds = (out.dtype.compute, out.dtype.compute, DataType.Int, DataType.Int)
         numbers = [converted(*self.scalar(cast(Scalar, v), t), t) for v, t in zip(expr.inputs, kinds, strict=True)]
         drawn = draw(expr, op.name, self.name(out, chunk), index, numbers, interpret=self.interpret)

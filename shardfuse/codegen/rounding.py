@@ -9,7 +9,7 @@ from ..analysis.paired_reductions import SUB, first_of, made_by
 from ..ir.digits import root_of
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Broadcast, Cast, Expand, Pointwise, Reduce, Set, Statistic, View
+from ..ir.op import Broadcast, Cast, Expand, Pointwise, Set, View, is_reduction, is_statistic
 from ..ir.scalar import Scalar
 from ..schedulers.segment import Segment
 
@@ -57,10 +57,10 @@ def _divides_by_exponentials(segment: Segment, expr: Expr) -> bool:
     made = made_by(divisor, maker) if isinstance(divisor, BoundTensor) else None
     if made is None:
         return False
-    if _is_softmax(made):
+    if is_statistic(made.op, "online_softmax"):
         return divisor.dtype is DataType.Float
     first = first_of(made, maker)
-    return first is not None and isinstance(first.op, Reduce) and first.op.kind == "max"
+    return first is not None and is_reduction(first.op, "max")
 
 
 def is_rounded_apart(segment: Segment, expr: Expr) -> bool:
@@ -76,7 +76,7 @@ def is_rounded_apart(segment: Segment, expr: Expr) -> bool:
         return False
     same = _same_values(segment, expr.output)
     readers = [e for e in segment.exprs if any(t in same for t in e.tensors)]
-    if any(map(_is_softmax, readers)):
+    if any(is_statistic(e.op, "online_softmax") for e in readers):
         return True
     apart = [e for e in readers if e.op in (SUB, _ADD)]
     return bool(apart) and (
@@ -90,11 +90,7 @@ _CHOICES = tuple(map(Pointwise, ("maximum", "minimum", "floor", "ceil", "round",
 
 
 def _chooses(expr: Expr) -> bool:
-    return expr.op in _CHOICES or (isinstance(expr.op, Reduce) and expr.op.kind in ("max", "min"))
-
-
-def _is_softmax(expr: Expr) -> bool:
-    return isinstance(expr.op, Statistic) and expr.op.kind == "online_softmax"
+    return expr.op in _CHOICES or is_reduction(expr.op, "max", "min")
 
 
 def _is_exact(expr: Expr) -> bool:

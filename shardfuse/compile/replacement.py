@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..ir.op import Select, Slice, View
+from ..ir.call import Select, Slice
+from ..ir.op import View
 from ..ir.tensor_view import TensorView
 from .aten_table import translate
 from .compile_errors import UntranslatableError

@@ -14,8 +14,9 @@ from typing import cast
 import torch
 
 from ..analysis.communication_table import communication_of
+from ..ir.call import Call
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Call, Reduce, StreamCat
+from ..ir.op import Reduce, StreamCat
 from ..ops.evaluate import chunked
 from ..ops.torch_calls import TORCH_CALLS
 from ..schedulers.segment import Segment

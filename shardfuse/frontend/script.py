@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
+from ..ir.call import Call, Cat, Pad, WithRoles
 from ..ir.domain import IterDomain, Merge
 from ..ir.dtype import DataType
 from ..ir.fusion import Fusion, FusionInput, Record
-from ..ir.op import Call, Cast, Cat, Full, Iota, Pad, Pointwise, Random, Reduce, RngOffset, RngSeed, WithRoles
+from ..ir.op import Cast, Full, Iota, Pointwise, Random, Reduce, RngOffset, RngSeed
 from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.call_signature import DRAWN

@@ -9,7 +9,6 @@ from .domain import BoundDomain
 from .dtype import DataType
 from .op import HostOp, Op, Window
 from .promises import Promises
-from .scalar import Number as Number
 from .scalar import Scalar
 from .stream import Stream
 from .window import Read

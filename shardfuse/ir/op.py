@@ -7,12 +7,12 @@ and those of its fields that have no default or differ from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from functools import cache
-from typing import ClassVar, Literal, Self, cast
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeGuard
 
 from ..mesh import ParallelType
+from .base_op import BaseOp, check_axes
+from .call import Call
 from .dtype import DataType
 from .scalar import Number, Scalar, Size
 from .stream import Stream
@@ -24,67 +24,18 @@ RandomKind = Literal["uniform", "normal"]
 MoveKind = Literal["send", "broadcast", "scatter", "gather"]
 
 
-@cache
-def _shown(op: type[_Op]) -> tuple[Field[object], ...]:
-    """The fields of an op but for its name."""
-    return tuple(f for f in fields(op) if f.name not in ("name", "kind"))
-
-
-@dataclass(frozen=True)
-class _Op:
-    """What all ops have."""
-
-    def arguments(self) -> list[tuple[str, object]]:
-        """What a printed program shows behind the inputs: names and values."""
-        given = [(f, self.__dict__[f.name]) for f in _shown(type(self))]
-        return [(f.name, value) for f, value in given if f.default is MISSING or value != f.default]
-
-    def scalars(self) -> list[Scalar]:
-        """The scalars of a definition among what it is told."""
-        return [s for f in _shown(type(self)) for s in _scalars_in(self.__dict__[f.name])]
-
-    def told(self, value_of: Callable[[Scalar], Number]) -> Self:
-        """With numbers in place of scalars."""
-        if not self.scalars():
-            return self
-        return replace(self, **{f.name: _told(self.__dict__[f.name], value_of) for f in _shown(type(self))})
-
-
-def _scalars_in(value: object) -> list[Scalar]:
-    if isinstance(value, tuple):
-        return [v for v in cast("tuple[object, ...]", value) if isinstance(v, Scalar)]
-    return [value] if isinstance(value, Scalar) else []
-
-
-def _told(value: object, value_of: Callable[[Scalar], Number]) -> object:
-    if isinstance(value, tuple):
-        return tuple(_told(v, value_of) for v in cast("tuple[object, ...]", value))
-    return value_of(value) if isinstance(value, Scalar) else value
-
-
-def numbers(sizes: Sequence[Size]) -> tuple[int, ...]:
-    """``sizes`` of a bound Expr, where no scalar is left."""
-    assert all(isinstance(n, int) for n in sizes), f"{sizes} are not known yet"
-    return cast("tuple[int, ...]", tuple(sizes))
-
-
-def _check_axes(axes: Sequence[int]) -> None:
-    assert len({*axes}) == len(axes), f"{axes} have an axis twice"
-    assert min(axes, default=0) >= 0, f"{axes} count from the end"
-
-
 # element by element
 
 
 @dataclass(frozen=True)
-class Pointwise(_Op):
+class Pointwise(BaseOp):
     """An entry of the table of pointwise ops (``ops/table.py``), of tensors and numbers."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Cast(_Op):
+class Cast(BaseOp):
     """To the dtype of the output; ``dtype`` is kept where a definition says it."""
 
     name: ClassVar[str] = "cast"
@@ -92,7 +43,7 @@ class Cast(_Op):
 
 
 @dataclass(frozen=True)
-class Set(_Op):
+class Set(BaseOp):
     """A copy on the same ranks, in the order in which the output is stored."""
 
     name: ClassVar[str] = "set"
@@ -101,7 +52,7 @@ class Set(_Op):
 # the same elements under other axes
 
 
-class View(_Op):
+class View(BaseOp):
     """Computes nothing: the same elements under regrouped axes."""
 
 
@@ -129,7 +80,7 @@ class Squeeze(View):
     axes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _check_axes(self.axes)
+        check_axes(self.axes)
 
 
 @dataclass(frozen=True)
@@ -156,27 +107,27 @@ class Reshape(View):
 
 
 @dataclass(frozen=True)
-class Relabel(_Op):
+class Relabel(BaseOp):
     """The same storage under other roots."""
 
     name: ClassVar[str] = "relabel"
 
 
 @dataclass(frozen=True)
-class Window(_Op):
+class Window(BaseOp):
     """A stored tensor read at other places along some axes: see ``ir/window.py``."""
 
     name: ClassVar[str] = "window"
     reads: tuple[Read, ...]
 
     def __post_init__(self) -> None:
-        _check_axes([read.axis for read in self.reads])
+        check_axes([read.axis for read in self.reads])
 
 
 # tensors made of numbers
 
 
-class Factory(_Op):
+class Factory(BaseOp):
     """Makes a tensor of a shape and numbers; each element depends on its unsharded index alone."""
 
 
@@ -224,7 +175,7 @@ class Random(Factory):
 
 
 @dataclass(frozen=True)
-class Reduce(_Op):
+class Reduce(BaseOp):
     """Over ``axes``, which the output does not have.
 
     mesh_dims: the mesh dimensions on which the reduced axes are, of a collective; none of a local reduction.
@@ -237,7 +188,7 @@ class Reduce(_Op):
     segments: int = 0
 
     def __post_init__(self) -> None:
-        _check_axes(self.axes)
+        check_axes(self.axes)
         assert len(self.mesh_dims) in (0, len(self.axes)), f"axes {self.axes} on {self.mesh_dims}"
 
     @property
@@ -250,7 +201,7 @@ class Reduce(_Op):
 
 
 @dataclass(frozen=True)
-class Statistic(_Op):
+class Statistic(BaseOp):
     """Inside of one kernel, several reductions over ``axes`` in one walk, with an output for each.
 
     online_softmax: of ``x`` the maximum, the sum of exp(x - maximum) and, where it is wanted, the sum of x - maximum.
@@ -261,7 +212,7 @@ class Statistic(_Op):
     axes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _check_axes(self.axes)
+        check_axes(self.axes)
 
     @property
     def name(self) -> str:
@@ -269,7 +220,7 @@ class Statistic(_Op):
 
 
 @dataclass(frozen=True)
-class Pick(_Op):
+class Pick(BaseOp):
     """Inside of one kernel: of each row of the first input the element at the second, and whether there is one."""
 
     name: ClassVar[str] = "pick"
@@ -279,7 +230,7 @@ class Pick(_Op):
 
 
 @dataclass(frozen=True)
-class Reshard(_Op):
+class Reshard(BaseOp):
     """The same logical axes, sharded otherwise over ``mesh_dims``.
 
     is_exchange: between any two layouts of one axis, by one all-to-all.
@@ -304,7 +255,7 @@ def _mesh(dims: tuple[ParallelType, ...]) -> list[tuple[str, object]]:
 
 
 @dataclass(frozen=True)
-class Move(_Op):
+class Move(BaseOp):
     """From one mesh to another, by one call."""
 
     name: ClassVar[str] = "set"
@@ -312,7 +263,7 @@ class Move(_Op):
 
 
 @dataclass(frozen=True)
-class OfRank(_Op):
+class OfRank(BaseOp):
     """Inside of one kernel: what rank ``rank`` (its index along a mesh dimension) has of the input, which all send."""
 
     name: ClassVar[str] = "of_rank"
@@ -326,7 +277,7 @@ class OfRank(_Op):
 
 
 @dataclass(frozen=True)
-class StreamSlice(_Op):
+class StreamSlice(BaseOp):
     """Of the input the chunk of that stage which the Expr works on."""
 
     name: ClassVar[str] = "stream_slice"
@@ -334,136 +285,18 @@ class StreamSlice(_Op):
 
 
 @dataclass(frozen=True)
-class StreamCat(_Op):
+class StreamCat(BaseOp):
     """A tensor of its chunks in the order of their stages, or of equal parts of one axis."""
 
     name: ClassVar[str] = "stream_cat"
     stream: Stream
 
 
-# torch calls
-
-
-@dataclass(frozen=True)
-class Call(_Op):
-    """The entry of the table of torch calls (``ops/torch_calls.py``) that has this name."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class WithRoles(Call):
-    """A call whose inputs may be left out.  ``roles``: the parameter that each input is.
-
-    dtype: of the result, where the definition says it.
-    """
-
-    roles: tuple[str, ...]
-    dtype: DataType | None = None
-
-    def arguments(self) -> list[tuple[str, object]]:
-        return [("roles", self.roles), *([] if self.dtype is None else [("dtype", self.dtype.torch)])]
-
-
-@dataclass(frozen=True)
-class AlongAxis(Call):
-    """A call along axis ``dim``, or where that is ``None`` along the flattened tensor."""
-
-    dim: int | None
-
-
-@dataclass(frozen=True)
-class Argsort(Call):
-    """The indices that sort axis ``dim``."""
-
-    name: str = field(default="argsort", init=False)
-    dim: int
-    descending: bool
-    stable: bool
-
-
-@dataclass(frozen=True)
-class TopK(Call):
-    """The ``k`` largest or smallest along axis ``dim``, and their indices."""
-
-    name: str = field(default="topk", init=False)
-    k: Size
-    dim: int
-    largest: bool
-    sorted: bool
-
-
-@dataclass(frozen=True)
-class Embedding(Call):
-    """Rows of the second input at the indices that the first has."""
-
-    name: str = field(default="embedding", init=False)
-    padding_idx: Size | None = None
-    max_norm: Number | Scalar | None = None
-    norm_type: Number | Scalar | None = None
-
-
-class ShapeCall(Call):
-    """Moves elements, and may be said by windows."""
-
-
-@dataclass(frozen=True)
-class Slice(ShapeCall):
-    """Of each axis the elements from start to stop by step; indices as Python has them."""
-
-    name: str = field(default="slice", init=False)
-    starts: tuple[Size, ...]
-    stops: tuple[Size, ...]
-    steps: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        assert len(self.starts) == len(self.stops) == len(self.steps), "a start, a stop and a step for each axis"
-        assert min(self.steps, default=1) > 0, f"{self.steps} are no steps forward"
-
-
-@dataclass(frozen=True)
-class Select(ShapeCall):
-    """Of axis ``dim`` the index that is the second input; the output lacks the axis."""
-
-    name: str = field(default="select", init=False)
-    dim: int
-
-
-@dataclass(frozen=True)
-class Pad(ShapeCall):
-    """The number that is the second input before and after each axis.  ``widths``: in pairs, the first axis first."""
-
-    name: str = field(default="pad", init=False)
-    widths: tuple[Size, ...]
-
-    def __post_init__(self) -> None:
-        assert len(self.widths) % 2 == 0, f"{self.widths} are no pairs"
-
-
-@dataclass(frozen=True)
-class Cat(ShapeCall):
-    """One input after another along axis ``dim``."""
-
-    name: str = field(default="cat", init=False)
-    dim: int
-
-
-@dataclass(frozen=True)
-class Flip(ShapeCall):
-    """The axes ``dims`` in reverse."""
-
-    name: str = field(default="flip", init=False)
-    dims: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        _check_axes(self.dims)
-
-
 # numbers on the host
 
 
 @dataclass(frozen=True)
-class SizeOf(_Op):
+class SizeOf(BaseOp):
     """The product of the unsharded extents of ``dims``."""
 
     name: ClassVar[str] = "size"
@@ -471,14 +304,14 @@ class SizeOf(_Op):
 
 
 @dataclass(frozen=True)
-class RngSeed(_Op):
+class RngSeed(BaseOp):
     """The seed of torch's generator, drawn in every call."""
 
     name: ClassVar[str] = "rng_seed"
 
 
 @dataclass(frozen=True)
-class RngOffset(_Op):
+class RngOffset(BaseOp):
     """The offset that was drawn with the seed that is the input."""
 
     name: ClassVar[str] = "rng_offset"
@@ -494,3 +327,13 @@ HostOp = Pointwise | Cast | RngSeed | RngOffset
 """What is worked out on the host in every call."""
 RecordOp = Pointwise | Cast | Set | ViewOp | Full | Iota | Random | Reduce | Call | SizeOf | RngSeed | RngOffset
 """What a definition says."""
+
+
+def is_reduction(op: BaseOp, *kinds: ReductionKind) -> TypeGuard[Reduce]:
+    """Is it a reduction, of one of ``kinds``?"""
+    return isinstance(op, Reduce) and op.kind in kinds
+
+
+def is_statistic(op: BaseOp, *kinds: StatisticKind) -> TypeGuard[Statistic]:
+    """Is it several reductions in one walk, of one of ``kinds``?"""
+    return isinstance(op, Statistic) and op.kind in kinds

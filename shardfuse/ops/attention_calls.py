@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from ..ir.op import Call
+from ..ir.call import Call
 from . import random
 from .call_signature import DRAWN, Arguments, AxisNames, Rows, Shapes, Signature, TorchCall, axis_names
 from .matmul_calls import roles_of

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import OperandError
+from ..ir.call import AlongAxis, Call, Embedding, WithRoles
 from ..ir.dtype import DataType
-from ..ir.op import AlongAxis, Call, Embedding, RngOffset, RngSeed, WithRoles
+from ..ir.op import RngOffset, RngSeed
 from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
 from .build_reductions import ReductionBuilder

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import OperandError
+from ..ir.call import AlongAxis, Argsort, TopK
 from ..ir.dtype import DataType
-from ..ir.op import AlongAxis, Argsort, Reduce, ReductionKind, SizeOf, TopK
+from ..ir.op import Reduce, ReductionKind, SizeOf
 from ..ir.scalar import Scalar
 from ..ir.tensor_view import TensorView
 from .build_shapes import ShapeBuilder

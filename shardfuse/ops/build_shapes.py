@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import cast
 
 from ..errors import OperandError
+from ..ir.call import Cat, Flip, Pad, Select, Slice
 from ..ir.dtype import DataType
-from ..ir.op import Broadcast, Cat, Expand, Flip, Full, Iota, Pad, Permute, Reshape, Select, Set, Slice, Squeeze
+from ..ir.op import Broadcast, Expand, Full, Iota, Permute, Reshape, Set, Squeeze
 from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
 from .builder import Builder, Operand, is_held, literal, normalize_dim, normalize_dims, static

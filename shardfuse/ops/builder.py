@@ -8,9 +8,10 @@ from typing import cast, overload
 import torch
 
 from ..errors import AxisError, OperandError
+from ..ir.call import Call
 from ..ir.dtype import DataType
 from ..ir.fusion import Fusion
-from ..ir.op import Broadcast, Call, Cast, Expand, Permute, Pointwise, Reduce, Reshape, Set, Squeeze
+from ..ir.op import Broadcast, Cast, Expand, Permute, Pointwise, Reduce, Reshape, Set, Squeeze
 from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
 from .host import host_type, python_number, wide_type

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from ..ir.op import AlongAxis, Call
+from ..ir.call import AlongAxis, Call
 from ..ir.scalar import Number, Size
 
 AxisNames = tuple[str, ...]

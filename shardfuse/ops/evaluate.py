@@ -13,6 +13,7 @@ from typing import cast
 import torch
 
 from ..errors import IndexRangeError
+from ..ir.call import Call, WithRoles
 from ..ir.digits import Axis, Digit, cut_out, extent, parted
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
@@ -20,7 +21,6 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import local_extent
 from ..ir.op import (
     Broadcast,
-    Call,
     Cast,
     Expand,
     Full,
@@ -42,7 +42,6 @@ from ..ir.op import (
     StreamSlice,
     ViewOp,
     Window,
-    WithRoles,
 )
 from ..ir.scalar import Number, Scalar
 from ..ir.stream import Stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..ir.op import Call, Embedding
+from ..ir.call import Call, Embedding
 from .call_signature import (
     Arguments,
     AxisNames,

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from ..ir.op import Call, WithRoles
+from ..ir.call import Call, WithRoles
 from .call_signature import Arguments, AxisNames, Result, Shapes, Signature, TorchCall, axis_names, tensors_of, told
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..ir.op import AlongAxis, Argsort, Call, TopK, numbers
+from ..ir.base_op import numbers
+from ..ir.call import AlongAxis, Argsort, Call, TopK
 from .call_signature import Arguments, AxisNames, Shapes, Signature, TorchCall, axis_names, dim_of, tensor_of, told
 from .shape_calls import renamed
 

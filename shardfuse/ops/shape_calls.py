@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..ir.op import Call, Cat, Flip, Pad, Select, Slice
+from ..ir.call import Call, Cat, Flip, Pad, Select, Slice
 from ..ir.scalar import Size
 from .call_signature import (
     Arguments,

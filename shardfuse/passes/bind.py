@@ -27,6 +27,8 @@ from math import prod
 from typing import cast
 
 from ..errors import ShapeError
+from ..ir.base_op import numbers
+from ..ir.call import Call
 from ..ir.caller_lines import lines_named
 from ..ir.digits import (
     Axis,
@@ -35,7 +37,6 @@ from ..ir.digits import (
     axis_of,
     extent,
     parted,
-    reshape,
     root_of,
     roots_of_parts,
     substitute,
@@ -45,38 +46,25 @@ from ..ir.domain import BoundDomain
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
 from ..ir.fusion import Fusion, Record, Val
 from ..ir.op import (
-    Broadcast,
-    Call,
-    Cast,
-    Expand,
     Full,
     HostOp,
     Iota,
     Op,
-    Permute,
     Pointwise,
     Random,
-    Reduce,
     Relabel,
-    Reshape,
     RngOffset,
     RngSeed,
-    Set,
     SizeOf,
-    Squeeze,
-    ViewOp,
-    numbers,
 )
 from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.torch_calls import TORCH_CALLS
 from .aliases import settle_aliases
+from .axes_of_one import axes_of_one
 from .recorded_domains import bound_domain, check_mesh_has, check_strides_say, fits, streams_of
 from .scalar_values import HostScalars
 from .shared_axes import breadth, holding_again
-
-OneInput = Cast | Set | ViewOp | Reduce
-"""Ops of one tensor, which is all that the axes of the output follow from."""
 
 
 def bind(
@@ -272,7 +260,7 @@ class _Binder:
             self.scalars.compute(record.op, cast(list[Scalar], values), out)
             return
         assert not isinstance(record.op, RngSeed | RngOffset), f"{record.op} makes a number"
-        op = record.op.told(self.scalars.number)
+        op = record.op.with_numbers(self.scalars.number)
         match op:
             case Pointwise():
                 axes = [self.pointwise_axes(op.name, values)]
@@ -281,7 +269,7 @@ class _Binder:
             case Full() | Iota() | Random():
                 axes = [[self.fresh(n) for n in numbers(op.shape)]]
             case _:
-                op, own = self.shape_axes(op, cast(BoundTensor, values[0]))
+                op, own = axes_of_one(op, cast(BoundTensor, values[0]), self.fresh)
                 axes = [own]
         self.record_outputs(op, values, cast(tuple[TensorView, ...], record.outputs), axes)
 
@@ -342,70 +330,3 @@ class _Binder:
                 )
             found[name] = self.fresh(n)
         return [[found[name] for name in names] for names in signature.outputs]
-
-    def shape_axes(self, op: OneInput, x: BoundTensor) -> tuple[OneInput, list[Axis]]:
-        """``op`` with every size known, and the axes of its output."""
-        logical = x.domain.logical
-        match op:
-            case Cast() | Set():
-                return op, list(logical)
-            case Broadcast():
-                rest = iter(logical)
-                return op, [() if new else next(rest) for new in op.new]
-            case Expand():
-                have = [extent(axis) for axis in logical]
-                shape = tuple(h if n == -1 else n for n, h in zip(numbers(op.shape), have, strict=True))
-                return Expand(shape), self.expand_axes(x, shape)
-            case Squeeze():
-                return op, self.squeeze_axes(x, op.axes)
-            case Permute():
-                return op, [logical[d] for d in op.dims]
-            case Reshape():
-                shape = self.whole_shape(numbers(op.shape), x)
-                try:
-                    return Reshape(shape), list(reshape(logical, shape))
-                except CutError:
-                    return Reshape(shape), [self.fresh(n) for n in shape]
-            case Reduce():
-                if op.kind in ("max", "min") and any(extent(logical[k]) == 0 for k in op.axes):
-                    found = f"{x} of {[extent(axis) for axis in logical]} over axes {list(op.axes)}"
-                    remedy = f"nothing has no {op.kind}: leave these axes out"
-                    raise ShapeError(op.kind, found, "at least one element", remedy)
-                return op, [axis for k, axis in enumerate(logical) if k not in op.axes]
-
-    @staticmethod
-    def whole_shape(asked: tuple[int, ...], x: BoundTensor) -> tuple[int, ...]:
-        """The shape that ``x`` is reshaped to, -1 resolved."""
-        shape, have = list(asked), [extent(axis) for axis in x.domain.logical]
-        known = prod(n for n in shape if n != -1)
-        if -1 in shape and known and prod(have) % known == 0:
-            shape[shape.index(-1)] = prod(have) // known
-        if prod(shape) != prod(have):
-            raise ShapeError(
-                "reshape", f"{x} of {have} to {list(asked)}", f"{prod(have)} elements", "correct the shape"
-            )
-        return tuple(shape)
-
-    def expand_axes(self, x: BoundTensor, shape: tuple[int, ...]) -> list[Axis]:
-        axes: list[Axis] = []
-        for k, (axis, n) in enumerate(zip(x.domain.logical, shape, strict=True)):
-            if extent(axis) not in (1, n):
-                raise ShapeError(
-                    "expand",
-                    f"{extent(axis)} in axis {k} of {x} to {n}",
-                    "an axis of 1, or the same size",
-                    "correct the shape",
-                )
-            axes.append(axis if axis and extent(axis) == n else self.fresh(n))
-        return axes
-
-    def squeeze_axes(self, x: BoundTensor, gone: tuple[int, ...]) -> list[Axis]:
-        for k in gone:
-            if extent(x.domain.logical[k]) != 1:
-                raise ShapeError(
-                    "squeeze",
-                    f"axis {k} of {x} of extent {extent(x.domain.logical[k])}",
-                    "extent 1",
-                    "squeeze another axis",
-                )
-        return [axis for k, axis in enumerate(x.domain.logical) if k not in gone]

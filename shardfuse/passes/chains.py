@@ -12,29 +12,13 @@ from functools import cache
 from math import prod
 
 from ..analysis.sharding import is_opaque, is_untouched
+from ..ir.base_op import numbers
+from ..ir.call import Flip, ShapeCall, Slice
 from ..ir.digits import Axis, cut_out, extent
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
-from ..ir.op import (
-    Cast,
-    Expand,
-    Flip,
-    Full,
-    Iota,
-    Op,
-    Pointwise,
-    Reduce,
-    Relabel,
-    Reshape,
-    Set,
-    ShapeCall,
-    Slice,
-    StreamCat,
-    View,
-    Window,
-    numbers,
-)
+from ..ir.op import Cast, Expand, Full, Iota, Op, Pointwise, Reduce, Relabel, Reshape, Set, StreamCat, View, Window
 from ..ir.window import Read
 from ..mesh import DeviceMesh
 from ..ops.promotion import why_no_text

@@ -34,9 +34,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ..ir.call import Cat, Slice
 from ..ir.digits import Axis, extent, split
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
-from ..ir.op import Cat, Expand, Reduce, Reshape, Slice, StreamCat
+from ..ir.op import Expand, Reduce, Reshape, StreamCat
 from ..ir.stream import Stream
 from .chains import computes_each_element, is_for_kernel, is_held
 

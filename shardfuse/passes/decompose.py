@@ -46,11 +46,12 @@ from ..analysis.sharding import (
     with_sharding,
 )
 from ..analysis.sharding import carries as carries_digits
+from ..ir.call import Call
 from ..ir.digits import Axis, Root, axis_of
 from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.dtype import DataType
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
-from ..ir.op import Call, Cast, Move, MoveKind, Pointwise, Reduce, Reshard, Set, Squeeze
+from ..ir.op import Cast, Move, MoveKind, Pointwise, Reduce, Reshard, Set, Squeeze, is_reduction
 from ..mesh import DeviceMesh, ParallelType
 from .partial_sums import Summands, added_up, divided, in_rank_order, summands_of, with_entry
 from .promise_checks import check_order, check_segments, has_order
@@ -186,7 +187,7 @@ class _Decomposer:
         gone = tuple(d for _, digits in partial for d in digits)
         reduced = reduced_axes(expr)
         source = inputs[0]
-        is_wide = isinstance(expr.op, Reduce) and expr.op.kind in ("sum", "prod") and out.dtype.is_low_precision
+        is_wide = is_reduction(expr.op, "sum", "prod") and out.dtype.is_low_precision
         dtype = DataType.Float if is_wide else out.dtype
         whole = mesh is not None and all(is_even(d, mesh.extent(p)) for p, d in partial)
         as_it_is = isinstance(source, BoundTensor) and (source.dtype is dtype or source.dtype is out.dtype)

@@ -27,11 +27,12 @@ from math import prod
 from ..analysis.chain import ONE_STEP_BYTES, PAIR_BYTES
 from ..analysis.communication_table import local_bytes
 from ..analysis.sharding import is_possible, ordered
+from ..ir.call import Select
 from ..ir.digits import Axis, extent, split
 from ..ir.domain import BoundDomain, without
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr, Value
-from ..ir.op import Cast, Op, Pointwise, Reduce, ReductionKind, Select
+from ..ir.op import Cast, Op, Pointwise, Reduce, ReductionKind
 from ..ir.scalar import Scalar
 from ..mesh import ParallelType
 

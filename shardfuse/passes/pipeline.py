@@ -35,10 +35,11 @@ from dataclasses import replace
 
 from ..analysis.communication_table import communication_of, mesh_dims_of
 from ..analysis.sharding import allowed, carries, is_even, is_opaque, is_untouched, stand_together, walked_axes
+from ..ir.call import Call
 from ..ir.digits import Axis, extent, root_of
 from ..ir.domain import without
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
-from ..ir.op import Call, Iota, Move, Random, Reshard, StreamCat, StreamSlice
+from ..ir.op import Iota, Move, Random, Reshard, StreamCat, StreamSlice
 from ..ir.stream import Stream
 from ..mesh import ParallelType
 from ..ops.evaluate import place_in

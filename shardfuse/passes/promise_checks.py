@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ..errors import PromiseError
+from ..ir.call import Call
 from ..ir.digits import extent
 from ..ir.domain import Sharding
 from ..ir.expr import BoundFusion, BoundTensor, Expr
-from ..ir.op import Call, Random, Reduce, Reshape
+from ..ir.op import Random, Reshape, is_reduction
 from ..ir.promises import SEGMENTS, Promises
 
 _BY_SIZE = {
@@ -52,8 +53,7 @@ def _check_local_extents(t: BoundTensor, promises: Promises) -> None:
 
 def has_order(expr: Expr) -> bool:
     """Does the order of its additions show in the result?  Integers, maxima and truth values are the same in any."""
-    is_added = isinstance(expr.op, Reduce) and expr.op.kind in ("sum", "prod")
-    return is_added and (expr.output.dtype.is_floating or expr.output.dtype.is_complex)
+    return is_reduction(expr.op, "sum", "prod") and (expr.output.dtype.is_floating or expr.output.dtype.is_complex)
 
 
 def check_order(expr: Expr, promises: Promises, *, is_cut: bool) -> None:
@@ -66,7 +66,7 @@ def check_order(expr: Expr, promises: Promises, *, is_cut: bool) -> None:
     named = f"{expr.output} = {expr.op.name}({', '.join(map(str, expr.tensors))})"
     if promises.ranks:
         raise _no_segments(named, promises)
-    if (isinstance(expr.op, Reduce) and expr.op.kind == "prod") or is_cut:
+    if is_reduction(expr.op, "prod") or is_cut:
         found = f"what ranks have of {named} is multiplied, or added up chunk by chunk"
         raise PromiseError(str(promises), found, "have the axis whole on each rank")
 

@@ -25,11 +25,12 @@ from dataclasses import replace
 from math import gcd
 
 from ..errors import PromiseError
+from ..ir.call import Select
 from ..ir.digits import Axis, CutError, extent, split
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundFusion, BoundTensor, Expr
-from ..ir.op import Cast, Op, Pointwise, Reduce, Reshape, Select
+from ..ir.op import Cast, Op, Pointwise, Reduce, Reshape
 from ..ir.promises import SEGMENTS
 from ..ir.scalar import Scalar
 from .promise_checks import has_order

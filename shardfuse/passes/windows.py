@@ -36,15 +36,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..ir.base_op import numbers
+from ..ir.call import Cat, Flip, Pad, Select, ShapeCall, Slice
 from ..ir.digits import Axis, extent
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
-from ..ir.op import Broadcast, Cat, Flip, Full, Iota, Pad, Pointwise, Select, ShapeCall, Slice, Squeeze, numbers
+from ..ir.op import Broadcast, Full, Iota, Pointwise, Squeeze
 from ..ir.scalar import Scalar
 from .chains import Chains, Seen, sight_of
 
-_WHERE, _LT, _GE = (Pointwise(name) for name in ("where", "lt", "ge"))
+_WHERE, _LT, _GE = map(Pointwise, ("where", "lt", "ge"))
 _MOST_PIECES = 8
 """Each element of a cat is looked for in every piece."""
 

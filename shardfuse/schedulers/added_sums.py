@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Pointwise, Reduce, View
+from ..ir.op import Pointwise, View, is_reduction
 from .segment import Segment, leading_to
 
 _ADD = Pointwise("add")
@@ -63,7 +63,7 @@ def _chain(tensor: BoundTensor, maker: dict[BoundTensor, Expr], private: set[Bou
     while tensor in private:
         expr = maker[tensor]
         found.insert(0, expr)
-        if isinstance(expr.op, Reduce) and expr.op.kind == "sum":
+        if is_reduction(expr.op, "sum"):
             return tuple(found)
         if not isinstance(expr.op, View):
             break

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ..analysis.communication_table import communication_of
 from ..device import Device
+from ..ir.call import Call
 from ..ir.expr import Expr
-from ..ir.op import Call, Relabel, StreamSlice, View
+from ..ir.op import Relabel, StreamSlice, View
 from ..ops.torch_calls import TORCH_CALLS
 from .segment import Segment
 

@@ -24,7 +24,7 @@ from ..analysis.paired_reductions import SUB, first_of, made_by
 from ..analysis.sharding import reduced_axes
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Iota, Pick, Pointwise, Reduce, Statistic
+from ..ir.op import Iota, Pick, Pointwise, Reduce, Statistic, is_reduction
 from ..ir.scalar import Scalar
 from .plan import KernelPlan
 from .segment import Segment, leading_to
@@ -115,7 +115,7 @@ class _Rewrite:
 
     def is_distance(self, expr: Expr, top: Expr) -> bool:
         """Does ``expr`` sum the distances to the maximum ``top``?"""
-        if not isinstance(expr.op, Reduce) or not isinstance(top.op, Reduce) or expr.op.kind != "sum":
+        if not is_reduction(expr.op, "sum") or not is_reduction(top.op, "max"):
             return False
         apart = self.maker.get(expr.tensors[0])
         if apart is None or apart.op != SUB or len(apart.tensors) != 2:
@@ -132,8 +132,7 @@ class _Rewrite:
 
     def picked(self, second: Expr) -> list[Expr] | None:
         """What ``second`` sums is one element of a row, told by its index: then no walk looks for it."""
-        is_sum = isinstance(second.op, Reduce) and second.op.kind == "sum"
-        terms = self.maker.get(second.tensors[0]) if is_sum else None
+        terms = self.maker.get(second.tensors[0]) if is_reduction(second.op, "sum") else None
         if terms is None or terms.op != _WHERE or not _is_zero(terms.inputs[2]) or len(terms.tensors) != 2:
             return None
         condition, x = terms.tensors

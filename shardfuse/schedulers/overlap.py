@@ -18,8 +18,8 @@ from math import inf, prod, sqrt
 
 from ..analysis.communication_table import local_bytes
 from ..device import Device
+from ..ir.call import Call
 from ..ir.expr import BoundTensor
-from ..ir.op import Call
 from .recompute import moved_bytes
 from .segment import Segment
 

@@ -27,7 +27,7 @@ from ..device import Device
 from ..ir.domain import without
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Reduce
+from ..ir.op import Reduce, is_reduction
 from ..mesh import DeviceMesh
 from .limits import WARP, WIDEST_LOAD, power_of_two
 from .persistent import by_one_program, too_long
@@ -106,8 +106,7 @@ def exchanged(
 def _why_not_within(
     partial: BoundTensor, total: Expr, maker: Expr | None, outside: frozenset[BoundTensor], after: Segment
 ) -> str | None:
-    is_same = maker is not None and isinstance(maker.op, Reduce) and maker.op.name == total.op.name
-    if maker is None or not is_same:
+    if maker is None or not isinstance(total.op, Reduce) or not is_reduction(maker.op, total.op.kind):
         return f"{partial} is no reduction of its ranks"
     if partial in outside or partial in after.inputs:
         return f"{partial} itself is read"

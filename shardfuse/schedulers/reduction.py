@@ -42,7 +42,8 @@ from .short_columns import run_of, short_columns
 from .space import Space, analyse, analysed, beside, rereads, stored_atoms, streamed
 from .split_k import element_bytes, evenly, in_full_turns, in_parts, is_for_one
 
-_HEAVY = ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "tanh", "lgamma")
+_TANH = Pointwise("tanh")
+_HEAVY = (*map(Pointwise, ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "lgamma")), _TANH)
 """Two of them, and arithmetic is what takes the time: half as much a thread, twice as many programs.  The bias gradient
 of GELU, 32768 x 4096 of bfloat16, took 446 us so on an H200, else 524."""
 
@@ -167,11 +168,9 @@ def _weight(expr: Expr) -> int:
     With tanh as two, the sum over dim 0 of the gradient of GELU by tanh, stored too, 16384 x 8192 of bfloat16, took
     273 us on an H200, as one 668; of tanh's gradient alone 224 and 369.
     """
-    if not isinstance(expr.op, Pointwise) or expr.op.name not in _HEAVY:
+    if expr.op not in _HEAVY or POINTWISE[expr.op.name].by_its_number(expr.inputs) is not None:
         return 0
-    if POINTWISE[expr.op.name].by_its_number(expr.inputs) is not None:
-        return 0
-    return 2 if expr.op == Pointwise("tanh") else 1
+    return 2 if expr.op == _TANH else 1
 
 
 def _narrow_columns(segment: Segment, space: Space, device: Device) -> Schedule:

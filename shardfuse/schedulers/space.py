@@ -22,6 +22,8 @@ from ..ops.table import POINTWISE
 from .limits import is_odd
 from .segment import Segment
 
+_OWN = (Statistic, Pick)
+"""Ops that a scheduler writes, of which kernels have text in any case."""
 INVARIANT_ROWS = 8192
 """Kept elements for which the schedules of an invariant space are made, whatever their number."""
 
@@ -187,7 +189,7 @@ Atoms = Mapping[BoundTensor, frozenset[Digit]]
 @lru_cache(maxsize=64)
 def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms] | str:
     """Every local digit of ``segment`` as atoms, and those that each tensor holds, or why there is no such kernel."""
-    recorded = (e for e in segment.exprs if not isinstance(e.op, Statistic | Pick))
+    recorded = (e for e in segment.exprs if not isinstance(e.op, _OWN))
     refusal = next((r for e in recorded if (r := refusal_of(e)) is not None), None)
     if refusal is not None:
         return refusal

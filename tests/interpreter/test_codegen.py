@@ -16,8 +16,9 @@ from torch.nn import functional
 from benchmarks.roundings import assert_near
 from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
-from shardfuse.ir.expr import BoundTensor, Scalar
+from shardfuse.ir.expr import BoundTensor
 from shardfuse.ir.op import Broadcast
+from shardfuse.ir.scalar import Scalar
 from shardfuse.ops.table import POINTWISE
 from shardfuse.schedulers import looped, persistent, pointwise, reduction
 from shardfuse.schedulers.schedule import Launch, Loop, Schedule, Split, Tile
