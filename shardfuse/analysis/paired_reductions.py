@@ -10,33 +10,39 @@ from collections.abc import Mapping
 from math import prod
 
 from ..ir.digits import extent
-from ..ir.expr import BoundTensor, Expr, Scalar
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Broadcast, Expand, Pointwise, Squeeze, is_reduction
+from ..ir.scalar import Scalar
 from .sharding import reduced_axes
+
+_EXP, SUB, _DIV = Pointwise("exp"), Pointwise("sub"), Pointwise("div")
+_SQUARES = (Pointwise("square"), Pointwise("mul"))
 
 
 def first_of(second: Expr, maker: Mapping[BoundTensor, Expr]) -> Expr | None:
     """The reduction whose result ``second`` sums the squares, or the exponentials, of the distances to."""
-    terms = maker.get(second.tensors[0]) if second.op == "sum" else None
-    if terms is None or terms.op not in ("square", "mul", "exp") or len(dict.fromkeys(terms.inputs)) != 1:
+    if not is_reduction(second.op, "sum"):
+        return None
+    terms = maker.get(second.tensors[0])
+    if terms is None or terms.op not in (*_SQUARES, _EXP) or len(dict.fromkeys(terms.inputs)) != 1:
         return None
     apart = maker.get(terms.tensors[0])
-    if apart is None or apart.op != "sub" or len(apart.tensors) != 2:
+    if apart is None or apart.op != SUB or len(apart.tensors) != 2:
         return None
     x, centre = apart.tensors
-    axes = second.attributes["axes"]
-    count = None if terms.op == "exp" else prod(extent(axis) for axis in reduced_axes(second))
+    count = None if terms.op == _EXP else prod(extent(axis) for axis in reduced_axes(second))
     first = made_by(centre, maker, count)
-    wanted = "max" if terms.op == "exp" else "sum"
-    if first is None or first.op != wanted or first.tensors != (x,) or first.attributes["axes"] != axes:
+    wanted = "max" if terms.op == _EXP else "sum"
+    if first is None or not is_reduction(first.op, wanted) or first.tensors != (x,):
         return None
-    return first
+    return first if first.op.axes == second.op.axes else None
 
 
 def made_by(centre: BoundTensor, maker: Mapping[BoundTensor, Expr], count: int | None = None) -> Expr | None:
     """The Expr behind views of its result, and behind one division by ``count`` where there is one."""
     expr = maker.get(centre)
-    while expr is not None and (expr.op in ("broadcast", "expand", "squeeze") or expr.op == "div"):
-        if expr.op == "div":
+    while expr is not None and (isinstance(expr.op, Broadcast | Expand | Squeeze) or expr.op == _DIV):
+        if expr.op == _DIV:
             by = expr.inputs[1]
             if count is None or not isinstance(by, Scalar) or by.value != count:
                 return None

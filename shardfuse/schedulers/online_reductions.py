@@ -20,14 +20,17 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
 
-from ..analysis.paired_reductions import first_of, made_by
+from ..analysis.paired_reductions import SUB, first_of, made_by
 from ..analysis.sharding import reduced_axes
 from ..ir.dtype import DataType
-from ..ir.expr import PICK, REDUCTIONS, STATISTICS, BoundTensor, Expr, Scalar
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Iota, Pick, Pointwise, Reduce, Statistic, is_reduction
+from ..ir.scalar import Scalar
 from .plan import KernelPlan
 from .segment import Segment, leading_to
 from .space import Space, analyse, analysed
 
+_WHERE = Pointwise("where")
 _WIDE = (DataType.Float, DataType.Double)
 _INDEX = (DataType.Int, DataType.Int32)
 
@@ -49,7 +52,7 @@ def online(segment: Segment) -> Segment:
 
 def walks(segment: Segment, space: Space) -> dict[int, list[BoundTensor]]:
     """What is wanted of each walk over the reduced elements: inputs of reductions, and outputs; by their phase."""
-    wanted = [e.tensors[0] for e in segment.exprs if e.op in (*REDUCTIONS, *STATISTICS) and not space.has_r(e.output)]
+    wanted = [e.tensors[0] for e in segment.exprs if isinstance(e.op, Reduce | Statistic) and not space.has_r(e.output)]
     found: dict[int, list[BoundTensor]] = {}
     for tensor in dict.fromkeys((*wanted, *segment.outputs)):
         if space.has_r(tensor):
@@ -63,7 +66,7 @@ def reads(plan: KernelPlan) -> dict[BoundTensor, int]:
     if plan.schedule.is_held or space.walked or plan.stages:
         return dict.fromkeys(segment.inputs, 1)
     counts = dict.fromkeys(segment.inputs, 0)
-    stops = {e for e in segment.exprs if e.op == PICK or e.op in (*REDUCTIONS, *STATISTICS)}
+    stops = {e for e in segment.exprs if isinstance(e.op, Pick | Reduce | Statistic)}
     through = [e for e in segment.exprs if e not in stops]
     for wanted in walks(segment, space).values():
         behind = {t for e in leading_to(through, wanted) for t in e.tensors}.union(wanted)
@@ -95,10 +98,12 @@ class _Rewrite:
         for second in self.segment.exprs:
             first = first_of(second, self.maker)
             if first is not None and first not in self.statistics and self.is_one_walk(first, second):
-                op = "online_softmax" if first.op == "max" else "welford"
-                more = [e for e in self.segment.exprs if op == "online_softmax" and self.is_distance(e, first)][:1]
+                assert isinstance(first.op, Reduce), "a statistic is of reductions"
+                is_softmax = first.op.kind == "max"
+                more = [e for e in self.segment.exprs if is_softmax and self.is_distance(e, first)][:1]
                 outputs = (first.output, second.output, *(e.output for e in more))
-                self.statistics[first] = Expr(op, first.inputs, outputs, {"axes": first.attributes["axes"]})
+                op = Statistic("online_softmax" if is_softmax else "welford", first.op.axes)
+                self.statistics[first] = Expr(op, first.inputs, outputs)
                 later |= dict.fromkeys((second, *more))
         exprs: list[Expr] = []
         for expr in self.segment.exprs:
@@ -110,11 +115,13 @@ class _Rewrite:
 
     def is_distance(self, expr: Expr, top: Expr) -> bool:
         """Does ``expr`` sum the distances to the maximum ``top``?"""
-        apart = self.maker.get(expr.tensors[0]) if expr.op == "sum" else None
-        if apart is None or apart.op != "sub" or len(apart.tensors) != 2:
+        if not is_reduction(expr.op, "sum") or not is_reduction(top.op, "max"):
+            return False
+        apart = self.maker.get(expr.tensors[0])
+        if apart is None or apart.op != SUB or len(apart.tensors) != 2:
             return False
         x, centre = apart.tensors
-        is_same = expr.attributes["axes"] == top.attributes["axes"] and expr.output.dtype is x.dtype
+        is_same = expr.op.axes == top.op.axes and expr.output.dtype is x.dtype
         return is_same and top.tensors == (x,) and made_by(centre, self.maker) is top
 
     def is_one_walk(self, first: Expr, second: Expr) -> bool:
@@ -125,8 +132,8 @@ class _Rewrite:
 
     def picked(self, second: Expr) -> list[Expr] | None:
         """What ``second`` sums is one element of a row, told by its index: then no walk looks for it."""
-        terms = self.maker.get(second.tensors[0]) if second.op == "sum" else None
-        if terms is None or terms.op != "where" or not _is_zero(terms.inputs[2]) or len(terms.tensors) != 2:
+        terms = self.maker.get(second.tensors[0]) if is_reduction(second.op, "sum") else None
+        if terms is None or terms.op != _WHERE or not _is_zero(terms.inputs[2]) or len(terms.tensors) != 2:
             return None
         condition, x = terms.tensors
         is_same = x.domain.logical == terms.output.domain.logical and x.dtype is second.output.dtype
@@ -137,13 +144,13 @@ class _Rewrite:
         """What the index along the row is compared with, which does not change along it."""
         equal, (axis, *more) = self.maker.get(condition), reduced_axes(second)
         is_whole = axis == self.space.r and not more and condition.domain.logical == second.tensors[0].domain.logical
-        if equal is None or equal.op != "eq" or not is_whole or len(equal.tensors) != 2:
+        if equal is None or equal.op != Pointwise("eq") or not is_whole or len(equal.tensors) != 2:
             return None
         for index, wanted in (equal.tensors, equal.tensors[::-1]):
             made = made_by(index, self.maker)
-            if made is None or made.op != "iota" or made.output.domain.logical != (axis,):
+            if made is None or not isinstance(made.op, Iota) or made.output.domain.logical != (axis,):
                 continue
-            counts = (made.attributes["start"], made.attributes["step"]) == (0, 1)
+            counts = made.op.counting == (0, 1)
             types = made.output.dtype in _INDEX and wanted.dtype in _INDEX
             return wanted if counts and types and not self.space.has_r(wanted) else None
         return None
@@ -157,4 +164,4 @@ def _picked(second: Expr, index: BoundTensor, x: BoundTensor, zero: Scalar) -> l
     out = second.output
     domain = replace(out.domain, allocation=None)
     value, hit = BoundTensor(f"{out}_x", x.dtype, domain), BoundTensor(f"{out}_hit", DataType.Bool, domain)
-    return [Expr(PICK, (x, index), (value, hit)), Expr("where", (hit, value, zero), (out,))]
+    return [Expr(Pick(), (x, index), (value, hit)), Expr(_WHERE, (hit, value, zero), (out,))]
