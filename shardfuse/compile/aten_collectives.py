@@ -4,27 +4,39 @@
 A definition of a region says what one rank does with its own tensors.  Collectives stand in it as ops of their own,
 printed like any other, which no plan knows: ``rank_axis`` makes of all of it a fusion over a mesh::
 
-    T2 = fd.ops.all_reduce_sum(T0)           # of the shape of T0
-    T3 = fd.ops.reduce_scatter_sum(T0, 2)    # of 2 ranks: rows 0 to n/2, or n/2 to n, of the sum
-    T4 = fd.ops.all_gather(T0, 2)            # the rows of both ranks, one below the other
+    T2 = fd.ops.all_reduce_sum(T0)                # of the shape of T0
+    T3 = fd.ops.reduce_scatter_sum(T0, ranks=2)   # of 2 ranks: rows 0 to n/2, or n/2 to n, of the sum
+    T4 = fd.ops.all_gather(T0, ranks=2)           # the rows of both ranks, one below the other
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch.fx import Node
 
 from ..frontend.definition import FusionDefinition
+from ..ir.base_op import BaseOp
 from ..ir.tensor_view import TensorView
 from .compile_errors import UntranslatableError
 from .translation import Rule, Translation, known
 
 REDUCING = {"sum": "all_reduce_sum", "max": "all_reduce_max", "min": "all_reduce_min"}
 SCATTERING, GATHERING = "reduce_scatter_sum", "all_gather"
+
+
+@dataclass(frozen=True)
+class Collective(BaseOp):
+    """Of a local definition; ``ranks``: how many, where the rows of its result are more or fewer."""
+
+    name: str
+    ranks: int | None = None
+
+
 RECORDED = frozenset({*REDUCING.values(), SCATTERING, GATHERING})
 """Names of collectives in a local definition."""
 NAMESPACE = "_c10d_functional"
@@ -83,7 +95,7 @@ def record_collective(fd: FusionDefinition, name: str, x: TensorView, ranks: int
         rows = shape[0]
         shape[0] = -1 if rows < 0 else rows * ranks if name == GATHERING else rows // ranks
     out = fd.fusion.new_tensor(shape, x.dtype)
-    fd.fusion.record(name, [x], out, {} if ranks is None else {"ranks": ranks})
+    fd.fusion.record(cast("Any", Collective(name, ranks)), [x], out)
     return out
 
 

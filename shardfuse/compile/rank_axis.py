@@ -21,17 +21,31 @@ Nothing is taken to be alike that is not by construction: an input may differ be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from ..frontend.definition import FusionDefinition
-from ..ir.expr import Scalar
+from ..ir.base_op import BaseOp
 from ..ir.fusion import FusionInput, Record, Val
+from ..ir.op import (
+    Broadcast,
+    Cast,
+    Expand,
+    Full,
+    Permute,
+    Pointwise,
+    RecordOp,
+    Reduce,
+    Reshape,
+    Set,
+    SizeOf,
+    Squeeze,
+)
+from ..ir.scalar import Scalar
 from ..ir.tensor_view import TensorView
 from ..mesh import DeviceMesh, ParallelType
-from ..ops.table import POINTWISE
-from .aten_collectives import GATHERING, RECORDED, SCATTERING
+from .aten_collectives import GATHERING, SCATTERING, Collective
 from .compile_errors import GroupSizeError, UntranslatableError
 
 
@@ -109,11 +123,11 @@ class _Lift:
         self.fd.add_output(made, stride_order=order)
 
     def add(self, record: Record) -> None:
-        if record.op in RECORDED:
-            self.now[record.outputs[0]] = self.collective(record)
+        op: BaseOp = record.op
+        if isinstance(op, Collective):
+            self.now[record.outputs[0]] = self.collective(record, op)
             return
         is_part = any(map(self.is_part, record.inputs))
-        attributes = self.attributes(record, is_part=is_part)
         values = [self.operand(v, record, is_part=is_part) for v in record.inputs]
         outputs: list[Val] = []
         for out in record.outputs:
@@ -124,7 +138,8 @@ class _Lift:
                 if is_part:
                     self.parts[out] = None
             self.now[out] = outputs[-1]
-        self.fd.fusion.record(record.op, values, outputs, attributes)
+        named = record.op.with_numbers(self.renamed)
+        self.fd.fusion.record(_lifted(named, self.mesh.size) if is_part else _known(named), values, outputs)
 
     def operand(self, value: Val, record: Record, *, is_part: bool) -> Val:
         """Beside the axis of the ranks: tensors align at their last axes, so that it must come before all others."""
@@ -133,33 +148,19 @@ class _Lift:
                 self.now[value] = self.fd.fusion.new_scalar(value.dtype, value.value, is_literal=True)
             return self.now[value]
         made = self.tensor(value)
-        if not is_part or record.op not in POINTWISE or not self.is_part(value):
+        if not is_part or not isinstance(record.op, Pointwise) or not self.is_part(value):
             return made
         missing = max(v.ndim for v in record.inputs if isinstance(v, TensorView)) - value.ndim
         flags = [False, *[True] * missing, *[False] * value.ndim]
         return self.fd.ops.broadcast(made, flags) if missing else made
 
-    def attributes(self, record: Record, *, is_part: bool) -> Mapping[str, object]:
-        """Those of the op with a leading axis, which it leaves alone."""
-        none: dict[str, Rule] = {}
-        rules = _ATTRIBUTES.get(record.op, none if record.op in POINTWISE else None)
-        if rules is None or (is_part and not set(record.attributes) <= set(rules)):
-            raise UntranslatableError("an op beside a collective", record.op, "a pointwise op, a view or a reduction")
-        found: dict[str, object] = {}
-        for name, value in record.attributes.items():
-            parts = cast("tuple[object, ...] | None", value if isinstance(value, tuple) else None)
-            given = value if parts is None else tuple(map(self.renamed, parts))
-            found[name] = rules[name](cast("tuple[object, ...]", given), self.mesh.size) if is_part else given
-        return found
+    def renamed(self, value: Scalar) -> Any:
+        return value if value.is_literal else self.now[value]
 
-    def renamed(self, value: object) -> object:
-        return self.now[value] if isinstance(value, Scalar) and not value.is_literal else value
-
-    def collective(self, record: Record) -> TensorView:
-        (x,), name, ops = record.inputs, record.op, self.fd.ops
-        ranks = record.attributes.get("ranks", self.mesh.size)
-        if ranks != self.mesh.size:
-            raise GroupSizeError(name, cast(int, ranks), self.mesh.size)
+    def collective(self, record: Record, op: Collective) -> TensorView:
+        (x,), name, ops = record.inputs, op.name, self.fd.ops
+        if op.ranks not in (None, self.mesh.size):
+            raise GroupSizeError(name, op.ranks, self.mesh.size)
         if not isinstance(x, TensorView) or not self.is_part(x):
             raise UntranslatableError(f"what {name} is of", "alike on all ranks", "a tensor of each rank's own")
         part, out = self.tensor(x), record.outputs[0]
@@ -184,19 +185,27 @@ def _merged(shape: Sequence[int]) -> list[int]:
     return list(shape)
 
 
-Rule = Callable[[tuple[object, ...], int], object]
-_next: Rule = lambda axes, _: tuple(cast(int, a) + 1 for a in axes)  # noqa: E731
-_sized: Rule = lambda shape, ranks: (ranks, *shape)  # noqa: E731
-_same: Rule = lambda given, _: given  # noqa: E731
-_ATTRIBUTES: dict[str, dict[str, Rule]] = {
-    "cast": {"dtype": _same},
-    "set": {},
-    "size": {"dims": _next},
-    **{op: {"axes": _next} for op in ("sum", "prod", "max", "min", "any", "all", "squeeze")},
-    "broadcast": {"new": lambda flags, _: (False, *flags)},
-    "expand": {"shape": _sized},
-    "broadcast_in_dim": {"shape": _sized, "dims": lambda new, _: (0, *(cast(int, d) + 1 for d in new))},
-    "reshape": {"shape": _sized},
-    "permute": {"dims": lambda order, _: (0, *(cast(int, d) + 1 for d in order))},
-    "full": {"shape": _same},
-}
+def _lifted(op: RecordOp, ranks: int) -> RecordOp:
+    """``op`` with a leading axis, which it leaves alone."""
+    match op:
+        case Pointwise() | Cast() | Set():
+            return op
+        case Reduce() | Squeeze():
+            return replace(op, axes=tuple(a + 1 for a in op.axes))
+        case SizeOf():
+            return replace(op, dims=tuple(d + 1 for d in op.dims))
+        case Broadcast():
+            return replace(op, new=(False, *op.new))
+        case Permute():
+            return replace(op, dims=(0, *(d + 1 for d in op.dims)))
+        case Expand() | Reshape():
+            return replace(op, shape=(ranks, *op.shape))
+        case _:
+            raise UntranslatableError("an op beside a collective", op.name, "a pointwise op, a view or a reduction")
+
+
+def _known(op: RecordOp) -> RecordOp:
+    """``op`` of what all ranks have alike, as it is."""
+    if not isinstance(op, Full):
+        _lifted(op, 1)
+    return op
