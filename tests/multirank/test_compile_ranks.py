@@ -56,6 +56,22 @@ def test_collectives_are_part_of_regions(name: str, dtype: torch.dtype, pg) -> N
         assert_near(a.cpu(), own, c.cpu(), n=4, signed=False, terms=b.abs().amax(), what=f"result {k}")
 
 
+def test_one_graph_serves_any_number_of_rows(pg) -> None:
+    if pg.size < 2:
+        pytest.skip("needs ranks")
+    compiled = torch.compile(cases(pg.size)["all_reduce"].run, backend=graph_backend, fullgraph=True, dynamic=True)
+    for rows in (8, 20):
+        case = cases(pg.size, rows)["all_reduce"]
+        whole = case.inputs(pg.size, torch.float32)
+        mine = [x[pg.rank].to(pg.device) for x in whole]
+        with torch.no_grad():
+            found, eager = compiled(*mine), case.run(*mine)
+        for a, b, c in zip(found, case.unsharded(*(x.double() for x in whole)), eager, strict=True):
+            assert_near(a.cpu(), b[pg.rank], c.cpu(), signed=False, terms=b.abs().amax(), what=f"{rows} rows")
+    (region,) = report().taken
+    assert "shape=[-1, " in region.program
+
+
 class Block(torch.nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
