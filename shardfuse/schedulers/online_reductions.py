@@ -11,16 +11,18 @@ after (Milakov & Gimelshein 2018; a variance goes alike, by Chan, Golub & LeVequ
     T2 = sub(T0, T1); T7_x, T7_hit = pick(T2, T8); T7 = where(T7_hit, T7_x, 0.0)
 
 It is for what does not stand in the registers of one program: a loop reads its input once less, and the programs of a
-team exchange their parts at once.
+team exchange their parts at once.  A rank's part of a softmax over a sharded axis goes alike; of a row of nothing but
+-inf its sum is 0 (``analysis/paired_reductions.py``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
 from typing import cast
 
-from ..analysis.paired_reductions import SUB, first_of, made_by
+from ..analysis.paired_reductions import SUB, first_of, guarded_first_of, made_by
 from ..analysis.sharding import reduced_axes
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
@@ -30,7 +32,7 @@ from .plan import KernelPlan
 from .segment import Segment, leading_to
 from .space import Space, analyse, analysed
 
-_WHERE = Pointwise("where")
+_WHERE, _EQ = Pointwise("where"), Pointwise("eq")
 _WIDE = (DataType.Float, DataType.Double)
 _INDEX = (DataType.Int, DataType.Int32)
 
@@ -94,24 +96,33 @@ class _Rewrite:
         self.maker = {e.output: e for e in self.segment.exprs}
 
     def rewritten(self) -> list[Expr]:
-        later: dict[Expr, None] = {}
+        instead: dict[Expr, list[Expr]] = {}
         for second in self.segment.exprs:
             first = first_of(second, self.maker)
-            if first is not None and first not in self.statistics and self.is_one_walk(first, second):
-                assert isinstance(first.op, Reduce), "a statistic is of reductions"
-                is_softmax = first.op.kind == "max"
-                more = [e for e in self.segment.exprs if is_softmax and self.is_distance(e, first)][:1]
-                outputs = (first.output, second.output, *(e.output for e in more))
-                op = Statistic("online_softmax" if is_softmax else "welford", first.op.axes)
-                self.statistics[first] = Expr(op, first.inputs, outputs)
-                later |= dict.fromkeys((second, *more))
+            guarded = guarded_first_of(second, self.maker) if first is None else None
+            found = first or guarded
+            if found is not None and found not in self.statistics and self.is_one_walk(found, second):
+                total = second.output if guarded is None else _renamed(second.output, "unguarded")
+                instead |= {second: [] if guarded is None else _guarded(found.output, total, second)}
+                instead |= {e: [] for e in self.joined(found, total)}
         exprs: list[Expr] = []
         for expr in self.segment.exprs:
             if expr in self.statistics:
                 exprs.append(self.statistics[expr])
-            elif expr not in later:
+            elif expr in instead:
+                exprs += instead[expr]
+            else:
                 exprs += self.picked(expr) or [expr]
         return exprs
+
+    def joined(self, first: Expr, second: BoundTensor) -> list[Expr]:
+        """Notes the statistic of ``first`` and of the sum ``second``; gives a third reduction that is part of it."""
+        assert isinstance(first.op, Reduce), "a statistic is of reductions"
+        is_softmax = first.op.kind == "max"
+        more = [e for e in self.segment.exprs if is_softmax and self.is_distance(e, first)][:1]
+        op = Statistic("online_softmax" if is_softmax else "welford", first.op.axes)
+        self.statistics[first] = Expr(op, first.inputs, (first.output, second, *(e.output for e in more)))
+        return more
 
     def is_distance(self, expr: Expr, top: Expr) -> bool:
         """Does ``expr`` sum the distances to the maximum ``top``?"""
@@ -158,6 +169,21 @@ class _Rewrite:
 
 def _is_zero(value: object) -> bool:
     return isinstance(value, Scalar) and value.is_literal and value.value == 0
+
+
+def _renamed(tensor: BoundTensor, what: str) -> BoundTensor:
+    return BoundTensor(f"{tensor}_{what}", tensor.dtype, replace(tensor.domain, allocation=None))
+
+
+def _guarded(largest: BoundTensor, total: BoundTensor, second: Expr) -> list[Expr]:
+    """``second`` from the ``total``, which is NaN where ``largest`` is -inf: 0 there."""
+    name, dtype = f"{second.output}", total.dtype
+    lowest, zero = (Scalar(f"{name}_{k}", dtype, v, is_literal=True) for k, v in (("lowest", -inf), ("none", 0.0)))
+    is_lowest = BoundTensor(f"{name}_is_lowest", DataType.Bool, replace(total.domain, allocation=None))
+    return [
+        Expr(_EQ, (largest, lowest), (is_lowest,)),
+        Expr(_WHERE, (is_lowest, zero, total), (second.output,)),
+    ]
 
 
 def _picked(second: Expr, index: BoundTensor, x: BoundTensor, zero: Scalar) -> list[Expr]:
