@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -27,9 +29,8 @@ class LlamaRMSNorm(nn.Module):
 
 class GemmaRMSNorm(LlamaRMSNorm):
     def forward(self, x: Tensor) -> Tensor:
-        return (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.variance_epsilon)) * (
-            1 + self.weight
-        )
+        unit = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (unit * (1 + self.weight.float())).type_as(x)
 
 
 class MeanRMSNorm(LlamaRMSNorm):
@@ -168,3 +169,118 @@ def test_a_second_conversion_finds_nothing() -> None:
     done = convert(model)
     assert not done.replaced
     assert not done.left
+
+
+class DropoutMLP(MLP):
+    def __init__(self, act: nn.Module, dropout: nn.Module | None) -> None:
+        super().__init__(act)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+        gated = nn.functional.dropout(gated, 0.5, self.training) if self.dropout is None else self.dropout(gated)
+        return self.down_proj(gated)
+
+
+class OtherRMSNorm(LlamaRMSNorm):
+    """An RMSNorm but for ``change``: what becomes of (module, x, the inverse of its root mean square)."""
+
+    def __init__(self, change: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(8)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return self.change(self, x, torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+def noisy(module: nn.Module, x: Tensor, scale: Tensor) -> Tensor:
+    return (x + torch.randn_like(x) * module.training) * scale.to(x.dtype) * module.weight
+
+
+class GatedRMSNorm(LlamaRMSNorm):
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        return super().forward(x if gate is None else x * gate)
+
+
+LEFT: dict[str, tuple[nn.Module, str]] = {
+    "dropout, a function": (DropoutMLP(nn.SiLU(), None), "in training"),
+    "dropout, a child": (DropoutMLP(nn.SiLU(), nn.Dropout(0.5)), "dropout"),
+    "dropout of nothing": (DropoutMLP(nn.GELU(), nn.Dropout(0.0)), "dropout"),
+    "noise in training": (OtherRMSNorm(noisy), "in training"),
+    "noise, made in evaluation": (OtherRMSNorm(noisy).eval(), "in training"),
+    "detached": (OtherRMSNorm(lambda m, x, r: x * r.detach().to(x.dtype) * m.weight), "another gradient"),
+    "float32 result": (OtherRMSNorm(lambda m, x, r: x * r * m.weight.float()), "it gives torch.float32"),
+    "clamped": (OtherRMSNorm(lambda m, x, r: x.clamp(-20, 20) * r.to(x.dtype) * m.weight), "another result"),
+    "other dims": (
+        OtherRMSNorm(lambda m, x, r: (x * r.to(x.dtype) if x.ndim < 4 else x.flip(1)) * m.weight), "in 4 dims",
+    ),
+    "a gate": (GatedRMSNorm(8), "one tensor alone"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_computes_something_else_at_times_is_left(case: str) -> None:
+    torch.manual_seed(0)
+    made, reason = LEFT[case]
+    module = copy.deepcopy(made)
+    state = torch.get_rng_state()
+    done = convert(nn.Sequential(module))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not done.replaced or [r.name for r in done.replaced] == ["0.act_fn"]
+    assert reason in next(left.reason for left in done.left if left.name == "0")
+    assert done.model[0] is module
+
+
+def test_what_a_norm_holds_beside_its_own_is_not_lost() -> None:
+    with_child, with_buffer, with_forward = nn.LayerNorm(8), nn.RMSNorm(8), nn.BatchNorm1d(8)
+    with_child.lora = nn.Linear(8, 8)
+    with_buffer.register_buffer("count", torch.zeros(2))
+    with_forward.forward = lambda x, inner=with_forward.forward: inner(x) * 2
+    with_state_hook, marked, gated = nn.LayerNorm(8), nn.LayerNorm(8), MLP(nn.SiLU())
+    with_state_hook.register_state_dict_post_hook(lambda *_: None)
+    marked.no_weight_decay = gated.config = "a mark"
+    model = nn.Sequential(with_child, with_buffer, with_forward, with_state_hook, marked, gated)
+    keys = list(model.state_dict())
+    done = convert(model)
+    assert [r.name for r in done.replaced] == ["4", "5"]
+    parts = ["holds lora", "holds count", "forward has been replaced", "hooks"]
+    assert all(part in left.reason for left, part in zip(done.left, parts, strict=True))
+    assert list(model.state_dict()) == keys
+    assert model[4].no_weight_decay == model[5].config == "a mark"
+
+
+def test_a_replacement_takes_its_input_by_the_name_that_it_had() -> None:
+    class NamedRMSNorm(LlamaRMSNorm):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return super().forward(hidden_states)
+
+    class NamedMLP(MLP):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return super().forward(hidden_states)
+
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    for module, name in (
+        (NamedRMSNorm(8), "hidden_states"),
+        (NamedMLP(nn.SiLU()), "hidden_states"),
+        (nn.GELU(), "input"),
+    ):
+        found = convert(copy.deepcopy(module)).model
+        assert type(found) is not type(module)
+        torch.testing.assert_close(found(**{name: x}), module(x))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_an_rms_norm_without_eps_takes_torchs_in_each_call(affine: bool) -> None:
+    """Torch takes that of the input's dtype, whatever the weight's was when the module was converted."""
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) * 1e-4
+    module = nn.RMSNorm(8, elementwise_affine=affine)
+    found = convert(copy.deepcopy(module)).model
+    assert found.eps is None
+    again = torch.compile(found, backend="eager", fullgraph=True)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        wanted = module.to(dtype)(x.to(dtype))
+        torch.testing.assert_close(found.to(dtype)(x.to(dtype)), wanted)
+        torch.testing.assert_close(again(x.to(dtype)), wanted)
+    with torch.no_grad():
+        assert torch.equal(pickle.loads(pickle.dumps(found))(x.half()), found(x.half()))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import copy
+import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,15 +14,15 @@ import torch
 from ..frontend.detection import has_dtensor
 from ..frontend.promise_arguments import Invariant
 from .batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
-from .default_eps import rms_norm_eps
 from .fused import FusedModule
-from .gated_mlp import GatedMLP, gated_mlp_of, is_close
+from .gated_mlp import GatedMLP, gated_mlp_of
 from .gelu import GELU
 from .group_norm import GroupNorm
 from .layer_norm import LayerNorm
 from .norm import RMSNorm
 from .promising import promise
 from .softmax import LogSoftmax, Softmax
+from .trial import Case, why_other
 
 log = logging.getLogger("shardfuse.nn.convert")
 
@@ -78,10 +79,12 @@ def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
     Replaced are torch.nn's RMSNorm, LayerNorm, GroupNorm, BatchNorm1d, 2d and 3d, SyncBatchNorm, Softmax, LogSoftmax
     and GELU; classes whose name ends in RMSNorm that have one vector ``weight`` and ``variance_epsilon`` or ``eps``;
     and MLPs of ``gate_proj``, ``up_proj``, ``down_proj`` and ``act_fn``.  A class that is not torch's is tried on
-    random numbers first, and replaced where it computes what the replacement does.
+    random numbers first, in training and in evaluation, and replaced where its results, their dtypes and its gradients
+    are those of the replacement.  A module that holds more than its kind does, or has hooks, is left.
     Parameters and buffers are the same objects as before, under the same names: optimisers and checkpoints see no
-    difference.  Each replacement and each module that was left is logged (logger "shardfuse.nn.convert"), and stands in
-    the result, whose ``undo()`` puts everything back.  ``invariant``: what the replacements promise (``promise``).
+    difference.  Other attributes are copied.  Each replacement and each module that was left is logged (logger
+    "shardfuse.nn.convert"), and stands in the result, whose ``undo()`` puts everything back.
+    ``invariant``: what the replacements promise (``promise``).
     """
     replaced: list[Replacement] = []
     left: list[Left] = []
@@ -132,36 +135,80 @@ def _replacement(module: Module) -> Found:
             make = gated_mlp_of
     if make is None:
         return None
-    if _has_hooks(module):
+    lost = [part for name, part in module.named_children() if make is gated_mlp_of and not name.endswith("_proj")]
+    reason = _kept_by_caller(module, lost)
+    if reason is not None:
+        return reason
+    found = make(module)
+    if not isinstance(found, GatedMLP | FusedModule):
+        return found
+    more = _more_than(found, module)
+    if more:
+        return f"it also holds {', '.join(more)}"
+    found.input_name = _input_name(module) or ""
+    return _with_state(found, module)
+
+
+def _kept_by_caller(module: Module, parts: list[Any]) -> str | None:
+    """What the caller has done to this one module, or its parts, that would be lost."""
+    if any(map(_has_hooks, (module, *parts))):
         return "it has hooks, which would no longer run"
+    if any("forward" in part.__dict__ for part in (module, *parts)):
+        return "its forward has been replaced in this one instance"
+    if _input_name(module) is None:
+        return "its forward does not take one tensor alone"
     if any(has_dtensor((p,)) for p in module.parameters(recurse=False)):
         return "its parameters are DTensors: make the module with mesh= instead"
-    found = make(module)
-    return _with_state(found, module) if isinstance(found, Module) else found
+    return None
+
+
+def _input_name(module: Module) -> str | None:
+    """What the one argument of its forward is called; None where there are more."""
+    taken = list(inspect.signature(module.forward).parameters.values())
+    is_one = len(taken) == 1 and taken[0].kind in (taken[0].POSITIONAL_ONLY, taken[0].POSITIONAL_OR_KEYWORD)
+    return taken[0].name if is_one else None
+
+
+def _more_than(found: Module, module: Module) -> list[str]:
+    """The names of children, parameters and buffers that would be lost, or would be kept in another way."""
+    children = [] if isinstance(found, GatedMLP) else [name for name, _ in module.named_children()]
+    parameters = set(_there(module._parameters)) ^ set(_there(found._parameters))  # pyright: ignore[reportPrivateUsage]
+    buffers = set(_there(module._buffers)) ^ set(_there(found._buffers))  # pyright: ignore[reportPrivateUsage]
+    unsaved = module._non_persistent_buffers_set ^ found._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
+    return [*children, *sorted(parameters | buffers | unsaved)]
+
+
+def _there(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
+    return [name for name, tensor in tensors.items() if tensor is not None]
 
 
 def _with_state(found: Module, module: Module) -> Module:
-    """``found`` with the parameters, buffers and mode of ``module``."""
+    """``found`` with the parameters, buffers, mode and further attributes of ``module``."""
     if not isinstance(found, GatedMLP):
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             setattr(found, name, tensor)
+    for name, value in module.__dict__.items():
+        if not hasattr(found, name):
+            object.__setattr__(found, name, value)
     found.train(module.training)
     return found
 
 
+_HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
+    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "parametrizations",
+)  # fmt: skip
+
+
 def _has_hooks(module: Module) -> bool:
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "parametrizations")
-    return any(getattr(module, name, None) for name in names)
+    return any(getattr(module, name, None) for name in _HOOKS)
 
 
 def _rms_norm(given: Module) -> Found:
     module = cast("torch.nn.RMSNorm", given)
     if len(module.normalized_shape) != 1:
         return f"it norms {len(module.normalized_shape)} dims"
-    eps = module.eps
-    if eps is None:  # torch takes that of the input's dtype, which is the weight's
-        eps = rms_norm_eps(module.weight.dtype if module.elementwise_affine else torch.float32)
-    return RMSNorm(module.normalized_shape[0], eps, module.elementwise_affine, device="meta")
+    return RMSNorm(module.normalized_shape[0], module.eps, module.elementwise_affine, device="meta")
 
 
 def _layer_norm(given: Module) -> Found:
@@ -222,18 +269,30 @@ def _rms_norm_like(module: Module) -> Found:
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if list(state) != ["weight"] or state["weight"].ndim != 1 or not isinstance(eps, float):
         return "it has not one vector called weight, and variance_epsilon or eps"
-    size = state["weight"].shape[0]
-    generator = torch.Generator().manual_seed(0)
-    weight, x = torch.randn(size, generator=generator), torch.randn(3, size, generator=generator)
-    try:
-        trial = copy.deepcopy(module).to_empty(device="cpu").float()
-        trial.load_state_dict({"weight": weight})
-        with torch.no_grad():
-            got = trial(x)
-    except Exception as error:  # noqa: BLE001 the caller's code may raise anything; the reason is reported
-        return f"it failed on {list(x.shape)} random numbers: {error}"
-    unit = torch.nn.functional.rms_norm(x, (size,), None, eps)
+    size, reasons = state["weight"].shape[0], list[str]()
     for offset in (0.0, 1.0):
-        if is_close(got, unit * (offset + weight)):
+        try:
+            reason = why_other(module, partial(_normed, eps, offset), size, _CASES, 1.0)
+        except Exception as error:  # noqa: BLE001 the caller's code may raise anything; the reason is reported
+            return f"it failed on random numbers: {error}"
+        if reason is None:
             return RMSNorm(size, eps, zero_centered=offset == 1.0, device="meta")
-    return "it computes something else than an RMSNorm"
+        reasons.append(reason)
+    return f"it computes something else than an RMSNorm: {_furthest(reasons)}"
+
+
+_CASES = (
+    Case((3,)), Case((2, 3), 1e-4), Case((2, 2, 3), 1e6),
+    Case((3,), dtype=torch.bfloat16), Case((2, 3), dtype=torch.float16),
+)  # fmt: skip
+
+
+def _normed(eps: float, offset: float, module: Module, x: torch.Tensor) -> torch.Tensor:
+    """Rounded once, as the replacement is."""
+    unit = torch.nn.functional.rms_norm(x.float(), x.shape[-1:], None, eps)
+    return (unit * (offset + cast(Any, module).weight.float())).to(x.dtype)
+
+
+def _furthest(reasons: list[str]) -> str:
+    """The reason that is met in the latest case: that of the offset that the module has."""
+    return max(reasons, key=lambda reason: max(k for k, case in enumerate(_CASES) if str(case) in reason))

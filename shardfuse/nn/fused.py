@@ -248,6 +248,8 @@ class FusedModule(PromisingModule):
         """The settings of tensors that are passed as text to an op of torch's."""
 
     def __call__(self, *tensors: object, **named: object) -> Any:
+        if named and self.input_name in named:
+            tensors = (named.pop(self.input_name), *tensors)
         try:
             return super().__call__(*tensors, **named)
         except ShardfuseError as error:
@@ -316,12 +318,9 @@ class FusedModule(PromisingModule):
         return bound(self.timer, tensors, origins)
 
     def bound_for(
-        self,
-        key: Hashable,
-        tensors: Sequence[torch.Tensor],
-        unsharded: Sequence[int] | None,
+        self, key: Hashable, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None,
         shaping: Shaping | None = None,
-    ) -> BoundOp | None:
+    ) -> BoundOp | None:  # fmt: skip
         """The fusions for such tensors; None where they hold no data, so that torch has to take the op."""
         bound = self._bound.get(key, _MISSED)
         if bound is _MISSED:

@@ -23,7 +23,7 @@ class _OfRootMeanSquare(RowNorm):
     def __init__(
         self,
         hidden_size: int,
-        eps: float,
+        eps: float | None,
         *,
         elementwise_affine: bool,
         zero_centered: bool,
@@ -88,6 +88,7 @@ class RMSNorm(_OfRootMeanSquare, InputNorm):
     parameters: "dtensor", DTensors on the mesh, which optimisers, clip_grad_norm_ and checkpoints take for the whole
     (``load_state_dict`` takes unsharded tensors too); "local", plain tensors, each rank's own piece.  Making DTensors
     is collective among the ranks of the mesh.
+    eps: None takes torch's own number for x's dtype, in each call.
     elementwise_affine: is there a weight?  zero_centered: rows are multiplied by 1 + weight, which begins as 0.
     x: [..., hidden_size] in float64, float32, bfloat16 or float16; statistics are in float32 or float64.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Zhang & Sennrich 2019.
@@ -98,7 +99,7 @@ class RMSNorm(_OfRootMeanSquare, InputNorm):
     def __init__(
         self,
         hidden_size: int,
-        eps: float = 1e-6,
+        eps: float | None = 1e-6,
         elementwise_affine: bool = True,
         *,
         zero_centered: bool = False,

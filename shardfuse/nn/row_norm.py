@@ -14,6 +14,7 @@ from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
+from .default_eps import rms_norm_eps
 from .dtensor_autograd import Given, Result, on_local_input, on_local_tensors
 from .fused import PLAIN, FusedOp
 from .parameters import ParameterKind, ParameterModule
@@ -41,7 +42,7 @@ class NormSwitches:
 class RowNorm(ParameterModule):
     """A norm over the last dims.  ``residual``: where that is, of a norm that takes one."""
 
-    eps: Setting[float] = Setting()
+    eps: Setting[float | None] = Setting()
     elementwise_affine: Setting[bool] = Setting()
     takes_residual = False
     normalized_shape: tuple[int, ...]
@@ -49,7 +50,7 @@ class RowNorm(ParameterModule):
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
-        eps: float,
+        eps: float | None,
         switches: NormSwitches,
         *,
         mesh: DeviceMesh | None,
@@ -71,7 +72,7 @@ class RowNorm(ParameterModule):
         shape: tuple[int, ...] = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         if not shape or any(n < 1 for n in shape):
             raise ModuleArgumentError(type(self).__name__, "normalized_shape", normalized_shape, "sizes of 1 or more")
-        if not eps >= 0:
+        if eps is not None and not eps >= 0:
             raise ModuleArgumentError(type(self).__name__, "eps", eps, "0 or more")
         if len(shape) > 1 and not self._parameter.is_uncut:
             raise PlacementError(at[0], (at[1],), f"a norm over {len(shape)} dims", "shard rows, or norm one dim")
@@ -148,10 +149,14 @@ class RowNorm(ParameterModule):
         assert rows is not None, "there is an x"
         weight, bias, input_bias = others[1:]
         results = traced.norm(
-            rows, (weight, bias, input_bias), self.eps, others[0], dropout=self.dropout,
+            rows, (weight, bias, input_bias), self._eps_of(x), others[0], dropout=self.dropout,
             centered=self._switches.centered, weight_offset=self._switches.weight_offset,
         )  # fmt: skip
         return results[0].view(x.shape), results[1].view(x.shape)
+
+    def _eps_of(self, x: torch.Tensor) -> float:
+        """What is added to the mean square: torch's own number for x's dtype where eps is None."""
+        return rms_norm_eps(x.dtype) if self.eps is None else self.eps
 
     def _as_given(self, rows: torch.Tensor, ndim: int) -> torch.Tensor:
         """[rows..., hidden] with the dims of an argument of ``ndim`` dims."""
@@ -280,7 +285,7 @@ class RowNorm(ParameterModule):
             RowNormSpec(
                 ndim=x.ndim,
                 hidden_size=self._hidden,
-                eps=self.eps,
+                eps=self._eps_of(x),
                 centered=self._switches.centered,
                 dropout=self.dropout,
                 weight_offset=self._switches.weight_offset,

@@ -1,0 +1,88 @@
+"""A caller's module tried on random numbers: does it compute what would take its place, forward and backward?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+Module = torch.nn.Module
+Wanted = Callable[[Module, torch.Tensor], torch.Tensor]
+"""What a module should give for an input, by torch's own functions of the parameters that it has."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An input of random numbers: its dims before the features, their size, and the dtype of it and of parameters."""
+
+    rows: tuple[int, ...]
+    magnitude: float = 1.0
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        return (
+            f"{str(self.dtype).removeprefix('torch.')} numbers of size {self.magnitude:g} in {len(self.rows) + 1} dims"
+        )
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """With gradients, and without a trace in the state of torch's generator."""
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(mode=False), torch.enable_grad():
+        yield
+
+
+def why_other(module: Module, wanted: Wanted, features: int, cases: Sequence[Case], std: float) -> str | None:
+    """How a copy of ``module`` is found to differ from ``wanted``, with parameters of deviation ``std``; else None.
+
+    Each case runs in training and in evaluation, twice, as what is random differs from one run to the next.
+    Compared are the result, its dtype and, in float32, the gradients of the input and of vectors among the parameters.
+    """
+    with _apart():
+        trial = copy.deepcopy(module).to_empty(device="cpu").float()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in trial.parameters():
+                p.normal_(std=std, generator=generator)
+        for case in cases:
+            here = trial if case.dtype == torch.float32 else copy.deepcopy(trial).to(case.dtype)
+            x = (torch.randn(*case.rows, features, generator=generator) * case.magnitude).to(case.dtype)
+            for mode in (True, False):
+                reason = _differs(here.train(mode), wanted, x)
+                if reason is not None:
+                    return f"{reason} of {case}, in {'training' if mode else 'evaluation'}"
+    return None
+
+
+def _differs(module: Module, wanted: Wanted, given: torch.Tensor) -> str | None:
+    vectors = [p.requires_grad_() for p in module.parameters() if p.ndim == 1]
+    x = given.clone().requires_grad_()
+    expected = wanted(module, x)
+    kept = x.detach().clone()
+    for _ in range(2):
+        got: object = module(x)
+        if not isinstance(got, torch.Tensor) or got.dtype != x.dtype:
+            return f"it gives {got.dtype if isinstance(got, torch.Tensor) else type(got).__name__}"
+        if not is_close(got, expected, 1e-4 if x.dtype == torch.float32 else 4 * torch.finfo(x.dtype).eps):
+            return "it gives another result"
+        if not torch.equal(kept, x):
+            return "it changes its input"
+    if x.dtype != torch.float32:
+        return None  # each rounds on the way as it does
+    factor = torch.linspace(-1.0, 1.0, expected.numel()).sin().view_as(expected)
+    found, gradients = (
+        torch.autograd.grad(result, (x, *vectors), factor, allow_unused=True)
+        for result in (cast("torch.Tensor", got), expected)
+    )
+    pairs = zip(found, gradients, strict=True)
+    return None if all(a is not None and is_close(a, b) for a, b in pairs) else "it gives another gradient"
+
+
+def is_close(got: torch.Tensor, wanted: torch.Tensor, off: float = 1e-4) -> bool:
+    """Is each element what is wanted by the fraction ``off``, or by a tenth of that of the largest, at most?"""
+    largest = float(wanted.detach().abs().max()) if wanted.numel() else 0.0
+    return got.shape == wanted.shape and torch.allclose(got, wanted, off, off / 10 * largest)
