@@ -156,6 +156,10 @@ def test_on_ranks() -> None:
         **{f"packed_{dtype}": partial(check_packed, at=[S2], dtype=dtype) for dtype in NARROW},
         **{f"softmax_{dtype}": partial(check_softmax, at=[S2], dtype=dtype) for dtype in NARROW},
     }
+    for name, at in (("rows", [S1]), ("along", [S2]), ("batch", [S0])):
+        for sizes in ((), (1, 6, 16), (16,), (2, 1, 1)):
+            cases[f"learned_{name}_{sizes}"] = partial(check_learned_mask, at=at, sizes=sizes)
+        cases[f"nothing_{name}"] = partial(check_row_of_nothing, at=at)
     each_rank([2], cases)
     each_rank([2, 2], {"softmax": partial(check_softmax, at=[S0, S2]), "gate": partial(check_packed, at=[S0, S2])})
 
@@ -196,6 +200,77 @@ def test_bad_arguments() -> None:
         LogSoftmax("last")
     with pytest.raises(PlacementError, match="no mesh"):
         Softmax(input=S0)
+
+
+def check_learned_mask(here: Here, at: Placements, sizes: Sequence[int], dtype: torch.dtype = torch.float64) -> None:
+    """The gradient of a mask that is added is summed over the dims in which it is broadcast, on all ranks."""
+    x, gradient = here.sample(at, SHAPE, dtype, 1), here.sample(at, SHAPE, dtype, 2)
+    given = torch.randn(tuple(sizes), generator=torch.Generator().manual_seed(3)).to(here.device, dtype)
+    full = (1,) * (3 - len(sizes)) + tuple(sizes)
+    cut = [R if isinstance(p, Shard) and full[p.dim] == 1 else p for p in at]
+    for log in (False, True):
+        module = (LogSoftmax if log else Softmax)(scale=0.5, mesh=here.mesh, input=at)
+        mask = here.cut(given.view(full), cut).clone()
+        ours, theirs = leaf(mask if here.mesh.size > 1 else mask.view(tuple(sizes))), leaf(given.double())
+        for _ in range(2):  # bound, and looked up
+            ours.grad = None
+            values = leaf(x.local)
+            module(values, ours).backward(gradient.local)
+        wide = leaf(x.full)
+        scores = 0.5 * wide + theirs
+        (scores.log_softmax(-1) if log else scores.softmax(-1)).backward(gradient.full)
+        off = {"rtol": 1e-12, "atol": 1e-13} if dtype == torch.float64 else {"rtol": 2e-2, "atol": 2e-2}
+        torch.testing.assert_close(ours.grad.double().view(mask.shape), here.cut(theirs.grad.view(full), cut), **off)
+        torch.testing.assert_close(values.grad.double(), here.cut(wide.grad, at), **off)
+
+
+def check_row_of_nothing(here: Here, at: Placements) -> None:
+    """Where nothing takes part results are NaN, and gradients 0, as of torch's masked_fill; a NaN in x is no mask."""
+    x, gradient = here.sample(at, SHAPE, torch.float64, 1), here.sample(at, SHAPE, torch.float64, 2)
+    mask = torch.rand(SHAPE, generator=torch.Generator().manual_seed(4)).to(here.device) < 0.7
+    mask[0, 1], mask[1, :, 3] = False, True
+    values = x.full.clone()
+    values[1, 2, 3] = torch.nan
+    for log in (False, True):
+        module = (LogSoftmax if log else Softmax)(scale=0.5, mesh=here.mesh, input=at)
+        ours, theirs = leaf(here.cut(values, at).clone()), leaf(values)
+        found = module(ours, here.cut(mask, at).clone())
+        found.backward(gradient.local)
+        scores = (0.5 * theirs).masked_fill(~mask, -torch.inf)
+        wanted = scores.log_softmax(-1) if log else scores.softmax(-1)
+        wanted.backward(gradient.full)
+        torch.testing.assert_close(found.detach(), here.cut(wanted.detach(), at), equal_nan=True)
+        torch.testing.assert_close(ours.grad, here.cut(theirs.grad, at), equal_nan=True)
+
+
+def test_masks_on_one_rank() -> None:
+    check_row_of_nothing(ONE, [R])
+    for sizes in ((), (16,), (1, 6, 16), (6, 1), SHAPE):
+        check_learned_mask(ONE, [R], sizes)
+    check_learned_mask(ONE, [R], (6, 16), torch.bfloat16)
+    # compiled, with another setting, and where a mode takes ops
+    x, mask = torch.randn(3, 4), leaf(torch.randn(1, 4))
+    module = Softmax()
+    wanted = torch.autograd.grad(functional.softmax(x + mask, -1)[:, 0].sum(), mask)[0]
+    fits = [module, torch.compile(module, backend="aot_eager", fullgraph=True)]
+    for each in fits:
+        torch.testing.assert_close(torch.autograd.grad(each(x, mask)[:, 0].sum(), mask)[0], wanted)
+    module.scale = 0.0
+    assert (torch.autograd.grad(module(x, mask)[:, 0].sum(), mask)[0] != wanted).any()
+    kept = torch.utils.checkpoint.checkpoint(Softmax(), x, mask, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(kept[:, 0].sum(), mask)[0], wanted)
+
+
+def test_along_a_dim_without_elements() -> None:
+    for make, wanted in ((Softmax, functional.softmax), (LogSoftmax, functional.log_softmax)):
+        for shape, dim in (((3, 0), -1), ((0, 3), 0), ((0, 3), 1)):
+            x, y = leaf(torch.ones(shape)), leaf(torch.ones(shape))
+            found = make(dim)(x, torch.ones(shape, dtype=torch.bool))
+            assert found.shape == wanted(y, dim).shape
+            found.sum().backward()
+            assert x.grad.shape == x.shape
+    with pytest.raises(ModuleInputError, match="x has dtype"):
+        Softmax()(torch.ones(2, 0, dtype=torch.int32))
 
 
 def test_bad_inputs() -> None:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_answers import assert_beside
 
 from shardfuse import DeviceMesh, nn
-from shardfuse.errors import PlacementError
+from shardfuse.errors import ModuleInputError, PlacementError
 
 Make = Callable[[DeviceMesh], torch.nn.Module]
 
@@ -109,6 +109,36 @@ def test_every_module() -> None:
             except Exception as error:
                 error.add_note(f"case {name}")
                 raise
+
+    run_ranks(2, run)
+
+
+def test_a_mask_that_is_a_dtensor() -> None:
+    x, mask = numbers((4, 5, 7), 1, torch.float64), numbers((5, 7), 2, torch.float64) > -0.5
+    bias = numbers((1, 7), 3, torch.float64)
+    bias = bias.clone().requires_grad_()
+    weights = numbers(x.shape, 4, torch.float64)
+    wanted = (x + bias).softmax(-1)
+    wanted.backward(weights)
+
+    def run(rank: int, size: int) -> None:
+        torch_mesh = make_mesh((2,))
+        mesh = DeviceMesh(torch_mesh.mesh)
+        for at, fitting in ((S1, S0), (S2, S1), (S0, R)):
+            module, given = nn.Softmax(mesh=mesh, input=at), distribute(x, torch_mesh, [at])
+            found = module(given, distribute(mask, torch_mesh, [fitting])).full_tensor()
+            assert_beside(found, x.masked_fill(~mask, -torch.inf).softmax(-1), "result")
+            with pytest.raises(PlacementError, match="mask"):
+                module(given, distribute(mask, torch_mesh, [R if fitting != R else S0]))
+        learned = distribute(bias.detach(), torch_mesh, [R]).requires_grad_()
+        even = distribute(x, torch_mesh, [S0])
+        found = nn.Softmax(mesh=mesh, input=S0)(even, learned)
+        found.backward(distribute(weights, torch_mesh, [S0]))
+        assert_beside(learned.grad.full_tensor(), bias.grad, "the mask's gradient")
+        with pytest.raises(ModuleInputError, match="mask has a DTensor"):
+            nn.Softmax(mesh=mesh, input=S0)(even.to_local(), learned)
+        with pytest.raises(ModuleInputError, match="a gradient that is wanted"):
+            nn.Softmax(mesh=mesh, input=S1)(distribute(x, torch_mesh, [S1]), learned)
 
     run_ranks(2, run)
 

@@ -209,3 +209,15 @@ def test_packed_heads_that_are_refused() -> None:
         module(torch.ones(2, 5, 6 * 16))
     with pytest.raises(ModuleInputError, match="as the query holds all heads"):
         module(torch.ones(2, 5, 8 * 16), torch.ones(2, 5, 16))
+
+
+def test_tables_that_require_a_gradient_are_refused() -> None:
+    """A gradient that is never computed would be one of zeros for whoever learns the angles."""
+    query, tables = torch.randn(1, 2, 5, 8), RotaryEmbedding(8).tables(torch.arange(5))
+    for name in ("cos", "sin"):
+        cos, sin = (t.clone().requires_grad_(which == name) for which, t in zip(("cos", "sin"), tables, strict=True))
+        for module, x in ((RotaryEmbedding(8), query), (RotaryEmbedding(8, packed=(2, 1)), torch.randn(1, 5, 32))):
+            with pytest.raises(ModuleInputError, match=f"{name} has a gradient that is wanted"):
+                module(x, None, cos, sin)
+            with torch.no_grad():
+                module(x, None, cos, sin)

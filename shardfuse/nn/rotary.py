@@ -122,7 +122,8 @@ class RotaryEmbedding(FusedModule):
 
         The key may have fewer heads, and may be left out: then the turned query is the result.
         cos, sin: [sequence, rotary_dim / 2] or [batch, sequence, rotary_dim / 2], local as the query is; with twice as
-        many features each angle is there twice, as Hugging Face's models have them.  They have no gradient.
+        many features each angle is there twice, as Hugging Face's models have them.  They have no gradient, and are
+        refused where they require one.
         positions: [sequence] or [batch, sequence], in place of cos and sin; 0, 1, ... of the whole sequence by default.
         unsharded: the query's shape as a whole, where local tensors are shards that differ in size.
         """
@@ -265,6 +266,9 @@ class RotaryEmbedding(FusedModule):
     def _table(self, name: str, table: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         """[batch or 1, heads as 1, sequence, rotary_dim / 2], in the order of the query's dims."""
         half = self.rotary_dim // 2
+        if table.requires_grad and torch.is_grad_enabled():
+            expected, advice = "one that requires none, as none is computed", f"pass {name}.detach()"
+            raise ModuleInputError("RotaryEmbedding", name, "a gradient that is wanted", expected, advice)
         if query.ndim in (3, 4) and table.shape == (query.shape[self._sequence_dim], half):  # what most calls pass
             rows, one = table.shape[0], self.heads_dim == 1
             table = table.view(1, 1, rows, half) if one else table.view(1, rows, 1, half)

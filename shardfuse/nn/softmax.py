@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -17,7 +17,7 @@ from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from . import traced
-from .dtensor_autograd import on_local_input
+from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedModule, FusedOp
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
@@ -33,6 +33,8 @@ class _Softmax(FusedModule):
     _is_log = False
     dim: Setting[int] = Setting()
     scale: Setting[float] = Setting()
+    learns_mask: Setting[bool | None] = Setting()
+    """Has an added mask a gradient?  Told of the twin that takes calls whose masks require one."""
 
     def __init__(self, dim: int, scale: float, mesh: DeviceMesh | None, input: Placements | None) -> None:
         super().__init__()
@@ -46,7 +48,27 @@ class _Softmax(FusedModule):
         self.describe()
 
     def settings(self) -> dict[str, object]:
-        return {"dim": self.dim, "scale": self.scale, "mesh": self.mesh, "input": self._input}
+        learning = {"learns_mask": True} if self.learns_mask else {}
+        return {"dim": self.dim, "scale": self.scale, "mesh": self.mesh, "input": self._input, **learning}
+
+    @classmethod
+    def made_again(cls, settings: Mapping[str, Any]) -> Self:
+        made = cls(**{name: value for name, value in settings.items() if name != "learns_mask"})
+        made.learns_mask = settings.get("learns_mask")
+        return made
+
+    def _twin(self) -> Self:
+        """The same, for masks that have a gradient; kept until a setting is another one."""
+        if torch.compiler.is_compiling():
+            expected, advice = "none under torch.compile on a mesh", "pass mask.detach(), or call it uncompiled"
+            raise ModuleInputError(type(self).__name__, "mask", "a gradient that is wanted", expected, advice)
+        key = (self.text, self.timer)
+        kept = self.__dict__.get("_learning")
+        if kept is None or kept[0] != key:
+            twin = self.made_again({**self.settings(), "learns_mask": True})
+            twin.promises, twin.timer = self.promises, self.timer
+            kept = self.__dict__["_learning"] = key, twin  # in a tuple, as it is no child
+        return kept[1]
 
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
@@ -54,27 +76,55 @@ class _Softmax(FusedModule):
         """x: at least one dim (local) -> the same shape and dtype.
 
         mask: of a shape that broadcasts to x's, local as x is: of bool, True where an element takes part; or of a
-        floating dtype, added to ``scale * x``.  It has no gradient.
+        floating dtype, added to ``scale * x``, with a gradient where it requires one.  Where no element of a row takes
+        part, its result is NaN and its gradient 0, as of torch's masked_fill.
         unsharded: x's shape as a whole, where local tensors are shards that differ in size.
         """
         if self.is_decomposed():
             self._check(x, mask)
             return traced.softmax(x, mask, self.dim, self.scale, is_log=self._is_log)
         if type(x) not in PLAIN and has_dtensor((x,)):
-            return on_local_input(partial(self._forward, mask=mask), self.mesh, x, self._input)
-        return self._forward(x, mask=mask, unsharded=unsharded)
+            given, shape = [Given("x", x, self._input)], tuple(x.shape)
+            if mask is not None:
+                self._check(x, mask)
+                given.append(Given("mask", mask, self._beside(x, mask)))
+            here = partial(self._forward, unsharded=shape)
+            return on_local_tensors(here, self.mesh, given, [Result(shape, self._input, self._input)])
+        return self._forward(x, mask, unsharded=unsharded)
 
-    def _forward(self, x: torch.Tensor, *, mask: torch.Tensor | None, unsharded: Sequence[int] | None) -> torch.Tensor:
+    def _beside(self, x: torch.Tensor, mask: torch.Tensor) -> TensorPlacement:
+        """Where a mask lives that is a DTensor: cut as x is, and whole along dims in which it is broadcast."""
+        before = x.ndim - mask.ndim
+        at = self._input.resolve("input", x.ndim)
+        shards = (None if d is None or d < before or mask.shape[d - before] == 1 else d - before for d in at.shards)
+        return replace(at, shards=tuple(shards))
+
+    def _forward(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, *, unsharded: Sequence[int] | None
+    ) -> torch.Tensor:
+        if x.numel() == 0 and self._is_of_nothing(x):
+            self._check(x, mask)
+            return torch.log_softmax(x, self.dim) if self._is_log else torch.softmax(x, self.dim)
         if mask is None:
             return self.run((x,), unsharded)[0]
-        if mask.ndim > x.ndim:
+        if mask.ndim > x.ndim or has_dtensor((mask,)):
             self._check(x, mask)
-        mask = mask.detach()[(None,) * (x.ndim - mask.ndim)]
+        learns = mask.requires_grad and torch.is_grad_enabled() and mask.dtype is not torch.bool
+        mask = (mask if learns else mask.detach())[(None,) * (x.ndim - mask.ndim)]
         cut = self._masked_in_full(x, unsharded)
         if any(mask.shape[d] == 1 != x.shape[d] for d in cut):
             self._check(x, mask)
+            if learns and self.mesh is not None:
+                found, expected = "a gradient that is wanted", "none of a mask of one element along a dim in shards"
+                advice = "pass mask.detach(), or a mask as long as x"
+                raise ModuleInputError(type(self).__name__, "mask", found, expected, advice)
             mask = mask.expand([x.shape[d] if d in cut else n for d, n in enumerate(mask.shape)])
-        return self.run((x, mask), unsharded)[0]
+        return (self._twin() if learns else self).run((x, mask), unsharded)[0]
+
+    def _is_of_nothing(self, x: torch.Tensor) -> bool:
+        """Has ``dim`` no element on any rank?"""
+        is_there = -x.ndim <= self.dim < x.ndim
+        return is_there and x.shape[self.dim] == 0 and self.dim % x.ndim not in self._input.resolve("x", x.ndim).shards
 
     def _masked_in_full(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> frozenset[int]:
         """Dims of which a piece of one element may be all of a mask's or one of many: there, masks are as long as x.
@@ -94,6 +144,10 @@ class _Softmax(FusedModule):
         self.check_plain(x=x, mask=None if mask is None or mask.dtype is torch.bool else mask)
         if not -x.ndim <= self.dim < x.ndim:
             raise ModuleInputError(name, "x", f"{x.ndim} dims", f"a dim {self.dim}", "pass another dim= to the module")
+        if mask is not None and has_dtensor((mask,)) and not has_dtensor((x,)):
+            raise ModuleInputError(
+                name, "mask", "a DTensor", "this rank's local tensor, as x is", "pass mask.to_local()"
+            )
         if mask is not None and (
             mask.ndim > x.ndim
             or any(n not in (1, size) for n, size in zip(mask.shape[::-1], x.shape[::-1], strict=False))
@@ -115,6 +169,7 @@ class _Softmax(FusedModule):
             dtype=self.check_dtype("x", x),
             mask_dtype=DataType.from_torch(masks[0].dtype) if masks else None,
             mask_shape=self._mask_shape(x, masks[0], unsharded) if masks else (),
+            learns_mask=bool(self.learns_mask),
         )
         return softmax_op(spec)
 
@@ -170,6 +225,7 @@ class SoftmaxSpec(PlacedSpec):
     scale: float
     mask_dtype: DataType | None
     mask_shape: tuple[int, ...]
+    learns_mask: bool = False
 
     @property
     def other_dtypes(self) -> tuple[DataType | None, ...]:
@@ -184,10 +240,16 @@ class SoftmaxSpec(PlacedSpec):
 
 @lru_cache(maxsize=256)
 def softmax_op(spec: SoftmaxSpec) -> FusedOp:
-    """(x[, mask]) -> (result); the backward reads the result alone."""
+    """(x[, mask]) -> (result); the backward reads the result, and the mask where that is of bool."""
     masks = () if spec.mask_dtype is None else (spec.mask,)
     arguments = (spec.placement, *masks)
-    return FusedOp(_forward(spec), _backward(spec), 1, (len(arguments),), arguments, (spec.placement,), (0,))
+    saved = (len(arguments), 1) if spec.mask_dtype is DataType.Bool else (len(arguments),)
+    order = (0, 1) if spec.learns_mask else (0,)
+    return FusedOp(_forward(spec), _backward(spec), 1, saved, arguments, (spec.placement,), order)
+
+
+def _mask(fd: FusionDefinition, spec: SoftmaxSpec, dtype: DataType) -> TensorView:
+    return define(fd, spec.mesh, spec.mask, spec.mask_shape, dtype)
 
 
 def _operand(fd: FusionDefinition, spec: SoftmaxSpec) -> TensorView:
@@ -199,7 +261,7 @@ def _forward(spec: SoftmaxSpec) -> FusionDefinition:
         x = _operand(fd, spec)
         x = fd.ops.mul(x, spec.scale) if spec.scale != 1 else x
         if spec.mask_dtype is not None:
-            mask = define(fd, spec.mesh, spec.mask, spec.mask_shape, spec.mask_dtype)
+            mask = _mask(fd, spec, spec.mask_dtype)
             if spec.mask_dtype is DataType.Bool:
                 x = fd.ops.where(mask, x, -math.inf)
             else:
@@ -213,17 +275,25 @@ def _forward(spec: SoftmaxSpec) -> FusionDefinition:
 
 
 def _backward(spec: SoftmaxSpec) -> FusionDefinition:
-    """(gradient g, result y) -> scale * y * (g - sum(g * y)), or scale * (g - exp(y) * sum(g)) of a logarithm."""
+    """(gradient g, result y[, mask of bool]) -> scale * d[, d summed to the shape of an added mask].
+
+    d is y * (g - sum(g * y)), or g - exp(y) * sum(g) of a logarithm, and 0 where an element takes no part.
+    """
     with FusionDefinition() as fd:
         gradient, y = _operand(fd, spec), _operand(fd, spec)
         if spec.is_log:
             total = fd.ops.sum(gradient, [spec.dim], keepdim=True)
             d_x = fd.ops.sub(gradient, fd.ops.mul(fd.ops.exp(y), total))
-            if spec.mask_dtype is DataType.Bool:  # what takes no part has no gradient
-                d_x = fd.ops.where(fd.ops.eq(y, -math.inf), 0.0, d_x)
         else:
             total = fd.ops.sum(fd.ops.mul(gradient, y), [spec.dim], keepdim=True)
             d_x = fd.ops.mul(y, fd.ops.sub(gradient, total))
-        d_x = fd.ops.mul(d_x, spec.scale) if spec.scale != 1 else d_x
+        if spec.mask_dtype is DataType.Bool:
+            # of a row in which nothing takes part y is NaN; of a NaN among what takes part so is the gradient
+            d_x = fd.ops.where(_mask(fd, spec, spec.mask_dtype), d_x, 0.0)
+        d_sum, d_x = d_x, fd.ops.mul(d_x, spec.scale) if spec.scale != 1 else d_x
         give(fd, fd.ops.cast(d_x, dtype=spec.dtype), spec.mesh, spec.placement)
+        if spec.learns_mask and spec.mask_dtype is not None:
+            over = [d for d, n in enumerate(spec.mask_shape) if n == 1]
+            d_mask = fd.ops.sum(d_sum, over, keepdim=True) if over else d_sum
+            give(fd, fd.ops.cast(d_mask, dtype=spec.mask_dtype), spec.mesh, spec.mask)
     return fd

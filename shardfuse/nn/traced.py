@@ -127,7 +127,7 @@ def softmax(x: torch.Tensor, mask: torch.Tensor | None, dim: int, scale: float, 
     values = x.to(_compute(x, None if mask is None or mask.dtype == torch.bool else mask)) * scale
     if mask is not None:
         is_bool = mask.dtype == torch.bool
-        values = torch.where(mask, values, -math.inf) if is_bool else values + mask.detach().to(values.dtype)
+        values = torch.where(mask, values, -math.inf) if is_bool else values + mask.to(values.dtype)
     return (torch.log_softmax(values, dim) if is_log else torch.softmax(values, dim)).to(x.dtype)
 
 
