@@ -10,7 +10,15 @@ from torch.nn import functional
 
 from benchmarks.roundings import assert_near
 from shardfuse.ir.dtype import DataType
-from shardfuse.nn import CrossEntropyLoss, RMSNorm, SwiGLU, activation
+from shardfuse.nn import (
+    AddLayerNorm,
+    AddRMSNorm,
+    CrossEntropyLoss,
+    DropoutAddNorm,
+    RMSNorm,
+    SwiGLU,
+    activation,
+)
 
 
 def numbers(dtype: torch.dtype, *shape: int, seed: int, scale: float = 1.0) -> Tensor:
@@ -97,3 +105,33 @@ def test_cross_entropy(dtype: torch.dtype) -> None:
     assert wide.grad is not None
     assert_rounded_once("gradient of the logits", logits.grad, wide.grad, 1 / 16)
     assert DataType.from_torch(logits.grad.dtype).is_low_precision
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.float64, torch.float32)])
+@pytest.mark.parametrize("make", [AddRMSNorm, AddLayerNorm, DropoutAddNorm])
+def test_a_residual_that_is_narrower_than_what_is_added(
+    make: type[AddRMSNorm | AddLayerNorm | DropoutAddNorm], dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """The new residual is rounded to the residual's dtype, and what the backward reads of the sum is not."""
+    wide, narrow = dtypes
+    x, residual = numbers(wide, 16, 64, seed=0), numbers(narrow, 16, 64, seed=1)
+    weight, gradient = numbers(wide, 64, seed=2), numbers(wide, 16, 64, seed=3)
+    module = make(64, dtype=wide).eval()
+    module.weight.data.copy_(weight)
+    is_rms = make is AddRMSNorm
+    result: list[list[Tensor]] = []
+    for dtype in (torch.float64, wide):
+        a, b, w = (t.to(dtype, copy=True).requires_grad_() for t in (x, residual, weight))
+        norm = functional.rms_norm if is_rms else functional.layer_norm
+        norm(a + b, (64,), weight=w, eps=module.eps).backward(gradient.to(dtype))
+        result.append([t.grad for t in (a, b, w)])
+    x.requires_grad_()
+    residual.requires_grad_()
+    normed, total = module(x, residual)
+    assert total.dtype == narrow
+    torch.autograd.backward([normed, total], [gradient, torch.zeros_like(total)])
+    for name, found, want, eager in zip(
+        ("x", "weight"), (x.grad, module.weight.grad), result[0][::2], result[1][::2], strict=True
+    ):
+        assert_near(found, want, eager, n=4, terms=want.abs() + gradient.double().abs().sum(0), what=name)
+    assert_near(residual.grad, result[0][1], what="residual")

@@ -80,9 +80,19 @@ class RowNormSpec:
         return DataType.Double if is_double else DataType.Float
 
     @property
-    def stored_dtype(self) -> DataType:
-        """The dtype in which the sum that is normed is kept for the backward."""
+    def sum_dtype(self) -> DataType:
+        """That of the sum that is normed, where forward returns it."""
         return self.dtype if self.residual_dtype is None else self.residual_dtype
+
+    @property
+    def keeps_wide_sum(self) -> bool:
+        """Is the sum kept for the backward beside the new residual, which is narrower than x?"""
+        return self.residual_dtype is not None and self.residual_dtype.itemsize < self.dtype.itemsize
+
+    @property
+    def kept_dtype(self) -> DataType:
+        """That of the sum as the backward reads it."""
+        return self.compute if self.keeps_wide_sum else self.sum_dtype
 
     @property
     def keeps_input(self) -> bool:
@@ -106,9 +116,9 @@ def row_norm_op(spec: RowNormSpec) -> FusedOp:
     """(x[, weight][, bias][, input_bias][, residual]) -> (normed[, new residual]), with the gradients of all."""
     has_residual = spec.residual_dtype is not None
     tensors = 1 + len(spec.parameters) + has_residual
-    # outputs are (normed[, sum], rstd[, mean][, mask]); the sum is a result where there is a residual
-    total = 0 if spec.keeps_input else tensors + 1
-    first = tensors + 1 + (not spec.keeps_input)
+    # outputs are (normed[, sum][, wide sum], rstd[, mean][, mask]); the sum is a result where there is a residual
+    total = 0 if spec.keeps_input else tensors + 1 + spec.keeps_wide_sum
+    first = tensors + 1 + (not spec.keeps_input) + spec.keeps_wide_sum
     extras = range(first, first + 1 + spec.centered + (spec.dropout is not None))
     saved = (total, *extras, *((1,) if spec.weight_dtype is not None else ()))
     order = tuple(range(tensors))
@@ -137,7 +147,7 @@ def _weight(fd: FusionDefinition, spec: RowNormSpec) -> TensorView | None:
 
 
 def _forward(spec: RowNormSpec) -> FusionDefinition:
-    """(x[, weight][, bias][, input_bias][, residual]) -> (normed[, sum], rstd[, mean][, mask])."""
+    """(x[, weight][, bias][, input_bias][, residual]) -> (normed[, sum][, wide sum], rstd[, mean][, mask])."""
     mesh, compute = spec.mesh, spec.compute
     with FusionDefinition() as fd:
         x = define(fd, mesh, spec.x, spec.shape, spec.dtype)
@@ -159,7 +169,9 @@ def _forward(spec: RowNormSpec) -> FusionDefinition:
         normed = normed if bias is None else fd.ops.add(normed, bias)
         give(fd, fd.ops.cast(normed, dtype=spec.dtype), mesh, spec.output, spec.at)
         if not spec.keeps_input:
-            give(fd, fd.ops.cast(total, dtype=spec.stored_dtype), mesh, spec.at)
+            give(fd, fd.ops.cast(total, dtype=spec.sum_dtype), mesh, spec.at)
+        if spec.keeps_wide_sum:
+            give(fd, total, mesh, spec.at)
         give(fd, rstd, mesh, spec.statistic)
         if mean is not None:
             give(fd, mean, mesh, spec.statistic)
@@ -192,7 +204,7 @@ def _backward(spec: RowNormSpec) -> FusionDefinition:
         from_sum = None
         if spec.residual_dtype is not None:
             from_sum = define(fd, mesh, spec.at, spec.shape, spec.residual_dtype)
-        total = define(fd, mesh, spec.at, spec.shape, spec.stored_dtype)
+        total = define(fd, mesh, spec.at, spec.shape, spec.kept_dtype)
         rstd = define(fd, mesh, spec.statistic, spec.row_shape, compute)
         mean = define(fd, mesh, spec.statistic, spec.row_shape, compute) if spec.centered else None
         mask = None if spec.dropout is None else define(fd, mesh, spec.at, spec.shape, DataType.Bool)
