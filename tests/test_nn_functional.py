@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as theirs
 
 from shardfuse.errors import ModuleArgumentError, ModuleInputError
-from shardfuse.nn import functional
+from shardfuse.nn import LinearCrossEntropyLoss, functional
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -94,3 +95,28 @@ def test_compiled(name: str) -> None:
     torch._dynamo.reset()
     case = CASES[name]
     check(replace(case, ours=torch.compile(case.ours, fullgraph=True, backend="aot_eager")), torch.float32)
+
+
+def test_compiled_for_any_size() -> None:
+    """Floats that are arguments become symbols then, also those that only a chunk of rows needs."""
+    x, r, w, target = torch.randn(4, 8), torch.randn(4, 8), torch.randn(10, 8), torch.arange(4)
+    calls = (
+        lambda x: functional.add_layer_norm(x, r, (8,))[0],
+        lambda x: functional.add_rms_norm(x, r, (8,))[0],
+        lambda x: functional.dropout_add_norm(x, r, (8,), p=0.0)[0],
+        partial(LinearCrossEntropyLoss(chunk_rows=2, temperature=0.5, z_loss=0.1), weight=w, target=target),
+    )
+    for call in calls:
+        torch._dynamo.reset()
+        compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="eager")
+        found, wanted = (
+            torch.autograd.grad(f(y := x.clone().requires_grad_()).sin().sum(), y)[0] for f in (compiled, call)
+        )
+        torch.testing.assert_close(found, wanted)
+    torch._dynamo.reset()
+    loss = torch.compile(functional.linear_cross_entropy, dynamic=True, backend="eager")
+    for temperature in (1.0, 0.9, 0.8):
+        options = {"chunk_rows": 2, "temperature": temperature}
+        torch.testing.assert_close(
+            loss(x, w, target, **options), functional.linear_cross_entropy(x, w, target, **options)
+        )

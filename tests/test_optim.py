@@ -142,6 +142,19 @@ def test_states_go_to_torch_and_come_back(dtype: torch.dtype) -> None:
         assert {float(s["step"]) for s in optimizer.state.values()} == {6.0}
 
 
+@pytest.mark.parametrize("fused", [None, True])
+def test_a_state_dict_leaves_torchs_optimiser_the_kernels_that_it_has(fused: bool | None) -> None:
+    """torch's fused kernels refuse DTensors beside plain tensors: nobody is switched to them."""
+    tensors = parameters(SHAPES, F32, CPU)
+    state = trained(copy.deepcopy(optim.AdamW(tensors, fused=fused)), tensors).state_dict()
+    by_torch = torch.optim.AdamW(tensors)
+    by_torch.load_state_dict(state)
+    assert by_torch.param_groups[0]["fused"] is fused
+    again = optim.AdamW(tensors, fused=fused)
+    again.load_state_dict(by_torch.state_dict())
+    assert again.state_dict()["param_groups"] == state["param_groups"]
+
+
 def test_moments_of_narrow_parameters_stay_wide() -> None:
     tensors = parameters(SHAPES, BF16, CPU)
     optimizer = trained(lambda p: optim.AdamW(p, master_weights=True), tensors)

@@ -14,7 +14,6 @@ one op.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
@@ -93,7 +92,7 @@ def dropout_add_norm(
     accumulate: Accumulate = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The norm of residual + dropout(input + input_bias), and that sum.  Drawn as by ``DropoutAddNorm``."""
-    if not 0 <= p <= 1 or math.isnan(p):
+    if not 0 <= p <= 1:
         raise ModuleArgumentError("dropout_add_norm", "p", p, "a probability from 0 to 1")
     if norm not in ("layer", "rms"):
         raise ModuleArgumentError("dropout_add_norm", "norm", norm, '"layer" or "rms"')

@@ -71,6 +71,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         -> a scalar, or [...] with reduction "none", in float32 or float64.
         """
         self._check(x, weight, target, bias)
+        if torch.compiler.is_compiling():
+            self._known()
         rows, targets = x.flatten(0, -2), target.flatten()
         size = self.chunk_rows or self._chunk_rows(rows, weight)
         losses = [
@@ -85,6 +87,15 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             return loss.view(target.shape)
         total = loss.sum()
         return total / (target != self.loss.ignore_index).sum() if self.reduction == "mean" else total
+
+    def _known(self) -> None:
+        """Have torch.compile, asked for dynamic shapes, meet the loss's numbers here, ahead of all chunks.
+
+        It makes symbols of floats too: of one that it first meets within a checkpoint the next checkpoint has none.
+        """
+        loss = self.loss
+        for number in (loss.label_smoothing, loss.z_loss, loss.temperature):
+            assert number >= 0, "the loss has checked it"
 
     def _chunk(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor

@@ -68,6 +68,8 @@ class AdamW(torch.optim.AdamW):
     """
 
     _update: Update | None = None
+    _fused: bool | None = None
+    """The argument, as state dicts say it."""
     _key: tuple[object, ...] = ()
     _tensors: list[torch.Tensor]
     _passed_over: list[torch.Tensor]
@@ -106,10 +108,11 @@ class AdamW(torch.optim.AdamW):
         self.master_weights = master_weights
         self.grad_norm: torch.Tensor | None = None
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
+        self._fused = fused
         self._as_fused()
 
     def _as_fused(self) -> None:
-        """State dicts say what torch's own optimiser of this kind does: steps are counted on the parameter's device."""
+        """As torch has it of an optimiser whose steps are counted on the parameter's device; not in state dicts."""
         for group in (self.defaults, *self.param_groups):
             group["fused"] = True
 
@@ -247,6 +250,7 @@ class AdamW(torch.optim.AdamW):
         for group in found["param_groups"]:
             for key in _OWN:
                 group.pop(key, None)
+            group["fused"] = self._fused  # torch's fused kernels do not take all that is stepped here
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -284,5 +288,5 @@ class AdamW(torch.optim.AdamW):
                 state[key] = value.to(device=tensor.device, dtype=wide)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {key: getattr(self, key) for key in _OF_ALL}
+        own = {key: getattr(self, key) for key in (*_OF_ALL, "_fused")}
         return {**super().__getstate__(), **own, "grad_norm": None}
