@@ -17,6 +17,7 @@ from .module_errors import ModuleArgumentError as ModuleArgumentError
 from .module_errors import ModuleInputError as ModuleInputError
 from .module_errors import PlacementError as PlacementError
 from .module_errors import SecondDerivativeError as SecondDerivativeError
+from .module_errors import TransformError as TransformError
 
 # --- environment and processes -----------------------------------------------------------------------------
 

@@ -43,6 +43,16 @@ class SecondDerivativeError(ShardfuseError):
         super().__init__(f"{what} has no second derivative: call torch's module where create_graph=True")
 
 
+class TransformError(ShardfuseError):
+    """A module of shardfuse.nn, or its gradient, is batched or transformed by torch.func, vmap or is_grads_batched."""
+
+    def __init__(self, inside: str) -> None:
+        super().__init__(
+            f"a module of shardfuse.nn does not run inside of {inside}: call torch's module there, or ask for one "
+            "gradient at a time by torch.autograd.grad"
+        )
+
+
 class ChangedBeforeBackwardError(ShardfuseError, RuntimeError):
     """A DTensor was written between a forward and the backward that reads it; torch's own ops say it so."""
 

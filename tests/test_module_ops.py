@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.nn import functional
 
 from shardfuse import DeviceMesh, FusionDefinition, nn
-from shardfuse.errors import CompiledElsewhereError, SecondDerivativeError
+from shardfuse.errors import CompiledElsewhereError, SecondDerivativeError, TransformError
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, FusionTimer, Redistribution, RMSNorm, SwiGLU, library
 from shardfuse.nn.settings import parsed
 
@@ -219,3 +219,46 @@ def test_a_cached_graph_makes_its_module_again() -> None:
             assert torch.equal(result, module(x))
             hits.append([counters["aot_autograd"][f"autograd_cache_{what}"] for what in ("hit", "bypass")])
     assert hits == [[0, 0], [1, 0]]
+
+
+MODULES = {
+    "norm": lambda x: nn.RMSNorm(8, device=x.device)(x),
+    "sum": lambda x: nn.AddLayerNorm(8, device=x.device)(x, x)[1],
+    "dropout": lambda x: nn.DropoutAddNorm(8, device=x.device)(x, x)[0],
+    "groups": lambda x: nn.GroupNorm(2, 4, device=x.device)(x),
+    "batch": lambda x: nn.BatchNorm1d(4, device=x.device)(x),
+    "softmax": lambda x: nn.Softmax()(x, x > 0),
+    "gate": lambda x: nn.SwiGLU()(x, x),
+    "rotary": lambda x: nn.RotaryEmbedding(8)(x[:, :, None])[:, :, 0],
+    "loss": lambda x: nn.CrossEntropyLoss(reduction="none")(
+        x, torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+    ),
+    "function": lambda x: nn.functional.layer_norm(x, (8,)),
+    "groups, a function": lambda x: nn.functional.group_norm(x, 2),
+    "batch, a function": lambda x: nn.functional.batch_norm(x, None, None, training=True),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_on_the_meta_device(name: str) -> None:
+    """Shapes, strides and dtypes of results and gradients, without data."""
+    found = []
+    for device in ("cpu", "meta"):
+        x = torch.zeros(2, 4, 8, dtype=torch.bfloat16, device=device, requires_grad=True)
+        result = MODULES[name](x)
+        result.float().sum().backward()
+        found.append([(t.shape, t.stride(), t.dtype) for t in (result, x.grad)])
+        assert result.device.type == x.grad.device.type == device
+    assert found[0] == found[1]
+
+
+def test_batched_gradients_and_transforms_are_refused_by_name() -> None:
+    x = torch.randn(3, 4, 8, requires_grad=True)
+    for call in (MODULES["norm"], MODULES["softmax"], MODULES["function"]):
+        y = call(x)
+        with pytest.raises(TransformError, match=r"shardfuse.nn does not run inside of .*is_grads_batched"):
+            torch.autograd.grad(y, x, torch.ones(2, *y.shape), is_grads_batched=True, retain_graph=True)
+        torch.autograd.grad(y, x, torch.ones_like(y))
+        for transformed in (torch.func.grad(lambda x, call=call: call(x).sum()), torch.func.jacrev(call)):
+            with pytest.raises(TransformError, match=r"shardfuse.nn does not run inside of torch.func"):
+                transformed(x.detach())

@@ -183,7 +183,7 @@ class BatchNorm(ChannelNorm):
     def _check_count(self, sizes: Sequence[int]) -> None:
         """torch refuses a channel of one element, whose variance says nothing."""
         if torch.Size(sizes).numel() == self.num_features:
-            found = f"shape {tuple(sizes)}, one value per channel,"
+            found = f"shape {tuple(sizes)}, one value per channel"
             raise ModuleInputError(type(self).__name__, "x", found, "more in training", "pass more, or call eval()")
 
     @torch.no_grad()

@@ -142,9 +142,9 @@ def _replacement(module: Module) -> Found:
     found = make(module)
     if not isinstance(found, GatedMLP | FusedModule):
         return found
-    more = _more_than(found, module)
-    if more:
-        return f"it also holds {', '.join(more)}"
+    others = _others(found, module)
+    if others:
+        return f"it holds {', '.join(others)}"
     found.input_name = _input_name(module) or ""
     return _with_state(found, module)
 
@@ -169,13 +169,14 @@ def _input_name(module: Module) -> str | None:
     return taken[0].name if is_one else None
 
 
-def _more_than(found: Module, module: Module) -> list[str]:
-    """The names of children, parameters and buffers that would be lost, or would be kept in another way."""
-    children = [] if isinstance(found, GatedMLP) else [name for name, _ in module.named_children()]
-    parameters = set(_there(module._parameters)) ^ set(_there(found._parameters))  # pyright: ignore[reportPrivateUsage]
-    buffers = set(_there(module._buffers)) ^ set(_there(found._buffers))  # pyright: ignore[reportPrivateUsage]
+def _others(found: Module, module: Module) -> list[str]:
+    """What would be lost or made: names of children, parameters and buffers that one of the two has."""
+    names = [] if isinstance(found, GatedMLP) else [name for name, _ in module.named_children()]
+    for has, will in ((module._parameters, found._parameters), (module._buffers, found._buffers)):  # pyright: ignore[reportPrivateUsage]
+        had, kept = _there(has), _there(will)
+        names += [name for name in had if name not in kept] + [f"no {name}" for name in kept if name not in had]
     unsaved = module._non_persistent_buffers_set ^ found._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
-    return [*children, *sorted(parameters | buffers | unsaved)]
+    return [*names, *sorted(unsaved)]
 
 
 def _there(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:

@@ -86,7 +86,7 @@ def norm_of_rows(
         raise function.refuse("x", f"shape {tuple(x.shape)}", f"{shape} as its last dims")
     function.shaped(parameters, shape)
     function.shaped({"residual": residual}, x.shape)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or x.is_meta:
         function.check_plain(x=x, residual=residual, **parameters)
         flat, others, *vectors = (
             None if t is None else t.flatten(-dims) for t in (x, residual, *(parameters[k] for k in _NORM))
@@ -137,7 +137,7 @@ def group_normed(
         raise function.refuse("x", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
     function.shaped(parameters, x.shape[1:2])
     affine = _both(function, parameters)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or x.is_meta:
         function.check_plain(x=x, **parameters)
         return traced.group_norm(x, groups, parameters["weight"], parameters["bias"], eps, activation)
     is_last = is_channels_last(x)
@@ -176,11 +176,11 @@ def batch_normed(
     if x.ndim < 2:
         raise function.refuse("x", f"{x.ndim} dims", "[batch, channels, ...]")
     if not by_kept and x.numel() == x.shape[1]:
-        raise function.refuse("x", f"shape {tuple(x.shape)}, one value per channel,", "more in training")
+        raise function.refuse("x", f"shape {tuple(x.shape)}, one value per channel", "more in training")
     names = ("running_mean", "running_var")
     function.shaped({**parameters, **dict(zip(names, kept, strict=False))}, x.shape[1:2])
     affine = _both(function, parameters)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or x.is_meta:
         function.check_plain(x=x, **parameters)
         return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
     is_last = is_channels_last(x)

@@ -23,11 +23,11 @@ from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
 from .promising import PromisingModule
+from .refused_derivatives import Once, check_no_transform, check_one_gradient
 from .saved_versions import Watched, check_behind, check_unchanged, watch
-from .second_derivatives import Once
 from .settings import Setting, printed
 from .shaping import Shaping, apart
-from .tensor_kinds import in_functorch, is_traced, is_wrapped, metadata_of, modes
+from .tensor_kinds import is_traced, is_wrapped, metadata_of, modes
 from .timer import FusionTimer
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[object, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept = cast("Any", ctx)
         check_unchanged(kept.watched)
+        check_one_gradient(gradients)
         bound: BoundOp = kept.bound
         op, saved, shaping = bound.op, kept.saved_tensors, bound.shaping
         given = [waited(g) for g in gradients[: len(op.gradients)]]  # those of integers are none
@@ -135,9 +136,9 @@ _apply = _apply_of_c()
 def _record(
     bound: BoundOp, timer: FusionTimer | None, watched: Watched, tensors: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor]:
-    """``_Fused.apply``; outside of torch.func without asking for what only that has: half of its time."""
-    is_plain = not in_functorch() and all(type(t) in PLAIN for t in tensors)
-    apply = _apply if is_plain and not any(map(is_wrapped, tensors)) else cast("Any", _Fused).apply
+    """``_Fused.apply``; without asking for what only torch.func has, half of its time."""
+    check_no_transform()
+    apply = _apply if all(type(t) in PLAIN and not is_wrapped(t) for t in tensors) else cast("Any", _Fused).apply
     return apply(bound, timer, watched, *tensors)
 
 
@@ -308,7 +309,7 @@ class FusedModule(PromisingModule):
             else:
                 key += metadata_of(t)
         bound = self.bound_for(tuple(key), tensors, unsharded, shaping)
-        if bound is None or modes():
+        if bound is None or modes() or tensors[0].is_meta:
             takes = map(self.take, tensors)
             local = [t if take is None else take(t) for t, take in zip(tensors, takes, strict=True)]
             results = self.as_op(local, unsharded, shaping)
@@ -354,8 +355,8 @@ class FusedModule(PromisingModule):
         op = self.promised_op(op)
         if any(is_traced(t) for t in local):
             return None
-        whole = self.whole(entered, unsharded)
-        return BoundOp(op, whole, local, takes if any(take is not None for take in takes) else (), shaping)
+        taken = takes if any(take is not None for take in takes) else ()
+        return BoundOp(op, self.whole(entered, unsharded), local, taken, shaping)
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is bound to this process, or to other modules."""

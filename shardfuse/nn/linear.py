@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..executor.uncompiled import uncompiled
 from .fused import PLAIN
-from .second_derivatives import Once
+from .refused_derivatives import Once
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _forward_ad: Any = torch.autograd.forward_ad

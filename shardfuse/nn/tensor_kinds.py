@@ -27,3 +27,9 @@ def is_traced(tensor: torch.Tensor) -> bool:
     kind: Any = type(tensor)
     is_plain = kind.__torch_dispatch__ is _core._disabled_torch_dispatch_impl
     return not is_plain and getattr(tensor, "wait", None) is None
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Does it stand for many, by torch.vmap or by the older vmap of ``is_grads_batched``?"""
+    wrapped = _core._functorch
+    return wrapped.is_batchedtensor(tensor) or wrapped.is_legacy_batchedtensor(tensor)
