@@ -375,7 +375,7 @@ X = torch.ones(2, 3, 8)
 TARGET = torch.zeros(2, 3, dtype=torch.int64)
 Refusal = tuple[Callable[[], object], type[ShardfuseError], str]
 ARGUMENT_REFUSALS: dict[str, Refusal] = {
-    "no hidden size": (lambda: RMSNorm(0), ModuleArgumentError, r"RMSNorm\(hidden_size=0\): expected 1 or more"),
+    "no hidden size": (lambda: RMSNorm(0), ModuleArgumentError, r"RMSNorm\(hidden_size=0\): expected one size"),
     "negative eps": (lambda: RMSNorm(8, -1.0), ModuleArgumentError, r"RMSNorm\(eps=-1.0\)"),
     "no mesh": (lambda: RMSNorm(8, input=S1), PlacementError, r"input=S\(1\) does not fit no mesh: pass mesh="),
     "two placements": (

@@ -253,6 +253,18 @@ def test_bad_arguments() -> None:
         LayerNorm(4, input=S0)
     with pytest.raises(PlacementError, match="2 dims"):
         LayerNorm((3, 4), mesh=DeviceMesh([0]), input=Shard(-1))
+    mesh = DeviceMesh([0, 1])
+    for make in (AddLayerNorm, AddRMSNorm, DropoutAddNorm):
+        with pytest.raises(PlacementError, match=r"input=.* does not fit residual"):
+            make(4, mesh=mesh, input=Shard(-1), residual=R)
+    for output, gradient in ((S0, R), (R, S0), (S0, P)):
+        for make in (LayerNorm, RMSNorm):
+            with pytest.raises(PlacementError, match=r"output_grad=.* does not fit the output"):
+                make(4, mesh=mesh, output=output, output_grad=gradient)
+    for shape in ([], [4, 5], [0], 0):
+        with pytest.raises(ModuleArgumentError, match="hidden_size="):
+            RMSNorm(shape)
+    assert RMSNorm([4]).normalized_shape == (4,)
 
 
 def test_bad_inputs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ class _OfRootMeanSquare(RowNorm):
 
     def __init__(
         self,
-        hidden_size: int,
+        hidden_size: int | Sequence[int],
         eps: float | None,
         *,
         elementwise_affine: bool,
@@ -37,13 +38,14 @@ class _OfRootMeanSquare(RowNorm):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        if hidden_size < 1:
-            raise ModuleArgumentError(type(self).__name__, "hidden_size", hidden_size, "1 or more")
+        sizes = (hidden_size,) if isinstance(hidden_size, int) else tuple(hidden_size)
+        if len(sizes) != 1 or sizes[0] < 1:
+            raise ModuleArgumentError(type(self).__name__, "hidden_size", hidden_size, "one size, 1 or more")
         switches = NormSwitches(
             centered=False, weight=elementwise_affine, bias=False, input_bias=bias, weight_offset=_offset(zero_centered)
         )
         super().__init__(
-            hidden_size, eps, switches, mesh=mesh, parameters=parameters, residual=residual,
+            sizes, eps, switches, mesh=mesh, parameters=parameters, residual=residual,
             input=input, output=output, output_grad=output_grad, device=device, dtype=dtype,
         )  # fmt: skip
 
@@ -76,7 +78,7 @@ def _offset(zero_centered: bool) -> float:
 
 @checked(ModuleArgumentError, ("__init__",))
 class RMSNorm(_OfRootMeanSquare, InputNorm):
-    """y = x * rsqrt(mean(x^2) + eps) * weight over the last axis, of ``hidden_size`` elements unsharded.
+    """y = x * rsqrt(mean(x^2) + eps) * weight over the last axis, of ``hidden_size`` elements (or in a list).
 
     Plain, or with ``mesh`` on local tensors; placements are torch's Shard, Replicate, Partial, one or a sequence with
     one per mesh dimension:
@@ -98,7 +100,7 @@ class RMSNorm(_OfRootMeanSquare, InputNorm):
 
     def __init__(
         self,
-        hidden_size: int,
+        hidden_size: int | Sequence[int],
         eps: float | None = 1e-6,
         elementwise_affine: bool = True,
         *,
@@ -134,7 +136,7 @@ class AddRMSNorm(_OfRootMeanSquare, ResidualNorm):
 
     def __init__(
         self,
-        hidden_size: int,
+        hidden_size: int | Sequence[int],
         eps: float = 1e-6,
         bias: bool = False,
         *,

@@ -91,6 +91,7 @@ class RowNorm(ParameterModule):
         for argument, placement, given in ((at[0], self._at, at[1]), ("output", self._output, output)):
             if placement.is_partial:
                 raise PlacementError(argument, (given,), "a norm, which needs whole values", "pass Shard or Replicate")
+        self._check_fitting(placed, (input, output_grad))
         self._local_size = self._parameter.local(mesh, torch.empty(self._hidden, device="meta")).shape[0]
         size = shape if len(shape) > 1 else self._hidden
         start = 1.0 - switches.weight_offset
@@ -98,6 +99,17 @@ class RowNorm(ParameterModule):
         self.bias = self.make_parameter("bias", size, 0.0, device, dtype) if switches.bias else None
         self.input_bias = self.make_parameter("input_bias", size, 0.0, device, dtype) if switches.input_bias else None
         self.describe()
+
+    def _check_fitting(self, placed: TensorPlacement, given: tuple[object, object]) -> None:
+        """Raise PlacementError for placements that no tensors of a call could fit.  given: input and output_grad."""
+        sizes = self.mesh.shape if self.mesh is not None else ()
+        if any(n > 1 and a == -1 != b for n, a, b in zip(sizes, placed.shards, self._at.shards, strict=True)):
+            against = f"{self._at_name}, where the norm is computed and the hidden axis is whole"
+            raise PlacementError("input", (given[0],), against, "shard the hidden axis in both, or rows of the input")
+        pairs = zip(sizes, self._output.shards, self._output_grad.shards, strict=True)
+        if any(n > 1 and (a is None) != (b is None) for n, a, b in pairs):
+            against = "the output, of whose size a gradient is on each rank"
+            raise PlacementError("output_grad", (given[1],), against, "shard both alike, or neither of them")
 
     def settings(self) -> dict[str, object]:
         options = {"eps": self.eps, "elementwise_affine": self.elementwise_affine, **self.own_settings()}
