@@ -8,11 +8,12 @@ from dataclasses import replace
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..schedulers.limits import power_of_two
+from ..schedulers.space import streamed
 from .accumulators import Accumulator, accumulator, accumulators
-from .aligned import Aligned
 from .emitter import Emitter
 from .group_exchange import exchange_helpers, exchange_lines
 from .mesh_exchange import write_exchange
+from .misaligned import Aligned
 from .packed import Packed
 from .prefetch import prefetch_next
 from .running_statistics import (
@@ -74,7 +75,7 @@ def write_packed(e: Packed) -> None:
     """All loads, then phase after phase, chunk after chunk."""
     chunks = e.tile.chunks()
     e.begin()
-    e.read([t for t in e.plan.segment.loads if e.space.is_streamed(t)], chunks)
+    e.read(streamed(e.plan.segment, e.space), chunks)
     for phase in range(e.space.phases - 1):
         reductions = e.reductions(phase)
         if phase:

@@ -16,11 +16,9 @@ from .accumulators import accumulator
 from .emitter import Emitter
 from .indexing import dynamic_terms, groups
 from .moments import pairs, write_pair
+from .running_statistics import accumulate
 from .source import Writer
-from .tile import Chunk, Strides
-
-ROWS = "i0"
-"""Argument: rows that one group of programs walks."""
+from .tile import X_SIZE, Chunk, Strides
 
 
 class Walk(Emitter):
@@ -157,10 +155,7 @@ def add_up(e: Walk, expr: Expr, chunk: Chunk, name: str, mask: str) -> None:
     if mask:
         text = f"tl.where({mask}, {text}, {acc.neutral})"
     e.require(acc)
-    if acc.helper:
-        e.out.line(f"{name} = {acc.combined(name, text)}")
-    else:
-        e.out.line(f"{name} += {text}")
+    accumulate(e, acc, name, text)
 
 
 def _reduce(e: Walk, expr: Expr, chunks: Sequence[Chunk]) -> None:
@@ -189,7 +184,9 @@ def _loop_lines(e: Walk) -> list[str]:
     split = "program" if e.y_total == 1 else f"program % {schedule.parts}"
     first = split if block == 1 else f"{split} * {block}"
     name = "x" if block == 1 and e.y_total == 1 else "start"
-    return [f"for {name} in tl.range({first}, {ROWS}, {schedule.parts * block}, num_stages={schedule.launch.stages}):"]
+    return [
+        f"for {name} in tl.range({first}, {X_SIZE}, {schedule.parts * block}, num_stages={schedule.launch.stages}):"
+    ]
 
 
 def _row_lines(e: Walk) -> list[str]:
@@ -197,9 +194,9 @@ def _row_lines(e: Walk) -> list[str]:
     lines: list[str] = []
     rows = "start" if e.tile.x_block == 1 else "start + rows"
     if e.tile.x_masked:
-        lines.append(f"x_mask = {rows} < {ROWS}")
+        lines.append(f"x_mask = {rows} < {X_SIZE}")
     if e.y_total > 1:
-        lines.append(f"x = y * {ROWS} + {rows}")
+        lines.append(f"x = y * {X_SIZE} + {rows}")
     elif e.tile.x_block > 1:
         lines.append(f"x = {rows}")
     return [f"        {line}" for line in lines]
@@ -224,7 +221,7 @@ def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[str]]:
     lines: list[str] = []
     divisor = gcd(rows, 16)
     if tile.x_masked and divisor > 1 and not e.space.is_invariant:
-        lines.append(f"{ROWS} = {ROWS} // {divisor} * {divisor}")
+        lines.append(f"{X_SIZE} = {X_SIZE} // {divisor} * {divisor}")
     chunks = e.chunks()
     blocks = {c.lane: c.block or 1 for c in chunks}
     lines += [f"{lane} = {tile.lanes(block, reduced=True)}" for lane, block in blocks.items()]
@@ -235,4 +232,4 @@ def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[str]]:
         lines.append(f"rows = {tile.lanes(tile.x_block, reduced=False)}")
     lines += [f"{c.mask} = {c.lane} < {c.valid}" for c in chunks if c.is_masked]
     kind = "tl.int64" if rows >= INT32_LIMIT else "tl.int32"
-    return {ROWS: (rows, kind)}, ["    " + line for line in lines]
+    return {X_SIZE: (rows, kind)}, ["    " + line for line in lines]

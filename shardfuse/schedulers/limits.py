@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..device import LEAST_COPY, MAX_THREADS, WARP, Device
 from ..ir.dtype import DataType
+from ..ir.expr import BoundTensor
 from .schedule_parts import MAX_MEMBERS
 
 WARPS = 4
@@ -63,6 +66,11 @@ def vector(dtype: DataType, extent: int, device: Device) -> int:
     while extent % width:
         width //= 2
     return width
+
+
+def widest(tensors: Sequence[BoundTensor], extent: int, device: Device) -> int:
+    """Elements of the widest load of rows of ``extent`` elements; 4 where nothing is loaded."""
+    return max((vector(t.dtype, extent, device) for t in tensors), default=4)
 
 
 def is_odd(dtype: DataType, extent: int, device: Device) -> bool:

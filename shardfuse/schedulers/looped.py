@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 from ..device import Device
 from ..ir.expr import DRAWS, BoundTensor
-from .late_team import late_team
-from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, power_of_two, vector
+from .lagged_group import late_team
+from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, power_of_two, widest
 from .online_reductions import online, takes_one_walk
 from .pairs import paired_team
 from .plan import KernelPlan, kernel_name
 from .resources import within_shared
 from .schedule import Access, Launch, Loop, Schedule, Tile
 from .segment import Segment
-from .space import Space, analyse, analysed, may_align_down, rereads, streamed
+from .space import Space, analyse, analysed, element_bytes, may_align_down, rereads, streamed
 from .team import cannot_exchange, columns_of, in_columns, looping_team
 
 
@@ -83,13 +83,13 @@ def in_loop(segment: Segment, space: Space, device: Device) -> Schedule:
     if space.is_inner:
         rows = 1 if space.reduced >= elements // 4 else min(elements // power_of_two(space.reduced), 16)
         block = min(elements // rows, power_of_two(space.reduced))
-        width = max((vector(t.dtype, space.reduced, device) for t in inputs), default=4)
+        width = widest(inputs, space.reduced, device)
         fold = width if width >= tuned.row_each // width else tuned.row_each // width
         return Schedule(Tile(rows, block), Loop(min(fold, block)), launch=Launch(LONG_WARPS))
     if space.grouped:
         columns, lanes = columns_of(segment, space, device)
         widths = in_powers_of_two(columns)
-        row = sum(widths) * max(sum(t.dtype.itemsize for t in inputs), 1)  # there may be none
+        row = sum(widths) * max(element_bytes(segment, space), 1)  # there may be none
         r_block = power_of_two(tuned.grouped_bytes // row + 1) // 2 or 1
         fold = _folded(inputs, space, device, r_block * widths[0] // WARPS, r_block)
         return Schedule(Tile(lanes, r_block, columns), Loop(fold), launch=Launch(WARPS))
@@ -98,7 +98,7 @@ def in_loop(segment: Segment, space: Space, device: Device) -> Schedule:
 
 def down_columns(inputs: Sequence[BoundTensor], space: Space, device: Device, each: int, across: int = 2) -> Schedule:
     """Tiles of columns, ``across`` wide loads of a warp along a row, ``each`` elements of all inputs a thread."""
-    width = max((vector(t.dtype, space.kept, device) for t in inputs), default=4)
+    width = widest(inputs, space.kept, device)
     x_block = min(across * WARP * width, power_of_two(space.kept))
     elements = WARPS * WARP * each // power_of_two(max(len(inputs), 1))
     r_block = min(max(elements // x_block, 1), power_of_two(space.reduced))
@@ -108,7 +108,7 @@ def down_columns(inputs: Sequence[BoundTensor], space: Space, device: Device, ea
 
 def _folded(inputs: Sequence[BoundTensor], space: Space, device: Device, of_a_warp: int, r_block: int) -> int:
     """Of a tile of columns: how many rows a thread has, whose loads are as wide as the columns allow."""
-    width = max((vector(t.dtype, space.kept, device) for t in inputs), default=4)
+    width = widest(inputs, space.kept, device)
     return min(max(of_a_warp // (WARP * width), 1), r_block)
 
 

@@ -26,14 +26,26 @@ from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from . import pointwise, reduction
 from .added_sums import added_sums
 from .finish import finishing
-from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, WARPS, power_of_two, vector
+from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, WARPS, power_of_two, widest
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
 from .resources import carried, element_of, row_loop_fits, stages
 from .row_chunks import chunk_widths, least_chunk
 from .row_loop_schedule import is_in_pairs, late_walk, why_no_late_walk
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
 from .segment import Segment, leading_to
-from .space import Atoms, Space, analysed, beside, cut_into_atoms, listed, lost, storage_order
+from .space import (
+    Atoms,
+    Space,
+    analysed,
+    beside,
+    cut_into_atoms,
+    element_bytes,
+    listed,
+    lost,
+    narrowest,
+    storage_order,
+    streamed,
+)
 
 _SPLIT = "split"
 
@@ -86,7 +98,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     samples = prod(a.extent for a in space.x if a not in space.walked)
     wanted = max(device.multiprocessors * tile.programs // samples, 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
-    one = rows * n * sum(t.dtype.itemsize for t in segment.loads if space.is_streamed(t))
+    one = rows * n * element_bytes(segment, space)
     again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in beside(segment, space))  # as each row's loads
     own = tile.registers(device)
     return Schedule(
@@ -121,11 +133,10 @@ def _block(segment: Segment, space: Space, tile: _Tile, device: Device) -> int:
     """
     tuned = device.measured.row_loops
     n = space.reduced
-    width = max((vector(t.dtype, n, device) for t in segment.loads if space.is_streamed(t)), default=4)
+    width = widest(streamed(segment, space), n, device)
     if tile.rows == 1:
         whole = max(WARP * width * tile.warps, power_of_two(-(-n // MAX_CHUNKS)))
-        itemsize = min((t.dtype.itemsize for t in segment.loads if space.is_streamed(t)), default=4)
-        return _chunk(n, whole, least_chunk(itemsize, tile.warps, whole), device)
+        return _chunk(n, whole, least_chunk(narrowest(segment, space), tile.warps, whole), device)
     row = power_of_two(n)
     blocks = [WARP * width >> k for k in range(tuned.halvings) if -(-n // (WARP * width >> k)) <= tuned.chunks]
     block = min(blocks or [power_of_two(-(-n // tuned.chunks))], key=lambda b: (-(-n // b) * b, -b))

@@ -7,7 +7,7 @@ from .limits import LONG_WARPS, MANY_VECTORS, MAX_TEAM, WARP, WIDEST_LOAD, power
 from .resources import resident
 from .schedule import Group, Immediate, Launch, Schedule, Tile
 from .segment import Segment
-from .space import Space, beside
+from .space import Space, beside, streamed
 from .team import cannot_exchange
 
 
@@ -18,7 +18,7 @@ def paired_team(segment: Segment, space: Space, device: Device) -> Schedule | No
     multiprocessor it need not be shared out.
     """
     tuned = device.measured.pairs
-    walked, n = [t for t in segment.loads if space.is_streamed(t)], space.reduced
+    walked, n = streamed(segment, space), space.reduced
     if segment.loads != segment.inputs or space.inside != len(space.r) or space.phases != 2 or space.grouped:
         return None
     if cannot_exchange(segment, space) is not None:

@@ -12,7 +12,7 @@ from ..device import MAX_THREADS, Device
 from ..ir.dtype import DataType
 from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor
 from .invariant import invariant_row
-from .late_team import is_cut_short, late_team
+from .lagged_group import is_cut_short, late_team
 from .limits import (
     MANY_VECTORS,
     MAX_CHUNKS,
@@ -26,6 +26,7 @@ from .limits import (
     power_of_two,
     power_of_two_within,
     vector,
+    widest,
 )
 from .online_reductions import online, takes_one_walk
 from .pairs import paired_team
@@ -33,7 +34,7 @@ from .plan import KernelPlan, kernel_name
 from .resources import held_values
 from .schedule import Access, Launch, Registers, Schedule, Tile
 from .segment import Segment, leading_to
-from .space import Space, analyse, analysed, beside, may_align_down, rereads, run_below, streamed
+from .space import Space, analyse, analysed, beside, element_bytes, may_align_down, rereads, run_below, streamed
 from .team import (
     are_few_held,
     columns_held_by_team,
@@ -73,7 +74,7 @@ def too_long(segment: Segment, space: Space) -> str | None:
         if space.reduced * held > MAX_COLUMN:
             return f"a column of {held} x {space.reduced} elements is longer than {MAX_COLUMN}"
         return None
-    row = space.reduced * sum(t.dtype.itemsize for t in streamed(segment, space))
+    row = space.reduced * element_bytes(segment, space)
     if row > MAX_ROW_BYTES:
         return f"a row of {space.reduced} elements is {row} bytes of input, more than {MAX_ROW_BYTES}"
     return None
@@ -122,7 +123,7 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
     draws = any(e.op in DRAWS for e in segment.exprs)
     if draws:
         held = max(held, tuned.rows.drawn)
-    width = _width(segment, space, device)
+    width = widest(inputs, n, device)
     if n * held <= tuned.rows.short * WARP:
         return _several_rows(n, width, is_shared=bool(beside(segment, space)))
     loads = n * held if width > 1 else 2 * n * held  # an element each: more threads have more of them on their way
@@ -192,7 +193,7 @@ def _pair(segment: Segment, space: Space, device: Device) -> Schedule | None:
         return None
     if segment.has_indices or held_values(segment, space, device) != 1:
         return None
-    if _width(segment, space, device) != WIDEST_LOAD:
+    if widest(inputs, n, device) != WIDEST_LOAD:
         return None
     for warps in (4, 8):
         block = warps * WARP * WIDEST_LOAD
@@ -200,11 +201,6 @@ def _pair(segment: Segment, space: Space, device: Device) -> Schedule | None:
         if 2 * n <= tuned.rows.paired * WARP * warps and (warps == 4 or tuned.rows.paired_lanes * whole <= n):
             return Schedule(Tile(2, block), launch=Launch(warps))
     return None
-
-
-def _width(segment: Segment, space: Space, device: Device) -> int:
-    """Elements of the widest load of a row."""
-    return max((vector(t.dtype, space.reduced, device) for t in streamed(segment, space)), default=4)
 
 
 def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | None:
@@ -225,7 +221,7 @@ def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | Non
     if aligned:
         width = device.access_bytes // walked[0].dtype.itemsize
         n += width - 1
-    size = n * sum(t.dtype.itemsize for t in walked)
+    size = n * element_bytes(segment, space)
     warps = power_of_two(-(-size // (4 * tuned.words * WARP)))
     vectors = beside(segment, space)
     odd_bytes = tuned.odd_bytes if len(vectors) < 2 else tuned.odd_weighted_bytes
@@ -257,7 +253,7 @@ def beside_again(segment: Segment, vectors: Sequence[BoundTensor], space: Space)
 def _all_at_once(segment: Segment, space: Space, device: Device) -> Schedule | None:
     """A program for each of few rows; ``None`` where they are not few."""
     tuned = device.measured
-    n, width = space.reduced, _width(segment, space, device)
+    n, width = space.reduced, widest(streamed(segment, space), space.reduced, device)
     rows = -(-space.kept // device.multiprocessors)
     if not space.is_inner or rows > tuned.rows.few_turns or rows * n > tuned.rows.few_elements:
         return None

@@ -30,6 +30,7 @@ from .limits import (
     WIDEST_WARPS,
     power_of_two,
     vector,
+    widest,
 )
 from .looped import down_columns, in_loop
 from .persistent import LONG, in_registers, too_long
@@ -38,8 +39,8 @@ from .resources import carried, summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
 from .segment import Segment, leading_to
 from .short_columns import run_of, short_columns
-from .space import Space, analyse, analysed, beside, rereads, stored_atoms, streamed
-from .split_k import element_bytes, evenly, in_full_turns, in_parts, is_for_one
+from .space import Space, analyse, analysed, beside, element_bytes, rereads, stored_atoms, streamed
+from .split_k import evenly, in_full_turns, in_parts, is_for_one
 
 _HEAVY = ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "tanh", "lgamma")
 """Two of them, and arithmetic is what takes the time: half as much a thread, twice as many programs.  The bias gradient
@@ -101,7 +102,7 @@ def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
     if not space.is_inner:
         return in_registers(segment, space, device)
     inputs, n = streamed(segment, space), space.reduced
-    width = max((vector(t.dtype, n, device) for t in inputs), default=4)
+    width = widest(inputs, n, device)
     each = max(tuned.row_bytes // max(element_bytes(segment, space), 1), 1)
     warps = min(power_of_two(-(-2 * n // (3 * each * WARP))), MAX_WARPS if n <= LONG else WIDEST_WARPS)
     loads = 1

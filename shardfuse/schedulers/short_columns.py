@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..device import LEAST_COPY, Device
 from ..ir.expr import BoundTensor
-from .limits import PROGRAMS_PER_MULTIPROCESSOR, WARPS, power_of_two, vector
+from .limits import PROGRAMS_PER_MULTIPROCESSOR, WARPS, power_of_two, vector, widest
 from .schedule import Launch, Schedule, Tile
 from .space import Space
 
@@ -26,5 +26,5 @@ def short_columns(inputs: Sequence[BoundTensor], space: Space, device: Device) -
         ):
             x_block, r_block = x_block // 2, r_block * 2
         return Schedule(Tile(min(x_block, power_of_two(space.kept)), r_block), launch=Launch(WARPS))
-    width = max((vector(t.dtype, space.kept, device) for t in inputs), default=4)
+    width = widest(inputs, space.kept, device)
     return Schedule(Tile(min(tuned.short_lanes * width, power_of_two(space.kept)), tuned.short_rows), launch=Launch(1))

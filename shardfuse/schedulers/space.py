@@ -140,6 +140,16 @@ def streamed(segment: Segment, space: Space) -> list[BoundTensor]:
     return [t for t in segment.loads if space.is_streamed(t)]
 
 
+def element_bytes(segment: Segment, space: Space) -> int:
+    """Bytes of one element of all inputs that each tile reads its own part of."""
+    return sum(t.dtype.itemsize for t in streamed(segment, space))
+
+
+def narrowest(segment: Segment, space: Space) -> int:
+    """Bytes of an element of the narrowest of them; 4 where there is none."""
+    return min((t.dtype.itemsize for t in streamed(segment, space)), default=4)
+
+
 def beside(segment: Segment, space: Space) -> list[BoundTensor]:
     """Loads that lie along the reduced elements and are the same for several kept ones, as the weight of a norm is."""
     return [t for t in segment.loads if space.has_r(t) and not space.is_streamed(t)]

@@ -1,4 +1,7 @@
-"""late_team: teams that read rows before they ask for the results of those that they have (``codegen/late.py``)."""
+"""late_team: groups of programs that read rows before they wait for the results of those that they have.
+
+The kernel is written by ``codegen/lagged_rows.py``.
+"""
 
 from __future__ import annotations
 
