@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..device import Device, InvariantRows
 from ..ir.expr import BoundTensor
-from .limits import MAX_CHUNKS, MAX_WARPS, WARP, power_of_two, widest
+from .limits import MAX_WARPS, WARP, power_of_two, widest
 from .schedule import Launch, Registers, Schedule, Tile
 from .segment import Segment
 from .space import Space, beside, streamed
@@ -28,7 +28,7 @@ def invariant_row(segment: Segment, space: Space, device: Device) -> Schedule | 
     lanes = warps * WARP * width
     if warps > tuned.eager_warps and _used(n, lanes) < tuned.used <= _used(n, lanes // 2):
         warps //= 2
-    block = min(max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS))), power_of_two(n))
+    block = min(max(warps * WARP * width, power_of_two(-(-n // device.measured.rows.chunks))), power_of_two(n))
     is_eager = _is_eager(segment, space, inputs, warps, tuned)
     return Schedule(Tile(1, block), Registers(eager=is_eager), launch=Launch(warps))
 

@@ -26,7 +26,7 @@ from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from . import pointwise, reduction
 from .added_sums import added_sums
 from .finish import finishing
-from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, WARPS, power_of_two, widest
+from .limits import MAX_WARPS, WARP, WARPS, power_of_two, widest
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
 from .resources import carried, element_of, row_loop_fits, stages
 from .row_chunks import chunk_widths, least_chunk
@@ -118,9 +118,8 @@ def _is_one_launch_faster(tile: _Tile, device: Device) -> bool:
     LayerNorm's backward of 32768 x 4096 took 202 us so, with a second launch 205; RMSNorm's of 8192 x 16384, a program
     of 16 warps for each multiprocessor, 217 and 209; LayerNorm's of 16384 x 5140, bound to 128 registers, 180 and 160.
     """
-    return (
-        tile.warps <= WARPS and tile.programs >= PROGRAMS_PER_MULTIPROCESSOR and tile.registers(device) >= MAX_REGISTERS
-    )
+    is_full = tile.programs * device.multiprocessors >= device.filling
+    return is_full and tile.warps <= WARPS and tile.registers(device) >= MAX_REGISTERS
 
 
 def _block(segment: Segment, space: Space, tile: _Tile, device: Device) -> int:
@@ -135,7 +134,7 @@ def _block(segment: Segment, space: Space, tile: _Tile, device: Device) -> int:
     n = space.reduced
     width = widest(streamed(segment, space), n, device)
     if tile.rows == 1:
-        whole = max(WARP * width * tile.warps, power_of_two(-(-n // MAX_CHUNKS)))
+        whole = max(WARP * width * tile.warps, power_of_two(-(-n // device.measured.rows.chunks)))
         return _chunk(n, whole, least_chunk(narrowest(segment, space), tile.warps, whole), device)
     row = power_of_two(n)
     blocks = [WARP * width >> k for k in range(tuned.halvings) if -(-n // (WARP * width >> k)) <= tuned.chunks]
@@ -154,7 +153,7 @@ def _chunk(n: int, whole: int, least: int, device: Device) -> int:
     tuned = device.measured.row_loops
     half = whole // 2
     for block in (whole, half):
-        if n % block == 0 and n <= block * MAX_CHUNKS:
+        if n % block == 0 and n <= block * device.measured.rows.chunks:
             return block
     few, many = (chunk_widths(n, block, least) for block in (whole, half))
     return half if len(many) <= tuned.few_chunks and len(dict.fromkeys(many)) < len(dict.fromkeys(few)) else whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..device import Device
-from .limits import LONG_WARPS, MANY_VECTORS, MAX_TEAM, WARP, WIDEST_LOAD, power_of_two, vector
+from .limits import LONG_WARPS, MAX_TEAM, WARP, WIDEST_LOAD, power_of_two, vector
 from .resources import resident
 from .schedule import Group, Immediate, Launch, Schedule, Tile
 from .segment import Segment
@@ -24,7 +24,7 @@ def paired_team(segment: Segment, space: Space, device: Device) -> Schedule | No
     if cannot_exchange(segment, space) is not None:
         return None
     vectors = beside(segment, space)
-    if not space.is_inner or len(walked) != 1 or len(vectors) <= MANY_VECTORS or any(map(space.has_x, vectors)):
+    if not space.is_inner or len(walked) != 1 or len(vectors) <= tuned.many or any(map(space.has_x, vectors)):
         return None
     width = vector(walked[0].dtype, n, device)
     if width != WIDEST_LOAD or segment.has_indices:

@@ -14,12 +14,7 @@ from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor
 from .invariant import invariant_row
 from .lagged_group import is_cut_short, late_team
 from .limits import (
-    MANY_VECTORS,
-    MAX_CHUNKS,
-    MAX_COLUMN,
-    MAX_ROW_BYTES,
     MAX_WARPS,
-    SHORT_COLUMN,
     WARP,
     WIDEST_LOAD,
     WIDEST_WARPS,
@@ -45,8 +40,6 @@ from .team import (
 
 UNPACKED = (DataType.BFloat16, DataType.Half)
 """Types that are held two in a word."""
-LONG = 8192
-"""Rows up to this length are read in one go."""
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
@@ -58,25 +51,25 @@ def why_not(segment: Segment, device: Device) -> str | None:
         return "it has no reduction"
     if not rereads(space):
         return "nothing is read again after the reduction"
-    if space.reduced > LONG and takes_one_walk(segment):
+    if space.reduced > device.measured.rows.long and takes_one_walk(segment):
         return "running statistics take one walk over its long rows, which need not be held"
     space = in_columns(segment, space, device)
     if space.grouped:
         return why_not_held(segment, space, device)
-    refusal = too_long(segment, space)
+    refusal = too_long(segment, space, device)
     return refusal and why_not_held(segment, space, device)
 
 
-def too_long(segment: Segment, space: Space) -> str | None:
+def too_long(segment: Segment, space: Space, device: Device) -> str | None:
     """Why the registers of one program do not hold the reduced elements."""
     if not space.is_inner:
-        held = max(len(streamed(segment, space)), 1)
-        if space.reduced * held > MAX_COLUMN:
-            return f"a column of {held} x {space.reduced} elements is longer than {MAX_COLUMN}"
+        held, longest = max(len(streamed(segment, space)), 1), device.measured.columns.longest
+        if space.reduced * held > longest:
+            return f"a column of {held} x {space.reduced} elements is longer than {longest}"
         return None
     row = space.reduced * element_bytes(segment, space)
-    if row > MAX_ROW_BYTES:
-        return f"a row of {space.reduced} elements is {row} bytes of input, more than {MAX_ROW_BYTES}"
+    if row > device.row_bytes:
+        return f"a row of {space.reduced} elements is {row} bytes of input, more than {device.row_bytes}"
     return None
 
 
@@ -89,7 +82,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     held = packed_row(segment, space, device) or paired_team(joined, analysed(joined), device)
     if held is not None:
         return held
-    if too_long(segment, space) is not None:
+    if too_long(segment, space, device) is not None:
         late = late_team(joined, analysed(joined), device, are_few_held=are_few_held(segment, space, device))
         return late or held_by_team(segment, space, device)
     few = invariant_row(segment, space, device)
@@ -111,11 +104,11 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
         r_block = power_of_two(space.reduced)
         if space.reduced * held <= tuned.columns.rows:
             return Schedule(Tile(min(MAX_THREADS, power_of_two(space.kept)), 1))
-        if r_block <= SHORT_COLUMN:
+        if r_block <= tuned.columns.short:
             return Schedule(
                 Tile(power_of_two_within(min(max(tuned.columns.tile // (r_block * held), 16), 256)), r_block)
             )
-        warps = 4 if r_block <= MAX_COLUMN // 2 else 8
+        warps = 4 if r_block <= tuned.columns.longest // 2 else 8
         fits = power_of_two(tuned.columns.tall_tile // (space.reduced * held) + 1) // 2
         columns = power_of_two_within(max(min(fits, tuned.columns.tall_lanes * warps * WARP // (r_block * held)), 16))
         return Schedule(Tile(min(columns, power_of_two(space.kept)), r_block), launch=Launch(warps))
@@ -125,7 +118,7 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
         held = max(held, tuned.rows.drawn)
     width = widest(inputs, n, device)
     if n * held <= tuned.rows.short * WARP:
-        return _several_rows(n, width, is_shared=bool(beside(segment, space)))
+        return _several_rows(n, width, device, is_shared=bool(beside(segment, space)))
     loads = n * held if width > 1 else 2 * n * held  # an element each: more threads have more of them on their way
     if space.phases > tuned.chains.phases:
         return _chain(n, held, loads, width, _rows_alike(segment, space), device)
@@ -135,7 +128,7 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
         warps = _or_four(warps, loads, space.phases, device)
     if held == 1 and n > tuned.rows.narrow * WARP * MAX_WARPS and space.phases == 2:
         warps = WIDEST_WARPS
-    block = max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS)))
+    block = max(warps * WARP * width, power_of_two(-(-n // device.measured.rows.chunks)))
     by_channel = any(map(space.has_x, beside(segment, space)))
     if by_channel and n % block and n % (block // 2) == 0:
         block //= 2  # no masks: the gradient of a group norm of 8 x 320 x 32 x 32, float16, took 8.7 us so, else 10.3
@@ -153,7 +146,7 @@ def _chain(n: int, held: int, loads: int, width: int, alike: int, device: Device
     tuned = device.measured
     few, wanted = (power_of_two(-(-loads // (each * WARP))) for each in (tuned.rows.short, tuned.chains.held))
     warps = min(max(min(few, tuned.chains.warps), wanted), MAX_WARPS)
-    block = min(max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS))), power_of_two(n))
+    block = min(max(warps * WARP * width, power_of_two(-(-n // device.measured.rows.chunks))), power_of_two(n))
     rows = power_of_two(tuned.chains.rows_held * WARP * warps // (n * held) + 1) // 2 if warps < MAX_WARPS else 1
     most = min(2 if n % block else rows, alike)
     return Schedule(Tile(max(min(rows, most), 1), block), launch=Launch(warps))
@@ -188,7 +181,7 @@ def _pair(segment: Segment, space: Space, device: Device) -> Schedule | None:
         not space.is_inner
         or n <= tuned.rows.short * WARP
         or space.phases > tuned.chains.phases
-        or len(beside(segment, space)) <= MANY_VECTORS * len(inputs)
+        or len(beside(segment, space)) <= tuned.pairs.many * len(inputs)
     ):
         return None
     if segment.has_indices or held_values(segment, space, device) != 1:
@@ -265,7 +258,7 @@ def _all_at_once(segment: Segment, space: Space, device: Device) -> Schedule | N
     return Schedule(Tile(1, min(warps * WARP * width, power_of_two(n))), Registers(eager=True), launch=Launch(warps))
 
 
-def _several_rows(n: int, width: int, *, is_shared: bool) -> Schedule:
+def _several_rows(n: int, width: int, device: Device, *, is_shared: bool) -> Schedule:
     """A warp takes whole rows, so that a reduction crosses no warp: chunks of one warp's load.
 
     Two warps take a row where that leaves a thread 8 to 16 values and rows share vectors: LayerNorm of 8192 x 1024,
@@ -277,8 +270,8 @@ def _several_rows(n: int, width: int, *, is_shared: bool) -> Schedule:
     block = min(whole, power_of_two(n))
     while n % block and block * 4 > whole:
         block //= 2
-    if n % block or -(-n // block) > MAX_CHUNKS:
-        block = max(min(whole, power_of_two(n)), power_of_two(-(-n // MAX_CHUNKS)))
+    if n % block or -(-n // block) > device.measured.rows.chunks:
+        block = max(min(whole, power_of_two(n)), power_of_two(-(-n // device.measured.rows.chunks)))
     return Schedule(Tile(max(4 * whole // block, 4), block), launch=Launch(4))
 
 

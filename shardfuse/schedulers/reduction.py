@@ -21,10 +21,7 @@ from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
 from ..ops.table import POINTWISE
 from .finish import finishing, fitting
 from .limits import (
-    MAX_CHUNKS,
     MAX_WARPS,
-    PROGRAMS_PER_MULTIPROCESSOR,
-    SHORT_COLUMN,
     WARP,
     WARPS,
     WIDEST_WARPS,
@@ -33,7 +30,7 @@ from .limits import (
     widest,
 )
 from .looped import down_columns, in_loop
-from .persistent import LONG, in_registers, too_long
+from .persistent import in_registers, too_long
 from .plan import KernelPlan, kernel_name, one_launch
 from .resources import carried, summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
@@ -66,7 +63,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     space = analysed(segment)
     if not (space.is_inner or space.grouped):
         return _columns(segment, space, device)
-    wanted = device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
+    wanted = device.filling
     schedule = in_loop(segment, space, device)
     programs = -(-space.kept // schedule.kept)
     turns = -(-space.reduced // schedule.reduced)
@@ -89,11 +86,11 @@ def propose(segment: Segment, device: Device) -> Schedule:
 def _is_unrolled(segment: Segment, space: Space, device: Device) -> bool:
     """Does no loop walk what is reduced?  Not long rows whose arithmetic takes registers, which would spill."""
     tuned = device.measured.reductions
-    if space.reduced > LONG and _needs_registers(segment):
+    if space.reduced > device.measured.rows.long and _needs_registers(segment):
         return False
     if space.is_inner:
         return space.reduced * max(element_bytes(segment, space), 1) <= tuned.unrolled_bytes
-    return space.reduced <= LONG and too_long(segment, space) is None
+    return space.reduced <= device.measured.rows.long and too_long(segment, space, device) is None
 
 
 def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
@@ -104,7 +101,8 @@ def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
     inputs, n = streamed(segment, space), space.reduced
     width = widest(inputs, n, device)
     each = max(tuned.row_bytes // max(element_bytes(segment, space), 1), 1)
-    warps = min(power_of_two(-(-2 * n // (3 * each * WARP))), MAX_WARPS if n <= LONG else WIDEST_WARPS)
+    most = MAX_WARPS if n <= device.measured.rows.long else WIDEST_WARPS
+    warps = min(power_of_two(-(-2 * n // (3 * each * WARP))), most)
     loads = 1
     if len(inputs) > 1 and warps > 2 * WARPS:
         # fewer registers: the weight gradients of a group norm of 2 x 960 x 96 x 96 took 27 us so, else 36
@@ -113,7 +111,7 @@ def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
     if several > WARPS or n <= WARP * width:
         return in_registers(segment, space, device).sized(kept=max(several, 1))
     rows = max(WARPS // warps, 1)
-    block = max(WARP * width * max(warps, WARPS) * loads // rows, power_of_two(-(-n // MAX_CHUNKS)))
+    block = max(WARP * width * max(warps, WARPS) * loads // rows, power_of_two(-(-n // device.measured.rows.chunks)))
     if loads > 1 and n == 2 * block:
         block = n  # the weight gradients of a group norm of 2 x 640 x 64 x 64: 11.0 us so, in two chunks 12.2
     return Schedule(Tile(rows, min(block, power_of_two(n))), launch=Launch(max(warps, WARPS)))
@@ -123,14 +121,15 @@ def _columns(segment: Segment, space: Space, device: Device) -> Schedule:
     """Tiles of columns, split into as many parts as there are programs wanted."""
     tuned = device.measured.reductions
     inputs = streamed(segment, space)
-    wanted = device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
+    wanted = device.filling
     if space.reduced * max(len(inputs), 1) <= tuned.few_rows:
         lanes = min(MAX_THREADS, power_of_two(space.kept))
         while lanes > WARP * WARPS and space.kept < wanted * lanes:
             lanes //= 2
         return Schedule(Tile(lanes, 1), launch=Launch(WARPS))
     is_stored = any(map(space.has_r, segment.outputs))
-    if space.reduced * max(len(inputs), 1) <= SHORT_COLUMN and not (is_stored or _needs_registers(segment)):
+    is_short = space.reduced * max(len(inputs), 1) <= device.measured.columns.short
+    if is_short and not (is_stored or _needs_registers(segment)):
         return short_columns(inputs, space, device)
     rows = _unaligned_rows(segment, space, device)
     is_wide = rows * space.kept >= tuned.wide_enough

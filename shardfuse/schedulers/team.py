@@ -12,7 +12,6 @@ from ..ir.dtype import DataType
 from ..ir.expr import REDUCTIONS, STATISTICS, Expr
 from .limits import (
     LONG_WARPS,
-    MAX_ROW_BYTES,
     MAX_TEAM,
     MAX_WARPS,
     WARP,
@@ -76,7 +75,7 @@ def in_columns(segment: Segment, space: Space, device: Device) -> Space:
 
 def _is_read_twice(segment: Segment, space: Space, device: Device) -> bool:
     row = space.reduced * element_bytes(segment, space)
-    return space.kept <= device.multiprocessors and row > MAX_ROW_BYTES and not are_few_held(segment, space, device)
+    return space.kept <= device.multiprocessors and row > device.row_bytes and not are_few_held(segment, space, device)
 
 
 def why_not_held(segment: Segment, space: Space, device: Device) -> str | None:
