@@ -65,6 +65,17 @@ def write_unrolled(e: Emitter) -> None:
             e.store(tensor, chunk)
 
 
+def load_and_compute(e: Emitter, wanted: Sequence[BoundTensor], chunks: Iterable[Chunk]) -> None:
+    """The loads of all chunks, then the values of ``wanted`` in each."""
+    chunks = list(chunks)
+    for chunk in chunks:
+        e.load_needed(wanted, chunk)
+    e.out.paragraph()
+    for chunk in chunks:
+        for tensor in wanted:
+            e.value(tensor, chunk)
+
+
 def _has_channels(e: Emitter) -> bool:
     """Are weights one number for a part of the row, another in the next?  Behind stores each would be waited for."""
     loads = [t for t in e.plan.segment.loads if not e.space.is_streamed(t)]

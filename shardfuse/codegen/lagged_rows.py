@@ -25,7 +25,7 @@ from ..ir.expr import BoundTensor
 from ..schedulers.limits import WARP, WARPS
 from ..schedulers.schedule_parts import REGISTERS_OF_A_THREAD
 from .arithmetic import converted
-from .bodies import parts_of, take_whole, write_last_phase
+from .bodies import load_and_compute, parts_of, take_whole, write_last_phase
 from .emitter import Text
 from .group_exchange import collect_late_lines, polled_helpers, post_lines
 from .misaligned import OddRows
@@ -160,12 +160,7 @@ def write_begin(e: Late, chunks: Sequence[Chunk]) -> None:
     if e.is_ahead:
         e.carried = []
         wanted += [t for t in e.plan.segment.inputs if e.space.is_streamed(t)]
-    for chunk in chunks:
-        e.load_needed(wanted, chunk)
-    e.out.paragraph()
-    for chunk in chunks:
-        for tensor in wanted:
-            e.value(tensor, chunk)
+    load_and_compute(e, wanted, chunks)
 
 
 def end_begin(e: Late, parts: list[tuple[DataType, str]]) -> None:

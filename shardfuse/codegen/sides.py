@@ -16,6 +16,7 @@ from math import gcd, prod
 from ..ir.digits import Axis
 from ..ir.layout import local_extent
 from ..schedulers.limits import INT32_LIMIT, power_of_two
+from .bodies import load_and_compute
 from .emitter import Emitter
 from .indexing import dynamic_terms, groups
 from .tile import Chunk, Strides
@@ -80,10 +81,7 @@ def write_flat(e: Emitter) -> None:
     """Loads, math and stores, once."""
     (chunk,) = e.tile.chunks()
     outputs = e.plan.segment.outputs
-    e.load_needed(outputs, chunk)
-    e.out.paragraph()
-    for tensor in outputs:
-        e.value(tensor, chunk)
+    load_and_compute(e, outputs, [chunk])
     e.out.paragraph()
     for tensor in outputs:
         e.store(tensor, chunk)

@@ -13,6 +13,7 @@ from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.row_chunks import chunk_widths, least_chunk
 from .accumulators import accumulator
+from .bodies import load_and_compute
 from .emitter import Emitter
 from .indexing import dynamic_terms, groups
 from .moments import pairs, write_pair
@@ -122,12 +123,7 @@ def _write_row(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored
         reductions = [x for x in e.reductions(phase) if x not in moments.values()]
         due = [x for x in columns if e.space.phase[x.tensors[0]] == phase]
         wanted = [x.tensors[0] for x in (*reductions, *due)] + (list(stored) if phase == last else [])
-        for chunk in chunks:
-            e.load_needed(wanted, chunk)
-        e.out.paragraph()
-        for chunk in chunks:
-            for tensor in wanted:
-                e.value(tensor, chunk)
+        load_and_compute(e, wanted, chunks)
         for expr in due:
             for chunk in chunks:
                 add_up(e, expr, chunk, sums_of(expr, chunk), "x_mask" if e.tile.x_masked else "")

@@ -11,6 +11,7 @@ import torch
 
 from ..errors import ModuleInputError, PlacementError, ShardfuseError
 from ..executor.agreement import failures_told
+from ..executor.aliasing import apart
 from ..executor.plain_arguments import waited
 from ..executor.uncompiled import uncompiled
 from ..frontend import FusionDefinition
@@ -26,7 +27,7 @@ from .promising import PromisingModule
 from .saved_versions import Watched, check_unchanged, watch
 from .second_derivatives import Once
 from .settings import Setting, printed
-from .shaping import Shaping, apart
+from .shaping import Shaping
 from .tensor_kinds import in_functorch, is_traced, is_wrapped, metadata_of, modes
 from .timer import FusionTimer
 

@@ -14,7 +14,7 @@ after, ``split`` telling programs apart::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -32,7 +32,7 @@ from .resources import carried, element_of, row_loop_fits, stages
 from .row_chunks import chunk_widths, least_chunk
 from .row_loop_schedule import is_in_pairs, late_walk, why_no_late_walk
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
-from .segment import Segment, leading_to
+from .segment import Segment, leading_to, segment_of
 from .space import (
     Atoms,
     Space,
@@ -308,24 +308,20 @@ def _finishes(
     found: list[list[BoundTensor]] = []
     for t in mixed.after:
         for group in found:
-            if _why_no_finish(_leading(cut, [*group, t]), device) is None:
+            if _why_no_finish(segment_of(cut, [*group, t]), device) is None:
                 group.append(t)
                 break
         else:
-            reason = _why_no_finish(_leading(cut, [t]), device)
+            reason = _why_no_finish(segment_of(cut, [t]), device)
             if reason is not None:
                 return f"what follows the column sums is no reduction: {reason}"
             found.append([t])
-    return [_leading(cut, group) for group in found]
+    return [segment_of(cut, group) for group in found]
 
 
 def _why_no_finish(segment: Segment, device: Device) -> str | None:
     """``None`` too where there is a single partial result of each column."""
     return reduction.why_not(segment, device) and pointwise.why_not(segment, device)
-
-
-def _leading(exprs: Iterable[Expr], wanted: Sequence[BoundTensor]) -> Segment:
-    return Segment.of(leading_to(exprs, wanted), wanted)
 
 
 # registers

@@ -17,7 +17,7 @@ from dataclasses import replace
 from ..device import LEAST_COPY, MAX_THREADS, Device
 from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
-from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
+from ..ir.expr import DRAWS, BoundTensor, Expr
 from ..ops.table import POINTWISE
 from .finish import finishing, fitting
 from .limits import (
@@ -34,7 +34,7 @@ from .persistent import in_registers, too_long
 from .plan import KernelPlan, kernel_name, one_launch
 from .resources import carried, summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
-from .segment import Segment, leading_to
+from .segment import Segment, leading_to, segment_of
 from .short_columns import run_of, short_columns
 from .space import Space, analyse, analysed, beside, element_bytes, rereads, stored_atoms, streamed
 from .split_k import evenly, in_full_turns, in_parts, is_for_one
@@ -229,7 +229,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
         assert wider is not None, space
         space = wider
     split = Digit(Root("split", schedule.parts), 1, schedule.parts)
-    partials = {e: _workspace(e, space, split) for e in segment.exprs if _reduces(e, space)}
+    partials = {e: _workspace(e, space, split) for e in segment.exprs if space.reduces(e)}
     first = _first(segment, space, partials)
     second = _second(segment, space, partials)
     second_space = analysed(second)
@@ -246,10 +246,6 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     if not schedule.is_one_launch or (shares and second_space.x != space.x):
         return plans
     return (one_launch("reduction", segment, plans, shares=shares),)
-
-
-def _reduces(expr: Expr, space: Space) -> bool:
-    return expr.op in REDUCTIONS and space.has_r(expr.tensors[0]) and not space.has_r(expr.output)
 
 
 def _workspace(expr: Expr, space: Space, split: Digit) -> BoundTensor:
@@ -283,4 +279,4 @@ def _second(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -
     gone = (0, *(k for k, a in enumerate(space.x, 1) if all(a not in space.atoms[e.output] for e in partials)))
     finished = {e.output: Expr(e.op, (w,), (e.output,), {"axes": gone}) for e, w in partials.items()}
     cut = [finished.get(e.output, e) for e in segment.exprs]
-    return Segment.of(leading_to(cut, kept), kept)
+    return segment_of(cut, kept)

@@ -83,6 +83,10 @@ class Space:
     def has_x(self, tensor: BoundTensor) -> bool:
         return not self.atoms[tensor].isdisjoint(self.x)
 
+    def reduces(self, expr: Expr) -> bool:
+        """Is it a reduction over elements of r?"""
+        return expr.op in REDUCTIONS and self.has_r(expr.tensors[0]) and not self.has_r(expr.output)
+
     def is_walked(self, tensor: BoundTensor) -> bool:
         """Does it change as a program walks on?"""
         return not self.atoms[tensor].isdisjoint(self.walked)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ..device import LINE_BYTES, Device
 from ..ir.dtype import DataType
-from ..ir.expr import REDUCTIONS, STATISTICS, Expr
+from ..ir.expr import STATISTICS, Expr
 from .limits import (
     LONG_WARPS,
     MAX_TEAM,
@@ -31,12 +31,8 @@ _EXCHANGED_BYTES = 16
 
 def cannot_exchange(segment: Segment, space: Space) -> str | None:
     """Why the programs of a team cannot finish the reductions of ``segment``."""
-    wide = next((e.output for e in segment.exprs if _is_reduction(e, space) and not _is_one_word(e)), None)
+    wide = next((e.output for e in segment.exprs if space.reduces(e) and not _is_one_word(e)), None)
     return None if wide is None else f"{wide} is accumulated in 64 bits, a word of an exchange holds 32"
-
-
-def _is_reduction(expr: Expr, space: Space) -> bool:
-    return expr.op in REDUCTIONS and space.has_r(expr.tensors[0]) and not space.has_r(expr.output)
 
 
 def _is_one_word(expr: Expr) -> bool:
