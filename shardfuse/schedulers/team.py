@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from ..device import LINE_BYTES, Device
 from ..ir.dtype import DataType
-from ..ir.expr import STATISTICS, Expr
+from ..ir.expr import Expr
+from ..ir.op import Statistic
 from .limits import (
     LONG_WARPS,
     MAX_TEAM,
@@ -133,7 +134,7 @@ def are_few_held(segment: Segment, space: Space, device: Device) -> bool:
     The same for a segment whose statistics are joined, of which two reads are one.
     """
     tuned = device.measured.groups
-    reads = space.phases + any(e.op in STATISTICS for e in segment.exprs)
+    reads = space.phases + any(isinstance(e.op, Statistic) for e in segment.exprs)
     if space.grouped or reads <= 2 or space.kept > device.multiprocessors or len(streamed(segment, space)) != 1:
         return False
     return space.reduced <= tuned.few_members * LONG_WARPS * WARP * tuned.few_held
