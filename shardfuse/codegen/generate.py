@@ -21,7 +21,7 @@ from .mesh_exchange import head_lines as table_lines
 from .mesh_exchange import loop_lines, table_words
 from .misaligned import Aligned, is_last_masked, last_masked, with_access
 from .packed import OddPacked, Packed
-from .pipelined_row_loop import LateWalk, teams_of, write_late_walk
+from .pipelined_row_loop import LateWalk, teams_of, write_lagged_loop
 from .sending import Sending
 from .sending_rows import SendingRows, rows_head_lines
 from .sides import Sided, rows_index, turned_index, write_flat
@@ -110,7 +110,7 @@ def _emitted(
     e.tile.x_masked &= not is_whole
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if isinstance(e, LateWalk):
-        write_late_walk(e)
+        write_lagged_loop(e)
     elif isinstance(e, Walk):
         write_walk(e)
     elif isinstance(e, Sided):

@@ -69,7 +69,7 @@ class LateWalk(Late, Walk):
         return [f"    {row.suffix[1:]} = {text}" for row, text in zip(self.rows, texts, strict=True)]
 
 
-def write_late_walk(e: LateWalk) -> None:
+def write_lagged_loop(e: LateWalk) -> None:
     """What stands before the walk, both parts of a turn, and the stores of the sums."""
     chunks, columns = e.chunks(), e.columns()
     stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ..device import Device
 from ..ir.expr import BoundTensor
 from ..ir.op import Iota, Random, is_statistic
-from .lagged_group import late_team
+from .lagged_group import lagged_group
 from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, power_of_two, widest
 from .online_reductions import online, takes_one_walk
 from .pairs import paired_team
@@ -44,7 +44,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
         and rereads(again)
         and cannot_exchange(segment, space) is None
     ):
-        held = paired_team(joined, again, device) or late_team(joined, again, device)
+        held = paired_team(joined, again, device) or lagged_group(joined, again, device)
         if held is not None:
             return held
     space = in_columns(segment, space, device)

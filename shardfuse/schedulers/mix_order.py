@@ -31,7 +31,7 @@ from .limits import MAX_WARPS, WARP, WARPS, power_of_two, widest
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
 from .resources import carried, element_of, row_loop_fits, stages
 from .row_chunks import chunk_widths, least_chunk
-from .row_loop_schedule import is_in_pairs, late_walk, why_no_late_walk
+from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
 from .segment import Segment, leading_to, segment_of
 from .space import (
@@ -73,7 +73,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
         return finishes
     if _tile(segment, mixed, device) is not None:
         return None
-    refusal = why_no_late_walk(segment, mixed.space, mixed.columns, device)
+    refusal = why_no_lagged_loop(segment, mixed.space, mixed.columns, device)
     if refusal is None:
         return None
     registers = _registers(segment, mixed, keeps=False)
@@ -92,7 +92,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     n = space.reduced
     tile = _tile(segment, mixed, device)
     if tile is None or (not tile.keeps and is_in_pairs(segment, space, mixed.columns, device)):
-        return late_walk(segment, space, mixed.columns, device)
+        return lagged_row_loop(segment, space, mixed.columns, device)
     walked = prod(a.extent for a in space.walked)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)

@@ -13,7 +13,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.op import Random, Reduce
 from .invariant import invariant_row
-from .lagged_group import is_cut_short, late_team
+from .lagged_group import is_cut_short, lagged_group
 from .limits import (
     MAX_WARPS,
     WARP,
@@ -84,7 +84,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     if held is not None:
         return held
     if too_long(segment, space, device) is not None:
-        late = late_team(joined, analysed(joined), device, are_few_held=are_few_held(segment, space, device))
+        late = lagged_group(joined, analysed(joined), device, are_few_held=are_few_held(segment, space, device))
         return late or held_by_team(segment, space, device)
     few = invariant_row(segment, space, device)
     few = few or _all_at_once(segment, space, device) or _pair(segment, space, device)
