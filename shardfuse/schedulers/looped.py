@@ -19,16 +19,14 @@ from .plan import KernelPlan, kernel_name
 from .resources import within_shared
 from .schedule import Access, Launch, Loop, Schedule, Tile
 from .segment import Segment
-from .space import Space, analyse, analysed, element_bytes, may_align_down, rereads, streamed
+from .space import Space, analyse_reduction, analysed, element_bytes, may_align_down, rereads, streamed
 from .team import cannot_exchange, columns_of, in_columns, looping_team
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` has no loop over reduced elements; ``None`` where it has."""
-    space = analyse(segment)
-    if isinstance(space, str):
-        return space
-    return None if space.r else "it has no reduction"
+    space = analyse_reduction(segment)
+    return space if isinstance(space, str) else None
 
 
 def propose(segment: Segment, device: Device) -> Schedule:

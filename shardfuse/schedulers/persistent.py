@@ -30,7 +30,17 @@ from .plan import KernelPlan, kernel_name
 from .resources import held_values
 from .schedule import Access, Launch, Registers, Schedule, Tile
 from .segment import Segment, leading_to
-from .space import Space, analyse, analysed, beside, element_bytes, may_align_down, rereads, run_below, streamed
+from .space import (
+    Space,
+    analyse_reduction,
+    analysed,
+    beside,
+    element_bytes,
+    may_align_down,
+    rereads,
+    run_below,
+    streamed,
+)
 from .team import (
     are_few_held,
     columns_held_by_team,
@@ -45,11 +55,9 @@ UNPACKED = (DataType.BFloat16, DataType.Half)
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not persistent; ``None`` where it is."""
-    space = analyse(segment)
+    space = analyse_reduction(segment)
     if isinstance(space, str):
         return space
-    if not space.r:
-        return "it has no reduction"
     if not rereads(space):
         return "nothing is read again after the reduction"
     if space.reduced > device.measured.rows.long and takes_one_walk(segment):

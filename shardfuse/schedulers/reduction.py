@@ -37,7 +37,7 @@ from .resources import carried, summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
 from .segment import Segment, leading_to, segment_of
 from .short_columns import run_of, short_columns
-from .space import Space, analyse, analysed, beside, element_bytes, rereads, stored_atoms, streamed
+from .space import Space, analyse_reduction, analysed, beside, element_bytes, rereads, stored_atoms, streamed
 from .split_k import evenly, in_full_turns, in_parts, is_for_one
 
 _TANH = Pointwise("tanh")
@@ -48,11 +48,9 @@ of GELU, 32768 x 4096 of bfloat16, took 446 us so on an H200, else 524."""
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is no plain reduction; ``None`` where it is."""
-    space = analyse(segment)
+    space = analyse_reduction(segment)
     if isinstance(space, str):
         return space
-    if not space.r:
-        return "it has no reduction"
     if rereads(space):
         again = next(t for t, phase in space.phase.items() if phase and space.has_r(t))
         return f"{again} needs reduced elements again after a reduction"
