@@ -153,9 +153,15 @@ def _share(scheduler: str, region: Region) -> float:
 def border_us(region: Region) -> float:
     """Of what would stay in registers if Inductor had all: written by one side, read by the other.
 
-    What is read behind a matrix product that rests on it, as a residual is, Inductor stores as well.
+    What is read behind a matrix product that rests on it, as a residual is, Inductor stores as well.  Of an input that
+    others read, too, it saves the reading.
     """
-    moved = sum(nbytes(n) for n in region.inputs if is_fusable(n))
+    moved = 0
+    for n in region.inputs:
+        made = _made_by(n)
+        if is_fusable(made) and not _is_read_behind(region, made):
+            is_own = all(u in region.nodes or u in region.again or is_view(u) for u in made.users)
+            moved += (2 if is_own else 1) * nbytes(n)
     far = _behind_others(region)
     for n in region.outputs:
         readers = [u for u in n.users if u not in region.nodes]
@@ -164,6 +170,32 @@ def border_us(region: Region) -> float:
             moved += (2 if len(near) == len(readers) else 1) * nbytes(n)
     kernels = KERNEL_US if moved else 0.0
     return kernels + moved / BYTES_PER_US
+
+
+def _made_by(n: Node) -> Node:
+    """What computes the elements of ``n``, which may be a view of it."""
+    while is_view(n):
+        n = cast(Node, n.args[0])
+    return n
+
+
+def _is_read_behind(region: Region, source: Node) -> bool:
+    """Does ``region`` also wait for something that is no pointwise op and rests on ``source``?"""
+    inside = dict.fromkeys((*region.nodes, *region.again))
+    held = {source: False}  # of what rests on it: does a path to it lead through another kernel?
+    n, last = source, max(region.nodes)
+    while n < last:
+        n = n.next
+        behind = [a for a in n.all_input_nodes if a in held]
+        if not behind:
+            continue
+        is_far = any(held[a] for a in behind)
+        if n in inside:
+            if is_far:
+                return True
+            continue
+        held[n] = is_far or not (is_fusable(n) or is_view(n))
+    return False
 
 
 def _behind_others(region: Region) -> dict[Node, None]:
