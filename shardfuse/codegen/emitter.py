@@ -40,9 +40,13 @@ class Text:
 
 
 class Emitter:
-    """Writes one kernel's body for one rank.  ``reads_r``: has an offset of this turn of a loop the index r in it?"""
+    """Writes one kernel's body for one rank.  ``reads_r``: has an offset of this turn of a loop the index r in it?
+
+    ``is_whole``: for programs that have no elements too many, and none behind the end of a window.
+    """
 
     reads_r = False
+    is_whole = False
 
     def __init__(
         self,
@@ -131,6 +135,7 @@ class Emitter:
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         window, dtype = self.tile.windows.get(tensor), tensor.dtype.compute
         inside = window.conditions(partial(self.index_text, chunk), partial(self.tile.part, chunk)) if window else []
+        inside = [] if self.is_whole else inside
         if inside is None:
             return Text(f"tl.full([], 0, {TRITON_TYPE[dtype]})", dtype, False, False)
         if inside:

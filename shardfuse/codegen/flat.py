@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from math import gcd
 
+from .cut_rows import in_branches
 from .emitter import Emitter
 
 
@@ -28,17 +29,4 @@ def is_last_masked(e: Emitter) -> bool:
 
 def last_masked(whole: Emitter, masked: list[str], size: str) -> list[str]:
     """``masked`` for the last program, what ``whole`` has written for the others."""
-    lines = [*whole.head.lines, "", *whole.out.lines]
-    return [
-        "",
-        f"    if tl.program_id(0) < {size} // {whole.tile.x_block}:",
-        *_within(lines),
-        "    else:",
-        *_within(masked),
-    ]
-
-
-def _within(lines: list[str]) -> list[str]:
-    """A branch of ``lines``, without blank ones at the ends."""
-    text = "\n".join(f"    {line}" if line else "" for line in lines).strip("\n")
-    return text.split("\n")
+    return in_branches(f"tl.program_id(0) < {size} // {whole.tile.x_block}", whole, masked)

@@ -16,6 +16,7 @@ from .access import with_access
 from .aligned import Aligned
 from .bodies import write_loops, write_packed, write_unrolled
 from .emitter import Emitter
+from .cut_rows import in_branches, where_whole
 from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
 from .flat import is_last_masked, last_masked
 from .late import Late, late_lines, write_late
@@ -101,6 +102,9 @@ def _parts(
     elif is_last_masked(e):
         whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
         body = last_masked(whole, body, X_SIZE)
+    elif (test := where_whole(e)) is not None:
+        whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
+        body = in_branches(test, whole, body)
     launch = plan.schedule.launch
     return Parts(
         plan.name, _comments(e), e.helpers, tuple(parameters), tuple(not_specialised), _joined(preamble + body),
@@ -116,6 +120,7 @@ def _emitted(
     coordinates = _coordinates(plan, rank)
     e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
     e.tile.x_masked &= not is_whole
+    e.is_whole = is_whole
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if isinstance(e, LateWalk):
         write_late_walk(e)

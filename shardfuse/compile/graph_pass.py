@@ -24,6 +24,7 @@ from ..frontend.explain import Explanation, explain_plan
 from .cost import Cost, cost_of, why_never
 from .errors import CompileOptionError
 from .ledger import RegionReport, note
+from .padded import share_pads
 from .published import publish
 from .region_op import Program, program_of
 from .region_times import module_of
@@ -92,6 +93,7 @@ class _Weighed:
 
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
+    share_pads(graph)
     regions, _ = regions_of(graph)
     weighed = [_weigh(region, take) for region in regions]
     kind = "backward" if any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder")) else "forward"
