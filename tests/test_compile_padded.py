@@ -32,7 +32,7 @@ def test_a_slice_that_is_all_that_is_read_is_an_input() -> None:
     check(f, [x, w], n=4)
     (text,) = texts(f, x, w)
     assert "slice" not in text
-    assert list(program_of(text).fd.fusion.inputs[0].shape) == [6, 13]
+    assert "shape=[6, 13]" in text
 
 
 def test_slices_of_what_is_read_whole_stay_inside() -> None:
@@ -156,6 +156,7 @@ def picked(labels: torch.Tensor, scale: torch.Tensor, keepdim: bool = True) -> t
 @pytest.mark.parametrize("keepdim", [False, True])
 def test_a_sum_of_one_element_of_each_row_walks_over_none(keepdim: bool) -> None:
     labels, scale = torch.tensor([0, 6, 3, -100, 7]), numbers(5)
+    scale[1] = 0.0
 
     def f(labels: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total, rows = picked(labels, scale, keepdim)

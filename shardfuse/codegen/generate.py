@@ -103,7 +103,7 @@ def _parts(
         whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
         body = last_masked(whole, body, X_SIZE)
     elif (test := where_whole(e)) is not None:
-        whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
+        whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True, is_before_ends=True)
         body = in_branches(test, whole, body)
     launch = plan.schedule.launch
     return Parts(
@@ -114,13 +114,16 @@ def _parts(
 
 def _emitted(
     plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None,
-    is_whole: bool = False,
+    is_whole: bool = False, is_before_ends: bool = False,
 ) -> Emitter:  # fmt: skip
-    """An emitter that has written the body of ``plan``; ``is_whole``: for programs that have no elements too many."""
+    """An emitter that has written the body of ``plan``.
+
+    ``is_whole``: for programs that have no elements too many.  ``is_before_ends``: nor any behind a window's end.
+    """
     coordinates = _coordinates(plan, rank)
     e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
     e.tile.x_masked &= not is_whole
-    e.is_whole = is_whole
+    e.is_before_ends = is_before_ends
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if isinstance(e, LateWalk):
         write_late_walk(e)

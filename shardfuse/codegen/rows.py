@@ -50,7 +50,7 @@ class Rows(Emitter):
         return [*row, *x], bool(x), False
 
     def masks(self, in_x: bool, in_r: bool, chunk: Chunk) -> list[str]:
-        return ["x_mask"] if in_x and self.along % self.block and not self.is_whole else []
+        return ["x_mask"] if in_x and self.along % self.block and not self.is_before_ends else []
 
 
 def rows_index(e: Rows) -> list[str]:

@@ -43,6 +43,9 @@ GROUP_SHARE, GROUP_BESIDE_SHARE = 0.55, 0.25
 """Of rows of several axes, as a group's channels and pixels are; with values for each channel and sample beside."""
 SCATTERED_SHARES = {"persistent": 0.2, "looped": 0.5}
 """Of such rows in channels-last."""
+TURNED_SHARE = 0.25
+"""Of kernels whose tensors have elements side by side along different axes, as a dropout's mask that is contiguous has
+beside a convolution's gradients in channels-last: 0.15 to 0.27, where Inductor's took as long or half of that."""
 OPS_PER_US = 2.4e7
 """Of shardfuse's kernels: gradients of GELU and a bias, 34 million elements, took 56 us, where bytes would take 55."""
 PERSISTENT_ROW = 1024
@@ -139,6 +142,24 @@ def _ours(plan: Explanation, region: Region) -> float:
 
 
 def _share(scheduler: str, region: Region) -> float:
+    share = _share_by_rows(scheduler, region)
+    return min(share, TURNED_SHARE) if _is_turned(region) else share
+
+
+def _is_turned(region: Region) -> bool:
+    """Are tensors of one shape, the largest, contiguous along different axes?"""
+    found = [tensor_of(n) for n in (*region.inputs, *region.outputs)]
+    sizes = [tuple(map(hinted, t.shape)) for t in found]
+    largest = max(map(math.prod, sizes), default=0)
+    inmost: dict[tuple[int, ...], set[int]] = {}
+    for t, size in zip(found, sizes, strict=True):
+        fastest = [d for d, n in enumerate(size) if n > 1 and hinted(t.stride(d)) == 1]
+        if 2 * math.prod(size) >= largest and fastest:
+            inmost.setdefault(size, set()).add(fastest[-1])
+    return any(len(axes) > 1 for axes in inmost.values())
+
+
+def _share_by_rows(scheduler: str, region: Region) -> float:
     if any(_kernel_of(n).is_scattered for n in region.reductions):
         return SCATTERED_SHARES.get(scheduler, SHARE_OF_COPY[scheduler])
     grouped = [k for n in region.reductions if _is_grouped(n) and (k := _kernel_of(n)).reduced > PERSISTENT_ROW]

@@ -57,6 +57,7 @@ def one_of_each_row(t: Translation, node: Node) -> TensorView | None:
     found = t.ops.where(inside, value, 0.0)
     for scale in reversed(scales):
         found = t.ops.mul(found, scale)
+    found = t.ops.add(found, 0.0)  # the other elements' sum: no zero of a row is below 0
     return found if argument(node, 2, "keepdim", False) else t.ops.squeeze(found, [at])
 
 
