@@ -17,7 +17,7 @@ from ..ir.digits import Axis
 from ..ir.layout import local_extent
 from .emitter import Emitter
 from .rows import Rows
-from .windows import Bound
+from .window_loads import Bound
 
 
 def where_whole(e: Emitter) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -14,30 +14,20 @@ from ..ops.promotion import types
 from ..ops.table import POINTWISE
 from ..schedulers.plan import KernelPlan
 from . import narrow
+from .accumulators import HELPERS, Accumulator, accumulator
 from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, pointwise_form
 from .draw import draw
 from .few_bytes import in_few
 from .functions import number_text, own_functions
 from .hints import hint
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
-from .reduction import HELPERS, Accumulator, accumulator
 from .rounding import is_rounded_apart, may_be_rough
 from .runs import in_runs
-from .source import Writer
+from .source import Text, Writer
 from .tile import R_SIZE, Chunk, Piece, Strides, Tile
-from .windows import Window
+from .window_loads import Window
 
 _ALIASES = (*VIEWS, "set")
-
-
-@dataclass(frozen=True)
-class Text:
-    """A value: its text, the type it is carried in, and whether it has lanes along x and along r."""
-
-    text: str
-    dtype: DataType
-    has_x: bool
-    has_r: bool
 
 
 class Emitter:

@@ -9,6 +9,7 @@ residual, a dropout and a norm of 8192 x 1024 took 61 us on an H200 so, and 70 b
 
 from __future__ import annotations
 
+from ..device import LEAST_COPY
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from .tile import Chunk, Tile
@@ -25,7 +26,7 @@ def in_few(tile: Tile, tensor: BoundTensor, chunk: Chunk, pointer: str) -> str:
     others = [t.dtype.itemsize for t in plan.segment.loads if t.dtype.itemsize > 1 and space.is_streamed(t)]
     if not others:
         return pointer
-    width = max(plan.device.access_bytes // min(others), LEAST)
+    width = max(plan.device.access_bytes // min(others), LEAST_COPY)
     strides, along = tile.strides[tensor], bool(space.r) and tile.is_inner
     runs = tile.r_groups(strides) if along else tile.x_groups(strides)
     block = (chunk.block or schedule.reduced) if along else tile.x_block
@@ -36,7 +37,3 @@ def in_few(tile: Tile, tensor: BoundTensor, chunk: Chunk, pointer: str) -> str:
     start, offset = pointer.split(" + ", 1)
     shape = f"[1, {width}]" if tile.x_lanes and tile.r_lanes else str(width)
     return f"{start} + tl.max_contiguous({offset}, {shape})"
-
-
-LEAST = 4
-"""Bytes of the narrowest load: a copy ahead of time has no fewer."""

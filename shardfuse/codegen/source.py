@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Scalar
 from ..schedulers.schedule import Schedule
 
@@ -134,3 +135,13 @@ def tuple_of(target: str, values: Sequence[str]) -> list[str]:
     if len(whole) <= MARGIN:
         return [whole]
     return [f"    {target} = (", *(f"        {v}," for v in values), "    )"]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A value: its text, the type it is carried in, and whether it has lanes along x and along r."""
+
+    text: str
+    dtype: DataType
+    has_x: bool
+    has_r: bool

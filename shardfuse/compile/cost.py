@@ -17,8 +17,9 @@ import torch
 from torch.fx import Node
 
 from ..frontend.explain import Explanation
-from .regions import Region, is_fusable, nbytes
-from .table import aten_ops, is_view
+from .aten_table import aten_ops
+from .region_border import border_bytes
+from .regions import Region, nbytes
 from .translation import argument, hinted, tensor_of
 
 BYTES_PER_US = 4.3e6
@@ -116,7 +117,9 @@ def cost_of(region: Region, plan: Explanation, *, has_cuda_graphs: bool, is_mix_
     inductor, kernels = inductor_us(region, is_mix_order=is_mix_order)
     launches = max(plan.kernels, 1) + 1 - kernels
     host = 0.0 if has_cuda_graphs else HOST_US * max(launches, 0)
-    return Cost(_ours(plan, region), inductor, border_us(region), host)
+    moved = border_bytes(region)
+    border = KERNEL_US + moved / BYTES_PER_US if moved else 0.0
+    return Cost(_ours(plan, region), inductor, border, host)
 
 
 def why_never(plan: Explanation) -> str | None:
@@ -169,76 +172,6 @@ def _share_by_rows(scheduler: str, region: Region) -> float:
     sizes = [math.prod(map(hinted, tensor_of(n).shape)) for n in region.inputs]
     beside = [n for n in sizes if kept < n < max(sizes) and n % kept == 0 and kept > 1]
     return GROUP_BESIDE_SHARE if any(4 * n < max(sizes) for n in beside) else GROUP_SHARE
-
-
-def border_us(region: Region) -> float:
-    """Of what would stay in registers if Inductor had all: written by one side, read by the other.
-
-    What is read behind a matrix product that rests on it, as a residual is, Inductor stores as well.  Of an input that
-    others read, too, it saves the reading.
-    """
-    moved = 0
-    for n in region.inputs:
-        made = _made_by(n)
-        if is_fusable(made) and not _is_read_behind(region, made):
-            is_own = all(u in region.nodes or u in region.again or is_view(u) for u in made.users)
-            moved += (2 if is_own else 1) * nbytes(n)
-    far = _behind_others(region)
-    for n in region.outputs:
-        readers = [u for u in n.users if u not in region.nodes]
-        near = [u for u in readers if is_fusable(u) and u not in far]
-        if near:
-            moved += (2 if len(near) == len(readers) else 1) * nbytes(n)
-    kernels = KERNEL_US if moved else 0.0
-    return kernels + moved / BYTES_PER_US
-
-
-def _made_by(n: Node) -> Node:
-    """What computes the elements of ``n``, which may be a view of it."""
-    while is_view(n):
-        n = cast(Node, n.args[0])
-    return n
-
-
-def _is_read_behind(region: Region, source: Node) -> bool:
-    """Does ``region`` also wait for something that is no pointwise op and rests on ``source``?"""
-    inside = dict.fromkeys((*region.nodes, *region.again))
-    held = {source: False}  # of what rests on it: does a path to it lead through another kernel?
-    n, last = source, max(region.nodes)
-    while n < last:
-        n = n.next
-        behind = [a for a in n.all_input_nodes if a in held]
-        if not behind:
-            continue
-        is_far = any(held[a] for a in behind)
-        if n in inside:
-            if is_far:
-                return True
-            continue
-        held[n] = is_far or not (is_fusable(n) or is_view(n))
-    return False
-
-
-def _behind_others(region: Region) -> dict[Node, None]:
-    """Readers of what the region gives that also wait for something that is no pointwise op and rests on the region."""
-    readers = {u: None for n in region.outputs for u in n.users if u not in region.nodes}
-    held: dict[Node, bool] = {}  # of what rests on the region: does a path to it lead through another kernel?
-    inside = dict.fromkeys((*region.nodes, *region.outside))
-    found: dict[Node, None] = {}
-    n = region.nodes[0]
-    last = max(readers, default=n)
-    while n < last:
-        n = n.next
-        if n in inside:
-            continue
-        behind = [a for a in n.all_input_nodes if a in held]
-        if not behind and not any(a in inside for a in n.all_input_nodes):
-            continue
-        is_far = any(held[a] for a in behind)
-        if is_far and n in readers:
-            found[n] = None
-        held[n] = is_far or not (is_fusable(n) or is_view(n) or n.target is operator.getitem)
-    return found
 
 
 # --- Inductor ----------------------------------------------------------------------------------------------

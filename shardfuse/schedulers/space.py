@@ -11,22 +11,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
-from ..device import Device
+from ..device import WARP, Device
 from ..ir.digits import Axis, CutError, Digit, Root, extent, refine, root_of
 from ..ir.dtype import DataType
 from ..ir.expr import FACTORIES, OF_RANK, PICK, REDUCTIONS, STATISTICS, VIEWS, BoundTensor, Expr, Scalar
 from ..ops.promotion import why_no_text
 from ..ops.table import POINTWISE
-from .limits import is_odd
+from .limits import WARPS, is_odd
 from .segment import Segment
 
 INVARIANT_ROWS = 8192
 """Kept elements for which the schedules of an invariant space are made, whatever their number."""
-
-LEAST_ROW_ANEW = 128
-"""Elements side by side of a row that may be reduced anew for others beside it: a warp's wide load at least.  The sums
-of 10 channels behind those of 64 x 64 pixels, made anew for each pixel, took a group norm's gradient of 16 x 320
-channels from 45 to 147 us, in channels-last to 497."""
 
 
 @dataclass(frozen=True)
@@ -268,16 +263,16 @@ def _ordered(
             return f"{out} lacks {listed(reduced - atoms[out])}"
     if reduced and all(own != every for own in atoms.values()):
         return f"no tensor has all of {listed(every)}: what is reduced would be reduced anew for each"
-    anew = _reduced_anew(segment, atoms, reduced, kept)
     # Where nothing is reduced the order of the writes decides, else that of the reads.
     first = (segment.loads, segment.outputs) if reduced else (segment.outputs, segment.loads)
     candidates = (*first[0], *first[1])
     order = storage_order(candidates, atoms, pieces, reduced)
     order[:0] = sorted(every - frozenset(order), key=str)
     is_inner = bool(order) and order[-1] in reduced
-    if anew and not (is_inner and prod(a.extent for a in reduced) >= LEAST_ROW_ANEW):
-        return f"what it reduces lacks {listed(anew)}, and would be reduced anew for each"
     x, r = tuple(a for a in order if a in kept), tuple(a for a in order if a in reduced)
+    anew = _reduced_anew(segment, atoms, reduced, kept)
+    if anew and not (is_inner and prod(a.extent for a in r) >= WARPS * WARP):
+        return f"what it reduces lacks {listed(anew)}, and would be reduced anew for each"
     inside = next((k for k, a in enumerate(reversed(order)) if a in kept), 0)
     return Space(x, r, atoms, pieces, phase, is_inner, inside=inside)
 
@@ -285,7 +280,11 @@ def _ordered(
 def _reduced_anew(
     segment: Segment, atoms: Mapping[BoundTensor, frozenset[Digit]], reduced: frozenset[Digit], kept: frozenset[Digit]
 ) -> frozenset[Digit]:
-    """Kept atoms that nothing of what is reduced has: a sum over channels of what pixels have been added up to, say."""
+    """Kept atoms that nothing of what is reduced has: a sum over channels of what pixels have been added up to, say.
+
+    Long rows may be reduced anew for others beside them.  The sums of 10 channels behind those of 64 x 64 pixels, made
+    anew for each pixel, took a group norm's gradient of 16 x 320 channels from 40 to 147 us on an H200.
+    """
     sums = [e for e in segment.exprs if e.op != "window" and lost(e, atoms)]
     held = frozenset[Digit]().union(*(atoms[t] for e in sums for t in e.tensors))
     return kept - held if reduced else frozenset()

@@ -46,7 +46,7 @@ def test_the_last_block_of_a_row_has_the_mask(columns: int, behind: int, sums: b
     (source,) = sources(fd, [x, rows])
     assert "    else:" in source
     assert "tl.load(T0_ptr" in source.split("    else:")[0].split("if tl.program_id(0)")[1]
-    assert "mask" not in [line for line in source.split("    else:")[0].splitlines() if "T0_ptr +" in line][0]
+    assert "mask" not in next(line for line in source.split("    else:")[0].splitlines() if "T0_ptr +" in line)
 
 
 def test_short_rows_and_other_windows_have_masks_alone() -> None:
@@ -68,5 +68,3 @@ def sources(fd: FusionDefinition, inputs: list[torch.Tensor]) -> list[str]:
     shapes = [tuple(x.shape) for x in inputs]
     plan = fd.fec.plan(dict(zip(fd.fec.tensors(), shapes, strict=True)))
     return [s.text for s in sources_of(plan, inputs)]
-
-
