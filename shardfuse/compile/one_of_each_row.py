@@ -89,9 +89,10 @@ def _is_iota(n: Node, at: int, shape: torch.Size) -> bool:
         return False
     while n.target in _VIEWS:
         n = cast(Node, n.args[0])
-    made = tensor_of(n).shape
-    is_counted = n.target is prims.iota.default and (n.kwargs.get("start"), n.kwargs.get("step")) == (0, 1)
-    return is_counted and list(made) == [shape[at]] and [k for k in own if known(k) != 1] == [shape[at]]
+    if n.target is not prims.iota.default or (n.kwargs.get("start"), n.kwargs.get("step")) != (0, 1):
+        return False
+    made, moving = ([known(k) for k in sizes if known(k) != 1] for sizes in (tensor_of(n).shape, own))
+    return made == moving == [known(shape[at])]
 
 
 def _number(n: Node) -> float | None:

@@ -37,7 +37,7 @@ _SLICE = torch.ops.aten.slice.Tensor
 
 def share_pads(graph: Graph) -> None:
     for y in list(graph.nodes):
-        if isinstance(y.meta.get("val"), torch.Tensor):
+        if y.op == "call_function" and isinstance(y.meta.get("val"), torch.Tensor):
             _share(graph, y)
 
 
