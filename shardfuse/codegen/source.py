@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir.dtype import DataType
-from ..ir.expr import BoundTensor, Scalar
+from ..ir.expr import BoundTensor
+from ..ir.scalar import Scalar
 from ..schedulers.schedule import Schedule
 
 _OF_DENORMALS = (

@@ -8,8 +8,7 @@ from math import prod
 
 from ..device import Device
 from ..ir.digits import Axis, extent
-from ..ir.expr import Expr
-from ..ir.window import reads_of
+from ..ir.expr import Expr, reads_of
 from .limits import PROGRAMS_PER_MULTIPROCESSOR, WARP, WARPS, vector
 from .plan import KernelPlan, kernel_name
 from .schedule import Launch, Schedule, Tile
