@@ -22,8 +22,10 @@ from .window_loads import Bound
 
 def where_whole(e: Emitter) -> str | None:
     """The test of a program for having no element of a row's end; ``None`` where no row ends so that it matters."""
+    split = e.schedule.split
+    is_apart = e.schedule.members or e.plan.exchange is not None or (split is not None and split.side_by_side > 1)
     is_columns = bool(e.space.r) and not e.space.is_inner and not e.space.grouped and e.tile.x_lanes
-    if not (isinstance(e, Rows) or is_columns) or e.schedule.members or e.space.walked or e.plan.exchange is not None:
+    if is_apart or e.space.walked or not (isinstance(e, Rows) or is_columns):
         return None
     along = e.space.sides[1] if isinstance(e, Rows) else e.space.x
     ends: list[int] = []
