@@ -203,7 +203,7 @@ def _select_scatter(t: Translation, node: Node) -> TensorView:
 def _slice_scatter(t: Translation, node: Node) -> TensorView:
     """What a slice's gradient is of."""
     x, shape = t.tensor(node.args[1]), [_literal(n) for n in tensor_of(node).shape]
-    dim, start, step = (argument(node, *given) for given in ((2, "dim", 0), (3, "start"), (5, "step", 1)))
+    dim, start, step = argument(node, 2, "dim", 0), argument(node, 3, "start"), argument(node, 5, "step", 1)
     if not isinstance(dim, int) or not _is_number(start) or step != 1:
         raise UntranslatableError("slice_scatter", (dim, start, step), "numbers, and a step of 1")
     at = dim % len(shape)

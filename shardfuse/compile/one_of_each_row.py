@@ -33,12 +33,13 @@ def one_of_each_row(t: Translation, node: Node) -> TensorView | None:
     """The sum ``node``; ``None`` where it is not of that form."""
     x, dims = cast(Node, node.args[0]), argument(node, 1, "dim")
     shape = tensor_of(x).shape
-    if not isinstance(dims, list | tuple) or len(dims) != 1:
+    axes = cast("list[int]", dims) if isinstance(dims, list | tuple) else []
+    if len(axes) != 1:
         return None
-    at = cast(int, dims[0]) % len(shape)
+    at = axes[0] % len(shape)
     factors: list[Node] = []
     while x.target is aten.mul.Tensor:
-        sides = [cast(Node, a) for a in x.args if isinstance(a, Node)]
+        sides = [a for a in x.args if isinstance(a, Node)]
         along = [a for a in sides if _is_along(a, at, len(shape))]
         if len(sides) != 2 or len(along) != 1:
             return None

@@ -26,7 +26,7 @@ from typing import cast
 import torch
 from torch.fx import Graph, Node
 
-from .translation import argument, tensor_of
+from .translation import argument, known, tensor_of
 
 _PAD = torch.ops.aten.constant_pad_nd.default
 _PERMUTE = torch.ops.aten.permute.default
@@ -44,7 +44,7 @@ def share_pads(graph: Graph) -> None:
 def _share(graph: Graph, y: Node) -> None:
     """Of ``y``: pads behind its end that products read, as it is or transposed, as one."""
     shape = tensor_of(y).shape
-    if not all(isinstance(n, int) for n in shape):
+    if any(known(n) < 0 for n in shape):
         return
     plain = [u for u in y.users if _is_pad_for_products(u)]
     turned = [(p, u) for p in y.users if p.target is _PERMUTE for u in p.users if _is_pad_for_products(u)]
@@ -52,7 +52,7 @@ def _share(graph: Graph, y: Node) -> None:
     values = {argument(u, 2, "value", 0) for u in (*plain, *(u for _, u in turned))}
     if not turned or len(widths) != 1 or len(values) != 1:
         return
-    (after,), (value,) = widths, values
+    (after,), value = widths, cast(float, next(iter(values)))
     if min(after) < 0:
         return
     whole = [n for k in reversed(range(len(shape))) for n in (0, after[k])]
