@@ -14,6 +14,7 @@ from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule
 from .bodies import write_loops, write_packed, write_unrolled
+from .cut_rows import where_whole
 from .emitter import Emitter
 from .group_exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
 from .lagged_rows import Late, OddLate, pipelined_loop, write_late
@@ -25,7 +26,7 @@ from .pipelined_row_loop import LateWalk, teams_of, write_lagged_loop
 from .sending import Sending
 from .sending_rows import SendingRows, rows_head_lines
 from .sides import Sided, rows_index, turned_index, write_flat
-from .source import KernelSource, Parts, body_text, signature
+from .source import KernelSource, Parts, body_text, in_branches, signature
 from .stages import one_launch
 from .tile import R_SHARE, R_SIZE, X_SIZE, Tile
 from .walk import Walk, walk_index, write_walk
@@ -93,6 +94,9 @@ def _parts(
     elif is_last_masked(e):
         whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
         body = last_masked(whole, body)
+    elif (test := where_whole(e)) is not None:
+        whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True, is_before_ends=True)
+        body = in_branches(test, [*whole.head.lines, "", *whole.out.lines], body)
     launch = plan.schedule.launch
     return Parts(
         plan.name, _comments(e), e.helpers, tuple(parameters), tuple(not_specialised), _joined(preamble + body),
@@ -102,12 +106,16 @@ def _parts(
 
 def _emitted(
     plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None,
-    is_whole: bool = False,
+    is_whole: bool = False, is_before_ends: bool = False,
 ) -> Emitter:  # fmt: skip
-    """An emitter that has written the body of ``plan``; ``is_whole``: for programs that have no elements too many."""
+    """An emitter that has written the body of ``plan``.
+
+    ``is_whole``: for programs that have no elements too many.  ``is_before_ends``: nor any behind a window's end.
+    """
     coordinates = _coordinates(plan, rank)
     e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
     e.tile.x_masked &= not is_whole
+    e.is_before_ends = is_before_ends
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if isinstance(e, LateWalk):
         write_lagged_loop(e)

@@ -40,6 +40,7 @@ from . import narrow
 from .emitter import Emitter
 from .hints import EVICT_LAST
 from .indexing import Group, dynamic_terms
+from .source import in_branches
 from .tile import R_SIZE, X_SIZE, Chunk, Strides, Tile
 from .words import Words
 
@@ -186,12 +187,6 @@ def is_last_masked(e: Emitter) -> bool:
 
 def last_masked(whole: Emitter, masked: list[str]) -> list[str]:
     """``masked`` for the last program, what ``whole`` has written for the others."""
-    lines = [*whole.head.lines, "", *whole.out.lines]
-    program = f"    if tl.program_id(0) < {X_SIZE} // {whole.tile.x_block}:"
-    return ["", program, *_within(lines), "    else:", *_within(masked)]
-
-
-def _within(lines: list[str]) -> list[str]:
-    """A branch of ``lines``, without blank ones at the ends."""
-    text = "\n".join(f"    {line}" if line else "" for line in lines).strip("\n")
-    return text.split("\n")
+    return in_branches(
+        f"tl.program_id(0) < {X_SIZE} // {whole.tile.x_block}", [*whole.head.lines, "", *whole.out.lines], masked
+    )

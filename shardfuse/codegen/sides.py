@@ -70,7 +70,7 @@ class Sided(Emitter):
         return [
             name
             for name, there, total, block in (
-                ("x_mask", in_x, self.along, self.x_block),
+                ("x_mask", in_x and not self.is_before_ends, self.along, self.x_block),
                 ("y_mask", in_r, self.across, self.y_block),
             )
             if there and total % block

@@ -27,6 +27,7 @@ from .aten_collectives import collective_text
 from .compile_errors import CompileOptionError
 from .cost import Cost, cost_of, why_never
 from .ledger import RegionReport, note
+from .padded import share_pads
 from .published import publish
 from .rank_region_op import rank_program_of
 from .rank_regions import NOMINAL, starts_in, why_never_inside, why_not_alike
@@ -97,6 +98,7 @@ class _Weighed:
 
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
+    share_pads(graph)
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
     weighed = _weighed(graph, take, stays)
