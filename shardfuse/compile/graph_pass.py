@@ -25,6 +25,7 @@ from .cost import Cost, cost_of, why_never
 from .errors import CompileOptionError
 from .ledger import RegionReport, note
 from .published import publish
+from .region_lowering import register
 from .region_op import Program, program_of
 from .region_times import module_of
 from .regions import Region, lines_of, nearest_behind, regions_of
@@ -102,6 +103,7 @@ def hand_over(graph: Graph, take: Take) -> None:
     publish(found)
     taken = [(w.region, w.program) for w in weighed if w.taken and w.program is not None]
     if taken:
+        register()
         put_in(graph, taken)
 
 
