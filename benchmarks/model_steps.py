@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import shardfuse.compile
 
 from .model_cases import ModelCase, model_cases
+from .model_gradients import eager_gradients, gradient_errors, gradients_of
 from .timing import synchronize
 
 OWN, PEER, EAGER = "shardfuse", "inductor", "eager"
@@ -128,6 +129,18 @@ def timed(steps: dict[str, Step], device: torch.device, rounds: int = ROUNDS) ->
     return found
 
 
+def host_us(step: Step, device: torch.device, rounds: int = ROUNDS) -> float:
+    """Microseconds until the host has issued a step, the median; the GPU has nothing to do before."""
+    found: list[float] = []
+    for _ in range(rounds):
+        synchronize(device)
+        began = time.perf_counter()
+        step.run()
+        found.append((time.perf_counter() - began) * 1e6)
+    synchronize(device)
+    return median(found)
+
+
 def _between_events(run: Callable[[], object], device: torch.device) -> Callable[[], float]:
     if device.type != "cuda":
         began = time.perf_counter()
@@ -143,15 +156,21 @@ def _between_events(run: Callable[[], object], device: torch.device) -> Callable
 
 def measure(case: ModelCase, device: torch.device, turn: Callable[[], Iterator[None]]) -> dict[str, object]:
     """``turn``: a context in which no other process has the GPU."""
+    exact = eager_gradients(case, device, exact=True)
+    beside = eager_gradients(case, device, exact=False)
     eager = losses(step_of(case, device, None))
     torch.compile(lambda x: x * 2 + 1, backend=OWN)(torch.ones(8, device=device))  # what is imported at first
     made = {name: first_step(case, device, name) for name in (PEER, OWN)}
     steps = {name: step for name, (step, _) in made.items()}
     found: dict[str, object] = {name: asdict(compiled) for name, (_, compiled) in made.items()}
+    errors = gradient_errors(case, *(gradients_of(steps[name].model) for name in (OWN, PEER)), beside, exact)
+    del exact, beside
+    found["gradients"] = [asdict(e) for e in errors]
     found["losses"] = {EAGER: eager, **{name: losses(step) for name, step in steps.items()}}
     found["bytes"] = {name: peak_bytes(step, device) for name, step in steps.items()}
     with turn():
         found["us"] = timed(steps, device)
+        found["host"] = {name: host_us(step, device) for name, step in steps.items()}
     return found
 
 

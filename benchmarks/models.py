@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .model_cases import model_cases
+from .model_gradients import GradientError, why_gradients_wrong
 from .model_steps import EAGER, OWN, PEER
 from .report import ROOT, Row
 
@@ -104,14 +105,17 @@ def _start(what: str, name: str, gpu: int, layers: int | None, caches: Path, *re
 def _rows(name: str, cold: dict[str, Any], found: dict[str, Any] | str) -> list[Row]:
     if isinstance(found, str):
         return [Row("training step", name, OWN, 0, note=found)]
-    note = why_wrong(found["losses"])
+    errors = [GradientError(**e) for e in found["gradients"]]
+    note = why_gradients_wrong(errors) or why_wrong(found["losses"])
     rows: list[Row] = []
     for backend in (OWN, PEER):
         us, low, high = found["us"][backend]
         c = found[backend]
         said = f"{c['graphs']} graphs, {c['breaks']} breaks, {found['bytes'][backend] / 2**30:.2f} GiB"
+        said += f", host {found['host'][backend] / 1e3:.1f} ms"
         if backend == OWN:
-            said = f"{c['taken']} of {c['regions']} regions taken, {c['ops']} ops, {said}, {_losses_said(found)}"
+            regions = f"{c['taken']} of {c['regions']} regions taken, {c['ops']} ops"
+            said = f"{regions}, {said}, {_losses_said(found)}, {_gradients_said(errors)}"
         rows.append(
             Row("training step", name, backend, 0, us, low, high, note=note if backend == OWN else "", said=said)
         )
@@ -135,6 +139,12 @@ def why_wrong(losses: dict[str, list[float]]) -> str:
     if apart(own, peer) <= allowed:
         return ""
     return f"WRONG: losses {apart(own, peer):.4f} from Inductor's, {allowed:.4f} allowed"
+
+
+def _gradients_said(errors: Sequence[GradientError]) -> str:
+    worst = errors[0]
+    three = f"{worst.name} {worst.own:.1e}, Inductor's {worst.peer:.1e}, eager's {worst.eager:.1e}"
+    return f"gradients within {worst.over:.2f} of what is allowed ({three})"
 
 
 def _losses_said(found: dict[str, Any]) -> str:

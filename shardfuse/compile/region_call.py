@@ -10,7 +10,7 @@ An object stands for one place of generated code, or for several whose inputs ar
 guarded, or laid out itself, is not checked again: shapes, strides, dtypes and devices.  The first call, and the first
 one of other sizes, goes the checked way, and what it bound runs from then on.
 
-The dict has the layouts of views of which the call is given the tensor that they view: to a kernel they are one address.
+The dict has the layouts of views of which the call is given the tensor that they view: both are one address.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 before, as for any op that Inductor does not know::
 
-    buf3 = torch.ops.shardfuse.region_v1.default('def nvfuser_fusion(fd ...', [buf0, reinterpret_tensor(buf1, ...)], [64])
+    buf3 = torch.ops.shardfuse.region_v1.default('def nvfuser_fusion(...', [buf0, reinterpret_tensor(buf1, ...)], [64])
     buf4 = buf3[0]
     assert_size_stride(buf4, (64, 8), (8, 1), 'torch.ops.shardfuse.region_v1.default')
 
@@ -54,7 +54,7 @@ def register() -> None:
         outputs: Any = RegionKernel.create(REGION, *arguments)
         for output in outputs:
             output.skip_size_stride_alignment_checks = True  # the program's outputs are as its fake implementation says
-        return [output.wrap_for_lowering() for output in outputs]
+        return [ir.TensorBox.create(output) for output in outputs]
 
     lowering.register_lowering(REGION, type_promotion_kind=None)(lower)
 
@@ -63,13 +63,14 @@ def _write_call(node: RegionKernel, wrapper: Any) -> None:
     text, *integers = cast("Sequence[Any]", node.constant_args)
     numbers = integers[program_of(text).size_count :]
     inputs = cast("Sequence[Any]", node.inputs)
-    symbols = _symbols([e for x in inputs for e in (*x.get_size(), *x.get_stride())] + [_expression(n) for n in numbers])
+    sizes = [e for x in inputs for e in (*x.get_size(), *x.get_stride())]
+    symbols = _symbols(sizes + [_expression(n) for n in numbers])
     given, views = _references(inputs, are_static=not symbols)
     given += [wrapper.val_to_arg_str(n) for n in numbers]
     name = _declared(wrapper, text, inputs, views)
     node.codegen_comment(wrapper)
     call = f"at(({', '.join(map(str, symbols))}, ), " if symbols else "run("
-    wrapper.writeline(f"{wrapper.declare}{node.get_name()} = {name}.{call}{', '.join(given)}){wrapper.ending}")
+    wrapper.writeline(f"{node.get_name()} = {name}.{call}{', '.join(given)})")
 
 
 def _expression(number: Any) -> Any:
