@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from ..ir.expr import Expr
 from ..schedulers.plan import KernelPlan, RankExchange
 from ..schedulers.sent_words import member_words, row_elements, words_of_rows
+from .accumulators import accumulator
 from .emitter import Emitter
-from .exchange import MAILBOX
-from .reduction import accumulator
+from .group_exchange import MAILBOX
 
 RANK, SLOTS = 2, 3
 """Where in the table the rank's position and the addresses of slots are."""

@@ -32,7 +32,7 @@ from ..ir.expr import OF_RANK
 from ..schedulers.plan import KernelPlan
 from ..schedulers.sent_words import FLAG_WORDS, flags_of_rows, row_elements
 from .arithmetic import TRITON_TYPE
-from .exchange import MAILBOX
+from .group_exchange import MAILBOX
 from .mesh_exchange import NAME_BITS, RANK, ROW_BITS, SLOTS, indented, polling, reporting, row_of, until
 from .sending import Sending
 from .tile import Chunk
