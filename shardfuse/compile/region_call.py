@@ -23,7 +23,11 @@ from torch._C._dynamo import guards
 from torch.autograd import profiler
 
 from ..executor.binding import Argument
-from .region_op import Program, program_to_run
+from ..executor.host_program import Program as HostProgram
+from ..executor.options import CompileOptions
+from .kept_regions import KeptRegion
+from .ledger import note_cached_text
+from .region_op import program_of
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 Run = Callable[..., Sequence[torch.Tensor]]
@@ -40,11 +44,10 @@ class RegionCall:
     given the base.  ``sizes``: those of a call's symbols, from which its layouts follow.
     """
 
-    __slots__ = ("_program", "_text", "_views", "bound", "run")
+    __slots__ = ("_text", "_views", "bound", "run")
 
     def __init__(self, text: str, views: Mapping[int, Layout] | None = None) -> None:
         self._text, self._views = text, dict(views or {})
-        self._program: Program | None = None
         self.run: Run = self._first
         self.bound: dict[Hashable, Run] = {}
 
@@ -64,23 +67,30 @@ class RegionCall:
 
     def _checked(self, arguments: Sequence[Argument]) -> tuple[Sequence[torch.Tensor], Run]:
         """The outputs, and what gives those of later calls."""
-        if self._program is None:
-            self._program = program_to_run(self._text)
-        fd, whole = self._program.fd, self._as_declared(arguments, self._views)
+        note_cached_text(self._text)
+        whole = self._as_declared(arguments, self._views)
+        kept = KeptRegion(self._text, whole, CompileOptions.from_environment())
+        program = kept.read()
+        if program is not None:
+            run = self._direct(program)
+            return run(*arguments), run
+        fd = program_of(self._text).fd
         outputs = fd.execute(whole)
         made = fd.fec.ready(whole)
         if made is None:
             return outputs, self._always_checked
-        program = made.program
+        kept.write(made.program)
+        return outputs, self._direct(made.program)
+
+    def _direct(self, program: HostProgram) -> Run:
+        run = cast(Run, program.run)
         rest = {k: layout for k, layout in self._views.items() if k not in program.by_address}
-        run = cast(Run, program.run) if not rest else self._with_views(cast(Run, program.run), rest)
-        return outputs, _seen_by_profilers(run)
+        if rest:
+            return _seen_by_profilers(lambda *arguments: run(*self._as_declared(arguments, rest)))
+        return _seen_by_profilers(run)
 
     def _always_checked(self, *arguments: Argument) -> Sequence[torch.Tensor]:
         return self._checked(arguments)[0]
-
-    def _with_views(self, run: Run, views: Mapping[int, Layout]) -> Run:
-        return lambda *arguments: run(*self._as_declared(arguments, views))
 
     @staticmethod
     def _as_declared(arguments: Sequence[Argument], views: Mapping[int, Layout]) -> list[Argument]:
