@@ -71,18 +71,18 @@ def eager_gradients(case: ModelCase, device: torch.device, *, exact: bool) -> di
 
 
 class _precise:  # noqa: N801 - used as a statement
-    """Matrix products and convolutions in full float32, where asked for."""
+    """Convolutions in full float32, where asked for, by the first algorithm that cuDNN names."""
 
     def __init__(self, is_asked: bool) -> None:
         self.is_asked = is_asked
-        self.before = torch.backends.cudnn.allow_tf32
+        self.before = (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
 
     def __enter__(self) -> None:
         if self.is_asked:
-            torch.backends.cudnn.allow_tf32 = False
+            torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = False
 
     def __exit__(self, *error: object) -> None:
-        torch.backends.cudnn.allow_tf32 = self.before
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = self.before
 
 
 def gradient_errors(

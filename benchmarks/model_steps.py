@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -24,6 +25,7 @@ import shardfuse.compile
 
 from .model_cases import ModelCase, model_cases
 from .model_gradients import eager_gradients, gradient_errors, gradients_of
+from .model_profile import write_profiles
 from .timing import synchronize
 
 OWN, PEER, EAGER = "shardfuse", "inductor", "eager"
@@ -154,8 +156,10 @@ def _between_events(run: Callable[[], object], device: torch.device) -> Callable
     return lambda: start.elapsed_time(end) * 1e3
 
 
-def measure(case: ModelCase, device: torch.device, turn: Callable[[], Iterator[None]]) -> dict[str, object]:
-    """``turn``: a context in which no other process has the GPU."""
+def measure(
+    case: ModelCase, device: torch.device, turn: Callable[[], Iterator[None]], profiles: Path | None = None
+) -> dict[str, object]:
+    """``turn``: a context in which no other process has the GPU.  ``profiles``: a folder for tables of kernels."""
     exact = eager_gradients(case, device, exact=True)
     beside = eager_gradients(case, device, exact=False)
     eager = losses(step_of(case, device, None))
@@ -171,6 +175,9 @@ def measure(case: ModelCase, device: torch.device, turn: Callable[[], Iterator[N
     with turn():
         found["us"] = timed(steps, device)
         found["host"] = {name: host_us(step, device) for name, step in steps.items()}
+        if profiles is not None:
+            runs = {name: step.run for name, step in steps.items()}
+            write_profiles(profiles, case.name, runs, str(shardfuse.compile.report()), device)
     return found
 
 
@@ -194,6 +201,7 @@ def main() -> int:
     parser.add_argument("--turns", type=Path, help="a folder that the processes of a suite share")
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--profile", type=Path, help="a folder for tables of kernels")
     options = parser.parse_args()
     case = model_cases(layers=options.layers)[options.name]
     device = torch.device("cuda", options.gpu)
@@ -202,7 +210,8 @@ def main() -> int:
         print(json.dumps(asdict(first_step(case, device, options.backend)[1])))
         return 0
     torch.backends.cudnn.benchmark = True  # as convolutions are trained; eager torch's steps, the first, find the best
-    found = measure(case, device, lambda: turn_on(options.turns, options.gpu, case.name, options.count))
+    turn = partial(turn_on, options.turns, options.gpu, case.name, options.count)
+    found = measure(case, device, turn, options.profile)
     print(json.dumps(found))
     return 0
 

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -91,10 +93,24 @@ class _Weighed:
     why: str
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Planning makes many small objects beside all of Inductor's, through which Python's collector would walk again
+    and again: that was half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
     regions, _ = regions_of(graph)
-    weighed = [_weigh(region, take) for region in regions]
+    with _no_collection():
+        weighed = [_weigh(region, take) for region in regions]
     kind = "backward" if any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder")) else "forward"
     behind = nearest_behind(graph, regions)
     of = next(_graphs)

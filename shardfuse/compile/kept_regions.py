@@ -44,7 +44,9 @@ class KeptRegion:
         self._name: str | None = None
         if self._device is None or options.autotune or options.backend_for(self._device) != "triton":
             return
-        layouts = [(tuple(t.shape), t.stride(), t.dtype, t.device) if isinstance(t, torch.Tensor) else t for t in arguments]
+        layouts = [
+            (tuple(t.shape), t.stride(), t.dtype, t.device) if isinstance(t, torch.Tensor) else t for t in arguments
+        ]
         where = device_here(), read_compiler_settings(), read_versions(), replace(options, cache_directory=Path())
         facts = repr((sources_hash(), text, layouts, where))
         self._name = f"region_{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"
