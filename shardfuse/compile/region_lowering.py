@@ -41,8 +41,16 @@ class RegionKernel(ir.FallbackKernel):
     def codegen(self, wrapper: Any) -> None:
         if type(wrapper) in _WRAPPERS and not V.graph.cpp_wrapper and not V.graph.aot_mode:
             _write_call(self, wrapper)
-        else:
-            super().codegen(wrapper)
+            return
+        if V.graph.cpp_wrapper and not V.graph.aot_mode:  # which puts strings between quotes as they are
+            text, *rest = cast("Sequence[Any]", self.constant_args)
+            self.constant_args = (_in_cpp(text), *rest)
+        super().codegen(wrapper)
+
+
+def _in_cpp(text: str) -> str:
+    """What a string of C++ holds for ``text``."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 @functools.cache
