@@ -14,6 +14,7 @@ from .analysis.communication_table import local_bytes
 from .compiler import Plan, PlannedSegment
 from .device import Device
 from .ir.expr import BoundTensor
+from .ir.op import Reduce
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.plan import KernelPlan
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
@@ -58,7 +59,7 @@ def with_exchanges(plan: Plan, why_none: str | None = None) -> Plan:
 def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
     """``segments`` with the all-reduce ``k`` inside of a kernel, or why it is not."""
     call = segments[k].segment
-    if call.exprs[0].op == "set":
+    if not isinstance(call.exprs[0].op, Reduce):
         return _sent_within(plan, segments, k)
     makers = [i for i, s in enumerate(segments[:k]) if not set(s.segment.outputs).isdisjoint(call.inputs)]
     readers = [i for i, s in enumerate(segments) if i > k and not set(s.segment.inputs).isdisjoint(call.outputs)]

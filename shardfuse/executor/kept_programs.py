@@ -87,5 +87,7 @@ def _described(source: KernelSource) -> dict[str, object]:
 
 
 def _source(found: Mapping[str, Any]) -> KernelSource:
-    types = {name: tuple(_Typed(DataType[t]) for t in found[name]) for name in ("tensors", "scalars")}
-    return KernelSource(**{**found, **types, "integers": tuple(found["integers"])})
+    given: dict[str, Any] = {**found, "integers": tuple(found["integers"])}
+    for name in ("tensors", "scalars"):
+        given[name] = tuple(_Typed(DataType[t]) for t in found[name])
+    return KernelSource(**given)

@@ -34,6 +34,7 @@ from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
 from ..ir.domain import BoundDomain
 from ..ir.expr import BoundFusion, BoundTensor
+from ..ir.op import StreamCat
 from ..ir.tensor_view import TensorView
 from ..ops.evaluate import evaluate_local
 from ..schedulers.plan import KernelPlan
@@ -154,7 +155,7 @@ class ProgramBuilder(CollectiveLines):
         if not any(map(self.holds, touched)):
             self.lines += [f"{t} = None" for t in segment.outputs]
             return
-        if segment.exprs[0].op == "stream_cat" and segment.outputs[0] in self.places:
+        if isinstance(segment.exprs[0].op, StreamCat) and segment.outputs[0] in self.places:
             return  # made in place
         if scheduler == "communication":
             self.add_collective(k, segment, is_beside=is_beside)
@@ -361,8 +362,8 @@ class ProgramBuilder(CollectiveLines):
         run = outside_autocast(bound_text(text, functions), self.device.type, by_torch)
         made = {t.name: self.meta[t] for t in self.fusion.outputs if t in self.allocated or t.name in self.handed_on}
         about = (tuple(self.sources), tuple(domains), functions, self.labels, self.text(lines, result))
-        parts = {"launched": self.launched, "batches": batches}
-        return Program(run, text, *about, **parts, is_fresh=are_fresh(results, made))
+        fresh = are_fresh(results, made)
+        return Program(run, text, *about, launched=self.launched, batches=batches, is_fresh=fresh)
 
     def result(self, tensor: BoundTensor) -> str:
         is_own = tensor.name in self.handed_on or tensor in self.evaluated or tensor in self.allocated
