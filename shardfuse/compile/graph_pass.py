@@ -8,7 +8,7 @@ import gc
 import hashlib
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -94,7 +94,7 @@ class _Weighed:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def _no_collection() -> Generator[None]:
     """Planning makes many small objects beside all of Inductor's, through which Python's collector would walk again
     and again: that was half of the time."""
     was_enabled = gc.isenabled()

@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false, reportAttributeAccessIssue=false
 """A region as generated code of Inductor calls it: no dispatcher, no program text, nothing looked up by its tensors.
 
     region_0f3a = shardfuse_region("def nvfuser_fusion(fd ...", {1: ((2, 8, 64), (512, 64, 1))})

@@ -1,5 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false, reportMissingParameterType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
 """What Inductor writes for a region: one call of an object of the generated module, see ``region_call.py``.
 
 before, as for any op that Inductor does not know::
