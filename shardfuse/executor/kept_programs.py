@@ -79,7 +79,7 @@ def from_data(content: bytes, device: torch.device, directory: Path) -> Program 
     )  # fmt: skip
 
 
-def _described(source: KernelSource) -> dict[str, object]:
+def _described(source: KernelSource) -> dict[str, Any]:
     """All but its schedule, which says how its text was written."""
     plain = replace(source, tensors=(), scalars=(), schedule=None)
     types = {"tensors": source.tensors, "scalars": source.scalars}
