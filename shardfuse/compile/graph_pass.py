@@ -68,7 +68,8 @@ class PostGradPass(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         for other in self.before:
             other(graph)
-        if self.take != "none":
+        # what Inductor writes in C++ (cpp_wrapper, ahead-of-time packages) cannot hand an op a list of tensors
+        if self.take != "none" and not inductor_config.cpp_wrapper:
             hand_over(graph, self.take)
 
     def uuid(self) -> object:

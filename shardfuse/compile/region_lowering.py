@@ -14,7 +14,7 @@ after::
     buf3 = region_0f3a.run(buf0, buf1)
     buf4 = buf3[0]
 
-Where Inductor writes C++, or for another host than Python, the op is called.
+Where Inductor writes for another host than Python the op is called; into C++ the pass hands nothing over.
 """
 
 from __future__ import annotations
@@ -43,15 +43,7 @@ class RegionKernel(ir.FallbackKernel):
         if type(wrapper) in _WRAPPERS and not V.graph.cpp_wrapper and not V.graph.aot_mode:
             _write_call(self, wrapper)
             return
-        if V.graph.cpp_wrapper and not V.graph.aot_mode:  # which puts strings between quotes as they are
-            text, *rest = cast("Sequence[Any]", self.constant_args)
-            self.constant_args = (_in_cpp(text), *rest)
         super().codegen(wrapper)
-
-
-def _in_cpp(text: str) -> str:
-    """What a string of C++ holds for ``text``."""
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 @functools.cache
