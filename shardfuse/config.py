@@ -33,6 +33,8 @@ class Settings:
     check_replicas: SHARDFUSE_CHECK=replicas, replicated inputs are compared between ranks before every run.
     exchange: SHARDFUSE_EXCHANGE, by what ranks of a host exchange statistics of rows that are sharded: their kernels
     themselves, over symmetric memory ("symmetric"), collectives of NCCL ("nccl"), or the default ("auto"): collectives.
+    shared_gpu: SHARDFUSE_SHARED_GPU, ranks of a host take turns on its GPUs, and their collectives are gloo's: for tests
+    on a machine with fewer GPUs than ranks.
     """
 
     triton_interpret: bool = False
@@ -42,6 +44,7 @@ class Settings:
     heartbeat_limit: float = 30.0
     check_replicas: bool = False
     exchange: Exchange = "auto"
+    shared_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         heartbeat_limit=_seconds(env, "SHARDFUSE_HEARTBEAT_LIMIT", Settings.heartbeat_limit),
         check_replicas="replicas" in _choices(env, "SHARDFUSE_CHECK", ("replicas",)),
         exchange=_exchange(env),
+        shared_gpu=_flag(env, "SHARDFUSE_SHARED_GPU"),
     )
 
 

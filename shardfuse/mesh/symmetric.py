@@ -186,6 +186,10 @@ def _why_not_joined(own: int, asked: Exchange, rank: int, gpus: Sequence[str]) -
         if peer == rank:
             continue
         other = here.get(name)
+        if name == found[rank][0]:  # they take turns, and each has the memory of both
+            if asked == "auto":
+                return f"rank {rank} and rank {peer} share a GPU"
+            continue
         if other is None or not torch.cuda.can_device_access_peer(own, other):
             return f"GPU {own} of rank {rank} does not reach the memory of the GPU of rank {peer}"
         try:

@@ -1,10 +1,12 @@
-"""What each of two ranks does in the cases of test_exchange_ranks.py: `python exchange_ranks.py CASE`.
+"""What each rank does in the cases of test_exchange_ranks.py: `python exchange_ranks.py CASE`.
 
-Prints `fault SECONDS` (since the epoch) where a rank does what it should not.
+Prints `fault SECONDS` (since the epoch) where a rank does what it should not; and after which seconds it has come how
+far, and the stacks of its threads where it takes longer than it should.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import signal
@@ -30,33 +32,48 @@ from shardfuse.mesh.process import ProcessContext, finalize
 STOPPED = 4.0
 """Seconds, less than those after which a silent rank counts as gone."""
 REPLAYS, EACH = 10_000, 10
+CALLS = 1000
+SHARED = 50
+"""As so many times fewer of these where ranks take turns on one GPU: each launch takes two of its time slices."""
 ROWS = (1, 3, 8, 17, 100, 700)
+SLOW = float(os.environ.get("SLOW", "45"))
+"""Seconds after which the stacks are printed."""
+_STARTED = time.monotonic()
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - _STARTED:6.2f} s: {text}", flush=True)
 
 
 class Job:
     """One kind of program with rows of 8192, for any number of them."""
 
     def __init__(self, kind: str, context: ProcessContext) -> None:
-        self.kind, self.context = kind, context
-        self.fd = define(kind, 8192, 2, DataType.BFloat16)
-        self.given = {rows: inputs(kind, rows, 8192, torch.bfloat16) for rows in ROWS}
+        self.kind, self.context, self.ranks = kind, context, context.world_size
+        self.fd = define(kind, 8192, self.ranks, DataType.BFloat16)
+        self.given = {rows: inputs(kind, rows, 8192, torch.bfloat16, self.ranks) for rows in ROWS}
         self.here = {
-            rows: [piece(kind, k, v, 2, context.rank).to(context.device) for k, v in enumerate(given)]
+            rows: [piece(kind, k, v, self.ranks, context.rank).to(context.device) for k, v in enumerate(given)]
             for rows, given in self.given.items()
         }
+        self.parts = {rows: self._parts(rows) for rows in ROWS}
+
+    def _parts(self, rows: int) -> list[list[torch.Tensor]]:
+        """What torch makes of all ranks' inputs, in float64 and in float32: of each output, this rank's piece."""
+        whole = (expected(self.kind, [v.to(t) for v in self.given[rows]]) for t in (torch.float64, torch.float32))
+        return [[piece_of_output(self.kind, v, self.ranks, self.context.rank) for v in values] for values in whole]
 
     def run(self, rows: int) -> list[torch.Tensor]:
         return self.fd.execute(self.here[rows])
 
     def check(self, rows: int, found: list[torch.Tensor]) -> None:
-        wide, eager = (expected(self.kind, [v.to(t) for v in self.given[rows]]) for t in (torch.float64, torch.float32))
-        for k, value in enumerate(found):
-            parts = [piece_of_output(self.kind, v[k], 2, self.context.rank) for v in (wide, eager)]
-            assert_near(value.cpu(), parts[0], parts[1].bfloat16(), n=2, what=f"{self.kind}, output {k}")
+        for k, (value, wide, eager) in enumerate(zip(found, *self.parts[rows], strict=True)):
+            assert_near(value.cpu(), wide, eager.bfloat16(), n=2, what=f"{self.kind}, output {k}")
 
 
 def go_on(context: ProcessContext, jobs: list[Job]) -> None:
     """A rank that is stopped for seconds, sizes that change in every call, and graphs out of step beside NCCL."""
+    fewer = SHARED if context.backend == "gloo" else 1
     if context.rank == 1:
         waker = f"sleep {STOPPED}; kill -CONT {os.getpid()}"
         subprocess.Popen(["/bin/sh", "-c", waker])
@@ -64,21 +81,25 @@ def go_on(context: ProcessContext, jobs: list[Job]) -> None:
     found = [job.run(8) for job in jobs]
     for job, tensors in zip(jobs, found, strict=True):
         job.check(8, tensors)
+    say("was stopped, or has waited for one that was")
     both, own = random.Random(5), random.Random(context.rank)
-    for _ in range(1000):
+    for _ in range(CALLS // fewer * 2):
         both.choice(jobs).run(both.choice(ROWS))
         if own.random() < 0.01:
             time.sleep(own.random() * 0.003)
     for job in jobs:
         for rows in ROWS:
             job.check(rows, job.run(rows))
-    side, number = torch.cuda.Stream(), torch.ones(1 << 20, device=context.device)
+    say("sizes have changed in every call")
+    side = torch.cuda.Stream()
     for job, rows in ((jobs[0], 8), (jobs[1], 3), (jobs[1], 17)):
-        replay_many(job, rows, side, number, own)
+        replay_many(job, rows, side, own, (REPLAYS if rows == 8 else REPLAYS // 10) // fewer)
+        say(f"graphs of {job.kind} with {rows} rows are replayed")
 
 
-def replay_many(job: Job, rows: int, side: torch.cuda.Stream, number: torch.Tensor, own: random.Random) -> None:
-    """A graph of so many calls, again and again, while NCCL reduces on another stream."""
+def replay_many(job: Job, rows: int, side: torch.cuda.Stream, own: random.Random, replays: int) -> None:
+    """A graph of so many calls, again and again, while NCCL, where it can, reduces on another stream."""
+    number = torch.ones(1 << 20, device=job.context.device)
     eager = job.run(rows)
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -86,11 +107,12 @@ def replay_many(job: Job, rows: int, side: torch.cuda.Stream, number: torch.Tens
     with torch.cuda.graph(graph):
         for _ in range(EACH):
             replayed = job.run(rows)
-    for k in range(REPLAYS if rows == 8 else REPLAYS // 10):
+    for k in range(replays):
         graph.replay()
-        if k % 1000 == 0:
-            with torch.cuda.stream(side):
-                dist.all_reduce(number, dist.ReduceOp.MAX)
+        if k % (replays // 10) == 0:
+            if job.context.backend == "nccl":
+                with torch.cuda.stream(side):
+                    dist.all_reduce(number, dist.ReduceOp.MAX)
             time.sleep(own.random() * 0.01)
     torch.cuda.synchronize()
     for one, other in zip(replayed, eager, strict=True):
@@ -115,13 +137,18 @@ def do_fault(case: str, jobs: list[Job]) -> Callable[[], object]:
 
 
 def main(case: str) -> None:
+    faulthandler.dump_traceback_later(SLOW, repeat=True)
+    say("has started")
     context = initialize(timeout=60)
+    say(f"has a world of {context.world_size} by {context.backend}")
     assert isinstance(symmetric.arena(), symmetric.Arena), symmetric.arena()
     jobs = [Job(kind, context) for kind in ("rms_norm", PARTIAL)]
+    say("has inputs")
     for job in jobs:
         for rows in ROWS:
             job.check(rows, job.run(rows))
             assert not job.fd.explain().collectives
+        say(f"has run {job.kind}")
     torch.cuda.synchronize()
     dist.barrier()
     if case == "few":
@@ -132,9 +159,11 @@ def main(case: str) -> None:
         run = do_fault(case, jobs) if context.rank == 1 else lambda: jobs[0].run(8)
         run()
         torch.cuda.synchronize()
+        say("has gone on, and is to be ended")
         time.sleep(30)  # until this rank is ended
-    print("done", flush=True)
+    say("done")
     finalize()
+    say("has left")
 
 
 if __name__ == "__main__":
