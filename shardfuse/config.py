@@ -33,8 +33,8 @@ class Settings:
     check_replicas: SHARDFUSE_CHECK=replicas, replicated inputs are compared between ranks before every run.
     exchange: SHARDFUSE_EXCHANGE, by what ranks of a host exchange statistics of rows that are sharded: their kernels
     themselves, over symmetric memory ("symmetric"), collectives of NCCL ("nccl"), or the default ("auto"): collectives.
-    shared_gpu: SHARDFUSE_SHARED_GPU, ranks of a host take turns on its GPUs, and their collectives are gloo's: for tests
-    on a machine with fewer GPUs than ranks.
+    shared_gpu: SHARDFUSE_SHARED_GPU, ranks of a host take turns on its GPUs, with gloo's collectives: for tests on a
+    machine with fewer GPUs than ranks.
     """
 
     triton_interpret: bool = False

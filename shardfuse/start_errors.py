@@ -50,8 +50,8 @@ class SharedGpuError(ShardfuseError):
 
     def __init__(self, rank: int, reason: str) -> None:
         super().__init__(
-            f"SHARDFUSE_SHARED_GPU=1 has ranks take turns on the GPUs of their host, with collectives of gloo, and rank "
-            f"{rank} {reason}: unset it, or set it for every rank of hosts with GPUs and leave out backend='nccl'"
+            "SHARDFUSE_SHARED_GPU=1 has ranks take turns on the GPUs of their host, with collectives of gloo, and "
+            f"rank {rank} {reason}: unset it, or set it for every rank of hosts with GPUs and leave out backend='nccl'"
         )
 
 

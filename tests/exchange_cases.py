@@ -168,7 +168,8 @@ class Ranks:
         if exchange.is_in_rows:
             order = order[rank:] + order[:rank]
         addresses, names = [self.slots[r].data_ptr() for r in order], [r + 1 for r in order]
-        return table(self.seconds, self.report.data_ptr(), rank, addresses, names, exchange.programs)
+        seconds = self.seconds if self.device.type == "cuda" else 0  # under the interpreter they run one by one
+        return table(seconds, self.report.data_ptr(), rank, addresses, names, exchange.programs)
 
     def launches(self, directory: Path, *, interpret: bool = False) -> list[Launch]:
         """Of each rank, ``launch(stream, *tensors)``."""

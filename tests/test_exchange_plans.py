@@ -265,7 +265,6 @@ def test_only_programs_of_all_ranks_exchange_in_kernels(fake: FakeMesh) -> None:
     assert symmetric_slots.why_no_exchange((0,), CompileOptions()) == ""
     assert symmetric_slots.why_no_exchange((0, 1), CompileOptions(exchange="nccl")) == "SHARDFUSE_EXCHANGE=nccl"
     assert symmetric_slots.why_no_exchange((0, 1), CompileOptions("torch")) == ""
-    assert symmetric_slots.why_no_exchange((0, 1), CompileOptions(interpret=True)) == ""
 
 
 def test_launches_of_all_programs_are_in_one_order(fake: FakeMesh) -> None:
@@ -279,9 +278,10 @@ def test_launches_of_all_programs_are_in_one_order(fake: FakeMesh) -> None:
 def test_a_report_names_the_peer_and_ends_all_programs(fake: FakeMesh) -> None:
     kernel = kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), 8))
     launched: list[object] = []
-    launch = symmetric_slots.region_of("a", 0, kernel).around(lambda stream, *rest: launched.append(rest))
+    launch = symmetric_slots.region_of("a", 0, kernel).around(lambda stream, *rest: launched.extend(rest))
     launch(None, 1, 2)
-    assert launched == [(symmetric_slots.region_of("a", 0, kernel).table.data_ptr(), 1, 2)]
+    assert launched[0] is symmetric_slots.region_of("a", 0, kernel).table
+    assert launched[1:] == [1, 2]
     word = 0xFFFFFFF0 << 32 | 37 << 10 | 2
     fake.arena.report[0] = word - (1 << 64)
     assert Reported.of(word) == Reported(0xFFFFFFF0, 37, 2)
@@ -289,7 +289,7 @@ def test_a_report_names_the_peer_and_ends_all_programs(fake: FakeMesh) -> None:
         ExchangeTimeoutError, match="rank 1 did not send its part of row 37 within 5 s, in launch 42949"
     ):
         launch(None, 1, 2)
-    assert len(launched) == 1
+    assert len(launched) == 3
 
 
 def test_ranks_of_one_process_have_tables_of_their_own() -> None:

@@ -95,6 +95,13 @@ def test_the_end_at_exit_is_an_end_by_failure(
     assert ended[0].startswith("rank 1 did not send its part of row 37")
 
 
+def test_the_watch_goes_on_before_any_program_exchanges(arena: Arena, guard: Watchdog) -> None:
+    """Whatever is raised there ends the watchdog's thread, and nobody notices a rank that is gone."""
+    arena.report[0] = TOLD
+    assert guard._lost_exchange() is None
+    symmetric.raise_lost_exchange(CPU)
+
+
 @pytest.mark.parametrize(("launched", "is_missed"), [(1, True), (2, False)])
 def test_a_rank_that_leaves_before_a_launch_that_waits_for_it_is_missed(
     launched: int, is_missed: bool, region: symmetric_slots.Region, guard: Watchdog, monkeypatch: pytest.MonkeyPatch

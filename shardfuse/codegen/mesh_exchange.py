@@ -35,20 +35,17 @@ from ..schedulers.plan import KernelPlan, RankExchange
 from ..schedulers.sent_words import member_words, row_elements, words_of_rows
 from .emitter import Emitter
 from .exchange import MAILBOX
+from .interpreted_waits import INTERPRETED_PUSH, NAME_BITS, NAN, ROW_BITS, interpreted_await
 from .reduction import accumulator
 
 RANK, SLOTS = 2, 3
 """Where in the table the rank's position and the addresses of slots are."""
-ROW_BITS, NAME_BITS = 22, 10
-"""Of a report, below the epoch: the row and the rank that is waited for."""
 AT_ONCE, REST = 32, 40
 """Polls that follow one another; and nanoseconds between later ones.  Where all 16 warps of 64 programs polled, without
 a rest, a launch took 610 us on 2 x H200: until they looked at the clock.  One warp of each takes 3 to 4."""
 POLLS = 1024
 """Between two looks at the clock and at the report: a fraction of a millisecond."""
 _OTHER_WARPS = ["mov.u32 late, %tid.x; setp.gt.u32 go, late, 31;", "@go bra done;"]
-_NAN = "0x7FC07FC0"
-"""Of float32, and of both halves of 16 bits."""
 
 _PUSH = '''@triton.jit
 def push(ptr, epoch, value):
@@ -114,23 +111,11 @@ def await_{ranks}({pointers}, epoch, row, limit, report, names_ptr):
     )
 '''
 
-_INTERPRETED_PUSH = """@triton.jit
-def push(ptr, epoch, value):
-    bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    tl.store(ptr, (epoch.to(tl.int64) << 32) | bits)
-"""
-
-_INTERPRETED_AWAIT = '''@triton.jit
-def await_{ranks}({pointers}, epoch, row, limit, report, names_ptr):
-    """The values that stand there: programs that run one after the other do not wait."""
-    return {bits}
-'''
-
 
 def push_text(*, is_one_row: bool, interpret: bool) -> str:
     """``is_one_row``: a program has one number, which its first thread stores; else threads store those they have."""
     if interpret:
-        return _INTERPRETED_PUSH
+        return INTERPRETED_PUSH
     registers = ".reg .b64 word;"
     store = "st.relaxed.sys.global.b64 [$1], word;"
     if is_one_row:
@@ -146,10 +131,9 @@ def await_text(
 
     ``pack``: words of each rank that a thread asks for at once.  ``is_one_name``: are all of one rank?
     """
-    pointers = ", ".join(f"ptr{k}" for k in range(ranks))
     if interpret:
-        bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in range(ranks))
-        return _INTERPRETED_AWAIT.format(ranks=ranks, pointers=pointers, bits=bits)
+        return interpreted_await(ranks)
+    pointers = ", ".join(f"ptr{k}" for k in range(ranks))
     is_alone = is_one_row and warps > 1
     words = ranks * pack
     each = range(words)
@@ -214,7 +198,7 @@ def _loading(ranks: int, first: int) -> list[str]:
 
 def _without_late(ranks: int, epoch: str) -> list[str]:
     """NaN for what has not come."""
-    return [f"setp.ne.u32 go, found{k}, {epoch}; @go mov.u32 bits{k}, {_NAN};" for k in range(ranks)]
+    return [f"setp.ne.u32 go, found{k}, {epoch}; @go mov.u32 bits{k}, {NAN};" for k in range(ranks)]
 
 
 def polling(flags: int, expected: str, report: str, leave: str) -> list[str]:

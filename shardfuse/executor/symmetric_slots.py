@@ -42,7 +42,9 @@ class Region:
 
     def around(self, launch: Launch) -> Launch:
         """``launch`` with the table before its arguments.  Raises ExchangeTimeoutError once a wait was in vain."""
-        address, told, follow = self.table.data_ptr(), self.arena.told, self.arena.order.follow
+        is_on_gpu = self.arena.device.type == "cuda"
+        address = self.table.data_ptr() if is_on_gpu else self.table  # which Triton's interpreter asks more of
+        told, follow = self.arena.told, self.arena.order.follow
 
         def launch_exchanging(stream: int | None, *arguments: Argument) -> None:
             if told.value:
@@ -59,16 +61,22 @@ def why_no_exchange(ranks: Sequence[int], options: CompileOptions) -> str | None
 
     "" where that goes without saying: where no kernels are made, and without GPUs.
     """
-    if len(ranks) < 2 or options.backend == "torch" or options.interpret:
+    if len(ranks) < 2 or options.backend == "torch":
         return ""
     found = arena()
     if isinstance(found, str):
-        return found
+        return "" if options.interpret else found
     if options.exchange == "nccl":
         return "SHARDFUSE_EXCHANGE=nccl"
     if sorted(ranks) != list(range(world_size())):
         return f"it runs on ranks {list(ranks)}, not on all {world_size()}"
     return None
+
+
+def is_in_reach(device: torch.device) -> bool:
+    """Do kernels on ``device`` reach what its ranks share?"""
+    found = arena()
+    return not isinstance(found, str) and found.device.type == device.type
 
 
 def room(text: str, plans: Sequence[tuple[int, KernelPlan]]) -> str | None:

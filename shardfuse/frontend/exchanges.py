@@ -9,8 +9,9 @@ import torch
 
 from ..compiler import Plan, sent
 from ..executor.options import CompileOptions
-from ..executor.symmetric_slots import offsets, room, why_no_exchange
+from ..executor.symmetric_slots import is_in_reach, offsets, room, why_no_exchange
 from ..in_kernel import exchanging, with_exchanges
+from ..schedulers.rank_exchange import LEFT_FREE
 
 
 def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOptions, by_sums: Callable[[], Plan]) -> Plan:
@@ -22,11 +23,18 @@ def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOption
     why_none = why_no_exchange(ranks, options)
     if plan.fusion.promises.invariant:
         why_none = f"{plan.fusion.promises}: which kernels exchange depends on the number of rows"
-    found = with_exchanges(plan, why_none)
+    found = with_exchanges(_planned_for(plan, options), why_none)
     if why_none is not None or not collectives(found):
         return found
-    other = with_exchanges(by_sums())
+    other = with_exchanges(_planned_for(by_sums(), options))
     return replace(other, apart=plan) if collectives(other) < collectives(found) else found
+
+
+def _planned_for(plan: Plan, options: CompileOptions) -> Plan:
+    """Under Triton's interpreter, programs of a rank run one after the other: none must wait for another of them."""
+    if not options.interpret:
+        return plan
+    return replace(plan, device=replace(plan.device, multiprocessors=LEFT_FREE + 1))
 
 
 def collectives(plan: Plan) -> int:
@@ -38,7 +46,7 @@ def plan_on(plan: Plan, text: str, device: torch.device, options: CompileOptions
     """``plan``, or the one with collectives by themselves, where no kernel can exchange on ``device``."""
     if plan.apart is None:
         return plan
-    has_kernels = device.type == "cuda" and options.backend_for(device) == "triton"
+    has_kernels = options.backend_for(device) == "triton" and is_in_reach(device)
     why = room(text, exchanging(plan)) if has_kernels else f"tensors are on {device.type}"
     return plan if why is None else replace(plan.apart, in_kernel=(f"none: {why}",))
 

@@ -132,17 +132,16 @@ _adopted: WeakKeyDictionary[dist.ProcessGroup, ProcessContext] = WeakKeyDictiona
 def initialize(backend: str | None = None, *, timeout: float | None = None, watchdog: bool = True) -> ProcessContext:
     """Form the default process group of what torchrun, mpirun or srun started; plain `python` is a world of one.
 
-    backend: "nccl", "gloo", or None for NCCL where every rank has a GPU of its own and gloo elsewhere.
-    SHARDFUSE_SHARED_GPU=1 has ranks take turns on a GPU, with gloo's collectives: for tests.
+    backend: "nccl", "gloo", or None for NCCL where every rank has a GPU of its own and gloo elsewhere (for tests,
+    SHARDFUSE_SHARED_GPU=1 has ranks take turns on a GPU, with gloo).
     timeout: seconds that a collective waits for other ranks; SHARDFUSE_TIMEOUT, else 300, where left out.
     watchdog: watch the other ranks, and end this one with a line where one of them that it needs is gone.
-
     Also sets the CUDA device and, for several ranks on a host, one thread for each; makes an error that is not
     caught end all ranks with one line, this one after what `atexit` has (5 s at most); and has `finalize` called at
     exit. Called again it returns what it returned before; ReinitializedError for arguments that differ.
-    Raises InitializeArgumentError, BackendUnavailableError, BackendsDisagreeError, WorldSizesDisagreeError,
-    RankTakenError, LaunchEnvironmentError, RendezvousError, PortInUseError, NoStoreError, PeerLostError and
-    AlreadyInitializedError.
+    Raises AlreadyInitializedError, InitializeArgumentError, PeerLostError, and what keeps ranks from a world:
+    BackendUnavailableError, BackendsDisagreeError, ExchangeUnavailableError, LaunchEnvironmentError, NoStoreError,
+    PortInUseError, RankTakenError, RendezvousError, SharedGpuError and WorldSizesDisagreeError.
     """
     if dist.is_initialized():
         if _default_group() in _adopted:
@@ -171,8 +170,8 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         _start.guard.start()
     try:
         chosen, device = choose(backend, launch, is_gpu_shared=settings.shared_gpu)
-        limit = settings.timeout if timeout is None else timeout
-        context = ProcessContext(launch.rank, launch.world_size, launch.local_rank, device, chosen, limit)
+        about = launch.rank, launch.world_size, launch.local_rank, device, chosen
+        context = ProcessContext(*about, settings.timeout if timeout is None else timeout)
         context = _form(job, world, context, launch.local_size)
     except BaseException as error:
         guard, _start.guard = _start.guard, None
@@ -208,7 +207,9 @@ def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -
         _start.guard.watch_device(context.device, context.timeout)
         meet(job, f"{world}/formed", rank, world_size)
     if world_size > 1:
-        open_arena(context.device, read_settings().exchange, context.timeout, ranks_per_node)
+        settings = read_settings()
+        interpret = settings.triton_interpret
+        open_arena(context.device, settings.exchange, context.timeout, ranks_per_node, is_interpreted=interpret)
     return replace(context, ranks_per_node=ranks_per_node)
 
 

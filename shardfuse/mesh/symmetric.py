@@ -10,9 +10,12 @@ The arena is zeroed once and handed out from its beginning, never taken back; se
 from __future__ import annotations
 
 import ctypes
+import platform
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -20,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from shardfuse.config import Exchange
-from shardfuse.mesh import peer_memory
+from shardfuse.mesh import host_memory, peer_memory
 from shardfuse.mesh.groups import count_exchanges, default_group, default_store
 from shardfuse.mesh.launch_order import LaunchOrder
 from shardfuse.mesh.rendezvous import PrefixStore
@@ -32,6 +35,9 @@ AUTO_EXCHANGES = False
 """Do kernels exchange where ``SHARDFUSE_EXCHANGE`` is not set?  They were measured to be faster than collectives on 2 x
 H200, but the tests of ranks that are late or gone (``tests/gpu/test_exchange_ranks.py``) have not run to their end.
 Besides, a kernel that does not compile is an error of ranks that asked for it; others should agree on collectives."""
+_IN_ORDER = "x86_64"
+"""A processor whose stores other processes see in order, as ranks on a CPU need: there is no fence in Triton's
+interpreter."""
 _WORD = 8
 """Bytes that one access sends: a value of 32 bits below the number of the launch."""
 
@@ -55,7 +61,7 @@ class Arena:
     """What programs have of it (``executor/symmetric_slots.py``)."""
     order: LaunchOrder = field(init=False)
     """In which the kernels of all its programs are launched."""
-    loss: Callable[[], ExchangeTimeoutError | None] = field(init=False, default=lambda: None)
+    loss: Callable[[], ExchangeTimeoutError | None] = field(init=False)
     """What ``report`` says, where it says anything."""
     is_raised: bool = field(init=False, default=False)
     """Has an exception told the caller of the report?"""
@@ -63,7 +69,7 @@ class Arena:
     """``report``, as the host reads it: in a fraction of what a tensor's element takes."""
 
     def __post_init__(self) -> None:
-        self.order = LaunchOrder(self.device)
+        self.order, self.loss = LaunchOrder(self.device), lambda: None
         self.told = ctypes.c_int64.from_address(self.report.data_ptr())
 
 
@@ -79,33 +85,36 @@ class _World:
 _worlds: WeakKeyDictionary[dist.ProcessGroup, _World] = WeakKeyDictionary()
 
 
-def open_arena(device: torch.device, asked: Exchange, timeout: float, ranks_per_node: int) -> None:
+def open_arena(
+    device: torch.device, asked: Exchange, timeout: float, ranks_per_node: int, *, is_interpreted: bool = False
+) -> None:
     """Make the arena of the default process group's ranks, all together, where each can have it.
 
-    asked: what this rank's settings say.  timeout: seconds that a rank waits for its peers.
+    asked: what this rank's settings say.  timeout: seconds that a rank waits for its peers.  is_interpreted: kernels
+    run under Triton's interpreter, on the CPU.
     Raises ExchangeUnavailableError, on every rank, where some rank asks for symmetric memory that they cannot have.
     """
     group = default_group()
     ranks = _Ranks(group.rank(), group.size())
-    mine = _why_not(device, asked, ranks.rank, ranks.size, ranks_per_node)
-    own = "" if mine else "\n".join(_identity(device.index))
+    mine = _why_not(device, asked, ranks.size, ranks_per_node, is_interpreted)
+    own = "" if mine or device.type != "cuda" else "\n".join(_identity(device.index))
     modes, reasons, gpus = zip(*(text.split("\n", 2) for text in ranks.said(f"{asked}\n{mine}\n{own}")), strict=True)
     reason = first_of(reasons)
     if not reason:
-        reason = first_of(ranks.said(_why_not_joined(device.index, asked, ranks.rank, gpus)))
+        reason = first_of(ranks.said(_why_not_joined(device, asked, ranks.rank, gpus)))
     found: Arena | None = None
-    if device.type == "cuda" and not reason:
-        with torch.cuda.device(device):
+    if not reason:
+        with _on(device):
             shared = _shared(device, ranks)
         reason = shared if isinstance(shared, str) else ""
         if not isinstance(shared, str):
-            report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+            report = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
             found = Arena(device, ranks.rank, shared, ARENA_BYTES // _WORD, timeout, report)
             order = found.order
             count_exchanges(group, lambda: order.launches)
     if "symmetric" in modes and reason:
         raise ExchangeUnavailableError(reason)
-    if device.type == "cuda":
+    if device.type == "cuda" or found is not None:
         _worlds[group] = _World(found, reason)
 
 
@@ -147,16 +156,25 @@ def close_arena() -> None:
     if world is not None:
         if world.arena is not None:
             own = world.arena.addresses[world.arena.rank]
-            with torch.cuda.device(world.arena.device):
-                _close([address for address in world.arena.addresses if address != own])
+            device = world.arena.device
+            with _on(device):
+                _close(device, [address for address in world.arena.addresses if address != own])
         world.arena = None
 
 
-def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_per_node: int) -> str:
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _memory_of(device: torch.device) -> ModuleType:
+    return peer_memory if device.type == "cuda" else host_memory
+
+
+def _why_not(device: torch.device, asked: Exchange, size: int, ranks_per_node: int, is_interpreted: bool) -> str:
     """Why this rank has no memory that the others reach, whatever their GPUs; "" where it may have."""
     if asked == "nccl":
         return "SHARDFUSE_EXCHANGE=nccl"
-    if device.type != "cuda":
+    if device.type != "cuda" and not (is_interpreted and asked == "symmetric" and platform.machine() == _IN_ORDER):
         return "tensors are on the CPU"
     if size < 2:
         return "it is the only rank"
@@ -173,12 +191,14 @@ def _identity(index: int) -> tuple[str, str]:
     return str(found.uuid), str(found.multi_processor_count)
 
 
-def _why_not_joined(own: int, asked: Exchange, rank: int, gpus: Sequence[str]) -> str:
-    """Why GPU ``own``, of ``rank``, does not do with the other ranks' ``gpus``; "" where it does.
+def _why_not_joined(device: torch.device, asked: Exchange, rank: int, gpus: Sequence[str]) -> str:
+    """Why the GPU of ``rank`` does not do with the other ranks' ``gpus``; "" where it does.
 
     Ranks may number the GPUs of the host in ways of their own (``CUDA_VISIBLE_DEVICES``).
     """
-    found = [text.split("\n") for text in gpus]
+    if device.type != "cuda":
+        return ""
+    own, found = device.index, [text.split("\n") for text in gpus]
     if found[rank][1] != found[0][1]:  # grids would differ
         return f"its GPU has {found[rank][1]} multiprocessors, that of rank 0 {found[0][1]}"
     here = {_identity(k)[0]: k for k in range(torch.cuda.device_count())}
@@ -226,12 +246,13 @@ def first_of(reasons: Sequence[str]) -> str:
 
 def _shared(device: torch.device, ranks: _Ranks) -> tuple[int, ...] | str:
     """Where each rank's memory is in this process's address space, or why some rank has none that the others reach."""
-    handle, why = b"", ""
+    memory, handle, why = _memory_of(device), b"", ""
     try:
-        torch.cuda.synchronize(device)  # has the GPU's context be this thread's
-        own = peer_memory.allocate(device.index, ARENA_BYTES)
-        peer_memory.zero(own, ARENA_BYTES)  # before any peer has it
-        handle = peer_memory.exported(own)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # has the GPU's context be this thread's
+        own = memory.allocate(device.index, ARENA_BYTES)
+        memory.zero(own, ARENA_BYTES)  # before any peer has it
+        handle = memory.exported(own)
     except RuntimeError as error:
         own, why = 0, f"these GPUs cannot share memory: {error}"
     handles, whys = zip(*(text.split("\n", 1) for text in ranks.said(f"{handle.hex()}\n{why}")), strict=True)
@@ -240,19 +261,19 @@ def _shared(device: torch.device, ranks: _Ranks) -> tuple[int, ...] | str:
     addresses = list[int]()
     try:
         for rank, text in enumerate(handles):
-            addresses.append(own if rank == ranks.rank else peer_memory.opened(bytes.fromhex(text)))
+            addresses.append(own if rank == ranks.rank else memory.opened(bytes.fromhex(text)))
     except RuntimeError as error:
         why = f"these GPUs cannot share memory: {error}"
     reason = first_of([text.removeprefix("\n") for text in ranks.said(f"\n{why}")])
     if reason:
-        _close([address for address in addresses if address != own])
+        _close(device, [address for address in addresses if address != own])
     return reason or tuple(addresses)
 
 
-def _close(addresses: Sequence[int]) -> None:
+def _close(device: torch.device, addresses: Sequence[int]) -> None:
     """Let go of peers' memory, of as much as can be."""
     for address in addresses:
         try:
-            peer_memory.close(address)
+            _memory_of(device).close(address)
         except RuntimeError as error:
             warnings.warn(f"the memory of another GPU was not closed: {error}", stacklevel=3)
