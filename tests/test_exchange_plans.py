@@ -407,6 +407,7 @@ def test_the_end_of_a_world_closes_what_it_can(
     driver, entered = FakeDriver(fails), list[torch.device]()
     group = dist.group.WORLD
     assert group is not None
+    fake.arena.device = torch.device("cuda", 1)
     monkeypatch.setattr(symmetric, "peer_memory", driver)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(entered.append(device)))
     monkeypatch.setitem(symmetric._worlds, group, symmetric._World(fake.arena))
