@@ -425,7 +425,7 @@ def test_auto_has_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened(("auto", "auto"), gpus, monkeypatch) == ["SHARDFUSE_EXCHANGE=symmetric asks for it"] * 2
     for found in opened(("auto", "symmetric"), gpus, monkeypatch):
         assert "rank 0: SHARDFUSE_EXCHANGE=symmetric asks for it: set it alike on all ranks" in found
-    assert "several hosts" in symmetric._why_not(gpus[0], "symmetric", 0, 4, 2)
+    assert "several hosts" in symmetric._why_not(gpus[0], "symmetric", 4, 2, False)
 
 
 def test_links_are_those_of_the_gpus_that_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:
