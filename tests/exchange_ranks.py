@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from exchange_cases import PARTIAL, define, expected, inputs, piece, piece_of_output
 
 from benchmarks.roundings import assert_near
-from shardfuse import DataType, initialize
+from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, initialize
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.process import ProcessContext, finalize
 
@@ -139,6 +139,62 @@ def do_fault(case: str, jobs: list[Job]) -> Callable[[], object]:
     raise AssertionError(case)
 
 
+def meshes(context: ProcessContext) -> None:
+    """Programs of some ranks, of which each has others, then of lines of all ranks; each checks what it has.
+
+    Ranks have handed out more or less before: those of a line have their slots at one place all the same.
+    """
+    whole = DeviceMesh([[0, 1], [2, 3]])
+    lines = {ParallelType.mesh_x: ((0, 1), (2, 3)), ParallelType.mesh_y: ((0, 2), (1, 3))}
+    for teams in lines.values():
+        (team,) = [t for t in teams if context.rank in t]
+        for k in range(1 + min(team)):
+            run_on(DeviceMesh(list(team)), ParallelType.mesh_x, 4 + k, context)
+    for dim in lines:
+        run_on(whole, dim, 4, context)
+    say(f"has {symmetric.arena().used} words")
+
+
+def hosts() -> None:
+    """A world of two hosts, as far as ranks know: those of a host exchange, and the others have collectives."""
+    name = symmetric._host()
+    symmetric._host = lambda: f"{name} {int(os.environ['RANK']) // 2}"
+    context = initialize(timeout=60)
+    assert set(symmetric.arena().addresses) == ({0, 1} if context.rank < 2 else {2, 3})
+    whole = DeviceMesh([[0, 1], [2, 3]])
+    run_on(whole, ParallelType.mesh_x, 4, context)
+    run_on(DeviceMesh([2, 3] if context.rank > 1 else [1, 0]), ParallelType.mesh_x, 3, context)
+    team = [0, 2] if context.rank % 2 == 0 else [1, 3]
+    for mesh, dim in ((whole, ParallelType.mesh_y), (DeviceMesh(team), ParallelType.mesh_x)):
+        run_on(mesh, dim, 4, context, is_in_kernel=False)
+    say("done")
+    finalize()
+
+
+def run_on(
+    mesh: DeviceMesh, dim: ParallelType, rows: int, context: ProcessContext, *, is_in_kernel: bool = True
+) -> None:
+    """An RMSNorm of rows that are cut along ``dim`` of ``mesh``, as often as words could be of another program."""
+    team = mesh.team(context.rank, dim)
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, COLUMNS], contiguity=True, dtype=DataType.Float)
+        total = fd.ops.sum(fd.ops.mul(x, x), [1], keepdim=True)
+        fd.add_output(fd.ops.mul(x, fd.ops.rsqrt(total)))
+        x.set_device_mesh(mesh)
+        x.outer_split(1, len(team))
+        x.axis(1).parallelize(dim)
+    for turn in range(3):
+        made = torch.Generator().manual_seed(1000 * turn + 100 * rows + min(team))
+        whole = torch.randn((rows, COLUMNS), generator=made)
+        own = whole.chunk(len(team), 1)[team.index(context.rank)].contiguous().to(context.device)
+        (found,) = fd.execute([own])
+        wide = whole.double() * whole.double().square().sum(1, keepdim=True).rsqrt()
+        parts = [t.chunk(len(team), 1)[team.index(context.rank)] for t in (wide, wide.float())]
+        assert_near(found.cpu(), *parts, n=4, what=f"{mesh}, {dim}, {rows} rows")
+    assert (not fd.explain().collectives) == is_in_kernel, fd.explain()
+    assert is_in_kernel or "do not reach each other's memory" in str(fd.explain())
+
+
 def synchronize(context: ProcessContext) -> None:
     if context.device.type == "cuda":
         torch.cuda.synchronize()
@@ -150,6 +206,11 @@ def main(case: str) -> None:
     context = initialize(timeout=60)
     say(f"has a world of {context.world_size} by {context.backend}")
     assert isinstance(symmetric.arena(), symmetric.Arena), symmetric.arena()
+    if case == "meshes":
+        meshes(context)
+        finalize()
+        hosts()
+        return
     jobs = [Job(kind, context) for kind in ("rms_norm", PARTIAL)]
     say("has inputs")
     for job in jobs:

@@ -190,9 +190,9 @@ class FakeMesh:
 
     def __init__(self, words: int) -> None:
         self.memory = torch.zeros(words, dtype=torch.int64)
-        addresses = (self.memory.data_ptr(), 1 << 20)
+        addresses = {0: self.memory.data_ptr(), 1: 1 << 20}
         report = torch.zeros(1, dtype=torch.int64)
-        self.arena = Arena(torch.device("cpu"), 0, addresses, words, 5.0, report)
+        self.arena = Arena(torch.device("cpu"), 0, addresses, words, 5.0, report, {0: "here", 1: "here"})
 
 
 @pytest.fixture
@@ -272,7 +272,7 @@ def test_launches_of_all_programs_are_in_one_order(fake: FakeMesh) -> None:
     plans = [kernel_of(plan_of(define(kind, 8192, 2, BF16), 8)) for kind in ("rms_norm", "layer_norm")]
     for k, plan in enumerate(plans):
         symmetric_slots.region_of("a", k, plan).around(lambda *given: None)(None)
-    assert fake.arena.order.launches == 2
+    assert fake.arena.order.launches == {(0, 1): 2}
 
 
 def test_a_report_names_the_peer_and_ends_all_programs(fake: FakeMesh) -> None:
@@ -326,7 +326,7 @@ def opened(asked: tuple[str, str], devices: Sequence[torch.device], monkeypatch:
     def run(rank: int) -> str:
         here.group = FakeGroup(rank)
         try:
-            symmetric.open_arena(devices[rank], asked[rank], 5.0, 2)
+            symmetric.open_arena(devices[rank], asked[rank], 5.0)
         except ExchangeUnavailableError as error:
             return f"raised: {error}"
         world = symmetric._worlds.get(here.group)
@@ -425,7 +425,6 @@ def test_auto_has_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened(("auto", "auto"), gpus, monkeypatch) == ["SHARDFUSE_EXCHANGE=symmetric asks for it"] * 2
     for found in opened(("auto", "symmetric"), gpus, monkeypatch):
         assert "rank 0: SHARDFUSE_EXCHANGE=symmetric asks for it: set it alike on all ranks" in found
-    assert "several hosts" in symmetric._why_not(gpus[0], "symmetric", 4, 2, False)
 
 
 def test_links_are_those_of_the_gpus_that_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:

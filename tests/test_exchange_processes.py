@@ -17,6 +17,12 @@ def test_ranks_have_what_they_have_together(tmp_path: Path) -> None:
     assert codes == [0, 0, 0], "\n".join(texts)
 
 
+def test_ranks_of_any_mesh_whose_memory_they_reach_exchange(tmp_path: Path) -> None:
+    """Of two of four ranks, of lines of a mesh of two dimensions, and of one host of two."""
+    codes, texts, _ = outcome("meshes", tmp_path, ranks=4)
+    assert codes == [0, 0, 0, 0], "\n".join(texts)
+
+
 def test_a_rank_that_waits_in_a_kernel_for_one_that_was_killed_ends(tmp_path: Path) -> None:
     """Long before the end of the wait: its watchdog goes on while the kernel waits."""
     codes, texts, _ = outcome("kill", tmp_path)

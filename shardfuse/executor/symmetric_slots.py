@@ -2,9 +2,9 @@
 
 A region belongs to a program's text, which its ranks have alike, and to one of its segments: each rank has slots at
 the same offset.  Kernels that send whole rows have slots for each program of their grid, which all that have the same
-of them share.  Offsets are those of the order in which programs are made, which is the same on all ranks: only
-programs of all ranks of the arena have regions, their ranks compare them before the first run, offsets among what is
-compared, and what was handed out to a program that is not agreed on is taken back.
+of them share.  Ranks of a program may have handed out more or less to programs of other ranks: before they make one,
+each tells how much, and slots begin where the one that has handed out most goes on (``frontend/executor_cache.py``).
+They compare offsets before the first run, and what was handed out to a program that is not agreed on is taken back.
 
 Launches of all regions follow one another (``mesh/launch_order.py``); a CUDA graph is replayed by the caller, who must
 not have it run beside other launches that exchange.
@@ -20,7 +20,8 @@ from typing import cast
 import torch
 
 from ..codegen.mesh_exchange import Reported, slots_of, table
-from ..mesh.groups import current_rank, world_size
+from ..mesh import DeviceMesh, ParallelType
+from ..mesh.groups import current_rank
 from ..mesh.symmetric import Arena, arena
 from ..rank_errors import ExchangeTimeoutError
 from ..schedulers.plan import KernelPlan
@@ -34,23 +35,27 @@ _LINE = 16
 
 @dataclass(eq=False)
 class Region:
-    """``offset``: of its slots, in words.  ``table``: what its kernel is given, see ``codegen/mesh_exchange.py``."""
+    """``offset``: of its slots, in words.  ``table``: what its kernel is given, see ``codegen/mesh_exchange.py``.
+
+    ``ranks``: that wait for one another in it, ascending.
+    """
 
     arena: Arena
     offset: int
     table: torch.Tensor
+    ranks: tuple[int, ...]
 
     def around(self, launch: Launch) -> Launch:
         """``launch`` with the table before its arguments.  Raises ExchangeTimeoutError once a wait was in vain."""
         is_on_gpu = self.arena.device.type == "cuda"
         address = self.table.data_ptr() if is_on_gpu else self.table  # which Triton's interpreter asks more of
-        told, follow = self.arena.told, self.arena.order.follow
+        told, follow, ranks = self.arena.told, self.arena.order.follow, self.ranks
 
         def launch_exchanging(stream: int | None, *arguments: Argument) -> None:
             if told.value:
                 self.arena.is_raised = True
                 raise lost(self.arena)
-            follow(stream)
+            follow(stream, ranks)
             launch(stream, address, *arguments)
 
         return launch_exchanging
@@ -66,11 +71,36 @@ def why_no_exchange(ranks: Sequence[int], options: CompileOptions) -> str | None
     found = arena()
     if isinstance(found, str):
         return "" if options.interpret else found
-    if options.exchange == "nccl":
-        return "SHARDFUSE_EXCHANGE=nccl"
-    if sorted(ranks) != list(range(world_size())):
-        return f"it runs on ranks {list(ranks)}, not on all {world_size()}"
+    return "SHARDFUSE_EXCHANGE=nccl" if options.exchange == "nccl" else None
+
+
+def why_out_of_reach(mesh: DeviceMesh, parallel_type: ParallelType) -> str | None:
+    """Why ranks along a dimension of ``mesh`` do not reach each other's memory; ``None`` where all do.
+
+    The same on all ranks of the world.
+    """
+    found = arena()
+    if isinstance(found, str):
+        return found
+    for rank in mesh.ranks:
+        team = mesh.team(rank, parallel_type)
+        hosts = {found.hosts.get(member) for member in team}
+        if len(hosts) > 1 or None in hosts:
+            return f"ranks {list(team)} do not reach each other's memory"
     return None
+
+
+def handed_out() -> int:
+    """Words of the arena that this rank's programs have; 0 without one."""
+    found = arena()
+    return 0 if isinstance(found, str) else found.used
+
+
+def hand_out_from(offset: int) -> None:
+    """What is handed out next begins there, or behind."""
+    found = arena()
+    assert not isinstance(found, str), "ranks have told what they have of it"
+    found.used = max(found.used, offset)
 
 
 def is_in_reach(device: torch.device) -> bool:
@@ -100,7 +130,10 @@ def region_of(text: str, k: int, plan: KernelPlan) -> Region:
     key = _key(text, k, plan)
     region = known.get(key)
     if region is None:
-        region = known[key] = Region(found, found.used, _table(found, found.used, plan))
+        exchange = plan.exchange
+        assert exchange is not None, "a kernel whose ranks exchange"
+        ranks = tuple(sorted(exchange.mesh.team(current_rank(), exchange.parallel_type)))
+        region = known[key] = Region(found, found.used, _table(found, found.used, plan), ranks)
         found.used += _words(plan)
         found.loss = lambda: lost(found) if found.told.value else None
     return region

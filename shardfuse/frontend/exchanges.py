@@ -8,8 +8,17 @@ from dataclasses import replace
 import torch
 
 from ..compiler import Plan, sent
+from ..executor.agreement import agreed
 from ..executor.options import CompileOptions
-from ..executor.symmetric_slots import is_in_reach, offsets, room, why_no_exchange
+from ..executor.symmetric_slots import (
+    hand_out_from,
+    handed_out,
+    is_in_reach,
+    offsets,
+    room,
+    why_no_exchange,
+    why_out_of_reach,
+)
 from ..in_kernel import exchanging, with_exchanges
 from ..schedulers.rank_exchange import LEFT_FREE
 
@@ -23,10 +32,10 @@ def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOption
     why_none = why_no_exchange(ranks, options)
     if plan.fusion.promises.invariant:
         why_none = f"{plan.fusion.promises}: which kernels exchange depends on the number of rows"
-    found = with_exchanges(_planned_for(plan, options), why_none)
+    found = with_exchanges(_planned_for(plan, options), why_none, why_out_of_reach)
     if why_none is not None or not collectives(found):
         return found
-    other = with_exchanges(_planned_for(by_sums(), options))
+    other = with_exchanges(_planned_for(by_sums(), options), None, why_out_of_reach)
     return replace(other, apart=plan) if collectives(other) < collectives(found) else found
 
 
@@ -49,6 +58,17 @@ def plan_on(plan: Plan, text: str, device: torch.device, options: CompileOptions
     has_kernels = options.backend_for(device) == "triton" and is_in_reach(device)
     why = room(text, exchanging(plan)) if has_kernels else f"tensors are on {device.type}"
     return plan if why is None else replace(plan.apart, in_kernel=(f"none: {why}",))
+
+
+def agree_on_memory(ranks: Sequence[int], text: str, options: CompileOptions, plan: Callable[[], Plan]) -> None:
+    """Where slots of the program of ``text`` begin, whose kernels exchange: behind what any of its ranks handed out."""
+    if why_no_exchange(ranks, options) is not None:
+        return
+    with agreed(ranks, f"{text}\nmemory that ranks share", text) as told:
+        has_slots = plan().apart is not None
+        told.number = handed_out()
+    if told.most is not None and has_slots:
+        hand_out_from(told.most)
 
 
 def promises(plan: Plan, text: str) -> list[str]:

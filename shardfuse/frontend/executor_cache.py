@@ -49,7 +49,7 @@ from ..schedulers.schedule import Schedule
 from ..schedulers.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
 from .bound_call import BoundCall, Made, Sizes
-from .exchanges import plan_on, promises, with_exchanges_here
+from .exchanges import agree_on_memory, plan_on, promises, with_exchanges_here
 from .forks import forgotten_in_forks
 from .promise_arguments import check_promises_kept
 from .repeat import Repeat
@@ -297,9 +297,11 @@ class FusionExecutorCache:
     def _bind(self, call: BoundCall) -> Made:
         made = self.programs.get(call.key)
         if made is None:
-            with taken_back_on_failure(), agreed(call.ranks, call.text) as promised, self._lines_named:
-                made = self._build(call)
-                promised += promises(made.plan, call.text)
+            with taken_back_on_failure(), self._lines_named:
+                agree_on_memory(call.ranks, call.text, self.options, lambda: self.plan(call.sizes, call.numbers))
+                with agreed(call.ranks, call.text) as promised:
+                    made = self._build(call)
+                    promised += promises(made.plan, call.text)
             self.programs.put(call.key, made)
             if (
                 self.options.autotunes(call.bound.device)

@@ -208,8 +208,7 @@ def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -
         meet(job, f"{world}/formed", rank, world_size)
     if world_size > 1:
         settings = read_settings()
-        interpret = settings.triton_interpret
-        open_arena(context.device, settings.exchange, context.timeout, ranks_per_node, is_interpreted=interpret)
+        open_arena(context.device, settings.exchange, context.timeout, is_interpreted=settings.triton_interpret)
     return replace(context, ranks_per_node=ranks_per_node)
 
 
