@@ -7,7 +7,7 @@ from time import perf_counter
 
 import torch
 
-from shardfuse.analysis.resharding import local_bytes
+from shardfuse.analysis.communication_table import local_bytes
 from shardfuse.ir.expr import BoundTensor
 
 from .sm90 import Resources, compile_all, sources_of

@@ -15,6 +15,7 @@
     python benchmarks/run.py promises                         # what invariant="batch" costs, from 1 to 8192 rows
     torchrun --nproc-per-node 2 benchmarks/run.py calls       # a call with an all-reduce, against NCCL and Inductor
     torchrun --nproc-per-node 2 benchmarks/run.py exchange    # statistics exchanged in a kernel, and by collectives
+    torchrun --nproc-per-node 2 benchmarks/run.py losses      # cross entropy over sharded classes; also on 1 rank
     torchrun --nproc-per-node 2 benchmarks/run.py train       # a training step, against plain torch and torch.compile
     python benchmarks/run.py groupnorm --dry --compile        # without a GPU: plans, and kernels compiled for sm_90
 
@@ -46,6 +47,7 @@ from benchmarks import page, peers
 from benchmarks.calls import EXCHANGE, run_calls, run_exchange
 from benchmarks.dry import Planned, plan_case
 from benchmarks.host import CALLED
+from benchmarks.losses import run_losses
 from benchmarks.model_cases import model_cases
 from benchmarks.model_dry import dry_models
 from benchmarks.models import run_models
@@ -196,7 +198,10 @@ ON_RANKS = {
     "calls": lambda cases, device, _: run_calls(cases, device),
     "exchange": lambda cases, device, _: run_exchange(cases, device),
     "train": lambda cases, device, only: run_train(cases, device, only=only),
+    "losses": lambda cases, device, _: run_losses(cases, device),
 }
+ON_ANY_NUMBER = ("losses",)
+"""Suites that have something to measure on one rank, too."""
 
 
 def _on_ranks(options: argparse.Namespace) -> int:
@@ -204,7 +209,7 @@ def _on_ranks(options: argparse.Namespace) -> int:
     if options.suite == "exchange" and torch.cuda.device_count() > 1:
         os.environ.setdefault(EXCHANGE, "symmetric")
     context, suite = shardfuse.initialize(), options.suite
-    if context.world_size == 1:
+    if context.world_size == 1 and suite not in ON_ANY_NUMBER:
         print(f"{suite} runs on several ranks: start it with torchrun or mpirun", file=sys.stderr)
         return 2
     where = _machine() if torch.cuda.is_available() else f"CPU, torch {torch.__version__}"

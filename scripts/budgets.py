@@ -1,4 +1,4 @@
-"""What shardfuse's source holds to and no other tool checks: sizes, and rules for the parts that plan.
+"""What shardfuse's source holds to and no other tool checks: sizes, file names, and rules for the parts that plan.
 
 Prints each violation as `file:line: what` and ends with exit code 1 if there is any.
 
@@ -9,7 +9,7 @@ plan do without them, and they name the attributes that they read rather than lo
 import ast
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +32,7 @@ SLOW_IMPORTS = (
     "shardfuse.frontend.page",
     # shardfuse's own: what runs a fusion, which a program that has only imported the package does not need
     *("shardfuse.frontend.executor_cache", "shardfuse.frontend.explain", "shardfuse.frontend.dtensor"),
-    *("shardfuse.tools.simulate", "shardfuse.compile.graph_pass"),
+    *("shardfuse.tools.simulation", "shardfuse.compile.graph_pass"),
 )
 NUMBERED = ("schedulers", "codegen")
 NUMBERS = 60
@@ -71,6 +71,7 @@ def main() -> int:
             violations += [f"{where}: a number without a sentence below: what it bounds, its unit" for where in unsaid]
     if numbers > NUMBERS:
         violations.append(f"{' and '.join(NUMBERED)}: {numbers} numeric constants; the budget is {NUMBERS}")
+    violations += repeated_names([path.relative_to(ROOT) for path in sorted(PACKAGE.rglob("*.py"))])
     p90 = sorted(lengths)[math.ceil(0.9 * len(lengths)) - 1] if lengths else 0
     if p90 > P90_FUNCTION_LINES:
         violations.append(
@@ -86,6 +87,14 @@ def main() -> int:
         )
     )
     return 1 if violations else 0
+
+
+def repeated_names(paths: Sequence[Path]) -> Iterator[str]:
+    """A file name tells one module of the whole package, so that a traceback or a search for it leads to one place."""
+    first: dict[str, Path] = {}
+    for path in paths:
+        if path.name != "__init__.py" and first.setdefault(path.name, path) != path:
+            yield f"{path}:1: {first[path.name]} has this file name too: a file name tells one module"
 
 
 def functions_of(tree: ast.AST) -> Iterator[Function]:

@@ -21,7 +21,7 @@ SOURCES = {
     "rank_errors.py": "Ranks that wait for each other",
     "errors.py": "Definitions, meshes and runs",
     "module_errors.py": "Modules",
-    "optim/errors.py": "Optimiser steps",
+    "optim/optim_errors.py": "Optimiser steps",
 }
 
 HEAD = """# Error messages

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .config import VERSION
 from .errors import ShardfuseError
-from .executor.arguments import NoGradientsWarning
+from .executor.plain_arguments import NoGradientsWarning
 from .executor.turns import run_in_this_thread
 from .frontend.definition import FusionDefinition
 from .ir.dtype import DataType
@@ -16,7 +16,7 @@ from .mesh import DeviceMesh, ParallelType
 from .mesh.process import ProcessContext, finalize, initialize
 
 if TYPE_CHECKING:
-    from .tools.simulate import simulate
+    from .tools.simulation import simulate
 
 __version__ = VERSION
 
@@ -40,7 +40,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """``simulate`` is imported when it is asked for: it brings torch's test groups along."""
     if name == "simulate":
-        from shardfuse.tools.simulate import simulate
+        from shardfuse.tools.simulation import simulate
 
         return simulate
     raise AttributeError(f"module 'shardfuse' has no attribute {name!r}")

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .errors import CollectiveArgumentError
-from .executor import communication
+from .executor import collective_calls
 from .executor.collective_arguments import check_dim, check_op
 from .executor.rank_reduction import Reduction
 from .mesh.calls import Call
@@ -66,7 +66,7 @@ def _all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None, op: Reduction)
     check_op("all_reduce", op, x.dtype)
     team = _team("all_reduce", group)
     _note(team, "all_reduce", op, None, x)
-    return communication.all_reduce(x.detach(), op, team)
+    return collective_calls.all_reduce(x.detach(), op, team)
 
 
 def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None, op: Reduction) -> torch.Tensor:
@@ -74,9 +74,9 @@ def _reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None, 
     dim = _checked_dim("reduce_scatter", dim, x)
     check_op("reduce_scatter", op, x.dtype)
     team = _team("reduce_scatter", group)
-    sizes = communication.chunk_sizes(x.shape[dim], team.size)
+    sizes = collective_calls.chunk_sizes(x.shape[dim], team.size)
     _note(team, "reduce_scatter", op, dim, x)
-    return communication.reduce_scatter(x.detach(), dim, op, team, sizes)
+    return collective_calls.reduce_scatter(x.detach(), dim, op, team, sizes)
 
 
 def _out_of_graphs(call: _Call) -> _Call:

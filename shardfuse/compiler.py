@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .analysis.resharding import chunk_of, communication_of
+from .analysis.communication_table import chunk_of, communication_of
 from .device import Device
 from .ir.expr import BoundFusion, BoundTensor, Number, Scalar
 from .ir.fusion import Fusion

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from .analysis.resharding import communication_of, local_bytes
+from .analysis.communication_table import communication_of, local_bytes
 from .compiler import Plan, PlannedSegment
 from .device import Device
 from .ir.expr import BoundTensor

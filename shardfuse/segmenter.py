@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from .analysis.resharding import chunk_of, communication_of, packed
+from .analysis.communication_table import chunk_of, communication_of, packed
 from .analysis.sharding import is_even, is_opaque
 from .device import Device
 from .ir.expr import VIEWS, BoundFusion, BoundTensor, Expr

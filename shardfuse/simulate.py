@@ -9,7 +9,7 @@ from types import CodeType, ModuleType
 from typing import TextIO, cast
 
 from shardfuse.errors import ShardfuseError
-from shardfuse.tools.simulate import simulate
+from shardfuse.tools.simulation import simulate
 
 
 def main(arguments: list[str]) -> int:

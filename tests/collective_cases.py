@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.roundings import assert_near
-from shardfuse.executor import communication as comm
+from shardfuse.executor import collective_calls as comm
 from shardfuse.mesh.groups import Team
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -67,7 +67,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "`isinstance(v, BoundTensor)` becomes `(True)`",
     ): _NEVER_READ,
     (
-        "shardfuse/analysis/resharding.py",
+        "shardfuse/analysis/communication_table.py",
         "if size > PACKED_BYTES or found[0] is None:",
         "`size > PACKED_BYTES or found[0] is None` becomes `(size > PACKED_BYTES)`",
     ): _NEVER_NONE,

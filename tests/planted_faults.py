@@ -39,7 +39,7 @@ FAULTS = (
     ),
     Fault(
         "an exchange is not waited for",
-        "shardfuse/executor/communication.py",
+        "shardfuse/executor/collective_calls.py",
         "_bytes(rows.to(out.device)), taken, given, group)\n",
         "_bytes(rows.to(out.device)), taken, given, group, async_op=True)\n",
         ("tests/multirank/test_communication.py", "-k", "is_there_when"),
@@ -47,7 +47,7 @@ FAULTS = (
     ),
     Fault(
         "a broadcast is not waited for",
-        "shardfuse/executor/communication.py",
+        "shardfuse/executor/collective_calls.py",
         "    _c10d.broadcast(_bytes(staged), root, group)\n",
         "    _c10d.broadcast(_bytes(staged), root, group, async_op=True)\n",
         ("tests/multirank/test_communication.py", "-k", "is_there_when"),
@@ -62,14 +62,14 @@ FAULTS = (
     ),
     Fault(
         "a late kernel writes over rows that are read ahead",
-        "shardfuse/schedulers/in_place.py",
+        "shardfuse/schedulers/overwritten_inputs.py",
         "        and not schedule.lag  # it reads a row while it writes the one before\n",
         "",
         ("tests/test_kernel_counts.py", "-k", "read_ahead"),
     ),
     Fault(
         "a late kernel writes over rows that are read ahead, as it runs",
-        "shardfuse/schedulers/in_place.py",
+        "shardfuse/schedulers/overwritten_inputs.py",
         "        and not schedule.lag  # it reads a row while it writes the one before\n",
         "",
         ("tests/gpu/test_language.py", "-k", "written_over"),
@@ -172,7 +172,7 @@ FAULTS = (
     ),
     Fault(
         "a sum divided by something else is a mean",
-        "shardfuse/analysis/statistics.py",
+        "shardfuse/analysis/paired_reductions.py",
         "            if count is None or not isinstance(by, Scalar) or by.value != count:\n",
         "            if count is None or not isinstance(by, Scalar):\n",
         ("tests/test_statistics.py",),
@@ -194,7 +194,7 @@ FAULTS = (
     ),
     Fault(
         "pieces are cut evenly where torch.chunk does not",
-        "shardfuse/executor/communication.py",
+        "shardfuse/executor/collective_calls.py",
         "    chunk = -(-extent // parts)\n",
         "    chunk = extent // parts + 1\n",
         ("tests/test_communication_threads.py",),
@@ -208,7 +208,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "passes": ("shardfuse/passes",),
     "binding": ("shardfuse/executor/binding.py",),
     "agreement": ("shardfuse/executor/agreement.py",),
-    "exchange": ("shardfuse/executor/exchange.py",),
+    "exchange": ("shardfuse/executor/all_to_all.py",),
     "dtensor": ("shardfuse/frontend/dtensor.py",),
     "nn": ("shardfuse/nn",),
 }

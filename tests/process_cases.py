@@ -19,7 +19,7 @@ import torch.distributed as dist
 from forked_ranks import serve
 
 from shardfuse import FusionDefinition, ParallelType
-from shardfuse.executor.communication import all_reduce
+from shardfuse.executor.collective_calls import all_reduce
 from shardfuse.mesh import DeviceMesh, Team
 from shardfuse.mesh.process import ProcessContext, fail, finalize, initialize
 from shardfuse.rank_errors import ForkedProcessError

@@ -9,7 +9,7 @@ from torch_answers import assert_beside
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.ops.attention_calls import ATTENTION_CALLS
-from shardfuse.ops.torch_call import DRAWN
+from shardfuse.ops.call_signature import DRAWN
 
 SHAPE = [2, 4, 5, 3]
 QUERY = ("query", "key", "value")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from shardfuse.executor.batches import batch_launches
-from shardfuse.executor.chunks import address_chunks
 from shardfuse.executor.storage import LITTLE, freed
+from shardfuse.executor.stream_chunks import address_chunks
 
 
 class Batches:

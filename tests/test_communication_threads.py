@@ -10,7 +10,7 @@ from collective_cases import CHECKS, Check
 from ranks import RanksHungError, run_ranks
 
 from shardfuse.errors import CollectiveArgumentError, NotInitializedError, RankNotInMeshError, TeamRanksError
-from shardfuse.executor import communication as comm
+from shardfuse.executor import collective_calls as comm
 from shardfuse.executor import nccl, packing
 from shardfuse.mesh.groups import Team, process_group
 

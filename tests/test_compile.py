@@ -17,7 +17,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 import shardfuse.compile
 from shardfuse.compile import report
 from shardfuse.compile.backend import patches
-from shardfuse.compile.errors import CompileOptionError, UnknownOptionError
+from shardfuse.compile.compile_errors import CompileOptionError, UnknownOptionError
 from shardfuse.compile.graph_pass import PostGradPass
 
 F = torch.nn.functional

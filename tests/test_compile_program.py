@@ -11,10 +11,10 @@ from compile_graphs import assert_near, graph_of, regions_in
 
 from shardfuse import DataType, FusionDefinition
 from shardfuse.compile import report
-from shardfuse.compile.errors import ProgramTextError, UntranslatableError
+from shardfuse.compile.aten_table import why_not
+from shardfuse.compile.compile_errors import ProgramTextError, UntranslatableError
 from shardfuse.compile.program_text import rebuilt
 from shardfuse.compile.region_op import REGION, program_of
-from shardfuse.compile.table import why_not
 
 F = torch.nn.functional
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from compile_graphs import check, graph_of, regions_in
 
-from shardfuse.compile.table import aten_ops
+from shardfuse.compile.aten_table import aten_ops
 
 F = torch.nn.functional
 aten = torch.ops.aten

@@ -263,7 +263,7 @@ def test_no_table_of_a_module_grows_without_bound() -> None:
     }
     assert unbounded == {
         "shardfuse.compile.graph_pass.source_hash",
-        "shardfuse.compile.table.aten_ops",
+        "shardfuse.compile.aten_table.aten_ops",
         "shardfuse.executor.driver.open_driver",
         "shardfuse.executor.gpu_clock.clock_of",
         "shardfuse.executor.streams.communication_stream",

@@ -13,7 +13,7 @@ import torch
 from test_driver import COMPILER, Fake
 from torch.distributed import HashStore
 
-from shardfuse.executor import bound_collectives, channels
+from shardfuse.executor import bound_collectives, nccl_channels
 from shardfuse.mesh import process
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
@@ -92,7 +92,7 @@ def test_pieces_of_an_inner_dim_are_one_group(fake: FakeNccl) -> None:
 
 def test_pieces_as_they_are_bound(fake: FakeNccl) -> None:
     """[3, 8, 5] over two members, each with four of the eight."""
-    channel = channels.NcclChannel(fake.driver, 87, torch.float32, None)
+    channel = nccl_channels.NcclChannel(fake.driver, 87, torch.float32, None)
     team, part, whole = cast(Any, SimpleNamespace(size=2)), torch.zeros(3, 4, 5), torch.zeros(3, 8, 5)
     gather = bound_collectives.all_gather(1, team, whole.shape)(channel)
     scatter = bound_collectives.reduce_scatter(1, team, part.shape, torch.float32)(channel)
@@ -235,13 +235,13 @@ def test_a_new_communicator_at_the_address_of_an_old_one(fake: FakeNccl) -> None
 
 def test_a_group_begins_to_count_once(fake: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each collective of a group is bound by itself; the next group may have a communicator at the same address."""
-    monkeypatch.setattr(channels, "_found", [fake.driver])
-    monkeypatch.setattr(channels, "is_watched", lambda: True)
+    monkeypatch.setattr(nccl_channels, "_found", [fake.driver])
+    monkeypatch.setattr(nccl_channels, "is_watched", lambda: True)
     x = torch.zeros(1)
     for _ in range(2):
         group = cast(Any, HashStore())  # anything that is counted for
         for k in range(2):
-            channel = channels.nccl_channel(group, Communicating(90), torch.float32)
+            channel = nccl_channels.nccl_channel(group, Communicating(90), torch.float32)
             assert channel is not None
             assert fake.driver.issued(90) == k
             fake.driver.collective(0, 90, 1, 7, 0)(0, x, x)
@@ -264,11 +264,11 @@ def test_what_is_called_by_torch(
     fake: FakeNccl, is_watched: bool, blocking: int | None, takes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody but torch watches, and where a call may return before NCCL has taken it."""
-    monkeypatch.setattr(channels, "_found", [fake.driver])
+    monkeypatch.setattr(nccl_channels, "_found", [fake.driver])
     monkeypatch.setattr(process, "own_watchdog", lambda: object() if is_watched else None)
-    monkeypatch.setattr(channels, "own_watchdog", process.own_watchdog)
+    monkeypatch.setattr(nccl_channels, "own_watchdog", process.own_watchdog)
     backend = Communicating(91, blocking)
-    found = channels.nccl_channel(cast(Any, HashStore()), backend, torch.float32)
+    found = nccl_channels.nccl_channel(cast(Any, HashStore()), backend, torch.float32)
     assert (found is not None) == takes
 
 

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh, optim
-from shardfuse.optim.errors import NonFiniteNormError, OptimizerArgumentError, OptimizerTensorError
+from shardfuse.optim.optim_errors import NonFiniteNormError, OptimizerArgumentError, OptimizerTensorError
 from shardfuse.optim.tensor_lists import overlapping
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from fusion_check import check
 from ranks import run_ranks
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.executor import communication
+from shardfuse.executor import collective_calls
 from shardfuse.ir.tensor_view import TensorView
 
 
@@ -27,9 +27,9 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_backward_of_a_norm(size: int, uneven: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """dw and db of row-sharded tensors: one all-reduce of both."""
     calls: list[int] = []
-    original = communication.all_reduce
+    original = collective_calls.all_reduce
     monkeypatch.setattr(
-        communication,
+        collective_calls,
         "all_reduce",
         lambda x, op, team, **how: (calls.append(x.numel()), original(x, op, team, **how))[1],
     )

@@ -13,7 +13,18 @@ from shardfuse import DataType, FusionDefinition
 from shardfuse.ir.expr import BoundFusion
 from shardfuse.ir.printer import fusion_text
 from shardfuse.ir.verify import verify
-from shardfuse.passes import PASSES, bind, casts, copies, dead_code, decompose, parts, propagate, settle_inputs, windows
+from shardfuse.passes import (
+    PASSES,
+    bind,
+    casts,
+    concatenated_pieces,
+    copies,
+    dead_code,
+    decompose,
+    propagate,
+    settle_inputs,
+    windows,
+)
 
 Define = Callable[[FusionDefinition], None]
 
@@ -107,7 +118,7 @@ def turned_rest(fd: FusionDefinition) -> None:
         (propagate, one_said, [(8, 4), (4,)]),
         (decompose, columns_to_all, [(8, 4)]),
         (copies, copied_total, [(2, 8)]),
-        (parts, turned_halves, [(9, 4)]),
+        (concatenated_pieces, turned_halves, [(9, 4)]),
         (windows, turned_rest, [(9, 4)]),
     ],
     ids=lambda value: value.__name__.split(".")[-1] if isinstance(value, ModuleType) else "",

@@ -7,7 +7,7 @@ import torch
 from ranks import run_ranks
 from resharding_cases import CUTS, PARTIAL, WHOLE, Case, Placed, pairs, run, sample
 
-from shardfuse.analysis.resharding import Communication
+from shardfuse.analysis.communication_table import Communication
 
 
 def collectives(cases: list[Case], size: int) -> list[tuple[Communication, ...]]:

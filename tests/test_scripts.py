@@ -295,6 +295,21 @@ def modules_of(tree: ast.Module) -> set[str]:
     return found
 
 
+def test_a_file_name_tells_one_module(tmp_path: Path) -> None:
+    """Two folders may each have an `__init__.py`; of any other name, the second is a violation."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("shardfuse", "shardfuse/ir", "shardfuse/ops"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text('"""A package."""\n')
+    command = [sys.executable, str(tmp_path / "scripts" / "budgets.py")]
+    (tmp_path / "shardfuse" / "ir" / "table.py").write_text('"""A module."""\n')
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    (tmp_path / "shardfuse" / "ops" / "table.py").write_text('"""Another."""\n')
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 1
+    assert "shardfuse/ops/table.py:1: shardfuse/ir/table.py has this file name too" in found.stdout
+
+
 def test_planted_faults_can_be_planted() -> None:
     """What they change stands once in its file."""
     for fault in FAULTS:

@@ -15,7 +15,7 @@ from test_sharding import names, placements, values
 from thread_check import Case, Placement, X, Y, Z, check_on_threads, shard, world_mesh
 
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
-from shardfuse.analysis.resharding import communication_of
+from shardfuse.analysis.communication_table import communication_of
 from shardfuse.compiler import compile_fusion
 from shardfuse.device import H200
 from shardfuse.errors import MeshExceedsWorldError, ScheduleError, ShapeError, ShardfuseError, ShardingError

@@ -8,11 +8,14 @@ from dataclasses import replace
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..schedulers.limits import power_of_two
+from .accumulators import Accumulator, accumulator, accumulators
 from .aligned import Aligned
 from .emitter import Emitter
-from .exchange import exchange_helpers, exchange_lines
+from .group_exchange import exchange_helpers, exchange_lines
 from .mesh_exchange import write_exchange
-from .online import (
+from .packed import Packed
+from .prefetch import prefetch_next
+from .running_statistics import (
     accumulate,
     across_blocks,
     across_lanes,
@@ -25,9 +28,6 @@ from .online import (
     write_start,
     write_take_in,
 )
-from .packed import Packed
-from .prefetch import prefetch_next
-from .reduction import Accumulator, accumulator, accumulators
 from .sending import Sending
 from .tile import R_SIZE, Chunk
 

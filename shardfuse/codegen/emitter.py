@@ -14,17 +14,17 @@ from ..ops.promotion import types
 from ..ops.table import POINTWISE
 from ..schedulers.plan import KernelPlan
 from . import narrow
+from .accumulators import HELPERS, Accumulator, accumulator
 from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, pointwise_form
 from .draw import draw
 from .functions import number_text, own_functions
 from .hints import hint
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
-from .reduction import HELPERS, Accumulator, accumulator
 from .rounding import is_rounded_apart, may_be_rough
 from .runs import in_runs
 from .source import Writer
 from .tile import R_SIZE, Chunk, Piece, Strides, Tile
-from .windows import Window
+from .window_loads import Window
 
 _ALIASES = (*VIEWS, "set")
 

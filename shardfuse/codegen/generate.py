@@ -16,21 +16,21 @@ from .access import with_access
 from .aligned import Aligned
 from .bodies import write_loops, write_packed, write_unrolled
 from .emitter import Emitter
-from .exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
 from .flat import is_last_masked, last_masked
+from .group_exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
 from .late import Late, late_lines, write_late
-from .late_walk import LateWalk, late_walk_lines, teams_of, write_late_walk
 from .mesh_exchange import head_lines as table_lines
 from .mesh_exchange import loop_lines, table_words
 from .odd_rows import OddLate, OddPacked
 from .packed import Packed
+from .pipelined_row_loop import LateWalk, late_walk_lines, teams_of, write_late_walk
 from .rows import Rows, rows_index
 from .sending import Sending
 from .sending_rows import SendingRows, rows_head_lines
 from .source import KernelSource, Parts, body_text, signature
 from .stages import one_launch
 from .tile import R_SHARE, R_SIZE, Tile
-from .transpose import Turned, turned_index, write_flat
+from .two_sided_tile import Turned, turned_index, write_flat
 from .walk import Walk, walk_index, write_walk
 
 X_SIZE = "i0"

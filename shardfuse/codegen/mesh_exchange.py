@@ -33,10 +33,10 @@ from dataclasses import dataclass
 from ..ir.expr import Expr
 from ..schedulers.plan import KernelPlan, RankExchange
 from ..schedulers.sent_words import member_words, row_elements, words_of_rows
+from .accumulators import accumulator
 from .emitter import Emitter
-from .exchange import MAILBOX
+from .group_exchange import MAILBOX
 from .interpreted_waits import INTERPRETED_PUSH, NAME_BITS, NAN, ROW_BITS, interpreted_await
-from .reduction import accumulator
 
 RANK, SLOTS = 2, 3
 """Where in the table the rank's position and the addresses of slots are."""

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..analysis.statistics import first_of
+from ..analysis.paired_reductions import first_of
 from ..ir.dtype import DataType
 from ..ir.expr import Expr
 from ..schedulers.limits import WARP
+from .accumulators import accumulator
 from .emitter import Emitter
-from .reduction import accumulator
 from .tile import Chunk
 
 _MERGED = '''@triton.jit

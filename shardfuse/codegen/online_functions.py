@@ -1,4 +1,4 @@
-"""Functions of a kernel's file that take elements into running statistics and merge them (``online``)."""
+"""Functions of a kernel's file that take elements into running statistics and merge them (``running_statistics``)."""
 
 EXP = '''@triton.jit
 def exp(x):

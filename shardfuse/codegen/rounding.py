@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from ..analysis.statistics import first_of, made_by
+from ..analysis.paired_reductions import first_of, made_by
 from ..ir.digits import root_of
 from ..ir.dtype import DataType
 from ..ir.expr import VIEWS, BoundTensor, Expr, Scalar

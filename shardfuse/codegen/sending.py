@@ -12,10 +12,10 @@ from dataclasses import replace
 from ..ir.dtype import DataType
 from ..ir.expr import OF_RANK, REDUCTIONS, BoundTensor, Expr
 from ..schedulers.limits import WARP
+from .accumulators import accumulator
 from .arithmetic import TRITON_TYPE
 from .emitter import Emitter, Text
 from .mesh_exchange import await_text, exchanged_rows, push_text, row_of, sent_words
-from .reduction import accumulator
 from .tile import Chunk
 from .words import PACKED, UNPACK
 

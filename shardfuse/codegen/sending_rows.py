@@ -32,7 +32,7 @@ from ..ir.expr import OF_RANK
 from ..schedulers.plan import KernelPlan
 from ..schedulers.sent_words import FLAG_WORDS, flags_of_rows, row_elements
 from .arithmetic import TRITON_TYPE
-from .exchange import MAILBOX
+from .group_exchange import MAILBOX
 from .interpreted_waits import NAME_BITS, ROW_BITS, interpreted_await_rows, interpreted_post
 from .mesh_exchange import RANK, SLOTS, indented, polling, reporting, row_of, until
 from .sending import Sending

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.expr import BoundTensor
-from .exchange import MAILBOX
+from .group_exchange import MAILBOX
 from .hints import EVICT_FIRST, EVICT_LAST, L2_ONLY
 from .source import KernelSource, Parts, Writer, body_text, signature
 

@@ -14,7 +14,7 @@ from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.space import place
 from .indexing import Group, groups
-from .windows import window_of
+from .window_loads import window_of
 
 Strides = Mapping[Digit, int]
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from math import gcd
 
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
-from ..schedulers.chunks import chunk_widths, least_chunk
 from ..schedulers.limits import INT32_LIMIT
+from ..schedulers.row_chunks import chunk_widths, least_chunk
+from .accumulators import accumulator
 from .emitter import Emitter
 from .indexing import dynamic_terms, groups
 from .moments import pairs, write_pair
-from .reduction import accumulator
 from .source import Writer
 from .tile import Chunk, Strides
 

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ..ir.dtype import DataType
 from ..ir.tensor_view import TensorView
-from .errors import UntranslatableError
+from .compile_errors import UntranslatableError
 from .translation import Rule, Translation, Value, argument, check_arguments, data_type, literal_number, tensor_of
 
 aten: Any = torch.ops.aten

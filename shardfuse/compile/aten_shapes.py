@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from ..ir.dtype import DataType
 from ..ir.tensor_view import TensorView
-from .errors import UntranslatableError
+from .compile_errors import UntranslatableError
 from .translation import (
     Rule,
     Size,

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 import torch
 from torch.fx import GraphModule
 
-from .errors import CompileOptionError, UnknownOptionError
+from .compile_errors import CompileOptionError, UnknownOptionError
 
 OPTIONS = ("shardfuse.take",)
 

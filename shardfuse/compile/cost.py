@@ -17,8 +17,8 @@ import torch
 from torch.fx import Node
 
 from ..frontend.explain import Explanation
+from .aten_table import aten_ops, is_view
 from .regions import Region, is_fusable, nbytes
-from .table import aten_ops, is_view
 from .translation import argument, hinted, tensor_of
 
 BYTES_PER_US = 4.3e6

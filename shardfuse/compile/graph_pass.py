@@ -21,8 +21,8 @@ from torch.fx import Graph, Node
 from ..base_error import ShardfuseError
 from ..config import VERSION
 from ..frontend.explain import Explanation, explain_plan
+from .compile_errors import CompileOptionError
 from .cost import Cost, cost_of, why_never
-from .errors import CompileOptionError
 from .ledger import RegionReport, note
 from .published import publish
 from .region_op import Program, program_of

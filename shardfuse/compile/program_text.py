@@ -14,7 +14,7 @@ from typing import Any
 from ..frontend.definition import FusionDefinition
 from ..ir.dtype import DataType
 from ..ir.tensor_view import TensorView
-from .errors import ProgramTextError
+from .compile_errors import ProgramTextError
 
 _OF_DEFINITION = ("define_tensor", "define_scalar", "add_output")
 _OF_TENSOR = ("set_allocation_domain", "get_logical_domain", "get_loop_domain")

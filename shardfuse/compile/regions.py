@@ -23,8 +23,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from .aten_table import aten_ops, is_view, is_widening, why_not
 from .grouping import grouped
-from .table import aten_ops, is_view, is_widening, why_not
 from .translation import hinted
 
 

@@ -29,10 +29,10 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ir.tensor_view import TensorView
-from .errors import UntranslatableError
+from .aten_table import translate
+from .compile_errors import UntranslatableError
 from .region_op import REGION
 from .regions import Region, epochs, ordered_nodes
-from .table import translate
 from .translation import Translation, hinted, memory_order, tensor_of
 
 

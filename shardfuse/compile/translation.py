@@ -14,7 +14,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.builder import Operand
-from .errors import UntranslatableError
+from .compile_errors import UntranslatableError
 
 Size = int | Scalar
 Value = TensorView | tuple[TensorView, ...]

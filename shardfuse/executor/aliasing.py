@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from ..ir.expr import BoundFusion, BoundTensor
-from .in_place import own, replace
+from .in_place_writes import own, replace
 from .packing import copy_all
 
 Holds = Callable[[BoundTensor], bool]

@@ -10,7 +10,7 @@ A program has that as a line of its own, with ``taken`` allocated by itself; on 
 collectives, up to ``MAX_PIECES`` of them; more are put in order by a copy.
 
 Bound are collectives of equal pieces on NCCL, of the dtypes that it moves and adds up as torch does; all others run
-through `communication.py`, which also says what the results are.
+through `collective_calls.py`, which also says what the results are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch import Tensor
 from ..mesh.groups import Team, process_group, stages_through_host
 from . import nccl, packing
 from .autocast import no_autocast
-from .channels import Backend, BackendChannel, Channel, Issue, Pieces, nccl_channel
 from .launch import queue_on
+from .nccl_channels import Backend, BackendChannel, Channel, Issue, Pieces, nccl_channel
 from .rank_reduction import Reduction, reduce_members
 from .storage import empty_on
 
@@ -43,7 +43,7 @@ Tell = Callable[[Run], None]
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of a team.  bind: to what reaches NCCL.  otherwise: by `communication.py`, a new tensor.
+    """One collective of a team.  bind: to what reaches NCCL.  otherwise: by `collective_calls.py`, a new tensor.
 
     given: the shape of its argument, which may come in another one.  shape: of what it makes, contiguous.
     is_in_place: may that be its argument, which nothing else reads?  is_bare: does nothing run behind it, so that it

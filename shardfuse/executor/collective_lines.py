@@ -11,10 +11,10 @@ from ..ir.expr import BoundTensor, Expr
 from ..schedulers.segment import Segment
 from . import resharding
 from .bound_collectives import BoundStep
-from .chunks import Place
 from .host_program import label_of
 from .launch import queue_on
 from .storage import storage_text
+from .stream_chunks import Place
 
 
 class CollectiveLines:

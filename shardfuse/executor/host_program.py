@@ -10,7 +10,7 @@ from typing import cast
 
 import torch
 
-from ..analysis.resharding import communication_of
+from ..analysis.communication_table import communication_of
 from ..ir.domain import BoundDomain
 from ..mesh.calls import NO_CALL, Call
 from ..schedulers.segment import Segment

@@ -12,7 +12,7 @@ import torch
 from ..ir.expr import BoundFusion, HostExpr, Number, Scalar
 from ..mesh import DeviceMesh, current_rank
 from ..ops.host import host_value, to_number
-from . import communication
+from . import collective_calls
 
 
 def host_lines(fusion: BoundFusion, names: dict[str, object], device: torch.device) -> list[str]:
@@ -97,7 +97,7 @@ class SeedSource:
         if len(ranks) < 2 or current_rank() not in ranks:
             return seed, offset
         pair = torch.tensor([seed, offset], dtype=torch.int64, device=self.device)
-        first = communication.broadcast(pair, (2,), torch.int64, self.device, ranks[0], tuple(ranks))
+        first = collective_calls.broadcast(pair, (2,), torch.int64, self.device, ranks[0], tuple(ranks))
         return int(first[0]), int(first[1])
 
     def _draw(self) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from typing import cast
 import torch
 
 from ..allocation.layouts import layout_of, strides_of
-from ..analysis.resharding import communication_of
+from ..analysis.communication_table import communication_of
 from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
 from ..ir.domain import BoundDomain
@@ -43,18 +43,18 @@ from .allocation_form import from_allocation, to_allocation
 from .autocast import outside_autocast
 from .batches import batch_launches
 from .bound_collectives import Unbound
-from .chunks import Place, address_chunks, in_place
 from .collective_lines import CollectiveLines
 from .driver import open_driver
 from .evaluation import evaluation_of, one_or_all
 from .fitting import fitted, launches_of
 from .host_program import Program, bound_text, label_of
 from .host_scalars import host_lines, scalar_text
-from .in_place import reads_before_it_writes
+from .in_place_writes import reads_before_it_writes
 from .kernel import Kernel
 from .launch import begin_on, guard_lines
 from .options import CompileOptions
 from .storage import are_fresh, freed, result_text, share_workspace, storage_text
+from .stream_chunks import Place, address_chunks, in_place
 from .streams import start_and_wait
 from .symmetric_slots import Region
 

@@ -18,7 +18,7 @@ import torch
 from ..errors import InputError
 from ..ir.expr import BoundFusion, BoundTensor
 from ..mesh import Team
-from .communication import all_gather
+from .collective_calls import all_gather
 
 Digest = tuple[int, int]
 

@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from ..analysis.resharding import communication_of, packed
+from ..analysis.communication_table import communication_of, packed
 from ..analysis.sharding import outermost
 from ..ir.digits import Axis, Digit, refine
 from ..ir.domain import BoundDomain, without
@@ -21,10 +21,10 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import local_extent
 from ..ir.stream import Stream
 from ..mesh import DeviceMesh, ParallelType, Team
-from . import bound_collectives, communication, nccl
+from . import bound_collectives, collective_calls, nccl
+from .all_to_all import prepare_exchange
 from .bound_collectives import Bind, BoundStep, bound
 from .collective_arguments import with_extent
-from .exchange import prepare_exchange
 from .kept_tensors import made_to_last
 
 Step = Callable[[torch.Tensor], torch.Tensor | None]
@@ -54,7 +54,7 @@ def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = Fal
     if len(found.mesh_dims) != 1 and found.kind == "all_gather":  # of numbers of each rank, which stand outermost
         return _gather_ranks(source, target, team, rank, device)
     if len(found.mesh_dims) != 1:
-        op, axes = cast(communication.Reduction, expr.op), cast(tuple[int, ...], expr.attributes["axes"])
+        op, axes = cast(collective_calls.Reduction, expr.op), cast(tuple[int, ...], expr.attributes["axes"])
         return _all_reduce(op, axes, source, target, team, rank, device, in_place=in_place)
     change = _Change(source.domain, target.domain, found.mesh_dims[0], mesh, team, rank, device, target.dtype.torch)
     match found.kind:
@@ -66,7 +66,7 @@ def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = Fal
             return change.all_to_all()
         case _:
             (axis,) = cast(tuple[int, ...], expr.attributes["axes"])
-            op = cast(communication.Reduction, expr.op)
+            op = cast(collective_calls.Reduction, expr.op)
             if found.kind == "all_reduce":
                 return _all_reduce(op, (axis,), source, target, team, rank, device, in_place=in_place)
             return change.reduce_scatter(op, axis)
@@ -77,7 +77,7 @@ def _gather_ranks(source: BoundTensor, target: BoundTensor, team: Team, rank: in
     shape, dtype = target.domain.local_shape(rank), target.dtype.torch
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        return communication.equal_all_gather(x.reshape(1, -1), 0, team).reshape(shape)
+        return collective_calls.equal_all_gather(x.reshape(1, -1), 0, team).reshape(shape)
 
     if prod(shape) % team.size:
         return step
@@ -86,17 +86,17 @@ def _gather_ranks(source: BoundTensor, target: BoundTensor, team: Team, rank: in
 
 
 def _all_reduce(
-    op: communication.Reduction, axes: tuple[int, ...], source: BoundTensor, target: BoundTensor, team: Team,
+    op: collective_calls.Reduction, axes: tuple[int, ...], source: BoundTensor, target: BoundTensor, team: Team,
     rank: int, device: torch.device, *, in_place: bool,
 ) -> Step:  # fmt: skip
     shape, dtype = target.domain.local_shape(rank), target.dtype.torch
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        return communication.all_reduce(x.squeeze(axes), op, team, in_place=in_place).reshape(shape)
+        return collective_calls.all_reduce(x.squeeze(axes), op, team, in_place=in_place).reshape(shape)
 
     given = source.domain.local_shape(rank)
     if 0 in shape or not nccl.reduces(op, dtype, team.size):
-        if not communication.is_one_step(prod(shape) * dtype.itemsize, team.size):
+        if not collective_calls.is_one_step(prod(shape) * dtype.itemsize, team.size):
             return step
         bind = bound_collectives.all_reduce_by_gathering(op, shape, team.size)
         return bound(bind, step, team, device, given, shape, dtype, is_bare=False)
@@ -136,13 +136,13 @@ def prepare_packed(
     gaps = made_to_last(lambda: [torch.zeros(-size % unit, dtype=dtype, device=device) for size in sizes], device)
     starts = [0, *accumulate(size + len(gap) for size, gap in zip(sizes, gaps, strict=True))][:-1]
 
-    op = cast(communication.Reduction, exprs[0].op)
+    op = cast(collective_calls.Reduction, exprs[0].op)
 
     def exchange(x: torch.Tensor) -> torch.Tensor:
         """From what a rank has, flat, to a row for each member that gave one: a gather's, or the one sum of all."""
         if found.kind == "all_gather":
-            return communication.all_gather(x[None], 0, team)
-        return communication.all_reduce(x, op, team, in_place=True)[None]
+            return collective_calls.all_gather(x[None], 0, team)
+        return collective_calls.all_reduce(x, op, team, in_place=True)[None]
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         own = [tensors[k].reshape(-1) for k, _ in parts]
@@ -185,29 +185,29 @@ class _Change:
             sizes = [s[at] for s in self.source_shapes]
             if _equal(sizes):
                 bind = bound_collectives.all_gather(at, team, shape)
-                return self.bound(bind, lambda x: communication.equal_all_gather(x, at, team).reshape(shape))
-            return lambda x: communication.all_gather(x, at, team, sizes).reshape(shape)
+                return self.bound(bind, lambda x: collective_calls.equal_all_gather(x, at, team).reshape(shape))
+            return lambda x: collective_calls.all_gather(x, at, team, sizes).reshape(shape)
         pieces = self.view(self.source.local_axes(), self.source)
         join = self.joined((*self.had,), self.source.local_axes(), self.target.local_axes(), pieces)
-        return lambda x: join(communication.all_gather(x.reshape(1, *pieces), 0, team))
+        return lambda x: join(collective_calls.all_gather(x.reshape(1, *pieces), 0, team))
 
-    def reduce_scatter(self, op: communication.Reduction, axis: int) -> Step:
+    def reduce_scatter(self, op: collective_calls.Reduction, axis: int) -> Step:
         team, shape = self.team, self.shape
         at = outermost([a for k, a in enumerate(self.whole) if k != axis], self.has)
         if at is not None:
             sizes = [s[at] for s in self.target_shapes]
             if _equal(sizes):
                 return self.equal_reduce_scatter(op, axis, at)
-            return lambda x: communication.reduce_scatter(x.squeeze(axis), at, op, team, sizes).reshape(shape)
+            return lambda x: collective_calls.reduce_scatter(x.squeeze(axis), at, op, team, sizes).reshape(shape)
         local = tuple(a for k, a in enumerate(self.source.local_axes()) if k != axis)
         expose = self.exposed(local)
-        return lambda x: communication.equal_reduce_scatter(expose(x.squeeze(axis)), 0, op, team).reshape(shape)
+        return lambda x: collective_calls.equal_reduce_scatter(expose(x.squeeze(axis)), 0, op, team).reshape(shape)
 
-    def equal_reduce_scatter(self, op: communication.Reduction, axis: int, at: int) -> Step:
+    def equal_reduce_scatter(self, op: collective_calls.Reduction, axis: int, at: int) -> Step:
         team, shape = self.team, self.shape
 
         def step(x: torch.Tensor) -> torch.Tensor:
-            return communication.equal_reduce_scatter(x.squeeze(axis), at, op, team).reshape(shape)
+            return collective_calls.equal_reduce_scatter(x.squeeze(axis), at, op, team).reshape(shape)
 
         if op != "sum":
             return step
@@ -235,13 +235,13 @@ class _Change:
             if _equal(split) and _equal(concat):
                 piece = with_extent(shape, a, concat[0])
                 bind = bound_collectives.all_to_all(b, a, team, piece)
-                return self.bound(bind, lambda x: communication.equal_all_to_all(x, b, a, team).reshape(shape))
-            return lambda x: communication.all_to_all(x, b, a, team, split, concat).reshape(shape)
+                return self.bound(bind, lambda x: collective_calls.equal_all_to_all(x, b, a, team).reshape(shape))
+            return lambda x: collective_calls.all_to_all(x, b, a, team, split, concat).reshape(shape)
         expose = self.exposed(self.source.local_axes())
         left = tuple(without_digits(axis, self.has, self.cuts()) for axis in self.source.local_axes())
         pieces = self.view(left, self.target)
         join = self.joined(self.had, left, self.target.local_axes(), pieces)
-        return lambda x: join(communication.all_to_all(expose(x), 0, 1, team).reshape(len(team.ranks), *pieces))
+        return lambda x: join(collective_calls.all_to_all(expose(x), 0, 1, team).reshape(len(team.ranks), *pieces))
 
     # views with a dim per digit
 
@@ -302,7 +302,7 @@ def _move(kind: str, source: BoundTensor, target: BoundTensor, rank: int, device
     if kind in ("broadcast", "scatter") and rank not in ranks:
         return lambda _: None  # one of several ranks that have it, and not the one that gives it
     if kind == "broadcast":
-        return lambda x: _only_in(b, rank, communication.broadcast(x, shape, dtype, device, root, ranks))
+        return lambda x: _only_in(b, rank, collective_calls.broadcast(x, shape, dtype, device, root, ranks))
     if kind == "send":
         return _send(a, b, shape, dtype, rank, device)
     if kind == "scatter":
@@ -310,7 +310,7 @@ def _move(kind: str, source: BoundTensor, target: BoundTensor, rank: int, device
         assert at is not None, "a scatter is of the outermost part of an axis"
         sizes = [target.domain.local_shape(r)[at] if r in b.ranks else 0 for r in ranks]
         whole = source.domain.local_shape(root)
-        return lambda x: _only_in(b, rank, communication.scatter(x, at, sizes, whole, dtype, device, root, ranks))
+        return lambda x: _only_in(b, rank, collective_calls.scatter(x, at, sizes, whole, dtype, device, root, ranks))
     at = outermost(source.domain.logical, source.domain.sharding[0][1])
     assert at is not None, "a gather is of the outermost part of an axis"
     home = b.ranks[0]
@@ -320,7 +320,7 @@ def _move(kind: str, source: BoundTensor, target: BoundTensor, rank: int, device
 
     def gather(x: torch.Tensor) -> torch.Tensor | None:
         mine = x if rank in a.ranks else torch.empty(empty, dtype=dtype, device=device)
-        return communication.gather(mine, at, pieces, home, everyone)
+        return collective_calls.gather(mine, at, pieces, home, everyone)
 
     return gather
 
@@ -335,7 +335,7 @@ def _broadcast_along(team: Team, root: int, target: BoundTensor, rank: int, devi
 
     def step(x: torch.Tensor) -> torch.Tensor:
         given = x.reshape(shape) if rank == giver else None
-        return communication.broadcast(given, shape, dtype, device, giver, team.ranks)
+        return collective_calls.broadcast(given, shape, dtype, device, giver, team.ranks)
 
     return step
 
@@ -346,7 +346,7 @@ def _permute_along(team: Team, distance: int, source: BoundTensor, target: Bound
     given, shape = source.domain.local_shape(team.rank), target.domain.local_shape(team.rank)
     give = [prod(given) if k == taker else 0 for k in range(team.size)]
     take = [shape if k == giver else (0,) for k in range(team.size)]
-    return lambda x: communication.exchange(x.reshape(-1), give, take, team)[giver]
+    return lambda x: collective_calls.exchange(x.reshape(-1), give, take, team)[giver]
 
 
 def _send(
@@ -361,9 +361,9 @@ def _send(
             if src == dst == rank:
                 out = x
             elif src == rank:
-                communication.send(x, dst)
+                collective_calls.send(x, dst)
             elif dst == rank:
-                out = communication.recv(shape, dtype, device, src)
+                out = collective_calls.recv(shape, dtype, device, src)
         return out
 
     return step
@@ -373,5 +373,5 @@ def sum_over_mesh(n: int, mesh: DeviceMesh, mesh_dims: Sequence[ParallelType], r
     """The sum of every rank's ``n`` along ``mesh_dims``: 8 bytes a mesh dimension."""
     total = torch.tensor([n], dtype=torch.int64, device=device)
     for p in mesh_dims:
-        total = communication.all_reduce(total, "sum", Team.of(mesh.team(rank, p), rank))
+        total = collective_calls.all_reduce(total, "sum", Team.of(mesh.team(rank, p), rank))
     return int(total.item())

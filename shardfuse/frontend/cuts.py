@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..analysis.resharding import local_bytes
+from ..analysis.communication_table import local_bytes
 from ..compiler import Plan
 from ..device import Device
 from ..ir.digits import extent

@@ -20,16 +20,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..analysis.resharding import Communication
+from ..analysis.communication_table import Communication
 from ..compiler import Plan
 from ..errors import InputCountError
 from ..executor.agreement import failures_told
-from ..executor.arguments import received_one, without_graph
 from ..executor.binding import Argument, plain_arguments
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.host_program import Program
 from ..executor.options import CompileOptions
+from ..executor.plain_arguments import received_one, without_graph
 from ..executor.timeline import Timeline
 from ..executor.tuning import Tuner
 from ..ir.caller_lines import lines_named

@@ -17,17 +17,17 @@ from ..compiler import Plan, compile_fusion, sent, with_schedules
 from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
-from ..executor.arguments import are_plain, received, without_graph
 from ..executor.autocast import no_autocast
 from ..executor.binding import Argument, bind_arguments, check_local_shape, is_out_of, plain_arguments, range_of
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
-from ..executor.chunks import places_of
 from ..executor.host_program import Program
 from ..executor.options import CompileOptions
+from ..executor.plain_arguments import are_plain, received, without_graph
 from ..executor.program import ProgramBuilder
 from ..executor.replicas import ReplicaCheck
 from ..executor.resharding import sum_over_mesh
+from ..executor.stream_chunks import places_of
 from ..executor.symmetric_slots import region_of, taken_back_on_failure, why_no_exchange
 from ..executor.timeline import Timeline, record
 from ..executor.timing import Timer
@@ -44,7 +44,7 @@ from ..mesh.groups import world_key
 from ..mesh.process import check_is_a_rank, ledger_of
 from ..passes.recorded_domains import allocation_shape
 from ..passes.settle_inputs import settle_inputs
-from ..schedulers.in_place import replaceable
+from ..schedulers.overwritten_inputs import replaceable
 from ..schedulers.schedule import Schedule
 from ..schedulers.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..analysis.resharding import Communication, communication_of, local_bytes, packed
+from ..analysis.communication_table import Communication, communication_of, local_bytes, packed
 from ..codegen.specialisation import Specialisation, specialised
 from ..compiler import Plan, PlannedSegment
 from ..device import Device
-from ..executor.chunks import places_of
+from ..executor.stream_chunks import places_of
 from ..ir.promises import SEGMENTS
 from ..schedulers import SCHEDULERS
-from ..schedulers.in_place import replaceable
-from ..schedulers.online import reads
+from ..schedulers.online_reductions import reads
+from ..schedulers.overwritten_inputs import replaceable
 from ..schedulers.plan import KernelPlan
 from .cuts import Cut, cuts_of, moved_bytes
 

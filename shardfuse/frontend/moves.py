@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..analysis.resharding import Communication
+from ..analysis.communication_table import Communication
 from ..errors import InputError
 from ..executor.agreement import failures_told
-from ..executor.exchange import Step, between
+from ..executor.all_to_all import Step, between
 from ..ir.digits import Axis, cut_out, extent
 from ..ir.domain import BoundDomain
 from ..ir.fusion import FusionInput

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from ..analysis.chain import h200_nodes
-from ..analysis.resharding import Communication
+from ..analysis.communication_table import Communication
 from ..compiler import Plan
 from ..errors import PageError
 from ..executor.timeline import HOST, Timeline

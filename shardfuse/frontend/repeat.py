@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..executor.arguments import are_plain, is_dual, set_grad_enabled
+from ..executor.plain_arguments import are_plain, is_dual, set_grad_enabled
 from ..executor.uncompiled import uncompiled
 from ..ir import TensorView
 from ..ir.caller_lines import lines_named

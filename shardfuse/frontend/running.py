@@ -26,7 +26,7 @@ from .repro import Described, repro_script, reproduced
 from .validation import validated
 
 if TYPE_CHECKING:  # what runs a fusion is imported when the first one is run
-    from ..analysis.resharding import Communication
+    from ..analysis.communication_table import Communication
     from ..compiler import Plan
     from ..executor.choices import Tuned
     from ..executor.timeline import Timeline

@@ -11,7 +11,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import Number, Scalar
 from ..ir.fusion import Fusion, FusionInput, Record
 from ..ir.tensor_view import TensorView
-from ..ops.torch_call import DRAWN
+from ..ops.call_signature import DRAWN
 
 
 def definition_script(fusion: Fusion) -> str:

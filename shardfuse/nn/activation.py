@@ -16,7 +16,7 @@ from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from . import traced
-from .dtensor import Given, Result, on_local_tensors
+from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedOp
 from .gated import bind_gated, gated
 from .parameters import ParameterKind, ParameterModule

@@ -15,8 +15,8 @@ from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
 from .batch_norm_fusions import BatchNormSpec, batch_norm_op
-from .channels import ChannelNorm
-from .dtensor import on_local_input
+from .channel_norm import ChannelNorm
+from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedOp
 from .parameters import ParameterKind
 from .placement import TensorPlacement

@@ -12,7 +12,7 @@ from ..ir import DataType
 from . import traced
 from .activation_functions import Activation
 from .batch_norm_fusions import BatchNormSpec, batch_norm_op
-from .channels import channels_last, channels_second, is_channels_last
+from .channel_norm import channels_last, channels_second, is_channels_last
 from .group_norm_fusions import GroupNormSpec, group_norm_op
 from .placement import TensorPlacement
 from .row_norm_fusions import RowNormSpec, row_norm_op

@@ -11,14 +11,14 @@ import torch
 
 from ..errors import ModuleInputError, PlacementError, ShardfuseError
 from ..executor.agreement import failures_told
-from ..executor.arguments import waited
+from ..executor.plain_arguments import waited
 from ..executor.uncompiled import uncompiled
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
 from ..source_line import caller_line
-from .dtensor import Given
+from .dtensor_autograd import Given
 from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement

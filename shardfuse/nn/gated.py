@@ -17,7 +17,7 @@ from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from . import traced
 from .activation_functions import Activation, activated, slope
-from .dtensor import Given, Result, on_local_tensors
+from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import FusedModule, FusedOp
 from .gelu import Approximation, gelu_activation
 from .placed_spec import PlacedSpec

@@ -12,8 +12,8 @@ from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
-from .channels import ChannelNorm
-from .dtensor import on_local_input
+from .channel_norm import ChannelNorm
+from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedOp
 from .group_norm_fusions import GroupNormSpec, group_norm_op
 from .parameters import ParameterKind

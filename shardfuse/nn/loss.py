@@ -17,7 +17,7 @@ from ..frontend.detection import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
 from . import traced
-from .dtensor import Given, Result, on_local_tensors
+from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import PLAIN, FusedModule, FusedOp
 from .logits_fusions import LogitsSpec, cooled, give_strays, is_class, is_target, logits_and_target
 from .placement import TensorPlacement, define, give

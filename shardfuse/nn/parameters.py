@@ -22,7 +22,7 @@ from ..frontend.shard_order import dtensor_like, dtensor_of, is_left_to_right
 from ..mesh import DeviceMesh, current_rank
 from ..mesh.groups import default_group
 from ..mesh.torch_mesh import torch_mesh_of
-from .dtensor import checked, local_of, local_traced, placements_of
+from .dtensor_autograd import checked, local_of, local_traced, placements_of
 from .fused import PLAIN, FusedModule, Take
 from .placement import TensorPlacement
 

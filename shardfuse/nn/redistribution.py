@@ -17,7 +17,7 @@ from ..frontend.detection import has_dtensor
 from ..ir import DataType
 from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
-from .dtensor import on_local_input
+from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedModule, FusedOp
 from .placement import TensorPlacement, define, move, place
 from .timer import FusionTimer

@@ -14,7 +14,7 @@ from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
-from .dtensor import Given, Result, on_local_input, on_local_tensors
+from .dtensor_autograd import Given, Result, on_local_input, on_local_tensors
 from .fused import PLAIN, FusedOp
 from .parameters import ParameterKind, ParameterModule
 from .placement import TensorPlacement

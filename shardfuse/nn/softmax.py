@@ -17,7 +17,7 @@ from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
 from ..mesh import DeviceMesh
 from . import traced
-from .dtensor import on_local_input
+from .dtensor_autograd import on_local_input
 from .fused import PLAIN, FusedModule, FusedOp
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give

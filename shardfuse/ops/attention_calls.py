@@ -16,8 +16,8 @@ from typing import Any, cast
 import torch
 
 from . import random
+from .call_signature import DRAWN, Arguments, Attributes, AxisNames, Shapes, Signature, TorchCall, axis_names
 from .matmul_calls import roles_of
-from .torch_call import DRAWN, Arguments, Attributes, AxisNames, Shapes, Signature, TorchCall, axis_names
 
 
 def _batch(ndim: int) -> AxisNames:

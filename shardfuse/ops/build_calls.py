@@ -10,7 +10,7 @@ from ..ir.expr import Scalar
 from ..ir.tensor_view import TensorView
 from .build_reductions import ReductionBuilder
 from .builder import Operand, Size, normalize_dim
-from .torch_call import DRAWN
+from .call_signature import DRAWN
 
 
 class CallBuilder(ReductionBuilder):

@@ -21,10 +21,10 @@ from ..ir.layout import local_extent
 from ..ir.stream import Stream
 from ..ir.window import Read, reads_of
 from . import random
+from .call_signature import Indexed
 from .promotion import types
 from .reductions import REDUCTION_TABLE
 from .table import POINTWISE
-from .torch_call import Indexed
 from .torch_calls import TORCH_CALLS
 
 Environment = Mapping[BoundTensor, torch.Tensor]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .shape_calls import renamed
-from .torch_call import (
+from .call_signature import (
     Arguments,
     Attributes,
     AxisNames,
@@ -18,6 +17,7 @@ from .torch_call import (
     tensor_of,
     tensors_of,
 )
+from .shape_calls import renamed
 
 
 def _index_select(shapes: Shapes, attributes: Attributes) -> Signature:

@@ -7,7 +7,17 @@ from typing import Any, cast
 
 import torch
 
-from .torch_call import Arguments, Attributes, AxisNames, Result, Shapes, Signature, TorchCall, axis_names, tensors_of
+from .call_signature import (
+    Arguments,
+    Attributes,
+    AxisNames,
+    Result,
+    Shapes,
+    Signature,
+    TorchCall,
+    axis_names,
+    tensors_of,
+)
 
 
 def roles_of(attributes: Attributes) -> tuple[str, ...]:

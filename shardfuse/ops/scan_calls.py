@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .call_signature import Arguments, Attributes, Shapes, Signature, TorchCall, axis_names, integer, tensor_of
 from .shape_calls import renamed
-from .torch_call import Arguments, Attributes, Shapes, Signature, TorchCall, axis_names, integer, tensor_of
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """What sums and products along an axis are accumulated in."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .torch_call import (
+from .call_signature import (
     Arguments,
     Attributes,
     AxisNames,

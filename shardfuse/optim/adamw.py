@@ -14,9 +14,9 @@ from ..executor.uncompiled import uncompiled
 from .columns import NO_STATE
 from .counted_pieces import as_mesh
 from .dense import GRADIENT
-from .errors import OptimizerArgumentError
 from .gradient_norm import checked_bound, checked_exponent
 from .kernel_text import KINDS
+from .optim_errors import OptimizerArgumentError
 from .update import Parameter, Update
 from .update_kernels import Clipping
 

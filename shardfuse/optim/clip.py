@@ -16,7 +16,6 @@ from ..mesh import DeviceMesh
 from ..mesh.groups import world_key
 from .counted_pieces import as_mesh, counted, local_of, spread_of
 from .dense import ADDRESS, DTYPE, ELEMENTS, IS_CONTIGUOUS, LAYOUT, dense_strides, devices_of, in_order, repeats
-from .errors import OptimizerArgumentError, OptimizerTensorError
 from .gradient_norm import (
     NormKernels,
     ScaleKernels,
@@ -30,6 +29,7 @@ from .gradient_norm import (
     total_by_torch,
 )
 from .kernel_text import KINDS
+from .optim_errors import OptimizerArgumentError, OptimizerTensorError
 from .tensor_lists import COLUMNS, Launcher, Table, as_numbers, column, has_kernels, overlapping, stretches
 from .torch_update import foreach
 

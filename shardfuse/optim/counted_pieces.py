@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..executor.arguments import waited
+from ..executor.plain_arguments import waited
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh, current_rank
 from ..mesh.groups import Team
-from .errors import OptimizerArgumentError, OptimizerTensorError
+from .optim_errors import OptimizerArgumentError, OptimizerTensorError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh

@@ -19,12 +19,12 @@ from typing import Any, cast
 
 import torch
 
-from ..executor import communication
+from ..executor import collective_calls
 from ..mesh.calls import Call
 from ..mesh.groups import Team
 from ..mesh.process import ledger_of
-from .errors import NonFiniteNormError, OptimizerArgumentError
 from .kernel_text import GENERAL_NORM_SHAPE, KINDS, NORM_SHAPE, SCALE_SHAPE, Use
+from .optim_errors import NonFiniteNormError, OptimizerArgumentError
 from .tensor_lists import LISTED_PARTIALS, Launch, Launcher, Walk, make_walk
 
 _linalg = cast("Any", torch.linalg)  # untyped
@@ -69,7 +69,7 @@ def added_up(total: torch.Tensor, exponent: float, team: Team | None) -> torch.T
     ledger = ledger_of(team.ranks)
     if ledger is not None:
         ledger.note(_call_of(exponent))
-    return communication.all_reduce(total, "max" if exponent == math.inf else "sum", team)
+    return collective_calls.all_reduce(total, "max" if exponent == math.inf else "sum", team)
 
 
 @functools.lru_cache(maxsize=NORMS)

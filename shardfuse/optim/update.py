@@ -15,8 +15,8 @@ from .clip import check_gradient, on
 from .columns import Columns, Order
 from .counted_pieces import counted, local_of, placements_of, spread_of
 from .dense import ADDRESS, ELEMENTS, LAYOUT, dense_strides, devices_of, has_strides, is_dense
-from .errors import OptimizerTensorError
 from .gradient_norm import added_up, check_finite, norm_type_of, root_of, scale_of, total_by_torch
+from .optim_errors import OptimizerTensorError
 from .tensor_lists import has_kernels, overlapping, stretches
 from .update_kernels import Clipping, Listed, UpdateKernels
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from ..ir.expr import BoundFusion
 from .bind import bind
 from .casts import combine_casts
+from .concatenated_pieces import make_in_parts
 from .copies import remove_copies
 from .dead_code import remove_dead_code
 from .decompose import decompose_resharding
-from .parts import make_in_parts
 from .pipeline import pipeline_streams
 from .propagate import propagate_shardings
 from .segments import sum_in_segments

@@ -48,8 +48,8 @@ from ..ir.tensor_view import TensorView
 from ..ops.table import POINTWISE
 from ..ops.torch_calls import TORCH_CALLS
 from .aliases import settle_aliases
-from .host_scalars import HostScalars
 from .recorded_domains import bound_domain, check_mesh_has, check_strides_say, fits, streams_of
+from .scalar_values import HostScalars
 from .shared_axes import breadth, holding_again
 
 

@@ -18,7 +18,7 @@ Collectives return new storage, so nothing is written that somebody else has; wh
 
 from __future__ import annotations
 
-from ..analysis.resharding import communication_of
+from ..analysis.communication_table import communication_of
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
 
 

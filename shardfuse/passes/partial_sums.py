@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ..analysis.chain import ONE_STEP_BYTES, PAIR_BYTES
-from ..analysis.resharding import local_bytes
+from ..analysis.communication_table import local_bytes
 from ..analysis.sharding import is_possible, ordered
 from ..ir.digits import Axis, extent, split
 from ..ir.domain import BoundDomain, without

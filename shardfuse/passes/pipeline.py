@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..analysis.resharding import communication_of, mesh_dims_of
+from ..analysis.communication_table import communication_of, mesh_dims_of
 from ..analysis.sharding import allowed, carries, is_even, is_opaque, is_untouched, stand_together, walked_axes
 from ..ir.digits import Axis, extent, root_of
 from ..ir.domain import without

@@ -32,9 +32,9 @@ from math import prod
 from typing import cast
 
 from ..analysis.chain import Links, h200_nodes
-from ..analysis.resharding import PACKED_BYTES, local_bytes
+from ..analysis.communication_table import PACKED_BYTES, local_bytes
+from ..analysis.paired_reductions import first_of
 from ..analysis.sharding import carries, is_even, ordered, outermost, reduced_axes, restrict
-from ..analysis.statistics import first_of
 from ..ir.digits import Axis, Root, axis_of, extent
 from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.dtype import DataType

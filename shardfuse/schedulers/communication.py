@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..analysis.resharding import communication_of, packed
+from ..analysis.communication_table import communication_of, packed
 from ..device import Device
 from .segment import Segment
 

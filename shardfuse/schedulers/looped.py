@@ -1,6 +1,7 @@
 """looped: what no program holds: its input is read again for each phase, so that the second read hits L2.
 
-A maximum and the sum of the exponentials below it, or a mean and the squares around it, are one phase (``online``).
+A maximum and the sum of the exponentials below it, or a mean and the squares around it, are one phase
+(``online_reductions``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from ..device import Device
 from ..ir.expr import DRAWS, BoundTensor
 from .late_team import late_team
 from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, power_of_two, vector
-from .online import online, takes_one_walk
+from .online_reductions import online, takes_one_walk
 from .pairs import paired_team
 from .plan import KernelPlan, kernel_name
 from .resources import within_shared

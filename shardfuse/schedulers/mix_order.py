@@ -25,12 +25,12 @@ from ..ir.domain import BoundDomain
 from ..ir.expr import REDUCTIONS, BoundTensor, Expr
 from . import pointwise, reduction
 from .added_sums import added_sums
-from .chunks import chunk_widths, least_chunk
 from .finish import finishing
-from .late_walk import is_in_pairs, late_walk, why_no_late_walk
 from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, WARPS, power_of_two, vector
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
 from .resources import carried, element_of, row_loop_fits, stages
+from .row_chunks import chunk_widths, least_chunk
+from .row_loop_schedule import is_in_pairs, late_walk, why_no_late_walk
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
 from .segment import Segment, leading_to
 from .space import Atoms, Space, analysed, beside, cut_into_atoms, listed, lost, storage_order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..analysis.resharding import communication_of
+from ..analysis.communication_table import communication_of
 from ..device import Device
 from ..ir.expr import VIEWS, Expr
 from ..ops.torch_calls import TORCH_CALLS

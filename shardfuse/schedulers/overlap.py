@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, prod, sqrt
 
-from ..analysis.resharding import local_bytes
+from ..analysis.communication_table import local_bytes
 from ..device import Device
 from ..ir.expr import BoundTensor
 from .recompute import moved_bytes

@@ -27,7 +27,7 @@ from .limits import (
     power_of_two_within,
     vector,
 )
-from .online import online, takes_one_walk
+from .online_reductions import online, takes_one_walk
 from .pairs import paired_team
 from .plan import KernelPlan, kernel_name
 from .resources import held_values

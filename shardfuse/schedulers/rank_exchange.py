@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..analysis.resharding import communication_of, local_bytes
+from ..analysis.communication_table import communication_of, local_bytes
 from ..analysis.sharding import is_even
 from ..device import Device
 from ..ir.domain import without

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..analysis.resharding import communication_of
+from ..analysis.communication_table import communication_of
 from ..ir.dtype import DataType
 from ..ir.expr import OF_RANK, BoundTensor, Expr
 from ..ir.window import Read, reads_of

@@ -32,7 +32,6 @@ from .limits import (
     vector,
 )
 from .looped import down_columns, in_loop
-from .parts import element_bytes, evenly, in_full_turns, in_parts, is_for_one
 from .persistent import LONG, in_registers, too_long
 from .plan import KernelPlan, kernel_name, one_launch
 from .resources import carried, summed_registers
@@ -40,6 +39,7 @@ from .schedule import Launch, Loop, Schedule, Tile
 from .segment import Segment, leading_to
 from .short_columns import run_of, short_columns
 from .space import Space, analyse, analysed, beside, rereads, stored_atoms, streamed
+from .split_k import element_bytes, evenly, in_full_turns, in_parts, is_for_one
 
 _HEAVY = ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "tanh", "lgamma")
 """Two of them, and arithmetic is what takes the time: half as much a thread, twice as many programs.  The bias gradient

@@ -20,7 +20,7 @@ from .limits import (
     power_of_two,
     vector,
 )
-from .online import takes_one_walk
+from .online_reductions import takes_one_walk
 from .resources import carried, resident, resident_copies, turn_bytes
 from .schedule import Group, Immediate, Launch, Schedule, Tile
 from .segment import Segment

@@ -1,5 +1,5 @@
 """Tools around sharded programs."""
 
-from .simulate import simulate
+from .simulation import simulate
 
 __all__ = ["simulate"]

@@ -17,11 +17,21 @@ COUNT = 1 << 20
 def test_a_collective_waits_for_what_it_reads() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     start, wait = start_and_wait(device)
-    x = torch.zeros(COUNT, device=device)
+    x, out = torch.ones(COUNT, device=device), torch.zeros(COUNT, device=device)
+
+    def collective(t: torch.Tensor) -> torch.Tensor:
+        return torch.mul(t, 2.0, out=out)
+
+    # A kernel's first launch loads it, and a first allocation of a stream asks the driver for memory: either may wait
+    # until the GPU is idle, which hides that nobody waited.
+    _, done = start(collective, x)
+    wait(done, x, out)
+    x.zero_()
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     x.fill_(1.0)
-    out, done = start(lambda t: t * 2.0, x)
+    out.fill_(0.0)
+    _, done = start(collective, x)
     wait(done, x, out)
     assert (out == 2.0).all()
 
@@ -31,6 +41,8 @@ def test_what_reads_a_result_waits_for_it() -> None:
     start, wait = start_and_wait(device)
     target = torch.zeros(COUNT, device=device)
     read = torch.empty_like(target)
+    target.fill_(1.0)  # loads the kernels: see above
+    read.copy_(target)
     torch.cuda.synchronize()
 
     def collective(t: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import looped, persistent
-from shardfuse.schedulers.online import online
+from shardfuse.schedulers.online_reductions import online
 from shardfuse.schedulers.schedule import Access, Loop, Schedule, Tile
 from shardfuse.schedulers.segment import Segment
 

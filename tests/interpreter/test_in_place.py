@@ -10,7 +10,7 @@ from torch_answers import assert_like
 from shardfuse import DataType, FusionDefinition
 from shardfuse.codegen.source import KernelSource
 from shardfuse.errors import InputError
-from shardfuse.executor.in_place import reads_before_it_writes
+from shardfuse.executor.in_place_writes import reads_before_it_writes
 from shardfuse.executor.options import Backend
 from shardfuse.ir.domain import BoundDomain
 from shardfuse.ir.expr import BoundTensor

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from shardfuse.config import read_launch, set_process_defaults
-from shardfuse.executor import channels
+from shardfuse.executor import nccl_channels
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
 
 LAUNCH = read_launch()
@@ -91,7 +91,7 @@ def pg(request: pytest.FixtureRequest, job: JobStore) -> Iterator[ProcessGroup]:
             world_size=LAUNCH.world_size,
             timeout=timedelta(seconds=TIMEOUT),
         )
-    channels.is_watched = lambda: True  # by pytest: NCCL's functions are tested, which torch does not watch
+    nccl_channels.is_watched = lambda: True  # by pytest: NCCL's functions are tested, which torch does not watch
     yield ProcessGroup(LAUNCH.rank, LAUNCH.world_size, device, store)
     if fresh or request.node.stash.get(FAILED, False):
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Collectives bound to a backend give what `communication.py` gives; here to gloo, NCCL's being the same calls."""
+"""Collectives bound to a backend give what `collective_calls.py` gives; here to gloo, NCCL's being the same calls."""
 
 from __future__ import annotations
 

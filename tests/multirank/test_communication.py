@@ -8,7 +8,7 @@ import pytest
 import torch
 from collective_cases import CHECKS, Check
 
-from shardfuse.executor import communication as comm
+from shardfuse.executor import collective_calls as comm
 from shardfuse.mesh.groups import Team
 
 pytestmark = pytest.mark.mpi

@@ -12,8 +12,8 @@ from torch.nn import Parameter
 
 from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh, optim
-from shardfuse.executor import communication
-from shardfuse.optim.errors import NonFiniteNormError, OptimizerTensorError
+from shardfuse.executor import collective_calls
+from shardfuse.optim.optim_errors import NonFiniteNormError, OptimizerTensorError
 
 pytestmark = pytest.mark.mpi
 SHAPES = [(8, 6), (7, 3), (5,), (1, 4), (16,), (6, 6), (3,)]
@@ -83,13 +83,13 @@ def give(parameter: Parameter, gradient: DTensor) -> None:
 def reductions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of all-reduces."""
     sizes: list[int] = []
-    real = communication.all_reduce
+    real = collective_calls.all_reduce
 
     def counting(x: torch.Tensor, *arguments: object) -> torch.Tensor:
         sizes.append(x.numel())
         return real(x, *arguments)
 
-    monkeypatch.setattr(communication, "all_reduce", counting)
+    monkeypatch.setattr(collective_calls, "all_reduce", counting)
     return sizes
 
 

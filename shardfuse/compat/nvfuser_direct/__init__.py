@@ -17,7 +17,11 @@ import torch
 from shardfuse.compat.nvfuser_direct import multidevice as multidevice
 from shardfuse.compat.nvfuser_direct import nvfuser_direct_version as nvfuser_direct_version
 from shardfuse.compat.nvfuser_direct import pytorch_utils as pytorch_utils
-from shardfuse.compat.nvfuser_direct.definition import (
+from shardfuse.compat.nvfuser_direct.distributed import execute_with_dtensors
+from shardfuse.compat.nvfuser_direct.execution import Fusion, FusionExecutorCache, KernelExecutor, LRUCache, Sharding
+from shardfuse.compat.nvfuser_direct.multidevice import Communicator, shard_tensor
+from shardfuse.compat.nvfuser_direct.names import CommunicatorBackend, DataType, MemoryType, SchedulerType
+from shardfuse.compat.nvfuser_direct.nvfuser_definition import (
     CurrentOperations,
     FusionDefinition,
     FusionGuard,
@@ -25,10 +29,6 @@ from shardfuse.compat.nvfuser_direct.definition import (
     define_scalar,
     define_tensor,
 )
-from shardfuse.compat.nvfuser_direct.distributed import execute_with_dtensors
-from shardfuse.compat.nvfuser_direct.execution import Fusion, FusionExecutorCache, KernelExecutor, LRUCache, Sharding
-from shardfuse.compat.nvfuser_direct.multidevice import Communicator, shard_tensor
-from shardfuse.compat.nvfuser_direct.names import CommunicatorBackend, DataType, MemoryType, SchedulerType
 from shardfuse.compat.nvfuser_direct.nvfuser_direct_version import Version, __version__
 from shardfuse.compat.nvfuser_direct.profile import PythonProfiler, get_fusion_profile
 from shardfuse.compat.nvfuser_direct.values import IterDomain, TensorDomain, TensorView, Val

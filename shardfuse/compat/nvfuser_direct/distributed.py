@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from shardfuse.compat.nvfuser_direct.definition import FusionDefinition
+from shardfuse.compat.nvfuser_direct.nvfuser_definition import FusionDefinition
 from shardfuse.frontend.placements import placements_of, unsharded_strides
 from shardfuse.frontend.shard_order import dtensor_of
 from shardfuse.ir.digits import extent

@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 
-from shardfuse.compat.nvfuser_direct.errors import translated
+from shardfuse.compat.nvfuser_direct.nvfuser_errors import translated
 from shardfuse.compat.nvfuser_direct.values import TensorView, Val, handle, plain
 from shardfuse.executor.binding import Argument
 from shardfuse.executor.options import CompileOptions

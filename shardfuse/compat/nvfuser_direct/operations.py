@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from shardfuse.compat.nvfuser_direct.errors import NvFuserError, translated
-from shardfuse.compat.nvfuser_direct.promotion import common_type
+from shardfuse.compat.nvfuser_direct.nvfuser_errors import NvFuserError, translated
+from shardfuse.compat.nvfuser_direct.nvfuser_promotion import common_type
 from shardfuse.compat.nvfuser_direct.values import handle, plain
 from shardfuse.errors import OperandError
 from shardfuse.ir.dtype import DataType

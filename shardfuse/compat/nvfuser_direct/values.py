@@ -8,8 +8,8 @@ from typing import cast
 
 import torch
 
-from shardfuse.compat.nvfuser_direct.errors import translated
 from shardfuse.compat.nvfuser_direct.names import MemoryType
+from shardfuse.compat.nvfuser_direct.nvfuser_errors import translated
 from shardfuse.errors import ScheduleError
 from shardfuse.ir import domain as native_domain
 from shardfuse.ir import tensor_view as native

@@ -1,4 +1,4 @@
-"""Collectives on this rank's local tensors; only this file, `nccl.py` and `channels.py` name torch.distributed's.
+"""Collectives on this rank's local tensors; only this file, `nccl.py` and `nccl_channels.py` name torch.distributed's.
 
 Data moves as bytes, so that every dtype goes through every backend, and always from contiguous memory, because
 gloo is silently wrong on anything else. Reductions that a backend gets wrong or does not have are exchanged

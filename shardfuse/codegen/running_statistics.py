@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..ir.dtype import DataType
 from ..ir.expr import STATISTICS, BoundTensor, Expr
 from ..schedulers.limits import power_of_two
+from .accumulators import Accumulator, accumulators
 from .arithmetic import TRITON_TYPE
 from .emitter import Emitter
 from .online_functions import (
@@ -32,7 +33,6 @@ from .online_functions import (
     SQUARE,
 )
 from .packed import Packed
-from .reduction import Accumulator, accumulators
 from .source import MARGIN
 from .tile import R_SHARE, R_SIZE, Chunk
 from .words import largest_of_words

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from ..errors import PlacementError
-from ..executor.arguments import waited
+from ..executor.plain_arguments import waited
 from ..frontend.detection import has_dtensor
 from ..frontend.moves import Move, move_in
 from ..frontend.shard_order import dtensor_of, left_to_right, shard_order_of

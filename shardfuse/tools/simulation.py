@@ -38,7 +38,7 @@ _STANDSTILL_IN_STORE = 3.0  # where some look into the store again and again: th
 _LOOK = 0.1  # seconds up to which one that sleeps after it found nothing in the store will look again
 _GRACE = 2.0  # seconds that the others get to end once a rank has raised
 _threads: Any = _threaded  # torch's test group has no types
-_PACKAGE = __file__.removesuffix("tools/simulate.py")
+_PACKAGE = __file__.removesuffix("tools/simulation.py")
 _isolate_threads: Callable[[bool], None] = cast(Any, _bindings)._set_thread_isolation_mode
 
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
 
+from ..analysis.paired_reductions import first_of, made_by
 from ..analysis.sharding import reduced_axes
-from ..analysis.statistics import first_of, made_by
 from ..ir.dtype import DataType
 from ..ir.expr import PICK, REDUCTIONS, STATISTICS, BoundTensor, Expr, Scalar
 from .plan import KernelPlan

@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from ..analysis.resharding import communication_of
+from ..analysis.communication_table import communication_of
 from ..ir.expr import BoundTensor, Expr
 from ..ir.stream import Stream
 from ..ops.evaluate import chunked

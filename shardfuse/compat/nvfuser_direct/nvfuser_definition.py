@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 
-from shardfuse.compat.nvfuser_direct.errors import translated
 from shardfuse.compat.nvfuser_direct.execution import (
     Fusion,
     FusionExecutorCache,
@@ -19,6 +18,7 @@ from shardfuse.compat.nvfuser_direct.execution import (
     home_of,
     nvfuser_script,
 )
+from shardfuse.compat.nvfuser_direct.nvfuser_errors import translated
 from shardfuse.compat.nvfuser_direct.operations import Operations
 from shardfuse.compat.nvfuser_direct.values import TensorView, Val, plain
 from shardfuse.executor.binding import Argument

@@ -16,7 +16,7 @@ from ..base_error import ShardfuseError
 from .aten_pointwise import pointwise_table
 from .aten_reductions import reduction_table
 from .aten_shapes import factory_table, shape_table, view_table
-from .errors import UntranslatableError
+from .compile_errors import UntranslatableError
 from .translation import Rule, Translation, checked, known, tensor_of
 
 

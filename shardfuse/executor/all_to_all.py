@@ -19,7 +19,7 @@ import torch
 from ..ir.domain import BoundDomain
 from ..mesh import DeviceMesh, ParallelType, Team
 from ..ops.evaluate import holds_digit, unsharded_index
-from . import communication, packing
+from . import collective_calls, packing
 from .kept_tensors import made_to_last
 
 _CPU = torch.device("cpu")
@@ -135,7 +135,7 @@ class _Plan:
         """What each member gives, in the shape of its piece."""
         sizes = [0 if p is None else prod(p.shape) for p in self.given]
         shapes = [(0,) if p is None else p.shape for p in self.taken]
-        return communication.exchange(flat, sizes, shapes, self.team)
+        return collective_calls.exchange(flat, sizes, shapes, self.team)
 
     def by_two_gathers(self, put: int, device: torch.device) -> Step:
         own = [p.places[0] for p in self.given if p is not None]

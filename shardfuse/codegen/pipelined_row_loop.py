@@ -22,11 +22,11 @@ from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
+from .accumulators import Accumulator, accumulator
 from .bodies import of_members
 from .indexing import dynamic_terms
 from .late import Late, begin_function, begin_lines, end_begin, names_of, write_begin, write_collect
-from .online import combined
-from .reduction import Accumulator, accumulator
+from .running_statistics import combined
 from .source import Writer
 from .tile import Chunk, Piece, Strides
 from .walk import ROWS, Walk, add_up, store_partial, sums_of, write_standing
