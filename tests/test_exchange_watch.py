@@ -33,7 +33,7 @@ def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
     group = dist.group.WORLD
     assert group is not None
     hosts = {0: "here", 1: "here"}
-    made = Arena(CPU, 0, {0: 1 << 20, 1: 1 << 21}, 1000, 5.0, torch.zeros(1, dtype=torch.int64), hosts)
+    made = Arena(CPU, 0, {0: 1 << 20, 1: 1 << 21}, 1 << 20, 5.0, torch.zeros(1, dtype=torch.int64), hosts)
     count_exchanges(group, made.order.launches)
     monkeypatch.setitem(symmetric._worlds, group, symmetric._World(made))
     yield made
@@ -42,7 +42,7 @@ def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
 
 @pytest.fixture
 def region(arena: Arena) -> symmetric_slots.Region:
-    return symmetric_slots.region_of("a", 0, kernel_of(plan_of(define("rms_norm", 8192, 2, DataType.BFloat16), 8)))
+    return symmetric_slots.region_of(kernel_of(plan_of(define("rms_norm", 8192, 2, DataType.BFloat16), 8)))
 
 
 @pytest.fixture

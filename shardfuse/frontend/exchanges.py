@@ -51,12 +51,12 @@ def collectives(plan: Plan) -> int:
     return len([s for s in plan.segments if s.scheduler == "communication"])
 
 
-def plan_on(plan: Plan, text: str, device: torch.device, options: CompileOptions) -> Plan:
+def plan_on(plan: Plan, device: torch.device, options: CompileOptions) -> Plan:
     """``plan``, or the one with collectives by themselves, where no kernel can exchange on ``device``."""
     if plan.apart is None:
         return plan
     has_kernels = options.backend_for(device) == "triton" and is_in_reach(device)
-    why = room(text, exchanging(plan)) if has_kernels else f"tensors are on {device.type}"
+    why = room([kernel for _, kernel in exchanging(plan)]) if has_kernels else f"tensors are on {device.type}"
     return plan if why is None else replace(plan.apart, in_kernel=(f"none: {why}",))
 
 
@@ -71,6 +71,6 @@ def agree_on_memory(ranks: Sequence[int], text: str, options: CompileOptions, pl
         hand_out_from(told.most)
 
 
-def promises(plan: Plan, text: str) -> list[str]:
-    """What followed from ``text``, and has to be the same on all ranks: what they send one another, and where to."""
-    return [*sent(plan), *offsets(text, exchanging(plan))]
+def promises(plan: Plan) -> list[str]:
+    """What has to be the same on all ranks: what they send one another, and where to."""
+    return [*sent(plan), *offsets(exchanging(plan))]

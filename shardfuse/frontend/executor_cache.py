@@ -301,7 +301,7 @@ class FusionExecutorCache:
                 agree_on_memory(call.ranks, call.text, self.options, lambda: self.plan(call.sizes, call.numbers))
                 with agreed(call.ranks, call.text) as promised:
                     made = self._build(call)
-                    promised += promises(made.plan, call.text)
+                    promised += promises(made.plan)
             self.programs.put(call.key, made)
             if (
                 self.options.autotunes(call.bound.device)
@@ -327,7 +327,7 @@ class FusionExecutorCache:
         text = f"{call.text}\ntuned: {chosen}"
         with taken_back_on_failure(), agreed(call.ranks, text, call.text) as promised:
             made = self._build(call)
-            promised += promises(made.plan, call.text)
+            promised += promises(made.plan)
         self.programs.put(call.key, made)
         self._last = made
         return tuned
@@ -369,7 +369,7 @@ class FusionExecutorCache:
             plan.fusion, rank, bound.device, self.options, samples, places, replaceable=written_over,
             read_once=read_once([s.segment for s in plan.segments], plan.fusion.outputs),
         )  # fmt: skip
-        builder.region = partial(region_of, call.text)
+        builder.region = region_of
         builder.begin(
             [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],
             [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],
@@ -379,7 +379,7 @@ class FusionExecutorCache:
         return builder
 
     def _plan_of(self, call: BoundCall) -> Plan:
-        return plan_on(self.plan(call.sizes, call.numbers), call.text, call.bound.device, self.options)
+        return plan_on(self.plan(call.sizes, call.numbers), call.bound.device, self.options)
 
     def _build(self, call: BoundCall) -> Made:
         plan = self._plan_of(call)
