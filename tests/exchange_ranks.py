@@ -25,6 +25,8 @@ from exchange_cases import PARTIAL, define, expected, inputs, piece, piece_of_ou
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, initialize
+from shardfuse.errors import KernelCompileError
+from shardfuse.executor.kernel import Kernel
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.process import ProcessContext, finalize
 
@@ -122,6 +124,22 @@ def replay_many(job: Job, rows: int, side: torch.cuda.Stream, own: random.Random
         assert torch.equal(one, other)
 
 
+def fall_back(context: ProcessContext) -> None:
+    """Where nobody asked for kernels, and one does not compile on a rank, all ranks have collectives."""
+    os.environ["SHARDFUSE_EXCHANGE"] = "auto"
+    compiled, mesh = Kernel.compile, DeviceMesh(range(context.world_size))
+
+    def refuse(kernel: Kernel, device: torch.device) -> None:
+        if kernel.source.is_cooperative:
+            raise KernelCompileError(kernel.source.name, "no registers are left", "")
+        compiled(kernel, device)
+
+    for is_refused in (True, False):
+        Kernel.compile = refuse if is_refused and context.rank == 1 else compiled
+        run_on(mesh, ParallelType.mesh_x, 5 + is_refused, context, why="" if not is_refused else "does not compile on")
+    os.environ["SHARDFUSE_EXCHANGE"] = "symmetric"
+
+
 def do_fault(case: str, jobs: list[Job]) -> Callable[[], object]:
     """What rank 1 does while rank 0 waits in a kernel."""
     time.sleep(1.0)
@@ -166,15 +184,16 @@ def hosts() -> None:
     run_on(DeviceMesh([2, 3] if context.rank > 1 else [1, 0]), ParallelType.mesh_x, 3, context)
     team = [0, 2] if context.rank % 2 == 0 else [1, 3]
     for mesh, dim in ((whole, ParallelType.mesh_y), (DeviceMesh(team), ParallelType.mesh_x)):
-        run_on(mesh, dim, 4, context, is_in_kernel=False)
+        run_on(mesh, dim, 4, context, why="do not reach each other's memory")
     say("done")
     finalize()
 
 
-def run_on(
-    mesh: DeviceMesh, dim: ParallelType, rows: int, context: ProcessContext, *, is_in_kernel: bool = True
-) -> None:
-    """An RMSNorm of rows that are cut along ``dim`` of ``mesh``, as often as words could be of another program."""
+def run_on(mesh: DeviceMesh, dim: ParallelType, rows: int, context: ProcessContext, *, why: str = "") -> None:
+    """An RMSNorm of rows that are cut along ``dim`` of ``mesh``, as often as words could be of another program.
+
+    why: it has collectives.
+    """
     team = mesh.team(context.rank, dim)
     with FusionDefinition() as fd:
         x = fd.define_tensor([-1, COLUMNS], contiguity=True, dtype=DataType.Float)
@@ -191,8 +210,8 @@ def run_on(
         wide = whole.double() * whole.double().square().sum(1, keepdim=True).rsqrt()
         parts = [t.chunk(len(team), 1)[team.index(context.rank)] for t in (wide, wide.float())]
         assert_near(found.cpu(), *parts, n=4, what=f"{mesh}, {dim}, {rows} rows")
-    assert (not fd.explain().collectives) == is_in_kernel, fd.explain()
-    assert is_in_kernel or "do not reach each other's memory" in str(fd.explain())
+    assert bool(fd.explain().collectives) == bool(why), fd.explain()
+    assert why in str(fd.explain())
 
 
 def synchronize(context: ProcessContext) -> None:
@@ -222,7 +241,7 @@ def main(case: str) -> None:
     synchronize(context)
     dist.barrier()
     if case == "few":
-        pass
+        fall_back(context)
     elif case == "go_on":
         go_on(context, jobs)
     else:

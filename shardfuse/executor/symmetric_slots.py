@@ -155,19 +155,35 @@ def offsets(plans: Sequence[tuple[int, KernelPlan]]) -> list[str]:
 @contextmanager
 def taken_back_on_failure() -> Generator[None]:
     """What the body takes of the arena is free again where it raises, as it does on every rank."""
-    found = arena()
-    if isinstance(found, str):
-        yield
-        return
-    known = _regions_of(found)
-    used, before = found.used, dict(known)
+    before = _state()
     try:
         yield
     except BaseException:
-        found.used = used
-        for key in [key for key in known if key not in before]:
-            del known[key]
+        _restore(before)
         raise
+
+
+@contextmanager
+def taken_back() -> Generator[None]:
+    """What the body takes of the arena is free again."""
+    before = _state()
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _state() -> tuple[int, list[Hashable]]:
+    found = arena()
+    return (0, []) if isinstance(found, str) else (found.used, list(found.regions))
+
+
+def _restore(before: tuple[int, list[Hashable]]) -> None:
+    found = arena()
+    if not isinstance(found, str):
+        found.used = before[0]
+        for key in [key for key in found.regions if key not in before[1]]:
+            del found.regions[key]
 
 
 def _regions_of(within: Arena) -> dict[Hashable, Region]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from ..compiler import Plan, sent
+from ..errors import KernelCompileError
 from ..executor.agreement import agreed
 from ..executor.options import CompileOptions
 from ..executor.symmetric_slots import (
@@ -16,11 +18,15 @@ from ..executor.symmetric_slots import (
     is_in_reach,
     offsets,
     room,
+    taken_back,
     why_no_exchange,
     why_out_of_reach,
 )
 from ..in_kernel import exchanging, with_exchanges
 from ..schedulers.rank_exchange import LEFT_FREE
+
+_NEVER = 1 << 62
+"""Where slots begin, in words, of a program that has none."""
 
 
 def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOptions, by_sums: Callable[[], Plan]) -> Plan:
@@ -51,24 +57,55 @@ def collectives(plan: Plan) -> int:
     return len([s for s in plan.segments if s.scheduler == "communication"])
 
 
-def plan_on(plan: Plan, device: torch.device, options: CompileOptions) -> Plan:
-    """``plan``, or the one with collectives by themselves, where no kernel can exchange on ``device``."""
+def plan_on(plan: Plan, device: torch.device, options: CompileOptions, *, is_refused: bool = False) -> Plan:
+    """``plan``, or the one with collectives by themselves, where no kernel can exchange on ``device``.
+
+    is_refused: have its ranks agreed on those?
+    """
     if plan.apart is None:
         return plan
+    if is_refused:
+        return replace(plan.apart, in_kernel=("none: a kernel does not compile on some rank",))
     has_kernels = options.backend_for(device) == "triton" and is_in_reach(device)
     why = room([kernel for _, kernel in exchanging(plan)]) if has_kernels else f"tensors are on {device.type}"
     return plan if why is None else replace(plan.apart, in_kernel=(f"none: {why}",))
 
 
-def agree_on_memory(ranks: Sequence[int], text: str, options: CompileOptions, plan: Callable[[], Plan]) -> None:
-    """Where slots of the program of ``text`` begin, whose kernels exchange: behind what any of its ranks handed out."""
+def agree_on_memory(
+    ranks: Sequence[int],
+    text: str,
+    options: CompileOptions,
+    plan: Callable[[], Plan],
+    build: Callable[[], object],
+    refused: set[str],
+) -> None:
+    """Where slots of the program of ``text`` begin, whose kernels exchange: behind what any of its ranks handed out.
+
+    Where no kernels were asked for and one does not compile on a rank, all ranks have ``text`` among the ``refused``.
+    build: makes the program.
+    """
     if why_no_exchange(ranks, options) is not None:
         return
     with agreed(ranks, f"{text}\nmemory that ranks share", text) as told:
         has_slots = plan().apart is not None
-        told.number = handed_out()
-    if told.most is not None and has_slots:
+        is_tried = has_slots and options.exchange == "auto"
+        told.number = _NEVER if is_tried and not _compiles(build) else handed_out()
+    if told.most is None or not has_slots:
+        return
+    if told.most == _NEVER:
+        refused.add(text)
+    else:
         hand_out_from(told.most)
+
+
+def _compiles(build: Callable[[], object]) -> bool:
+    try:
+        with taken_back():
+            build()
+    except KernelCompileError as error:
+        warnings.warn(f"{error}\nthe ranks of the program exchange by collectives instead", stacklevel=2)
+        return False
+    return True
 
 
 def promises(plan: Plan) -> list[str]:

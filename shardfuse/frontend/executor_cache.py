@@ -80,6 +80,7 @@ class FusionExecutorCache:
         self._ranges = [range_of(i.val) for i in fusion.inputs]
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
         self._asks = asks_other_ranks(fusion)
+        self._apart = set[str]()  # texts of programs whose kernels do not exchange, as their ranks have agreed
         self._script: str | None = None
         self._lines_named = lines_named(fusion)
         self._team = ranks_of(fusion)
@@ -298,7 +299,8 @@ class FusionExecutorCache:
         made = self.programs.get(call.key)
         if made is None:
             with taken_back_on_failure(), self._lines_named:
-                agree_on_memory(call.ranks, call.text, self.options, lambda: self.plan(call.sizes, call.numbers))
+                make, build = partial(self.plan, call.sizes, call.numbers), partial(self._build, call)
+                agree_on_memory(call.ranks, call.text, self.options, make, build, self._apart)
                 with agreed(call.ranks, call.text) as promised:
                     made = self._build(call)
                     promised += promises(made.plan)
@@ -379,7 +381,8 @@ class FusionExecutorCache:
         return builder
 
     def _plan_of(self, call: BoundCall) -> Plan:
-        return plan_on(self.plan(call.sizes, call.numbers), call.bound.device, self.options)
+        is_refused = call.text in self._apart
+        return plan_on(self.plan(call.sizes, call.numbers), call.bound.device, self.options, is_refused=is_refused)
 
     def _build(self, call: BoundCall) -> Made:
         plan = self._plan_of(call)

@@ -32,10 +32,6 @@ from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
 """Bytes of symmetric memory that each rank allocates once; docs/exchange.md says how many a program takes."""
-AUTO_EXCHANGES = False
-"""Do kernels exchange where ``SHARDFUSE_EXCHANGE`` is not set?  They were measured to be faster than collectives on 2 x
-H200, but the tests of ranks that are late or gone (``tests/gpu/test_exchange_ranks.py``) have not run to their end.
-Besides, a kernel that does not compile is an error of ranks that asked for it; others should agree on collectives."""
 _IN_ORDER = "x86_64"
 """A processor whose stores other processes see in order, as ranks on a CPU need: there is no fence in Triton's
 interpreter."""
@@ -180,8 +176,6 @@ def _why_not(device: torch.device, asked: Exchange, is_interpreted: bool) -> str
         return "SHARDFUSE_EXCHANGE=nccl"
     if device.type != "cuda" and not (is_interpreted and asked == "symmetric" and platform.machine() == _IN_ORDER):
         return "tensors are on the CPU"
-    if asked == "auto" and not AUTO_EXCHANGES:
-        return "SHARDFUSE_EXCHANGE=symmetric asks for it"
     return ""
 
 
