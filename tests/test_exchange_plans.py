@@ -74,7 +74,7 @@ def test_a_gather_is_kept_where_a_kernel_cannot_do_both_sums(monkeypatch: pytest
     monkeypatch.setattr("shardfuse.frontend.exchanges.why_no_exchange", lambda ranks, options: None)
     plan = with_exchanges_here(make(), (0, 1), options, lambda: make(has_cheap_sums=True))
     assert [s.scheduler for s in plan.segments] == ["exchange"]
-    apart = plan_on(plan, torch.device("cpu"), options)
+    apart = plan_on(plan, False, torch.device("cpu"), options)
     assert [s.scheduler for s in apart.segments] == ["persistent", "communication", "persistent", "pointwise"]
     assert apart.in_kernel == ("none: tensors are on cpu",)
     monkeypatch.setattr("shardfuse.frontend.exchanges.why_no_exchange", lambda ranks, options: "no reason")

@@ -57,7 +57,7 @@ def collectives(plan: Plan) -> int:
     return len([s for s in plan.segments if s.scheduler == "communication"])
 
 
-def plan_on(plan: Plan, device: torch.device, options: CompileOptions, *, is_refused: bool = False) -> Plan:
+def plan_on(plan: Plan, is_refused: bool, device: torch.device, options: CompileOptions) -> Plan:
     """``plan``, or the one with collectives by themselves, where no kernel can exchange on ``device``.
 
     is_refused: have its ranks agreed on those?

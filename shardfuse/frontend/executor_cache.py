@@ -381,8 +381,7 @@ class FusionExecutorCache:
         return builder
 
     def _plan_of(self, call: BoundCall) -> Plan:
-        is_refused = call.text in self._apart
-        return plan_on(self.plan(call.sizes, call.numbers), call.bound.device, self.options, is_refused=is_refused)
+        return plan_on(self.plan(call.sizes, call.numbers), call.text in self._apart, call.bound.device, self.options)
 
     def _build(self, call: BoundCall) -> Made:
         plan = self._plan_of(call)
