@@ -10,7 +10,7 @@ from .executor.plain_arguments import NoGradientsWarning
 from .executor.turns import run_in_this_thread
 from .frontend.definition import FusionDefinition
 from .ir.dtype import DataType
-from .ir.expr import Scalar
+from .ir.scalar import Scalar
 from .ir.tensor_view import TensorView
 from .mesh import DeviceMesh, ParallelType
 from .mesh.process import ProcessContext, finalize, initialize

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .analysis.communication_table import chunk_of, communication_of
+from .analysis.communication_table import communication_of
 from .device import Device
-from .ir.expr import BoundFusion, BoundTensor, Number, Scalar
+from .ir.expr import BoundFusion, BoundTensor
 from .ir.fusion import Fusion
 from .ir.printer import fusion_text
+from .ir.scalar import Number, Scalar
 from .ir.tensor_view import TensorView
 from .ir.verify import verify
 from .passes import PASSES, bind
@@ -117,9 +118,9 @@ def _plan(
     """``before``: the segments that were planned so far, of which one may be another chunk of the same."""
     segment, scheduler = scheduled.segment, scheduled.scheduler
     planned = PlannedSegment(segment, scheduler, scheduled.refusals, (), is_beside)
-    if chunk_of(segment.exprs[0]) is not None and makes_kernels(scheduler):
+    if segment.exprs[0].chunk is not None and makes_kernels(scheduler):
         for k, s in enumerate(before):
-            if s.like is None and s.scheduler == scheduler and chunk_of(s.segment.exprs[0]) is not None:
+            if s.like is None and s.scheduler == scheduler and s.segment.exprs[0].chunk is not None:
                 renamed = renaming(s.segment, segment)
                 if renamed is not None:
                     return replace(planned, kernels=s.kernels, like=k, renamed=renamed)

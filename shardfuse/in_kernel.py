@@ -14,6 +14,7 @@ from .analysis.communication_table import communication_of, local_bytes
 from .compiler import Plan, PlannedSegment
 from .device import Device
 from .ir.expr import BoundTensor
+from .ir.op import Reduce
 from .mesh import DeviceMesh, ParallelType
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.plan import KernelPlan
@@ -72,7 +73,7 @@ def _lines(call: Segment) -> list[tuple[DeviceMesh, ParallelType]]:
 def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
     """``segments`` with the all-reduce ``k`` inside of a kernel, or why it is not."""
     call = segments[k].segment
-    if call.exprs[0].op == "set":
+    if not isinstance(call.exprs[0].op, Reduce):
         return _sent_within(plan, segments, k)
     makers = [i for i, s in enumerate(segments[:k]) if not set(s.segment.outputs).isdisjoint(call.inputs)]
     readers = [i for i, s in enumerate(segments) if i > k and not set(s.segment.inputs).isdisjoint(call.outputs)]

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from .analysis.communication_table import chunk_of, communication_of, packed
+from .analysis.communication_table import communication_of, packed
 from .analysis.sharding import is_even, is_opaque
 from .device import Device
-from .ir.expr import VIEWS, BoundFusion, BoundTensor, Expr
-from .ops.table import POINTWISE
+from .ir.expr import BoundFusion, BoundTensor, Expr
+from .ir.op import Cast, Full, Iota, Pointwise, Reshape, View, Window
 from .schedulers import ALONE, SCHEDULERS
 from .schedulers.recompute import join, moved_bytes, recompute
 from .schedulers.segment import Segment, touches_empty
@@ -46,7 +46,7 @@ class ScheduledSegment:
 @lru_cache(maxsize=256)  # one Expr, or a join that was tried before, is asked about again
 def choose_scheduler(segment: Segment, device: Device) -> tuple[str | None, tuple[tuple[str, str], ...]]:
     """The first scheduler that takes ``segment``, and the refusals of those before it."""
-    if len([k for k in dict.fromkeys(map(chunk_of, segment.exprs)) if k is not None]) > 1:
+    if len([k for k in dict.fromkeys(e.chunk for e in segment.exprs) if k is not None]) > 1:
         return None, (("any", "a chunk of a stream is done by itself"),)
     if len(segment.exprs) > 1 and len(dict.fromkeys(map(_ranks, segment.outputs))) > 1:
         return None, (("any", "its outputs are on different ranks, some of which lack what others read"),)
@@ -108,7 +108,7 @@ def segment_fusion(fusion: BoundFusion, device: Device) -> list[ScheduledSegment
 
 def _share_cuts(exprs: Sequence[Expr]) -> bool:
     """Can one kernel walk all of them?  Only a reshape cuts an index where another tensor does not."""
-    if all(e.op != "reshape" or is_opaque(e) for e in exprs):
+    if all(not isinstance(e.op, Reshape) or is_opaque(e) for e in exprs):
         return True
     return not isinstance(common_cuts(t for e in exprs for t in (*e.tensors, *e.outputs)), str)
 
@@ -128,7 +128,7 @@ class _Segmenter:
             for t in expr.tensors:
                 self.readers.setdefault(t, []).append(expr)
         self.indices: dict[BoundTensor, None] = {}
-        self.windowed = dict.fromkeys(e.tensors[0] for e in fusion.exprs if e.op == "window")
+        self.windowed = dict.fromkeys(e.tensors[0] for e in fusion.exprs if isinstance(e.op, Window))
         self.cheap: dict[Expr, bool] = {}
         for expr in fusion.exprs:
             self.settle_cheap(expr)
@@ -172,15 +172,15 @@ class _Segmenter:
         if self.is_of_indices(expr):
             self.indices[expr.output] = None
             return True
-        if expr.op == "cast":
+        if isinstance(expr.op, Cast):
             return expr.output.dtype.itemsize >= expr.tensors[0].dtype.itemsize
-        return expr.op in (*VIEWS, "window")
+        return isinstance(expr.op, View | Window)
 
     def is_of_indices(self, expr: Expr) -> bool:
         """Does it depend on indices and numbers alone, and does a kernel compute it?"""
         if not all(t in self.indices for t in expr.tensors) or refusal_of(expr) is not None:
             return False
-        return expr.op in ("full", "iota", "cast", *VIEWS, *POINTWISE)
+        return isinstance(expr.op, Full | Iota | Cast | View | Pointwise)
 
     def settle_cheap(self, expr: Expr) -> None:
         """Views whose cuts do not go together (``[6] -> [3, 2] -> [2, 3]``) are not copied into one segment."""
@@ -201,7 +201,7 @@ class _Segmenter:
         return found
 
     def stands_alone(self, expr: Expr) -> bool:
-        if (expr.op == "window" or expr.output in self.indices) and not touches_empty(expr):
+        if (isinstance(expr.op, Window) or expr.output in self.indices) and not touches_empty(expr):
             return False
         name = choose_scheduler(Segment.of([expr], [expr.output]), self.device)[0]
         return name in ALONE and not (name == "no_op" and self.cheap[expr])
@@ -247,7 +247,7 @@ class _Segmenter:
         self.group_of[expr] = g
         self.depends[g] = dict.fromkeys(h for h in self.feeding(expr) if h != g)
         name, refusals = choose_scheduler(self.segment_of([expr]), self.device)
-        assert name is not None, f"no scheduler takes {expr.op}: {refusals}"
+        assert name is not None, f"no scheduler takes {expr.op.name}: {refusals}"
         self.chosen[g] = (name, refusals)
         if name in ALONE:
             return
@@ -277,7 +277,7 @@ class _Segmenter:
         """Make one group of ``a`` and ``b``, ``b`` the later, if a scheduler takes them and no other stands between."""
         if self.chosen[a][0] in ALONE or self.chosen[b][0] in ALONE or self.between(a, b):
             return False
-        if chunk_of(self.groups[a][0]) != chunk_of(self.groups[b][0]):
+        if self.groups[a][0].chunk != self.groups[b][0].chunk:
             return False
         exprs = sorted((*self.groups[a], *self.groups[b]), key=self.position.__getitem__)
         name, refusals = choose_scheduler(self.segment_of(exprs), self.device)

@@ -12,7 +12,9 @@ from shardfuse import FusionDefinition
 from shardfuse.compiler import compile_fusion
 from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
-from shardfuse.ir.expr import BoundTensor, Scalar
+from shardfuse.ir.expr import BoundTensor
+from shardfuse.ir.op import Broadcast, Random
+from shardfuse.ir.scalar import Scalar
 from shardfuse.schedulers.segment import Segment
 
 BF16, HALF, FLOAT = DataType.BFloat16, DataType.Half, DataType.Float
@@ -147,10 +149,14 @@ def group_norm_silu(
     grouped = b.unflatten(b.cast(x, FLOAT), 1, c // groups)
     flat = b.flatten(normalised(b, grouped, [2, 3, 4]), 1, 2)
     weight, shift = (
-        b.emit("broadcast", [b.cast(b.input(dtype, channels), FLOAT)], FLOAT, [(), channels, (), ()],
-               new=(True, False, True, True))
+        b.emit(
+            Broadcast((True, False, True, True)),
+            [b.cast(b.input(dtype, channels), FLOAT)],
+            FLOAT,
+            [(), channels, (), ()],
+        )
         for _ in range(2)
-    )  # fmt: skip
+    )
     segment = b.segment(b.cast(b.op("silu", b.op("add", b.op("mul", flat, weight), shift)), dtype))
     for t in (x, *segment.outputs):
         t.domain = replace(t.domain, allocation=tuple(t.domain.logical[d] for d in order))
@@ -201,7 +207,7 @@ def dropout_layer_norm(rows: int, columns: int, dtype: DataType) -> Segment:
     i, j = b.axis(rows), b.axis(columns)
     x, bias, residual = b.input(dtype, i, j), b.input(dtype, j), b.input(dtype, i, j)
     key = [Scalar(name, DataType.Int) for name in ("S0", "S1")]
-    drawn = b.emit("uniform", [number(0.0), number(1.0), *key], FLOAT, [i, j], shape=(rows, columns), drawn=False)
+    drawn = b.emit(Random("uniform", (rows, columns), drawn=False), [number(0.0), number(1.0), *key], FLOAT, [i, j])
     kept = b.op("where", b.op("ge", drawn, 0.1), b.op("mul", b.op("add", x, bias), 1 / 0.9), 0.0)
     total = b.op("add", kept, residual)
     wide = b.cast(total, FLOAT)

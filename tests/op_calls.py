@@ -12,7 +12,7 @@ from op_cases import DTYPES, FLOATS, Draw, OpCase, called
 from op_matrices import MATRICES
 
 from shardfuse import DataType
-from shardfuse.ir.expr import REDUCTIONS
+from shardfuse.ops.reductions import REDUCTION_TABLE
 
 Make = Callable[[Draw], OpCase]
 
@@ -353,7 +353,7 @@ CALLS: dict[str, Make] = {
     "broadcast": _broadcast, "expand": _expand, "broadcast_in_dim": _broadcast_in_dim, "stride_order": _stride_order,
     "set": _copy("set"), "segment_set": _copy("segment_set"), "cast": _cast, "full": _full, "full_like": _full_like,
     "iota": _iota, "triu": _triangle("triu"), "tril": _triangle("tril"), "clamp": _clamp,
-    **{name: _reduction(name) for name in (*REDUCTIONS, "amax", "amin", "mean")},
+    **{name: _reduction(name) for name in (*REDUCTION_TABLE, "amax", "amin", "mean")},
     "var": _var, "var_mean": _var_mean, "welford": _welford,
     **{name: _scan(name) for name in ("cumsum", "cumprod", "cummax", "cummin")},
     "argsort": _argsort, "topk": _topk, "argmax": _extremum("argmax"), "argmin": _extremum("argmin"),

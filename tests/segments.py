@@ -14,8 +14,10 @@ from shardfuse.device import H200
 from shardfuse.ir.digits import Axis, Digit, Root, axis_of, extent, merge, roots, split
 from shardfuse.ir.domain import BoundDomain
 from shardfuse.ir.dtype import DataType
-from shardfuse.ir.expr import BoundTensor, Expr, Number, Scalar, Value
+from shardfuse.ir.expr import BoundTensor, Expr, Value
 from shardfuse.ir.layout import Layout, local_extent
+from shardfuse.ir.op import Broadcast, Cast, Expand, Iota, Op, Permute, Pointwise, Reduce, ReductionKind, Reshape
+from shardfuse.ir.scalar import Number, Scalar
 from shardfuse.mesh import DeviceMesh, ParallelType
 from shardfuse.ops.promotion import types
 from shardfuse.ops.table import POINTWISE
@@ -47,11 +49,9 @@ class Builder:
         self.inputs.append(tensor)
         return tensor
 
-    def emit(
-        self, op: str, inputs: Sequence[Value], dtype: DataType, logical: Sequence[Axis], /, **attributes: object
-    ) -> BoundTensor:
+    def emit(self, op: Op, inputs: Sequence[Value], dtype: DataType, logical: Sequence[Axis]) -> BoundTensor:
         out = self.define(dtype, logical)
-        self.exprs.append(Expr(op, tuple(inputs), (out,), attributes))
+        self.exprs.append(Expr(op, tuple(inputs), (out,)))
         return out
 
     def op(self, name: str, *operands: Operand) -> BoundTensor:
@@ -63,29 +63,35 @@ class Builder:
             next((v.domain.logical[k] for v in aligned if isinstance(v, BoundTensor) and v.domain.logical[k]), ())
             for k in range(ndim)
         ]
-        return self.emit(name, aligned, types(POINTWISE[name], values)[1], axes)
+        return self.emit(Pointwise(name), aligned, types(POINTWISE[name], values)[1], axes)
 
     def aligned(self, tensor: BoundTensor, ndim: int) -> BoundTensor:
         new = ndim - tensor.ndim
         if not new:
             return tensor
         flags = (True,) * new + (False,) * tensor.ndim
-        return self.emit("broadcast", [tensor], tensor.dtype, ((),) * new + tensor.domain.logical, new=flags)
+        return self.emit(Broadcast(flags), [tensor], tensor.dtype, ((),) * new + tensor.domain.logical)
 
     def cast(self, tensor: BoundTensor, dtype: DataType) -> BoundTensor:
-        return self.emit("cast", [tensor], dtype, tensor.domain.logical)
+        return self.emit(Cast(), [tensor], dtype, tensor.domain.logical)
 
     def reduce(
-        self, op: str, tensor: BoundTensor, axes: Sequence[int], *, keepdim: bool = True, dtype: DataType | None = None
+        self,
+        op: ReductionKind,
+        tensor: BoundTensor,
+        axes: Sequence[int],
+        *,
+        keepdim: bool = True,
+        dtype: DataType | None = None,
     ) -> BoundTensor:
         gone = tuple(a % tensor.ndim for a in axes)
         kept = [axis for k, axis in enumerate(tensor.domain.logical) if k not in gone]
-        out = self.emit(op, [tensor], dtype or tensor.dtype, kept, axes=gone)
+        out = self.emit(Reduce(op, gone), [tensor], dtype or tensor.dtype, kept)
         if not keepdim:
             return out
         flags = tuple(k in gone for k in range(tensor.ndim))
         shape = [() if k in gone else axis for k, axis in enumerate(tensor.domain.logical)]
-        return self.emit("broadcast", [out], out.dtype, shape, new=flags)
+        return self.emit(Broadcast(flags), [out], out.dtype, shape)
 
     def mean(self, tensor: BoundTensor, axes: Sequence[int]) -> BoundTensor:
         size = 1
@@ -95,24 +101,24 @@ class Builder:
 
     def permute(self, tensor: BoundTensor, dims: Sequence[int]) -> BoundTensor:
         axes = [tensor.domain.logical[d] for d in dims]
-        return self.emit("permute", [tensor], tensor.dtype, axes, dims=tuple(dims))
+        return self.emit(Permute(tuple(dims)), [tensor], tensor.dtype, axes)
 
     def unflatten(self, tensor: BoundTensor, dim: int, inner: int) -> BoundTensor:
         """``dim`` as two dims, the second of extent ``inner``."""
         before = tensor.domain.logical
         axes = [*before[:dim], *split(before[dim], inner), *before[dim + 1 :]]
-        return self.emit("reshape", [tensor], tensor.dtype, axes, shape=tuple(map(extent, axes)))
+        return self.emit(Reshape(tuple(map(extent, axes))), [tensor], tensor.dtype, axes)
 
     def flatten(self, tensor: BoundTensor, first: int, last: int) -> BoundTensor:
         before = tensor.domain.logical
         axes = [*before[:first], merge(*before[first : last + 1]), *before[last + 1 :]]
-        return self.emit("reshape", [tensor], tensor.dtype, axes, shape=tuple(map(extent, axes)))
+        return self.emit(Reshape(tuple(map(extent, axes))), [tensor], tensor.dtype, axes)
 
     def expand(self, tensor: BoundTensor, axes: Sequence[Axis]) -> BoundTensor:
-        return self.emit("expand", [tensor], tensor.dtype, axes, shape=tuple(map(extent, axes)))
+        return self.emit(Expand(tuple(map(extent, axes))), [tensor], tensor.dtype, axes)
 
     def iota(self, axis: Axis, start: int = 0, step: int = 1, dtype: DataType = DataType.Int) -> BoundTensor:
-        return self.emit("iota", [], dtype, [axis], start=start, step=step)
+        return self.emit(Iota((extent(axis),), start, step), [], dtype, [axis])
 
     def segment(self, *outputs: BoundTensor) -> Segment:
         return Segment.of(self.exprs, outputs)

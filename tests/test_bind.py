@@ -11,8 +11,9 @@ from thread_check import X, shard, world_mesh
 
 from shardfuse import FusionDefinition
 from shardfuse.errors import ShapeError, ShardingError
-from shardfuse.ir.expr import Scalar
+from shardfuse.ir.op import Pointwise
 from shardfuse.ir.printer import fusion_text
+from shardfuse.ir.scalar import Scalar
 from shardfuse.ir.verify import verify
 from shardfuse.passes.bind import bind
 
@@ -133,7 +134,7 @@ def test_host_scalars_are_numbers() -> None:
     with FusionDefinition() as fd:
         define(fd)
     fusion = bind(fd.fusion, {fd.fusion.tensors()[0]: (3, 5)})
-    divisors = [e.inputs[1] for e in fusion.exprs if e.op == "div"]
+    divisors = [e.inputs[1] for e in fusion.exprs if e.op == Pointwise("div")]
     assert [s.value for s in divisors if isinstance(s, Scalar)] == [5, 4]
     assert fusion.host == []
 

@@ -18,6 +18,7 @@ from shardfuse.codegen import KernelSource, generate
 from shardfuse.device import H200
 from shardfuse.ir.digits import extent
 from shardfuse.ir.dtype import DataType
+from shardfuse.ir.op import Broadcast
 from shardfuse.ops.builder import INTEGERS_ONLY
 from shardfuse.ops.table import POINTWISE, Rule
 from shardfuse.schedulers import persistent
@@ -240,7 +241,7 @@ def _difference(rows: int, columns: int, dtype: DataType, axis: int, form: str) 
     y = b.op("mul", b.input(dtype, i, j), 0.5 if form == "a power of two" else 0.3)
     match form:
         case "another kernel's":
-            other = b.emit("broadcast", [b.input(dtype, i)], dtype, [i, ()], new=(False, True))
+            other = b.emit(Broadcast((False, True)), [b.input(dtype, i)], dtype, [i, ()])
         case "mean":
             other = b.mean(y, [axis])
         case _:

@@ -11,7 +11,7 @@ from torch_answers import assert_beside
 
 from shardfuse import DataType, FusionDefinition
 from shardfuse.errors import PromotionError
-from shardfuse.ir.expr import Number, Scalar
+from shardfuse.ir.scalar import Number, Scalar
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.ops.promotion import promote, types
 from shardfuse.ops.table import POINTWISE

@@ -15,8 +15,25 @@ import torch
 from pointwise_references import REFERENCES
 
 from benchmarks.roundings import EAGER, accumulator, assert_near, spacing
-from shardfuse.ir.expr import Expr, Number, Scalar
+from shardfuse.ir.call import Call
+from shardfuse.ir.expr import Expr
 from shardfuse.ir.fusion import Fusion, Record
+from shardfuse.ir.op import (
+    Broadcast,
+    Cast,
+    Expand,
+    Full,
+    Iota,
+    Permute,
+    Pointwise,
+    Random,
+    Reduce,
+    Reshape,
+    Set,
+    SizeOf,
+    Squeeze,
+)
+from shardfuse.ir.scalar import Number, Scalar
 from shardfuse.ops.torch_calls import TORCH_CALLS
 
 Argument = torch.Tensor | Number
@@ -113,7 +130,7 @@ def _run(record: Record | Expr, env: dict[object, Pair], move: Move, rank: int, 
     if isinstance(out, Scalar):
         env[out] = (_host(cast("Record", record), [p[0] for p in pairs]),) * 2
         return
-    if record.op in REFERENCES:
+    if isinstance(record.op, Pointwise):
         eager, wide = _pointwise(record, pairs)
     else:
         shape = _shape(record, env) if isinstance(record, Record) else list(record.output.domain.local_shape(rank))
@@ -124,7 +141,7 @@ def _run(record: Record | Expr, env: dict[object, Pair], move: Move, rank: int, 
         unsigned.add(out)
 
 
-PRODUCTS = ("matmul", "linear")
+PRODUCTS = (Call("matmul"), Call("linear"))
 EXACT = frozenset(
     ("neg", "abs", "relu", "maximum", "minimum", "where", "set", "max", "min", "broadcast", "expand", "squeeze",
      "permute", "reshape", "full", "iota", "slice", "pad", "cat", "flip", "select")
@@ -134,12 +151,11 @@ EXACT = frozenset(
 
 def _mover(generator: torch.Generator) -> Move:
     def move(record: Record | Expr, values: Sequence[Any], eager: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
-        if record.op in EXACT or not (eager.is_floating_point() or eager.is_complex()) or not wide.numel():
+        if record.op.name in EXACT or not (eager.is_floating_point() or eager.is_complex()) or not wide.numel():
             return wide
         size = wide.abs()
-        if record.op == "sum":
-            axes = cast("tuple[int, ...]", record.attributes["axes"])
-            size = torch.maximum(size, _terms(values[0].abs(), axes, eager.dtype))
+        if isinstance(record.op, Reduce) and record.op.kind == "sum":
+            size = torch.maximum(size, _terms(values[0].abs(), record.op.axes, eager.dtype))
         real = torch.empty(0, dtype=eager.dtype).real.dtype
         step = _signs(wide, generator) * spacing(size, real)
         return torch.where(step.isfinite(), wide + step, wide)
@@ -157,18 +173,18 @@ def _terms(x: torch.Tensor, axes: tuple[int, ...], dtype: torch.dtype) -> torch.
 
 def _host(record: Record, values: Sequence[Any]) -> Number:
     """A number worked out before anything runs: Python's integers and floats."""
-    if record.op == "size":
-        return math.prod(values[0].shape[d] for d in cast("tuple[int, ...]", record.attributes["dims"]))
-    if record.op == "cast":
+    if isinstance(record.op, SizeOf):
+        return math.prod(values[0].shape[d] for d in record.op.dims)
+    if isinstance(record.op, Cast):
         return torch.tensor(values[0]).to(record.outputs[0].dtype.torch).item()
     wide = [torch.tensor(v, dtype=torch.float64) if isinstance(v, float) else torch.tensor(v) for v in values]
-    if REFERENCES[record.op].kind == "float":
+    if REFERENCES[record.op.name].kind == "float":
         wide = [v if v.is_complex() else v.double() for v in wide]
-    return REFERENCES[record.op].call(*wide).item()
+    return REFERENCES[record.op.name].call(*wide).item()
 
 
 def _pointwise(record: Record | Expr, pairs: Sequence[Pair]) -> Pair:
-    op = REFERENCES[record.op]
+    op = REFERENCES[record.op.name]
     eager = op.call(*_operands(record, [p[0] for p in pairs]))
     wide = [p[1] for p in pairs]
     if op.kind in ("float", "same", "where") and (eager.is_floating_point() or eager.is_complex()):
@@ -182,7 +198,7 @@ def _operands(record: Record | Expr, values: Sequence[Any]) -> list[Any]:
     """Python numbers as tensors of the type that torch promotes them to: most of its functions take tensors only."""
     if all(isinstance(v, torch.Tensor) for v in values):
         return list(values)
-    if record.op == "where":
+    if record.op == Pointwise("where"):
         return [torch.as_tensor(values[0]), *_promoted(values[1:])]
     return _promoted(values)
 
@@ -202,7 +218,7 @@ def _promoted(values: Sequence[Any]) -> list[torch.Tensor]:
 
 def _shape(record: Record, env: Mapping[object, Pair]) -> list[int]:
     """The shape argument of a record that has one, host scalars filled in."""
-    asked = cast("Sequence[int | Scalar]", record.attributes.get("shape", ()))
+    asked = record.op.shape if isinstance(record.op, Expand | Reshape | Full | Iota | Random) else ()
     return [
         int(env[n][0]) if isinstance(n, Scalar) and n in env else int(cast("Any", getattr(n, "value", n)))
         for n in asked
@@ -211,35 +227,59 @@ def _shape(record: Record, env: Mapping[object, Pair]) -> list[int]:
 
 def _apply(record: Record | Expr, values: Sequence[Any], shape: list[int], dtype: torch.dtype) -> torch.Tensor:
     """Any record but a pointwise one."""
-    at = record.attributes
-    axes = cast("tuple[int, ...]", at.get("axes", ()))
-    x = values[0] if values else None
-    calls: dict[str, Callable[[], torch.Tensor]] = {
-        "cast": lambda: x.to(dtype),
-        "set": lambda: x.clone(),
-        "sum": lambda: x.sum(axes, dtype=dtype),
-        "prod": lambda: _one_by_one(lambda t, k: t.prod(k, dtype=dtype), x, axes),
-        "max": lambda: x.amax(axes),
-        "min": lambda: x.amin(axes),
-        "any": lambda: _one_by_one(lambda t, k: t.any(k), x.bool(), axes),
-        "all": lambda: _one_by_one(lambda t, k: t.all(k), x.bool(), axes),
-        "broadcast": lambda: _unsqueezed(x, cast("tuple[bool, ...]", at["new"])),
-        "expand": lambda: x.expand(shape),
-        "squeeze": lambda: x.squeeze(axes),
-        "permute": lambda: x.permute(cast("tuple[int, ...]", at["dims"])),
-        "reshape": lambda: x.reshape(shape),
-        "full": lambda: torch.full(shape, x, dtype=dtype),
-        "iota": lambda: torch.arange(shape[0]).mul(cast("int", at["step"])).add(cast("int", at["start"])).to(dtype),
-        "matmul": lambda: torch.matmul(*values),
-        "linear": lambda: torch.nn.functional.linear(*values),
-    }
-    return calls[record.op]() if record.op in calls else _call(record, values)
+    op, x = record.op, values[0] if values else None
+    match op:
+        case Cast():
+            return x.to(dtype)
+        case Set():
+            return x.clone()
+        case Reduce():
+            return _reduced(op, x, dtype)
+        case Broadcast():
+            return _unsqueezed(x, op.new)
+        case Expand():
+            return x.expand(shape)
+        case Squeeze():
+            return x.squeeze(op.axes)
+        case Permute():
+            return x.permute(op.dims)
+        case Reshape():
+            return x.reshape(shape)
+        case Full():
+            return torch.full(shape, x, dtype=dtype)
+        case Iota():
+            return torch.arange(shape[0]).mul(op.step).add(op.start).to(dtype)
+        case Call():
+            return _call(op, values)
+        case _:
+            raise AssertionError(f"torch has no word on {op.name}")
 
 
-def _call(record: Record | Expr, values: Sequence[Any]) -> torch.Tensor:
+def _reduced(op: Reduce, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    match op.kind:
+        case "sum":
+            return x.sum(op.axes, dtype=dtype)
+        case "prod":
+            return _one_by_one(lambda t, k: t.prod(k, dtype=dtype), x, op.axes)
+        case "max":
+            return x.amax(op.axes)
+        case "min":
+            return x.amin(op.axes)
+        case "any":
+            return _one_by_one(lambda t, k: t.any(k), x.bool(), op.axes)
+        case "all":
+            return _one_by_one(lambda t, k: t.all(k), x.bool(), op.axes)
+
+
+def _call(op: Call, values: Sequence[Any]) -> torch.Tensor:
     """One function of torch's, of one output."""
-    result = TORCH_CALLS[record.op].evaluate(values, record.attributes)
-    assert isinstance(result, torch.Tensor), f"{record.op} has several outputs"
+    match op.name:
+        case "matmul":
+            return torch.matmul(*values)
+        case "linear":
+            return torch.nn.functional.linear(*values)
+    result = TORCH_CALLS[op.name].evaluate(values, op)
+    assert isinstance(result, torch.Tensor), f"{op.name} has several outputs"
     return result
 
 

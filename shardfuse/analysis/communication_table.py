@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import cast
 
 from ..ir.digits import extent
-from ..ir.expr import REDUCTIONS, BoundTensor, Expr
-from ..ir.stream import Stream
+from ..ir.domain import BoundDomain
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Move, Reduce, Reshard
 from ..mesh import ParallelType
 
 
@@ -41,42 +41,45 @@ def communication_of(expr: Expr) -> Communication | None:
     """The communication that ``expr`` is, or ``None`` where it computes."""
     source, target = (expr.tensors[0], expr.output) if expr.tensors else (expr.output, expr.output)
     size = max(local_bytes(source), local_bytes(target))
-    move = expr.attributes.get("move")
-    if isinstance(move, str):
-        ranks = dict.fromkeys((*_ranks(source), *_ranks(target)))
-        return Communication(move, (), size, 2 if move == "send" else len(ranks))
-    mesh = target.domain.mesh
-    over = mesh_dims_of(expr)
-    if len(over) > 1 or expr.attributes.get("exchange"):
-        assert mesh is not None, f"{expr.op} communicates without a mesh"
-        kind = (
-            "all_reduce" if expr.op in REDUCTIONS else "all_to_all" if "exchange" in expr.attributes else "all_gather"
-        )
-        return Communication(kind, over, size, prod(mesh.extent(p) for p in over))
-    if not over:
-        return None
-    (parallel_type,) = over
-    assert mesh is not None, f"{expr.op} communicates without a mesh"
-    stream = expr.attributes.get("stream")
-    if isinstance(stream, Stream):
-        is_ring = stream.swizzle is not None and stream.swizzle.parallel_type is parallel_type
-        kind = "collective_permute" if is_ring else "broadcast"
-        return Communication(kind, over, local_bytes(target), mesh.extent(parallel_type))
-    had, has = source.domain.digits_on(parallel_type), target.domain.digits_on(parallel_type)
-    match expr.op in REDUCTIONS, bool(had), bool(has):
-        case True, True, True:
-            kind = "reduce_scatter"
-        case True, True, False:
-            kind = "all_reduce"
-        case False, True, False:
-            kind = "all_gather"
-        case False, True, True:
-            kind = "all_to_all"
-        case False, False, True:
-            kind = "slice"
+    match expr.op:
+        case Move(move):
+            ranks = dict.fromkeys((*_ranks(source), *_ranks(target)))
+            return Communication(move, (), size, 2 if move == "send" else len(ranks))
+        case Reshard(over) | Reduce(mesh_dims=over) if over:
+            mesh = target.domain.mesh
+            assert mesh is not None, f"{expr.op.name} communicates without a mesh"
+            kind = _kind_of(expr.op, source.domain, target.domain)
+            size = local_bytes(target) if isinstance(expr.op, Reshard) and expr.op.stream is not None else size
+            return Communication(kind, over, size, prod(mesh.extent(p) for p in over))
         case _:
-            raise AssertionError(f"{expr.op} on {parallel_type}: {source} had {had}, {target} has {has}")
-    return Communication(kind, over, size, mesh.extent(parallel_type))
+            return None
+
+
+def _kind_of(op: Reshard | Reduce, source: BoundDomain, target: BoundDomain) -> str:
+    """The collective that takes ``source`` to ``target``."""
+    if isinstance(op, Reshard) and op.is_exchange:
+        return "all_to_all"
+    if len(op.mesh_dims) != 1:
+        return "all_reduce" if isinstance(op, Reduce) else "all_gather"
+    (parallel_type,) = op.mesh_dims
+    if isinstance(op, Reshard) and op.stream is not None:
+        swizzle = op.stream.swizzle
+        is_ring = swizzle is not None and swizzle.parallel_type is parallel_type
+        return "collective_permute" if is_ring else "broadcast"
+    had, has = source.digits_on(parallel_type), target.digits_on(parallel_type)
+    match isinstance(op, Reduce), bool(had), bool(has):
+        case True, True, True:
+            return "reduce_scatter"
+        case True, True, False:
+            return "all_reduce"
+        case False, True, False:
+            return "all_gather"
+        case False, True, True:
+            return "all_to_all"
+        case False, False, True:
+            return "slice"
+        case _:
+            raise AssertionError(f"{op.name} on {parallel_type}: {source} had {had}, {target} has {has}")
 
 
 PACKED_BYTES = 8 * 2**20
@@ -97,18 +100,13 @@ def packed(exprs: Sequence[Expr]) -> Communication | None:
         return None
     if kinds[0][0] != "all_reduce" and not all(_gathers_ranks(e) for e in exprs):
         return None
-    same = (first.op, first.output.dtype, first.output.domain.mesh, chunk_of(first))
-    if any((e.op, e.output.dtype, e.output.domain.mesh, chunk_of(e)) != same for e in exprs):
+    same = (first.op.name, first.output.dtype, first.output.domain.mesh, first.chunk)
+    if any((e.op.name, e.output.dtype, e.output.domain.mesh, e.chunk) != same for e in exprs):
         return None
     size = sum(c.bytes for c in found if c is not None)
     if size > PACKED_BYTES or found[0] is None:
         return None
     return Communication(kinds[0][0], kinds[0][1], size, found[0].team)
-
-
-def chunk_of(expr: Expr) -> object:
-    """Which chunk of a stream ``expr`` works on; ``None`` for all that is not cut into chunks."""
-    return expr.attributes.get("chunk")
 
 
 def _gathers_ranks(expr: Expr) -> bool:
@@ -124,10 +122,7 @@ def _gathers_ranks(expr: Expr) -> bool:
 
 def mesh_dims_of(expr: Expr) -> tuple[ParallelType, ...]:
     """The mesh dimensions that ``expr`` changes."""
-    found = expr.attributes.get("mesh")
-    if isinstance(found, ParallelType):
-        return (found,)
-    return cast("tuple[ParallelType, ...]", found) if isinstance(found, tuple) else ()
+    return expr.op.mesh_dims if isinstance(expr.op, Reshard | Reduce) else ()
 
 
 def _ranks(tensor: BoundTensor) -> tuple[int, ...]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
+from ..ir.call import Call
 from ..ir.domain import IterDomain
-from ..ir.expr import REDUCTIONS
 from ..ir.fusion import Fusion, Record
+from ..ir.op import Broadcast, Cast, Expand, Permute, Pointwise, Reduce, Set, Squeeze
 from ..ir.tensor_view import TensorView
-from ..ops.table import POINTWISE
 from ..ops.torch_calls import TORCH_CALLS
 
 
@@ -47,28 +46,28 @@ def _meetings(record: Record) -> list[list[IterDomain]]:
     to = out.domain.logical
     x = ins[0].domain.logical
     op = record.op
-    if op in POINTWISE or op in ("cast", "set"):
-        lined_up = [[t.domain.logical[-k] for t in (*ins, out) if t.ndim >= k] for k in range(1, len(to) + 1)]
-        return [[axis for axis in column if axis.extent != 1] for column in lined_up]
-    if op in TORCH_CALLS:
-        outputs = [v for v in record.outputs if isinstance(v, TensorView)]
-        return _named(record, ins, outputs)
-    if op == "permute":
-        return [[x[d], to[k]] for k, d in enumerate(cast(Sequence[int], record.attributes["dims"]))]
-    if op == "broadcast":
-        kept = [axis for axis, new in zip(to, cast(Sequence[bool], record.attributes["new"]), strict=True) if not new]
-        return [[a, b] for a, b in zip(x, kept, strict=True)]
-    if op == "squeeze" or op in REDUCTIONS:
-        gone = cast(Sequence[int], record.attributes["axes"])
-        return [[a, b] for a, b in zip([a for k, a in enumerate(x) if k not in gone], to, strict=True)]
-    if op == "expand":
-        return [[a, b] for a, b in zip(x, to, strict=True) if a.extent != 1]
-    return []
+    match op:
+        case Pointwise() | Cast() | Set():
+            lined_up = [[t.domain.logical[-k] for t in (*ins, out) if t.ndim >= k] for k in range(1, len(to) + 1)]
+            return [[axis for axis in column if axis.extent != 1] for column in lined_up]
+        case Call():
+            return _named(op, ins, [v for v in record.outputs if isinstance(v, TensorView)])
+        case Permute():
+            return [[x[d], to[k]] for k, d in enumerate(op.dims)]
+        case Broadcast():
+            kept = [axis for axis, new in zip(to, op.new, strict=True) if not new]
+            return [[a, b] for a, b in zip(x, kept, strict=True)]
+        case Squeeze() | Reduce():
+            return [[a, b] for a, b in zip([a for k, a in enumerate(x) if k not in op.axes], to, strict=True)]
+        case Expand():
+            return [[a, b] for a, b in zip(x, to, strict=True) if a.extent != 1]
+        case _:
+            return []
 
 
-def _named(record: Record, ins: Sequence[TensorView], outs: Sequence[TensorView]) -> list[list[IterDomain]]:
+def _named(op: Call, ins: Sequence[TensorView], outs: Sequence[TensorView]) -> list[list[IterDomain]]:
     columns: dict[str, list[IterDomain]] = {}
-    signature = TORCH_CALLS[record.op].signature([t.shape for t in ins], record.attributes)
+    signature = TORCH_CALLS[op.name].signature([t.shape for t in ins], op)
     for t, axes in zip((*ins, *outs), (*signature.inputs, *signature.outputs), strict=True):
         for name, axis in zip(axes, t.domain.logical, strict=True):
             columns.setdefault(name, []).append(axis)

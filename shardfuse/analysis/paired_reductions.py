@@ -2,41 +2,80 @@
 
 m = max(x); s = sum(exp(x - m))                         the (max, sum) of a softmax
 t = sum(x); q = sum(square(x - t / count))              the (sum, M2) of a variance
+
+A rank's part of a softmax has a guard, for rows of which it has nothing but -inf, or no element:
+m = max(x); s = sum(exp(x - where(m == -inf, 0, m)))    0 instead of NaN for such a row
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import inf, prod
 
 from ..ir.digits import extent
-from ..ir.expr import BoundTensor, Expr, Scalar
+from ..ir.expr import BoundTensor, Expr, Value
+from ..ir.op import Broadcast, Expand, Pointwise, Squeeze, is_reduction
+from ..ir.scalar import Scalar
 from .sharding import reduced_axes
+
+_EXP, SUB, _DIV = Pointwise("exp"), Pointwise("sub"), Pointwise("div")
+_WHERE, _EQ = Pointwise("where"), Pointwise("eq")
+_SQUARES = (Pointwise("square"), Pointwise("mul"))
 
 
 def first_of(second: Expr, maker: Mapping[BoundTensor, Expr]) -> Expr | None:
     """The reduction whose result ``second`` sums the squares, or the exponentials, of the distances to."""
-    terms = maker.get(second.tensors[0]) if second.op == "sum" else None
-    if terms is None or terms.op not in ("square", "mul", "exp") or len(dict.fromkeys(terms.inputs)) != 1:
+    found = _distances(second, maker)
+    return None if found is None else _checked(made_by(found[1], maker, found[2]), second, found)
+
+
+def guarded_first_of(second: Expr, maker: Mapping[BoundTensor, Expr]) -> Expr | None:
+    """The maximum that ``second`` sums the exponentials of the distances to; of a row of nothing but -inf it is 0."""
+    found = _distances(second, maker)
+    guard = None if found is None or found[2] is not None else made_by(found[1], maker)
+    if found is None or guard is None or guard.op != _WHERE or len(guard.tensors) != 2 or not _is(guard.inputs[1], 0):
+        return None
+    condition, largest = guard.tensors
+    test = maker.get(condition)
+    if test is None or test.op != _EQ or test.tensors != (largest,) or not _is(test.inputs[1], -inf):
+        return None
+    return _checked(made_by(largest, maker), second, found)
+
+
+_Distances = tuple[BoundTensor, BoundTensor, int | None]
+"""x, the centre, and what the centre is divided by: nothing where exponentials of the distances are summed."""
+
+
+def _distances(second: Expr, maker: Mapping[BoundTensor, Expr]) -> _Distances | None:
+    if not is_reduction(second.op, "sum"):
+        return None
+    terms = maker.get(second.tensors[0])
+    if terms is None or terms.op not in (*_SQUARES, _EXP) or len(dict.fromkeys(terms.inputs)) != 1:
         return None
     apart = maker.get(terms.tensors[0])
-    if apart is None or apart.op != "sub" or len(apart.tensors) != 2:
+    if apart is None or apart.op != SUB or len(apart.tensors) != 2:
         return None
     x, centre = apart.tensors
-    axes = second.attributes["axes"]
-    count = None if terms.op == "exp" else prod(extent(axis) for axis in reduced_axes(second))
-    first = made_by(centre, maker, count)
-    wanted = "max" if terms.op == "exp" else "sum"
-    if first is None or first.op != wanted or first.tensors != (x,) or first.attributes["axes"] != axes:
+    return x, centre, None if terms.op == _EXP else prod(extent(axis) for axis in reduced_axes(second))
+
+
+def _checked(first: Expr | None, second: Expr, found: _Distances) -> Expr | None:
+    """``first`` where it reduces the same elements along the same axes, by what the distances ask for."""
+    wanted = "max" if found[2] is None else "sum"
+    if first is None or not is_reduction(first.op, wanted) or first.tensors != (found[0],):
         return None
-    return first
+    return first if is_reduction(second.op, "sum") and first.op.axes == second.op.axes else None
+
+
+def _is(value: Value, number: float) -> bool:
+    return isinstance(value, Scalar) and value.is_literal and value.value == number
 
 
 def made_by(centre: BoundTensor, maker: Mapping[BoundTensor, Expr], count: int | None = None) -> Expr | None:
     """The Expr behind views of its result, and behind one division by ``count`` where there is one."""
     expr = maker.get(centre)
-    while expr is not None and (expr.op in ("broadcast", "expand", "squeeze") or expr.op == "div"):
-        if expr.op == "div":
+    while expr is not None and (isinstance(expr.op, Broadcast | Expand | Squeeze) or expr.op == _DIV):
+        if expr.op == _DIV:
             by = expr.inputs[1]
             if count is None or not isinstance(by, Scalar) or by.value != count:
                 return None

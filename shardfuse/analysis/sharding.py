@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import cast
 
+from ..ir.call import Call
 from ..ir.digits import Axis, CutError, Digit, cut_out, extent, joined, merge, overlaps, parted, refine, split
 from ..ir.domain import BoundDomain, Sharding, without
-from ..ir.expr import REDUCTIONS, BoundTensor, Expr
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Reduce, Relabel, Reshape, StreamCat, StreamSlice
 from ..mesh import DeviceMesh, ParallelType
 from ..ops.torch_calls import TORCH_CALLS, Signature
 
@@ -87,9 +88,9 @@ def is_untouched(logical: Sequence[Axis], digits: Axis) -> bool:
 def is_opaque(expr: Expr) -> bool:
     """Does ``expr`` take its input's elements to unrelated roots (``relabel``, a reshape that shares no cut), or to
     chunks?  No kernel reads through it."""
-    if expr.op in ("relabel", "stream_slice", "stream_cat"):
+    if isinstance(expr.op, Relabel | StreamSlice | StreamCat):
         return True
-    if expr.op != "reshape":
+    if not isinstance(expr.op, Reshape):
         return False
     return joined(expr.tensors[0].domain.logical) != joined(expr.output.domain.logical)
 
@@ -106,13 +107,13 @@ def home_of(expr: Expr) -> DeviceMesh | None:
 def computed_in(expr: Expr) -> Sharding:
     """The sharding of the iteration space that follows from the inputs: the largest input decides a conflict."""
     if is_opaque(expr):
-        return _through_relabel(expr) if expr.op == "relabel" else ()
+        return _through_relabel(expr) if isinstance(expr.op, Relabel) else ()
     home = home_of(expr)
     inputs = sorted((t for t in expr.tensors if t.domain.mesh == home), key=unsharded_bytes, reverse=True)
     joined = join(t.domain.sharding for t in inputs)
-    if expr.op in TORCH_CALLS:
+    if isinstance(expr.op, Call):
         return allowed(expr, joined)
-    if expr.op in REDUCTIONS:
+    if isinstance(expr.op, Reduce):
         reduced, rest = reduced_axes(expr), expr.output.domain.logical
         return tuple((p, d) for p, d in joined if carries(reduced, d) or carries(rest, d))
     return restrict(joined, expr.output.domain.logical, home)
@@ -120,11 +121,11 @@ def computed_in(expr: Expr) -> Sharding:
 
 def reduced_axes(expr: Expr) -> tuple[Axis, ...]:
     """The logical axes of the input that a reduction reduces, or that a torch call contracts."""
-    if expr.op in REDUCTIONS:
+    if isinstance(expr.op, Reduce):
         logical = expr.tensors[0].domain.logical
-        return tuple(logical[k] for k in cast(tuple[int, ...], expr.attributes["axes"]))
-    if expr.op in TORCH_CALLS:
-        signature = signature_of(expr)
+        return tuple(logical[k] for k in expr.op.axes)
+    if isinstance(expr.op, Call):
+        signature = signature_of(expr, expr.op)
         kept = [name for names in signature.outputs for name in names]
         return tuple(axis for name, axis in _named(expr, signature) if name not in kept and not name.endswith("*"))
     return ()
@@ -136,9 +137,9 @@ def walked_axes(expr: Expr) -> list[tuple[Axis, ...]]:
     Along the other axes of a torch call it is read at places that anything may tell (indices do), and so whole on every
     rank, also where such an axis has the digits of an axis that is walked: ``index_select(x, i) + x``.
     """
-    if expr.op not in TORCH_CALLS:
+    if not isinstance(expr.op, Call):
         return [t.domain.logical for t in expr.tensors]
-    pairs = zip(expr.tensors, signature_of(expr).inputs, strict=True)
+    pairs = zip(expr.tensors, signature_of(expr, expr.op).inputs, strict=True)
     return [
         tuple(axis for name, axis in zip(names, t.domain.logical, strict=True) if not name.endswith("*"))
         for t, names in pairs
@@ -150,7 +151,7 @@ def allowed(expr: Expr, sharding: Sharding) -> Sharding:
 
     An input that walks a part of an entry's digits cannot be cut as the others are.
     """
-    if expr.op not in TORCH_CALLS:
+    if not isinstance(expr.op, Call):
         return sharding
     walked = walked_axes(expr)
     kept = tuple(axis for axes in walked for axis in axes)
@@ -161,10 +162,10 @@ def allowed(expr: Expr, sharding: Sharding) -> Sharding:
     )
 
 
-def signature_of(expr: Expr) -> Signature:
-    """The names of the axes of a torch call."""
+def signature_of(expr: Expr, op: Call) -> Signature:
+    """The names of the axes of a torch call; ``op``: that of ``expr``."""
     shapes = [[extent(axis) for axis in t.domain.logical] for t in expr.tensors]
-    return TORCH_CALLS[expr.op].signature(shapes, expr.attributes)
+    return TORCH_CALLS[op.name].signature(shapes, op)
 
 
 def _named(expr: Expr, signature: Signature) -> list[tuple[str, Axis]]:
@@ -175,7 +176,7 @@ def _named(expr: Expr, signature: Signature) -> list[tuple[str, Axis]]:
 
 def needed_by(expr: Expr, space: Sharding, mesh: DeviceMesh | None) -> list[Sharding]:
     """What each input tensor must have for ``expr`` to be computed in ``space``; one that stands twice may need two."""
-    if expr.op != "relabel":
+    if not isinstance(expr.op, Relabel):
         return [restrict(space, axes, mesh) for axes in walked_axes(expr)]
     kept = dict(space)
     return [tuple(entry for entry in t.domain.sharding if entry[0] in kept) for t in expr.tensors]

@@ -7,6 +7,7 @@ from typing import cast
 
 from ..ir.dtype import DataType
 from ..ir.expr import Expr
+from ..ir.op import Reduce, ReductionKind, Statistic
 from ..ops.reductions import REDUCTION_TABLE
 from .arithmetic import TRITON_TYPE, atom, converted
 
@@ -63,10 +64,10 @@ class Accumulator:
 def accumulators(expr: Expr) -> tuple[Accumulator, ...]:
     """How each output of the reduction ``expr`` is carried."""
     match expr.op:
-        case "online_softmax":
+        case Statistic("online_softmax"):
             source, *sums = (expr.tensors[0].dtype, *(t.dtype for t in expr.outputs[1:]))
             return _carried("max", source, source), *(_carried("sum", dtype, dtype) for dtype in sums)
-        case "welford":
+        case Statistic("welford"):
             return (_carried("sum", expr.output.dtype, expr.output.dtype),) * 2
         case _:
             return (accumulator(expr),)
@@ -74,10 +75,11 @@ def accumulators(expr: Expr) -> tuple[Accumulator, ...]:
 
 def accumulator(expr: Expr) -> Accumulator:
     """How the reduction ``expr`` accumulates."""
-    return _carried(expr.op, expr.tensors[0].dtype, expr.output.dtype)
+    assert isinstance(expr.op, Reduce), f"{expr.op.name} is no reduction"
+    return _carried(expr.op.kind, expr.tensors[0].dtype, expr.output.dtype)
 
 
-def _carried(op: str, source: DataType, result: DataType) -> Accumulator:
+def _carried(op: ReductionKind, source: DataType, result: DataType) -> Accumulator:
     found = REDUCTION_TABLE[op]
     dtype = found.carried(source, result)
     identity, is_logical = found.identity(dtype), dtype is DataType.Bool

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import torch
 
 from ..ir.dtype import DataType
-from ..ir.expr import BoundTensor, Expr, Number, Scalar
+from ..ir.expr import BoundTensor, Expr
+from ..ir.scalar import Number, Scalar
 from ..ops.promotion import types
-from ..ops.table import POINTWISE
+from ..ops.table import POINTWISE, Rule
 
 TRITON_TYPE: dict[DataType, str] = {
     DataType.Double: "tl.float64",
@@ -107,12 +108,12 @@ def pointwise_form(
 
     ``is_rounded``: a product is rounded before anything is added to it.
     """
-    op = POINTWISE[expr.op]
+    op = POINTWISE[expr.op.name]
     compute, result = types(op, expr.inputs)
     texts: list[str] = []
     for k, (text, found) in enumerate(zip(operands, carried, strict=True)):
-        wanted = DataType.Bool if expr.op == "where" and k == 0 else compute
-        if wanted is DataType.Bool and expr.op in _ORDERED:
+        wanted = DataType.Bool if op.rule is Rule.WHERE and k == 0 else compute
+        if wanted is DataType.Bool and op.name in _ORDERED:
             wanted = DataType.Int32
         texts.append(converted(text, found, wanted))
     form = op.precise if is_precise and op.precise and result is DataType.Float else op.triton
@@ -121,10 +122,10 @@ def pointwise_form(
     if is_rough and op.rough and result is DataType.Float:
         form = op.rough
     form = op.by_its_number(expr.inputs) or form
-    assert form is not None, f"{expr.op} has no Triton text"
+    assert form is not None, f"{op.name} has no Triton text"
     if compute is DataType.Bool:
-        form = _ON_BOOL.get(expr.op, form)
-    if expr.op in _WHOLE and compute.is_integral:
+        form = _ON_BOOL.get(op.name, form)
+    if op.name in _WHOLE and compute.is_integral:
         form = "{0}"
     if is_rounded:
         a, b = form.split(" * ")
@@ -137,9 +138,10 @@ def must_round(expr: Expr) -> bool:
     result = expr.output.dtype
     if not result.is_low_precision:
         return False
-    if not POINTWISE[expr.op].exact:
+    op = POINTWISE[expr.op.name]
+    if not op.exact:
         return True
-    values = expr.inputs[1:] if expr.op == "where" else expr.inputs
+    values = expr.inputs[1:] if op.rule is Rule.WHERE else expr.inputs
     return not all(_fits(v, result) for v in values)
 
 

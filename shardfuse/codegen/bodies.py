@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Statistic
 from ..schedulers.limits import power_of_two
 from .accumulators import Accumulator, accumulator, accumulators
 from .aligned import Aligned
@@ -24,7 +25,6 @@ from .running_statistics import (
     counts_lanes,
     give,
     held,
-    is_statistic,
     write_start,
     write_take_in,
 )
@@ -128,7 +128,7 @@ def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
             e.add_up([(expr, texts[0]) for expr, texts in parts])
             return
     for expr, texts in parts:
-        if is_statistic(expr):
+        if isinstance(expr.op, Statistic):
             give(e, expr, texts)
         else:
             acc = accumulator(expr)
@@ -170,7 +170,7 @@ def take_whole(e: Emitter, reductions: Sequence[Expr], whole: Sequence[str]) -> 
     remaining = iter(whole)
     for expr in reductions:
         texts = [of_members(e, acc, next(remaining)) for acc in accumulators(expr)]
-        if is_statistic(expr):
+        if isinstance(expr.op, Statistic):
             give(e, expr, across_members(e, expr, texts))
         else:
             acc = accumulator(expr)
@@ -189,7 +189,7 @@ def _combined(e: Emitter, expr: Expr, chunks: list[Chunk]) -> tuple[str, ...]:
 
     Chunks are combined lane by lane: one reduction across the lanes is left, which does not grow with the row.
     """
-    if is_statistic(expr):
+    if isinstance(expr.op, Statistic):
         return held(e, expr, chunks)
     acc = accumulator(expr)
     blocks: list[str] = []
@@ -307,7 +307,7 @@ def _write_turn(
 
 
 def _write_start(e: Emitter, expr: Expr, chunk: Chunk) -> None:
-    if is_statistic(expr):
+    if isinstance(expr.op, Statistic):
         write_start(e, expr, chunk)
     else:
         e.out.line(f"{expr.output}_acc{chunk.piece.suffix} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
@@ -325,7 +325,7 @@ def _last_start(e: Emitter, first: str, last: str) -> str:
 
 
 def _take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str) -> None:
-    if is_statistic(expr):
+    if isinstance(expr.op, Statistic):
         write_take_in(e, expr, chunk, start)
         return
     acc = accumulator(expr)
@@ -336,7 +336,7 @@ def _take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str) -> None:
 
 
 def _across_lanes(e: Emitter, expr: Expr) -> tuple[str, ...]:
-    if is_statistic(expr):
+    if isinstance(expr.op, Statistic):
         return across_lanes(e, expr)
     blocks = [f"{expr.output}_acc{piece.suffix}" for piece in e.tile.pieces]
     return (across_blocks(e, str(expr.output), accumulator(expr), blocks),)

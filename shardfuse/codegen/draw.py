@@ -12,7 +12,9 @@ from typing import cast
 import torch
 
 from ..ir.dtype import DataType
-from ..ir.expr import Expr, Scalar
+from ..ir.expr import Expr
+from ..ir.op import RandomKind
+from ..ir.scalar import Scalar
 from ..ops.random import BITS, below
 from . import narrow
 from .arithmetic import literal
@@ -76,16 +78,16 @@ class Drawn:
     helpers: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def draw(expr: Expr, name: str, index: str, numbers: Sequence[str], *, interpret: bool) -> Drawn:
+def draw(expr: Expr, kind: RandomKind, name: str, index: str, numbers: Sequence[str], *, interpret: bool) -> Drawn:
     """``index``: of the unsharded tensor, 64-bit.  ``numbers``: texts of the op's four operands."""
     dtype = expr.output.dtype
     first, second, seed, offset = numbers
     is_double = dtype is DataType.Double
     helpers = {"philox": _PHILOX, **({"fraction": _FRACTION} if is_double else {})}
-    function = f"{expr.op}_double" if is_double else expr.op
+    function = f"{kind}_double" if is_double else kind
     call = f"{function}({seed}, {offset}, {index}"
     helpers |= narrow.helpers(dtype, interpret=interpret)
-    if expr.op == "normal":
+    if kind == "normal":
         helpers[function] = _NORMAL_DOUBLE if is_double else _NORMAL
         text = f"{first} + {second} * {call})"
         return Drawn(

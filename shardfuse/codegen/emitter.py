@@ -8,10 +8,12 @@ from functools import partial
 from typing import cast
 
 from ..ir.dtype import DataType
-from ..ir.expr import DRAWS, PICK, REDUCTIONS, STATISTICS, VIEWS, BoundTensor, Expr, Number, Scalar
+from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import Coordinates, Layout
+from ..ir.op import Cast, Full, Iota, Pick, Random, Reduce, Set, Statistic, View
+from ..ir.scalar import Number, Scalar
 from ..ops.promotion import types
-from ..ops.table import POINTWISE
+from ..ops.table import POINTWISE, Rule
 from ..schedulers.plan import KernelPlan
 from . import narrow
 from .accumulators import HELPERS, Accumulator, accumulator
@@ -25,8 +27,6 @@ from .runs import in_runs
 from .source import Writer
 from .tile import R_SIZE, Chunk, Piece, Strides, Tile
 from .window_loads import Window
-
-_ALIASES = (*VIEWS, "set")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Emitter:
         self.head = Writer()
         """Indices and offsets, before everything else: a name that is made inside a loop is not seen after it."""
         self.out = Writer()
-        self.producer = {t: e for e in plan.segment.exprs for t in e.outputs if e.op != "window"}
+        self.producer = {t: e for e in plan.segment.exprs for t in e.outputs if t not in plan.segment.windows}
         self.values: dict[tuple[BoundTensor, str], Text] = {}
         self.offsets: dict[str, str] = {}
         self.helpers: dict[str, str] = {}
@@ -77,7 +77,7 @@ class Emitter:
 
     def is_reduction(self, expr: Expr) -> bool:
         """Reductions over no local atom (a visible mesh axis, extents of 1) are copies."""
-        reduces = expr.op in (*REDUCTIONS, *STATISTICS)
+        reduces = isinstance(expr.op, Reduce | Statistic)
         return reduces and self.space.has_r(expr.tensors[0]) and not self.space.has_r(expr.output)
 
     def needed(self, wanted: Iterable[BoundTensor], chunk: Chunk) -> list[BoundTensor]:
@@ -89,7 +89,7 @@ class Emitter:
                 return
             expr = self.producer.get(tensor)
             if expr is not None and not self.is_reduction(expr):
-                for t in expr.tensors[1:] if expr.op == PICK else expr.tensors:
+                for t in expr.tensors[1:] if isinstance(expr.op, Pick) else expr.tensors:
                     visit(t)
             found[tensor] = None
 
@@ -149,21 +149,22 @@ class Emitter:
 
     def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
         assert not self.is_reduction(expr), f"{expr.output} is read before it is reduced"
-        if expr.op == "iota":
-            return self.iota(expr, chunk)
-        if expr.op == "full":
+        op = expr.op
+        if isinstance(op, Iota):
+            return self.iota(expr, op, chunk)
+        if isinstance(op, Full):
             return self.full(expr, chunk)
-        if expr.op in DRAWS:
-            return self.draw(expr, chunk)
-        if expr.op == PICK:
+        if isinstance(op, Random):
+            return self.draw(expr, op, chunk)
+        if isinstance(op, Pick):
             return self.pick(expr, chunk)[expr.outputs.index(tensor)]
         inputs = [self.value(t, chunk) for t in expr.tensors]
-        if expr.op in _ALIASES:
+        if isinstance(op, View | Set):
             return inputs[0]
         has_x, has_r = any(v.has_x for v in inputs), any(v.has_r for v in inputs)
-        if expr.op == "cast":
+        if isinstance(op, Cast):
             text, dtype, inexact = self.cast(expr, inputs[0])
-        elif expr.op in REDUCTIONS:
+        elif isinstance(op, Reduce):
             acc = accumulator(expr)
             text = acc.finished(acc.prepared(inputs[0].text, inputs[0].dtype), expr.output.dtype.compute)
             dtype, inexact = expr.output.dtype.compute, expr.output.dtype is not expr.tensors[0].dtype
@@ -205,12 +206,12 @@ class Emitter:
 
     def operands(self, expr: Expr, inputs: list[Text]) -> tuple[list[str], list[DataType]]:
         """Texts and types of the op's operands, numbers among them."""
-        compute, _ = types(POINTWISE[expr.op], expr.inputs)
-        remaining = iter(inputs)
-        found: list[tuple[str, DataType]] = []
+        op = POINTWISE[expr.op.name]
+        compute, _ = types(op, expr.inputs)
+        remaining, found = iter(inputs), list[tuple[str, DataType]]()
         for k, v in enumerate(expr.inputs):
             if isinstance(v, Scalar):
-                found.append(self.scalar(v, DataType.Bool if expr.op == "where" and k == 0 else compute))
+                found.append(self.scalar(v, DataType.Bool if op.rule is Rule.WHERE and k == 0 else compute))
             else:
                 source = next(remaining)
                 found.append((source.text, source.dtype))
@@ -256,11 +257,11 @@ class Emitter:
             terms = [f"tl.full([], {' + '.join(terms) or 0}, tl.int64)"]
         return f"{atom(' + '.join(terms))}.to({TRITON_TYPE[dtype]})", has_x and self.tile.x_lanes, has_r
 
-    def iota(self, expr: Expr, chunk: Chunk) -> Text:
+    def iota(self, expr: Expr, op: Iota, chunk: Chunk) -> Text:
         dtype = expr.output.dtype.compute
         wide = DataType.Int32 if dtype is DataType.Int32 else DataType.Int
         index, has_x, has_r = self.index(expr, chunk, wide)
-        first, step = (cast(int, expr.attributes[k]) for k in ("start", "step"))
+        first, step = op.counting
         text = index if step == 1 else f"{index} * {step}"
         text = text if first == 0 else f"{text} + {first}"
         text = converted(text, wide, dtype)
@@ -268,12 +269,11 @@ class Emitter:
             text = self.rounded(text, expr.output)
         return self.assign(self.name(expr.output, chunk), text, dtype, has_x, has_r)
 
-    def draw(self, expr: Expr, chunk: Chunk) -> Text:
-        index, has_x, has_r = self.index(expr, chunk)
-        out = expr.output
+    def draw(self, expr: Expr, op: Random, chunk: Chunk) -> Text:
+        out, (index, has_x, has_r) = expr.output, self.index(expr, chunk)
         kinds = (out.dtype.compute, out.dtype.compute, DataType.Int, DataType.Int)
         numbers = [converted(*self.scalar(cast(Scalar, v), t), t) for v, t in zip(expr.inputs, kinds, strict=True)]
-        drawn = draw(expr, self.name(out, chunk), index, numbers, interpret=self.interpret)
+        drawn = draw(expr, op.name, self.name(out, chunk), index, numbers, interpret=self.interpret)
         self.helpers |= drawn.helpers
         return [self.assign(name, text, out.dtype.compute, has_x, has_r) for name, text in drawn.steps][-1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..ir.dtype import DataType
-from ..ir.expr import Number
+from ..ir.scalar import Number
 from .arithmetic import literal
 
 _ERF = '''@triton.jit

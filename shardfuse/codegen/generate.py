@@ -7,8 +7,9 @@ from dataclasses import replace
 from math import gcd
 
 from ..ir.digits import Digit
-from ..ir.expr import BoundTensor, Scalar
+from ..ir.expr import BoundTensor
 from ..ir.layout import Layout
+from ..ir.scalar import Scalar
 from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule

@@ -27,7 +27,7 @@ from dataclasses import replace
 
 from ..device import LINE_BYTES
 from ..ir.dtype import DataType
-from ..ir.expr import PICK
+from ..ir.op import Pick, Window
 from ..schedulers.limits import WARP, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
@@ -208,7 +208,7 @@ def slots(plan: KernelPlan) -> int:
     phases = [
         space.phase[t]
         for e in plan.segment.exprs
-        if e.op not in (PICK, "window") and any(map(space.has_r, e.tensors)) and not space.has_r(e.output)
+        if not isinstance(e.op, Pick | Window) and any(map(space.has_r, e.tensors)) and not space.has_r(e.output)
         for t in e.outputs
     ]
     rows = plan.schedule.turn if plan.space.walked else 1

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
+from ..ir.op import is_statistic
 from ..schedulers.limits import WARP, WARPS
 from ..schedulers.schedule_parts import REGISTERS_OF_A_THREAD
 from .arithmetic import converted
@@ -162,7 +163,7 @@ def _has_registers_left(e: Late) -> bool:
     bfloat16, spilled 40, and nothing where all store.  Elsewhere one is better: softmax of 2048 x 131072, bfloat16,
     took 272 us so, else 279; RMSNorm's backward of 8192 x 32768 397 and 410.
     """
-    is_unpacked = e.schedule.accumulated == 1 and any(x.op == "welford" for x in e.reductions(0))
+    is_unpacked = e.schedule.accumulated == 1 and any(is_statistic(x.op, "welford") for x in e.reductions(0))
     launch = e.schedule.launch
     is_full = launch.registers == REGISTERS_OF_A_THREAD[1] or (launch.registers is not None and launch.warps > WARPS)
     return not is_unpacked and not is_full

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from ..analysis.paired_reductions import first_of
 from ..ir.dtype import DataType
 from ..ir.expr import Expr
+from ..ir.op import is_reduction
 from ..schedulers.limits import WARP
 from .accumulators import accumulator
 from .emitter import Emitter
@@ -49,7 +50,7 @@ def pairs(e: Emitter, chunks: Sequence[Chunk]) -> dict[Expr, Expr]:
     found: dict[Expr, Expr] = {}
     for second in filter(e.is_reduction, e.plan.segment.exprs):
         first = first_of(second, maker)
-        if first is not None and first.op == "sum" and e.is_reduction(first):
+        if first is not None and is_reduction(first.op, "sum") and e.is_reduction(first):
             types = {first.tensors[0].dtype, first.output.dtype, second.output.dtype}
             if types == {DataType.Float} and first not in found:
                 found[first] = second

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from ..analysis.paired_reductions import first_of, made_by
+from ..analysis.paired_reductions import SUB, first_of, made_by
 from ..ir.digits import root_of
 from ..ir.dtype import DataType
-from ..ir.expr import VIEWS, BoundTensor, Expr, Scalar
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Broadcast, Cast, Expand, Pointwise, Set, View, is_reduction, is_statistic
+from ..ir.scalar import Scalar
 from ..schedulers.segment import Segment
 
-_KEEP = ("mul", "div", "neg", "abs", "where", "cast", "set", *VIEWS)
-"""Ops that leave a relative error of an operand what it is."""
+_KEEP = tuple(map(Pointwise, ("mul", "div", "neg", "abs", "where")))
+"""Ops that leave a relative error of an operand what it is, as copies do."""
+_ADD, _DIV, _ERF, _NEG = map(Pointwise, ("add", "div", "erf", "neg"))
 
 
 def may_be_rough(segment: Segment, expr: Expr) -> bool:
@@ -23,16 +26,16 @@ def may_be_rough(segment: Segment, expr: Expr) -> bool:
     """
     if any("ranks" in root_of(d).invariant for axis in expr.output.domain.logical for d in axis):
         return False  # what is made of it may be in another kernel where there are other ranks
-    if expr.op == "erf":
+    if expr.op == _ERF:
         return _is_only_added_to_one(segment, expr.output)
-    return expr.output in ends_narrow(segment) and (expr.op != "div" or _divides_by_exponentials(segment, expr))
+    return expr.output in ends_narrow(segment) and (expr.op != _DIV or _divides_by_exponentials(segment, expr))
 
 
 def _is_only_added_to_one(segment: Segment, tensor: BoundTensor) -> bool:
     readers = [e for e in segment.exprs if tensor in e.tensors]
     others = [v for e in readers for v in e.inputs if v is not tensor]
     is_one = [isinstance(v, Scalar) and v.is_literal and v.value in (1, -1) for v in others]
-    is_sum = bool(readers) and all(e.op in ("add", "sub") and len(e.inputs) == 2 for e in readers)
+    is_sum = bool(readers) and all(e.op in (_ADD, SUB) and len(e.inputs) == 2 for e in readers)
     return is_sum and len(others) == len(readers) and all(is_one) and tensor not in segment.outputs
 
 
@@ -41,11 +44,11 @@ def _keeps_error(segment: Segment, expr: Expr) -> bool:
 
     The gradient of a cross entropy is a probability less 1 or 0.
     """
-    if expr.op != "sub":
-        return expr.op in _KEEP
+    if expr.op != SUB:
+        return expr.op in _KEEP or isinstance(expr.op, Cast | Set | View)
     other = expr.inputs[1]
     makers = (e for e in segment.exprs if other in e.outputs)
-    return any(e.op == "cast" and e.tensors[0].dtype is DataType.Bool for e in makers)
+    return any(isinstance(e.op, Cast) and e.tensors[0].dtype is DataType.Bool for e in makers)
 
 
 def _divides_by_exponentials(segment: Segment, expr: Expr) -> bool:
@@ -54,10 +57,10 @@ def _divides_by_exponentials(segment: Segment, expr: Expr) -> bool:
     made = made_by(divisor, maker) if isinstance(divisor, BoundTensor) else None
     if made is None:
         return False
-    if made.op == "online_softmax":
+    if is_statistic(made.op, "online_softmax"):
         return divisor.dtype is DataType.Float
     first = first_of(made, maker)
-    return first is not None and first.op == "max"
+    return first is not None and is_reduction(first.op, "max")
 
 
 def is_rounded_apart(segment: Segment, expr: Expr) -> bool:
@@ -73,17 +76,21 @@ def is_rounded_apart(segment: Segment, expr: Expr) -> bool:
         return False
     same = _same_values(segment, expr.output)
     readers = [e for e in segment.exprs if any(t in same for t in e.tensors)]
-    if any(e.op == "online_softmax" for e in readers):
+    if any(is_statistic(e.op, "online_softmax") for e in readers):
         return True
-    apart = [e for e in readers if e.op in ("sub", "add")]
+    apart = [e for e in readers if e.op in (SUB, _ADD)]
     return bool(apart) and (
-        any(e.op in _CHOICES for e in readers)
-        or any(_is_from_elsewhere(segment, t) for e in apart if e.op == "sub" for t in e.tensors if t not in same)
+        any(map(_chooses, readers))
+        or any(_is_from_elsewhere(segment, t) for e in apart if e.op == SUB for t in e.tensors if t not in same)
     )
 
 
-_PRODUCTS = ("mul", "square")
-_CHOICES = ("max", "min", "maximum", "minimum", "floor", "ceil", "round", "trunc")
+_PRODUCTS = tuple(map(Pointwise, ("mul", "square")))
+_CHOICES = tuple(map(Pointwise, ("maximum", "minimum", "floor", "ceil", "round", "trunc")))
+
+
+def _chooses(expr: Expr) -> bool:
+    return expr.op in _CHOICES or is_reduction(expr.op, "max", "min")
 
 
 def _is_exact(expr: Expr) -> bool:
@@ -96,7 +103,7 @@ def _same_values(segment: Segment, tensor: BoundTensor) -> set[BoundTensor]:
     """``tensor``, its views, and the negative of it, which a compiler takes into a difference."""
     found = {tensor}
     for e in segment.exprs:
-        if e.op in (*VIEWS, "set", "neg") and e.tensors[0] in found:
+        if (isinstance(e.op, View | Set) or e.op == _NEG) and e.tensors[0] in found:
             found.add(e.output)
     return found
 
@@ -105,8 +112,8 @@ def _is_from_elsewhere(segment: Segment, tensor: BoundTensor) -> bool:
     """Does the segment read it, and broadcast it?"""
     maker = {t: e for e in segment.exprs for t in e.outputs}
     made, is_broadcast = maker.get(tensor), False
-    while made is not None and made.op in (*VIEWS, "set"):
-        is_broadcast |= made.op in ("broadcast", "expand")
+    while made is not None and isinstance(made.op, View | Set):
+        is_broadcast |= isinstance(made.op, Broadcast | Expand)
         made = maker.get(made.tensors[0])
     return made is None and is_broadcast
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ..ir.dtype import DataType
-from ..ir.expr import STATISTICS, BoundTensor, Expr
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import is_statistic
 from ..schedulers.limits import power_of_two
 from .accumulators import Accumulator, accumulators
 from .arithmetic import TRITON_TYPE
@@ -40,10 +41,6 @@ from .words import largest_of_words
 LOWEST = {DataType.Float: "-3.4028234663852886e38", DataType.Double: "-1.7976931348623157e308"}
 
 
-def is_statistic(expr: Expr) -> bool:
-    return expr.op in STATISTICS
-
-
 # a loop
 
 
@@ -52,7 +49,7 @@ def write_start(e: Emitter, expr: Expr, chunk: Chunk) -> None:
     shape = _lanes(e, chunk)
     first, *rest = accumulators(expr)
     start = first.start(shape)
-    if expr.op == "online_softmax":
+    if is_statistic(expr.op, "online_softmax"):
         start = f"tl.full({shape}, {LOWEST[first.dtype]}, {TRITON_TYPE[first.dtype]})"
     suffix = chunk.piece.suffix
     if counts_lanes(expr):
@@ -65,7 +62,7 @@ def write_start(e: Emitter, expr: Expr, chunk: Chunk) -> None:
 
 def counts_lanes(expr: Expr) -> bool:
     """Does the loop carry how many elements each lane has?"""
-    return expr.op == "welford" or (is_statistic(expr) and len(expr.outputs) == 3)
+    return is_statistic(expr.op, "welford") or (is_statistic(expr.op, "online_softmax") and len(expr.outputs) == 3)
 
 
 def write_take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str = "start") -> None:
@@ -75,7 +72,7 @@ def write_take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str = "start") ->
     x = e.value(expr.tensors[0], chunk)
     axis = _sizes(e, chunk)[1]
     text = x.text if x.has_r and x.has_x == e.tile.x_lanes else f"tl.broadcast_to({x.text}, {e.tile.shape_of(chunk)})"
-    if expr.op == "online_softmax":
+    if is_statistic(expr.op, "online_softmax"):
         _require_exp(e, expr)
         e.require(accumulators(expr)[0])
         e.helpers["add_exponentials"] = ADD_EXPONENTIALS
@@ -178,7 +175,7 @@ def _sizes(e: Emitter, chunk: Chunk) -> tuple[list[int], int]:
 
 def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
     """What this program has of ``expr``, its row, or its part of a team's, being in registers."""
-    if expr.op == "welford" and e.schedule.accumulated > 1:
+    if is_statistic(expr.op, "welford") and e.schedule.accumulated > 1:
         return _taken_in(e, expr, chunks)
     pieces = e.tile.pieces
     is_whole = _is_whole(e)
@@ -195,12 +192,12 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
             blocks.append(combined(e, acc, f"{out}_acc{piece.suffix}", texts))
         return across_blocks(e, name, acc, blocks)
 
-    largest = largest_of_words(e, x, chunks, first.neutral) if expr.op == "online_softmax" else None
+    largest = largest_of_words(e, x, chunks, first.neutral) if is_statistic(expr.op, "online_softmax") else None
     if largest is None:
         across = across_chunks(a, first, expr.output, ["{}"] * len(pieces), first.neutral)
     else:
         across = across_blocks(e, a, first, [combined(e, first, f"{expr.output}_acc", largest)])
-    if expr.op == "online_softmax":
+    if is_statistic(expr.op, "online_softmax"):
         _require_exp(e, expr)
         e.out.line(f"{a} = {across}" if is_whole else f"{a} = maximum({across}, {LOWEST[first.dtype]})")
         centre, forms = a, ("exp({{}} - {})", "({{}} - {})")
@@ -300,7 +297,7 @@ def across_members(e: Emitter, expr: Expr, texts: Sequence[str]) -> tuple[str, .
 
 def _final(e: Emitter, expr: Expr) -> tuple[str, ...]:
     """Names of merged results, of which ``give`` makes values: the tensors' own where that changes nothing."""
-    is_value = expr.op == "welford" and not e.tile.x_lanes
+    is_value = is_statistic(expr.op, "welford") and not e.tile.x_lanes
     return tuple(str(t) if is_value else f"{t}_all" for t in expr.outputs)
 
 
@@ -312,7 +309,8 @@ def _is_whole(e: Emitter) -> bool:
 def give(e: Emitter, expr: Expr, names: Sequence[str]) -> None:
     """The values of the results."""
     texts = list(names)
-    if expr.op == "online_softmax" and not _is_whole(e):  # of nothing but -inf: the distance of -inf to it is NaN
+    if is_statistic(expr.op, "online_softmax") and not _is_whole(e):
+        # of nothing but -inf: the distance of -inf to it is NaN
         a, b, *_ = names
         texts = [f'tl.where({b} == 0, float("-inf"), {a})']
         texts += [f'tl.where({b} == 0, float("nan"), {name})' for name in names[1:]]
@@ -337,7 +335,7 @@ def _merged(
     a, b, *more = parts
     e.require(accumulators(expr)[0])
     e.out.line(f"{names[0]} = {reduced(0, a)}")
-    if expr.op == "online_softmax":
+    if is_statistic(expr.op, "online_softmax"):
         _require_exp(e, expr)
         centres = _all_named(e, f"{names[0]}_centre", spread(names[0]))
         second = [f"{y} * exp({x} - {c})" for x, y, c in zip(a, b, centres, strict=True)]

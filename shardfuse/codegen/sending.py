@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir.dtype import DataType
-from ..ir.expr import OF_RANK, REDUCTIONS, BoundTensor, Expr
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import OfRank, Reduce
 from ..schedulers.limits import WARP
 from .accumulators import accumulator
 from .arithmetic import TRITON_TYPE
@@ -66,7 +67,7 @@ class Sending(Emitter):
         assert exchange is not None, "a kernel whose ranks exchange"
         members, rows, warps = exchange.members, exchanged_rows(self.plan), self.schedule.launch.warps
         first = exchange.ranks * rows * sent_words(self.plan)
-        every = [x for x in self.plan.segment.exprs if x.op in REDUCTIONS]
+        every = [x for x in self.plan.segment.exprs if isinstance(x.op, Reduce)]
         self.helpers["push"] = push_text(is_one_row=True, interpret=self.interpret)
         text = await_text(members, is_one_row=True, warps=warps, interpret=self.interpret, is_one_name=True)
         self.helpers["await_members"] = text.replace(f"def await_{members}(", "def await_members(")
@@ -89,7 +90,7 @@ class Sending(Emitter):
             self.give(out, acc, whole)
 
     def compute(self, expr: Expr, tensor: BoundTensor, chunk: Chunk) -> Text:
-        if expr.op != OF_RANK:
+        if not isinstance(expr.op, OfRank):
             return super().compute(expr, tensor, chunk)
         self.receive(chunk)
         return self.values[self.key(tensor, chunk)]
@@ -127,9 +128,9 @@ class Sending(Emitter):
             self.out.line(f"{', '.join(names)} = await_words({', '.join(arguments)})")
         value = self.value(source, chunk)
         for expr in self.plan.segment.exprs:
-            if expr.op == OF_RANK:
+            if isinstance(expr.op, OfRank):
                 name = self.name(expr.output, chunk)
-                self.out.line(f"{name} = {unpack}({names[int(str(expr.attributes['rank']))]})")
+                self.out.line(f"{name} = {unpack}({names[expr.op.rank]})")
                 self.values[self.key(expr.output, chunk)] = replace(value, text=name, dtype=DataType.Float)
 
     def _each(self) -> int:

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir.dtype import DataType
-from ..ir.expr import OF_RANK
+from ..ir.op import OfRank
 from ..schedulers.plan import KernelPlan
 from ..schedulers.sent_words import FLAG_WORDS, flags_of_rows, row_elements
 from .arithmetic import TRITON_TYPE
@@ -224,8 +224,8 @@ class SendingRows(Sending):
             condition = f"rank == {k}" if ranks > 2 else "rank == 0"
             self.out.line(f"{names[k]} = tl.where({condition}, {own}, {come})")
         for expr in self.plan.segment.exprs:
-            if expr.op == OF_RANK:
-                text = names[int(str(expr.attributes["rank"]))]
+            if isinstance(expr.op, OfRank):
+                text = names[expr.op.rank]
                 self.values[self.key(expr.output, chunk)] = replace(mine, text=text, dtype=DataType.Float)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..ir.expr import BoundTensor, Scalar
+from ..ir.expr import BoundTensor
+from ..ir.scalar import Scalar
 from ..schedulers.schedule import Schedule
 
 _OF_DENORMALS = (

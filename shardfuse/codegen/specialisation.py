@@ -12,9 +12,9 @@ from itertools import takewhile
 from math import prod
 
 from ..ir.digits import Axis, Digit
-from ..ir.expr import FACTORIES, BoundTensor
+from ..ir.expr import BoundTensor, reads_of
 from ..ir.layout import Coordinates, Layout, local_extent
-from ..ir.window import reads_of
+from ..ir.op import Iota, Random
 from ..schedulers.plan import KernelPlan
 from ..schedulers.space import stored_atoms
 from .indexing import groups
@@ -93,7 +93,7 @@ def _literal(plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], coordinate
         bounded = [tensor.domain.local_axes()[r.axis] for r in reads_of(plan.segment.windows[tensor])]
         found.update(dict.fromkeys(a for axis in bounded for d in axis for a in space.pieces[d]))
     for expr in plan.segment.exprs:
-        if expr.op in FACTORIES and expr.op != "full":
+        if isinstance(expr.op, Iota | Random):
             order = tuple(a for axis in expr.output.domain.local_axes() for d in axis for a in space.pieces[d])
             found.update(_in_offset(plan, tile.index_strides(expr)[0], order, coordinates))
     return found

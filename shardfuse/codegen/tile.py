@@ -8,8 +8,9 @@ from itertools import takewhile
 from math import prod
 
 from ..ir.digits import Axis, Digit
-from ..ir.expr import DRAWS, PICK, BoundTensor, Expr
+from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import Coordinates, Layout, local_extent
+from ..ir.op import Pick, Random
 from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.space import place
@@ -100,7 +101,7 @@ class Tile:
         self.windows = {t: window_of(e, layouts[e.tensors[0]], space) for t, e in plan.segment.windows.items()}
         own = (*plan.segment.loads, *plan.segment.outputs)
         self.strides = {t: self._strides_of(t, layout) for t, layout in layouts.items() if t in own}
-        drawn = [self.index_strides(e)[0] for e in plan.segment.exprs if e.op in DRAWS]
+        drawn = [self.index_strides(e)[0] for e in plan.segment.exprs if isinstance(e.op, Random)]
         self.walked_over = [*self.strides.values(), *(window.strides for window in self.windows.values()), *drawn]
         """Strides of all that is indexed."""
         self.pieces = self._cut_columns()
@@ -195,7 +196,7 @@ class Tile:
         columns = self.plan.schedule.columns
         is_exact = self.plan.space.grouped and columns and self.x_total % columns == 0
         widths = in_powers_of_two(columns) if is_exact else ()
-        if len(widths) < 2 or any(e.op == PICK for e in self.plan.segment.exprs):
+        if len(widths) < 2 or any(isinstance(e.op, Pick) for e in self.plan.segment.exprs):
             return (_ALL_COLUMNS,)
         return tuple(Piece(f"_k{k}", sum(widths[:k]), n) for k, n in enumerate(widths))
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
-from ..ir.expr import REDUCTIONS, BoundTensor, Expr
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Reduce
 from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.row_chunks import chunk_widths, least_chunk
 from .accumulators import accumulator
@@ -28,7 +29,7 @@ class Walk(Emitter):
 
     def columns(self) -> list[Expr]:
         """The reductions down columns: they store partial results."""
-        return [e for e in self.plan.segment.exprs if e.op in REDUCTIONS and self.is_partial(e.output)]
+        return [e for e in self.plan.segment.exprs if isinstance(e.op, Reduce) and self.is_partial(e.output)]
 
     def is_partial(self, tensor: BoundTensor) -> bool:
         return self.plan.split in self.space.atoms[tensor]

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..ir.digits import Axis, Digit, extent
-from ..ir.expr import Expr
+from ..ir.expr import Expr, reads_of
 from ..ir.layout import Layout
-from ..ir.window import reads_of
 from ..schedulers.space import Space, place
 
 Strides = Mapping[Digit, int]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
+from ..ir.op import Cast
 from .emitter import Emitter
 from .hints import EVICT_LAST
 from .tile import Chunk
@@ -67,7 +68,7 @@ def largest_of_words(e: Emitter, x: BoundTensor, chunks: Sequence[Chunk], neutra
     made = e.producer.get(x)
     if not isinstance(e, Words) or e.interpret or not (e.schedule.lag or e.schedule.is_aligned_down):
         return None
-    if made is None or made.op != "cast" or made.tensors[0] in e.producer:
+    if made is None or not isinstance(made.op, Cast) or made.tensors[0] in e.producer:
         return None
     source = made.tensors[0]
     whole = [c for c in chunks if not c.is_masked]

@@ -74,7 +74,7 @@ def program_to_run(text: str) -> Program:
     found = program_of(text)
     if not found.is_noted:
         fusion = found.fd.fusion
-        note_cached(text, [record.op for record in fusion.records], len(fusion.inputs), len(fusion.outputs))
+        note_cached(text, [record.op.name for record in fusion.records], len(fusion.inputs), len(fusion.outputs))
         found.is_noted = True
     return found
 

@@ -28,6 +28,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..ir.call import Select, Slice
+from ..ir.op import View
 from ..ir.tensor_view import TensorView
 from .aten_table import translate
 from .compile_errors import UntranslatableError
@@ -77,13 +79,10 @@ def _add_output(t: Translation, node: Node, value: TensorView) -> None:
     t.fd.add_output(value, stride_order=None if is_plain else places)
 
 
-_VIEWS = ("broadcast", "broadcast_in_dim", "expand", "squeeze", "permute", "reshape", "slice", "select")
-
-
 def _is_view(t: Translation, value: TensorView) -> bool:
     """Is ``value`` an input, or made by a view?  Its storage, and its strides, would be another tensor's."""
     made_by = [record.op for record in t.fd.fusion.records if value in record.outputs]
-    return not made_by or made_by[0] in _VIEWS
+    return not made_by or isinstance(made_by[0], View | Slice | Select)
 
 
 # --- the graph ---------------------------------------------------------------------------------------------

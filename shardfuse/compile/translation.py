@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from ..frontend.definition import FusionDefinition
 from ..ir.dtype import DataType
-from ..ir.expr import Number, Scalar
+from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.builder import Operand
 from .compile_errors import UntranslatableError

@@ -12,8 +12,8 @@ from ..allocation.global_sizes import is_uneven, local_logical_sizes
 from ..errors import InputCountError, InputError
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
-from ..ir.expr import Scalar
 from ..ir.fusion import Fusion, FusionInput
+from ..ir.scalar import Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.host import python_number
 

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 
 from ..allocation.layouts import strides_of
-from ..ir.expr import Number
+from ..ir.scalar import Number
 from ..ops.evaluate import evaluate_all
 from ..schedulers.segment import Segment
 from .storage import stored

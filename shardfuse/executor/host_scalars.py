@@ -9,7 +9,9 @@ from typing import cast
 
 import torch
 
-from ..ir.expr import BoundFusion, HostExpr, Number, Scalar
+from ..ir.expr import BoundFusion, HostExpr
+from ..ir.op import Cast, Pointwise, RngOffset, RngSeed
+from ..ir.scalar import Number, Scalar
 from ..mesh import DeviceMesh, current_rank
 from ..ops.host import host_value, to_number
 from . import collective_calls
@@ -19,15 +21,15 @@ def host_lines(fusion: BoundFusion, names: dict[str, object], device: torch.devi
     """Lines of the program; the functions that they call are put in ``names``."""
     lines: list[str] = []
     for k, expr in enumerate(fusion.host):
-        if expr.op == "rng_seed":
-            names["draw_seed"] = SeedSource(device, _meshes(fusion))
-            lines.append(f"{expr.output.name}, {expr.output.name}_offset = draw_seed()")
-            continue
-        if expr.op == "rng_offset":
-            lines.append(f"{expr.output.name} = {expr.inputs[0].name}_offset")
-            continue
-        names[f"host_{k}"] = _function(expr)
-        lines.append(f"{expr.output.name} = host_{k}({', '.join(map(scalar_text, expr.inputs))})")
+        match expr.op:
+            case RngSeed():
+                names["draw_seed"] = SeedSource(device, _meshes(fusion))
+                lines.append(f"{expr.output.name}, {expr.output.name}_offset = draw_seed()")
+            case RngOffset():
+                lines.append(f"{expr.output.name} = {expr.inputs[0].name}_offset")
+            case Pointwise() | Cast():
+                names[f"host_{k}"] = _function(expr.op, expr)
+                lines.append(f"{expr.output.name} = host_{k}({', '.join(map(scalar_text, expr.inputs))})")
     return lines
 
 
@@ -36,18 +38,19 @@ def host_values(fusion: BoundFusion, known: Mapping[Scalar, Number], device: tor
     values = dict(known)
     offsets: dict[Scalar, int] = {}
     for expr in fusion.host:
-        if expr.op == "rng_seed":
-            values[expr.output], offsets[expr.output] = SeedSource(device, _meshes(fusion))()
-        elif expr.op == "rng_offset":
-            values[expr.output] = offsets[expr.inputs[0]]
-        else:
-            operands = [values[s] if s.value is None else s.value for s in expr.inputs]
-            values[expr.output] = _function(expr)(*operands)
+        match expr.op:
+            case RngSeed():
+                values[expr.output], offsets[expr.output] = SeedSource(device, _meshes(fusion))()
+            case RngOffset():
+                values[expr.output] = offsets[expr.inputs[0]]
+            case Pointwise() | Cast():
+                operands = [values[s] if s.value is None else s.value for s in expr.inputs]
+                values[expr.output] = _function(expr.op, expr)(*operands)
     return values
 
 
-def _function(expr: HostExpr) -> Callable[..., Number]:
-    op, dtype, given = expr.op, expr.output.dtype, [s.dtype for s in expr.inputs]
+def _function(op: Pointwise | Cast, expr: HostExpr) -> Callable[..., Number]:
+    dtype, given = expr.output.dtype, [s.dtype for s in expr.inputs]
 
     def run(*values: Number) -> Number:
         """Numbers come in the types that were declared: an input of Double may have been passed True."""

@@ -19,7 +19,7 @@ import torch
 
 from ..codegen.source import KernelSource
 from ..errors import KernelCompileError, KernelLaunchError
-from ..ir.expr import Number
+from ..ir.scalar import Number
 from ..secure_files import keep_text
 from .binaries import Asked, Binary, binary_of
 from .driver import Driver, open_driver

@@ -34,6 +34,7 @@ from ..codegen.source import KernelSource
 from ..errors import KernelCompileError
 from ..ir.domain import BoundDomain
 from ..ir.expr import BoundFusion, BoundTensor
+from ..ir.op import StreamCat
 from ..ir.tensor_view import TensorView
 from ..ops.evaluate import evaluate_local
 from ..schedulers.plan import KernelPlan
@@ -152,7 +153,7 @@ class ProgramBuilder(CollectiveLines):
         if not any(map(self.holds, touched)):
             self.lines += [f"{t} = None" for t in segment.outputs]
             return
-        if segment.exprs[0].op == "stream_cat" and segment.outputs[0] in self.places:
+        if isinstance(segment.exprs[0].op, StreamCat) and segment.outputs[0] in self.places:
             return  # made in place
         if scheduler == "communication":
             self.add_collective(k, segment, is_beside=is_beside)

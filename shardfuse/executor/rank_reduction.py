@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
+from ..ir.op import ReductionKind as Reduction
 from ..ops.reductions import extreme
-
-Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
 
 # What sums and products of a dtype are accumulated in where it is not the dtype itself.
 _SUM_DTYPE: dict[torch.dtype, torch.dtype] = {

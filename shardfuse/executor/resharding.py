@@ -19,7 +19,7 @@ from ..ir.digits import Axis, Digit, refine
 from ..ir.domain import BoundDomain, without
 from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import local_extent
-from ..ir.stream import Stream
+from ..ir.op import Reduce, Reshard
 from ..mesh import DeviceMesh, ParallelType, Team
 from . import bound_collectives, collective_calls, nccl
 from .all_to_all import prepare_exchange
@@ -38,38 +38,34 @@ def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = Fal
     this alone, and an all-reduce may write its result there.
     """
     found = communication_of(expr)
-    assert found is not None, f"{expr.op} changes no sharding"
+    assert found is not None, f"{expr.op.name} changes no sharding"
     source, target = expr.tensors[0], expr.output
     if not found.mesh_dims:
         return _move(found.kind, source, target, rank, device)
-    mesh = cast(DeviceMesh, target.domain.mesh)
+    mesh, op = cast(DeviceMesh, target.domain.mesh), expr.op
     team = Team.of(mesh.box(rank, found.mesh_dims), rank)
-    if found.kind in ("broadcast", "collective_permute"):
-        stage, stream = cast(int, expr.attributes["chunk"]), cast(Stream, expr.attributes["stream"])
+    if isinstance(op, Reshard) and op.stream is not None:
+        assert expr.chunk is not None, "chunks are gathered one by one"
         if found.kind == "collective_permute":
-            return _permute_along(team, stage, source, target)
-        return _broadcast_along(team, stream.chunk(stage, rank), target, rank, device)
-    if found.kind == "all_to_all" and expr.attributes.get("exchange"):
+            return _permute_along(team, expr.chunk, source, target)
+        return _broadcast_along(team, op.stream.chunk(expr.chunk, rank), target, rank, device)
+    if isinstance(op, Reshard) and op.is_exchange:
         return prepare_exchange(source.domain, target.domain, found.mesh_dims, mesh, rank, device)
-    if len(found.mesh_dims) != 1 and found.kind == "all_gather":  # of numbers of each rank, which stand outermost
+    if isinstance(op, Reduce) and found.kind == "all_reduce":
+        return _all_reduce(op.kind, op.axes, source, target, team, rank, device, in_place=in_place)
+    if len(found.mesh_dims) != 1:  # an all-gather of numbers of each rank, which stand outermost
         return _gather_ranks(source, target, team, rank, device)
-    if len(found.mesh_dims) != 1:
-        op, axes = cast(collective_calls.Reduction, expr.op), cast(tuple[int, ...], expr.attributes["axes"])
-        return _all_reduce(op, axes, source, target, team, rank, device, in_place=in_place)
     change = _Change(source.domain, target.domain, found.mesh_dims[0], mesh, team, rank, device, target.dtype.torch)
+    if isinstance(op, Reduce):
+        (axis,) = op.axes
+        return change.reduce_scatter(op.kind, axis)
     match found.kind:
         case "all_gather":
             return change.all_gather()
         case "slice":
             return change.slice()
-        case "all_to_all":
-            return change.all_to_all()
         case _:
-            (axis,) = cast(tuple[int, ...], expr.attributes["axes"])
-            op = cast(collective_calls.Reduction, expr.op)
-            if found.kind == "all_reduce":
-                return _all_reduce(op, (axis,), source, target, team, rank, device, in_place=in_place)
-            return change.reduce_scatter(op, axis)
+            return change.all_to_all()
 
 
 def _gather_ranks(source: BoundTensor, target: BoundTensor, team: Team, rank: int, device: torch.device) -> Step:
@@ -124,7 +120,7 @@ def prepare_packed(
         sources = [inputs.index(by_output[t][1].tensors[0]) for t in outputs]
         return BoundStep([by_output[t][0] for t in outputs], sources)
     found = packed(exprs)
-    assert found is not None, f"{[e.op for e in exprs]} are not one call"
+    assert found is not None, f"{[e.op.name for e in exprs]} are not one call"
     mesh = cast(DeviceMesh, exprs[0].output.domain.mesh)
     team = Team.of(mesh.box(rank, found.mesh_dims), rank)
     made = {e.output: inputs.index(e.tensors[0]) for e in exprs}
@@ -136,13 +132,13 @@ def prepare_packed(
     gaps = made_to_last(lambda: [torch.zeros(-size % unit, dtype=dtype, device=device) for size in sizes], device)
     starts = [0, *accumulate(size + len(gap) for size, gap in zip(sizes, gaps, strict=True))][:-1]
 
-    op = cast(collective_calls.Reduction, exprs[0].op)
+    op = exprs[0].op
 
     def exchange(x: torch.Tensor) -> torch.Tensor:
         """From what a rank has, flat, to a row for each member that gave one: a gather's, or the one sum of all."""
-        if found.kind == "all_gather":
-            return collective_calls.all_gather(x[None], 0, team)
-        return collective_calls.all_reduce(x, op, team, in_place=True)[None]
+        if isinstance(op, Reduce):
+            return collective_calls.all_reduce(x, op.kind, team, in_place=True)[None]
+        return collective_calls.all_gather(x[None], 0, team)
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         own = [tensors[k].reshape(-1) for k, _ in parts]

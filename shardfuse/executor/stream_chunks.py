@@ -14,8 +14,9 @@ from typing import cast
 import torch
 
 from ..analysis.communication_table import communication_of
+from ..ir.call import Call
 from ..ir.expr import BoundTensor, Expr
-from ..ir.stream import Stream
+from ..ir.op import Reduce, StreamCat
 from ..ops.evaluate import chunked
 from ..ops.torch_calls import TORCH_CALLS
 from ..schedulers.segment import Segment
@@ -57,9 +58,11 @@ def places_of(segments: Sequence[tuple[Segment, str]], rank: int) -> dict[BoundT
     found: dict[BoundTensor, Place] = {}
     for segment, _ in segments:
         expr = segment.exprs[0]
-        if expr.op != "stream_cat" or any(made.get(t, "no_op") == "no_op" or t in found for t in expr.tensors):
+        if not isinstance(expr.op, StreamCat) or any(
+            made.get(t, "no_op") == "no_op" or t in found for t in expr.tensors
+        ):
             continue
-        stream = cast(Stream, expr.attributes["stream"])
+        stream = expr.op.stream
         at, (above, _, below) = chunked(expr.output.domain, stream.digits, rank)
         if above == 1:
             summands = {_summand(maker[t], maker): t for t in expr.tensors}
@@ -75,8 +78,8 @@ def _summand(segment: Segment, maker: Mapping[BoundTensor, Segment]) -> BoundTen
     communication = communication_of(expr)
     if len(segment.exprs) > 1 or communication is None or communication.kind != "all_reduce":
         return None
-    (source,) = expr.tensors
-    axes = cast("tuple[int, ...]", expr.attributes["axes"])
+    assert isinstance(expr.op, Reduce), "an all-reduce is a reduction"
+    (source,), axes = expr.tensors, expr.op.axes
     by = maker.get(source)
     is_product = by is not None and len(by.exprs) == 1 and _product(by.exprs[0]) is not None
     return source if is_product and axes == tuple(range(len(axes))) and source.dtype is expr.output.dtype else None
@@ -142,16 +145,18 @@ def _put(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def _product(expr: Expr) -> Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor] | None:
     """A torch call that writes its result to a given tensor."""
-    call = TORCH_CALLS.get(expr.op)
-    if call is None or call.evaluate_into is None or len(expr.tensors) != len(expr.inputs):
+    op, names = expr.op, expr.tensors
+    if not isinstance(op, Call) or len(names) != len(expr.inputs):
         return None
-    evaluate, names = call.evaluate_into, expr.tensors
+    evaluate = TORCH_CALLS[op.name].evaluate_into
+    if evaluate is None:
+        return None
     inputs = list(dict.fromkeys(names))
-    of_this_rank = (0,) * cast(int, expr.attributes.get("partial", 0))
+    of_this_rank = (0,) * expr.partial
 
     def run(arguments: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
         env = dict(zip(inputs, arguments, strict=True))
-        evaluate([env[t] for t in names], expr.attributes, out[of_this_rank])
+        evaluate([env[t] for t in names], op, out[of_this_rank])
         return out
 
     return run

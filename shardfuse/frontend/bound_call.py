@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..compiler import Plan
 from ..executor.binding import Bound
 from ..executor.host_program import Program
-from ..ir.expr import Number, Scalar
+from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 
 Sizes = Mapping[TensorView, Sequence[int]]

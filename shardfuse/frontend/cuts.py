@@ -9,8 +9,7 @@ from ..analysis.communication_table import local_bytes
 from ..compiler import Plan
 from ..device import Device
 from ..ir.digits import extent
-from ..ir.expr import Expr
-from ..ir.window import reads_of
+from ..ir.expr import Expr, reads_of
 from ..schedulers import ALONE, makes_kernels
 from ..schedulers.segment import Segment
 from ..segmenter import choose_scheduler

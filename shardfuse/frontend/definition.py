@@ -11,8 +11,8 @@ from ..arguments import checked
 from ..errors import DefinitionError
 from ..executor.options import Backend, CompileOptions
 from ..ir.dtype import DataType
-from ..ir.expr import Number, Scalar
 from ..ir.fusion import Fusion, FusionInput
+from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
 from ..ops.host import python_number

@@ -9,8 +9,9 @@ import torch
 from ..executor.binding import Argument
 from ..executor.host_scalars import host_values
 from ..ir.domain import BoundDomain
-from ..ir.expr import BoundTensor, Number, Scalar
+from ..ir.expr import BoundTensor
 from ..ir.fusion import Fusion
+from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.evaluate import evaluate_all
 from ..passes.bind import bind

@@ -35,8 +35,9 @@ from ..executor.tuning import Tuner, check_can_tune, tune_segments
 from ..executor.turns import turn_here
 from ..executor.uncompiled import uncompiled
 from ..ir.caller_lines import lines_named
-from ..ir.expr import BoundTensor, Number, Scalar
+from ..ir.expr import BoundTensor
 from ..ir.fusion import Fusion
+from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..mesh import current_rank, world_size
 from ..mesh.calls import Call

@@ -10,6 +10,7 @@ from ..codegen.specialisation import Specialisation, specialised
 from ..compiler import Plan, PlannedSegment
 from ..device import Device
 from ..executor.stream_chunks import places_of
+from ..ir.op import StreamCat
 from ..ir.promises import SEGMENTS
 from ..schedulers import SCHEDULERS
 from ..schedulers.online_reductions import reads
@@ -127,7 +128,7 @@ def collectives_of(planned: PlannedSegment) -> list[Communication]:
 def _segment(planned: PlannedSegment, device: Device, *, is_placed: bool) -> SegmentExplanation:
     """``is_placed``: its output is a part of a tensor, or a tensor whose parts are made where they belong."""
     segment = planned.segment
-    runs_nothing = planned.scheduler == "no_op" or (is_placed and segment.exprs[0].op == "stream_cat")
+    runs_nothing = planned.scheduler == "no_op" or (is_placed and isinstance(segment.exprs[0].op, StreamCat))
     moved = 0 if runs_nothing else moved_bytes(segment)
     own = planned.renamed
     again = [{own.get(t, t): n for t, n in reads(kernel).items()} for kernel in planned.kernels]

@@ -12,6 +12,7 @@ from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.fusion import Fusion, FusionInput, Record
+from ..ir.op import Cast, Pointwise, Reduce, ReductionKind
 from ..ir.tensor_view import TensorView
 from ..mesh import DeviceMesh
 from ..passes.recorded_domains import bound_domain
@@ -21,7 +22,7 @@ from .pieces import record
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
-_REDUCTIONS = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "product": "prod"}
+_REDUCTIONS: dict[str, ReductionKind] = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "product": "prod"}
 
 
 def take(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh, shape: tuple[int, ...]) -> None:
@@ -81,18 +82,21 @@ def _with_partial_values(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh)
     stacked = fusion.new_tensor([*extents, *tv.shape], tv.dtype)
     order = (*range(tv.ndim + n - 1, tv.ndim - 1, -1), *declared.stride_order) if declared.stride_order else ()
     fusion.inputs[k] = FusionInput(stacked, (True,) * n + declared.contiguity if declared.contiguity else (), order)
-    axes = {"axes": tuple(range(n))}
+    axes = tuple(range(n))
     if "avg" not in ops:
-        fusion.records.insert(0, Record(_REDUCTIONS[each[0]], (stacked,), (tv,), axes))
+        fusion.records.insert(0, Record(Reduce(_REDUCTIONS[each[0]], axes), (stacked,), (tv,)))
         return stacked
     averaged = [ranks for ranks, op in zip(extents, each, strict=True) if op == "avg"]
     count = fusion.new_scalar(DataType.Double, float(prod(averaged)), is_literal=True)
     wide = tv.dtype.compute  # what is divided is not rounded: a sum of 16-bit values may be none
     total = fusion.new_tensor(tv.shape, wide)
     mean = tv if wide is tv.dtype else fusion.new_tensor(tv.shape, wide)
-    made = [Record("sum", (stacked,), (total,), axes), Record("div", (total, count), (mean,))]
+    made = [
+        Record(Reduce("sum", axes), (stacked,), (total,)),
+        Record(Pointwise("div"), (total, count), (mean,)),
+    ]
     if mean is not tv:
-        made.append(Record("cast", (mean,), (tv,), {"dtype": tv.dtype}))
+        made.append(Record(Cast(tv.dtype), (mean,), (tv,)))
     fusion.records[:0] = made
     return stacked
 

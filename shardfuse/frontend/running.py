@@ -16,8 +16,8 @@ from ..executor.binding import Argument
 from ..executor.options import CompileOptions
 from ..executor.uncompiled import uncompiled
 from ..ir.caller_lines import lines_named
-from ..ir.expr import Number
 from ..ir.fusion import Fusion
+from ..ir.scalar import Number
 from ..ir.tensor_view import TensorView
 from .argument_checks import ranks_of
 from .detection import has_dtensor

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
+from ..ir.call import Call, Cat, Pad, WithRoles
 from ..ir.domain import IterDomain, Merge
 from ..ir.dtype import DataType
-from ..ir.expr import Number, Scalar
 from ..ir.fusion import Fusion, FusionInput, Record
+from ..ir.op import Cast, Full, Iota, Pointwise, Random, Reduce, RngOffset, RngSeed
+from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.call_signature import DRAWN
 
@@ -41,115 +43,61 @@ def _input_line(declared: FusionInput) -> str:
 
 def _record_lines(record: Record) -> list[str]:
     """One line; none for seeds that are drawn, which the random op draws anew."""
-    if record.op in ("rng_seed", "rng_offset"):
+    if isinstance(record.op, RngSeed | RngOffset):
         return []
     names = ", ".join(out.name for out in record.outputs)
-    roles = record.attributes.get("roles")
-    op = "truediv" if record.op == "div" else record.op
-    values = [_text(v) for v in record.inputs]
-    if isinstance(roles, tuple):
-        named = zip(cast(tuple[str, ...], roles), values, strict=True)
-        values = [f"{role}={value}" for role, value in named if role not in DRAWN]
-    arguments = _ARGUMENTS.get(record.op, _plain)(record, values)
-    return [f"{names} = fd.ops.{op}({', '.join(arguments)})"]
+    name = "truediv" if record.op == Pointwise("div") else record.op.name
+    return [f"{names} = fd.ops.{name}({', '.join(_arguments(record))})"]
 
 
-Arguments = Callable[[Record, list[str]], list[str]]
+def _arguments(record: Record) -> list[str]:
+    """The inputs and what the op is told, by the names that builders have for it."""
+    op, values, dtype = record.op, [_text(v) for v in record.inputs], f"dtype={record.outputs[0].dtype!r}"
+    match op:
+        case Cast(said):
+            return [*values, f"dtype={said!r}"]
+        case Reduce():
+            return [*values, f"dims={_text(op.axes)}", *([dtype] if op.kind in ("sum", "prod") else [])]
+        case Full(shape):
+            return [f"shape={_text(shape)}", f"fill_value={values[0]}", dtype]
+        case Iota((length,)):
+            return [_text(length), f"start={_text(op.start)}", f"step={_text(op.step)}", dtype]
+        case Random():
+            low, high, seed, offset = values
+            key = [] if op.drawn else [f"rng_seed={seed}", f"rng_offset={offset}"]
+            return [low, high, f"shape={_text(op.shape)}", *key, dtype]
+        case WithRoles():
+            return _with_roles(op, values, dtype)
+        case Pad():
+            pairs = [op.widths[k : k + 2] for k in range(0, len(op.widths), 2)]  # the last axis first
+            return [values[0], f"pad_widths={_text([n for p in reversed(pairs) for n in p])}", f"value={values[1]}"]
+        case Cat():
+            return [f"[{', '.join(values)}]", f"dim={op.dim}"]
+        case Call("linear"):
+            return [*values[:2], *(f"bias={v}" for v in values[2:])]
+        case _:
+            told = [(f"{_KEYWORDS.get((op.name, k), k)}={_text(v)}", v) for k, v in op.arguments()]
+            return [*values, *(text for text, v in told if v is not None)]
 
 
-def _plain(record: Record, values: list[str]) -> list[str]:
-    """The inputs, then every attribute by position."""
-    return [*values, *(_text(v) for v in record.attributes.values())]
-
-
-def _with(*keywords: str) -> Arguments:
-    """The inputs, then attributes under the keywords ``attribute=keyword``; those that are ``None`` are left out."""
-    pairs = [word.split(":") for word in keywords]
-
-    def arguments(record: Record, values: list[str]) -> list[str]:
-        given = record.attributes
-        return [*values, *(f"{p[-1]}={_text(given[p[0]])}" for p in pairs if given.get(p[0]) is not None)]
-
-    return arguments
-
-
-def _dtype(record: Record) -> str:
-    out = record.outputs[0]
-    return f"dtype={out.dtype!r}"
-
-
-def _full(record: Record, values: list[str]) -> list[str]:
-    return [f"shape={_text(record.attributes['shape'])}", f"fill_value={values[0]}", _dtype(record)]
-
-
-def _iota(record: Record, values: list[str]) -> list[str]:
-    given = record.attributes
-    (length,) = cast(tuple[object, ...], given["shape"])
-    return [_text(length), *(f"{k}={_text(given[k])}" for k in ("start", "step")), _dtype(record)]
-
-
-def _draw(record: Record, values: list[str]) -> list[str]:
-    low, high, seed, offset = values
-    key = [f"rng_seed={seed}", f"rng_offset={offset}"] if not record.attributes.get("drawn") else []
-    return [low, high, f"shape={_text(record.attributes['shape'])}", *key, _dtype(record)]
-
-
-def _pad(record: Record, values: list[str]) -> list[str]:
-    """Widths in pairs, the last axis first."""
-    widths = cast(tuple[object, ...], record.attributes["widths"])
-    pairs = [widths[k : k + 2] for k in range(0, len(widths), 2)]
-    flat = tuple(n for pair in reversed(pairs) for n in pair)
-    return [values[0], f"pad_widths={_text(flat)}", f"value={values[1]}"]
-
-
-def _with_dtype(record: Record, values: list[str]) -> list[str]:
-    return [values[0], f"dims={_text(record.attributes['axes'])}", _dtype(record)]
-
-
-def _cat(record: Record, values: list[str]) -> list[str]:
-    return [f"[{', '.join(values)}]", f"dim={_text(record.attributes['dim'])}"]
-
-
-_ARGUMENTS: dict[str, Arguments] = {
-    "cast": lambda record, values: [values[0], f"dtype={record.attributes['dtype']!r}"],
-    "broadcast": _with("new:is_broadcast_dim"),
-    "broadcast_in_dim": _with("shape", "dims:broadcast_dims"),
-    "expand": _with("shape"),
-    "squeeze": _with("axes:dims"),
-    "permute": _with("dims"),
-    "reshape": _with("shape:new_shape"),
-    "size": _with("dims:dim"),
-    "linear": lambda record, values: [*values[:2], *(f"bias={v}" for v in values[2:])],
-    "sum": _with_dtype,
-    "prod": _with_dtype,
-    **{op: _with("axes:dims") for op in ("max", "min", "any", "all")},
-    "full": _full,
-    "iota": _iota,
-    "uniform": _draw,
-    "normal": _draw,
-    "pad": _pad,
-    "cat": _cat,
-    "slice": _with("starts:start_indices", "stops:end_indices", "steps:strides"),
-    "flip": _with("dims"),
-    **{
-        op: _with("dim")
-        for op in ("select", "index_select", "gather", "take_along_axis", "scatter", "cumsum", "cumprod")
-    },
-    **{op: _with("dim") for op in ("cummax", "cummin", "argmax", "argmin")},
-    "argsort": _with("dim", "descending", "stable"),
-    "topk": _with("k", "dim", "largest", "sorted"),
-    "embedding": _with("padding_idx", "max_norm", "norm_type"),
-    "grouped_mm": lambda record, values: values,
-    "scaled_grouped_mm": lambda record, values: [*values, _dtype(record)],
-    "block_scaled_mm": lambda record, values: [*values, _dtype(record)],
-    "sdpfa_fwd": lambda record, values: values,
-    "sdpfa_bwd": lambda record, values: [*values, *_absent(record)],
+_KEYWORDS = {
+    ("broadcast", "new"): "is_broadcast_dim",
+    ("squeeze", "axes"): "dims",
+    ("reshape", "shape"): "new_shape",
+    ("size", "dims"): "dim",
+    ("slice", "starts"): "start_indices",
+    ("slice", "stops"): "end_indices",
+    ("slice", "steps"): "strides",
 }
+"""Of an op, parameters of its builder that have other names than its fields."""
 
 
-def _absent(record: Record) -> list[str]:
-    roles = cast(tuple[str, ...], record.attributes["roles"])
-    return [f"{role}=None" for role in ("dropout_p", "is_causal", "scale") if role not in roles]
+def _with_roles(op: WithRoles, values: Sequence[str], dtype: str) -> list[str]:
+    """Every input under its keyword; what was left out where the builder has no default for it."""
+    named = [f"{role}={value}" for role, value in zip(op.roles, values, strict=True) if role not in DRAWN]
+    if op.name == "sdpfa_bwd":
+        return [*named, *(f"{role}=None" for role in ("dropout_p", "is_causal", "scale") if role not in op.roles)]
+    return [*named, dtype] if op.name in ("scaled_grouped_mm", "block_scaled_mm") else named
 
 
 def _text(value: object) -> str:

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..source_line import SourceLine
 from .domain import BoundDomain
 from .dtype import DataType
+from .op import HostOp, Op, Window
 from .promises import Promises
+from .scalar import Scalar
 from .stream import Stream
-
-Number = int | float | bool | complex
-
-
-@dataclass(eq=False)
-class Scalar:
-    """A host number.  ``value`` is ``None`` for a fusion input and for what is computed from one.
-
-    ``is_literal``: written into kernels as it is; else a kernel argument, so that a new value needs no new kernel.
-    ``line``: of the caller's program, where it was made.
-    """
-
-    name: str
-    dtype: DataType
-    value: Number | None = None
-    is_literal: bool = False
-    line: SourceLine | None = None
-
-    def __repr__(self) -> str:
-        return repr(self.value) if self.is_literal else self.name
+from .window import Read
 
 
 @dataclass(eq=False)
@@ -54,26 +35,21 @@ class BoundTensor:
 
 
 Value = BoundTensor | Scalar
-Attribute = object
 
 
 @dataclass(frozen=True, eq=False)
 class Expr:
-    """``outputs = op(*inputs, **attributes)``.
+    """``outputs = op(*inputs)``: ``ir/op.py`` has the ops.
 
-    The vocabulary of ``op``: every pointwise name of the op table; ``cast``; reductions ``sum prod max min any all``
-    with ``axes: tuple[int, ...]`` (kept axes only in the output: there is no keepdim); shape changes ``broadcast``
-    (``new: tuple[bool, ...]``), ``expand`` (``shape``), ``squeeze`` (``axes``), ``permute`` (``dims``), ``reshape``
-    (``shape``); ``set`` (a copy, and every change of sharding or layout); ``relabel`` (the same storage under other
-    roots); ``window`` (a stored tensor read at other places, ``reads``: see ``ir/window.py``); ``full`` and ``iota``
-    (``start``, ``step``: global index along the only axis); ``stream_slice`` and ``stream_cat`` (a chunk of a tensor, a
-    tensor of its chunks, or of equal parts of one axis); and torch calls (``matmul``, ``linear``, ...).
+    partial: of a reduction of which ranks have parts, how many axes of the ranks stand before the output's own.
+    chunk: the stage of a stream whose chunks it reads and makes; ``None`` for all that is not cut into chunks.
     """
 
-    op: str
+    op: Op
     inputs: tuple[Value, ...]
     outputs: tuple[BoundTensor, ...]
-    attributes: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
+    partial: int = 0
+    chunk: int | None = None
 
     @property
     def output(self) -> BoundTensor:
@@ -85,28 +61,19 @@ class Expr:
         return tuple(v for v in self.inputs if isinstance(v, BoundTensor))
 
 
+def reads_of(expr: Expr) -> tuple[Read, ...]:
+    """The axes along which a window reads at other places."""
+    assert isinstance(expr.op, Window), f"{expr.op.name} is no window"
+    return expr.op.reads
+
+
 @dataclass(frozen=True, eq=False)
 class HostExpr:
     """``output = op(*inputs)`` on numbers, worked out on the host in every call."""
 
-    op: str
+    op: HostOp
     inputs: tuple[Scalar, ...]
     output: Scalar
-
-
-REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
-STATISTICS = ("online_softmax", "welford")
-"""Reductions that take the place of several inside of one kernel: of ``x`` over ``axes`` the (max, sum of exp(x - max),
-and, where it is wanted, sum of x - max), and the (sum, sum of squared distances to the mean)."""
-PICK = "pick"
-"""Inside of one kernel: of each row of ``x`` the element at ``index``, and whether there is one."""
-OF_RANK = "of_rank"
-"""Inside of one kernel: what rank ``rank`` (its position along a mesh dimension) has of ``x``, which all ranks send."""
-DRAWS = ("uniform", "normal")
-FACTORIES = ("full", "iota", *DRAWS)
-"""Ops that make a tensor from a shape and numbers; each element depends on its unsharded index alone."""
-VIEWS = ("broadcast", "expand", "squeeze", "permute", "reshape")
-"""Ops that compute nothing: the same elements under regrouped axes."""
 
 
 @dataclass

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from ..errors import DefinitionError
 from ..source_line import caller_line
 from .dtype import DataType
-from .expr import Number, Scalar
+from .op import RecordOp
 from .promises import Promises
+from .scalar import Number, Scalar
 from .tensor_view import TensorView
 
 Val = TensorView | Scalar
@@ -19,12 +20,11 @@ V = TypeVar("V", TensorView, Scalar)
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One op of a definition; the vocabulary of ``op`` is ``Expr``'s, and ``size`` (a dim of a tensor, as a Scalar)."""
+    """One op of a definition, of tensors or of host scalars.  What ``op`` is told may be scalars of the fusion too."""
 
-    op: str
+    op: RecordOp
     inputs: tuple[Val, ...]
     outputs: tuple[Val, ...]
-    attributes: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 @dataclass(frozen=True)
@@ -92,23 +92,17 @@ class Fusion:
         for tv in self.tensors():
             tv.is_closed = False
 
-    def record(
-        self,
-        op: str,
-        inputs: Sequence[Val],
-        output: Val | Sequence[Val],
-        attributes: Mapping[str, object] | None = None,
-    ) -> None:
-        self.check_open(f"ops.{op}")
-        for val in (*inputs, *_scalars_in(tuple((attributes or {}).values()))):
-            self.check_own(f"ops.{op}", val)
+    def record(self, op: RecordOp, inputs: Sequence[Val], output: Val | Sequence[Val]) -> None:
+        self.check_open(f"ops.{op.name}")
+        for val in (*inputs, *op.scalars()):
+            self.check_own(f"ops.{op.name}", val)
         outputs = (output,) if isinstance(output, TensorView | Scalar) else tuple(output)
-        self.records.append(Record(op, tuple(inputs), outputs, dict(attributes or {})))
+        self.records.append(Record(op, tuple(inputs), outputs))
 
     def shape_scalars(self) -> list[Scalar]:
         """The scalar inputs that shapes depend on, in order: a plan holds for their values only."""
         made = {out: r for r in self.records for out in r.outputs if isinstance(out, Scalar)}
-        todo = [v for r in self.records for v in _scalars_in(tuple(r.attributes.values()))]
+        todo = [v for r in self.records for v in r.op.scalars()]
         found: dict[Scalar, None] = {}
         while todo:
             scalar = todo.pop()
@@ -123,10 +117,3 @@ class Fusion:
         found = [i.val for i in self.inputs if isinstance(i.val, TensorView)]
         found += [out for r in self.records for out in r.outputs if isinstance(out, TensorView)]
         return found
-
-
-def _scalars_in(value: object) -> list[Scalar]:
-    if isinstance(value, Scalar):
-        return [value]
-    parts = cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()
-    return [s for v in parts for s in _scalars_in(v)]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from .digits import Axis, Digit, cut_out
 from .domain import BoundDomain
 from .expr import BoundFusion, BoundTensor, Expr, Value
+from .op import Reshard
 
 
 def tensor_text(tensor: BoundTensor) -> str:
@@ -36,16 +37,15 @@ def _digit_text(d: Digit, on: Mapping[Digit, object]) -> str:
 def expr_text(expr: Expr) -> str:
     outs = ", ".join(tensor_text(t) for t in expr.outputs)
     args = [_value_text(v) for v in expr.inputs]
-    args += [f"{k}={_attribute_text(v)}" for k, v in expr.attributes.items()]
-    return f"{outs} = {expr.op}({', '.join(args)})"
+    told = expr.op.arguments()
+    told += [("partial", expr.partial)] if expr.partial else []
+    told += [("chunk", expr.chunk)] if expr.chunk is not None else []
+    told += [("stream", expr.op.stream)] if isinstance(expr.op, Reshard) and expr.op.stream is not None else []
+    return f"{outs} = {expr.op.name}({', '.join([*args, *(f'{name}={value}' for name, value in told)])})"
 
 
 def _value_text(value: Value) -> str:
     return value.name if isinstance(value, BoundTensor) else repr(value)
-
-
-def _attribute_text(value: object) -> str:
-    return str(value)
 
 
 def fusion_text(fusion: BoundFusion) -> str:

@@ -27,7 +27,7 @@ def definitions_come_first(fusion: BoundFusion) -> str | None:
     for expr in fusion.exprs:
         for t in expr.tensors:
             if t not in known:
-                return f"{expr.op} of {expr.output} reads {t} before it is made"
+                return f"{expr.op.name} of {expr.output} reads {t} before it is made"
         for t in expr.outputs:
             if t in known:
                 return f"{t} is made twice"

@@ -1,15 +1,12 @@
 """Windows: tensors whose elements are those of a stored tensor at other places along some of its axes.
 
-A ``window`` is no computation but a way to load: a kernel walks the axes of the output and reads the input at the
+A ``Window`` is no computation but a way to load: a kernel walks the axes of the output and reads the input at the
 indices that its ``reads`` say.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
-
-from .expr import Expr
 
 
 @dataclass(frozen=True)
@@ -25,8 +22,3 @@ class Read:
     def __repr__(self) -> str:
         place = "j" if self.step == 1 else f"{self.step} * j"
         return f"axis {self.axis}: {self.offset} + {place}, {self.start} <= j < {self.stop}"
-
-
-def reads_of(expr: Expr) -> tuple[Read, ...]:
-    """The axes along which a ``window`` reads at other places."""
-    return cast("tuple[Read, ...]", expr.attributes["reads"])

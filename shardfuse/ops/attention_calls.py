@@ -7,7 +7,7 @@ given: its seed is moved by the first row that the rank has, so that replicas dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -15,8 +15,9 @@ from typing import Any, cast
 
 import torch
 
+from ..ir.call import Call
 from . import random
-from .call_signature import DRAWN, Arguments, Attributes, AxisNames, Shapes, Signature, TorchCall, axis_names
+from .call_signature import DRAWN, Arguments, AxisNames, Rows, Shapes, Signature, TorchCall, axis_names
 from .matmul_calls import roles_of
 
 
@@ -25,8 +26,8 @@ def _batch(ndim: int) -> AxisNames:
     return axis_names(ndim - 2, "n")
 
 
-def _tensor_roles(attributes: Attributes, shapes: Shapes) -> list[tuple[str, int]]:
-    names = [r for r in roles_of(attributes) if r not in _NUMBERS]
+def _tensor_roles(call: Call, shapes: Shapes) -> list[tuple[str, int]]:
+    names = [r for r in roles_of(call) if r not in _NUMBERS]
     return [(r, len(s)) for r, s in zip(names, shapes, strict=True)]
 
 
@@ -54,8 +55,8 @@ def _axes(role: str, ndim: int, query: int) -> AxisNames:
             return tuple(f"{role}{k}*" for k in range(ndim))
 
 
-def _forward(shapes: Shapes, attributes: Attributes) -> Signature:
-    roles = _tensor_roles(attributes, shapes)
+def _forward(shapes: Shapes, call: Call) -> Signature:
+    roles = _tensor_roles(call, shapes)
     ndim = roles[0][1]
     inputs = tuple(_axes(role, n, ndim) for role, n in roles)
     seed: AxisNames = ("two*",)
@@ -63,8 +64,8 @@ def _forward(shapes: Shapes, attributes: Attributes) -> Signature:
     return Signature(inputs, outputs, {"two*": 2})
 
 
-def _backward(shapes: Shapes, attributes: Attributes) -> Signature:
-    roles = _tensor_roles(attributes, shapes)
+def _backward(shapes: Shapes, call: Call) -> Signature:
+    roles = _tensor_roles(call, shapes)
     ndim = next(n for role, n in roles if role == "query")
     inputs = tuple(_axes(role, n, ndim) for role, n in roles)
     return Signature(inputs, tuple(_axes(role, ndim, ndim) for role in ("query", "key", "value")))
@@ -79,23 +80,22 @@ class _Given:
     is_causal: bool
     scale: float | None
     key: tuple[int, int]
-    rows: Callable[[], torch.Tensor]
+    rows: Rows
 
     @staticmethod
-    def of(values: Arguments, attributes: Attributes) -> _Given:
-        by_name = dict(zip(roles_of(attributes), values, strict=True))
+    def of(values: Arguments, call: Call, rows: Rows | None) -> _Given:
+        by_name = dict(zip(roles_of(call), values, strict=True))
         numbers = {k: v for k, v in by_name.items() if not isinstance(v, torch.Tensor)}
         tensors = {k: v for k, v in by_name.items() if isinstance(v, torch.Tensor)}
         scale = numbers.get("scale")
         query = tensors["query"]
-        rows = attributes.get("rows", lambda: torch.arange(prod(query.shape[:-2]), device=query.device))
         return _Given(
             tensors,
             float(numbers.get("dropout_p", 0.0).real),
             bool(numbers.get("is_causal", False)),
             None if scale is None else float(scale.real),
             (int(numbers.get(DRAWN[0], 0).real), int(numbers.get(DRAWN[1], 0).real)),
-            cast("Callable[[], torch.Tensor]", rows),
+            rows or (lambda: torch.arange(prod(query.shape[:-2]), device=query.device)),
         )
 
     def four(self, role: str) -> torch.Tensor:
@@ -132,8 +132,8 @@ class _Given:
         return q.is_cuda and q.dtype.itemsize == 2 and fits and q.numel() > 0 and k.numel() > 0 and not is_masked
 
 
-def _run_forward(values: Arguments, attributes: Attributes) -> tuple[torch.Tensor, ...]:
-    given = _Given.of(values, attributes)
+def _run_forward(values: Arguments, call: Call, rows: Rows | None = None) -> tuple[torch.Tensor, ...]:
+    given = _Given.of(values, call, rows)
     q, k, v = (given.four(role) for role in ("query", "key", "value"))
     if not given.is_flash():
         output, lse = _attend(q, k, v, given)
@@ -226,8 +226,8 @@ def _scores(q: torch.Tensor, k: torch.Tensor, given: _Given) -> torch.Tensor:
     return scores
 
 
-def _run_backward(values: Arguments, attributes: Attributes) -> tuple[torch.Tensor, ...]:
-    given = _Given.of(values, attributes)
+def _run_backward(values: Arguments, call: Call, rows: Rows | None = None) -> tuple[torch.Tensor, ...]:
+    given = _Given.of(values, call, rows)
     q, k, v, out, grad = (given.four(r) for r in ("query", "key", "value", "output", "grad_output"))
     lse = given.four("logsumexp")
     if given.is_flash():
@@ -262,7 +262,10 @@ def _attend_backward(
 
 ATTENTION_CALLS: dict[str, TorchCall] = {
     "sdpfa_fwd": TorchCall(
-        _forward, _run_forward, "flash attention: output, log of sums, seed and offset of its dropout", draws=True
+        _forward, _run_forward, "flash attention: output, log of sums, seed and offset of its dropout",
+        evaluate_drawing=_run_forward,
     ),
-    "sdpfa_bwd": TorchCall(_backward, _run_backward, "its gradients of query, key and value", draws=True),
-}
+    "sdpfa_bwd": TorchCall(
+        _backward, _run_backward, "its gradients of query, key and value", evaluate_drawing=_run_backward
+    ),
+}  # fmt: skip

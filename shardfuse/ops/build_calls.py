@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import OperandError
+from ..ir.call import AlongAxis, Call, Embedding, WithRoles
 from ..ir.dtype import DataType
-from ..ir.expr import Scalar
+from ..ir.op import RngOffset, RngSeed
+from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
 from .build_reductions import ReductionBuilder
-from .builder import Operand, Size, normalize_dim
+from .builder import Operand, literal, normalize_dim
 from .call_signature import DRAWN
 
 
@@ -22,7 +24,7 @@ class CallBuilder(ReductionBuilder):
             if self._tensor("matmul", t, k).ndim == 0:
                 raise OperandError("matmul", f"operand {k}", t, "a tensor of at least 1 dim")
         self._same_type("matmul", a, b)
-        return self._call("matmul", [a, b], [a.dtype])[0]
+        return self._call(Call("matmul"), [a, b], [a.dtype])[0]
 
     def linear(self, x: TensorView, weight: TensorView, bias: TensorView | None = None) -> TensorView:
         """``x @ weight.T + bias``; x [..., k], weight [n, k] or [k], bias [n]."""
@@ -34,12 +36,12 @@ class CallBuilder(ReductionBuilder):
         if bias is not None and bias.ndim != weight.ndim - 1:
             raise OperandError("linear", "bias", bias, f"a tensor of {weight.ndim - 1} dims")
         self._same_type("linear", *operands)
-        return self._call("linear", operands, [x.dtype])[0]
+        return self._call(Call("linear"), operands, [x.dtype])[0]
 
     def grouped_mm(self, mat1: TensorView, mat2: TensorView, offsets: TensorView) -> TensorView:
         """A product for each group; group g ends at ``offsets[g]`` along m (3-D mat2), n (3-D mat1) or k (both 2-D)."""
         given = {"mat1": mat1, "mat2": mat2, "offsets": offsets}
-        return self._with_roles("grouped_mm", given, [mat1.dtype], dtype=mat1.dtype.torch)[0]
+        return self._with_roles("grouped_mm", given, [mat1.dtype], dtype=mat1.dtype)[0]
 
     def scaled_grouped_mm(
         self,
@@ -57,7 +59,7 @@ class CallBuilder(ReductionBuilder):
         self._data_type("scaled_grouped_mm", dtype)
         given = {"mat1": mat1, "mat2": mat2, "offsets": offsets, "scale1": scale1, "scale2": scale2}
         given |= {"alpha": alpha, "bias": bias, "beta": beta}
-        return self._with_roles("scaled_grouped_mm", given, [dtype], dtype=dtype.torch)[0]
+        return self._with_roles("scaled_grouped_mm", given, [dtype], dtype=dtype)[0]
 
     def block_scaled_mm(
         self,
@@ -74,7 +76,7 @@ class CallBuilder(ReductionBuilder):
         self._data_type("block_scaled_mm", dtype)
         given = {"mat1": mat1, "mat2": mat2, "scale1": scale1, "scale2": scale2}
         given |= {"alpha": alpha, "bias": bias, "beta": beta}
-        return self._with_roles("block_scaled_mm", given, [dtype], dtype=dtype.torch)[0]
+        return self._with_roles("block_scaled_mm", given, [dtype], dtype=dtype)[0]
 
     def sdpfa_fwd(
         self,
@@ -135,8 +137,8 @@ class CallBuilder(ReductionBuilder):
     def _drawn(self) -> list[Scalar]:
         """Seed and offset from torch's generator, in every call, the same on all ranks."""
         seed, offset = (self._fusion.new_scalar(DataType.Int) for _ in range(2))
-        self._fusion.record("rng_seed", [], seed)
-        self._fusion.record("rng_offset", [seed], offset)
+        self._fusion.record(RngSeed(), [], seed)
+        self._fusion.record(RngOffset(), [seed], offset)
         return [seed, offset]
 
     def _are_tensors(self, op: str, given: Mapping[str, object]) -> None:
@@ -156,11 +158,11 @@ class CallBuilder(ReductionBuilder):
                 raise OperandError(op, role, f"a tensor of {t.ndim} dims", f"{max(ndim, 2)}, [..., length, features]")
 
     def _with_roles(
-        self, op: str, given: Mapping[str, object], dtypes: list[DataType], **attributes: object
+        self, op: str, given: Mapping[str, object], dtypes: list[DataType], dtype: DataType | None = None
     ) -> tuple[TensorView, ...]:
         """A call whose inputs may be left out: the names of those that are there are kept."""
         there = {role: self._operand(op, k, v) for k, (role, v) in enumerate(given.items()) if v is not None}
-        return self._call(op, list(there.values()), dtypes, roles=tuple(there), **attributes)
+        return self._call(WithRoles(op, tuple(there), dtype), list(there.values()), dtypes)
 
     def _same_type(self, op: str, *operands: TensorView) -> None:
         for t in operands[1:]:
@@ -180,18 +182,18 @@ class CallBuilder(ReductionBuilder):
         if self._index("index_select", index).ndim > 1:
             raise OperandError("index_select", "index", f"a tensor of {index.ndim} dims", "a vector")
         self._has_elements("index_select", x, at, index)
-        return self._call("index_select", [x, index], [x.dtype], dim=at)[0]
+        return self._call(AlongAxis("index_select", at), [x, index], [x.dtype])[0]
 
     def gather(self, x: TensorView, index: TensorView, dim: int) -> TensorView:
         """torch.gather: ``x[i][index[i][j][k]][k]`` for dim 1."""
         at = self._ranks_fit("gather", x, index, dim)
         self._index_fits("gather", x.name, index, x, at)
-        return self._call("gather", [x, index], [x.dtype], dim=at)[0]
+        return self._call(AlongAxis("gather", at), [x, index], [x.dtype])[0]
 
     def take_along_axis(self, x: TensorView, index: TensorView, dim: int) -> TensorView:
         """As ``gather``; the other axes of the two are broadcast."""
         at = self._ranks_fit("take_along_axis", x, index, dim)
-        return self._call("take_along_axis", [x, index], [x.dtype], dim=at)[0]
+        return self._call(AlongAxis("take_along_axis", at), [x, index], [x.dtype])[0]
 
     def scatter(self, x: TensorView, index: TensorView, src: Operand, dim: int) -> TensorView:
         """A copy of ``x`` with the elements at ``index`` along ``dim`` replaced by ``src``'s."""
@@ -205,13 +207,15 @@ class CallBuilder(ReductionBuilder):
         else:
             self._number_for("scatter", "src", source, x.dtype)
         self._index_fits("scatter", x.name, index, x, at)
-        return self._call("scatter", [x, index, source], [x.dtype], dim=at)[0]
+        return self._call(AlongAxis("scatter", at), [x, index, source], [x.dtype])[0]
 
     def index_put_accumulate(self, x: TensorView, index: TensorView, value: TensorView) -> TensorView:
         """A copy of ``x`` with ``value`` added to the rows at ``index``, a vector."""
         self._same_type("index_put_accumulate", x, value)
         self._has_elements("index_put_accumulate", x, 0, index)
-        return self._call("index_put_accumulate", [x, self._index("index_put_accumulate", index), value], [x.dtype])[0]
+        return self._call(
+            Call("index_put_accumulate"), [x, self._index("index_put_accumulate", index), value], [x.dtype]
+        )[0]
 
     def _ranks_fit(self, op: str, x: TensorView, index: TensorView, dim: int) -> int:
         at = normalize_dim(op, self._tensor(op, x), dim)
@@ -244,13 +248,16 @@ class CallBuilder(ReductionBuilder):
         if weight.ndim != 2:
             raise OperandError("embedding", "weight", f"a tensor of {weight.ndim} dims", "2 dims")
         self._has_elements("embedding", weight, 0, index)
-        given = {"padding_idx": padding_idx, "max_norm": max_norm, "norm_type": norm_type}
-        options = {k: _constant(v) for k, v in given.items() if v is not None}
-        at, n = options.get("padding_idx"), weight.shape[0]
+        row = None if padding_idx is None else literal(padding_idx)
+        options = Embedding(row, _constant("max_norm", max_norm), _constant("norm_type", norm_type))
+        at, n = options.padding_idx, weight.shape[0]
         if isinstance(at, int) and n >= 0 and not -n <= at < n:
             raise OperandError("embedding", "padding_idx", at, f"a row from {-n} to {n - 1}")
-        return self._call("embedding", [index, weight], [weight.dtype], **options)[0]
+        return self._call(options, [index, weight], [weight.dtype])[0]
 
 
-def _constant(value: object) -> object:
-    return value.value if isinstance(value, Scalar) and value.is_literal else value
+def _constant(argument: str, value: Operand | None) -> Number | Scalar | None:
+    """The number of a constant; a scalar of the fusion as it is."""
+    if isinstance(value, TensorView):
+        raise OperandError("embedding", argument, value, "a number or a scalar")
+    return value.value if isinstance(value, Scalar) and value.is_literal and value.value is not None else value

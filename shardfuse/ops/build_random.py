@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from ..errors import OperandError
 from ..ir.dtype import DataType
-from ..ir.expr import Scalar
+from ..ir.op import Random, RandomKind
+from ..ir.scalar import Scalar, Size
 from ..ir.tensor_view import TensorView
 from .build_calls import CallBuilder
-from .builder import Operand, Size, static
+from .builder import Operand, static
 
 
 class RandomBuilder(CallBuilder):
@@ -60,7 +61,7 @@ class RandomBuilder(CallBuilder):
 
     def _draw(
         self,
-        op: str,
+        op: RandomKind,
         parameters: Sequence[Operand],
         shape: Sequence[Size],
         key: Sequence[Operand | None],
@@ -76,7 +77,7 @@ class RandomBuilder(CallBuilder):
         values += self._drawn() if seed is None else [self._scalar(op, 3, seed), self._scalar(op, 4, offset)]
         sizes = self._shape_argument(op, shape)
         out = self._fusion.new_tensor(static(sizes), dtype)
-        self._fusion.record(op, values, out, {"shape": tuple(sizes), "drawn": seed is None})
+        self._fusion.record(Random(op, tuple(sizes), drawn=seed is None), values, out)
         return out
 
     def _scalar(self, op: str, k: int, v: object) -> Scalar:

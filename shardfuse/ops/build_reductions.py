@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import OperandError
+from ..ir.call import AlongAxis, Argsort, TopK
 from ..ir.dtype import DataType
-from ..ir.expr import Scalar
+from ..ir.op import Reduce, ReductionKind, SizeOf
+from ..ir.scalar import Scalar
 from ..ir.tensor_view import TensorView
 from .build_shapes import ShapeBuilder
 from .builder import Operand, normalize_dim, normalize_dims
@@ -18,13 +20,13 @@ Dims = Sequence[int] | int | None
 class ReductionBuilder(ShapeBuilder):
     """Reductions over ``dims`` (all where left out), scans and sorting."""
 
-    def _reduce(self, op: str, x: TensorView, dims: Dims, keepdim: bool, dtype: DataType) -> TensorView:
+    def _reduce(self, op: ReductionKind, x: TensorView, dims: Dims, keepdim: bool, dtype: DataType) -> TensorView:
         self._tensor(op, x)
         axes = normalize_dims(op, x, dims)
         if not axes:
             return self._cast(x, dtype) if dtype is not x.dtype else self.set(x)
         rest = [n for k, n in enumerate(x.shape) if k not in axes]
-        out = self._unary(op, x, rest, dtype, axes=axes)
+        out = self._unary(Reduce(op, axes), x, rest, dtype)
         return self.broadcast(out, [k in axes for k in range(x.ndim)]) if keepdim else out
 
     def sum(self, x: TensorView, dims: Dims = None, keepdim: bool = False, dtype: DataType | None = None) -> TensorView:
@@ -37,7 +39,9 @@ class ReductionBuilder(ShapeBuilder):
         """Product over ``dims``; types as for ``sum``."""
         return self._accumulate("prod", x, dims, keepdim, dtype)
 
-    def _accumulate(self, op: str, x: TensorView, dims: Dims, keepdim: bool, dtype: DataType | None) -> TensorView:
+    def _accumulate(
+        self, op: ReductionKind, x: TensorView, dims: Dims, keepdim: bool, dtype: DataType | None
+    ) -> TensorView:
         self._tensor(op, x)
         if dtype is not None:
             self._data_type(op, dtype)
@@ -139,7 +143,7 @@ class ReductionBuilder(ShapeBuilder):
         if n >= 0:
             return n
         out = self._fusion.new_scalar(DataType.Int)
-        self._fusion.record("size", [x], out, {"dims": tuple(axes)})
+        self._fusion.record(SizeOf(tuple(axes)), [x], out)
         return out
 
     def size(self, x: TensorView, dim: int | Sequence[int]) -> Operand:
@@ -152,11 +156,11 @@ class ReductionBuilder(ShapeBuilder):
 
     # along one axis
 
-    def _along(self, op: str, x: TensorView, dim: int, dtype: DataType, **attributes: object) -> TensorView:
+    def _along(self, op: str, x: TensorView, dim: int, dtype: DataType) -> TensorView:
         if op not in ("cumsum", "cumprod"):
             self._ordered(op, x)
         at = normalize_dim(op, self._tensor(op, x), dim) if x.ndim else 0
-        return self._call(op, [x], [dtype], dim=at, **attributes)[0]
+        return self._call(AlongAxis(op, at), [x], [dtype])[0]
 
     def cumsum(self, x: TensorView, dim: int) -> TensorView:
         """Sums up to and with each index; accumulated in float32; integers sum to Int."""
@@ -176,7 +180,8 @@ class ReductionBuilder(ShapeBuilder):
 
     def argsort(self, x: TensorView, dim: int = -1, descending: bool = False, stable: bool = False) -> TensorView:
         """The indices that sort ``dim``."""
-        return self._along("argsort", x, dim, DataType.Int, descending=descending, stable=stable)
+        at = normalize_dim("argsort", self._ordered("argsort", x), dim) if x.ndim else 0
+        return self._call(Argsort(at, descending, stable), [x], [DataType.Int])[0]
 
     def topk(
         self, x: TensorView, k: int | Scalar, dim: int = -1, largest: bool = True, sorted: bool = True
@@ -186,7 +191,7 @@ class ReductionBuilder(ShapeBuilder):
         most = x.shape[at] if x.ndim else 1
         if isinstance(k, int) and (k < 0 or (most >= 0 and k > most)):
             raise OperandError("topk", "k", k, f"0 to {most}, the size of axis {at}" if most >= 0 else "0 or more")
-        values, indices = self._call("topk", [x], [x.dtype, DataType.Int], k=k, dim=at, largest=largest, sorted=sorted)
+        values, indices = self._call(TopK(k, at, largest, sorted), [x], [x.dtype, DataType.Int])
         return values, indices
 
     def argmax(self, x: TensorView, dim: int | None = None, keepdim: bool = False) -> TensorView:
@@ -202,6 +207,6 @@ class ReductionBuilder(ShapeBuilder):
         at = None if dim is None else normalize_dim(op, x, dim)
         if 0 in (x.shape if at is None else x.shape[at : at + 1]):
             raise OperandError(op, x.name, f"of shape {list(x.shape)}", "at least one element to choose from")
-        (out,) = self._call(op, [x], [DataType.Int], dim=at)
+        (out,) = self._call(AlongAxis(op, at), [x], [DataType.Int])
         gone = [at is None or k == at for k in range(x.ndim)]
         return self.broadcast(out, gone) if keepdim else out

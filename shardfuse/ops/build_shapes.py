@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import cast
 
 from ..errors import OperandError
+from ..ir.call import Cat, Flip, Pad, Select, Slice
 from ..ir.dtype import DataType
-from ..ir.expr import Number, Scalar
+from ..ir.op import Broadcast, Expand, Full, Iota, Permute, Reshape, Set, Squeeze
+from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
-from .builder import Builder, Operand, Size, is_held, literal, normalize_dim, normalize_dims, static
+from .builder import Builder, Operand, is_held, literal, normalize_dim, normalize_dims, static
 from .promotion import promote
 
 
@@ -19,7 +21,7 @@ class ShapeBuilder(Builder):
 
     def set(self, x: TensorView) -> TensorView:
         """A copy; where the result is given another sharding or allocation domain, that change of layout."""
-        return self._unary("set", self._tensor("set", x), x.shape, x.dtype)
+        return self._unary(Set(), self._tensor("set", x), x.shape, x.dtype)
 
     def segment_set(self, x: TensorView) -> TensorView:
         """A copy."""
@@ -44,7 +46,7 @@ class ShapeBuilder(Builder):
         if not any(flags):
             return x
         rest = iter(x.shape)
-        return self._unary("broadcast", x, [1 if f else next(rest) for f in flags], x.dtype, new=flags)
+        return self._unary(Broadcast(flags), x, [1 if f else next(rest) for f in flags], x.dtype)
 
     def broadcast_in_dim(self, x: TensorView, shape: Sequence[Size], broadcast_dims: Sequence[int]) -> TensorView:
         """``x`` expanded to ``shape``; its axis k becomes axis ``broadcast_dims[k]``."""
@@ -67,7 +69,7 @@ class ShapeBuilder(Builder):
         for k, (n, old) in enumerate(zip(sizes, x.shape, strict=True)):
             if old not in (1, -1, n) and n != -1:
                 raise OperandError("expand", f"shape[{k}]", n, f"{old}, the size of that axis, which is not 1")
-        return self._unary("expand", x, sizes, x.dtype, shape=tuple(wanted))
+        return self._unary(Expand(tuple(wanted)), x, sizes, x.dtype)
 
     def squeeze(self, x: TensorView, dims: Sequence[int] | int, squeeze_expanded: bool = False) -> TensorView:
         """Without the axes ``dims``, which are 1; with ``squeeze_expanded`` also expanded ones, taken at index 0."""
@@ -79,7 +81,7 @@ class ShapeBuilder(Builder):
         for k in axes:
             if x.shape[k] > 1:
                 raise OperandError("squeeze", f"axis {k} of {x.name}", f"of extent {x.shape[k]}", "an axis of extent 1")
-        return self._unary("squeeze", x, [n for k, n in enumerate(x.shape) if k not in axes], x.dtype, axes=axes)
+        return self._unary(Squeeze(axes), x, [n for k, n in enumerate(x.shape) if k not in axes], x.dtype)
 
     def unsqueeze(self, x: TensorView, dim: int) -> TensorView:
         """A new axis of 1 at ``dim``."""
@@ -91,7 +93,7 @@ class ShapeBuilder(Builder):
         order = tuple(normalize_dim("permute", self._tensor("permute", x), d) for d in dims)
         if sorted(order) != list(range(x.ndim)):
             raise OperandError("permute", "dims", dims, f"a permutation of {x.ndim} axes")
-        return self._unary("permute", x, [x.shape[d] for d in order], x.dtype, dims=order)
+        return self._unary(Permute(order), x, [x.shape[d] for d in order], x.dtype)
 
     def transpose(self, x: TensorView, dim0: int, dim1: int) -> TensorView:
         """Two axes changed for each other."""
@@ -112,7 +114,7 @@ class ShapeBuilder(Builder):
             raise OperandError(
                 "reshape", "new_shape", sizes, f"{_product(have)} elements, those of {x.name} {list(have)}"
             )
-        return self._unary("reshape", x, sizes, self._tensor("reshape", x).dtype, shape=tuple(shape))
+        return self._unary(Reshape(tuple(shape)), x, sizes, self._tensor("reshape", x).dtype)
 
     # parts
 
@@ -132,9 +134,10 @@ class ShapeBuilder(Builder):
                 raise OperandError("slice", name, given, f"{ndim} of them, one for each axis")
         if any(isinstance(n, int) and n < 1 for n in steps):
             raise OperandError("slice", "strides", steps, "steps of 1 or more")
-        if any(not isinstance(n, int) for n in steps):
+        by = tuple(n for n in steps if isinstance(n, int))
+        if len(by) != ndim:
             raise OperandError("slice", "strides", steps, "numbers")
-        return self._call("slice", [x], [x.dtype], starts=tuple(starts), stops=tuple(stops), steps=tuple(steps))[0]
+        return self._call(Slice(tuple(starts), tuple(stops), by), [x], [x.dtype])[0]
 
     def pad(self, x: TensorView, pad_widths: Sequence[Size], value: Operand | None = None) -> TensorView:
         """``value`` (0 where left out) before and after axes: widths in pairs, the last axis first, as torch has it."""
@@ -146,7 +149,7 @@ class ShapeBuilder(Builder):
         pairs = [(0, 0)] * (ndim - len(pairs)) + pairs[::-1]
         fill = self._number_for("pad", "value", _zero(x.dtype) if value is None else value, x.dtype)
         widths = tuple(n for pair in pairs for n in pair)
-        return self._call("pad", [x, fill], [x.dtype], widths=widths)[0]
+        return self._call(Pad(widths), [x, fill], [x.dtype])[0]
 
     def cat(self, tensors: Sequence[TensorView], dim: int = 0) -> TensorView:
         """One after another along ``dim``, in their common type."""
@@ -161,11 +164,11 @@ class ShapeBuilder(Builder):
                 if d != at and n != m and min(n, m) >= 0:
                     raise OperandError("cat", f"axis {d} of operand {k}", n, f"{m}, as in the first")
         dtype = promote(list(tensors))
-        return self._call("cat", [self._cast(t, dtype) for t in tensors], [dtype], dim=at)[0]
+        return self._call(Cat(at), [self._cast(t, dtype) for t in tensors], [dtype])[0]
 
     def flip(self, x: TensorView, dims: Sequence[int] | int) -> TensorView:
         """The axes ``dims`` in reverse."""
-        return self._call("flip", [x], [x.dtype], dims=normalize_dims("flip", self._tensor("flip", x), dims))[0]
+        return self._call(Flip(normalize_dims("flip", self._tensor("flip", x), dims)), [x], [x.dtype])[0]
 
     def select(self, x: TensorView, index: Size, dim: int) -> TensorView:
         """Index ``index`` of ``dim``, without that axis."""
@@ -178,7 +181,7 @@ class ShapeBuilder(Builder):
             raise OperandError(
                 "select", "index", place.value, f"one from {-n} to {n - 1}, axis {at} of {x.name} has {n}"
             )
-        return self._call("select", [x, place], [x.dtype], dim=at)[0]
+        return self._call(Select(at), [x, place], [x.dtype])[0]
 
     # factories
 
@@ -190,7 +193,7 @@ class ShapeBuilder(Builder):
         if not is_held(fill, dtype):
             raise OperandError("full", "fill_value", fill, f"a number that {dtype.name} holds")
         out = self._fusion.new_tensor(static(sizes), dtype)
-        self._fusion.record("full", [fill], out, {"shape": tuple(sizes)})
+        self._fusion.record(Full(tuple(sizes)), [fill], out)
         return out
 
     def full_like(self, x: TensorView, fill_value: Operand, dtype: DataType | None = None) -> TensorView:
@@ -208,10 +211,10 @@ class ShapeBuilder(Builder):
         if by == 0:
             raise OperandError("iota", "step", step, "a step that is not 0")
         out = self._fusion.new_tensor(static([n]), dtype)
-        self._fusion.record("iota", [], out, {"shape": (n,), "start": first, "step": by})
+        self._fusion.record(Iota((n,), first, by), [], out)
         return out
 
-    def _step(self, op: str, name: str, value: Operand, dtype: DataType) -> object:
+    def _step(self, op: str, name: str, value: Operand, dtype: DataType) -> Number | Scalar:
         """The value of a constant; a scalar of the fusion as it is.  Nothing that ``dtype`` does not hold."""
         given = self._operand(op, name, value)
         number = given.value if isinstance(given, Scalar) and given.is_literal else None

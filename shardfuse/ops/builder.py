@@ -8,9 +8,11 @@ from typing import cast, overload
 import torch
 
 from ..errors import AxisError, OperandError
+from ..ir.call import Call
 from ..ir.dtype import DataType
-from ..ir.expr import Number, Scalar
 from ..ir.fusion import Fusion
+from ..ir.op import Broadcast, Cast, Expand, Permute, Pointwise, Reduce, Reshape, Set, Squeeze
+from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
 from .host import host_type, python_number, wide_type
 from .promotion import types
@@ -18,8 +20,8 @@ from .table import POINTWISE, Rule, computes
 from .torch_calls import TORCH_CALLS
 
 Operand = TensorView | Scalar | Number
-Size = int | Scalar
-
+Unary = Cast | Set | Broadcast | Expand | Squeeze | Permute | Reshape | Reduce
+"""Ops of one tensor that are told all else."""
 
 INTEGERS_ONLY = (
     *("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "gcd"),
@@ -54,7 +56,7 @@ class Builder:
             )
         tensors = [v for v in values if isinstance(v, TensorView)]
         out = self._fusion.new_tensor(broadcast_shape([t.shape for t in tensors]), dtype)
-        self._fusion.record(name, values, out)
+        self._fusion.record(Pointwise(name), values, out)
         return out
 
     def _tensors(self, name: str, *operands: Operand) -> TensorView:
@@ -64,7 +66,7 @@ class Builder:
     def _host(self, name: str, values: list[Scalar]) -> Scalar:
         """Numbers stay on the host: known when sizes are bound, or worked out in every call."""
         out = self._fusion.new_scalar(host_type(name, values))
-        self._fusion.record(name, values, out)
+        self._fusion.record(Pointwise(name), values, out)
         return out
 
     def _operand(self, op: str, k: int | str, v: object) -> TensorView | Scalar:
@@ -99,23 +101,21 @@ class Builder:
         if not isinstance(dtype, DataType):
             raise OperandError(op, "dtype", dtype, DataType.expected(dtype))
 
-    def _unary(
-        self, op: str, x: TensorView, sizes: Sequence[int], result: DataType, /, **attributes: object
-    ) -> TensorView:
+    def _unary(self, op: Unary, x: TensorView, sizes: Sequence[int], result: DataType) -> TensorView:
         out = self._fusion.new_tensor(sizes, result)
-        self._fusion.record(op, [self._tensor(op, x)], out, attributes)
+        self._fusion.record(op, [self._tensor(op.name, x)], out)
         return out
 
     def _call(
-        self, op: str, values: Sequence[TensorView | Scalar], dtypes: Sequence[DataType], **attributes: object
+        self, op: Call, values: Sequence[TensorView | Scalar], dtypes: Sequence[DataType]
     ) -> tuple[TensorView, ...]:
         """A torch call; ``dtypes``: of its outputs."""
         tensors = [v for v in values if isinstance(v, TensorView)]
-        signature = TORCH_CALLS[op].signature([t.shape for t in tensors], attributes)
+        signature = TORCH_CALLS[op.name].signature([t.shape for t in tensors], op)
         sizes = dict(signature.extents)
         for t, names in zip(tensors, signature.inputs, strict=True):
             if len(names) != t.ndim:
-                raise OperandError(op, t.name, f"a tensor of {t.ndim} dims", f"one of {len(names)} dims")
+                raise OperandError(op.name, t.name, f"a tensor of {t.ndim} dims", f"one of {len(names)} dims")
             for name, n in zip(names, t.shape, strict=True):
                 have = sizes.get(name, 1)
                 sizes[name] = n if have == 1 or (have == -1 and n != 1) else have  # 1 beside any number is broadcast
@@ -123,7 +123,7 @@ class Builder:
             self._fusion.new_tensor([sizes[name] for name in names], dtype)
             for names, dtype in zip(signature.outputs, dtypes, strict=True)
         ]
-        self._fusion.record(op, values, outputs, attributes)
+        self._fusion.record(op, values, outputs)
         return tuple(outputs)
 
     @overload
@@ -138,11 +138,11 @@ class Builder:
         value = self._operand("cast", 0, x)
         if isinstance(value, Scalar):
             out = self._fusion.new_scalar(wide_type(dtype))
-            self._fusion.record("cast", [value], out, {"dtype": dtype})
+            self._fusion.record(Cast(dtype), [value], out)
             return out
         if value.dtype is dtype:
             return value
-        return self._unary("cast", value, value.shape, dtype, dtype=dtype)
+        return self._unary(Cast(dtype), value, value.shape, dtype)
 
     def _cast(self, x: TensorView, dtype: DataType) -> TensorView:
         return self.cast(x, dtype)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
-from ..ir.expr import Number
+from ..ir.call import AlongAxis, Call
+from ..ir.scalar import Number, Size
 
 AxisNames = tuple[str, ...]
-Attributes = Mapping[str, object]
 Shapes = Sequence[Sequence[int]]
 Arguments = Sequence[torch.Tensor | Number]
 Result = torch.Tensor | tuple[torch.Tensor, ...]
+Rows = Callable[[], torch.Tensor]
+"""The unsharded number of each of this rank's rows of a query, row-major over all axes but the last two."""
+C = TypeVar("C", bound=Call)
 
 
 DRAWN = ("rng_seed", "rng_offset")
@@ -36,23 +40,23 @@ class Signature:
 
 @dataclass(frozen=True)
 class TorchCall:
-    """``signature(shapes, attributes)``: shapes of the input tensors, -1 where symbolic.
+    """``signature(shapes, call)``: shapes of the input tensors, -1 where symbolic.
 
-    ``evaluate(values, attributes)``: tensors and numbers in the order of the inputs.  ``is_view``: the result is a view
-    of the input's storage.  ``summary``: one line for the list of ops.
-    ``draws``: it has the attribute ``rows`` when it is evaluated, a function that gives the unsharded number of each of
-    this rank's rows of the input whose role is ``query``, row-major over all axes but the last two.
-    ``indexed(attributes)``: of a call that reads or writes at indices, what those are.
-    ``evaluate_into(values, attributes, out)``: as ``evaluate``, of a call that can write where it is told.
+    ``evaluate(values, call)``: tensors and numbers in the order of the inputs.  ``is_view``: the result is a view of
+    the input's storage.  ``summary``: one line for the list of ops.
+    ``evaluate_drawing(values, call, rows)``: as ``evaluate``, of a call that draws numbers by rows of the input whose
+    role is ``query``.
+    ``indexed(call)``: of a call that reads or writes at indices, what those are.
+    ``evaluate_into(values, call, out)``: as ``evaluate``, of a call that can write where it is told.
     """
 
-    signature: Callable[[Shapes, Attributes], Signature]
-    evaluate: Callable[[Arguments, Attributes], Result]
+    signature: Callable[[Shapes, Call], Signature]
+    evaluate: Callable[[Arguments, Call], Result]
     summary: str
     is_view: bool = False
-    evaluate_into: Callable[[Arguments, Attributes, torch.Tensor], torch.Tensor] | None = None
-    draws: bool = False
-    indexed: Callable[[Attributes], Indexed] | None = None
+    evaluate_into: Callable[[Arguments, Call, torch.Tensor], torch.Tensor] | None = None
+    evaluate_drawing: Callable[[Arguments, Call, Rows], Result] | None = None
+    indexed: Callable[[Call], Indexed] | None = None
 
 
 @dataclass(frozen=True)
@@ -86,13 +90,19 @@ def axis_names(ndim: int, prefix: str = "a") -> AxisNames:
     return tuple(f"{prefix}{k}" for k in range(ndim))
 
 
-def integer(attributes: Attributes, key: str) -> int:
-    value = attributes[key]
-    assert isinstance(value, int), f"{key} is no number yet"
-    return value
+def told(call: Call, kind: type[C]) -> C:
+    """``call``, which is of that kind."""
+    assert isinstance(call, kind), f"{call} is no {kind.__name__}"
+    return call
 
 
-def integers(attributes: Attributes, key: str) -> tuple[int, ...]:
-    value = attributes[key]
-    assert isinstance(value, tuple), f"{key} is no tuple"
-    return tuple(n if isinstance(n, int) else -1 for n in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+def dim_of(call: Call) -> int:
+    """The axis that ``call`` goes along."""
+    dim = told(call, AlongAxis).dim
+    assert dim is not None, f"{call.name} goes along an axis"
+    return dim
+
+
+def known(sizes: Sequence[Size]) -> tuple[int, ...]:
+    """``sizes`` with -1 for scalars."""
+    return tuple(n if isinstance(n, int) else -1 for n in sizes)

@@ -13,18 +13,44 @@ from typing import cast
 import torch
 
 from ..errors import IndexRangeError
+from ..ir.call import Call, WithRoles
 from ..ir.digits import Axis, Digit, cut_out, extent, parted
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
-from ..ir.expr import FACTORIES, BoundTensor, Expr, Number, Scalar
+from ..ir.expr import BoundTensor, Expr
 from ..ir.layout import local_extent
+from ..ir.op import (
+    Broadcast,
+    Cast,
+    Expand,
+    Full,
+    Iota,
+    Move,
+    OfRank,
+    Permute,
+    Pick,
+    Pointwise,
+    Random,
+    Reduce,
+    Relabel,
+    Reshape,
+    Reshard,
+    Set,
+    Squeeze,
+    Statistic,
+    StreamCat,
+    StreamSlice,
+    ViewOp,
+    Window,
+)
+from ..ir.scalar import Number, Scalar
 from ..ir.stream import Stream
-from ..ir.window import Read, reads_of
+from ..ir.window import Read
 from . import random
 from .call_signature import Indexed
 from .promotion import types
 from .reductions import REDUCTION_TABLE
-from .table import POINTWISE
+from .table import POINTWISE, Rule
 from .torch_calls import TORCH_CALLS
 
 Environment = Mapping[BoundTensor, torch.Tensor]
@@ -42,33 +68,80 @@ def evaluate_all(
     """As ``evaluate_local``, every output."""
     inputs = [number(v, numbers) if isinstance(v, Scalar) else env[v] for v in expr.inputs]
     shapes = [t.domain.local_shape(rank) for t in expr.outputs]
-    out = expr.output
-    if expr.op in POINTWISE:
-        return (pointwise(expr, inputs, device),)
-    if expr.op == "stream_cat":
-        return (_put_together(expr, cast(list[torch.Tensor], inputs), rank),)
-    if expr.op in TORCH_CALLS:
-        call = TORCH_CALLS[expr.op]
-        attributes = {**expr.attributes, "rows": lambda: _rows(expr, rank, device)} if call.draws else expr.attributes
-        values = _of_what_is_here(expr, inputs)
-        if call.indexed is not None:
-            _check_indices(expr, values, call.indexed(expr.attributes))
-        result = call.evaluate(values, attributes)
-        found = (result,) if isinstance(result, torch.Tensor) else result
+    if isinstance(expr.op, Call):
+        found = _called(expr, expr.op, inputs, rank, device)
         return tuple(t.reshape(shape) for t, shape in zip(found, shapes, strict=True))
-    if expr.op == "full":
-        return (_operand(inputs[0], out.dtype, device).expand(shapes[0]).clone(),)
-    if expr.op == "iota":
-        return (_iota(expr, rank, device),)
-    if expr.op in FACTORIES:
-        return (_draw(expr, cast(list[Number], inputs), rank, device),)
-    x = cast(torch.Tensor, inputs[0])
-    if expr.op == "stream_slice":
-        return (_stream_slice(expr, x, rank).reshape(shapes[0]),)
-    if expr.op in REDUCTION_TABLE:
-        axes = cast(tuple[int, ...], expr.attributes["axes"])
-        return (REDUCTION_TABLE[expr.op].torch(x, axes, out.dtype).reshape(shapes[0]),)
-    return (_shape_op(expr, x, shapes[0]),)
+    return (_evaluated(expr, inputs, shapes[0], rank, device),)
+
+
+def _called(
+    expr: Expr, op: Call, inputs: list[torch.Tensor | Number], rank: int, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """The results of one call of torch."""
+    call, values = TORCH_CALLS[op.name], _of_what_is_here(expr, op, inputs)
+    if call.indexed is not None:
+        _check_indices(expr, values, call.indexed(op))
+    if call.evaluate_drawing is not None and isinstance(op, WithRoles):
+        query = expr.inputs[op.roles.index("query")]
+        assert isinstance(query, BoundTensor), "a query is a tensor"
+        result = call.evaluate_drawing(values, op, lambda: _rows(query.domain, rank, device))
+    else:
+        result = call.evaluate(values, op)
+    return (result,) if isinstance(result, torch.Tensor) else result
+
+
+def _evaluated(
+    expr: Expr, inputs: Sequence[torch.Tensor | Number], shape: tuple[int, ...], rank: int, device: torch.device
+) -> torch.Tensor:
+    """The one result of ``expr``, which is no call of torch."""
+    op, out = expr.op, expr.output
+    match op:
+        case Pointwise():
+            return pointwise(expr, inputs, device)
+        case Full():
+            return _operand(inputs[0], out.dtype, device).expand(shape).clone()
+        case Iota():
+            return _iota(op, out, rank, device)
+        case Random():
+            return _draw(op, out, cast(Sequence[Number], inputs), rank, device)
+        case StreamCat(stream):
+            return _put_together(stream, out, cast(Sequence[torch.Tensor], inputs), rank)
+        case Call() | Reshard() | Move() | Statistic() | Pick() | OfRank():
+            raise AssertionError(f"no evaluation of {op.name}")
+        case _:
+            return _of_one(expr, op, cast(torch.Tensor, inputs[0]), shape, rank)
+
+
+def _of_one(
+    expr: Expr,
+    op: Cast | Set | ViewOp | Relabel | Window | Reduce | StreamSlice,
+    x: torch.Tensor,
+    shape: tuple[int, ...],
+    rank: int,
+) -> torch.Tensor:
+    """The result of an op of one tensor."""
+    out = expr.output
+    match op:
+        case Cast():
+            return x.to(out.dtype.torch)
+        case Set():
+            return x.clone()
+        case Relabel() | Reshape() | Squeeze():
+            return x.reshape(shape)
+        case Broadcast():
+            for k, new in enumerate(op.new):
+                x = x.unsqueeze(k) if new else x
+            return x.expand(shape)
+        case Expand():
+            return x.expand(shape)
+        case Permute():
+            return x.permute(op.dims)
+        case Window():
+            return _window(x, shape, op.reads)
+        case Reduce():
+            return REDUCTION_TABLE[op.kind].torch(x, op.axes, out.dtype).reshape(shape)
+        case StreamSlice():
+            return _stream_slice(expr, op.stream, x, rank).reshape(shape)
 
 
 def _check_indices(expr: Expr, values: Sequence[torch.Tensor | Number], of: Indexed) -> None:
@@ -85,11 +158,11 @@ def _check_indices(expr: Expr, values: Sequence[torch.Tensor | Number], of: Inde
     for found in ends:
         if not lowest <= found < size:
             names = [str(expr.inputs[k]) for k in (of.index, of.table)]
-            op = f"{expr.op} of {expr.output}"
+            op = f"{expr.op.name} of {expr.output}"
             raise IndexRangeError(op, names[0], found, lowest, size, of.dim, names[1])
 
 
-def _of_what_is_here(expr: Expr, inputs: list[torch.Tensor | Number]) -> list[torch.Tensor | Number]:
+def _of_what_is_here(expr: Expr, op: Call, inputs: list[torch.Tensor | Number]) -> list[torch.Tensor | Number]:
     """Operands of a torch call of which this rank has a part of the same axes.
 
     Of an axis of one element that ranks share out, a rank may have none of one tensor, and all of another that is whole
@@ -98,7 +171,7 @@ def _of_what_is_here(expr: Expr, inputs: list[torch.Tensor | Number]) -> list[to
     if not any(parted(axis)[1] for t in expr.tensors for axis in t.domain.logical):
         return inputs
     shapes = [[extent(axis) for axis in t.domain.logical] for t in expr.tensors]
-    names = iter(TORCH_CALLS[expr.op].signature(shapes, expr.attributes).inputs)
+    names = iter(TORCH_CALLS[op.name].signature(shapes, op).inputs)
     named = [next(names) if isinstance(v, torch.Tensor) else () for v in inputs]
     empty = {
         name
@@ -124,10 +197,11 @@ def number(scalar: Scalar, numbers: Numbers) -> Number:
 
 def pointwise(expr: Expr, inputs: Sequence[torch.Tensor | Number], device: torch.device) -> torch.Tensor:
     """Operands are converted as promotion has it, so that torch's own rules for zero-dim tensors do not come in."""
-    op = POINTWISE[expr.op]
+    op = POINTWISE[expr.op.name]
     compute, result = types(op, expr.inputs)
     operands = [
-        _operand(v, DataType.Bool if k == 0 and expr.op == "where" else compute, device) for k, v in enumerate(inputs)
+        _operand(v, DataType.Bool if k == 0 and op.rule is Rule.WHERE else compute, device)
+        for k, v in enumerate(inputs)
     ]
     return op.torch(*operands).to(result.torch)
 
@@ -138,28 +212,6 @@ def _operand(value: torch.Tensor | Number, dtype: DataType, device: torch.device
     if isinstance(value, float) and dtype.is_floating:  # rounded as a cast rounds: what is too large is infinite
         return torch.tensor(value, dtype=torch.float64, device=device).to(dtype.torch)
     return torch.full((), value, dtype=dtype.torch, device=device)
-
-
-def _shape_op(expr: Expr, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    match expr.op:
-        case "cast":
-            return x.to(expr.output.dtype.torch)
-        case "set":
-            return x.clone()
-        case "relabel" | "reshape" | "squeeze":
-            return x.reshape(shape)
-        case "broadcast":
-            for k, new in enumerate(cast(tuple[bool, ...], expr.attributes["new"])):
-                x = x.unsqueeze(k) if new else x
-            return x.expand(shape)
-        case "expand":
-            return x.expand(shape)
-        case "permute":
-            return x.permute(cast(tuple[int, ...], expr.attributes["dims"]))
-        case "window":
-            return _window(x, shape, reads_of(expr))
-        case _:
-            raise AssertionError(f"no evaluation of {expr.op}")
 
 
 def _window(x: torch.Tensor, shape: tuple[int, ...], reads: Sequence[Read]) -> torch.Tensor:
@@ -195,49 +247,43 @@ def chunked(domain: BoundDomain, digits: Axis, rank: int) -> tuple[int, tuple[in
     raise AssertionError(f"{digits} are not in {domain.logical}")
 
 
-def _stream_slice(expr: Expr, x: torch.Tensor, rank: int) -> torch.Tensor:
-    source, stream = expr.tensors[0].domain, cast(Stream, expr.attributes["stream"])
+def _stream_slice(expr: Expr, stream: Stream, x: torch.Tensor, rank: int) -> torch.Tensor:
+    source = expr.tensors[0].domain
+    assert expr.chunk is not None, "a slice is of a chunk"
     if any(digits == stream.digits for _, digits in source.sharding):
         return x  # the rank's own piece
     at, sizes = chunked(source, stream.digits, rank)
     parts = cast(torch.Tensor, x.unflatten(at, sizes))  # pyright: ignore[reportUnknownMemberType]
-    return parts.select(at + 1, stream.chunk(cast(int, expr.attributes["chunk"]), rank))
+    return parts.select(at + 1, stream.chunk(expr.chunk, rank))
 
 
-def _put_together(expr: Expr, stages: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-    stream = cast(Stream, expr.attributes["stream"])
+def _put_together(stream: Stream, out: BoundTensor, stages: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
     chunks = stream.by_chunk(stages, rank)
-    at, (above, _, below) = chunked(expr.output.domain, stream.digits, rank)
+    at, (above, _, below) = chunked(out.domain, stream.digits, rank)
     if above == 1:
         return torch.cat(chunks, at)
     parts = [cast(torch.Tensor, x.unflatten(at, (above, below))) for x in chunks]  # pyright: ignore[reportUnknownMemberType]
     return torch.stack(parts, at + 1).flatten(at, at + 2)
 
 
-def _iota(expr: Expr, rank: int, device: torch.device) -> torch.Tensor:
-    """``start + step * k``, k the unsharded index along the only axis."""
-    out = expr.output
-    start, step = (cast(Number, expr.attributes[k]) for k in ("start", "step"))
+def _iota(op: Iota, out: BoundTensor, rank: int, device: torch.device) -> torch.Tensor:
+    start, step = op.counting
     index = unsharded_index(out.domain, 0, rank, device)
     if out.dtype.is_floating:
         index = index.double()
     return (start + step * index).to(out.dtype.torch)
 
 
-def _rows(expr: Expr, rank: int, device: torch.device) -> torch.Tensor:
+def _rows(query: BoundDomain, rank: int, device: torch.device) -> torch.Tensor:
     """The unsharded numbers of the rows that this rank has of the query."""
-    roles = cast(tuple[str, ...], expr.attributes["roles"])
-    query = expr.inputs[roles.index("query")]
-    assert isinstance(query, BoundTensor), "a query is a tensor"
     number = torch.zeros((), dtype=torch.int64, device=device)
-    for k, axis in enumerate(query.domain.logical[:-2]):
-        number = number.unsqueeze(-1) * extent(axis) + unsharded_index(query.domain, k, rank, device)
+    for k, axis in enumerate(query.logical[:-2]):
+        number = number.unsqueeze(-1) * extent(axis) + unsharded_index(query, k, rank, device)
     return number.reshape(-1)
 
 
-def _draw(expr: Expr, inputs: Sequence[Number], rank: int, device: torch.device) -> torch.Tensor:
+def _draw(op: Random, out: BoundTensor, inputs: Sequence[Number], rank: int, device: torch.device) -> torch.Tensor:
     """Random numbers by the row-major unsharded index of each element."""
-    out = expr.output
     first, second, seed, offset = inputs
     index = torch.zeros((), dtype=torch.int64, device=device)
     for k, axis in enumerate(out.domain.logical):
@@ -245,7 +291,7 @@ def _draw(expr: Expr, inputs: Sequence[Number], rank: int, device: torch.device)
     index = index.reshape(out.domain.local_shape(rank))
     key, count = int(cast(int, seed)), int(cast(int, offset))
     dtype = out.dtype.torch
-    if expr.op == "uniform":
+    if op.name == "uniform":
         drawn = random.uniform(key, count, index, dtype)
         return random.between(drawn, cast(float, first), cast(float, second))
     wide = dtype if dtype == torch.float64 else torch.float32

@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 
 from ..ir.dtype import DataType
-from ..ir.expr import Number, Scalar
+from ..ir.op import Cast, Pointwise
+from ..ir.scalar import Number, Scalar
 from .table import POINTWISE, Rule
 
 _WIDE = (DataType.Bool, DataType.Int, DataType.Double, DataType.ComplexDouble)
@@ -59,13 +60,13 @@ def host_type(op: str, operands: Sequence[Scalar]) -> DataType:
             return common
 
 
-def host_value(op: str, values: Sequence[Number], dtype: DataType) -> Number:
+def host_value(op: Pointwise | Cast, values: Sequence[Number], dtype: DataType) -> Number:
     """``op`` on numbers; ``dtype``: of the result.  Integers are 64 bits wide and division by 0 is torch's."""
-    if op == "cast":
+    if isinstance(op, Cast):
         return to_number(values[0], dtype)
-    if op in _DIRECT and not isinstance(values[0], bool) and DataType.Int is dtype:
-        return _wrapped(cast(int, _DIRECT[op](*values)))
-    entry = POINTWISE[op]
+    if op.name in _DIRECT and not isinstance(values[0], bool) and DataType.Int is dtype:
+        return _wrapped(cast(int, _DIRECT[op.name](*values)))
+    entry = POINTWISE[op.name]
     compute = max((_type_of(v) for v in (values[1:] if entry.rule is Rule.WHERE else values)), key=_WIDE.index)
     if entry.rule is Rule.FLOAT and compute.is_integral:
         compute = DataType.Double

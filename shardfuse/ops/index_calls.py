@@ -4,38 +4,39 @@ from __future__ import annotations
 
 import torch
 
+from ..ir.call import Call, Embedding
 from .call_signature import (
     Arguments,
-    Attributes,
     AxisNames,
     Indexed,
     Shapes,
     Signature,
     TorchCall,
     axis_names,
-    integer,
+    dim_of,
     tensor_of,
     tensors_of,
+    told,
 )
 from .shape_calls import renamed
 
 
-def _index_select(shapes: Shapes, attributes: Attributes) -> Signature:
-    dim = integer(attributes, "dim")
+def _index_select(shapes: Shapes, call: Call) -> Signature:
+    dim = dim_of(call)
     names = axis_names(len(shapes[0]))
     index = ("k",) if len(shapes[1]) else ()
     target = renamed(names, dim, "k") if index else (*names[:dim], "k", *names[dim + 1 :])
     return Signature((renamed(names, dim, "s*"), index), (target,), {} if index else {"k": 1})
 
 
-def _run_index_select(values: Arguments, attributes: Attributes) -> torch.Tensor:
+def _run_index_select(values: Arguments, call: Call) -> torch.Tensor:
     x, index = tensors_of(values)
-    return torch.index_select(x, integer(attributes, "dim"), index)
+    return torch.index_select(x, dim_of(call), index)
 
 
-def _gather(shapes: Shapes, attributes: Attributes) -> Signature:
+def _gather(shapes: Shapes, call: Call) -> Signature:
     """Axes of the index are the result's; an axis of the source is one of them where the two are equally long."""
-    dim = integer(attributes, "dim")
+    dim = dim_of(call)
     x, index = shapes
     target = renamed(axis_names(len(index), "k"), dim, "k*")
     source: AxisNames = tuple(target[k] if k != dim and n == index[k] and n >= 0 else f"a{k}*" for k, n in enumerate(x))
@@ -43,26 +44,26 @@ def _gather(shapes: Shapes, attributes: Attributes) -> Signature:
     return Signature((source, target), (target,))
 
 
-def _run_gather(values: Arguments, attributes: Attributes) -> torch.Tensor:
+def _run_gather(values: Arguments, call: Call) -> torch.Tensor:
     x, index = tensors_of(values)
-    return torch.gather(x, integer(attributes, "dim"), index.to(torch.int64))
+    return torch.gather(x, dim_of(call), index.to(torch.int64))
 
 
-def _take_along_axis(shapes: Shapes, attributes: Attributes) -> Signature:
-    dim = integer(attributes, "dim")
+def _take_along_axis(shapes: Shapes, call: Call) -> Signature:
+    dim = dim_of(call)
     names = axis_names(len(shapes[0]))
     target = renamed(names, dim, "k")
     return Signature((renamed(names, dim, "s*"), target), (target,))
 
 
-def _run_take_along_axis(values: Arguments, attributes: Attributes) -> torch.Tensor:
+def _run_take_along_axis(values: Arguments, call: Call) -> torch.Tensor:
     x, index = tensors_of(values)
-    return torch.take_along_dim(x, index.to(torch.int64), integer(attributes, "dim"))
+    return torch.take_along_dim(x, index.to(torch.int64), dim_of(call))
 
 
-def _scatter(shapes: Shapes, attributes: Attributes) -> Signature:
+def _scatter(shapes: Shapes, call: Call) -> Signature:
     """An axis of the index is the source's where all are equally long: then each rank writes its own."""
-    dim = integer(attributes, "dim")
+    dim = dim_of(call)
     x, *others = shapes
     names = renamed(axis_names(len(x)), dim, "a*")
     for k, n in enumerate(x):
@@ -76,33 +77,34 @@ def _scatter(shapes: Shapes, attributes: Attributes) -> Signature:
     return Signature(tuple(inputs), (names,))
 
 
-def _run_scatter(values: Arguments, attributes: Attributes) -> torch.Tensor:
+def _run_scatter(values: Arguments, call: Call) -> torch.Tensor:
     x, index, src = tensor_of(values, 0), tensor_of(values, 1).to(torch.int64), values[2]
-    dim = integer(attributes, "dim")
+    dim = dim_of(call)
     if isinstance(src, torch.Tensor):
         return torch.scatter(x, dim, index, src)
     return torch.scatter(x, dim, index, src)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-def _index_put(shapes: Shapes, attributes: Attributes) -> Signature:
+def _index_put(shapes: Shapes, call: Call) -> Signature:
     rest = axis_names(len(shapes[0]) - 1)
     return Signature((("v*", *rest), ("k*",), ("k*", *rest)), (("v*", *rest),))
 
 
-def _run_index_put(values: Arguments, attributes: Attributes) -> torch.Tensor:
+def _run_index_put(values: Arguments, call: Call) -> torch.Tensor:
     x, index, src = tensors_of(values)
     return torch.index_put(x, (index,), src, accumulate=True)
 
 
-def _embedding(shapes: Shapes, attributes: Attributes) -> Signature:
+def _embedding(shapes: Shapes, call: Call) -> Signature:
     index = axis_names(len(shapes[0]), "b")
-    columns = "d" if attributes.get("max_norm") is None else "d*"  # a norm is over whole rows
+    columns = "d" if told(call, Embedding).max_norm is None else "d*"  # a norm is over whole rows
     return Signature((index, ("v*", columns)), ((*index, columns),))
 
 
-def _run_embedding(values: Arguments, attributes: Attributes) -> torch.Tensor:
+def _run_embedding(values: Arguments, call: Call) -> torch.Tensor:
     index, weight = tensors_of(values)
-    padding, max_norm = attributes.get("padding_idx"), attributes.get("max_norm")
+    rows = told(call, Embedding)
+    padding, max_norm, norm = rows.padding_idx, rows.max_norm, rows.norm_type
     if max_norm is not None:  # torch renormalises the rows that it reads in place
         weight = weight.clone()
     return torch.nn.functional.embedding(
@@ -110,12 +112,12 @@ def _run_embedding(values: Arguments, attributes: Attributes) -> torch.Tensor:
         weight,
         padding_idx=padding if isinstance(padding, int) else None,
         max_norm=float(max_norm) if isinstance(max_norm, int | float) else None,
-        norm_type=float(norm) if isinstance(norm := attributes.get("norm_type"), int | float) else 2.0,
+        norm_type=float(norm) if isinstance(norm, int | float) else 2.0,
     )
 
 
-def _along_dim(attributes: Attributes) -> Indexed:
-    return Indexed(0, 1, integer(attributes, "dim"))
+def _along_dim(call: Call) -> Indexed:
+    return Indexed(0, 1, dim_of(call))
 
 
 INDEX_CALLS: dict[str, TorchCall] = {
@@ -125,16 +127,16 @@ INDEX_CALLS: dict[str, TorchCall] = {
     "gather": TorchCall(_gather, _run_gather, "elements at indices along an axis, as torch.gather", indexed=_along_dim),
     "take_along_axis": TorchCall(
         _take_along_axis, _run_take_along_axis, "as gather, the other axes broadcast",
-        indexed=lambda attributes: Indexed(0, 1, integer(attributes, "dim"), wraps=True),
+        indexed=lambda call: Indexed(0, 1, dim_of(call), wraps=True),
     ),
     "scatter": TorchCall(
         _scatter, _run_scatter, "a copy with elements at indices along an axis replaced", indexed=_along_dim
     ),
     "index_put_accumulate": TorchCall(
         _index_put, _run_index_put, "a copy with values added to rows at indices",
-        indexed=lambda attributes: Indexed(0, 1, 0, wraps=True),
+        indexed=lambda call: Indexed(0, 1, 0, wraps=True),
     ),
     "embedding": TorchCall(
-        _embedding, _run_embedding, "rows of a weight at indices", indexed=lambda attributes: Indexed(1, 0, 0)
+        _embedding, _run_embedding, "rows of a weight at indices", indexed=lambda call: Indexed(1, 0, 0)
     ),
 }  # fmt: skip

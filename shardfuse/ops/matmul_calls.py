@@ -7,27 +7,23 @@ from typing import Any, cast
 
 import torch
 
-from .call_signature import (
-    Arguments,
-    Attributes,
-    AxisNames,
-    Result,
-    Shapes,
-    Signature,
-    TorchCall,
-    axis_names,
-    tensors_of,
-)
+from ..ir.call import Call, WithRoles
+from .call_signature import Arguments, AxisNames, Result, Shapes, Signature, TorchCall, axis_names, tensors_of, told
 
 
-def roles_of(attributes: Attributes) -> tuple[str, ...]:
+def roles_of(call: Call) -> tuple[str, ...]:
     """The parameter that each input stands for, where an op has optional ones."""
-    roles = attributes["roles"]
-    assert isinstance(roles, tuple), "roles is a tuple of names"
-    return tuple(str(r) for r in roles)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return told(call, WithRoles).roles
 
 
-def _matmul(shapes: Shapes, _: Attributes) -> Signature:
+def _dtype_of(call: Call) -> torch.dtype:
+    """The result's dtype."""
+    dtype = told(call, WithRoles).dtype
+    assert dtype is not None, f"{call.name} is told its dtype"
+    return dtype.torch
+
+
+def _matmul(shapes: Shapes, _: Call) -> Signature:
     a, b = (len(s) for s in shapes)
     batch = tuple(f"b{k}" for k in range(max(a, b) - 2, 0, -1))
     left = (*batch[len(batch) - max(a - 2, 0) :], "m", "k") if a > 1 else ("k",)
@@ -36,7 +32,7 @@ def _matmul(shapes: Shapes, _: Attributes) -> Signature:
     return Signature((left, right), (out,))
 
 
-def _linear(shapes: Shapes, _: Attributes) -> Signature:
+def _linear(shapes: Shapes, _: Call) -> Signature:
     rows = axis_names(len(shapes[0]) - 1, "b")
     is_matrix = len(shapes[1]) == 2
     weight = ("n", "k") if is_matrix else ("k",)
@@ -55,12 +51,12 @@ def _grouped_axes(a: int, b: int) -> tuple[AxisNames, AxisNames, AxisNames, Axis
     return ("g", "m", "k*"), ("g", "k*", "n"), ("g",), ("g", "m", "n")
 
 
-def _grouped_mm(shapes: Shapes, attributes: Attributes) -> Signature:
+def _grouped_mm(shapes: Shapes, call: Call) -> Signature:
     left, right, groups, out = _grouped_axes(len(shapes[0]), len(shapes[1]))
     inputs: list[AxisNames] = [left, right, groups]
     if len(shapes) == 3:
         return Signature(tuple(inputs), (out,))
-    inputs += [axis_names(len(s), role) for role, s in zip(roles_of(attributes)[3:], shapes[3:], strict=True)]
+    inputs += [axis_names(len(s), role) for role, s in zip(roles_of(call)[3:], shapes[3:], strict=True)]
     return Signature(tuple(map(_starred, inputs)), (_starred(out),))  # scales are per group and row: nothing is sharded
 
 
@@ -68,11 +64,10 @@ def _starred(names: AxisNames) -> AxisNames:
     return tuple(n if n.endswith("*") else f"{n}*" for n in names)
 
 
-def _run_grouped_mm(values: Arguments, attributes: Attributes) -> torch.Tensor:
-    given = dict(zip(roles_of(attributes), tensors_of(values), strict=True))
+def _run_grouped_mm(values: Arguments, call: Call) -> torch.Tensor:
+    given = dict(zip(roles_of(call), tensors_of(values), strict=True))
     a, b, offsets = given["mat1"], given["mat2"], given["offsets"]
-    dtype = attributes["dtype"]
-    assert isinstance(dtype, torch.dtype), "the result's dtype"
+    dtype = _dtype_of(call)
     scales = (given["scale1"], given["scale2"]) if "scale1" in given else None
     if a.is_cuda and scales is None and a.dtype == torch.bfloat16:
         return cast(Any, torch)._grouped_mm(a, b, offsets)
@@ -145,20 +140,18 @@ def _scaled_by_torch(
     return cast(Any, torch)._scaled_grouped_mm(a, columns, rows, cols, offsets, None, None, dtype)
 
 
-def _scaled_mm(shapes: Shapes, attributes: Attributes) -> Signature:
+def _scaled_mm(shapes: Shapes, call: Call) -> Signature:
     inputs: list[AxisNames] = [("m*", "k*"), ("k*", "n*")]
     inputs += [
-        tuple(f"{n}*" for n in axis_names(len(s), role))
-        for role, s in zip(roles_of(attributes)[2:], shapes[2:], strict=True)
+        tuple(f"{n}*" for n in axis_names(len(s), role)) for role, s in zip(roles_of(call)[2:], shapes[2:], strict=True)
     ]
     return Signature(tuple(inputs), (("m*", "n*"),))
 
 
-def _run_scaled_mm(values: Arguments, attributes: Attributes) -> Result:
-    given = dict(zip(roles_of(attributes), tensors_of(values), strict=True))
+def _run_scaled_mm(values: Arguments, call: Call) -> Result:
+    given = dict(zip(roles_of(call), tensors_of(values), strict=True))
     a, b = given["mat1"], given["mat2"]
-    dtype = attributes["dtype"]
-    assert isinstance(dtype, torch.dtype), "the result's dtype"
+    dtype = _dtype_of(call)
     result = (a.float() * _scale_of(given["scale1"], a)) @ (b.float() * _scale_of(given["scale2"], b))
     if "alpha" in given:
         result = result * given["alpha"]
@@ -168,20 +161,20 @@ def _run_scaled_mm(values: Arguments, attributes: Attributes) -> Result:
     return result.to(dtype)
 
 
-def _run_matmul(values: Arguments, _: Attributes) -> torch.Tensor:
+def _run_matmul(values: Arguments, _: Call) -> torch.Tensor:
     a, b = tensors_of(values)
     return torch.matmul(a, b)
 
 
-def _matmul_into(values: Arguments, _: Attributes, out: torch.Tensor) -> torch.Tensor:
+def _matmul_into(values: Arguments, _: Call, out: torch.Tensor) -> torch.Tensor:
     a, b = tensors_of(values)
     return torch.matmul(a, b, out=out) if a.ndim == b.ndim == 2 else out.copy_(torch.matmul(a, b))
 
 
-def _linear_into(values: Arguments, attributes: Attributes, out: torch.Tensor) -> torch.Tensor:
+def _linear_into(values: Arguments, call: Call, out: torch.Tensor) -> torch.Tensor:
     x, weight, *bias = tensors_of(values)
     if weight.ndim != 2 or x.ndim < 2 or not (x.ndim == 2 or (x.is_contiguous() and out.is_contiguous())):
-        return out.copy_(_run_linear(values, attributes))
+        return out.copy_(_run_linear(values, call))
     rows, flat = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
     if bias:
         torch.addmm(bias[0], rows, weight.t(), out=flat)
@@ -190,7 +183,7 @@ def _linear_into(values: Arguments, attributes: Attributes, out: torch.Tensor) -
     return out
 
 
-def _run_linear(values: Arguments, _: Attributes) -> torch.Tensor:
+def _run_linear(values: Arguments, _: Call) -> torch.Tensor:
     x, weight, *bias = tensors_of(values)
     if weight.ndim == 1 and bias:  # torch takes a bias of matrices alone
         return torch.matmul(x, weight) + bias[0]

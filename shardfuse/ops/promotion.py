@@ -12,7 +12,8 @@ import torch
 
 from ..errors import PromotionError
 from ..ir.dtype import DataType
-from ..ir.expr import BoundTensor, Scalar
+from ..ir.expr import BoundTensor
+from ..ir.scalar import Scalar
 from ..ir.tensor_view import TensorView
 from .table import PointwiseOp, Rule
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from ..ir.dtype import DataType
-from ..ir.expr import Number
+from ..ir.op import ReductionKind
+from ..ir.scalar import Number
 
 Axes = tuple[int, ...]
 
@@ -91,7 +93,7 @@ def extreme(op: str, x: torch.Tensor, axes: Axes) -> torch.Tensor:
     return (ordered.amax(axes) if op == "max" else ordered.amin(axes)).to(x.dtype)
 
 
-def _extreme(op: str) -> Callable[[torch.Tensor, Axes, DataType], torch.Tensor]:
+def _extreme(op: Literal["max", "min"]) -> Callable[[torch.Tensor, Axes, DataType], torch.Tensor]:
     def reduced(x: torch.Tensor, axes: Axes, dtype: DataType) -> torch.Tensor:
         if not axes:
             return x
@@ -127,7 +129,7 @@ def _told(source: DataType, result: DataType) -> DataType:
     return DataType.Bool
 
 
-REDUCTION_TABLE: dict[str, Reduction] = {
+REDUCTION_TABLE: dict[ReductionKind, Reduction] = {
     "sum": Reduction(_accumulated, lambda _: 0, _sum),
     "prod": Reduction(_accumulated, lambda _: 1, _product, "product", PRODUCT),
     "max": Reduction(_compared, _least, _extreme("max"), "maximum", MAXIMUM, is_exact=True),

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from ..ir.call import Call, Cat, Flip, Pad, Select, Slice
+from ..ir.scalar import Size
 from .call_signature import (
     Arguments,
-    Attributes,
     AxisNames,
     Indexed,
     Shapes,
     Signature,
     TorchCall,
     axis_names,
-    integer,
-    integers,
+    known,
     tensor_of,
     tensors_of,
+    told,
 )
 
 UNKNOWN = -1
@@ -32,14 +33,14 @@ def slice_bounds(extent: int, start: int, stop: int) -> tuple[int, int]:
     return first, max(first, last)
 
 
-def _slice(shapes: Shapes, attributes: Attributes) -> Signature:
-    (shape,) = shapes
-    starts, stops, steps = (integers(attributes, k) for k in ("starts", "stops", "steps"))
-    known = not _has_symbols(attributes)
+def _slice(shapes: Shapes, call: Call) -> Signature:
+    (shape,), cut = shapes, told(call, Slice)
+    starts, stops, steps = known(cut.starts), known(cut.stops), cut.steps
+    is_known = not _has_symbols(cut.starts + cut.stops)
     source = target = axis_names(len(shape))
     extents: dict[str, int] = {}
     for k, n in enumerate(shape):
-        if n < 0 or not known:
+        if n < 0 or not is_known:
             size = UNKNOWN
         else:
             first, last = slice_bounds(n, starts[k], stops[k])
@@ -51,13 +52,13 @@ def _slice(shapes: Shapes, attributes: Attributes) -> Signature:
     return Signature((source,), (target,), extents)
 
 
-def _has_symbols(attributes: Attributes) -> bool:
-    return any(not isinstance(n, int) for v in attributes.values() if isinstance(v, tuple) for n in v)  # pyright: ignore[reportUnknownVariableType]
+def _has_symbols(sizes: tuple[Size, ...]) -> bool:
+    return any(not isinstance(n, int) for n in sizes)
 
 
-def _run_slice(values: Arguments, attributes: Attributes) -> torch.Tensor:
-    x = tensor_of(values, 0)
-    starts, stops, steps = (integers(attributes, k) for k in ("starts", "stops", "steps"))
+def _run_slice(values: Arguments, call: Call) -> torch.Tensor:
+    x, cut = tensor_of(values, 0), told(call, Slice)
+    starts, stops, steps = known(cut.starts), known(cut.stops), cut.steps
     return x[
         tuple(
             slice(a, max(b, 0) if a >= 0 and b < 0 and b < -n else b, s)
@@ -66,24 +67,23 @@ def _run_slice(values: Arguments, attributes: Attributes) -> torch.Tensor:
     ]
 
 
-def _pad(shapes: Shapes, attributes: Attributes) -> Signature:
-    shape = shapes[0]
-    widths = integers(attributes, "widths")
-    known = not _has_symbols(attributes)
+def _pad(shapes: Shapes, call: Call) -> Signature:
+    shape, given = shapes[0], told(call, Pad).widths
+    widths, is_known = known(given), not _has_symbols(given)
     source = target = axis_names(len(shape))
     extents: dict[str, int] = {}
     for k, n in enumerate(shape):
         before, after = widths[2 * k], widths[2 * k + 1]
-        if known and before == after == 0:
+        if is_known and before == after == 0:
             continue
         source, target = renamed(source, k, f"a{k}*"), renamed(target, k, f"p{k}*")
-        extents[f"p{k}*"] = n + before + after if known and n >= 0 else UNKNOWN
+        extents[f"p{k}*"] = n + before + after if is_known and n >= 0 else UNKNOWN
     return Signature((source,), (target,), extents)
 
 
-def _run_pad(values: Arguments, attributes: Attributes) -> torch.Tensor:
+def _run_pad(values: Arguments, call: Call) -> torch.Tensor:
     x, value = tensor_of(values, 0), values[1]
-    widths = integers(attributes, "widths")
+    widths = known(told(call, Pad).widths)
     shape = [n + widths[2 * k] + widths[2 * k + 1] for k, n in enumerate(x.shape)]
     out = torch.full(shape, 0, dtype=x.dtype, device=x.device)
     out.fill_(value)  # pyright: ignore[reportArgumentType]
@@ -93,8 +93,8 @@ def _run_pad(values: Arguments, attributes: Attributes) -> torch.Tensor:
     return out
 
 
-def _cat(shapes: Shapes, attributes: Attributes) -> Signature:
-    dim = integer(attributes, "dim")
+def _cat(shapes: Shapes, call: Call) -> Signature:
+    dim = told(call, Cat).dim
     names = axis_names(len(shapes[0]))
     sizes = [s[dim] for s in shapes]
     total = sum(sizes) if min(sizes) >= 0 else UNKNOWN
@@ -102,19 +102,19 @@ def _cat(shapes: Shapes, attributes: Attributes) -> Signature:
     return Signature(inputs, (renamed(names, dim, "c*"),), {"c*": total})
 
 
-def _run_cat(values: Arguments, attributes: Attributes) -> torch.Tensor:
-    return torch.cat(tensors_of(values), integer(attributes, "dim"))
+def _run_cat(values: Arguments, call: Call) -> torch.Tensor:
+    return torch.cat(tensors_of(values), told(call, Cat).dim)
 
 
-def _flip(shapes: Shapes, attributes: Attributes) -> Signature:
+def _flip(shapes: Shapes, call: Call) -> Signature:
     names = axis_names(len(shapes[0]))
-    for k in integers(attributes, "dims"):
+    for k in told(call, Flip).dims:
         names = renamed(names, k, f"a{k}*")
     return Signature((names,), (names,))
 
 
-def _select(shapes: Shapes, attributes: Attributes) -> Signature:
-    dim = integer(attributes, "dim")
+def _select(shapes: Shapes, call: Call) -> Signature:
+    dim = told(call, Select).dim
     names = renamed(axis_names(len(shapes[0])), dim, "s*")
     return Signature((names,), ((*names[:dim], *names[dim + 1 :]),))
 
@@ -123,11 +123,11 @@ SHAPE_CALLS: dict[str, TorchCall] = {
     "slice": TorchCall(_slice, _run_slice, "elements from starts to stops by steps, a view", is_view=True),
     "pad": TorchCall(_pad, _run_pad, "elements of a value before and after each axis"),
     "cat": TorchCall(_cat, _run_cat, "tensors one after another along an axis"),
-    "flip": TorchCall(_flip, lambda x, a: torch.flip(tensor_of(x, 0), integers(a, "dims")), "axes in reverse"),
+    "flip": TorchCall(_flip, lambda x, a: torch.flip(tensor_of(x, 0), told(a, Flip).dims), "axes in reverse"),
     "select": TorchCall(
         _select,
-        lambda x, a: tensor_of(x, 0).select(integer(a, "dim"), int(x[1].real)),
+        lambda x, a: tensor_of(x, 0).select(told(a, Select).dim, int(x[1].real)),
         "one index of an axis",
-        indexed=lambda attributes: Indexed(0, 1, integer(attributes, "dim"), wraps=True),
+        indexed=lambda call: Indexed(0, 1, told(call, Select).dim, wraps=True),
     ),
 }

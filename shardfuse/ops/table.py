@@ -16,7 +16,8 @@ from typing import Any, cast
 import torch
 
 from ..ir.dtype import DataType
-from ..ir.expr import Number, Scalar, Value
+from ..ir.expr import Value
+from ..ir.scalar import Number, Scalar
 
 
 class Rule(Enum):

@@ -27,6 +27,8 @@ from math import prod
 from typing import cast
 
 from ..errors import ShapeError
+from ..ir.base_op import numbers
+from ..ir.call import Call
 from ..ir.caller_lines import lines_named
 from ..ir.digits import (
     Axis,
@@ -35,19 +37,31 @@ from ..ir.digits import (
     axis_of,
     extent,
     parted,
-    reshape,
     root_of,
     roots_of_parts,
     substitute,
     unify,
 )
 from ..ir.domain import BoundDomain
-from ..ir.expr import FACTORIES, REDUCTIONS, BoundFusion, BoundTensor, Expr, Number, Scalar, Value
+from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
 from ..ir.fusion import Fusion, Record, Val
+from ..ir.op import (
+    Full,
+    HostOp,
+    Iota,
+    Op,
+    Pointwise,
+    Random,
+    Relabel,
+    RngOffset,
+    RngSeed,
+    SizeOf,
+)
+from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
-from ..ops.table import POINTWISE
 from ..ops.torch_calls import TORCH_CALLS
 from .aliases import settle_aliases
+from .axes_of_one import axes_of_one
 from .recorded_domains import bound_domain, check_mesh_has, check_strides_say, fits, streams_of
 from .scalar_values import HostScalars
 from .shared_axes import breadth, holding_again
@@ -221,7 +235,7 @@ class _Binder:
         """``repeated``: an axis of one element that is a broadcast axis from here on."""
         axes = self.fresh_like(axis if k != repeated else () for k, axis in enumerate(tensor.domain.logical))
         out = self.unnamed(f"{tensor.name}r{len(self.exprs)}", tensor, axes)
-        self.exprs.append(Expr("relabel", (tensor,), (out,)))
+        self.exprs.append(Expr(Relabel(), (tensor,), (out,)))
         return out
 
     def unnamed(self, name: str, like: BoundTensor | TensorView, axes: Sequence[Axis]) -> BoundTensor:
@@ -236,28 +250,32 @@ class _Binder:
     # records
 
     def bind_record(self, record: Record) -> None:
-        op = record.op
-        if op == "size":
-            self.bind_size(record)
+        if isinstance(record.op, SizeOf):
+            self.bind_size(record.op, record)
             return
         values = [self.value(v) for v in record.inputs]
         out = record.outputs[0]
         if isinstance(out, Scalar):
-            self.scalars.compute(record, cast(list[Scalar], values), out)
+            assert isinstance(record.op, HostOp), f"{record.op} makes no number"
+            self.scalars.compute(record.op, cast(list[Scalar], values), out)
             return
-        attributes = self.scalars.resolve(record.attributes)
-        if op in POINTWISE:
-            axes = [self.pointwise_axes(op, values)]
-        elif op in TORCH_CALLS:
-            axes = self.call_axes(op, values, attributes)
-        else:
-            axes = [self.shape_axes(op, values, attributes)]
-        self.record_outputs(op, values, attributes, cast(tuple[TensorView, ...], record.outputs), axes)
+        assert not isinstance(record.op, RngSeed | RngOffset), f"{record.op} makes a number"
+        op = record.op.with_numbers(self.scalars.number)
+        match op:
+            case Pointwise():
+                axes = [self.pointwise_axes(op.name, values)]
+            case Call():
+                axes = self.call_axes(op, values)
+            case Full() | Iota() | Random():
+                axes = [[self.fresh(n) for n in numbers(op.shape)]]
+            case _:
+                op, own = axes_of_one(op, cast(BoundTensor, values[0]), self.fresh)
+                axes = [own]
+        self.record_outputs(op, values, cast(tuple[TensorView, ...], record.outputs), axes)
 
     def record_outputs(
-        self, op: str, values: list[Value], attributes: Mapping[str, object], outputs: Sequence[TensorView],
-        axes: Sequence[Sequence[Axis]],
-    ) -> None:  # fmt: skip
+        self, op: Op, values: list[Value], outputs: Sequence[TensorView], axes: Sequence[Sequence[Axis]]
+    ) -> None:
         """An output whose recorded splits its axes do not allow is the same storage under fresh roots."""
         made: list[BoundTensor] = []
         relabels: list[Expr] = []
@@ -267,14 +285,13 @@ class _Binder:
                 continue
             made.append(self.unnamed(f"{out.name}u", out, own))
             under = self.fresh_for(out, [extent(axis) for axis in own])
-            relabels.append(Expr("relabel", (made[-1],), (self.define(out, under),)))
-        self.exprs += [Expr(op, tuple(values), tuple(made), attributes), *relabels]
+            relabels.append(Expr(Relabel(), (made[-1],), (self.define(out, under),)))
+        self.exprs += [Expr(op, tuple(values), tuple(made)), *relabels]
 
-    def bind_size(self, record: Record) -> None:
+    def bind_size(self, op: SizeOf, record: Record) -> None:
         tensor = self.tensors[cast(TensorView, record.inputs[0])]
-        dims = cast(tuple[int, ...], record.attributes["dims"])
         out = cast(Scalar, record.outputs[0])
-        n = prod(extent(tensor.domain.logical[d]) for d in dims)
+        n = prod(extent(tensor.domain.logical[d]) for d in op.dims)
         self.scalars.define(out, n)
 
     def pointwise_axes(self, op: str, values: list[Value]) -> list[Axis]:
@@ -290,10 +307,10 @@ class _Binder:
             values[k] = t
         return list(found.values())
 
-    def call_axes(self, op: str, values: list[Value], attributes: Mapping[str, object]) -> list[list[Axis]]:
+    def call_axes(self, op: Call, values: list[Value]) -> list[list[Axis]]:
         where = [k for k, v in enumerate(values) if isinstance(v, BoundTensor)]
         operands = [cast(BoundTensor, values[k]) for k in where]
-        signature = TORCH_CALLS[op].signature([[extent(a) for a in t.domain.logical] for t in operands], attributes)
+        signature = TORCH_CALLS[op.name].signature([[extent(a) for a in t.domain.logical] for t in operands], op)
         places: dict[str, list[tuple[int, int]]] = {}
         for k, names in enumerate(signature.inputs):
             for at, name in enumerate(names):
@@ -302,88 +319,14 @@ class _Binder:
         kept = [name for names in signature.outputs for name in names]
         apart = [name for name in places if name.endswith("*") and name not in kept]
         contracted = [name for name in places if name not in kept]
-        found = self.meet_all(op, operands, places, apart, contracted)
+        found = self.meet_all(op.name, operands, places, apart, contracted)
         for k, t in zip(where, operands, strict=True):
             values[k] = t
         for name in (name for names in signature.outputs for name in names if name not in found):
             n = signature.extents[name]
             if n < 0:
-                raise ShapeError(op, f"an axis of {n} in the result of {operands}", "0 or more", "correct the sizes")
+                raise ShapeError(
+                    op.name, f"an axis of {n} in the result of {operands}", "0 or more", "correct the sizes"
+                )
             found[name] = self.fresh(n)
         return [[found[name] for name in names] for names in signature.outputs]
-
-    def shape_axes(self, op: str, values: list[Value], attributes: dict[str, object]) -> list[Axis]:
-        if op in (*FACTORIES, "expand", "reshape"):
-            attributes["shape"] = shape = self.shape_of(op, attributes, values)
-            if op in FACTORIES:
-                return [self.fresh(n) for n in shape]
-        x = cast(BoundTensor, values[0])
-        logical = x.domain.logical
-        match op:
-            case "cast" | "set":
-                return list(logical)
-            case "broadcast":
-                rest = iter(logical)
-                return [() if new else next(rest) for new in cast(tuple[bool, ...], attributes["new"])]
-            case "expand":
-                return self.expand_axes(x, cast(tuple[int, ...], attributes["shape"]))
-            case "squeeze":
-                return self.squeeze_axes(x, cast(tuple[int, ...], attributes["axes"]))
-            case "permute":
-                return [logical[d] for d in cast(tuple[int, ...], attributes["dims"])]
-            case "reshape":
-                shape = cast(tuple[int, ...], attributes["shape"])
-                try:
-                    return list(reshape(logical, shape))
-                except CutError:
-                    return [self.fresh(n) for n in shape]
-            case _:
-                assert op in REDUCTIONS, f"bind does not know {op}"
-                gone = cast(tuple[int, ...], attributes["axes"])
-                if op in ("max", "min") and any(extent(logical[k]) == 0 for k in gone):
-                    found = f"{x} of {[extent(axis) for axis in logical]} over axes {list(gone)}"
-                    raise ShapeError(op, found, "at least one element", f"nothing has no {op}: leave these axes out")
-                return [axis for k, axis in enumerate(logical) if k not in gone]
-
-    def shape_of(self, op: str, attributes: Mapping[str, object], values: Sequence[Value]) -> tuple[int, ...]:
-        """The shape argument with host scalars and -1 resolved."""
-        asked = cast(tuple[int, ...], attributes["shape"])
-        shape = list(asked)
-        x = values[0] if values and isinstance(values[0], BoundTensor) else None
-        if x is None or op not in ("reshape", "expand"):
-            return tuple(shape)
-        have = [extent(axis) for axis in x.domain.logical]
-        if op == "expand":
-            return tuple(h if n == -1 else n for n, h in zip(shape, have, strict=True))
-        known = prod(n for n in shape if n != -1)
-        if -1 in shape and known and prod(have) % known == 0:
-            shape[shape.index(-1)] = prod(have) // known
-        if prod(shape) != prod(have):
-            raise ShapeError(
-                "reshape", f"{x} of {have} to {list(asked)}", f"{prod(have)} elements", "correct the shape"
-            )
-        return tuple(shape)
-
-    def expand_axes(self, x: BoundTensor, shape: tuple[int, ...]) -> list[Axis]:
-        axes: list[Axis] = []
-        for k, (axis, n) in enumerate(zip(x.domain.logical, shape, strict=True)):
-            if extent(axis) not in (1, n):
-                raise ShapeError(
-                    "expand",
-                    f"{extent(axis)} in axis {k} of {x} to {n}",
-                    "an axis of 1, or the same size",
-                    "correct the shape",
-                )
-            axes.append(axis if axis and extent(axis) == n else self.fresh(n))
-        return axes
-
-    def squeeze_axes(self, x: BoundTensor, gone: tuple[int, ...]) -> list[Axis]:
-        for k in gone:
-            if extent(x.domain.logical[k]) != 1:
-                raise ShapeError(
-                    "squeeze",
-                    f"axis {k} of {x} of extent {extent(x.domain.logical[k])}",
-                    "extent 1",
-                    "squeeze another axis",
-                )
-        return [axis for k, axis in enumerate(x.domain.logical) if k not in gone]

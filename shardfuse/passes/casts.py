@@ -22,8 +22,11 @@ Narrowing casts stay: they round.  A tensor to which its author gave a sharding 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir.dtype import DataType
 from ..ir.expr import BoundFusion, BoundTensor, Expr
+from ..ir.op import Cast, Set
 
 _EXACT_IN = {
     DataType.Half: (DataType.Float, DataType.Double),
@@ -42,11 +45,11 @@ def combine_casts(fusion: BoundFusion) -> None:
     exprs: list[Expr] = []
     for expr in fusion.exprs:
         inputs = tuple(stands_for.get(v, v) if isinstance(v, BoundTensor) else v for v in expr.inputs)
-        if expr.op == "cast":
+        if isinstance(expr.op, Cast):
             source = inputs[0]
             assert isinstance(source, BoundTensor), "a cast is of a tensor"
             before = made_by.get(source)
-            if before is not None and before.op == "cast" and _is_plain(source):
+            if before is not None and isinstance(before.op, Cast) and _is_plain(source):
                 original = before.tensors[0]
                 if source.dtype in _EXACT_IN.get(original.dtype, ()):
                     inputs = (original,)
@@ -54,7 +57,7 @@ def combine_casts(fusion: BoundFusion) -> None:
                 assert isinstance(inputs[0], BoundTensor), "a cast is of a tensor"
                 stands_for[expr.output] = inputs[0]
                 continue
-        expr = Expr(expr.op if not _is_copy(expr, inputs) else "set", inputs, expr.outputs, expr.attributes)
+        expr = replace(expr, op=Set() if _is_copy(expr, inputs) else expr.op, inputs=inputs)
         made_by[expr.output] = expr
         exprs.append(expr)
     fusion.exprs = exprs
@@ -65,4 +68,4 @@ def _is_plain(tensor: BoundTensor) -> bool:
 
 
 def _is_copy(expr: Expr, inputs: tuple[object, ...]) -> bool:
-    return expr.op == "cast" and isinstance(inputs[0], BoundTensor) and inputs[0].dtype is expr.output.dtype
+    return isinstance(expr.op, Cast) and isinstance(inputs[0], BoundTensor) and inputs[0].dtype is expr.output.dtype

@@ -10,21 +10,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
-from typing import cast
 
 from ..analysis.sharding import is_opaque, is_untouched
+from ..ir.base_op import numbers
+from ..ir.call import Flip, ShapeCall, Slice
 from ..ir.digits import Axis, cut_out, extent
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
-from ..ir.expr import REDUCTIONS, VIEWS, BoundFusion, BoundTensor, Expr, Value
-from ..ir.window import Read, reads_of
+from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
+from ..ir.op import Cast, Expand, Full, Iota, Op, Pointwise, Reduce, Relabel, Reshape, Set, StreamCat, View, Window
+from ..ir.window import Read
 from ..mesh import DeviceMesh
 from ..ops.promotion import why_no_text
 from ..ops.shape_calls import slice_bounds
 from ..ops.table import POINTWISE
-
-SHAPE_OPS = ("slice", "select", "pad", "cat", "flip")
-"""Torch calls that may be said by windows."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +58,21 @@ Sight = tuple[Seen, ...]
 """How a tensor is seen: the axes that are seen otherwise than they are."""
 
 
-_MOVES = ("slice", "flip", "window", "relabel")
+Moving = Slice | Flip | Window | Relabel
 """Ops whose result is their input, seen otherwise."""
 
 
-def sight_of(expr: Expr) -> Sight:
-    """What one of ``_MOVES`` sees of its input."""
+def sight_of(expr: Expr, op: Moving) -> Sight:
+    """What ``op``, that of ``expr``, sees of its input."""
     old, new = expr.tensors[0].domain.logical, expr.output.domain.logical
-    if expr.op == "relabel":
+    if isinstance(op, Relabel):
         return tuple(Seen(a, b, 0, 1, 0, extent(b)) for a, b in zip(old, new, strict=True) if a)
-    if expr.op == "window":
-        return tuple(Seen(old[r.axis], new[r.axis], r.offset, r.step, r.start, r.stop) for r in reads_of(expr))
-    if expr.op == "flip":
-        axes = [new[k] for k in cast("tuple[int, ...]", expr.attributes["dims"])]
+    if isinstance(op, Window):
+        return tuple(Seen(old[r.axis], new[r.axis], r.offset, r.step, r.start, r.stop) for r in op.reads)
+    if isinstance(op, Flip):
+        axes = [new[k] for k in op.dims]
         return tuple(Seen(axis, axis, extent(axis) - 1, -1, 0, extent(axis)) for axis in axes if axis)
-    starts, stops, steps = (cast("tuple[int, ...]", expr.attributes[k]) for k in ("starts", "stops", "steps"))
+    starts, stops, steps = numbers(op.starts), numbers(op.stops), op.steps
     bounds = [(*slice_bounds(extent(axis), a, b), s) for axis, a, b, s in zip(old, starts, stops, steps, strict=True)]
     return tuple(
         Seen(a, b, first, step, 0, extent(b))
@@ -141,14 +140,14 @@ class Chains:
         return tensor not in self._outputs and all(map(self._serves_kernel, self._readers.get(tensor, [])))
 
     def _serves_kernel(self, reader: Expr) -> bool:
-        if reader.op == "stream_cat":
+        if isinstance(reader.op, StreamCat):
             return True  # whose parts kernels make where they belong
         if is_opaque(reader) or not self.fits(reader.output):
             return False
         return (
             self.is_for_kernels(reader.output)
-            if reader.op in VIEWS
-            else is_for_kernel(reader) and reader.op not in SHAPE_OPS
+            if isinstance(reader.op, View)
+            else is_for_kernel(reader) and not isinstance(reader.op, ShapeCall)
         )
 
     def passes(self, tensor: BoundTensor, sight: Sight) -> bool:
@@ -160,7 +159,7 @@ class Chains:
         gain = 0.0
         if not self._is_stored(tensor):
             readers = self._readers.get(tensor, [])
-            views = sum(e.op in SHAPE_OPS for e in readers)
+            views = sum(isinstance(e.op, ShapeCall) for e in readers)
             stored = dict.fromkeys(t for t, _ in leaves if self._is_stored(t))
             whole = sum(map(_bytes, stored)) if views == len(readers) else 0
             gain = (_bytes(tensor) + whole) / max(views, 1)
@@ -171,7 +170,7 @@ class Chains:
         if tensor not in self._made or tensor in self._outputs:
             return True
         expr = self._made[tensor]
-        if expr.op in (*VIEWS, "relabel", "slice") and self._is_stored(expr.tensors[0]):
+        if isinstance(expr.op, View | Relabel | Slice) and self._is_stored(expr.tensors[0]):
             return True
         return any(not is_for_kernel(e) for e in self._readers.get(tensor, []))
 
@@ -205,25 +204,25 @@ class Chains:
         expr = self._made.get(tensor)
         if expr is None or not is_for_kernel(expr):
             return False
-        return expr.op in REDUCTIONS or any(self._rests_on_reduction(t) for t in expr.tensors)
+        return isinstance(expr.op, Reduce) or any(self._rests_on_reduction(t) for t in expr.tensors)
 
     def _behind(self, tensor: BoundTensor, sight: Sight) -> list[tuple[BoundTensor, Sight]] | None:
         """The inputs of what makes ``tensor``, and how each is seen; ``None`` where that cannot be done elsewhere."""
         expr = self._made.get(tensor)
         if expr is None or tensor.domain.allocation is not None or not all(map(self.fits, (*expr.tensors, tensor))):
             return None
-        if "segments" in expr.attributes:
+        if isinstance(expr.op, Reshape | Reduce) and expr.op.segments:
             return None  # added up by the same kernel on any number of ranks
-        if expr.op in _MOVES and not (expr.op == "relabel" and tensor.domain.sharding):
-            own = sight_of(expr)
+        if isinstance(expr.op, Moving) and not (isinstance(expr.op, Relabel) and tensor.domain.sharding):
+            own = sight_of(expr, expr.op)
             seen = [one.after(outer) for one in own for outer in sight if outer.source == one.target and one.target]
             known = [one.source for one in seen]
             seen += [one for one in own if one.source not in known]
             seen += [outer for outer in sight if all(outer.source != one.target for one in own)]
             return [(expr.tensors[0], tuple(seen))]
-        if expr.op in ("iota", "full"):
-            return [] if expr.op == "full" or tensor.dtype.is_integral else None
-        is_sum = expr.op in REDUCTIONS and not _communicates(expr) and all(one.is_whole for one in sight)
+        if isinstance(expr.op, Iota | Full):
+            return [] if isinstance(expr.op, Full) or tensor.dtype.is_integral else None
+        is_sum = _is_local_sum(expr.op) and all(one.is_whole for one in sight)
         if not is_sum and not computes_each_element(expr):
             return None
         found: list[tuple[BoundTensor, Sight]] = []
@@ -275,19 +274,13 @@ class Chains:
         behind: dict[BoundTensor, Sight],
     ) -> BoundTensor:
         expr = self._made[tensor]
-        if expr.op in _MOVES:
+        if isinstance(expr.op, Moving):
             return self._anew(expr.tensors[0], behind[expr.tensors[0]], as_views, out)
         seen = {t: self._anew(t, s, as_views) for t, s in behind.items()}
         inputs: list[Value] = [seen[v] if isinstance(v, BoundTensor) else v for v in expr.inputs]
         made = out or self.like(tensor, tensor.name, _moved(tensor.domain.logical, sight))
-        attributes = dict(expr.attributes)
-        if "shape" in attributes:
-            attributes["shape"] = tuple(extent(axis) for axis in made.domain.logical)
-        if expr.op == "iota":
-            start, step = (cast(int, attributes[k]) for k in ("start", "step"))
-            (one,) = sight
-            attributes |= {"start": start + step * one.offset, "step": step * one.step}
-        self.emit(Expr(expr.op, tuple(inputs), (made,), attributes))
+        op = _seen_op(expr.op, tuple(extent(axis) for axis in made.domain.logical), sight)
+        self.emit(replace(expr, op=op, inputs=tuple(inputs), outputs=(made,)))
         return made
 
     def read(
@@ -304,10 +297,10 @@ class Chains:
             starts = tuple(one.offset for one in whole)
             stops = tuple(one.offset + one.step * (extent(one.target) - 1) + 1 for one in whole)
             steps = tuple(one.step for one in whole)
-            self.emit(Expr("slice", (tensor,), (made,), {"starts": starts, "stops": stops, "steps": steps}))
+            self.emit(Expr(Slice(starts, stops, steps), (tensor,), (made,)))
             return made
         reads = tuple(Read(logical.index(s.source), s.offset, s.step, s.start, s.stop) for s in sight)
-        self.emit(Expr("window", (tensor,), (made,), {"reads": reads}))
+        self.emit(Expr(Window(reads), (tensor,), (made,)))
         return made
 
 
@@ -335,22 +328,32 @@ def _held(domain: BoundDomain, one: Seen) -> Sight | None:
     return None
 
 
-def _communicates(expr: Expr) -> bool:
-    return any(k in expr.attributes for k in ("mesh", "move", "exchange"))
+def _seen_op(op: Op, shape: tuple[int, ...], sight: Sight) -> Op:
+    """``op`` that makes a tensor of ``shape``, seen so."""
+    match op:
+        case Iota():
+            (one,), (start, step) = sight, op.counting
+            return Iota(shape, start + step * one.offset, step * one.step)
+        case Full() | Expand() | Reshape():
+            return replace(op, shape=shape)
+        case _:
+            return op
+
+
+def _is_local_sum(op: Op) -> bool:
+    return isinstance(op, Reduce) and not op.mesh_dims
 
 
 def computes_each_element(expr: Expr) -> bool:
     """Does each element of its result depend on one of each input?"""
-    if expr.op in POINTWISE:
-        return why_no_text(POINTWISE[expr.op], expr.inputs) is None
-    if expr.op == "set":
-        return not _communicates(expr)
-    return expr.op == "cast" or (expr.op in VIEWS and not is_opaque(expr))
+    if isinstance(expr.op, Pointwise):
+        return why_no_text(POINTWISE[expr.op.name], expr.inputs) is None
+    return isinstance(expr.op, Cast | Set) or (isinstance(expr.op, View) and not is_opaque(expr))
 
 
 def is_for_kernel(expr: Expr) -> bool:
     """Is it a kernel's work, or becomes it that?"""
-    return computes_each_element(expr) or expr.op in SHAPE_OPS or (expr.op in REDUCTIONS and not _communicates(expr))
+    return computes_each_element(expr) or isinstance(expr.op, ShapeCall) or _is_local_sum(expr.op)
 
 
 def _moved(axes: Iterable[Axis], sight: Sight) -> tuple[Axis, ...]:

@@ -33,22 +33,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
 
+from ..ir.call import Cat, Slice
 from ..ir.digits import Axis, extent, split
-from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
+from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
+from ..ir.op import Expand, Reduce, Reshape, StreamCat
 from ..ir.stream import Stream
 from .chains import computes_each_element, is_for_kernel, is_held
 
 _MOST_PARTS = 4
 """Each is a copy of what is computed, in one kernel."""
 
-_KEEP_AXES = ("permute", "broadcast", "squeeze")
-
 
 def make_in_parts(fusion: BoundFusion) -> None:
-    for expr in [e for e in fusion.exprs if e.op == "cat"]:
-        parts = _Parts(fusion, expr)
+    for expr, op in [(e, e.op) for e in fusion.exprs if isinstance(e.op, Cat)]:
+        parts = _Parts(fusion, expr, op.dim)
         if parts.may_be():
             parts.make()
 
@@ -56,9 +55,9 @@ def make_in_parts(fusion: BoundFusion) -> None:
 class _Parts:
     """``cat`` and what is computed of it, element by element, up to outputs."""
 
-    def __init__(self, fusion: BoundFusion, cat: Expr) -> None:
-        self.fusion, self.cat = fusion, cat
-        self.axis: Axis = cat.output.domain.logical[cast(int, cat.attributes["dim"])]
+    def __init__(self, fusion: BoundFusion, cat: Expr, dim: int) -> None:
+        self.fusion, self.cat, self.dim = fusion, cat, dim
+        self.axis: Axis = cat.output.domain.logical[dim]
         self.count = len(cat.tensors)
         self.names = {t.name for t in fusion.tensors()}
         whole = dict.fromkeys(cat.outputs)
@@ -72,8 +71,7 @@ class _Parts:
 
     def may_be(self) -> bool:
         """Is all that comes of the cat computed element by element, and are the pieces?"""
-        k = cast(int, self.cat.attributes["dim"])
-        extents = {extent(t.domain.logical[k]) for t in self.cat.tensors}
+        extents = {extent(t.domain.logical[self.dim]) for t in self.cat.tensors}
         if not 1 < self.count <= _MOST_PARTS or len(extents) > 1 or 0 in extents:
             return False
         makers = self.fusion.producer_of()
@@ -92,7 +90,7 @@ class _Parts:
             maker = makers.get(todo.pop())
             if maker is None or not is_for_kernel(maker):
                 continue
-            if maker.op in REDUCTIONS:
+            if isinstance(maker.op, Reduce):
                 return True
             todo += [t for t in maker.tensors if t not in seen]
             seen.update(dict.fromkeys(maker.tensors))
@@ -101,9 +99,7 @@ class _Parts:
     def _goes_by_parts(self, expr: Expr) -> bool:
         if not all(is_held(t.dtype) for t in (*expr.tensors, *expr.outputs)):
             return False
-        return expr is self.cat or (
-            computes_each_element(expr) and (expr.op in _KEEP_AXES or "shape" not in expr.attributes)
-        )
+        return expr is self.cat or (computes_each_element(expr) and not isinstance(expr.op, Expand | Reshape))
 
     def _may_be_cut(self, tensor: BoundTensor) -> bool:
         domain, outputs = tensor.domain, self.fusion.outputs
@@ -135,19 +131,19 @@ class _Parts:
                 made.append(_slice(source, piece, (0,) * source.ndim, sizes))
                 continue
             inputs = [self._input(v, j, inner, made) for v in expr.inputs]
-            made.append(Expr(expr.op, tuple(inputs), (piece,), expr.attributes))
+            made.append(replace(expr, inputs=tuple(inputs), outputs=(piece,)))
         return made + self._put_together(out, outer)
 
     def _are_pieces(self, inner: Axis) -> bool:
         """Are the tensors of the cat pieces as they are?  Those with one element along its axis are."""
-        k, tensors = cast(int, self.cat.attributes["dim"]), self.cat.tensors
+        k, tensors = self.dim, self.cat.tensors
         is_once = len(dict.fromkeys(tensors)) == len(tensors) and not any(t in self.fusion.outputs for t in tensors)
         return is_once and all(t.domain.logical[k] == inner for t in tensors)
 
     def _put_together(self, out: BoundTensor, outer: Axis) -> list[Expr]:
         if out not in self.fusion.outputs:
             return []
-        return [Expr("stream_cat", tuple(self.pieces[out]), (out,), {"stream": Stream(outer)})]
+        return [Expr(StreamCat(Stream(outer)), tuple(self.pieces[out]), (out,))]
 
     def _input(self, value: Value, j: int, inner: Axis, made: list[Expr]) -> Value:
         """Part ``j`` of what an Expr reads."""
@@ -172,4 +168,4 @@ class _Parts:
 
 
 def _slice(x: BoundTensor, out: BoundTensor, starts: tuple[int, ...], stops: tuple[int, ...]) -> Expr:
-    return Expr("slice", (x,), (out,), {"starts": starts, "stops": stops, "steps": (1,) * x.ndim})
+    return Expr(Slice(starts, stops, (1,) * x.ndim), (x,), (out,))

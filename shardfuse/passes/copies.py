@@ -18,8 +18,11 @@ Collectives return new storage, so nothing is written that somebody else has; wh
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..analysis.communication_table import communication_of
 from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
+from ..ir.op import Set
 
 
 def remove_copies(fusion: BoundFusion) -> None:
@@ -27,7 +30,7 @@ def remove_copies(fusion: BoundFusion) -> None:
     renamed: dict[BoundTensor, BoundTensor] = {}
     copies: list[Expr] = []
     for expr in fusion.exprs:
-        if expr.op == "set" and _may_go(expr, made, fusion) and expr.tensors[0] not in renamed:
+        if isinstance(expr.op, Set) and _may_go(expr, made, fusion) and expr.tensors[0] not in renamed:
             renamed[expr.tensors[0]] = expr.output
             copies.append(expr)
     if not copies:
@@ -37,7 +40,7 @@ def remove_copies(fusion: BoundFusion) -> None:
         return renamed.get(value, value) if isinstance(value, BoundTensor) else value
 
     fusion.exprs = [
-        Expr(e.op, tuple(map(name, e.inputs)), tuple(renamed.get(t, t) for t in e.outputs), e.attributes)
+        replace(e, inputs=tuple(map(name, e.inputs)), outputs=tuple(renamed.get(t, t) for t in e.outputs))
         for e in fusion.exprs
         if e not in copies
     ]
@@ -53,7 +56,7 @@ def _may_go(expr: Expr, made: set[BoundTensor], fusion: BoundFusion) -> bool:
     return (
         source in made
         and source not in fusion.outputs
-        and not expr.attributes
+        and expr.chunk is None
         and source.dtype is target.dtype
         and source.domain == target.domain
     )

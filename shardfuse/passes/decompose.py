@@ -46,15 +46,18 @@ from ..analysis.sharding import (
     with_sharding,
 )
 from ..analysis.sharding import carries as carries_digits
+from ..ir.call import Call
 from ..ir.digits import Axis, Root, axis_of
 from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.dtype import DataType
-from ..ir.expr import REDUCTIONS, BoundFusion, BoundTensor, Expr, Value
+from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
+from ..ir.op import Cast, Move, MoveKind, Pointwise, Reduce, Reshard, Set, Squeeze, is_reduction
 from ..mesh import DeviceMesh, ParallelType
-from ..ops.torch_calls import TORCH_CALLS
 from .partial_sums import Summands, added_up, divided, in_rank_order, summands_of, with_entry
 from .promise_checks import check_order, check_segments, has_order
 from .statistics import find_statistics, merged
+
+_LINEAR = Call("linear")
 
 
 def decompose_resharding(fusion: BoundFusion) -> None:
@@ -68,7 +71,7 @@ class _Decomposer:
         self.is_cut = bool(fusion.streams)
         self.in_kernel = fusion.has_cheap_sums
         self.promises = fusion.promises
-        self.read = {t for e in fusion.exprs if e.op != "set" and e.op not in TORCH_CALLS for t in e.tensors}
+        self.read = {t for e in fusion.exprs if not isinstance(e.op, Set | Call) for t in e.tensors}
         """What kernels read."""
         self.converted: dict[tuple[BoundTensor, DeviceMesh | None, Sharding], BoundTensor] = {}
 
@@ -82,7 +85,7 @@ class _Decomposer:
                 continue
             elif mesh_of((*expr.tensors, *expr.outputs)) is None:
                 self.exprs.append(expr)
-            elif expr.op == "set":
+            elif isinstance(expr.op, Set):
                 self.change(expr.tensors[0], expr.output)
             else:
                 self.compute(expr)
@@ -96,10 +99,10 @@ class _Decomposer:
         sharding = _space(expr)
         reduced = reduced_axes(expr)
         partial = tuple((p, d) for p, d in sharding if carries_digits(reduced, d))
-        if partial and expr.op == "linear" and len(expr.inputs) == 3:
+        if partial and expr.op == _LINEAR and len(expr.inputs) == 3:
             product = self.like(out, f"{out.name}x", replace(out.domain))  # the bias is added once, not by every rank
-            self.compute(Expr("linear", expr.inputs[:2], (product,)))
-            self.compute(Expr("add", (product, expr.inputs[2]), (out,)))
+            self.compute(Expr(_LINEAR, expr.inputs[:2], (product,)))
+            self.compute(Expr(Pointwise("add"), (product, expr.inputs[2]), (out,)))
             return
         needed = iter(needed_by(expr, sharding, mesh))
         check_segments(expr, sharding, self.promises)
@@ -110,7 +113,7 @@ class _Decomposer:
             self.reduce_over_mesh(expr, inputs, sharding, partial)
             return
         made = [self.computed(out, mesh, restrict(sharding, out.domain.logical, mesh)) for out in expr.outputs]
-        self.exprs.append(Expr(expr.op, tuple(inputs), tuple(made), expr.attributes))
+        self.exprs.append(replace(expr, inputs=tuple(inputs), outputs=tuple(made)))
         for local, out in zip(made, expr.outputs, strict=True):
             if local is not out:
                 self.change(local, out)
@@ -126,7 +129,7 @@ class _Decomposer:
         mesh = mesh_of(v for v in inputs if isinstance(v, BoundTensor))
         assert mesh is not None, "partial sums are of a mesh"
         here = restrict(sharding, out.domain.logical, mesh)
-        op = expr.op if expr.op in REDUCTIONS else "sum"
+        op = expr.op.kind if isinstance(expr.op, Reduce) else "sum"
         current, places = self.local_partial(expr, inputs, mesh, here, partial)
         visible = dict(zip((p for p, _ in partial), places, strict=True))
         wanted = out.domain.sharding if out.domain.mesh == mesh else ()
@@ -151,8 +154,7 @@ class _Decomposer:
             if how is not None:
                 self.add_up(parts, target, with_entry(domain, dims[0], how) if how else domain)
             else:
-                attributes = {"axes": tuple(sorted(gone)), "mesh": dims[0] if len(dims) == 1 else dims}
-                self.exprs.append(Expr(op, (current,), (target,), attributes))
+                self.exprs.append(Expr(Reduce(op, tuple(sorted(gone)), dims), (current,), (target,)))
             visible = {p: v - sum(g < v for g in gone) for p, v in visible.items()}
             current = target
         if current is not out:
@@ -174,7 +176,7 @@ class _Decomposer:
         logical = tuple(axis for k, axis in enumerate(tensor.domain.logical) if k != at)
         domain = replace(tensor.domain, logical=logical, allocation=None)
         squeezed = self.like(tensor, f"{tensor.name}z{len(self.exprs)}", domain)
-        self.exprs.append(Expr("squeeze", (tensor,), (squeezed,), {"axes": (at,)}))
+        self.exprs.append(Expr(Squeeze((at,)), (tensor,), (squeezed,)))
         return self.having(squeezed, summed.mesh, restrict(summed.sharding, logical, summed.mesh))
 
     def local_partial(
@@ -185,11 +187,11 @@ class _Decomposer:
         gone = tuple(d for _, digits in partial for d in digits)
         reduced = reduced_axes(expr)
         source = inputs[0]
-        wide = expr.op in ("sum", "prod") or expr.op in TORCH_CALLS
-        dtype = DataType.Float if wide and out.dtype.is_low_precision and expr.op in REDUCTIONS else out.dtype
+        is_wide = is_reduction(expr.op, "sum", "prod") and out.dtype.is_low_precision
+        dtype = DataType.Float if is_wide else out.dtype
         whole = mesh is not None and all(is_even(d, mesh.extent(p)) for p, d in partial)
         as_it_is = isinstance(source, BoundTensor) and (source.dtype is dtype or source.dtype is out.dtype)
-        if whole and as_it_is and expr.op in REDUCTIONS and not any(without(axis, gone) for axis in reduced):
+        if whole and as_it_is and isinstance(expr.op, Reduce) and not any(without(axis, gone) for axis in reduced):
             assert isinstance(source, BoundTensor)
             logical = source.domain.logical
             visible = [next((k for k, a in enumerate(logical) if a == d), None) for _, d in partial]
@@ -202,8 +204,7 @@ class _Decomposer:
         logical = (*(axis for _, axis in ranks), *out.domain.logical)
         domain = BoundDomain(logical, mesh, ordered([*here, *ranks]))
         tensor = BoundTensor(f"{out.name}p", dtype, domain)
-        attributes = {**expr.attributes, "partial": len(partial)}
-        self.exprs.append(Expr(expr.op, tuple(inputs), (tensor,), attributes))
+        self.exprs.append(replace(expr, inputs=tuple(inputs), outputs=(tensor,), partial=len(partial)))
         return tensor, list(range(len(partial)))
 
     def finish(self, current: BoundTensor, out: BoundTensor) -> None:
@@ -211,7 +212,7 @@ class _Decomposer:
         if current.dtype is not out.dtype:
             same = _same(current.domain, out.domain)
             narrow = out if same else self.like(out, f"{out.name}c", replace(current.domain))
-            self.exprs.append(Expr("cast", (current,), (narrow,)))
+            self.exprs.append(Expr(Cast(), (current,), (narrow,)))
             current = narrow
         if current is not out:
             self.change(current, out)
@@ -237,7 +238,7 @@ class _Decomposer:
         if target.domain.allocation is not None and not _local_copy(source, target):
             plain = self.like(target, f"{target.name}a", replace(target.domain, allocation=None))
             self.change(source, plain)
-            self.exprs.append(Expr("set", (plain,), (target,)))
+            self.exprs.append(Expr(Set(), (plain,), (target,)))
             return
         if source.domain.mesh != target.domain.mesh and source.domain.mesh and target.domain.mesh:
             self.move(source, target)
@@ -245,22 +246,22 @@ class _Decomposer:
         mesh = target.domain.mesh or source.domain.mesh
         before, after = source.domain.sharding, target.domain.sharding
         if mesh is None or before == after:
-            self.exprs.append(Expr("set", (source,), (target,)))
+            self.exprs.append(Expr(Set(), (source,), (target,)))
             return
         steps = cheapest_chain(mesh, source.domain.logical, before, after, source.dtype.itemsize, self.links)
         for k, found in enumerate(steps):
             domain = with_sharding(replace(source.domain, allocation=None), mesh, found.sharding)
             step = target if k == len(steps) - 1 else self.like(target, f"{target.name}m{k}", domain)
             is_exchange = found.kind == "exchange"
-            how = {"mesh": found.mesh_dims, "exchange": True} if is_exchange else {"mesh": found.mesh_dims[0]}
-            self.exprs.append(Expr("set", (source,), (step,), how))
+            dims = found.mesh_dims if is_exchange else found.mesh_dims[:1]
+            self.exprs.append(Expr(Reshard(dims, is_exchange), (source,), (step,)))
             source = step
 
     def move(self, source: BoundTensor, target: BoundTensor) -> None:
         """From one mesh to another: directly where one call does it, else by way of replicated tensors."""
         kind = _move_kind(source.domain, target.domain)
         if kind is not None:
-            self.exprs.append(Expr("set", (source,), (target,), {"move": kind}))
+            self.exprs.append(Expr(Move(kind), (source,), (target,)))
             return
         if source.domain.sharding:
             whole = self.like(target, f"{target.name}w", replace(source.domain, sharding=(), allocation=None))
@@ -320,7 +321,7 @@ def _within(kept: Sharding, wanted: Sharding) -> bool:
     return all(entry in wanted for entry in kept)
 
 
-def _move_kind(source: BoundDomain, target: BoundDomain) -> str | None:
+def _move_kind(source: BoundDomain, target: BoundDomain) -> MoveKind | None:
     """One call that takes a tensor between two meshes, or ``None``."""
     assert source.mesh is not None, "a move is from a mesh"
     assert target.mesh is not None, "a move is to a mesh"

@@ -27,13 +27,16 @@ from math import prod
 from ..analysis.chain import ONE_STEP_BYTES, PAIR_BYTES
 from ..analysis.communication_table import local_bytes
 from ..analysis.sharding import is_possible, ordered
+from ..ir.call import Select
 from ..ir.digits import Axis, extent, split
 from ..ir.domain import BoundDomain, without
 from ..ir.dtype import DataType
-from ..ir.expr import BoundTensor, Expr, Scalar, Value
+from ..ir.expr import BoundTensor, Expr, Value
+from ..ir.op import Cast, Op, Pointwise, Reduce, ReductionKind
+from ..ir.scalar import Scalar
 from ..mesh import ParallelType
-from ..ops.table import POINTWISE
 
+_ADD = Pointwise("add")
 _MOST_WINDOWS = 8
 """Loads of one tensor in a statement of a kernel."""
 
@@ -63,7 +66,7 @@ def summands_of(summand: BoundTensor, at: int, producers: Mapping[BoundTensor, E
     sent = summand
     while sent.dtype not in _NARROW:
         expr = producers.get(sent)
-        if expr is None or (expr.op != "cast" and expr.op not in POINTWISE):
+        if expr is None or not isinstance(expr.op, Cast | Pointwise):
             return Summands(summand, at, summand, ())
         own = [t for t in expr.tensors if t.ndim == summand.ndim and t.domain.logical[at]]
         if len(dict.fromkeys(own)) != 1 or any(t.ndim != summand.ndim for t in expr.tensors):
@@ -77,7 +80,13 @@ def summands_of(summand: BoundTensor, at: int, producers: Mapping[BoundTensor, E
 
 
 def divided(
-    op: str, parts: Summands, total: BoundDomain, dims: Sequence[ParallelType], *, is_read: bool, in_kernel: bool
+    op: ReductionKind,
+    parts: Summands,
+    total: BoundDomain,
+    dims: Sequence[ParallelType],
+    *,
+    is_read: bool,
+    in_kernel: bool,
 ) -> Axis | None:
     """By which digits the ranks of a mesh dimension divide the sum between them, to add up each its part.
 
@@ -144,24 +153,24 @@ def added_up(
     build = _Builder(total)
     if ranks > _MOST_WINDOWS:
         whole = build.applied(parts.chain, parts.sent, received, {}, "w", received.domain)
-        build.exprs.append(Expr("sum", (whole,), (total,), {"axes": (parts.at,)}))
+        build.exprs.append(Expr(Reduce("sum", (parts.at,)), (whole,), (total,)))
         return build.exprs
     current: BoundTensor | None = None
     for k in range(ranks):
         index = Scalar(f"{total.name}k{k}", DataType.Int, k, is_literal=True)
-        piece = build.make("select", (received, index), f"r{k}", received.dtype, attributes={"dim": parts.at})
+        piece = build.make(Select(parts.at), (received, index), f"r{k}", received.dtype)
         summand = build.applied(parts.chain, parts.sent, piece, beside, f"r{k}", total.domain)
         if summand.dtype is not parts.accumulator:
-            summand = build.make("cast", (summand,), f"f{k}", parts.accumulator)
+            summand = build.make(Cast(), (summand,), f"f{k}", parts.accumulator)
         if current is None:
             current = summand
         elif k == ranks - 1 and parts.accumulator is total.dtype:
-            build.exprs.append(Expr("add", (current, summand), (total,)))
+            build.exprs.append(Expr(_ADD, (current, summand), (total,)))
         else:
-            current = build.make("add", (current, summand), f"a{k}", parts.accumulator)
+            current = build.make(_ADD, (current, summand), f"a{k}", parts.accumulator)
     if parts.accumulator is not total.dtype:
         assert current is not None, "a mesh dimension has ranks"
-        build.exprs.append(Expr("cast", (current,), (total,)))
+        build.exprs.append(Expr(Cast(), (current,), (total,)))
     return build.exprs
 
 
@@ -173,12 +182,11 @@ class _Builder:
         self.exprs: list[Expr] = []
 
     def make(
-        self, op: str, inputs: Sequence[Value], name: str, dtype: DataType, like: BoundDomain | None = None,
-        attributes: Mapping[str, object] | None = None,
-    ) -> BoundTensor:  # fmt: skip
+        self, op: Op, inputs: Sequence[Value], name: str, dtype: DataType, like: BoundDomain | None = None
+    ) -> BoundTensor:
         domain = replace(like or self.total.domain, allocation=None)
         out = BoundTensor(f"{self.total.name}{name}", dtype, domain)
-        self.exprs.append(Expr(op, tuple(inputs), (out,), attributes or {}))
+        self.exprs.append(Expr(op, tuple(inputs), (out,)))
         return out
 
     def applied(
@@ -189,7 +197,7 @@ class _Builder:
         own = {**beside, sent: piece}
         for j, expr in enumerate(chain):
             inputs = [own[v] if isinstance(v, BoundTensor) else v for v in expr.inputs]
-            own[expr.output] = self.make(expr.op, inputs, f"{name}c{j}", expr.output.dtype, like, expr.attributes)
+            own[expr.output] = self.make(expr.op, inputs, f"{name}c{j}", expr.output.dtype, like)
         return own[chain[-1].output] if chain else piece
 
 

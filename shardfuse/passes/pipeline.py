@@ -35,13 +35,14 @@ from dataclasses import replace
 
 from ..analysis.communication_table import communication_of, mesh_dims_of
 from ..analysis.sharding import allowed, carries, is_even, is_opaque, is_untouched, stand_together, walked_axes
+from ..ir.call import Call
 from ..ir.digits import Axis, extent, root_of
 from ..ir.domain import without
-from ..ir.expr import FACTORIES, BoundFusion, BoundTensor, Expr, Value
+from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
+from ..ir.op import Iota, Move, Random, Reshard, StreamCat, StreamSlice
 from ..ir.stream import Stream
 from ..mesh import ParallelType
 from ..ops.evaluate import place_in
-from ..ops.torch_calls import TORCH_CALLS
 
 
 def pipeline_streams(fusion: BoundFusion) -> None:
@@ -104,13 +105,14 @@ class _Pipeline:
             if gathers and i == 0 and _is_ring(expr, stream):
                 self.slice(expr.tensors[0], outputs[0], stream, i)
                 continue
-            attributes = {**expr.attributes, "chunk": i, **({"stream": stream} if gathers else {})}
-            self.exprs.append(Expr(expr.op, tuple(chunks[i] for chunks in inputs), outputs, attributes))
+            op = replace(expr.op, stream=stream) if gathers and isinstance(expr.op, Reshard) else expr.op
+            read = tuple(chunks[i] for chunks in inputs)
+            self.exprs.append(replace(expr, op=op, inputs=read, outputs=outputs, chunk=i))
         for t, chunks in zip(expr.outputs, made, strict=True):
             self.pieces[t, stream] = chunks
 
     def slice(self, tensor: BoundTensor, chunk: BoundTensor, stream: Stream, stage: int) -> None:
-        self.exprs.append(Expr("stream_slice", (tensor,), (chunk,), {"stream": stream, "chunk": stage}))
+        self.exprs.append(Expr(StreamSlice(stream), (tensor,), (chunk,), chunk=stage))
 
     def in_chunks(self, value: Value, stream: Stream, expr: Expr) -> list[Value]:
         """``value`` as each stage of ``expr`` reads it."""
@@ -143,7 +145,7 @@ class _Pipeline:
         if maker is None or maker not in self.stream_of:
             return
         stream = self.stream_of[maker]
-        self.exprs.append(Expr("stream_cat", tuple(self.pieces[tensor, stream]), (tensor,), {"stream": stream}))
+        self.exprs.append(Expr(StreamCat(stream), tuple(self.pieces[tensor, stream]), (tensor,)))
         del self.producer[tensor]
 
 
@@ -162,9 +164,9 @@ def _holds(tensor: BoundTensor, digits: Axis) -> bool:
 def _goes_by_chunks(expr: Expr, stream: Stream) -> bool:
     """Is what ``expr`` makes of one chunk a chunk of what it makes?"""
     digits = stream.digits
-    if is_opaque(expr) or "move" in expr.attributes or (expr.op in FACTORIES and expr.op != "full"):
+    if is_opaque(expr) or isinstance(expr.op, Move | Iota | Random):
         return False
-    if expr.op in TORCH_CALLS and not allowed(expr, ((ParallelType.stream, digits),)):
+    if isinstance(expr.op, Call) and not allowed(expr, ((ParallelType.stream, digits),)):
         return False
     if not all(_holds(t, digits) for t in expr.outputs):
         return False

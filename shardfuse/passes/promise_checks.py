@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ..errors import PromiseError
+from ..ir.call import Call
 from ..ir.digits import extent
 from ..ir.domain import Sharding
-from ..ir.expr import DRAWS, BoundFusion, BoundTensor, Expr
+from ..ir.expr import BoundFusion, BoundTensor, Expr
+from ..ir.op import Random, Reshape, is_reduction
 from ..ir.promises import SEGMENTS, Promises
 
 _BY_SIZE = {
@@ -29,13 +31,14 @@ def check_promises(fusion: BoundFusion) -> None:
         if isinstance(t, BoundTensor):
             _check_local_extents(t, promises)
     for expr in fusion.exprs:
-        named = f"{expr.output} = {expr.op}"
+        named = f"{expr.output} = {expr.op.name}"
         if has_order(expr) and expr.output.dtype.is_complex:
             found = f"torch adds complex numbers in an order that follows sizes ({named})"
             raise PromiseError(str(promises), found, "add up real and imaginary parts as two tensors")
-        if expr.op in _BY_SIZE:
-            raise PromiseError(str(promises), f"{_BY_SIZE[expr.op]} ({named})", "take it out of the fusion")
-        if expr.op in DRAWS and promises.batch:
+        if isinstance(expr.op, Call) and expr.op.name in _BY_SIZE:
+            found = f"{_BY_SIZE[expr.op.name]} ({named})"
+            raise PromiseError(str(promises), found, "take it out of the fusion")
+        if isinstance(expr.op, Random) and promises.batch:
             found = f"random numbers follow from the place of an element ({named})"
             raise PromiseError(str(promises), found, "pass them in as a tensor")
 
@@ -50,7 +53,7 @@ def _check_local_extents(t: BoundTensor, promises: Promises) -> None:
 
 def has_order(expr: Expr) -> bool:
     """Does the order of its additions show in the result?  Integers, maxima and truth values are the same in any."""
-    return expr.op in ("sum", "prod") and (expr.output.dtype.is_floating or expr.output.dtype.is_complex)
+    return is_reduction(expr.op, "sum", "prod") and (expr.output.dtype.is_floating or expr.output.dtype.is_complex)
 
 
 def check_order(expr: Expr, promises: Promises, *, is_cut: bool) -> None:
@@ -60,10 +63,10 @@ def check_order(expr: Expr, promises: Promises, *, is_cut: bool) -> None:
     """
     if not has_order(expr):
         return
-    named = f"{expr.output} = {expr.op}({', '.join(map(str, expr.tensors))})"
+    named = f"{expr.output} = {expr.op.name}({', '.join(map(str, expr.tensors))})"
     if promises.ranks:
         raise _no_segments(named, promises)
-    if expr.op == "prod" or is_cut:
+    if is_reduction(expr.op, "prod") or is_cut:
         found = f"what ranks have of {named} is multiplied, or added up chunk by chunk"
         raise PromiseError(str(promises), found, "have the axis whole on each rank")
 
@@ -73,7 +76,7 @@ def check_segments(expr: Expr, here: Sharding, promises: Promises) -> None:
 
     here: the sharding in which it is computed: what is sharded otherwise would be gathered first.
     """
-    if "segments" in expr.attributes and expr.op == "reshape":
+    if isinstance(expr.op, Reshape) and expr.op.segments:
         (x,) = expr.tensors
         if any(entry not in here for entry in x.domain.sharding):
             raise _no_segments(f"the sum of {x}", promises)

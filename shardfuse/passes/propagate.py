@@ -38,6 +38,7 @@ from ..analysis.sharding import (
 from ..ir.digits import Axis
 from ..ir.domain import Sharding
 from ..ir.expr import BoundFusion, BoundTensor, Expr
+from ..ir.op import Relabel
 from ..mesh import DeviceMesh, ParallelType
 
 
@@ -109,7 +110,7 @@ def _wanted(expr: Expr, tensor: BoundTensor, walked: tuple[Axis, ...]) -> Shardi
     """What ``expr`` is best served with for its input ``tensor``, of which it walks these axes."""
     out = expr.output.domain
     if is_opaque(expr):
-        if expr.op != "relabel":
+        if not isinstance(expr.op, Relabel):
             return ()
         moved = ((p, same_place(out.logical, tensor.domain.logical, digits)) for p, digits in out.sharding)
         return tuple((p, digits) for p, digits in moved if digits)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 from ..ir.dtype import DataType
-from ..ir.expr import HostExpr, Number, Scalar
-from ..ir.fusion import Record
+from ..ir.expr import HostExpr
+from ..ir.op import Cast, HostOp, Pointwise
+from ..ir.scalar import Number, Scalar
 from ..ops.host import host_value, to_number
 
 
@@ -27,27 +27,18 @@ class HostScalars:
     def define(self, scalar: Scalar, value: Number) -> None:
         self._known[scalar] = Scalar(scalar.name, scalar.dtype, value)
 
-    def compute(self, record: Record, operands: Sequence[Scalar], out: Scalar) -> None:
+    def compute(self, op: HostOp, operands: Sequence[Scalar], out: Scalar) -> None:
         """The value of ``out`` now, or a line of every call."""
-        values = [v.value for v in operands]
-        if all(v is not None for v in values) and record.op not in ("rng_seed", "rng_offset"):
-            self.define(out, host_value(record.op, cast(list[Number], values), out.dtype))
+        values = [v.value for v in operands if v.value is not None]
+        if len(values) == len(operands) and isinstance(op, Pointwise | Cast):
+            self.define(out, host_value(op, values, out.dtype))
             return
         fresh = Scalar(out.name, out.dtype)
         self._known[out] = fresh
-        self.left.append(HostExpr(record.op, tuple(operands), fresh))
+        self.left.append(HostExpr(op, tuple(operands), fresh))
 
-    def resolve(self, attributes: Mapping[str, object]) -> dict[str, object]:
-        """``attributes`` with numbers in place of host scalars."""
-        return {k: self._resolved(v) for k, v in attributes.items()}
-
-    def _resolved(self, value: object) -> object:
-        if isinstance(value, Scalar):
-            known = self.value(value)
-            assert known.value is not None, f"{value} is not known when shapes are worked out"
-            return (
-                int(known.value.real) if known.dtype.is_integral and known.dtype is not DataType.Bool else known.value
-            )
-        if isinstance(value, tuple):
-            return tuple(self._resolved(v) for v in cast(tuple[object, ...], value))
-        return value
+    def number(self, scalar: Scalar) -> Number:
+        """The number in place of ``scalar`` in what an op is told."""
+        known = self.value(scalar)
+        assert known.value is not None, f"{scalar} is not known when shapes are worked out"
+        return int(known.value.real) if known.dtype.is_integral and known.dtype is not DataType.Bool else known.value

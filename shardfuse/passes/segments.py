@@ -23,17 +23,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
-from typing import cast
 
 from ..errors import PromiseError
+from ..ir.call import Select
 from ..ir.digits import Axis, CutError, extent, split
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
-from ..ir.expr import BoundFusion, BoundTensor, Expr, Scalar
+from ..ir.expr import BoundFusion, BoundTensor, Expr
+from ..ir.op import Cast, Op, Pointwise, Reduce, Reshape
 from ..ir.promises import SEGMENTS
+from ..ir.scalar import Scalar
 from .promise_checks import has_order
 
-_COMBINED = {"sum": "add", "prod": "mul"}
+_COMBINED = {"sum": Pointwise("add"), "prod": Pointwise("mul")}
 
 
 def sum_in_segments(fusion: BoundFusion) -> None:
@@ -45,14 +47,16 @@ def sum_in_segments(fusion: BoundFusion) -> None:
         return
     exprs: list[Expr] = []
     for expr in fusion.exprs:
-        exprs += _in_segments(expr, str(fusion.promises)) if has_order(expr) else [expr]
+        if isinstance(expr.op, Reduce) and has_order(expr):
+            exprs += _in_segments(expr, expr.op, str(fusion.promises))
+        else:
+            exprs.append(expr)
     fusion.exprs = exprs
 
 
-def _in_segments(expr: Expr, promise: str) -> list[Expr]:
+def _in_segments(expr: Expr, op: Reduce, promise: str) -> list[Expr]:
     (x,), out = expr.tensors, expr.output
-    axes = cast(tuple[int, ...], expr.attributes["axes"])
-    at = min(axes)
+    at = min(op.axes)
     axis = x.domain.logical[at]
     count = gcd(extent(axis), SEGMENTS)
     if count == 1 or extent(axis) == 0:
@@ -60,16 +64,16 @@ def _in_segments(expr: Expr, promise: str) -> list[Expr]:
     try:
         outer, inner = split(axis, extent(axis) // count)
     except CutError as error:
-        found = f"axis {at} of {x}, which {out} = {expr.op} reduces, is cut unevenly"
+        found = f"axis {at} of {x}, which {out} = {op.name} reduces, is cut unevenly"
         raise PromiseError(promise, found, f"pad it to a multiple of {SEGMENTS} elements for each rank") from error
     build = _Builder(out, DataType.Float if out.dtype.is_low_precision else out.dtype)
     logical = (*x.domain.logical[:at], outer, inner, *x.domain.logical[at + 1 :])
     shape = tuple(extent(a) for a in logical)
-    cut = build.make("reshape", (x,), "v", logical, {"shape": shape, "segments": count}, x.dtype)
-    inside = tuple(a + 1 for a in axes)
+    cut = build.make(Reshape(shape, count), (x,), "v", logical, x.dtype)
+    inside = tuple(a + 1 for a in op.axes)
     kept = tuple(a for k, a in enumerate(logical) if k not in inside)
-    parts = build.make(expr.op, (cut,), "g", kept, {**expr.attributes, "axes": inside, "segments": count})
-    build.combine(_COMBINED[expr.op], parts, at, count)
+    parts = build.make(Reduce(op.kind, inside, segments=count), (cut,), "g", kept)
+    build.combine(_COMBINED[op.kind], parts, at, count)
     return build.exprs
 
 
@@ -82,21 +86,21 @@ class _Builder:
         self.exprs: list[Expr] = []
 
     def make(
-        self, op: str, inputs: Sequence[BoundTensor | Scalar], name: str, logical: Sequence[Axis],
-        attributes: dict[str, object] | None = None, dtype: DataType | None = None,
+        self, op: Op, inputs: Sequence[BoundTensor | Scalar], name: str, logical: Sequence[Axis],
+        dtype: DataType | None = None,
     ) -> BoundTensor:  # fmt: skip
         domain = BoundDomain(tuple(logical), self.out.domain.mesh)
         made = BoundTensor(f"{self.out.name}{name}", dtype or self.accumulator, domain)
-        self.exprs.append(Expr(op, tuple(inputs), (made,), attributes or {}))
+        self.exprs.append(Expr(op, tuple(inputs), (made,)))
         return made
 
-    def combine(self, op: str, parts: BoundTensor, at: int, count: int) -> None:
+    def combine(self, op: Pointwise, parts: BoundTensor, at: int, count: int) -> None:
         """The ``count`` segments along axis ``at``, two and two, then twos and twos."""
         logical = tuple(a for k, a in enumerate(parts.domain.logical) if k != at)
         held: list[BoundTensor] = []
         for k in range(count):
             index = Scalar(f"{self.out.name}k{k}", DataType.Int, k, is_literal=True)
-            held.append(self.make("select", (parts, index), f"s{k}", logical, {"dim": at}))
+            held.append(self.make(Select(at), (parts, index), f"s{k}", logical))
         while len(held) > 1:
             pairs = list(zip(held[::2], held[1::2], strict=True))
             held = [self.make(op, pair, f"a{len(held)}_{k}", logical) for k, pair in enumerate(pairs)]
@@ -104,4 +108,4 @@ class _Builder:
         if self.accumulator is self.out.dtype:
             self.exprs.append(replace(last, outputs=(self.out,)))
         else:
-            self.exprs += [last, Expr("cast", (held[0],), (self.out,))]
+            self.exprs += [last, Expr(Cast(), (held[0],), (self.out,))]

@@ -26,10 +26,8 @@ with exp(T0 - m) summed, m the largest of a rank, and sum(q * exp(m - max(m))) a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import cast
 
 from ..analysis.chain import Links, h200_nodes
 from ..analysis.communication_table import PACKED_BYTES, local_bytes
@@ -38,7 +36,9 @@ from ..analysis.sharding import carries, is_even, ordered, outermost, reduced_ax
 from ..ir.digits import Axis, Root, axis_of, extent
 from ..ir.domain import BoundDomain, Sharding, without
 from ..ir.dtype import DataType
-from ..ir.expr import VIEWS, BoundFusion, BoundTensor, Expr, Number, Scalar, Value
+from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
+from ..ir.op import Broadcast, Iota, Pointwise, Reduce, Reshard, Squeeze
+from ..ir.scalar import Number, Scalar
 from ..mesh import DeviceMesh, ParallelType
 
 
@@ -53,6 +53,12 @@ class Statistic:
     @property
     def x(self) -> BoundTensor:
         return self.first.tensors[0]
+
+    @property
+    def reduction(self) -> Reduce:
+        """The op of ``first``."""
+        assert isinstance(self.first.op, Reduce), "a statistic is of reductions"
+        return self.first.op
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -129,7 +135,7 @@ def _is_cheaper(statistic: Statistic, links: Links) -> bool:
     """One gather of the numbers of every rank, against two all-reduces of one."""
     team = statistic.mesh.box(statistic.mesh.ranks[0], statistic.mesh_dims)
     n, size = len(team), local_bytes(statistic.first.output)
-    numbers = 2 if statistic.first.op == "max" else 3
+    numbers = 2 if statistic.reduction.kind == "max" else 3
     gathered = links.seconds(team, numbers * size * (n - 1), 2 * numbers * size * n)
     reduced = 2 * links.seconds(team, 2 * size * (n - 1) / n, 2 * size)
     return numbers * size * n <= PACKED_BYTES and gathered < reduced
@@ -151,7 +157,7 @@ class _Builder:
         self.places = tuple(range(len(self.ranks)))
 
     def build(self) -> list[Expr]:
-        if self.statistic.first.op == "max":
+        if self.statistic.reduction.kind == "max":
             self.exponentials()
         else:
             self.moments()
@@ -166,9 +172,9 @@ class _Builder:
         apart = self.op("sub", x, self.along_rows(self.op("where", lowest, self.number(0.0), centre)))
         total = self.partial(second, self.op("exp", apart))
         m, q = self.gather(largest), self.gather(total)
-        self.exprs.append(Expr("max", (m,), (first.output,), {"axes": self.places}))
+        self.exprs.append(Expr(Reduce("max", self.places), (m,), (first.output,)))
         away = self.op("exp", self.op("sub", m, self.over_ranks(first.output)))
-        self.exprs.append(Expr("sum", (self.op("mul", q, away),), (second.output,), {"axes": self.places}))
+        self.exprs.append(Expr(Reduce("sum", self.places), (self.op("mul", q, away),), (second.output,)))
 
     def moments(self) -> None:
         first, second, x = self.statistic.first, self.statistic.second, self.statistic.x
@@ -185,14 +191,14 @@ class _Builder:
         shift = self.op("div", self.total(self.op("mul", e, weight)), whole)
         is_number = self.op("isfinite", shift)  # else pivot is infinite, or a difference to it
         shift = self.op("where", is_number, shift, zero)
-        self.exprs.append(Expr("mul", (self.op("add", pivot, shift), whole), (first.output,)))
+        self.exprs.append(Expr(Pointwise("mul"), (self.op("add", pivot, shift), whole), (first.output,)))
         away = self.op("sub", e, self.over_ranks(shift))
         within = self.op("sub", q, self.op("div", self.op("mul", r, r), at_least_one))
         between = self.op("mul", self.op("mul", away, weight), away)  # 0 of a rank that has none, however far away
         # Of a sum that overflowed all are infinitely far, but for the infinite ones: their q is NaN.
         is_over = self.over_ranks(self.op("eq", self.op("abs", first.output), infinity))
         addend = self.op("where", is_over, self.op("add", q, infinity), self.op("add", within, between))
-        self.exprs.append(Expr("sum", (addend,), (second.output,), {"axes": self.places}))
+        self.exprs.append(Expr(Reduce("sum", self.places), (addend,), (second.output,)))
 
     # pieces
 
@@ -212,17 +218,14 @@ class _Builder:
         sharding = ordered(dict(entry for t in tensors for entry in t.domain.sharding).items())
         dtype = DataType.Bool if op in ("eq", "isfinite") else self.statistic.x.dtype
         out = self.like(dtype, BoundDomain(logical, self.statistic.mesh, sharding))
-        self.exprs.append(Expr(op, operands, (out,)))
+        self.exprs.append(Expr(Pointwise(op), operands, (out,)))
         return out
 
-    def view(
-        self, op: str, tensor: BoundTensor, logical: tuple[Axis, ...], attributes: Mapping[str, object]
-    ) -> BoundTensor:
-        assert op in VIEWS, f"{op} is no view"
+    def view(self, op: Squeeze | Broadcast, tensor: BoundTensor, logical: tuple[Axis, ...]) -> BoundTensor:
         out = self.like(
             tensor.dtype, BoundDomain(logical, self.statistic.mesh, self.without_ranks(tensor.domain.sharding))
         )
-        self.exprs.append(Expr(op, (tensor,), (out,), attributes))
+        self.exprs.append(Expr(op, (tensor,), (out,)))
         return out
 
     def without_ranks(self, sharding: Sharding) -> Sharding:
@@ -233,34 +236,33 @@ class _Builder:
         kept = reduction.output.domain
         sharding = ordered([*kept.sharding, *self.ranks.items()])
         out = self.like(tensor.dtype, BoundDomain((*self.ranks.values(), *kept.logical), self.statistic.mesh, sharding))
-        self.exprs.append(Expr(reduction.op, (tensor,), (out,), {**reduction.attributes, "partial": len(self.ranks)}))
+        self.exprs.append(replace(reduction, inputs=(tensor,), outputs=(out,), partial=len(self.ranks)))
         return out
 
     def on_this_rank(self, tensor: BoundTensor) -> BoundTensor:
         """Without the axes of the ranks: another value on each of them."""
-        return self.view("squeeze", tensor, tensor.domain.logical[len(self.ranks) :], {"axes": self.places})
+        return self.view(Squeeze(self.places), tensor, tensor.domain.logical[len(self.ranks) :])
 
     def along_rows(self, tensor: BoundTensor) -> BoundTensor:
         """The same value for all that was reduced."""
-        x, axes = self.statistic.x, cast("tuple[int, ...]", self.statistic.first.attributes["axes"])
+        x, axes = self.statistic.x, self.statistic.reduction.axes
         logical = tuple(() if k in axes else axis for k, axis in enumerate(x.domain.logical))
-        return self.view("broadcast", tensor, logical, {"new": tuple(k in axes for k in range(x.ndim))})
+        return self.view(Broadcast(tuple(k in axes for k in range(x.ndim))), tensor, logical)
 
     def over_ranks(self, tensor: BoundTensor) -> BoundTensor:
         """The same value for every rank."""
         new = (*(True for _ in self.ranks), *(False for _ in tensor.domain.logical))
-        return self.view("broadcast", tensor, (*(() for _ in self.ranks), *tensor.domain.logical), {"new": new})
+        return self.view(Broadcast(new), tensor, (*(() for _ in self.ranks), *tensor.domain.logical))
 
     def gather(self, tensor: BoundTensor) -> BoundTensor:
         out = self.like(tensor.dtype, replace(tensor.domain, sharding=self.without_ranks(tensor.domain.sharding)))
-        dims = self.statistic.mesh_dims
-        self.exprs.append(Expr("set", (tensor,), (out,), {"mesh": dims[0] if len(dims) == 1 else dims}))
+        self.exprs.append(Expr(Reshard(self.statistic.mesh_dims), (tensor,), (out,)))
         return out
 
     def total(self, tensor: BoundTensor) -> BoundTensor:
         logical = tensor.domain.logical[len(self.ranks) :]
         out = self.like(tensor.dtype, BoundDomain(logical, self.statistic.mesh, tensor.domain.sharding))
-        self.exprs.append(Expr("sum", (tensor,), (out,), {"axes": self.places}))
+        self.exprs.append(Expr(Reduce("sum", self.places), (tensor,), (out,)))
         return out
 
     def counts(self, *, least: int, is_local: bool) -> Value:
@@ -285,8 +287,8 @@ class _Builder:
         s, own = self.statistic, self.ranks[p]
         sharding: Sharding = ((p, own),) if is_local else ()
         index = self.like(s.x.dtype, BoundDomain((own,), s.mesh, sharding))
-        self.exprs.append(Expr("iota", (), (index,), {"shape": (s.mesh.extent(p),), "start": 0, "step": 1}))
+        self.exprs.append(Expr(Iota((s.mesh.extent(p),), 0, 1), (), (index,)))
         new = (*(q is not p for q in self.ranks), *(True for _ in s.first.output.domain.logical))
         out = self.like(index.dtype, BoundDomain(tuple(() if flag else own for flag in new), s.mesh, sharding))
-        self.exprs.append(Expr("broadcast", (index,), (out,), {"new": new}))
+        self.exprs.append(Expr(Broadcast(new), (index,), (out,)))
         return out

@@ -35,61 +35,68 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
+from ..ir.base_op import numbers
+from ..ir.call import Cat, Flip, Pad, Select, ShapeCall, Slice
 from ..ir.digits import Axis, extent
 from ..ir.domain import BoundDomain
 from ..ir.dtype import DataType
-from ..ir.expr import BoundFusion, BoundTensor, Expr, Scalar, Value
-from .chains import SHAPE_OPS, Chains, Seen, sight_of
+from ..ir.expr import BoundFusion, BoundTensor, Expr, Value
+from ..ir.op import Broadcast, Full, Iota, Pointwise, Squeeze
+from ..ir.scalar import Scalar
+from .chains import Chains, Seen, sight_of
 
+_WHERE, _LT, _GE = map(Pointwise, ("where", "lt", "ge"))
 _MOST_PIECES = 8
 """Each element of a cat is looked for in every piece."""
 
 
 def fuse_windows(fusion: BoundFusion) -> None:
-    if not any(expr.op in SHAPE_OPS for expr in fusion.exprs):
+    if not any(isinstance(expr.op, ShapeCall) for expr in fusion.exprs):
         return
     chains = Chains(fusion)
     for expr in fusion.exprs:
-        if expr.op not in SHAPE_OPS or not _rewritten(chains, expr):
+        if not _rewritten(chains, expr):
             chains.emit(expr)
     fusion.exprs = chains.exprs
 
 
 def _rewritten(chains: Chains, expr: Expr) -> bool:
     """Has ``expr`` been said otherwise?"""
-    tensors = (*expr.tensors, expr.output)
-    if any(extent(axis) == 0 for t in tensors for axis in t.domain.logical):
+    tensors = (*expr.tensors, *expr.outputs)
+    if isinstance(expr.op, ShapeCall) and any(extent(axis) == 0 for t in tensors for axis in t.domain.logical):
         return False
     match expr.op:
-        case "slice":
-            return _slice(chains, expr)
-        case "select":
-            return _select(chains, expr)
-        case "cat":
-            return _cat(chains, expr)
-        case "pad":
-            return _pad(chains, expr)
+        case Slice():
+            return _slice(chains, expr, expr.op)
+        case Select(at):
+            return _select(chains, expr, at)
+        case Cat(at):
+            return _cat(chains, expr, at)
+        case Pad(widths):
+            return _pad(chains, expr, numbers(widths))
+        case Flip():
+            return _flip(chains, expr, expr.op)
         case _:
-            return _flip(chains, expr)
+            return False
 
 
-def _slice(chains: Chains, expr: Expr) -> bool:
+def _slice(chains: Chains, expr: Expr, op: Slice) -> bool:
     """Where its input is computed element by element, a slice of what that is computed from; a view else, or a window
     where kernels alone read it."""
     (x,) = expr.tensors
-    seen = sight_of(expr)
+    seen = sight_of(expr, op)
     if not seen or not (chains.passes(x, seen) or (chains.is_for_kernels(expr.output) and chains.fits(x))):
         return False
     chains.through(x, seen, expr.output)
     return True
 
 
-def _select(chains: Chains, expr: Expr) -> bool:
+def _select(chains: Chains, expr: Expr, at: int) -> bool:
     """A slice of one element, less its axis, where the index is known."""
-    (x,), at = expr.tensors, cast(int, expr.attributes["dim"])
-    index, n = cast(Scalar, expr.inputs[1]).value, extent(x.domain.logical[at])
+    x, place = expr.inputs
+    assert isinstance(x, BoundTensor), "an index is of a tensor"
+    index, n = place.value if isinstance(place, Scalar) else None, extent(x.domain.logical[at])
     if not isinstance(index, int) or not -n <= index < n:
         return False
     logical = tuple(() if k == at else axis for k, axis in enumerate(x.domain.logical))
@@ -98,22 +105,23 @@ def _select(chains: Chains, expr: Expr) -> bool:
     else:
         seen = (Seen(x.domain.logical[at], (), index % n, 1, 0, 1),)
         one = chains.through(x, seen, chains.stand_in(expr.output, chains.like(x, x.name, logical)))
-    chains.emit(Expr("squeeze", (one,), (expr.output,), {"axes": (at,)}))
+    chains.emit(Expr(Squeeze((at,)), (one,), (expr.output,)))
     return True
 
 
-def _flip(chains: Chains, expr: Expr) -> bool:
+def _flip(chains: Chains, expr: Expr, op: Flip) -> bool:
     (x,), out = expr.tensors, expr.output
-    seen = sight_of(expr)
+    seen = sight_of(expr, op)
     if not seen or not (chains.passes(x, seen) or chains.is_read_by_kernel(out)) or not chains.fits(x):
         return False
     chains.through(x, seen, out)
     return True
 
 
-def _pad(chains: Chains, expr: Expr) -> bool:
-    (x,), out = expr.tensors, expr.output
-    widths = cast("tuple[int, ...]", expr.attributes["widths"])
+def _pad(chains: Chains, expr: Expr, widths: tuple[int, ...]) -> bool:
+    (x, fill), out = expr.inputs, expr.output
+    assert isinstance(x, BoundTensor), "a pad is of a tensor"
+    assert isinstance(fill, Scalar), "a pad is by a number"
     seen: list[Seen] = []
     masks: list[tuple[int, int, int]] = []
     for k, (old, new) in enumerate(zip(x.domain.logical, out.domain.logical, strict=True)):
@@ -130,7 +138,6 @@ def _pad(chains: Chains, expr: Expr) -> bool:
     passes = bool(seen) and chains.passes(x, tuple(seen))
     if not seen or not (passes or chains.is_read_by_kernel(out)):
         return False
-    fill = cast(Scalar, expr.inputs[1])
     is_read = all(x.domain.logical[k] for k, _, _ in masks)
     if not passes and is_read and fill.is_literal and fill.value == 0:
         chains.read(x, tuple(seen), out)
@@ -147,21 +154,21 @@ def _filled(
 ) -> None:
     """``out`` is ``x`` where the index along every axis of ``masks`` is inside, else ``fill``."""
     value = chains.like(out, f"{out}v", ())
-    chains.emit(Expr("full", (fill,), (value,), {"shape": ()}))
+    chains.emit(Expr(Full(()), (fill,), (value,)))
     tests = [
         _test(chains, out, k, op, at)
         for k, start, stop in masks
-        for op, at, there in (("ge", start, start > 0), ("lt", stop, stop < extent(out.domain.logical[k])))
+        for op, at, there in ((_GE, start, start > 0), (_LT, stop, stop < extent(out.domain.logical[k])))
         if there
     ]
     for k, mask in enumerate(tests):
         made = out if k == len(tests) - 1 else chains.like(out, out.name, out.domain.logical)
-        chains.emit(Expr("where", (mask, x, value), (made,)))
+        chains.emit(Expr(_WHERE, (mask, x, value), (made,)))
         x = made
 
 
-def _cat(chains: Chains, expr: Expr) -> bool:
-    out, k = expr.output, cast(int, expr.attributes["dim"])
+def _cat(chains: Chains, expr: Expr, k: int) -> bool:
+    out = expr.output
     target = out.domain.logical[k]
     pieces: list[tuple[BoundTensor, tuple[Seen, ...], int]] = []
     start = 0
@@ -175,14 +182,14 @@ def _cat(chains: Chains, expr: Expr) -> bool:
     values = [chains.through(t, seen) for t, seen, _ in pieces]
     current = values[-1]
     for j in reversed(range(len(pieces) - 1)):
-        mask = _test(chains, out, k, "lt", pieces[j][2])
+        mask = _test(chains, out, k, _LT, pieces[j][2])
         made = out if j == 0 else chains.like(out, out.name, out.domain.logical)
-        chains.emit(Expr("where", (mask, values[j], current), (made,)))
+        chains.emit(Expr(_WHERE, (mask, values[j], current), (made,)))
         current = made
     return True
 
 
-def _test(chains: Chains, out: BoundTensor, k: int, op: str, at: int) -> BoundTensor:
+def _test(chains: Chains, out: BoundTensor, k: int, op: Pointwise, at: int) -> BoundTensor:
     """Is the index along axis ``k`` of ``out`` less than ``at``, or no less?"""
     axis: Axis = out.domain.logical[k]
     index = _index(chains, out, axis)
@@ -193,7 +200,7 @@ def _test(chains: Chains, out: BoundTensor, k: int, op: str, at: int) -> BoundTe
     if not any(new):
         return mask
     wide = _new(chains, f"{out}b", DataType.Bool, tuple(() if n else axis for n in new), out)
-    chains.emit(Expr("broadcast", (mask,), (wide,), {"new": new}))
+    chains.emit(Expr(Broadcast(new), (mask,), (wide,)))
     return wide
 
 
@@ -202,7 +209,7 @@ def _index(chains: Chains, out: BoundTensor, axis: Axis) -> BoundTensor:
     key = axis, out.domain.mesh
     if key not in chains.indices:
         index = _new(chains, f"{out}i", DataType.Int32 if extent(axis) < 2**31 else DataType.Int, (axis,), out)
-        chains.emit(Expr("iota", (), (index,), {"shape": (extent(axis),), "start": 0, "step": 1}))
+        chains.emit(Expr(Iota((extent(axis),), 0, 1), (), (index,)))
         chains.indices[key] = index
     return chains.indices[key]
 

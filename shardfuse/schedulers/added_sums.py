@@ -18,9 +18,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ..ir.dtype import DataType
-from ..ir.expr import VIEWS, BoundTensor, Expr
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Pointwise, View, is_reduction
 from .segment import Segment, leading_to
 
+_ADD = Pointwise("add")
 _WIDE = (DataType.Float, DataType.Double)
 """What is rounded no more where it is added up in another order than what a sum is anyway."""
 _Chain = tuple[Expr, ...]
@@ -48,7 +50,7 @@ def _next(exprs: Sequence[Expr], outputs: Sequence[BoundTensor]) -> tuple[int, _
     read = [t for e in exprs for t in e.tensors]
     private = {t for t in maker if t not in outputs and read.count(t) == 1}
     for k, expr in enumerate(exprs):
-        if expr.op == "add" and len(expr.tensors) == 2 and expr.output.dtype in _WIDE:
+        if expr.op == _ADD and len(expr.tensors) == 2 and expr.output.dtype in _WIDE:
             left, right = (_chain(t, maker, private) for t in expr.tensors)
             if left and right and _are_alike(left, right, expr):
                 return k, left, right
@@ -61,9 +63,9 @@ def _chain(tensor: BoundTensor, maker: dict[BoundTensor, Expr], private: set[Bou
     while tensor in private:
         expr = maker[tensor]
         found.insert(0, expr)
-        if expr.op == "sum":
+        if is_reduction(expr.op, "sum"):
             return tuple(found)
-        if expr.op not in VIEWS:
+        if not isinstance(expr.op, View):
             break
         tensor = expr.tensors[0]
     return ()
@@ -74,15 +76,15 @@ def _are_alike(left: _Chain, right: _Chain, addition: Expr) -> bool:
     a, b = left[0].tensors[0], right[0].tensors[0]
     if not a.dtype is b.dtype is addition.output.dtype or a.domain.logical != b.domain.logical:
         return False
-    return [(e.op, e.attributes, e.output.dtype) for e in left] == [(e.op, e.attributes, e.output.dtype) for e in right]
+    return [(e.op, e.partial, e.output.dtype) for e in left] == [(e.op, e.partial, e.output.dtype) for e in right]
 
 
 def _joined(addition: Expr, left: _Chain, right: _Chain) -> list[Expr]:
     out = addition.output
     a, b = left[0].tensors[0], right[0].tensors[0]
     summand = BoundTensor(f"{out}_summand", a.dtype, replace(a.domain, allocation=None))
-    exprs = [Expr("add", (a, b), (summand,))]
+    exprs = [Expr(_ADD, (a, b), (summand,))]
     for k, e in enumerate(left):
-        last = out if k == len(left) - 1 else BoundTensor(f"{out}_{e.op}", e.output.dtype, e.output.domain)
-        exprs.append(Expr(e.op, (exprs[-1].output, *e.inputs[1:]), (last,), e.attributes))
+        last = out if k == len(left) - 1 else BoundTensor(f"{out}_{e.op.name}", e.output.dtype, e.output.domain)
+        exprs.append(replace(e, inputs=(exprs[-1].output, *e.inputs[1:]), outputs=(last,)))
     return exprs

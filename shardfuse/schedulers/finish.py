@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..device import MAX_REGISTERS, SECTOR_BYTES, Device
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Reduce
 from .limits import WARP, power_of_two, power_of_two_within
 from .persistent import in_registers
 from .resources import REGISTER
@@ -37,3 +39,9 @@ def fitting(finish: Schedule, first: Schedule, words: int) -> Schedule:
     if finish.reduced <= most // lanes:
         return finish.sized(kept=lanes)
     return replace(finish.sized(kept=lanes, reduced=most // (2 * lanes)).with_stages(1), residency=Loop())
+
+
+def finish_of(reduction: Expr, partial: BoundTensor, axes: tuple[int, ...]) -> Expr:
+    """The reduction over ``axes`` of what the programs have of ``reduction``."""
+    assert isinstance(reduction.op, Reduce), f"{reduction.op.name} is no reduction"
+    return Expr(Reduce(reduction.op.kind, axes), (partial,), reduction.outputs)

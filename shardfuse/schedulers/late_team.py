@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..device import Device
 from ..ir.expr import BoundTensor
+from ..ir.op import Statistic, StatisticKind
 from .limits import MAX_TEAM, WARP, WARPS, is_odd, power_of_two, vector
 from .resources import copies_of_one, resident, resident_copies
 from .schedule import Access, Group, Lagged, Launch, Registers, Schedule, Tile
@@ -41,7 +42,7 @@ def late_team(segment: Segment, space: Space, device: Device, *, are_few_held: b
         return None
     if not 1 <= len(walked) <= _INPUTS or any(t.dtype is not walked[0].dtype for t in walked):
         return None
-    form = _late_form({e.op for e in segment.exprs}, walked, vectors, space, device)
+    form = _late_form({e.op.kind for e in segment.exprs if isinstance(e.op, Statistic)}, walked, vectors, space, device)
     if form is None:
         return None
     block = form.warps * WARP * form.width
@@ -91,9 +92,13 @@ class _LateForm:
 
 
 def _late_form(
-    kinds: set[str], walked: Sequence[BoundTensor], vectors: Sequence[BoundTensor], space: Space, device: Device
+    kinds: set[StatisticKind],
+    walked: Sequence[BoundTensor],
+    vectors: Sequence[BoundTensor],
+    space: Space,
+    device: Device,
 ) -> _LateForm | None:
-    """``None`` where no team holds a row.  ``vectors``: beside rows.  ``kinds``: the ops of its kernel."""
+    """``None`` where no team holds a row.  ``vectors``: beside rows.  ``kinds``: the statistics of its kernel."""
     tuned = device.measured.lagged
     dtype, n = walked[0].dtype, space.reduced
     loaded, is_variance, is_softmax = vector(dtype, n, device), "welford" in kinds, "online_softmax" in kinds
@@ -121,7 +126,7 @@ def _late_form(
     return _LateForm(*size, width, is_folded=is_folded, is_aligned=is_aligned, is_copied_ahead=is_ahead)
 
 
-def _few_members(kinds: set[str], held: int, copied: int, device: Device, *, is_folded: bool) -> int:
+def _few_members(kinds: set[StatisticKind], held: int, copied: int, device: Device, *, is_folded: bool) -> int:
     """Up to how many members a thread has few registers.  ``held``, ``copied``: bytes for each element of a row."""
     tuned = device.measured.lagged
     if "online_softmax" in kinds:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..device import Device
-from ..ir.expr import DRAWS, BoundTensor
+from ..ir.expr import BoundTensor
+from ..ir.op import Iota, Random, is_statistic
 from .late_team import late_team
 from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, power_of_two, vector
 from .online_reductions import online, takes_one_walk
@@ -38,7 +39,11 @@ def propose(segment: Segment, device: Device) -> Schedule:
     """
     space, joined = analysed(segment), online(segment)
     again = analysed(joined)
-    if any(e.op == "welford" for e in joined.exprs) and rereads(again) and cannot_exchange(segment, space) is None:
+    if (
+        any(is_statistic(e.op, "welford") for e in joined.exprs)
+        and rereads(again)
+        and cannot_exchange(segment, space) is None
+    ):
         held = paired_team(joined, again, device) or late_team(joined, again, device)
         if held is not None:
             return held
@@ -62,7 +67,7 @@ def aligned(segment: Segment, space: Space, schedule: Schedule, device: Device) 
         return None
     if len(walked) != 1 or space.inside != len(space.r) or any(map(space.has_r, segment.outputs)):
         return None
-    if any(len(e.outputs) > 2 or e.op in ("welford", "iota", *DRAWS) for e in again.exprs):
+    if any(len(e.outputs) > 2 or is_statistic(e.op, "welford") or isinstance(e.op, Iota | Random) for e in again.exprs):
         return None  # the lanes of a turn are counted, or are told apart by their indices
     width = device.access_bytes // walked[0].dtype.itemsize
     if not may_align_down(walked[0].dtype, space, device, rows=1) or space.reduced < 2 * schedule.reduced:

@@ -22,10 +22,11 @@ from math import prod
 from ..device import MAX_REGISTERS, Device
 from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
-from ..ir.expr import REDUCTIONS, BoundTensor, Expr
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Reduce
 from . import pointwise, reduction
 from .added_sums import added_sums
-from .finish import finishing
+from .finish import finish_of, finishing
 from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, WARPS, power_of_two, vector
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
 from .resources import carried, element_of, row_loop_fits, stages
@@ -164,7 +165,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     finishes = _finishes(segment, mixed, columns, device)
     assert not isinstance(finishes, str), finishes
     main = [e for e in mixed.main if e not in columns]
-    main += [Expr(e.op, e.inputs, (w,), e.attributes) for e, w in columns.items()]
+    main += [replace(e, outputs=(w,)) for e, w in columns.items()]
     first = Segment.of(main, [*mixed.stored, *columns.values()])
     split = _split_of(columns)
     plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), schedule, device, split)]
@@ -181,16 +182,16 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
 @lru_cache(maxsize=64)
 def analyse_mixed(segment: Segment) -> Mixed | str:
     """The space of the walk, or why there is none."""
-    if sum(e.op in REDUCTIONS for e in segment.exprs) < 2:
+    if sum(isinstance(e.op, Reduce) for e in segment.exprs) < 2:
         return "it does not reduce both ways"
     cut = cut_into_atoms(segment)
     if isinstance(cut, str):
         return cut
     pieces, atoms = cut
     gone = {e: g for e in segment.exprs if (g := lost(e, atoms))}
-    stray = next((e for e in gone if e.op not in REDUCTIONS), None)
+    stray = next((e for e in gone if not isinstance(e.op, Reduce)), None)
     if stray is not None:
-        return f"{stray.output} = {stray.op} lacks {listed(gone[stray])}"
+        return f"{stray.output} = {stray.op.name} lacks {listed(gone[stray])}"
     if len(set(gone.values())) < 2:
         return "it does not reduce both ways"
     order = storage_order((*segment.loads, *segment.outputs), atoms, pieces, frozenset())
@@ -293,7 +294,7 @@ def _finishes(
     finished: dict[BoundTensor, Expr] = {}
     for e, w in columns.items():
         gone = [k for k, axis in enumerate(w.domain.logical) if axis[0] not in mixed.space.atoms[e.output]]
-        finished[e.output] = Expr(e.op, (w,), (e.output,), {"axes": tuple(gone)})
+        finished[e.output] = finish_of(e, w, tuple(gone))
     cut = [finished.get(e.output, e) for e in segment.exprs]
     found: list[list[BoundTensor]] = []
     for t in mixed.after:

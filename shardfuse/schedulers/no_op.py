@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ..analysis.communication_table import communication_of
 from ..device import Device
-from ..ir.expr import VIEWS, Expr
+from ..ir.call import Call
+from ..ir.expr import Expr
+from ..ir.op import Relabel, StreamSlice, View
 from ..ops.torch_calls import TORCH_CALLS
 from .segment import Segment
 
@@ -14,10 +16,10 @@ def why_not(segment: Segment, device: Device) -> str | None:
         found = communication_of(expr)
         if found is not None and found.kind != "slice":
             return f"{expr.output} is communicated"
-        if found is None and expr.op not in (*VIEWS, "relabel", "stream_slice") and not _is_view(expr):
-            return f"{expr.output} is computed by {expr.op}"
+        if found is None and not isinstance(expr.op, View | Relabel | StreamSlice) and not _is_view(expr):
+            return f"{expr.output} is computed by {expr.op.name}"
     return None
 
 
 def _is_view(expr: Expr) -> bool:
-    return expr.op in TORCH_CALLS and TORCH_CALLS[expr.op].is_view
+    return isinstance(expr.op, Call) and TORCH_CALLS[expr.op.name].is_view

@@ -11,23 +11,28 @@ after (Milakov & Gimelshein 2018; a variance goes alike, by Chan, Golub & LeVequ
     T2 = sub(T0, T1); T7_x, T7_hit = pick(T2, T8); T7 = where(T7_hit, T7_x, 0.0)
 
 It is for what does not stand in the registers of one program: a loop reads its input once less, and the programs of a
-team exchange their parts at once.
+team exchange their parts at once.  A rank's part of a softmax over a sharded axis goes alike; of a row of nothing but
+-inf its sum is 0 (``analysis/paired_reductions.py``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
 from typing import cast
 
-from ..analysis.paired_reductions import first_of, made_by
+from ..analysis.paired_reductions import SUB, first_of, guarded_first_of, made_by
 from ..analysis.sharding import reduced_axes
 from ..ir.dtype import DataType
-from ..ir.expr import PICK, REDUCTIONS, STATISTICS, BoundTensor, Expr, Scalar
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Iota, Pick, Pointwise, Reduce, Statistic, is_reduction
+from ..ir.scalar import Scalar
 from .plan import KernelPlan
 from .segment import Segment, leading_to
 from .space import Space, analyse, analysed
 
+_WHERE, _EQ = Pointwise("where"), Pointwise("eq")
 _WIDE = (DataType.Float, DataType.Double)
 _INDEX = (DataType.Int, DataType.Int32)
 
@@ -49,7 +54,7 @@ def online(segment: Segment) -> Segment:
 
 def walks(segment: Segment, space: Space) -> dict[int, list[BoundTensor]]:
     """What is wanted of each walk over the reduced elements: inputs of reductions, and outputs; by their phase."""
-    wanted = [e.tensors[0] for e in segment.exprs if e.op in (*REDUCTIONS, *STATISTICS) and not space.has_r(e.output)]
+    wanted = [e.tensors[0] for e in segment.exprs if isinstance(e.op, Reduce | Statistic) and not space.has_r(e.output)]
     found: dict[int, list[BoundTensor]] = {}
     for tensor in dict.fromkeys((*wanted, *segment.outputs)):
         if space.has_r(tensor):
@@ -63,7 +68,7 @@ def reads(plan: KernelPlan) -> dict[BoundTensor, int]:
     if plan.schedule.is_held or space.walked or plan.stages:
         return dict.fromkeys(segment.inputs, 1)
     counts = dict.fromkeys(segment.inputs, 0)
-    stops = {e for e in segment.exprs if e.op == PICK or e.op in (*REDUCTIONS, *STATISTICS)}
+    stops = {e for e in segment.exprs if isinstance(e.op, Pick | Reduce | Statistic)}
     through = [e for e in segment.exprs if e not in stops]
     for wanted in walks(segment, space).values():
         behind = {t for e in leading_to(through, wanted) for t in e.tensors}.union(wanted)
@@ -91,30 +96,43 @@ class _Rewrite:
         self.maker = {e.output: e for e in self.segment.exprs}
 
     def rewritten(self) -> list[Expr]:
-        later: dict[Expr, None] = {}
+        instead: dict[Expr, list[Expr]] = {}
         for second in self.segment.exprs:
             first = first_of(second, self.maker)
-            if first is not None and first not in self.statistics and self.is_one_walk(first, second):
-                op = "online_softmax" if first.op == "max" else "welford"
-                more = [e for e in self.segment.exprs if op == "online_softmax" and self.is_distance(e, first)][:1]
-                outputs = (first.output, second.output, *(e.output for e in more))
-                self.statistics[first] = Expr(op, first.inputs, outputs, {"axes": first.attributes["axes"]})
-                later |= dict.fromkeys((second, *more))
+            guarded = guarded_first_of(second, self.maker) if first is None else None
+            found = first or guarded
+            if found is not None and found not in self.statistics and self.is_one_walk(found, second):
+                total = second.output if guarded is None else _renamed(second.output, "unguarded")
+                instead |= {second: [] if guarded is None else _guarded(found.output, total, second)}
+                instead |= {e: [] for e in self.joined(found, total)}
         exprs: list[Expr] = []
         for expr in self.segment.exprs:
             if expr in self.statistics:
                 exprs.append(self.statistics[expr])
-            elif expr not in later:
+            elif expr in instead:
+                exprs += instead[expr]
+            else:
                 exprs += self.picked(expr) or [expr]
         return exprs
 
+    def joined(self, first: Expr, second: BoundTensor) -> list[Expr]:
+        """Notes the statistic of ``first`` and of the sum ``second``; gives a third reduction that is part of it."""
+        assert isinstance(first.op, Reduce), "a statistic is of reductions"
+        is_softmax = first.op.kind == "max"
+        more = [e for e in self.segment.exprs if is_softmax and self.is_distance(e, first)][:1]
+        op = Statistic("online_softmax" if is_softmax else "welford", first.op.axes)
+        self.statistics[first] = Expr(op, first.inputs, (first.output, second, *(e.output for e in more)))
+        return more
+
     def is_distance(self, expr: Expr, top: Expr) -> bool:
         """Does ``expr`` sum the distances to the maximum ``top``?"""
-        apart = self.maker.get(expr.tensors[0]) if expr.op == "sum" else None
-        if apart is None or apart.op != "sub" or len(apart.tensors) != 2:
+        if not is_reduction(expr.op, "sum") or not is_reduction(top.op, "max"):
+            return False
+        apart = self.maker.get(expr.tensors[0])
+        if apart is None or apart.op != SUB or len(apart.tensors) != 2:
             return False
         x, centre = apart.tensors
-        is_same = expr.attributes["axes"] == top.attributes["axes"] and expr.output.dtype is x.dtype
+        is_same = expr.op.axes == top.op.axes and expr.output.dtype is x.dtype
         return is_same and top.tensors == (x,) and made_by(centre, self.maker) is top
 
     def is_one_walk(self, first: Expr, second: Expr) -> bool:
@@ -125,8 +143,8 @@ class _Rewrite:
 
     def picked(self, second: Expr) -> list[Expr] | None:
         """What ``second`` sums is one element of a row, told by its index: then no walk looks for it."""
-        terms = self.maker.get(second.tensors[0]) if second.op == "sum" else None
-        if terms is None or terms.op != "where" or not _is_zero(terms.inputs[2]) or len(terms.tensors) != 2:
+        terms = self.maker.get(second.tensors[0]) if is_reduction(second.op, "sum") else None
+        if terms is None or terms.op != _WHERE or not _is_zero(terms.inputs[2]) or len(terms.tensors) != 2:
             return None
         condition, x = terms.tensors
         is_same = x.domain.logical == terms.output.domain.logical and x.dtype is second.output.dtype
@@ -137,13 +155,13 @@ class _Rewrite:
         """What the index along the row is compared with, which does not change along it."""
         equal, (axis, *more) = self.maker.get(condition), reduced_axes(second)
         is_whole = axis == self.space.r and not more and condition.domain.logical == second.tensors[0].domain.logical
-        if equal is None or equal.op != "eq" or not is_whole or len(equal.tensors) != 2:
+        if equal is None or equal.op != Pointwise("eq") or not is_whole or len(equal.tensors) != 2:
             return None
         for index, wanted in (equal.tensors, equal.tensors[::-1]):
             made = made_by(index, self.maker)
-            if made is None or made.op != "iota" or made.output.domain.logical != (axis,):
+            if made is None or not isinstance(made.op, Iota) or made.output.domain.logical != (axis,):
                 continue
-            counts = (made.attributes["start"], made.attributes["step"]) == (0, 1)
+            counts = made.op.counting == (0, 1)
             types = made.output.dtype in _INDEX and wanted.dtype in _INDEX
             return wanted if counts and types and not self.space.has_r(wanted) else None
         return None
@@ -153,8 +171,23 @@ def _is_zero(value: object) -> bool:
     return isinstance(value, Scalar) and value.is_literal and value.value == 0
 
 
+def _renamed(tensor: BoundTensor, what: str) -> BoundTensor:
+    return BoundTensor(f"{tensor}_{what}", tensor.dtype, replace(tensor.domain, allocation=None))
+
+
+def _guarded(largest: BoundTensor, total: BoundTensor, second: Expr) -> list[Expr]:
+    """``second`` from the ``total``, which is NaN where ``largest`` is -inf: 0 there."""
+    name, dtype = f"{second.output}", total.dtype
+    lowest, zero = (Scalar(f"{name}_{k}", dtype, v, is_literal=True) for k, v in (("lowest", -inf), ("none", 0.0)))
+    is_lowest = BoundTensor(f"{name}_is_lowest", DataType.Bool, replace(total.domain, allocation=None))
+    return [
+        Expr(_EQ, (largest, lowest), (is_lowest,)),
+        Expr(_WHERE, (is_lowest, zero, total), (second.output,)),
+    ]
+
+
 def _picked(second: Expr, index: BoundTensor, x: BoundTensor, zero: Scalar) -> list[Expr]:
     out = second.output
     domain = replace(out.domain, allocation=None)
     value, hit = BoundTensor(f"{out}_x", x.dtype, domain), BoundTensor(f"{out}_hit", DataType.Bool, domain)
-    return [Expr(PICK, (x, index), (value, hit)), Expr("where", (hit, value, zero), (out,))]
+    return [Expr(Pick(), (x, index), (value, hit)), Expr(_WHERE, (hit, value, zero), (out,))]

@@ -18,6 +18,7 @@ from math import inf, prod, sqrt
 
 from ..analysis.communication_table import local_bytes
 from ..device import Device
+from ..ir.call import Call
 from ..ir.expr import BoundTensor
 from .recompute import moved_bytes
 from .segment import Segment
@@ -31,7 +32,7 @@ calls of torch's streams on the host, of about 10 us."""
 START_US = 10.0
 """What the smallest collective takes: two kernels with an all-reduce of one number a row take 13 in a graph."""
 
-_PRODUCTS = ("matmul", "linear")
+_PRODUCTS = (Call("matmul"), Call("linear"))
 _LONG = ("grouped_mm", "scaled_grouped_mm", "block_scaled_mm", "sdpfa_fwd", "sdpfa_bwd")
 """Whose time does not follow from the sizes of their tensors, and mostly is more than a collective's."""
 
@@ -130,7 +131,7 @@ def _sent_us(segment: Segment, device: Device) -> float:
 def _worked_us(segments: Sequence[Segment], device: Device) -> float:
     """About how long kernels take: those that wait for memory, and matmuls, by their operations."""
     exprs = [e for s in segments for e in s.exprs]
-    if any(e.op in _LONG for e in exprs):
+    if any(isinstance(e.op, Call) and e.op.name in _LONG for e in exprs):
         return inf
     products = [e for e in exprs if e.op in _PRODUCTS]
     operations = sum(2 * sqrt(prod(map(_elements, (*e.tensors[:2], e.output)))) for e in products)  # 2 m n k

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from ..device import MAX_THREADS, Device
 from ..ir.dtype import DataType
-from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor
+from ..ir.expr import BoundTensor
+from ..ir.op import Random, Reduce
 from .invariant import invariant_row
 from .late_team import is_cut_short, late_team
 from .limits import (
@@ -119,7 +120,7 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
         columns = power_of_two_within(max(min(fits, tuned.columns.tall_lanes * warps * WARP // (r_block * held)), 16))
         return Schedule(Tile(min(columns, power_of_two(space.kept)), r_block), launch=Launch(warps))
     n = space.reduced
-    draws = any(e.op in DRAWS for e in segment.exprs)
+    draws = any(isinstance(e.op, Random) for e in segment.exprs)
     if draws:
         held = max(held, tuned.rows.drawn)
     width = _width(segment, space, device)
@@ -249,7 +250,7 @@ def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | Non
 
 def beside_again(segment: Segment, vectors: Sequence[BoundTensor], space: Space) -> int:
     """How many of the ``vectors`` beside a row are read for a reduction, and so before each and after the last."""
-    wanted = [e.tensors[0] for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
+    wanted = [e.tensors[0] for e in segment.exprs if isinstance(e.op, Reduce) and not space.has_r(e.output)]
     behind = {t for e in leading_to(segment.exprs, wanted) for t in e.tensors}
     return len([t for t in vectors if t in behind])
 

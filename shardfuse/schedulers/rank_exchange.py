@@ -26,7 +26,8 @@ from ..analysis.sharding import is_even
 from ..device import Device
 from ..ir.domain import without
 from ..ir.dtype import DataType
-from ..ir.expr import REDUCTIONS, BoundTensor, Expr
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Reduce, is_reduction
 from ..mesh import DeviceMesh
 from .limits import WARP, WIDEST_LOAD, power_of_two
 from .persistent import by_one_program, too_long
@@ -105,7 +106,7 @@ def exchanged(
 def _why_not_within(
     partial: BoundTensor, total: Expr, maker: Expr | None, outside: frozenset[BoundTensor], after: Segment
 ) -> str | None:
-    if maker is None or maker.op not in REDUCTIONS or maker.op != total.op:
+    if maker is None or not isinstance(total.op, Reduce) or not is_reduction(maker.op, total.op.kind):
         return f"{partial} is no reduction of its ranks"
     if partial in outside or partial in after.inputs:
         return f"{partial} itself is read"
@@ -118,7 +119,7 @@ def _why_not_within(
 def _over_ranks(expr: Expr, sums: dict[BoundTensor, Expr]) -> Expr:
     """A reduction whose partial results are exchanged gives those of all ranks."""
     total = sums.get(expr.output)
-    return expr if total is None else Expr(expr.op, expr.inputs, (total.output,), expr.attributes)
+    return expr if total is None else replace(expr, outputs=(total.output,))
 
 
 def why_not(found: Exchanged, device: Device) -> str | None:

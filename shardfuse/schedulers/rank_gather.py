@@ -20,8 +20,9 @@ from collections.abc import Iterable
 
 from ..analysis.communication_table import communication_of
 from ..ir.dtype import DataType
-from ..ir.expr import OF_RANK, BoundTensor, Expr
-from ..ir.window import Read, reads_of
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import OfRank, Reshard, Squeeze, Window
+from ..ir.window import Read
 from .plan import RankExchange
 from .rank_exchange import Exchanged
 from .segment import Segment
@@ -38,7 +39,13 @@ def gathered(call: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Ex
     (expr,) = call.exprs
     found, source, whole = communication_of(expr), call.exprs[0].tensors[0], call.exprs[0].output
     mesh = whole.domain.mesh
-    if found is None or found.kind != "all_gather" or found.mesh_dim is None or mesh is None or expr.op != "set":
+    if (
+        found is None
+        or found.kind != "all_gather"
+        or found.mesh_dim is None
+        or mesh is None
+        or not isinstance(expr.op, Reshard)
+    ):
         return "it is no gather over one mesh dimension"
     ranks = mesh.extent(found.mesh_dim)
     if source.dtype not in _SENT or source.domain.logical[0] != source.domain.digits_on(found.mesh_dim):
@@ -48,8 +55,8 @@ def gathered(call: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Ex
     pieces = _pieces(after, whole, ranks)
     if pieces is None:
         return "its reader does not read the summands one by one"
-    replaced = {e: Expr(OF_RANK, (source,), e.outputs, {"rank": k}) for e, k in pieces.items()}
-    exprs = [replaced.get(e, e) for e in after.exprs if e.op != "window" or e.tensors[0] is not whole]
+    replaced = {e: Expr(OfRank(k), (source,), e.outputs) for e, k in pieces.items()}
+    exprs = [replaced.get(e, e) for e in after.exprs if not isinstance(e.op, Window) or e.tensors[0] is not whole]
     exchange = RankExchange(mesh, found.mesh_dim, (), source)
     return Exchanged(Segment.of(exprs, after.outputs), exchange)
 
@@ -62,8 +69,9 @@ def _pieces(after: Segment, whole: BoundTensor, ranks: int) -> dict[Expr, int] |
         of = [t for t in e.tensors if t in windows]
         if not of:
             continue
-        reads = reads_of(windows[of[0]]) if windows[of[0]].op == "window" else ()
-        if e.op != "squeeze" or len(reads) != 1:
+        window = windows[of[0]].op
+        reads = window.reads if isinstance(window, Window) else ()
+        if not isinstance(e.op, Squeeze) or len(reads) != 1:
             return None
         (read,) = reads
         if read != Read(0, read.offset, 1, 0, 1) or not 0 <= read.offset < ranks:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 
 from ..ir.digits import extent
-from ..ir.expr import REDUCTIONS, BoundTensor, Expr
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Reduce
 from .segment import Segment, leading_to
 
 Takes = Callable[[Segment, Segment], bool]
@@ -104,7 +105,7 @@ def _chain(maker: Segment, tensor: BoundTensor, there: Collection[BoundTensor]) 
     while todo:
         t = todo.pop()
         expr = producer.get(t)
-        if expr is None or expr.op in REDUCTIONS or (t is not tensor and t in there):
+        if expr is None or isinstance(expr.op, Reduce) or (t is not tensor and t in there):
             leaves[t] = None
         elif expr not in chain:
             chain[expr] = None

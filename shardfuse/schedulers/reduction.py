@@ -17,9 +17,10 @@ from dataclasses import replace
 from ..device import LEAST_COPY, MAX_THREADS, Device
 from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
-from ..ir.expr import DRAWS, REDUCTIONS, BoundTensor, Expr
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Pointwise, Random, Reduce
 from ..ops.table import POINTWISE
-from .finish import finishing, fitting
+from .finish import finish_of, finishing, fitting
 from .limits import (
     MAX_CHUNKS,
     MAX_WARPS,
@@ -41,7 +42,8 @@ from .short_columns import run_of, short_columns
 from .space import Space, analyse, analysed, beside, rereads, stored_atoms, streamed
 from .split_k import element_bytes, evenly, in_full_turns, in_parts, is_for_one
 
-_HEAVY = ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "tanh", "lgamma")
+_TANH = Pointwise("tanh")
+_HEAVY = (*map(Pointwise, ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "lgamma")), _TANH)
 """Two of them, and arithmetic is what takes the time: half as much a thread, twice as many programs.  The bias gradient
 of GELU, 32768 x 4096 of bfloat16, took 446 us so on an H200, else 524."""
 
@@ -157,7 +159,7 @@ def _columns(segment: Segment, space: Space, device: Device) -> Schedule:
 
 
 def _needs_registers(segment: Segment) -> bool:
-    return any(_weight(e) or e.op in DRAWS for e in segment.exprs)
+    return any(_weight(e) or isinstance(e.op, Random) for e in segment.exprs)
 
 
 def _weight(expr: Expr) -> int:
@@ -166,9 +168,9 @@ def _weight(expr: Expr) -> int:
     With tanh as two, the sum over dim 0 of the gradient of GELU by tanh, stored too, 16384 x 8192 of bfloat16, took
     273 us on an H200, as one 668; of tanh's gradient alone 224 and 369.
     """
-    if expr.op not in _HEAVY or POINTWISE[expr.op].by_its_number(expr.inputs) is not None:
+    if expr.op not in _HEAVY or POINTWISE[expr.op.name].by_its_number(expr.inputs) is not None:
         return 0
-    return 2 if expr.op == "tanh" else 1
+    return 2 if expr.op == _TANH else 1
 
 
 def _narrow_columns(segment: Segment, space: Space, device: Device) -> Schedule:
@@ -249,7 +251,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
 
 
 def _reduces(expr: Expr, space: Space) -> bool:
-    return expr.op in REDUCTIONS and space.has_r(expr.tensors[0]) and not space.has_r(expr.output)
+    return isinstance(expr.op, Reduce) and space.has_r(expr.tensors[0]) and not space.has_r(expr.output)
 
 
 def _workspace(expr: Expr, space: Space, split: Digit) -> BoundTensor:
@@ -273,7 +275,7 @@ def _first(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) ->
     kept = [t for t in segment.outputs if space.has_r(t)]
     before = leading_to(segment.exprs, [*kept, *(e.tensors[0] for e in partials)])
     exprs = [e for e in before if e not in partials]
-    exprs += [Expr(e.op, e.inputs, (w,), e.attributes) for e, w in partials.items()]
+    exprs += [replace(e, outputs=(w,)) for e, w in partials.items()]
     return Segment.of(exprs, [*kept, *partials.values()])
 
 
@@ -281,6 +283,6 @@ def _second(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -
     """The reductions of the partial results, and all that follows."""
     kept = [t for t in segment.outputs if not space.has_r(t)]
     gone = (0, *(k for k, a in enumerate(space.x, 1) if all(a not in space.atoms[e.output] for e in partials)))
-    finished = {e.output: Expr(e.op, (w,), (e.output,), {"axes": gone}) for e, w in partials.items()}
+    finished = {e.output: finish_of(e, w, gone) for e, w in partials.items()}
     cut = [finished.get(e.output, e) for e in segment.exprs]
     return Segment.of(leading_to(cut, kept), kept)

@@ -12,7 +12,8 @@ from math import ceil
 
 from ..device import REGISTER_STEP, WARP, Device
 from ..ir.dtype import DataType
-from ..ir.expr import REDUCTIONS, VIEWS, BoundTensor, Expr
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Cast, Reduce, Set, View
 from ..ops.reductions import REDUCTION_TABLE
 from .plan import KernelPlan
 from .schedule import Loop, Registers, RowLoop, Schedule, Sides
@@ -82,12 +83,13 @@ def element_of(segment: Segment, space: Space, columns: Iterable[Expr]) -> Eleme
 
 def carried(expr: Expr) -> DataType:
     """The type that the reduction ``expr`` accumulates in."""
-    return REDUCTION_TABLE[expr.op].carried(expr.tensors[0].dtype, expr.output.dtype)
+    assert isinstance(expr.op, Reduce), f"{expr.op.name} is no reduction"
+    return REDUCTION_TABLE[expr.op.kind].carried(expr.tensors[0].dtype, expr.output.dtype)
 
 
 def summed_registers(segment: Segment) -> int:
     """Of one element while it is added up: of the widest of what is reduced, and of what it is accumulated in."""
-    widest = (d for e in segment.exprs if e.op in REDUCTIONS for d in (e.tensors[0].dtype.compute, carried(e)))
+    widest = (d for e in segment.exprs if isinstance(e.op, Reduce) for d in (e.tensors[0].dtype.compute, carried(e)))
     return max(max(d.itemsize for d in widest) // REGISTER, 1)
 
 
@@ -106,7 +108,7 @@ def held_values(segment: Segment, space: Space, device: Device) -> int:
     readers = [e for e in segment.exprs if space.phase[e.output] and space.has_r(e.output)]
     needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in space.atoms), *segment.outputs))
     kept = [t for t in needed if not space.phase[t] and space.has_r(t) and space.has_x(t)]
-    again = {e.output: e.tensors[0] for e in segment.exprs if e.op in ("cast", "set", *VIEWS)}
+    again = {e.output: e.tensors[0] for e in segment.exprs if isinstance(e.op, Cast | Set | View)}
     sources: dict[BoundTensor, None] = {}
     for t in kept:
         while t in again:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..device import LEAST_COPY, Device
-from ..ir.expr import REDUCTIONS, Expr
+from ..ir.expr import Expr
+from ..ir.op import Reduce
 from .limits import MAX_TEAM, WARP, WARPS, vector
 from .plan import may_be_stages
 from .resources import Element, element_of, resident, stages
@@ -123,6 +124,6 @@ def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: D
 
 def _row(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> _Row:
     rows = streamed(segment, space)
-    results = [e for e in segment.exprs if e.op in REDUCTIONS and not space.has_r(e.output)]
+    results = [e for e in segment.exprs if isinstance(e.op, Reduce) and not space.has_r(e.output)]
     width = device.access_bytes // max(rows[0].dtype.itemsize, 2)
     return _Row(element_of(segment, space, columns), len(rows), len(results), width, space.reduced, device)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..ir.digits import extent
-from ..ir.expr import DRAWS, BoundTensor, Expr, Scalar
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Iota, Op, Random, Window
+from ..ir.scalar import Scalar
 
 
 @dataclass(frozen=True)
@@ -23,18 +25,18 @@ class Segment:
     @cached_property
     def windows(self) -> Mapping[BoundTensor, Expr]:
         """What is loaded from other places than its own: each with the Expr that says from where."""
-        return {e.output: e for e in self.exprs if e.op == "window"}
+        return {e.output: e for e in self.exprs if isinstance(e.op, Window)}
 
     @cached_property
     def loads(self) -> tuple[BoundTensor, ...]:
         """What a kernel loads: inputs that are read where they stand, and windows."""
-        direct = dict.fromkeys(t for e in self.exprs if e.op != "window" for t in e.tensors)
+        direct = dict.fromkeys(t for e in self.exprs if not isinstance(e.op, Window) for t in e.tensors)
         return (*(t for t in self.inputs if t in direct), *self.windows)
 
     @cached_property
     def has_indices(self) -> bool:
         """Does it compute with the indices of elements, or draw numbers by them?  They are 64 bits each."""
-        return any(e.op in ("iota", *DRAWS) for e in self.exprs)
+        return any(isinstance(e.op, Iota | Random) for e in self.exprs)
 
     @staticmethod
     def of(exprs: Sequence[Expr], needed: Iterable[BoundTensor]) -> Segment:
@@ -51,7 +53,7 @@ class Segment:
         )
 
     def __str__(self) -> str:
-        lines = [f"{', '.join(map(str, e.outputs))} = {e.op}({', '.join(map(str, e.inputs))})" for e in self.exprs]
+        lines = [f"{', '.join(map(str, e.outputs))} = {e.op.name}({', '.join(map(str, e.inputs))})" for e in self.exprs]
         return "\n".join(lines)
 
 
@@ -64,7 +66,7 @@ def renaming(a: Segment, b: Segment) -> dict[BoundTensor, BoundTensor] | None:
         return None
     found: dict[BoundTensor, BoundTensor] = {}
     for x, y in zip(a.exprs, b.exprs, strict=True):
-        if x.op != y.op or _apart_from_chunks(x) != _apart_from_chunks(y):
+        if _apart_from_chunks(x) != _apart_from_chunks(y):
             return None
         for s, t in zip((*x.inputs, *x.outputs), (*y.inputs, *y.outputs), strict=True):
             if isinstance(s, Scalar) or isinstance(t, Scalar):
@@ -78,9 +80,8 @@ def renaming(a: Segment, b: Segment) -> dict[BoundTensor, BoundTensor] | None:
     return found if is_alike else None
 
 
-def _apart_from_chunks(expr: Expr) -> tuple[int, int, dict[str, object]]:
-    attributes = {name: value for name, value in expr.attributes.items() if name != "chunk"}
-    return len(expr.inputs), len(expr.outputs), attributes
+def _apart_from_chunks(expr: Expr) -> tuple[Op, int, int, int]:
+    return expr.op, expr.partial, len(expr.inputs), len(expr.outputs)
 
 
 def touches_empty(expr: Expr) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.dtype import DataType
-from ..ir.expr import FACTORIES, PICK, REDUCTIONS, STATISTICS, BoundTensor
+from ..ir.expr import BoundTensor
+from ..ir.op import Factory, Pick, Reduce, Statistic
 from .limits import WARP
 from .plan import KernelPlan, RankExchange
 from .resources import carried
@@ -22,7 +23,7 @@ _EACH = 8
 _OF_ROWS = 32
 """Elements of a row that a thread has where rows are sent.  With half as many, 16 rows of 8192 took 6.8 us instead of
 5.7 in a CUDA graph on 2 x H200, and 2048 rows 122 instead of 113."""
-_BY_ONE = (*FACTORIES, *STATISTICS, PICK)
+_BY_ONE = (Factory, Statistic, Pick)
 """Ops whose programs have whole rows."""
 MOST_MEMBERS = 4
 """Programs of a row, each of which waits for a word of every other.  In a CUDA graph on 2 x H200 one row of 8192 took
@@ -52,9 +53,9 @@ def members_of(segment: Segment, space: Space, free: int) -> int:
 
     The words of a row leave and come by all of their multiprocessors at once.
     """
-    if is_in_rows(space) or segment.windows or any(e.op in _BY_ONE for e in segment.exprs):
+    if is_in_rows(space) or segment.windows or any(isinstance(e.op, _BY_ONE) for e in segment.exprs):
         return 1
-    if any(carried(e) is not DataType.Float for e in segment.exprs if e.op in REDUCTIONS):
+    if any(carried(e) is not DataType.Float for e in segment.exprs if isinstance(e.op, Reduce)):
         return 1  # a word holds a float32
     members = min(MOST_MEMBERS, 1 << max(free // space.kept, 1).bit_length() - 1)
     while members > 1 and space.reduced % (members * _LEAST_WARPS * WARP * _EACH):
@@ -82,7 +83,7 @@ def member_words(plan: KernelPlan) -> int:
     assert exchange is not None, "a kernel whose ranks exchange"
     if exchange.members == 1:
         return 0
-    return len([e for e in plan.segment.exprs if e.op in REDUCTIONS]) * plan.space.kept * exchange.members
+    return len([e for e in plan.segment.exprs if isinstance(e.op, Reduce)]) * plan.space.kept * exchange.members
 
 
 def row_elements(plan: KernelPlan) -> int:

@@ -14,12 +14,16 @@ from math import prod
 from ..device import Device
 from ..ir.digits import Axis, CutError, Digit, Root, extent, refine, root_of
 from ..ir.dtype import DataType
-from ..ir.expr import FACTORIES, OF_RANK, PICK, REDUCTIONS, STATISTICS, VIEWS, BoundTensor, Expr, Scalar
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Cast, Factory, OfRank, Pick, Pointwise, Random, Reduce, Set, Statistic, View, Window
+from ..ir.scalar import Scalar
 from ..ops.promotion import why_no_text
 from ..ops.table import POINTWISE
 from .limits import is_odd
 from .segment import Segment
 
+_OWN = (Statistic, Pick)
+"""Ops that a scheduler writes, of which kernels have text in any case."""
 INVARIANT_ROWS = 8192
 """Kept elements for which the schedules of an invariant space are made, whatever their number."""
 
@@ -123,14 +127,15 @@ def analyse(segment: Segment) -> Space | str:
     reduced: frozenset[Digit] | None = None
     for expr in segment.exprs:
         gone = lost(expr, atoms)
-        if gone and expr.op not in (*REDUCTIONS, *STATISTICS, PICK):
-            return f"{expr.output} = {expr.op} lacks {listed(gone)}"
+        if gone and not isinstance(expr.op, Reduce | Statistic | Pick):
+            return f"{expr.output} = {expr.op.name} lacks {listed(gone)}"
         if gone:
             if reduced is not None and gone != reduced:
                 return f"{expr.output} reduces {listed(gone)}, others {listed(reduced)}"
             reduced = gone
         phase |= dict.fromkeys(
-            expr.outputs, max((phase[t] for t in expr.tensors), default=0) + (bool(gone) and expr.op != PICK)
+            expr.outputs,
+            max((phase[t] for t in expr.tensors), default=0) + (bool(gone) and not isinstance(expr.op, Pick)),
         )
     return _ordered(segment, atoms, pieces, phase, reduced or frozenset())
 
@@ -171,7 +176,7 @@ def lost(expr: Expr, atoms: Atoms) -> frozenset[Digit]:
     """The atoms of what ``expr`` reads that its output lacks; a window is read along its own."""
     kept = atoms[expr.output]
     found = frozenset[Digit]()
-    for t in expr.tensors if expr.op != "window" else ():
+    for t in expr.tensors if not isinstance(expr.op, Window) else ():
         if atoms[t] is not kept:  # mostly they are the same set
             found |= atoms[t] - kept
     return found
@@ -184,7 +189,7 @@ Atoms = Mapping[BoundTensor, frozenset[Digit]]
 @lru_cache(maxsize=64)
 def cut_into_atoms(segment: Segment) -> tuple[Pieces, Atoms] | str:
     """Every local digit of ``segment`` as atoms, and those that each tensor holds, or why there is no such kernel."""
-    recorded = (e for e in segment.exprs if e.op not in (*STATISTICS, PICK))
+    recorded = (e for e in segment.exprs if not isinstance(e.op, _OWN))
     refusal = next((r for e in recorded if (r := refusal_of(e)) is not None), None)
     if refusal is not None:
         return refusal
@@ -213,14 +218,18 @@ def common_cuts(tensors: Iterable[BoundTensor]) -> Pieces | str:
 def refusal_of(expr: Expr) -> str | None:
     """Why ``expr`` has no Triton text."""
     if len(expr.outputs) != 1:
-        return f"{expr.op} has {len(expr.outputs)} outputs"
-    op = POINTWISE.get(expr.op)
-    if op is None and expr.op not in (*REDUCTIONS, *VIEWS, *FACTORIES, OF_RANK, "cast", "set", "window"):
-        return f"{expr.output} = {expr.op} is no kernel's work"
-    textless = why_no_text(op, expr.inputs) if op is not None else None
+        return f"{expr.op.name} has {len(expr.outputs)} outputs"
+    op = expr.op
+    if not isinstance(op, Pointwise | Reduce | View | Factory | OfRank | Cast | Set | Window):
+        return f"{expr.output} = {op.name} is no kernel's work"
+    textless = why_no_text(POINTWISE[op.name], expr.inputs) if isinstance(op, Pointwise) else None
     if textless is not None:
         return textless
-    if expr.op == "uniform" and not all(isinstance(v, Scalar) and v.is_literal for v in expr.inputs[:2]):
+    if (
+        isinstance(op, Random)
+        and op.name == "uniform"
+        and not all(isinstance(v, Scalar) and v.is_literal for v in expr.inputs[:2])
+    ):
         return f"the bounds of {expr.output} are known in each call only"
     return next((r for t in (*expr.tensors, *expr.outputs) if (r := _refusal_of_tensor(t)) is not None), None)
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from ..device import LINE_BYTES, Device
 from ..ir.dtype import DataType
-from ..ir.expr import REDUCTIONS, STATISTICS, Expr
+from ..ir.expr import Expr
+from ..ir.op import Reduce, Statistic
 from .limits import (
     LONG_WARPS,
     MAX_ROW_BYTES,
@@ -37,7 +38,7 @@ def cannot_exchange(segment: Segment, space: Space) -> str | None:
 
 
 def _is_reduction(expr: Expr, space: Space) -> bool:
-    return expr.op in REDUCTIONS and space.has_r(expr.tensors[0]) and not space.has_r(expr.output)
+    return isinstance(expr.op, Reduce) and space.has_r(expr.tensors[0]) and not space.has_r(expr.output)
 
 
 def _is_one_word(expr: Expr) -> bool:
@@ -139,7 +140,7 @@ def are_few_held(segment: Segment, space: Space, device: Device) -> bool:
     The same for a segment whose statistics are joined, of which two reads are one.
     """
     tuned = device.measured.groups
-    reads = space.phases + any(e.op in STATISTICS for e in segment.exprs)
+    reads = space.phases + any(isinstance(e.op, Statistic) for e in segment.exprs)
     if space.grouped or reads <= 2 or space.kept > device.multiprocessors or len(streamed(segment, space)) != 1:
         return False
     return space.reduced <= tuned.few_members * LONG_WARPS * WARP * tuned.few_held

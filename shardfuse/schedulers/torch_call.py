@@ -13,4 +13,4 @@ def why_not(segment: Segment, device: Device) -> str | None:
     (expr,) = segment.exprs
     if touches_empty(expr):
         return None  # there is little to do, and a kernel walks at least one element
-    return f"{expr.op} is not a torch call" if refusal_of(expr) is None else None
+    return f"{expr.op.name} is not a torch call" if refusal_of(expr) is None else None

@@ -15,7 +15,8 @@ from shardfuse.codegen import generate
 from shardfuse.device import H200
 from shardfuse.executor.kernel import Kernel
 from shardfuse.ir.dtype import DataType
-from shardfuse.ir.expr import BoundTensor, Scalar
+from shardfuse.ir.expr import BoundTensor
+from shardfuse.ir.scalar import Scalar
 from shardfuse.schedulers.schedule import Schedule
 from shardfuse.schedulers.segment import Segment
 

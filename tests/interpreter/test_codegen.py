@@ -16,7 +16,9 @@ from torch.nn import functional
 from benchmarks.roundings import assert_near
 from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
-from shardfuse.ir.expr import BoundTensor, Scalar
+from shardfuse.ir.expr import BoundTensor
+from shardfuse.ir.op import Broadcast
+from shardfuse.ir.scalar import Scalar
 from shardfuse.ops.table import POINTWISE
 from shardfuse.schedulers import looped, persistent, pointwise, reduction
 from shardfuse.schedulers.schedule import Launch, Loop, Schedule, Split, Tile
@@ -132,7 +134,7 @@ def test_group_norm_is_one_persistent_kernel(tmp_path: Path) -> None:
     grouped = b.unflatten(x, 1, 4)
     back = b.flatten(layer_norm(b, grouped, [2, 3, 4]), 1, 2)
     w = b.input(DataType.Float, x.domain.logical[1])
-    weight = b.emit("broadcast", [w], w.dtype, [(), *w.domain.logical, (), ()], new=(True, False, True, True))
+    weight = b.emit(Broadcast((True, False, True, True)), [w], w.dtype, [(), *w.domain.logical, (), ()])
     segment = b.segment(b.op("mul", back, weight))
     assert scheduler_of(segment) is persistent
     data, scale = values(2, 12, 8, 16), values(12, seed=1)

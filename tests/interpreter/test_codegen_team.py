@@ -22,6 +22,7 @@ from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import load_function
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
+from shardfuse.ir.op import Broadcast
 from shardfuse.schedulers import looped, persistent, team
 from shardfuse.schedulers.schedule import Access, Group, Immediate, Lagged, Loop, Schedule, Tile
 from shardfuse.schedulers.segment import Segment
@@ -158,7 +159,7 @@ def test_weights_along_channels(tmp_path: Path, schedule: Schedule, space: tuple
     centred = b.op("sub", grouped, b.mean(grouped, [2, 3, 4]))
     unit = b.op("mul", centred, b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), [2, 3, 4]), 1e-5)))
     w = b.input(DataType.Float, x.domain.logical[1])
-    weight = b.emit("broadcast", [w], w.dtype, [(), *w.domain.logical, (), ()], new=(True, False, True, True))
+    weight = b.emit(Broadcast((True, False, True, True)), [w], w.dtype, [(), *w.domain.logical, (), ()])
     segment = b.segment(b.op("mul", b.flatten(unit, 1, 2), weight))
     data, scale = values(2, 12, *space), values(12, seed=1)
     team = Team(segment, {x: data, w: scale}, tmp_path, by(schedule, 4), 6)
@@ -177,7 +178,7 @@ def test_shares_that_end_within_a_channel(tmp_path: Path, schedule: Schedule, pe
     centred = b.op("sub", grouped, b.mean(grouped, [2, 3, 4]))
     unit = b.op("mul", centred, b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), [2, 3, 4]), 1e-5)))
     w = b.input(DataType.Float, x.domain.logical[1])
-    weight = b.emit("broadcast", [w], w.dtype, [(), *w.domain.logical, (), ()], new=(True, False, True, True))
+    weight = b.emit(Broadcast((True, False, True, True)), [w], w.dtype, [(), *w.domain.logical, (), ()])
     segment = b.segment(b.op("mul", b.flatten(unit, 1, 2), weight))
     data, scale = values(2, 3 * per, 8, 8), values(3 * per, seed=1)
     (out,) = Team(segment, {x: data, w: scale}, tmp_path, by(schedule, 4), 6).settle(1)
@@ -261,7 +262,7 @@ def check_channels_last(
     centred = b.op("sub", grouped, b.mean(grouped, [2, 3, 4]))
     rstd = b.op("rsqrt", b.op("add", b.mean(b.op("mul", centred, centred), [2, 3, 4]), 1e-5))
     w = b.input(DataType.Float, x.domain.logical[1])
-    weight = b.emit("broadcast", [w], w.dtype, [(), *w.domain.logical, (), ()], new=(True, False, True, True))
+    weight = b.emit(Broadcast((True, False, True, True)), [w], w.dtype, [(), *w.domain.logical, (), ()])
     scaled = b.op("mul", b.flatten(b.op("mul", centred, rstd), 1, 2), weight)
     segment = b.segment(rstd, scaled)
     data = values(*shape, dtype=DataType.Half).contiguous(memory_format=torch.channels_last)

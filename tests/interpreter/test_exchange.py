@@ -15,7 +15,8 @@ from exchange_cases import KINDS, PARTIAL, Ranks, define, expected, inputs, kern
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen.sending_rows import GONE
-from shardfuse.ir.expr import REDUCTIONS, BoundTensor
+from shardfuse.ir.expr import BoundTensor
+from shardfuse.ir.op import Reduce
 from shardfuse.schedulers import sent_words
 
 
@@ -24,7 +25,7 @@ def run(world: Ranks, tensors: list[dict[BoundTensor, torch.Tensor]], directory:
     plan = world.plan
     launches = world.launches(directory, interpret=True)
     rounds = 1 + max(len(plan.exchange.statistics), 1)
-    rounds += sum(e.op in REDUCTIONS for e in plan.segment.exprs) * (plan.exchange.members > 1)
+    rounds += sum(isinstance(e.op, Reduce) for e in plan.segment.exprs) * (plan.exchange.members > 1)
     for _ in range(rounds):
         for rank, launch in enumerate(launches):
             world.set_launches(7, rank)

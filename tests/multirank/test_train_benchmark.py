@@ -22,13 +22,14 @@ def test_the_steps_that_are_asked_for(pg) -> None:
 
 def test_a_gradient_that_is_off_is_reported(pg, monkeypatch: pytest.MonkeyPatch) -> None:
     made = train._Sized.own
+    off = 0.7 if pg.device.type == "cuda" else 0.99  # in bfloat16, 1 % is what eager torch's are off too
 
     def wrong(sized: train._Sized) -> train.Step:
         step = made(sized)
 
         def run() -> torch.Tensor:
             loss = step.run()
-            next(step.model.parameters()).grad.mul_(0.99)
+            next(step.model.parameters()).grad.mul_(off)
             return loss
 
         return train.Step(step.model, run)

@@ -19,8 +19,8 @@ from shardfuse.frontend.script import definition_script
 from shardfuse.ir import fusion as native
 from shardfuse.ir.digits import cut_out
 from shardfuse.ir.domain import BoundDomain
-from shardfuse.ir.expr import Scalar
 from shardfuse.ir.fusion import FusionInput
+from shardfuse.ir.scalar import Scalar
 from shardfuse.ir.tensor_view import TensorView as NativeTensorView
 from shardfuse.mesh import DeviceMesh, ParallelType
 

@@ -26,7 +26,7 @@ from shardfuse.frontend import definition as native
 from shardfuse.frontend.repro import Described, repro_script, reproduced
 from shardfuse.frontend.validation import validated
 from shardfuse.ir.dtype import DataType as NativeDataType
-from shardfuse.ir.expr import Scalar
+from shardfuse.ir.scalar import Scalar
 from shardfuse.ir.tensor_view import TensorView as NativeTensorView
 
 _guarded: list[Fusion] = []

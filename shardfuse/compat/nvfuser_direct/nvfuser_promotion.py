@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from shardfuse.ir.dtype import DataType
-from shardfuse.ir.expr import Scalar
+from shardfuse.ir.scalar import Scalar
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.ops.builder import Operand
 

@@ -10,8 +10,9 @@ from shardfuse.compat.nvfuser_direct.nvfuser_promotion import common_type
 from shardfuse.compat.nvfuser_direct.values import handle, plain
 from shardfuse.errors import OperandError
 from shardfuse.ir.dtype import DataType
-from shardfuse.ir.expr import Scalar
 from shardfuse.ir.fusion import Fusion
+from shardfuse.ir.op import Expand
+from shardfuse.ir.scalar import Scalar
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.ops.build import Operand, Ops
 from shardfuse.ops.table import POINTWISE
@@ -68,9 +69,9 @@ class Operations:
         tensors = [v for v in values if isinstance(v, TensorView)]
         for k, v in enumerate(values):
             clash = _clashes(v, tensors) if isinstance(v, TensorView) else []
-            made = next((r for r in self._fusion.records if v in r.outputs and r.op == "expand"), None)
-            if clash and made is not None:
-                wide, shape = cast(TensorView, made.inputs[0]), cast("tuple[int, ...]", made.attributes["shape"])
+            made = next((r for r in self._fusion.records if v in r.outputs), None)
+            if clash and made is not None and isinstance(made.op, Expand):
+                wide, shape = cast(TensorView, made.inputs[0]), made.op.shape
                 sizes = [1 if d in clash and wide.shape[d] == 1 else n for d, n in enumerate(shape)]
                 values[k] = self._ops.expand(wide, sizes)
         return values

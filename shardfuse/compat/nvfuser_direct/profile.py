@@ -45,7 +45,7 @@ def get_fusion_profile(auto_scheduled: bool = True) -> FusionProfile:
         return FusionProfile()
     kernels = [
         KernelProfile(
-            s.kernels[0].name if s.kernels else s.segment.exprs[0].op, s.scheduler if auto_scheduled else "user"
+            s.kernels[0].name if s.kernels else s.segment.exprs[0].op.name, s.scheduler if auto_scheduled else "user"
         )
         for s in plan.segments
     ]

@@ -14,8 +14,8 @@ from shardfuse.errors import ScheduleError
 from shardfuse.ir import domain as native_domain
 from shardfuse.ir import tensor_view as native
 from shardfuse.ir.dtype import DataType
-from shardfuse.ir.expr import Number, Scalar
 from shardfuse.ir.fusion import Fusion
+from shardfuse.ir.scalar import Number, Scalar
 from shardfuse.mesh import DeviceMesh, ParallelType
 from shardfuse.ops.build import Ops
 

@@ -1,0 +1,85 @@
+"""The axes of what an op makes of one tensor, where they follow from that tensor's axes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from ..errors import ShapeError
+from ..ir.base_op import numbers
+from ..ir.digits import Axis, CutError, extent, reshape
+from ..ir.expr import BoundTensor
+from ..ir.op import Broadcast, Cast, Expand, Permute, Reduce, Reshape, Set, Squeeze, ViewOp
+
+OneInput = Cast | Set | ViewOp | Reduce
+
+
+def axes_of_one(op: OneInput, x: BoundTensor, fresh: Callable[[int], Axis]) -> tuple[OneInput, list[Axis]]:
+    """``op`` with every size known, and the axes of its output.
+
+    fresh: an axis of that many elements under a new root.  Raises ``ShapeError`` where ``op`` does not fit ``x``.
+    """
+    logical = x.domain.logical
+    match op:
+        case Cast() | Set():
+            return op, list(logical)
+        case Broadcast():
+            rest = iter(logical)
+            return op, [() if new else next(rest) for new in op.new]
+        case Expand():
+            have = [extent(axis) for axis in logical]
+            shape = tuple(h if n == -1 else n for n, h in zip(numbers(op.shape), have, strict=True))
+            return Expand(shape), _expanded(x, shape, fresh)
+        case Squeeze():
+            return op, _squeezed(x, op.axes)
+        case Permute():
+            return op, [logical[d] for d in op.dims]
+        case Reshape():
+            shape = _whole_shape(numbers(op.shape), x)
+            try:
+                return Reshape(shape), list(reshape(logical, shape))
+            except CutError:
+                return Reshape(shape), [fresh(n) for n in shape]
+        case Reduce():
+            if op.kind in ("max", "min") and any(extent(logical[k]) == 0 for k in op.axes):
+                found = f"{x} of {[extent(axis) for axis in logical]} over axes {list(op.axes)}"
+                remedy = f"nothing has no {op.kind}: leave these axes out"
+                raise ShapeError(op.kind, found, "at least one element", remedy)
+            return op, [axis for k, axis in enumerate(logical) if k not in op.axes]
+
+
+def _whole_shape(asked: tuple[int, ...], x: BoundTensor) -> tuple[int, ...]:
+    """The shape that ``x`` is reshaped to, -1 resolved."""
+    shape, have = list(asked), [extent(axis) for axis in x.domain.logical]
+    known = prod(n for n in shape if n != -1)
+    if -1 in shape and known and prod(have) % known == 0:
+        shape[shape.index(-1)] = prod(have) // known
+    if prod(shape) != prod(have):
+        raise ShapeError("reshape", f"{x} of {have} to {list(asked)}", f"{prod(have)} elements", "correct the shape")
+    return tuple(shape)
+
+
+def _expanded(x: BoundTensor, shape: tuple[int, ...], fresh: Callable[[int], Axis]) -> list[Axis]:
+    axes: list[Axis] = []
+    for k, (axis, n) in enumerate(zip(x.domain.logical, shape, strict=True)):
+        if extent(axis) not in (1, n):
+            raise ShapeError(
+                "expand",
+                f"{extent(axis)} in axis {k} of {x} to {n}",
+                "an axis of 1, or the same size",
+                "correct the shape",
+            )
+        axes.append(axis if axis and extent(axis) == n else fresh(n))
+    return axes
+
+
+def _squeezed(x: BoundTensor, gone: tuple[int, ...]) -> list[Axis]:
+    for k in gone:
+        if extent(x.domain.logical[k]) != 1:
+            raise ShapeError(
+                "squeeze",
+                f"axis {k} of {x} of extent {extent(x.domain.logical[k])}",
+                "extent 1",
+                "squeeze another axis",
+            )
+    return [axis for k, axis in enumerate(x.domain.logical) if k not in gone]
