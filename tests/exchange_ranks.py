@@ -200,7 +200,7 @@ def run_on(mesh: DeviceMesh, dim: ParallelType, rows: int, context: ProcessConte
         total = fd.ops.sum(fd.ops.mul(x, x), [1], keepdim=True)
         fd.add_output(fd.ops.mul(x, fd.ops.rsqrt(total)))
         x.set_device_mesh(mesh)
-        x.outer_split(1, len(team))
+        x.outer_split(1, len(team), uneven=COLUMNS % len(team) != 0)
         x.axis(1).parallelize(dim)
     for turn in range(3):
         made = torch.Generator().manual_seed(1000 * turn + 100 * rows + min(team))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -78,15 +79,16 @@ def agree_on_memory(
     plan: Callable[[], Plan],
     build: Callable[[], object],
     refused: set[str],
+    within: AbstractContextManager[None],
 ) -> None:
     """Where slots of the program of ``text`` begin, whose kernels exchange: behind what any of its ranks handed out.
 
     Where no kernels were asked for and one does not compile on a rank, all ranks have ``text`` among the ``refused``.
-    build: makes the program.
+    build: makes the program.  within: what names the caller's lines in errors.
     """
     if why_no_exchange(ranks, options) is not None:
         return
-    with agreed(ranks, f"{text}\nmemory that ranks share", text) as told:
+    with agreed(ranks, f"{text}\nmemory that ranks share", text) as told, within:
         has_slots = plan().apart is not None
         is_tried = has_slots and options.exchange == "auto"
         told.number = _NEVER if is_tried and not _compiles(build) else handed_out()

@@ -299,17 +299,15 @@ class FusionExecutorCache:
     def _bind(self, call: BoundCall) -> Made:
         made = self.programs.get(call.key)
         if made is None:
-            with taken_back_on_failure(), self._lines_named:
+            with taken_back_on_failure():
                 make, build = partial(self.plan, call.sizes, call.numbers), partial(self._build, call)
-                agree_on_memory(call.ranks, call.text, self.options, make, build, self._apart)
-                with agreed(call.ranks, call.text) as promised:
+                agree_on_memory(call.ranks, call.text, self.options, make, build, self._apart, self._lines_named)
+                with agreed(call.ranks, call.text) as promised, self._lines_named:
                     made = self._build(call)
                     promised += promises(made.plan)
             self.programs.put(call.key, made)
-            if (
-                self.options.autotunes(call.bound.device)
-                and self._tuned.get(self._plan_key(call.sizes, call.numbers)) is None
-            ):
+            is_tuned = self._tuned.get(self._plan_key(call.sizes, call.numbers)) is not None
+            if self.options.autotunes(call.bound.device) and not is_tuned:
                 self._tune(call, self.tuner())
                 made = self.programs.get(call.key)
                 assert made is not None, "it was bound once more with what was chosen"
