@@ -29,7 +29,7 @@ def planned(
     with FakeTensorMode():
         gm = graph_of(f, [torch.empty(shape, dtype=dtype) for shape, dtype in shapes])
         (region,) = regions_of(gm.graph)[0]
-    plan = _plan(program_of(program_of_region(region).text), region)
+    plan = _plan(program_of(program_of_region(region).text).fd, region)
     return cost_of(region, plan, has_cuda_graphs=graphs, is_mix_order=mixed), plan
 
 

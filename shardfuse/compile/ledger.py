@@ -30,6 +30,7 @@ class RegionReport:
     Inductor's kernels.  ``why``: one sentence.  ``lines``: of the caller's program.  ``program``: the definition.
     ``measured_us``, ``measured_inductor_us``: of both alone, where the report was asked to measure.  ``of``: the graph,
     counted in this process; ``number``: of the region in it; ``behind``: those on whose results it rests, the nearest.
+    ``collectives``: of the graph, inside of the region or next to it, and then why.
     """
 
     graph: str
@@ -49,6 +50,7 @@ class RegionReport:
     of: int = 0
     number: int = 0
     behind: tuple[int, ...] = ()
+    collectives: tuple[str, ...] = ()
     plan: Explanation | None = field(default=None, repr=False, compare=False)
     module: GraphModule | None = field(default=None, repr=False, compare=False)
 
@@ -61,7 +63,7 @@ class RegionReport:
             text.append(f"    {cost}; Inductor {self.inductor_us:.1f} us")
         if self.measured_us is not None and self.measured_inductor_us is not None:
             text.append(f"    measured alone {self.measured_us:.1f} us; Inductor {self.measured_inductor_us:.1f} us")
-        return "\n".join([*text, *(f"    {line}" for line in self.lines)])
+        return "\n".join([*text, *(f"    {line}" for line in (*self.collectives, *self.lines))])
 
 
 @dataclass(frozen=True)

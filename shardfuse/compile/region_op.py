@@ -93,12 +93,12 @@ def fake_region(program: str, inputs: list[torch.Tensor], sizes: list[int | torc
     return found.empty_outputs(sizes[: found.size_count], device)
 
 
-_library = torch.library.Library("shardfuse", "FRAGMENT")
-_library.define(
+region_library = torch.library.Library("shardfuse", "FRAGMENT")
+region_library.define(
     "region_v1(str program, Tensor[] inputs, SymInt[] sizes) -> Tensor[]",
     tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
 )
-_library.impl("region_v1", run_region, "CompositeExplicitAutograd")
-torch.library.register_fake("shardfuse::region_v1", fake_region, lib=_library)
+region_library.impl("region_v1", run_region, "CompositeExplicitAutograd")
+torch.library.register_fake("shardfuse::region_v1", fake_region, lib=region_library)
 
 REGION = torch.ops.shardfuse.region_v1.default

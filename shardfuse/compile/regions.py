@@ -14,7 +14,7 @@ bytes:
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -23,6 +23,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from .aten_collectives import NAMESPACE, is_gather, is_start, is_wait
 from .aten_table import aten_ops, is_view, is_widening, why_not
 from .grouping import grouped
 from .translation import hinted
@@ -50,9 +51,17 @@ class Region:
     def reductions(self) -> list[Node]:
         return [n for n in self.nodes if n.target in aten_ops().reductions]
 
+    @property
+    def collectives(self) -> list[Node]:
+        """What starts each; its wait is in the region too."""
+        return [n for n in self.nodes if is_start(n)]
 
-def regions_of(graph: Graph) -> tuple[list[Region], dict[str, str]]:
-    """The regions of a graph, and why each other op that was asked is in none."""
+
+def regions_of(graph: Graph, stays: Collection[Node] | None = None) -> tuple[list[Region], dict[str, str]]:
+    """The regions of a graph, and why each other op that was asked is in none.
+
+    ``stays``: collectives that no region may hold; all of them where it is left out.
+    """
     nodes = list(graph.nodes)
     number = {n: k for k, n in enumerate(nodes)}
     refusals: dict[str, str] = {}
@@ -69,12 +78,20 @@ def regions_of(graph: Graph) -> tuple[list[Region], dict[str, str]]:
     for n in nodes:  # made anew wherever it is read
         if n.target in aten_ops().factories:
             joinable[number[n]] = False
+        start = n.args[0] if is_wait(n) else n
+        if is_wait(n) or is_start(n):
+            joinable[number[n]] &= (
+                isinstance(start, Node) and is_start(start) and stays is not None and start not in stays
+            )
     followers = [[number[u] for u in n.users] for n in nodes]
+    apart = {(number[a], number[n]) for n in nodes if is_start(n) and not is_gather(n) for a in n.all_input_nodes}
     for before, after in pairwise(ordered_nodes(nodes)):
+        if after not in before.users:
+            apart.add((number[before], number[after]))
         followers[number[before]].append(number[after])
     seeds = [number[n] for n in nodes if n.target in aten_ops().reductions]
     epoch = epochs(nodes)
-    found = grouped(followers, joinable, seeds, epoch, _siblings(nodes, number))
+    found = grouped(followers, joinable, seeds, epoch, _siblings(nodes, number), apart)
     now = {n: epoch[k] for n, k in number.items()}
     made = [_region([nodes[k] for k in group], now) for group in found]
     return [r for r in made if r is not None], refusals
@@ -143,14 +160,15 @@ def _is_ordered(op: object) -> bool:
     if not isinstance(op, torch._ops.OpOverload):
         return False
     is_random = torch.Tag.nondeterministic_seeded in op.tags
-    return is_random or (op.namespace == "_c10d_functional" and "wait_tensor" not in op.name())
+    is_collective = op.namespace == NAMESPACE and "wait_tensor" not in op.name()
+    return is_random or is_collective or op.name() == "shardfuse::rank_region_v1"
 
 
 def _siblings(nodes: Sequence[Node], number: dict[Node, int]) -> list[tuple[int, int]]:
     """Pairs that read the same tensor, of which a reduction's group would read it once."""
     pairs: list[tuple[int, int]] = []
     for n in nodes:
-        readers = [u for u in n.users if isinstance(u.meta.get("val"), torch.Tensor | tuple | list)]
+        readers = [u for u in n.users if isinstance(u.meta.get("val"), torch.Tensor | tuple | list) and not is_start(u)]
         pairs += [(number[a], number[b]) for a, b in pairwise(readers)]
     return pairs
 
@@ -224,7 +242,8 @@ def _without_narrowing_rim(group: Sequence[Node]) -> list[Node]:
     kept = dict.fromkeys(group)
     for n in group:
         sources = n.all_input_nodes
-        if n.target in aten_ops().reductions or n.target is operator.getitem or any(a in kept for a in sources):
+        is_kept = n.target in aten_ops().reductions or n.target is operator.getitem or is_start(n)
+        if is_kept or any(a in kept for a in sources):
             continue
         fusable = [a for a in sources if is_fusable(a) and all(u is n or u not in kept for u in a.users)]
         if fusable and nbytes(n) < sum(map(nbytes, fusable)):

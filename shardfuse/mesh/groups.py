@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import Store  # torch.distributed has it untyped
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardfuse.errors import NotInitializedError, RankNotInMeshError, TeamRanksError
+from shardfuse.rank_errors import UnknownGroupError
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,19 @@ def process_group(ranks: Sequence[int]) -> dist.ProcessGroup:
     if group is None:
         group = known[members] = _new_group(default, members)
     return group
+
+
+def ranks_of_group(name: str) -> tuple[int, ...]:
+    """The ranks of the process group that torch knows by ``name``, in its order, as functional collectives name it.
+
+    Raises NotInitializedError and UnknownGroupError.
+    """
+    default_group()
+    try:
+        group = cast("Any", c10d)._resolve_process_group(name)
+    except (KeyError, RuntimeError, ValueError):
+        raise UnknownGroupError(name) from None
+    return tuple(dist.get_process_group_ranks(group))
 
 
 def destroy_groups() -> None:

@@ -23,7 +23,7 @@ from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
 from .promising import PromisingModule
-from .saved_versions import Watched, check_unchanged, watch
+from .saved_versions import Watched, check_behind, check_unchanged, watch
 from .second_derivatives import Once
 from .settings import Setting, printed
 from .shaping import Shaping, apart
@@ -181,7 +181,7 @@ class BoundOp:
         if torch.is_grad_enabled():
             for t in tensors:
                 if t.requires_grad:
-                    return _record(self, timer, watch(origins, self.op.saved) if origins else (), tensors)
+                    return _record(self, timer, watch(origins, tensors, self.op.saved), tensors)
         results = self.forward(timer, self.entered(tensors))[: self.op.results]
         return results if self.shaping is None else self.shaping.leave(results)
 
@@ -309,7 +309,10 @@ class FusedModule(PromisingModule):
         if bound is None or modes():
             takes = map(self.take, tensors)
             local = [t if take is None else take(t) for t, take in zip(tensors, takes, strict=True)]
-            return self.as_op(local, unsharded, shaping)
+            results = self.as_op(local, unsharded, shaping)
+            if bound is not None:
+                check_behind(results, watch(origins or tensors, tensors, bound.op.saved))
+            return results
         return bound(self.timer, tensors, origins)
 
     def bound_for(
