@@ -84,15 +84,17 @@ def why_out_of_reach(mesh: DeviceMesh, parallel_type: ParallelType) -> str | Non
 
     The same on all ranks of the world.
     """
+    reasons = (why_not_together(mesh.team(rank, parallel_type)) for rank in mesh.ranks)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def why_not_together(ranks: Sequence[int]) -> str | None:
+    """Why these ranks do not reach each other's memory; ``None`` where all do."""
     found = arena()
     if isinstance(found, str):
         return found
-    for rank in mesh.ranks:
-        team = mesh.team(rank, parallel_type)
-        hosts = {found.hosts.get(member) for member in team}
-        if len(hosts) > 1 or None in hosts:
-            return f"ranks {list(team)} do not reach each other's memory"
-    return None
+    hosts = {found.hosts.get(rank) for rank in ranks}
+    return f"ranks {list(ranks)} do not reach each other's memory" if len(hosts) > 1 or None in hosts else None
 
 
 def handed_out() -> int:
