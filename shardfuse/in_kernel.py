@@ -20,7 +20,7 @@ from .schedulers import kernels_of, makes_kernels
 from .schedulers.plan import KernelPlan
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
-from .schedulers.segment import Segment, leading_to
+from .schedulers.segment import Segment, leading_to, segment_of
 from .segmenter import choose_scheduler
 
 _READ_TWICE = 16 * 2**20
@@ -127,7 +127,7 @@ def _parted(before: Segment, call: Segment, device: Device) -> tuple[Segment, Pl
     name, refusals = choose_scheduler(rest, device)
     if name is None or not makes_kernels(name):
         return before, None
-    own = Segment.of(leading_to(before.exprs, call.inputs), call.inputs)
+    own = segment_of(before.exprs, call.inputs)
     return own, PlannedSegment(rest, name, refusals, kernels_of(name, rest, device))
 
 

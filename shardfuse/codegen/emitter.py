@@ -23,7 +23,7 @@ from .functions import number_text, own_functions
 from .hints import hint
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .rounding import is_rounded_apart, may_be_rough
-from .runs import in_runs
+from .shared_loads import in_runs
 from .source import Writer
 from .tile import R_SIZE, Chunk, Piece, Strides, Tile
 from .window_loads import Window

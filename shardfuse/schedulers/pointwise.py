@@ -7,7 +7,7 @@ from itertools import takewhile
 from math import prod
 
 from ..device import Device
-from .limits import PROGRAMS_PER_MULTIPROCESSOR, WARP, WARPS, vector
+from .limits import WARP, WARPS, vector
 from .plan import KernelPlan, kernel_name
 from .schedule import Launch, Schedule, Tile
 from .segment import Segment
@@ -29,7 +29,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     widest = max((t.dtype.itemsize for t in streamed), default=4)
     each = max(device.access_bytes // widest, 1) * (2 if len(streamed) <= 4 else 1)
     block = WARPS * WARP * each
-    while block > WARPS * WARP and space.kept < block * device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR:
+    while block > WARPS * WARP and space.kept < block * device.filling:
         block //= 2
     return Schedule(Tile(block), launch=Launch(WARPS))
 

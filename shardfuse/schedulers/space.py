@@ -87,6 +87,10 @@ class Space:
     def has_x(self, tensor: BoundTensor) -> bool:
         return not self.atoms[tensor].isdisjoint(self.x)
 
+    def reduces(self, expr: Expr) -> bool:
+        """Is it a reduction over elements of r?"""
+        return isinstance(expr.op, Reduce) and self.has_r(expr.tensors[0]) and not self.has_r(expr.output)
+
     def is_walked(self, tensor: BoundTensor) -> bool:
         """Does it change as a program walks on?"""
         return not self.atoms[tensor].isdisjoint(self.walked)
@@ -145,6 +149,16 @@ def streamed(segment: Segment, space: Space) -> list[BoundTensor]:
     return [t for t in segment.loads if space.is_streamed(t)]
 
 
+def element_bytes(segment: Segment, space: Space) -> int:
+    """Bytes of one element of all inputs that each tile reads its own part of."""
+    return sum(t.dtype.itemsize for t in streamed(segment, space))
+
+
+def narrowest(segment: Segment, space: Space) -> int:
+    """Bytes of an element of the narrowest of them; 4 where there is none."""
+    return min((t.dtype.itemsize for t in streamed(segment, space)), default=4)
+
+
 def beside(segment: Segment, space: Space) -> list[BoundTensor]:
     """Loads that lie along the reduced elements and are the same for several kept ones, as the weight of a norm is."""
     return [t for t in segment.loads if space.has_r(t) and not space.is_streamed(t)]
@@ -184,6 +198,12 @@ def lost(expr: Expr, atoms: Atoms) -> frozenset[Digit]:
 
 Pieces = Mapping[Digit, Axis]
 Atoms = Mapping[BoundTensor, frozenset[Digit]]
+
+
+def analyse_reduction(segment: Segment) -> Space | str:
+    """As ``analyse``; a segment that reduces nothing has none either."""
+    space = analyse(segment)
+    return space if isinstance(space, str) or space.r else "it has no reduction"
 
 
 @lru_cache(maxsize=64)
