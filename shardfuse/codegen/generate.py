@@ -89,7 +89,7 @@ def _parts(
             body = team_lines(body, _rows(e), _row_lines(e))
     elif plan.exchange is not None:
         parameters.insert(0, MAILBOX)
-        mailbox = table_words(plan.exchange.ranks, grid)
+        mailbox = table_words(plan)
         body = loop_lines(body, _rows(e), _row_lines(e), plan.exchange)
     elif is_last_masked(e):
         whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)

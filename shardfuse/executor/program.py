@@ -97,7 +97,7 @@ class ProgramBuilder(CollectiveLines):
     """What collectives fill."""
     loose: set[BoundTensor] = field(default_factory=set[BoundTensor])
     """What may stand in another shape, as kernels read it by its address."""
-    region: Callable[[int, KernelPlan], Region] | None = None  # in which a segment's kernel exchanges with other ranks
+    region: Callable[[KernelPlan], Region] | None = None  # in which a segment's kernel exchanges with other ranks
     started: dict[str, Segment] = field(default_factory=dict[str, Segment])
     """Collectives that nothing has waited for, in order."""
 
@@ -294,7 +294,7 @@ class ProgramBuilder(CollectiveLines):
             for t in (renamed.get(t, t) for t in plan.segment.outputs):
                 if t not in self.places:
                     self.make(t, kernel.source)
-            region = self.region(k, plan) if plan.exchange is not None and self.region is not None else None
+            region = self.region(plan) if plan.exchange is not None and self.region is not None else None
             self.names[f"kernel_{k}_{i}"] = kernel.launcher(None if region is None else region.around)
             self.labels[f"kernel_{k}_{i}"] = kernel.source.name
             if region is None:
