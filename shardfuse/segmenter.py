@@ -75,7 +75,7 @@ def _mixes_replicas(segment: Segment) -> bool:
     """
     uneven = {
         (mesh, p)
-        for t in (*segment.inputs, *segment.outputs)
+        for t in segment.tensors
         for p, digits in t.domain.sharding
         if (mesh := t.domain.mesh) is not None and not is_even(digits, mesh.extent(p))
     }

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd
 
-from ..ir.digits import Digit
 from ..ir.expr import BoundTensor
 from ..ir.layout import Layout
 from ..ir.scalar import Scalar
@@ -30,7 +29,7 @@ from .sending import Sending
 from .sending_rows import SendingRows, rows_head_lines
 from .source import KernelSource, Parts, body_text, signature
 from .stages import one_launch
-from .tile import R_SHARE, R_SIZE, Tile
+from .tile import R_SHARE, R_SIZE, Tile, coordinates_on
 from .two_sided_tile import Turned, turned_index, write_flat
 from .walk import Walk, walk_index, write_walk
 
@@ -73,7 +72,7 @@ def _parts(
 ) -> Parts:
     if interpret and turns is None and plan.schedule.members:
         plan = member_alone(plan)
-    plan = with_access(plan, {t: layouts[t] for t in _tensors(plan)}, _coordinates(plan, rank))
+    plan = with_access(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates_on(plan.segment, rank))
     e = _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
     integers, preamble = _indices(e)
     integers = {**{name: (value, "tl.int64") for name, value in e.starts.items()}, **integers}
@@ -114,7 +113,7 @@ def _emitted(
     is_whole: bool = False,
 ) -> Emitter:  # fmt: skip
     """An emitter that has written the body of ``plan``; ``is_whole``: for programs that have no elements too many."""
-    coordinates = _coordinates(plan, rank)
+    coordinates = coordinates_on(plan.segment, rank)
     e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
     e.tile.x_masked &= not is_whole
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
@@ -133,14 +132,6 @@ def _emitted(
     else:
         write_loops(e)
     return e
-
-
-def _coordinates(plan: KernelPlan, rank: int) -> dict[Digit, int]:
-    """Where ``rank`` is among those that hold the tensors of ``plan``."""
-    found: dict[Digit, int] = {}
-    for tensor in _tensors(plan):
-        found.update(tensor.domain.coordinates(rank))
-    return found
 
 
 def _kind(plan: KernelPlan) -> type[Emitter]:

@@ -166,8 +166,10 @@ class ProgramBuilder(CollectiveLines):
             self.add_kernels(k, segment, kernels, renamed or {})
 
     def is_empty(self, segment: Segment) -> bool:
+        """Has this rank nothing of what ``segment`` reads, makes, or only computes with?"""
+        made = (t for e in segment.exprs for t in e.outputs)
         return any(0 in self.meta[t].shape for t in segment.inputs) or any(
-            0 in t.domain.local_shape(self.rank) for t in segment.outputs
+            0 in t.domain.local_shape(self.rank) for t in made
         )
 
     def add_call(self, name: str, segment: Segment, function: Callable[..., object], *, done: str = "") -> None:

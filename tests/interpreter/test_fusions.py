@@ -15,7 +15,7 @@ from thread_check import Case, Placement, X, check_on_threads, shard, world_mesh
 from torch_answers import assert_like
 
 import shardfuse
-from shardfuse import DataType, FusionDefinition
+from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.compat import nvfuser_direct
 from shardfuse.errors import KernelCompileError
 
@@ -214,6 +214,33 @@ def test_sharded_norms(norm: Callable[..., None], shape: tuple[int, ...]) -> Non
             data = [values(*shape), values(shape[-1], seed=1)][: len(fd.fusion.inputs)]
             cases.append(Case(fd, data, name=f"{placement}"))
         check_on_threads(world, cases)
+
+
+@pytest.mark.parametrize(("extent", "placement"), [(12, "outer"), (12, "inner"), (7, "outer"), (5, "outer")])
+def test_what_alone_is_sharded_is_made_inside_of_a_kernel(extent: int, placement: str) -> None:
+    """An iota, a fill or an expanded number that only a reduction reads: each rank has its own part, or none of it."""
+
+    def define(mesh: DeviceMesh) -> FusionDefinition:
+        def body(fd: FusionDefinition) -> None:
+            o = fd.ops
+            x = fd.define_tensor([2, 1], contiguity=[True, None], dtype=DataType.Double)
+            counted = o.add(x, o.iota(extent, 3, 2, DataType.Int))
+            filled = o.full([extent], 1.5, DataType.Float)
+            made = [o.sum(counted, [1]), o.max(counted, [0, 1]), o.sum(o.mul(x, filled), [0, 1])]
+            made += [o.sum(o.slice(counted, [1, 0], [2, extent]), [0, 1]), o.sum(o.expand(x, [2, extent]), [1])]
+            for out in made:
+                fd.add_output(out)
+            x.set_device_mesh(mesh)
+            for tv in fd.fusion.tensors():
+                if tv.shape[-1:] == (extent,):
+                    shard(tv, mesh, (X, (tv.ndim - 1, placement)))
+
+        return triton(body)
+
+    data = torch.tensor([[10.0], [20.0]], dtype=torch.float64)
+    for world in (2, 4):
+        ranks = list(range(world))
+        check_on_threads(world, [Case(define(DeviceMesh(r)), [data], name=str(r)) for r in (ranks, ranks[::-1])])
 
 
 def test_tensor_parallel_block() -> None:
