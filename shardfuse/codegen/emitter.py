@@ -165,9 +165,9 @@ class Emitter:
         if isinstance(op, Cast):
             text, dtype, inexact = self.cast(expr, inputs[0])
         elif isinstance(op, Reduce):
-            acc = accumulator(expr)
-            text = acc.finished(acc.prepared(inputs[0].text, inputs[0].dtype), expr.output.dtype.compute)
-            dtype, inexact = expr.output.dtype.compute, expr.output.dtype is not expr.tensors[0].dtype
+            acc, result = accumulator(expr), expr.output.dtype
+            text, dtype = acc.finished(acc.prepared(inputs[0].text, inputs[0].dtype), result.compute), result.compute
+            inexact = result.is_low_precision and result is not expr.tensors[0].dtype
         else:
             texts, dtypes = self.operands(expr, inputs)
             last = inputs[-1] if isinstance(expr.inputs[-1], BoundTensor) else None

@@ -48,6 +48,21 @@ def test_nan_is_kept(op: str) -> None:
     check(triton(define), [data])
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.bool, torch.float16, torch.float32])
+def test_an_axis_of_one_element_is_reduced_exactly(dtype: torch.dtype) -> None:
+    """Also into a wider type, whose numbers float32 has not: 2**24 + 1."""
+
+    def define(fd: FusionDefinition) -> None:
+        o, x = fd.ops, fd.define_tensor([-1, 8], contiguity=True, dtype=DataType.from_torch(dtype))
+        for total in (o.sum(x, [0]), o.prod(x, [0]), o.max(x, [0]), o.sum(x, [0], dtype=DataType.Double)):
+            fd.add_output(o.add(total, 1e-9 if total.dtype is DataType.Double else 1))
+
+    large = 2 ** (24 if dtype in (torch.int32, torch.int64) else 4) + 1
+    fd, data = triton(define), (torch.arange(16).reshape(2, 8) % 8 + large).to(dtype)
+    for rows in (1, 2):
+        check(fd, [data[:rows]])
+
+
 # --- definitions -------------------------------------------------------------------------------------------
 
 
