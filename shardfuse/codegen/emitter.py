@@ -214,7 +214,9 @@ class Emitter:
                 found.append(self.scalar(v, DataType.Bool if op.rule is Rule.WHERE and k == 0 else compute))
             else:
                 source = next(remaining)
-                found.append((source.text, source.dtype))
+                # Without lanes the interpreter's `.to(tl.int1)` leaves a number as it is.
+                is_alone = self.interpret and compute is DataType.Bool and not (source.has_x or source.has_r)
+                found.append((f"libdevice.int1({source.text})", compute) if is_alone else (source.text, source.dtype))
         return [text for text, _ in found], [dtype for _, dtype in found]
 
     def scalar(self, scalar: Scalar, wanted: DataType) -> tuple[str, DataType]:
@@ -238,8 +240,7 @@ class Emitter:
 
     def full(self, expr: Expr, chunk: Chunk) -> Text:
         value, dtype = cast(Scalar, expr.inputs[0]), expr.output.dtype.compute
-        text, found = self.scalar(value, dtype)
-        text = converted(text, found, dtype)
+        text = converted(*self.scalar(value, dtype), dtype)
         if value.is_literal and not text.startswith(("tl.full", "denormal")):
             text = f"tl.full([], {text}, {TRITON_TYPE[dtype]})"
         if expr.output.dtype.is_low_precision:
@@ -263,8 +264,7 @@ class Emitter:
         index, has_x, has_r = self.index(expr, chunk, wide)
         first, step = op.counting
         text = index if step == 1 else f"{index} * {step}"
-        text = text if first == 0 else f"{text} + {first}"
-        text = converted(text, wide, dtype)
+        text = converted(text if first == 0 else f"{text} + {first}", wide, dtype)
         if expr.output.dtype.is_low_precision:
             text = self.rounded(text, expr.output)
         return self.assign(self.name(expr.output, chunk), text, dtype, has_x, has_r)

@@ -63,6 +63,24 @@ def test_an_axis_of_one_element_is_reduced_exactly(dtype: torch.dtype) -> None:
         check(fd, [data[:rows]])
 
 
+@pytest.mark.parametrize("op", ["logical_and", "logical_or", "logical_xor"])
+def test_truth_of_numbers(op: str) -> None:
+    """0.5 and NaN are true, -0.0 is false: of each element, of a maximum, and of a number that is no axis of anything."""
+
+    def define(fd: FusionDefinition) -> None:
+        o = fd.ops
+        x, y, n = fd.define_tensor([7, 2]), fd.define_tensor([7, 2], dtype=DataType.Bool), fd.define_tensor([])
+        for a in (x, o.max(x, [1], keepdim=True), n):
+            for b in (y, o.max(x, [0], keepdim=True), x):
+                fd.add_output(getattr(o, op)(a, b))
+        fd.add_output(getattr(o, op)(n, 0.5))
+
+    data = torch.tensor([0.0, -0.0, 0.5, 1.0, float("nan"), -2.5, 256.0])[:, None].expand(7, 2).contiguous()
+    truth = (torch.arange(14) % 2 == 0).reshape(7, 2)
+    for number in (0.0, 0.5, float("nan")):
+        check(triton(define), [data, truth, torch.tensor(number)])
+
+
 # --- definitions -------------------------------------------------------------------------------------------
 
 
