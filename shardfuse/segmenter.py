@@ -303,12 +303,13 @@ class _Segmenter:
         made, (expr, *others) = self.groups[a], self.groups[b]
         if others or len(made) < 2 or self.chosen[a][0] != "pointwise" or self.chosen[b][0] != "pointwise":
             return False
-        if not isinstance(expr.op, Pointwise | Cast | Set) or self.position[expr] < self.position[made[-1]]:
+        own, domain, last = self.with_cheap([expr]), expr.output.domain, self.position[made[-1]]
+        if any(not isinstance(e.op, Pointwise | Cast | Set) or self.position[e] < last for e in own):
             return False
-        if any(t.domain != expr.output.domain for t in expr.tensors):
+        if any(t.domain != domain for e in own for t in (*e.tensors, e.output)):
             return False
-        makers = [self.producer[t] for t in expr.tensors if t in self.producer]
-        if any(self.cheap[e] for e in makers) or all(self.group_of[e] != a for e in makers):
+        makers = [self.producer[t] for e in own for t in e.tensors if t in self.producer]
+        if all(self.group_of.get(e) != a for e in makers):
             return False
         return a in self.unreduced or not any(isinstance(e.op, Reduce) for e in self.with_cheap(made))
 
