@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -24,19 +24,9 @@ from .hints import hint
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .rounding import is_rounded_apart, may_be_rough
 from .runs import in_runs
-from .source import Writer
+from .source import Text, Writer
 from .tile import R_SIZE, Chunk, Piece, Strides, Tile
 from .window_loads import Window
-
-
-@dataclass(frozen=True)
-class Text:
-    """A value: its text, the type it is carried in, and whether it has lanes along x and along r."""
-
-    text: str
-    dtype: DataType
-    has_x: bool
-    has_r: bool
 
 
 class Emitter:
@@ -83,18 +73,16 @@ class Emitter:
     def needed(self, wanted: Iterable[BoundTensor], chunk: Chunk) -> list[BoundTensor]:
         """What ``wanted`` rests on and has no value yet, inputs first; reductions are not looked behind."""
         found: dict[BoundTensor, None] = {}
-
-        def visit(tensor: BoundTensor) -> None:
-            if tensor in found or self.key(tensor, chunk) in self.values:
-                return
-            expr = self.producer.get(tensor)
-            if expr is not None and not self.is_reduction(expr):
-                for t in expr.tensors[1:] if isinstance(expr.op, Pick) else expr.tensors:
-                    visit(t)
-            found[tensor] = None
-
-        for tensor in wanted:
-            visit(tensor)
+        todo = [(t, False) for t in reversed(list(wanted))]
+        while todo:  # not by recursion, for which a chain may be too long
+            tensor, is_next = todo.pop()
+            if is_next:
+                found[tensor] = None
+            elif tensor not in found and self.key(tensor, chunk) not in self.values:
+                expr = self.producer.get(tensor)
+                read = expr.tensors if expr is not None and not self.is_reduction(expr) else ()
+                own = read[1:] if expr is not None and isinstance(expr.op, Pick) else read
+                todo += [(tensor, True), *((t, False) for t in reversed(own))]
         return list(found)
 
     def key(self, tensor: BoundTensor, chunk: Chunk) -> tuple[BoundTensor, str]:
@@ -112,6 +100,8 @@ class Emitter:
         """The value of ``tensor`` in ``chunk``; emits what it takes to have it."""
         key = self.key(tensor, chunk)
         if key not in self.values:
+            for t in self.needed([tensor], chunk)[:-1]:
+                self.value(t, chunk)
             expr = self.producer.get(tensor)
             self.values[key] = self.load(tensor, chunk) if expr is None else self.compute(expr, tensor, chunk)
         return self.values[key]

@@ -27,9 +27,8 @@ from ..schedulers.limits import WARP, WARPS
 from ..schedulers.schedule_parts import REGISTERS_OF_A_THREAD
 from .arithmetic import converted
 from .bodies import parts_of, take_whole, write_last_phase
-from .emitter import Text
 from .group_exchange import collect_late_lines, polled_helpers, post_lines
-from .source import Writer, call_of, signature, tuple_of
+from .source import Text, Writer, call_of, signature, tuple_of
 from .tile import Chunk
 from .words import PACKED, UNPACK, Words
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from .arithmetic import converted
-from .emitter import Text
 from .hints import EVICT_LAST
+from .source import Text
 from .tile import Chunk
 from .words import PACKED, UNPACK, Words
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.scalar import Scalar
 from ..schedulers.schedule import Schedule
@@ -14,6 +15,16 @@ _OF_DENORMALS = (
     *("libdevice.nextafter(", "libdevice.pow("),
 )
 """Functions of float32 whose result is another one altogether where an operand below 1.2e-38 is taken for 0."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A value: its text, the type it is carried in, and whether it has lanes along x and along r."""
+
+    text: str
+    dtype: DataType
+    has_x: bool
+    has_r: bool
 
 
 @dataclass(frozen=True)

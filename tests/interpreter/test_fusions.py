@@ -81,6 +81,16 @@ def test_truth_of_numbers(op: str) -> None:
         check(triton(define), [data, truth, torch.tensor(number)])
 
 
+def test_a_chain_longer_than_the_stack_of_python() -> None:
+    def define(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([-1])
+        for k in range(1100):
+            x = fd.ops.neg(x) if k % 2 else fd.ops.add(x, 1.0)
+        fd.add_output(x)
+
+    check(triton(define), [values(3)])
+
+
 # --- definitions -------------------------------------------------------------------------------------------
 
 
