@@ -65,7 +65,7 @@ def test_an_axis_of_one_element_is_reduced_exactly(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("op", ["logical_and", "logical_or", "logical_xor"])
 def test_truth_of_numbers(op: str) -> None:
-    """0.5 and NaN are true, -0.0 is false: of each element, of a maximum, and of a number that is no axis of anything."""
+    """0.5 and NaN are true, -0.0 is false: of each element, of a maximum, and of a 0-d tensor."""
 
     def define(fd: FusionDefinition) -> None:
         o = fd.ops
