@@ -239,7 +239,8 @@ def on_gpus(f: Function, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) 
     ("exchange", "rows", "is_inside", "why"),
     [
         ("symmetric", 8, True, "inside"),
-        ("auto", 8, False, "by itself, kernels exchange nothing, SHARDFUSE_EXCHANGE is auto"),
+        ("auto", 8, True, "inside"),
+        ("nccl", 8, False, "by itself, kernels exchange nothing, SHARDFUSE_EXCHANGE is nccl"),
         ("symmetric", 1 << 17, False, "by itself, no kernel of it exchanges what ranks add up"),
     ],
 )
@@ -248,6 +249,7 @@ def test_on_gpus_a_kernel_that_exchanges_is_a_gain(
 ) -> None:
     monkeypatch.setenv("SHARDFUSE_EXCHANGE", exchange)
     mesh = FakeMesh(1 << 20)
+    mesh.arena.hosts = dict.fromkeys(range(4), "here")
     monkeypatch.setattr(symmetric_slots, "arena", lambda: mesh.arena)
     gm = on_gpus(written_out, [(rows, DIM), (rows, DIM), (DIM,)], torch.bfloat16)
     report(clear=True)

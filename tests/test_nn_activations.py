@@ -251,6 +251,7 @@ def test_masks_on_one_rank() -> None:
     # compiled, with another setting, and where a mode takes ops
     x, mask = torch.randn(3, 4), leaf(torch.randn(1, 4))
     module = Softmax()
+    torch._dynamo.reset()
     wanted = torch.autograd.grad(functional.softmax(x + mask, -1)[:, 0].sum(), mask)[0]
     fits = [module, torch.compile(module, backend="aot_eager", fullgraph=True)]
     for each in fits:

@@ -277,6 +277,7 @@ def test_an_rms_norm_without_eps_takes_torchs_in_each_call(affine: bool) -> None
     module = nn.RMSNorm(8, elementwise_affine=affine)
     found = convert(copy.deepcopy(module)).model
     assert found.eps is None
+    torch._dynamo.reset()
     again = torch.compile(found, backend="eager", fullgraph=True)
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         wanted = module.to(dtype)(x.to(dtype))

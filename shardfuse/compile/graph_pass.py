@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -27,9 +29,11 @@ from .aten_collectives import collective_text
 from .compile_errors import CompileOptionError
 from .cost import Cost, cost_of, why_never
 from .ledger import RegionReport, note
+from .padded import share_pads
 from .published import publish
 from .rank_region_op import rank_program_of
 from .rank_regions import NOMINAL, starts_in, why_never_inside, why_not_alike
+from .region_lowering import register
 from .region_op import program_of
 from .region_times import module_of
 from .regions import Region, lines_of, nearest_behind, regions_of
@@ -65,7 +69,8 @@ class PostGradPass(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         for other in self.before:
             other(graph)
-        if self.take != "none":
+        # what Inductor writes in C++ (cpp_wrapper, ahead-of-time packages) cannot hand an op a list of tensors
+        if self.take != "none" and not inductor_config.cpp_wrapper:
             hand_over(graph, self.take)
 
     def uuid(self) -> object:
@@ -95,11 +100,26 @@ class _Weighed:
     why: str
 
 
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Planning makes many small objects beside all of Inductor's, through which Python's collector would walk again
+    and again: that was half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
+    share_pads(graph)
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
-    weighed = _weighed(graph, take, stays)
+    with _no_collection():
+        weighed = _weighed(graph, take, stays)
     regions = [w.region for w in weighed]
     kind = "backward" if any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder")) else "forward"
     behind = nearest_behind(graph, regions)
@@ -114,6 +134,7 @@ def hand_over(graph: Graph, take: Take) -> None:
     publish(found)
     taken = [(w.region, w.program) for w in weighed if w.taken and w.program is not None]
     if taken:
+        register()
         put_in(graph, taken)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -119,6 +120,18 @@ def note_cached(program: str, ops: Iterable[str], inputs: int, outputs: int) -> 
             number=number,
         )
         _regions.append(found)
+
+
+_OPS = re.compile(r"fd\.ops\.(\w+)\(")
+_noted: set[str] = set()
+"""Texts of programs that were run, each of which is looked up once."""
+
+
+def note_cached_text(program: str) -> None:
+    """As ``note_cached``, of a program's text, which says its ops; looked up when it runs for the first time."""
+    if program not in _noted:
+        note_cached(program, _OPS.findall(program), program.count("fd.define_"), program.count("fd.add_output("))
+        _noted.add(program)
 
 
 def report(*, clear: bool = False) -> Report:

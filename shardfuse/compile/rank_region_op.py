@@ -17,8 +17,9 @@ import torch
 
 from ..mesh import DeviceMesh
 from ..mesh.groups import ranks_of_group, world_key
+from .ledger import note_cached_text
 from .rank_axis import MeshDefinition, on_mesh
-from .region_op import Program, fake_region, program_of, program_to_run, region_library
+from .region_op import Program, fake_region, program_of, region_library
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def rank_program_of(text: str, group: str) -> RankProgram:
 def run_rank_region(program: str, inputs: list[torch.Tensor], sizes: list[int], group: str) -> list[torch.Tensor]:
     """Run the fusion: every rank of the group calls it, as it would the collectives."""
     found = rank_program_of(program, group)
-    program_to_run(program)
+    note_cached_text(program)
     return found.run(inputs, sizes[found.local.size_count :])
 
 

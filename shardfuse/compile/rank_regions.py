@@ -20,7 +20,8 @@ from torch.fx import Graph, Node
 
 from ..config import read_settings
 from ..errors import ShardfuseError
-from ..mesh.groups import ranks_of_group, world_size
+from ..executor.symmetric_slots import why_not_together
+from ..mesh.groups import ranks_of_group
 from .aten_collectives import NAMESPACE, group_of, is_start, is_wait
 from .aten_table import aten_ops, is_view
 from .regions import Region, is_fusable
@@ -64,11 +65,10 @@ def _why_not_exchanged(start: Node) -> str | None:
     if value.device.type != "cuda":
         return "there is nothing to gain on a CPU"
     asked = read_settings().exchange
-    if asked != "symmetric":
-        return f"kernels exchange nothing, SHARDFUSE_EXCHANGE is {asked}"
-    if len(ranks_of_group(group_of(start))) != world_size():
-        return "kernels exchange nothing between some of the ranks of the job"
-    return None
+    if asked == "nccl":
+        return "kernels exchange nothing, SHARDFUSE_EXCHANGE is nccl"
+    why = why_not_together(ranks_of_group(group_of(start)))
+    return None if why is None else f"kernels exchange nothing: {why or 'the job was not started by initialize()'}"
 
 
 # --- overlap -----------------------------------------------------------------------------------------------

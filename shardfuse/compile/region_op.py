@@ -18,7 +18,7 @@ import torch
 
 from ..frontend.definition import FusionDefinition
 from ..ir.tensor_view import TensorView
-from .ledger import note_cached
+from .ledger import note_cached_text
 from .program_text import rebuilt
 
 
@@ -30,7 +30,6 @@ class Program:
         self.fd: FusionDefinition = rebuilt(text)
         self.ranks = [tv.ndim for tv in self.fd.fusion.outputs]
         self.size_count = sum(self.ranks)
-        self.is_noted = False
 
     @cached_property
     def orders(self) -> list[list[int]]:
@@ -69,19 +68,10 @@ def program_of(text: str) -> Program:
     return found
 
 
-def program_to_run(text: str) -> Program:
-    """The program of a text that compiled code holds.  In the report, too, where that code came from a cache."""
-    found = program_of(text)
-    if not found.is_noted:
-        fusion = found.fd.fusion
-        note_cached(text, [record.op.name for record in fusion.records], len(fusion.inputs), len(fusion.outputs))
-        found.is_noted = True
-    return found
-
-
 def run_region(program: str, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
     """Run the fusion: new tensors, none of which shares storage with an input."""
-    found = program_to_run(program)
+    note_cached_text(program)
+    found = program_of(program)
     return found.fd.execute([*inputs, *sizes[found.size_count :]])
 
 

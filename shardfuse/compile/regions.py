@@ -8,7 +8,9 @@ bytes:
   made of, so that no output shares storage with another tensor, and the narrow tensor is what is stored;
 - likewise a view, a widening cast, or a tensor made of numbers that the region reads is made once more inside;
 - what a pointwise kernel of Inductor computes at the rim from more bytes than it gives, a dropout's mask from random
-  numbers say, stays there.
+  numbers say, stays there;
+- a slice that is all that the region reads of a tensor, as of logits that were padded for a matrix product, is an input
+  with strides of its own: its rows then begin where the padded tensor's do, and wide loads need no mask.
 """
 
 from __future__ import annotations
@@ -181,7 +183,7 @@ def _region(group: Sequence[Node], epoch: Mapping[Node, int]) -> Region | None:
 
     ``epoch``: of every node.  What is made once more is of the region's: its inputs have not changed in between.
     """
-    kept = _without_narrowing_rim(group)
+    kept = _without_slices_at_rim(_without_narrowing_rim(group))
     outputs, outside = _outputs(kept)
     nodes = _needed(kept, outputs)
     if not any(n.target in aten_ops().reductions for n in nodes) or not all(map(_is_tensor, outputs)):
@@ -195,7 +197,8 @@ def _region(group: Sequence[Node], epoch: Mapping[Node, int]) -> Region | None:
         n = waiting.pop(0)
         if n in inputs or n in again:
             continue
-        if _is_cheap(n) and epoch[n] == now and why_not(n) is None:
+        is_slice = _is_slice_read_alone(n, (*inside, *read, *again))
+        if not is_slice and _is_cheap(n) and epoch[n] == now and why_not(n) is None:
             again.append(n)
             waiting += n.all_input_nodes
         else:
@@ -251,12 +254,52 @@ def _without_narrowing_rim(group: Sequence[Node]) -> list[Node]:
     return list(kept)
 
 
+def _without_slices_at_rim(group: Sequence[Node]) -> list[Node]:
+    """Without slices that are all that the group reads of a tensor, and the views of it that they are taken of."""
+    kept = dict.fromkeys(group)
+    for n in group:
+        chain = [n]
+        while chain[-1] in kept and _is_slice_read_alone(chain[-1], kept):
+            chain.append(cast(Node, chain[-1].args[0]))
+            while chain[-1] in kept and is_view(chain[-1]) and _is_read_alone(chain[-1], kept):
+                chain.append(cast(Node, chain[-1].args[0]))
+            if chain[-1] not in kept:
+                for gone in chain[:-1]:
+                    del kept[gone]
+    return list(kept)
+
+
+def _is_slice_read_alone(n: Node, readers: Collection[Node]) -> bool:
+    """Is it a part of a tensor of which ``readers`` read nothing else?"""
+    return n.target in _SLICES and _is_read_alone(n, readers)
+
+
+def _is_read_alone(n: Node, readers: Collection[Node]) -> bool:
+    source = n.args[0]
+    return isinstance(source, Node) and all(u is n or u not in readers for u in source.users)
+
+
+_SLICES = (torch.ops.aten.slice.Tensor, torch.ops.aten.select.int)
+
+
 def is_fusable(node: Node) -> bool:
     """Is it part of a pointwise kernel of Inductor, so that it need not be stored for its readers?"""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     is_random = node.target.name().startswith("prims::inductor_random")
-    return is_random or torch.Tag.pointwise in node.target.tags or is_widening(node)
+    is_moved = node.target in _PLACED
+    return is_random or is_moved or torch.Tag.pointwise in node.target.tags or is_widening(node)
+
+
+_PLACED = (
+    torch.ops.aten.select_scatter.default,
+    torch.ops.aten.slice_scatter.default,
+    torch.ops.aten.constant_pad_nd.default,
+    torch.ops.aten.flip.default,
+    torch.ops.aten.embedding.default,
+    torch.ops.aten.index.Tensor,
+)
+"""Ops without the tag whose elements Inductor computes where they are read."""
 
 
 def nbytes(node: Node) -> int:

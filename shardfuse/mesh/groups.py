@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -234,13 +234,13 @@ def count_too(group: dist.ProcessGroup, count: Callable[[], int]) -> None:
 
 
 EXCHANGES = "exchanges in kernels"
-"""Under which name `group_sequences` has launches of kernels in which all ranks wait for one another."""
-_exchanges: WeakKeyDictionary[dist.ProcessGroup, Callable[[], int]] = WeakKeyDictionary()
+"""How names begin under which `group_sequences` has launches of kernels in which ranks wait for one another."""
+_exchanges: WeakKeyDictionary[dist.ProcessGroup, Mapping[tuple[int, ...], int]] = WeakKeyDictionary()
 
 
-def count_exchanges(group: dist.ProcessGroup, count: Callable[[], int]) -> None:
-    """Have `group_sequences` tell how many kernels this rank has launched that exchange with all ranks of the group."""
-    _exchanges[group] = count
+def count_exchanges(group: dist.ProcessGroup, launches: Mapping[tuple[int, ...], int]) -> None:
+    """Have `group_sequences` tell how many kernels this rank has launched in which these ranks of the group wait."""
+    _exchanges[group] = launches
 
 
 def group_sequences() -> dict[str, tuple[tuple[int, ...], int]]:
@@ -253,9 +253,9 @@ def group_sequences() -> dict[str, tuple[tuple[int, ...], int]]:
         for group, name in names.items()
         if group in ranks
     }
-    for group, launched in tuple(_exchanges.items()):
+    for group, launches in tuple(_exchanges.items()):
         if group in ranks:
-            found[EXCHANGES] = tuple(ranks[group]), launched()
+            found |= {f"{EXCHANGES} of {members}": (members, count) for members, count in dict(launches).items()}
     return found
 
 

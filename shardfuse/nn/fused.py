@@ -11,6 +11,7 @@ import torch
 
 from ..errors import ModuleInputError, PlacementError, ShardfuseError
 from ..executor.agreement import failures_told
+from ..executor.aliasing import apart
 from ..executor.plain_arguments import waited
 from ..executor.uncompiled import uncompiled
 from ..frontend import FusionDefinition
@@ -23,12 +24,13 @@ from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
 from .promising import PromisingModule
-from .refused_derivatives import Once, check_no_transform, check_one_gradient
 from .saved_versions import Watched, check_behind, check_unchanged, watch
+from .second_derivatives import Once, apply_of_c
 from .settings import Setting, printed
-from .shaping import Shaping, apart
+from .shaping import Shaping
 from .tensor_kinds import is_traced, is_wrapped, metadata_of, modes
 from .timer import FusionTimer
+from .transforms import check_no_transform, check_one_gradient
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -121,16 +123,7 @@ class _Fused(torch.autograd.Function):
         return None, None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
 
 
-def _apply_of_c() -> Callable[..., Sequence[torch.Tensor]]:
-    """``apply`` as C has it, without what torch puts before it.
-
-    Within a function, as a module that names ``super`` itself is compiled without the one instruction for ``super().x``
-    that torch 2.11 takes in Python 3.12.
-    """
-    return cast("Any", super(torch.autograd.Function, _Fused)).apply
-
-
-_apply = _apply_of_c()
+_apply: Callable[..., Sequence[torch.Tensor]] = apply_of_c(_Fused)
 
 
 def _record(

@@ -27,8 +27,8 @@ from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from .parameters import ParameterModule
 from .redistribution import redistribute
-from .refused_derivatives import Once
 from .row_norm import RowNorm
+from .second_derivatives import Once
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx

@@ -1,0 +1,36 @@
+"""Functions of autograd: gradients of fusions, which are not differentiated again, and ``apply`` past torch's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from ..errors import SecondDerivativeError
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+
+class Once(torch.autograd.Function):
+    """Gradients that depend on what they were made of, and say so where they are differentiated.
+
+    torch's ``once_differentiable`` lets them pass as constants where the gradient that came in is one.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple(t.detach() for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise SecondDerivativeError("a module of shardfuse.nn")
+
+
+def apply_of_c(function: type[torch.autograd.Function]) -> Any:
+    """``function.apply`` as C has it, without what torch puts before it.
+
+    Within a function, as a module that names ``super`` itself is compiled without the one instruction for ``super().x``
+    that torch 2.11 takes in Python 3.12.
+    """
+    return cast("Any", super(torch.autograd.Function, function)).apply
