@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import torch
 
@@ -30,9 +30,10 @@ class Case:
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
+def _apart() -> Generator[None]:
     """With gradients, and without a trace in the state of torch's generator."""
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(mode=False), torch.enable_grad():
+    fork: Any = torch.random.fork_rng
+    with fork(devices=[]), torch.inference_mode(mode=False), torch.enable_grad():
         yield
 
 
@@ -62,11 +63,12 @@ def _differs(module: Module, wanted: Wanted, given: torch.Tensor) -> str | None:
     vectors = [p.requires_grad_() for p in module.parameters() if p.ndim == 1]
     x = given.clone().requires_grad_()
     expected = wanted(module, x)
-    kept = x.detach().clone()
+    kept, got = x.detach().clone(), expected
     for _ in range(2):
-        got: object = module(x)
-        if not isinstance(got, torch.Tensor) or got.dtype != x.dtype:
-            return f"it gives {got.dtype if isinstance(got, torch.Tensor) else type(got).__name__}"
+        made: object = module(x)
+        if not isinstance(made, torch.Tensor) or made.dtype != x.dtype:
+            return f"it gives {made.dtype if isinstance(made, torch.Tensor) else type(made).__name__}"
+        got = made
         if not is_close(got, expected, 1e-4 if x.dtype == torch.float32 else 4 * torch.finfo(x.dtype).eps):
             return "it gives another result"
         if not torch.equal(kept, x):
@@ -74,10 +76,8 @@ def _differs(module: Module, wanted: Wanted, given: torch.Tensor) -> str | None:
     if x.dtype != torch.float32:
         return None  # each rounds on the way as it does
     factor = torch.linspace(-1.0, 1.0, expected.numel()).sin().view_as(expected)
-    found, gradients = (
-        torch.autograd.grad(result, (x, *vectors), factor, allow_unused=True)
-        for result in (cast("torch.Tensor", got), expected)
-    )
+    grad: Any = torch.autograd.grad  # of a weight that the result does not depend on it is None
+    found, gradients = (grad(result, (x, *vectors), factor, allow_unused=True) for result in (got, expected))
     pairs = zip(found, gradients, strict=True)
     return None if all(a is not None and is_close(a, b) for a, b in pairs) else "it gives another gradient"
 
