@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -32,7 +32,7 @@ class Case:
 @contextmanager
 def _apart() -> Generator[None]:
     """With gradients, and without a trace in the state of torch's generator."""
-    fork: Any = torch.random.fork_rng
+    fork = cast("Any", torch.random).fork_rng
     with fork(devices=[]), torch.inference_mode(mode=False), torch.enable_grad():
         yield
 
