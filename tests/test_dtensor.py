@@ -339,6 +339,41 @@ def test_a_flattened_dim_of_no_elements() -> None:
     run_ranks(2, run)
 
 
+@pytest.mark.parametrize("kind", ["sum", "avg", "max"])
+def test_no_output_is_written_over_partial_values(kind: str) -> None:
+    """No rank's part can hold the whole value: refused on every rank, as torch refuses `x.add_(1)`."""
+
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([-1, -1])
+            fd.add_output(fd.ops.add(t, 1.0), alias_input=t)
+        for mesh, placements in (((2,), [Partial(kind)]), ((2, 1), [Partial(kind), Shard(0)])):
+            local = numbers((4, 6)) + rank
+            x = DTensor.from_local(local.clone(), make_mesh(mesh), placements, run_check=False)
+            with pytest.raises(InputError, match=r"input 0, T0, to be one without partial values.*redistribute it"):
+                fd.execute([x])
+            assert torch.equal(x.to_local(), local)
+        x = DTensor.from_local(numbers((4, 6)) + rank, make_mesh((2,)), [Shard(0)], run_check=False)
+        fd.execute([x])
+        assert torch.equal(x.to_local(), numbers((4, 6)) + rank + 1)
+
+    run_ranks(2, run)
+
+
+def test_partial_values_that_an_output_is_written_over_as_they_are() -> None:
+    """Where the definition gives them an axis of their own, each rank's part is written."""
+
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([-1, -1, -1])
+            fd.add_output(fd.ops.mul(t, 2.0), alias_input=t)
+        x = DTensor.from_local(numbers((4, 6)) + rank, make_mesh((2,)), [Partial()], run_check=False)
+        fd.execute([x])
+        assert torch.equal(x.to_local(), (numbers((4, 6)) + rank) * 2)
+
+    run_ranks(2, run)
+
+
 def test_what_else_takes_dtensors() -> None:
     """Pieces that torch cuts elsewhere among them: 5, 4 | 5, 3 of rows in a fusion, 5, 4 | 4, 4 outside."""
     x = numbers((17, 6))
