@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 import torch
 
 from ..arguments import checked
+from ..base_error import shown
 from ..errors import DefinitionError
 from ..executor.options import Backend, CompileOptions
 from ..ir.dtype import DataType
@@ -16,7 +17,7 @@ from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
 from ..ops.host import python_number
-from .descriptor import Contiguity, check_data_type, checked_layout, data_type_of, like, refused
+from .descriptor import Contiguity, check_data_type, checked_layout, constant_of, data_type_of, like, refused
 from .promise_arguments import Invariant, promised
 from .running import Running
 from .script import definition_script
@@ -158,7 +159,10 @@ class FusionDefinition(Running):
         return [self.define_scalar(dtype=DataType.Int) for _ in range(size)]
 
     def define_scalar(self, value: Number | DataType | None = None, dtype: DataType | None = None) -> Scalar:
-        """With a value a constant, else an input of the fusion (``dtype`` Double where nothing is said)."""
+        """With a value a constant, else an input of the fusion (``dtype`` Double where nothing is said).
+
+        A constant is one that an input of ``dtype`` takes.  Raises ``DefinitionError``.
+        """
         self.fusion.check_open("define_scalar")
         if isinstance(value, DataType):
             value, dtype = None, value
@@ -169,7 +173,11 @@ class FusionDefinition(Running):
             self.fusion.inputs.append(FusionInput(scalar))
             return scalar
         number = cast(Number, python_number(value))
-        return self.fusion.new_scalar(dtype or _number_type(number), number, is_literal=True)
+        kind = dtype or _number_type(number)
+        expected = constant_of(number, kind, is_said=dtype is not None)
+        if expected is not None:
+            raise DefinitionError("define_scalar", f"value {shown(number)}", expected)
+        return self.fusion.new_scalar(kind, number, is_literal=True)
 
     def add_output(
         self,
