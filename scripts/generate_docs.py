@@ -67,7 +67,8 @@ another on a GPU, or depends on the number of elements:
 - on a GPU, `rsqrt` of a denormal of float32 (below 1.2e-38) is infinite; other functions that take such an operand for
   0 differ from torch's by less than 1.2e-38;
 - an integer tensor beside one of a narrow float is converted to float32, in which both are computed, where torch on a
-  CPU rounds it to the narrow type first: 0 of Half times 2**40 is 0, of torch on a CPU NaN, since Half makes it infinite;
+  CPU rounds it to the narrow type first: 0 of Half times 2**40 is 0, but NaN of torch on a CPU, as it is infinite in
+  Half;
 - `erfcinv` of less than 1e-7 is what it should be, where torch, which has `erfinv(1 - x)`, gives infinity;
 - shifts by less than 0 or by the type's bits and more are what torch's `bitwise_left_shift` and `bitwise_right_shift`
   give; `logical_right_shift` shifts by nothing, or everything out.

@@ -305,6 +305,16 @@ class DefinitionError(ShardfuseError):
         super().__init__(f"{method}: found {found}, expected {expected}")
 
 
+class NotPickledError(ShardfuseError, TypeError):
+    """A definition was pickled, as to hand it to another process."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a FusionDefinition is not pickled, as it holds what one process compiled: make it where it runs, or send "
+            "fd.repro_script_for(), the text of a script that defines it"
+        )
+
+
 class PromiseError(ShardfuseError):
     """A promise that a fusion was made with, and that it cannot keep.
 

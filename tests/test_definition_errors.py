@@ -73,7 +73,7 @@ def refusals() -> dict[str, tuple[Callable[[FusionDefinition], Any], type[Except
         ),
         "NaN for an Int": (lambda fd: fd.define_scalar(float("nan"), DataType.Int), DefinitionError, "value nan"),
         "a scalar beyond its type": (
-            lambda fd: fd.define_scalar(300, DataType.Int8), DefinitionError, "integer from -128 to 127, for DataType.Int8",
+            lambda fd: fd.define_scalar(300, DataType.Int8), DefinitionError, "from -128 to 127, for DataType.Int8",
         ),
         "a negative scalar without a sign": (
             lambda fd: fd.define_scalar(-1, DataType.UInt8), DefinitionError, "from 0 to 255",

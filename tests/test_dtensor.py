@@ -194,6 +194,24 @@ def test_plain_tensors_beside_dtensors() -> None:
     run_ranks(2, run)
 
 
+def test_a_whole_piece_is_put_beside_a_single_element_of_the_first_rank() -> None:
+    """An axis of 1 that the plain tensor has on each rank, and the DTensor on the first one alone."""
+    x = numbers((1, 1, 1))
+
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            t, u = fd.define_tensor([1, 1, 1]), fd.define_tensor([1, 1, 1])
+            a, b = fd.ops.neg(t), fd.ops.mul(u, 3.0)
+            fd.add_output(fd.ops.cat([a, b, a], 2))
+            fd.add_output(b)
+        both, own = fd.execute([distribute(x, make_mesh((2,)), [Shard(1)]), x.clone()])
+        assert both.placements == (Shard(1),)
+        assert torch.equal(both.full_tensor(), torch.cat([-x, x * 3, -x], 2))
+        assert torch.equal(own.full_tensor(), x * 3)
+
+    run_ranks(2, run)
+
+
 def test_channels_last() -> None:
     def run(rank: int, size: int) -> None:
         mesh = make_mesh((2,))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Literal, cast, get_args
+from typing import Any, Literal, NoReturn, SupportsIndex, cast, get_args
 
 import torch
 
 from ..arguments import checked
 from ..base_error import shown
-from ..errors import DefinitionError
+from ..errors import DefinitionError, NotPickledError
 from ..executor.options import Backend, CompileOptions
 from ..ir.dtype import DataType
 from ..ir.fusion import Fusion, FusionInput
@@ -217,6 +218,19 @@ class FusionDefinition(Running):
         self.fusion.outputs.append(tv)
         if alias_input is not None:
             self.fusion.aliases[tv] = alias_input
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusionDefinition:
+        memo[id(self)] = copied = object.__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def __copy__(self) -> FusionDefinition:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise NotPickledError
 
     def __repr__(self) -> str:
         return definition_script(self.fusion)

@@ -34,6 +34,7 @@ from ..executor.timing import Timer
 from ..executor.tuning import Tuner, check_can_tune, tune_segments
 from ..executor.turns import turn_here
 from ..executor.uncompiled import uncompiled
+from ..executor.written_inputs import are_unwritable, written_places
 from ..ir.caller_lines import lines_named
 from ..ir.expr import BoundTensor
 from ..ir.fusion import Fusion
@@ -80,6 +81,7 @@ class FusionExecutorCache:
         shapes = fusion.shape_scalars()
         self._ranges = [range_of(i.val) for i in fusion.inputs]
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
+        self._written = written_places(fusion)
         self._asks = asks_other_ranks(fusion)
         self._script: str | None = None
         self._lines_named = lines_named(fusion)
@@ -252,6 +254,7 @@ class FusionExecutorCache:
             raise
         if self._shape_scalars:
             described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
+        described += are_unwritable(arguments, self._written) if self._written else ()
         if said:
             described += [(tv, tuple(shape)) for tv, shape in said.items()]
         return tuple(described)

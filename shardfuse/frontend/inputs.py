@@ -42,7 +42,8 @@ def take(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh, shape: tuple[in
     if partial and tv.ndim == len(shape):
         if tv in fusion.aliases.values():  # each rank would write the whole value where only a part of it belongs
             raise InputError(
-                k, tv.name, f"a DTensor of {given.placements}", "one without partial values, since an output is written over it",
+                k, tv.name, f"a DTensor of {given.placements}",
+                "one without partial values, since an output is written over it",
                 "redistribute it first, or leave alias_input out",
             )  # fmt: skip
         tv = _with_partial_values(fusion, k, given, mesh)
