@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from .nets.images import ConvNext, Dit, ResNet, Unet, Vit
 from .nets.text import Bert, Decoder, Gpt2, TextConfig
+
+TINY_DROPOUT = 0.125
+"""Which bfloat16 has: torch's comparison on a CPU rounds others, and then keeps other elements than on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ def _tokens(batch: int, length: int, dim: int) -> Callable[[], tuple[Tensor, ...
     return lambda: (torch.randn(batch, length, dim), torch.randn(batch, dim), torch.randn(batch, length, dim))
 
 
+def chosen(only: Sequence[str]) -> list[str]:
+    """The names of the cases of which one of ``only`` is a part, in small or capital letters; all where it is empty."""
+    return [n for n in model_cases() if not only or any(part.lower() in n.lower() for part in only)]
+
+
 def model_cases(*, tiny: bool = False, layers: int | None = None) -> dict[str, ModelCase]:
     """By name.  ``layers``: instead of a text model's or ViT's own, to try things out."""
     cases = [*_text_cases(tiny=tiny, layers=layers), *_image_cases(tiny=tiny, layers=layers)]
@@ -78,7 +86,7 @@ def model_cases(*, tiny: bool = False, layers: int | None = None) -> dict[str, M
 
 def _text_cases(*, tiny: bool, layers: int | None) -> list[ModelCase]:
     if tiny:
-        bert = gpt2 = TextConfig(64, 2, 2, 128, 97, 16)
+        bert = gpt2 = TextConfig(64, 2, 2, 128, 97, 16, TINY_DROPOUT)
         qwen = gemma = TextConfig(64, 2, 4, 128, 97, 16, 0.0, 2, 16)
         words = dict.fromkeys(("bert", "gpt2", "decoder"), (2, 16))
     else:
@@ -110,7 +118,7 @@ def _image_cases(*, tiny: bool, layers: int | None) -> list[ModelCase]:
         resnet, convnext = (lambda: ResNet((1, 1), 8, 10)), (lambda: ConvNext((1, 1), 8, 10))
         vit, unet, dit = (
             (lambda: Vit(32, 2, 2, 8, 16, 10)),
-            (lambda: Unet((32, 64), 1, 16, 0.1)),
+            (lambda: Unet((32, 64), 1, 16, TINY_DROPOUT)),
             (lambda: Dit(32, 2, 1)),
         )
         images = {"resnet": _images(2, 32, 10), "convnext": _images(2, 32, 10), "vit": _images(2, 16, 10)}
@@ -121,11 +129,12 @@ def _image_cases(*, tiny: bool, layers: int | None) -> list[ModelCase]:
         unet, dit = (lambda: Unet((320, 640, 1280), 2, 1280, 0.1)), (lambda: Dit(1152, 16, 2))
         images = {"resnet": _images(128, 224, 1000), "convnext": _images(32, 224, 1000), "vit": _images(32, 224, 1000)}
         latents, tokens = _latents(16, 64, 2, 1280), _tokens(16, 1024, 1152)
+    unet_rate = 1e-2 if tiny else 2e-4  # the wide one's loss rises at 1e-3
     return [
         ModelCase("ResNet-50", resnet, images["resnet"], channels_last=True),
         ModelCase("ConvNeXt-L", convnext, images["convnext"], channels_last=True),
         ModelCase("ViT-L", vit, images["vit"]),
-        ModelCase("UNet blocks", unet, latents, dropout=True),
-        ModelCase("UNet blocks, channels-last", unet, latents, channels_last=True, dropout=True),
+        ModelCase("UNet blocks", unet, latents, dropout=True, rate=unet_rate),
+        ModelCase("UNet blocks, channels-last", unet, latents, channels_last=True, dropout=True, rate=unet_rate),
         ModelCase("DiT block", dit, tokens),
     ]

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from shardfuse.compile import report
 from shardfuse.compile.graph_pass import PostGradPass, Take
 
-from .model_cases import ModelCase, model_cases
+from .model_cases import ModelCase, chosen, model_cases
 from .model_steps import losses, step_of
 from .report import columns
 
@@ -74,9 +74,9 @@ def dry(case: ModelCase) -> DryModel:
 
 
 def dry_all(only: Sequence[str]) -> Iterator[DryModel]:
-    for name, case in model_cases(tiny=True).items():
-        if not only or name in only:
-            yield dry(case)
+    cases = model_cases(tiny=True)
+    for name in chosen(only):
+        yield dry(cases[name])
 
 
 def dry_models(only: Sequence[str]) -> int:

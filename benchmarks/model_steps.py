@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 import shardfuse.compile
 
 from .model_cases import ModelCase, model_cases
+from .model_gradients import eager_gradients, gradient_errors, gradients_of
+from .model_profile import write_profiles
 from .timing import synchronize
 
 OWN, PEER, EAGER = "shardfuse", "inductor", "eager"
@@ -128,6 +131,18 @@ def timed(steps: dict[str, Step], device: torch.device, rounds: int = ROUNDS) ->
     return found
 
 
+def host_us(step: Step, device: torch.device, rounds: int = ROUNDS) -> float:
+    """Microseconds until the host has issued a step, the median; the GPU has nothing to do before."""
+    found: list[float] = []
+    for _ in range(rounds):
+        synchronize(device)
+        began = time.perf_counter()
+        step.run()
+        found.append((time.perf_counter() - began) * 1e6)
+    synchronize(device)
+    return median(found)
+
+
 def _between_events(run: Callable[[], object], device: torch.device) -> Callable[[], float]:
     if device.type != "cuda":
         began = time.perf_counter()
@@ -141,17 +156,28 @@ def _between_events(run: Callable[[], object], device: torch.device) -> Callable
     return lambda: start.elapsed_time(end) * 1e3
 
 
-def measure(case: ModelCase, device: torch.device, turn: Callable[[], Iterator[None]]) -> dict[str, object]:
-    """``turn``: a context in which no other process has the GPU."""
+def measure(
+    case: ModelCase, device: torch.device, turn: Callable[[], Iterator[None]], profiles: Path | None = None
+) -> dict[str, object]:
+    """``turn``: a context in which no other process has the GPU.  ``profiles``: a folder for tables of kernels."""
+    exact = eager_gradients(case, device, exact=True)
+    beside = eager_gradients(case, device, exact=False)
     eager = losses(step_of(case, device, None))
     torch.compile(lambda x: x * 2 + 1, backend=OWN)(torch.ones(8, device=device))  # what is imported at first
     made = {name: first_step(case, device, name) for name in (PEER, OWN)}
     steps = {name: step for name, (step, _) in made.items()}
     found: dict[str, object] = {name: asdict(compiled) for name, (_, compiled) in made.items()}
+    errors = gradient_errors(case, *(gradients_of(steps[name].model) for name in (OWN, PEER)), beside, exact)
+    del exact, beside
+    found["gradients"] = [asdict(e) for e in errors]
     found["losses"] = {EAGER: eager, **{name: losses(step) for name, step in steps.items()}}
     found["bytes"] = {name: peak_bytes(step, device) for name, step in steps.items()}
     with turn():
         found["us"] = timed(steps, device)
+        found["host"] = {name: host_us(step, device) for name, step in steps.items()}
+        if profiles is not None:
+            runs = {name: step.run for name, step in steps.items()}
+            write_profiles(profiles, case.name, runs, str(shardfuse.compile.report()), device)
     return found
 
 
@@ -175,6 +201,7 @@ def main() -> int:
     parser.add_argument("--turns", type=Path, help="a folder that the processes of a suite share")
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--profile", type=Path, help="a folder for tables of kernels")
     options = parser.parse_args()
     case = model_cases(layers=options.layers)[options.name]
     device = torch.device("cuda", options.gpu)
@@ -183,7 +210,8 @@ def main() -> int:
         print(json.dumps(asdict(first_step(case, device, options.backend)[1])))
         return 0
     torch.backends.cudnn.benchmark = True  # as convolutions are trained; eager torch's steps, the first, find the best
-    found = measure(case, device, lambda: turn_on(options.turns, options.gpu, case.name, options.count))
+    turn = partial(turn_on, options.turns, options.gpu, case.name, options.count)
+    found = measure(case, device, turn, options.profile)
     print(json.dumps(found))
     return 0
 

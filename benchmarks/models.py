@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .model_cases import model_cases
+from .model_cases import chosen
+from .model_gradients import GradientError, why_gradients_wrong
 from .model_steps import EAGER, OWN, PEER
 from .report import ROOT, Row
 
@@ -54,13 +55,15 @@ class _Process:
         return json.loads(out[-1]) if code == 0 and out else f"failed: {[str(code), *error][-1]}"[:200]
 
 
-def run_models(only: Sequence[str], gpus: int, layers: int | None = None) -> Iterator[list[Row]]:
-    """Rows model by model.  ``only``: names, or parts of them; none for all."""
-    names = [n for n in model_cases() if not only or any(part.lower() in n.lower() for part in only)]
+def run_models(
+    only: Sequence[str], gpus: int, layers: int | None = None, profiles: Path | None = None
+) -> Iterator[list[Row]]:
+    """Rows model by model.  ``only``: names, or parts of them; none for all.  ``profiles``: of each step's kernels."""
+    names = chosen(only)
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         cold = _all_cold(names, gpus, layers, root)
-        for name, found in _all_steps(names, gpus, layers, root):
+        for name, found in _all_steps(names, gpus, layers, root, profiles):
             yield _rows(name, {b: cold[name, b] for b in (PEER, OWN)}, found)
 
 
@@ -73,14 +76,17 @@ def _all_cold(names: Sequence[str], gpus: int, layers: int | None, root: Path) -
     return {key: process.result() for key, process in started.items()}
 
 
-def _all_steps(names: Sequence[str], gpus: int, layers: int | None, root: Path) -> Iterator[tuple[str, Any]]:
+def _all_steps(
+    names: Sequence[str], gpus: int, layers: int | None, root: Path, profiles: Path | None = None
+) -> Iterator[tuple[str, Any]]:
     turns = root / "turns"
     turns.mkdir()
     running: dict[str, _Process] = {}
     for k, name in enumerate(names):
         for backend in (PEER, OWN):
             shutil.copytree(root / f"{k}-{backend}", root / f"{k}", dirs_exist_ok=True)
-        given = ("--turns", str(turns), "--count", str(len(names)))
+        given = ["--turns", str(turns), "--count", str(len(names))]
+        given += ["--profile", str(profiles.absolute())] if profiles is not None else []
         running[name] = _start("steps", name, k % gpus, layers, root / f"{k}", *given)
     while running:
         time.sleep(0.1)
@@ -104,14 +110,17 @@ def _start(what: str, name: str, gpu: int, layers: int | None, caches: Path, *re
 def _rows(name: str, cold: dict[str, Any], found: dict[str, Any] | str) -> list[Row]:
     if isinstance(found, str):
         return [Row("training step", name, OWN, 0, note=found)]
-    note = why_wrong(found["losses"])
+    errors = [GradientError(**e) for e in found["gradients"]]
+    note = why_gradients_wrong(errors) or why_wrong(found["losses"])
     rows: list[Row] = []
     for backend in (OWN, PEER):
         us, low, high = found["us"][backend]
         c = found[backend]
         said = f"{c['graphs']} graphs, {c['breaks']} breaks, {found['bytes'][backend] / 2**30:.2f} GiB"
+        said += f", host {found['host'][backend] / 1e3:.1f} ms"
         if backend == OWN:
-            said = f"{c['taken']} of {c['regions']} regions taken, {c['ops']} ops, {said}, {_losses_said(found)}"
+            regions = f"{c['taken']} of {c['regions']} regions taken, {c['ops']} ops"
+            said = f"{regions}, {said}, {_losses_said(found)}, {_gradients_said(errors)}"
         rows.append(
             Row("training step", name, backend, 0, us, low, high, note=note if backend == OWN else "", said=said)
         )
@@ -131,10 +140,18 @@ def apart(a: Sequence[float], b: Sequence[float]) -> float:
 def why_wrong(losses: dict[str, list[float]]) -> str:
     """``losses``: of eager torch and both backends, step by step; "" where shardfuse's are right."""
     own, peer, eager = (losses[k] for k in (OWN, PEER, EAGER))
+    if not min(first - last for first, *_, last in (own, peer, eager)) > 0:
+        return f"WRONG: losses do not fall, from {eager[0]:.4f} to {eager[-1]:.4f} in eager torch"
     allowed = max(FARTHER * apart(eager, peer), ROUNDING * abs(eager[0]))
     if apart(own, peer) <= allowed:
         return ""
     return f"WRONG: losses {apart(own, peer):.4f} from Inductor's, {allowed:.4f} allowed"
+
+
+def _gradients_said(errors: Sequence[GradientError]) -> str:
+    worst = errors[0]
+    three = f"{worst.name} {worst.own:.1e}, Inductor's {worst.peer:.1e}, eager's {worst.eager:.1e}"
+    return f"gradients within {worst.over:.2f} of what is allowed ({three})"
 
 
 def _losses_said(found: dict[str, Any]) -> str:

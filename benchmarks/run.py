@@ -48,6 +48,7 @@ from benchmarks.calls import EXCHANGE, run_calls, run_exchange
 from benchmarks.dry import Planned, plan_case
 from benchmarks.host import CALLED
 from benchmarks.losses import run_losses
+from benchmarks.model_cases import chosen as chosen_models
 from benchmarks.model_cases import model_cases
 from benchmarks.model_dry import dry_models
 from benchmarks.models import run_models
@@ -111,7 +112,7 @@ def _run(options: argparse.Namespace) -> int:
 ON_GPU = {
     "optimiser": lambda options: run_optimiser(options.seconds, torch.device("cuda", 0)),
     "promises": lambda options: run_promises(options.seconds, torch.device("cuda", 0)),
-    "models": lambda options: run_models(options.only, torch.cuda.device_count()),
+    "models": lambda options: run_models(options.only, torch.cuda.device_count(), profiles=options.profile),
 }
 """Suites that have cases of their own."""
 
@@ -130,8 +131,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("suite", choices=(*SUITES, "autotuned", "host", "compile", *ON_GPU, *ON_RANKS))
     parser.add_argument("--case", nargs="+", default=[], metavar="SHAPE:DTYPE", help="instead of the public grid")
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads of the suite; steps of train"
+        "--only", nargs="+", default=[], metavar="WORKLOAD", help="workloads; steps of train; parts of models' names"
     )
+    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="of models: tables of each step's kernels")
     default = ",".join(p for p in peers.PEERS if p not in peers.ASKED_FOR)
     parser.add_argument("--peers", help=f"of {','.join(peers.PEERS)}; left out, {default}; autotuned: {AUTOTUNED}")
     parser.add_argument("--seconds", type=float, default=40.0, help="GPU time for all cases together")
@@ -148,7 +150,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     chosen = (AUTOTUNED if options.suite == "autotuned" else default) if options.peers is None else options.peers
     options.peers = [p for p in chosen.split(",") if p]
     workloads = model_cases() if options.suite == "models" else STEPS if options.suite == "train" else WORKLOADS
-    for given, known in ((options.peers, peers.PEERS), (options.only, workloads)):
+    whole = [name for name in options.only if options.suite != "models" or not chosen_models([name])]
+    for given, known in ((options.peers, peers.PEERS), (whole, workloads)):
         if unknown := [name for name in given if name not in known]:
             parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
     return options

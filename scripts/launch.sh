@@ -88,7 +88,7 @@ extras=(examples)
 [[ $launcher == torchrun ]] || extras+=(mpi)
 prepare "${extras[@]}"
 set_rank_variables "$ranks"
-if [[ $(count_gpus) -lt $ranks ]]; then
+if [[ $(count_gpus) -lt $ranks && ${SHARDFUSE_SHARED_GPU:-0} != 1 ]]; then
     export CUDA_VISIBLE_DEVICES= # all ranks on the CPU, rather than some without a GPU
 fi
 

@@ -87,6 +87,7 @@ ADVICE = {
     "RendezvousError": "See that every rank was started and reaches `MASTER_ADDR`; see [Debug a hang](howto/debug_a_hang.md).",
     "ScheduleError": "Order the transforms so that each one finds the axis that it names; the message says what else is possible.",
     "ShapeError": "Broadcast, reshape or keep the reduced axis (`keepdim=True`).",
+    "SharedGpuError": "Unset `SHARDFUSE_SHARED_GPU`; it is for tests of several ranks on a machine with one GPU. See [exchange](exchange.md).",
     "ShardAxisError": "Count the tensor's axes from 0, or from -1 backwards.",
     "ShardingError": "Pad the axis, or pass `uneven=True` to the split; [Sharding](sharding.md) lists what can be said.",
     "SimulationError": "Call `simulate` outside of any process group, with 1 rank or more.",

@@ -32,7 +32,10 @@ class Settings:
     heartbeat_limit: SHARDFUSE_HEARTBEAT_LIMIT, seconds without a sign of life after which a rank counts as gone.
     check_replicas: SHARDFUSE_CHECK=replicas, replicated inputs are compared between ranks before every run.
     exchange: SHARDFUSE_EXCHANGE, by what ranks of a host exchange statistics of rows that are sharded: their kernels
-    themselves, over symmetric memory ("symmetric"), collectives of NCCL ("nccl"), or the default ("auto"): collectives.
+    themselves, over symmetric memory, where NVLink joins the GPUs ("auto", the default), or else an error
+    ("symmetric"); or collectives of NCCL ("nccl").
+    shared_gpu: SHARDFUSE_SHARED_GPU, ranks of a host take turns on its GPUs, with gloo's collectives: for tests on a
+    machine with fewer GPUs than ranks.
     """
 
     triton_interpret: bool = False
@@ -42,6 +45,7 @@ class Settings:
     heartbeat_limit: float = 30.0
     check_replicas: bool = False
     exchange: Exchange = "auto"
+    shared_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         heartbeat_limit=_seconds(env, "SHARDFUSE_HEARTBEAT_LIMIT", Settings.heartbeat_limit),
         check_replicas="replicas" in _choices(env, "SHARDFUSE_CHECK", ("replicas",)),
         exchange=_exchange(env),
+        shared_gpu=_flag(env, "SHARDFUSE_SHARED_GPU"),
     )
 
 

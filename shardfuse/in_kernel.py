@@ -7,19 +7,20 @@ are not, the plan says why, and the collective stays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from .analysis.communication_table import local_bytes
+from .analysis.communication_table import communication_of, local_bytes
 from .compiler import Plan, PlannedSegment
 from .device import Device
 from .ir.expr import BoundTensor
 from .ir.op import Reduce
+from .mesh import DeviceMesh, ParallelType
 from .schedulers import kernels_of, makes_kernels
 from .schedulers.plan import KernelPlan
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
-from .schedulers.segment import Segment, leading_to
+from .schedulers.segment import Segment, leading_to, segment_of
 from .segmenter import choose_scheduler
 
 _READ_TWICE = 16 * 2**20
@@ -28,7 +29,13 @@ EXCHANGE = "exchange"
 """The scheduler of a segment whose ranks exchange words inside of its kernel."""
 
 
-def with_exchanges(plan: Plan, why_none: str | None = None) -> Plan:
+WhyApart = Callable[[DeviceMesh, ParallelType], str | None]
+"""Why ranks along a dimension of a mesh cannot exchange words; ``None`` where they can."""
+
+
+def with_exchanges(
+    plan: Plan, why_none: str | None = None, why_apart: WhyApart = lambda mesh, parallel_type: None
+) -> Plan:
     """``plan`` with kernels that exchange; ``plan.in_kernel`` says of each all-reduce where it is, or why not.
 
     why_none: why no kernel exchanges anything here; "" where that goes without saying.
@@ -40,7 +47,8 @@ def with_exchanges(plan: Plan, why_none: str | None = None) -> Plan:
     segments, said = list(plan.segments), list[str]()
     for call in [s for s in plan.segments if s.scheduler == "communication"]:
         k = next(i for i, s in enumerate(segments) if s is call)
-        found = _joined(plan, segments, k)
+        apart = [why_apart(mesh, dim) for mesh, dim in _lines(call.segment)]
+        found = next((why for why in apart if why is not None), None) or _joined(plan, segments, k)
         name = ", ".join(str(t) for t in call.segment.outputs)
         said.append(f"{name}: {found if isinstance(found, str) else 'exchanged inside of a kernel'}")
         if not isinstance(found, str):
@@ -54,6 +62,12 @@ def with_exchanges(plan: Plan, why_none: str | None = None) -> Plan:
     text = "\n\n".join(f"{s.scheduler}:\n{s.segment}" for s in segments)
     trace = (*plan.trace, ("segments, with exchanges in kernels", text))
     return replace(plan, segments=tuple(segments), trace=trace, in_kernel=tuple(said), apart=plan)
+
+
+def _lines(call: Segment) -> list[tuple[DeviceMesh, ParallelType]]:
+    """Over which dimensions of which meshes it communicates."""
+    found = [(e.output.domain.mesh, communication_of(e)) for e in call.exprs]
+    return [(mesh, c.mesh_dim) for mesh, c in found if mesh is not None and c is not None and c.mesh_dim is not None]
 
 
 def _joined(plan: Plan, segments: Sequence[PlannedSegment], k: int) -> list[PlannedSegment] | str:
@@ -113,7 +127,7 @@ def _parted(before: Segment, call: Segment, device: Device) -> tuple[Segment, Pl
     name, refusals = choose_scheduler(rest, device)
     if name is None or not makes_kernels(name):
         return before, None
-    own = Segment.of(leading_to(before.exprs, call.inputs), call.inputs)
+    own = segment_of(before.exprs, call.inputs)
     return own, PlannedSegment(rest, name, refusals, kernels_of(name, rest, device))
 
 

@@ -44,11 +44,11 @@ class SecondDerivativeError(ShardfuseError):
 
 
 class ChangedBeforeBackwardError(ShardfuseError, RuntimeError):
-    """A parameter was written between a forward and the backward that reads it; torch's own ops say it so."""
+    """A DTensor was written between a forward and the backward that reads it; torch's own ops say it so."""
 
     def __init__(self, shape: tuple[int, ...], dtype: object, found: int, expected: int) -> None:
         super().__init__(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"a parameter of shape {list(shape)} and {dtype} is at version {found}; expected version {expected} "
-            "instead: run the backward before the optimiser's step, or what else writes the parameter"
+            f"a tensor of shape {list(shape)} and {dtype} is at version {found}; expected version {expected} "
+            "instead: run the backward before the optimiser's step, or what else writes the tensor"
         )

@@ -97,3 +97,13 @@ class SimulationStuckError(ShardfuseError):
             "same programs and collectives in the same order"
         )
         self.places = dict(places)
+
+
+class UnknownGroupError(ShardfuseError):
+    """torch has no process group of a name: a graph of another job is run before this one made its groups."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"torch.distributed has no process group named {name!r}: make the process groups in the order in which "
+            "they were made where the model was compiled, before it is called"
+        )

@@ -45,6 +45,16 @@ class WorldSizesDisagreeError(ShardfuseError):
         )
 
 
+class SharedGpuError(ShardfuseError):
+    """Ranks are to take turns on a GPU, and cannot."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(
+            "SHARDFUSE_SHARED_GPU=1 has ranks take turns on the GPUs of their host, with collectives of gloo, and "
+            f"rank {rank} {reason}: unset it, or set it for every rank of hosts with GPUs and leave out backend='nccl'"
+        )
+
+
 class ReinitializedError(ShardfuseError):
     """`initialize()` was called again with arguments that differ from those of the world that it made."""
 

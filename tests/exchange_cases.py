@@ -168,7 +168,17 @@ class Ranks:
         if exchange.is_in_rows:
             order = order[rank:] + order[:rank]
         addresses, names = [self.slots[r].data_ptr() for r in order], [r + 1 for r in order]
-        return table(self.seconds, self.report.data_ptr(), rank, addresses, names, exchange.programs)
+        seconds = self.seconds if self.device.type == "cuda" else 0  # under the interpreter they run one by one
+        return table(self.plan, seconds, self.report.data_ptr(), rank, slots_of(self.plan), addresses, names)
+
+    def set_launches(self, number: int, rank: int) -> None:
+        """As if there had been so many; of rows, turns of each program."""
+        self.tables[rank][4 + 2 * len(self.slots) :] = number << 32 * (not self.plan.exchange.is_in_rows)
+
+    def launches_of(self, rank: int) -> float:
+        """How many there were; of rows, turns of the first program."""
+        number = int(self.tables[rank][4 + 2 * len(self.slots)])
+        return number if self.plan.exchange.is_in_rows else number / (1 << 32)
 
     def launches(self, directory: Path, *, interpret: bool = False) -> list[Launch]:
         """Of each rank, ``launch(stream, *tensors)``."""

@@ -8,6 +8,7 @@ from ranks import run_ranks
 from torch_answers import assert_beside
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.ir.call import WithRoles
 from shardfuse.ops.attention_calls import ATTENTION_CALLS
 from shardfuse.ops.call_signature import DRAWN
 
@@ -49,12 +50,13 @@ def test_ranks_drop_what_one_rank_would(forward: int | None, backward: int | Non
 
     ranks = run_ranks(2, run)
     seed, offset = ranks[0][-1].view(torch.int64).tolist()
-    roles = {"roles": (*QUERY, "dropout_p", *DRAWN)}
-    out, sums, *key = ATTENTION_CALLS["sdpfa_fwd"].evaluate([q, k, v, 0.4, seed, offset], roles)
-    kept = ATTENTION_CALLS["sdpfa_fwd"].evaluate([q, k, v], {"roles": QUERY})[0]
+    call = WithRoles("sdpfa_fwd", (*QUERY, "dropout_p", *DRAWN))
+    out, sums, *key = ATTENTION_CALLS["sdpfa_fwd"].evaluate([q, k, v, 0.4, seed, offset], call)
+    kept = ATTENTION_CALLS["sdpfa_fwd"].evaluate([q, k, v], WithRoles("sdpfa_fwd", QUERY))[0]
     assert not torch.allclose(out, kept)
-    roles = {"roles": ("grad_output", *QUERY, "output", "logsumexp", "dropout_p", "philox_seed", "philox_offset")}
-    gradients = ATTENTION_CALLS["sdpfa_bwd"].evaluate([grad, q, k, v, out, sums, 0.4, *key], roles)
+    roles = ("grad_output", *QUERY, "output", "logsumexp", "dropout_p", "philox_seed", "philox_offset")
+    call = WithRoles("sdpfa_bwd", roles)
+    gradients = ATTENTION_CALLS["sdpfa_bwd"].evaluate([grad, q, k, v, out, sums, 0.4, *key], call)
     for found in ranks:
         for x, want in zip(found, (out, *gradients, key[0]), strict=True):
             assert_beside(x, want)

@@ -37,7 +37,7 @@ LINES = [
 def batched(lines: list[str], size: int = 8) -> tuple[list[str], dict[str, object]]:
     names: dict[str, object] = dict(NAMES)
     made = {name: torch.empty(size, dtype=torch.uint8, device="meta") for name in ("T1", "T3", "T4")}
-    found = batch_launches(lines, made, names, Batches())
+    found = batch_launches(lines, made, names, Batches(), {})
     return found, {name: value for name, value in names.items() if name not in NAMES}
 
 

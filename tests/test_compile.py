@@ -19,6 +19,7 @@ from shardfuse.compile import report
 from shardfuse.compile.backend import patches
 from shardfuse.compile.compile_errors import CompileOptionError, UnknownOptionError
 from shardfuse.compile.graph_pass import PostGradPass
+from shardfuse.errors import DefinitionError, PromiseError
 
 F = torch.nn.functional
 ALL = {"shardfuse.take": "all"}
@@ -279,8 +280,30 @@ def test_what_is_taken_is_said() -> None:
     graph = torch.fx.symbolic_trace(lambda x: x)
     with pytest.raises(CompileOptionError, match=r"'shardfuse\.take' is 'most', expected one of"):
         shardfuse.compile.backend(graph, [x], options={"shardfuse.take": "most"})
-    with pytest.raises(UnknownOptionError, match=r"no option 'shardfuse\.taken', expected one of shardfuse\.take: "):
+    with pytest.raises(UnknownOptionError, match=r"no option 'shardfuse\.taken', expected one of shardfuse\.take, "):
         shardfuse.compile.backend(graph, [x], options={"shardfuse.taken": "all"})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"shardfuse.invariant": "batch"},
+            PromiseError,
+            r"invariant=\('batch',\) cannot be kept: .*Inductor.*promise\(model",
+        ),
+        ({"shardfuse.accumulate": "float32"}, PromiseError, 'accumulate="float32" cannot be kept'),
+        ({"shardfuse.invariant": "rows"}, DefinitionError, "invariant='rows', expected 'batch' or 'ranks'"),
+        ({"shardfuse.accumulate": "half"}, DefinitionError, "accumulate='half', expected 'float32' or None"),
+    ],
+)
+def test_what_inductor_would_not_keep_is_refused(
+    options: dict[str, object], error: type[Exception], message: str
+) -> None:
+    graph = torch.fx.symbolic_trace(lambda x: x)
+    with pytest.raises(error, match=message):
+        shardfuse.compile.backend(graph, [torch.randn(4)], options=options)
+    assert patches(None, {"shardfuse.invariant": None})["post_grad_custom_post_pass"]
 
 
 def test_no_break_in_the_graph() -> None:

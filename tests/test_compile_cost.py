@@ -10,7 +10,7 @@ from compile_graphs import graph_of
 from torch._inductor import config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardfuse.compile.cost import Cost, cost_of, why_never
+from shardfuse.compile.cost import KERNEL_US, Cost, cost_of, why_never
 from shardfuse.compile.graph_pass import _plan
 from shardfuse.compile.region_op import program_of
 from shardfuse.compile.regions import regions_of
@@ -29,7 +29,7 @@ def planned(
     with FakeTensorMode():
         gm = graph_of(f, [torch.empty(shape, dtype=dtype) for shape, dtype in shapes])
         (region,) = regions_of(gm.graph)[0]
-    plan = _plan(program_of(program_of_region(region).text), region)
+    plan = _plan(program_of(program_of_region(region).text).fd, region)
     return cost_of(region, plan, has_cuda_graphs=graphs, is_mix_order=mixed), plan
 
 
@@ -102,6 +102,58 @@ def test_what_inductor_would_have_kept_in_registers_counts_against_a_region() ->
     apart, _ = planned(f, ((4096, 4096), torch.float32))
     alone, _ = planned(lambda x: x.softmax(-1), ((4096, 4096), torch.float32))
     assert apart.border > alone.border == 0
+
+
+def test_what_inductor_computes_where_it_is_read_costs_its_writing_and_its_reading() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, others: int) -> tuple[torch.Tensor, ...]:
+        made = torch.special.bessel_j0(x)
+        read = [made @ w, made + 1][:others]
+        return made.softmax(-1), *read
+
+    shapes: list[Shaped] = [((4096, 4096), torch.float32), ((4096, 64), torch.float32)]
+    own, stored = (planned(lambda x, w, n=n: f(x, w, n), *shapes)[0].border for n in (0, 1))
+    assert own - KERNEL_US == pytest.approx(2 * (stored - KERNEL_US)), "a product reads it, so that it is stored"
+
+
+def test_an_input_that_is_read_behind_a_matrix_product_costs_nothing_at_the_border() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        residual = torch.special.bessel_j0(x)
+        return ((residual @ w) @ v + residual).softmax(-1)
+
+    cost, _ = planned(f, ((8192, 512), BF16), ((512, 64), BF16), ((64, 512), BF16))
+    assert cost.border == 0
+
+
+def test_tensors_contiguous_along_different_axes_are_left() -> None:
+    """A dropout's mask beside gradients in channels-last: 260 us measured on an H200, where Inductor takes 168."""
+
+    def f(dy: torch.Tensor, mask: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = dy * mask * x.float().sigmoid()
+        return found, found.sum((0, 2, 3))
+
+    def in_channels_last(dy: torch.Tensor, mask: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return f(dy.permute(0, 3, 1, 2), mask, x.permute(0, 3, 1, 2))
+
+    shape, turned = (16, 640, 32, 32), (16, 32, 32, 640)
+    alike, _ = planned(f, (shape, BF16), (shape, torch.bool), (shape, BF16))
+    apart, _ = planned(in_channels_last, (turned, BF16), (shape, torch.bool), (turned, BF16))
+    assert not apart.gains, str(apart)
+    assert apart.ours > alike.ours
+
+
+def test_gradients_of_group_norms_reduce_their_groups_once() -> None:
+    """The sums of a group's channels are a small kernel: made anew for each pixel they took the large one 147 us."""
+
+    def f(dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, w: torch.Tensor) -> object:
+        given = dy.float() * x.float().sigmoid(), x.float(), mean, rstd, w
+        dx, dw, db = torch.ops.aten.native_group_norm_backward(*given, 16, 320, 4096, 32, [True, True, True])
+        return dx.bfloat16(), dw, db
+
+    image, group = ((16, 320, 64, 64), BF16), ((16, 32), torch.float32)
+    _, plan = planned(f, image, image, group, group, ((320,), torch.float32))
+    large = [s.scheduler for s in plan.segments if s.bytes > 16 * 320 * 4096]
+    assert large == ["reduction", "pointwise"], str(plan)
+    assert plan.kernels == 3, str(plan)
 
 
 def group_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

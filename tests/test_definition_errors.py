@@ -83,6 +83,26 @@ def refusals() -> dict[str, tuple[Callable[[FusionDefinition], Any], type[Except
         "a scalar of 70 bits": (
             lambda fd: fd.define_scalar(2**70, DataType.Float), DefinitionError, "an integer of 64 bits, or a float",
         ),
+        "a fraction for a size": (
+            lambda fd: fd.ops.reshape(x(fd), [fd.define_scalar(dtype=DataType.Double), -1]), OperandError,
+            r"ops.reshape: new_shape\[0\] is S0, expected a number or an integer scalar",
+        ),
+        "a fraction for an extent": (
+            lambda fd: fd.ops.expand(x(fd), [fd.define_scalar(), 4]), OperandError, r"ops.expand: shape\[0\] is S0",
+        ),
+        "a fraction for a start": (
+            lambda fd: fd.ops.slice(x(fd), [0, fd.define_scalar()], [1, 1]), OperandError, r"start_indices\[1\] is S0",
+        ),
+        "a fraction for a width": (
+            lambda fd: fd.ops.pad(x(fd), [fd.define_scalar(), 1]), OperandError, r"ops.pad: pad_widths\[0\] is S0",
+        ),
+        "a fraction for a count": (
+            lambda fd: fd.ops.topk(x(fd), fd.define_scalar()), OperandError, r"ops.topk: k\[0\] is S0",
+        ),
+        "a norm that is a tensor": (
+            lambda fd: fd.ops.embedding(fd.define_tensor([4], dtype=DataType.Int), x(fd), max_norm=x(fd)), OperandError,
+            "max_norm is .*, expected a number or a scalar",
+        ),
         "flags that do not fit": (lambda fd: fd.ops.broadcast(x(fd), [True, False]), OperandError, "2 entries that"),
         "a size below -1": (lambda fd: fd.define_tensor([-2]), DefinitionError, r"shape\[0\] = -2, expected a size"),
         "flags of another number": (

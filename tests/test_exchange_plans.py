@@ -74,7 +74,7 @@ def test_a_gather_is_kept_where_a_kernel_cannot_do_both_sums(monkeypatch: pytest
     monkeypatch.setattr("shardfuse.frontend.exchanges.why_no_exchange", lambda ranks, options: None)
     plan = with_exchanges_here(make(), (0, 1), options, lambda: make(has_cheap_sums=True))
     assert [s.scheduler for s in plan.segments] == ["exchange"]
-    apart = plan_on(plan, "text", torch.device("cpu"), options)
+    apart = plan_on(plan, False, torch.device("cpu"), options)
     assert [s.scheduler for s in apart.segments] == ["persistent", "communication", "persistent", "pointwise"]
     assert apart.in_kernel == ("none: tensors are on cpu",)
     monkeypatch.setattr("shardfuse.frontend.exchanges.why_no_exchange", lambda ranks, options: "no reason")
@@ -190,9 +190,9 @@ class FakeMesh:
 
     def __init__(self, words: int) -> None:
         self.memory = torch.zeros(words, dtype=torch.int64)
-        addresses = (self.memory.data_ptr(), 1 << 20)
+        addresses = {0: self.memory.data_ptr(), 1: 1 << 20}
         report = torch.zeros(1, dtype=torch.int64)
-        self.arena = Arena(torch.device("cpu"), 0, addresses, words, 5.0, report)
+        self.arena = Arena(torch.device("cpu"), 0, addresses, words, 5.0, report, {0: "here", 1: "here"})
 
 
 @pytest.fixture
@@ -204,22 +204,39 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMesh]:
     dist.destroy_process_group()
 
 
-def test_a_program_has_one_region_for_all_its_calls(fake: FakeMesh) -> None:
-    plan = plan_of(define("rms_norm", 8192, 2, BF16), 8)
-    kernel = kernel_of(plan)
-    words = slots_of(kernel)
-    assert promises(plan, "a")[-1] == "segment 0 exchanges words at 0"
-    assert promises(plan, "b")[-1] == f"segment 0 exchanges words at {words}"
-    assert symmetric_slots.region_of("a", 0, kernel) is symmetric_slots.region_of("a", 0, kernel)
-    assert fake.arena.used == 2 * words
-    table = symmetric_slots.region_of("b", 0, kernel).table.tolist()
-    head = [5_000_000_000, fake.arena.report.data_ptr(), 0]
-    assert table[:7] == [*head, fake.memory.data_ptr() + 8 * words, (1 << 20) + 8 * words, 1, 2]
-    assert table[7:] == [0] * kernel.exchange.programs
+def test_kernels_of_the_same_ranks_share_slots(fake: FakeMesh) -> None:
+    """A larger one has others made, which smaller ones leave alone."""
+    fake.arena.words = 1 << 17
+    small, other, large = (
+        plan_of(define(kind, 8192, 2, BF16), rows) for kind, rows in (("rms_norm", 8), ("softmax", 100), (PARTIAL, 8))
+    )
+    assert promises(small)[-1] == promises(other)[-1] == "segment 0 exchanges words at 0"
+    assert fake.arena.used == 1 << 13
+    assert slots_of(kernel_of(large)) > 1 << 16
+    assert promises(large)[-1] == f"segment 0 exchanges words at {1 << 13}"
+    assert promises(small)[-1] == "segment 0 exchanges words at 0"
+    kernel = kernel_of(large)
+    region = symmetric_slots.region_of(kernel)
+    assert (region.words, region.ranks) == (fake.arena.used - (1 << 13), (0, 1))
+    told, at = region.table.tolist(), 8 * region.offset
+    assert told[:4] == [5_000_000_000, fake.arena.report.data_ptr(), 0, region.words // 2]
+    assert told[4:] == [fake.memory.data_ptr() + at, (1 << 20) + at, 1, 2, 0]
+
+
+def test_rows_that_change_in_every_call_take_no_more_memory_than_twice_the_most(fake: FakeMesh) -> None:
+    """Of one kind of program or of several; then all find room for ever."""
+    fake.arena.words = 1 << 20
+    for kind in ("rms_norm", "layer_norm", "softmax"):
+        for rows in (*range(1, 3000, 97), 20000):
+            plan = plan_of(define(kind, 512, 2, BF16), rows)
+            assert symmetric_slots.room([kernel_of(plan)]) is None
+            promises(plan)
+    assert fake.arena.used < 2 * 2 * slots_of(kernel_of(plan))
 
 
 def test_a_wait_of_centuries_is_an_int64_of_nanoseconds() -> None:
-    assert 0 < torch.tensor(table(1e10, 0, 0, [0, 0], [1, 2], 1))[0] <= 2**62
+    plan = kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), 8))
+    assert 0 < torch.tensor(table(plan, 1e10, 0, 0, 0, [0, 0], [1, 2]))[0] <= 2**62
 
 
 def test_kernels_that_send_rows_share_slots(fake: FakeMesh) -> None:
@@ -227,61 +244,61 @@ def test_kernels_that_send_rows_share_slots(fake: FakeMesh) -> None:
     many, more, few = (kernel_of(plan_of(define(PARTIAL, 8192, 2, BF16), rows)) for rows in (2048, 8192, 32))
     assert slots_of(many) == slots_of(more) == 2 * many.exchange.programs * (4 + 8192 // 4)
     fake.arena.words = 2 * slots_of(many)
-    assert symmetric_slots.region_of("a", 0, many) is symmetric_slots.region_of("b", 1, more)
+    assert symmetric_slots.region_of(many) is symmetric_slots.region_of(more)
     assert fake.arena.used == slots_of(many)
-    assert symmetric_slots.room("c", [(0, many), (1, more)]) is None
-    assert symmetric_slots.region_of("a", 0, few) is not symmetric_slots.region_of("a", 0, many)
-    assert symmetric_slots.region_of("a", 0, few).table.tolist()[3:7] == [
+    assert symmetric_slots.room([many, more]) is None
+    assert symmetric_slots.region_of(few) is not symmetric_slots.region_of(many)
+    assert symmetric_slots.region_of(few).table.tolist()[4:8] == [
         fake.memory.data_ptr() + 8 * slots_of(many), (1 << 20) + 8 * slots_of(many), 1, 2
     ]  # fmt: skip
 
 
 def test_what_is_not_agreed_on_is_taken_back(fake: FakeMesh) -> None:
-    plan = plan_of(define("rms_norm", 8192, 2, BF16), 8)
-    kernel = kernel_of(plan)
-    symmetric_slots.region_of("a", 0, kernel)
-    used = fake.arena.used
+    fake.arena.words = 1 << 20
+    kernel, other = (kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), rows)) for rows in (8, 8000))
+    symmetric_slots.region_of(kernel)
+    used, known = fake.arena.used, list(fake.arena.regions)
 
     def make() -> None:
         with symmetric_slots.taken_back_on_failure():
-            symmetric_slots.region_of("b", 0, kernel)
+            symmetric_slots.region_of(other)
             raise RuntimeError("no kernel")
 
     with pytest.raises(RuntimeError, match="no kernel"):
         make()
     assert fake.arena.used == used
-    assert list(fake.arena.regions) == [("a", 0)]
+    assert list(fake.arena.regions) == known
 
 
 def test_a_program_that_finds_no_room_has_collectives(fake: FakeMesh) -> None:
     plan = plan_of(define("rms_norm", 8192, 2, BF16), 512)
-    told = symmetric_slots.room("a", exchanging(plan))
-    assert told == f"it takes {8 * slots_of(kernel_of(plan))} bytes, of symmetric memory 8000 bytes are left"
+    told = symmetric_slots.room([kernel_of(plan)])
+    assert told == "it takes 65536 bytes, of symmetric memory 8000 bytes are left"
     assert fake.arena.used == 0
 
 
-def test_only_programs_of_all_ranks_exchange_in_kernels(fake: FakeMesh) -> None:
+def test_programs_of_several_ranks_exchange_in_kernels(fake: FakeMesh) -> None:
     assert symmetric_slots.why_no_exchange((0, 1), CompileOptions()) is None
     assert symmetric_slots.why_no_exchange((0,), CompileOptions()) == ""
     assert symmetric_slots.why_no_exchange((0, 1), CompileOptions(exchange="nccl")) == "SHARDFUSE_EXCHANGE=nccl"
     assert symmetric_slots.why_no_exchange((0, 1), CompileOptions("torch")) == ""
-    assert symmetric_slots.why_no_exchange((0, 1), CompileOptions(interpret=True)) == ""
 
 
 def test_launches_of_all_programs_are_in_one_order(fake: FakeMesh) -> None:
     """Two at a time would each hold multiprocessors that the other ranks' launches wait for."""
     plans = [kernel_of(plan_of(define(kind, 8192, 2, BF16), 8)) for kind in ("rms_norm", "layer_norm")]
-    for k, plan in enumerate(plans):
-        symmetric_slots.region_of("a", k, plan).around(lambda *given: None)(None)
-    assert fake.arena.order.launches == 2
+    for plan in plans:
+        symmetric_slots.region_of(plan).around(lambda *given: None)(None)
+    assert fake.arena.order.launches == {(0, 1): 2}
 
 
 def test_a_report_names_the_peer_and_ends_all_programs(fake: FakeMesh) -> None:
     kernel = kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), 8))
     launched: list[object] = []
-    launch = symmetric_slots.region_of("a", 0, kernel).around(lambda stream, *rest: launched.append(rest))
+    launch = symmetric_slots.region_of(kernel).around(lambda stream, *rest: launched.extend(rest))
     launch(None, 1, 2)
-    assert launched == [(symmetric_slots.region_of("a", 0, kernel).table.data_ptr(), 1, 2)]
+    assert launched[0] is symmetric_slots.region_of(kernel).table
+    assert launched[1:] == [1, 2]
     word = 0xFFFFFFF0 << 32 | 37 << 10 | 2
     fake.arena.report[0] = word - (1 << 64)
     assert Reported.of(word) == Reported(0xFFFFFFF0, 37, 2)
@@ -289,14 +306,14 @@ def test_a_report_names_the_peer_and_ends_all_programs(fake: FakeMesh) -> None:
         ExchangeTimeoutError, match="rank 1 did not send its part of row 37 within 5 s, in launch 42949"
     ):
         launch(None, 1, 2)
-    assert len(launched) == 1
+    assert len(launched) == 3
 
 
 def test_ranks_of_one_process_have_tables_of_their_own() -> None:
     """What other tests run kernels with."""
     world = Ranks(kernel_of(plan_of(define("rms_norm", 512, 4, BF16), 8)), torch.device("cpu"))
     assert [int(own[2]) for own in world.tables] == [0, 1, 2, 3]
-    assert len({tuple(own[3:7].tolist()) for own in world.tables}) == 1
+    assert len({tuple(own[3:8].tolist()) for own in world.tables}) == 1
 
 
 # the start
@@ -326,7 +343,7 @@ def opened(asked: tuple[str, str], devices: Sequence[torch.device], monkeypatch:
     def run(rank: int) -> str:
         here.group = FakeGroup(rank)
         try:
-            symmetric.open_arena(devices[rank], asked[rank], 5.0, 2)
+            symmetric.open_arena(devices[rank], asked[rank], 5.0)
         except ExchangeUnavailableError as error:
             return f"raised: {error}"
         world = symmetric._worlds.get(here.group)
@@ -383,7 +400,6 @@ def test_one_rank_that_cannot_share_memory_has_none_share_it(
 ) -> None:
     """Where auto has kernels exchange, both go on with collectives, and say why; asked for, it is an error on both."""
     driver = FakeDriver(fails)
-    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
     monkeypatch.setattr(symmetric, "peer_memory", driver)
     for name, value in (("device_count", 2), ("can_device_access_peer", True), ("synchronize", None)):
         monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
@@ -407,6 +423,7 @@ def test_the_end_of_a_world_closes_what_it_can(
     driver, entered = FakeDriver(fails), list[torch.device]()
     group = dist.group.WORLD
     assert group is not None
+    fake.arena.device = torch.device("cuda", 1)
     monkeypatch.setattr(symmetric, "peer_memory", driver)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(entered.append(device)))
     monkeypatch.setitem(symmetric._worlds, group, symmetric._World(fake.arena))
@@ -417,14 +434,19 @@ def test_the_end_of_a_world_closes_what_it_can(
     assert symmetric.arena() == ""
 
 
-def test_auto_has_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that exchange have to be asked for; ``explain()`` says by what."""
-    gpus = [torch.device("cuda", k) for k in range(2)]
-    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", "132"))
-    assert opened(("auto", "auto"), gpus, monkeypatch) == ["SHARDFUSE_EXCHANGE=symmetric asks for it"] * 2
-    for found in opened(("auto", "symmetric"), gpus, monkeypatch):
-        assert "rank 0: SHARDFUSE_EXCHANGE=symmetric asks for it: set it alike on all ranks" in found
-    assert "several hosts" in symmetric._why_not(gpus[0], "symmetric", 0, 4, 2)
+def test_ranks_that_share_a_gpu_exchange_where_they_are_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take turns, which is for tests."""
+    driver = FakeDriver({})
+    monkeypatch.setattr(symmetric, "peer_memory", driver)
+    for name, value in (("device_count", 1), ("synchronize", None)):
+        monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, dtype, pin_memory: zeros(*sizes, dtype=dtype))
+    monkeypatch.setattr(symmetric, "_identity", lambda index: ("gpu", "132"))
+    gpus = [torch.device("cuda", 0)] * 2
+    assert opened(("auto", "auto"), gpus, monkeypatch) == ["rank 0 and rank 1 share a GPU"] * 2
+    assert opened(("symmetric", "symmetric"), gpus, monkeypatch) == ["", ""]
 
 
 def test_links_are_those_of_the_gpus_that_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,7 +467,6 @@ def test_links_are_those_of_the_gpus_that_ranks_have(monkeypatch: pytest.MonkeyP
 
 def test_gpus_of_unlike_sizes_have_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their kernels would have other grids, which ranks compare."""
-    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name in ("can_device_access_peer", "has_atomics"):
         monkeypatch.setattr(torch.cuda if name[0] == "c" else symmetric.peer_memory, name, lambda own, other: True)

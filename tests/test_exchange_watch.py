@@ -32,8 +32,9 @@ def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     group = dist.group.WORLD
     assert group is not None
-    made = Arena(CPU, 0, (1 << 20, 1 << 21), 1000, 5.0, torch.zeros(1, dtype=torch.int64))
-    count_exchanges(group, lambda: made.order.launches)
+    hosts = {0: "here", 1: "here"}
+    made = Arena(CPU, 0, {0: 1 << 20, 1: 1 << 21}, 1 << 20, 5.0, torch.zeros(1, dtype=torch.int64), hosts)
+    count_exchanges(group, made.order.launches)
     monkeypatch.setitem(symmetric._worlds, group, symmetric._World(made))
     yield made
     dist.destroy_process_group()
@@ -41,7 +42,7 @@ def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
 
 @pytest.fixture
 def region(arena: Arena) -> symmetric_slots.Region:
-    return symmetric_slots.region_of("a", 0, kernel_of(plan_of(define("rms_norm", 8192, 2, DataType.BFloat16), 8)))
+    return symmetric_slots.region_of(kernel_of(plan_of(define("rms_norm", 8192, 2, DataType.BFloat16), 8)))
 
 
 @pytest.fixture
@@ -95,7 +96,14 @@ def test_the_end_at_exit_is_an_end_by_failure(
     assert ended[0].startswith("rank 1 did not send its part of row 37")
 
 
-@pytest.mark.parametrize(("launched", "is_missed"), [(1, True), (2, False)])
+def test_the_watch_goes_on_before_any_program_exchanges(arena: Arena, guard: Watchdog) -> None:
+    """Whatever is raised there ends the watchdog's thread, and nobody notices a rank that is gone."""
+    arena.report[0] = TOLD
+    assert guard._lost_exchange() is None
+    symmetric.raise_lost_exchange(CPU)
+
+
+@pytest.mark.parametrize(("launched", "is_missed"), [(0, True), (1, True), (2, False)])
 def test_a_rank_that_leaves_before_a_launch_that_waits_for_it_is_missed(
     launched: int, is_missed: bool, region: symmetric_slots.Region, guard: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +111,8 @@ def test_a_rank_that_leaves_before_a_launch_that_waits_for_it_is_missed(
     for _ in range(2):
         region.around(lambda *given: None)(None)
     guard._probe = StreamProbe(CPU)
-    guard._board.records[1] = Record(ProcessIdentity.of_this_process(), "leaving", sequences={EXCHANGES: launched})
+    sequences = {f"{EXCHANGES} of (0, 1)": launched} if launched else {}
+    guard._board.records[1] = Record(ProcessIdentity.of_this_process(), "leaving", sequences=sequences)
     found = guard._needed_leaver()
     assert (found is not None) == is_missed
     assert found is None or found.reason == "left before exchange in a kernel, number 2 of ranks [0, 1]"

@@ -38,7 +38,7 @@ class Streams:
         """The streams that a launch on stream ``k`` waits for."""
         self.current = self.all[k]
         self.current.waited.clear()
-        self.order.follow(None if is_hooked else k)
+        self.order.follow(None if is_hooked else k, (0, 1))
         return self.current.waited
 
 
@@ -49,7 +49,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 def test_a_launch_on_another_stream_waits_for_the_last_one(streams: Streams) -> None:
     assert [list(streams.launch(k)) for k in (1, 1, 2, 2, 1)] == [[], [], [1], [], [2]]
-    assert streams.order.launches == 5
+    assert streams.order.launches == {(0, 1): 5}
 
 
 def test_launches_through_triton_are_among_them(streams: Streams) -> None:
@@ -63,7 +63,7 @@ def test_branches_of_a_capture_follow_one_another(streams: Streams) -> None:
     for k in (2, 3):
         streams.all[k].capture = 7
     assert [list(streams.launch(k)) for k in (2, 2, 3, 2)] == [[], [], [2], [3]]
-    assert streams.order.launches == 1  # what is captured has not run
+    assert streams.order.launches == {(0, 1): 1}  # what is captured has not run
 
 
 def test_no_capture_waits_for_another_or_for_calls(streams: Streams) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.model_cases import model_cases
+from benchmarks.model_cases import chosen, model_cases
 from benchmarks.model_dry import dry
+from benchmarks.model_gradients import eager_gradients, gradient_errors, relative, why_gradients_wrong
+from benchmarks.model_profile import table
 from benchmarks.model_steps import OWN, PEER, losses, step_of
 from benchmarks.models import _Process, why_wrong
 
@@ -44,3 +46,38 @@ def test_losses_may_differ_as_far_as_eager_torch_s_do() -> None:
     found = {"eager": [2.0, 1.5], PEER: [2.0, 1.4], OWN: [2.0, 1.6]}
     assert why_wrong(found) == ""
     assert why_wrong({**found, OWN: [2.0, 1.65]}).startswith("WRONG: losses 0.25")
+
+
+@pytest.mark.parametrize("last", [2.5, float("nan"), float("inf")])
+def test_losses_that_do_not_fall_compare_nothing(last: float) -> None:
+    found = {name: [2.0, last] for name in ("eager", PEER, OWN)}
+    assert why_wrong(found).startswith("WRONG: losses do not fall, from 2.0000 to")
+
+
+def test_a_gradient_is_as_right_as_eager_torch_s() -> None:
+    case = model_cases(tiny=True)["ViT-L"]
+    exact, beside = (eager_gradients(case, CPU, exact=exact) for exact in (True, False))
+    assert why_gradients_wrong(gradient_errors(case, beside, beside, beside, exact)) == ""
+    name = "blocks.1.up.weight"
+    wrong = {**beside, name: beside[name] * 1.02}  # as of a scale that was left out somewhere
+    errors = gradient_errors(case, wrong, beside, beside, exact)
+    assert errors[0].name == name
+    assert 0.015 < errors[0].own < 0.025
+    assert why_gradients_wrong(errors).startswith(f"WRONG: 1 of {len(exact)} gradients, {name} ")
+
+
+def test_gradients_that_are_nothing_but_rounding_errors_are_not_compared_relatively() -> None:
+    noise = torch.full((4,), 1e-9)
+    assert relative(noise, -noise) == pytest.approx(2.0)
+    assert relative(noise, -noise, least=1e-3) == pytest.approx(4e-6)
+
+
+def test_models_are_chosen_by_parts_of_their_names() -> None:
+    assert chosen(["unet", "BERT"]) == ["BERT-large", "UNet blocks", "UNet blocks, channels-last"]
+    assert chosen([]) == list(model_cases())
+
+
+def test_a_table_of_kernels_begins_with_their_sum() -> None:
+    found = table([("a", 1.5), ("b", 4.0), ("a", 1.5)]).splitlines()
+    assert found[0] == "sum 7 launches 3"
+    assert [line.split() for line in found[1:]] == [["4.0", "1", "b"], ["3.0", "2", "a"]]

@@ -13,6 +13,7 @@ from ranks import run_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_answers import assert_beside
 
 from shardfuse import DeviceMesh, nn
@@ -173,6 +174,71 @@ def test_a_parameter_that_is_written_before_the_backward() -> None:
                 assert x.grad is None, name
                 module(x).square().sum().backward()
                 assert x.grad is not None, name
+
+    run_ranks(2, run)
+
+
+def test_an_activation_that_is_written_before_the_backward() -> None:
+    """A DTensor counts changes, and the local tensor that a module saves of it does not."""
+    cases: dict[str, tuple[Make, bool]] = {
+        "rms_norm": (lambda m: nn.RMSNorm(6, mesh=m, input=S0), True),
+        "gelu": (lambda m: nn.GELU(mesh=m, input=S0), True),
+        "softmax": (lambda m: nn.Softmax(-1, mesh=m, input=S0), False),  # whose backward reads its result
+    }
+
+    def run(rank: int, size: int) -> None:
+        mesh = DeviceMesh(range(size))
+        torch_mesh = mesh.to_torch("cpu")
+        for name, (make, is_read) in cases.items():
+            module = make(mesh)
+            leaf = distribute(numbers((4, 6), 0), torch_mesh, [S0]).requires_grad_()
+            x = leaf * 1.5
+            loss = module(x).square().sum()
+            with torch.no_grad():
+                x.mul_(2)
+            if is_read:
+                with pytest.raises(RuntimeError, match="modified by an inplace operation: a tensor of shape"):
+                    loss.backward()
+            else:
+                loss.backward()
+            assert (leaf.grad is None) is is_read, name
+            leaf.grad = None
+            module(leaf * 1.5).square().sum().backward()
+            assert leaf.grad is not None, name
+
+    run_ranks(2, run)
+
+
+class Ops(TorchDispatchMode):
+    """Notes the names of ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_parameter_that_is_written_where_a_mode_takes_ops() -> None:
+    """A mode that sees torch's ops, as one that counts them, is handed a module as one op."""
+
+    def run(rank: int, size: int) -> None:
+        module = nn.RMSNorm(6, mesh=DeviceMesh(range(size)), input=S0)
+        x = numbers((4, 6), rank).requires_grad_()
+        with Ops() as seen:
+            loss = module(x).square().sum()
+            unchanged = module(x).square().sum()
+            unchanged.backward()
+            assert x.grad is not None
+            x.grad = None
+        assert seen.names.count("shardfuse::rms_norm_v1") == 2
+        with torch.no_grad():
+            module.get_parameter("weight").mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        assert x.grad is None
 
     run_ranks(2, run)
 

@@ -14,7 +14,7 @@ import torch
 from segments import layout_of, rms_norm
 
 from shardfuse.codegen import generate
-from shardfuse.codegen.odd_rows import OddLate
+from shardfuse.codegen.lagged_rows import OddLate
 from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import persistent

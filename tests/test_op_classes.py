@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shardfuse.compile.aten_collectives import Collective
 from shardfuse.ir.base_op import BaseOp, numbers
 from shardfuse.ir.call import AlongAxis, Argsort, Call, Cat, Embedding, Flip, Pad, Select, Slice, TopK, WithRoles
 from shardfuse.ir.digits import Root, axis_of
@@ -117,6 +118,8 @@ PRINTED: list[tuple[BaseOp, str]] = [
     (Pad((0, 1)), "pad(widths=(0, 1))"),
     (Cat(0), "cat(dim=0)"),
     (Flip((0,)), "flip(dims=(0,))"),
+    (Collective("all_gather", 2), "all_gather(ranks=2)"),
+    (Collective("all_reduce_sum"), "all_reduce_sum()"),
 ]
 
 

@@ -14,14 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from forked_ranks import Server, rank_variables
 from kill_points import kill_at
 from process_environment import environment
 
+from shardfuse.config import LaunchConfig
 from shardfuse.errors import AlreadyInitializedError, BackendUnavailableError
+from shardfuse.mesh.own_device import choose
 from shardfuse.mesh.process import finalize, initialize
 from shardfuse.mesh.rendezvous import ProcessIdentity
+from shardfuse.start_errors import SharedGpuError
 
 SCRIPT = Path(__file__).with_name("process_cases.py")
 LIMIT = 40.0  # seconds from the fault to the end of the last rank, of a busy machine; else less than 10
@@ -186,6 +190,17 @@ def test_a_process_alone_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> N
     finalize()
 
 
+def test_ranks_take_turns_on_a_gpu_where_they_are_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = list[torch.device]()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", current.append)
+    launch = LaunchConfig(rank=3, world_size=4, local_rank=3, local_size=4)
+    assert choose(None, launch) == ("gloo", torch.device("cpu"))
+    assert choose(None, launch, is_gpu_shared=True) == ("gloo", torch.device("cuda", 1))
+    assert current == [torch.device("cuda", 1)]
+
+
 def test_refused_backends_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in set(os.environ) - set(environment()):
         monkeypatch.delenv(name)
@@ -196,6 +211,14 @@ def test_refused_backends_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
         initialize("mpi")
     with pytest.raises(BackendUnavailableError, match=r"backend 'nccl' cannot be used here: 1 ranks .* have 0 GPUs"):
         initialize("nccl")
+    monkeypatch.setenv("SHARDFUSE_SHARED_GPU", "1")
+    with pytest.raises(SharedGpuError, match="and rank 0 sees no GPU: unset it"):
+        initialize()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(SharedGpuError, match="and rank 0 asks for NCCL, which refuses that: unset it"):
+        initialize("nccl")
+    monkeypatch.delenv("SHARDFUSE_SHARED_GPU")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(AlreadyInitializedError, match="found a default process group that it did not make"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 
 import pytest
 import torch
+from functional_promises import CALLS, listed
 from promise_cases import CASES, define
 
 import shardfuse
@@ -231,3 +233,27 @@ def test_a_model_without_a_module_that_could_promise_is_told() -> None:
         warnings.simplefilter("error")
         nn.promise(model)
         nn.promise(torch.nn.Sequential(nn.RMSNorm(2)), invariant="batch")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_functions_promise_or_refuse(name: str) -> None:
+    x = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(DefinitionError, match=rf"{name}.*invariant='rows'.*'batch' or 'ranks'"):
+        CALLS[name](x, invariant="rows")
+    with pytest.raises(PromiseError, match=r"operations would be torch's own, on cpu"):
+        CALLS[name](x, invariant="batch")
+    wide, plain = (listed(CALLS[name](x, **kept)) for kept in ({"accumulate": "float32"}, {}))
+    assert all(torch.equal(a, b) for a, b in zip(wide, plain, strict=True))
+
+
+def test_a_function_that_norms_by_the_batch_cannot_promise() -> None:
+    with pytest.raises(PromiseError, match="batch_norm norms each row by the mean and variance of the whole batch"):
+        nn.functional.batch_norm(torch.ones(4, 8), None, None, training=True, invariant="batch")
+
+
+def test_every_function_but_those_with_products_can_promise() -> None:
+    modules = (nn.functional.__name__, nn.functional_losses.__name__)
+    public = {n for n, f in vars(nn.functional).items() if getattr(f, "__module__", "") in modules and n[0] != "_"}
+    can = {n for n in public if "invariant" in inspect.signature(getattr(nn.functional, n)).parameters}
+    assert public - can == {"linear_cross_entropy"}
+    assert can == set(CALLS)

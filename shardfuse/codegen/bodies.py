@@ -9,11 +9,12 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Statistic
 from ..schedulers.limits import power_of_two
+from ..schedulers.space import streamed
 from .accumulators import Accumulator, accumulator, accumulators
-from .aligned import Aligned
 from .emitter import Emitter
 from .group_exchange import exchange_helpers, exchange_lines
 from .mesh_exchange import write_exchange
+from .misaligned import Aligned
 from .packed import Packed
 from .prefetch import prefetch_next
 from .running_statistics import (
@@ -64,6 +65,17 @@ def write_unrolled(e: Emitter) -> None:
             e.store(tensor, chunk)
 
 
+def load_and_compute(e: Emitter, wanted: Sequence[BoundTensor], chunks: Iterable[Chunk]) -> None:
+    """The loads of all chunks, then the values of ``wanted`` in each."""
+    chunks = list(chunks)
+    for chunk in chunks:
+        e.load_needed(wanted, chunk)
+    e.out.paragraph()
+    for chunk in chunks:
+        for tensor in wanted:
+            e.value(tensor, chunk)
+
+
 def _has_channels(e: Emitter) -> bool:
     """Are weights one number for a part of the row, another in the next?  Behind stores each would be waited for."""
     loads = [t for t in e.plan.segment.loads if not e.space.is_streamed(t)]
@@ -74,7 +86,7 @@ def write_packed(e: Packed) -> None:
     """All loads, then phase after phase, chunk after chunk."""
     chunks = e.tile.chunks()
     e.begin()
-    e.read([t for t in e.plan.segment.loads if e.space.is_streamed(t)], chunks)
+    e.read(streamed(e.plan.segment, e.space), chunks)
     for phase in range(e.space.phases - 1):
         reductions = e.reductions(phase)
         if phase:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -19,30 +19,25 @@ from . import narrow
 from .accumulators import HELPERS, Accumulator, accumulator
 from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, pointwise_form
 from .draw import draw
+from .few_bytes import in_few
 from .functions import number_text, own_functions
 from .hints import hint
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .rounding import is_rounded_apart, may_be_rough
-from .runs import in_runs
-from .source import Writer
+from .shared_loads import in_runs
+from .source import Text, Writer
 from .tile import R_SIZE, Chunk, Piece, Strides, Tile
 from .window_loads import Window
 
 
-@dataclass(frozen=True)
-class Text:
-    """A value: its text, the type it is carried in, and whether it has lanes along x and along r."""
-
-    text: str
-    dtype: DataType
-    has_x: bool
-    has_r: bool
-
-
 class Emitter:
-    """Writes one kernel's body for one rank.  ``reads_r``: has an offset of this turn of a loop the index r in it?"""
+    """Writes one kernel's body for one rank.  ``reads_r``: has an offset of this turn of a loop the index r in it?
+
+    ``is_before_ends``: for programs all of whose elements are there, of rows and of windows.
+    """
 
     reads_r = False
+    is_before_ends = False
 
     def __init__(
         self,
@@ -131,12 +126,14 @@ class Emitter:
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         window, dtype = self.tile.windows.get(tensor), tensor.dtype.compute
         inside = window.conditions(partial(self.index_text, chunk), partial(self.tile.part, chunk)) if window else []
+        inside = [] if self.is_before_ends else inside
         if inside is None:
             return Text(f"tl.full([], 0, {TRITON_TYPE[dtype]})", dtype, False, False)
         if inside:
             self.out.line(f"in_{self.name(tensor, chunk)} = {' & '.join(inside)}")
             inside = [f"in_{self.name(tensor, chunk)}"]
         pointer, has_x, has_r = self.elsewhere(tensor, window, chunk) if window else self.pointer(tensor, chunk)
+        pointer = pointer if window else in_few(self.tile, tensor, chunk, pointer)
         options = self.mask(has_x, has_r, chunk, inside)
         run = in_runs(self.tile, tensor, chunk, self.offset) if has_r and not window else None
         pointer, options = (self.pointer(tensor, run.few)[0], run.options) if run else (pointer, options)

@@ -13,29 +13,23 @@ from ..ir.scalar import Scalar
 from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule
-from .access import with_access
-from .aligned import Aligned
 from .bodies import write_loops, write_packed, write_unrolled
+from .cut_rows import where_whole
 from .emitter import Emitter
-from .flat import is_last_masked, last_masked
 from .group_exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
-from .late import Late, late_lines, write_late
+from .lagged_rows import Late, OddLate, pipelined_loop, write_late
 from .mesh_exchange import head_lines as table_lines
 from .mesh_exchange import loop_lines, table_words
-from .odd_rows import OddLate, OddPacked
-from .packed import Packed
-from .pipelined_row_loop import LateWalk, late_walk_lines, teams_of, write_late_walk
-from .rows import Rows, rows_index
+from .misaligned import Aligned, is_last_masked, last_masked, with_access
+from .packed import OddPacked, Packed
+from .pipelined_row_loop import LateWalk, teams_of, write_lagged_loop
 from .sending import Sending
 from .sending_rows import SendingRows, rows_head_lines
-from .source import KernelSource, Parts, body_text, signature
+from .sides import Sided, rows_index, turned_index, write_flat
+from .source import KernelSource, Parts, body_text, in_branches, signature
 from .stages import one_launch
-from .tile import R_SHARE, R_SIZE, Tile
-from .two_sided_tile import Turned, turned_index, write_flat
+from .tile import R_SHARE, R_SIZE, X_SIZE, Tile
 from .walk import Walk, walk_index, write_walk
-
-X_SIZE = "i0"
-"""Argument: kept elements of this rank."""
 
 
 def generate(
@@ -89,19 +83,20 @@ def _parts(
     if plan.schedule.members:
         parameters.insert(0, MAILBOX)
         mailbox = mailbox_words(plan, grid, e.tile.exchanged)
-        if isinstance(e, LateWalk):
-            body = late_walk_lines(e, plan.name, preamble, parameters)
-        elif isinstance(e, Late):
-            body = late_lines(e, plan.name, preamble, parameters, _rows(e) or "1")
+        if isinstance(e, Late):
+            body = pipelined_loop(e, plan.name, preamble, parameters)
         else:
             body = team_lines(body, _rows(e), _row_lines(e))
     elif plan.exchange is not None:
         parameters.insert(0, MAILBOX)
-        mailbox = table_words(plan.exchange.ranks, grid)
+        mailbox = table_words(plan)
         body = loop_lines(body, _rows(e), _row_lines(e), plan.exchange)
     elif is_last_masked(e):
         whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True)
-        body = last_masked(whole, body, X_SIZE)
+        body = last_masked(whole, body)
+    elif (test := where_whole(e)) is not None:
+        whole = _emitted(plan, layouts, rank, interpret=interpret, turns=turns, is_whole=True, is_before_ends=True)
+        body = in_branches(test, [*whole.head.lines, "", *whole.out.lines], body)
     launch = plan.schedule.launch
     return Parts(
         plan.name, _comments(e), e.helpers, tuple(parameters), tuple(not_specialised), _joined(preamble + body),
@@ -111,18 +106,22 @@ def _parts(
 
 def _emitted(
     plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None,
-    is_whole: bool = False,
+    is_whole: bool = False, is_before_ends: bool = False,
 ) -> Emitter:  # fmt: skip
-    """An emitter that has written the body of ``plan``; ``is_whole``: for programs that have no elements too many."""
+    """An emitter that has written the body of ``plan``.
+
+    ``is_whole``: for programs that have no elements too many.  ``is_before_ends``: nor any behind a window's end.
+    """
     coordinates = _coordinates(plan, rank)
     e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
     e.tile.x_masked &= not is_whole
+    e.is_before_ends = is_before_ends
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
     if isinstance(e, LateWalk):
-        write_late_walk(e)
+        write_lagged_loop(e)
     elif isinstance(e, Walk):
         write_walk(e)
-    elif isinstance(e, Turned | Rows):
+    elif isinstance(e, Sided):
         write_flat(e)
     elif isinstance(e, Late):
         write_late(e)
@@ -145,11 +144,10 @@ def _coordinates(plan: KernelPlan, rank: int) -> dict[Digit, int]:
 
 def _kind(plan: KernelPlan) -> type[Emitter]:
     schedule = plan.schedule
-    across, along = plan.space.sides
     if plan.space.walked:
         return LateWalk if schedule.lag else Walk
-    if along:
-        return Turned if across else Rows
+    if plan.space.sides[1]:
+        return Sided
     if schedule.lag:
         return OddLate if schedule.is_aligned_down else Late
     if plan.exchange is not None and plan.exchange.sent is not None:
@@ -212,7 +210,7 @@ def _grid(e: Emitter) -> int:
         return teams_of(e) * schedule.members
     if isinstance(e, Walk):
         return e.y_total * schedule.parts
-    if isinstance(e, Turned | Rows):
+    if isinstance(e, Sided):
         return e.tiles
     if schedule.members:
         return min(blocks, max(schedule.programs // schedule.members, 1)) * schedule.members
@@ -234,9 +232,9 @@ def _indices(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:
     """Extent arguments with their values and types, and the lines that come before everything else."""
     if isinstance(e, Walk) and not isinstance(e, LateWalk):
         return walk_index(e)
-    if isinstance(e, Rows):
-        return {}, rows_index(e)
-    return turned_index(e) if isinstance(e, Turned) else _index(e)
+    if isinstance(e, Sided):
+        return turned_index(e) if e.space.sides[0] else ({}, rows_index(e))
+    return _index(e)
 
 
 def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[str]]:

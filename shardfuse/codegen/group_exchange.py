@@ -31,6 +31,7 @@ from ..ir.op import Pick, Window
 from ..schedulers.limits import WARP, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
+from .grid_barrier import meet
 
 MAILBOX = "mailbox_ptr"
 """The kernel's first argument."""
@@ -64,25 +65,6 @@ def post(ptr, epoch, value):
         is_pure=False,
         pack=1,
     )
-'''
-
-MEET = '''@triton.jit
-def meet(ptr, count):
-    """Come, and wait until ``count`` have: one thread asks, for all."""
-    tl.debug_barrier()
-    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
-    while come.to(tl.int32) - count < 0:
-        come = tl.atomic_add(ptr, 0, sem="acquire")
-'''
-_MEET_BOUNDED = '''@triton.jit
-def meet(ptr, count):
-    """Come, and wait until ``count`` have: one thread asks, for all."""
-    tl.debug_barrier()
-    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
-    turns = 0
-    while (come.to(tl.int32) - count < 0) & (turns < {turns}):
-        come = tl.atomic_add(ptr, 0, sem="acquire")
-        turns += 1
 '''
 
 COLLECT = '''@triton.jit
@@ -177,7 +159,7 @@ def exchange_helpers(
 ) -> dict[str, str]:
     """Functions of the file.  ``turns``: polls after which a program gives up and goes on with what it has."""
     if plan.schedule.is_counted:
-        return {"post": POST, "meet": _MEET_BOUNDED.format(turns=turns) if turns else MEET, "collect": COLLECT}
+        return {"post": POST, **meet(turns), "collect": COLLECT}
     each = power_of_two(plan.schedule.members) * lanes // (plan.schedule.launch.warps * WARP)
     pack = min(max(each, 1), _AT_ONCE)
     return polled_helpers(results, turns, by_one=lanes == 1, pack=pack, interpret=interpret)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..ir.expr import BoundTensor
-from ..schedulers.limits import MANY_VECTORS
 from ..schedulers.plan import KernelPlan
 from ..schedulers.space import beside, rereads, streamed
 
@@ -24,7 +23,7 @@ def hint(plan: KernelPlan, tensor: BoundTensor) -> str:
         return EVICT_FIRST if tensor in walked else ""
     schedule = plan.schedule
     is_row = space.is_inner and schedule.is_held and schedule.kept == 1 and not schedule.members
-    if (is_row or plan.is_pair) and len(vectors) > MANY_VECTORS * len(walked):
+    if (is_row or plan.is_pair) and len(vectors) > plan.device.measured.pairs.many * len(walked):
         return L2_ONLY if tensor in walked else EVICT_LAST if tensor in vectors else ""
     return EVICT_LAST if tensor in walked else ""
 

@@ -5,19 +5,26 @@ memory, and waits for the words of all in its own.  The value is the flag: a wor
 system scope, so that no fence and no second flag is needed.  What comes is combined in the order of the ranks, so that
 all of them have the same bits.
 
-A rank's slots are indexed by what all ranks of a program agree on, never by program or turn::
+A rank's slots are indexed by what all ranks of a program agree on, never by program or turn, in two sets::
 
-    slots   [2, rows, statistics, ranks]   int64; rows: kept elements, up to whole blocks
-            [2, rows, ranks, words]        of a tensor that is sent, two 16-bit elements in a word; the sets together
+    slots   [rows, statistics, ranks]   int64; rows: kept elements, up to whole blocks
+            [rows, ranks, words]        of a tensor that is sent, two 16-bit elements in a word
+
+Kernels of the same ranks share slots, whatever they exchange (``executor/symmetric_slots.py``): a word of another is of
+an earlier launch.
 
 and what differs between ranks stands in a table in its own memory, which comes as the kernel's first argument::
 
     limit                   nanoseconds that a word is waited for
     report                  address of a word in the host's memory: what was waited for in vain, 0 for nothing
     rank                    position of this rank among those that exchange
+    stride                  words from one set of slots to the other
     slots_0 ... slots_W-1   addresses of every rank's slots
     name_0 ... name_W-1     what each rank is called in a report
-    epochs [grid]           launches that each program has seen, kept between launches
+    launches                that there were, in the upper 32 bits, kept between launches
+
+The programs of a launch together add one launch, 1 << 32, each a part of it at its end.  So all of them have read the
+number before it is the next, whatever their grid.
 
 Two sets are enough: a rank that posts in launch e + 2 has read a word of launch e + 1 from every peer, and a peer posts
 that only when its launch e has ended.  A replay of a CUDA graph is one more launch.  A word that does not come within
@@ -36,19 +43,16 @@ from ..schedulers.sent_words import member_words, row_elements, words_of_rows
 from .accumulators import accumulator
 from .emitter import Emitter
 from .group_exchange import MAILBOX
+from .interpreted_waits import INTERPRETED_PUSH, NAME_BITS, NAN, ROW_BITS, interpreted_await
 
-RANK, SLOTS = 2, 3
-"""Where in the table the rank's position and the addresses of slots are."""
-ROW_BITS, NAME_BITS = 22, 10
-"""Of a report, below the epoch: the row and the rank that is waited for."""
+RANK, STRIDE, SLOTS = 2, 3, 4
+"""Where in the table the rank's position, the distance of the sets and the addresses of slots are."""
 AT_ONCE, REST = 32, 40
 """Polls that follow one another; and nanoseconds between later ones.  Where all 16 warps of 64 programs polled, without
 a rest, a launch took 610 us on 2 x H200: until they looked at the clock.  One warp of each takes 3 to 4."""
 POLLS = 1024
 """Between two looks at the clock and at the report: a fraction of a millisecond."""
 _OTHER_WARPS = ["mov.u32 late, %tid.x; setp.gt.u32 go, late, 31;", "@go bra done;"]
-_NAN = "0x7FC07FC0"
-"""Of float32, and of both halves of 16 bits."""
 
 _PUSH = '''@triton.jit
 def push(ptr, epoch, value):
@@ -114,23 +118,11 @@ def await_{ranks}({pointers}, epoch, row, limit, report, names_ptr):
     )
 '''
 
-_INTERPRETED_PUSH = """@triton.jit
-def push(ptr, epoch, value):
-    bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    tl.store(ptr, (epoch.to(tl.int64) << 32) | bits)
-"""
-
-_INTERPRETED_AWAIT = '''@triton.jit
-def await_{ranks}({pointers}, epoch, row, limit, report, names_ptr):
-    """The values that stand there: programs that run one after the other do not wait."""
-    return {bits}
-'''
-
 
 def push_text(*, is_one_row: bool, interpret: bool) -> str:
     """``is_one_row``: a program has one number, which its first thread stores; else threads store those they have."""
     if interpret:
-        return _INTERPRETED_PUSH
+        return INTERPRETED_PUSH
     registers = ".reg .b64 word;"
     store = "st.relaxed.sys.global.b64 [$1], word;"
     if is_one_row:
@@ -146,10 +138,9 @@ def await_text(
 
     ``pack``: words of each rank that a thread asks for at once.  ``is_one_name``: are all of one rank?
     """
-    pointers = ", ".join(f"ptr{k}" for k in range(ranks))
     if interpret:
-        bits = ", ".join(f"(tl.load(ptr{k}) & 0xFFFFFFFF).to(tl.int32)" for k in range(ranks))
-        return _INTERPRETED_AWAIT.format(ranks=ranks, pointers=pointers, bits=bits)
+        return interpreted_await(ranks)
+    pointers = ", ".join(f"ptr{k}" for k in range(ranks))
     is_alone = is_one_row and warps > 1
     words = ranks * pack
     each = range(words)
@@ -214,7 +205,7 @@ def _loading(ranks: int, first: int) -> list[str]:
 
 def _without_late(ranks: int, epoch: str) -> list[str]:
     """NaN for what has not come."""
-    return [f"setp.ne.u32 go, found{k}, {epoch}; @go mov.u32 bits{k}, {_NAN};" for k in range(ranks)]
+    return [f"setp.ne.u32 go, found{k}, {epoch}; @go mov.u32 bits{k}, {NAN};" for k in range(ranks)]
 
 
 def polling(flags: int, expected: str, report: str, leave: str) -> list[str]:
@@ -274,25 +265,27 @@ class Reported:
 
 
 def table(
-    seconds: float, report: int, rank: int, slots: Sequence[int], names: Sequence[int], programs: int
+    plan: KernelPlan, seconds: float, report: int, rank: int, words: int, slots: Sequence[int], names: Sequence[int]
 ) -> list[int]:
-    """What a kernel of at most so many programs is given.
+    """What the kernel of ``plan`` is given.
 
     report: address of a word that the host reads.  rank: position of this rank among those that exchange, for each of
-    which come the address of its ``slots`` and the name that a report has for it, 1 or more.  Seconds beyond 73 years
-    are those, as twice their nanoseconds are an int64.
+    which come the address of its ``slots`` and the name that a report has for it, 1 or more.  words: of all slots of a
+    rank.  Seconds beyond 73 years are those, as twice their nanoseconds are an int64.
     """
-    head = [min(int(seconds * 1e9), 1 << 61), report, rank, *slots, *names]
-    return head + [0] * (table_words(len(slots), programs) - len(head))
+    head = [min(int(seconds * 1e9), 1 << 61), report, rank, words // 2, *slots, *names]
+    return head + [0] * (table_words(plan) - len(head))
 
 
-def table_words(ranks: int, grid: int) -> int:
+def table_words(plan: KernelPlan) -> int:
     """64-bit words of a rank's table."""
-    return SLOTS + 2 * ranks + grid
+    exchange = plan.exchange
+    assert exchange is not None, "a kernel whose ranks exchange"
+    return SLOTS + 2 * exchange.ranks + (exchange.programs if exchange.is_in_rows else 1)
 
 
 def slots_of(plan: KernelPlan) -> int:
-    """64-bit words of each rank's slots."""
+    """64-bit words of each rank's slots, at the least."""
     exchange = plan.exchange
     assert exchange is not None, "a kernel whose ranks exchange"
     if exchange.is_in_rows:
@@ -320,17 +313,16 @@ def head_lines(plan: KernelPlan) -> list[str]:
     exchange = plan.exchange
     assert exchange is not None, "a kernel whose ranks exchange"
     ranks = exchange.ranks
-    words = slots_of(plan) // 2
     own = f"own = tl.load({MAILBOX} + {SLOTS} + rank).to(tl.pointer_type(tl.int64)) + set"
     peer = f"peer = tl.load({MAILBOX} + {SLOTS} + 1 - rank).to(tl.pointer_type(tl.int64)) + set"
     return [
-        f"epochs_ptr = {MAILBOX} + {SLOTS + 2 * ranks} + tl.program_id(0)",
-        "epoch = tl.load(epochs_ptr).to(tl.int32) + 1",
+        f"launches_ptr = {MAILBOX} + {SLOTS + 2 * ranks}",
+        "epoch = (tl.load(launches_ptr) >> 32).to(tl.int32) + 1",
         f"limit = tl.load({MAILBOX})",
         f"report = tl.load({MAILBOX} + 1)",
         f"rank = tl.load({MAILBOX} + {RANK})",
         f"names_ptr = {MAILBOX} + {SLOTS + ranks}",
-        f"set = (epoch & 1).to(tl.int64) * {words}",
+        f"set = (epoch & 1) * tl.load({MAILBOX} + {STRIDE})",
         *(f"slots_{k} = tl.load({MAILBOX} + {SLOTS + k}).to(tl.pointer_type(tl.int64)) + set" for k in range(ranks)),
         own,
         *([peer] if exchange.sent is not None and ranks == 2 else []),
@@ -344,15 +336,19 @@ def loop_lines(body: Sequence[str], rows: str, index: Sequence[str], exchange: R
     ``rows``: text of the number of blocks, "" for a single one.  ``index``: lines that make x of ``row``.
     """
     each = f" // {exchange.members}" if exchange.members > 1 else ""
-    seen = "epoch.to(tl.int64)"
-    if exchange.is_in_rows:
-        seen = f"(late.to(tl.int64) << 32) | {seen}"
     lines = [*(f"    {line}" for line in index), *body]
     if rows:
         loop = f"    for row in tl.range(tl.program_id(0){each}, {rows}, tl.num_programs(0){each}, num_stages=1):"
         lines = [loop, *(f"    {line}" if line else "" for line in lines)]
-    # no thread reads the epoch after another has moved it on
-    return ["", *lines, "", "    tl.debug_barrier()", f"    tl.store(epochs_ptr, {seen})"]
+    counted = [
+        f"rest = {(1 << 32) + 1} - tl.num_programs(0).to(tl.int64)",
+        "part = tl.where(tl.program_id(0) == 0, rest, 1)",
+        'tl.atomic_add(launches_ptr, part, sem="relaxed")',
+    ]
+    if exchange.is_in_rows:
+        counted = ["tl.store(epochs_ptr, (late.to(tl.int64) << 32) | epoch.to(tl.int64))"]
+    # no thread reads the number after another has moved it on
+    return ["", *lines, "", "    tl.debug_barrier()", *(f"    {line}" for line in counted)]
 
 
 def write_exchange(e: Emitter, parts: Sequence[tuple[Expr, str]]) -> None:

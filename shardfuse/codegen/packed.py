@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from .arithmetic import converted
-from .emitter import Text
 from .hints import EVICT_LAST
+from .misaligned import OddRows
+from .source import Text
 from .tile import Chunk
 from .words import PACKED, UNPACK, Words
 
@@ -86,3 +87,14 @@ class Packed(Words):
             self.helpers["again"] = _AGAIN
             for words in self.words.values():
                 self.out.line(f"{words} = again({words})")
+
+
+class OddPacked(OddRows, Packed):
+    """Of misaligned rows."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.begin_row()
+
+    def read_ahead(self, wanted: Sequence[BoundTensor], chunks: Sequence[Chunk]) -> None:
+        """Weights come element by element: two chunks of them would not stay in registers."""

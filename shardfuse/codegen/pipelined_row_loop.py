@@ -17,7 +17,7 @@ backward of 8192 x 32768, bfloat16, took 397 us on an H200 so, a row in a turn 4
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir.dtype import DataType
@@ -25,11 +25,11 @@ from ..ir.expr import BoundTensor, Expr
 from .accumulators import Accumulator, accumulator
 from .bodies import of_members
 from .indexing import dynamic_terms
-from .late import Late, begin_function, begin_lines, end_begin, names_of, write_begin, write_collect
+from .lagged_rows import Late, end_begin, taken, write_begin, write_collect
 from .running_statistics import combined
 from .source import Writer
 from .tile import Chunk, Piece, Strides
-from .walk import ROWS, Walk, add_up, store_partial, sums_of, write_standing
+from .walk import Walk, add_up, store_partial, sums_of, write_standing
 
 
 class LateWalk(Late, Walk):
@@ -37,11 +37,6 @@ class LateWalk(Late, Walk):
 
     A row of a turn is a piece of the program's kept elements: its values have names of their own.
     """
-
-    standing: list[str]
-    """The lines before the walk."""
-    stored: list[str]
-    """The lines behind the walk."""
 
     def chunks(self) -> list[Chunk]:
         return self.tile.chunks()
@@ -51,16 +46,6 @@ class LateWalk(Late, Walk):
         """Those of one turn."""
         count = self.schedule.turn
         return [Piece(f"_x{k}" if count > 1 else "", k, 1) for k in range(count)]
-
-    @property
-    def row_count(self) -> str:
-        """Text of how many rows there are."""
-        return "1" if self.tile.is_alone else ROWS
-
-    @property
-    def is_cut(self) -> bool:
-        """Has the last turn fewer rows?"""
-        return self.tile.x_total % self.schedule.turn != 0 or (self.space.is_invariant and self.schedule.turn > 1)
 
     def of(self, row: Piece) -> list[Chunk]:
         """The chunks of a row."""
@@ -75,8 +60,7 @@ class LateWalk(Late, Walk):
             return []
         return dynamic_terms(chunk.piece.suffix[1:] or "x", self.tile.x_groups(strides))
 
-    def row_lines(self) -> list[str]:
-        """The rows of a turn, whose first is x."""
+    def turn_lines(self) -> list[str]:
         if len(self.rows) == 1:
             return []
         texts = [f"x + {row.start}" if row.start else "x" for row in self.rows]
@@ -85,7 +69,7 @@ class LateWalk(Late, Walk):
         return [f"    {row.suffix[1:]} = {text}" for row, text in zip(self.rows, texts, strict=True)]
 
 
-def write_late_walk(e: LateWalk) -> None:
+def write_lagged_loop(e: LateWalk) -> None:
     """What stands before the walk, both parts of a turn, and the stores of the sums."""
     chunks, columns = e.chunks(), e.columns()
     stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
@@ -94,7 +78,7 @@ def write_late_walk(e: LateWalk) -> None:
     for expr in columns:
         for chunk in chunks:
             e.out.line(f"{sums_of(expr, chunk)} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
-    e.standing, standing = _taken(e), dict(e.values)
+    e.standing, standing = taken(e), dict(e.values)
     write_begin(e, [chunk for row in e.rows for chunk in e.of(row)])
     end_begin(e, _parts(e))
     e.values = standing
@@ -112,13 +96,6 @@ def write_late_walk(e: LateWalk) -> None:
     _write_sums(e, columns, chunks)
     e.stored = e.out.lines
     e.head, e.out = turn
-
-
-def _taken(e: LateWalk) -> list[str]:
-    """What has been written, which begins anew."""
-    lines = [*e.head.lines, *e.out.lines]
-    e.head, e.out, e.offsets = Writer(), Writer(), {}
-    return lines
 
 
 def _read_numbers(e: LateWalk) -> None:
@@ -190,32 +167,3 @@ def teams_of(e: LateWalk) -> int:
     """Teams at once: no more than have rows, than partial results of a column, and than programs that fit."""
     schedule = e.schedule
     return min(-(-e.tile.x_total // schedule.turn), schedule.parts, max(schedule.programs // schedule.members, 1))
-
-
-def late_walk_lines(e: LateWalk, name: str, preamble: Sequence[str], parameters: Iterable[str]) -> list[str]:
-    """The body of the kernel."""
-    e.begun[:0] = e.row_lines()
-    given = begin_function(e, name, names_of([*preamble, *e.standing], parameters))
-    first, again = begin_lines(e, name, given)
-    step = f" * {e.schedule.turn}" if e.schedule.turn > 1 else ""
-    first = [_first_row(e, f"team{step}"), *first]
-    x = "x = row" if e.interpret else "x = row.to(tl.int64)"
-    turn = [_first_row(e, f"row + teams{step}"), *again, x]
-    written = [line[4:] for line in (*e.row_lines(), *e.head.lines, "", *e.out.lines)]
-    return [
-        *e.standing,
-        "",
-        *(f"    {line}" for line in first),
-        "",
-        f"    for row in tl.range(team{step}, {e.row_count}, teams{step}, num_stages={e.schedule.launch.stages}):",
-        *(f"        {line}" if line else "" for line in (*turn, *written, "words = ahead")),
-        "",
-        *e.stored,
-        "    tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))",
-    ]
-
-
-def _first_row(e: LateWalk, text: str) -> str:
-    """x of the turn that begins with this row, or of the last turn again."""
-    least = 1 if e.is_cut else e.schedule.turn
-    return f"x = tl.minimum({text}, {e.row_count} - {least}).to(tl.int64)"

@@ -15,8 +15,9 @@ from ..ir.op import OfRank, Reduce
 from ..schedulers.limits import WARP
 from .accumulators import accumulator
 from .arithmetic import TRITON_TYPE
-from .emitter import Emitter, Text
+from .emitter import Emitter
 from .mesh_exchange import await_text, exchanged_rows, push_text, row_of, sent_words
+from .source import Text
 from .tile import Chunk
 from .words import PACKED, UNPACK
 

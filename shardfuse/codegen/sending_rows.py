@@ -33,7 +33,8 @@ from ..schedulers.plan import KernelPlan
 from ..schedulers.sent_words import FLAG_WORDS, flags_of_rows, row_elements
 from .arithmetic import TRITON_TYPE
 from .group_exchange import MAILBOX
-from .mesh_exchange import NAME_BITS, RANK, ROW_BITS, SLOTS, indented, polling, reporting, row_of, until
+from .interpreted_waits import NAME_BITS, ROW_BITS, interpreted_await_rows, interpreted_post
+from .mesh_exchange import RANK, SLOTS, indented, polling, reporting, row_of, until
 from .sending import Sending
 from .tile import Chunk
 
@@ -83,24 +84,12 @@ def await_rows_{peers}({pointers}, turn, row, limit, report, names_ptr):
     )
 '''
 
-_INTERPRETED_POST = """@triton.jit
-def post_{peers}({pointers}, turn):
-    {stores}
-"""
-
-_INTERPRETED_AWAIT = '''@triton.jit
-def await_rows_{peers}({pointers}, turn, row, limit, report, names_ptr):
-    """Programs that run one after the other do not wait."""
-    return 0
-'''
-
 
 def post_text(peers: int, *, interpret: bool) -> str:
     """The function that stores a turn at so many flags, by the first thread, behind one fence."""
     pointers = [f"ptr{k}" for k in range(peers)]
     if interpret:
-        stores = "\n    ".join(f"tl.store({p}, turn)" for p in pointers)
-        return _INTERPRETED_POST.format(peers=peers, pointers=", ".join(pointers), stores=stores)
+        return interpreted_post(peers)
     lines = [
         ".reg .pred other; .reg .u32 thread;",
         "mov.u32 thread, %tid.x; setp.ne.u32 other, thread, 0;",
@@ -116,9 +105,9 @@ def post_text(peers: int, *, interpret: bool) -> str:
 
 def await_rows_text(peers: int, *, interpret: bool) -> str:
     """The function that waits for so many flags: the first thread polls, and the others wait for it."""
-    pointers = ", ".join(f"ptr{k}" for k in range(peers))
     if interpret:
-        return _INTERPRETED_AWAIT.format(peers=peers, pointers=pointers)
+        return interpreted_await_rows(peers)
+    pointers = ", ".join(f"ptr{k}" for k in range(peers))
     each = range(peers)
     turn, limit, report, place, names = (f"${peers + k}" for k in range(1, 6))
     waiting = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.scalar import Scalar
 from ..schedulers.schedule import Schedule
@@ -135,3 +136,24 @@ def tuple_of(target: str, values: Sequence[str]) -> list[str]:
     if len(whole) <= MARGIN:
         return [whole]
     return [f"    {target} = (", *(f"        {v}," for v in values), "    )"]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A value: its text, the type it is carried in, and whether it has lanes along x and along r."""
+
+    text: str
+    dtype: DataType
+    has_x: bool
+    has_r: bool
+
+
+def in_branches(test: str, whole: Sequence[str], masked: Sequence[str]) -> list[str]:
+    """Lines that run ``whole`` where a program passes ``test``, and ``masked`` in the others, at an end."""
+    return ["", f"    if {test}:", *_within(whole), "    else:", *_within(masked)]
+
+
+def _within(lines: Sequence[str]) -> list[str]:
+    """A branch of ``lines``, without blank ones at the ends."""
+    text = "\n".join(f"    {line}" if line else "" for line in lines).strip("\n")
+    return text.split("\n")

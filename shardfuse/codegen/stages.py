@@ -11,30 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.expr import BoundTensor
+from .grid_barrier import IS_LAST, MEET_ALL
 from .group_exchange import MAILBOX
 from .hints import EVICT_FIRST, EVICT_LAST, L2_ONLY
 from .source import KernelSource, Parts, Writer, body_text, signature
-
-MEET_ALL = '''@triton.jit
-def meet_all(ptr):
-    """Come, and wait until every program of this launch has: the count only grows, by as many in each launch."""
-    tl.debug_barrier()
-    programs = tl.num_programs(0)
-    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
-    last = (come + programs - 1) // programs * programs
-    while come < last:
-        come = tl.atomic_add(ptr, 0, sem="acquire")
-    tl.debug_barrier()
-'''
-
-IS_LAST = '''@triton.jit
-def is_last(ptr, programs):
-    """Come: the last of so many?  The count only grows, by as many in each launch."""
-    tl.debug_barrier()
-    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
-    tl.debug_barrier()
-    return come % programs == 0
-'''
 
 
 def one_launch(
@@ -46,7 +26,7 @@ def one_launch(
     """
     first, *later = parts
     assert not any(p.scalars for p in later), f"{name} has scalars behind its first stage"
-    helpers = {"is_last": IS_LAST} if shares else {"meet_all": MEET_ALL} if not interpret else {}
+    helpers = dict(IS_LAST if shares else {} if interpret else MEET_ALL)
     integers = dict(first.integers)
     out = Writer()
     for p in later:

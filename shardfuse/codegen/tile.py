@@ -19,6 +19,8 @@ from .window_loads import window_of
 
 Strides = Mapping[Digit, int]
 
+X_SIZE = "i0"
+"""Argument: kept elements of this rank, or the rows that one group of programs walks."""
 R_SIZE = "i1"
 """Argument: reduced elements of this rank."""
 R_SHARE = "i2"

@@ -14,14 +14,13 @@ from ..ir.op import Reduce
 from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.row_chunks import chunk_widths, least_chunk
 from .accumulators import accumulator
+from .bodies import load_and_compute
 from .emitter import Emitter
 from .indexing import dynamic_terms, groups
 from .moments import pairs, write_pair
+from .running_statistics import accumulate
 from .source import Writer
-from .tile import Chunk, Strides
-
-ROWS = "i0"
-"""Argument: rows that one group of programs walks."""
+from .tile import X_SIZE, Chunk, Strides
 
 
 class Walk(Emitter):
@@ -125,12 +124,7 @@ def _write_row(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored
         reductions = [x for x in e.reductions(phase) if x not in moments.values()]
         due = [x for x in columns if e.space.phase[x.tensors[0]] == phase]
         wanted = [x.tensors[0] for x in (*reductions, *due)] + (list(stored) if phase == last else [])
-        for chunk in chunks:
-            e.load_needed(wanted, chunk)
-        e.out.paragraph()
-        for chunk in chunks:
-            for tensor in wanted:
-                e.value(tensor, chunk)
+        load_and_compute(e, wanted, chunks)
         for expr in due:
             for chunk in chunks:
                 add_up(e, expr, chunk, sums_of(expr, chunk), "x_mask" if e.tile.x_masked else "")
@@ -158,10 +152,7 @@ def add_up(e: Walk, expr: Expr, chunk: Chunk, name: str, mask: str) -> None:
     if mask:
         text = f"tl.where({mask}, {text}, {acc.neutral})"
     e.require(acc)
-    if acc.helper:
-        e.out.line(f"{name} = {acc.combined(name, text)}")
-    else:
-        e.out.line(f"{name} += {text}")
+    accumulate(e, acc, name, text)
 
 
 def _reduce(e: Walk, expr: Expr, chunks: Sequence[Chunk]) -> None:
@@ -190,7 +181,9 @@ def _loop_lines(e: Walk) -> list[str]:
     split = "program" if e.y_total == 1 else f"program % {schedule.parts}"
     first = split if block == 1 else f"{split} * {block}"
     name = "x" if block == 1 and e.y_total == 1 else "start"
-    return [f"for {name} in tl.range({first}, {ROWS}, {schedule.parts * block}, num_stages={schedule.launch.stages}):"]
+    return [
+        f"for {name} in tl.range({first}, {X_SIZE}, {schedule.parts * block}, num_stages={schedule.launch.stages}):"
+    ]
 
 
 def _row_lines(e: Walk) -> list[str]:
@@ -198,9 +191,9 @@ def _row_lines(e: Walk) -> list[str]:
     lines: list[str] = []
     rows = "start" if e.tile.x_block == 1 else "start + rows"
     if e.tile.x_masked:
-        lines.append(f"x_mask = {rows} < {ROWS}")
+        lines.append(f"x_mask = {rows} < {X_SIZE}")
     if e.y_total > 1:
-        lines.append(f"x = y * {ROWS} + {rows}")
+        lines.append(f"x = y * {X_SIZE} + {rows}")
     elif e.tile.x_block > 1:
         lines.append(f"x = {rows}")
     return [f"        {line}" for line in lines]
@@ -225,7 +218,7 @@ def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[str]]:
     lines: list[str] = []
     divisor = gcd(rows, 16)
     if tile.x_masked and divisor > 1 and not e.space.is_invariant:
-        lines.append(f"{ROWS} = {ROWS} // {divisor} * {divisor}")
+        lines.append(f"{X_SIZE} = {X_SIZE} // {divisor} * {divisor}")
     chunks = e.chunks()
     blocks = {c.lane: c.block or 1 for c in chunks}
     lines += [f"{lane} = {tile.lanes(block, reduced=True)}" for lane, block in blocks.items()]
@@ -236,4 +229,4 @@ def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[str]]:
         lines.append(f"rows = {tile.lanes(tile.x_block, reduced=False)}")
     lines += [f"{c.mask} = {c.lane} < {c.valid}" for c in chunks if c.is_masked]
     kind = "tl.int64" if rows >= INT32_LIMIT else "tl.int32"
-    return {ROWS: (rows, kind)}, ["    " + line for line in lines]
+    return {X_SIZE: (rows, kind)}, ["    " + line for line in lines]

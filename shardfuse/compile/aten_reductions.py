@@ -11,6 +11,7 @@ from torch.fx import Node
 from ..ir.dtype import DataType
 from ..ir.tensor_view import TensorView
 from .compile_errors import UntranslatableError
+from .one_of_each_row import one_of_each_row
 from .translation import Rule, Translation, Value, argument, check_arguments, data_type, literal_number, tensor_of
 
 aten: Any = torch.ops.aten
@@ -60,7 +61,8 @@ def _accumulated(name: str) -> Rule:
         if name != "mean" and node.kwargs.get("dtype") is not None:
             x = t.ops.cast(x, data_type(node.kwargs["dtype"]))
         dtype = data_type(tensor_of(node).dtype)
-        return getattr(t.ops, name)(x, axes, keepdim, dtype=dtype)
+        found = one_of_each_row(t, node) if name == "sum" else None
+        return getattr(t.ops, name)(x, axes, keepdim, dtype=dtype) if found is None else t.ops.cast(found, dtype)
 
     return rule
 

@@ -53,6 +53,8 @@ def shape_table() -> dict[object, Rule]:
     return {
         aten.cat.default: _cat,
         aten.constant_pad_nd.default: _pad,
+        aten.select_scatter.default: _select_scatter,
+        aten.slice_scatter.default: _slice_scatter,
         aten.flip.default: _flip,
         aten.gather.default: _pick,
         **factory_table(),
@@ -180,6 +182,50 @@ def _pad(t: Translation, node: Node) -> TensorView:
     if any(not isinstance(n, int) or n < 0 for n in widths):
         raise UntranslatableError("a pad", widths, "widths of 0 or more")
     return t.ops.pad(x, widths, int(value.real) if x.dtype.is_integral else float(value.real))
+
+
+def _select_scatter(t: Translation, node: Node) -> TensorView:
+    """What a selected element's gradient is of: numbers, and the element in its place.
+
+    The selected axis and the next one are padded as one, of which the element is a part: it is then read where it
+    belongs, and nowhere else.
+    """
+    x, (_, _, dim, index) = t.tensor(node.args[1]), node.args
+    shape = [_literal(n) for n in tensor_of(node).shape]
+    if not isinstance(dim, int) or not isinstance(index, int) or dim % len(shape) == len(shape) - 1:
+        raise UntranslatableError("select_scatter", (dim, index), "numbers, and another axis behind")
+    at = dim % len(shape)
+    length = shape[at + 1]
+    merged = [*shape[:at], shape[at] * length, *shape[at + 2 :]]
+    return t.ops.reshape(_among(t, node, x, merged, at, index % shape[at] * length), shape)
+
+
+def _slice_scatter(t: Translation, node: Node) -> TensorView:
+    """What a slice's gradient is of."""
+    x, shape = t.tensor(node.args[1]), [_literal(n) for n in tensor_of(node).shape]
+    dim, start, step = argument(node, 2, "dim", 0), argument(node, 3, "start"), argument(node, 5, "step", 1)
+    if not isinstance(dim, int) or not _is_number(start) or step != 1:
+        raise UntranslatableError("slice_scatter", (dim, start, step), "numbers, and a step of 1")
+    at = dim % len(shape)
+    return _among(t, node, x, shape, at, slice(cast("int | None", start), None).indices(shape[at])[0])
+
+
+def _among(t: Translation, node: Node, x: TensorView, shape: Sequence[int], at: int, start: int) -> TensorView:
+    """``x`` from index ``start`` of axis ``at`` of ``shape`` on, among the one number of which the first argument is
+    full."""
+    base = cast(Node, node.args[0])
+    if base.target is not aten.full.default:
+        raise UntranslatableError(f"{node.target}", f"into {base.name}", "into a tensor full of one number")
+    value = literal_number(base.args[1])
+    after = shape[at] - start - _literal(x.shape[at])
+    widths = [n for d in reversed(range(len(shape))) for n in ((start, after) if d == at else (0, 0))]
+    return t.ops.pad(x, widths, int(value.real) if x.dtype.is_integral else float(value.real))
+
+
+def _literal(size: object) -> int:
+    if not isinstance(size, int) or size < 0:
+        raise UntranslatableError("an axis", "of symbolic size", "of a static one")
+    return size
 
 
 def _flip(t: Translation, node: Node) -> TensorView:

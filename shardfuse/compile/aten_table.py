@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from ..base_error import ShardfuseError
+from .aten_collectives import collective_table
 from .aten_pointwise import pointwise_table
 from .aten_reductions import reduction_table
 from .aten_shapes import factory_table, shape_table, view_table
@@ -24,13 +25,14 @@ from .translation import Rule, Translation, checked, known, tensor_of
 class AtenOps:
     """``rules``: of every op.  ``reductions``: those that a region is made around.  ``views``: what moves no element.
 
-    ``factories``: what is made of numbers alone.
+    ``factories``: what is made of numbers alone.  ``pointwise``: what is computed for each element.
     """
 
     rules: Mapping[object, Rule]
     reductions: frozenset[object]
     views: frozenset[object]
     factories: frozenset[object]
+    pointwise: frozenset[object]
 
 
 @functools.cache
@@ -38,8 +40,9 @@ def aten_ops() -> AtenOps:
     """Asked for where a graph is compiled: by then Inductor has made its own prims."""
     pointwise, reductions = pointwise_table(), reduction_table()
     views, shapes, factories = view_table(), shape_table(), factory_table()
-    rules = {**pointwise, **reductions, **views, **shapes}
-    return AtenOps(rules, frozenset(reductions), frozenset(views), frozenset(factories))
+    rules = {**pointwise, **reductions, **views, **shapes, **collective_table()}
+    kinds = map(frozenset, (reductions, views, factories, pointwise))
+    return AtenOps(rules, *kinds)
 
 
 def translate(t: Translation, node: Node) -> None:

@@ -9,9 +9,11 @@ from typing import Any, cast, get_args
 import torch
 from torch.fx import GraphModule
 
+from ..errors import PromiseError
+from ..frontend.promise_arguments import promised
 from .compile_errors import CompileOptionError, UnknownOptionError
 
-OPTIONS = ("shardfuse.take",)
+OPTIONS = ("shardfuse.take", "shardfuse.invariant", "shardfuse.accumulate")
 
 
 def backend(
@@ -24,12 +26,25 @@ def backend(
     """Compile ``graph`` by Inductor, with shardfuse's kernels where they are expected to gain.
 
     ``mode`` and ``options`` are torch.compile's for Inductor; ``options={"shardfuse.take": ...}`` says which regions
-    are handed over: "auto", "all" or "none".  Raises ``CompileOptionError`` and
-    ``UnknownOptionError``.
+    are handed over: "auto", "all" or "none".  ``shardfuse.invariant`` and ``shardfuse.accumulate`` are refused, where
+    they promise something: Inductor's kernels promise nothing.  Raises ``CompileOptionError``, ``UnknownOptionError``,
+    ``DefinitionError`` and ``PromiseError``.
     """
     from torch._inductor.compile_fx import compile_fx
 
     return cast("Callable[..., Any]", compile_fx(graph, list(example_inputs), config_patches=patches(mode, options)))
+
+
+def _check_promises(invariant: Any, accumulate: Any) -> None:
+    """A promise holds for every kernel of a graph, and most of them are Inductor's."""
+    said = promised('backend="shardfuse"', invariant, accumulate)
+    if said.arguments:
+        found = "a compiled graph has kernels of Inductor's, and its products, which follow the sizes of a call"
+        remedy = (
+            "promise it of the modules, which are ops of the graph then: shardfuse.nn.convert(model), and "
+            f"shardfuse.nn.promise(model, {said})"
+        )
+        raise PromiseError(str(said), found, remedy)
 
 
 def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str, Any]:
@@ -40,6 +55,7 @@ def patches(mode: str | None, options: Mapping[str, object] | None) -> dict[str,
 
     given = {**(list_mode_options(mode) if mode and mode != "default" else {}), **(options or {})}
     take = given.pop("shardfuse.take", "auto")
+    _check_promises(given.pop("shardfuse.invariant", None), given.pop("shardfuse.accumulate", None))
     if take not in get_args(Take):
         raise CompileOptionError("shardfuse.take", take, get_args(Take))
     unknown = next((k for k in given if k.startswith("shardfuse.")), None)

@@ -32,6 +32,16 @@ class UnknownOptionError(ShardfuseError):
         super().__init__(f"torch.compile has no option {option!r}, expected one of {', '.join(known)}: correct it")
 
 
+class GroupSizeError(ShardfuseError):
+    """A compiled graph was made for another number of ranks than its process group has."""
+
+    def __init__(self, collective: str, expected: int, found: int) -> None:
+        super().__init__(
+            f"a compiled region has {collective} over {expected} ranks, and its process group has {found}: compile the "
+            "model where the group has as many, and clear torch.compile's caches (TORCHINDUCTOR_CACHE_DIR)"
+        )
+
+
 class ProgramTextError(ShardfuseError):
     """The text of a region in generated code is not one that a definition prints."""
 

@@ -17,8 +17,9 @@ import torch
 from torch.fx import Node
 
 from ..frontend.explain import Explanation
-from .aten_table import aten_ops, is_view
-from .regions import Region, is_fusable, nbytes
+from .aten_table import aten_ops
+from .region_border import border_bytes
+from .regions import Region, nbytes
 from .translation import argument, hinted, tensor_of
 
 BYTES_PER_US = 4.3e6
@@ -43,6 +44,9 @@ GROUP_SHARE, GROUP_BESIDE_SHARE = 0.55, 0.25
 """Of rows of several axes, as a group's channels and pixels are; with values for each channel and sample beside."""
 SCATTERED_SHARES = {"persistent": 0.2, "looped": 0.5}
 """Of such rows in channels-last."""
+TURNED_SHARE = 0.25
+"""Of kernels whose tensors have elements side by side along different axes, as a dropout's mask that is contiguous has
+beside a convolution's gradients in channels-last: 0.15 to 0.27, where Inductor's took as long or half of that."""
 OPS_PER_US = 2.4e7
 """Of shardfuse's kernels: gradients of GELU and a bias, 34 million elements, took 56 us, where bytes would take 55."""
 PERSISTENT_ROW = 1024
@@ -113,7 +117,9 @@ def cost_of(region: Region, plan: Explanation, *, has_cuda_graphs: bool, is_mix_
     inductor, kernels = inductor_us(region, is_mix_order=is_mix_order)
     launches = max(plan.kernels, 1) + 1 - kernels
     host = 0.0 if has_cuda_graphs else HOST_US * max(launches, 0)
-    return Cost(_ours(plan, region), inductor, border_us(region), host)
+    moved = border_bytes(region)
+    border = KERNEL_US + moved / BYTES_PER_US if moved else 0.0
+    return Cost(_ours(plan, region), inductor, border, host)
 
 
 def why_never(plan: Explanation) -> str | None:
@@ -139,6 +145,24 @@ def _ours(plan: Explanation, region: Region) -> float:
 
 
 def _share(scheduler: str, region: Region) -> float:
+    share = _share_by_rows(scheduler, region)
+    return min(share, TURNED_SHARE) if _is_turned(region) else share
+
+
+def _is_turned(region: Region) -> bool:
+    """Are tensors of one shape, the largest, contiguous along different axes?"""
+    found = [tensor_of(n) for n in (*region.inputs, *region.outputs)]
+    sizes = [tuple(map(hinted, t.shape)) for t in found]
+    largest = max(map(math.prod, sizes), default=0)
+    inmost: dict[tuple[int, ...], set[int]] = {}
+    for t, size in zip(found, sizes, strict=True):
+        fastest = [d for d, n in enumerate(size) if n > 1 and hinted(t.stride(d)) == 1]
+        if 2 * math.prod(size) >= largest and fastest:
+            inmost.setdefault(size, set()).add(fastest[-1])
+    return any(len(axes) > 1 for axes in inmost.values())
+
+
+def _share_by_rows(scheduler: str, region: Region) -> float:
     if any(_kernel_of(n).is_scattered for n in region.reductions):
         return SCATTERED_SHARES.get(scheduler, SHARE_OF_COPY[scheduler])
     grouped = [k for n in region.reductions if _is_grouped(n) and (k := _kernel_of(n)).reduced > PERSISTENT_ROW]
@@ -148,44 +172,6 @@ def _share(scheduler: str, region: Region) -> float:
     sizes = [math.prod(map(hinted, tensor_of(n).shape)) for n in region.inputs]
     beside = [n for n in sizes if kept < n < max(sizes) and n % kept == 0 and kept > 1]
     return GROUP_BESIDE_SHARE if any(4 * n < max(sizes) for n in beside) else GROUP_SHARE
-
-
-def border_us(region: Region) -> float:
-    """Of what would stay in registers if Inductor had all: written by one side, read by the other.
-
-    What is read behind a matrix product that rests on it, as a residual is, Inductor stores as well.
-    """
-    moved = sum(nbytes(n) for n in region.inputs if is_fusable(n))
-    far = _behind_others(region)
-    for n in region.outputs:
-        readers = [u for u in n.users if u not in region.nodes]
-        near = [u for u in readers if is_fusable(u) and u not in far]
-        if near:
-            moved += (2 if len(near) == len(readers) else 1) * nbytes(n)
-    kernels = KERNEL_US if moved else 0.0
-    return kernels + moved / BYTES_PER_US
-
-
-def _behind_others(region: Region) -> dict[Node, None]:
-    """Readers of what the region gives that also wait for something that is no pointwise op and rests on the region."""
-    readers = {u: None for n in region.outputs for u in n.users if u not in region.nodes}
-    held: dict[Node, bool] = {}  # of what rests on the region: does a path to it lead through another kernel?
-    inside = dict.fromkeys((*region.nodes, *region.outside))
-    found: dict[Node, None] = {}
-    n = region.nodes[0]
-    last = max(readers, default=n)
-    while n < last:
-        n = n.next
-        if n in inside:
-            continue
-        behind = [a for a in n.all_input_nodes if a in held]
-        if not behind and not any(a in inside for a in n.all_input_nodes):
-            continue
-        is_far = any(held[a] for a in behind)
-        if is_far and n in readers:
-            found[n] = None
-        held[n] = is_far or not (is_fusable(n) or is_view(n) or n.target is operator.getitem)
-    return found
 
 
 # --- Inductor ----------------------------------------------------------------------------------------------

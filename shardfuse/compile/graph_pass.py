@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -19,13 +21,20 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
 
 from ..base_error import ShardfuseError
-from ..config import VERSION
+from ..config import VERSION, read_settings
+from ..frontend.definition import FusionDefinition
 from ..frontend.explain import Explanation, explain_plan
+from ..in_kernel import EXCHANGE
+from .aten_collectives import collective_text
 from .compile_errors import CompileOptionError
 from .cost import Cost, cost_of, why_never
 from .ledger import RegionReport, note
+from .padded import share_pads
 from .published import publish
-from .region_op import Program, program_of
+from .rank_region_op import rank_program_of
+from .rank_regions import NOMINAL, starts_in, why_never_inside, why_not_alike
+from .region_lowering import register
+from .region_op import program_of
 from .region_times import module_of
 from .regions import Region, lines_of, nearest_behind, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_size
@@ -60,7 +69,8 @@ class PostGradPass(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         for other in self.before:
             other(graph)
-        if self.take != "none":
+        # what Inductor writes in C++ (cpp_wrapper, ahead-of-time packages) cannot hand an op a list of tensors
+        if self.take != "none" and not inductor_config.cpp_wrapper:
             hand_over(graph, self.take)
 
     def uuid(self) -> object:
@@ -71,7 +81,7 @@ class PostGradPass(CustomGraphPass):
             if not found:
                 return None
             others.append(found)
-        return ("shardfuse", source_hash(), self.take, *others)
+        return ("shardfuse", source_hash(), self.take, read_settings().exchange, *others)
 
 
 _graphs = count()
@@ -90,29 +100,66 @@ class _Weighed:
     why: str
 
 
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Planning makes many small objects beside all of Inductor's, through which Python's collector would walk again
+    and again: that was half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
-    regions, _ = regions_of(graph)
-    weighed = [_weigh(region, take) for region in regions]
+    share_pads(graph)
+    starts = starts_in(graph)
+    stays = why_never_inside(graph, starts, is_auto=take == "auto")
+    with _no_collection():
+        weighed = _weighed(graph, take, stays)
+    regions = [w.region for w in weighed]
     kind = "backward" if any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder")) else "forward"
     behind = nearest_behind(graph, regions)
     of = next(_graphs)
-    found = [replace(_reported(kind, w), of=of, number=k, behind=behind[k]) for k, w in enumerate(weighed)]
+    found = [
+        replace(
+            _reported(kind, w), of=of, number=k, behind=behind[k], collectives=_collectives(w.region, starts, stays)
+        )
+        for k, w in enumerate(weighed)
+    ]
     note(found)
     publish(found)
     taken = [(w.region, w.program) for w in weighed if w.taken and w.program is not None]
     if taken:
+        register()
         put_in(graph, taken)
+
+
+def _weighed(graph: Graph, take: Take, stays: dict[Node, str]) -> list[_Weighed]:
+    """All regions.  Collectives of one that is not taken are added to ``stays``, with why: regions are cut there."""
+    while True:
+        regions, _ = regions_of(graph, stays)
+        weighed = [_weigh(region, take) for region in regions]
+        left = [w for w in weighed if w.region.collectives and not w.taken]
+        if not left:
+            return weighed
+        for w in left:
+            stays.update(dict.fromkeys(w.region.collectives, w.why))
 
 
 def _weigh(region: Region, take: Take) -> _Weighed:
     """What does not translate, or has no plan, stays Inductor's: the definition's own errors say why."""
+    if region.collectives:
+        return _weigh_with_ranks(region, take)
     why = why_no_size(region)
     if why is not None:
         return _Weighed(region, None, None, None, False, why)
     try:
         program = program_of_region(region)
-        plan = _plan(program_of(program.text), region)
+        plan = _plan(program_of(program.text).fd, region)
     except ShardfuseError as error:
         return _Weighed(region, None, None, None, False, str(error).splitlines()[0])
     is_gpu = any(tensor_of(n).device.type == "cuda" for n in region.inputs)
@@ -127,15 +174,56 @@ def _weigh(region: Region, take: Take) -> _Weighed:
     return _Weighed(region, program, plan, cost, cost.gains, str(cost))
 
 
-def _plan(program: Program, region: Region) -> Explanation:
-    """At the sizes of the call for which the graph was made."""
-    fec = program.fd.fec
-    shapes = [tuple(hinted(s) for s in tensor_of(n).shape) for n in region.inputs]
-    numbers = [hinted(n.meta["val"]) for n in region.numbers]
-    scalars = [i.val for i in program.fd.fusion.inputs[len(shapes) :]]
-    shape_scalars = program.fd.fusion.shape_scalars()
+def _weigh_with_ranks(region: Region, take: Take) -> _Weighed:
+    """By what all ranks have alike; where it is taken for what it gains, its kernel exchanges what is reduced."""
+    why = why_no_size(region) or why_not_alike(region)
+    if why is not None:
+        return _Weighed(region, None, None, None, False, why)
+    try:
+        program = program_of_region(region)
+        assert program.group is not None, "it has collectives"
+        made = rank_program_of(program.text, program.group)
+        leading = [(made.mesh.size,) if is_part else () for is_part in made.made.input_parts]
+        plan = _plan(made.made.fd, region, leading)
+        exchanges = EXCHANGE in [s.scheduler for s in _plan(made.made.fd, region, leading, symbol=NOMINAL).segments]
+    except ShardfuseError as error:
+        return _Weighed(region, None, None, None, False, str(error).splitlines()[0])
+    if take == "all":
+        return _Weighed(region, program, plan, None, True, "all regions are taken, with their collectives")
+    why = "its kernel exchanges what the ranks add up" if exchanges else "no kernel of it exchanges what ranks add up"
+    return _Weighed(region, program, plan, None, exchanges, why)
+
+
+def _plan(
+    fd: FusionDefinition, region: Region, leading: Sequence[tuple[int, ...]] = (), *, symbol: int | None = None
+) -> Explanation:
+    """At the sizes of the call for which the graph was made, or with ``symbol`` for each that is no number.
+
+    ``leading``: axes of the inputs that the graph does not have.
+    """
+
+    def size(n: int | torch.SymInt) -> int:
+        return hinted(n) if symbol is None or isinstance(n, int) else symbol
+
+    own = [tuple(map(size, tensor_of(n).shape)) for n in region.inputs]
+    shapes = [(*first, *shape) for first, shape in zip(leading or [()] * len(own), own, strict=True)]
+    numbers = [size(n.meta["val"]) for n in region.numbers]
+    scalars = [i.val for i in fd.fusion.inputs[len(shapes) :]]
+    shape_scalars = fd.fusion.shape_scalars()
     known = {s: n for s, n in zip(scalars, numbers, strict=True) if s in shape_scalars}
-    return explain_plan(fec.plan(dict(zip(fec.tensors(), shapes, strict=True)), known))
+    return explain_plan(fd.fec.plan(dict(zip(fd.fec.tensors(), shapes, strict=True)), known))
+
+
+def _collectives(region: Region, starts: Sequence[Node], stays: Mapping[Node, str]) -> tuple[str, ...]:
+    """Those of a region, and those beside it with why they are."""
+    own = [f"{collective_text(n)}: inside" for n in region.collectives]
+    nodes = dict.fromkeys((*region.nodes, *region.replaced))
+    beside = [
+        f"{collective_text(n)}: by itself, {stays.get(n, 'what reads it is in no region')}"
+        for n in starts
+        if n not in nodes and (n.args[0] in nodes or any(u in nodes for wait in n.users for u in wait.users))
+    ]
+    return (*own, *beside)
 
 
 def _reported(kind: str, w: _Weighed) -> RegionReport:
@@ -155,7 +243,7 @@ def _reported(kind: str, w: _Weighed) -> RegionReport:
         lines_of(region.nodes),
         "" if w.program is None else w.program.text,
         plan=plan,
-        module=None if w.program is None else module_of(region),
+        module=None if w.program is None or region.collectives else module_of(region),
     )
 
 

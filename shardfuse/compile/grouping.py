@@ -8,7 +8,7 @@ sort algorithm for directed acyclic graphs", 2006: only what stands between the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 
@@ -95,15 +95,17 @@ def grouped(
     seeds: Sequence[int],
     epochs: Sequence[int],
     siblings: Sequence[tuple[int, int]] = (),
+    apart: Collection[tuple[int, int]] = (),
 ) -> list[list[int]]:
     """The groups that hold a seed, each in the order of its nodes.
 
     ``followers``: of each node those that depend on it; nodes are numbered in a topological order.  ``joinable``: may
     a node be in a group?  ``epochs``: no group holds nodes of two of them.  ``siblings``: pairs to join as well where
-    they may be, once all edges have been tried.
+    they may be, once all edges have been tried.  ``apart``: edges along which nothing is joined.
     """
     groups = Groups(followers, epochs, seeds=[s for s in seeds if joinable[s]])
     down = [(n, m) for n, after in enumerate(followers) for m in after if joinable[n] and joinable[m]]
+    down = [e for e in down if e not in apart]
     down.sort(key=lambda e: (e[1], e[0]))
     up = sorted(down, reverse=True)
     grown = True

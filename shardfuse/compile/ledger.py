@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ class RegionReport:
     Inductor's kernels.  ``why``: one sentence.  ``lines``: of the caller's program.  ``program``: the definition.
     ``measured_us``, ``measured_inductor_us``: of both alone, where the report was asked to measure.  ``of``: the graph,
     counted in this process; ``number``: of the region in it; ``behind``: those on whose results it rests, the nearest.
+    ``collectives``: of the graph, inside of the region or next to it, and then why.
     """
 
     graph: str
@@ -49,6 +51,7 @@ class RegionReport:
     of: int = 0
     number: int = 0
     behind: tuple[int, ...] = ()
+    collectives: tuple[str, ...] = ()
     plan: Explanation | None = field(default=None, repr=False, compare=False)
     module: GraphModule | None = field(default=None, repr=False, compare=False)
 
@@ -61,7 +64,7 @@ class RegionReport:
             text.append(f"    {cost}; Inductor {self.inductor_us:.1f} us")
         if self.measured_us is not None and self.measured_inductor_us is not None:
             text.append(f"    measured alone {self.measured_us:.1f} us; Inductor {self.measured_inductor_us:.1f} us")
-        return "\n".join([*text, *(f"    {line}" for line in self.lines)])
+        return "\n".join([*text, *(f"    {line}" for line in (*self.collectives, *self.lines))])
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,18 @@ def note_cached(program: str, ops: Iterable[str], inputs: int, outputs: int) -> 
             number=number,
         )
         _regions.append(found)
+
+
+_OPS = re.compile(r"fd\.ops\.(\w+)\(")
+_noted: set[str] = set()
+"""Texts of programs that were run, each of which is looked up once."""
+
+
+def note_cached_text(program: str) -> None:
+    """As ``note_cached``, of a program's text, which says its ops; looked up when it runs for the first time."""
+    if program not in _noted:
+        note_cached(program, _OPS.findall(program), program.count("fd.define_"), program.count("fd.add_output("))
+        _noted.add(program)
 
 
 def report(*, clear: bool = False) -> Report:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..frontend.definition import FusionDefinition
 from ..ir.dtype import DataType
 from ..ir.tensor_view import TensorView
+from .aten_collectives import RECORDED, record_collective
 from .compile_errors import ProgramTextError
 
 _OF_DEFINITION = ("define_tensor", "define_scalar", "add_output")
@@ -82,6 +84,8 @@ class _Reader:
     def function(self, node: ast.expr) -> Callable[..., Any]:
         match node:
             case ast.Attribute(value=ast.Attribute(value=ast.Name(id="fd"), attr="ops"), attr=name):
+                if name in RECORDED:
+                    return partial(record_collective, self.fd, name)
                 if not name.startswith("_"):
                     return getattr(self.fd.ops, name)
             case ast.Attribute(value=ast.Name(id="fd"), attr=name) if name in _OF_DEFINITION:

@@ -18,7 +18,7 @@ import torch
 
 from ..frontend.definition import FusionDefinition
 from ..ir.tensor_view import TensorView
-from .ledger import note_cached
+from .ledger import note_cached_text
 from .program_text import rebuilt
 
 
@@ -30,7 +30,6 @@ class Program:
         self.fd: FusionDefinition = rebuilt(text)
         self.ranks = [tv.ndim for tv in self.fd.fusion.outputs]
         self.size_count = sum(self.ranks)
-        self.is_noted = False
 
     @cached_property
     def orders(self) -> list[list[int]]:
@@ -69,19 +68,10 @@ def program_of(text: str) -> Program:
     return found
 
 
-def program_to_run(text: str) -> Program:
-    """The program of a text that compiled code holds.  In the report, too, where that code came from a cache."""
-    found = program_of(text)
-    if not found.is_noted:
-        fusion = found.fd.fusion
-        note_cached(text, [record.op.name for record in fusion.records], len(fusion.inputs), len(fusion.outputs))
-        found.is_noted = True
-    return found
-
-
 def run_region(program: str, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
     """Run the fusion: new tensors, none of which shares storage with an input."""
-    found = program_to_run(program)
+    note_cached_text(program)
+    found = program_of(program)
     return found.fd.execute([*inputs, *sizes[found.size_count :]])
 
 
@@ -93,12 +83,12 @@ def fake_region(program: str, inputs: list[torch.Tensor], sizes: list[int | torc
     return found.empty_outputs(sizes[: found.size_count], device)
 
 
-_library = torch.library.Library("shardfuse", "FRAGMENT")
-_library.define(
+region_library = torch.library.Library("shardfuse", "FRAGMENT")
+region_library.define(
     "region_v1(str program, Tensor[] inputs, SymInt[] sizes) -> Tensor[]",
     tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
 )
-_library.impl("region_v1", run_region, "CompositeExplicitAutograd")
-torch.library.register_fake("shardfuse::region_v1", fake_region, lib=_library)
+region_library.impl("region_v1", run_region, "CompositeExplicitAutograd")
+torch.library.register_fake("shardfuse::region_v1", fake_region, lib=region_library)
 
 REGION = torch.ops.shardfuse.region_v1.default

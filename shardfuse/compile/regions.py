@@ -8,13 +8,15 @@ bytes:
   made of, so that no output shares storage with another tensor, and the narrow tensor is what is stored;
 - likewise a view, a widening cast, or a tensor made of numbers that the region reads is made once more inside;
 - what a pointwise kernel of Inductor computes at the rim from more bytes than it gives, a dropout's mask from random
-  numbers say, stays there.
+  numbers say, stays there;
+- a slice that is all that the region reads of a tensor, as of logits that were padded for a matrix product, is an input
+  with strides of its own: its rows then begin where the padded tensor's do, and wide loads need no mask.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -23,6 +25,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from .aten_collectives import NAMESPACE, is_gather, is_start, is_wait
 from .aten_table import aten_ops, is_view, is_widening, why_not
 from .grouping import grouped
 from .translation import hinted
@@ -50,9 +53,17 @@ class Region:
     def reductions(self) -> list[Node]:
         return [n for n in self.nodes if n.target in aten_ops().reductions]
 
+    @property
+    def collectives(self) -> list[Node]:
+        """What starts each; its wait is in the region too."""
+        return [n for n in self.nodes if is_start(n)]
 
-def regions_of(graph: Graph) -> tuple[list[Region], dict[str, str]]:
-    """The regions of a graph, and why each other op that was asked is in none."""
+
+def regions_of(graph: Graph, stays: Collection[Node] | None = None) -> tuple[list[Region], dict[str, str]]:
+    """The regions of a graph, and why each other op that was asked is in none.
+
+    ``stays``: collectives that no region may hold; all of them where it is left out.
+    """
     nodes = list(graph.nodes)
     number = {n: k for k, n in enumerate(nodes)}
     refusals: dict[str, str] = {}
@@ -69,12 +80,20 @@ def regions_of(graph: Graph) -> tuple[list[Region], dict[str, str]]:
     for n in nodes:  # made anew wherever it is read
         if n.target in aten_ops().factories:
             joinable[number[n]] = False
+        start = n.args[0] if is_wait(n) else n
+        if is_wait(n) or is_start(n):
+            joinable[number[n]] &= (
+                isinstance(start, Node) and is_start(start) and stays is not None and start not in stays
+            )
     followers = [[number[u] for u in n.users] for n in nodes]
+    apart = {(number[a], number[n]) for n in nodes if is_start(n) and not is_gather(n) for a in n.all_input_nodes}
     for before, after in pairwise(ordered_nodes(nodes)):
+        if after not in before.users:
+            apart.add((number[before], number[after]))
         followers[number[before]].append(number[after])
     seeds = [number[n] for n in nodes if n.target in aten_ops().reductions]
     epoch = epochs(nodes)
-    found = grouped(followers, joinable, seeds, epoch, _siblings(nodes, number))
+    found = grouped(followers, joinable, seeds, epoch, _siblings(nodes, number), apart)
     now = {n: epoch[k] for n, k in number.items()}
     made = [_region([nodes[k] for k in group], now) for group in found]
     return [r for r in made if r is not None], refusals
@@ -143,14 +162,15 @@ def _is_ordered(op: object) -> bool:
     if not isinstance(op, torch._ops.OpOverload):
         return False
     is_random = torch.Tag.nondeterministic_seeded in op.tags
-    return is_random or (op.namespace == "_c10d_functional" and "wait_tensor" not in op.name())
+    is_collective = op.namespace == NAMESPACE and "wait_tensor" not in op.name()
+    return is_random or is_collective or op.name() == "shardfuse::rank_region_v1"
 
 
 def _siblings(nodes: Sequence[Node], number: dict[Node, int]) -> list[tuple[int, int]]:
     """Pairs that read the same tensor, of which a reduction's group would read it once."""
     pairs: list[tuple[int, int]] = []
     for n in nodes:
-        readers = [u for u in n.users if isinstance(u.meta.get("val"), torch.Tensor | tuple | list)]
+        readers = [u for u in n.users if isinstance(u.meta.get("val"), torch.Tensor | tuple | list) and not is_start(u)]
         pairs += [(number[a], number[b]) for a, b in pairwise(readers)]
     return pairs
 
@@ -163,7 +183,7 @@ def _region(group: Sequence[Node], epoch: Mapping[Node, int]) -> Region | None:
 
     ``epoch``: of every node.  What is made once more is of the region's: its inputs have not changed in between.
     """
-    kept = _without_narrowing_rim(group)
+    kept = _without_slices_at_rim(_without_narrowing_rim(group))
     outputs, outside = _outputs(kept)
     nodes = _needed(kept, outputs)
     if not any(n.target in aten_ops().reductions for n in nodes) or not all(map(_is_tensor, outputs)):
@@ -177,7 +197,8 @@ def _region(group: Sequence[Node], epoch: Mapping[Node, int]) -> Region | None:
         n = waiting.pop(0)
         if n in inputs or n in again:
             continue
-        if _is_cheap(n) and epoch[n] == now and why_not(n) is None:
+        is_slice = _is_slice_read_alone(n, (*inside, *read, *again))
+        if not is_slice and _is_cheap(n) and epoch[n] == now and why_not(n) is None:
             again.append(n)
             waiting += n.all_input_nodes
         else:
@@ -224,7 +245,8 @@ def _without_narrowing_rim(group: Sequence[Node]) -> list[Node]:
     kept = dict.fromkeys(group)
     for n in group:
         sources = n.all_input_nodes
-        if n.target in aten_ops().reductions or n.target is operator.getitem or any(a in kept for a in sources):
+        is_kept = n.target in aten_ops().reductions or n.target is operator.getitem or is_start(n)
+        if is_kept or any(a in kept for a in sources):
             continue
         fusable = [a for a in sources if is_fusable(a) and all(u is n or u not in kept for u in a.users)]
         if fusable and nbytes(n) < sum(map(nbytes, fusable)):
@@ -232,12 +254,52 @@ def _without_narrowing_rim(group: Sequence[Node]) -> list[Node]:
     return list(kept)
 
 
+def _without_slices_at_rim(group: Sequence[Node]) -> list[Node]:
+    """Without slices that are all that the group reads of a tensor, and the views of it that they are taken of."""
+    kept = dict.fromkeys(group)
+    for n in group:
+        chain = [n]
+        while chain[-1] in kept and _is_slice_read_alone(chain[-1], kept):
+            chain.append(cast(Node, chain[-1].args[0]))
+            while chain[-1] in kept and is_view(chain[-1]) and _is_read_alone(chain[-1], kept):
+                chain.append(cast(Node, chain[-1].args[0]))
+            if chain[-1] not in kept:
+                for gone in chain[:-1]:
+                    del kept[gone]
+    return list(kept)
+
+
+def _is_slice_read_alone(n: Node, readers: Collection[Node]) -> bool:
+    """Is it a part of a tensor of which ``readers`` read nothing else?"""
+    return n.target in _SLICES and _is_read_alone(n, readers)
+
+
+def _is_read_alone(n: Node, readers: Collection[Node]) -> bool:
+    source = n.args[0]
+    return isinstance(source, Node) and all(u is n or u not in readers for u in source.users)
+
+
+_SLICES = (torch.ops.aten.slice.Tensor, torch.ops.aten.select.int)
+
+
 def is_fusable(node: Node) -> bool:
     """Is it part of a pointwise kernel of Inductor, so that it need not be stored for its readers?"""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     is_random = node.target.name().startswith("prims::inductor_random")
-    return is_random or torch.Tag.pointwise in node.target.tags or is_widening(node)
+    is_moved = node.target in _PLACED
+    return is_random or is_moved or torch.Tag.pointwise in node.target.tags or is_widening(node)
+
+
+_PLACED = (
+    torch.ops.aten.select_scatter.default,
+    torch.ops.aten.slice_scatter.default,
+    torch.ops.aten.constant_pad_nd.default,
+    torch.ops.aten.flip.default,
+    torch.ops.aten.embedding.default,
+    torch.ops.aten.index.Tensor,
+)
+"""Ops without the tag whose elements Inductor computes where they are read."""
 
 
 def nbytes(node: Node) -> int:

@@ -33,6 +33,7 @@ from ..ir.op import View
 from ..ir.tensor_view import TensorView
 from .aten_table import translate
 from .compile_errors import UntranslatableError
+from .rank_region_op import RANK_REGION
 from .region_op import REGION
 from .regions import Region, epochs, ordered_nodes
 from .translation import Translation, hinted, memory_order, tensor_of
@@ -40,10 +41,11 @@ from .translation import Translation, hinted, memory_order, tensor_of
 
 @dataclass(frozen=True)
 class RegionProgram:
-    """``text``: of the definition.  ``sizes``: of all outputs, as numbers or symbols."""
+    """``text``: of the definition.  ``numbers``: integers of the graph that it reads.  ``group``: collectives' one."""
 
     text: str
     numbers: tuple[Node, ...]
+    group: str | None = None
 
 
 def program_of_region(region: Region) -> RegionProgram:
@@ -60,7 +62,7 @@ def program_of_region(region: Region) -> RegionProgram:
             value = t.values[n]
             assert isinstance(value, TensorView), "outputs are tensors"
             _add_output(t, n, value)
-    return RegionProgram(repr(t.fd), tuple(t.numbers))
+    return RegionProgram(repr(t.fd), tuple(t.numbers), t.group)
 
 
 def _add_output(t: Translation, node: Node, value: TensorView) -> None:
@@ -103,13 +105,16 @@ def _put_in(
     graph: Graph, region: Region, program: RegionProgram, place: dict[Node, tuple[int, ...]], now: dict[Node, Node]
 ) -> None:
     """``now``: what stands for nodes that are gone, to which this region's are added."""
-    at = place[region.nodes[0]]
+    at = place[next(iter(region.collectives), region.nodes[0])]  # collectives keep their order
     inputs, numbers = ([now.get(n, n) for n in given] for given in (region.inputs, program.numbers))
     with graph.inserting_before(region.nodes[0]):
         sizes: list[Any] = []
         for out in region.outputs:
             sizes += [_size(graph, [*numbers, *inputs], n, place, at) for n in tensor_of(out).shape]
-        call = graph.call_function(REGION, (program.text, inputs, [*sizes, *numbers]))
+        given = (program.text, inputs, [*sizes, *numbers])
+        call = graph.call_function(
+            *((REGION, given) if program.group is None else (RANK_REGION, (*given, program.group)))
+        )
         call.meta["val"] = [tensor_of(o) for o in region.outputs]
         call.meta["stack_trace"] = region.nodes[-1].meta.get("stack_trace")
         place[call] = (*at, 1)

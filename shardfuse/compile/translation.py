@@ -23,13 +23,17 @@ Rule = Callable[["Translation", Node], Value]
 
 
 class Translation:
-    """Nodes recorded so far, in a definition whose inputs are the tensors and numbers that the region reads."""
+    """Nodes recorded so far, in a definition whose inputs are the tensors and numbers that the region reads.
+
+    ``group``: the process group of its collectives.
+    """
 
     def __init__(self) -> None:
         self.fd = FusionDefinition()
         self.ops = self.fd.ops
         self.values: dict[Node, Value | Scalar] = {}
         self.numbers: list[Node] = []
+        self.group: str | None = None
 
     def add_input(self, node: Node) -> None:
         """A tensor that the region reads."""
@@ -46,6 +50,12 @@ class Translation:
         """An integer of the graph that the region reads: a size."""
         self.values[node] = self.fd.define_scalar(dtype=DataType.Int)
         self.numbers.append(node)
+
+    def within(self, group: str) -> None:
+        """A collective of a process group; all of a region are of one.  Raises ``UntranslatableError``."""
+        if self.group not in (None, group):
+            raise UntranslatableError("a process group", group, f"that of the other collectives, {self.group!r}")
+        self.group = group
 
     # what rules ask for
 

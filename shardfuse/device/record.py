@@ -51,6 +51,16 @@ class Device:
     measured: Measured = field(default=H200_MEASURED, repr=False)
     rates: Rates = field(default=Rates(), repr=False)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a program holds of all streamed inputs of its row, at the most: a quarter of the registers."""
+        return self.registers
+
+    @property
+    def filling(self) -> int:
+        """Programs below which memory idles while some of them wait: two for each multiprocessor."""
+        return 2 * self.multiprocessors
+
     def bound(self, warps: int, program: int = 1) -> int:
         """Registers of a thread, at most, with which so many warps are resident on a multiprocessor.
 

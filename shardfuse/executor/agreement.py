@@ -19,12 +19,11 @@ a program anew for facts of its own (strides, an evicted cache entry) waits for 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -39,13 +38,13 @@ from ..mesh.process import check_is_a_rank, is_forked, issued, ledger_of, note_f
 from ..mesh.rendezvous import PrefixStore, Store
 from ..rank_errors import RanksLateError, WaitingCircleError
 from .circles import Wait, find_circle
+from .comparison import OK, Comparison, Made, Told, digest
 from .failures import Failure, Failures, sentence_of
 from .options import CompileOptions
 
 _QUIET = 0.2  # seconds of waiting before a rank says where it waits
 SHORTEST, LONGEST = 20e-6, 0.05  # seconds between two looks into the store
 _CALLS_COMPARED = 5.0  # seconds in which the watchdog tells of a call that differs, by its number
-_OK = "ok"
 
 
 def describe(
@@ -72,26 +71,26 @@ def describe(
 
 
 @contextmanager
-def agreed(ranks: Sequence[int], text: str, call: str | None = None) -> Generator[list[str]]:
+def agreed(ranks: Sequence[int], text: str, call: str | None = None) -> Generator[Made]:
     """Compare ``text`` with the other ``ranks``' once the body has made the program; they get a failure in it.
 
-    What the body puts into the list is compared too: what followed from the text, and has to be the same.
+    What the body puts into the list is compared too.
     ``call``: the text that the program's calls are noted by, where that is another one.
     Raises ProgramMismatchError, RanksLateError and PeerLostError, on every rank that does not raise what its body did.
     """
     side = side_of(ranks)
-    made: list[str] = []
+    made = Made()
     try:
         yield made
     except Exception as error:
         if side is not None and not is_forked():
             note_failure(error)
-            if not side.compare(_Comparison(tuple(ranks), text, tuple(made), call), error):
+            if side.compare(Comparison(tuple(ranks), text, tuple(made), call), error) is None:
                 side.tell_failure(error, ranks)
         raise
     if side is not None:
         check_is_a_rank(f"a fusion over ranks {list(ranks)} was called")
-        side.compare(_Comparison(tuple(ranks), text, tuple(made), call), None)
+        made.most = side.compare(Comparison(tuple(ranks), text, tuple(made), call, number=made.number), None)
 
 
 def agree(ranks: Sequence[int], text: str) -> None:
@@ -132,23 +131,6 @@ def side_of(ranks: Sequence[int]) -> _Side | None:
     return side
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """The k-th comparison of a team.  ``made``: what followed from the text here, a fact a line.
-
-    ``call``: the text of the call that comes next, where that is another one.
-    """
-
-    ranks: tuple[int, ...]
-    text: str = ""
-    made: tuple[str, ...] = ()
-    call: str | None = None
-    k: int = 0
-
-    def key(self, rank: int, what: str = "") -> str:
-        return f"{digest(str(self.ranks))}/{self.k}/{what}{rank}"
-
-
 class _Side:
     """This rank's part in all comparisons of one world."""
 
@@ -165,25 +147,26 @@ class _Side:
         self.has_told = False
         self.found_circle: float | None = None
 
-    def compare(self, comparison: _Comparison, failure: Exception | None) -> bool:
-        """False where this text was agreed before, and nothing was compared."""
+    def compare(self, comparison: Comparison, failure: Exception | None) -> int | None:
+        """The largest of the ranks' numbers; ``None`` where this text was agreed before, and nothing was compared."""
         team = comparison.ranks
         mark = digest(f"{team}\n{comparison.text}")
         if mark in self.agreed:
-            return False
+            return None
         comparison = replace(comparison, k=self.counts.get(team, 0))
         self.counts[team] = comparison.k + 1
         try:
-            self.run(comparison, mark, failure)
+            most = self.run(comparison, mark, failure)
         except (dist.DistNetworkError, ConnectionError) as error:
             raise PeerLostError(0, "or its launcher served a store that cannot be reached any longer") from error
         if failure is None:
             self.agreed.add(mark)
-        return True
+        return most
 
-    def run(self, comparison: _Comparison, mark: str, failure: Exception | None) -> None:
+    def run(self, comparison: Comparison, mark: str, failure: Exception | None) -> int:
         made = digest("\n".join(comparison.made))
-        mine = json.dumps([mark, _OK if failure is None else sentence_of(failure), made])
+        number = comparison.number
+        mine = json.dumps([mark, OK if failure is None else sentence_of(failure), made, number])
         self.store.set(comparison.key(self.rank), mine)
         self.take_back()
         try:
@@ -193,21 +176,22 @@ class _Side:
             self.store.delete_key(comparison.key(self.rank))
             raise
         except ShardfuseError as error:  # who comes too late must not go on alone
-            self.store.set(comparison.key(self.rank), json.dumps([mark, sentence_of(error), made]))
+            self.store.set(comparison.key(self.rank), json.dumps([mark, sentence_of(error), made, number]))
             raise
         if comparison.k > 0:  # all have come to k, so k - 1 is not read any longer
             self.store.delete_key(replace(comparison, k=comparison.k - 1).key(self.rank))
         found = self.store.multi_get([comparison.key(r) for r in comparison.ranks])
-        told = {r: cast("tuple[str, str, str]", json.loads(v)) for r, v in zip(comparison.ranks, found, strict=True)}
-        if any(other != mark for other, _, _ in told.values()):
+        told = {r: cast("Told", json.loads(v)) for r, v in zip(comparison.ranks, found, strict=True)}
+        if any(other != mark for other, *_ in told.values()):
             raise self.mismatch(comparison)
-        failed = next((r for r, (_, verdict, _) in told.items() if verdict != _OK), None)
+        failed = next((r for r, (_, verdict, *_) in told.items() if verdict != OK), None)
         if failed is not None and failure is None:
             raise PeerLostError(failed, f"failed: {told[failed][1]}")
-        if failed is None and any(other != made for _, _, other in told.values()):
+        if failed is None and any(other != made for _, _, other, _ in told.values()):
             raise self.mismatch(comparison)
+        return max(other for *_, other in told.values())
 
-    def mismatch(self, comparison: _Comparison) -> ProgramMismatchError:
+    def mismatch(self, comparison: Comparison) -> ProgramMismatchError:
         """Every rank sees that digests differ, so every rank gives its text."""
         self.store.set(comparison.key(self.rank, "text/"), "\n".join([comparison.text, *comparison.made]))
         keys = [comparison.key(r, "text/") for r in comparison.ranks]
@@ -217,7 +201,7 @@ class _Side:
         self.tell_failure(error, comparison.ranks, comparison.k)
         return error
 
-    def wait(self, comparison: _Comparison, keys: Sequence[str]) -> None:
+    def wait(self, comparison: Comparison, keys: Sequence[str]) -> None:
         """Until all keys are there. Looks instead of waiting in the store: that would hold up its other users."""
         began = time.monotonic()
         pause, is_quiet = SHORTEST, True
@@ -250,14 +234,14 @@ class _Side:
         if not is_quiet:
             self.take_back()
 
-    def tell_of_wait(self, comparison: _Comparison, ledger: Ledger | None) -> None:
+    def tell_of_wait(self, comparison: Comparison, ledger: Ledger | None) -> None:
         self.waits += 1
         where = {"ranks": comparison.ranks, "k": comparison.k, "text": comparison.text}
         self.tell("waits", **where, serial=self.waits, issued=issued())
         if ledger is not None and comparison.made:  # else nothing is sent, and no call is noted
             ledger.waits = Call.of(comparison.text if comparison.call is None else comparison.call)
 
-    def look_at_missing(self, comparison: _Comparison, keys: Sequence[str]) -> None:
+    def look_at_missing(self, comparison: Comparison, keys: Sequence[str]) -> None:
         """Raise where a rank that is waited for never comes: it failed, has left, or waits for this one elsewhere."""
         guard = own_watchdog()
         for rank, key in zip(comparison.ranks, keys, strict=True):
@@ -277,7 +261,7 @@ class _Side:
                     self.tell_failure(error, comparison.ranks, comparison.k)
                     raise error
 
-    def is_failure(self, state: Mapping[str, object], comparison: _Comparison) -> bool:
+    def is_failure(self, state: Mapping[str, object], comparison: Comparison) -> bool:
         """Has a rank failed, not as this one has, and not gone on, which this one, that calls alike, would have too?"""
         if state["what"] != "failed":
             return False
@@ -289,7 +273,7 @@ class _Side:
         return ledger is None or ledger.made() <= cast("dict[str, int]", state["calls"]).get(ledger.key, 0)
 
     def never_comes(
-        self, comparison: _Comparison, rank: int, state: Mapping[str, object] | None
+        self, comparison: Comparison, rank: int, state: Mapping[str, object] | None
     ) -> ShardfuseError | None:
         """An error where ``rank``, which this one waits for, waits for this one, itself or by way of others."""
         if state is not None and state["what"] == "waits":
@@ -306,7 +290,7 @@ class _Side:
             return WaitingCircleError([(self.rank, rank, comparison.ranks), *links])
         return self.late_for_collective(comparison, rank)
 
-    def late_for_collective(self, comparison: _Comparison, rank: int) -> ShardfuseError | None:
+    def late_for_collective(self, comparison: Comparison, rank: int) -> ShardfuseError | None:
         """``rank`` is in a collective that this one comes to only behind this comparison: what each is in.
 
         ``None`` where what ``rank`` is in has not been read yet, or the comparison of calls may say more.
@@ -331,7 +315,7 @@ class _Side:
         state = self.state_of(rank)
         if state is not None and state["what"] == "waits":
             team = cast("list[int]", state["ranks"])
-            waiting = _Comparison(tuple(team), k=cast(int, state["k"]))
+            waiting = Comparison(tuple(team), k=cast(int, state["k"]))
             return Wait(state, team, [other for other in team if not self.store.check([waiting.key(other)])])
         guard = own_watchdog()
         wait = None if guard is None else guard.wait_of(rank)
@@ -393,7 +377,3 @@ class _Side:
         if self.has_told:  # not deleted: who looks whether it is there, and then reads it, would wait for it
             self.tell("works")
             self.has_told = False
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -17,10 +17,14 @@ _STORAGE = re.compile(r"\w+ = (empty\(|base \+|\w+_at \+|\w+\.data_ptr\(\)|\w+ i
 
 
 def batch_launches(
-    lines: Sequence[str], made: Mapping[str, torch.Tensor], names: dict[str, object], driver: Driver
+    lines: Sequence[str],
+    made: Mapping[str, torch.Tensor],
+    names: dict[str, object],
+    driver: Driver,
+    batches: dict[str, tuple[str, ...]],
 ) -> list[str]:
     """``lines`` of a program with one line for launches between which it does no more than allocate, which it then
-    does before them.  The batch is put in ``names``.
+    does before them.  The batch is put in ``names``, and what it consists of in ``batches``.
 
     made: the layout of each tensor that kernels write.
     """
@@ -33,13 +37,17 @@ def batch_launches(
         if is_launch or _STORAGE.match(line):
             run.append(line)
             continue
-        out += [*_batched(run, made, names, driver), line]
+        out += [*_batched(run, made, names, driver, batches), line]
         run = []
     return out[:-1]
 
 
 def _batched(
-    run: Sequence[str], made: Mapping[str, torch.Tensor], names: dict[str, object], driver: Driver
+    run: Sequence[str],
+    made: Mapping[str, torch.Tensor],
+    names: dict[str, object],
+    driver: Driver,
+    batches: dict[str, tuple[str, ...]],
 ) -> list[str]:
     launches = [found for line in run if (found := _LAUNCH.fullmatch(line)) is not None]
     storage = [line for line in run if _LAUNCH.fullmatch(line) is None]
@@ -47,5 +55,6 @@ def _batched(
     if len(launches) < 2 or size > LITTLE:
         return list(run)
     name = f"batch_of_{launches[0][1]}"
-    names[name] = driver.batch(tuple(cast(Callable[..., None], names[found[1]]) for found in launches))
+    batches[name] = tuple(found[1] for found in launches)
+    names[name] = driver.batch(tuple(cast(Callable[..., None], names[part]) for part in batches[name]))
     return [*storage, f"{name}({', '.join(['stream', *(found[2] for found in launches)])})"]

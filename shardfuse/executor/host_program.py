@@ -15,6 +15,7 @@ from ..ir.domain import BoundDomain
 from ..mesh.calls import NO_CALL, Call
 from ..schedulers.segment import Segment
 from .bound_collectives import Unbound
+from .kernel import Kernel
 from .storage import only_addressed
 
 Host = Callable[..., tuple[torch.Tensor | None, ...]]
@@ -36,6 +37,10 @@ class Program:
     """Of those that run something on the device, what they run."""
     apart: str = ""
     """``text`` with a line for each kernel, where that has one for several."""
+    launched: Mapping[str, Kernel] = field(default_factory=dict[str, Kernel])
+    """The kernels, by the names of their launches."""
+    batches: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """The launches of which a batch consists, by its name."""
     call: Call = NO_CALL
     """What its ranks know it as, where they communicate in it."""
     is_fresh: bool = False

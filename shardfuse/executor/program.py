@@ -84,6 +84,8 @@ class ProgramBuilder(CollectiveLines):
     moved: set[BoundTensor] = field(default_factory=set[BoundTensor])  # inputs that come on the CPU
     kernels: dict[Hashable, Kernel] = field(default_factory=dict[Hashable, Kernel])
     """By the name of the plan and the strides of its tensors."""
+    launched: dict[str, Kernel] = field(default_factory=dict[str, Kernel])
+    """Kernels that exchange nothing with other ranks, by the names of their launches."""
     handed_on: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """What kernels make, by name, with its layout."""
     evaluated: list[BoundTensor] = field(default_factory=list[BoundTensor])
@@ -95,7 +97,7 @@ class ProgramBuilder(CollectiveLines):
     """What collectives fill."""
     loose: set[BoundTensor] = field(default_factory=set[BoundTensor])
     """What may stand in another shape, as kernels read it by its address."""
-    region: Callable[[int, KernelPlan], Region] | None = None  # in which a segment's kernel exchanges with other ranks
+    region: Callable[[KernelPlan], Region] | None = None  # in which a segment's kernel exchanges with other ranks
     started: dict[str, Segment] = field(default_factory=dict[str, Segment])
     """Collectives that nothing has waited for, in order."""
 
@@ -292,9 +294,11 @@ class ProgramBuilder(CollectiveLines):
             for t in (renamed.get(t, t) for t in plan.segment.outputs):
                 if t not in self.places:
                     self.make(t, kernel.source)
-            region = self.region(k, plan) if plan.exchange is not None and self.region is not None else None
+            region = self.region(plan) if plan.exchange is not None and self.region is not None else None
             self.names[f"kernel_{k}_{i}"] = kernel.launcher(None if region is None else region.around)
             self.labels[f"kernel_{k}_{i}"] = kernel.source.name
+            if region is None:
+                self.launched[f"kernel_{k}_{i}"] = kernel
             tensors = [str(renamed.get(t, t)) for t in kernel.source.tensors]
             arguments = ", ".join(["stream", *tensors, *map(scalar_text, kernel.source.scalars)])
             self.lines.append(f"kernel_{k}_{i}({arguments})")
@@ -350,14 +354,16 @@ class ProgramBuilder(CollectiveLines):
             lines = address_chunks(lines, self.meta, outputs)
             lines = share_workspace(lines, self.handed_on, outputs, self.names)
             driver = open_driver(self.options.cache_directory)
-        batched = lines if driver is None else batch_launches(lines, self.handed_on, self.names, driver)
+        batches: dict[str, tuple[str, ...]] = {}
+        batched = lines if driver is None else batch_launches(lines, self.handed_on, self.names, driver, batches)
         text = self.text(batched, result)
         functions = cast(dict[str, Callable[..., object]], self.names)
         by_torch = [name for name in self.labels if not isinstance(functions[name], Unbound)]
         run = outside_autocast(bound_text(text, functions), self.device.type, by_torch)
         made = {t.name: self.meta[t] for t in self.fusion.outputs if t in self.allocated or t.name in self.handed_on}
         about = (tuple(self.sources), tuple(domains), functions, self.labels, self.text(lines, result))
-        return Program(run, text, *about, is_fresh=are_fresh(results, made))
+        fresh = are_fresh(results, made)
+        return Program(run, text, *about, launched=self.launched, batches=batches, is_fresh=fresh)
 
     def result(self, tensor: BoundTensor) -> str:
         is_own = tensor.name in self.handed_on or tensor in self.evaluated or tensor in self.allocated

@@ -1,10 +1,12 @@
 """What a program that exchanges words inside of its kernels has of the arena, and how its kernels are launched.
 
-A region belongs to a program's text, which its ranks have alike, and to one of its segments: each rank has slots at
-the same offset.  Kernels that send whole rows have slots for each program of their grid, which all that have the same
-of them share.  Offsets are those of the order in which programs are made, which is the same on all ranks: only
-programs of all ranks of the arena have regions, their ranks compare them before the first run, offsets among what is
-compared, and what was handed out to a program that is not agreed on is taken back.
+A region has slots at the same offset on each rank of a line of a mesh, for all kernels whose ranks exchange along it:
+words of a kernel that are still there are those of an earlier launch.  A kernel that takes more than there is has
+another region made, of as many words as the next power of two, so that all of them take less than twice what the
+largest takes.  Kernels that send whole rows have slots for each program of their grid, which all that have the same of
+them share.  Ranks of a program may have handed out more or less to programs of other ranks: before they make one,
+each tells how much, and slots begin where the one that has handed out most goes on (``frontend/executor_cache.py``).
+They compare offsets before the first run, and what was handed out to a program that is not agreed on is taken back.
 
 Launches of all regions follow one another (``mesh/launch_order.py``); a CUDA graph is replayed by the caller, who must
 not have it run beside other launches that exchange.
@@ -12,7 +14,7 @@ not have it run beside other launches that exchange.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -20,7 +22,8 @@ from typing import cast
 import torch
 
 from ..codegen.mesh_exchange import Reported, slots_of, table
-from ..mesh.groups import current_rank, world_size
+from ..mesh import DeviceMesh, ParallelType
+from ..mesh.groups import current_rank
 from ..mesh.symmetric import Arena, arena
 from ..rank_errors import ExchangeTimeoutError
 from ..schedulers.plan import KernelPlan
@@ -30,25 +33,34 @@ from .options import CompileOptions
 
 _LINE = 16
 """Words: two regions share no line of memory."""
+_LEAST = 1 << 13
+"""Words of a region at the least: 64 KB are the statistics of 1000 rows of a softmax on two ranks."""
 
 
 @dataclass(eq=False)
 class Region:
-    """``offset``: of its slots, in words.  ``table``: what its kernel is given, see ``codegen/mesh_exchange.py``."""
+    """``offset``, ``words``: of its slots.  ``table``: what its kernels are given, see ``codegen/mesh_exchange.py``.
+
+    ``ranks``: that wait for one another in them, ascending.
+    """
 
     arena: Arena
     offset: int
+    words: int
     table: torch.Tensor
+    ranks: tuple[int, ...]
 
     def around(self, launch: Launch) -> Launch:
         """``launch`` with the table before its arguments.  Raises ExchangeTimeoutError once a wait was in vain."""
-        address, told, follow = self.table.data_ptr(), self.arena.told, self.arena.order.follow
+        is_on_gpu = self.arena.device.type == "cuda"
+        address = self.table.data_ptr() if is_on_gpu else self.table  # which Triton's interpreter asks more of
+        told, follow, ranks = self.arena.told, self.arena.order.follow, self.ranks
 
         def launch_exchanging(stream: int | None, *arguments: Argument) -> None:
             if told.value:
                 self.arena.is_raised = True
                 raise lost(self.arena)
-            follow(stream)
+            follow(stream, ranks)
             launch(stream, address, *arguments)
 
         return launch_exchanging
@@ -59,66 +71,121 @@ def why_no_exchange(ranks: Sequence[int], options: CompileOptions) -> str | None
 
     "" where that goes without saying: where no kernels are made, and without GPUs.
     """
-    if len(ranks) < 2 or options.backend == "torch" or options.interpret:
+    if len(ranks) < 2 or options.backend == "torch":
         return ""
     found = arena()
     if isinstance(found, str):
-        return found
-    if options.exchange == "nccl":
-        return "SHARDFUSE_EXCHANGE=nccl"
-    if sorted(ranks) != list(range(world_size())):
-        return f"it runs on ranks {list(ranks)}, not on all {world_size()}"
-    return None
+        return "" if options.interpret else found
+    return "SHARDFUSE_EXCHANGE=nccl" if options.exchange == "nccl" else None
 
 
-def room(text: str, plans: Sequence[tuple[int, KernelPlan]]) -> str | None:
-    """Why the arena has no room for regions of a program's kernels; ``None`` where it has."""
+def why_out_of_reach(mesh: DeviceMesh, parallel_type: ParallelType) -> str | None:
+    """Why ranks along a dimension of ``mesh`` do not reach each other's memory; ``None`` where all do.
+
+    The same on all ranks of the world.
+    """
+    reasons = (why_not_together(mesh.team(rank, parallel_type)) for rank in mesh.ranks)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def why_not_together(ranks: Sequence[int]) -> str | None:
+    """Why these ranks do not reach each other's memory; ``None`` where all do."""
     found = arena()
     if isinstance(found, str):
         return found
-    known = _regions_of(found)
-    regions = {_key(text, k, plan): _words(plan) for k, plan in plans}
-    wanted = sum(words for key, words in regions.items() if key not in known)
+    hosts = {found.hosts.get(rank) for rank in ranks}
+    return f"ranks {list(ranks)} do not reach each other's memory" if len(hosts) > 1 or None in hosts else None
+
+
+def handed_out() -> int:
+    """Words of the arena that this rank's programs have; 0 without one."""
+    found = arena()
+    return 0 if isinstance(found, str) else found.used
+
+
+def hand_out_from(offset: int) -> None:
+    """What is handed out next begins there, or behind."""
+    found = arena()
+    assert not isinstance(found, str), "ranks have told what they have of it"
+    found.used = max(found.used, offset)
+
+
+def is_in_reach(device: torch.device) -> bool:
+    """Do kernels on ``device`` reach what its ranks share?"""
+    found = arena()
+    return not isinstance(found, str) and found.device.type == device.type
+
+
+def room(plans: Sequence[KernelPlan]) -> str | None:
+    """Why the arena has no room for the slots of a program's kernels; ``None`` where it has."""
+    found = arena()
+    if isinstance(found, str):
+        return found
+    known = {key: region.words for key, region in _regions_of(found).items()}
+    wanted = 0
+    for plan in plans:
+        key, words = _key(known, plan)
+        wanted += words if key not in known else 0
+        known[key] = words
     if found.used + wanted <= found.words:
         return None
     return f"it takes {wanted * 8} bytes, of symmetric memory {(found.words - found.used) * 8} bytes are left"
 
 
-def region_of(text: str, k: int, plan: KernelPlan) -> Region:
-    """The region of the kernel of segment ``k``, found or made; there is room."""
-    found = arena()
+def region_of(plan: KernelPlan) -> Region:
+    """The region of a kernel, found or made; there is room."""
+    found, exchange = arena(), plan.exchange
     assert not isinstance(found, str), "it was asked for"
+    assert exchange is not None, "a kernel whose ranks exchange"
     known = _regions_of(found)
-    key = _key(text, k, plan)
+    key, words = _key({key: region.words for key, region in known.items()}, plan)
     region = known.get(key)
     if region is None:
-        region = known[key] = Region(found, found.used, _table(found, found.used, plan))
-        found.used += _words(plan)
+        ranks = tuple(sorted(exchange.mesh.team(current_rank(), exchange.parallel_type)))
+        table = _table(found, found.used, words, plan)
+        region = known[key] = Region(found, found.used, words, table, ranks)
+        found.used += words
         found.loss = lambda: lost(found) if found.told.value else None
     return region
 
 
-def offsets(text: str, plans: Sequence[tuple[int, KernelPlan]]) -> list[str]:
+def offsets(plans: Sequence[tuple[int, KernelPlan]]) -> list[str]:
     """Where the regions of a program are, which its ranks have to have alike."""
-    return [f"segment {k} exchanges words at {region_of(text, k, plan).offset}" for k, plan in plans]
+    return [f"segment {k} exchanges words at {region_of(plan).offset}" for k, plan in plans]
 
 
 @contextmanager
 def taken_back_on_failure() -> Generator[None]:
     """What the body takes of the arena is free again where it raises, as it does on every rank."""
-    found = arena()
-    if isinstance(found, str):
-        yield
-        return
-    known = _regions_of(found)
-    used, before = found.used, dict(known)
+    before = _state()
     try:
         yield
     except BaseException:
-        found.used = used
-        for key in [key for key in known if key not in before]:
-            del known[key]
+        _restore(before)
         raise
+
+
+@contextmanager
+def taken_back() -> Generator[None]:
+    """What the body takes of the arena is free again."""
+    before = _state()
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _state() -> tuple[int, list[Hashable]]:
+    found = arena()
+    return (0, []) if isinstance(found, str) else (found.used, list(found.regions))
+
+
+def _restore(before: tuple[int, list[Hashable]]) -> None:
+    found = arena()
+    if not isinstance(found, str):
+        found.used = before[0]
+        for key in [key for key in found.regions if key not in before[1]]:
+            del found.regions[key]
 
 
 def _regions_of(within: Arena) -> dict[Hashable, Region]:
@@ -132,20 +199,20 @@ def lost(within: Arena) -> ExchangeTimeoutError:
     return ExchangeTimeoutError(within.rank, reported.name - 1, reported.row, reported.epoch, within.timeout)
 
 
-def _key(text: str, k: int, plan: KernelPlan) -> Hashable:
-    """Whose region it is: the kernel's of segment ``k``, or that of all kernels with such slots for rows."""
+def _key(known: Mapping[Hashable, int], plan: KernelPlan) -> tuple[Hashable, int]:
+    """Which region a kernel has, and its words: of those ``known`` that are large enough the smallest, or a new one."""
     exchange = plan.exchange
     assert exchange is not None, "a kernel whose ranks exchange"
-    if not exchange.is_in_rows:
-        return text, k
-    return exchange.mesh, exchange.parallel_type, exchange.programs, row_elements(plan)
+    line, words = (exchange.mesh, exchange.parallel_type), slots_of(plan)
+    if exchange.is_in_rows:
+        return (*line, exchange.programs, row_elements(plan)), -(-words // _LINE) * _LINE
+    size = max(_LEAST, 1 << (words - 1).bit_length())
+    fitting = [w for key, w in known.items() if key == (*line, w) and w >= size]
+    size = min(fitting, default=size)
+    return (*line, size), size
 
 
-def _words(plan: KernelPlan) -> int:
-    return -(-slots_of(plan) // _LINE) * _LINE
-
-
-def _table(within: Arena, offset: int, plan: KernelPlan) -> torch.Tensor:
+def _table(within: Arena, offset: int, words: int, plan: KernelPlan) -> torch.Tensor:
     exchange = plan.exchange
     assert exchange is not None, "a kernel whose ranks exchange"
     team = exchange.mesh.team(current_rank(), exchange.parallel_type)
@@ -154,5 +221,5 @@ def _table(within: Arena, offset: int, plan: KernelPlan) -> torch.Tensor:
         team = (*team[position:], *team[:position])
     slots = [within.addresses[rank] + 8 * offset for rank in team]
     names = [rank + 1 for rank in team]
-    words = table(within.timeout, report, position, slots, names, exchange.programs)
-    return torch.tensor(words, dtype=torch.int64, device=within.device)
+    told = table(plan, within.timeout, report, position, words, slots, names)
+    return torch.tensor(told, dtype=torch.int64, device=within.device)

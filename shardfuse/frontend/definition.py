@@ -17,7 +17,7 @@ from ..ir.fusion import Fusion, FusionInput
 from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
-from ..ops.host import python_number
+from ..ops.host import number_type, python_number
 from .descriptor import Contiguity, check_data_type, checked_layout, constant_of, data_type_of, like, refused
 from .promise_arguments import Invariant, promised
 from .running import Running
@@ -174,7 +174,7 @@ class FusionDefinition(Running):
             self.fusion.inputs.append(FusionInput(scalar))
             return scalar
         number = cast(Number, python_number(value))
-        kind = dtype or _number_type(number)
+        kind = dtype or number_type(number)
         expected = constant_of(number, kind, is_said=dtype is not None)
         if expected is not None:
             raise DefinitionError("define_scalar", f"value {shown(number)}", expected)
@@ -234,11 +234,3 @@ class FusionDefinition(Running):
 
     def __repr__(self) -> str:
         return definition_script(self.fusion)
-
-
-def _number_type(value: Number) -> DataType:
-    if isinstance(value, bool):
-        return DataType.Bool
-    if isinstance(value, int):
-        return DataType.Int
-    return DataType.Double if isinstance(value, float) else DataType.ComplexDouble

@@ -51,7 +51,7 @@ from ..schedulers.schedule import Schedule
 from ..schedulers.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
 from .bound_call import BoundCall, Made, Sizes
-from .exchanges import plan_on, promises, with_exchanges_here
+from .exchanges import agree_on_memory, plan_on, promises, with_exchanges_here
 from .forks import forgotten_in_forks
 from .promise_arguments import check_promises_kept
 from .repeat import Repeat
@@ -83,6 +83,7 @@ class FusionExecutorCache:
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
         self._written = written_places(fusion)
         self._asks = asks_other_ranks(fusion)
+        self._apart = set[str]()  # texts of programs whose kernels do not exchange, as their ranks have agreed
         self._script: str | None = None
         self._lines_named = lines_named(fusion)
         self._team = ranks_of(fusion)
@@ -301,14 +302,15 @@ class FusionExecutorCache:
     def _bind(self, call: BoundCall) -> Made:
         made = self.programs.get(call.key)
         if made is None:
-            with taken_back_on_failure(), agreed(call.ranks, call.text) as promised, self._lines_named:
-                made = self._build(call)
-                promised += promises(made.plan, call.text)
+            with taken_back_on_failure():
+                make, build = partial(self.plan, call.sizes, call.numbers), partial(self._build, call)
+                agree_on_memory(call.ranks, call.text, self.options, make, build, self._apart, self._lines_named)
+                with agreed(call.ranks, call.text) as promised, self._lines_named:
+                    made = self._build(call)
+                    promised += promises(made.plan)
             self.programs.put(call.key, made)
-            if (
-                self.options.autotunes(call.bound.device)
-                and self._tuned.get(self._plan_key(call.sizes, call.numbers)) is None
-            ):
+            is_tuned = self._tuned.get(self._plan_key(call.sizes, call.numbers)) is not None
+            if self.options.autotunes(call.bound.device) and not is_tuned:
                 self._tune(call, self.tuner())
                 made = self.programs.get(call.key)
                 assert made is not None, "it was bound once more with what was chosen"
@@ -329,7 +331,7 @@ class FusionExecutorCache:
         text = f"{call.text}\ntuned: {chosen}"
         with taken_back_on_failure(), agreed(call.ranks, text, call.text) as promised:
             made = self._build(call)
-            promised += promises(made.plan, call.text)
+            promised += promises(made.plan)
         self.programs.put(call.key, made)
         self._last = made
         return tuned
@@ -371,7 +373,7 @@ class FusionExecutorCache:
             plan.fusion, rank, bound.device, self.options, samples, places, replaceable=written_over,
             read_once=read_once([s.segment for s in plan.segments], plan.fusion.outputs),
         )  # fmt: skip
-        builder.region = partial(region_of, call.text)
+        builder.region = region_of
         builder.begin(
             [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],
             [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],
@@ -381,7 +383,7 @@ class FusionExecutorCache:
         return builder
 
     def _plan_of(self, call: BoundCall) -> Plan:
-        return plan_on(self.plan(call.sizes, call.numbers), call.text, call.bound.device, self.options)
+        return plan_on(self.plan(call.sizes, call.numbers), call.text in self._apart, call.bound.device, self.options)
 
     def _build(self, call: BoundCall) -> Made:
         plan = self._plan_of(call)

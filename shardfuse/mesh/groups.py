@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import Store  # torch.distributed has it untyped
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardfuse.errors import NotInitializedError, RankNotInMeshError, TeamRanksError
+from shardfuse.rank_errors import UnknownGroupError
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,19 @@ def process_group(ranks: Sequence[int]) -> dist.ProcessGroup:
     if group is None:
         group = known[members] = _new_group(default, members)
     return group
+
+
+def ranks_of_group(name: str) -> tuple[int, ...]:
+    """The ranks of the process group that torch knows by ``name``, in its order, as functional collectives name it.
+
+    Raises NotInitializedError and UnknownGroupError.
+    """
+    default_group()
+    try:
+        group = cast("Any", c10d)._resolve_process_group(name)
+    except (KeyError, RuntimeError, ValueError):
+        raise UnknownGroupError(name) from None
+    return tuple(dist.get_process_group_ranks(group))
 
 
 def destroy_groups() -> None:
@@ -220,13 +234,13 @@ def count_too(group: dist.ProcessGroup, count: Callable[[], int]) -> None:
 
 
 EXCHANGES = "exchanges in kernels"
-"""Under which name `group_sequences` has launches of kernels in which all ranks wait for one another."""
-_exchanges: WeakKeyDictionary[dist.ProcessGroup, Callable[[], int]] = WeakKeyDictionary()
+"""How names begin under which `group_sequences` has launches of kernels in which ranks wait for one another."""
+_exchanges: WeakKeyDictionary[dist.ProcessGroup, Mapping[tuple[int, ...], int]] = WeakKeyDictionary()
 
 
-def count_exchanges(group: dist.ProcessGroup, count: Callable[[], int]) -> None:
-    """Have `group_sequences` tell how many kernels this rank has launched that exchange with all ranks of the group."""
-    _exchanges[group] = count
+def count_exchanges(group: dist.ProcessGroup, launches: Mapping[tuple[int, ...], int]) -> None:
+    """Have `group_sequences` tell how many kernels this rank has launched in which these ranks of the group wait."""
+    _exchanges[group] = launches
 
 
 def group_sequences() -> dict[str, tuple[tuple[int, ...], int]]:
@@ -239,9 +253,9 @@ def group_sequences() -> dict[str, tuple[tuple[int, ...], int]]:
         for group, name in names.items()
         if group in ranks
     }
-    for group, launched in tuple(_exchanges.items()):
+    for group, launches in tuple(_exchanges.items()):
         if group in ranks:
-            found[EXCHANGES] = tuple(ranks[group]), launched()
+            found |= {f"{EXCHANGES} of {members}": (members, count) for members, count in dict(launches).items()}
     return found
 
 

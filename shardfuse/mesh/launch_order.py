@@ -10,7 +10,7 @@ last launch of the same capture, which the graph keeps.  Replays are the caller'
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,23 +19,29 @@ from shardfuse.mesh.peer_memory import capture_of
 
 @dataclass(eq=False)
 class LaunchOrder:
-    """Of one device.  last: the stream of the last launch outside of captures.  launches: how many those were."""
+    """Of one device.  last: the stream of the last launch outside of captures.
+
+    launches: how many those were, by the ranks that wait for one another in them.
+    """
 
     device: torch.device
     last: torch.cuda.Stream | None = None
     captured: tuple[int, torch.cuda.Stream] | None = None
     """The last capture with launches, by its number, and the stream of the last of them."""
-    launches: int = 0
+    launches: dict[tuple[int, ...], int] = field(default_factory=dict[tuple[int, ...], int])
 
-    def follow(self, stream: int | None) -> None:
-        """Have the current stream go on where the last launch's has.  stream: its handle, where that is known."""
+    def follow(self, stream: int | None, ranks: tuple[int, ...]) -> None:
+        """Have the current stream go on where the last launch's has.
+
+        stream: its handle, where that is known.  ranks: that wait for one another in the launch, ascending.
+        """
         if self.device.type != "cuda":
-            self.launches += 1
+            self.launches[ranks] = self.launches.get(ranks, 0) + 1
             return
         if torch.cuda.is_current_stream_capturing():
             self._follow_in_capture()
             return
-        self.launches += 1
+        self.launches[ranks] = self.launches.get(ranks, 0) + 1
         if stream is not None and self.last is not None and stream == self.last.cuda_stream:
             return
         current = torch.cuda.current_stream(self.device)

@@ -16,11 +16,10 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from shardfuse.config import LaunchConfig, read_launch, read_settings, set_process_defaults
+from shardfuse.config import read_launch, read_settings, set_process_defaults
 from shardfuse.errors import (
     AlreadyInitializedError,
     BackendsDisagreeError,
-    BackendUnavailableError,
     PeerLostError,
     RendezvousError,
     ShardfuseError,
@@ -29,14 +28,13 @@ from shardfuse.mesh.calls import Ledger
 from shardfuse.mesh.ending import INTERRUPTED, end_process, fault_of, is_of_communication, sentence, shown
 from shardfuse.mesh.groups import destroy_groups, group_sequences, keep_for_ever, keep_groups_for_ever
 from shardfuse.mesh.meeting import MEETING_TIMEOUT, agree, meet, new_world
+from shardfuse.mesh.own_device import BACKENDS, choose
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
 from shardfuse.mesh.symmetric import close_arena, open_arena, raise_lost_exchange
 from shardfuse.mesh.watchdog import Fault, Watchdog, say
 from shardfuse.rank_errors import ExchangeTimeoutError, ForkedProcessError
 from shardfuse.start_errors import InitializeArgumentError, ReinitializedError, WorldSizesDisagreeError
 
-# What a backend's name stands for: with NCCL, tensors on the CPU (counters, flags) are gloo's.
-_BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 _COMMUNICATION_PATIENCE = 3.0  # seconds to find the rank behind a collective that failed
 _GRACE = 3.0  # seconds that a rank that is done keeps its connections open for ranks that are not
 
@@ -134,16 +132,16 @@ _adopted: WeakKeyDictionary[dist.ProcessGroup, ProcessContext] = WeakKeyDictiona
 def initialize(backend: str | None = None, *, timeout: float | None = None, watchdog: bool = True) -> ProcessContext:
     """Form the default process group of what torchrun, mpirun or srun started; plain `python` is a world of one.
 
-    backend: "nccl", "gloo", or None for NCCL where every rank has a GPU of its own and gloo elsewhere.
+    backend: "nccl", "gloo", or None for NCCL where every rank has a GPU of its own and gloo elsewhere (for tests,
+    SHARDFUSE_SHARED_GPU=1 has ranks take turns on a GPU, with gloo).
     timeout: seconds that a collective waits for other ranks; SHARDFUSE_TIMEOUT, else 300, where left out.
     watchdog: watch the other ranks, and end this one with a line where one of them that it needs is gone.
-
     Also sets the CUDA device and, for several ranks on a host, one thread for each; makes an error that is not
     caught end all ranks with one line, this one after what `atexit` has (5 s at most); and has `finalize` called at
     exit. Called again it returns what it returned before; ReinitializedError for arguments that differ.
-    Raises InitializeArgumentError, BackendUnavailableError, BackendsDisagreeError, WorldSizesDisagreeError,
-    RankTakenError, LaunchEnvironmentError, RendezvousError, PortInUseError, NoStoreError, PeerLostError and
-    AlreadyInitializedError.
+    Raises AlreadyInitializedError, InitializeArgumentError, PeerLostError, and what keeps ranks from a world:
+    BackendUnavailableError, BackendsDisagreeError, ExchangeUnavailableError, LaunchEnvironmentError, NoStoreError,
+    PortInUseError, RankTakenError, RendezvousError, SharedGpuError and WorldSizesDisagreeError.
     """
     if dist.is_initialized():
         if _default_group() in _adopted:
@@ -171,7 +169,9 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         _start.guard = Watchdog(connection, launch.rank, launch.world_size, host_rank, settings.heartbeat_limit)
         _start.guard.start()
     try:
-        context = _choose(backend, launch, settings.timeout if timeout is None else timeout)
+        chosen, device = choose(backend, launch, is_gpu_shared=settings.shared_gpu)
+        about = launch.rank, launch.world_size, launch.local_rank, device, chosen
+        context = ProcessContext(*about, settings.timeout if timeout is None else timeout)
         context = _form(job, world, context, launch.local_size)
     except BaseException as error:
         guard, _start.guard = _start.guard, None
@@ -196,7 +196,7 @@ def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -
     rank, world_size = context.rank, context.world_size
     ranks_per_node = agree(job, world, rank, world_size, context.backend, local_size)
     dist.init_process_group(
-        _BACKENDS[context.backend],
+        BACKENDS[context.backend],
         store=PrefixStore(job.prefix, PrefixStore(world, job.store)),
         rank=context.rank,
         world_size=context.world_size,
@@ -207,7 +207,8 @@ def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -
         _start.guard.watch_device(context.device, context.timeout)
         meet(job, f"{world}/formed", rank, world_size)
     if world_size > 1:
-        open_arena(context.device, read_settings().exchange, context.timeout, ranks_per_node)
+        settings = read_settings()
+        open_arena(context.device, settings.exchange, context.timeout, is_interpreted=settings.triton_interpret)
     return replace(context, ranks_per_node=ranks_per_node)
 
 
@@ -300,21 +301,6 @@ def _check_same(life: _Life, backend: str | None, timeout: float | None, watchdo
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _choose(backend: str | None, launch: LaunchConfig, timeout: float) -> ProcessContext:
-    """The backend and the device, by the GPUs that this process sees."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    enough = launch.local_size <= gpus and dist.is_nccl_available()
-    chosen = backend or ("nccl" if enough else "gloo")
-    if not isinstance(chosen, str) or chosen not in _BACKENDS:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BackendUnavailableError(chosen, f"shardfuse knows {' and '.join(sorted(_BACKENDS))}")
-    if chosen == "nccl" and not enough:
-        raise BackendUnavailableError(chosen, f"{launch.local_size} ranks on this host have {gpus} GPUs")
-    device = torch.device("cuda", launch.local_rank) if chosen == "nccl" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return ProcessContext(launch.rank, launch.world_size, launch.local_rank, device, chosen, timeout)
 
 
 def _report_and_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:

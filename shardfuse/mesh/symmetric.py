@@ -1,8 +1,8 @@
-"""Memory that every rank of a host can write to over NVLink: one arena, made by all ranks at once in `initialize`.
+"""Memory that every rank of a host can write to over NVLink: an arena for each host, made in `initialize`.
 
 There is one allocation for each process, and one exchange of handles for each world, by all ranks of the default
-process group: plans are made at different times on different ranks, and who waits there for another hangs.  NVLink
-multicast is not used.
+process group at once: plans are made at different times on different ranks, and who waits there for another hangs.
+NVLink multicast is not used.
 
 The arena is zeroed once and handed out from its beginning, never taken back; see ``executor/symmetric_slots.py``.
 """
@@ -10,9 +10,13 @@ The arena is zeroed once and handed out from its beginning, never taken back; se
 from __future__ import annotations
 
 import ctypes
+import platform
+import socket
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -20,42 +24,43 @@ import torch
 import torch.distributed as dist
 
 from shardfuse.config import Exchange
-from shardfuse.mesh import peer_memory
+from shardfuse.mesh import host_memory, peer_memory
 from shardfuse.mesh.groups import count_exchanges, default_group, default_store
 from shardfuse.mesh.launch_order import LaunchOrder
-from shardfuse.mesh.rendezvous import PrefixStore
+from shardfuse.mesh.rendezvous import PrefixStore, ProcessIdentity
 from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
 """Bytes of symmetric memory that each rank allocates once; docs/exchange.md says how many a program takes."""
-AUTO_EXCHANGES = False
-"""Do kernels exchange where ``SHARDFUSE_EXCHANGE`` is not set?  They were measured to be faster than collectives on 2 x
-H200, but the tests of ranks that are late or gone (``tests/gpu/test_exchange_ranks.py``) have not run to their end.
-Besides, a kernel that does not compile is an error of ranks that asked for it; others should agree on collectives."""
+_IN_ORDER = "x86_64"
+"""A processor whose stores other processes see in order, as ranks on a CPU need: there is no fence in Triton's
+interpreter."""
 _WORD = 8
 """Bytes that one access sends: a value of 32 bits below the number of the launch."""
 
 
 @dataclass(eq=False)
 class Arena:
-    """``addresses``: of the arena, in this rank's address space, as each rank has it.  ``words``: of 64 bits, of each.
+    """``addresses``: of each rank's part, by ranks, in this rank's address space.  ``words``: of 64 bits, of each.
 
-    ``used``: words that programs have, the same number on every rank.  ``timeout``: seconds that a word is waited for.
+    ``used``: words that programs of this rank have.  ``timeout``: seconds that a word is waited for.
     """
 
     device: torch.device
     rank: int
-    addresses: tuple[int, ...]
+    addresses: Mapping[int, int]
     words: int
     timeout: float
     report: torch.Tensor
     """One word in the host's memory, which kernels write and read: what was waited for in vain, else 0."""
+    hosts: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Of every rank of the world: those of one host reach each other's memory."""
     used: int = 0
     regions: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     """What programs have of it (``executor/symmetric_slots.py``)."""
     order: LaunchOrder = field(init=False)
     """In which the kernels of all its programs are launched."""
-    loss: Callable[[], ExchangeTimeoutError | None] = field(init=False, default=lambda: None)
+    loss: Callable[[], ExchangeTimeoutError | None] = field(init=False)
     """What ``report`` says, where it says anything."""
     is_raised: bool = field(init=False, default=False)
     """Has an exception told the caller of the report?"""
@@ -63,7 +68,7 @@ class Arena:
     """``report``, as the host reads it: in a fraction of what a tensor's element takes."""
 
     def __post_init__(self) -> None:
-        self.order = LaunchOrder(self.device)
+        self.order, self.loss = LaunchOrder(self.device), lambda: None
         self.told = ctypes.c_int64.from_address(self.report.data_ptr())
 
 
@@ -79,33 +84,37 @@ class _World:
 _worlds: WeakKeyDictionary[dist.ProcessGroup, _World] = WeakKeyDictionary()
 
 
-def open_arena(device: torch.device, asked: Exchange, timeout: float, ranks_per_node: int) -> None:
-    """Make the arena of the default process group's ranks, all together, where each can have it.
+def open_arena(device: torch.device, asked: Exchange, timeout: float, *, is_interpreted: bool = False) -> None:
+    """Make the arena of each host of the default process group, all ranks together, where its ranks can have it.
 
-    asked: what this rank's settings say.  timeout: seconds that a rank waits for its peers.
+    asked: what this rank's settings say.  timeout: seconds that a rank waits for its peers.  is_interpreted: kernels
+    run under Triton's interpreter, on the CPU.
     Raises ExchangeUnavailableError, on every rank, where some rank asks for symmetric memory that they cannot have.
     """
     group = default_group()
-    ranks = _Ranks(group.rank(), group.size())
-    mine = _why_not(device, asked, ranks.rank, ranks.size, ranks_per_node)
-    own = "" if mine else "\n".join(_identity(device.index))
-    modes, reasons, gpus = zip(*(text.split("\n", 2) for text in ranks.said(f"{asked}\n{mine}\n{own}")), strict=True)
-    reason = first_of(reasons)
+    rank, everywhere = group.rank(), _Ranks(group.rank(), tuple(range(group.size())), "world")
+    mine = _why_not(device, asked, is_interpreted)
+    about = _identity(device.index) if device.type == "cuda" and not mine else ("", "")
+    told = {r: t.split("\n") for r, t in everywhere.said("\n".join([asked, mine, _host(), *about])).items()}
+    hosts = {r: host for r, (_, _, host, _, _) in told.items()}
+    reason = first_of({r: why for r, (_, why, *_) in told.items()})
+    if not reason and len(set(hosts.values())) == len(hosts):
+        reason = "no two ranks are on one host"
+    shared: dict[int, int] | str = reason
     if not reason:
-        reason = first_of(ranks.said(_why_not_joined(device.index, asked, ranks.rank, gpus)))
-    found: Arena | None = None
-    if device.type == "cuda" and not reason:
-        with torch.cuda.device(device):
-            shared = _shared(device, ranks)
-        reason = shared if isinstance(shared, str) else ""
-        if not isinstance(shared, str):
-            report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
-            found = Arena(device, ranks.rank, shared, ARENA_BYTES // _WORD, timeout, report)
-            order = found.order
-            count_exchanges(group, lambda: order.launches)
-    if "symmetric" in modes and reason:
+        here = tuple(r for r, host in hosts.items() if host == hosts[rank])
+        shared = _joined(device, asked, _Ranks(rank, here, f"host of {here[0]}"), {r: told[r][3:] for r in here})
+        reason = first_of(everywhere.said(shared if isinstance(shared, str) else ""))
+        if reason and not isinstance(shared, str):
+            _close(device, [address for peer, address in shared.items() if peer != rank])
+    if reason and any(mode == "symmetric" for mode, *_ in told.values()):
         raise ExchangeUnavailableError(reason)
-    if device.type == "cuda":
+    found: Arena | None = None
+    if not reason and not isinstance(shared, str):
+        report = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        found = Arena(device, rank, shared, ARENA_BYTES // _WORD, timeout, report, hosts)
+        count_exchanges(group, found.order.launches)
+    if device.type == "cuda" or found is not None:
         _worlds[group] = _World(found, reason)
 
 
@@ -147,24 +156,33 @@ def close_arena() -> None:
     if world is not None:
         if world.arena is not None:
             own = world.arena.addresses[world.arena.rank]
-            with torch.cuda.device(world.arena.device):
-                _close([address for address in world.arena.addresses if address != own])
+            device = world.arena.device
+            with _on(device):
+                _close(device, [address for address in world.arena.addresses.values() if address != own])
         world.arena = None
 
 
-def _why_not(device: torch.device, asked: Exchange, rank: int, size: int, ranks_per_node: int) -> str:
-    """Why this rank has no memory that the others reach, whatever their GPUs; "" where it may have."""
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _memory_of(device: torch.device) -> ModuleType:
+    return peer_memory if device.type == "cuda" else host_memory
+
+
+def _why_not(device: torch.device, asked: Exchange, is_interpreted: bool) -> str:
+    """Why this rank has no memory that others reach, whatever their GPUs; "" where it may have."""
     if asked == "nccl":
         return "SHARDFUSE_EXCHANGE=nccl"
-    if device.type != "cuda":
+    if device.type != "cuda" and not (is_interpreted and asked == "symmetric" and platform.machine() == _IN_ORDER):
         return "tensors are on the CPU"
-    if size < 2:
-        return "it is the only rank"
-    if asked == "auto" and not AUTO_EXCHANGES:
-        return "SHARDFUSE_EXCHANGE=symmetric asks for it"
-    if ranks_per_node < size:
-        return f"{size} ranks are on several hosts"
     return ""
+
+
+def _host() -> str:
+    """What the ranks of this host have alike, and no others."""
+    identity = ProcessIdentity.of_this_process()
+    return identity.host or f"{socket.gethostname()} {identity.pid}"
 
 
 def _identity(index: int) -> tuple[str, str]:
@@ -173,19 +191,36 @@ def _identity(index: int) -> tuple[str, str]:
     return str(found.uuid), str(found.multi_processor_count)
 
 
-def _why_not_joined(own: int, asked: Exchange, rank: int, gpus: Sequence[str]) -> str:
-    """Why GPU ``own``, of ``rank``, does not do with the other ranks' ``gpus``; "" where it does.
+def _joined(
+    device: torch.device, asked: Exchange, ranks: _Ranks, gpus: Mapping[int, Sequence[str]]
+) -> dict[int, int] | str:
+    """The addresses of all parts of the arena of ``ranks``, those of a host, or why they have none."""
+    reason = first_of(ranks.said(_why_not_joined(device, asked, ranks.rank, gpus)))
+    if reason:
+        return reason
+    with _on(device):
+        return _shared(device, ranks)
+
+
+def _why_not_joined(device: torch.device, asked: Exchange, rank: int, gpus: Mapping[int, Sequence[str]]) -> str:
+    """Why the GPU of ``rank`` does not do with those of its host, by rank; "" where it does.
 
     Ranks may number the GPUs of the host in ways of their own (``CUDA_VISIBLE_DEVICES``).
     """
-    found = [text.split("\n") for text in gpus]
-    if found[rank][1] != found[0][1]:  # grids would differ
-        return f"its GPU has {found[rank][1]} multiprocessors, that of rank 0 {found[0][1]}"
+    if device.type != "cuda":
+        return ""
+    own, (first, (_, size)) = device.index, next(iter(gpus.items()))
+    if gpus[rank][1] != size:  # grids would differ
+        return f"its GPU has {gpus[rank][1]} multiprocessors, that of rank {first} {size}"
     here = {_identity(k)[0]: k for k in range(torch.cuda.device_count())}
-    for peer, (name, _) in enumerate(found):
+    for peer, (name, _) in gpus.items():
         if peer == rank:
             continue
         other = here.get(name)
+        if name == gpus[rank][0]:  # they take turns, and each has the memory of both
+            if asked == "auto":
+                return f"rank {rank} and rank {peer} share a GPU"
+            continue
         if other is None or not torch.cuda.can_device_access_peer(own, other):
             return f"GPU {own} of rank {rank} does not reach the memory of the GPU of rank {peer}"
         try:
@@ -199,56 +234,61 @@ def _why_not_joined(own: int, asked: Exchange, rank: int, gpus: Sequence[str]) -
 
 @dataclass
 class _Ranks:
-    """What ranks report to each other through the store: no rank waits in a collective for one that does not come."""
+    """What ``members`` report to each other through the store: no rank waits in a collective for one that never comes.
+
+    ``name``: of these members, which each of them has alike.
+    """
 
     rank: int
-    size: int
+    members: tuple[int, ...]
+    name: str
     rounds: int = 0
 
-    def said(self, text: str) -> Sequence[str]:
-        """What every rank says in this round."""
-        store = PrefixStore(f"shardfuse/exchange/{self.rounds}", default_store())
+    def said(self, text: str) -> dict[int, str]:
+        """What every member says in this round."""
+        store = PrefixStore(f"shardfuse/exchange/{self.name}/{self.rounds}", default_store())
         self.rounds += 1
         store.set(f"{self.rank}", text)
-        return [store.get(f"{other}").decode() for other in range(self.size)]
+        return {other: store.get(f"{other}").decode() for other in self.members}
 
 
-def first_of(reasons: Sequence[str]) -> str:
-    """The first of the ranks' reasons, with its rank unless all have the same."""
-    if len(set(reasons)) == 1:
-        return reasons[0]
-    return next((f"rank {r}: {text}" for r, text in enumerate(reasons) if text), "")
+def first_of(reasons: Mapping[int, str]) -> str:
+    """The first of the ranks' reasons, with its rank unless all have the same or it has one."""
+    if len(set(reasons.values())) == 1:
+        return next(iter(reasons.values()))
+    return next((text if text.startswith("rank ") else f"rank {r}: {text}" for r, text in reasons.items() if text), "")
 
 
-def _shared(device: torch.device, ranks: _Ranks) -> tuple[int, ...] | str:
+def _shared(device: torch.device, ranks: _Ranks) -> dict[int, int] | str:
     """Where each rank's memory is in this process's address space, or why some rank has none that the others reach."""
-    handle, why = b"", ""
+    memory, handle, why = _memory_of(device), b"", ""
     try:
-        torch.cuda.synchronize(device)  # has the GPU's context be this thread's
-        own = peer_memory.allocate(device.index, ARENA_BYTES)
-        peer_memory.zero(own, ARENA_BYTES)  # before any peer has it
-        handle = peer_memory.exported(own)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # has the GPU's context be this thread's
+        own = memory.allocate(device.index, ARENA_BYTES)
+        memory.zero(own, ARENA_BYTES)  # before any peer has it
+        handle = memory.exported(own)
     except RuntimeError as error:
         own, why = 0, f"these GPUs cannot share memory: {error}"
-    handles, whys = zip(*(text.split("\n", 1) for text in ranks.said(f"{handle.hex()}\n{why}")), strict=True)
-    if any(whys):
-        return first_of(whys)
-    addresses = list[int]()
+    told = {r: text.split("\n", 1) for r, text in ranks.said(f"{handle.hex()}\n{why}").items()}
+    if any(text for _, text in told.values()):
+        return first_of({r: text for r, (_, text) in told.items()})
+    addresses = dict[int, int]()
     try:
-        for rank, text in enumerate(handles):
-            addresses.append(own if rank == ranks.rank else peer_memory.opened(bytes.fromhex(text)))
+        for rank, (text, _) in told.items():
+            addresses[rank] = own if rank == ranks.rank else memory.opened(bytes.fromhex(text))
     except RuntimeError as error:
         why = f"these GPUs cannot share memory: {error}"
-    reason = first_of([text.removeprefix("\n") for text in ranks.said(f"\n{why}")])
+    reason = first_of(ranks.said(why))
     if reason:
-        _close([address for address in addresses if address != own])
-    return reason or tuple(addresses)
+        _close(device, [address for address in addresses.values() if address != own])
+    return reason or addresses
 
 
-def _close(addresses: Sequence[int]) -> None:
+def _close(device: torch.device, addresses: Sequence[int]) -> None:
     """Let go of peers' memory, of as much as can be."""
     for address in addresses:
         try:
-            peer_memory.close(address)
+            _memory_of(device).close(address)
         except RuntimeError as error:
             warnings.warn(f"the memory of another GPU was not closed: {error}", stacklevel=3)

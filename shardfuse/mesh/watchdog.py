@@ -375,8 +375,9 @@ class Watchdog:
             return None
         for name, (ranks, issued) in group_sequences().items():
             for rank in ranks:
-                if rank in leavers and issued > leavers[rank].sequences.get(name, issued):
-                    what = "collective" if name != EXCHANGES else "exchange in a kernel, number"
+                is_exchange = name.startswith(EXCHANGES)
+                if rank in leavers and issued > leavers[rank].sequences.get(name, 0 if is_exchange else issued):
+                    what = "exchange in a kernel, number" if is_exchange else "collective"
                     return Fault(rank, f"left before {what} {issued} of ranks {list(ranks)}")
         return None
 

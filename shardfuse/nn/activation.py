@@ -54,11 +54,9 @@ class SwiGLU(ParameterModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        placement = TensorPlacement.of("input", input, mesh)
+        placement = TensorPlacement.of_whole_values("input", input, mesh, "SwiGLU")
         super().__init__(mesh, placement.only(-1), parameters)
         self.features, self._input = features, placement
-        if self._input.is_partial:
-            raise PlacementError("input", (input,), "SwiGLU, which needs whole values", "pass Shard or Replicate")
         if bias and features is None:
             raise ModuleArgumentError("SwiGLU", "features", features, "the unsharded size, which bias=True needs")
         if features is not None and features < 1:

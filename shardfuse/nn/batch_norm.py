@@ -63,7 +63,7 @@ class BatchNorm(ChannelNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         name = type(self).__name__
-        placement = TensorPlacement.of("input", input, mesh)
+        placement = TensorPlacement.of_whole_values("input", input, mesh, "a norm")
         super().__init__(mesh, placement.replicated(), parameters)
         if num_features < 1:
             raise ModuleArgumentError(name, "num_features", num_features, "1 or more")
@@ -71,8 +71,6 @@ class BatchNorm(ChannelNorm):
             raise ModuleArgumentError(name, "eps", eps, "0 or more")
         if momentum is not None and not 0 <= momentum <= 1:
             raise ModuleArgumentError(name, "momentum", momentum, "None, or a number from 0 to 1")
-        if placement.is_partial:
-            raise PlacementError("input", (input,), "a norm, which needs whole values", "pass Shard or Replicate")
         if any(d is not None and (d < 0 or d == 1) for d in placement.shards):
             advice = (
                 "shard batch or image dims, counted from the front; for channels make one of theirs, without a mesh"

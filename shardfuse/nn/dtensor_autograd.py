@@ -16,6 +16,7 @@ from ..frontend.moves import Move, move_in
 from ..frontend.shard_order import dtensor_of, left_to_right, shard_order_of
 from ..mesh import DeviceMesh, current_rank
 from .placement import TensorPlacement
+from .saved_versions import taken_of
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -53,7 +54,9 @@ def on_local_tensors(
         return _on_traced(call, mesh, arguments, results)
     found = next(a.tensor for a in arguments if has_dtensor((a.tensor,)))
     torch_mesh = cast("DTensor", found).device_mesh
-    outputs = call(*(local_of(a.name, a.tensor, mesh, a.placement) for a in arguments))
+    local = [local_of(a.name, a.tensor, mesh, a.placement) for a in arguments]
+    with taken_of(local, [a.tensor for a in arguments]):
+        outputs = call(*local)
     several = cast("tuple[torch.Tensor, ...]", outputs if isinstance(outputs, tuple) else (outputs,))
     wrap = cast("Callable[..., torch.Tensor]", _ToDTensor.apply)  # pyright: ignore[reportUnknownMemberType]
     wrapped = tuple(

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
-from ..errors import ModuleInputError
+from ..errors import ModuleInputError, PromiseError
+from ..executor.uncompiled import uncompiled
 from ..ir import DataType
+from ..ir.promises import Promises
 from . import traced
 from .activation_functions import Activation
 from .batch_norm_fusions import BatchNormSpec, batch_norm_op
 from .channel_norm import channels_last, channels_second, is_channels_last
 from .group_norm_fusions import GroupNormSpec, group_norm_op
 from .placement import TensorPlacement
+from .promising import kept_by
 from .row_norm_fusions import RowNormSpec, row_norm_op
 
 _WHOLE = TensorPlacement()
 Parameters = dict[str, torch.Tensor | None]
 _NORM = ("weight", "bias", "input_bias")
+
+
+R = TypeVar("R")
+
+
+@uncompiled
+def _not_traced(function: Callable[..., R], *arguments: Any, **options: Any) -> R:
+    """By its fusions: what torch.compile makes of torch's own ops promises nothing."""
+    return function(*arguments, **options)
 
 
 class Function:
@@ -61,8 +74,12 @@ def norm_of_rows(
     centered: bool,
     residual: torch.Tensor | None = None,
     dropout: float | None = None,
+    promises: Promises | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """(normed[, new residual]).  parameters: "weight", "bias" and "input_bias", each a tensor or None."""
+    if promises is not None and torch.compiler.is_compiling():
+        options = {"centered": centered, "residual": residual, "dropout": dropout, "promises": promises}
+        return _not_traced(norm_of_rows, name, x, normalized_shape, parameters, eps, **options)
     shape, function = tuple(normalized_shape), Function(name)
     dims = len(shape)
     if not dims or tuple(x.shape[-dims:]) != shape:
@@ -100,13 +117,21 @@ def norm_of_rows(
     )
     given = [t.flatten() for k in _NORM if (t := parameters[k]) is not None]
     given += [] if residual is None else [residual.reshape(rows.shape)]
-    return tuple(t.view(x.shape) for t in row_norm_op(spec).apply(None, None, rows, *given))
+    op = kept_by(row_norm_op(spec), promises)
+    return tuple(t.view(x.shape) for t in op.apply(None, None, rows, *given))
 
 
 def group_normed(
-    x: torch.Tensor, groups: int, parameters: Parameters, eps: float, activation: Activation | None
+    x: torch.Tensor,
+    groups: int,
+    parameters: Parameters,
+    eps: float,
+    activation: Activation | None,
+    promises: Promises | None = None,
 ) -> torch.Tensor:
     """x: [batch, channels, ...] -> the same shape, dtype and memory format."""
+    if promises is not None and torch.compiler.is_compiling():
+        return _not_traced(group_normed, x, groups, parameters, eps, activation, promises)
     function = Function("group_norm")
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
         raise function.refuse("x", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
@@ -129,15 +154,25 @@ def group_normed(
         dtype=function.dtype_of("x", x),
         affine_dtype=function.dtype_of("weight", affine[0]) if affine else None,
     )
-    result = group_norm_op(spec).apply(None, None, channels_last(x) if is_last else x, *affine)[0]
+    result = kept_by(group_norm_op(spec), promises).apply(None, None, channels_last(x) if is_last else x, *affine)[0]
     return channels_second(result) if is_last else result
 
 
 def batch_normed(
-    x: torch.Tensor, parameters: Parameters, kept: tuple[torch.Tensor, ...], eps: float, by_kept: bool
+    x: torch.Tensor,
+    parameters: Parameters,
+    kept: tuple[torch.Tensor, ...],
+    eps: float,
+    by_kept: bool,
+    promises: Promises | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """(normed), or (normed, mean, unbiased variance) of the batch."""
+    if promises is not None and torch.compiler.is_compiling():
+        return _not_traced(batch_normed, x, parameters, kept, eps, by_kept, promises)
     function = Function("batch_norm")
+    if promises is not None and promises.batch and not by_kept:
+        found = "batch_norm norms each row by the mean and variance of the whole batch in training"
+        raise PromiseError(str(promises), found, "pass training=False, or take group_norm")
     if x.ndim < 2:
         raise function.refuse("x", f"{x.ndim} dims", "[batch, channels, ...]")
     if not by_kept and x.numel() == x.shape[1]:
@@ -162,7 +197,8 @@ def batch_normed(
         kept_dtype=function.dtype_of("running_mean", kept[0]) if by_kept else None,
     )
     given = channels_last(x) if is_last else x
-    result, *statistics = batch_norm_op(spec).apply(None, None, given, *affine, *(kept if by_kept else ()))
+    op = kept_by(batch_norm_op(spec), promises)
+    result, *statistics = op.apply(None, None, given, *affine, *(kept if by_kept else ()))
     return (channels_second(result) if is_last else result, *statistics)
 
 

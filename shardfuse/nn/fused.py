@@ -11,6 +11,7 @@ import torch
 
 from ..errors import ModuleInputError, PlacementError, ShardfuseError
 from ..executor.agreement import failures_told
+from ..executor.aliasing import apart
 from ..executor.plain_arguments import waited
 from ..executor.uncompiled import uncompiled
 from ..frontend import FusionDefinition
@@ -23,10 +24,10 @@ from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
 from .promising import PromisingModule
-from .saved_versions import Watched, check_unchanged, watch
-from .second_derivatives import Once
+from .saved_versions import Watched, check_behind, check_unchanged, watch
+from .second_derivatives import Once, apply_of_c
 from .settings import Setting, printed
-from .shaping import Shaping, apart
+from .shaping import Shaping
 from .tensor_kinds import in_functorch, is_traced, is_wrapped, metadata_of, modes
 from .timer import FusionTimer
 
@@ -120,16 +121,7 @@ class _Fused(torch.autograd.Function):
         return None, None, None, *(found[k] for k in op.order), *(None,) * (kept.tensors - len(op.order))
 
 
-def _apply_of_c() -> Callable[..., Sequence[torch.Tensor]]:
-    """``apply`` as C has it, without what torch puts before it.
-
-    Within a function, as a module that names ``super`` itself is compiled without the one instruction for ``super().x``
-    that torch 2.11 takes in Python 3.12.
-    """
-    return cast("Any", super(torch.autograd.Function, _Fused)).apply
-
-
-_apply = _apply_of_c()
+_apply: Callable[..., Sequence[torch.Tensor]] = apply_of_c(_Fused)
 
 
 def _record(
@@ -181,7 +173,7 @@ class BoundOp:
         if torch.is_grad_enabled():
             for t in tensors:
                 if t.requires_grad:
-                    return _record(self, timer, watch(origins, self.op.saved) if origins else (), tensors)
+                    return _record(self, timer, watch(origins, tensors, self.op.saved), tensors)
         results = self.forward(timer, self.entered(tensors))[: self.op.results]
         return results if self.shaping is None else self.shaping.leave(results)
 
@@ -309,7 +301,10 @@ class FusedModule(PromisingModule):
         if bound is None or modes():
             takes = map(self.take, tensors)
             local = [t if take is None else take(t) for t, take in zip(tensors, takes, strict=True)]
-            return self.as_op(local, unsharded, shaping)
+            results = self.as_op(local, unsharded, shaping)
+            if bound is not None:
+                check_behind(results, watch(origins or tensors, tensors, bound.op.saved))
+            return results
         return bound(self.timer, tensors, origins)
 
     def bound_for(

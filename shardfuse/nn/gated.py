@@ -14,23 +14,21 @@ from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
-from ..mesh import DeviceMesh
 from . import traced
 from .activation_functions import Activation, activated, slope
 from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import FusedModule, FusedOp
-from .gelu import Approximation, gelu_activation
+from .gelu import OfGelu, gelu_activation
 from .placed_spec import PlacedSpec
 from .placement import TensorPlacement, define, give
-from .settings import Setting
 from .shaping import Reshaped, Shaping, contiguous_view
 
 if TYPE_CHECKING:
-    from .placement import Placements
+    pass
 
 
 @checked(ModuleArgumentError, ("__init__",))
-class GeGLU(FusedModule):
+class GeGLU(OfGelu):
     """gelu(gate) * up, element by element.
 
     approximate: "none", or "tanh" for the approximation by a hyperbolic tangent.
@@ -40,22 +38,6 @@ class GeGLU(FusedModule):
     """
 
     family = "geglu"
-    approximate: Setting[Approximation] = Setting()
-
-    def __init__(
-        self, approximate: Approximation = "none", *, mesh: DeviceMesh | None = None, input: Placements | None = None
-    ) -> None:
-        super().__init__()
-        gelu_activation("GeGLU", approximate)
-        self.approximate = approximate
-        self.mesh = mesh
-        self._input = TensorPlacement.of("input", input, mesh)
-        if self._input.is_partial:
-            raise PlacementError("input", (input,), "GeGLU, which needs whole values", "pass Shard or Replicate")
-        self.describe()
-
-    def settings(self) -> dict[str, object]:
-        return {"approximate": self.approximate, "mesh": self.mesh, "input": self._input}
 
     def forward(
         self, gate: torch.Tensor, up: torch.Tensor | None = None, *, unsharded: Sequence[int] | None = None
@@ -71,9 +53,6 @@ class GeGLU(FusedModule):
 
     def bind(self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None) -> FusedOp:
         return bind_gated(self, gelu_activation("GeGLU", self.approximate), self._input, tensors, unsharded)
-
-    def extra_repr(self) -> str:
-        return f"approximate={self.approximate!r}"
 
 
 def gated(

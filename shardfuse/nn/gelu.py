@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from ..arguments import checked
-from ..errors import ModuleArgumentError, PlacementError
+from ..errors import ModuleArgumentError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
@@ -35,8 +35,30 @@ def gelu_activation(module: str, approximate: Approximation) -> Activation:
     return "gelu" if approximate == "none" else "gelu_tanh"
 
 
+class OfGelu(FusedModule):
+    """What GELU and GeGLU share: arguments and settings."""
+
+    approximate: Setting[Approximation] = Setting()
+
+    def __init__(
+        self, approximate: Approximation = "none", *, mesh: DeviceMesh | None = None, input: Placements | None = None
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        gelu_activation(name, approximate)
+        self.approximate, self.mesh = approximate, mesh
+        self._input = TensorPlacement.of_whole_values("input", input, mesh, name)
+        self.describe()
+
+    def settings(self) -> dict[str, object]:
+        return {"approximate": self.approximate, "mesh": self.mesh, "input": self._input}
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}"
+
+
 @checked(ModuleArgumentError, ("__init__",))
-class GELU(FusedModule):
+class GELU(OfGelu):
     """x times the share of a standard normal distribution below x, as torch.nn.GELU.
 
     approximate: "none", or "tanh" for the approximation by a hyperbolic tangent.
@@ -46,22 +68,6 @@ class GELU(FusedModule):
     """
 
     family = "gelu"
-    approximate: Setting[Approximation] = Setting()
-
-    def __init__(
-        self, approximate: Approximation = "none", *, mesh: DeviceMesh | None = None, input: Placements | None = None
-    ) -> None:
-        super().__init__()
-        gelu_activation("GELU", approximate)
-        self.approximate = approximate
-        self.mesh = mesh
-        self._input = TensorPlacement.of("input", input, mesh)
-        if self._input.is_partial:
-            raise PlacementError("input", (input,), "GELU, which needs whole values", "pass Shard or Replicate")
-        self.describe()
-
-    def settings(self) -> dict[str, object]:
-        return {"approximate": self.approximate, "mesh": self.mesh, "input": self._input}
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
         """x: any shape (local) -> the same shape and dtype.
@@ -91,9 +97,6 @@ class GELU(FusedModule):
             dtype=self.check_dtype("x", x),
         )
         return activation_op(spec)
-
-    def extra_repr(self) -> str:
-        return f"approximate={self.approximate!r}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ class GroupNorm(ChannelNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        placement = TensorPlacement.of("input", input, mesh)
+        placement = TensorPlacement.of_whole_values("input", input, mesh, "a norm")
         super().__init__(mesh, placement.only(1), parameters)
         if num_groups < 1:
             raise ModuleArgumentError("GroupNorm", "num_groups", num_groups, "1 or more")
@@ -66,8 +66,6 @@ class GroupNorm(ChannelNorm):
             raise ModuleArgumentError("GroupNorm", "eps", eps, "0 or more")
         if activation not in (None, "silu"):
             raise ModuleArgumentError("GroupNorm", "activation", activation, 'None or "silu"')
-        if placement.is_partial:
-            raise PlacementError("input", (input,), "a norm, which needs whole values", "pass Shard or Replicate")
         if any(d is not None and d < 0 for d in placement.shards):
             raise PlacementError("input", (input,), "[batch, channels, ...]", "count the sharded dim from the front")
         if num_groups % placement.parts(mesh, 1):

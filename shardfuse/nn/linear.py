@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..executor.uncompiled import uncompiled
 from .fused import PLAIN
-from .second_derivatives import Once
+from .second_derivatives import Once, apply_of_c
 
 _core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _forward_ad: Any = torch.autograd.forward_ad
@@ -108,12 +108,8 @@ class _Linear(torch.autograd.Function):
         return tuple(None if t is None else next(found) for t in made)
 
 
-def _apply_of_c() -> Callable[..., Tensor]:
-    return cast("Any", super(torch.autograd.Function, _Linear)).apply
-
-
-_apply = _apply_of_c()
-"""Without what torch puts before it: ``_is_for_torch`` has asked most of that, and `fused.py` says more."""
+_apply: Callable[..., Tensor] = apply_of_c(_Linear)
+"""Without what torch puts before it: ``_is_for_torch`` has asked most of that."""
 
 
 def _record(*arguments: Tensor | None) -> Tensor:

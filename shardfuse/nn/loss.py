@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 import torch
 
 from ..arguments import checked
-from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..errors import ModuleArgumentError, ModuleInputError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType
@@ -80,9 +80,7 @@ class CrossEntropyLoss(FusedModule):
         self.mesh, self.ignore_index, self.num_classes = mesh, ignore_index, num_classes
         self.reduction = reduction
         self.label_smoothing = label_smoothing
-        self._logits = TensorPlacement.of("logits", logits, mesh)
-        if self._logits.is_partial:
-            raise PlacementError("logits", (logits,), "a loss, which needs whole values", "pass Shard or Replicate")
+        self._logits = TensorPlacement.of_whole_values("logits", logits, mesh, "a loss")
         self._counts_strays = True
         self.describe()
 

@@ -54,6 +54,17 @@ class TensorPlacement:
             raise PlacementError(argument, entries, f"a mesh of {mesh.ndim} dimensions", "pass one placement for each")
         return TensorPlacement(tuple(_shard_dim(p) for p in entries), tuple(p.is_partial() for p in entries))
 
+    @staticmethod
+    def of_whole_values(
+        argument: str, placements: Placements | None, mesh: DeviceMesh | None, what: str
+    ) -> TensorPlacement:
+        """As ``of``, for ``what`` cannot work on each rank's summand.  Raises PlacementError where it would have to."""
+        found = TensorPlacement.of(argument, placements, mesh)
+        if found.is_partial:
+            against = f"{what}, which needs whole values"
+            raise PlacementError(argument, (placements,), against, "pass Shard or Replicate")
+        return found
+
     @property
     def is_partial(self) -> bool:
         return any(self.partial)

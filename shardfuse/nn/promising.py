@@ -50,7 +50,7 @@ class PromisingModule(TimedModule):
 
     def promised_op(self, op: FusedOp) -> FusedOp:
         """``op``, whose fusions keep what this module promises."""
-        return op if self.promises is None else _with_promises(op, self.promises)
+        return kept_by(op, self.promises)
 
     def common_settings(self) -> dict[str, object]:
         """The settings of any module that its op needs besides its own arguments."""
@@ -66,6 +66,11 @@ class PromisingModule(TimedModule):
         words = str(settings.get("promises", "")).split()
         kept = Promises("batch" in words, "ranks" in words, "float32" in words)
         self.promises = None if kept == _NOTHING else kept
+
+
+def kept_by(op: FusedOp, promises: Promises | None) -> FusedOp:
+    """``op``, whose fusions keep ``promises``."""
+    return op if promises is None else _with_promises(op, promises)
 
 
 @lru_cache(maxsize=PROMISES)

@@ -3,38 +3,86 @@
 
 Autograd compares versions of the tensors that a function saves.  A DTensor counts the changes that are made to it, and
 its local tensor, which fusions read, does not count them.
+
+Not seen: what is written into a DTensor under torch.compile, whose graphs save local tensors (torch's own modules do
+not see it there either); and into a DTensor activation of which a module makes another view first, as norms over
+several dims do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
+from weakref import ref
 
 import torch
 
 from ..errors import ChangedBeforeBackwardError
 
-Watched = Sequence[tuple[torch.Tensor, int]]
-"""Tensors, and the version that each had in the forward."""
+Watched = Sequence[tuple[Callable[[], torch.Tensor | None], int]]
+"""Ways to tensors, and the version that each had in the forward."""
 
 _autograd: Any = cast("Any", torch._C)._autograd
 _hooks: Callable[[bool], object] = _autograd._top_saved_tensors_default_hooks
 
 
-def watch(origins: Sequence[torch.Tensor], saved: Sequence[int]) -> Watched:
-    """The parameters among ``origins`` that are ``saved``, which has indices beyond them too.
+class _Activations(threading.local):
+    """DTensors whose module is being called, each behind the local tensor that it takes."""
 
-    None where hooks take what is saved, and may give back a copy: autograd compares no versions then either.
-    Activations are saved as they are; held here too, they would outlive what a backward lets go of.
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+
+
+_activations = _Activations()
+
+
+@contextmanager
+def taken_of(local: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Generator[None]:
+    """While a module is called on ``local`` tensors, of which some are those of DTensors ``given``."""
+    before = _activations.pairs
+    _activations.pairs = [(a, b) for a, b in zip(local, given, strict=True) if a is not b]
+    try:
+        yield
+    finally:
+        _activations.pairs = before
+
+
+def watch(origins: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], saved: Sequence[int]) -> Watched:
+    """The DTensors whose values are ``saved``: indices into ``tensors``, and beyond them.
+
+    ``origins``: the tensors whose values those have, as parameters; empty where they are the same.  DTensors whose
+    module is being called are held weakly: they would outlive what a backward lets go of, and nobody writes into one
+    that is gone.  None where hooks take what is saved, and may give back a copy: autograd compares no versions then
+    either.
     """
-    if _hooks(True) is not None:
+    pairs = _activations.pairs
+    if not (origins or pairs) or _hooks(True) is not None:
         return ()
     found = [origins[k] for k in saved if k < len(origins)]
-    return [(t, t._version) for t in found if type(t) is not torch.Tensor]
+    watched: list[tuple[Callable[[], torch.Tensor | None], int]] = []
+    watched += [(lambda t=t: t, t._version) for t in found if type(t) is not torch.Tensor]
+    if pairs:
+        kept = [tensors[k] for k in saved if k < len(tensors)]
+        watched += [(ref(given), given._version) for local, given in pairs if any(t is local for t in kept)]
+    return watched
 
 
 def check_unchanged(watched: Watched) -> None:
     """Raises ChangedBeforeBackwardError."""
-    for tensor, version in watched:
-        if tensor._version != version:
+    for found, version in watched:
+        tensor = found()
+        if tensor is not None and tensor._version != version:
             raise ChangedBeforeBackwardError(tuple(tensor.shape), tensor.dtype, tensor._version, version)
+
+
+def check_behind(results: Sequence[torch.Tensor], watched: Watched) -> None:
+    """Have the backward of ``results`` begin with the check: of an op that saves tensors by itself."""
+    if not watched:
+        return
+
+    def check(gradients: object) -> None:
+        check_unchanged(watched)
+
+    for node in dict.fromkeys(r.grad_fn for r in results if r.grad_fn is not None):
+        node.register_prehook(check)

@@ -1,8 +1,8 @@
-"""Gradients of fusions, which are not differentiated again."""
+"""Functions of autograd: gradients of fusions, which are not differentiated again, and ``apply`` past torch's own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -25,3 +25,12 @@ class Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         raise SecondDerivativeError("a module of shardfuse.nn")
+
+
+def apply_of_c(function: type[torch.autograd.Function]) -> Any:
+    """``function.apply`` as C has it, without what torch puts before it.
+
+    Within a function, as a module that names ``super`` itself is compiled without the one instruction for ``super().x``
+    that torch 2.11 takes in Python 3.12.
+    """
+    return cast("Any", super(torch.autograd.Function, function)).apply

@@ -86,9 +86,3 @@ def deferring(parameters: int) -> Shaping:
 def contiguous_view(x: torch.Tensor, *shape: int) -> torch.Tensor:
     """``x`` with other dims, in its storage where that has no gaps."""
     return (x if x.is_contiguous() else x.contiguous()).view(shape)
-
-
-def apart(x: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``x`` in a storage that is none of theirs."""
-    here = x.untyped_storage().data_ptr()
-    return x.clone() if any(t.untyped_storage().data_ptr() == here for t in others) else x

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..arguments import checked
-from ..errors import ModuleArgumentError, ModuleInputError, PlacementError
+from ..errors import ModuleArgumentError, ModuleInputError
 from ..frontend import FusionDefinition
 from ..frontend.detection import has_dtensor
 from ..ir import DataType, TensorView
@@ -40,9 +40,7 @@ class _Softmax(FusedModule):
         if not math.isfinite(scale):
             raise ModuleArgumentError(name, "scale", scale, "a finite number")
         self.dim, self.scale, self.mesh = dim, scale, mesh
-        self._input = TensorPlacement.of("input", input, mesh)
-        if self._input.is_partial:
-            raise PlacementError("input", (input,), f"{name}, which needs whole values", "pass Shard or Replicate")
+        self._input = TensorPlacement.of_whole_values("input", input, mesh, name)
         self.describe()
 
     def settings(self) -> dict[str, object]:

@@ -188,6 +188,7 @@ class ReductionBuilder(ShapeBuilder):
     ) -> tuple[TensorView, TensorView]:
         """The ``k`` largest (or smallest) along ``dim``, and their indices."""
         at = dim_of_any("topk", self._ordered("topk", x, is_bool_ordered=False), dim)
+        (k,) = self._sizes("topk", "k", [k])
         most = x.shape[at] if x.ndim else 1
         if isinstance(k, int) and (k < 0 or (most >= 0 and k > most)):
             raise OperandError("topk", "k", k, f"0 to {most}, the size of axis {at}" if most >= 0 else "0 or more")

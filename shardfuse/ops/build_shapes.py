@@ -64,7 +64,7 @@ class ShapeBuilder(Builder):
         """Axes of 1 repeated to ``shape``, -1 keeps an axis."""
         if len(shape) != self._tensor("expand", x).ndim:
             raise OperandError("expand", "shape", shape, f"{x.ndim} sizes")
-        wanted = [literal(n) for n in shape]
+        wanted = self._sizes("expand", "shape", shape)
         sizes = [old if n == -1 else (n if isinstance(n, int) else -1) for n, old in zip(wanted, x.shape, strict=True)]
         for k, (n, old) in enumerate(zip(sizes, x.shape, strict=True)):
             if old not in (1, -1, n) and n != -1:
@@ -105,7 +105,7 @@ class ShapeBuilder(Builder):
 
     def reshape(self, x: TensorView, new_shape: Sequence[Size]) -> TensorView:
         """The same elements in row-major order under ``new_shape``; one size may be -1."""
-        shape = [literal(n) for n in new_shape]
+        shape = self._sizes("reshape", "new_shape", new_shape)
         asked = [n for n in shape if isinstance(n, int)]
         if any(n < -1 for n in asked) or asked.count(-1) > 1:
             raise OperandError("reshape", "new_shape", list(new_shape), "sizes of 0 or more, and one -1 at most")
@@ -129,7 +129,8 @@ class ShapeBuilder(Builder):
         """A view of the elements from start to end by steps, for each axis; indices as in Python."""
         ndim = self._tensor("slice", x).ndim
         steps = [1] * ndim if strides is None else [literal(n) for n in strides]
-        starts, stops = [literal(n) for n in start_indices], [literal(n) for n in end_indices]
+        starts = self._sizes("slice", "start_indices", start_indices)
+        stops = self._sizes("slice", "end_indices", end_indices)
         for name, given in (("start_indices", starts), ("end_indices", stops), ("strides", steps)):
             if len(given) != ndim:
                 raise OperandError("slice", name, given, f"{ndim} of them, one for each axis")
@@ -143,7 +144,7 @@ class ShapeBuilder(Builder):
     def pad(self, x: TensorView, pad_widths: Sequence[Size], value: Operand | None = None) -> TensorView:
         """``value`` (0 where left out) before and after axes: widths in pairs, the last axis first, as torch has it."""
         ndim = self._tensor("pad", x).ndim
-        given = [literal(n) for n in pad_widths]
+        given = self._sizes("pad", "pad_widths", pad_widths)
         if len(given) % 2 or len(given) > 2 * ndim:
             raise OperandError("pad", "pad_widths", given, f"a pair for each of at most {ndim} axes")
         pairs = [(given[k], given[k + 1]) for k in range(0, len(given), 2)]
@@ -234,10 +235,8 @@ class ShapeBuilder(Builder):
         return given if number is None else number
 
     def _shape_argument(self, op: str, shape: Sequence[Size]) -> list[Size]:
-        sizes = [literal(n) for n in shape]
+        sizes = self._sizes(op, "shape", shape)
         for k, n in enumerate(sizes):
-            if not isinstance(n, int) and not (isinstance(n, Scalar) and n.dtype.is_integral):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise OperandError(op, f"shape[{k}]", n, "a number or an integer scalar")
             if isinstance(n, int) and n < 0:
                 raise OperandError(op, f"shape[{k}]", n, "0 or more")
         return sizes

@@ -97,6 +97,14 @@ class Builder:
             raise OperandError(op, argument, given, f"a number or a scalar for {dtype.name}")
         return value
 
+    def _sizes(self, op: str, argument: str, sizes: Sequence[Size]) -> list[Size]:
+        """Extents or indices: integers, and integer scalars whose value is not known yet."""
+        found = [literal(n) for n in sizes]
+        for k, n in enumerate(found):
+            if not isinstance(n, int) and not (isinstance(n, Scalar) and n.dtype.is_integral):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise OperandError(op, f"{argument}[{k}]", n, "a number or an integer scalar")
+        return found
+
     def _data_type(self, op: str, dtype: object) -> None:
         if not isinstance(dtype, DataType):
             raise OperandError(op, "dtype", dtype, DataType.expected(dtype))

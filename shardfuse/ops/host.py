@@ -67,7 +67,7 @@ def host_value(op: Pointwise | Cast, values: Sequence[Number], dtype: DataType) 
     if op.name in _DIRECT and not isinstance(values[0], bool) and DataType.Int is dtype:
         return _wrapped(cast(int, _DIRECT[op.name](*values)))
     entry = POINTWISE[op.name]
-    compute = max((_type_of(v) for v in (values[1:] if entry.rule is Rule.WHERE else values)), key=_WIDE.index)
+    compute = max((number_type(v) for v in (values[1:] if entry.rule is Rule.WHERE else values)), key=_WIDE.index)
     if entry.rule is Rule.FLOAT and compute.is_integral:
         compute = DataType.Double
     if entry.rule is Rule.LOGICAL:
@@ -98,7 +98,8 @@ def _wrapped(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-def _type_of(value: Number) -> DataType:
+def number_type(value: Number) -> DataType:
+    """The type of a host scalar that is ``value``."""
     if isinstance(value, bool):
         return DataType.Bool
     if isinstance(value, int):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -74,6 +74,11 @@ def _run_grouped_mm(values: Arguments, call: Call) -> torch.Tensor:
     if a.is_cuda and scales is not None and a.dtype == torch.float8_e4m3fn and len(given) == 5:
         return _scaled_by_torch(a, b, offsets, *scales, dtype)
     result = _grouped(a, b, [int(n) for n in offsets], scales)
+    return _finished(result, given, dtype)
+
+
+def _finished(result: torch.Tensor, given: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """``result * alpha + bias * beta``, of which each may be left out."""
     if "alpha" in given:
         result = result * given["alpha"]
     if "bias" in given:
@@ -153,12 +158,7 @@ def _run_scaled_mm(values: Arguments, call: Call) -> Result:
     a, b = given["mat1"], given["mat2"]
     dtype = _dtype_of(call)
     result = (a.float() * _scale_of(given["scale1"], a)) @ (b.float() * _scale_of(given["scale2"], b))
-    if "alpha" in given:
-        result = result * given["alpha"]
-    if "bias" in given:
-        bias = given["bias"]
-        result = result + (bias * given["beta"] if "beta" in given else bias)
-    return result.to(dtype)
+    return _finished(result, given, dtype)
 
 
 def _run_matmul(values: Arguments, _: Call) -> torch.Tensor:

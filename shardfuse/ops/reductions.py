@@ -55,24 +55,22 @@ def _sum(x: torch.Tensor, axes: Axes, dtype: DataType) -> torch.Tensor:
 
 
 def _product(x: torch.Tensor, axes: Axes, dtype: DataType) -> torch.Tensor:
-    x = x.to(dtype.accumulator.torch)
-    for axis in sorted(axes, reverse=True):
-        x = x.prod(axis)
-    return x.to(dtype.torch)
+    return _one_by_one(torch.prod, x.to(dtype.accumulator.torch), axes).to(dtype.torch)
 
 
 def _any(x: torch.Tensor, axes: Axes, dtype: DataType) -> torch.Tensor:
-    x = x.to(torch.bool)
-    for axis in sorted(axes, reverse=True):
-        x = x.any(axis)
-    return x.to(dtype.torch)
+    return _one_by_one(torch.any, x.to(torch.bool), axes).to(dtype.torch)
 
 
 def _all(x: torch.Tensor, axes: Axes, dtype: DataType) -> torch.Tensor:
-    x = x.to(torch.bool)
+    return _one_by_one(torch.all, x.to(torch.bool), axes).to(dtype.torch)
+
+
+def _one_by_one(reduce: Callable[[torch.Tensor, int], torch.Tensor], x: torch.Tensor, axes: Axes) -> torch.Tensor:
+    """``x`` with its axes reduced one after the other, by a function of torch's that takes one."""
     for axis in sorted(axes, reverse=True):
-        x = x.all(axis)
-    return x.to(dtype.torch)
+        x = reduce(x, axis)
+    return x
 
 
 _ORDER = {

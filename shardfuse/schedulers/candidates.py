@@ -13,7 +13,7 @@ from math import prod
 from ..device import Device
 from ..ir.digits import Axis
 from . import kernels_of, proposed
-from .limits import MAX_CHUNKS, WARPS, power_of_two
+from .limits import WARPS, power_of_two
 from .mix_order import analyse_mixed
 from .resources import resident, resources_of
 from .schedule import Immediate, RowLoop, Schedule, ScheduleError
@@ -56,7 +56,7 @@ def _made(make: Callable[[], Schedule]) -> Schedule | None:
 def may_run(scheduler: str, segment: Segment, schedule: Schedule, device: Device) -> bool:
     """Can a kernel of ``segment`` follow ``schedule``, and does it seem to spill no more than what is proposed?"""
     space = _space_of(scheduler, segment, device)
-    if space is None or not _is_in_chunks(space, schedule):
+    if space is None or not _is_in_chunks(space, schedule, device):
         return False
     if space.is_invariant and _order_of(schedule) != _order_of(proposed(scheduler, segment, device)):
         return False
@@ -75,12 +75,12 @@ def _order_of(schedule: Schedule) -> tuple[object, ...]:
     return schedule.order, schedule.residency, group, split, schedule.access, schedule.launch.warps
 
 
-def _is_in_chunks(space: Space, schedule: Schedule) -> bool:
+def _is_in_chunks(space: Space, schedule: Schedule, device: Device) -> bool:
     """Do the programs of a group have a chunk each, and is a held row cut into no more chunks than are unrolled?"""
     share = -(-space.reduced // max(schedule.members, 1))
     if schedule.members > 1 and share < schedule.reduced:
         return False
-    return not (schedule.is_held and space.r) or share <= MAX_CHUNKS * schedule.reduced
+    return not (schedule.is_held and space.r) or share <= device.measured.rows.chunks * schedule.reduced
 
 
 def _is_full(space: Space, schedule: Schedule) -> bool:

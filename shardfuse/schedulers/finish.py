@@ -20,7 +20,8 @@ def finishing(segment: Segment, space: Space, device: Device) -> Schedule:
     splits = power_of_two(space.reduced)
     if space.is_inner or space.kept == 1:
         return in_registers(segment, space, device)
-    lanes = power_of_two_within(max(4096 // (splits * max(len(streamed(segment, space)), 1)), 1))
+    held = splits * max(len(streamed(segment, space)), 1)
+    lanes = power_of_two_within(max(device.measured.columns.tile // held, 1))
     lanes = max(lanes, 16)
     return Schedule(Tile(min(lanes, power_of_two(space.kept)), splits))
 

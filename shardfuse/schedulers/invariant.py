@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..device import Device, InvariantRows
 from ..ir.expr import BoundTensor
-from .limits import MAX_CHUNKS, MAX_WARPS, WARP, power_of_two, vector
+from .limits import MAX_WARPS, WARP, power_of_two, widest
 from .schedule import Launch, Registers, Schedule, Tile
 from .segment import Segment
 from .space import Space, beside, streamed
@@ -23,12 +23,12 @@ def invariant_row(segment: Segment, space: Space, device: Device) -> Schedule | 
     if not (space.is_invariant and space.is_inner) or n <= tuned.short or space.phases > tuned.phases:
         return None
     inputs = streamed(segment, space)
-    width = max((vector(t.dtype, n, device) for t in inputs), default=4)
+    width = widest(inputs, n, device)
     warps = min(power_of_two(-(-n // (tuned.each * WARP))), MAX_WARPS)
     lanes = warps * WARP * width
     if warps > tuned.eager_warps and _used(n, lanes) < tuned.used <= _used(n, lanes // 2):
         warps //= 2
-    block = min(max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS))), power_of_two(n))
+    block = min(max(warps * WARP * width, power_of_two(-(-n // device.measured.rows.chunks))), power_of_two(n))
     is_eager = _is_eager(segment, space, inputs, warps, tuned)
     return Schedule(Tile(1, block), Registers(eager=is_eager), launch=Launch(warps))
 

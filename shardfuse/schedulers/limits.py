@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..device import LEAST_COPY, MAX_THREADS, WARP, Device
 from ..ir.dtype import DataType
+from ..ir.expr import BoundTensor
 from .schedule_parts import MAX_MEMBERS
 
 WARPS = 4
@@ -17,22 +20,8 @@ MAX_WARPS = 16
 WIDEST_WARPS = MAX_THREADS // WARP
 """Warps of a program that holds one of the longest rows.  RMSNorm of 8192 x 32768, bfloat16, took 278 us on an H200 so,
 with 16 warps 291."""
-MAX_CHUNKS = 24
-"""Chunks that a held row is unrolled into at the most: beyond, the code outgrows the instruction cache for no gain."""
-MAX_ROW_BYTES = 64 * 1024
-"""Bytes that a program holds of all streamed inputs of its row at the most: 128 of each thread of 16 warps."""
-SHORT_COLUMN = 128
-"""Reduced elements at the most that a tile of columns reads without a loop, where it needs them once."""
-MAX_COLUMN = 1024
-"""Reduced elements, of all inputs together, that a tile of columns holds in registers at the most."""
 MAX_TEAM = MAX_MEMBERS
 """Programs that share a row at the most, where each waits for a word of every other."""
-MANY_VECTORS = 2
-"""Vectors beside each input of a row, above which a kernel spends most of its time on them, and keeps the row's own
-elements out of the first-level cache.  LayerNorm of 8192 x 4096, float16, with 4 vectors, took 37.0 us on an H200 with
-the row kept out, 38.3 with the row in; RMSNorm of 32768 x 4096, with one vector, 133.6 and 129.7."""
-PROGRAMS_PER_MULTIPROCESSOR = 2
-"""Programs of each multiprocessor below which the memory idles while one of them waits."""
 INT32_LIMIT = 2**31
 """The first offset or index that does not fit 32 bits with a sign; from here on they are 64-bit."""
 NARROWEST_PIECE = 8
@@ -63,6 +52,11 @@ def vector(dtype: DataType, extent: int, device: Device) -> int:
     while extent % width:
         width //= 2
     return width
+
+
+def widest(tensors: Sequence[BoundTensor], extent: int, device: Device) -> int:
+    """Elements of the widest load of rows of ``extent`` elements; 4 where nothing is loaded."""
+    return max((vector(t.dtype, extent, device) for t in tensors), default=4)
 
 
 def is_odd(dtype: DataType, extent: int, device: Device) -> bool:

@@ -11,24 +11,22 @@ from collections.abc import Sequence
 from ..device import Device
 from ..ir.expr import BoundTensor
 from ..ir.op import Iota, Random, is_statistic
-from .late_team import late_team
-from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, power_of_two, vector
+from .lagged_group import lagged_group
+from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, power_of_two, widest
 from .online_reductions import online, takes_one_walk
 from .pairs import paired_team
 from .plan import KernelPlan, kernel_name
 from .resources import within_shared
 from .schedule import Access, Launch, Loop, Schedule, Tile
 from .segment import Segment
-from .space import Space, analyse, analysed, may_align_down, rereads, streamed
+from .space import Space, analyse_reduction, analysed, element_bytes, may_align_down, rereads, streamed
 from .team import cannot_exchange, columns_of, in_columns, looping_team
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` has no loop over reduced elements; ``None`` where it has."""
-    space = analyse(segment)
-    if isinstance(space, str):
-        return space
-    return None if space.r else "it has no reduction"
+    space = analyse_reduction(segment)
+    return space if isinstance(space, str) else None
 
 
 def propose(segment: Segment, device: Device) -> Schedule:
@@ -44,7 +42,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
         and rereads(again)
         and cannot_exchange(segment, space) is None
     ):
-        held = paired_team(joined, again, device) or late_team(joined, again, device)
+        held = paired_team(joined, again, device) or lagged_group(joined, again, device)
         if held is not None:
             return held
     space = in_columns(segment, space, device)
@@ -88,13 +86,13 @@ def in_loop(segment: Segment, space: Space, device: Device) -> Schedule:
     if space.is_inner:
         rows = 1 if space.reduced >= elements // 4 else min(elements // power_of_two(space.reduced), 16)
         block = min(elements // rows, power_of_two(space.reduced))
-        width = max((vector(t.dtype, space.reduced, device) for t in inputs), default=4)
+        width = widest(inputs, space.reduced, device)
         fold = width if width >= tuned.row_each // width else tuned.row_each // width
         return Schedule(Tile(rows, block), Loop(min(fold, block)), launch=Launch(LONG_WARPS))
     if space.grouped:
         columns, lanes = columns_of(segment, space, device)
         widths = in_powers_of_two(columns)
-        row = sum(widths) * max(sum(t.dtype.itemsize for t in inputs), 1)  # there may be none
+        row = sum(widths) * max(element_bytes(segment, space), 1)  # there may be none
         r_block = power_of_two(tuned.grouped_bytes // row + 1) // 2 or 1
         fold = _folded(inputs, space, device, r_block * widths[0] // WARPS, r_block)
         return Schedule(Tile(lanes, r_block, columns), Loop(fold), launch=Launch(WARPS))
@@ -103,7 +101,7 @@ def in_loop(segment: Segment, space: Space, device: Device) -> Schedule:
 
 def down_columns(inputs: Sequence[BoundTensor], space: Space, device: Device, each: int, across: int = 2) -> Schedule:
     """Tiles of columns, ``across`` wide loads of a warp along a row, ``each`` elements of all inputs a thread."""
-    width = max((vector(t.dtype, space.kept, device) for t in inputs), default=4)
+    width = widest(inputs, space.kept, device)
     x_block = min(across * WARP * width, power_of_two(space.kept))
     elements = WARPS * WARP * each // power_of_two(max(len(inputs), 1))
     r_block = min(max(elements // x_block, 1), power_of_two(space.reduced))
@@ -113,7 +111,7 @@ def down_columns(inputs: Sequence[BoundTensor], space: Space, device: Device, ea
 
 def _folded(inputs: Sequence[BoundTensor], space: Space, device: Device, of_a_warp: int, r_block: int) -> int:
     """Of a tile of columns: how many rows a thread has, whose loads are as wide as the columns allow."""
-    width = max((vector(t.dtype, space.kept, device) for t in inputs), default=4)
+    width = widest(inputs, space.kept, device)
     return min(max(of_a_warp // (WARP * width), 1), r_block)
 
 

@@ -14,7 +14,7 @@ after, ``split`` telling programs apart::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -27,14 +27,26 @@ from ..ir.op import Reduce
 from . import pointwise, reduction
 from .added_sums import added_sums
 from .finish import finish_of, finishing
-from .limits import MAX_CHUNKS, MAX_WARPS, PROGRAMS_PER_MULTIPROCESSOR, WARP, WARPS, power_of_two, vector
+from .limits import MAX_WARPS, WARP, WARPS, power_of_two, widest
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
 from .resources import carried, element_of, row_loop_fits, stages
 from .row_chunks import chunk_widths, least_chunk
-from .row_loop_schedule import is_in_pairs, late_walk, why_no_late_walk
+from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
-from .segment import Segment, leading_to
-from .space import Atoms, Space, analysed, beside, cut_into_atoms, listed, lost, storage_order
+from .segment import Segment, leading_to, segment_of
+from .space import (
+    Atoms,
+    Space,
+    analysed,
+    beside,
+    cut_into_atoms,
+    element_bytes,
+    listed,
+    lost,
+    narrowest,
+    storage_order,
+    streamed,
+)
 
 _SPLIT = "split"
 
@@ -61,7 +73,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
         return finishes
     if _tile(segment, mixed, device) is not None:
         return None
-    refusal = why_no_late_walk(segment, mixed.space, mixed.columns, device)
+    refusal = why_no_lagged_loop(segment, mixed.space, mixed.columns, device)
     if refusal is None:
         return None
     registers = _registers(segment, mixed, keeps=False)
@@ -80,14 +92,14 @@ def propose(segment: Segment, device: Device) -> Schedule:
     n = space.reduced
     tile = _tile(segment, mixed, device)
     if tile is None or (not tile.keeps and is_in_pairs(segment, space, mixed.columns, device)):
-        return late_walk(segment, space, mixed.columns, device)
+        return lagged_row_loop(segment, space, mixed.columns, device)
     walked = prod(a.extent for a in space.walked)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
     samples = prod(a.extent for a in space.x if a not in space.walked)
     wanted = max(device.multiprocessors * tile.programs // samples, 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
-    one = rows * n * sum(t.dtype.itemsize for t in segment.loads if space.is_streamed(t))
+    one = rows * n * element_bytes(segment, space)
     again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in beside(segment, space))  # as each row's loads
     own = tile.registers(device)
     return Schedule(
@@ -107,9 +119,8 @@ def _is_one_launch_faster(tile: _Tile, device: Device) -> bool:
     LayerNorm's backward of 32768 x 4096 took 202 us so, with a second launch 205; RMSNorm's of 8192 x 16384, a program
     of 16 warps for each multiprocessor, 217 and 209; LayerNorm's of 16384 x 5140, bound to 128 registers, 180 and 160.
     """
-    return (
-        tile.warps <= WARPS and tile.programs >= PROGRAMS_PER_MULTIPROCESSOR and tile.registers(device) >= MAX_REGISTERS
-    )
+    is_full = tile.programs * device.multiprocessors >= device.filling
+    return is_full and tile.warps <= WARPS and tile.registers(device) >= MAX_REGISTERS
 
 
 def _block(segment: Segment, space: Space, tile: _Tile, device: Device) -> int:
@@ -122,11 +133,10 @@ def _block(segment: Segment, space: Space, tile: _Tile, device: Device) -> int:
     """
     tuned = device.measured.row_loops
     n = space.reduced
-    width = max((vector(t.dtype, n, device) for t in segment.loads if space.is_streamed(t)), default=4)
+    width = widest(streamed(segment, space), n, device)
     if tile.rows == 1:
-        whole = max(WARP * width * tile.warps, power_of_two(-(-n // MAX_CHUNKS)))
-        itemsize = min((t.dtype.itemsize for t in segment.loads if space.is_streamed(t)), default=4)
-        return _chunk(n, whole, least_chunk(itemsize, tile.warps, whole), device)
+        whole = max(WARP * width * tile.warps, power_of_two(-(-n // device.measured.rows.chunks)))
+        return _chunk(n, whole, least_chunk(narrowest(segment, space), tile.warps, whole), device)
     row = power_of_two(n)
     blocks = [WARP * width >> k for k in range(tuned.halvings) if -(-n // (WARP * width >> k)) <= tuned.chunks]
     block = min(blocks or [power_of_two(-(-n // tuned.chunks))], key=lambda b: (-(-n // b) * b, -b))
@@ -144,7 +154,7 @@ def _chunk(n: int, whole: int, least: int, device: Device) -> int:
     tuned = device.measured.row_loops
     half = whole // 2
     for block in (whole, half):
-        if n % block == 0 and n <= block * MAX_CHUNKS:
+        if n % block == 0 and n <= block * device.measured.rows.chunks:
             return block
     few, many = (chunk_widths(n, block, least) for block in (whole, half))
     return half if len(many) <= tuned.few_chunks and len(dict.fromkeys(many)) < len(dict.fromkeys(few)) else whole
@@ -299,24 +309,20 @@ def _finishes(
     found: list[list[BoundTensor]] = []
     for t in mixed.after:
         for group in found:
-            if _why_no_finish(_leading(cut, [*group, t]), device) is None:
+            if _why_no_finish(segment_of(cut, [*group, t]), device) is None:
                 group.append(t)
                 break
         else:
-            reason = _why_no_finish(_leading(cut, [t]), device)
+            reason = _why_no_finish(segment_of(cut, [t]), device)
             if reason is not None:
                 return f"what follows the column sums is no reduction: {reason}"
             found.append([t])
-    return [_leading(cut, group) for group in found]
+    return [segment_of(cut, group) for group in found]
 
 
 def _why_no_finish(segment: Segment, device: Device) -> str | None:
     """``None`` too where there is a single partial result of each column."""
     return reduction.why_not(segment, device) and pointwise.why_not(segment, device)
-
-
-def _leading(exprs: Iterable[Expr], wanted: Sequence[BoundTensor]) -> Segment:
-    return Segment.of(leading_to(exprs, wanted), wanted)
 
 
 # registers

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ..device import Device
-from .limits import LONG_WARPS, MANY_VECTORS, MAX_TEAM, WARP, WIDEST_LOAD, power_of_two, vector
+from .limits import LONG_WARPS, MAX_TEAM, WARP, WIDEST_LOAD, power_of_two, vector
 from .resources import resident
 from .schedule import Group, Immediate, Launch, Schedule, Tile
 from .segment import Segment
-from .space import Space, beside
+from .space import Space, beside, streamed
 from .team import cannot_exchange
 
 
@@ -18,13 +18,13 @@ def paired_team(segment: Segment, space: Space, device: Device) -> Schedule | No
     multiprocessor it need not be shared out.
     """
     tuned = device.measured.pairs
-    walked, n = [t for t in segment.loads if space.is_streamed(t)], space.reduced
+    walked, n = streamed(segment, space), space.reduced
     if segment.loads != segment.inputs or space.inside != len(space.r) or space.phases != 2 or space.grouped:
         return None
     if cannot_exchange(segment, space) is not None:
         return None
     vectors = beside(segment, space)
-    if not space.is_inner or len(walked) != 1 or len(vectors) <= MANY_VECTORS or any(map(space.has_x, vectors)):
+    if not space.is_inner or len(walked) != 1 or len(vectors) <= tuned.many or any(map(space.has_x, vectors)):
         return None
     width = vector(walked[0].dtype, n, device)
     if width != WIDEST_LOAD or segment.has_indices:

@@ -13,20 +13,16 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.op import Random, Reduce
 from .invariant import invariant_row
-from .late_team import is_cut_short, late_team
+from .lagged_group import is_cut_short, lagged_group
 from .limits import (
-    MANY_VECTORS,
-    MAX_CHUNKS,
-    MAX_COLUMN,
-    MAX_ROW_BYTES,
     MAX_WARPS,
-    SHORT_COLUMN,
     WARP,
     WIDEST_LOAD,
     WIDEST_WARPS,
     power_of_two,
     power_of_two_within,
     vector,
+    widest,
 )
 from .online_reductions import online, takes_one_walk
 from .pairs import paired_team
@@ -34,7 +30,17 @@ from .plan import KernelPlan, kernel_name
 from .resources import held_values
 from .schedule import Access, Launch, Registers, Schedule, Tile
 from .segment import Segment, leading_to
-from .space import Space, analyse, analysed, beside, may_align_down, rereads, run_below, streamed
+from .space import (
+    Space,
+    analyse_reduction,
+    analysed,
+    beside,
+    element_bytes,
+    may_align_down,
+    rereads,
+    run_below,
+    streamed,
+)
 from .team import (
     are_few_held,
     columns_held_by_team,
@@ -45,38 +51,34 @@ from .team import (
 
 UNPACKED = (DataType.BFloat16, DataType.Half)
 """Types that are held two in a word."""
-LONG = 8192
-"""Rows up to this length are read in one go."""
 
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is not persistent; ``None`` where it is."""
-    space = analyse(segment)
+    space = analyse_reduction(segment)
     if isinstance(space, str):
         return space
-    if not space.r:
-        return "it has no reduction"
     if not rereads(space):
         return "nothing is read again after the reduction"
-    if space.reduced > LONG and takes_one_walk(segment):
+    if space.reduced > device.measured.rows.long and takes_one_walk(segment):
         return "running statistics take one walk over its long rows, which need not be held"
     space = in_columns(segment, space, device)
     if space.grouped:
         return why_not_held(segment, space, device)
-    refusal = too_long(segment, space)
+    refusal = too_long(segment, space, device)
     return refusal and why_not_held(segment, space, device)
 
 
-def too_long(segment: Segment, space: Space) -> str | None:
+def too_long(segment: Segment, space: Space, device: Device) -> str | None:
     """Why the registers of one program do not hold the reduced elements."""
     if not space.is_inner:
-        held = max(len(streamed(segment, space)), 1)
-        if space.reduced * held > MAX_COLUMN:
-            return f"a column of {held} x {space.reduced} elements is longer than {MAX_COLUMN}"
+        held, longest = max(len(streamed(segment, space)), 1), device.measured.columns.longest
+        if space.reduced * held > longest:
+            return f"a column of {held} x {space.reduced} elements is longer than {longest}"
         return None
-    row = space.reduced * sum(t.dtype.itemsize for t in streamed(segment, space))
-    if row > MAX_ROW_BYTES:
-        return f"a row of {space.reduced} elements is {row} bytes of input, more than {MAX_ROW_BYTES}"
+    row = space.reduced * element_bytes(segment, space)
+    if row > device.row_bytes:
+        return f"a row of {space.reduced} elements is {row} bytes of input, more than {device.row_bytes}"
     return None
 
 
@@ -89,8 +91,8 @@ def propose(segment: Segment, device: Device) -> Schedule:
     held = packed_row(segment, space, device) or paired_team(joined, analysed(joined), device)
     if held is not None:
         return held
-    if too_long(segment, space) is not None:
-        late = late_team(joined, analysed(joined), device, are_few_held=are_few_held(segment, space, device))
+    if too_long(segment, space, device) is not None:
+        late = lagged_group(joined, analysed(joined), device, are_few_held=are_few_held(segment, space, device))
         return late or held_by_team(segment, space, device)
     few = invariant_row(segment, space, device)
     few = few or _all_at_once(segment, space, device) or _pair(segment, space, device)
@@ -111,11 +113,11 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
         r_block = power_of_two(space.reduced)
         if space.reduced * held <= tuned.columns.rows:
             return Schedule(Tile(min(MAX_THREADS, power_of_two(space.kept)), 1))
-        if r_block <= SHORT_COLUMN:
+        if r_block <= tuned.columns.short:
             return Schedule(
                 Tile(power_of_two_within(min(max(tuned.columns.tile // (r_block * held), 16), 256)), r_block)
             )
-        warps = 4 if r_block <= MAX_COLUMN // 2 else 8
+        warps = 4 if r_block <= tuned.columns.longest // 2 else 8
         fits = power_of_two(tuned.columns.tall_tile // (space.reduced * held) + 1) // 2
         columns = power_of_two_within(max(min(fits, tuned.columns.tall_lanes * warps * WARP // (r_block * held)), 16))
         return Schedule(Tile(min(columns, power_of_two(space.kept)), r_block), launch=Launch(warps))
@@ -123,9 +125,9 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
     draws = any(isinstance(e.op, Random) for e in segment.exprs)
     if draws:
         held = max(held, tuned.rows.drawn)
-    width = _width(segment, space, device)
+    width = widest(inputs, n, device)
     if n * held <= tuned.rows.short * WARP:
-        return _several_rows(n, width, is_shared=bool(beside(segment, space)))
+        return _several_rows(n, width, device, is_shared=bool(beside(segment, space)))
     loads = n * held if width > 1 else 2 * n * held  # an element each: more threads have more of them on their way
     if space.phases > tuned.chains.phases:
         return _chain(n, held, loads, width, _rows_alike(segment, space), device)
@@ -135,7 +137,7 @@ def in_registers(segment: Segment, space: Space, device: Device) -> Schedule:
         warps = _or_four(warps, loads, space.phases, device)
     if held == 1 and n > tuned.rows.narrow * WARP * MAX_WARPS and space.phases == 2:
         warps = WIDEST_WARPS
-    block = max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS)))
+    block = max(warps * WARP * width, power_of_two(-(-n // device.measured.rows.chunks)))
     by_channel = any(map(space.has_x, beside(segment, space)))
     if by_channel and n % block and n % (block // 2) == 0:
         block //= 2  # no masks: the gradient of a group norm of 8 x 320 x 32 x 32, float16, took 8.7 us so, else 10.3
@@ -153,7 +155,7 @@ def _chain(n: int, held: int, loads: int, width: int, alike: int, device: Device
     tuned = device.measured
     few, wanted = (power_of_two(-(-loads // (each * WARP))) for each in (tuned.rows.short, tuned.chains.held))
     warps = min(max(min(few, tuned.chains.warps), wanted), MAX_WARPS)
-    block = min(max(warps * WARP * width, power_of_two(-(-n // MAX_CHUNKS))), power_of_two(n))
+    block = min(max(warps * WARP * width, power_of_two(-(-n // device.measured.rows.chunks))), power_of_two(n))
     rows = power_of_two(tuned.chains.rows_held * WARP * warps // (n * held) + 1) // 2 if warps < MAX_WARPS else 1
     most = min(2 if n % block else rows, alike)
     return Schedule(Tile(max(min(rows, most), 1), block), launch=Launch(warps))
@@ -188,12 +190,12 @@ def _pair(segment: Segment, space: Space, device: Device) -> Schedule | None:
         not space.is_inner
         or n <= tuned.rows.short * WARP
         or space.phases > tuned.chains.phases
-        or len(beside(segment, space)) <= MANY_VECTORS * len(inputs)
+        or len(beside(segment, space)) <= tuned.pairs.many * len(inputs)
     ):
         return None
     if segment.has_indices or held_values(segment, space, device) != 1:
         return None
-    if _width(segment, space, device) != WIDEST_LOAD:
+    if widest(inputs, n, device) != WIDEST_LOAD:
         return None
     for warps in (4, 8):
         block = warps * WARP * WIDEST_LOAD
@@ -201,11 +203,6 @@ def _pair(segment: Segment, space: Space, device: Device) -> Schedule | None:
         if 2 * n <= tuned.rows.paired * WARP * warps and (warps == 4 or tuned.rows.paired_lanes * whole <= n):
             return Schedule(Tile(2, block), launch=Launch(warps))
     return None
-
-
-def _width(segment: Segment, space: Space, device: Device) -> int:
-    """Elements of the widest load of a row."""
-    return max((vector(t.dtype, space.reduced, device) for t in streamed(segment, space)), default=4)
 
 
 def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | None:
@@ -226,7 +223,7 @@ def packed_row(segment: Segment, space: Space, device: Device) -> Schedule | Non
     if aligned:
         width = device.access_bytes // walked[0].dtype.itemsize
         n += width - 1
-    size = n * sum(t.dtype.itemsize for t in walked)
+    size = n * element_bytes(segment, space)
     warps = power_of_two(-(-size // (4 * tuned.words * WARP)))
     vectors = beside(segment, space)
     odd_bytes = tuned.odd_bytes if len(vectors) < 2 else tuned.odd_weighted_bytes
@@ -258,7 +255,7 @@ def beside_again(segment: Segment, vectors: Sequence[BoundTensor], space: Space)
 def _all_at_once(segment: Segment, space: Space, device: Device) -> Schedule | None:
     """A program for each of few rows; ``None`` where they are not few."""
     tuned = device.measured
-    n, width = space.reduced, _width(segment, space, device)
+    n, width = space.reduced, widest(streamed(segment, space), space.reduced, device)
     rows = -(-space.kept // device.multiprocessors)
     if not space.is_inner or rows > tuned.rows.few_turns or rows * n > tuned.rows.few_elements:
         return None
@@ -270,7 +267,7 @@ def _all_at_once(segment: Segment, space: Space, device: Device) -> Schedule | N
     return Schedule(Tile(1, min(warps * WARP * width, power_of_two(n))), Registers(eager=True), launch=Launch(warps))
 
 
-def _several_rows(n: int, width: int, *, is_shared: bool) -> Schedule:
+def _several_rows(n: int, width: int, device: Device, *, is_shared: bool) -> Schedule:
     """A warp takes whole rows, so that a reduction crosses no warp: chunks of one warp's load.
 
     Two warps take a row where that leaves a thread 8 to 16 values and rows share vectors: LayerNorm of 8192 x 1024,
@@ -282,8 +279,8 @@ def _several_rows(n: int, width: int, *, is_shared: bool) -> Schedule:
     block = min(whole, power_of_two(n))
     while n % block and block * 4 > whole:
         block //= 2
-    if n % block or -(-n // block) > MAX_CHUNKS:
-        block = max(min(whole, power_of_two(n)), power_of_two(-(-n // MAX_CHUNKS)))
+    if n % block or -(-n // block) > device.measured.rows.chunks:
+        block = max(min(whole, power_of_two(n)), power_of_two(-(-n // device.measured.rows.chunks)))
     return Schedule(Tile(max(4 * whole // block, 4), block), launch=Launch(4))
 
 

@@ -7,7 +7,9 @@ from itertools import takewhile
 from math import prod
 
 from ..device import Device
-from .limits import PROGRAMS_PER_MULTIPROCESSOR, WARP, WARPS, vector
+from ..ir.digits import Axis, extent
+from ..ir.expr import Expr, reads_of
+from .limits import WARP, WARPS, vector
 from .plan import KernelPlan, kernel_name
 from .schedule import Launch, Schedule, Tile
 from .segment import Segment
@@ -29,7 +31,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     widest = max((t.dtype.itemsize for t in streamed), default=4)
     each = max(device.access_bytes // widest, 1) * (2 if len(streamed) <= 4 else 1)
     block = WARPS * WARP * each
-    while block > WARPS * WARP and space.kept < block * device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR:
+    while block > WARPS * WARP and space.kept < block * device.filling:
         block //= 2
     return Schedule(Tile(block), launch=Launch(WARPS))
 
@@ -53,6 +55,15 @@ def in_rows(segment: Segment, space: Space, block: int, device: Device) -> Space
     idle = -columns % block
     is_aligned = all(vector(t.dtype, columns, device) * t.dtype.itemsize >= device.access_bytes for t in walked)
     least, lanes = (1, tuned.idle) if is_aligned else (tuned.fetched, tuned.odd_idle)
-    if len(by_row) < least or segment.loads != segment.inputs or idle * lanes > columns + idle:
+    is_cut = any(not _ends_along(e, along, space) for e in segment.windows.values())
+    if len(by_row) < least or is_cut or idle * lanes > columns + idle:
         return space
     return replace(space, sides=((), along))
+
+
+def _ends_along(window: Expr, along: Axis, space: Space) -> bool:
+    """Has ``window`` all elements of a row, but for some at its end?"""
+    axes = [(r, window.output.domain.logical[r.axis]) for r in reads_of(window)]
+    bounded = [axis for r, axis in axes if r.start > 0 or r.stop < extent(axis)]
+    atoms = [tuple(a for d in axis for a in space.pieces[d]) for axis in bounded]
+    return all(own == along for own in atoms) and all(r.start <= 0 and r.offset == 0 and r.step == 1 for r, _ in axes)

@@ -140,7 +140,7 @@ def why_not(found: Exchanged, device: Device) -> str | None:
             return f"{t} reduces nothing on this rank"
     if not space.is_inner or space.walked or in_columns(segment, space, device).grouped:
         return "what is reduced is not innermost"
-    refusal = too_long(segment, space)
+    refusal = too_long(segment, space, device)
     if refusal is not None:
         return refusal
     if space.kept > _MOST_ROWS:

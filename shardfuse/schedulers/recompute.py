@@ -17,7 +17,7 @@ from math import prod
 from ..ir.digits import extent
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
-from .segment import Segment, leading_to
+from .segment import Segment, segment_of
 
 Takes = Callable[[Segment, Segment], bool]
 """Is the second segment as good a kernel as the first, less or more a chain?"""
@@ -50,10 +50,6 @@ def recompute(
     return _live(found, free, outputs)
 
 
-def _only(exprs: Sequence[Expr], outputs: Sequence[BoundTensor]) -> Segment:
-    return Segment.of(leading_to(exprs, outputs), outputs)
-
-
 def _live(segments: Sequence[Segment], free: Sequence[bool], outputs: Collection[BoundTensor]) -> list[Segment]:
     """``segments`` without what nothing reads any more."""
     found: list[Segment] = []
@@ -61,7 +57,7 @@ def _live(segments: Sequence[Segment], free: Sequence[bool], outputs: Collection
     for segment, is_free in reversed(list(zip(segments, free, strict=True))):
         kept = [t for t in segment.outputs if t in read] if is_free else segment.outputs
         if kept:
-            segment = segment if len(kept) == len(segment.outputs) else _only(segment.exprs, kept)
+            segment = segment if len(kept) == len(segment.outputs) else segment_of(segment.exprs, kept)
             found.append(segment)
             read.update(segment.inputs)
     return found[::-1]
@@ -90,7 +86,7 @@ def _exchanged(
     exprs = sorted(dict.fromkeys((*reader.exprs, *chain)), key=position.__getitem__)
     kept = [t for t in maker.outputs if t is not tensor or is_stored]
     kept += [t for t in leaves if t not in maker.inputs and t not in kept]
-    return {a: _only(maker.exprs, kept), b: Segment.of(exprs, reader.outputs)}
+    return {a: segment_of(maker.exprs, kept), b: Segment.of(exprs, reader.outputs)}
 
 
 def _chain(maker: Segment, tensor: BoundTensor, there: Collection[BoundTensor]) -> tuple[list[Expr], list[BoundTensor]]:

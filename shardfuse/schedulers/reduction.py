@@ -18,29 +18,27 @@ from ..device import LEAST_COPY, MAX_THREADS, Device
 from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.expr import BoundTensor, Expr
-from ..ir.op import Pointwise, Random, Reduce
+from ..ir.op import Pointwise, Random
 from ..ops.table import POINTWISE
 from .finish import finish_of, finishing, fitting
 from .limits import (
-    MAX_CHUNKS,
     MAX_WARPS,
-    PROGRAMS_PER_MULTIPROCESSOR,
-    SHORT_COLUMN,
     WARP,
     WARPS,
     WIDEST_WARPS,
     power_of_two,
     vector,
+    widest,
 )
 from .looped import down_columns, in_loop
-from .persistent import LONG, in_registers, too_long
+from .persistent import in_registers, too_long
 from .plan import KernelPlan, kernel_name, one_launch
 from .resources import carried, summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
-from .segment import Segment, leading_to
+from .segment import Segment, leading_to, segment_of
 from .short_columns import run_of, short_columns
-from .space import Space, analyse, analysed, beside, rereads, stored_atoms, streamed
-from .split_k import element_bytes, evenly, in_full_turns, in_parts, is_for_one
+from .space import Space, analyse_reduction, analysed, beside, element_bytes, rereads, stored_atoms, streamed
+from .split_k import evenly, in_full_turns, in_parts, is_for_one
 
 _TANH = Pointwise("tanh")
 _HEAVY = (*map(Pointwise, ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "lgamma")), _TANH)
@@ -50,11 +48,9 @@ of GELU, 32768 x 4096 of bfloat16, took 446 us so on an H200, else 524."""
 
 def why_not(segment: Segment, device: Device) -> str | None:
     """Why ``segment`` is no plain reduction; ``None`` where it is."""
-    space = analyse(segment)
+    space = analyse_reduction(segment)
     if isinstance(space, str):
         return space
-    if not space.r:
-        return "it has no reduction"
     if rereads(space):
         again = next(t for t, phase in space.phase.items() if phase and space.has_r(t))
         return f"{again} needs reduced elements again after a reduction"
@@ -67,7 +63,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     space = analysed(segment)
     if not (space.is_inner or space.grouped):
         return _columns(segment, space, device)
-    wanted = device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
+    wanted = device.filling
     schedule = in_loop(segment, space, device)
     programs = -(-space.kept // schedule.kept)
     turns = -(-space.reduced // schedule.reduced)
@@ -90,11 +86,11 @@ def propose(segment: Segment, device: Device) -> Schedule:
 def _is_unrolled(segment: Segment, space: Space, device: Device) -> bool:
     """Does no loop walk what is reduced?  Not long rows whose arithmetic takes registers, which would spill."""
     tuned = device.measured.reductions
-    if space.reduced > LONG and _needs_registers(segment):
+    if space.reduced > device.measured.rows.long and _needs_registers(segment):
         return False
     if space.is_inner:
         return space.reduced * max(element_bytes(segment, space), 1) <= tuned.unrolled_bytes
-    return space.reduced <= LONG and too_long(segment, space) is None
+    return space.reduced <= device.measured.rows.long and too_long(segment, space, device) is None
 
 
 def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
@@ -103,9 +99,10 @@ def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
     if not space.is_inner:
         return in_registers(segment, space, device)
     inputs, n = streamed(segment, space), space.reduced
-    width = max((vector(t.dtype, n, device) for t in inputs), default=4)
+    width = widest(inputs, n, device)
     each = max(tuned.row_bytes // max(element_bytes(segment, space), 1), 1)
-    warps = min(power_of_two(-(-2 * n // (3 * each * WARP))), MAX_WARPS if n <= LONG else WIDEST_WARPS)
+    most = MAX_WARPS if n <= device.measured.rows.long else WIDEST_WARPS
+    warps = min(power_of_two(-(-2 * n // (3 * each * WARP))), most)
     loads = 1
     if len(inputs) > 1 and warps > 2 * WARPS:
         # fewer registers: the weight gradients of a group norm of 2 x 960 x 96 x 96 took 27 us so, else 36
@@ -114,7 +111,7 @@ def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
     if several > WARPS or n <= WARP * width:
         return in_registers(segment, space, device).sized(kept=max(several, 1))
     rows = max(WARPS // warps, 1)
-    block = max(WARP * width * max(warps, WARPS) * loads // rows, power_of_two(-(-n // MAX_CHUNKS)))
+    block = max(WARP * width * max(warps, WARPS) * loads // rows, power_of_two(-(-n // device.measured.rows.chunks)))
     if loads > 1 and n == 2 * block:
         block = n  # the weight gradients of a group norm of 2 x 640 x 64 x 64: 11.0 us so, in two chunks 12.2
     return Schedule(Tile(rows, min(block, power_of_two(n))), launch=Launch(max(warps, WARPS)))
@@ -124,14 +121,15 @@ def _columns(segment: Segment, space: Space, device: Device) -> Schedule:
     """Tiles of columns, split into as many parts as there are programs wanted."""
     tuned = device.measured.reductions
     inputs = streamed(segment, space)
-    wanted = device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
+    wanted = device.filling
     if space.reduced * max(len(inputs), 1) <= tuned.few_rows:
         lanes = min(MAX_THREADS, power_of_two(space.kept))
         while lanes > WARP * WARPS and space.kept < wanted * lanes:
             lanes //= 2
         return Schedule(Tile(lanes, 1), launch=Launch(WARPS))
     is_stored = any(map(space.has_r, segment.outputs))
-    if space.reduced * max(len(inputs), 1) <= SHORT_COLUMN and not (is_stored or _needs_registers(segment)):
+    is_short = space.reduced * max(len(inputs), 1) <= device.measured.columns.short
+    if is_short and not (is_stored or _needs_registers(segment)):
         return short_columns(inputs, space, device)
     rows = _unaligned_rows(segment, space, device)
     is_wide = rows * space.kept >= tuned.wide_enough
@@ -231,7 +229,7 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
         assert wider is not None, space
         space = wider
     split = Digit(Root("split", schedule.parts), 1, schedule.parts)
-    partials = {e: _workspace(e, space, split) for e in segment.exprs if _reduces(e, space)}
+    partials = {e: _workspace(e, space, split) for e in segment.exprs if space.reduces(e)}
     first = _first(segment, space, partials)
     second = _second(segment, space, partials)
     second_space = analysed(second)
@@ -248,10 +246,6 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     if not schedule.is_one_launch or (shares and second_space.x != space.x):
         return plans
     return (one_launch("reduction", segment, plans, shares=shares),)
-
-
-def _reduces(expr: Expr, space: Space) -> bool:
-    return isinstance(expr.op, Reduce) and space.has_r(expr.tensors[0]) and not space.has_r(expr.output)
 
 
 def _workspace(expr: Expr, space: Space, split: Digit) -> BoundTensor:
@@ -285,4 +279,4 @@ def _second(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -
     gone = (0, *(k for k, a in enumerate(space.x, 1) if all(a not in space.atoms[e.output] for e in partials)))
     finished = {e.output: finish_of(e, w, gone) for e, w in partials.items()}
     cut = [finished.get(e.output, e) for e in segment.exprs]
-    return Segment.of(leading_to(cut, kept), kept)
+    return segment_of(cut, kept)

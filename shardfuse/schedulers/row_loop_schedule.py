@@ -1,4 +1,4 @@
-"""late_walk: how teams walk rows that no program holds, and add up columns as they go (``mix_order``).
+"""lagged_row_loop: how groups loop over rows that no program holds, and add up columns as they go (``mix_order``).
 
 A member has its columns of all rows of its team, so that sums of columns stay in its registers, and reads rows before
 it asks for the statistics of those that it has (``codegen/pipelined_row_loop.py``).
@@ -60,7 +60,7 @@ class _Row:
         return found and (bound(found[0]), *found[1:])
 
 
-def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> str | None:
+def why_no_lagged_loop(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> str | None:
     """Why no team walks the rows of ``segment``.  ``columns``: its reductions down columns."""
     tuned = device.measured.row_loops
     refusal = cannot_exchange(segment, space)
@@ -85,7 +85,7 @@ def why_no_late_walk(segment: Segment, space: Space, columns: Sequence[Expr], de
     longest = MAX_TEAM * row.share(row.shape[-1])
     if n > longest:
         return f"{n} elements are more than {longest}, what a team of {MAX_TEAM} programs holds"
-    schedule = late_walk(segment, space, columns, device)
+    schedule = lagged_row_loop(segment, space, columns, device)
     if space.kept * schedule.members < tuned.lagged_turns * schedule.programs:
         return f"{space.kept} rows are few"
     return None
@@ -97,11 +97,12 @@ def is_in_pairs(segment: Segment, space: Space, columns: Sequence[Expr], device:
     LayerNorm's backward of 4096 x 12288, bfloat16, took 90 us on an H200 so, and 101; of 16384 x 12288 308 and 356.
     """
     return (
-        why_no_late_walk(segment, space, columns, device) is None and _row(segment, space, columns, device).is_in_pairs
+        why_no_lagged_loop(segment, space, columns, device) is None
+        and _row(segment, space, columns, device).is_in_pairs
     )
 
 
-def late_walk(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> Schedule:
+def lagged_row_loop(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> Schedule:
     """Teams as small as hold a row, as many as are resident; of a smaller GPU, the one that fits.
 
     One launch and two took as long on an H200: of RMSNorm's backward of 8192 x 32768, bfloat16, 399 and 405 us, of

@@ -12,7 +12,7 @@
 How a group exchanges is part of the group, because no program without a group exchanges anything, and a row loop of a
 group exchanges along rows while its column sums are split: two questions with an answer each.  What cannot be is
 refused when a schedule is made (``ScheduleError``), so that what is proposed, tried by the tuner or read from a file
-can be run.  What a device and the strides of a tensor allow beside is for ``KernelPlan`` and for ``codegen/access.py``.
+can be run.  What a device and the strides of a tensor allow beside is for ``KernelPlan`` and ``codegen/misaligned.py``.
 """
 
 from __future__ import annotations

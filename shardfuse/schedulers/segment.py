@@ -100,6 +100,11 @@ def leading_to(exprs: Iterable[Expr], wanted: Iterable[BoundTensor]) -> list[Exp
     return found[::-1]
 
 
+def segment_of(exprs: Iterable[Expr], outputs: Sequence[BoundTensor]) -> Segment:
+    """What of ``exprs`` leads to ``outputs``."""
+    return Segment.of(leading_to(exprs, outputs), outputs)
+
+
 def read_once(segments: Iterable[Segment], outputs: Iterable[BoundTensor]) -> frozenset[BoundTensor]:
     """What one of the segments alone reads, and no caller: its storage may be written over by that segment."""
     times = Counter(t for segment in segments for t in segment.inputs)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..device import LEAST_COPY, Device
 from ..ir.expr import BoundTensor
-from .limits import PROGRAMS_PER_MULTIPROCESSOR, WARPS, power_of_two, vector
+from .limits import WARPS, power_of_two, vector, widest
 from .schedule import Launch, Schedule, Tile
 from .space import Space
 
@@ -21,10 +21,8 @@ def short_columns(inputs: Sequence[BoundTensor], space: Space, device: Device) -
     tuned = device.measured.reductions
     if any(vector(t.dtype, run_of(space), device) * t.dtype.itemsize <= LEAST_COPY for t in inputs):
         x_block, r_block = tuned.narrow_short_tile
-        while (
-            x_block > tuned.least_lanes and space.kept < x_block * device.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
-        ):
+        while x_block > tuned.least_lanes and space.kept < x_block * device.filling:
             x_block, r_block = x_block // 2, r_block * 2
         return Schedule(Tile(min(x_block, power_of_two(space.kept)), r_block), launch=Launch(WARPS))
-    width = max((vector(t.dtype, space.kept, device) for t in inputs), default=4)
+    width = widest(inputs, space.kept, device)
     return Schedule(Tile(min(tuned.short_lanes * width, power_of_two(space.kept)), tuned.short_rows), launch=Launch(1))

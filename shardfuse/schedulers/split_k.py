@@ -11,7 +11,7 @@ from .plan import may_be_stages
 from .resources import resident, within_shared
 from .schedule import Schedule, Split
 from .segment import Segment
-from .space import Space, streamed
+from .space import Space, element_bytes
 
 
 def evenly(
@@ -90,8 +90,3 @@ def in_full_turns(segment: Segment, space: Space, schedule: Schedule, device: De
         return schedule
     halved = schedule.with_warps(warps // 2).sized(reduced=half).accumulating(min(schedule.accumulated, half))
     return in_parts(segment, space, halved, device)
-
-
-def element_bytes(segment: Segment, space: Space) -> int:
-    """Of all inputs, that each tile reads its own part of."""
-    return sum(t.dtype.itemsize for t in streamed(segment, space))

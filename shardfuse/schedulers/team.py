@@ -10,22 +10,21 @@ from dataclasses import dataclass, replace
 from ..device import LINE_BYTES, Device
 from ..ir.dtype import DataType
 from ..ir.expr import Expr
-from ..ir.op import Reduce, Statistic
+from ..ir.op import Statistic
 from .limits import (
     LONG_WARPS,
-    MAX_ROW_BYTES,
     MAX_TEAM,
     MAX_WARPS,
     WARP,
     in_powers_of_two,
     power_of_two,
-    vector,
+    widest,
 )
 from .online_reductions import takes_one_walk
 from .resources import carried, resident, resident_copies, turn_bytes
 from .schedule import Group, Immediate, Launch, Schedule, Tile
 from .segment import Segment
-from .space import Space, as_columns, streamed
+from .space import Space, as_columns, element_bytes, narrowest, streamed
 
 _EXCHANGED_BYTES = 16
 """Bytes of the results that a member gives another at once, of a softmax or a variance: two words of 64 bits."""
@@ -33,12 +32,8 @@ _EXCHANGED_BYTES = 16
 
 def cannot_exchange(segment: Segment, space: Space) -> str | None:
     """Why the programs of a team cannot finish the reductions of ``segment``."""
-    wide = next((e.output for e in segment.exprs if _is_reduction(e, space) and not _is_one_word(e)), None)
+    wide = next((e.output for e in segment.exprs if space.reduces(e) and not _is_one_word(e)), None)
     return None if wide is None else f"{wide} is accumulated in 64 bits, a word of an exchange holds 32"
-
-
-def _is_reduction(expr: Expr, space: Space) -> bool:
-    return isinstance(expr.op, Reduce) and space.has_r(expr.tensors[0]) and not space.has_r(expr.output)
 
 
 def _is_one_word(expr: Expr) -> bool:
@@ -71,14 +66,13 @@ def in_columns(segment: Segment, space: Space, device: Device) -> Space:
     Short is less than a line; more where no program would hold a row, one of few, as its runs would be found twice.
     """
     tuned = device.measured.groups
-    walked = streamed(segment, space)
     run = tuned.short_run if _is_read_twice(segment, space, device) else LINE_BYTES
-    return as_columns(space, run // min((t.dtype.itemsize for t in walked), default=4))
+    return as_columns(space, run // narrowest(segment, space))
 
 
 def _is_read_twice(segment: Segment, space: Space, device: Device) -> bool:
-    row = space.reduced * sum(t.dtype.itemsize for t in streamed(segment, space))
-    return space.kept <= device.multiprocessors and row > MAX_ROW_BYTES and not are_few_held(segment, space, device)
+    row = space.reduced * element_bytes(segment, space)
+    return space.kept <= device.multiprocessors and row > device.row_bytes and not are_few_held(segment, space, device)
 
 
 def why_not_held(segment: Segment, space: Space, device: Device) -> str | None:
@@ -151,7 +145,7 @@ def held_by_team(segment: Segment, space: Space, device: Device) -> Schedule:
     tuned = device.measured.groups
     smallest = _rows_alone(segment, space, device)
     warps, registers = smallest.warps, smallest.registers
-    width = max((vector(t.dtype, space.reduced, device) for t in streamed(segment, space)), default=4)
+    width = widest(streamed(segment, space), space.reduced, device)
     schedule = Schedule(Tile(1, warps * WARP * width), launch=Launch(warps, registers=registers))
     group = _filling(schedule, smallest.members, space, resident(device, warps, registers), schedule.reduced)
     is_once = group.programs // group.members >= space.kept
@@ -191,8 +185,8 @@ def looping_team(segment: Segment, space: Space, schedule: Schedule, device: Dev
         return _filled(segment, space, schedule, warps, device)
 
     if not space.is_inner:
-        itemsize = min((t.dtype.itemsize for t in streamed(segment, space)), default=4)
-        lanes = min(schedule.kept, LINE_BYTES // itemsize)  # a word for each lane of each member: no more than a line
+        # a word for each lane of each member: no more than a line
+        lanes = min(schedule.kept, LINE_BYTES // narrowest(segment, space))
         schedule = _narrowed(schedule, lanes)
         while schedule.launch.warps < MAX_WARPS and _is_for_wider(schedule, filled(schedule), space, device):
             schedule = schedule.with_warps(2 * schedule.launch.warps).sized(reduced=2 * schedule.reduced)
@@ -295,7 +289,7 @@ def _in_cache(segment: Segment, space: Space, schedule: Schedule, group: Group, 
     """
     tuned = device.measured.groups
     columns, lanes = schedule.columns or schedule.kept, schedule.kept
-    one = columns * space.reduced * sum(t.dtype.itemsize for t in streamed(segment, space))
+    one = columns * space.reduced * element_bytes(segment, space)
     members = group.members
     while min(-(-space.kept // columns), group.programs // members) * one > tuned.cached * device.l2_bytes:
         members *= 2
@@ -310,7 +304,7 @@ def _in_cache(segment: Segment, space: Space, schedule: Schedule, group: Group, 
 def columns_of(segment: Segment, space: Space, device: Device) -> tuple[int, int]:
     """Of columns in groups: how many a program takes, whole groups and a line of memory, and in how many lanes."""
     tuned = device.measured.groups
-    itemsize = min((t.dtype.itemsize for t in streamed(segment, space)), default=4)
+    itemsize = narrowest(segment, space)
     groups = space.x[-1 - space.inside].extent
     sizes = [
         n * space.grouped for n in range(1, groups + 1) if groups % n == 0 and n * space.grouped <= tuned.widest_columns

@@ -13,7 +13,7 @@ from math import prod
 
 from ..device import LINE_BYTES, Device
 from ..ir.digits import Axis, Digit
-from .limits import LONG_WARPS, PROGRAMS_PER_MULTIPROCESSOR, power_of_two
+from .limits import LONG_WARPS, power_of_two
 from .plan import KernelPlan, kernel_name
 from .schedule import Launch, Schedule, Sides
 from .segment import Segment
@@ -39,7 +39,7 @@ def propose(segment: Segment, device: Device) -> Schedule:
     x_block = min(along, max(side, side * side // across))
     y_block = min(across, max(side, side * side // x_block))
     programs = -(-space.kept // (x_block * y_block))
-    wanted, smallest = PROGRAMS_PER_MULTIPROCESSOR * device.multiprocessors, device.measured.maps.smallest
+    wanted, smallest = device.filling, device.measured.maps.smallest
     while programs < wanted and x_block * y_block > smallest:
         x_block, y_block = (x_block // 2, y_block) if x_block > y_block else (x_block, y_block // 2)
         programs *= 2

@@ -147,14 +147,25 @@ def begin_mix_order_T19_T18_partial(T0_ptr, T3_ptr, T1_ptr, first, c, T2_0, T2_1
 
 
 @triton.jit
-def meet_all(ptr):
-    """Come, and wait until every program of this launch has: the count only grows, by as many in each launch."""
+def arrive(ptr):
+    """Come: how many have, ever, this program among them."""
     tl.debug_barrier()
-    programs = tl.num_programs(0)
-    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
-    last = (come + programs - 1) // programs * programs
-    while come < last:
+    return tl.atomic_add(ptr, 1, sem="acq_rel") + 1
+
+
+@triton.jit
+def wait_for(ptr, come, count):
+    """Wait until ``count`` have come, of whom ``come`` had: one thread asks, for all."""
+    while (come - count).to(tl.int32) < 0:
         come = tl.atomic_add(ptr, 0, sem="acquire")
+
+
+@triton.jit
+def meet_all(ptr):
+    """Come, and wait until every program of this launch has: each launch adds as many to the count."""
+    come = arrive(ptr)
+    programs = tl.num_programs(0)
+    wait_for(ptr, come, (come + programs - 1) // programs * programs)
     tl.debug_barrier()
 
 
@@ -198,7 +209,7 @@ def mix_order_T19_T20(
     T18_partial_acc_0 = tl.zeros([1024], tl.float32)
     T18_partial_acc_1 = tl.zeros([1024], tl.float32)
 
-    x = tl.minimum(team * 2, i0 - 2).to(tl.int64)
+    x = (team * 2).to(tl.int64)
     words, T11_part_x0, T11_part_x1 = begin_mix_order_T19_T18_partial(T0_ptr, T3_ptr, T1_ptr, first, c, T2_0, T2_1, x)
     epoch += 1
     box = mailbox_ptr + ((epoch & 3) * teams + team) * 32

@@ -13,14 +13,25 @@ import triton.language as tl
 
 
 @triton.jit
-def meet_all(ptr):
-    """Come, and wait until every program of this launch has: the count only grows, by as many in each launch."""
+def arrive(ptr):
+    """Come: how many have, ever, this program among them."""
     tl.debug_barrier()
-    programs = tl.num_programs(0)
-    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
-    last = (come + programs - 1) // programs * programs
-    while come < last:
+    return tl.atomic_add(ptr, 1, sem="acq_rel") + 1
+
+
+@triton.jit
+def wait_for(ptr, come, count):
+    """Wait until ``count`` have come, of whom ``come`` had: one thread asks, for all."""
+    while (come - count).to(tl.int32) < 0:
         come = tl.atomic_add(ptr, 0, sem="acquire")
+
+
+@triton.jit
+def meet_all(ptr):
+    """Come, and wait until every program of this launch has: each launch adds as many to the count."""
+    come = arrive(ptr)
+    programs = tl.num_programs(0)
+    wait_for(ptr, come, (come + programs - 1) // programs * programs)
     tl.debug_barrier()
 
 

@@ -41,12 +41,23 @@ def post(ptr, epoch, value):
 
 
 @triton.jit
-def meet(ptr, count):
-    """Come, and wait until ``count`` have: one thread asks, for all."""
+def arrive(ptr):
+    """Come: how many have, ever, this program among them."""
     tl.debug_barrier()
-    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
-    while come.to(tl.int32) - count < 0:
+    return tl.atomic_add(ptr, 1, sem="acq_rel") + 1
+
+
+@triton.jit
+def wait_for(ptr, come, count):
+    """Wait until ``count`` have come, of whom ``come`` had: one thread asks, for all."""
+    while (come - count).to(tl.int32) < 0:
         come = tl.atomic_add(ptr, 0, sem="acquire")
+
+
+@triton.jit
+def meet(ptr, count):
+    """Come, and wait until ``count`` have."""
+    wait_for(ptr, arrive(ptr), count)
 
 
 @triton.jit

@@ -9,10 +9,16 @@ import triton.language as tl
 
 
 @triton.jit
-def is_last(ptr, programs):
-    """Come: the last of so many?  The count only grows, by as many in each launch."""
+def arrive(ptr):
+    """Come: how many have, ever, this program among them."""
     tl.debug_barrier()
-    come = tl.atomic_add(ptr, 1, sem="acq_rel") + 1
+    return tl.atomic_add(ptr, 1, sem="acq_rel") + 1
+
+
+@triton.jit
+def is_last(ptr, programs):
+    """Come: the last of so many?  Each launch adds as many to the count."""
+    come = arrive(ptr)
     tl.debug_barrier()
     return come % programs == 0
 

@@ -1,78 +1,47 @@
-"""Ranks that wait for each other inside of kernels, on a GPU each, as processes: late, stopped, gone, or elsewhere."""
+"""Ranks that wait for each other inside of kernels, as processes: late, stopped, gone, or elsewhere.
+
+Each has a GPU of its own where there are two; else they take turns on one (SHARDFUSE_SHARED_GPU), where the words, the
+waits, the faults and the memory are the same, and NCCL is not there.
+"""
 
 from __future__ import annotations
 
 import re
 import shutil
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
-from process_environment import environment
+from exchange_processes import outcome
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.alone,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
-SCRIPT = Path(__file__).with_name("exchange_ranks.py")
 LIMIT = 20.0
 """Seconds from the fault to the end of the other rank."""
 
 
-def outcome(case: str, under: Sequence[str] = ()) -> tuple[list[int], list[str], float]:
-    """Exit codes and outputs of both ranks, and when the last of them ended.  under: what runs each of them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    world |= {"SHARDFUSE_EXCHANGE": "symmetric"}
-    ranks = [
-        subprocess.Popen(
-            [*under, sys.executable, str(SCRIPT), case],
-            env=environment() | world | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        texts = [rank.communicate(timeout=120)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [rank.returncode for rank in ranks], texts, time.time()
-
-
-def test_late_ranks_and_changing_sizes_are_no_fault() -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_late_ranks_and_changing_sizes_are_no_fault(ranks: int, tmp_path: Path) -> None:
     """One stands still for seconds; then sizes change in every call, and 100,000 calls are replayed out of step."""
-    codes, texts, _ = outcome("go_on")
-    assert codes == [0, 0], "\n".join(texts)
+    codes, texts, _ = outcome("go_on", tmp_path, ranks=ranks)
+    assert codes == [0] * ranks, "\n".join(texts)
     assert all("done" in text for text in texts)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="needs compute-sanitizer")
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-def test_no_access_is_out_of_bounds_and_no_shared_memory_is_raced_for(tool: str) -> None:
+def test_no_access_is_out_of_bounds_and_no_shared_memory_is_raced_for(tool: str, tmp_path: Path) -> None:
     under = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--kernel-name", "kernel_substring=exchange"]
-    codes, texts, _ = outcome("few", under)
+    codes, texts, _ = outcome("few", tmp_path, under)
     assert codes == [0, 0], "\n".join(texts)
 
 
 @pytest.mark.parametrize("case", ["kill", "raise", "other", "leave"])
-def test_a_rank_that_waits_in_a_kernel_for_one_that_does_not_come_ends(case: str) -> None:
-    codes, texts, ended = outcome(case)
+def test_a_rank_that_waits_in_a_kernel_for_one_that_does_not_come_ends(case: str, tmp_path: Path) -> None:
+    codes, texts, ended = outcome(case, tmp_path)
     told = re.search(r"^fault (\S+)$", texts[1], re.MULTILINE)
     assert told is not None, "\n".join(texts)
-    assert codes[0] == 1, texts[0]
+    assert codes[0] == 1, "\n".join(texts)
     assert ended - float(told[1]) < LIMIT, texts[0]
     assert re.search(r"^shardfuse: rank 0: .*rank 1\b", texts[0], re.MULTILINE), texts[0]
     assert case != "raise" or "ValueError: a bug" in texts[1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from promise_cases import CASES, assert_rows_alike, define, inputs
+from functional_promises import CALLS, listed
+from promise_cases import CASES, assert_rows_alike, bits, define, inputs
 
 from shardfuse import DataType, nn
 from shardfuse.schedulers.space import Space
@@ -53,3 +54,15 @@ def test_modules_and_their_gradients(n: int) -> None:
         for rows in (slice(0, 1), slice(7, 9), slice(100, 227), slice(1000, 3000)):
             for found, wanted in zip(in_parts(module, x, dy, rows), whole, strict=True):
                 assert torch.equal(found.view(torch.int16), wanted[rows].view(torch.int16)), (module, rows)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "add_layer_norm", "softmax", "cross_entropy"])
+def test_functions(name: str) -> None:
+    """A row of a call that promises has the same bits in any batch."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(2048, 32, generator=generator).cuda()
+    with torch.device("cuda"):
+        whole = listed(CALLS[name](x, invariant="batch"))
+        for count in (1, 7, 300):
+            for found, wanted in zip(listed(CALLS[name](x[:count], invariant="batch")), whole, strict=True):
+                assert torch.equal(bits(found), bits(wanted[:count]))

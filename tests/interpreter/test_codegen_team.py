@@ -23,7 +23,7 @@ from shardfuse.executor.kernel import load_function
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.ir.op import Broadcast
-from shardfuse.schedulers import looped, persistent, team
+from shardfuse.schedulers import looped, persistent
 from shardfuse.schedulers.schedule import Access, Group, Immediate, Lagged, Loop, Schedule, Tile
 from shardfuse.schedulers.segment import Segment
 
@@ -237,7 +237,7 @@ def test_a_group_is_all_columns_of_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unrolled: bool, members: int, shape: list[int]
 ) -> None:
     """Runs of a line and more, of rows that nobody would hold: here, none of this size would be held."""
-    monkeypatch.setattr(team, "MAX_ROW_BYTES", 0)
+    monkeypatch.setattr(Device, "row_bytes", 0)
     known = H200.measured
     looping = replace(H200, measured=replace(known, groups=replace(known.groups, few_members=0)))
     group = Group(members, members) if members else None

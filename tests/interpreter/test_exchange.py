@@ -22,13 +22,13 @@ from shardfuse.schedulers import sent_words
 
 def run(world: Ranks, tensors: list[dict[BoundTensor, torch.Tensor]], directory: Path) -> None:
     """The kernel of all ranks on the ``tensors`` of each, as often as words have to go round."""
-    plan, ranks = world.plan, len(tensors)
+    plan = world.plan
     launches = world.launches(directory, interpret=True)
     rounds = 1 + max(len(plan.exchange.statistics), 1)
     rounds += sum(isinstance(e.op, Reduce) for e in plan.segment.exprs) * (plan.exchange.members > 1)
     for _ in range(rounds):
         for rank, launch in enumerate(launches):
-            world.tables[rank][3 + 2 * ranks :] = 7
+            world.set_launches(7, rank)
             launch(None, *(tensors[rank][t] for t in (*plan.segment.inputs, *plan.segment.outputs)))
 
 
@@ -44,7 +44,7 @@ def test_what_all_ranks_have_together(kind: str, rows: int, n: int, ranks: int, 
         for rank, t in enumerate(tensors):
             parts = [piece_of_output(kind, v[k], ranks, rank) for v in (wide, eager)]
             assert_near(t[out], parts[0], parts[1].bfloat16(), n=2, what=f"output {k} of rank {rank}")
-    assert all(own[3 + 2 * ranks] == 8 for own in world.tables)
+    assert all(world.launches_of(rank) == 8 for rank in range(ranks))
 
 
 @pytest.mark.parametrize("kind", ["rms_norm", "layer_norm", "softmax"])
@@ -95,13 +95,13 @@ def test_a_program_that_has_given_up_stores_no_rows(tmp_path: Path, monkeypatch:
     tensors = [world.pieces(PARTIAL, rank, given) for rank in range(2)]
     flags = sent_words.flags_of_rows(world.plan.exchange)
     world.slots[1].fill_(77)
-    world.tables[0][7:] = 1 << 32 | 6  # six turns, and has given up
+    world.tables[0][8:] = 1 << 32 | 6  # six turns, and has given up
     launch = world.launches(tmp_path, interpret=True)[0]
     launch(None, *(tensors[0][t] for t in (*world.plan.segment.inputs, *world.plan.segment.outputs)))
     assert set(world.slots[1][:flags].tolist()) == {77, int(GONE)}
     assert world.slots[1][flags:].eq(77).all()
     assert all(tensors[0][t].isnan().all() for t in world.plan.segment.outputs)
-    assert world.tables[0][7] == 1 << 32 | 7
+    assert world.tables[0][8] == 1 << 32 | 7
 
 
 def test_rows_are_sent_without_their_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 import torch
+from functional_promises import CALLS, listed
 from fusion_check import bound_piece, local_arguments
 from promise_cases import CASES, assert_rows_alike, bits, define, inputs
 from torch.distributed.tensor import Shard
@@ -236,3 +237,28 @@ def test_a_batch_norm_by_kept_statistics() -> None:
     whole = norm(x)
     torch.testing.assert_close(whole, torch.nn.functional.batch_norm(x, torch.zeros(4), torch.ones(4)))
     assert torch.equal(bits(norm(x[1:2])), bits(whole[1:2]))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_rows_of_functions_have_the_bits_that_they_have_alone(name: str) -> None:
+    x = torch.randn(7, 32, generator=torch.Generator().manual_seed(4))
+    whole, plain = listed(CALLS[name](x, invariant="batch")), listed(CALLS[name](x))
+    for found, wanted in zip(whole, plain, strict=True):
+        torch.testing.assert_close(found, wanted)
+    for found, wanted in zip(listed(CALLS[name](x[:1], invariant="batch")), whole, strict=True):
+        assert torch.equal(bits(found), bits(wanted[:1]))
+
+
+def test_a_function_that_promises_keeps_it_when_compiled() -> None:
+    """torch.compile breaks its graph there: its own kernels would promise nothing."""
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(4))
+    for name in ("rms_norm", "softmax"):
+        graphs: list[torch.fx.GraphModule] = []
+
+        def seen(graph: torch.fx.GraphModule, _: object, graphs=graphs) -> torch.fx.GraphModule:
+            graphs.append(graph)
+            return graph
+
+        compiled = torch.compile(lambda x, name=name: CALLS[name](x.neg(), invariant="batch"), backend=seen)
+        assert torch.equal(bits(compiled(x)), bits(CALLS[name](-x, invariant="batch")))
+        assert not any("rsqrt" in g.code or "exp" in g.code for g in graphs)

@@ -39,6 +39,7 @@ READERS: dict[str, Callable[[Environment], object]] = {
     "SHARDFUSE_CHECK": lambda env: "replicas" if read_settings(env).check_replicas else "nothing",
     "SHARDFUSE_EXCHANGE": lambda env: read_settings(env).exchange,
     "SHARDFUSE_HEARTBEAT_LIMIT": lambda env: read_settings(env).heartbeat_limit,
+    "SHARDFUSE_SHARED_GPU": lambda env: read_settings(env).shared_gpu,
     "SHARDFUSE_STRICT": lambda env: read_settings(env).strict,
     "SHARDFUSE_TIMEOUT": lambda env: read_settings(env).timeout,
     "TRITON_INTERPRET": lambda env: read_settings(env).triton_interpret,

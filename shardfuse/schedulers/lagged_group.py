@@ -1,4 +1,7 @@
-"""late_team: teams that read rows before they ask for the results of those that they have (``codegen/late.py``)."""
+"""lagged_group: groups of programs that read rows before they wait for the results of those that they have.
+
+The kernel is written by ``codegen/lagged_rows.py``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def is_cut_short(walked: Sequence[BoundTensor], space: Space, device: Device) ->
     return space.run != space.reduced and min(widths, default=0) < device.access_bytes
 
 
-def late_team(segment: Segment, space: Space, device: Device, *, are_few_held: bool = False) -> Schedule | None:
+def lagged_group(segment: Segment, space: Space, device: Device, *, are_few_held: bool = False) -> Schedule | None:
     """A team that reads its next row before it waits for this one; ``None`` where that does not pay.
 
     ``space``: of the segment with its statistics joined.  ``are_few_held``: may a small team hold each row instead?
@@ -42,7 +45,9 @@ def late_team(segment: Segment, space: Space, device: Device, *, are_few_held: b
         return None
     if not 1 <= len(walked) <= _INPUTS or any(t.dtype is not walked[0].dtype for t in walked):
         return None
-    form = _late_form({e.op.kind for e in segment.exprs if isinstance(e.op, Statistic)}, walked, vectors, space, device)
+    form = _lagged_form(
+        {e.op.kind for e in segment.exprs if isinstance(e.op, Statistic)}, walked, vectors, space, device
+    )
     if form is None:
         return None
     block = form.warps * WARP * form.width
@@ -74,7 +79,7 @@ def late_team(segment: Segment, space: Space, device: Device, *, are_few_held: b
 
 
 @dataclass(frozen=True)
-class _LateForm:
+class _LaggedForm:
     """How a late team holds a row.
 
     ``width``: elements of a load.  ``rows``: that it reads before it waits for one.  ``is_folded``: it takes a variance
@@ -91,13 +96,13 @@ class _LateForm:
     is_copied_ahead: bool = False
 
 
-def _late_form(
+def _lagged_form(
     kinds: set[StatisticKind],
     walked: Sequence[BoundTensor],
     vectors: Sequence[BoundTensor],
     space: Space,
     device: Device,
-) -> _LateForm | None:
+) -> _LaggedForm | None:
     """``None`` where no team holds a row.  ``vectors``: beside rows.  ``kinds``: the statistics of its kernel."""
     tuned = device.measured.lagged
     dtype, n = walked[0].dtype, space.reduced
@@ -106,24 +111,24 @@ def _late_form(
     is_element_wise = space.is_invariant and is_odd(dtype, n, device)
     if is_narrow and (is_element_wise or (is_variance and loaded < tuned.fold)):
         size = _sized(row, WARPS, tuned.single_bytes, device.bound(tuned.single_resident))
-        return size and _LateForm(*size, max(loaded, tuned.single_each))
+        return size and _LaggedForm(*size, max(loaded, tuned.single_each))
     is_aligned = is_narrow and not is_variance and may_align_down(dtype, space, device)
     is_aligned = is_aligned and (n * dtype.itemsize > tuned.odd_weighted_bytes if vectors else loaded == 1)
     width = device.access_bytes // dtype.itemsize if is_aligned else max(loaded, 2)
     if is_aligned and not vectors:
         size = _sized(row, tuned.odd_warps, tuned.odd_held_bytes, device.bound(tuned.most_resident))
-        return size and _LateForm(*size, width, is_aligned=True)
+        return size and _LaggedForm(*size, width, is_aligned=True)
     if is_softmax and is_narrow and len(walked) == 1:
         size = _sized(row, WARPS, tuned.two_ahead_bytes, device.bound(tuned.two_ahead_resident))
-        return size and _LateForm(*size, width, rows=2, is_aligned=is_aligned)
+        return size and _LaggedForm(*size, width, rows=2, is_aligned=is_aligned)
     is_folded = is_variance and len(walked) == 1 and width >= tuned.fold
     copied = sum(t.dtype.itemsize for t in (*walked, *vectors))
     held = len(walked) * max(dtype.itemsize, 2)
-    size = _late_size(row, _few_members(kinds, held, copied, device, is_folded=is_folded), device)
+    size = _lagged_size(row, _few_members(kinds, held, copied, device, is_folded=is_folded), device)
     if size is None or (size[0] > WARPS and not is_folded and len(walked) == 1):
         return None
     is_ahead = not (is_softmax or is_aligned) and len(walked) == 1
-    return _LateForm(*size, width, is_folded=is_folded, is_aligned=is_aligned, is_copied_ahead=is_ahead)
+    return _LaggedForm(*size, width, is_folded=is_folded, is_aligned=is_aligned, is_copied_ahead=is_ahead)
 
 
 def _few_members(kinds: set[StatisticKind], held: int, copied: int, device: Device, *, is_folded: bool) -> int:
@@ -138,7 +143,7 @@ def _few_members(kinds: set[StatisticKind], held: int, copied: int, device: Devi
     return tuned.folded_members if is_folded and fits else tuned.members
 
 
-def _late_size(row: int, few: int, device: Device) -> tuple[int, int, int] | None:
+def _lagged_size(row: int, few: int, device: Device) -> tuple[int, int, int] | None:
     """Warps of a program, members of a team, and registers of a thread, for a row of so many bytes.
 
     ``None`` where it is too long.  ``few``: how many members have few registers.
@@ -155,6 +160,6 @@ def _late_size(row: int, few: int, device: Device) -> tuple[int, int, int] | Non
 
 
 def _sized(row: int, warps: int, held: int, registers: int) -> tuple[int, int, int] | None:
-    """``_late_size`` of threads that hold at most so many bytes of a row: no more members than that takes."""
+    """``_lagged_size`` of threads that hold at most so many bytes of a row: no more members than that takes."""
     members = max(-(-row // (warps * WARP * held)), 2)
     return (warps, members, registers) if members <= MAX_TEAM else None

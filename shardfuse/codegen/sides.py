@@ -1,4 +1,13 @@
-"""Tiles with two sides: offsets of a program's place ``b``, and of ``y`` across and ``x`` along the tile."""
+"""Tiles with sides that are each contiguous in some tensor: offsets of a program's place ``b``, of ``y`` and of ``x``.
+
+*Two sides*, ``y`` across the tile and ``x`` along it, are for tensors whose fastest axes differ.  *One side* is a
+pointwise walk whose programs stay within one row ``b``, at ``x`` along it: what a row has one of is loaded once, where
+in a flat walk each element finds out which row it is of, and fetches that value for itself::
+
+    b = program // blocks; x = program % blocks * block + lanes
+    T2 = load(T2_ptr + b)
+    T0 = load(T0_ptr + b * columns + x, x < columns)
+"""
 
 from __future__ import annotations
 
@@ -7,6 +16,7 @@ from math import gcd, prod
 from ..ir.digits import Axis
 from ..ir.layout import local_extent
 from ..schedulers.limits import INT32_LIMIT, power_of_two
+from .bodies import load_and_compute
 from .emitter import Emitter
 from .indexing import dynamic_terms, groups
 from .tile import Chunk, Strides
@@ -17,8 +27,8 @@ ACROSS = "i1"
 """Argument: elements across the tile."""
 
 
-class Turned(Emitter):
-    """An emitter whose tiles have a side ``y`` where others have the reduced elements."""
+class Sided(Emitter):
+    """An emitter whose tiles have a side ``x``, and where there is an other a side ``y`` where others have ``r``."""
 
     def extents(self, atoms: Axis) -> list[int]:
         return [local_extent(a, self.tile.coordinates) for a in atoms]
@@ -60,7 +70,7 @@ class Turned(Emitter):
         return [
             name
             for name, there, total, block in (
-                ("x_mask", in_x, self.along, self.x_block),
+                ("x_mask", in_x and not self.is_before_ends, self.along, self.x_block),
                 ("y_mask", in_r, self.across, self.y_block),
             )
             if there and total % block
@@ -71,16 +81,13 @@ def write_flat(e: Emitter) -> None:
     """Loads, math and stores, once."""
     (chunk,) = e.tile.chunks()
     outputs = e.plan.segment.outputs
-    e.load_needed(outputs, chunk)
-    e.out.paragraph()
-    for tensor in outputs:
-        e.value(tensor, chunk)
+    load_and_compute(e, outputs, [chunk])
     e.out.paragraph()
     for tensor in outputs:
         e.store(tensor, chunk)
 
 
-def turned_index(e: Turned) -> tuple[dict[str, tuple[int, str]], list[str]]:
+def turned_index(e: Sided) -> tuple[dict[str, tuple[int, str]], list[str]]:
     """Extent arguments with their values and types, and the lines that make ``b``, ``y`` and ``x``."""
     integers: dict[str, tuple[int, str]] = {}
     lines: list[str] = []
@@ -103,3 +110,18 @@ def turned_index(e: Turned) -> tuple[dict[str, tuple[int, str]], list[str]]:
     if e.across % e.y_block:
         lines.append(f"y_mask = y < {ACROSS}")
     return integers, ["    " + line for line in lines]
+
+
+def rows_index(e: Sided) -> list[str]:
+    """The lines that make ``b`` and ``x``.  The length of a row is literal: each program divides by it."""
+    along, block = e.along, e.x_block
+    blocks, program = -(-along // block), "tl.program_id(0)"
+    lines: list[str] = []
+    if e.tile.x_total > along:
+        row = f"{program} // {blocks}" if blocks > 1 else program
+        lines.append(f"b = ({row}).to(tl.int64)" if e.tile.x_wide else f"b = {row}")
+        program = f"{program} % {blocks}" if blocks > 1 else "0"
+    lines.append(f"x = {program} * {block} + tl.arange(0, {block})" if blocks > 1 else f"x = tl.arange(0, {block})")
+    if along % block:
+        lines.append(f"x_mask = x < {along}")
+    return ["    " + line for line in lines]

@@ -26,11 +26,11 @@ from ..ir.op import is_statistic
 from ..schedulers.limits import WARP, WARPS
 from ..schedulers.schedule_parts import REGISTERS_OF_A_THREAD
 from .arithmetic import converted
-from .bodies import parts_of, take_whole, write_last_phase
-from .emitter import Text
+from .bodies import load_and_compute, parts_of, take_whole, write_last_phase
 from .group_exchange import collect_late_lines, polled_helpers, post_lines
-from .source import Writer, call_of, signature, tuple_of
-from .tile import Chunk
+from .misaligned import OddRows
+from .source import Text, Writer, call_of, signature, tuple_of
+from .tile import X_SIZE, Chunk
 from .words import PACKED, UNPACK, Words
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -79,6 +79,29 @@ class Late(Words):
     def begin(self) -> None:
         """Lines that a row begins with."""
 
+    @property
+    def row_count(self) -> str:
+        """Text of how many rows there are."""
+        return "1" if self.tile.is_alone else X_SIZE
+
+    @property
+    def step(self) -> str:
+        """Text that makes rows of turns, of which each has several."""
+        return f" * {self.schedule.turn}" if self.schedule.turn > 1 else ""
+
+    @property
+    def is_cut(self) -> bool:
+        """Has the last turn fewer rows?"""
+        return self.tile.x_total % self.schedule.turn != 0 or (self.space.is_invariant and self.schedule.turn > 1)
+
+    def turn_lines(self) -> list[str]:
+        """The rows of a turn, whose first is x, where there are several."""
+        return []
+
+    standing: Sequence[str] = ()
+    """The lines before the loop."""
+    stored: Sequence[str] = ()
+    """The lines behind it."""
     carried: list[str]
     """What the next turn needs of a row."""
     reads: Sequence[str] = ()
@@ -87,6 +110,13 @@ class Late(Words):
     """The lines that make it, and this program's part of the statistics."""
     parts: list[tuple[DataType, str]]
     """That part: type and name of each number."""
+
+
+class OddLate(OddRows, Late):
+    """Of misaligned rows."""
+
+    def begin(self) -> None:
+        self.begin_row()
 
 
 def write_late(e: Late) -> None:
@@ -112,12 +142,12 @@ def _write_reads(e: Late, chunks: Sequence[Chunk]) -> None:
         for tensor in e.plan.segment.inputs:
             if e.space.is_streamed(tensor):
                 e.value(tensor, chunk)
-    e.reads, e.is_ahead = _taken(e), False
+    e.reads, e.is_ahead = taken(e), False
     e.values = {}
     e.begin()
 
 
-def _taken(e: Late) -> list[str]:
+def taken(e: Late) -> list[str]:
     """The lines written so far, none of which what follows sees."""
     lines = [*e.head.lines, *([""] if e.head.lines else []), *e.out.lines]
     e.head, e.out, e.offsets = Writer(), Writer(), {}
@@ -130,18 +160,13 @@ def write_begin(e: Late, chunks: Sequence[Chunk]) -> None:
     if e.is_ahead:
         e.carried = []
         wanted += [t for t in e.plan.segment.inputs if e.space.is_streamed(t)]
-    for chunk in chunks:
-        e.load_needed(wanted, chunk)
-    e.out.paragraph()
-    for chunk in chunks:
-        for tensor in wanted:
-            e.value(tensor, chunk)
+    load_and_compute(e, wanted, chunks)
 
 
 def end_begin(e: Late, parts: list[tuple[DataType, str]]) -> None:
     """All lines up to here are ``e.begun``, which ends with this program's ``parts`` of the statistics."""
     e.parts = parts
-    e.begun = _taken(e)
+    e.begun = taken(e)
     e.is_ahead = False
 
 
@@ -169,13 +194,14 @@ def _has_registers_left(e: Late) -> bool:
     return not is_unpacked and not is_full
 
 
-def begin_function(e: Late, name: str, known: Sequence[str]) -> list[str]:
+def _begin_function(e: Late, name: str, known: Sequence[str]) -> list[str]:
     """Makes ``begin`` a helper; gives its arguments: the names that it uses of ``known``, and the row x."""
     parts = ", ".join(n for _, n in e.parts)
+    begun = [*e.turn_lines(), *e.begun]
     if e.reads:
-        return _function(e, f"begin_{name}", [*e.begun, f"    return {parts}"], [*known, "x", "words"])
+        return _function(e, f"begin_{name}", [*begun, f"    return {parts}"], [*known, "x", "words"])
     last = ["", *tuple_of("words", e.carried), f"    return words, {parts}"]
-    return _function(e, f"begin_{name}", [*e.begun, *last], [*known, "x"])
+    return _function(e, f"begin_{name}", [*begun, *last], [*known, "x"])
 
 
 def _function(e: Late, name: str, lines: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -185,55 +211,57 @@ def _function(e: Late, name: str, lines: Sequence[str], known: Sequence[str]) ->
     return given
 
 
-def begin_lines(e: Late, name: str, given: Sequence[str]) -> tuple[list[str], list[str]]:
+def _begin_lines(e: Late, name: str, known: Sequence[str]) -> tuple[list[str], list[str]]:
     """The lines that read rows and post what they give, before the loop and in it."""
+    given = _begin_function(e, name, known)
     parts, post = ", ".join(n for _, n in e.parts), post_lines(e.plan, e.parts, e.tile.exchanged)
     first = call_of(f"words, {parts}", f"begin_{name}", given, 1)
-    return [*first, *post], [*call_of(f"ahead, {parts}", f"begin_{name}", given, 2), *post]
+    turn = [_row(e, f"row + teams{e.step}"), *call_of(f"ahead, {parts}", f"begin_{name}", given, 2)]
+    return [*first, *post], [*turn, *post]
 
 
-def _two_ahead(e: Late, name: str, known: Sequence[str], rows: str) -> tuple[list[str], list[str]]:
-    """``begin_lines`` where loads are done one turn before what is made of them, and the row that each is of."""
+def _two_ahead(e: Late, name: str, known: Sequence[str]) -> tuple[list[str], list[str]]:
+    """``_begin_lines`` where loads are done one turn before what is made of them."""
     returned = ["", *tuple_of("words", e.carried), "    return words"]
     read = _function(e, f"read_{name}", [*e.reads, *returned], [*known, "x"])
-    begin = begin_function(e, name, known)
+    begin = _begin_function(e, name, known)
     of_ahead = ["ahead" if n == "words" else n for n in begin]
     parts, post = ", ".join(n for _, n in e.parts), post_lines(e.plan, e.parts, e.tile.exchanged)
     first = [*call_of("words", f"read_{name}", read, 1), *call_of(parts, f"begin_{name}", begin, 1), *post]
-    first += [_row("team + teams", rows), *call_of("ahead", f"read_{name}", read, 1)]
-    turn = [_row("row + 2 * teams", rows), *call_of("beyond", f"read_{name}", read, 2), _row("row + teams", rows)]
+    first += [_row(e, "team + teams"), *call_of("ahead", f"read_{name}", read, 1)]
+    turn = [_row(e, "row + 2 * teams"), *call_of("beyond", f"read_{name}", read, 2), _row(e, "row + teams")]
     return first, [*turn, *call_of(parts, f"begin_{name}", of_ahead, 2), *post]
 
 
-def _row(text: str, rows: str) -> str:
-    """x of this row, or of the last one."""
-    return f"x = tl.minimum({text}, {rows} - 1).to(tl.int64)"
+def _row(e: Late, text: str) -> str:
+    """x of the turn that begins with this row, or of the last turn again."""
+    return f"x = tl.minimum({text}, {e.row_count} - {1 if e.is_cut else e.schedule.turn}).to(tl.int64)"
 
 
-def names_of(lines: Sequence[str], parameters: Iterable[str]) -> list[str]:
+def _names_of(lines: Sequence[str], parameters: Iterable[str]) -> list[str]:
     """The names that a kernel has behind ``lines``."""
     known = [p.split(":")[0] for p in parameters]
     return known + [n.strip() for line in lines if (m := _ASSIGNED.match(line)) for n in m[1].split(",")]
 
 
-def late_lines(e: Late, name: str, preamble: Sequence[str], parameters: Iterable[str], rows: str) -> list[str]:
-    """The body of the kernel; ``begin`` goes to the helpers.  ``rows``: text of their number."""
-    known, last = names_of(preamble, parameters), ["words = ahead"]
-    if e.schedule.lag > 1:
-        first, turn = _two_ahead(e, name, known, rows)
-        last.append("ahead = beyond")
-    else:
-        first, again = begin_lines(e, name, begin_function(e, name, known))
-        turn = [_row("row + teams", rows), *again]
-    x = "x = row" if e.interpret else "x = row.to(tl.int64)"
-    first, turn = ["x = team.to(tl.int64)", *first], [*turn, x]
-    loop = f"for row in tl.range(team, {rows}, teams, num_stages={e.schedule.launch.stages}):"
-    body = [*(f"    {line}" for line in turn), *e.head.lines, "", *e.out.lines, *(f"    {line}" for line in last)]
+def pipelined_loop(e: Late, name: str, preamble: Sequence[str], parameters: Iterable[str]) -> list[str]:
+    """The body of the kernel; ``begin`` goes to the helpers."""
+    known, last = _names_of([*preamble, *e.standing], parameters), ["words = ahead"]
+    first, turn = (_two_ahead if e.schedule.lag > 1 else _begin_lines)(e, name, known)
+    last += ["ahead = beyond"] if e.schedule.lag > 1 else []
+    start = f"(team{e.step})" if e.step else "team"
+    first = [f"x = {start}.to(tl.int64)", *first]
+    turn = [*turn, "x = row" if e.interpret else "x = row.to(tl.int64)"]
+    rows = f"team{e.step}, {e.row_count}, teams{e.step}"
+    body = [*turn, *(line[4:] for line in (*e.turn_lines(), *e.head.lines, "", *e.out.lines)), *last]
     return [
+        *e.standing,
+        *([""] if e.standing else []),
         *(f"    {line}" for line in first),
         "",
-        f"    {loop}",
-        *(f"    {line}" if line else "" for line in body),
+        f"    for row in tl.range({rows}, num_stages={e.schedule.launch.stages}):",
+        *(f"        {line}" if line else "" for line in body),
         "",
+        *e.stored,
         "    tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))",
     ]

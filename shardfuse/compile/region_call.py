@@ -1,0 +1,114 @@
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false, reportAttributeAccessIssue=false
+"""A region as generated code of Inductor calls it: no dispatcher, no program text, nothing looked up by its tensors.
+
+    region_0f3a = shardfuse_region("def nvfuser_fusion(fd ...", {1: ((2, 8, 64), (512, 64, 1))})
+    ...
+    buf3 = region_0f3a.run(buf0, buf1, primals_2)          # all sizes are static
+    buf3 = region_0f3a.at((s0, ), buf0, buf1, primals_2)   # sizes are those of the symbols
+
+An object stands for one place of generated code, or for several whose inputs are laid out alike.  What Inductor has
+guarded, or laid out itself, is not checked again: shapes, strides, dtypes and devices.  The first call, and the first
+one of other sizes, goes the checked way, and what it bound runs from then on.
+
+The dict has the layouts of views of which the call is given the tensor that they view: both are one address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch._C._dynamo import guards
+from torch.autograd import profiler
+
+from ..executor.binding import Argument
+from ..executor.host_program import Program as HostProgram
+from ..executor.options import CompileOptions
+from .kept_regions import KeptRegion
+from .ledger import note_cached_text
+from .region_op import program_of
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+Run = Callable[..., Sequence[torch.Tensor]]
+_view = cast(Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor], guards._reinterpret_tensor)
+_RANGE = "shardfuse::region_v1"
+MOST = 256
+"""Sizes for which one place keeps what it bound; one more empties the table."""
+
+
+class RegionCall:
+    """``run(*inputs, *numbers)`` and ``at(sizes, *inputs, *numbers)`` give the outputs.
+
+    ``text``: of the program.  ``views``: by the place of an input, the shape and strides of a view of which the call is
+    given the base.  ``sizes``: those of a call's symbols, from which its layouts follow.
+    """
+
+    __slots__ = ("_text", "_views", "bound", "run")
+
+    def __init__(self, text: str, views: Mapping[int, Layout] | None = None) -> None:
+        self._text, self._views = text, dict(views or {})
+        self.run: Run = self._first
+        self.bound: dict[Hashable, Run] = {}
+
+    def at(self, sizes: Hashable, *arguments: Argument) -> Sequence[torch.Tensor]:
+        run = self.bound.get(sizes)
+        if run is not None:
+            return run(*arguments)
+        if len(self.bound) >= MOST:
+            self.bound.clear()
+        outputs, run = self._checked(arguments)
+        self.bound[sizes] = run
+        return outputs
+
+    def _first(self, *arguments: Argument) -> Sequence[torch.Tensor]:
+        outputs, self.run = self._checked(arguments)
+        return outputs
+
+    def _checked(self, arguments: Sequence[Argument]) -> tuple[Sequence[torch.Tensor], Run]:
+        """The outputs, and what gives those of later calls."""
+        note_cached_text(self._text)
+        whole = self._as_declared(arguments, self._views)
+        kept = KeptRegion(self._text, whole, CompileOptions.from_environment())
+        program = kept.read()
+        if program is not None:
+            run = self._direct(program)
+            return run(*arguments), run
+        fd = program_of(self._text).fd
+        outputs = fd.execute(whole)
+        made = fd.fec.ready(whole)
+        if made is None:
+            return outputs, self._always_checked
+        kept.write(made.program)
+        return outputs, self._direct(made.program)
+
+    def _direct(self, program: HostProgram) -> Run:
+        run = cast(Run, program.run)
+        rest = {k: layout for k, layout in self._views.items() if k not in program.by_address}
+        if rest:
+            return _seen_by_profilers(lambda *arguments: run(*self._as_declared(arguments, rest)))
+        return _seen_by_profilers(run)
+
+    def _always_checked(self, *arguments: Argument) -> Sequence[torch.Tensor]:
+        return self._checked(arguments)[0]
+
+    @staticmethod
+    def _as_declared(arguments: Sequence[Argument], views: Mapping[int, Layout]) -> list[Argument]:
+        """With the views, where the call was given their bases."""
+        found = list(arguments)
+        for k, (shape, strides) in views.items():
+            found[k] = _view(cast(torch.Tensor, found[k]), shape, strides, 0)
+        return found
+
+
+def _seen_by_profilers(run: Run) -> Run:
+    """``run`` as a range of its own while torch's profiler records."""
+    state: Any = profiler
+
+    def observed(*arguments: Argument) -> Sequence[torch.Tensor]:
+        if state._is_profiler_enabled:
+            with torch.autograd.profiler.record_function(_RANGE):
+                return run(*arguments)
+        return run(*arguments)
+
+    return observed

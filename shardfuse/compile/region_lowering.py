@@ -1,0 +1,113 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportMissingParameterType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
+"""What Inductor writes for a region: one call of an object of the generated module, see ``region_call.py``.
+
+before, as for any op that Inductor does not know::
+
+    buf3 = torch.ops.shardfuse.region_v1.default('def nvfuser_fusion(...', [buf0, reinterpret_tensor(buf1, ...)], [64])
+    buf4 = buf3[0]
+    assert_size_stride(buf4, (64, 8), (8, 1), 'torch.ops.shardfuse.region_v1.default')
+
+after::
+
+    buf3 = region_0f3a.run(buf0, buf1)
+    buf4 = buf3[0]
+
+Where Inductor writes for another host than Python the op is called; into C++ the pass hands nothing over.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import sympy
+import torch
+from torch._inductor import ir, lowering
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.virtualized import V
+
+from .region_op import REGION, program_of
+
+_IMPORT = "from shardfuse.compile.region_call import RegionCall as shardfuse_region"
+_WRAPPERS = (PythonWrapperCodegen, SubgraphPythonWrapperCodegen)
+
+
+class RegionKernel(ir.FallbackKernel):
+    """The op, but for the text that stands for it in Python."""
+
+    def codegen(self, wrapper: Any) -> None:
+        if type(wrapper) in _WRAPPERS and not V.graph.cpp_wrapper and not V.graph.aot_mode:
+            _write_call(self, wrapper)
+            return
+        super().codegen(wrapper)
+
+
+@functools.cache
+def register() -> None:
+    """Have Inductor lower the op so, in this process."""
+    lowering.make_fallback(REGION, lowering.constrain_to_fx_strides, warn=False)
+
+    def lower(*arguments: Any) -> list[Any]:
+        outputs: Any = RegionKernel.create(REGION, *arguments)
+        for output in outputs:
+            output.skip_size_stride_alignment_checks = True  # the program's outputs are as its fake implementation says
+        return [ir.TensorBox.create(output) for output in outputs]
+
+    lowering.register_lowering(REGION, type_promotion_kind=None)(lower)
+
+
+def _write_call(node: RegionKernel, wrapper: Any) -> None:
+    text, *integers = cast("Sequence[Any]", node.constant_args)
+    numbers = integers[program_of(text).size_count :]
+    inputs = cast("Sequence[Any]", node.inputs)
+    sizes = [e for x in inputs for e in (*x.get_size(), *x.get_stride())]
+    symbols = _symbols(sizes + [_expression(n) for n in numbers])
+    given, views = _references(inputs, are_static=not symbols)
+    given += [wrapper.val_to_arg_str(n) for n in numbers]
+    name = _declared(wrapper, text, inputs, views)
+    node.codegen_comment(wrapper)
+    call = f"at(({', '.join(map(str, symbols))}, ), " if symbols else "run("
+    wrapper.writeline(f"{node.get_name()} = {name}.{call}{', '.join(given)})")
+
+
+def _expression(number: Any) -> Any:
+    return number.node.expr if isinstance(number, torch.SymInt) else number
+
+
+def _symbols(expressions: Iterable[Any]) -> list[sympy.Symbol]:
+    found = {s for e in expressions if isinstance(e, sympy.Expr) for s in e.free_symbols}
+    return sorted(cast("set[sympy.Symbol]", found), key=str)
+
+
+def _references(inputs: Sequence[Any], *, are_static: bool) -> tuple[list[str], dict[int, object]]:
+    """The text of each input; of a view that begins where its base does, the base, and the view's shape and strides."""
+    found: list[str] = []
+    views: dict[int, object] = {}
+    for k, x in enumerate(inputs):
+        is_bare = isinstance(x, ir.ReinterpretView) and x.layout.offset == 0 and x.layout.dtype == x.data.get_dtype()
+        if is_bare and are_static:
+            views[k] = tuple(map(int, x.get_size())), tuple(map(int, x.get_stride()))
+        found.append((x.data if k in views else x).codegen_reference())
+    return found, views
+
+
+def _declared(wrapper: Any, text: str, inputs: Sequence[Any], views: dict[int, object]) -> str:
+    """The name of the object, of which the module has one for all places whose inputs are laid out alike."""
+    layouts = [(x.get_dtype(), x.get_device(), tuple(x.get_size()), tuple(x.get_stride())) for x in inputs]
+    name = f"region_{hashlib.sha256(repr((text, layouts, views)).encode()).hexdigest()[:12]}"
+    lines = "".join(f"\n    {line!r}" for line in text.splitlines(keepends=True))
+    wrapper.add_import_once(_IMPORT)
+    declared = f"{name} = shardfuse_region({lines},\n    {views!r})"
+    if declared not in _declarations(wrapper):
+        _declarations(wrapper).add(declared)
+        wrapper.header.writelines(declared.split("\n"))
+    return name
+
+
+def _declarations(wrapper: Any) -> set[str]:
+    """What this wrapper's module declares already."""
+    return vars(wrapper).setdefault("_shardfuse_regions", set())

@@ -1,0 +1,93 @@
+"""Programs of kernels alone as data: a later process runs one without planning, and without writing its kernels.
+
+A program is a short text of allocations and launches.  Together with the text, grid and numbers of each kernel that is
+all it takes; the kernels' cubins are kept beside it (``binaries.py``).  A program that calls anything else, as torch's
+ops or collectives, is not kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from ..codegen.source import KernelSource
+from ..ir.dtype import DataType
+from .driver import open_driver
+from .host_program import Program, bound_text
+from .kernel import Kernel
+from .launch import begin_on, guard_lines
+from .storage import empty_on
+
+_FORM = 1
+"""Of what is written: another one is not read."""
+_OF_DEVICE = ("begin", "empty", "current_device", "on_device")
+
+
+@dataclass(frozen=True)
+class _Typed:
+    """Stands for a tensor or a number of a kernel, of which nothing but the type is asked."""
+
+    dtype: DataType
+
+
+def as_data(program: Program) -> bytes | None:
+    """``None`` where something else than kernels runs in it."""
+    dtypes = {name: f for name, f in program.functions.items() if isinstance(f, torch.dtype)}
+    known = {*_OF_DEVICE, *dtypes, *program.launched, *program.batches}
+    if not program.launched or not known.issuperset(program.functions):
+        return None
+    kernels = list(dict.fromkeys(program.launched.values()))
+    found = {
+        "form": _FORM,
+        "text": program.text,
+        "apart": program.apart,
+        "dtypes": sorted(dtypes),
+        "kernels": [_described(kernel.source) for kernel in kernels],
+        "launched": {name: kernels.index(kernel) for name, kernel in program.launched.items()},
+        "batches": program.batches,
+    }
+    return json.dumps(found).encode()
+
+
+def from_data(content: bytes, device: torch.device, directory: Path) -> Program | None:
+    """The program of ``as_data``, its kernels loaded on ``device``.  ``None`` where they need more than the driver."""
+    found: dict[str, Any] = json.loads(content)
+    driver = open_driver(directory)
+    if found["form"] != _FORM or driver is None:
+        return None
+    kernels = [Kernel(_source(kernel), directory) for kernel in found["kernels"]]
+    for kernel in kernels:
+        kernel.compile(device)
+    launched = {name: kernels[k] for name, k in cast("dict[str, int]", found["launched"]).items()}
+    names: dict[str, object] = {"begin": begin_on(device), "empty": empty_on(device)}
+    guard_lines(device, (), names)
+    names.update({name: getattr(torch, name) for name in found["dtypes"]})
+    names.update({name: kernel.launcher() for name, kernel in launched.items()})
+    batches = {name: tuple(parts) for name, parts in cast("dict[str, list[str]]", found["batches"]).items()}
+    for name, parts in batches.items():
+        names[name] = driver.batch(tuple(cast("Callable[..., None]", names[part]) for part in parts))
+    functions = cast("Mapping[str, Callable[..., object]]", names)
+    run = bound_text(found["text"], names)
+    return Program(
+        run, found["text"], functions=functions, apart=found["apart"], launched=launched, batches=batches,
+        kernels=tuple(kernel.source.text for kernel in kernels),
+    )  # fmt: skip
+
+
+def _described(source: KernelSource) -> dict[str, Any]:
+    """All but its schedule, which says how its text was written."""
+    plain = replace(source, tensors=(), scalars=(), schedule=None)
+    types = {"tensors": source.tensors, "scalars": source.scalars}
+    return asdict(plain) | {name: [value.dtype.name for value in values] for name, values in types.items()}
+
+
+def _source(found: Mapping[str, Any]) -> KernelSource:
+    given: dict[str, Any] = {**found, "integers": tuple(found["integers"])}
+    for name in ("tensors", "scalars"):
+        given[name] = tuple(_Typed(DataType[t]) for t in found[name])
+    return KernelSource(**given)

@@ -1,0 +1,54 @@
+"""Starts the ranks of ``exchange_ranks.py``: on GPUs of their own, on one that they share, or on the CPU."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from process_environment import environment
+
+SCRIPT = Path(__file__).with_name("exchange_ranks.py")
+PATIENCE = 150.0
+"""Seconds that all ranks have, which print their stacks long before."""
+
+
+def outcome(
+    case: str, directory: Path, under: Sequence[str] = (), *, ranks: int = 2
+) -> tuple[list[int | None], list[str], float]:
+    """Exit codes and outputs of all ranks, and when the last of them ended.  under: what runs each of them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    world |= {"WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}", "SHARDFUSE_EXCHANGE": "symmetric"}
+    if not torch.cuda.is_available():
+        world["TRITON_INTERPRET"] = "1"
+    elif torch.cuda.device_count() < ranks:
+        world["SHARDFUSE_SHARED_GPU"] = "1"
+    files = [directory / f"{case}_{rank}" for rank in range(ranks)]
+    started = list[subprocess.Popen[bytes]]()
+    for rank, file in enumerate(files):
+        with file.open("w") as out:
+            process = subprocess.Popen(
+                [*under, sys.executable, str(SCRIPT), case],
+                env=environment() | world | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        started.append(process)
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while any(process.poll() is None for process in started) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        ended = time.time()
+        codes = [process.poll() for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return codes, [file.read_text() for file in files], ended

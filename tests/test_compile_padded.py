@@ -1,0 +1,169 @@
+"""What Inductor pads, slices and puts among zeros around regions: their inputs, one pad for two, picked elements."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compile_graphs import calls_in, check, graph_of, listed, regions_in
+
+from shardfuse.compile.padded import share_pads
+from shardfuse.compile.region_op import REGION, program_of
+
+F = torch.nn.functional
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64).to(dtype)
+
+
+def texts(f: object, *inputs: torch.Tensor) -> list[str]:
+    gm = graph_of(f, inputs)  # pyright: ignore[reportArgumentType]
+    regions_in(gm)
+    return [str(n.args[0]) for n in gm.graph.find_nodes(op="call_function", target=REGION)]
+
+
+def test_a_slice_that_is_all_that_is_read_is_an_input() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w)[:, :13].reshape(2, 3, 13).softmax(-1)
+
+    x, w = numbers(6, 8), numbers(8, 16)
+    check(f, [x, w], n=4)
+    (text,) = texts(f, x, w)
+    assert "slice" not in text
+    assert "shape=[6, 13]" in text
+
+
+def test_slices_of_what_is_read_whole_stay_inside() -> None:
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        return (x * torch.cat((-x[..., 4:], x[..., :4]), -1)).sum(-1)
+
+    def selected(x: torch.Tensor) -> torch.Tensor:
+        return (x[:, 0] - x[:, 1]).sum(-1)
+
+    for f in (rotated, selected):
+        check(f, [numbers(6, 5, 8)], n=4)
+        assert len(program_of(texts(f, numbers(6, 5, 8))[0]).fd.fusion.inputs) == 1
+
+
+def test_a_view_of_a_slice_of_a_view() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        part = x.reshape(4, 6, 5)[:, 1:4].permute(0, 2, 1)
+        return part.sum(-1), part.amax(-1)
+
+    check(f, [numbers(24, 5)])
+
+
+def test_gradients_of_selected_elements_are_part_of_a_region() -> None:
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        zeros = q.new_zeros(3, *q.shape)
+        parts = [aten.select_scatter.default(zeros, t, 0, i) for i, t in enumerate((q, k, v))]
+        whole = (parts[0] + parts[1] + parts[2]).permute(1, 3, 0, 2, 4).reshape(2, 5, -1).clone()
+        return whole, whole.sum((0, 1))
+
+    given = [numbers(2, 5, 4, 8, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)]
+    found = check(f, given)
+    assert found[0].kernels == 1
+    assert found[0].inputs == 3
+
+
+@pytest.mark.parametrize("index", [0, 2, -1])
+def test_select_scatter(index: int) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = aten.select_scatter.default(x.new_full((4, 3, 5), 2.0), x, 1, index)
+        return y, y.sum(-1)
+
+    check(f, [numbers(4, 5)])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 6), (2, 8), (3, 2**63 - 1), (-6, -1)])
+def test_slice_scatter(start: int, stop: int) -> None:
+    length = len(range(9)[start:stop])
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = aten.slice_scatter.default(x.new_full((4, 9), -1.0), x, 1, start, stop)
+        return y, y.sum(-1)
+
+    check(f, [numbers(4, length)])
+
+
+def test_scatters_into_other_tensors_are_left() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (aten.slice_scatter.default(y, x, 1, 2, 6) + 1).sum(-1)
+
+    check(f, [numbers(4, 4), numbers(4, 9)])
+
+
+# --- one pad for two ---------------------------------------------------------------------------------------
+
+
+def gradient(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.softmax(-1)
+    pad = aten.constant_pad_nd.default(y, [0, 3])
+    turned = aten.constant_pad_nd.default(y.permute(1, 0), [0, 0, 0, 3])
+    return pad @ w, turned @ v, y.sum(0), y.sum(0, True)
+
+
+def test_two_pads_of_one_tensor_become_one() -> None:
+    given = [numbers(4, 13), numbers(16, 8), numbers(4, 8)]
+    gm = graph_of(gradient, given)
+    right = listed(gm(*given))
+    share_pads(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    pads = gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    assert len(pads) == 1
+    assert list(pads[0].meta["val"].shape) == [4, 16]
+    for mine, expected in zip(listed(gm(*given)), right, strict=True):
+        assert torch.equal(mine, expected)
+    assert regions_in(gm)[0].outputs == 3
+    assert calls_in(gm) == 1
+
+
+def test_other_pads_stay() -> None:
+    def in_front(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return aten.constant_pad_nd.default(y.permute(1, 0), [0, 0, 3, 0]) @ w
+
+    def read_by_others(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pad = aten.constant_pad_nd.default((x * 2).permute(1, 0), [0, 0, 0, 3])
+        return pad @ w, pad + 1
+
+    def of_two_values(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        one, other = aten.constant_pad_nd.default(y, [0, 3]), y.permute(1, 0)
+        return one @ v, aten.constant_pad_nd.default(other, [0, 0, 0, 3], 1.0) @ w
+
+    given = [numbers(4, 13), numbers(4, 8), numbers(16, 8)]
+    for f in (in_front, read_by_others, of_two_values):
+        gm = graph_of(f, given[: f.__code__.co_argcount])
+        before = str(gm.graph)
+        share_pads(gm.graph)
+        assert str(gm.graph) == before, f.__name__
+
+
+# --- one element of each row ---------------------------------------------------------------------------------
+
+
+def picked(labels: torch.Tensor, scale: torch.Tensor, keepdim: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    places = prims.iota.default(7, start=0, step=1, dtype=torch.int64, device=labels.device, requires_grad=False)
+    hit = labels[:, None].expand(5, 7) == places.reshape(1, 7)
+    rows = torch.where(hit, aten.scalar_tensor.default(-1.5), aten.scalar_tensor.default(0.0)) * scale[:, None]
+    return aten.sum.dim_IntList(rows, [1], keepdim), rows
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_a_sum_of_one_element_of_each_row_walks_over_none(keepdim: bool) -> None:
+    labels, scale = torch.tensor([0, 6, 3, -100, 7]), numbers(5)
+    scale[1] = 0.0
+
+    def f(labels: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total, rows = picked(labels, scale, keepdim)
+        return total, rows.amax(-1)
+
+    check(f, [labels, scale])
+    (text,) = texts(f, labels, scale)
+    assert "fd.ops.sum" not in text
+    (text,) = texts(lambda labels, scale: picked(labels, scale)[1].sum(0), labels, scale)
+    assert "fd.ops.sum" in text, "over the labels, which pick one of each row"
