@@ -309,10 +309,7 @@ class NotPickledError(ShardfuseError, TypeError):
     """A definition was pickled, as to hand it to another process."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "a FusionDefinition is not pickled, as it holds what one process compiled: make it where it runs, or send "
-            "fd.repro_script_for(), the text of a script that defines it"
-        )
+        super().__init__("a FusionDefinition is not pickled: define it in each process, or send fd.repro_script_for()")
 
 
 class PromiseError(ShardfuseError):

@@ -23,6 +23,7 @@ from shardfuse.errors import (
     PeerLostError,
     PlacementError,
     RankNotInMeshError,
+    ShapeError,
     ValidationError,
 )
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
@@ -208,6 +209,23 @@ def test_a_whole_piece_is_put_beside_a_single_element_of_the_first_rank() -> Non
         assert both.placements == (Shard(1),)
         assert torch.equal(both.full_tensor(), torch.cat([-x, x * 3, -x], 2))
         assert torch.equal(own.full_tensor(), x * 3)
+
+    run_ranks(2, run)
+
+
+def test_a_whole_tensor_that_is_taken_for_a_piece_is_named() -> None:
+    x = numbers((4, 6))
+
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            fd.add_output(fd.ops.add(fd.define_tensor([-1, -1]), fd.define_tensor([-1, -1])))
+        mesh = make_mesh((2,))
+        with pytest.raises(ShapeError, match="extent 4 in axis 0 of T0 and 8 in axis 0 of T1") as raised:
+            fd.execute([distribute(x, mesh, [Shard(0)]), x])
+        (note,) = raised.value.__notes__
+        assert note.startswith("input 1, T1, is a plain tensor beside DTensors, and taken for this rank's piece")
+        (y,) = fd.execute([distribute(x, mesh, [Shard(0)]), distribute(x, mesh, [R])])
+        assert torch.equal(y.full_tensor(), x + x)
 
     run_ranks(2, run)
 

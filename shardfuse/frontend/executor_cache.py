@@ -253,8 +253,7 @@ class FusionExecutorCache:
         except RuntimeError:  # sparse, nested and other tensors that have no strides, or no one shape
             check_layouts(self.fusion, arguments, self._team)
             raise
-        if self._shape_scalars:
-            described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
+        described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
         described += are_unwritable(arguments, self._written) if self._written else ()
         if said:
             described += [(tv, tuple(shape)) for tv, shape in said.items()]
@@ -296,8 +295,7 @@ class FusionExecutorCache:
             sizes[u.tv][u.axis] = self._exchange(u, rank, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
         numbers = self._numbers(arguments)
-        text = self._description(sizes, bound.device, numbers)
-        return BoundCall(key, bound, sizes, numbers, rank, ranks, text)
+        return BoundCall(key, bound, sizes, numbers, rank, ranks, self._description(sizes, bound.device, numbers))
 
     def _bind(self, call: BoundCall) -> Made:
         made = self.programs.get(call.key)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..mesh import DeviceMesh, ParallelType
-from .digits import Axis, Digit, cut_out, extent, joined, parted, split
+from .digits import Axis, CutError, Digit, cut_out, extent, joined, parted, split
 from .layout import Coordinates, Layout, is_present, local_extent
 
 
@@ -153,6 +153,8 @@ def _cut(axis: Axis, transform: Split, singles: int) -> tuple[Axis, Axis]:
     total = extent(axis)
     if total == 0:
         return (), axis
+    if not (transform.inner or transform.uneven) and total % transform.factor:
+        raise CutError(f"{transform.factor} does not divide {total}")
     plain, own = parted(axis)
     outer, inner = split(plain, _extents(total, transform)[1], uneven=transform.uneven)
     return (*outer, *own[:singles]), (*inner, *own[singles:])

@@ -121,7 +121,7 @@ class TensorView:
                 f"{self.name}.split",
                 f"axis {old} of extent {old.extent}, factor {factor}",
                 f"{factor} does not divide {old.extent}",
-                f"pad the axis to {other * factor}, or allow short shards with uneven=True",
+                f"pad the axis to {other * factor}, or allow short shards with uneven=True{self._mesh_text()}",
             )
         sizes = (other, factor) if inner_split else (factor, other)
         outer, inner = (IterDomain(f"{old}{k}", n, old.is_reduction) for k, n in zip("oi", sizes, strict=True))
@@ -129,6 +129,12 @@ class TensorView:
         cut = Split(old, factor, inner_split, uneven, (outer, inner))
         self.reschedule("split", loop=loop, transforms=(*self.domain.transforms, cut))
         return self
+
+    def _mesh_text(self) -> str:
+        mesh = self.domain.mesh
+        if mesh is None:
+            return ""
+        return "; its mesh has " + ", ".join(f"{mesh.extent(p)} ranks on {p}" for p in mesh.parallel_types)
 
     def outer_split(self, axis: int, factor: int, *, uneven: bool = False) -> TensorView:
         """Cut loop axis ``axis`` so that its outer part has extent ``factor``."""
