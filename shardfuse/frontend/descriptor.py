@@ -99,7 +99,7 @@ def constant_of(number: Number, dtype: DataType, *, is_said: bool) -> str | None
     if not dtype.is_integral or not is_said:
         return None
     if dtype is DataType.Bool:
-        return None if number in (0, 1) and isinstance(number, int) else "True or False"
+        return None if isinstance(number, int) and number in (0, 1) else "True or False"
     limits = torch.iinfo(dtype.torch)
     if isinstance(number, int) and limits.min <= number <= limits.max:
         return None
