@@ -29,6 +29,7 @@ from shardfuse.errors import (
     DefinitionError,
     InputError,
     NotPickledError,
+    PeerLostError,
     ScheduleError,
     ShardAxisError,
 )
@@ -387,6 +388,20 @@ def test_arguments_of_another_kind() -> None:
     assert (mesh.coordinate(1), mesh.coordinate(2)) == ((1,), None)
     refused(lambda: shardfuse.simulate(None), SimulationError, "fn=None: pass a function")  # type: ignore[arg-type]
     refused(lambda: mesh.shard_tensor(torch.ones(()), 0), ShardAxisError, "a single number is not sharded")
+
+
+def test_sizes_that_are_wrong_on_one_rank_are_told_to_the_other() -> None:
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([-1, 4])
+            fd.add_output(fd.ops.sum(t, [0]))
+        t.set_device_mesh(DeviceMesh([0, 1]))
+        t.outer_split(0, 2, uneven=True)
+        t.axis(0).parallelize(ParallelType.mesh_x)
+        with pytest.raises(DefinitionError if rank else PeerLostError, match="sizes of 0 or more"):
+            fd.execute([torch.ones(2, 4)], sizes={t: (-4 if rank else 4, 4)})
+
+    run_ranks(2, run)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")

@@ -12,6 +12,7 @@ import torch
 
 from ..base_error import shown
 from ..errors import DefinitionError, InputError, NoReproError
+from ..executor.agreement import failures_told
 from ..executor.binding import Argument
 from ..executor.options import CompileOptions
 from ..executor.uncompiled import uncompiled
@@ -132,8 +133,11 @@ class Running:
     ) -> list[torch.Tensor]:
         if save_repro_inputs:
             self._described = [Described.of(v) for v in inputs]
-        fec, home = self.fec, _device(device)
-        self._check_sizes(sizes)
+        fec, home = self.fec, None
+        if sizes or device is not None:
+            with failures_told(ranks_of(self.fusion)):
+                home = _device(device)
+                self._check_sizes(sizes)
         assert self._dtensors is not None, "made with the executor"
         with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
             if has_dtensor(inputs):
