@@ -207,6 +207,7 @@ class Trained:
             name.replace(".", "_").removeprefix("blocks_"): getattr(p.grad, "to_local", lambda p=p: p.grad)()
             .detach()
             .float()
+            .clone()  # a graph's replays write over the gradients
             for name, p in step.model.named_parameters()
         }
         for _ in range(TRAINED - 1):

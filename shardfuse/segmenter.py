@@ -22,7 +22,7 @@ from .analysis.communication_table import communication_of, packed
 from .analysis.sharding import is_even, is_opaque
 from .device import Device
 from .ir.expr import BoundFusion, BoundTensor, Expr
-from .ir.op import Cast, Full, Iota, Pointwise, Reshape, View, Window
+from .ir.op import Cast, Full, Iota, Pointwise, Reduce, Reshape, Set, View, Window
 from .schedulers import ALONE, SCHEDULERS
 from .schedulers.recompute import join, moved_bytes, recompute
 from .schedulers.segment import Segment, touches_empty
@@ -75,7 +75,7 @@ def _mixes_replicas(segment: Segment) -> bool:
     """
     uneven = {
         (mesh, p)
-        for t in (*segment.inputs, *segment.outputs)
+        for t in segment.tensors
         for p, digits in t.domain.sharding
         if (mesh := t.domain.mesh) is not None and not is_even(digits, mesh.extent(p))
     }
@@ -139,6 +139,8 @@ class _Segmenter:
         self.groups: dict[int, list[Expr]] = {}
         self.depends: dict[int, dict[int, None]] = {}
         self.chosen: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
+        self.unreduced: dict[int, None] = {}
+        """Groups that are known to reduce nothing."""
 
     def run(self) -> list[ScheduledSegment]:
         for expr in self.placed:
@@ -279,6 +281,11 @@ class _Segmenter:
             return False
         if self.groups[a][0].chunk != self.groups[b][0].chunk:
             return False
+        if self.lengthens(a, b):
+            self.chosen[b] = self.chosen[a]
+            self.merge(a, b, [*self.groups[a], *self.groups[b]])
+            self.unreduced[b] = None
+            return True
         exprs = sorted((*self.groups[a], *self.groups[b]), key=self.position.__getitem__)
         name, refusals = choose_scheduler(self.segment_of(exprs), self.device)
         if name is None or name in ALONE:
@@ -286,6 +293,25 @@ class _Segmenter:
         self.merge(a, b, exprs)
         self.chosen[b] = (name, refusals)
         return True
+
+    def lengthens(self, a: int, b: int) -> bool:
+        """Is ``b`` one operation more on what the pointwise group ``a`` makes, element by element?
+
+        Then no scheduler says anything else of both than it said of ``a``: what is read and made has the domain of an
+        output of ``a``.  That need not be asked of a chain again for each of its operations.
+        """
+        made, (expr, *others) = self.groups[a], self.groups[b]
+        if others or len(made) < 2 or self.chosen[a][0] != "pointwise" or self.chosen[b][0] != "pointwise":
+            return False
+        own, domain, last = self.with_cheap([expr]), expr.output.domain, self.position[made[-1]]
+        if any(not isinstance(e.op, Pointwise | Cast | Set) or self.position[e] < last for e in own):
+            return False
+        if any(t.domain != domain for e in own for t in (*e.tensors, e.output)):
+            return False
+        makers = [self.producer[t] for e in own for t in e.tensors if t in self.producer]
+        if all(self.group_of.get(e) != a for e in makers):
+            return False
+        return a in self.unreduced or not any(isinstance(e.op, Reduce) for e in self.with_cheap(made))
 
     def merge(self, a: int, b: int, exprs: list[Expr]) -> None:
         """Put ``exprs``, those of both, in ``b``."""

@@ -36,6 +36,19 @@ def drawn(fd: FusionDefinition) -> None:
     fd.add_output(fd.ops.uniform(*bounds, shape, dtype=DataType.Float))
 
 
+def counted_twice(fd: FusionDefinition) -> None:
+    """A library's call that reads no tensor, which writes into a part of what is made."""
+    counted = fd.ops.iota(5)
+    two = fd.ops.cat([counted, fd.ops.neg(counted)], 0)
+    fd.add_output(fd.ops.neg(two))
+    fd.add_output(fd.ops.logical_not(two))
+
+
+def _counted_twice_by_torch() -> list[torch.Tensor]:
+    two = torch.cat([-torch.arange(5), torch.arange(5)])
+    return [two, two == 0]
+
+
 def _causal_mask_by_torch() -> list[torch.Tensor]:
     is_after = torch.ones(4, 5).triu(1).bool()
     return [is_after, torch.where(is_after, torch.tensor(-3.38953e38).bfloat16(), torch.tensor(0.0).bfloat16())]
@@ -44,6 +57,7 @@ def _causal_mask_by_torch() -> list[torch.Tensor]:
 INPUTLESS: dict[str, tuple[Callable[[FusionDefinition], None], Callable[[], list[torch.Tensor]] | None]] = {
     "halves of ones": (halves_of_ones, lambda: [torch.ones(2).half(), torch.ones(3).half()]),
     "causal mask": (causal_mask, _causal_mask_by_torch),
+    "counted twice": (counted_twice, _counted_twice_by_torch),
     "drawn": (drawn, None),
 }
 

@@ -100,6 +100,21 @@ def test_what_no_kernel_exchanges_says_why() -> None:
     assert "not cut into whole words" in refused(define(PARTIAL, 8196, 2, BF16), 4)
 
 
+def test_what_alone_is_cut_unevenly_may_be_made_inside_of_the_kernel() -> None:
+    """An iota of 5 over 4 ranks, of which the last has nothing, while all have every row of what is stored."""
+    mesh = DeviceMesh(range(4))
+    with FusionDefinition() as fd:
+        x, counted = fd.define_tensor([-1, 1]), fd.ops.iota(5)
+        y = fd.ops.add(x, counted)
+        out = fd.ops.mul(x, fd.ops.rsqrt(fd.ops.mean(fd.ops.mul(y, y), [1], keepdim=True)))
+        fd.add_output(out)
+    for tv in (x, counted, out):
+        tv.set_device_mesh(mesh)
+    counted.outer_split(0, 4, uneven=True)
+    counted.axis(0).parallelize(ParallelType.mesh_x)
+    assert "T1 is cut unevenly, and not along its rows alone" in refused(fd, 8)
+
+
 @pytest.mark.parametrize(("rows", "is_kept"), [(8, False), (2048, True)])
 def test_a_large_sum_that_other_kernels_run_beside_stays_a_collective(
     rows: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch

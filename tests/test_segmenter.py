@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -13,9 +14,10 @@ from thread_check import X, shard, world_mesh
 
 from shardfuse import DataType, FusionDefinition
 from shardfuse.compiler import compile_fusion
-from shardfuse.device import H200
+from shardfuse.device import H200, Device
 from shardfuse.passes import PASSES, bind
 from shardfuse.schedulers import SCHEDULERS
+from shardfuse.schedulers.segment import Segment
 from shardfuse.segmenter import ScheduledSegment, choose_scheduler, segment_fusion
 
 Define = Callable[[FusionDefinition], None]
@@ -237,3 +239,60 @@ def test_what_has_no_elements_is_left_to_torch_alone() -> None:
     ]
     assert found == ["no_op", "torch_call", "torch_call", "persistent", "torch_call"]
     check(fd, [torch.randn(6, 8), torch.randn(8)])
+
+
+@pytest.mark.parametrize("has_casts", [False, True])
+def test_a_long_chain_is_asked_about_once_for_each_operation(has_casts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedulers look at each Expr of a segment that they are asked about: in all at a few for each operation."""
+    seen: list[int] = []
+
+    def counted(segment: Segment, device: Device) -> tuple[str | None, tuple[tuple[str, str], ...]]:
+        seen.append(len(segment.exprs))
+        return choose_scheduler(segment, device)
+
+    def define(fd: FusionDefinition) -> None:
+        x, y = fd.define_tensor([64]), fd.define_tensor([64])
+        for k in range(300):
+            x = fd.ops.add(x, y) if k % 3 else fd.ops.mul(x, 0.5)
+            x = fd.ops.cast(fd.ops.cast(x, DataType.Half), DataType.Float) if has_casts else x
+        fd.add_output(x)
+
+    monkeypatch.setattr("shardfuse.segmenter.choose_scheduler", counted)
+    (segment,) = segments(define)
+    assert (segment.scheduler, segment.refusals) == (
+        "pointwise", choose_scheduler(segment.segment, H200)[1]
+    )  # fmt: skip
+    assert sum(seen) < 10 * len(segment.segment.exprs)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_a_chain_grows_by_is_chosen_as_if_it_was_asked_about(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments, schedulers and refusals are those that come where every join is asked about."""
+    rng = random.Random(seed)
+
+    def define(fd: FusionDefinition) -> None:
+        made = [fd.define_tensor([8, 6]), fd.define_tensor([8, 6]), fd.define_tensor([6])]
+        made += [fd.ops.permute(fd.define_tensor([6, 8]), [1, 0])]
+        for _ in range(24):
+            x, y = rng.choice(made[-4:]), rng.choice(made)
+            kind = rng.randrange(10)
+            if kind == 0:
+                made.append(fd.ops.sub(x, fd.ops.sum(x, [rng.randrange(x.ndim)], keepdim=True)))
+            elif kind == 1:
+                made.append(fd.ops.cast(fd.ops.cast(x, DataType.BFloat16), DataType.Float))
+            elif kind == 2:
+                made.append(fd.ops.flip(x, [0]))
+            else:
+                made.append(fd.ops.add(x, y) if kind < 8 else fd.ops.exp(x))
+            if rng.random() < 0.1:
+                fd.add_output(made[-1])
+        fd.add_output(made[-1])
+
+    def texts() -> list[tuple[object, ...]]:
+        return [(s.scheduler, s.refusals, str(s.segment), str(s.segment.outputs)) for s in segments(define)]
+
+    found, state = texts(), rng.getstate()
+    rng.seed(seed)
+    monkeypatch.setattr("shardfuse.segmenter._Segmenter.lengthens", lambda *_: False)
+    assert found == texts()
+    assert rng.getstate() == state

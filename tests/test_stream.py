@@ -403,3 +403,21 @@ def test_random_fusions_in_chunks() -> None:
     assert cut > 100
     for world, cases in by_world.items():
         check_on_threads(world, cases)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_chunks_that_read_no_tensor(world: int) -> None:
+    """An iota or a fill in chunks, alone and where something reads it."""
+
+    def define(is_counted: bool) -> FusionDefinition:
+        with FusionDefinition() as fd:
+            o, x = fd.ops, fd.define_tensor([8, 6], contiguity=True)
+            made = o.iota(8, 1, 2, DataType.Int) if is_counted else o.full([8, 6], 2.0, DataType.Float)
+            for out in (made, o.neg(made), o.add(x, 1.0 if is_counted else made)):
+                fd.add_output(out)
+        for tv in (x, made):
+            tv.set_device_mesh(world_mesh(world))
+        stream(made, 0, 2)
+        return fd
+
+    check_on_threads(world, [Case(define(is_counted), [values(8, 6)]) for is_counted in (True, False)])

@@ -78,18 +78,16 @@ class Emitter:
     def needed(self, wanted: Iterable[BoundTensor], chunk: Chunk) -> list[BoundTensor]:
         """What ``wanted`` rests on and has no value yet, inputs first; reductions are not looked behind."""
         found: dict[BoundTensor, None] = {}
-
-        def visit(tensor: BoundTensor) -> None:
-            if tensor in found or self.key(tensor, chunk) in self.values:
-                return
-            expr = self.producer.get(tensor)
-            if expr is not None and not self.is_reduction(expr):
-                for t in expr.tensors[1:] if isinstance(expr.op, Pick) else expr.tensors:
-                    visit(t)
-            found[tensor] = None
-
-        for tensor in wanted:
-            visit(tensor)
+        todo = [(t, False) for t in reversed(list(wanted))]
+        while todo:  # not by recursion, for which a chain may be too long
+            tensor, is_next = todo.pop()
+            if is_next:
+                found[tensor] = None
+            elif tensor not in found and self.key(tensor, chunk) not in self.values:
+                expr = self.producer.get(tensor)
+                read = expr.tensors if expr is not None and not self.is_reduction(expr) else ()
+                own = read[1:] if expr is not None and isinstance(expr.op, Pick) else read
+                todo += [(tensor, True), *((t, False) for t in reversed(own))]
         return list(found)
 
     def key(self, tensor: BoundTensor, chunk: Chunk) -> tuple[BoundTensor, str]:
@@ -107,6 +105,8 @@ class Emitter:
         """The value of ``tensor`` in ``chunk``; emits what it takes to have it."""
         key = self.key(tensor, chunk)
         if key not in self.values:
+            for t in self.needed([tensor], chunk)[:-1]:
+                self.value(t, chunk)
             expr = self.producer.get(tensor)
             self.values[key] = self.load(tensor, chunk) if expr is None else self.compute(expr, tensor, chunk)
         return self.values[key]
@@ -162,9 +162,9 @@ class Emitter:
         if isinstance(op, Cast):
             text, dtype, inexact = self.cast(expr, inputs[0])
         elif isinstance(op, Reduce):
-            acc = accumulator(expr)
-            text = acc.finished(acc.prepared(inputs[0].text, inputs[0].dtype), expr.output.dtype.compute)
-            dtype, inexact = expr.output.dtype.compute, expr.output.dtype is not expr.tensors[0].dtype
+            acc, result = accumulator(expr), expr.output.dtype
+            text, dtype = acc.finished(acc.prepared(inputs[0].text, inputs[0].dtype), result.compute), result.compute
+            inexact = result.is_low_precision and result is not expr.tensors[0].dtype
         else:
             texts, dtypes = self.operands(expr, inputs)
             last = inputs[-1] if isinstance(expr.inputs[-1], BoundTensor) else None
@@ -211,7 +211,9 @@ class Emitter:
                 found.append(self.scalar(v, DataType.Bool if op.rule is Rule.WHERE and k == 0 else compute))
             else:
                 source = next(remaining)
-                found.append((source.text, source.dtype))
+                # Without lanes the interpreter's `.to(tl.int1)` leaves a number as it is.
+                is_alone = self.interpret and compute is DataType.Bool and not (source.has_x or source.has_r)
+                found.append((f"libdevice.int1({source.text})", compute) if is_alone else (source.text, source.dtype))
         return [text for text, _ in found], [dtype for _, dtype in found]
 
     def scalar(self, scalar: Scalar, wanted: DataType) -> tuple[str, DataType]:
@@ -235,8 +237,7 @@ class Emitter:
 
     def full(self, expr: Expr, chunk: Chunk) -> Text:
         value, dtype = cast(Scalar, expr.inputs[0]), expr.output.dtype.compute
-        text, found = self.scalar(value, dtype)
-        text = converted(text, found, dtype)
+        text = converted(*self.scalar(value, dtype), dtype)
         if value.is_literal and not text.startswith(("tl.full", "denormal")):
             text = f"tl.full([], {text}, {TRITON_TYPE[dtype]})"
         if expr.output.dtype.is_low_precision:
@@ -260,8 +261,7 @@ class Emitter:
         index, has_x, has_r = self.index(expr, chunk, wide)
         first, step = op.counting
         text = index if step == 1 else f"{index} * {step}"
-        text = text if first == 0 else f"{text} + {first}"
-        text = converted(text, wide, dtype)
+        text = converted(text if first == 0 else f"{text} + {first}", wide, dtype)
         if expr.output.dtype.is_low_precision:
             text = self.rounded(text, expr.output)
         return self.assign(self.name(expr.output, chunk), text, dtype, has_x, has_r)

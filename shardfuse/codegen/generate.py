@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd
 
-from ..ir.digits import Digit
 from ..ir.expr import BoundTensor
 from ..ir.layout import Layout
 from ..ir.scalar import Scalar
@@ -28,7 +27,7 @@ from .sending_rows import SendingRows, rows_head_lines
 from .sides import Sided, rows_index, turned_index, write_flat
 from .source import KernelSource, Parts, body_text, in_branches, signature
 from .stages import one_launch
-from .tile import R_SHARE, R_SIZE, X_SIZE, Tile
+from .tile import R_SHARE, R_SIZE, X_SIZE, Tile, coordinates_on
 from .walk import Walk, walk_index, write_walk
 
 
@@ -67,7 +66,7 @@ def _parts(
 ) -> Parts:
     if interpret and turns is None and plan.schedule.members:
         plan = member_alone(plan)
-    plan = with_access(plan, {t: layouts[t] for t in _tensors(plan)}, _coordinates(plan, rank))
+    plan = with_access(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates_on(plan.segment, rank))
     e = _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
     integers, preamble = _indices(e)
     integers = {**{name: (value, "tl.int64") for name, value in e.starts.items()}, **integers}
@@ -112,7 +111,7 @@ def _emitted(
 
     ``is_whole``: for programs that have no elements too many.  ``is_before_ends``: nor any behind a window's end.
     """
-    coordinates = _coordinates(plan, rank)
+    coordinates = coordinates_on(plan.segment, rank)
     e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
     e.tile.x_masked &= not is_whole
     e.is_before_ends = is_before_ends
@@ -132,14 +131,6 @@ def _emitted(
     else:
         write_loops(e)
     return e
-
-
-def _coordinates(plan: KernelPlan, rank: int) -> dict[Digit, int]:
-    """Where ``rank`` is among those that hold the tensors of ``plan``."""
-    found: dict[Digit, int] = {}
-    for tensor in _tensors(plan):
-        found.update(tensor.domain.coordinates(rank))
-    return found
 
 
 def _kind(plan: KernelPlan) -> type[Emitter]:

@@ -1,12 +1,13 @@
 """The mean of a row in registers and the squares around it, for one wait of all warps.
 
 Two sums, the second of what lies apart from the mean, have all warps wait for one another twice.  Here each lane has
-the sum of its own elements and the squares around their mean, and those of all lanes are merged, as those of the lanes
-of a loop are (``MERGE_MOMENTS``; Chan, Golub & LeVeque 1979)::
+the mean of its own elements and the squares around that, and those of all lanes are merged (Chan, Golub & LeVeque
+1979)::
 
-    T = t1 + t2;  Q = q1 + q2 + (t2 / n2 - t1 / n1)² n1 n2 / (n1 + n2)
+    N = n1 + n2;  M = m1 + (m2 - m1) n2 / N;  Q = q1 + q2 + (m2 - m1)² n1 n2 / N
 
-The gradient of two modulated norms in a row, 8 x 4096 x 3072 of bfloat16, took 259 us so on an H200, else 277.
+The gradient of two modulated norms in a row, 8 x 4096 x 3072 of bfloat16, took 259 us so on an H200, 269 where sums are
+merged as a loop merges them (``MERGE_MOMENTS``), and 277 with two reductions.
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ from ..ir.op import is_reduction
 from ..schedulers.limits import WARP
 from .accumulators import accumulator
 from .emitter import Emitter
-from .online_functions import MERGE_MOMENTS
 from .tile import Chunk
 
+_MERGED = '''@triton.jit
+def merged_moments(n, mean, squares, count, other_mean, other_squares):
+    """(number, mean, squares around it) of two parts as those of both together."""
+    share = count / (n + count)
+    apart = other_mean - mean
+    return n + count, mean + apart * share, squares + other_squares + apart * apart * n * share
+'''
 _SQUARES = '''@triton.jit
 def squares_around(mean, x, shape: tl.constexpr):
     """Squared distances of each lane's elements of ``x`` to its mean."""
@@ -53,21 +60,20 @@ def pairs(e: Emitter, chunks: Sequence[Chunk]) -> dict[Expr, Expr]:
 
 def write_pair(e: Emitter, first: Expr, second: Expr, chunks: Sequence[Chunk]) -> None:
     """``chunks``: of the row, as ``pairs`` takes them."""
-    e.helpers |= {"merge_moments": MERGE_MOMENTS, "squares_around": _SQUARES}
+    e.helpers |= {"merged_moments": _MERGED, "squares_around": _SQUARES}
     lanes, block = e.schedule.launch.warps * WARP, chunks[0].block or e.schedule.reduced
     shape, count = f"[{lanes}, {block // lanes}]", block // lanes * len(chunks)
     a, b = str(first.output), str(second.output)
     texts = [e.value(first.tensors[0], c).text for c in chunks]
     _add_up(e, f"{a}_lanes", texts)
-    e.out.line(f"{a}_own = tl.sum(tl.reshape({a}_lanes, {shape}), axis=1)")
-    e.out.line(f"{a}_mean = {a}_own / {count}")
+    e.out.line(f"{a}_mean = tl.sum(tl.reshape({a}_lanes, {shape}), axis=1) / {count}")
     _add_up(e, f"{b}_lanes", [f"squares_around({a}_mean, {text}, {shape})" for text in texts])
-    e.out.line(f"{b}_own = tl.sum({b}_lanes, axis=1)")
+    e.out.line(f"{b}_around = tl.sum({b}_lanes, axis=1)")
     e.out.line(f"{a}_count = tl.full([{lanes}], {count}, tl.float32)")
-    parts = f"{a}_count, {a}_own, {b}_own"
-    e.out.line(f"{parts} = tl.reduce(({parts}), 0, merge_moments)")
-    e.give(first.output, accumulator(first), f"{a}_own")
-    e.give(second.output, accumulator(second), f"{b}_own")
+    parts = f"{a}_count, {a}_mean, {b}_around"
+    e.out.line(f"{parts} = tl.reduce(({parts}), 0, merged_moments)")
+    e.give(first.output, accumulator(first), f"{a}_mean * {e.tile.r_total}")
+    e.give(second.output, accumulator(second), f"{b}_around")
 
 
 def _add_up(e: Emitter, name: str, texts: Sequence[str]) -> None:

@@ -88,6 +88,7 @@ def helpers(dtype: DataType, *, interpret: bool) -> dict[str, str]:
 
 def rounded(text: str, dtype: DataType, *, interpret: bool) -> str:
     """The float32 ``text`` rounded to the narrow ``dtype``, as float32."""
+    assert dtype.is_low_precision, f"{dtype.name} is not carried as float32"
     if interpret and dtype is DataType.BFloat16:
         return f"to_bfloat16({text})"
     if dtype in _NAMES:

@@ -18,7 +18,7 @@ from ..ir.op import Iota, Random
 from ..schedulers.plan import KernelPlan
 from ..schedulers.space import stored_atoms
 from .indexing import groups
-from .tile import Strides, Tile
+from .tile import Strides, Tile, coordinates_on
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,7 @@ def specialised(plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: i
     if plan.stages:
         return tuple(s for stage in plan.stages for s in specialised(stage, layouts, rank))
     tensors = (*plan.segment.inputs, *plan.segment.outputs)
-    coordinates: dict[Digit, int] = {}
-    for tensor in tensors:
-        coordinates.update(tensor.domain.coordinates(rank))
+    coordinates = coordinates_on(plan.segment, rank)
     literal = _literal(plan, {t: layouts[t] for t in tensors}, coordinates)
     seen: dict[Axis, None] = {}
     sizes: list[Size] = []

@@ -13,6 +13,7 @@ from ..ir.layout import Coordinates, Layout, local_extent
 from ..ir.op import Pick, Random
 from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
+from ..schedulers.segment import Segment
 from ..schedulers.space import place
 from .indexing import Group, groups
 from .window_loads import window_of
@@ -77,6 +78,17 @@ class Chunk:
     def where(self, text: str, neutral: str) -> str:
         """``text`` in the lanes that are within the mask."""
         return f"tl.where({self.mask}, {text}, {neutral})" if self.is_masked else text
+
+
+def coordinates_on(segment: Segment, rank: int) -> Coordinates:
+    """Where ``rank`` is among those that hold the tensors of ``segment``.
+
+    What is made and read inside of the kernel is among them: an iota may be all that is sharded.
+    """
+    found: dict[Digit, int] = {}
+    for tensor in segment.tensors:
+        found.update(tensor.domain.coordinates(rank))
+    return found
 
 
 class Tile:

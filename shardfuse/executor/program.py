@@ -168,8 +168,10 @@ class ProgramBuilder(CollectiveLines):
             self.add_kernels(k, segment, kernels, renamed or {})
 
     def is_empty(self, segment: Segment) -> bool:
+        """Has this rank nothing of what ``segment`` reads, makes, or only computes with?"""
+        made = (t for e in segment.exprs for t in e.outputs)
         return any(0 in self.meta[t].shape for t in segment.inputs) or any(
-            0 in t.domain.local_shape(self.rank) for t in segment.outputs
+            0 in t.domain.local_shape(self.rank) for t in made
         )
 
     def add_call(self, name: str, segment: Segment, function: Callable[..., object], *, done: str = "") -> None:
@@ -182,7 +184,7 @@ class ProgramBuilder(CollectiveLines):
             if self.holds(t):
                 self.lay_out(t)
         results = ", ".join(map(str, segment.outputs))
-        arguments = ", ".join([self.arguments(segment), *map(str, placed)])
+        arguments = self.arguments(segment, placed)
         if done:
             if "start" not in self.names:
                 self.names["start"], self.names["wait"] = start_and_wait(self.device)
@@ -233,9 +235,10 @@ class ProgramBuilder(CollectiveLines):
         touched = dict.fromkeys(t for s in ended for t in (*s.inputs, *s.outputs) if self.holds(t))
         self.lines.append(f"wait({', '.join([names[wanted[-1]], *map(str, touched)])})")
 
-    def arguments(self, segment: Segment) -> str:
+    def arguments(self, segment: Segment, placed: Sequence[BoundTensor] = ()) -> str:
+        """``placed``: what is written into."""
         scalars = [s.name for s in segment.scalars if s.value is None]
-        return ", ".join([*map(str, segment.inputs), *scalars])
+        return ", ".join([*map(str, segment.inputs), *scalars, *map(str, placed)])
 
     def give_shape(self, tensors: Sequence[BoundTensor]) -> None:
         """``tensors`` are read by more than their address from here on."""

@@ -87,8 +87,7 @@ def _of_segment(question: str, k: int) -> str:
 
 def owner_of(segment: Segment, ranks: Sequence[int]) -> int | None:
     """The first of ``ranks`` that holds some of all tensors of ``segment``."""
-    tensors = (*segment.inputs, *segment.outputs)
-    return next((r for r in ranks if all(_holds(t, r) for t in tensors)), None)
+    return next((r for r in ranks if all(_holds(t, r) for t in segment.tensors)), None)
 
 
 def _holds(tensor: BoundTensor, rank: int) -> bool:

@@ -13,6 +13,7 @@ A walk holds one row of partial results less in registers, and stores one less.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -47,8 +48,8 @@ def added_sums(segment: Segment) -> Segment:
 def _next(exprs: Sequence[Expr], outputs: Sequence[BoundTensor]) -> tuple[int, _Chain, _Chain] | None:
     """The first addition of two sums that nothing else reads, and what leads from each sum to it."""
     maker = {t: e for e in exprs for t in e.outputs}
-    read = [t for e in exprs for t in e.tensors]
-    private = {t for t in maker if t not in outputs and read.count(t) == 1}
+    times, stored = Counter(t for e in exprs for t in e.tensors), frozenset(outputs)
+    private = {t for t in maker if t not in stored and times[t] == 1}
     for k, expr in enumerate(exprs):
         if expr.op == _ADD and len(expr.tensors) == 2 and expr.output.dtype in _WIDE:
             left, right = (_chain(t, maker, private) for t in expr.tensors)

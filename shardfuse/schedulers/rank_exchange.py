@@ -130,8 +130,7 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     space = analyse(segment)
     if isinstance(space, str):
         return space
-    stored = (*segment.inputs, *segment.outputs)
-    uneven = [t for t in stored if not _is_even(t, exchange.mesh)]
+    uneven = [t for t in segment.tensors if not _is_even(t, exchange.mesh)]
     if any(not _is_row_uneven(t, exchange, space) for t in uneven):
         return f"{uneven[0]} is cut unevenly, and not along its rows alone"
     made = {t: e for e in segment.exprs for t in e.outputs}
@@ -162,7 +161,7 @@ def why_not_given(segment: Segment, exchange: RankExchange) -> str | None:
     """
     space = analyse(segment)
     assert not isinstance(space, str), "it was asked about"
-    uneven = next((t for t in (*segment.inputs, *segment.outputs) if not _is_even(t, exchange.mesh)), None)
+    uneven = next((t for t in segment.tensors if not _is_even(t, exchange.mesh)), None)
     alike = [t for t in segment.outputs if not space.has_r(t) and t not in exchange.statistics]
     return f"{alike[0]}, of which all ranks have as much, would be made with {uneven}" if uneven and alike else None
 

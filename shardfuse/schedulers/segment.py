@@ -34,6 +34,11 @@ class Segment:
         return (*(t for t in self.inputs if t in direct), *self.windows)
 
     @cached_property
+    def tensors(self) -> tuple[BoundTensor, ...]:
+        """What goes in, and all that is made, also where nothing else reads it."""
+        return (*self.inputs, *(t for e in self.exprs for t in e.outputs))
+
+    @cached_property
     def has_indices(self) -> bool:
         """Does it compute with the indices of elements, or draw numbers by them?  They are 64 bits each."""
         return any(isinstance(e.op, Iota | Random) for e in self.exprs)

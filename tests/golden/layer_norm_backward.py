@@ -41,11 +41,11 @@ import triton.language as tl
 
 
 @triton.jit
-def merge_moments(n, total, squares, count, own, within):
-    """Those of n and of ``count`` elements as those of all of them."""
-    apart = own * (1.0 / tl.maximum(count, 1.0)) - total * (1.0 / tl.maximum(n, 1.0))
-    between = tl.where(n * count > 0, apart * apart * (n * count / (n + count)), 0.0)
-    return n + count, total + own, squares + (within + between)
+def merged_moments(n, mean, squares, count, other_mean, other_squares):
+    """(number, mean, squares around it) of two parts as those of both together."""
+    share = count / (n + count)
+    apart = other_mean - mean
+    return n + count, mean + apart * share, squares + other_squares + apart * apart * n * share
 
 
 @triton.jit
@@ -149,17 +149,16 @@ def mix_order_T33_T34_T35(
         T6_lanes = T6_lanes + T0_1
         T6_lanes = T6_lanes + T0_2
         T6_lanes = T6_lanes + T0_3
-        T6_own = tl.sum(tl.reshape(T6_lanes, [128, 8]), axis=1)
-        T6_mean = T6_own / 32
+        T6_mean = tl.sum(tl.reshape(T6_lanes, [128, 8]), axis=1) / 32
         T11_lanes = squares_around(T6_mean, T0_0, [128, 8])
         T11_lanes = T11_lanes + squares_around(T6_mean, T0_1, [128, 8])
         T11_lanes = T11_lanes + squares_around(T6_mean, T0_2, [128, 8])
         T11_lanes = T11_lanes + squares_around(T6_mean, T0_3, [128, 8])
-        T11_own = tl.sum(T11_lanes, axis=1)
+        T11_around = tl.sum(T11_lanes, axis=1)
         T6_count = tl.full([128], 32, tl.float32)
-        T6_count, T6_own, T11_own = tl.reduce((T6_count, T6_own, T11_own), 0, merge_moments)
-        T6 = T6_own
-        T11 = T11_own
+        T6_count, T6_mean, T11_around = tl.reduce((T6_count, T6_mean, T11_around), 0, merged_moments)
+        T6 = T6_mean * 4096
+        T11 = T11_around
         T23_lanes = T18_0
         T23_lanes = T23_lanes + T18_1
         T23_lanes = T23_lanes + T18_2

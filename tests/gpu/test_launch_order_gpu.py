@@ -20,11 +20,11 @@ def two_branches(order: LaunchOrder, number: torch.Tensor, copied: torch.Tensor)
     slow.wait_stream(here)
     quick.wait_stream(here)
     with torch.cuda.stream(slow):
-        order.follow(slow.cuda_stream)
+        order.follow(slow.cuda_stream, (0, 1))
         torch.cuda._sleep(CYCLES)
         number.add_(1)
     with torch.cuda.stream(quick):
-        order.follow(quick.cuda_stream)
+        order.follow(quick.cuda_stream, (0, 1))
         copied.copy_(number)
     here.wait_stream(slow)
     here.wait_stream(quick)

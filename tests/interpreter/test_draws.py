@@ -38,6 +38,26 @@ def test_normal(dtype: DataType) -> None:
         assert (found - wanted).abs().max() <= 4 * torch.finfo(dtype.torch).eps
 
 
+def largest_drawn(world: int, backend: Backend) -> float:
+    with FusionDefinition(backend=backend) as fd:
+        x = fd.define_tensor([1])
+        drawn = fd.ops.uniform(0.0, 1.0, [37], rng_seed=3, rng_offset=0)
+        fd.add_output(fd.ops.max(fd.ops.add(x, drawn), [0]))
+    x.set_device_mesh(mesh := DeviceMesh(range(world)))
+    if world > 1:
+        drawn.set_device_mesh(mesh)
+        drawn.outer_split(0, world, uneven=True)
+        drawn.axis(0).parallelize(ParallelType.mesh_x)
+    return fd.execute([torch.zeros(1)])[0].item()
+
+
+def test_numbers_that_one_kernel_draws_and_reads_are_this_ranks() -> None:
+    """Also where nothing that is stored is sharded."""
+    wanted = largest_drawn(1, "torch")
+    for world in (2, 4):
+        assert shardfuse.simulate(largest_drawn, world, args=(world, "triton")) == [wanted] * world
+
+
 def dropout_layer_norm(backend: Backend, world: int, dim: int) -> FusionDefinition:
     """dropout(x + bias) + residual, and its LayerNorm; x sharded by ``dim``."""
     with FusionDefinition(backend=backend) as fd:

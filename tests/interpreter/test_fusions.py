@@ -15,7 +15,7 @@ from thread_check import Case, Placement, X, check_on_threads, shard, world_mesh
 from torch_answers import assert_like
 
 import shardfuse
-from shardfuse import DataType, FusionDefinition
+from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.compat import nvfuser_direct
 from shardfuse.errors import KernelCompileError
 
@@ -46,6 +46,49 @@ def test_nan_is_kept(op: str) -> None:
         fd.add_output(fd.ops.maximum(x, 0.0) if op == "maximum" else getattr(fd.ops, op)(x, [1]))
 
     check(triton(define), [data])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.bool, torch.float16, torch.float32])
+def test_an_axis_of_one_element_is_reduced_exactly(dtype: torch.dtype) -> None:
+    """Also into a wider type, whose numbers float32 has not: 2**24 + 1."""
+
+    def define(fd: FusionDefinition) -> None:
+        o, x = fd.ops, fd.define_tensor([-1, 8], contiguity=True, dtype=DataType.from_torch(dtype))
+        for total in (o.sum(x, [0]), o.prod(x, [0]), o.max(x, [0]), o.sum(x, [0], dtype=DataType.Double)):
+            fd.add_output(o.add(total, 1e-9 if total.dtype is DataType.Double else 1))
+
+    large = 2 ** (24 if dtype in (torch.int32, torch.int64) else 4) + 1
+    fd, data = triton(define), (torch.arange(16).reshape(2, 8) % 8 + large).to(dtype)
+    for rows in (1, 2):
+        check(fd, [data[:rows]])
+
+
+@pytest.mark.parametrize("op", ["logical_and", "logical_or", "logical_xor"])
+def test_truth_of_numbers(op: str) -> None:
+    """0.5 and NaN are true, -0.0 is false: of each element, of a maximum, and of a 0-d tensor."""
+
+    def define(fd: FusionDefinition) -> None:
+        o = fd.ops
+        x, y, n = fd.define_tensor([7, 2]), fd.define_tensor([7, 2], dtype=DataType.Bool), fd.define_tensor([])
+        for a in (x, o.max(x, [1], keepdim=True), n):
+            for b in (y, o.max(x, [0], keepdim=True), x):
+                fd.add_output(getattr(o, op)(a, b))
+        fd.add_output(getattr(o, op)(n, 0.5))
+
+    data = torch.tensor([0.0, -0.0, 0.5, 1.0, float("nan"), -2.5, 256.0])[:, None].expand(7, 2).contiguous()
+    truth = (torch.arange(14) % 2 == 0).reshape(7, 2)
+    for number in (0.0, 0.5, float("nan")):
+        check(triton(define), [data, truth, torch.tensor(number)])
+
+
+def test_a_chain_longer_than_the_stack_of_python() -> None:
+    def define(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([-1])
+        for k in range(1100):
+            x = fd.ops.neg(x) if k % 2 else fd.ops.add(x, 1.0)
+        fd.add_output(x)
+
+    check(triton(define), [values(3)])
 
 
 # --- definitions -------------------------------------------------------------------------------------------
@@ -214,6 +257,33 @@ def test_sharded_norms(norm: Callable[..., None], shape: tuple[int, ...]) -> Non
             data = [values(*shape), values(shape[-1], seed=1)][: len(fd.fusion.inputs)]
             cases.append(Case(fd, data, name=f"{placement}"))
         check_on_threads(world, cases)
+
+
+@pytest.mark.parametrize(("extent", "placement"), [(12, "outer"), (12, "inner"), (7, "outer"), (5, "outer")])
+def test_what_alone_is_sharded_is_made_inside_of_a_kernel(extent: int, placement: str) -> None:
+    """An iota, a fill or an expanded number that only a reduction reads: each rank has its own part, or none of it."""
+
+    def define(mesh: DeviceMesh) -> FusionDefinition:
+        def body(fd: FusionDefinition) -> None:
+            o = fd.ops
+            x = fd.define_tensor([2, 1], contiguity=[True, None], dtype=DataType.Double)
+            counted = o.add(x, o.iota(extent, 3, 2, DataType.Int))
+            filled = o.full([extent], 1.5, DataType.Float)
+            made = [o.sum(counted, [1]), o.max(counted, [0, 1]), o.sum(o.mul(x, filled), [0, 1])]
+            made += [o.sum(o.slice(counted, [1, 0], [2, extent]), [0, 1]), o.sum(o.expand(x, [2, extent]), [1])]
+            for out in made:
+                fd.add_output(out)
+            x.set_device_mesh(mesh)
+            for tv in fd.fusion.tensors():
+                if tv.shape[-1:] == (extent,):
+                    shard(tv, mesh, (X, (tv.ndim - 1, placement)))
+
+        return triton(body)
+
+    data = torch.tensor([[10.0], [20.0]], dtype=torch.float64)
+    for world in (2, 4):
+        ranks = list(range(world))
+        check_on_threads(world, [Case(define(DeviceMesh(r)), [data], name=str(r)) for r in (ranks, ranks[::-1])])
 
 
 def test_tensor_parallel_block() -> None:

@@ -111,7 +111,7 @@ def test_a_mean_and_the_squares_around_it_are_one_reduction(tmp_path: Path, bloc
     schedule = chosen.sized(kept=1, reduced=block).split_into(2).with_warps(2)
     schedule = schedule.finished_at_once(is_one_launch=stages == 1)
     text = "".join(s.text for s in sources(segment, schedule))
-    assert text.count(", merge_moments)") == 1
+    assert text.count("merged_moments)") == 1
     x, dy, w = values(9, 512) + 10, values(9, 512, seed=1), values(512, seed=2)
     found = run(segment, given(segment, x, dy, w), tmp_path, schedule=schedule)
     for mine, right in zip(found, layer_gradients(x, dy, w, [0]), strict=True):

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from shardfuse.compile import rank_region_op, region_op, report
+from shardfuse.compile import ledger, rank_region_op, region_op, report
 from shardfuse.errors import ProgramMismatchError
 
 pytestmark = pytest.mark.mpi
@@ -125,7 +125,8 @@ def test_a_graph_from_the_cache_finds_its_group_by_name(pg, tmp_path, monkeypatc
             torch._dynamo.reset()
             report(clear=True)
             monkeypatch.setattr(region_op, "_programs", {})
-            monkeypatch.setattr(rank_region_op, "_made", {})  # as in another process
+            monkeypatch.setattr(rank_region_op, "_made", {})
+            monkeypatch.setattr(ledger, "_noted", set())  # as in another process
             found = torch.compile(case.run, backend="shardfuse", fullgraph=True, options=ALL)(*mine)
             for a, b, c in zip(found, right, eager, strict=True):
                 assert_near(a.cpu(), b[pg.rank], c.cpu(), signed=False, terms=b.abs().amax(), what=graph)
