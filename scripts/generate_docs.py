@@ -44,6 +44,13 @@ line). On a GPU no index is read, as the host would have to wait for it: there i
 `device-side assert`, after which CUDA takes no more calls; run the program on a CPU to see which index it was.
 `take_along_axis`, `index_put_accumulate` and `select` take negative ones, as torch does, the others do not.
 
+## Dims
+
+A reduction over `dims=None`, or with `dims` left out, is over all axes. Over `dims=[]` it is over none, as NumPy has it
+for `axis=()`: `sum`, `mean`, `max` and the like give the elements, and `var` is the variance of each element alone,
+which is NaN as of any single one where `correction` is 1. torch's `sum`, `mean`, `amax` and `var` reduce everything for
+`[]`, its `any` and `all` nothing. `torch.compile(backend="shardfuse")` has torch's meaning.
+
 ## Special values
 
 NaN, infinities and signs of zero come out as torch has them, but where torch itself gives one result on a CPU and
@@ -59,6 +66,9 @@ another on a GPU, or depends on the number of elements:
   that `silu` is -0.0 from -87.4 downwards;
 - on a GPU, `rsqrt` of a denormal of float32 (below 1.2e-38) is infinite; other functions that take such an operand for
   0 differ from torch's by less than 1.2e-38;
+- an integer tensor beside one of a narrow float is converted to float32, in which both are computed, where torch on a
+  CPU rounds it to the narrow type first: 0 of Half times 2**40 is 0, but NaN of torch on a CPU, as it is infinite in
+  Half;
 - `erfcinv` of less than 1e-7 is what it should be, where torch, which has `erfinv(1 - x)`, gives infinity;
 - shifts by less than 0 or by the type's bits and more are what torch's `bitwise_left_shift` and `bitwise_right_shift`
   give; `logical_right_shift` shifts by nothing, or everything out.

@@ -69,6 +69,7 @@ ADVICE = {
     "NoStoreError": "Another program has the port: choose another `MASTER_PORT` for all ranks.",
     "NonFiniteNormError": "Skip the step, or look for the first loss that is not finite; `torch.autograd.set_detect_anomaly` names the op.",
     "NotInitializedError": "Call `shardfuse.initialize()` at the start of the program.",
+    "NotPickledError": "Define the fusion in each process. `exec` of `fd.repro_script_for()` defines it anew.",
     "OperandError": "[Ops](ops.md) lists what each op takes.",
     "OptimizerArgumentError": "Correct the argument; [Step an optimiser](howto/optimiser_steps.md) has examples.",
     "OptimizerTensorError": "Do what the message says, or give that parameter an optimiser of torch's.",

@@ -161,9 +161,8 @@ class ShardAxisError(ShardfuseError):
     """An axis to shard is not an axis of the tensor."""
 
     def __init__(self, axis: int, ndim: int) -> None:
-        super().__init__(
-            f"axis {axis} is not an axis of a tensor of {ndim} dimensions: pass one from {-ndim} to {ndim - 1}"
-        )
+        advice = f"pass one from {-ndim} to {ndim - 1}" if ndim else "a single number is not sharded, pass it whole"
+        super().__init__(f"axis {axis} is not an axis of a tensor of {ndim} dimensions: {advice}")
 
 
 # --- communication -----------------------------------------------------------------------------------------
@@ -185,7 +184,8 @@ class AxisError(ShardfuseError):
     """An axis number is not one of the tensor's."""
 
     def __init__(self, tensor: str, kind: str, axis: int, ndim: int) -> None:
-        super().__init__(f"{tensor} has no {kind} axis {axis}: it has {ndim}, pass one from {-ndim} to {ndim - 1}")
+        advice = f"it has {ndim}, pass one from {-ndim} to {ndim - 1}" if ndim else "it is a single number"
+        super().__init__(f"{tensor} has no {kind} axis {axis}: {advice}")
 
 
 class ScheduleError(ShardfuseError):
@@ -304,6 +304,13 @@ class DefinitionError(ShardfuseError):
 
     def __init__(self, method: str, found: str, expected: str) -> None:
         super().__init__(f"{method}: found {found}, expected {expected}")
+
+
+class NotPickledError(ShardfuseError, TypeError):
+    """A definition was pickled, as to hand it to another process."""
+
+    def __init__(self) -> None:
+        super().__init__("a FusionDefinition is not pickled: define it in each process, or send fd.repro_script_for()")
 
 
 class PromiseError(ShardfuseError):

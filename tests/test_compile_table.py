@@ -177,6 +177,7 @@ def test_reductions(dtype: torch.dtype) -> None:
     check(lambda x: aten.prod.dim_int(x, 1), [x], n=4)
     check(lambda x: aten.any.dim(x > 1.9, -1), [x])
     check(lambda x: aten.all.dims(x > -1.9, [0, 2]), [x])
+    check(lambda x: aten.any.dims(x > 1.9, []), [x])
     check(lambda x: aten.any.default(x > 1.9), [x])
 
 

@@ -48,6 +48,41 @@ def refusals() -> dict[str, tuple[Callable[[FusionDefinition], Any], type[Except
         "a dim too far": (lambda fd: fd.ops.sum(x(fd), [2]), AxisError, "no logical axis 2: it has 2, pass one from"),
         "a dim twice": (lambda fd: fd.ops.sum(x(fd), [0, -2]), OperandError, "each axis once"),
         "no permutation": (lambda fd: fd.ops.permute(x(fd), [0, 0]), OperandError, "a permutation of 2 axes"),
+        "a new dim too far": (
+            lambda fd: fd.ops.unsqueeze(x(fd), 3), AxisError, "no new axis 3: it has 3, pass one from -3 to 2",
+        ),
+        "a new dim too far below": (lambda fd: fd.ops.unsqueeze(x(fd), -4), AxisError, "no new axis -4"),
+        "a dim of a single number": (
+            lambda fd: fd.ops.cumsum(fd.define_tensor([]), 1), AxisError, "no logical axis 1: it has 1",
+        ),
+        "an axis of a single number": (
+            lambda fd: fd.ops.sum(fd.define_tensor([]), [0]), AxisError, "no logical axis 0: it is a single number",
+        ),
+        "places beyond a tensor's": (lambda fd: fd.ops.stride_order(x(fd), [2, 3]), OperandError, "a permutation of 2"),
+        "a complex number for floats": (
+            lambda fd: fd.ops.full_like(x(fd), 1j), OperandError, "fill_value is 1j, expected a number .* for Float",
+        ),
+        "a number beyond its type": (
+            lambda fd: fd.ops.full_like(x(fd), 300, DataType.Int8), OperandError, "a number that Int8 holds",
+        ),
+        "an operand by name": (
+            lambda fd: fd.ops.add(x(fd), other=1), OperandError, "ops.add: argument 'other' is 1, expected operands by",
+        ),
+        "a float for an Int": (
+            lambda fd: fd.define_scalar(1.5, DataType.Int), DefinitionError, "value 1.5, expected an integer from -9",
+        ),
+        "NaN for an Int": (lambda fd: fd.define_scalar(float("nan"), DataType.Int), DefinitionError, "value nan"),
+        "a scalar beyond its type": (
+            lambda fd: fd.define_scalar(300, DataType.Int8), DefinitionError, "from -128 to 127, for DataType.Int8",
+        ),
+        "a negative scalar without a sign": (
+            lambda fd: fd.define_scalar(-1, DataType.UInt8), DefinitionError, "from 0 to 255",
+        ),
+        "a number for a Bool": (lambda fd: fd.define_scalar(2, DataType.Bool), DefinitionError, "True or False"),
+        "an imaginary scalar": (lambda fd: fd.define_scalar(1j, DataType.Float), DefinitionError, "a real number"),
+        "a scalar of 70 bits": (
+            lambda fd: fd.define_scalar(2**70, DataType.Float), DefinitionError, "an integer of 64 bits, or a float",
+        ),
         "a fraction for a size": (
             lambda fd: fd.ops.reshape(x(fd), [fd.define_scalar(dtype=DataType.Double), -1]), OperandError,
             r"ops.reshape: new_shape\[0\] is S0, expected a number or an integer scalar",

@@ -23,6 +23,7 @@ from shardfuse.errors import (
     PeerLostError,
     PlacementError,
     RankNotInMeshError,
+    ShapeError,
     ValidationError,
 )
 from shardfuse.nn import AddRMSNorm, CrossEntropyLoss, RMSNorm, SwiGLU, redistribute
@@ -194,6 +195,41 @@ def test_plain_tensors_beside_dtensors() -> None:
     run_ranks(2, run)
 
 
+def test_a_whole_piece_is_put_beside_a_single_element_of_the_first_rank() -> None:
+    """An axis of 1 that the plain tensor has on each rank, and the DTensor on the first one alone."""
+    x = numbers((1, 1, 1))
+
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            t, u = fd.define_tensor([1, 1, 1]), fd.define_tensor([1, 1, 1])
+            a, b = fd.ops.neg(t), fd.ops.mul(u, 3.0)
+            fd.add_output(fd.ops.cat([a, b, a], 2))
+            fd.add_output(b)
+        both, own = fd.execute([distribute(x, make_mesh((2,)), [Shard(1)]), x.clone()])
+        assert both.placements == (Shard(1),)
+        assert torch.equal(both.full_tensor(), torch.cat([-x, x * 3, -x], 2))
+        assert torch.equal(own.full_tensor(), x * 3)
+
+    run_ranks(2, run)
+
+
+def test_a_whole_tensor_that_is_taken_for_a_piece_is_named() -> None:
+    x = numbers((4, 6))
+
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            fd.add_output(fd.ops.add(fd.define_tensor([-1, -1]), fd.define_tensor([-1, -1])))
+        mesh = make_mesh((2,))
+        with pytest.raises(ShapeError, match="extent 4 in axis 0 of T0 and 8 in axis 0 of T1") as raised:
+            fd.execute([distribute(x, mesh, [Shard(0)]), x])
+        (note,) = raised.value.__notes__
+        assert note.startswith("input 1, T1, is a plain tensor beside DTensors, and taken for this rank's piece")
+        (y,) = fd.execute([distribute(x, mesh, [Shard(0)]), distribute(x, mesh, [R])])
+        assert torch.equal(y.full_tensor(), x + x)
+
+    run_ranks(2, run)
+
+
 def test_channels_last() -> None:
     def run(rank: int, size: int) -> None:
         mesh = make_mesh((2,))
@@ -335,6 +371,41 @@ def test_a_flattened_dim_of_no_elements() -> None:
             fd.add_output(fd.ops.reshape(fd.define_tensor([0, 4]), [0]))
         (flat,) = fd.execute([distribute(numbers((0, 4)), make_mesh((2,)), [Shard(1)])])
         assert (flat.placements, flat.shape, flat.to_local().shape) == ((Shard(0),), (0,), (0,))
+
+    run_ranks(2, run)
+
+
+@pytest.mark.parametrize("kind", ["sum", "avg", "max"])
+def test_no_output_is_written_over_partial_values(kind: str) -> None:
+    """No rank's part can hold the whole value: refused on every rank, as torch refuses `x.add_(1)`."""
+
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([-1, -1])
+            fd.add_output(fd.ops.add(t, 1.0), alias_input=t)
+        for mesh, placements in (((2,), [Partial(kind)]), ((2, 1), [Partial(kind), Shard(0)])):
+            local = numbers((4, 6)) + rank
+            x = DTensor.from_local(local.clone(), make_mesh(mesh), placements, run_check=False)
+            with pytest.raises(InputError, match=r"input 0, T0, to be one without partial values.*redistribute it"):
+                fd.execute([x])
+            assert torch.equal(x.to_local(), local)
+        x = DTensor.from_local(numbers((4, 6)) + rank, make_mesh((2,)), [Shard(0)], run_check=False)
+        fd.execute([x])
+        assert torch.equal(x.to_local(), numbers((4, 6)) + rank + 1)
+
+    run_ranks(2, run)
+
+
+def test_partial_values_that_an_output_is_written_over_as_they_are() -> None:
+    """Where the definition gives them an axis of their own, each rank's part is written."""
+
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([-1, -1, -1])
+            fd.add_output(fd.ops.mul(t, 2.0), alias_input=t)
+        x = DTensor.from_local(numbers((4, 6)) + rank, make_mesh((2,)), [Partial()], run_check=False)
+        fd.execute([x])
+        assert torch.equal(x.to_local(), (numbers((4, 6)) + rank) * 2)
 
     run_ranks(2, run)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import importlib
+import pickle
 import pkgutil
 import sys
 import threading
@@ -21,9 +23,19 @@ import shardfuse
 import shardfuse.compat.nvfuser_direct as nvfuser_direct
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, ShardfuseError, TensorView
 from shardfuse.compiler import compile_fusion
-from shardfuse.errors import DefinitionError, InputError, ScheduleError
+from shardfuse.errors import (
+    ArgumentError,
+    AxisError,
+    DefinitionError,
+    InputError,
+    NotPickledError,
+    PeerLostError,
+    ScheduleError,
+    ShardAxisError,
+)
 from shardfuse.executor.cache import LRUCache
 from shardfuse.frontend import executor_cache
+from shardfuse.rank_errors import SimulationError
 
 
 def defined() -> tuple[FusionDefinition, TensorView, TensorView]:
@@ -249,9 +261,9 @@ def test_memory_does_not_grow_with_the_sizes_that_were_seen(monkeypatch: pytest.
 
 
 def test_no_table_of_a_module_grows_without_bound() -> None:
-    """But for those that hold one thing, or one for each driver, folder, device, stream, or op and type."""
+    """But for those that hold one thing, or one for each driver, folder, device, stream, op, or op and type."""
     for module in pkgutil.walk_packages(shardfuse.__path__, "shardfuse."):
-        if not module.name.endswith((".__main__", ".simulate")):
+        if not module.name.endswith((".__main__", ".simulate", ".torchtitan_norms")):
             importlib.import_module(module.name)
     unbounded = {
         f"{name}.{attribute}"
@@ -262,13 +274,18 @@ def test_no_table_of_a_module_grows_without_bound() -> None:
         if value.cache_parameters()["maxsize"] is None
     }
     assert unbounded == {
-        "shardfuse.compile.graph_pass.source_hash",
+        "shardfuse.compile.aten_collectives.collective_ops",
         "shardfuse.compile.aten_table.aten_ops",
+        "shardfuse.compile.graph_pass.source_hash",
+        "shardfuse.compile.kept_regions.sources_hash",
+        "shardfuse.compile.region_lowering.register",
         "shardfuse.executor.driver.open_driver",
         "shardfuse.executor.gpu_clock.clock_of",
         "shardfuse.executor.streams.communication_stream",
         "shardfuse.executor.triton_key.installed_triton",
         "shardfuse.executor.triton_key.remember_triton_key",
+        "shardfuse.ir.base_op._told_of",
+        "shardfuse.mesh.host_memory.allocate",
         "shardfuse.mesh.peer_memory._driver",
         "shardfuse.mesh.peer_memory.allocate",
         "shardfuse.mesh.rendezvous.open_job_store",
@@ -308,3 +325,88 @@ def test_threads_come_to_the_first_run_of_a_fusion_at_once(monkeypatch: pytest.M
         for k, x in enumerate(given):
             assert_beside(found[k], x.exp())
         assert len(made) == 3 * (turn + 1), "each size once"
+
+
+def test_a_definition_is_copied_and_not_pickled() -> None:
+    x = torch.arange(3.0)
+    for has_run in (False, True):
+        with FusionDefinition() as fd:
+            fd.add_output(fd.ops.neg(fd.define_tensor([-1])))
+        if has_run:
+            fd.execute([x])
+        refused(
+            lambda fd=fd: pickle.dumps(fd), NotPickledError, "a FusionDefinition is not pickled", "repro_script_for"
+        )
+        assert torch.equal(copy.deepcopy(fd).execute([x])[0], -x)
+        assert torch.equal(copy.copy(fd).execute([x])[0], -x)
+
+
+def test_storage_is_said_of_all_axes() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4, 6])
+        y = fd.ops.neg(x)
+        for axes in ([x.axis(0)], [x.axis(0), x.axis(0)], [x.axis(0), x.axis(1), x.axis(0)]):
+            refused(lambda axes=axes: x.set_allocation_domain(axes), ScheduleError, "not all of T0 is there, each once")
+        refused(lambda: y.set_allocation_domain([x.axis(1), x.axis(0)]), ScheduleError, "these are axes of T0")
+        x.split(1, 2)
+        refused(lambda: x.set_allocation_domain(x.get_loop_domain()[:2]), ScheduleError, "not all of T0")
+        mixed = [x.get_logical_domain()[1], *x.get_loop_domain()[:2]]
+        refused(lambda: x.set_allocation_domain(mixed), ScheduleError, "not all of T0")
+        x.set_allocation_domain(x.get_logical_domain()[::-1])
+        x.set_allocation_domain(x.get_loop_domain())
+        x.merge(0, 1)
+        x.set_allocation_domain(x.get_loop_domain())
+        refused(lambda: x.merge(0, 0), ScheduleError, "merge: axis i0i1o with itself", "two different ones")
+        refused(lambda: x.merge(1), AxisError, "no loop axis 2: it has 2")
+
+
+def test_an_inference_tensor_is_not_written_to() -> None:
+    """Also where a program of such a layout is there already."""
+    with torch.inference_mode():
+        x = torch.ones(4)
+    with FusionDefinition() as fd:
+        t = fd.define_tensor([4])
+        fd.add_output(fd.ops.add(t, 1.0), alias_input=t)
+    for _ in range(2):
+        refused(lambda: fd.execute([x]), InputError, "input 0, T0, ", "a tensor made in inference mode")
+        plain = torch.ones(4)
+        fd.execute([plain])
+        assert torch.equal(plain, torch.full((4,), 2.0))
+    with torch.inference_mode():
+        fd.execute([x])
+    assert torch.equal(x, torch.full((4,), 2.0))
+
+
+def test_arguments_of_another_kind() -> None:
+    with FusionDefinition() as fd:
+        t = fd.define_tensor([-1, 4])
+        fd.add_output(fd.ops.neg(t))
+    x, mesh = torch.ones(2, 4), DeviceMesh([0, 1])
+    refused(lambda: fd.execute([x], sizes={t: (-1, 4)}), DefinitionError, "[-1, 4] for T0", "sizes of 0 or more")
+    refused(lambda: DeviceMesh.from_torch(None), ArgumentError, "from_torch: mesh is None")  # type: ignore[arg-type]
+    refused(lambda: mesh.coordinate("a"), ArgumentError, "coordinate: rank is 'a'")  # type: ignore[arg-type]
+    assert (mesh.coordinate(1), mesh.coordinate(2)) == ((1,), None)
+    refused(lambda: shardfuse.simulate(None), SimulationError, "fn=None: pass a function")  # type: ignore[arg-type]
+    refused(lambda: mesh.shard_tensor(torch.ones(()), 0), ShardAxisError, "a single number is not sharded")
+
+
+def test_sizes_that_are_wrong_on_one_rank_are_told_to_the_other() -> None:
+    def run(rank: int, size: int) -> None:
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([-1, 4])
+            fd.add_output(fd.ops.sum(t, [0]))
+        t.set_device_mesh(DeviceMesh([0, 1]))
+        t.outer_split(0, 2, uneven=True)
+        t.axis(0).parallelize(ParallelType.mesh_x)
+        with pytest.raises(DefinitionError if rank else PeerLostError, match="sizes of 0 or more"):
+            fd.execute([torch.ones(2, 4)], sizes={t: (-4 if rank else 4, 4)})
+
+    run_ranks(2, run)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", 0])
+def test_a_gpu_where_there_is_none(device: str | int) -> None:
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.neg(fd.define_tensor([-1])))
+    refused(lambda: fd.execute([torch.ones(2)], device=device), DefinitionError, "torch finds no GPU")

@@ -43,6 +43,44 @@ def test_arithmetic_on_scalar_inputs() -> None:
         assert_near(fd.execute([x, a, n])[0], wanted.double(), n=1)
 
 
+def test_triangles_of_flags() -> None:
+    x = torch.ones(3, 5, dtype=torch.bool)
+    with FusionDefinition() as fd:
+        t = fd.from_pytorch(x)
+        fd.add_output(fd.ops.triu(t, 1))
+        fd.add_output(fd.ops.tril(t))
+    for out, expected in zip(fd.execute([x]), (x.triu(1), x.tril()), strict=True):
+        assert out.dtype == torch.bool
+        assert torch.equal(out, expected)
+
+
+def test_reductions_over_no_axes() -> None:
+    """Each element is reduced alone; torch's own sum and var take an empty list for all axes."""
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    with FusionDefinition() as fd:
+        t = fd.from_pytorch(x)
+        outputs = [fd.ops.sum(t, []), fd.ops.mean(t, []), fd.ops.amax(t, []), fd.ops.any(t, [])]
+        for out in (*outputs, fd.ops.var(t, []), fd.ops.var(t, [], 0), *fd.ops.var_mean(t, [], 0, keepdim=True)):
+            fd.add_output(out)
+    expected = [x, x, x, x != 0, x * torch.nan, x * 0, x * 0, x]
+    for out, value in zip(fd.execute([x]), expected, strict=True):
+        torch.testing.assert_close(out, value, rtol=0, atol=0, equal_nan=True)
+
+
+def test_fills_of_the_type_of_a_tensor() -> None:
+    x = torch.zeros(2, 3, dtype=torch.int64)
+    with FusionDefinition() as fd:
+        t = fd.from_pytorch(x)
+        fd.add_output(fd.ops.full_like(t, 7))
+        fd.add_output(fd.ops.full_like(t, 1j, DataType.ComplexFloat))
+        fd.add_output(fd.ops.full_like(t, fd.define_scalar(dtype=DataType.Int)))
+        fd.add_output(fd.ops.add(t, fd.define_scalar(7, DataType.Int8)))
+    wanted = [torch.full_like(x, 7), torch.full_like(x, 1j, dtype=torch.complex64), torch.full_like(x, 9), x + 7]
+    for out, expected in zip(fd.execute([x, 9]), wanted, strict=True):
+        assert out.dtype == expected.dtype
+        assert torch.equal(out, expected)
+
+
 def test_triangles_and_views_of_nothing() -> None:
     for shape in ((0, 5), (4, 0), (0, 0)):
         x = torch.randn(shape)

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from shardfuse import DataType, FusionDefinition
+from shardfuse.errors import PlacementError
 
 AVG, SUM = Partial("avg"), Partial("sum")
 CASES: list[tuple[tuple[int, ...], tuple[Placement, ...]]] = [
@@ -70,3 +71,17 @@ def test_reduced_as_named(mesh: tuple[int, ...], placements: tuple[Placement, ..
         assert found.dtype == torch.float32
         # Two roundings of the reduced value in its own type, doubled, and one of float32 for each rank.
         torch.testing.assert_close(found.double(), want, rtol=0, atol=2 * of_one + size * 2**-22)
+
+
+def test_integers_have_no_average() -> None:
+    """As torch has it; half of an odd sum is no integer."""
+
+    def run(rank: int, _: int) -> None:
+        x = DTensor.from_local(torch.full((4,), rank + 1), make_mesh((2,)), [AVG], run_check=False)
+        with FusionDefinition() as fd:
+            t = fd.define_tensor([4], dtype=DataType.Int)
+            fd.add_output(fd.ops.mul(t, 1))
+        with pytest.raises(PlacementError, match=r"avg\) of Int.*integers have no average"):
+            fd.execute([x])
+
+    run_ranks(2, run)

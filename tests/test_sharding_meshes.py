@@ -257,6 +257,26 @@ def test_an_even_shard_that_is_not() -> None:
     assert "a recorded split does not fit this size; pad the axis, or allow short shards" in same_on_all_ranks(2, run)
 
 
+def test_a_split_in_more_parts_than_ranks() -> None:
+    """Also where the parts that the size is left in would be as many as the ranks."""
+
+    def run() -> None:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1])
+            fd.add_output(fd.ops.exp(x))
+        x.set_device_mesh(world_mesh(2))
+        x.outer_split(0, 3)
+        x.axis(0).parallelize(X)
+        fd.execute([torch.zeros(2)])
+
+    assert "3 does not divide 4" in same_on_all_ranks(2, run)
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4])
+    x.set_device_mesh(world_mesh(2))
+    with pytest.raises(ScheduleError, match=r"3 does not divide 4.*its mesh has 2 ranks on mesh_x"):
+        x.outer_split(0, 3)
+
+
 @pytest.mark.parametrize("mesh", [None, world_mesh(1)], ids=["no mesh", "a mesh of one dimension"])
 def test_a_mesh_dimension_that_the_tensor_has_not(mesh: DeviceMesh | None) -> None:
     with FusionDefinition() as fd:

@@ -71,6 +71,8 @@ def _extreme(name: str) -> Rule:
     def rule(t: Translation, node: Node) -> TensorView:
         check_arguments(node, 3, "dim", "keepdim")
         x, axes, keepdim = _reduced(t, node)
+        if name in ("any", "all") and argument(node, 1, "dim") == []:  # which torch reads as none, and else as all
+            axes = []
         return getattr(t.ops, name)(x, axes, keepdim)
 
     return rule

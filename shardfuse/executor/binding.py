@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -16,6 +15,7 @@ from ..ir.fusion import Fusion, FusionInput
 from ..ir.scalar import Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.host import python_number
+from .written_inputs import check_written
 
 Argument = torch.Tensor | int | float | bool | complex
 
@@ -87,7 +87,7 @@ def bind_arguments(fusion: Fusion, arguments: Sequence[Argument], rank: int, dev
             continue
         _check_tensor(k, declared, val, argument, home)
         if val in written:
-            _check_places(k, val, argument)
+            check_written(k, val, argument)
         if not val.is_cpu:
             home = home or argument.device
         shapes[val] = tuple(local_logical_sizes(val, argument.shape)) if val.allocation_rank else tuple(argument.shape)
@@ -173,26 +173,6 @@ def _check_tensor(
     if val.is_cpu and tensor.device.type != "cpu":
         raise InputError(k, name, f"a tensor on {tensor.device}", "on cpu", "move it there, or declare is_cpu=False")
     _check_contiguity(k, declared, val, tensor)
-
-
-def _check_places(k: int, val: TensorView, tensor: torch.Tensor) -> None:
-    """Has each element of an input that an output is written to a place of its own?"""
-    by_stride = sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
-    reach, is_doubtful = 0, False
-    for stride, n in by_stride:
-        is_doubtful = is_doubtful or stride <= reach
-        reach += stride * (n - 1)
-    if not is_doubtful or tensor.numel() == 0:
-        return
-    places: Any = torch.zeros(1, dtype=torch.int64)
-    for stride, n in by_stride if by_stride[0][0] else ():
-        places = (places[:, None] + stride * torch.arange(n)).flatten().unique()
-    if len(places) < tensor.numel():
-        raise InputError(
-            k, val.name, f"strides {list(tensor.stride())} for shape {list(tensor.shape)}",
-            "a tensor whose elements have a place each, because an output is written to it",
-            "pass .contiguous(), or return the output instead",
-        )  # fmt: skip
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Literal, cast, get_args
+from typing import Any, Literal, NoReturn, SupportsIndex, cast, get_args
 
 import torch
 
 from ..arguments import checked
-from ..errors import DefinitionError
+from ..base_error import shown
+from ..errors import DefinitionError, NotPickledError
 from ..executor.options import Backend, CompileOptions
 from ..ir.dtype import DataType
 from ..ir.fusion import Fusion, FusionInput
@@ -16,7 +18,7 @@ from ..ir.scalar import Number, Scalar
 from ..ir.tensor_view import TensorView
 from ..ops.build import Ops
 from ..ops.host import number_type, python_number
-from .descriptor import Contiguity, check_data_type, checked_layout, data_type_of, like, refused
+from .descriptor import Contiguity, check_data_type, checked_layout, constant_of, data_type_of, like, refused
 from .promise_arguments import Invariant, promised
 from .running import Running
 from .script import definition_script
@@ -158,7 +160,10 @@ class FusionDefinition(Running):
         return [self.define_scalar(dtype=DataType.Int) for _ in range(size)]
 
     def define_scalar(self, value: Number | DataType | None = None, dtype: DataType | None = None) -> Scalar:
-        """With a value a constant, else an input of the fusion (``dtype`` Double where nothing is said)."""
+        """With a value a constant, else an input of the fusion (``dtype`` Double where nothing is said).
+
+        A constant is one that an input of ``dtype`` takes.  Raises ``DefinitionError``.
+        """
         self.fusion.check_open("define_scalar")
         if isinstance(value, DataType):
             value, dtype = None, value
@@ -169,7 +174,11 @@ class FusionDefinition(Running):
             self.fusion.inputs.append(FusionInput(scalar))
             return scalar
         number = cast(Number, python_number(value))
-        return self.fusion.new_scalar(dtype or number_type(number), number, is_literal=True)
+        kind = dtype or number_type(number)
+        expected = constant_of(number, kind, is_said=dtype is not None)
+        if expected is not None:
+            raise DefinitionError("define_scalar", f"value {shown(number)}", expected)
+        return self.fusion.new_scalar(kind, number, is_literal=True)
 
     def add_output(
         self,
@@ -209,6 +218,19 @@ class FusionDefinition(Running):
         self.fusion.outputs.append(tv)
         if alias_input is not None:
             self.fusion.aliases[tv] = alias_input
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusionDefinition:
+        memo[id(self)] = copied = object.__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def __copy__(self) -> FusionDefinition:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise NotPickledError
 
     def __repr__(self) -> str:
         return definition_script(self.fusion)

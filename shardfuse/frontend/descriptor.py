@@ -9,6 +9,7 @@ import torch
 from ..base_error import shown
 from ..errors import DefinitionError
 from ..ir.dtype import DataType
+from ..ir.scalar import Number
 
 Contiguity = bool | Sequence[bool | None] | None
 
@@ -84,6 +85,25 @@ def check_data_type(method: str, dtype: object) -> None:
     """Raises ``DefinitionError`` for what is no DataType."""
     if not isinstance(dtype, DataType):
         raise DefinitionError(method, f"dtype {dtype!r}", DataType.expected(dtype))
+
+
+def constant_of(number: Number, dtype: DataType, *, is_said: bool) -> str | None:
+    """What a constant of ``dtype`` has to be, where ``number`` is not; floats round.  Else ``None``.
+
+    ``is_said``: by the caller, who else has it by the number, which then goes by all 64 bits.
+    """
+    if isinstance(number, complex):
+        return None if dtype.is_complex else f"a real number, as {dtype.name} has"
+    if isinstance(number, int) and not -(2**63) <= number < 2**64:
+        return "an integer of 64 bits, or a float"
+    if not dtype.is_integral or not is_said:
+        return None
+    if dtype is DataType.Bool:
+        return None if isinstance(number, int) and number in (0, 1) else "True or False"
+    limits = torch.iinfo(dtype.torch)
+    if isinstance(number, int) and limits.min <= number <= limits.max:
+        return None
+    return f"an integer from {limits.min} to {limits.max}, for {dtype}"
 
 
 def data_type_of(tensor: torch.Tensor) -> DataType:

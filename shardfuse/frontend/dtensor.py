@@ -22,7 +22,7 @@ import torch
 
 from ..analysis.communication_table import Communication
 from ..compiler import Plan
-from ..errors import InputCountError
+from ..errors import InputCountError, ShapeError
 from ..executor.agreement import failures_told
 from ..executor.binding import Argument, plain_arguments
 from ..executor.cache import LRUCache
@@ -90,7 +90,11 @@ class DTensorExecutor:
         """
         with without_graph(self.fusion, arguments):
             variant = self.variant(arguments)
-            outputs = variant.execute(arguments, self.by_place(sizes or {}), device)
+            try:
+                outputs = variant.execute(arguments, self.by_place(sizes or {}), device)
+            except ShapeError as error:
+                _name_plain(error, self.fusion, arguments)
+                raise
         self.last_variant = variant
         return outputs
 
@@ -298,6 +302,16 @@ class _Variant:
         if key not in self.torch_meshes:
             self.torch_meshes[key] = mesh.to_torch(device_type)
         return self.torch_meshes[key]
+
+
+def _name_plain(error: ShapeError, fusion: Fusion, arguments: Sequence[Argument]) -> None:
+    """Sizes that do not fit may be those of a whole tensor, which was taken for this rank's piece."""
+    for k, (declared, a) in enumerate(zip(fusion.inputs, arguments, strict=True)):
+        if isinstance(a, torch.Tensor) and a.ndim and not has_dtensor((a,)):
+            error.add_note(
+                f"input {k}, {declared.val.name}, is a plain tensor beside DTensors, and taken for this rank's piece: "
+                "pass what is whole as a DTensor of Replicate()"
+            )
 
 
 def _ranks_of(arguments: Sequence[Argument]) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ from ..executor.timing import Timer
 from ..executor.tuning import Tuner, check_can_tune, tune_segments
 from ..executor.turns import turn_here
 from ..executor.uncompiled import uncompiled
+from ..executor.written_inputs import are_unwritable, written_places
 from ..ir.caller_lines import lines_named
 from ..ir.expr import BoundTensor
 from ..ir.fusion import Fusion
@@ -80,6 +81,7 @@ class FusionExecutorCache:
         shapes = fusion.shape_scalars()
         self._ranges = [range_of(i.val) for i in fusion.inputs]
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
+        self._written = written_places(fusion)
         self._asks = asks_other_ranks(fusion)
         self._apart = set[str]()  # texts of programs whose kernels do not exchange, as their ranks have agreed
         self._script: str | None = None
@@ -251,8 +253,8 @@ class FusionExecutorCache:
         except RuntimeError:  # sparse, nested and other tensors that have no strides, or no one shape
             check_layouts(self.fusion, arguments, self._team)
             raise
-        if self._shape_scalars:
-            described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
+        described += [arguments[k] for k in self._shape_scalars if k < len(arguments)]
+        described += are_unwritable(arguments, self._written) if self._written else ()
         if said:
             described += [(tv, tuple(shape)) for tv, shape in said.items()]
         return tuple(described)
@@ -293,8 +295,7 @@ class FusionExecutorCache:
             sizes[u.tv][u.axis] = self._exchange(u, rank, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
         numbers = self._numbers(arguments)
-        text = self._description(sizes, bound.device, numbers)
-        return BoundCall(key, bound, sizes, numbers, rank, ranks, text)
+        return BoundCall(key, bound, sizes, numbers, rank, ranks, self._description(sizes, bound.device, numbers))
 
     def _bind(self, call: BoundCall) -> Made:
         made = self.programs.get(call.key)

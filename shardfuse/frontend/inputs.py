@@ -28,7 +28,8 @@ _REDUCTIONS: dict[str, ReductionKind] = {"sum": "sum", "avg": "sum", "max": "max
 def take(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh, shape: tuple[int, ...]) -> None:
     """Have input ``k`` come as ``given`` says, or check that it does.
 
-    Raises InputError where the definition contradicts it, PlacementError for partial values that no reduction joins.
+    Raises InputError where the definition contradicts it or writes over partial values, PlacementError for partial
+    values that no reduction joins.
     """
     declared = fusion.inputs[k]
     tv, partial = declared.val, given.partial
@@ -39,6 +40,12 @@ def take(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh, shape: tuple[in
         _check(k, tv, given, mesh, whole)
         return
     if partial and tv.ndim == len(shape):
+        if tv in fusion.aliases.values():  # each rank would write the whole value where only a part of it belongs
+            raise InputError(
+                k, tv.name, f"a DTensor of {given.placements}",
+                "one without partial values, since an output is written over it",
+                "redistribute it first, or leave alias_input out",
+            )  # fmt: skip
         tv = _with_partial_values(fusion, k, given, mesh)
     if tv.ndim != len(whole):
         raise InputError(
@@ -78,6 +85,9 @@ def _with_partial_values(fusion: Fusion, k: int, given: Given, mesh: DeviceMesh)
         raise PlacementError(
             f"input {k}", given.placements, "a fusion", f"reduce it first, or use one of {', '.join(_REDUCTIONS)}"
         )
+    if "avg" in ops and tv.dtype.is_integral:
+        found = [f"{placement} of {tv.dtype.name}" for placement in given.placements]
+        raise PlacementError(f"input {k}", found, "a fusion", "integers have no average: cast it to floats first")
     n = len(extents)
     stacked = fusion.new_tensor([*extents, *tv.shape], tv.dtype)
     order = (*range(tv.ndim + n - 1, tv.ndim - 1, -1), *declared.stride_order) if declared.stride_order else ()

@@ -12,6 +12,7 @@ import torch
 
 from ..base_error import shown
 from ..errors import DefinitionError, InputError, NoReproError
+from ..executor.agreement import failures_told
 from ..executor.binding import Argument
 from ..executor.options import CompileOptions
 from ..executor.uncompiled import uncompiled
@@ -132,8 +133,11 @@ class Running:
     ) -> list[torch.Tensor]:
         if save_repro_inputs:
             self._described = [Described.of(v) for v in inputs]
-        fec, home = self.fec, _device(device)
-        self._check_sizes(sizes)
+        fec, home = self.fec, None
+        if sizes or device is not None:
+            with failures_told(ranks_of(self.fusion)):
+                home = _device(device)
+                self._check_sizes(sizes)
         assert self._dtensors is not None, "made with the executor"
         with lines_named(self.fusion), reproduced(lambda: self.repro_script_for(inputs)):
             if has_dtensor(inputs):
@@ -277,13 +281,13 @@ class Running:
         return found
 
     def _check_sizes(self, sizes: Mapping[TensorView, Sequence[int]] | None) -> None:
-        """Raises ``DefinitionError`` for what is no input, and for a shape of another rank."""
+        """Raises ``DefinitionError`` for what is no input, a shape of another rank, and sizes below 0."""
         inputs = [i.val for i in self.fusion.inputs] if sizes else []
         for tv, shape in (sizes or {}).items():
             if tv not in inputs:
                 raise DefinitionError("sizes", repr(tv), "TensorViews that are inputs of this definition")
-            if len(shape) != tv.ndim:
-                raise DefinitionError("sizes", f"{list(shape)} for {tv!r}", f"{tv.ndim} unsharded sizes")
+            if len(shape) != tv.ndim or min(shape, default=0) < 0:
+                raise DefinitionError("sizes", f"{list(shape)} for {tv!r}", f"{tv.ndim} unsharded sizes of 0 or more")
 
     def last_trace(self) -> str:
         """The text of every stage of the last plan, and of the host program and kernels that ran."""
@@ -299,5 +303,7 @@ def _device(named: torch.device | str | int | None) -> torch.device | None:
     except (RuntimeError, TypeError, ValueError):
         expected = "a torch.device, its text, or a GPU's number of 0 or more"
         raise DefinitionError("execute", f"device={shown(named)}", expected) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DefinitionError("execute", f"device={shown(named)}", "a device that is here: torch finds no GPU")
     is_any = device.type == "cuda" and cast(int | None, device.index) is None
     return torch.device("cuda", torch.cuda.current_device()) if is_any else device

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..mesh import DeviceMesh, ParallelType
-from .digits import Axis, Digit, cut_out, extent, joined, parted, split
+from .digits import Axis, CutError, Digit, cut_out, extent, joined, parted, split
 from .layout import Coordinates, Layout, is_present, local_extent
 
 
@@ -82,6 +82,16 @@ class TensorDomain:
         walked = [i for i in self.loop if i in self.parallel and not i.is_reduction]
         return {self.parallel[i]: i for i in walked if self.parallel[i].is_mesh}
 
+    def is_whole(self, axes: Sequence[IterDomain]) -> bool:
+        """Do ``axes`` hold each element once?  They are logical ones, or what transforms have made of these."""
+        found = set(self.logical)
+        for t in self.transforms:
+            before = t.axes if isinstance(t, Merge) else (t.axis,)
+            if found.issuperset(before) and not set(before) & set(axes):
+                found = (found - set(before)) | set(t.out if isinstance(t, Split) else (t.out,))
+        kept = [axis for axis in axes if not axis.is_reduction]
+        return len(kept) == len(found) and found == set(kept)
+
     def replay(self, logical: Mapping[IterDomain, Axis]) -> dict[IterDomain, Axis]:
         """Every axis that the transforms make, in digits.  Raises ``CutError`` where sizes do not allow a cut."""
         axes = dict(logical)
@@ -143,6 +153,8 @@ def _cut(axis: Axis, transform: Split, singles: int) -> tuple[Axis, Axis]:
     total = extent(axis)
     if total == 0:
         return (), axis
+    if not (transform.inner or transform.uneven) and total % transform.factor:
+        raise CutError(f"{transform.factor} does not divide {total}")
     plain, own = parted(axis)
     outer, inner = split(plain, _extents(total, transform)[1], uneven=transform.uneven)
     return (*outer, *own[:singles]), (*inner, *own[singles:])

@@ -121,7 +121,7 @@ class TensorView:
                 f"{self.name}.split",
                 f"axis {old} of extent {old.extent}, factor {factor}",
                 f"{factor} does not divide {old.extent}",
-                f"pad the axis to {other * factor}, or allow short shards with uneven=True",
+                f"pad the axis to {other * factor}, or allow short shards with uneven=True{self._mesh_text()}",
             )
         sizes = (other, factor) if inner_split else (factor, other)
         outer, inner = (IterDomain(f"{old}{k}", n, old.is_reduction) for k, n in zip("oi", sizes, strict=True))
@@ -129,6 +129,12 @@ class TensorView:
         cut = Split(old, factor, inner_split, uneven, (outer, inner))
         self.reschedule("split", loop=loop, transforms=(*self.domain.transforms, cut))
         return self
+
+    def _mesh_text(self) -> str:
+        mesh = self.domain.mesh
+        if mesh is None:
+            return ""
+        return "; its mesh has " + ", ".join(f"{mesh.extent(p)} ranks on {p}" for p in mesh.parallel_types)
 
     def outer_split(self, axis: int, factor: int, *, uneven: bool = False) -> TensorView:
         """Cut loop axis ``axis`` so that its outer part has extent ``factor``."""
@@ -142,8 +148,13 @@ class TensorView:
         """Make one loop axis of ``outer`` and the one after it (or ``inner``), which takes the place of ``outer``."""
         first = self._loop_index(outer)
         second = first + 1 if inner is None else self._loop_index(inner)
-        if second >= len(self.domain.loop) or second == first:
-            raise AxisError(self.name, "merge", second, len(self.domain.loop))
+        if second >= len(self.domain.loop):
+            raise AxisError(self.name, "loop", second, len(self.domain.loop))
+        if second == first:
+            raise ScheduleError(
+                f"{self.name}.merge", f"axis {self.domain.loop[first]} with itself", "a merge is of two axes",
+                "name two different ones",
+            )  # fmt: skip
         a, b = self.domain.loop[first], self.domain.loop[second]
         if a.is_reduction != b.is_reduction:
             raise ScheduleError(
@@ -199,6 +210,7 @@ class TensorView:
         """Store the tensor with ``axes`` (of the logical or loop domain, or between) outermost first.
 
         ``contiguity``: for each axis, whether it is laid out without a gap before the next.
+        Raises ``ScheduleError`` for axes of another tensor, and where they do not hold each element once.
         """
         order = tuple(a.domain if isinstance(a, Axis) else a for a in axes)
         flags = (contiguity,) * len(order) if isinstance(contiguity, bool) else tuple(contiguity)
@@ -206,6 +218,14 @@ class TensorView:
             raise ScheduleError(
                 f"{self.name}.set_allocation_domain", f"{len(flags)} contiguity flags", f"there are {len(order)} axes",
                 "give one flag for each axis, or a single bool",
+            )  # fmt: skip
+        other = next((a.tv for a in axes if isinstance(a, Axis) and a.tv is not self), self)
+        if other is not self or (order and not self.domain.is_whole(order)):
+            own = ", ".join(map(str, self.domain.loop))
+            raise ScheduleError(
+                f"{self.name}.set_allocation_domain", f"[{', '.join(map(str, order))}]",
+                f"not all of {self.name} is there, each once" if other is self else f"these are axes of {other.name}",
+                f"name those of its logical domain or of its loop domain, which is [{own}], in any order",
             )  # fmt: skip
         self.reschedule("set_allocation_domain", allocation=order, contiguity=flags)
 

@@ -13,19 +13,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch.distributed as dist
 
+from shardfuse.errors import PeerLostError, ShardfuseError
 from shardfuse.mesh.calls import NO_CALL, Call
 from shardfuse.mesh.groups import group_sequences, name_of_group
+
+if TYPE_CHECKING:
+    from shardfuse.mesh.watchdog import Fault
 
 REPORTED_AFTER = 2.0
 """Seconds in a collective after which a rank reports it: that costs the others a text to read."""
 GPU_REPORTED_AFTER = 10.0
 """The same of a collective on the GPU: the host goes on meanwhile."""
+COMMUNICATION_PATIENCE = 3.0
+"""Seconds to find the rank behind a collective that failed."""
 
 
 class ReportedWait(NamedTuple):
@@ -49,10 +55,15 @@ class ReportedWait(NamedTuple):
 class CollectiveWait:
     """``with wait.within(group):`` around a collective that the host waits in.  One thread does at a time.
 
-    call: the program that this rank called last.
+    A collective that fails because of another rank is a PeerLostError that names it, where that is found out in time:
+    gloo says of it that a connection was closed.
+
+    call: the program that this rank called last. culprit: what explains that a collective failed here, where it is
+    found within so many seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0, culprit: Callable[[float], Fault | None] = lambda patience: None) -> None:
+        self._rank, self._culprit = rank, culprit
         self.latest: list[Call] = [NO_CALL]
         self._group: dist.ProcessGroup | None = None
         self._serial = 0
@@ -75,6 +86,10 @@ class CollectiveWait:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._group = None
+        if isinstance(error, RuntimeError) and not isinstance(error, ShardfuseError):
+            fault = self._culprit(COMMUNICATION_PATIENCE)
+            if fault is not None and fault.rank is not None and fault.rank != self._rank:
+                raise PeerLostError(fault.rank, fault.reason) from error
 
     def reported(self, waited_on_gpu: float) -> tuple[ReportedWait | None, dict[str, int]]:
         """The wait, where it is long enough to be reported, and how many collectives were issued in each process group.

@@ -143,7 +143,12 @@ class DeviceMesh:
         return self._shape[self.mesh_dim(parallel_type)]
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
-        """The rank's place in the box, outermost first; None where the rank is not in the mesh."""
+        """The rank's place in the box, outermost first; None where the rank is not in the mesh.
+
+        Raises ArgumentError for what is no integer.
+        """
+        if not hasattr(rank, "__index__"):
+            raise ArgumentError("coordinate", "rank", rank, "an integer")
         return self._coordinates.get(rank)
 
     def index(self, rank: int, parallel_type: ParallelType) -> int:
@@ -200,7 +205,9 @@ class DeviceMesh:
 
     @classmethod
     def from_torch(cls, mesh: TorchDeviceMesh) -> DeviceMesh:
-        """The same mesh as a `torch.distributed.DeviceMesh`, with its dimension names."""
+        """The same mesh as a `torch.distributed.DeviceMesh`, with its dimension names.  Raises ArgumentError."""
+        if not isinstance(mesh, TorchDeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError("DeviceMesh.from_torch", "mesh", mesh, "a torch.distributed.device_mesh.DeviceMesh")
         made = cls(mesh.mesh, mesh.mesh_dim_names)
         made._origin = mesh
         let_go_at_end(mesh)

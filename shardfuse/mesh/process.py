@@ -25,6 +25,7 @@ from shardfuse.errors import (
     ShardfuseError,
 )
 from shardfuse.mesh.calls import Ledger
+from shardfuse.mesh.collective_waits import COMMUNICATION_PATIENCE
 from shardfuse.mesh.ending import INTERRUPTED, end_process, fault_of, is_of_communication, sentence, shown
 from shardfuse.mesh.groups import destroy_groups, group_sequences, keep_for_ever, keep_groups_for_ever
 from shardfuse.mesh.meeting import MEETING_TIMEOUT, agree, meet, new_world
@@ -35,7 +36,6 @@ from shardfuse.mesh.watchdog import Fault, Watchdog, say
 from shardfuse.rank_errors import ExchangeTimeoutError, ForkedProcessError
 from shardfuse.start_errors import InitializeArgumentError, ReinitializedError, WorldSizesDisagreeError
 
-_COMMUNICATION_PATIENCE = 3.0  # seconds to find the rank behind a collective that failed
 _GRACE = 3.0  # seconds that a rank that is done keeps its connections open for ranks that are not
 
 
@@ -178,7 +178,7 @@ def initialize(backend: str | None = None, *, timeout: float | None = None, watc
         if guard is None:
             raise
         if isinstance(error, RendezvousError) or is_of_communication(error, error.__traceback__):
-            culprit = guard.culprit(_COMMUNICATION_PATIENCE)
+            culprit = guard.culprit(COMMUNICATION_PATIENCE)
             if culprit is not None and culprit.rank is not None:
                 guard.abandon(None)
                 raise PeerLostError(culprit.rank, culprit.reason) from error
@@ -314,7 +314,7 @@ def _report_and_exit(kind: type[BaseException], error: BaseException, trace: Tra
     guard = _start.guard if life is None else life.watchdog
     rank = _rank_of(life)
     if is_of_communication(error, trace) and guard is not None:
-        culprit = guard.culprit(_COMMUNICATION_PATIENCE)
+        culprit = guard.culprit(COMMUNICATION_PATIENCE)
         if culprit is not None and culprit.rank != rank:
             guard.claim()
             guard.fail(culprit.line(rank), culprit)

@@ -79,7 +79,7 @@ class Watchdog:
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, host_rank: int | None, heartbeat_limit: float) -> None:
-        self.collective_wait = CollectiveWait()
+        self.collective_wait = CollectiveWait(rank, self.culprit)
         self.ledgers = Ledgers(rank, self.collective_wait.latest)
         self._rank = rank
         self._others = [other for other in range(world_size) if other != rank]

@@ -43,7 +43,13 @@ class Ops(RandomBuilder):
         if op not in POINTWISE:
             known = [*POINTWISE, *TORCH_CALLS, *_ALIASES, *(n for n in dir(type(self)) if not n.startswith("_"))]
             raise UnknownOpError(name, difflib.get_close_matches(name, known, n=2))
-        return lambda *operands: cast(TensorView, self._pointwise(op, operands))
+
+        def call(*operands: Operand, **named: object) -> TensorView:
+            for argument, value in named.items():
+                raise OperandError(name, f"argument {argument!r}", value, "operands by their places, without names")
+            return cast(TensorView, self._pointwise(op, operands))
+
+        return call
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *POINTWISE]
@@ -73,7 +79,8 @@ class Ops(RandomBuilder):
         i = self.broadcast(self.iota(rows), [False, True])
         j = self.iota(columns)
         kept = self._tensors(compare, j, self._tensors("add", i, diagonal))
-        return self._tensors("where", kept, x, 0 if x.dtype.is_integral else 0.0)
+        zero = False if x.dtype is DataType.Bool else 0 if x.dtype.is_integral else 0.0
+        return self._tensors("where", kept, x, zero)
 
 
 __all__ = ["Operand", "Ops", "Size", "broadcast_shape", "normalize_dims"]

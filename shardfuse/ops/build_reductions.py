@@ -11,14 +11,14 @@ from ..ir.op import Reduce, ReductionKind, SizeOf
 from ..ir.scalar import Scalar
 from ..ir.tensor_view import TensorView
 from .build_shapes import ShapeBuilder
-from .builder import Operand, normalize_dim, normalize_dims
+from .builder import Operand, dim_of_any, normalize_dim, normalize_dims
 from .promotion import real_type
 
 Dims = Sequence[int] | int | None
 
 
 class ReductionBuilder(ShapeBuilder):
-    """Reductions over ``dims`` (all where left out), scans and sorting."""
+    """Reductions over ``dims`` (all where left out, none where they are ``[]``), scans and sorting."""
 
     def _reduce(self, op: ReductionKind, x: TensorView, dims: Dims, keepdim: bool, dtype: DataType) -> TensorView:
         self._tensor(op, x)
@@ -159,7 +159,7 @@ class ReductionBuilder(ShapeBuilder):
     def _along(self, op: str, x: TensorView, dim: int, dtype: DataType) -> TensorView:
         if op not in ("cumsum", "cumprod"):
             self._ordered(op, x)
-        at = normalize_dim(op, self._tensor(op, x), dim) if x.ndim else 0
+        at = dim_of_any(op, self._tensor(op, x), dim)
         return self._call(AlongAxis(op, at), [x], [dtype])[0]
 
     def cumsum(self, x: TensorView, dim: int) -> TensorView:
@@ -180,14 +180,14 @@ class ReductionBuilder(ShapeBuilder):
 
     def argsort(self, x: TensorView, dim: int = -1, descending: bool = False, stable: bool = False) -> TensorView:
         """The indices that sort ``dim``."""
-        at = normalize_dim("argsort", self._ordered("argsort", x), dim) if x.ndim else 0
+        at = dim_of_any("argsort", self._ordered("argsort", x), dim)
         return self._call(Argsort(at, descending, stable), [x], [DataType.Int])[0]
 
     def topk(
         self, x: TensorView, k: int | Scalar, dim: int = -1, largest: bool = True, sorted: bool = True
     ) -> tuple[TensorView, TensorView]:
         """The ``k`` largest (or smallest) along ``dim``, and their indices."""
-        at = normalize_dim("topk", self._ordered("topk", x, is_bool_ordered=False), dim) if x.ndim else 0
+        at = dim_of_any("topk", self._ordered("topk", x, is_bool_ordered=False), dim)
         (k,) = self._sizes("topk", "k", [k])
         most = x.shape[at] if x.ndim else 1
         if isinstance(k, int) and (k < 0 or (most >= 0 and k > most)):

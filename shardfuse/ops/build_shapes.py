@@ -12,7 +12,7 @@ from ..ir.dtype import DataType
 from ..ir.op import Broadcast, Expand, Full, Iota, Permute, Reshape, Set, Squeeze
 from ..ir.scalar import Number, Scalar, Size
 from ..ir.tensor_view import TensorView
-from .builder import Builder, Operand, is_held, literal, normalize_dim, normalize_dims, static
+from .builder import Builder, Operand, is_held, literal, normalize_dim, normalize_dims, place_of, static
 from .promotion import promote
 
 
@@ -30,7 +30,7 @@ class ShapeBuilder(Builder):
     def stride_order(self, x: TensorView, stride_order: Sequence[int]) -> TensorView:
         """A copy laid out with dim d at place ``stride_order[d]`` in memory, 0 innermost."""
         ndim = self._tensor("stride_order", x).ndim
-        places = [k % max(ndim, 1) for k in stride_order]
+        places = [k % ndim if -ndim <= k < ndim else k for k in stride_order]
         if sorted(places) != list(range(ndim)):
             raise OperandError("stride_order", "stride_order", stride_order, f"a permutation of {ndim} places")
         out = self.set(x)
@@ -85,8 +85,9 @@ class ShapeBuilder(Builder):
 
     def unsqueeze(self, x: TensorView, dim: int) -> TensorView:
         """A new axis of 1 at ``dim``."""
-        at = dim % (x.ndim + 1)
-        return self.broadcast(x, [k == at for k in range(x.ndim + 1)])
+        ndim = self._tensor("unsqueeze", x).ndim + 1
+        at = place_of("unsqueeze", x, dim, ndim, "new")
+        return self.broadcast(x, [k == at for k in range(ndim)])
 
     def permute(self, x: TensorView, dims: Sequence[int]) -> TensorView:
         """Axis k of the result is axis ``dims[k]`` of ``x``."""
@@ -190,17 +191,26 @@ class ShapeBuilder(Builder):
         """``fill_value`` everywhere."""
         self._data_type("full", dtype)
         sizes = self._shape_argument("full", shape)
-        fill = self._number_for("full", "fill_value", fill_value, dtype)
-        if not is_held(fill, dtype):
-            raise OperandError("full", "fill_value", fill, f"a number that {dtype.name} holds")
+        fill = self._fill("full", fill_value, dtype)
         out = self._fusion.new_tensor(static(sizes), dtype)
         self._fusion.record(Full(tuple(sizes)), [fill], out)
         return out
 
+    def _fill(self, op: str, fill_value: Operand, dtype: DataType) -> Scalar:
+        fill = self._number_for(op, "fill_value", fill_value, dtype)
+        if not is_held(fill, dtype):
+            raise OperandError(op, "fill_value", fill, f"a number that {dtype.name} holds")
+        return fill
+
     def full_like(self, x: TensorView, fill_value: Operand, dtype: DataType | None = None) -> TensorView:
         """``fill_value`` in the shape and the sharding of ``x``."""
+        if dtype is not None:
+            self._data_type("full_like", dtype)
+        result = dtype or self._tensor("full_like", x).dtype
+        if not isinstance(fill_value, TensorView) or (fill_value.dtype.is_complex and not result.is_complex):
+            fill_value = self._fill("full_like", fill_value, result)
         probe = self._tensors("ne", self._tensor("full_like", x), x)
-        return self._cast(self._tensors("where", probe, fill_value, fill_value), dtype or x.dtype)
+        return self._cast(self._tensors("where", probe, fill_value, fill_value), result)
 
     def iota(self, length: Size, start: Operand = 0, step: Operand = 1, dtype: DataType = DataType.Int) -> TensorView:
         """``start + step * k``; k is the unsharded index, however the tensor is sharded."""

@@ -188,11 +188,21 @@ def broadcast_shape(shapes: Sequence[Sequence[int]]) -> list[int]:
 
 def normalize_dim(op: str, x: TensorView, dim: int) -> int:
     """Non-negative.  Raises ``AxisError``, and ``OperandError`` for what is no integer."""
+    return place_of(op, x, dim, x.ndim)
+
+
+def dim_of_any(op: str, x: TensorView, dim: int) -> int:
+    """As ``normalize_dim``; a single number has, as in torch, dims 0 and -1 too."""
+    return place_of(op, x, dim, max(x.ndim, 1))
+
+
+def place_of(op: str, x: TensorView, dim: int, ndim: int, kind: str = "logical") -> int:
+    """``dim`` of ``ndim``, non-negative.  Raises ``AxisError``, and ``OperandError`` for what is no integer."""
     if not isinstance(dim, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OperandError(op, "dim", dim, "an integer")
-    if not -x.ndim <= dim < x.ndim:
-        raise AxisError(f"ops.{op}: {x.name}", "logical", dim, x.ndim)
-    return dim % x.ndim
+    if not -ndim <= dim < ndim:
+        raise AxisError(f"ops.{op}: {x.name}", kind, dim, ndim)
+    return dim % ndim
 
 
 def normalize_dims(op: str, x: TensorView, dims: Sequence[int] | int | None) -> tuple[int, ...]:

@@ -72,7 +72,7 @@ class _Parts:
     def may_be(self) -> bool:
         """Is all that comes of the cat computed element by element, and are the pieces?"""
         extents = {extent(t.domain.logical[self.dim]) for t in self.cat.tensors}
-        if not 1 < self.count <= _MOST_PARTS or len(extents) > 1 or 0 in extents:
+        if not 1 < self.count <= _MOST_PARTS or len(extents) > 1 or 0 in extents or not self._share_axes():
             return False
         makers = self.fusion.producer_of()
         computed = (t in makers and computes_each_element(makers[t]) for t in self.cat.tensors)
@@ -81,6 +81,11 @@ class _Parts:
         if not (all(map(self._goes_by_parts, self.exprs)) and all(map(self._may_be_cut, self.whole))):
             return False
         return not self._rests_on_reduction(makers)  # its kernel walks the whole axis
+
+    def _share_axes(self) -> bool:
+        """Have the pieces the axes of the cat beside its own?  One element may be the first rank's, or each one's."""
+        whole, *pieces = (t.domain.logical for t in (self.cat.output, *self.cat.tensors))
+        return all(a == b for axes in pieces for d, (a, b) in enumerate(zip(axes, whole, strict=True)) if d != self.dim)
 
     def _rests_on_reduction(self, makers: Mapping[BoundTensor, Expr]) -> bool:
         """Is any of it computed, element by element, of what a kernel reduces?"""

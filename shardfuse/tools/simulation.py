@@ -27,6 +27,7 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.multi_threaded_pg as _threaded
 from torch._C._distributed_c10d import HashStore, Store
 
+from ..base_error import shown
 from ..executor import agreement
 from ..mesh.process import ProcessContext, adopt
 from ..rank_errors import SimulationError, SimulationStuckError
@@ -50,10 +51,13 @@ def simulate(
     In ``fn``, `shardfuse.initialize()` gives the rank's place, and torch.distributed works as on a CPU.  What a rank
     raises is raised here, with a note that names the rank.  ``timeout``: seconds for the whole run, without limit where
     left out.
-    Raises SimulationError inside of another world, SimulationStuckError where no rank can go on.
+    Raises SimulationError inside of another world and for what is no function, SimulationStuckError where no rank can
+    go on.
     """
     if dist.is_initialized():
         raise SimulationError("a process group is initialised already", "call simulate() where there is none")
+    if not callable(fn):  # pyright: ignore[reportUnnecessaryComparison]
+        raise SimulationError(f"fn={shown(fn)}", "pass a function, which each rank calls")
     if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SimulationError(f"world_size={world_size!r}", "pass 1 or more")
     return _World(world_size).run(lambda: fn(*args), timeout)
