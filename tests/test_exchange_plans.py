@@ -31,6 +31,7 @@ from shardfuse.mesh import symmetric
 from shardfuse.mesh.symmetric import Arena
 from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
 from shardfuse.schedulers import overlap
+from shardfuse.schedulers.plan import KernelPlan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -266,6 +267,37 @@ def test_kernels_that_send_rows_share_slots(fake: FakeMesh) -> None:
     assert symmetric_slots.region_of(few).table.tolist()[4:8] == [
         fake.memory.data_ptr() + 8 * slots_of(many), (1 << 20) + 8 * slots_of(many), 1, 2
     ]  # fmt: skip
+
+
+def test_names_of_mesh_dimensions_make_no_slots(fake: FakeMesh) -> None:
+    """The same ranks exchange along the same line; another order of them is another line."""
+    fake.arena.words = 1 << 15
+    kernels = list[KernelPlan]()
+    for mesh in (DeviceMesh([0, 1], ("tp",)), DeviceMesh([0, 1], ("other",)), DeviceMesh([0, 1]), DeviceMesh([1, 0])):
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, 512], contiguity=True)
+            fd.add_output(fd.ops.mul(x, fd.ops.rsqrt(fd.ops.sum(fd.ops.mul(x, x), [1], keepdim=True))))
+            x.set_device_mesh(mesh)
+            x.outer_split(1, 2)
+            x.axis(1).parallelize(ParallelType.mesh_x)
+        kernels.append(kernel_of(plan_of(fd, 8)))
+    assert [symmetric_slots.region_of(kernel).offset for kernel in kernels] == [0, 0, 0, 1 << 13]
+
+
+def test_kernels_reach_shared_memory_from_the_gpu_of_the_rank_only(
+    fake: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from another GPU of its process; one without a number is the current one."""
+    assert symmetric_slots.is_in_reach(torch.device("cpu"))
+    assert not symmetric_slots.is_in_reach(torch.device("cuda", 0))
+    fake.arena.device = torch.device("cuda", 1)
+    assert [symmetric_slots.is_in_reach(torch.device("cuda", k)) for k in range(3)] == [False, True, False]
+    for current in range(2):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+        assert symmetric_slots.is_in_reach(torch.device("cuda")) is (current == 1)
+    plan = plan_of(define("rms_norm", 8192, 2, BF16), 8)
+    elsewhere = plan_on(plan, False, torch.device("cuda", 0), CompileOptions())
+    assert elsewhere.in_kernel == ("none: tensors are on cuda:0",)
 
 
 def test_what_is_not_agreed_on_is_taken_back(fake: FakeMesh) -> None:

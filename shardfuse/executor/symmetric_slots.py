@@ -111,9 +111,15 @@ def hand_out_from(offset: int) -> None:
 
 
 def is_in_reach(device: torch.device) -> bool:
-    """Do kernels on ``device`` reach what its ranks share?"""
+    """Do kernels on ``device`` reach what its ranks share?  Of the GPUs of a process, one does."""
     found = arena()
-    return not isinstance(found, str) and found.device.type == device.type
+    if isinstance(found, str) or found.device.type != device.type:
+        return False
+    return device.type != "cuda" or _index(found.device) == _index(device)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def room(plans: Sequence[KernelPlan]) -> str | None:
@@ -203,7 +209,8 @@ def _key(known: Mapping[Hashable, int], plan: KernelPlan) -> tuple[Hashable, int
     """Which region a kernel has, and its words: of those ``known`` that are large enough the smallest, or a new one."""
     exchange = plan.exchange
     assert exchange is not None, "a kernel whose ranks exchange"
-    line, words = (exchange.mesh, exchange.parallel_type), slots_of(plan)
+    mesh, words = exchange.mesh, slots_of(plan)
+    line = (mesh.shape, mesh.ranks, exchange.parallel_type)  # whatever its dimensions are named
     if exchange.is_in_rows:
         return (*line, exchange.programs, row_elements(plan)), -(-words // _LINE) * _LINE
     size = max(_LEAST, 1 << (words - 1).bit_length())

@@ -68,7 +68,7 @@ def plan_on(plan: Plan, is_refused: bool, device: torch.device, options: Compile
     if is_refused:
         return replace(plan.apart, in_kernel=("none: a kernel does not compile on some rank",))
     has_kernels = options.backend_for(device) == "triton" and is_in_reach(device)
-    why = room([kernel for _, kernel in exchanging(plan)]) if has_kernels else f"tensors are on {device.type}"
+    why = room([kernel for _, kernel in exchanging(plan)]) if has_kernels else f"tensors are on {device}"
     return plan if why is None else replace(plan.apart, in_kernel=(f"none: {why}",))
 
 
