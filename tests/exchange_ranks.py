@@ -27,6 +27,7 @@ from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, initialize
 from shardfuse.errors import KernelCompileError
 from shardfuse.executor import symmetric_slots
+from shardfuse.executor.cache import LRUCache
 from shardfuse.executor.kernel import Kernel
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.process import ProcessContext, finalize
@@ -135,10 +136,25 @@ def fall_back(context: ProcessContext) -> None:
             raise KernelCompileError(kernel.source.name, "no registers are left", "")
         compiled(kernel, device)
 
-    for is_refused in (True, False):
-        Kernel.compile = refuse if is_refused and context.rank == 1 else compiled
-        run_on(mesh, ParallelType.mesh_x, 5 + is_refused, context, why="" if not is_refused else "does not compile on")
+    Kernel.compile = refuse if context.rank == 1 else compiled
+    for _ in range(2):  # another definition of the same text finds what ranks have agreed on
+        run_on(mesh, ParallelType.mesh_x, 6, context, why="does not compile on")
+    Kernel.compile = compiled
+    run_on(mesh, ParallelType.mesh_x, 5, context)
     os.environ["SHARDFUSE_EXCHANGE"] = "symmetric"
+
+
+def run_short_of_memory(context: ProcessContext) -> None:
+    """Where there was no room, ranks keep to collectives once there is: a rank that binds a program anew is alone."""
+    found, mesh = symmetric.arena(), DeviceMesh(range(context.world_size)[::-1])
+    words, found.words = found.words, found.used
+
+    def bind_anew(fd: FusionDefinition) -> None:
+        found.words = words
+        if context.rank == 0:
+            fd.fec.programs = LRUCache(1)
+
+    run_on(mesh, ParallelType.mesh_x, 7, context, why="of symmetric memory 0 bytes are left", before_last=bind_anew)
 
 
 def do_fault(case: str, jobs: list[Job]) -> Callable[[], object]:
@@ -191,10 +207,18 @@ def hosts() -> None:
     finalize()
 
 
-def run_on(mesh: DeviceMesh, dim: ParallelType, rows: int, context: ProcessContext, *, why: str = "") -> None:
+def run_on(
+    mesh: DeviceMesh,
+    dim: ParallelType,
+    rows: int,
+    context: ProcessContext,
+    *,
+    why: str = "",
+    before_last: Callable[[FusionDefinition], None] = lambda fd: None,
+) -> None:
     """An RMSNorm of rows that are cut along ``dim`` of ``mesh``, as often as words could be of another program.
 
-    why: it has collectives.
+    why: it has collectives.  before_last: is done before the last call.
     """
     team = mesh.team(context.rank, dim)
     with FusionDefinition() as fd:
@@ -208,6 +232,8 @@ def run_on(mesh: DeviceMesh, dim: ParallelType, rows: int, context: ProcessConte
         made = torch.Generator().manual_seed(1000 * turn + 100 * rows + min(team))
         whole = torch.randn((rows, COLUMNS), generator=made)
         own = whole.chunk(len(team), 1)[team.index(context.rank)].contiguous().to(context.device)
+        if turn == 2:
+            before_last(fd)
         (found,) = fd.execute([own])
         wide = whole.double() * whole.double().square().sum(1, keepdim=True).rsqrt()
         parts = [t.chunk(len(team), 1)[team.index(context.rank)] for t in (wide, wide.float())]
@@ -244,6 +270,7 @@ def main(case: str) -> None:
     dist.barrier()
     if case == "few":
         fall_back(context)
+        run_short_of_memory(context)
     elif case == "go_on":
         go_on(context, jobs)
     else:

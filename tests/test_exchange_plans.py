@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen import generate
 from shardfuse.codegen.mesh_exchange import Reported, exchanged_rows, slots_of, table
-from shardfuse.compiler import compile_fusion
+from shardfuse.compiler import Plan, compile_fusion
 from shardfuse.device import H200
 from shardfuse.executor import symmetric_slots
+from shardfuse.executor.binding import Bound
+from shardfuse.executor.comparison import Made
 from shardfuse.executor.options import CompileOptions
+from shardfuse.frontend import exchanges
+from shardfuse.frontend.bound_call import BoundCall
 from shardfuse.frontend.exchanges import plan_on, promises, with_exchanges_here
 from shardfuse.in_kernel import exchanging
 from shardfuse.mesh import symmetric
@@ -38,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.sm90 import compile_all
 
 BF16 = DataType.BFloat16
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,7 +80,7 @@ def test_a_gather_is_kept_where_a_kernel_cannot_do_both_sums(monkeypatch: pytest
     monkeypatch.setattr("shardfuse.frontend.exchanges.why_no_exchange", lambda ranks, options: None)
     plan = with_exchanges_here(make(), (0, 1), options, lambda: make(has_cheap_sums=True))
     assert [s.scheduler for s in plan.segments] == ["exchange"]
-    apart = plan_on(plan, False, torch.device("cpu"), options)
+    apart = plan_on(plan, "", torch.device("cpu"), options)
     assert [s.scheduler for s in apart.segments] == ["persistent", "communication", "persistent", "pointwise"]
     assert apart.in_kernel == ("none: tensors are on cpu",)
     monkeypatch.setattr("shardfuse.frontend.exchanges.why_no_exchange", lambda ranks, options: "no reason")
@@ -214,7 +219,7 @@ class FakeMesh:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMesh]:
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    made = FakeMesh(1000)
+    made = FakeMesh(1 << 19)
     monkeypatch.setattr(symmetric_slots, "arena", lambda: made.arena)
     yield made
     dist.destroy_process_group()
@@ -222,7 +227,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMesh]:
 
 def test_kernels_of_the_same_ranks_share_slots(fake: FakeMesh) -> None:
     """A larger one has others made, which smaller ones leave alone."""
-    fake.arena.words = 1 << 17
     small, other, large = (
         plan_of(define(kind, 8192, 2, BF16), rows) for kind, rows in (("rms_norm", 8), ("softmax", 100), (PARTIAL, 8))
     )
@@ -296,7 +300,7 @@ def test_kernels_reach_shared_memory_from_the_gpu_of_the_rank_only(
         monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
         assert symmetric_slots.is_in_reach(torch.device("cuda")) is (current == 1)
     plan = plan_of(define("rms_norm", 8192, 2, BF16), 8)
-    elsewhere = plan_on(plan, False, torch.device("cuda", 0), CompileOptions())
+    elsewhere = plan_on(plan, "", torch.device("cuda", 0), CompileOptions())
     assert elsewhere.in_kernel == ("none: tensors are on cuda:0",)
 
 
@@ -319,9 +323,84 @@ def test_what_is_not_agreed_on_is_taken_back(fake: FakeMesh) -> None:
 
 def test_a_program_that_finds_no_room_has_collectives(fake: FakeMesh) -> None:
     plan = plan_of(define("rms_norm", 8192, 2, BF16), 512)
+    fake.arena.words = 1000
     told = symmetric_slots.room([kernel_of(plan)])
     assert told == "it takes 65536 bytes, of symmetric memory 8000 bytes are left"
     assert fake.arena.used == 0
+
+
+class Agreeing:
+    """Ranks of which another says ``theirs``; the second time, they have agreed on the text before."""
+
+    def __init__(self, fake: FakeMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fake, self.theirs, self.texts, self.builds = fake, 0, list[str](), 0
+        monkeypatch.setattr(exchanges, "agreed", self._agreed)
+
+    @contextmanager
+    def _agreed(self, ranks: Sequence[int], text: str, call: str) -> Iterator[Made]:
+        made = Made()
+        yield made
+        made.most = None if text in self.texts else max(made.number, self.theirs)
+        self.texts.append(text)
+
+    def _build(self) -> None:
+        self.builds += 1
+
+    def bind(self, plan: Plan, text: str, where: torch.device = CPU) -> Plan:
+        """What the program of ``text`` runs, as a definition of its own would find it."""
+        call, options = BoundCall((), Bound({}, {}, where), {}, {}, 0, (0, 1), text), CompileOptions("triton")
+        exchanges.agree_on_memory(call, options, lambda: plan, self._build, nullcontext())
+        return plan_on(plan, text, where, options)
+
+
+@pytest.fixture
+def agreeing(fake: FakeMesh, monkeypatch: pytest.MonkeyPatch) -> Agreeing:
+    return Agreeing(fake, monkeypatch)
+
+
+def test_ranks_decide_on_room_once(agreeing: Agreeing) -> None:
+    """By what the rank has handed out that has handed out most; not again where a rank binds the program anew."""
+    plan, arena = plan_of(define("rms_norm", 8192, 2, BF16), 8), agreeing.fake.arena
+    arena.words = 2 << 13
+    agreeing.theirs = (1 << 13) + 1
+    refused = ("none: it takes 65536 bytes, of symmetric memory 65528 bytes are left",)
+    assert agreeing.bind(plan, "a").in_kernel == refused
+    arena.words += 1
+    assert agreeing.bind(plan, "a").in_kernel == refused
+    assert arena.regions == {}
+    assert agreeing.bind(plan, "b") is plan
+    assert arena.used == arena.words
+    assert agreeing.bind(plan, "b") is plan  # its slots are there, though no more are left
+
+
+def test_slots_are_where_ranks_have_agreed_that_they_are(agreeing: Agreeing) -> None:
+    """From then on, also where the program is not made: nobody compares what comes next with what it was then."""
+    arena = agreeing.fake.arena
+    agreeing.theirs = 160
+    agreeing.bind(plan_of(define("rms_norm", 8192, 2, BF16), 8), "a")
+    assert [(region.offset, region.words) for region in arena.regions.values()] == [(160, 1 << 13)]
+    assert arena.used == 160 + (1 << 13)
+
+
+def test_a_kernel_that_does_not_compile_is_tried_once_for_all_definitions(agreeing: Agreeing) -> None:
+    plan = plan_of(define("rms_norm", 8192, 2, BF16), 8)
+    agreeing.theirs = exchanges._NEVER
+    for _ in range(2):
+        assert agreeing.bind(plan, "a").in_kernel == ("none: a kernel does not compile on some rank",)
+        assert agreeing.builds == 1
+    assert agreeing.fake.arena.regions == {}
+
+
+def test_tensors_of_a_rank_on_another_gpu_have_all_ranks_use_collectives(agreeing: Agreeing) -> None:
+    plan = plan_of(define("rms_norm", 8192, 2, BF16), 8)
+    agreeing.fake.arena.device = own = torch.device("cuda", 0)
+    agreeing.theirs = exchanges._NOWHERE
+    told = "none: tensors of some rank are on another device than the one that shares memory"
+    assert agreeing.bind(plan, "a", own).in_kernel == (told,)
+    agreeing.theirs = 0
+    assert agreeing.bind(plan, "b", torch.device("cuda", 1)).in_kernel == ("none: tensors are on cuda:1",)
+    assert agreeing.bind(plan, "b", own).in_kernel == (told,)
+    assert agreeing.fake.arena.regions == {}
 
 
 def test_programs_of_several_ranks_exchange_in_kernels(fake: FakeMesh) -> None:

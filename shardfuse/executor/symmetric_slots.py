@@ -28,6 +28,7 @@ from ..mesh.symmetric import Arena, arena
 from ..rank_errors import ExchangeTimeoutError
 from ..schedulers.plan import KernelPlan
 from ..schedulers.sent_words import row_elements
+from .comparison import digest
 from .kernel import Argument, Launch
 from .options import CompileOptions
 
@@ -110,6 +111,32 @@ def hand_out_from(offset: int) -> None:
     found.used = max(found.used, offset)
 
 
+def decide(text: str, why: str | None, plans: Sequence[KernelPlan] = ()) -> None:
+    """Note, as its ranks have agreed, why the program of ``text`` has collectives, for all that are of that text.
+
+    why: ``None`` where ``plans``, its kernels, have their slots from now on, or collectives where there is no room.
+    """
+    found = arena()
+    assert not isinstance(found, str), "ranks have told what they have of it"
+    why = room(plans) if why is None else why
+    if why is None:
+        for plan in plans:
+            region_of(plan)
+    found.decided[digest(text)] = why
+
+
+def is_decided(text: str) -> bool:
+    """Have the ranks of the program of ``text`` agreed on whether its kernels exchange?"""
+    found = arena()
+    return not isinstance(found, str) and digest(text) in found.decided
+
+
+def why_refused(text: str) -> str | None:
+    """Why the program of ``text`` has collectives, as its ranks have agreed; ``None`` where its kernels exchange."""
+    found = arena()
+    return None if isinstance(found, str) else found.decided.get(digest(text))
+
+
 def is_in_reach(device: torch.device) -> bool:
     """Do kernels on ``device`` reach what its ranks share?  Of the GPUs of a process, one does."""
     found = arena()
@@ -119,7 +146,8 @@ def is_in_reach(device: torch.device) -> bool:
 
 
 def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
+    number = cast("int | None", device.index)
+    return torch.cuda.current_device() if number is None else number
 
 
 def room(plans: Sequence[KernelPlan]) -> str | None:
@@ -147,6 +175,7 @@ def region_of(plan: KernelPlan) -> Region:
     key, words = _key({key: region.words for key, region in known.items()}, plan)
     region = known.get(key)
     if region is None:
+        assert found.used + words <= found.words, "its ranks have agreed that there is room"
         ranks = tuple(sorted(exchange.mesh.team(current_rank(), exchange.parallel_type)))
         table = _table(found, found.used, words, plan)
         region = known[key] = Region(found, found.used, words, table, ranks)

@@ -11,23 +11,33 @@ import torch
 
 from ..compiler import Plan, sent
 from ..errors import KernelCompileError
-from ..executor.agreement import agreed
+from ..executor.agreement import agreed, failures_told
 from ..executor.options import CompileOptions
 from ..executor.symmetric_slots import (
+    decide,
     hand_out_from,
     handed_out,
+    is_decided,
     is_in_reach,
     offsets,
     room,
     taken_back,
     why_no_exchange,
     why_out_of_reach,
+    why_refused,
 )
 from ..in_kernel import exchanging, with_exchanges
 from ..schedulers.rank_exchange import LEFT_FREE
+from .bound_call import BoundCall
 
 _NEVER = 1 << 62
-"""Where slots begin, in words, of a program that has none."""
+"""Where slots begin, in words, of a program of which some kernel does not compile."""
+_NOWHERE = _NEVER + 1
+"""Of one whose tensors are not where kernels reach the memory of other ranks."""
+_WHY = {
+    _NEVER: "a kernel does not compile on some rank",
+    _NOWHERE: "tensors of some rank are on another device than the one that shares memory",
+}
 
 
 def with_exchanges_here(plan: Plan, ranks: Sequence[int], options: CompileOptions, by_sums: Callable[[], Plan]) -> Plan:
@@ -58,46 +68,54 @@ def collectives(plan: Plan) -> int:
     return len([s for s in plan.segments if s.scheduler == "communication"])
 
 
-def plan_on(plan: Plan, is_refused: bool, device: torch.device, options: CompileOptions) -> Plan:
+def plan_on(plan: Plan, text: str, device: torch.device, options: CompileOptions) -> Plan:
     """``plan``, or the one with collectives by themselves, where no kernel can exchange on ``device``.
 
-    is_refused: have its ranks agreed on those?
+    text: of its program, whose ranks may have agreed on those.
     """
     if plan.apart is None:
         return plan
-    if is_refused:
-        return replace(plan.apart, in_kernel=("none: a kernel does not compile on some rank",))
-    has_kernels = options.backend_for(device) == "triton" and is_in_reach(device)
-    why = room([kernel for _, kernel in exchanging(plan)]) if has_kernels else f"tensors are on {device}"
+    why = why_refused(text) if _has_kernels(device, options) else f"tensors are on {device}"
     return plan if why is None else replace(plan.apart, in_kernel=(f"none: {why}",))
 
 
+def _has_kernels(device: torch.device, options: CompileOptions) -> bool:
+    """Can kernels that run there exchange?"""
+    return options.backend_for(device) == "triton" and is_in_reach(device)
+
+
 def agree_on_memory(
-    ranks: Sequence[int],
-    text: str,
+    call: BoundCall,
     options: CompileOptions,
     plan: Callable[[], Plan],
     build: Callable[[], object],
-    refused: set[str],
     within: AbstractContextManager[None],
 ) -> None:
-    """Where slots of the program of ``text`` begin, whose kernels exchange: behind what any of its ranks handed out.
+    """Have the ranks of ``call`` agree, once for its text, on whether its kernels exchange, and where its slots begin.
 
-    Where no kernels were asked for and one does not compile on a rank, all ranks have ``text`` among the ``refused``.
+    Slots begin behind what any of them handed out, so that all have as much left: whether there is room is decided
+    here, and not asked again.  A rank that binds the program anew is alone, and there may be room by then.
+    Where no kernels were asked for and one does not compile on a rank, all ranks have collectives.
     build: makes the program.  within: what names the caller's lines in errors.
     """
-    if why_no_exchange(ranks, options) is not None:
+    ranks, text = call.ranks, call.text
+    if why_no_exchange(ranks, options) is not None or is_decided(text):
         return
     with agreed(ranks, f"{text}\nmemory that ranks share", text) as told, within:
-        has_slots = plan().apart is not None
-        is_tried = has_slots and options.exchange == "auto"
-        told.number = _NEVER if is_tried and not _compiles(build) else handed_out()
-    if told.most is None or not has_slots:
+        kernels = [kernel for _, kernel in exchanging(plan())]
+        if kernels and not _has_kernels(call.bound.device, options):
+            told.number = _NOWHERE
+        else:
+            is_tried = bool(kernels) and options.exchange == "auto" and room(kernels) is None
+            told.number = _NEVER if is_tried and not _compiles(build) else handed_out()
+    if told.most is None or not kernels:
         return
-    if told.most == _NEVER:
-        refused.add(text)
-    else:
-        hand_out_from(told.most)
+    with failures_told(ranks), within:
+        if told.most in _WHY:
+            decide(text, _WHY[told.most])
+        else:
+            hand_out_from(told.most)
+            decide(text, None, kernels)
 
 
 def _compiles(build: Callable[[], object]) -> bool:

@@ -83,7 +83,6 @@ class FusionExecutorCache:
         self._shape_scalars = [k for k, i in enumerate(fusion.inputs) if i.val in shapes]
         self._written = written_places(fusion)
         self._asks = asks_other_ranks(fusion)
-        self._apart = set[str]()  # texts of programs whose kernels do not exchange, as their ranks have agreed
         self._script: str | None = None
         self._lines_named = lines_named(fusion)
         self._team = ranks_of(fusion)
@@ -300,12 +299,11 @@ class FusionExecutorCache:
     def _bind(self, call: BoundCall) -> Made:
         made = self.programs.get(call.key)
         if made is None:
-            with taken_back_on_failure():
-                make, build = partial(self.plan, call.sizes, call.numbers), partial(self._build, call)
-                agree_on_memory(call.ranks, call.text, self.options, make, build, self._apart, self._lines_named)
-                with agreed(call.ranks, call.text) as promised, self._lines_named:
-                    made = self._build(call)
-                    promised += promises(made.plan)
+            make, build = partial(self.plan, call.sizes, call.numbers), partial(self._build, call)
+            agree_on_memory(call, self.options, make, build, self._lines_named)
+            with taken_back_on_failure(), agreed(call.ranks, call.text) as promised, self._lines_named:
+                made = self._build(call)
+                promised += promises(made.plan)
             self.programs.put(call.key, made)
             is_tuned = self._tuned.get(self._plan_key(call.sizes, call.numbers)) is not None
             if self.options.autotunes(call.bound.device) and not is_tuned:
@@ -381,7 +379,7 @@ class FusionExecutorCache:
         return builder
 
     def _plan_of(self, call: BoundCall) -> Plan:
-        return plan_on(self.plan(call.sizes, call.numbers), call.text in self._apart, call.bound.device, self.options)
+        return plan_on(self.plan(call.sizes, call.numbers), call.text, call.bound.device, self.options)
 
     def _build(self, call: BoundCall) -> Made:
         plan = self._plan_of(call)
