@@ -1,12 +1,16 @@
 """What a program that exchanges words inside of its kernels has of the arena, and how its kernels are launched.
 
 A region has slots at the same offset on each rank of a line of a mesh, for all kernels whose ranks exchange along it:
-words of a kernel that are still there are those of an earlier launch.  A kernel that takes more than there is has
-another region made, of as many words as the next power of two, so that all of them take less than twice what the
-largest takes.  Kernels that send whole rows have slots for each program of their grid, which all that have the same of
-them share.  Ranks of a program may have handed out more or less to programs of other ranks: before they make one,
-each tells how much, and slots begin where the one that has handed out most goes on (``frontend/executor_cache.py``).
-They compare offsets before the first run, and what was handed out to a program that is not agreed on is taken back.
+words of a kernel that are still there are those of an earlier launch.  A line is a dimension of a mesh of the same
+ranks in the same shape, whatever its dimensions are named.  A kernel that takes more than there is has another region
+made, of as many words as the next power of two: the largest takes less than twice what the largest kernel needs, and
+all of them together less than four times that (8192 words and then 8193 take 8192 + 16384).  Kernels that send whole
+rows have slots for each program of their grid, which all that have the same of them share.
+
+Ranks of a program may have handed out more or less to programs of other ranks: before they make one, each tells how
+much, and slots begin where the one that has handed out most goes on (``frontend/exchanges.py``).  There all have as
+much left, so that they decide alike whether there is room, once for all programs of the same text, and take the slots.
+They compare offsets before the first run, and what a program takes after that which is not agreed on is taken back.
 
 Launches of all regions follow one another (``mesh/launch_order.py``); a CUDA graph is replayed by the caller, who must
 not have it run beside other launches that exchange.
