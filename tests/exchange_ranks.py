@@ -126,6 +126,25 @@ def replay_many(job: Job, rows: int, side: torch.cuda.Stream, own: random.Random
         assert torch.equal(one, other)
 
 
+def count_on(context: ProcessContext, job: Job) -> None:
+    """After more than 2**31 launches there are words of any age: of more rows than have been of late, too."""
+    found = symmetric.arena()
+    assert isinstance(found, symmetric.Arena), found
+    for launches in (1 << 30, (1 << 31) - 1, (1 << 31) + 5):
+        dist.barrier()
+        for region in found.regions.values():
+            if region.table[-1] >= 1 << 32:  # of words: the number of its last launch, above what is counted of it
+                region.table[-1] = ((launches << 32) + (1 << 63)) % (1 << 64) - (1 << 63)
+        synchronize(context)
+        dist.barrier()
+        for _ in range(2):
+            job.check(ROWS[0], job.run(ROWS[0]))
+    if context.rank == 1:
+        time.sleep(1.0)
+    for rows in ROWS[1:]:
+        job.check(rows, job.run(rows))
+
+
 def fall_back(context: ProcessContext) -> None:
     """Where nobody asked for kernels, and one does not compile on a rank, all ranks have collectives."""
     os.environ["SHARDFUSE_EXCHANGE"] = "auto"
@@ -269,6 +288,7 @@ def main(case: str) -> None:
     synchronize(context)
     dist.barrier()
     if case == "few":
+        count_on(context, jobs[0])
         fall_back(context)
         run_short_of_memory(context)
     elif case == "go_on":

@@ -526,6 +526,7 @@ def test_one_rank_that_cannot_share_memory_has_none_share_it(
 ) -> None:
     """Where auto has kernels exchange, both go on with collectives, and say why; asked for, it is an error on both."""
     driver = FakeDriver(fails)
+    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
     monkeypatch.setattr(symmetric, "peer_memory", driver)
     for name, value in (("device_count", 2), ("can_device_access_peer", True), ("synchronize", None)):
         monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
@@ -560,9 +561,19 @@ def test_the_end_of_a_world_closes_what_it_can(
     assert symmetric.arena() == ""
 
 
+def test_auto_has_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that exchange have to be asked for; ``explain()`` says by what."""
+    gpus = [torch.device("cuda", k) for k in range(2)]
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", "132"))
+    assert opened(("auto", "auto"), gpus, monkeypatch) == ["SHARDFUSE_EXCHANGE=symmetric asks for it"] * 2
+    for found in opened(("auto", "symmetric"), gpus, monkeypatch):
+        assert "rank 0: SHARDFUSE_EXCHANGE=symmetric asks for it: set it alike on all ranks" in found
+
+
 def test_ranks_that_share_a_gpu_exchange_where_they_are_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take turns, which is for tests."""
     driver = FakeDriver({})
+    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
     monkeypatch.setattr(symmetric, "peer_memory", driver)
     for name, value in (("device_count", 1), ("synchronize", None)):
         monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
@@ -593,6 +604,7 @@ def test_links_are_those_of_the_gpus_that_ranks_have(monkeypatch: pytest.MonkeyP
 
 def test_gpus_of_unlike_sizes_have_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their kernels would have other grids, which ranks compare."""
+    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name in ("can_device_access_peer", "has_atomics"):
         monkeypatch.setattr(torch.cuda if name[0] == "c" else symmetric.peer_memory, name, lambda own, other: True)

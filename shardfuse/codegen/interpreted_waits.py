@@ -13,6 +13,9 @@ from typing import Any, cast
 
 ROW_BITS, NAME_BITS = 22, 10
 """Of a report, below the epoch: the row and the rank that is waited for."""
+LATER = (1 << 20) - 1
+"""A word is of a later launch where its number is ahead by that at most: one that was left behind may be of any age,
+and so ahead by nearly 2**32."""
 NAN = "0x7FC07FC0"
 """Of float32, and of both halves of 16 bits."""
 INTERPRETED_PUSH = """@triton.jit
@@ -79,7 +82,7 @@ def await_words(pointers: Sequence[Any], epoch: Any, place: Any, limit: Any, rep
         flags = [w.handle.data.reshape(-1) >> 32 & mask for w in words]
         late = next((k for k, found in enumerate(flags) if (found != wanted).any()), None)
         ahead = [((found - wanted) & mask).astype("int64") for found in flags]
-        return late, any(((a > 0) & (a < 1 << 31)).any() for a in ahead)
+        return late, any(((a > 0) & (a <= LATER)).any() for a in ahead)
 
     words = _polled(pointers, missing, place, limit, report, names_ptr)
     came = [(w >> 32) & mask == wanted if is_waiting else w == w for w in words]

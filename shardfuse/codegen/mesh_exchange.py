@@ -43,7 +43,7 @@ from ..schedulers.sent_words import member_words, row_elements, words_of_rows
 from .accumulators import accumulator
 from .emitter import Emitter
 from .group_exchange import MAILBOX
-from .interpreted_waits import INTERPRETED_PUSH, NAME_BITS, NAN, ROW_BITS, interpreted_await
+from .interpreted_waits import INTERPRETED_PUSH, LATER, NAME_BITS, NAN, ROW_BITS, interpreted_await
 
 RANK, STRIDE, SLOTS = 2, 3, 4
 """Where in the table the rank's position, the distance of the sets and the addresses of slots are."""
@@ -154,8 +154,11 @@ def await_text(
         "again:",
         *_loading(words, words),
         *polling(words, epoch, report, "leave"),
-        # a word of a later launch: its rank has given up an earlier one
-        *(f"sub.s32 late, found{k}, {epoch}; setp.gt.s32 go, late, 0; @go bra gone;" for k in each),
+        # a word of a later launch: its rank has given up an earlier one; older ones may be of any age
+        *(
+            f"sub.u32 late, found{k}, {epoch}; sub.u32 late, late, 1; setp.lt.u32 go, late, {LATER}; @go bra gone;"
+            for k in each
+        ),
         *until(limit),
         "gone:",
         *reporting(words, words if is_one_name else pack, epoch, report, place, names),

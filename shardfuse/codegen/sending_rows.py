@@ -186,7 +186,7 @@ class SendingRows(Sending):
         peers, elements = exchange.ranks - 1, row_elements(self.plan)
         self.helpers[f"post_{peers}"] = post_text(peers, interpret=self.interpret)
         self.out.paragraph()
-        self.out.line("epoch += 1")
+        self.out.line("epoch = (epoch + 1) & 0x7FFFFFFF")  # no turn has the sign, which stands for a lost one
         lane = "tl.program_id(0) * 2 + (epoch & 1)"
         self.out.line(f"lane = {lane}" if peers == 1 else f"lane = ({lane}) * {peers}")
         self.out.line(f"lane_row = lane.to(tl.int64) * {elements}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,12 +35,19 @@ def sources_hash() -> str:
     return found.hexdigest()
 
 
+sources_hash()  # what is imported now, whatever is installed while the process runs
+SIZES = 64
+"""Of arguments, for which a process keeps a region: others are planned, as files are not deleted."""
+_kept: Counter[str] = Counter()
+"""By text, how many this process has written."""
+
+
 class KeptRegion:
     """The place on disk of ``text`` for these arguments; none where kernels are tuned, or do not run on a GPU."""
 
     def __init__(self, text: str, arguments: Sequence[Argument], options: CompileOptions) -> None:
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-        self._directory = options.cache_directory
+        self._directory, self._text = options.cache_directory, text
         self._device = next((t.device for t in tensors if t.device.type == "cuda"), None)
         self._name: str | None = None
         if self._device is None or options.autotune or options.backend_for(self._device) != "triton":
@@ -59,5 +67,6 @@ class KeptRegion:
 
     def write(self, program: Program) -> None:
         content = None if self._name is None else as_data(program)
-        if self._name is not None and content is not None:
+        if self._name is not None and content is not None and _kept[self._text] < SIZES:
+            _kept[self._text] += 1
             write_sealed(self._directory, self._name, content)

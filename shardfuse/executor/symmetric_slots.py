@@ -33,6 +33,7 @@ from ..rank_errors import ExchangeTimeoutError
 from ..schedulers.plan import KernelPlan
 from ..schedulers.sent_words import row_elements
 from .comparison import digest
+from .kept_tensors import made_to_last
 from .kernel import Argument, Launch
 from .options import CompileOptions
 
@@ -262,4 +263,5 @@ def _table(within: Arena, offset: int, words: int, plan: KernelPlan) -> torch.Te
     slots = [within.addresses[rank] + 8 * offset for rank in team]
     names = [rank + 1 for rank in team]
     told = table(plan, within.timeout, report, position, words, slots, names)
-    return torch.tensor(told, dtype=torch.int64, device=within.device)
+    # the first call may be within the pool of CUDA graph trees
+    return made_to_last(lambda: torch.tensor(told, dtype=torch.int64, device=within.device), within.device)

@@ -32,6 +32,10 @@ from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
 """Bytes of symmetric memory that each rank allocates once; docs/exchange.md says how many a program takes."""
+AUTO_EXCHANGES = False
+"""Do kernels exchange where ``SHARDFUSE_EXCHANGE`` is not set?  They are faster than collectives on 2 x H200, but ask
+for an order of launches that collectives do not: of replays of CUDA graphs on several streams, and of collectives of
+more than one process group beside them (docs/exchange.md)."""
 _IN_ORDER = "x86_64"
 """A processor whose stores other processes see in order, as ranks on a CPU need: there is no fence in Triton's
 interpreter."""
@@ -178,6 +182,8 @@ def _why_not(device: torch.device, asked: Exchange, is_interpreted: bool) -> str
         return "SHARDFUSE_EXCHANGE=nccl"
     if device.type != "cuda" and not (is_interpreted and asked == "symmetric" and platform.machine() == _IN_ORDER):
         return "tensors are on the CPU"
+    if asked == "auto" and not AUTO_EXCHANGES:
+        return "SHARDFUSE_EXCHANGE=symmetric asks for it"
     return ""
 
 
