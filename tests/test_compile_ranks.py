@@ -25,7 +25,7 @@ from shardfuse.compile.ledger import RegionReport
 from shardfuse.compile.program_text import rebuilt
 from shardfuse.compile.rank_axis import on_mesh
 from shardfuse.compile.rank_region_op import RANK_REGION, rank_program_of
-from shardfuse.compile.rank_regions import nominal
+from shardfuse.compile.regions import nominal
 from shardfuse.compile.translation import hinted
 from shardfuse.device import A100
 from shardfuse.executor import symmetric_slots
@@ -308,6 +308,21 @@ def test_the_sizes_of_a_call_decide_nothing_about_a_collective(monkeypatch: pyte
     assert not remaining(gm)
     assert region.taken
     assert region.bytes is None
+
+
+def masked_by_words(x: torch.Tensor, r: torch.Tensor, word: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The mask has fewer bytes than the word that it is made of where there are fewer than 4 rows."""
+    mask = F.embedding(word, table) > r
+    return F.rms_norm(sum_over(x) * mask, (DIM,))
+
+
+def test_what_a_region_holds_beside_a_collective_does_not_follow_from_the_sizes_of_a_call() -> None:
+    programs: list[str] = []
+    for rows in (2, 12):
+        inputs = [torch.randn(rows, DIM), torch.randn(rows, DIM), torch.zeros(1, dtype=torch.int64), torch.ones(9, DIM)]
+        (region,) = [r for r in taken(masked_by_words, inputs, symbolic=True)[1] if r.taken]
+        programs.append(region.program)
+    assert programs[0] == programs[1]
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ from .ledger import RegionReport, note
 from .padded import share_pads
 from .published import publish
 from .rank_region_op import rank_program_of
-from .rank_regions import facts_here, nominal, starts_in, why_never_inside, why_not_alike
+from .rank_regions import facts_here, starts_in, why_never_inside, why_not_alike
 from .region_lowering import register
 from .region_op import program_of
 from .region_times import module_of
-from .regions import Region, lines_of, nearest_behind, regions_of
+from .regions import Region, lines_of, nearest_behind, nominal, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_size
 from .translation import hinted, tensor_of
 

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
-import sympy
 import torch
 from torch._inductor import config as inductor_config
 from torch.fx import Graph, Node
@@ -31,23 +30,7 @@ from ..executor.symmetric_slots import why_not_together
 from ..mesh.groups import groups_here, ranks_of_group, world_size
 from .aten_collectives import NAMESPACE, group_of, is_start, is_wait
 from .aten_table import aten_ops, is_view
-from .regions import Region, is_fusable
-
-NOMINAL = 64
-"""A symbol of the graph's sizes counts as this in what ranks decide alike."""
-
-
-def nominal(size: int | torch.SymInt) -> int:
-    """A size as a number that all ranks have alike: with ``NOMINAL`` for each symbol."""
-    return size if isinstance(size, int) else int(_expression(size).subs(_nominal(size)))
-
-
-def _nominal(size: int | torch.SymInt) -> dict[Any, int]:
-    return dict.fromkeys(_expression(size).free_symbols, NOMINAL)
-
-
-def _expression(size: int | torch.SymInt) -> Any:
-    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+from .regions import Region, expression_of, is_fusable, nominal
 
 
 def facts_here() -> tuple[object, ...]:
@@ -170,15 +153,15 @@ def why_not_alike(region: Region) -> str | None:
 def _is_order_known(n: Node, *, is_dense: bool) -> bool:
     """Do its sizes and strides order its dims in memory whatever its symbols stand for?  Is it dense as well, then?"""
     tensor = cast(torch.Tensor, n.meta["val"])
-    if all(isinstance(k, int) for k in (*tensor.shape, *tensor.stride())):
+    if not any(isinstance(n, torch.SymInt) for n in (*tensor.shape, *tensor.stride())):
         return True
-    shape, strides = list(map(_expression, tensor.shape)), list(map(_expression, tensor.stride()))
+    shape, strides = list(map(expression_of, tensor.shape)), list(map(expression_of, tensor.stride()))
     moving = [d for d in range(tensor.ndim) if shape[d] != 1 and strides[d] != 0]
     ranked = sorted(moving, key=lambda d: -nominal(tensor.stride(d)))
     if ranked != moving and not all(shape[d].is_Integer or shape[d].is_Symbol for d in moving):
         return False  # a size that is computed may be 1, and such a dim has no place of its own
     for outer, inner in pairwise(ranked):
-        beyond = sympy.expand(strides[outer] - strides[inner] * shape[inner])
+        beyond = (strides[outer] - strides[inner] * shape[inner]).expand()
         if beyond != 0 and (is_dense or not beyond.is_nonnegative):
             return False
     return not is_dense or not ranked or strides[ranked[-1]] == 1
