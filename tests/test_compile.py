@@ -15,10 +15,11 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import shardfuse.compile
-from shardfuse.compile import report
+from shardfuse.compile import ledger, report
 from shardfuse.compile.backend import patches
 from shardfuse.compile.compile_errors import CompileOptionError, UnknownOptionError
-from shardfuse.compile.graph_pass import PostGradPass
+from shardfuse.compile.graph_pass import PostGradPass, hand_over
+from shardfuse.compile.region_call import RegionCall
 from shardfuse.errors import DefinitionError, PromiseError
 
 F = torch.nn.functional
@@ -199,6 +200,27 @@ def test_another_batch_size_compiles_nothing() -> None:
     assert all("shape=[-1, " in r.program for r in report().taken)
 
 
+def test_a_number_that_is_only_computed_with_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step counter has another value in every call; a size of which a shape is made asks for another program."""
+    checked: list[object] = []
+    check = RegionCall._checked
+
+    def counted(call: RegionCall, arguments: Sequence[object]) -> object:
+        checked.append(arguments)
+        return check(call, arguments)
+
+    def f(x: torch.Tensor, step: int) -> torch.Tensor:
+        return torch.softmax(x * step, -1).sum(1)
+
+    monkeypatch.setattr(RegionCall, "_checked", counted)
+    compiled = torch.compile(f, backend="shardfuse", fullgraph=True, dynamic=True, options=ALL)
+    for rows in (6, 9):
+        x = torch.randn(rows, 40, generator=torch.Generator().manual_seed(rows))
+        for step in (2, 3, 4):
+            assert_near(compiled(x, step), f(x.double(), step), f(x, step), n=4, terms=torch.ones(()), signed=False)
+    assert len(checked) == 2, "once for each number of rows"
+
+
 def test_flattened_batch_of_symbolic_size() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return F.log_softmax((x @ w).view(-1, 12), -1).view(x.shape[0], x.shape[1], 12)
@@ -264,6 +286,21 @@ def test_identity_of_the_pass() -> None:
     assert PostGradPass("all").uuid() != PostGradPass("none").uuid()
     assert PostGradPass("all", [Nameless()]).uuid() is None, "then nothing is kept, as without shardfuse"
     assert PostGradPass("all", [lambda graph: None]).uuid() is None
+
+
+def test_a_cleared_report_lists_what_runs_again() -> None:
+    """As from torch's cache where no more is known; once only, and not beside what was compiled in this process."""
+    text = "def nvfuser_fusion(fd : FusionDefinition) -> None :\n    T1 = fd.ops.exp(T0)  # as no other"
+    for _ in range(2):
+        for _ in range(2):
+            ledger.note_cached_text(text)
+        assert [r.graph for r in report().regions] == ["cached"]
+        assert len(report(clear=True).regions) == 1
+    gm = graph_of(lambda x: torch.softmax(x, -1) * 3.25, [torch.randn(6, 40)])
+    hand_over(gm.graph, "all")
+    (region,) = report().regions
+    ledger.note_cached_text(region.program)
+    assert report().regions == (region,)
 
 
 def test_what_is_taken_is_said() -> None:

@@ -18,13 +18,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DeviceMesh
-from shardfuse.compile import report
+from shardfuse.compile import graph_pass, rank_regions, report
 from shardfuse.compile.compile_errors import GroupSizeError, UntranslatableError
 from shardfuse.compile.graph_pass import PostGradPass, hand_over
 from shardfuse.compile.ledger import RegionReport
 from shardfuse.compile.program_text import rebuilt
 from shardfuse.compile.rank_axis import on_mesh
 from shardfuse.compile.rank_region_op import RANK_REGION, rank_program_of
+from shardfuse.compile.regions import nominal
+from shardfuse.compile.translation import hinted
+from shardfuse.device import A100
 from shardfuse.executor import symmetric_slots
 from shardfuse.rank_errors import UnknownGroupError
 
@@ -258,10 +261,83 @@ def test_on_gpus_a_kernel_that_exchanges_is_a_gain(
     assert why in said(report(clear=True).regions)
 
 
-def test_what_the_ranks_exchange_by_is_part_of_the_identity_in_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = PostGradPass().uuid()
-    monkeypatch.setenv("SHARDFUSE_EXCHANGE", "symmetric")
-    assert PostGradPass().uuid() != own
+def test_what_decisions_follow_from_is_part_of_the_identity_in_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's caches keep what was decided about each collective: a job of more ranks, under the same name of a group,
+    finds nothing that one rank decided, while ranks without a cache would decide anew.
+    """
+    found = [PostGradPass().uuid()]
+    with monkeypatch.context() as patch:
+        patch.setenv("SHARDFUSE_EXCHANGE", "symmetric")
+        found.append(PostGradPass().uuid())
+    with monkeypatch.context() as patch:
+        mesh = FakeMesh(1 << 20)
+        mesh.arena.hosts = dict.fromkeys(range(RANKS), "here")
+        patch.setattr(symmetric_slots, "arena", lambda: mesh.arena)
+        found.append(PostGradPass().uuid())
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_regions, "device_here", lambda: A100)
+        found.append(PostGradPass().uuid())
+    assert PostGradPass().uuid() == found[0]
+    dist.new_group([0, 1])
+    found.append(PostGradPass().uuid())
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    found.append(PostGradPass().uuid())
+    assert len(set(map(str, found))) == len(found)
+
+
+def rows_of(x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(sum_over(x) + r, (DIM,)) * 2
+
+
+def test_the_sizes_of_a_call_decide_nothing_about_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be planned at this rank's sizes is missing from its report alone."""
+    planned: list[object] = []
+
+    def plan(fd: object, region: object, leading: object = (), size: object = hinted) -> object:
+        planned.append(size)
+        if size is hinted:
+            raise UntranslatableError("a plan", "of these sizes", "another")
+        return explained(fd, region, leading, size)
+
+    explained = graph_pass._plan
+    monkeypatch.setattr(graph_pass, "_plan", plan)
+    gm, (region,) = taken(rows_of, [torch.randn(8, DIM)] * 2, symbolic=True)
+    assert planned == [nominal, hinted]
+    assert len(rank_calls(gm)) == 1
+    assert not remaining(gm)
+    assert region.taken
+    assert region.bytes is None
+
+
+def masked_by_words(x: torch.Tensor, r: torch.Tensor, word: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The mask has fewer bytes than the word that it is made of where there are fewer than 4 rows."""
+    mask = F.embedding(word, table) > r
+    return F.rms_norm(sum_over(x) * mask, (DIM,))
+
+
+def test_what_a_region_holds_beside_a_collective_does_not_follow_from_the_sizes_of_a_call() -> None:
+    programs: list[str] = []
+    for rows in (2, 12):
+        inputs = [torch.randn(rows, DIM), torch.randn(rows, DIM), torch.zeros(1, dtype=torch.int64), torch.ones(9, DIM)]
+        (region,) = [r for r in taken(masked_by_words, inputs, symbolic=True)[1] if r.taken]
+        programs.append(region.program)
+    assert programs[0] == programs[1]
+
+
+@pytest.mark.parametrize(
+    ("strides", "is_inside"),
+    [((DIM, 1), True), ((1, 12), True), ((2 * DIM, 1), False), ((1, 100), False)],
+    ids=["rows", "columns", "padded rows", "padded columns"],
+)
+def test_only_an_order_in_memory_that_no_size_changes_is_inside(strides: tuple[int, ...], is_inside: bool) -> None:
+    """Whether rows or columns are inner may follow from the numbers that symbols stand for, which ranks have not alike.
+
+    Of 12 rows, which are a symbol, a stride of 12 is that symbol, and one of 128 or 100 is another.
+    """
+    r = torch.empty_strided((12, DIM), strides).normal_()
+    gm, found = taken(norm_of_sum, [torch.randn(12, DIM), r], symbolic=True)
+    assert bool(rank_calls(gm)) is is_inside, said(found)
 
 
 def test_an_op_without_a_form_for_ranks_is_named() -> None:

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import hashlib
 import operator
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,36 +18,27 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
 
 from ..base_error import ShardfuseError
-from ..config import VERSION, read_settings
 from ..frontend.definition import FusionDefinition
 from ..frontend.explain import Explanation, explain_plan
 from ..in_kernel import EXCHANGE
 from .aten_collectives import collective_text
 from .compile_errors import CompileOptionError
 from .cost import Cost, cost_of, why_never
+from .kept_regions import sources_hash
 from .ledger import RegionReport, note
 from .padded import share_pads
 from .published import publish
 from .rank_region_op import rank_program_of
-from .rank_regions import NOMINAL, starts_in, why_never_inside, why_not_alike
+from .rank_regions import facts_here, starts_in, why_never_inside, why_not_alike
 from .region_lowering import register
 from .region_op import program_of
 from .region_times import module_of
-from .regions import Region, lines_of, nearest_behind, regions_of
+from .regions import Region, lines_of, nearest_behind, nominal, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_size
 from .translation import hinted, tensor_of
 
 Take = Literal["auto", "all", "none"]
 GraphPass = Callable[[Graph], None]
-
-
-@functools.cache
-def source_hash() -> str:
-    """Of this package's sources: what they make of a graph is kept in torch's caches."""
-    found = hashlib.sha256(VERSION.encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
 
 
 class PostGradPass(CustomGraphPass):
@@ -74,14 +62,17 @@ class PostGradPass(CustomGraphPass):
             hand_over(graph, self.take)
 
     def uuid(self) -> object:
-        """Tells compiled graphs apart in torch's caches; None, for no caching, where a pass before it has no uuid."""
+        """Tells compiled graphs apart in torch's caches; None, for no caching, where a pass before it has no uuid.
+
+        Asked for at each look-up: process groups may have been made since the last one.
+        """
         others: list[object] = []
         for other in self.before:
             found: Any = other.uuid() if isinstance(other, CustomGraphPass) else None
             if not found:
                 return None
             others.append(found)
-        return ("shardfuse", source_hash(), self.take, read_settings().exchange, *others)
+        return ("shardfuse", sources_hash(), self.take, *facts_here(), *others)
 
 
 _graphs = count()
@@ -184,10 +175,12 @@ def _weigh_with_ranks(region: Region, take: Take) -> _Weighed:
         assert program.group is not None, "it has collectives"
         made = rank_program_of(program.text, program.group)
         leading = [(made.mesh.size,) if is_part else () for is_part in made.made.input_parts]
-        plan = _plan(made.made.fd, region, leading)
-        exchanges = EXCHANGE in [s.scheduler for s in _plan(made.made.fd, region, leading, symbol=NOMINAL).segments]
+        exchanges = EXCHANGE in [s.scheduler for s in _plan(made.made.fd, region, leading, nominal).segments]
     except ShardfuseError as error:
         return _Weighed(region, None, None, None, False, str(error).splitlines()[0])
+    plan = None
+    with suppress(ShardfuseError):  # at this rank's sizes: told in the report, and nothing follows from it
+        plan = _plan(made.made.fd, region, leading)
     if take == "all":
         return _Weighed(region, program, plan, None, True, "all regions are taken, with their collectives")
     why = "its kernel exchanges what the ranks add up" if exchanges else "no kernel of it exchanges what ranks add up"
@@ -195,16 +188,15 @@ def _weigh_with_ranks(region: Region, take: Take) -> _Weighed:
 
 
 def _plan(
-    fd: FusionDefinition, region: Region, leading: Sequence[tuple[int, ...]] = (), *, symbol: int | None = None
+    fd: FusionDefinition,
+    region: Region,
+    leading: Sequence[tuple[int, ...]] = (),
+    size: Callable[[int | torch.SymInt], int] = hinted,
 ) -> Explanation:
-    """At the sizes of the call for which the graph was made, or with ``symbol`` for each that is no number.
+    """At the sizes of the call for which the graph was made, or at what ``size`` says instead of them.
 
     ``leading``: axes of the inputs that the graph does not have.
     """
-
-    def size(n: int | torch.SymInt) -> int:
-        return hinted(n) if symbol is None or isinstance(n, int) else symbol
-
     own = [tuple(map(size, tensor_of(n).shape)) for n in region.inputs]
     shapes = [(*first, *shape) for first, shape in zip(leading or [()] * len(own), own, strict=True)]
     numbers = [size(n.meta["val"]) for n in region.numbers]

@@ -24,6 +24,7 @@ from ..executor.kept_programs import as_data, from_data
 from ..executor.kernel import read_versions
 from ..executor.options import CompileOptions
 from ..secure_files import read_sealed, write_sealed
+from .region_op import program_of
 
 
 @functools.cache
@@ -43,7 +44,10 @@ _kept: Counter[str] = Counter()
 
 
 class KeptRegion:
-    """The place on disk of ``text`` for these arguments; none where kernels are tuned, or do not run on a GPU."""
+    """The place on disk of ``text`` for these arguments; none where kernels are tuned, or do not run on a GPU.
+
+    Programs are the same for all values of a number of which no shape is made.
+    """
 
     def __init__(self, text: str, arguments: Sequence[Argument], options: CompileOptions) -> None:
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
@@ -52,8 +56,12 @@ class KeptRegion:
         self._name: str | None = None
         if self._device is None or options.autotune or options.backend_for(self._device) != "triton":
             return
+        in_shapes = program_of(text).shape_numbers if len(tensors) < len(arguments) else ()
         layouts = [
-            (tuple(t.shape), t.stride(), t.dtype, t.device) if isinstance(t, torch.Tensor) else t for t in arguments
+            (tuple(t.shape), t.stride(), t.dtype, t.device)
+            if isinstance(t, torch.Tensor)
+            else (type(t), t if k in in_shapes else None)
+            for k, t in enumerate(arguments)
         ]
         where = device_here(), read_compiler_settings(), read_versions(), replace(options, cache_directory=Path())
         facts = repr((sources_hash(), text, layouts, where))

@@ -124,7 +124,7 @@ def note_cached(program: str, ops: Iterable[str], inputs: int, outputs: int) -> 
 
 _OPS = re.compile(r"fd\.ops\.(\w+)\(")
 _noted: set[str] = set()
-"""Texts of programs that were run, each of which is looked up once."""
+"""Texts of programs that were run since the report was last cleared: each is looked up once among the regions."""
 
 
 def note_cached_text(program: str) -> None:
@@ -140,4 +140,5 @@ def report(*, clear: bool = False) -> Report:
         found = Report(tuple(_regions))
         if clear:
             _regions.clear()
+            _noted.clear()
     return found

@@ -2,9 +2,12 @@
 """Which collectives of a graph a region may hold.
 
 What is decided here, every rank has to decide alike: a rank whose region exchanges sums would wait for ranks whose
-graph has a collective in its place.  So it follows from the ops, the static sizes, the process group and the options,
+graph has a collective in its place.  So it follows from the ops, the static sizes, the options and ``facts_here``,
 never from the sizes of a call or from this rank's time, and a region holds nothing of which ranks may have more or
 less: what is not known to be of the shape of what the collective gives, indices, slices.
+
+torch's caches keep what was decided.  ``facts_here`` is part of the key that they find it by, so that a rank that finds
+a compiled graph there has the decision that a rank that compiles it would make now.
 
 A collective that Inductor would run beside other work stays by itself: a region starts it and waits for it at once.
 """
@@ -12,6 +15,7 @@ A collective that Inductor would run beside other work stays by itself: a region
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -19,15 +23,26 @@ from torch._inductor import config as inductor_config
 from torch.fx import Graph, Node
 
 from ..config import read_settings
+from ..device import device_here
 from ..errors import ShardfuseError
+from ..executor.options import CompileOptions
 from ..executor.symmetric_slots import why_not_together
-from ..mesh.groups import ranks_of_group
+from ..mesh.groups import groups_here, ranks_of_group, world_size
 from .aten_collectives import NAMESPACE, group_of, is_start, is_wait
 from .aten_table import aten_ops, is_view
-from .regions import Region, is_fusable
+from .regions import Region, expression_of, is_fusable, nominal
 
-NOMINAL = 64
-"""A size that is no number of the graph counts as this in what ranks decide alike."""
+
+def facts_here() -> tuple[object, ...]:
+    """All that a decision about a graph follows from beside the graph and the options, alike on all ranks of a group.
+
+    The size of the world and of each process group, whether the ranks of one reach each other's memory, the GPU, and
+    the settings that plans follow.
+    """
+    options = CompileOptions.from_environment()
+    groups = sorted((name, len(ranks), why_not_together(ranks) is None) for name, ranks in groups_here().items())
+    plans = options.exchange, options.interpret, options.ranks_per_node
+    return world_size(), str(groups), repr(device_here()), *plans
 
 
 def starts_in(graph: Graph) -> list[Node]:
@@ -127,9 +142,29 @@ def why_not_alike(region: Region) -> str | None:
     for n in region.collectives:
         if any(u not in region.nodes for u in n.users):
             return "it is waited for outside of the region"
+    for n in (*region.inputs, *region.outputs):
+        if not _is_order_known(n, is_dense=n not in region.inputs):
+            return f"the order of the dims of {n.name} in memory follows from the sizes of a call"
     alike = _alike(nodes, region.inputs)
     unknown = next((n for n in (*region.inputs, *nodes) if n not in alike), None)
     return None if unknown is None else f"ranks may have more or less of {unknown.name}"
+
+
+def _is_order_known(n: Node, *, is_dense: bool) -> bool:
+    """Do its sizes and strides order its dims in memory whatever its symbols stand for?  Is it dense as well, then?"""
+    tensor = cast(torch.Tensor, n.meta["val"])
+    if not any(isinstance(n, torch.SymInt) for n in (*tensor.shape, *tensor.stride())):
+        return True
+    shape, strides = list(map(expression_of, tensor.shape)), list(map(expression_of, tensor.stride()))
+    moving = [d for d in range(tensor.ndim) if shape[d] != 1 and strides[d] != 0]
+    ranked = sorted(moving, key=lambda d: -nominal(tensor.stride(d)))
+    if ranked != moving and not all(shape[d].is_Integer or shape[d].is_Symbol for d in moving):
+        return False  # a size that is computed may be 1, and such a dim has no place of its own
+    for outer, inner in pairwise(ranked):
+        beyond = (strides[outer] - strides[inner] * shape[inner]).expand()
+        if beyond != 0 and (is_dense or not beyond.is_nonnegative):
+            return False
+    return not is_dense or not ranked or strides[ranked[-1]] == 1
 
 
 def _why_not_plain(n: Node) -> str | None:

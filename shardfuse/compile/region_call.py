@@ -10,7 +10,7 @@ An object stands for one place of generated code, or for several whose inputs ar
 guarded, or laid out itself, is not checked again: shapes, strides, dtypes and devices.  The first call, and the first
 one of other sizes, goes the checked way, and what it bound runs from then on.
 
-The dict has the layouts of views of which the call is given the tensor that they view: both are one address.
+Second argument: shape and strides of inputs that are passed as their base tensor, which begins at the same address.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class RegionCall:
     """``run(*inputs, *numbers)`` and ``at(sizes, *inputs, *numbers)`` give the outputs.
 
     ``text``: of the program.  ``views``: by the place of an input, the shape and strides of a view of which the call is
-    given the base.  ``sizes``: those of a call's symbols, from which its layouts follow.
+    given the base.  ``sizes``: those of a call's symbols, from which its layouts follow, and those of which its shapes
+    are made.  A number that is only computed with is none of them: what is bound holds for all of its values.
     """
 
     __slots__ = ("_text", "_views", "bound", "run")

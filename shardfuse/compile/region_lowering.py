@@ -62,10 +62,11 @@ def register() -> None:
 
 def _write_call(node: RegionKernel, wrapper: Any) -> None:
     text, *integers = cast("Sequence[Any]", node.constant_args)
-    numbers = integers[program_of(text).size_count :]
+    program = program_of(text)
+    numbers = integers[program.size_count :]
     inputs = cast("Sequence[Any]", node.inputs)
     sizes = [e for x in inputs for e in (*x.get_size(), *x.get_stride())]
-    symbols = _symbols(sizes + [_expression(n) for n in numbers])
+    symbols = _symbols(sizes + [_expression(numbers[k - len(inputs)]) for k in program.shape_numbers])
     given, views = _references(inputs, are_static=not symbols)
     given += [wrapper.val_to_arg_str(n) for n in numbers]
     name = _declared(wrapper, text, inputs, views)
@@ -84,7 +85,7 @@ def _symbols(expressions: Iterable[Any]) -> list[sympy.Symbol]:
 
 
 def _references(inputs: Sequence[Any], *, are_static: bool) -> tuple[list[str], dict[int, object]]:
-    """The text of each input; of a view that begins where its base does, the base, and the view's shape and strides."""
+    """The text of each input; for a view at offset 0 that of its base, and the view's shape and strides."""
     found: list[str] = []
     views: dict[int, object] = {}
     for k, x in enumerate(inputs):

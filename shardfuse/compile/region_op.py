@@ -36,6 +36,12 @@ class Program:
         """For each output its dims, the outermost in memory first."""
         return [memory_order(tv) for tv in self.fd.fusion.outputs]
 
+    @cached_property
+    def shape_numbers(self) -> tuple[int, ...]:
+        """Places, among all inputs, of numbers that shapes are made of: what is bound holds for their values only."""
+        in_shapes = self.fd.fusion.shape_scalars()
+        return tuple(k for k, i in enumerate(self.fd.fusion.inputs) if i.val in in_shapes)
+
     def empty_outputs(self, sizes: Sequence[int | torch.SymInt], device: torch.device) -> list[torch.Tensor]:
         """Outputs of these shapes with nothing in them."""
         rest = iter(sizes)

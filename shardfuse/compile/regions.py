@@ -1,4 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
+# pyright: reportMissingTypeStubs=false
 """Regions of a graph: which nodes one fusion is to take, what it reads, and what it gives.
 
 A region is a maximal convex set of nodes around reductions (``grouping``).  At its rim it is cut where that moves fewer
@@ -16,11 +17,13 @@ bytes:
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
+import sympy
 import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
@@ -243,13 +246,14 @@ def _needed(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Node]:
 def _without_narrowing_rim(group: Sequence[Node]) -> list[Node]:
     """Without what Inductor computes at the rim, in the kernel of what it is made of, from more bytes than it gives."""
     kept = dict.fromkeys(group)
+    count = partial(nbytes, size=nominal if any(map(is_start, group)) else hinted)
     for n in group:
         sources = n.all_input_nodes
         is_kept = n.target in aten_ops().reductions or n.target is operator.getitem or is_start(n)
         if is_kept or any(a in kept for a in sources):
             continue
         fusable = [a for a in sources if is_fusable(a) and all(u is n or u not in kept for u in a.users)]
-        if fusable and nbytes(n) < sum(map(nbytes, fusable)):
+        if fusable and count(n) < sum(map(count, fusable)):
             del kept[n]
     return list(kept)
 
@@ -302,15 +306,30 @@ _PLACED = (
 """Ops without the tag whose elements Inductor computes where they are read."""
 
 
-def nbytes(node: Node) -> int:
-    """Bytes of a node's tensor, at the sizes of the call for which the graph was made."""
+def nbytes(node: Node, size: Callable[[int | torch.SymInt], int] = hinted) -> int:
+    """Bytes of a node's tensor, at the sizes of the call for which the graph was made, or at what ``size`` says."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return 0
     count = 1
     for n in value.shape:
-        count *= hinted(n)
+        count *= size(n)
     return count * value.dtype.itemsize
+
+
+NOMINAL = 64
+"""A symbol of the graph's sizes counts as this in what ranks decide alike."""
+
+
+def nominal(size: int | torch.SymInt) -> int:
+    """A size as a number that all ranks have alike: with ``NOMINAL`` for each symbol."""
+    found = expression_of(size)
+    return int(found.subs(dict.fromkeys(found.free_symbols, NOMINAL)))
+
+
+def expression_of(size: int | torch.SymInt) -> Any:
+    """A size as sympy has it."""
+    return size.node.expr if isinstance(size, torch.SymInt) else cast(Any, sympy).Integer(size)
 
 
 def nearest_behind(graph: Graph, regions: Sequence[Region]) -> list[tuple[int, ...]]:

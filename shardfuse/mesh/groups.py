@@ -124,6 +124,14 @@ def ranks_of_group(name: str) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(group))
 
 
+def groups_here() -> dict[str, tuple[int, ...]]:
+    """The ranks of each process group that this rank is in, in its order, by the name that torch knows it by."""
+    if not dist.is_initialized():
+        return {}
+    names: dict[dist.ProcessGroup, str] = dict(cast("Any", c10d)._world.pg_names)
+    return {name: tuple(dist.get_process_group_ranks(group)) for group, name in names.items()}
+
+
 def destroy_groups() -> None:
     """Destroy the default process group and all others, and let go of them: that is what closes gloo's connections."""
     with _groups_lock:
