@@ -6,8 +6,9 @@ import pytest
 import torch
 from compile_graphs import calls_in, check, graph_of, listed, regions_in
 
+from shardfuse.compile import graph_pass
 from shardfuse.compile.graph_pass import hand_over
-from shardfuse.compile.padded import share_pads
+from shardfuse.compile.padded import SharedPad, share_pads
 from shardfuse.compile.region_op import REGION, program_of
 
 F = torch.nn.functional
@@ -176,7 +177,7 @@ def test_sums_along_all_axes_stay_beside_one_pad(axes: list[int] | None) -> None
         assert torch.equal(mine, expected)
 
 
-def test_pads_of_a_tensor_that_no_region_stores_stay() -> None:
+def test_pads_of_a_tensor_that_no_region_stores_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [numbers(4, 13), numbers(16, 8), numbers(4, 8)]
     gm = graph_of(gradient, given)
     right = listed(gm(*given))
@@ -184,8 +185,17 @@ def test_pads_of_a_tensor_that_no_region_stores_stay() -> None:
     assert share_pads(gm.graph, only_gpu=True) == []
     hand_over(gm.graph, "auto")
     assert str(gm.graph) == before
-    (shared,) = share_pads(gm.graph)
-    shared.undo()
+    shared: list[SharedPad] = []
+
+    def share(graph: torch.fx.Graph, *, only_gpu: bool) -> list[SharedPad]:
+        """As if the graph were of a GPU, where the costs say that nothing is gained."""
+        assert only_gpu
+        shared.extend(share_pads(graph))
+        return shared
+
+    monkeypatch.setattr(graph_pass, "share_pads", share)
+    hand_over(gm.graph, "auto")
+    assert len(shared) == 1
     gm.graph.lint()
     gm.recompile()
     pads = gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
@@ -273,6 +283,15 @@ def test_one_element_of_a_row_has_its_dtype(
     assert torch.equal(mine.nan_to_num(), right.nan_to_num())
     if right.is_floating_point():
         assert torch.equal(mine.nan_to_num().signbit(), right.nan_to_num().signbit())
+
+
+def test_a_fraction_that_fills_integers_counts_as_they_do() -> None:
+    def f(labels: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return of_fills(labels, 2.5, torch.int64, scale)
+
+    gm = graph_of(f, [LABELS, BIG])
+    regions_in(gm)
+    assert torch.equal(listed(gm(LABELS, BIG))[0], f(LABELS, BIG))
 
 
 @pytest.mark.parametrize("labels", [LABELS + 0.5, LABELS.double(), LABELS > 0], ids=["half", "float64", "bool"])

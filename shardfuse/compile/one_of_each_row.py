@@ -92,7 +92,7 @@ def _is_same(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
     """Without a guard: symbols that happen to be equal are not the same."""
     if isinstance(a, int) or isinstance(b, int):
         return isinstance(a, int) and isinstance(b, int) and a == b
-    return bool(a.node.expr == b.node.expr)
+    return cast(bool, a.node.expr == b.node.expr)
 
 
 def _is_along(n: Node, at: int, ndim: int) -> bool:
