@@ -6,7 +6,9 @@ import pytest
 import torch
 from compile_graphs import calls_in, check, graph_of, listed, regions_in
 
-from shardfuse.compile.padded import share_pads
+from shardfuse.compile import graph_pass
+from shardfuse.compile.graph_pass import hand_over
+from shardfuse.compile.padded import SharedPad, share_pads
 from shardfuse.compile.region_op import REGION, program_of
 
 F = torch.nn.functional
@@ -143,6 +145,66 @@ def test_other_pads_stay() -> None:
         assert str(gm.graph) == before, f.__name__
 
 
+def test_pads_of_a_symbolic_width_stay() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        k = w.shape[0] - 13
+        return aten.constant_pad_nd.default(y, [0, k]).mm(w) + aten.constant_pad_nd.default(
+            y.permute(1, 0), [0, 0, 0, k]
+        ).mm(w[:4]).sum(0)
+
+    gm = graph_of(f, [numbers(4, 13), numbers(16, 8)], symbolic=True)
+    x = gm.graph.find_nodes(op="call_function", target=aten.mul.Tensor)[0]
+    x.meta["val"] = torch.empty(4, 13, device="meta")  # the width alone is a symbol
+    before = str(gm.graph)
+    assert share_pads(gm.graph) == []
+    assert str(gm.graph) == before
+
+
+@pytest.mark.parametrize("axes", [None, []])
+def test_sums_along_all_axes_stay_beside_one_pad(axes: list[int] | None) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.softmax(-1)
+        turned = aten.constant_pad_nd.default(y.permute(1, 0), [0, 0, 0, 3])
+        return aten.constant_pad_nd.default(y, [0, 3]) @ w, turned @ v, aten.sum.dim_IntList(y, axes)
+
+    given = [numbers(4, 13), numbers(16, 8), numbers(4, 8)]
+    gm = graph_of(f, given)
+    right = listed(gm(*given))
+    assert len(share_pads(gm.graph)) == 1
+    gm.recompile()
+    for mine, expected in zip(listed(gm(*given)), right, strict=True):
+        assert torch.equal(mine, expected)
+
+
+def test_pads_of_a_tensor_that_no_region_stores_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [numbers(4, 13), numbers(16, 8), numbers(4, 8)]
+    gm = graph_of(gradient, given)
+    right = listed(gm(*given))
+    before = str(gm.graph)
+    assert share_pads(gm.graph, only_gpu=True) == []
+    hand_over(gm.graph, "auto")
+    assert str(gm.graph) == before
+    shared: list[SharedPad] = []
+
+    def share(graph: torch.fx.Graph, *, only_gpu: bool) -> list[SharedPad]:
+        """As if the graph were of a GPU, where the costs say that nothing is gained."""
+        assert only_gpu
+        shared.extend(share_pads(graph))
+        return shared
+
+    monkeypatch.setattr(graph_pass, "share_pads", share)
+    hand_over(gm.graph, "auto")
+    assert len(shared) == 1
+    gm.graph.lint()
+    gm.recompile()
+    pads = gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    assert sorted(tuple(p.args[1]) for p in pads) == [(0, 0, 0, 3), (0, 3, 0, 0)]
+    assert not gm.graph.find_nodes(op="call_function", target=aten.slice.Tensor)
+    for mine, expected in zip(listed(gm(*given)), right, strict=True):
+        assert torch.equal(mine, expected)
+
+
 # --- one element of each row ---------------------------------------------------------------------------------
 
 
@@ -167,3 +229,102 @@ def test_a_sum_of_one_element_of_each_row_walks_over_none(keepdim: bool) -> None
     assert "fd.ops.sum" not in text
     (text,) = texts(lambda labels, scale: picked(labels, scale)[1].sum(0), labels, scale)
     assert "fd.ops.sum" in text, "over the labels, which pick one of each row"
+
+
+def of_fills(
+    labels: torch.Tensor, one: float, dtype: torch.dtype, *scales: torch.Tensor, total: torch.dtype | None = None
+) -> torch.Tensor:
+    """The sums of rows of 7 that are ``one`` at their labels."""
+    places = prims.iota.default(7, start=0, step=1, dtype=torch.int64, device=labels.device, requires_grad=False)
+    hit = labels[:, None] == places
+    rows = torch.where(hit, aten.full.default([], one, dtype=dtype), aten.full.default([], 0, dtype=dtype))
+    for scale in scales:
+        rows = rows * scale[:, None]
+    return aten.sum.dim_IntList(rows, [1], dtype=total)
+
+
+LABELS = torch.tensor([0, 6, 3, -100, 7])
+BIG = torch.full((5,), 2**53 + 1)
+BF16 = numbers(5, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("one", "dtype", "scales", "total"),
+    [
+        (16777217, torch.int64, (), None),
+        (2**62 + 1, torch.int64, (), None),
+        (3, torch.int64, (BIG,), None),
+        (100, torch.int8, (torch.full((5,), 3, dtype=torch.int8),), None),
+        (2, torch.int64, (numbers(5),), None),
+        (True, torch.bool, (), None),
+        (0.1, torch.float64, (numbers(5, dtype=torch.float64),), None),
+        (1e-300, torch.float64, (numbers(5, dtype=torch.float64),), None),
+        (1.005, torch.bfloat16, (), torch.float32),
+        (1.00390625, torch.bfloat16, (BF16, BF16 + 1), torch.float32),
+        (1.5, torch.bfloat16, (numbers(5),), None),
+        (-1.0, torch.float32, (torch.tensor([float("inf"), float("nan"), 1.0, -float("inf"), -2.0]),), None),
+        (-1.0, torch.float32, (numbers(5), numbers(5) / 0), None),
+    ],
+)
+def test_one_element_of_a_row_has_its_dtype(
+    one: float, dtype: torch.dtype, scales: tuple[torch.Tensor, ...], total: torch.dtype | None
+) -> None:
+    def f(labels: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        return of_fills(labels, one, dtype, *scales, total=total)
+
+    given = [LABELS, *scales]
+    gm = graph_of(f, given)
+    regions_in(gm)
+    (call,) = gm.graph.find_nodes(op="call_function", target=REGION)
+    assert "fd.ops.sum" not in str(call.args[0])
+    (mine,), right = listed(gm(*given)), f(*given)
+    assert mine.dtype == right.dtype
+    assert torch.equal(mine.isnan(), right.isnan())
+    assert torch.equal(mine.nan_to_num(), right.nan_to_num())
+    if right.is_floating_point():
+        assert torch.equal(mine.nan_to_num().signbit(), right.nan_to_num().signbit())
+
+
+def test_a_fraction_that_fills_integers_counts_as_they_do() -> None:
+    def f(labels: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return of_fills(labels, 2.5, torch.int64, scale)
+
+    gm = graph_of(f, [LABELS, BIG])
+    regions_in(gm)
+    assert torch.equal(listed(gm(LABELS, BIG))[0], f(LABELS, BIG))
+
+
+@pytest.mark.parametrize("labels", [LABELS + 0.5, LABELS.double(), LABELS > 0], ids=["half", "float64", "bool"])
+def test_labels_that_are_no_integers_are_compared(labels: torch.Tensor) -> None:
+    def f(labels: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return of_fills(labels, -1.0, torch.float32, scale)
+
+    gm = graph_of(f, [labels, numbers(5)])
+    regions_in(gm)
+    assert torch.equal(listed(gm(labels, numbers(5)))[0], f(labels, numbers(5)))
+
+
+def test_labels_of_a_narrow_type_and_a_longer_row() -> None:
+    def f(labels: torch.Tensor) -> torch.Tensor:
+        places = prims.iota.default(300, start=0, step=1, dtype=torch.int64, device="cpu", requires_grad=False)
+        return torch.where(labels[:, None] == places, aten.full.default([], 2.0), aten.full.default([], 0.0)).sum(1)
+
+    labels = torch.tensor([0, 100, 255], dtype=torch.uint8)
+    gm = graph_of(f, [labels])
+    regions_in(gm)
+    assert torch.equal(listed(gm(labels))[0], f(labels))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_fills_of_more_rows_than_labels_are_summed(symbolic: bool) -> None:
+    def f(labels: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        places = prims.iota.default(7, start=0, step=1, dtype=torch.int64, device="cpu", requires_grad=False)
+        rows = torch.where(labels == places, x.new_full((x.shape[0], 7), -1.0), x.new_full((x.shape[0], 7), 0.0))
+        return rows.sum(1), (x + rows).sum(1)
+
+    given = [torch.tensor([[3]]), numbers(6, 7)]
+    gm = graph_of(f, given, symbolic=symbolic)
+    regions_in(gm)
+    for mine, right in zip(listed(gm(*given)), f(*given), strict=True):
+        assert mine.shape == right.shape
+        torch.testing.assert_close(mine, right)

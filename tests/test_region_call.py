@@ -9,10 +9,14 @@ import torch
 from compile_graphs import assert_near
 from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from shardfuse import DataType, FusionDefinition
 from shardfuse.compile import region_lowering, report
+from shardfuse.compile.compile_errors import OutputShapeError, UntranslatableError
 from shardfuse.compile.region_call import RegionCall
 from shardfuse.compile.region_op import REGION
+from shardfuse.compile.translation import checked
 
 F = torch.nn.functional
 TEXT = """def nvfuser_fusion(fd : FusionDefinition) -> None :
@@ -82,6 +86,46 @@ def test_what_was_bound_for_some_sizes_runs_at_those_alone() -> None:
         right = REGION(TEXT, [x], [rows, 4, 8, rows, 1, 1])
         assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
     assert sorted(call.bound) == [(2,), (5,)]
+
+
+def test_the_first_call_of_some_sizes_compares_the_shapes_of_the_outputs() -> None:
+    x = torch.randn(3, 4, 8)
+    for shapes, sizes in (([(3, 4, 8), (3, 1, 1)], ()), ([(-2, 4, 8), (None, 1, 1)], (7, 3))):
+        call = RegionCall(TEXT, None, shapes)
+        for _ in range(2):
+            assert len(call.at(sizes, x) if sizes else call.run(x)) == 2
+    for shapes, sizes in (([(3, 4, 8), (3, 4, 1)], ()), ([(-1, 4, 8), (-1, 1, 1)], (6,)), ([(3, 4, 8), (3,)], ())):
+        call = RegionCall(TEXT, None, shapes)
+        for _ in range(2):
+            with pytest.raises(OutputShapeError, match="of a compiled region has the shape"):
+                call.at(sizes, x) if sizes else call.run(x)
+
+
+def test_generated_code_declares_the_shapes_of_the_outputs() -> None:
+    f = torch.compile(lambda x: x.softmax(-1), backend="shardfuse", options={"shardfuse.take": "all"}, dynamic=True)
+    found, (code,) = run_and_get_code(f, torch.randn(5, 16))
+    assert found.shape == (5, 16)
+    assert "[(-1, -2)]" in code or "[(-2, -1)]" in code, "by the names of the symbols"
+
+
+def test_an_axis_of_one_is_not_taken_for_a_symbol() -> None:
+    definition = FusionDefinition()
+    with definition:
+        one = definition.define_tensor(shape=[1, 4], dtype=DataType.Float)
+        symbol = definition.define_tensor(shape=[-1, 4], dtype=DataType.Float)
+        definition.add_output(definition.ops.add(one, symbol))
+
+    def graph(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    gm = make_fx(graph, tracing_mode="symbolic")(torch.randn(6, 4))
+    (rows,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    meta = rows.meta["val"]
+    with pytest.raises(UntranslatableError, match="the shape of"):
+        checked(rows, one, meta)
+    with pytest.raises(UntranslatableError, match="the shape of"):
+        checked(rows, symbol, torch.empty(1, 4))
+    assert checked(rows, symbol, meta) is symbol
 
 
 def test_a_call_is_a_range_of_torch_s_profiler() -> None:

@@ -42,6 +42,17 @@ class GroupSizeError(ShardfuseError):
         )
 
 
+class OutputShapeError(ShardfuseError):
+    """The program of a region gave an output another shape than the graph of torch.compile says.  Nothing read it."""
+
+    def __init__(self, place: int, found: Sequence[int], expected: Sequence[int | None], text: str) -> None:
+        super().__init__(
+            f"output {place} of a compiled region has the shape {list(found)}, and its graph says {list(expected)}: "
+            'compile with options={"shardfuse.take": "none"}, and report the program, which begins '
+            f"{text[:80]!r}"
+        )
+
+
 class ProgramTextError(ShardfuseError):
     """The text of a region in generated code is not one that a definition prints."""
 

@@ -106,11 +106,17 @@ def _no_collection() -> Generator[None]:
 
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
-    share_pads(graph)
+    shared = share_pads(graph, only_gpu=take == "auto")
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
     with _no_collection():
         weighed = _weighed(graph, take, stays)
+        stored = {n for w in weighed if w.taken for n in w.region.outputs}
+        unused = [s for s in shared if s.pad not in stored]
+        if unused:
+            for s in unused:
+                s.undo()
+            weighed = _weighed(graph, take, stays)
     regions = [w.region for w in weighed]
     kind = "backward" if any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder")) else "forward"
     behind = nearest_behind(graph, regions)

@@ -10,22 +10,31 @@ before::
 
 recorded as, with no walk over the row::
 
-    T4 = where(0 <= T0 < 50257, -1.0, 0); T5 = mul(T4, T1)          T0: %label, T1: %scale
+    T4 = where(0 <= T0 < 50257, -1.0, 0); T5 = mul(T4, T1); T6 = mul(0, T1); T7 = add(T5, T6)
+
+T0: %label, T1: %scale.  T6, the other elements, is NaN where the scale is not finite.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch.fx import Node
 
+from ..ir.dtype import DataType
+from ..ir.scalar import Number
 from ..ir.tensor_view import TensorView
-from .translation import Translation, argument, known, literal_number, tensor_of
+from .translation import Translation, argument, data_type, known, tensor_of
 
 aten: Any = torch.ops.aten
 prims: Any = torch.ops.prims
 
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_PLACES = (torch.int32, torch.int64)
+"""Of a row of any length."""
 _VIEWS = (aten.view.default, aten.reshape.default, aten.expand.default, aten.unsqueeze.default)
 
 
@@ -37,29 +46,53 @@ def one_of_each_row(t: Translation, node: Node) -> TensorView | None:
     if len(axes) != 1:
         return None
     at = axes[0] % len(shape)
-    factors: list[Node] = []
+    products: list[tuple[Node, torch.dtype]] = []
     while x.target is aten.mul.Tensor:
         sides = [a for a in x.args if isinstance(a, Node)]
         along = [a for a in sides if _is_along(a, at, len(shape))]
-        if len(sides) != 2 or len(along) != 1:
+        if len(sides) != 2 or len(along) != 1 or tensor_of(x).dtype == torch.bool:
             return None
-        factors += [a for a in sides if a not in along]
+        products += [(a, tensor_of(x).dtype) for a in sides if a not in along]
         (x,) = along
     if x.target is not aten.where.self or known(shape[at]) < 0:
         return None
     test, one, other = (cast(Node, a) for a in x.args)
-    index, value = _index(test, at, shape), _number(one)
-    if index is None or value is None or _number(other) != 0:
+    index, value = _index(test, at, shape), _number(one, tensor_of(x).dtype)
+    if index is None or value is None or _number(other, tensor_of(other).dtype) != 0:
         return None
-    place, scales = t.values.get(index), [t.values.get(f) for f in factors]
+    place, scales = t.values.get(index), [t.values.get(f) for f, _ in products]
     if not all(isinstance(v, TensorView) for v in (place, *scales)):
         return None
+    if not _reach([tensor_of(n) for n in (index, *(f for f, _ in products))], at, shape):
+        return None
+    dtype = data_type(tensor_of(x).dtype)
+    place = t.ops.cast(t.tensor(index), DataType.Int)  # a narrow type does not hold the length of the row
     inside = t.ops.logical_and(t.ops.ge(place, 0), t.ops.lt(place, known(shape[at])))
-    found = t.ops.where(inside, value, 0.0)
-    for scale in reversed(scales):
-        found = t.ops.mul(found, scale)
-    found = t.ops.add(found, 0.0)  # the other elements' sum: no zero of a row is below 0
+    rest = t.ops.full([], 0, dtype) if dtype is not DataType.Bool else t.ops.full([], False, dtype)
+    found = t.ops.where(inside, t.ops.full([], value, dtype), rest)
+    for factor, made in reversed(products):
+        found, rest = (t.ops.cast(t.ops.mul(v, t.tensor(factor)), data_type(made)) for v in (found, rest))
+    if found.dtype.is_floating:
+        # the sum of the other elements: NaN where a factor is not finite, and else a zero that is not below 0
+        found = t.ops.add(found, t.ops.add(rest, 0.0))
     return found if argument(node, 2, "keepdim", False) else t.ops.squeeze(found, [at])
+
+
+def _reach(tensors: Sequence[torch.Tensor], at: int, shape: torch.Size) -> bool:
+    """Are ``tensors``, broadcast together, as long as ``shape`` along each axis but ``at``?"""
+    for k, size in enumerate(shape):
+        places = [k - len(shape) + x.ndim for x in tensors]
+        own = [x.shape[place] for x, place in zip(tensors, places, strict=True) if place >= 0]
+        if k != at and not any(_is_same(n, size) for n in own):
+            return False
+    return True
+
+
+def _is_same(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """Without a guard: symbols that happen to be equal are not the same."""
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return cast(bool, a.node.expr == b.node.expr)
 
 
 def _is_along(n: Node, at: int, ndim: int) -> bool:
@@ -78,8 +111,9 @@ def _index(test: Node, at: int, shape: torch.Size) -> Node | None:
         if _is_iota(b, at, shape):
             while a.target is aten.expand.default and _is_along(a, at, len(shape)):
                 a = cast(Node, a.args[0])
-            same = len(tensor_of(a).shape) == len(shape)
-            return a if same and not _is_along(a, at, len(shape)) else None
+            own = tensor_of(a)
+            is_place = own.dtype in _INTEGERS and own.ndim == len(shape)
+            return a if is_place and not _is_along(a, at, len(shape)) else None
     return None
 
 
@@ -90,13 +124,25 @@ def _is_iota(n: Node, at: int, shape: torch.Size) -> bool:
         return False
     while n.target in _VIEWS:
         n = cast(Node, n.args[0])
-    if n.target is not prims.iota.default or (n.kwargs.get("start"), n.kwargs.get("step")) != (0, 1):
+    if n.target is not prims.iota.default or tensor_of(n).dtype not in _PLACES:
+        return False
+    if (n.kwargs.get("start"), n.kwargs.get("step")) != (0, 1):
         return False
     made, moving = ([known(k) for k in sizes if known(k) != 1] for sizes in (tensor_of(n).shape, own))
     return made == moving == [known(shape[at])]
 
 
-def _number(n: Node) -> float | None:
-    """Of which number is it full?"""
+def _number(n: Node, dtype: torch.dtype) -> Number | None:
+    """Of which number is it full?  None where it is none, or of another dtype than ``dtype``."""
     place = {aten.full.default: 1, aten.scalar_tensor.default: 0}.get(n.target)
-    return None if place is None else float(literal_number(n.args[place]).real)
+    given = None if place is None else n.args[place]
+    if not isinstance(given, bool | int | float) or tensor_of(n).dtype != dtype or dtype.is_complex:
+        return None
+    if dtype not in (torch.bool, *_INTEGERS):
+        return float(given) if dtype.itemsize > 2 else torch.tensor(given, dtype=dtype).item()
+    if not isinstance(given, int) and not math.isfinite(given):
+        return None
+    whole = int(given)
+    if dtype == torch.bool:
+        return bool(given)
+    return whole if torch.iinfo(dtype).min <= whole <= torch.iinfo(dtype).max else None

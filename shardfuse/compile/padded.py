@@ -15,13 +15,15 @@ after::
     %sum_1 = aten.sum(%pad, [0])
     %slice = aten.slice(%sum_1, 0, 0, 50257)
 
-``y`` itself then need not be stored.  A product reads its operands in any order of memory.
+``y`` itself then need not be stored.  A product reads its operands in any order of memory.  Where no region that stores
+the padded tensor is taken, the graph is left as it was: Inductor's own kernels make its two pads in one go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch.fx import Graph, Node
@@ -35,26 +37,78 @@ _SUM = torch.ops.aten.sum.dim_IntList
 _SLICE = torch.ops.aten.slice.Tensor
 
 
-def share_pads(graph: Graph) -> None:
+@dataclass(frozen=True)
+class SharedPad:
+    """The one pad of a tensor ``y``, and what was made of it: pairs of a transposed pad and the permutation behind it
+    that replaced it, pairs of the arguments of a sum and the slice that replaced it."""
+
+    y: Node
+    pad: Node
+    turned: list[tuple[Call, Call, Node]]
+    sums: list[tuple[Call, Node]]
+
+    def undo(self) -> None:
+        """Pad ``y`` twice again, and sum it as it is: for a graph in which another kernel writes ``y``."""
+        graph = self.pad.graph
+        for permute, pad, now in self.turned:
+            with graph.inserting_before(now):
+                again = pad.put(graph, permute.put(graph, self.y))
+            now.replace_all_uses_with(again, propagate_meta=False)
+            graph.erase_node(now)
+        for total, now in self.sums:
+            with graph.inserting_before(now):
+                again = total.put(graph, self.y)
+            now.replace_all_uses_with(again, propagate_meta=False)
+            whole = cast(Node, now.args[0])
+            graph.erase_node(now)
+            graph.erase_node(whole)
+        if not self.pad.users:
+            graph.erase_node(self.pad)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node that is gone, of one tensor: all but the tensor."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    meta: dict[str, Any]
+
+    @staticmethod
+    def of(node: Node) -> Call:
+        return Call(node.target, node.args[1:], dict(node.kwargs), dict(node.meta))
+
+    def put(self, graph: Graph, x: Node) -> Node:
+        found = graph.call_function(self.target, (x, *self.args), self.kwargs)
+        found.meta |= self.meta
+        return found
+
+
+def share_pads(graph: Graph, *, only_gpu: bool = False) -> list[SharedPad]:
+    """``only_gpu``: of tensors on a GPU alone, where regions elsewhere are never taken."""
+    found: list[SharedPad | None] = []
     for y in list(graph.nodes):
-        if y.op == "call_function" and isinstance(y.meta.get("val"), torch.Tensor):
-            _share(graph, y)
+        value = y.meta.get("val")
+        if y.op == "call_function" and isinstance(value, torch.Tensor) and not (only_gpu and not value.is_cuda):
+            found.append(_share(graph, y))
+    return [s for s in found if s is not None]
 
 
-def _share(graph: Graph, y: Node) -> None:
+def _share(graph: Graph, y: Node) -> SharedPad | None:
     """Of ``y``: pads behind its end that products read, as it is or transposed, as one."""
     shape = tensor_of(y).shape
     if any(known(n) < 0 for n in shape):
-        return
+        return None
     plain = [u for u in y.users if _is_pad_for_products(u)]
     turned = [(p, u) for p in y.users if p.target is _PERMUTE for u in p.users if _is_pad_for_products(u)]
     widths = {_after(u, None) for u in plain} | {_after(u, p) for p, u in turned}
     values = {argument(u, 2, "value", 0) for u in (*plain, *(u for _, u in turned))}
     if not turned or len(widths) != 1 or len(values) != 1:
-        return
+        return None
     (after,), value = widths, cast(float, next(iter(values)))
     if min(after) < 0:
-        return
+        return None
     whole = [n for k in reversed(range(len(shape))) for n in (0, after[k])]
     with graph.inserting_after(y):
         pad = graph.call_function(_PAD, (y, whole, value))
@@ -62,21 +116,26 @@ def _share(graph: Graph, y: Node) -> None:
     for u in plain:
         u.replace_all_uses_with(pad)
         graph.erase_node(u)
+    replaced: list[tuple[Call, Call, Node]] = []
     for p, u in turned:
         with graph.inserting_before(u):
             other = graph.call_function(_PERMUTE, (pad, p.args[1]))
         other.meta |= {**u.meta, "val": _PERMUTE(tensor_of(pad), p.args[1])}
+        replaced.append((Call.of(p), Call.of(u), other))
         u.replace_all_uses_with(other)
         graph.erase_node(u)
         if not p.users:
             graph.erase_node(p)
-    _sum_padded(graph, y, pad, after)
+    return SharedPad(y, pad, replaced, _sum_padded(graph, y, pad, after))
 
 
-def _sum_padded(graph: Graph, y: Node, pad: Node, after: Sequence[int]) -> None:
+def _sum_padded(graph: Graph, y: Node, pad: Node, after: Sequence[int]) -> list[tuple[Call, Node]]:
     """Sums along other axes are of what is stored, and cut to their length behind it."""
     padded = [k for k, n in enumerate(after) if n]
+    replaced: list[tuple[Call, Node]] = []
     for u in [u for u in y.users if u.target is _SUM]:
+        if not u.args[1:] or not u.args[1]:  # torch reads no axes as all of them
+            continue
         dims = [d % len(after) for d in cast(Sequence[int], u.args[1])]
         if len(padded) != 1 or padded[0] in dims:
             continue
@@ -87,8 +146,10 @@ def _sum_padded(graph: Graph, y: Node, pad: Node, after: Sequence[int]) -> None:
             cut = graph.call_function(_SLICE, (whole, at, 0, tensor_of(y).shape[k]))
         whole.meta |= {**u.meta, "val": _SUM(tensor_of(pad), *u.args[1:], **u.kwargs)}
         cut.meta |= {**u.meta, "val": _SLICE(tensor_of(whole), *cut.args[1:])}
+        replaced.append((Call.of(u), cut))
         u.replace_all_uses_with(cut)
         graph.erase_node(u)
+    return replaced
 
 
 def _is_pad_for_products(n: Node) -> bool:
@@ -96,9 +157,13 @@ def _is_pad_for_products(n: Node) -> bool:
 
 
 def _after(pad: Node, permute: Node | None) -> tuple[int, ...]:
-    """What is added behind each axis of the tensor that ``permute`` turns; -1s where something is added before one."""
-    widths = cast(Sequence[int], pad.args[1])
+    """What is added behind each axis of the tensor that ``permute`` turns; -1s where something is added before one,
+    or where a width is a symbol."""
+    widths = cast(Sequence[object], pad.args[1])
     ndim = tensor_of(pad).ndim
+    if not all(isinstance(n, int) for n in widths):
+        return (-1,) * ndim
+    widths = cast(Sequence[int], widths)
     before, behind = [0] * ndim, [0] * ndim
     for k in range(len(widths) // 2):
         before[ndim - 1 - k], behind[ndim - 1 - k] = widths[2 * k], widths[2 * k + 1]

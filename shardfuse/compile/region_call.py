@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportPrivateUsage=false, reportAttributeAccessIssue=false
 """A region as generated code of Inductor calls it: no dispatcher, no program text, nothing looked up by its tensors.
 
-    region_0f3a = shardfuse_region("def nvfuser_fusion(fd ...", {1: ((2, 8, 64), (512, 64, 1))})
+    region_0f3a = shardfuse_region("def nvfuser_fusion(fd ...", {1: ((2, 8, 64), (512, 64, 1))}, [(64, 8)])
     ...
     buf3 = region_0f3a.run(buf0, buf1, primals_2)          # all sizes are static
     buf3 = region_0f3a.at((s0, ), buf0, buf1, primals_2)   # sizes are those of the symbols
@@ -11,6 +11,8 @@ guarded, or laid out itself, is not checked again: shapes, strides, dtypes and d
 one of other sizes, goes the checked way, and what it bound runs from then on.
 
 Second argument: shape and strides of inputs that are passed as their base tensor, which begins at the same address.
+The list has the shapes of the outputs, -1 for the first symbol, -2 for the second: calls that go the checked way
+compare them.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from torch.autograd import profiler
 from ..executor.binding import Argument
 from ..executor.host_program import Program as HostProgram
 from ..executor.options import CompileOptions
+from .compile_errors import OutputShapeError
 from .kept_regions import KeptRegion
 from .ledger import note_cached_text
 from .region_op import program_of
@@ -41,30 +44,45 @@ class RegionCall:
     """``run(*inputs, *numbers)`` and ``at(sizes, *inputs, *numbers)`` give the outputs.
 
     ``text``: of the program.  ``views``: by the place of an input, the shape and strides of a view of which the call is
-    given the base.  ``sizes``: those of a call's symbols, from which its layouts follow, and those of which its shapes
+    given the base.  ``shapes``: those of the outputs; of a symbol -1 less its place, and None where another expression
+    gives the size.  ``sizes``: those of a call's symbols, from which its layouts follow, and those of which its shapes
     are made.  A number that is only computed with is none of them: what is bound holds for all of its values.
+
+    Raises ``OutputShapeError`` where the program gives an output another shape.
     """
 
-    __slots__ = ("_text", "_views", "bound", "run")
+    __slots__ = ("_shapes", "_text", "_views", "bound", "run")
 
-    def __init__(self, text: str, views: Mapping[int, Layout] | None = None) -> None:
-        self._text, self._views = text, dict(views or {})
+    def __init__(
+        self, text: str, views: Mapping[int, Layout] | None = None, shapes: Sequence[Sequence[int | None]] = ()
+    ) -> None:
+        self._text, self._views, self._shapes = text, dict(views or {}), shapes
         self.run: Run = self._first
         self.bound: dict[Hashable, Run] = {}
 
-    def at(self, sizes: Hashable, *arguments: Argument) -> Sequence[torch.Tensor]:
+    def at(self, sizes: tuple[int, ...], *arguments: Argument) -> Sequence[torch.Tensor]:
         run = self.bound.get(sizes)
         if run is not None:
             return run(*arguments)
         if len(self.bound) >= MOST:
             self.bound.clear()
         outputs, run = self._checked(arguments)
+        self._check_shapes(outputs, sizes)
         self.bound[sizes] = run
         return outputs
 
     def _first(self, *arguments: Argument) -> Sequence[torch.Tensor]:
-        outputs, self.run = self._checked(arguments)
+        outputs, run = self._checked(arguments)
+        self._check_shapes(outputs, ())
+        self.run = run
         return outputs
+
+    def _check_shapes(self, outputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> None:
+        """Inductor's kernels read the outputs by the sizes of the graph."""
+        for k, (out, shape) in enumerate(zip(outputs, self._shapes, strict=bool(self._shapes))):
+            declared = [sizes[-1 - n] if n is not None and n < 0 else n for n in shape]
+            if len(declared) != out.ndim or any(n not in (None, m) for n, m in zip(declared, out.shape, strict=True)):
+                raise OutputShapeError(k, list(out.shape), declared, self._text)
 
     def _checked(self, arguments: Sequence[Argument]) -> tuple[Sequence[torch.Tensor], Run]:
         """The outputs, and what gives those of later calls."""

@@ -69,7 +69,9 @@ def _write_call(node: RegionKernel, wrapper: Any) -> None:
     symbols = _symbols(sizes + [_expression(numbers[k - len(inputs)]) for k in program.shape_numbers])
     given, views = _references(inputs, are_static=not symbols)
     given += [wrapper.val_to_arg_str(n) for n in numbers]
-    name = _declared(wrapper, text, inputs, views)
+    rest = iter(integers)
+    shapes = [tuple(_declared_size(next(rest), symbols) for _ in range(rank)) for rank in program.ranks]
+    name = _declared(wrapper, text, inputs, views, shapes)
     node.codegen_comment(wrapper)
     call = f"at(({', '.join(map(str, symbols))}, ), " if symbols else "run("
     wrapper.writeline(f"{node.get_name()} = {name}.{call}{', '.join(given)})")
@@ -77,6 +79,14 @@ def _write_call(node: RegionKernel, wrapper: Any) -> None:
 
 def _expression(number: Any) -> Any:
     return number.node.expr if isinstance(number, torch.SymInt) else number
+
+
+def _declared_size(number: Any, symbols: Sequence[sympy.Symbol]) -> int | None:
+    """A size of an output as ``RegionCall`` takes it."""
+    found = _expression(number)
+    if isinstance(found, int | sympy.Integer):
+        return int(found)
+    return -1 - symbols.index(found) if found in symbols else None
 
 
 def _symbols(expressions: Iterable[Any]) -> list[sympy.Symbol]:
@@ -96,13 +106,15 @@ def _references(inputs: Sequence[Any], *, are_static: bool) -> tuple[list[str], 
     return found, views
 
 
-def _declared(wrapper: Any, text: str, inputs: Sequence[Any], views: dict[int, object]) -> str:
+def _declared(
+    wrapper: Any, text: str, inputs: Sequence[Any], views: dict[int, object], shapes: Sequence[tuple[int | None, ...]]
+) -> str:
     """The name of the object, of which the module has one for all places whose inputs are laid out alike."""
     layouts = [(x.get_dtype(), x.get_device(), tuple(x.get_size()), tuple(x.get_stride())) for x in inputs]
-    name = f"region_{hashlib.sha256(repr((text, layouts, views)).encode()).hexdigest()[:12]}"
+    name = f"region_{hashlib.sha256(repr((text, layouts, views, shapes)).encode()).hexdigest()[:12]}"
     lines = "".join(f"\n    {line!r}" for line in text.splitlines(keepends=True))
     wrapper.add_import_once(_IMPORT)
-    declared = f"{name} = shardfuse_region({lines},\n    {views!r})"
+    declared = f"{name} = shardfuse_region({lines},\n    {views!r}, {shapes!r})"
     if declared not in _declarations(wrapper):
         _declarations(wrapper).add(declared)
         wrapper.header.writelines(declared.split("\n"))

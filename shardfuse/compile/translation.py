@@ -149,7 +149,10 @@ def hinted(size: int | torch.SymInt) -> int:
 
 
 def checked(node: Node, value: Value, meta: object) -> Value:
-    """``value``, which has the dtype and the static sizes that the graph says."""
+    """``value``, which has the dtype and the static sizes that the graph says.
+
+    A symbol of a graph is never 1, so that an axis of 1 beside one has been left without its elements.
+    """
     if isinstance(value, tuple):
         return tuple(
             cast(TensorView, checked(node, v, m)) for v, m in zip(value, cast(tuple[object], meta), strict=True)
@@ -158,7 +161,9 @@ def checked(node: Node, value: Value, meta: object) -> Value:
     if value.dtype is not data_type(meta.dtype):
         raise UntranslatableError(f"the result of {node.target}", value.dtype, repr(data_type(meta.dtype)))
     sizes = [known(n) for n in meta.shape]
-    agree = len(sizes) == value.ndim and all(a == b or min(a, b) < 0 for a, b in zip(sizes, value.shape, strict=True))
+    agree = len(sizes) == value.ndim and all(
+        a == b or (min(a, b) < 0 and 1 not in (a, b)) for a, b in zip(sizes, value.shape, strict=True)
+    )
     if not agree:
         raise UntranslatableError(f"the shape of {node.target}", list(value.shape), str(sizes))
     return value
