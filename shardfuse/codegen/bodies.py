@@ -92,7 +92,7 @@ def write_packed(e: Packed) -> None:
         if phase:
             e.renew()
         e.out.paragraph()
-        _write_standing(e, [x.tensors[0] for x in reductions], chunks[0])
+        _write_invariant(e, [x.tensors[0] for x in reductions], chunks[0])
         _finish(e, ((expr, _combined(e, expr, chunks)) for expr in reductions))
     e.renew()
     e.out.paragraph()
@@ -106,13 +106,13 @@ def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
     8192 x 32768, held as float32 by one program, took 277 us with all weights loaded first, so 265.
     """
     outputs = e.plan.segment.outputs
-    standing = [t for t in outputs if not e.space.has_r(t)]
+    per_row = [t for t in outputs if not e.space.has_r(t)]
     for chunk in chunks[: len(e.tile.pieces)]:
-        e.load_needed(standing, chunk)
-        for tensor in standing:
+        e.load_needed(per_row, chunk)
+        for tensor in per_row:
             e.value(tensor, chunk)
-        _write_standing(e, outputs, chunk)
-        for tensor in standing:
+        _write_invariant(e, outputs, chunk)
+        for tensor in per_row:
             e.store(tensor, chunk)
     rows = [t for t in outputs if e.space.has_r(t)]
     for k, chunk in enumerate(chunks if rows else []):
@@ -226,14 +226,14 @@ def write_loops(e: Emitter) -> None:
         if reductions or stored:
             _write_loop(e, reductions, stored, chunks, backwards=walk % 2 == 1)
             walk += 1
-    standing = [t for t in outputs if not e.space.has_r(t)]
+    per_row = [t for t in outputs if not e.space.has_r(t)]
     for chunk in chunks:
-        e.load_needed(standing, chunk)
-        for tensor in standing:
+        e.load_needed(per_row, chunk)
+        for tensor in per_row:
             e.value(tensor, chunk)
     e.out.paragraph()
     for chunk in chunks:
-        for tensor in standing:
+        for tensor in per_row:
             e.store(tensor, chunk)
 
 
@@ -243,7 +243,7 @@ def _write_loop(
     """One walk.  Every other goes backwards, so that it begins with what was read last."""
     wanted = [*(x.tensors[0] for x in reductions), *stored]
     for chunk in chunks:
-        _write_standing(e, wanted, chunk)
+        _write_invariant(e, wanted, chunk)
     e.out.paragraph()
     is_parted = bool(e.plan.split or e.schedule.members)
     turns = chunks
@@ -287,8 +287,8 @@ def _write_aligned(e: Aligned, reductions: list[Expr], chunks: Sequence[Chunk]) 
     _finish(e, ((expr, _across_lanes(e, expr)) for expr in reductions))
 
 
-def _write_standing(e: Emitter, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
-    """What ``wanted`` rests on that is the same for all of r."""
+def _write_invariant(e: Emitter, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
+    """The loop-invariant values that ``wanted`` depends on: those without an index along r."""
     for tensor in e.needed(wanted, chunk):
         if not e.space.has_r(tensor):
             e.value(tensor, chunk)

@@ -98,7 +98,7 @@ class Late(Words):
         """The rows of a turn, whose first is x, where there are several."""
         return []
 
-    standing: Sequence[str] = ()
+    invariant: Sequence[str] = ()
     """The lines before the loop."""
     stored: Sequence[str] = ()
     """The lines behind it."""
@@ -246,7 +246,7 @@ def _names_of(lines: Sequence[str], parameters: Iterable[str]) -> list[str]:
 
 def pipelined_loop(e: Late, name: str, preamble: Sequence[str], parameters: Iterable[str]) -> list[str]:
     """The body of the kernel; ``begin`` goes to the helpers."""
-    known, last = _names_of([*preamble, *e.standing], parameters), ["words = ahead"]
+    known, last = _names_of([*preamble, *e.invariant], parameters), ["words = ahead"]
     first, turn = (_two_ahead if e.schedule.lag > 1 else _begin_lines)(e, name, known)
     last += ["ahead = beyond"] if e.schedule.lag > 1 else []
     start = f"(team{e.step})" if e.step else "team"
@@ -255,8 +255,8 @@ def pipelined_loop(e: Late, name: str, preamble: Sequence[str], parameters: Iter
     rows = f"team{e.step}, {e.row_count}, teams{e.step}"
     body = [*turn, *(line[4:] for line in (*e.turn_lines(), *e.head.lines, "", *e.out.lines)), *last]
     return [
-        *e.standing,
-        *([""] if e.standing else []),
+        *e.invariant,
+        *([""] if e.invariant else []),
         *(f"    {line}" for line in first),
         "",
         f"    for row in tl.range({rows}, num_stages={e.schedule.launch.stages}):",

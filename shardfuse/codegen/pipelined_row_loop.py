@@ -29,7 +29,7 @@ from .lagged_rows import Late, end_begin, taken, write_begin, write_collect
 from .running_statistics import combined
 from .source import Writer
 from .tile import Chunk, Piece, Strides
-from .walk import Walk, add_up, store_partial, sums_of, write_standing
+from .walk import Walk, add_up, store_partial, sums_of, write_invariant
 
 
 class LateWalk(Late, Walk):
@@ -74,14 +74,14 @@ def write_lagged_loop(e: LateWalk) -> None:
     chunks, columns = e.chunks(), e.columns()
     stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
     for chunk in chunks:
-        write_standing(e, [*stored, *(x.tensors[0] for x in (*columns, *e.reductions(0)))], chunk)
+        write_invariant(e, [*stored, *(x.tensors[0] for x in (*columns, *e.reductions(0)))], chunk)
     for expr in columns:
         for chunk in chunks:
             e.out.line(f"{sums_of(expr, chunk)} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
-    e.standing, standing = taken(e), dict(e.values)
+    e.invariant, invariant = taken(e), dict(e.values)
     write_begin(e, [chunk for row in e.rows for chunk in e.of(row)])
     end_begin(e, _parts(e))
-    e.values = standing
+    e.values = invariant
     _read_numbers(e)
     whole = iter(write_collect(e))
     for row in e.rows:

@@ -83,7 +83,7 @@ def write_walk(e: Walk) -> None:
     wanted = [*stored, *(x.tensors[0] for x in summed)]
     if e.schedule.keeps:
         for chunk in chunks:
-            write_standing(e, wanted, chunk)
+            write_invariant(e, wanted, chunk)
     e.out.paragraph()
     for expr in columns:
         for chunk in chunks:
@@ -97,11 +97,11 @@ def write_walk(e: Walk) -> None:
             store_partial(e, expr, chunk, sums_of(expr, chunk))
 
 
-def write_standing(e: Walk, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
+def write_invariant(e: Walk, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
     """Values that are the same for all rows of the walk."""
-    standing = [t for t in e.needed(wanted, chunk) if not e.space.is_walked(t)]
-    e.load_needed(standing, chunk)
-    for tensor in standing:
+    invariant = [t for t in e.needed(wanted, chunk) if not e.space.is_walked(t)]
+    e.load_needed(invariant, chunk)
+    for tensor in invariant:
         e.value(tensor, chunk)
 
 

@@ -1,4 +1,4 @@
-"""What all ops have: how a printed program shows them, and which scalars of a definition they are told."""
+"""What all ops have: how a printed program shows them, and which scalars of a definition are among their parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BaseOp:
         return [(k, told[k]) for k, default in _told_of(type(self)) if default is MISSING or told[k] != default]
 
     def scalars(self) -> list[Scalar]:
-        """The scalars of a definition among what it is told."""
+        """The scalars of a definition among its parameters."""
         return [s for k, _ in _told_of(type(self)) for s in _scalars_in(self.__dict__[k])]
 
     def with_numbers(self, value_of: Callable[[Scalar], Number]) -> Self:

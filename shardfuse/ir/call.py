@@ -1,4 +1,4 @@
-"""Ops that are one call of torch each, as far as they are told more than their inputs."""
+"""Ops that are one call of torch each, as far as they have parameters beside their inputs."""
 
 from __future__ import annotations
 

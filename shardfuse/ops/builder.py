@@ -21,7 +21,7 @@ from .torch_calls import TORCH_CALLS
 
 Operand = TensorView | Scalar | Number
 Unary = Cast | Set | Broadcast | Expand | Squeeze | Permute | Reshape | Reduce
-"""Ops of one tensor that are told all else."""
+"""Ops of one tensor, whose parameters say all else."""
 
 INTEGERS_ONLY = (
     *("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "gcd"),

@@ -21,7 +21,7 @@ C = TypeVar("C", bound=Call)
 
 
 DRAWN = ("rng_seed", "rng_offset")
-"""Roles of numbers that no caller gave: what a call that draws is told to draw from."""
+"""Roles of numbers that no caller gives: the seed and the offset from which a random call draws."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TorchCall:
     ``evaluate_drawing(values, call, rows)``: as ``evaluate``, of a call that draws numbers by rows of the input whose
     role is ``query``.
     ``indexed(call)``: of a call that reads or writes at indices, what those are.
-    ``evaluate_into(values, call, out)``: as ``evaluate``, of a call that can write where it is told.
+    ``evaluate_into(values, call, out)``: as ``evaluate``, of a call that can write into ``out``.
     """
 
     signature: Callable[[Shapes, Call], Signature]

@@ -19,7 +19,7 @@ def roles_of(call: Call) -> tuple[str, ...]:
 def _dtype_of(call: Call) -> torch.dtype:
     """The result's dtype."""
     dtype = told(call, WithRoles).dtype
-    assert dtype is not None, f"{call.name} is told its dtype"
+    assert dtype is not None, f"{call.name} has its dtype as a parameter"
     return dtype.torch
 
 

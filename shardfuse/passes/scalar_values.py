@@ -38,7 +38,7 @@ class HostScalars:
         self.left.append(HostExpr(op, tuple(operands), fresh))
 
     def number(self, scalar: Scalar) -> Number:
-        """The number in place of ``scalar`` in what an op is told."""
+        """The number in place of ``scalar`` among the parameters of an op."""
         known = self.value(scalar)
         assert known.value is not None, f"{scalar} is not known when shapes are worked out"
         return int(known.value.real) if known.dtype.is_integral and known.dtype is not DataType.Bool else known.value
