@@ -19,7 +19,7 @@ from ..mesh import DeviceMesh
 from ..mesh.groups import ranks_of_group, world_key
 from .ledger import note_cached_text
 from .rank_axis import MeshDefinition, on_mesh
-from .region_op import Program, fake_region, program_of, region_library
+from .region_op import Program, define_op, fake_region, program_of
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,7 @@ def fake_rank_region(
     return fake_region(program, inputs, sizes)
 
 
-region_library.define(
-    "rank_region_v1(str program, Tensor[] inputs, SymInt[] sizes, str group) -> Tensor[]",
-    tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
-)
-region_library.impl("rank_region_v1", run_rank_region, "CompositeExplicitAutograd")
-torch.library.register_fake("shardfuse::rank_region_v1", fake_rank_region, lib=region_library)
+_PARAMETERS = "str program, Tensor[] inputs, SymInt[] sizes, str group"
+define_op("rank_region_v1", _PARAMETERS, run_rank_region, fake_rank_region)
 
 RANK_REGION = torch.ops.shardfuse.rank_region_v1.default

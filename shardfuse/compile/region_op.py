@@ -10,7 +10,7 @@ after another, then the scalar inputs of the definition.  Outputs are new tensor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
 
@@ -89,12 +89,17 @@ def fake_region(program: str, inputs: list[torch.Tensor], sizes: list[int | torc
     return found.empty_outputs(sizes[: found.size_count], device)
 
 
-region_library = torch.library.Library("shardfuse", "FRAGMENT")
-region_library.define(
-    "region_v1(str program, Tensor[] inputs, SymInt[] sizes) -> Tensor[]",
-    tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
-)
-region_library.impl("region_v1", run_region, "CompositeExplicitAutograd")
-torch.library.register_fake("shardfuse::region_v1", fake_region, lib=region_library)
+_library = torch.library.Library("shardfuse", "FRAGMENT")
+
+
+def define_op(name: str, parameters: str, run: Callable[..., object], fake: Callable[..., object]) -> None:
+    """Add the op ``shardfuse::name``, which gives a list of new tensors; its inputs keep the strides that they have."""
+    tags = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
+    _library.define(f"{name}({parameters}) -> Tensor[]", tags=tags)
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"shardfuse::{name}", fake, lib=_library)
+
+
+define_op("region_v1", "str program, Tensor[] inputs, SymInt[] sizes", run_region, fake_region)
 
 REGION = torch.ops.shardfuse.region_v1.default

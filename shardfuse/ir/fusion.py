@@ -20,7 +20,7 @@ V = TypeVar("V", TensorView, Scalar)
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One op of a definition, of tensors or of host scalars.  The parameters of ``op`` may be scalars of the fusion too."""
+    """One op of a definition, of tensors or of host scalars.  Parameters of ``op`` may be scalars of the fusion."""
 
     op: RecordOp
     inputs: tuple[Val, ...]

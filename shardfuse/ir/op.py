@@ -1,8 +1,8 @@
 """Ops: what an Expr, or a record of a definition, does to its inputs.  One frozen class for each way to do it.
 
 A class holds its op's parameters, which are no tensors, and refuses what cannot be.  In a definition, sizes and indices
-may be scalars of the fusion; ``bind`` puts numbers in their place.  A printed program shows an op as its name, its inputs,
-and those of its fields that have no default or differ from it.
+may be scalars of the fusion; ``bind`` puts numbers in their place.  A printed program shows an op as its name, its
+inputs, and those of its fields that have no default or differ from it.
 """
 
 from __future__ import annotations
