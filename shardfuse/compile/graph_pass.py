@@ -22,6 +22,7 @@ from ..frontend.definition import FusionDefinition
 from ..frontend.explain import Explanation, explain_plan
 from ..in_kernel import EXCHANGE
 from .aten_collectives import collective_text
+from .channels_last import keep_channels_last
 from .compile_errors import CompileOptionError
 from .cost import Cost, cost_of, why_never
 from .kept_regions import sources_hash
@@ -106,6 +107,7 @@ def _no_collection() -> Generator[None]:
 
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
+    keep_channels_last(graph)
     shared = share_pads(graph, only_gpu=take == "auto")
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
