@@ -146,7 +146,8 @@ def _is_moved(n: Node, values: Mapping[Node, Any]) -> bool:
 
 def _seen(output: Node) -> list[Node]:
     """What the caller gets of a graph, whose order it may ask for; not what the backward alone reads."""
-    found = cast("Sequence[Any]", output.args[0])
+    given: Any = output.args[0]
+    found: Sequence[Any] = given if isinstance(given, tuple | list) else [given]
     places = output.meta.get("user_visible_output_idxs", range(len(found)))
     return [found[k] for k in places if isinstance(found[k], Node)]
 
