@@ -28,6 +28,7 @@ from .cost import Cost, cost_of, why_never
 from .kept_regions import sources_hash
 from .ledger import RegionReport, note
 from .padded import share_pads
+from .pool_op import take_pools
 from .published import publish
 from .rank_region_op import rank_program_of
 from .rank_regions import facts_here, starts_in, why_never_inside, why_not_alike
@@ -108,6 +109,7 @@ def _no_collection() -> Generator[None]:
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
     keep_channels_last(graph)
+    take_pools(graph)
     shared = share_pads(graph, only_gpu=take == "auto")
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
