@@ -45,6 +45,9 @@ def call_differently(difference: str, *, is_guilty: bool) -> None:
     if difference == "step_next":
         step_alone(is_guilty=is_guilty)
         return
+    if difference == "refused_draw":
+        draw_after_a_refusal(is_guilty=is_guilty)
+        return
     if difference in ("reduce_scatter_next", "op_next"):
         reduce_differently(difference, is_guilty=is_guilty)
         return
@@ -138,6 +141,38 @@ def step_alone(*, is_guilty: bool) -> None:
         optimiser.step()
     fd.execute([rows])
     time.sleep(LATE)  # gloo adds up numbers that do not belong together, or raises
+
+
+def draw_after_a_refusal(*, is_guilty: bool) -> None:
+    """A dropout, whose ranks exchange nothing but its seed; then one that refuses what the guilty rank passes.
+
+    That rank catches the error and goes on to a sum, which sends as many bytes as a seed and its offset.
+    """
+    import torch
+    from torch.distributed.tensor import Replicate
+
+    from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+    from shardfuse.errors import ModuleInputError
+    from shardfuse.nn import DropoutAddNorm
+
+    mesh = DeviceMesh(range(2))
+    module = DropoutAddNorm(8, mesh=mesh, input=Replicate(), residual=Replicate(), output=Replicate())
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([2, 2], dtype=DataType.Double)
+        fd.add_output(fd.ops.sum(x, [0]))
+        x.set_device_mesh(mesh)
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+    rows, row = torch.ones(4, 8), torch.zeros(1, 2, dtype=torch.float64)
+    module(rows, rows)
+    fd.execute([row])
+    print(f"fault {time.time()}", flush=True)
+    try:
+        module(rows[:, :4] if is_guilty else rows, rows)
+    except ModuleInputError:
+        print("raised ModuleInputError", flush=True)
+    fd.execute([row])
+    time.sleep(LATE)  # gloo takes the one's numbers for the other's, or raises
 
 
 def reduce_differently(difference: str, *, is_guilty: bool) -> None:

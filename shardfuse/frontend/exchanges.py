@@ -128,6 +128,11 @@ def _compiles(build: Callable[[], object]) -> bool:
     return True
 
 
-def promises(plan: Plan) -> list[str]:
+def sent_in(plan: Plan, options: CompileOptions) -> list[str]:
+    """What the ranks of several send one another in a run of ``plan``, in order, a line each."""
+    return [*["sends: digests of all inputs"] * options.check_replicas, *sent(plan)]
+
+
+def promises(plan: Plan, options: CompileOptions) -> list[str]:
     """What has to be the same on all ranks: what they send one another, and where to."""
-    return [*sent(plan), *offsets(exchanging(plan))]
+    return [*sent_in(plan, options), *offsets(exchanging(plan))]

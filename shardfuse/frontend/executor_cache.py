@@ -13,7 +13,7 @@ from threading import RLock
 import torch
 
 from ..allocation.global_sizes import Unknown, global_sizes
-from ..compiler import Plan, compile_fusion, sent, with_schedules
+from ..compiler import Plan, compile_fusion, with_schedules
 from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
@@ -51,7 +51,7 @@ from ..schedulers.schedule import Schedule
 from ..schedulers.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
 from .bound_call import BoundCall, Made, Sizes
-from .exchanges import agree_on_memory, plan_on, promises, with_exchanges_here
+from .exchanges import agree_on_memory, plan_on, promises, sent_in, with_exchanges_here
 from .forks import forgotten_in_forks
 from .promise_arguments import check_promises_kept
 from .repeat import Repeat
@@ -303,7 +303,7 @@ class FusionExecutorCache:
             agree_on_memory(call, self.options, make, build, self._lines_named)
             with taken_back_on_failure(), agreed(call.ranks, call.text) as promised, self._lines_named:
                 made = self._build(call)
-                promised += promises(made.plan)
+                promised += promises(made.plan, self.options)
             self.programs.put(call.key, made)
             is_tuned = self._tuned.get(self._plan_key(call.sizes, call.numbers)) is not None
             if self.options.autotunes(call.bound.device) and not is_tuned:
@@ -327,7 +327,7 @@ class FusionExecutorCache:
         text = f"{call.text}\ntuned: {chosen}"
         with taken_back_on_failure(), agreed(call.ranks, text, call.text) as promised:
             made = self._build(call)
-            promised += promises(made.plan)
+            promised += promises(made.plan, self.options)
         self.programs.put(call.key, made)
         self._last = made
         return tuned
@@ -392,7 +392,8 @@ class FusionExecutorCache:
         if self.options.check_replicas and len(call.ranks) > 1 and call.rank in call.ranks:
             check = ReplicaCheck(builder.fusion, call.ranks, call.bound.device)
             program = replace(program, run=check.around(program.run))
-        ledger = ledger_of(call.ranks) if sent(plan) else None
+        ledger = ledger_of(call.ranks)
         if ledger is not None:
-            program = replace(program, note=ledger.note, call=Call.of(call.text))
+            note = ledger.note if sent_in(plan, self.options) else None
+            program = replace(program, note=note, call=Call.of(call.text))
         return Made(program, plan)
