@@ -45,6 +45,9 @@ def call_differently(difference: str, *, is_guilty: bool) -> None:
     if difference == "step_next":
         step_alone(is_guilty=is_guilty)
         return
+    if difference == "longer_cached":
+        gather_differently(is_guilty=is_guilty)
+        return
     if difference == "refused_draw":
         draw_after_a_refusal(is_guilty=is_guilty)
         return
@@ -115,7 +118,7 @@ def call_after_a_quiet_program(difference: str, *, is_guilty: bool) -> None:
 def step_alone(*, is_guilty: bool) -> None:
     """A step of the optimiser, whose norm is summed over the ranks; then one that the guilty rank leaves out.
 
-    What it calls in its place sends as many bytes: gloo ends a process that gets others than it asked for.
+    What it calls in its place sends as many bytes, so that no process ends before calls are compared.
     """
     import torch
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -141,6 +144,28 @@ def step_alone(*, is_guilty: bool) -> None:
         optimiser.step()
     fd.execute([rows])
     time.sleep(LATE)  # gloo adds up numbers that do not belong together, or raises
+
+
+def gather_differently(*, is_guilty: bool) -> None:
+    """Rows that are gathered: gloo ends a process that gets more of them than it waits for."""
+    import torch
+
+    from shardfuse import DeviceMesh, FusionDefinition, ParallelType
+
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 4])
+        y = fd.ops.exp(x)
+        fd.add_output(y)
+        x.set_device_mesh(DeviceMesh(range(2)))
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+        y.set_device_mesh(DeviceMesh(range(2)))
+    eight, seven = torch.zeros(8, 4), torch.zeros(7, 4)
+    for rows in (seven, eight, eight):
+        fd.execute([rows])
+    print(f"fault {time.time()}", flush=True)
+    fd.execute([seven if is_guilty else eight])
+    time.sleep(LATE)  # gloo takes fewer rows than it waits for
 
 
 def draw_after_a_refusal(*, is_guilty: bool) -> None:
