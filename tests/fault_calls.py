@@ -36,24 +36,26 @@ def program(op: str, ranks: int = 2, *, is_summed: bool = True) -> FusionDefinit
 
 
 def call_differently(difference: str, *, is_guilty: bool) -> None:
+    """Calls alike, then one that is not."""
+    match difference:
+        case "quiet" | "quiet_of_three" | "slow":
+            call_after_a_quiet_program(difference, is_guilty=is_guilty)
+        case "step_next":
+            step_alone(is_guilty=is_guilty)
+        case "longer_cached":
+            gather_differently(is_guilty=is_guilty)
+        case "refused_draw":
+            draw_after_a_refusal(is_guilty=is_guilty)
+        case "reduce_scatter_next" | "op_next":
+            reduce_differently(difference, is_guilty=is_guilty)
+        case _:
+            call_other_rows(difference, is_guilty=is_guilty)
+
+
+def call_other_rows(difference: str, *, is_guilty: bool) -> None:
     """Three calls alike, then one that is not: the guilty rank has 7 rows for 8, makes no call, or another."""
     import torch
 
-    if difference in ("quiet", "quiet_of_three", "slow"):
-        call_after_a_quiet_program(difference, is_guilty=is_guilty)
-        return
-    if difference == "step_next":
-        step_alone(is_guilty=is_guilty)
-        return
-    if difference == "longer_cached":
-        gather_differently(is_guilty=is_guilty)
-        return
-    if difference == "refused_draw":
-        draw_after_a_refusal(is_guilty=is_guilty)
-        return
-    if difference in ("reduce_scatter_next", "op_next"):
-        reduce_differently(difference, is_guilty=is_guilty)
-        return
     fd, other = program("exp"), program("relu")
     eight, seven = torch.zeros(8, 4), torch.zeros(7, 4)
     for rows in (seven, eight, eight) if difference == "both_cached" else (eight, eight, eight):

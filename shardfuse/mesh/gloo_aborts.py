@@ -1,6 +1,6 @@
 """Time to say why before gloo ends the process, where ranks do not call the same programs.
 
-A message that is not as long as what the receiver waits for has gloo throw, in a thread of its own where nothing catches
+A message that is longer than what the receiver waits for has gloo throw, in a thread of its own where nothing catches
 it: the process aborts within milliseconds, and the calls that differ are compared twice a second.  So the thread that
 threw waits for a while before it aborts.  The watchdog finds the difference meanwhile, and ends all ranks with it.
 """

@@ -38,8 +38,8 @@ from shardfuse.errors import PeerLostError
 from shardfuse.mesh.board import INTERVAL, Board, Record, State
 from shardfuse.mesh.calls import Ledgers
 from shardfuse.mesh.collective_waits import CollectiveWait, ReportedWait
-from shardfuse.mesh.gpu_waits import StreamProbe, waited_on_gpu
 from shardfuse.mesh.gloo_aborts import HeldAbort
+from shardfuse.mesh.gpu_waits import StreamProbe, waited_on_gpu
 from shardfuse.mesh.groups import EXCHANGES, group_sequences
 from shardfuse.mesh.rendezvous import ProcessIdentity, Store
 from shardfuse.mesh.silence import Silence
