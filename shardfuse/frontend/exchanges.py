@@ -12,6 +12,7 @@ import torch
 from ..compiler import Plan, sent
 from ..errors import KernelCompileError
 from ..executor.agreement import agreed, failures_told
+from ..executor.launch import index_of
 from ..executor.options import CompileOptions
 from ..executor.symmetric_slots import (
     decide,
@@ -27,6 +28,8 @@ from ..executor.symmetric_slots import (
     why_refused,
 )
 from ..in_kernel import exchanging, with_exchanges
+from ..mesh.groups import default_group, stages_through_host, world_size
+from ..mesh.own_device import own_gpu
 from ..schedulers.rank_exchange import LEFT_FREE
 from .bound_call import BoundCall
 
@@ -103,6 +106,7 @@ def agree_on_memory(
         return
     with agreed(ranks, f"{text}\nmemory that ranks share", text) as told, within:
         kernels = [kernel for _, kernel in exchanging(plan())]
+        told += ["kernels exchange"] * bool(kernels)  # what is called next is noted, and may be told while this waits
         if kernels and not _has_kernels(call.bound.device, options):
             told.number = _NOWHERE
         else:
@@ -126,6 +130,24 @@ def _compiles(build: Callable[[], object]) -> bool:
         warnings.warn(f"{error}\nthe ranks of the program exchange by collectives instead", stacklevel=2)
         return False
     return True
+
+
+def told_elsewhere(call: BoundCall, options: CompileOptions, plan: Callable[[], Plan]) -> BoundCall:
+    """``call`` with the GPU in its text, where ranks communicate in it and that is not the one of this rank.
+
+    Communicators and shared memory belong to one GPU of each rank.  A rank that alone takes a program that was agreed
+    on to another GPU would wait there for ranks that do not come; a program of another text is compared again.
+    """
+    device = call.bound.device
+    if device.type != "cuda" or call.rank not in call.ranks or len(call.ranks) < 2 or world_size() < 2:
+        return call
+    own = torch.device("cuda", own_gpu(device))
+    is_bound_to_it = is_in_reach(own) or not stages_through_host(default_group(), own)
+    if own.index == index_of(device) or not is_bound_to_it:
+        return call
+    with failures_told(call.ranks):
+        is_quiet = not sent_in(plan(), options)
+    return call if is_quiet else replace(call, text=f"{call.text}\ntensors are on another GPU than this rank's own")
 
 
 def sent_in(plan: Plan, options: CompileOptions) -> list[str]:

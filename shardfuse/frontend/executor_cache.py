@@ -51,7 +51,7 @@ from ..schedulers.schedule import Schedule
 from ..schedulers.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
 from .bound_call import BoundCall, Made, Sizes
-from .exchanges import agree_on_memory, plan_on, promises, sent_in, with_exchanges_here
+from .exchanges import agree_on_memory, plan_on, promises, sent_in, told_elsewhere, with_exchanges_here
 from .forks import forgotten_in_forks
 from .promise_arguments import check_promises_kept
 from .repeat import Repeat
@@ -294,7 +294,8 @@ class FusionExecutorCache:
             sizes[u.tv][u.axis] = self._exchange(u, rank, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
         numbers = self._numbers(arguments)
-        return BoundCall(key, bound, sizes, numbers, rank, ranks, self._description(sizes, bound.device, numbers))
+        call = BoundCall(key, bound, sizes, numbers, rank, ranks, self._description(sizes, bound.device, numbers))
+        return told_elsewhere(call, self.options, partial(self.plan, sizes, numbers))
 
     def _bind(self, call: BoundCall) -> Made:
         made = self.programs.get(call.key)
