@@ -1,6 +1,6 @@
 """Which programs exchange statistics inside of a kernel, why the others do not, and which memory a program has.
 
-Numbers are compared in ``tests/interpreter/test_exchange_kernels.py``, on GPUs in ``tests/gpu`` and ``tests/multirank``.
+Numbers: ``tests/interpreter/test_exchange_kernels.py``, and on GPUs ``tests/gpu`` and ``tests/multirank``.
 """
 
 from __future__ import annotations
