@@ -561,6 +561,17 @@ def test_the_end_of_a_world_closes_what_it_can(
     assert symmetric.arena() == ""
 
 
+def test_gpus_of_several_kinds_have_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their ranks would plan, and take regions of compiled graphs, each in a way of its own."""
+    kinds = [f"NVIDIA {name} of 132 multiprocessors" for name in ("H100", "H200")]
+    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", kinds[index]))
+    gpus, why = [torch.device("cuda", k) for k in range(2)], f"rank 1 has {kinds[1]}, rank 0 has {kinds[0]}"
+    assert opened(("auto", "auto"), gpus, monkeypatch) == [why] * 2
+    for found in opened(("symmetric", "symmetric"), gpus, monkeypatch):
+        assert why in found
+
+
 def test_auto_has_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that exchange have to be asked for; ``explain()`` says by what."""
     gpus = [torch.device("cuda", k) for k in range(2)]
