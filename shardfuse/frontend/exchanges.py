@@ -155,6 +155,6 @@ def sent_in(plan: Plan, options: CompileOptions) -> list[str]:
     return [*["sends: digests of all inputs"] * options.check_replicas, *sent(plan)]
 
 
-def promises(plan: Plan, options: CompileOptions) -> list[str]:
-    """What has to be the same on all ranks: what they send one another, and where to."""
-    return [*sent_in(plan, options), *offsets(exchanging(plan))]
+def promises(plan: Plan) -> list[str]:
+    """What followed from a text, and has to be the same on all ranks: what they send one another, and where to."""
+    return [*sent(plan), *offsets(exchanging(plan))]
