@@ -175,7 +175,8 @@ class _Segmenter:
             self.indices[expr.output] = None
             return True
         if isinstance(expr.op, Cast):
-            return expr.output.dtype.itemsize >= expr.tensors[0].dtype.itemsize
+            is_wider = expr.output.dtype.itemsize >= expr.tensors[0].dtype.itemsize
+            return is_wider and refusal_of(expr) is None  # a kernel has no complex numbers
         return isinstance(expr.op, View | Window)
 
     def is_of_indices(self, expr: Expr) -> bool:
