@@ -105,8 +105,9 @@ def agree_on_memory(
     if why_no_exchange(ranks, options) is not None or is_decided(text):
         return
     with agreed(ranks, f"{text}\nmemory that ranks share", text) as told, within:
-        kernels = [kernel for _, kernel in exchanging(plan())]
-        told += ["kernels exchange"] * bool(kernels)  # what is called next is noted, and may be told while this waits
+        planned = plan()
+        kernels = [kernel for _, kernel in exchanging(planned)]
+        told += sent(planned)  # a rank that waits here is known to call a program in which ranks communicate
         if kernels and not _has_kernels(call.bound.device, options):
             told.number = _NOWHERE
         else:
