@@ -178,7 +178,7 @@ def batch_norm(
     promises = said("batch_norm", invariant, accumulate)
     result, *statistics = batch_normed(input, {"weight": weight, "bias": bias}, kept, eps, not training, promises)
     with torch.no_grad():
-        for running, batch in zip(kept, statistics, strict=False):
+        for running, batch in zip(kept if input.numel() else (), statistics, strict=False):
             running.lerp_(batch.to(running.dtype), momentum)
     return result
 
