@@ -181,6 +181,23 @@ def test_what_is_put_back_has_the_tensors_that_the_replacement_has_by_then() -> 
     assert not done.undo()[0].weight.is_meta
 
 
+def test_what_is_replaced_does_not_follow_from_the_defaults_of_the_caller() -> None:
+    def found() -> list[type[nn.Module]]:
+        return [type(r.replacement) for r in convert(nn.Sequential(LlamaRMSNorm(4), MLP(nn.SiLU()))).replaced]
+
+    usual = found()
+    assert len(usual) == 2
+    with torch.device("meta"):
+        assert found() == usual
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert found() == usual
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert found() == usual
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_second_conversion_finds_nothing() -> None:
     model = nn.Sequential(nn.LayerNorm(4), MLP(nn.SiLU()))
     convert(model)
