@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import torch
 from optim_cases import (
-    BF16, CASES, F32, F64, Case, check_moments_without_memory, compare, gradients, parameters,
+    BF16,
+    CASES,
+    F32,
+    F64,
+    Case,
+    check_moments_without_memory,
+    compare,
+    gradients,
+    parameters,
 )  # fmt: skip
 from torch.distributed.tensor import Shard
 from torch.nn import Parameter

@@ -8,7 +8,15 @@ import pytest
 import torch
 from interpreted import poisoned
 from optim_cases import (
-    BF16, CASES, F16, F32, Case, check_moments_without_memory, compare, gradients, parameters,
+    BF16,
+    CASES,
+    F16,
+    F32,
+    Case,
+    check_moments_without_memory,
+    compare,
+    gradients,
+    parameters,
 )  # fmt: skip
 from torch.nn import Parameter
 
