@@ -38,6 +38,13 @@ def test_tensors_without_elements() -> None:
         assert functional.layer_norm(x, normalized).shape == theirs.layer_norm(x, normalized).shape == x.shape
 
 
+def test_compiled_group_norm_of_empty_tensors() -> None:
+    compiled = torch.compile(functional.group_norm, backend="eager", fullgraph=True)
+    for shape in ((0, 4, 5), (2, 4, 0)):
+        assert compiled(torch.empty(shape), 2).shape == shape
+        assert functional.group_norm(torch.empty(shape, device="meta"), 2).shape == shape
+
+
 def test_batch_norm_moves_and_reads_running_statistics() -> None:
     x = torch.randn(4, 3, 5)
     for training in (True, False):
