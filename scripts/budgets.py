@@ -40,7 +40,7 @@ NUMBERS = 60
 property of one, stands in its record (``shardfuse/device``); what follows from others is worked out."""
 ENVIRONMENT_READER = "config"
 PLANNERS = (
-    *("ir", "ops", "analysis", "allocation", "passes", "schedulers"),
+    *("ir", "ops", "analysis", "allocation", "passes", "schedulers", "kernel_functions"),
     *("segmenter", "codegen", "compiler"),
 )
 NO_LOOKUP_BY_NAME = ("ir", "ops", "analysis", "passes", "schedulers", "codegen")

@@ -144,7 +144,7 @@ def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
             give(e, expr, texts)
         else:
             acc = accumulator(expr)
-            e.require(acc)
+            e.use(acc.helper)
             e.give(expr.output, acc, texts[0])
 
 
@@ -170,7 +170,7 @@ def _named(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> list[tu
     for expr, texts in parts:
         for out, acc, text in zip(expr.outputs, accumulators(expr), texts, strict=True):
             name = f"{out}_part"
-            e.require(acc)
+            e.use(acc.helper)
             if text != name:
                 e.out.line(f"{name} = {text}")
             words.append((acc.dtype, name))
@@ -341,7 +341,7 @@ def _take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str) -> None:
         write_take_in(e, expr, chunk, start)
         return
     acc = accumulator(expr)
-    e.require(acc)
+    e.use(acc.helper)
     accumulate(
         e, acc, f"{expr.output}_acc{chunk.piece.suffix}", e.combine(expr, e.value(expr.tensors[0], chunk), chunk)
     )

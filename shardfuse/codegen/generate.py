@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd
 
 from ..ir.expr import BoundTensor
-from ..ir.layout import Layout
 from ..ir.scalar import Scalar
 from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan
@@ -27,17 +25,12 @@ from .sending_rows import SendingRows, rows_head_lines
 from .sides import Sided, rows_index, turned_index, write_flat
 from .source import KernelSource, Parts, body_text, in_branches, signature
 from .stages import one_launch
-from .tile import R_SHARE, R_SIZE, X_SIZE, Tile, coordinates_on
+from .tile import R_SHARE, R_SIZE, X_SIZE, Layouts, Tile, coordinates_on
 from .walk import Walk, walk_index, write_walk
 
 
 def generate(
-    plan: KernelPlan,
-    layouts: Mapping[BoundTensor, Layout],
-    rank: int,
-    *,
-    interpret: bool = False,
-    turns: int | None = None,
+    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool = False, turns: int | None = None
 ) -> KernelSource:
     """The kernel of ``plan`` for ``rank``.
 
@@ -61,9 +54,7 @@ def generate(
     )  # fmt: skip
 
 
-def _parts(
-    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None
-) -> Parts:
+def _parts(plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None) -> Parts:
     if interpret and turns is None and plan.schedule.members:
         plan = member_alone(plan)
     plan = with_access(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates_on(plan.segment, rank))
@@ -104,7 +95,7 @@ def _parts(
 
 
 def _emitted(
-    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None,
+    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None,
     is_whole: bool = False, is_before_ends: bool = False,
 ) -> Emitter:  # fmt: skip
     """An emitter that has written the body of ``plan``.

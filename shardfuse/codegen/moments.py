@@ -23,20 +23,6 @@ from .accumulators import accumulator
 from .emitter import Emitter
 from .tile import Chunk
 
-_MERGED = '''@triton.jit
-def merged_moments(n, mean, squares, count, other_mean, other_squares):
-    """(number, mean, squares around it) of two parts as those of both together."""
-    share = count / (n + count)
-    apart = other_mean - mean
-    return n + count, mean + apart * share, squares + other_squares + apart * apart * n * share
-'''
-_SQUARES = '''@triton.jit
-def squares_around(mean, x, shape: tl.constexpr):
-    """Squared distances of each lane's elements of ``x`` to its mean."""
-    apart = tl.reshape(x, shape) - mean[:, None]
-    return apart * apart
-'''
-
 
 def pairs(e: Emitter, chunks: Sequence[Chunk]) -> dict[Expr, Expr]:
     """By the sum that a mean is made of: that of the squares around it.
@@ -60,7 +46,7 @@ def pairs(e: Emitter, chunks: Sequence[Chunk]) -> dict[Expr, Expr]:
 
 def write_pair(e: Emitter, first: Expr, second: Expr, chunks: Sequence[Chunk]) -> None:
     """``chunks``: of the row, as ``pairs`` takes them."""
-    e.helpers |= {"merged_moments": _MERGED, "squares_around": _SQUARES}
+    e.use("merged_moments", "squares_around")
     lanes, block = e.schedule.launch.warps * WARP, chunks[0].block or e.schedule.reduced
     shape, count = f"[{lanes}, {block // lanes}]", block // lanes * len(chunks)
     a, b = str(first.output), str(second.output)

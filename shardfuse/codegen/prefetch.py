@@ -9,19 +9,11 @@ from .emitter import Emitter
 from .indexing import dynamic_terms, member_terms
 from .tile import Tile
 
-PREFETCH = '''@triton.jit
-def prefetch(ptr):
-    """Bring lines of memory into the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr], dtype=tl.int32, is_pure=False, pack=1
-    )
-'''
-
 
 def prefetch_next(e: Emitter) -> None:
     """The team's next row is fetched into L2 while this one waits for the others' words."""
     for line in [] if e.interpret else _lines(e.plan, e.tile):
-        e.helpers["prefetch"] = PREFETCH
+        e.use("prefetch")
         e.out.line(line)
 
 

@@ -151,14 +151,14 @@ def add_up(e: Walk, expr: Expr, chunk: Chunk, name: str, mask: str) -> None:
     text = acc.prepared(value.text, value.dtype)
     if mask:
         text = f"tl.where({mask}, {text}, {acc.neutral})"
-    e.require(acc)
+    e.use(acc.helper)
     accumulate(e, acc, name, text)
 
 
 def _reduce(e: Walk, expr: Expr, chunks: Sequence[Chunk]) -> None:
     """Chunks of one width are combined lane by lane, each width reduced across its lanes."""
     acc = accumulator(expr)
-    e.require(acc)
+    e.use(acc.helper)
     parts: list[str] = []
     for width in dict.fromkeys(c.block for c in chunks):
         texts = [e.combine(expr, e.value(expr.tensors[0], c), c) for c in chunks if c.block == width]
