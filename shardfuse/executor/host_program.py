@@ -72,6 +72,6 @@ def bound_text(text: str, names: Mapping[str, object]) -> Host:
 
 def label_of(segment: Segment) -> str:
     """What a segment runs, and which tensors it makes."""
-    kinds = [str(c.kind) for e in segment.exprs if (c := communication_of(e)) is not None]
+    kinds = [c.kind.value for e in segment.exprs if (c := communication_of(e)) is not None]
     what = " + ".join(dict.fromkeys(kinds or [e.op.name for e in segment.exprs]))
     return f"{what} {', '.join(map(str, segment.outputs))}"

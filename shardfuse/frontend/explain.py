@@ -96,7 +96,7 @@ def explain_plan(plan: Plan, exchanged: Sequence[Communication] = ()) -> Explana
     places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)
     segments = tuple(_segment(s, plan.device, is_placed=s.segment.outputs[0] in places) for s in plan.segments)
     found = [c for s in plan.segments for c in collectives_of(s)]
-    collectives = (*exchanged, *(c for c in found if c.kind != "slice"))
+    collectives = (*exchanged, *(c for c in found if not c.is_free))
     replaced = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
     copied = [t for t in plan.fusion.aliases if t not in replaced]
     moved = sum(s.bytes for s in segments) + sum(2 * local_bytes(t) for t in copied)

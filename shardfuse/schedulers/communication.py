@@ -13,4 +13,4 @@ def why_not(segment: Segment, device: Device) -> str | None:
     found = communication_of(segment.exprs[0])
     if found is None:
         return "it changes no sharding"
-    return "a slice moves nothing" if found.kind == "slice" else None
+    return "a slice moves nothing" if found.is_free else None

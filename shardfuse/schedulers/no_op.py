@@ -14,7 +14,7 @@ from .segment import Segment
 def why_not(segment: Segment, device: Device) -> str | None:
     for expr in segment.exprs:
         found = communication_of(expr)
-        if found is not None and found.kind != "slice":
+        if found is not None and not found.is_free:
             return f"{expr.output} is communicated"
         if found is None and not isinstance(expr.op, View | Relabel | StreamSlice) and not _is_view(expr):
             return f"{expr.output} is computed by {expr.op.name}"

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..analysis.communication_table import communication_of, local_bytes
+from ..analysis.communication_table import Collective, communication_of, local_bytes
 from ..analysis.sharding import is_even
 from ..device import Device
 from ..ir.domain import without
@@ -76,7 +76,7 @@ def exchanged(
     producer = {t: e for e in before.exprs for t in e.outputs}
     over = [communication_of(e) for e in call.exprs]
     dims = {c.mesh_dim for c in over if c is not None}
-    if any(c is None or c.kind != "all_reduce" for c in over) or len(dims) != 1 or None in dims:
+    if any(c is None or c.kind is not Collective.ALL_REDUCE for c in over) or len(dims) != 1 or None in dims:
         return "it is no all-reduce over one mesh dimension"
     (parallel_type,) = dims
     mesh = call.exprs[0].output.domain.mesh

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..analysis.communication_table import communication_of
+from ..analysis.communication_table import Collective, communication_of
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import OfRank, Reshard, Squeeze, Window
@@ -41,7 +41,7 @@ def gathered(call: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Ex
     mesh = whole.domain.mesh
     if (
         found is None
-        or found.kind != "all_gather"
+        or found.kind is not Collective.ALL_GATHER
         or found.mesh_dim is None
         or mesh is None
         or not isinstance(expr.op, Reshard)
