@@ -11,8 +11,7 @@ from math import gcd
 
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
-from ..schedulers.limits import INT32_LIMIT
-from ..schedulers.row_chunks import chunk_widths, least_chunk
+from ..schedulers.limits import INT32_LIMIT, chunk_widths, least_chunk
 from .accumulators import accumulator
 from .bodies import load_and_compute
 from .emitter import Emitter

@@ -26,11 +26,9 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from . import pointwise, reduction
 from .added_sums import added_sums
-from .finish import finish_of, finishing
-from .limits import MAX_WARPS, WARP, WARPS, power_of_two, widest
+from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, widest
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
 from .resources import carried, element_of, row_loop_fits, stages
-from .row_chunks import chunk_widths, least_chunk
 from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
 from .segment import Segment, leading_to, segment_of
@@ -47,6 +45,7 @@ from .space import (
     storage_order,
     streamed,
 )
+from .split_k import finish_of, finishing
 
 _SPLIT = "split"
 

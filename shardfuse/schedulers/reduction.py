@@ -12,6 +12,7 @@ after, ``split`` being a fresh axis of the partial results::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..device import LEAST_COPY, MAX_THREADS, Device
@@ -20,7 +21,6 @@ from ..ir.domain import BoundDomain
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Pointwise, Random
 from ..ops.table import POINTWISE
-from .finish import finish_of, finishing, fitting
 from .limits import (
     MAX_WARPS,
     WARP,
@@ -36,9 +36,8 @@ from .plan import KernelPlan, kernel_name, one_launch
 from .resources import carried, summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
 from .segment import Segment, leading_to, segment_of
-from .short_columns import run_of, short_columns
 from .space import Space, analyse_reduction, analysed, beside, element_bytes, rereads, stored_atoms, streamed
-from .split_k import evenly, in_full_turns, in_parts, is_for_one
+from .split_k import evenly, finish_of, finishing, fitting, in_full_turns, in_parts, is_for_one
 
 _TANH = Pointwise("tanh")
 _HEAVY = (*map(Pointwise, ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "lgamma")), _TANH)
@@ -130,7 +129,7 @@ def _columns(segment: Segment, space: Space, device: Device) -> Schedule:
     is_stored = any(map(space.has_r, segment.outputs))
     is_short = space.reduced * max(len(inputs), 1) <= device.measured.columns.short
     if is_short and not (is_stored or _needs_registers(segment)):
-        return short_columns(inputs, space, device)
+        return _short_columns(inputs, space, device)
     rows = _unaligned_rows(segment, space, device)
     is_wide = rows * space.kept >= tuned.wide_enough
     if rows > 1 and is_wide and (wider := side_by_side(segment, space, rows)) is not None:
@@ -193,10 +192,27 @@ def _unaligned_rows(segment: Segment, space: Space, device: Device) -> int:
     """Rows after which one begins as aligned as the first, where a thread's load would be narrow; else 1."""
     rows = 1
     for t in streamed(segment, space):
-        width = vector(t.dtype, run_of(space), device)
+        width = vector(t.dtype, _run_of(space), device)
         if width == 1 or width * t.dtype.itemsize < LEAST_COPY:  # 8192 x 4095, float32: 47 us so, else 196
             rows = max(rows, device.access_bytes // t.dtype.itemsize // width)
     return rows
+
+
+def _run_of(space: Space) -> int:
+    """Kept elements side by side in memory."""
+    return space.x[-1].extent if space.x else 1
+
+
+def _short_columns(inputs: Sequence[BoundTensor], space: Space, device: Device) -> Schedule:
+    """Columns that are reduced in one go: a warp for those of wide loads; else all threads side by side."""
+    tuned = device.measured.reductions
+    if any(vector(t.dtype, _run_of(space), device) * t.dtype.itemsize <= LEAST_COPY for t in inputs):
+        x_block, r_block = tuned.narrow_short_tile
+        while x_block > tuned.least_lanes and space.kept < x_block * device.filling:
+            x_block, r_block = x_block // 2, r_block * 2
+        return Schedule(Tile(min(x_block, power_of_two(space.kept)), r_block), launch=Launch(WARPS))
+    width = widest(inputs, space.kept, device)
+    return Schedule(Tile(min(tuned.short_lanes * width, power_of_two(space.kept)), tuned.short_rows), launch=Launch(1))
 
 
 def side_by_side(segment: Segment, space: Space, rows: int) -> Space | None:
