@@ -12,11 +12,10 @@ from ..schedulers.limits import power_of_two
 from ..schedulers.space import streamed
 from .accumulators import Accumulator, accumulator, accumulators
 from .emitter import Emitter
-from .group_exchange import exchange_helpers, exchange_lines
+from .group_exchange import exchange_helpers, exchange_lines, prefetch_next
 from .mesh_exchange import write_exchange
 from .misaligned import Aligned
 from .packed import Packed
-from .prefetch import prefetch_next
 from .running_statistics import (
     accumulate,
     across_blocks,

@@ -36,8 +36,8 @@ from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access
 from ..schedulers.space import streamed
 from .emitter import Emitter
-from .hints import EVICT_LAST
 from .indexing import Group, dynamic_terms
+from .loads import EVICT_LAST
 from .source import in_branches
 from .tile import R_SIZE, X_SIZE, Chunk, Layouts, Strides, Tile
 from .words import Words

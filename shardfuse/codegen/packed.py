@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from .arithmetic import converted
-from .hints import EVICT_LAST
+from .loads import EVICT_LAST
 from .misaligned import OddRows
 from .source import Text
 from .tile import Chunk

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ..ir.expr import BoundTensor
 from ..kernel_functions import texts_of
 from .group_exchange import MAILBOX
-from .hints import EVICT_FIRST, EVICT_LAST, L2_ONLY
+from .loads import EVICT_FIRST, EVICT_LAST, L2_ONLY
 from .source import KernelSource, Parts, Writer, body_text, signature
 
 

@@ -8,7 +8,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.op import Cast
 from .emitter import Emitter
-from .hints import EVICT_LAST
+from .loads import EVICT_LAST
 from .tile import Chunk
 
 UNPACK = {DataType.BFloat16: "unpacked_bf16", DataType.Half: "unpacked_fp16"}
