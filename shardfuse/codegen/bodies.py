@@ -9,7 +9,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Statistic
 from ..schedulers.limits import power_of_two
-from ..schedulers.space import streamed
+from ..segments.space import streamed
 from .accumulators import Accumulator, accumulator, accumulators
 from .emitter import Emitter
 from .group_exchange import exchange_helpers, exchange_lines, prefetch_next

@@ -16,13 +16,13 @@ from ..kernel_functions import texts_of
 from ..ops.promotion import types
 from ..ops.table import POINTWISE, Rule
 from ..schedulers.plan import KernelPlan
+from ..segments.rounding import is_rounded_apart, may_be_rough
 from . import narrow
 from .accumulators import Accumulator, accumulator
 from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, number_text, own_functions, pointwise_form
 from .draw import draw, function_of
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .loads import hint, in_few, in_runs
-from .rounding import is_rounded_apart, may_be_rough
 from .source import Text, Writer
 from .tile import R_SIZE, Chunk, Layouts, Piece, Strides, Tile
 from .window_loads import Window

@@ -20,7 +20,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..schedulers.limits import power_of_two
 from ..schedulers.plan import KernelPlan
-from ..schedulers.space import beside, rereads, streamed
+from ..segments.space import beside, rereads, streamed
 from .tile import R_SIZE, Chunk, Tile
 
 EVICT_LAST = ', eviction_policy="evict_last"'

@@ -34,7 +34,7 @@ from ..ir.expr import BoundTensor
 from ..ir.layout import Coordinates
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access
-from ..schedulers.space import streamed
+from ..segments.space import streamed
 from .emitter import Emitter
 from .indexing import Group, dynamic_terms
 from .loads import EVICT_LAST

@@ -16,7 +16,7 @@ from ..ir.expr import reads_of
 from ..ir.layout import Coordinates, local_extent
 from ..ir.op import Iota, Random
 from ..schedulers.plan import KernelPlan
-from ..schedulers.space import stored_atoms
+from ..segments.space import stored_atoms
 from .indexing import groups
 from .tile import Layouts, Strides, Tile, coordinates_on
 

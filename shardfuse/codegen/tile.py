@@ -13,8 +13,8 @@ from ..ir.layout import Coordinates, Layout, local_extent
 from ..ir.op import Pick, Random
 from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
-from ..schedulers.segment import Segment
-from ..schedulers.space import place
+from ..segments.segment import Segment
+from ..segments.space import place
 from .indexing import Group, groups
 from .window_loads import window_of
 

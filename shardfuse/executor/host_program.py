@@ -13,7 +13,7 @@ import torch
 from ..analysis.communication_table import communication_of
 from ..ir.domain import BoundDomain
 from ..mesh.calls import NO_CALL, Call
-from ..schedulers.segment import Segment
+from ..segments.segment import Segment
 from .bound_collectives import Unbound
 from .kernel import Kernel
 from .storage import only_addressed

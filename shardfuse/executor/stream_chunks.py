@@ -19,7 +19,7 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce, StreamCat
 from ..ops.evaluate import chunked
 from ..ops.torch_calls import TORCH_CALLS
-from ..schedulers.segment import Segment
+from ..segments.segment import Segment
 
 
 @dataclass(frozen=True)

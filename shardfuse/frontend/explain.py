@@ -13,9 +13,8 @@ from ..executor.stream_chunks import places_of
 from ..ir.op import StreamCat
 from ..ir.promises import SEGMENTS
 from ..schedulers import SCHEDULERS
-from ..schedulers.online_reductions import reads
 from ..schedulers.overwritten_inputs import replaceable
-from ..schedulers.plan import KernelPlan
+from ..schedulers.plan import KernelPlan, reads
 from .cuts import Cut, cuts_of, moved_bytes
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..device import Device
+from ..segments.segment import Segment
 from . import looped, mix_order, persistent, pointwise, reduction, transpose
 from .plan import KernelPlan
 from .schedule import Schedule
-from .segment import Segment
 from .without_kernel import why_no_call, why_no_communication, why_not_nothing
 
 WhyNot = Callable[[Segment, Device], str | None]

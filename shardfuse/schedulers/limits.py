@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..device import LEAST_COPY, MAX_THREADS, WARP, Device
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
+from ..segments.space import Space
 from .schedule_parts import MAX_MEMBERS
 
 WARPS = 4
@@ -87,3 +88,11 @@ def _cut(rest: int, least: int) -> list[int]:
     if 4 * rest > 3 * whole:
         return [whole]
     return [whole // 2, *_cut(rest - whole // 2, least)]
+
+
+def may_align_down(dtype: DataType, space: Space, device: Device, rows: int = 2) -> bool:
+    """Are there ``rows`` rows, too odd for wide loads, that may be read in the aligned words that contain them?
+
+    Not those of an invariant space: where in a word a row begins says which thread adds up what of it.
+    """
+    return is_odd(dtype, space.reduced, device) and space.kept >= rows and not space.is_invariant

@@ -24,15 +24,9 @@ from ..ir.digits import Axis, Digit, Root
 from ..ir.domain import BoundDomain
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
-from . import pointwise, reduction
-from .added_sums import added_sums
-from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, widest
-from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
-from .resources import carried, element_of, row_loop_fits, stages
-from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
-from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
-from .segment import Segment, leading_to, segment_of
-from .space import (
+from ..segments.added_sums import added_sums
+from ..segments.segment import Segment, leading_to, segment_of
+from ..segments.space import (
     Atoms,
     Space,
     analysed,
@@ -45,6 +39,12 @@ from .space import (
     storage_order,
     streamed,
 )
+from . import pointwise, reduction
+from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, widest
+from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
+from .resources import carried, element_of, row_loop_fits, stages
+from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
+from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
 from .split_k import finish_of, finishing
 
 _SPLIT = "split"

@@ -12,33 +12,33 @@ from ..device import MAX_THREADS, Device, InvariantRows
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.op import Random, Reduce
+from ..segments.online_reductions import online, takes_one_walk
+from ..segments.segment import Segment, leading_to
+from ..segments.space import (
+    Space,
+    analyse_reduction,
+    analysed,
+    beside,
+    element_bytes,
+    rereads,
+    run_below,
+    streamed,
+)
 from .lagged_group import is_cut_short, lagged_group
 from .limits import (
     MAX_WARPS,
     WARP,
     WIDEST_LOAD,
     WIDEST_WARPS,
+    may_align_down,
     power_of_two,
     power_of_two_within,
     vector,
     widest,
 )
-from .online_reductions import online, takes_one_walk
 from .plan import KernelPlan, kernel_name
 from .resources import held_values
 from .schedule import Access, Launch, Registers, Schedule, Tile
-from .segment import Segment, leading_to
-from .space import (
-    Space,
-    analyse_reduction,
-    analysed,
-    beside,
-    element_bytes,
-    may_align_down,
-    rereads,
-    run_below,
-    streamed,
-)
 from .team import (
     are_few_held,
     columns_held_by_team,

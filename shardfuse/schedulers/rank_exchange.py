@@ -29,14 +29,14 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce, is_reduction
 from ..mesh import DeviceMesh
+from ..segments.segment import Segment, touches_empty
+from ..segments.space import Space, analyse
 from .limits import WARP, WIDEST_LOAD, power_of_two
 from .persistent import by_one_program, too_long
 from .plan import KernelPlan, RankExchange, kernel_name
 from .resources import carried
 from .schedule import Launch, Schedule, Tile
-from .segment import Segment, touches_empty
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
-from .space import Space, analyse
 from .team import in_columns
 
 LEFT_FREE = 32

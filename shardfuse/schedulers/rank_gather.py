@@ -23,9 +23,9 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import OfRank, Reshard, Squeeze, Window
 from ..ir.window import Read
+from ..segments.segment import Segment
 from .plan import RankExchange
 from .rank_exchange import Exchanged
-from .segment import Segment
 
 _SENT = (DataType.Half, DataType.BFloat16)
 _MOST_RANKS = 8

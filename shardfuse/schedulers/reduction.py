@@ -21,6 +21,8 @@ from ..ir.domain import BoundDomain
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Pointwise, Random
 from ..ops.table import POINTWISE
+from ..segments.segment import Segment, leading_to, segment_of
+from ..segments.space import Space, analyse_reduction, analysed, beside, element_bytes, rereads, stored_atoms, streamed
 from .limits import (
     MAX_WARPS,
     WARP,
@@ -35,8 +37,6 @@ from .persistent import in_registers, too_long
 from .plan import KernelPlan, kernel_name, one_launch
 from .resources import carried, summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
-from .segment import Segment, leading_to, segment_of
-from .space import Space, analyse_reduction, analysed, beside, element_bytes, rereads, stored_atoms, streamed
 from .split_k import evenly, finish_of, finishing, fitting, in_full_turns, in_parts, is_for_one
 
 _TANH = Pointwise("tanh")

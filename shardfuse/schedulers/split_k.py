@@ -8,13 +8,13 @@ from math import ceil
 from ..device import MAX_REGISTERS, SECTOR_BYTES, Device
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
+from ..segments.segment import Segment
+from ..segments.space import Space, element_bytes, streamed
 from .limits import WARP, power_of_two, power_of_two_within
 from .persistent import in_registers
 from .plan import may_be_stages
 from .resources import REGISTER, resident, within_shared
 from .schedule import Loop, Schedule, Split, Tile
-from .segment import Segment
-from .space import Space, element_bytes, streamed
 
 
 def evenly(

@@ -11,6 +11,9 @@ from ..device import LINE_BYTES, Device
 from ..ir.dtype import DataType
 from ..ir.expr import Expr
 from ..ir.op import Statistic
+from ..segments.online_reductions import takes_one_walk
+from ..segments.segment import Segment
+from ..segments.space import Space, as_columns, beside, element_bytes, narrowest, streamed
 from .limits import (
     LONG_WARPS,
     MAX_TEAM,
@@ -22,11 +25,8 @@ from .limits import (
     vector,
     widest,
 )
-from .online_reductions import takes_one_walk
 from .resources import carried, resident, resident_copies, turn_bytes
 from .schedule import Group, Immediate, Launch, Schedule, Tile
-from .segment import Segment
-from .space import Space, as_columns, beside, element_bytes, narrowest, streamed
 
 _EXCHANGED_BYTES = 16
 """Bytes of the results that a member gives another at once, of a softmax or a variance: two words of 64 bits."""

@@ -8,8 +8,8 @@ from ..ir.call import Call
 from ..ir.expr import Expr
 from ..ir.op import Relabel, StreamSlice, View
 from ..ops.torch_calls import TORCH_CALLS
-from .segment import Segment, touches_empty
-from .space import refusal_of
+from ..segments.segment import Segment, touches_empty
+from ..segments.space import refusal_of
 
 
 def why_no_communication(segment: Segment, device: Device) -> str | None:
