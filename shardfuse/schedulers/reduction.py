@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..device import LEAST_COPY, MAX_THREADS, Device
-from ..ir.digits import Axis, Digit, Root
-from ..ir.domain import BoundDomain
+from ..ir.digits import Digit, Root
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Pointwise, Random
 from ..ops.table import POINTWISE
-from ..segments.segment import Segment, leading_to, segment_of
+from ..segments.segment import Segment, segment_of
 from ..segments.space import Space, analyse_reduction, analysed, beside, element_bytes, rereads, stored_atoms, streamed
 from .limits import (
     MAX_WARPS,
@@ -35,9 +34,20 @@ from .limits import (
 from .looped import down_columns, in_loop
 from .persistent import in_registers, too_long
 from .plan import KernelPlan, kernel_name, one_launch
-from .resources import carried, summed_registers
+from .resources import summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
-from .split_k import evenly, finish_of, finishing, fitting, in_full_turns, in_parts, is_for_one
+from .split_k import (
+    evenly,
+    finish_of,
+    finishing,
+    fitting,
+    in_full_turns,
+    in_parts,
+    is_for_one,
+    storing,
+    with_partials,
+    workspace,
+)
 
 _TANH = Pointwise("tanh")
 _HEAVY = (*map(Pointwise, ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "lgamma")), _TANH)
@@ -245,8 +255,9 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
         assert wider is not None, space
         space = wider
     split = Digit(Root("split", schedule.parts), 1, schedule.parts)
-    partials = {e: _workspace(e, space, split) for e in segment.exprs if space.reduces(e)}
-    first = _first(segment, space, partials)
+    axes = ((split,), *((a,) for a in space.x))
+    partials = {e: workspace(e, axes) for e in segment.exprs if space.reduces(e)}
+    first = storing(segment.exprs, [t for t in segment.outputs if space.has_r(t)], partials)
     second = _second(segment, space, partials)
     second_space = analysed(second)
     finish = finishing(second, second_space, device)
@@ -256,37 +267,14 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     if schedule.is_one_launch and not second_space.is_inner:
         finish = fitting(finish, schedule, summed_registers(second))
     plans = (
-        KernelPlan(kernel_name("reduction", first), first, _with(space, partials, split), schedule, device, split),
+        KernelPlan(
+            kernel_name("reduction", first), first, with_partials(space, partials, split), schedule, device, split
+        ),
         KernelPlan(kernel_name("finish", second), second, second_space, finish, device),
     )
     if not schedule.is_one_launch or (shares and second_space.x != space.x):
         return plans
     return (one_launch("reduction", segment, plans, shares=shares),)
-
-
-def _workspace(expr: Expr, space: Space, split: Digit) -> BoundTensor:
-    """Partial results ``[split, kept atoms...]`` in the type that the reduction accumulates in."""
-    out = expr.output
-    axes: tuple[Axis, ...] = ((split,), *((a,) for a in space.x))
-    domain = BoundDomain(axes, out.domain.mesh, out.domain.sharding)
-    return BoundTensor(f"{out.name}_partial", carried(expr), domain)
-
-
-def _with(space: Space, partials: dict[Expr, BoundTensor], split: Digit) -> Space:
-    """``space`` with the workspaces: ``split`` is the program's own, no atom that a tile walks."""
-    atoms = {w: space.atoms[e.tensors[0]] - frozenset(space.r) | {split} for e, w in partials.items()}
-    phase = dict.fromkeys(partials.values(), 1)
-    pieces = {**{a: (a,) for a in space.x}, **space.pieces, split: (split,)}
-    return replace(space, atoms={**space.atoms, **atoms}, phase={**space.phase, **phase}, pieces=pieces)
-
-
-def _first(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -> Segment:
-    """What leads to the reductions, and the stores of unreduced outputs."""
-    kept = [t for t in segment.outputs if space.has_r(t)]
-    before = leading_to(segment.exprs, [*kept, *(e.tensors[0] for e in partials)])
-    exprs = [e for e in before if e not in partials]
-    exprs += [replace(e, outputs=(w,)) for e, w in partials.items()]
-    return Segment.of(exprs, [*kept, *partials.values()])
 
 
 def _second(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -> Segment:

@@ -1,19 +1,22 @@
-"""How many parts a reduction is split into, and how they are finished."""
+"""How many parts a reduction is split into, what stores their partial results, and how these are finished."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
 from ..device import MAX_REGISTERS, SECTOR_BYTES, Device
+from ..ir.digits import Axis, Digit
+from ..ir.domain import BoundDomain
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
-from ..segments.segment import Segment
+from ..segments.segment import Segment, leading_to
 from ..segments.space import Space, element_bytes, streamed
 from .limits import WARP, power_of_two, power_of_two_within
 from .persistent import in_registers
 from .plan import may_be_stages
-from .resources import REGISTER, resident, within_shared
+from .resources import REGISTER, carried, resident, within_shared
 from .schedule import Loop, Schedule, Split, Tile
 
 
@@ -126,3 +129,26 @@ def finish_of(reduction: Expr, partial: BoundTensor, axes: tuple[int, ...]) -> E
     """The reduction over ``axes`` of what the programs have of ``reduction``."""
     assert isinstance(reduction.op, Reduce), f"{reduction.op.name} is no reduction"
     return Expr(Reduce(reduction.op.kind, axes), (partial,), reduction.outputs)
+
+
+def workspace(expr: Expr, axes: tuple[Axis, ...]) -> BoundTensor:
+    """Partial results of the reduction ``expr``, in the type that it accumulates in."""
+    domain = BoundDomain(axes, expr.output.domain.mesh, expr.output.domain.sharding)
+    return BoundTensor(f"{expr.output.name}_partial", carried(expr), domain)
+
+
+def storing(exprs: Sequence[Expr], stored: Sequence[BoundTensor], partials: Mapping[Expr, BoundTensor]) -> Segment:
+    """What of ``exprs`` leads to ``stored`` and to the reductions, whose partial results it stores."""
+    before = leading_to(exprs, [*stored, *(e.tensors[0] for e in partials)])
+    found = [e for e in before if e not in partials]
+    found += [replace(e, outputs=(w,)) for e, w in partials.items()]
+    return Segment.of(found, [*stored, *partials.values()])
+
+
+def with_partials(space: Space, partials: Mapping[Expr, BoundTensor], split: Digit) -> Space:
+    """``space`` with the workspaces: ``split`` is the program's own, no atom that a tile walks."""
+    gone = space.walked or space.r
+    atoms = {w: space.atoms[e.tensors[0]] - frozenset(gone) | {split} for e, w in partials.items()}
+    phase = {w: space.phase[e.tensors[0]] + (not space.walked) for e, w in partials.items()}
+    pieces = {**{a: (a,) for a in space.x}, **space.pieces, split: (split,)}
+    return replace(space, atoms={**space.atoms, **atoms}, phase={**space.phase, **phase}, pieces=pieces)
