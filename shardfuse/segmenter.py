@@ -24,9 +24,9 @@ from .device import Device
 from .ir.expr import BoundFusion, BoundTensor, Expr
 from .ir.op import Cast, Full, Iota, Pointwise, Reduce, Reshape, Set, View, Window
 from .schedulers import ALONE, SCHEDULERS
-from .schedulers.recompute import join, moved_bytes, recompute
-from .schedulers.segment import Segment, touches_empty
-from .schedulers.space import common_cuts, refusal_of
+from .segments.recompute import join, moved_bytes, recompute
+from .segments.segment import Segment, touches_empty
+from .segments.space import common_cuts, refusal_of
 
 _SLACK = (1.0, 1.25)
 """Up to how many times the bytes that are saved a chain may read: all ways to cut are tried, the one that moves the

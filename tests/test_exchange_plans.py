@@ -34,8 +34,8 @@ from shardfuse.in_kernel import exchanging
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.symmetric import Arena
 from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
-from shardfuse.schedulers import overlap
 from shardfuse.schedulers.plan import KernelPlan
+from shardfuse.segments import overlap
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

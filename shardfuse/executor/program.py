@@ -38,7 +38,7 @@ from ..ir.op import StreamCat
 from ..ir.tensor_view import TensorView
 from ..ops.evaluate import evaluate_local
 from ..schedulers.plan import KernelPlan
-from ..schedulers.segment import Segment
+from ..segments.segment import Segment
 from .aliasing import alias_lines, own_lines
 from .allocation_form import from_allocation, to_allocation
 from .autocast import outside_autocast
