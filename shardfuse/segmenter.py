@@ -8,8 +8,7 @@
 3. Segments that read the same tensor, and do not depend on each other, join likewise.
 4. A pointwise chain whose result another segment reads is computed again there, where that moves fewer bytes; its
    readers join.
-5. Small all-reduces over the same ranks that do not depend on each other are packed into one, and pointwise segments
-   that wait for it are one launch.
+5. Small independent all-reduces over the same ranks are one, and pointwise segments that wait for it one launch.
 """
 
 from __future__ import annotations
