@@ -22,8 +22,7 @@ A list holds casts that Inductor would give a kernel of their own: of what is in
 from __future__ import annotations
 
 import operator
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -31,6 +30,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .aten_table import is_view
+from .kernel_files import has_kernels, launcher_of
 from .region_op import define_op
 from .regions import is_fusable, is_mutation, nbytes
 from .translation import known
@@ -40,7 +40,8 @@ LIST_BYTES = 64 << 20
 FEWEST = 3
 """Casts of a list: the first pays for what the host does for a list more than for one kernel."""
 CHUNK, TILE = 8192, 2048
-"""Elements of a program, and of them at once: 8 loads of 16 bytes a thread of 256, of the wider type."""
+"""Elements of a program, and of them at once: 8 elements a thread, loads of 16 bytes of either type."""
+WARPS = 8
 ALIGNED = 16
 _CAST: Any = torch.ops.prims.convert_element_type.default
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -116,9 +117,7 @@ def _join(graph: Graph, casts: Sequence[Node]) -> None:
     is_first = cast(Node, casts[0].args[0]).op == "placeholder"
     with graph.inserting_before(casts[0]) if is_first else graph.inserting_after(casts[-1]):
         inputs = [n.args[0] for n in casts]
-        call = graph.call_function(
-            torch.ops.shardfuse.cast_list_v1.default, (inputs, casts[0].meta["val"].dtype)
-        )
+        call = graph.call_function(torch.ops.shardfuse.cast_list_v1.default, (inputs, casts[0].meta["val"].dtype))
     call.meta |= {**casts[0].meta, "val": [n.meta["val"] for n in casts]}
     last = call
     for k, n in enumerate(casts):
@@ -135,9 +134,10 @@ def _join(graph: Graph, casts: Sequence[Node]) -> None:
 
 @dataclass
 class _Plan:
-    """Of one list of sizes on a device.  ``tensors``: the addresses that the GPU has, and the table that it reads."""
+    """Of one list of sizes and types on a device.  ``tables``: what the GPU has, by addresses and stream."""
 
     chunks: torch.Tensor
+    launch: Callable[..., None]
     tables: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict[tuple[int, ...], torch.Tensor])
 
 
@@ -149,43 +149,41 @@ TABLES = 8
 def run_casts(inputs: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
     """New tensors, each laid out as its input."""
     found = fake_casts(inputs, dtype)
-    first = inputs[0]
+    device = inputs[0].device
     addresses = [a for x, y in zip(inputs, found, strict=True) for a in (x.data_ptr(), y.data_ptr())]
-    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    is_kept = first.is_cuda and not torch.cuda.is_current_stream_capturing()  # a graph would keep the addresses
-    if not (is_kept or is_interpreted) or any(a % ALIGNED for a in addresses):
+    is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()  # a graph would keep addresses
+    if is_captured or not has_kernels(device) or any(a % ALIGNED for a in addresses):
         return [y.copy_(x) for x, y in zip(inputs, found, strict=True)]
-    import triton.language as tl
-
-    from .cast_kernel import cast_chunk
-
-    plan = _plan_of(inputs)
-    tensors = _table(plan, inputs, addresses)
-    types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-    cast_chunk[(len(plan.chunks),)](
-        tensors, plan.chunks, types[first.dtype], types[dtype], CHUNK, TILE, is_interpreted, num_warps=8
-    )
+    plan = _plan_of(inputs, dtype)
+    plan.launch(_table(plan, inputs, addresses), plan.chunks)
     return found
 
 
-def _plan_of(inputs: Sequence[torch.Tensor]) -> _Plan:
-    counts = tuple(x.numel() for x in inputs)
-    key = (inputs[0].device, counts)
+def _plan_of(inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> _Plan:
+    counts, first = tuple(x.numel() for x in inputs), inputs[0]
+    key = (first.device, first.dtype, dtype, counts)
     plan = _plans.get(key)
     if plan is None:
-        rows = [(t, first) for t, count in enumerate(counts) for first in range(0, count, CHUNK)]
-        plan = _plans[key] = _Plan(torch.tensor(rows, dtype=torch.int64, device=inputs[0].device))
+        rows = [(t, begin) for t, count in enumerate(counts) for begin in range(0, count, CHUNK)]
+        types = (("SOURCE", f"tl.{_name(first.dtype)}"), ("RESULT", f"tl.{_name(dtype)}"))
+        given = (("tensors", torch.int64), ("chunks", torch.int64))
+        constants = (*types, ("CHUNK", CHUNK), ("TILE", TILE))
+        launch = launcher_of("cast_chunk", constants, given, len(rows), WARPS, first.device)
+        plan = _plans[key] = _Plan(torch.tensor(rows, dtype=torch.int64, device=first.device), launch)
     return plan
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _table(plan: _Plan, inputs: Sequence[torch.Tensor], addresses: Sequence[int]) -> torch.Tensor:
     """On the device, made anew where an address has changed: what was launched reads the table that it got."""
-    key = tuple(addresses)
+    is_cuda = inputs[0].is_cuda
+    key = (torch.cuda.current_stream(inputs[0].device).cuda_stream if is_cuda else 0, *addresses)
     found = plan.tables.get(key)
     if found is None:
-        counts = [x.numel() for x in inputs]
-        rows = [(*key[2 * k : 2 * k + 2], n) for k, n in enumerate(counts)]
-        is_cuda = inputs[0].is_cuda
+        rows = [(*addresses[2 * k : 2 * k + 2], x.numel()) for k, x in enumerate(inputs)]
         host = torch.tensor(rows, dtype=torch.int64, pin_memory=is_cuda)
         found = host.to(inputs[0].device, non_blocking=is_cuda)
         while len(plan.tables) >= TABLES:
