@@ -1,4 +1,4 @@
-"""Casts of weights and of their gradients, joined to lists; and the list's kernel, which runs in Triton's interpreter."""
+"""Casts of weights and of their gradients, joined to lists; and the list's kernel, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ import torch
 from shardfuse.compile.cast_op import run_casts
 
 torch.manual_seed(0)
-for source, result in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32, torch.float16)):
+wide, narrow = torch.float32, torch.bfloat16
+for source, result in ((wide, narrow), (narrow, wide), (wide, torch.float16)):
     for _ in range(2):  # the second finds the plan
         given = [torch.randn(n).to(source) for n in (1, 5, 8192, 8193, 20000)]
         given.append(torch.randn(4, 8, 3, 3).to(memory_format=torch.channels_last).to(source))
