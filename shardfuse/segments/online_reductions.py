@@ -51,11 +51,13 @@ def online(segment: Segment) -> Segment:
     return replace(again, inputs=tuple(t for t in segment.inputs if t in again.inputs), outputs=segment.outputs)
 
 
-def walks(segment: Segment, space: Space) -> dict[int, list[BoundTensor]]:
+def walks(space: Space) -> dict[int, list[BoundTensor]]:
     """What is wanted of each walk over the reduced elements: inputs of reductions, and outputs; by their phase."""
-    wanted = [e.tensors[0] for e in segment.exprs if isinstance(e.op, Reduce | Statistic) and not space.has_r(e.output)]
+    wanted = [
+        e.tensors[0] for e in space.segment.exprs if isinstance(e.op, Reduce | Statistic) and not space.has_r(e.output)
+    ]
     found: dict[int, list[BoundTensor]] = {}
-    for tensor in dict.fromkeys((*wanted, *segment.outputs)):
+    for tensor in dict.fromkeys((*wanted, *space.segment.outputs)):
         if space.has_r(tensor):
             found.setdefault(space.phase[tensor], []).append(tensor)
     return found
@@ -65,7 +67,7 @@ def takes_one_walk(segment: Segment) -> bool:
     """Is no element needed again, of a segment that has a space?"""
     again = online(segment)
     space = analysed(again)
-    return len(walks(again, space)) <= 1
+    return len(walks(space)) <= 1
 
 
 @dataclass
