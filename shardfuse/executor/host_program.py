@@ -42,11 +42,14 @@ class Program:
     batches: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """The launches of which a batch consists, by its name."""
     call: Call = NO_CALL
-    """What its ranks know it as, where they communicate in it."""
+    """What its ranks know it as."""
     is_fresh: bool = False
     """Is each output contiguous, in a storage that nothing else has?"""
     note: Callable[[Call], None] | None = None
-    """Notes each call of it, given ``call``: the watchdog compares that with the other ranks'."""
+    """Notes each call of it, given ``call``, which the watchdog compares with the other ranks'.
+
+    ``None`` where they send one another nothing in it.
+    """
 
     @cached_property
     def by_address(self) -> frozenset[int]:

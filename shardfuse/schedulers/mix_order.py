@@ -194,6 +194,9 @@ def analyse_mixed(segment: Segment) -> Mixed | str:
         return f"nothing is reduced along {order[-1]}, which is fastest in memory"
     if any(g != rows[0] for g in rows):
         return f"some reductions take {listed(rows[0])}, others {listed(next(g for g in rows if g != rows[0]))}"
+    held = frozenset[Digit]().union(*(atoms[t] for e, g in gone.items() if g == rows[0] for t in e.tensors))
+    if every - held and prod(a.extent for a in rows[0]) < WARPS * WARP:
+        return f"what it reduces along rows lacks {listed(every - held)}, and would be reduced anew for each"
     columns = [e for e, g in gone.items() if g != rows[0]]
     walked = frozenset[Digit].intersection(*(gone[e] for e in columns)) - rows[0]
     refusal = _refusal(columns, gone, atoms, rows[0], every) or ("" if walked else "its column sums share no rows")
