@@ -30,14 +30,7 @@ from .limits import (
 from .plan import KernelPlan, kernel_name
 from .resources import held_values
 from .schedule import Access, Launch, Registers, Schedule, Tile
-from .team import (
-    are_few_held,
-    columns_held_by_team,
-    held_by_team,
-    in_columns,
-    paired_team,
-    why_not_held,
-)
+from .team import are_few_held, columns_held_by_team, held_by_team, in_columns, paired_team, why_not_held
 
 UNPACKED = (DataType.BFloat16, DataType.Half)
 """Types that are held two in a word."""

@@ -22,15 +22,7 @@ from ..ir.op import Pointwise, Random
 from ..ops.table import POINTWISE
 from ..segments.segment import Segment, segment_of
 from ..segments.space import Space, analyse_reduction, analysed, stored_atoms
-from .limits import (
-    MAX_WARPS,
-    WARP,
-    WARPS,
-    WIDEST_WARPS,
-    power_of_two,
-    vector,
-    widest,
-)
+from .limits import MAX_WARPS, WARP, WARPS, WIDEST_WARPS, power_of_two, vector, widest
 from .looped import down_columns, in_loop
 from .persistent import in_registers, too_long
 from .plan import KernelPlan, kernel_name, one_launch

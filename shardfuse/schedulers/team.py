@@ -13,17 +13,7 @@ from ..ir.expr import Expr
 from ..ir.op import Statistic
 from ..segments.online_reductions import takes_one_walk
 from ..segments.space import Space, as_columns
-from .limits import (
-    LONG_WARPS,
-    MAX_TEAM,
-    MAX_WARPS,
-    WARP,
-    WIDEST_LOAD,
-    in_powers_of_two,
-    power_of_two,
-    vector,
-    widest,
-)
+from .limits import LONG_WARPS, MAX_TEAM, MAX_WARPS, WARP, WIDEST_LOAD, in_powers_of_two, power_of_two, vector, widest
 from .resources import carried, resident, resident_copies, turn_bytes
 from .schedule import Group, Immediate, Launch, Schedule, Tile
 

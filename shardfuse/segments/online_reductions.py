@@ -165,10 +165,7 @@ def _guarded(largest: BoundTensor, total: BoundTensor, second: Expr) -> list[Exp
     name, dtype = f"{second.output}", total.dtype
     lowest, zero = (Scalar(f"{name}_{k}", dtype, v, is_literal=True) for k, v in (("lowest", -inf), ("none", 0.0)))
     is_lowest = BoundTensor(f"{name}_is_lowest", DataType.Bool, replace(total.domain, allocation=None))
-    return [
-        Expr(_EQ, (largest, lowest), (is_lowest,)),
-        Expr(_WHERE, (is_lowest, zero, total), (second.output,)),
-    ]
+    return [Expr(_EQ, (largest, lowest), (is_lowest,)), Expr(_WHERE, (is_lowest, zero, total), (second.output,))]
 
 
 def _picked(second: Expr, index: BoundTensor, x: BoundTensor, zero: Scalar) -> list[Expr]:
