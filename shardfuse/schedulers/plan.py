@@ -116,7 +116,7 @@ def reads(plan: KernelPlan) -> dict[BoundTensor, int]:
     counts = dict.fromkeys(segment.inputs, 0)
     stops = {e for e in segment.exprs if isinstance(e.op, Pick | Reduce | Statistic)}
     through = [e for e in segment.exprs if e not in stops]
-    for wanted in walks(segment, space).values():
+    for wanted in walks(space).values():
         behind = {t for e in leading_to(through, wanted) for t in e.tensors}.union(wanted)
         for tensor in segment.inputs:
             is_windowed = tensor not in space.atoms

@@ -137,9 +137,9 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     for t in exchange.statistics:
         if not space.has_r(made[t].tensors[0]) or space.has_r(t):
             return f"{t} reduces nothing on this rank"
-    if not space.is_inner or space.walked or in_columns(segment, space, device).grouped:
+    if not space.is_inner or space.walked or in_columns(space, device).grouped:
         return "what is reduced is not innermost"
-    refusal = too_long(segment, space, device)
+    refusal = too_long(space, device)
     if refusal is not None:
         return refusal
     if space.kept > _MOST_ROWS:
@@ -201,7 +201,7 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     segment = found.segment
     space = analyse(segment)
     assert not isinstance(space, str), "it was asked about"
-    schedule = by_one_program(segment, space, device)
+    schedule = by_one_program(space, device)
     free, members = max(device.multiprocessors - LEFT_FREE, 1), 1
     if found.exchange.sent is not None:
         members = members_of(segment, space, free)
