@@ -233,6 +233,32 @@ def test_sync_batch_norm() -> None:
     torch.testing.assert_close(SyncBatchNorm(3, dtype=torch.float64)(x), expected.detach())
 
 
+def test_a_rank_may_evaluate_a_sync_batch_norm_alone() -> None:
+    """Before the first step of training as between two; gradients are then this rank's own."""
+    x = torch.randn(6, 3, 4, dtype=torch.float64)
+
+    def check_alone(module: SyncBatchNorm) -> None:
+        theirs = torch.nn.BatchNorm1d(3, dtype=torch.float64)
+        theirs.load_state_dict(module.state_dict())
+        for m in (theirs.eval(), module.eval()):
+            m.zero_grad()
+            m(x).square().sum().backward()
+        torch.testing.assert_close(module.weight.grad, theirs.weight.grad)
+        module.zero_grad()
+        module.train()
+
+    def run(rank: int, size: int) -> None:
+        module = SyncBatchNorm(3, dtype=torch.float64)
+        for evaluating in range(size):
+            if rank == evaluating:
+                check_alone(module)
+            result = module(x.chunk(size)[rank])
+            expected = torch.nn.functional.batch_norm(x, None, None, training=True).chunk(size)[rank]
+            torch.testing.assert_close(result, expected)
+
+    run_ranks(2, run)
+
+
 def test_bad_arguments() -> None:
     mesh = DeviceMesh([0])
     for make, message in (
