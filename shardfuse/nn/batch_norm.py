@@ -253,6 +253,11 @@ class SyncBatchNorm(BatchNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        # What new_group() returns on ranks that are not in the group is no group: there it is a BatchNorm.
+        is_outside = dist.is_available() and process_group == dist.GroupMember.NON_GROUP_MEMBER
+        if not (process_group is None or is_outside or isinstance(process_group, dist.ProcessGroup)):
+            expected = "a group of torch.distributed, or None for all ranks"
+            raise ModuleArgumentError("SyncBatchNorm", "process_group", process_group, expected)
         self.process_group = process_group
         self._mesh_of_ranks: DeviceMesh | None = None
 
