@@ -90,6 +90,13 @@ def is_nccl_blocking(environ: Mapping[str, str] | None = None) -> bool:
     return env.get("TORCH_NCCL_USE_COMM_NONBLOCKING", "0").lower() in ("", "0", "false", "n", "no", "f")
 
 
+def read_nccl_programs(environ: Mapping[str, str] | None = None) -> int | None:
+    """Programs of a kernel that the environment lets NCCL have at most; ``None`` where it says nothing of that."""
+    env = os.environ if environ is None else environ
+    said = [env.get(name, "") for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS")]
+    return min((int(text) for text in said if text.isdecimal() and int(text) > 0), default=None)
+
+
 def read_launch(environ: Mapping[str, str] | None = None) -> LaunchConfig:
     """Read `LaunchConfig` from torchrun's, Open MPI's, the RANK/WORLD_SIZE convention's or SLURM's variables.
 

@@ -10,6 +10,7 @@ import torch
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen import generate
 from shardfuse.codegen.mesh_exchange import slots_of, table
+from shardfuse.codegen.source import KernelSource
 from shardfuse.compiler import Plan, compile_fusion
 from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import Kernel, Launch
@@ -173,12 +174,13 @@ class Ranks:
 
     def set_launches(self, number: int, rank: int) -> None:
         """As if there had been so many; of rows, turns of each program."""
-        self.tables[rank][4 + 2 * len(self.slots) :] = number << 32 * (not self.plan.exchange.is_in_rows)
+        self.tables[rank][4 + 2 * len(self.slots) + 1] = number << 32
+        self.tables[rank][4 + 2 * len(self.slots) + 2 :] = number
 
     def launches_of(self, rank: int) -> float:
         """How many there were; of rows, turns of the first program."""
-        number = int(self.tables[rank][4 + 2 * len(self.slots)])
-        return number if self.plan.exchange.is_in_rows else number / (1 << 32)
+        counted = self.tables[rank][4 + 2 * len(self.slots) :].tolist()
+        return counted[2] if self.plan.exchange.is_in_rows else counted[1] / (1 << 32)
 
     def launches(self, directory: Path, *, interpret: bool = False) -> list[Launch]:
         """Of each rank, ``launch(stream, *tensors)``."""
@@ -188,7 +190,8 @@ class Ranks:
             layouts = {t: t.domain.layout(rank) for t in tensors}
             kernel = Kernel(generate(self.plan, layouts, rank, interpret=interpret), directory, interpret=interpret)
             kernel.compile(self.device)
-            made.append(kernel.launcher(lambda launch, own=own: lambda stream, *rest: launch(stream, own, *rest)))
+            launch = kernel.launcher_of(kernel.source)
+            made.append(lambda stream, *rest, launch=launch, own=own: launch(stream, own, *rest))
         return made
 
     def pieces(self, kind: str, rank: int, given: list[torch.Tensor]) -> dict[BoundTensor, torch.Tensor]:
@@ -202,6 +205,18 @@ class Ranks:
             nothing = float("nan") if t.dtype.is_floating else -1
             found[t] = torch.full(shape, nothing, dtype=t.dtype.torch, device=self.device)
         return found
+
+
+class NotedKernel:
+    """A kernel of rank 0 that notes its launches: grid, integers, and what it was given."""
+
+    def __init__(self, plan: KernelPlan) -> None:
+        tensors = (*plan.segment.inputs, *plan.segment.outputs)
+        self.source = generate(plan, {t: t.domain.layout(0) for t in tensors}, 0)
+        self.launches = list[tuple[int, tuple[int, ...], tuple[object, ...]]]()
+
+    def launcher_of(self, source: KernelSource) -> Launch:
+        return lambda *given: self.launches.append((source.grid, source.integers, given))
 
 
 def _number(tensor: BoundTensor) -> int:

@@ -40,8 +40,8 @@ from .space import Space, analyse
 from .team import in_columns
 
 LEFT_FREE = 32
-"""Multiprocessors on which no program waits, for a collective of another stream, which waits for its peers too: NCCL
-launches at most 32 programs for one.  Source: NCCL's user guide, ``ncclConfig_t.maxCTAs``."""
+"""Multiprocessors on which no program of a plan is expected: as many as NCCL takes for one process group, see
+``mesh/gpu_room.py``.  Where there are more groups, fewer programs of a plan run at a time (``RankExchange``)."""
 _WARPS, _MANY_WARPS = 16, 32
 """Warps of a multiprocessor that are resident whatever the compiler does, as a thread is given no more registers than
 its registers divided by them: 128 and 64 on an H200.  The first holds the longest rows without a spill."""
@@ -216,6 +216,9 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
         registers = device.registers // (_MANY_WARPS * WARP)
     launch = replace(launch, registers=min(launch.registers or registers, registers))
     is_by_rows = found.exchange.sent is not None and is_in_rows(space)
-    exchange = replace(found.exchange, programs=programs, is_in_rows=is_by_rows, members=members)
+    is_claimed = programs > free and space.kept > free * schedule.kept
+    programs = programs if is_claimed else free
+    shared = {"is_claimed": is_claimed, "is_in_rows": is_by_rows, "members": members}
+    exchange = replace(found.exchange, programs=programs, **shared)
     schedule = replace(schedule, launch=launch)
     return (KernelPlan(kernel_name("exchange", segment), segment, space, schedule, device, exchange=exchange),)

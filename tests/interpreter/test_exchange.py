@@ -95,13 +95,13 @@ def test_a_program_that_has_given_up_stores_no_rows(tmp_path: Path, monkeypatch:
     tensors = [world.pieces(PARTIAL, rank, given) for rank in range(2)]
     flags = sent_words.flags_of_rows(world.plan.exchange)
     world.slots[1].fill_(77)
-    world.tables[0][8:] = 1 << 32 | 6  # six turns, and has given up
+    world.tables[0][10:] = 1 << 32 | 6  # six turns, and has given up
     launch = world.launches(tmp_path, interpret=True)[0]
     launch(None, *(tensors[0][t] for t in (*world.plan.segment.inputs, *world.plan.segment.outputs)))
     assert set(world.slots[1][:flags].tolist()) == {77, int(GONE)}
     assert world.slots[1][flags:].eq(77).all()
     assert all(tensors[0][t].isnan().all() for t in world.plan.segment.outputs)
-    assert world.tables[0][8] == 1 << 32 | 7
+    assert world.tables[0][10] == 1 << 32 | 7
 
 
 def test_rows_are_sent_without_their_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
