@@ -22,6 +22,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from exchange_cases import PARTIAL, define, expected, inputs, piece, piece_of_output
+from exchange_streams import run_beside_graphs, run_beside_groups
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, initialize
@@ -36,6 +37,7 @@ STOPPED = 4.0
 """Seconds, less than those after which a silent rank counts as gone."""
 REPLAYS, EACH = 10_000, 10
 CALLS = 1000
+ROUNDS = 500
 SHARED = 50
 """As so many times fewer of these where ranks take turns on one GPU: each launch takes two of its time slices."""
 ROWS, COLUMNS = (1, 3, 8, 17, 100, 700), 8192
@@ -266,6 +268,11 @@ def synchronize(context: ProcessContext) -> None:
         torch.cuda.synchronize()
 
 
+def synchronize_all(context: ProcessContext) -> None:
+    synchronize(context)
+    dist.barrier()
+
+
 def main(case: str) -> None:
     faulthandler.dump_traceback_later(SLOW, repeat=True)
     say("has started")
@@ -293,6 +300,11 @@ def main(case: str) -> None:
         run_short_of_memory(context)
     elif case == "go_on":
         go_on(context, jobs)
+    elif case == "graphs":
+        replays = REPLAYS // (SHARED if context.backend == "gloo" else 1)
+        run_beside_graphs(jobs, replays, context.rank, lambda: synchronize_all(context))
+    elif case == "groups":
+        run_beside_groups(jobs, ROUNDS, context.rank, lambda: synchronize_all(context))
     else:
         run = do_fault(case, jobs) if context.rank == 1 else lambda: jobs[0].run(8)
         run()

@@ -201,7 +201,7 @@ def room(plans: Sequence[KernelPlan]) -> str | None:
 
 
 def is_crowded(plans: Sequence[KernelPlan]) -> bool:
-    """Does NCCL need so many multiprocessors of this rank's GPU, for all process groups, that collectives are faster?"""
+    """Does NCCL need so many multiprocessors of this rank's GPU that collectives are faster?"""
     found = arena()
     assert not isinstance(found, str), "it was asked for"
     return any(found.room.left() < min(programs_at_once(plan), _ENOUGH) for plan in plans)

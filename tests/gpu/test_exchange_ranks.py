@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from exchange_processes import outcome
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -24,6 +25,21 @@ def test_late_ranks_and_changing_sizes_are_no_fault(ranks: int, tmp_path: Path) 
     """One stands still for seconds; then sizes change in every call, and 100,000 calls are replayed out of step."""
     codes, texts, _ = outcome("go_on", tmp_path, ranks=ranks)
     assert codes == [0] * ranks, "\n".join(texts)
+    assert all("done" in text for text in texts)
+
+
+def test_graphs_and_calls_on_many_streams_take_no_words_of_one_another(tmp_path: Path) -> None:
+    """10,000 replays of two graphs and calls of other programs, each kind on a stream of its own."""
+    codes, texts, _ = outcome("graphs", tmp_path)
+    assert codes == [0, 0], "\n".join(texts)
+    assert all("done" in text for text in texts)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL has ranks on GPUs of their own")
+def test_process_groups_and_kernels_that_ranks_start_in_other_orders_all_end(tmp_path: Path) -> None:
+    """Each of them waits for its part on another rank, and there is room for all at once."""
+    codes, texts, _ = outcome("groups", tmp_path)
+    assert codes == [0, 0], "\n".join(texts)
     assert all("done" in text for text in texts)
 
 
