@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -182,16 +183,26 @@ class Ranks:
         counted = self.tables[rank][4 + 2 * len(self.slots) :].tolist()
         return counted[2] if self.plan.exchange.is_in_rows else counted[1] / (1 << 32)
 
-    def launches(self, directory: Path, *, interpret: bool = False) -> list[Launch]:
-        """Of each rank, ``launch(stream, *tensors)``."""
+    def tickets_of(self, rank: int) -> int:
+        """What stands where programs claim their numbers."""
+        return int(self.tables[rank][4 + 2 * len(self.slots)])
+
+    def launches(
+        self,
+        directory: Path,
+        *,
+        interpret: bool = False,
+        launched_as: Callable[[int, KernelSource], list[KernelSource]] = lambda rank, source: [source],
+    ) -> list[Launch]:
+        """Of each rank, ``launch(stream, *tensors)``.  launched_as: what is launched, one after the other."""
         made: list[Launch] = []
         for rank, own in enumerate(self.tables):
             tensors = (*self.plan.segment.inputs, *self.plan.segment.outputs)
             layouts = {t: t.domain.layout(rank) for t in tensors}
             kernel = Kernel(generate(self.plan, layouts, rank, interpret=interpret), directory, interpret=interpret)
             kernel.compile(self.device)
-            launch = kernel.launcher_of(kernel.source)
-            made.append(lambda stream, *rest, launch=launch, own=own: launch(stream, own, *rest))
+            parts = [kernel.launcher_of(part) for part in launched_as(rank, kernel.source)]
+            made.append(lambda stream, *rest, parts=parts, own=own: [part(stream, own, *rest) for part in parts])
         return made
 
     def pieces(self, kind: str, rank: int, given: list[torch.Tensor]) -> dict[BoundTensor, torch.Tensor]:
