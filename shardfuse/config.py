@@ -32,7 +32,8 @@ class Settings:
     heartbeat_limit: SHARDFUSE_HEARTBEAT_LIMIT, seconds without a sign of life after which a rank counts as gone.
     check_replicas: SHARDFUSE_CHECK=replicas, replicated inputs are compared between ranks before every run.
     exchange: SHARDFUSE_EXCHANGE, by what ranks of a host exchange statistics of rows that are sharded: their kernels
-    themselves, over symmetric memory ("symmetric"), collectives of NCCL ("nccl"), or the default ("auto"): collectives.
+    themselves, over symmetric memory ("symmetric", or an error); collectives of NCCL ("nccl"); or the default ("auto"):
+    their kernels where NVLink joins their GPUs, else collectives.
     shared_gpu: SHARDFUSE_SHARED_GPU, ranks of a host take turns on its GPUs, with gloo's collectives: for tests on a
     machine with fewer GPUs than ranks.
     """

@@ -279,6 +279,7 @@ def main(case: str) -> None:
     context = initialize(timeout=60)
     say(f"has a world of {context.world_size} by {context.backend}")
     assert isinstance(symmetric.arena(), symmetric.Arena), symmetric.arena()
+    assert context.exchange == "kernels"
     if case == "meshes":
         meshes(context)
         finalize()

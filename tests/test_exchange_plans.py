@@ -624,6 +624,16 @@ def test_the_end_of_a_world_closes_what_it_can(
     assert symmetric.arena() == ""
 
 
+def test_what_ranks_exchange_by_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, told in (
+        ("", "collectives: tensors are on the CPU"),
+        ("no two ranks are on one host", "collectives: no two ranks are on one host"),
+        (FakeMesh(1 << 10).arena, "kernels"),
+    ):
+        monkeypatch.setattr(symmetric, "arena", lambda found=found: found)
+        assert symmetric.how_ranks_exchange() == told
+
+
 def test_auto_has_collectives_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a word: ``explain()`` says of kernels what a GPU would have."""
     monkeypatch.setattr(symmetric, "peer_memory", None)

@@ -131,6 +131,12 @@ def arena() -> Arena | str:
     return world.reason if world.arena is None else world.arena
 
 
+def how_ranks_exchange() -> str:
+    """By "kernels", or by "collectives" and why, where a program has anything to exchange."""
+    found = arena()
+    return f"collectives: {found or 'tensors are on the CPU'}" if isinstance(found, str) else "kernels"
+
+
 def lost_exchange() -> ExchangeTimeoutError | None:
     """What a kernel of this rank has waited for in vain, where no exception has told the caller.
 
