@@ -6,7 +6,8 @@ much behind a private interface, and its first allocation took 2.5 s on 2 x H200
 Which capture of a CUDA graph a stream is part of, torch does not tell either, nor has it events that replays of graphs
 wait for and record.
 
-The context of the current device has to be that of this thread, as it is once torch has used the GPU.
+The context of the current device has to be that of this thread, as it is once torch has used the GPU; a thread that has
+none gets that one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import ctypes
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
+
+import torch
 
 _HANDLE_BYTES = 64
 """``CU_IPC_HANDLE_SIZE``.  Source: ``cuda.h``."""
@@ -25,6 +28,8 @@ _ATOMICS = 3
 
 _IS_CAPTURED = 1
 """``CU_STREAM_CAPTURE_STATUS_ACTIVE``.  Source: ``cuda.h``."""
+_NO_CONTEXT = 201
+"""``CUDA_ERROR_INVALID_CONTEXT``.  Source: ``cuda.h``."""
 _RELAXED = 2
 """``CU_STREAM_CAPTURE_MODE_RELAXED``.  Source: ``cuda.h``."""
 _WITHOUT_TIMES = 2
@@ -169,9 +174,20 @@ def _driver() -> ctypes.CDLL:
         raise RuntimeError(f"the CUDA driver is not there: {error}") from error
 
 
+def _enter_context() -> None:
+    """That of the current device is this thread's from now on."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(torch.cuda.current_device()))
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    _call("cuCtxSetCurrent", context)
+
+
 def _call(name: str, *arguments: object) -> None:
     """Raises RuntimeError with the driver's own words."""
     code = getattr(_driver(), name)(*arguments)
+    if code == _NO_CONTEXT:
+        _enter_context()
+        code = getattr(_driver(), name)(*arguments)
     if code:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(code, ctypes.byref(text))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -103,3 +105,19 @@ def test_a_graph_that_is_launched_twice_at_a_time_runs_one_after_the_other() -> 
             graph.replay()
     torch.cuda.synchronize()
     assert step.number.item() == 2 * len(streams)
+
+
+def test_a_thread_that_has_not_used_the_gpu_orders_its_launches() -> None:
+    step, stream = Stepping(), torch.cuda.Stream()
+    graph = step.captured()
+
+    def run() -> None:
+        with torch.cuda.stream(stream):
+            step.run()
+
+    graph.replay()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run).result()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert step.number.item() == 5
