@@ -29,13 +29,13 @@ class GpuRoom:
     """Of ``device``, that of this rank; on a CPU there is always room.  groups: how many have kernels of NCCL here."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._known = device, (-1, -1)
-        self._left, self.groups = 0, 0
+        self._device, self._left, self.groups = device, 0, 0
+        self._known: tuple[int, int] | None = None
 
     def left(self) -> int:
         """Multiprocessors that NCCL never needs, 0 or less for none; counted anew once there are other groups."""
         world = cast("Any", c10d)._world
-        known = len(world.pg_map), int(world.group_count)  # every call asks
+        known = len(cast("dict[object, object]", world.pg_map)), int(world.group_count)  # every call asks
         if known != self._known:
             all_there_are, most = _multiprocessors(self._device)
             taken = programs_of_groups(tuple(world.pg_map), most)
