@@ -268,11 +268,6 @@ def synchronize(context: ProcessContext) -> None:
         torch.cuda.synchronize()
 
 
-def synchronize_all(context: ProcessContext) -> None:
-    synchronize(context)
-    dist.barrier()
-
-
 def main(case: str) -> None:
     faulthandler.dump_traceback_later(SLOW, repeat=True)
     say("has started")
@@ -284,6 +279,14 @@ def main(case: str) -> None:
         meshes(context)
         finalize()
         hosts()
+        return
+    if case in ("graphs", "groups"):
+        if case == "graphs":
+            run_beside_graphs(context, REPLAYS // (SHARED if context.backend == "gloo" else 1), say)
+        else:
+            run_beside_groups(context, ROUNDS, say)
+        say("done")
+        finalize()
         return
     jobs = [Job(kind, context) for kind in ("rms_norm", PARTIAL)]
     say("has inputs")
@@ -301,11 +304,6 @@ def main(case: str) -> None:
         run_short_of_memory(context)
     elif case == "go_on":
         go_on(context, jobs)
-    elif case == "graphs":
-        replays = REPLAYS // (SHARED if context.backend == "gloo" else 1)
-        run_beside_graphs(jobs, replays, context.rank, lambda: synchronize_all(context))
-    elif case == "groups":
-        run_beside_groups(jobs, ROUNDS, context.rank, lambda: synchronize_all(context))
     else:
         run = do_fault(case, jobs) if context.rank == 1 else lambda: jobs[0].run(8)
         run()

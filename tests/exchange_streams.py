@@ -9,35 +9,40 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from exchange_cases import PARTIAL, define, inputs, piece
 
-if TYPE_CHECKING:
-    from exchange_ranks import Job
+from shardfuse import DataType
+from shardfuse.mesh.process import ProcessContext
 
+COLUMNS = 8192
 SETS = 2
 LARGE = 1 << 23
 """Elements of float32 that NCCL reduces: 32 MB, for which it launches as many programs as it ever does."""
 
 
 class Checked:
-    """A program of so many rows, with two sets of inputs and the results of each."""
+    """A program of so many rows, with two sets of inputs and the results of each, which other tests compare."""
 
-    def __init__(self, job: Job, rows: int) -> None:
-        self.job, self.here = job, [job.here[rows], [t.float().square().to(t.dtype) for t in job.here[rows]]]
-        self.own = [torch.empty_like(t) for t in job.here[rows]]
-        self.wanted = [[t.clone() for t in job.fd.execute(here)] for here in self.here]
+    def __init__(self, kind: str, rows: int, context: ProcessContext) -> None:
+        given = inputs(kind, rows, COLUMNS, torch.bfloat16, context.world_size)
+        here = [piece(kind, k, v, context.world_size, context.rank).to(context.device) for k, v in enumerate(given)]
+        self.fd = define(kind, COLUMNS, context.world_size, DataType.BFloat16)
+        self.here = [here, [t.float().square().to(t.dtype) for t in here]]
+        self.own = [torch.empty_like(t) for t in here]
+        self.wanted = [[t.clone() for t in self.fd.execute(here)] for here in self.here]
         assert not any(torch.equal(*pair) for pair in zip(*self.wanted, strict=True))
+        assert not self.fd.explain().collectives
 
     def put(self, k: int) -> None:
-        """Set ``k`` is what ``run`` reads from now on."""
+        """Set ``k`` is what a graph reads from now on."""
         for own, given in zip(self.own, self.here[k], strict=True):
             own.copy_(given)
 
-    def run(self) -> list[torch.Tensor]:
-        return self.job.fd.execute(self.own)
+    def run(self, k: int) -> torch.Tensor:
+        return self.wrong(self.fd.execute(self.here[k]), k)
 
     def wrong(self, found: Sequence[torch.Tensor], k: int) -> torch.Tensor:
         """How many elements are not those of set ``k``; NaN is none of them."""
@@ -51,7 +56,7 @@ class Replayed:
         self.programs, self.stream, self.graph = programs, torch.cuda.Stream(), torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(self.graph, stream=self.stream):
-            self.found = [program.run() for program in programs]
+            self.found = [program.fd.execute(program.own) for program in programs]
         torch.cuda.synchronize()
 
     def run(self, k: int, wrong: torch.Tensor) -> None:
@@ -63,16 +68,21 @@ class Replayed:
                 wrong += program.wrong(found, k)
 
 
-def run_beside_graphs(jobs: Sequence[Job], replays: int, seed: int, synchronize: Callable[[], None]) -> None:
+def run_beside_graphs(context: ProcessContext, replays: int, say: Callable[[str], None]) -> None:
     """Replays of two graphs, and calls on a third stream and on the default one: in one order on all ranks, which are
     late now and then."""
-    norm, sums = jobs
-    graphs = [Replayed([Checked(norm, 8), Checked(sums, 3)]), Replayed([Checked(sums, 17), Checked(norm, 100)])]
-    calls = [Checked(job, rows) for job in jobs for rows in (1, 8, 100, 700)]
+
+    def made(kind: str, rows: int) -> Checked:
+        return Checked(kind, rows, context)
+
+    norm = "rms_norm"
+    graphs = [Replayed([made(norm, 8), made(PARTIAL, 3)]), Replayed([made(PARTIAL, 17), made(norm, 100)])]
+    calls = [made(kind, rows) for kind in (norm, PARTIAL) for rows in (1, 8, 100, 400)]
+    say("has captured")
     streams = [torch.cuda.Stream(), torch.cuda.default_stream()]
     wrong = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in range(len(graphs) + len(streams))]
-    synchronize()
-    both, own = random.Random(7), random.Random(seed)
+    together()
+    both, own = random.Random(7), random.Random(context.rank)
     for _ in range(replays):
         at, k = both.randrange(len(wrong)), both.randrange(SETS)
         if at < len(graphs):
@@ -80,26 +90,26 @@ def run_beside_graphs(jobs: Sequence[Job], replays: int, seed: int, synchronize:
         else:
             program = both.choice(calls)
             with torch.cuda.stream(streams[at - len(graphs)]):
-                found = program.job.fd.execute(program.here[k])
-                wrong[at] += program.wrong(found, k)
+                wrong[at] += program.run(k)
         if own.random() < 0.002:
             time.sleep(own.random() * 0.005)
     torch.cuda.synchronize()
     assert [int(count) for count in wrong] == [0] * len(wrong)
 
 
-def run_beside_groups(jobs: Sequence[Job], rounds: int, seed: int, synchronize: Callable[[], None]) -> None:
+def run_beside_groups(context: ProcessContext, rounds: int, say: Callable[[str], None]) -> None:
     """All-reduces of two process groups and kernels that exchange, each kind on a stream of its own, which every rank
     starts in an order of its own.  One of the groups is made when programs have run already."""
-    programs = [Checked(job, rows) for job in jobs for rows in (8, 700)]
+    programs = [Checked(kind, rows, context) for kind in ("rms_norm", PARTIAL) for rows in (8, 400)]
     groups = [dist.group.WORLD, dist.new_group(backend="nccl")]
     numbers = [torch.ones(LARGE, device="cuda") for _ in groups]
     streams = [torch.cuda.Stream() for _ in (*groups, "kernels")]
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for group, number in zip(groups, numbers, strict=True):
         dist.all_reduce(number, dist.ReduceOp.MAX, group=group)
-    synchronize()
-    both, own = random.Random(9), random.Random(seed)
+    say("has groups")
+    together()
+    both, own = random.Random(9), random.Random(context.rank)
 
     def reduce(j: int) -> None:
         for _ in range(2):
@@ -110,7 +120,7 @@ def run_beside_groups(jobs: Sequence[Job], rounds: int, seed: int, synchronize: 
 
         def call(steps: list[tuple[Checked, int]] = steps) -> None:
             for program, k in steps:
-                wrong.add_(program.wrong(program.job.fd.execute(program.here[k]), k))
+                wrong.add_(program.run(k))
 
         started = [*(lambda j=j: reduce(j) for j in range(len(groups))), call]
         for at in own.sample(range(len(started)), len(started)):
@@ -121,3 +131,10 @@ def run_beside_groups(jobs: Sequence[Job], rounds: int, seed: int, synchronize: 
     torch.cuda.synchronize()
     assert int(wrong) == 0
     assert all(number.eq(1).all() for number in numbers)
+
+
+def together() -> None:
+    """All ranks are here, and have done what they had to."""
+    torch.cuda.synchronize()
+    dist.barrier()
+    torch.cuda.synchronize()
