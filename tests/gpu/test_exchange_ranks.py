@@ -48,6 +48,8 @@ def test_process_groups_and_kernels_that_ranks_start_in_other_orders_all_end(tmp
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_no_access_is_out_of_bounds_and_no_shared_memory_is_raced_for(tool: str, tmp_path: Path) -> None:
     under = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--kernel-name", "kernel_substring=exchange"]
+    if tool == "memcheck":  # calls of NCCL's fail, which it then does without
+        under += ["--report-api-errors", "no"]
     codes, texts, _ = outcome("few", tmp_path, under)
     assert codes == [0, 0], "\n".join(texts)
 
