@@ -10,7 +10,9 @@ sent, whose slots belong to programs, launches follow one another, each with the
 
 Where several programs fit on a multiprocessor, the GPU spreads them over all.  There the grid has as many as fill the
 GPU: those that find themselves on a multiprocessor which is to be left end at once, and the others claim the numbers of
-programs, one after the other, until none is left.  The last one to begin stays wherever it is, so that one does.
+programs, one after the other, until none is left.  Where all would end at once, the last one to begin stays.  A launch
+is over when each program has ended at once or has claimed once in vain: claims are then as many as programs and those
+that stayed, which they are at no other time.
 
 Both take numbers in ascending order, and ranks then wait for one another in no circle: of the least program that has
 not ended on every rank, all lesser ones have, so that every rank has begun it, or has a program to begin it.
@@ -30,24 +32,36 @@ from .source import KernelSource
 ROOM, FIRST = "room", "first"
 """Arguments: multiprocessors that programs which claim their numbers may be on, those with the least numbers; and the
 number of a grid's first program, where rows are sent."""
-_CLAIM = '''@triton.jit
-def claim(tickets_ptr, {room}):
-    """The number of the first program that this one has; beyond all for one that is to leave its multiprocessor."""
+_CLAIMS = 16
+"""Bits of the claims that programs count in one word; above them stand the programs that ended at once."""
+_BEGIN = '''@triton.jit
+def begin(tickets_ptr, {room}):
+    """What is counted once this program has begun: with a claim of its own, if its multiprocessor may be taken.
+
+    The last one has one in any case where no other program has.
+    """
     is_in = {here} < {room}
-    came = tl.atomic_add(tickets_ptr, tl.where(is_in, {both}, {begun}), sem="relaxed")
-    is_last = (came >> 32) == tl.num_programs(0) - 1
-    ticket = came & 0xFFFFFFFF
-    if is_last and not is_in:
-        ticket = tl.atomic_add(tickets_ptr, 1, sem="relaxed") & 0xFFFFFFFF
-    return tl.where(is_in or is_last, ticket, 0x7FFFFFFF).to(tl.int32)
+    first = tl.where(is_in, 1, {leave})
+    counted = (tl.atomic_add(tickets_ptr, first.to(tl.int64), sem="relaxed")).to(tl.int32) + first
+    if counted >> {bits} == tl.num_programs(0):
+        tl.atomic_add(tickets_ptr, {back}, sem="relaxed")
+        counted += {back}
+        is_in = True
+    return counted, is_in
+'''
+_IS_OVER = '''@triton.jit
+def is_over(counted, programs):
+    """Has each program that has not ended at once claimed one more than there are?"""
+    return counted & {claims} == programs + tl.num_programs(0) - (counted >> {bits})
 '''
 _HERE = 'tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)'
 
 
-def claim_text(*, interpret: bool) -> str:
-    """The function by which a program finds which it is.  Under the interpreter all are on multiprocessor 0."""
-    here = "0" if interpret else _HERE
-    return _CLAIM.format(room=ROOM, here=here, both=(1 << 32) + 1, begun=1 << 32)
+def claim_helpers(*, interpret: bool) -> dict[str, str]:
+    """The functions by which programs count.  Under the interpreter all are on multiprocessor 0."""
+    leave, here = 1 << _CLAIMS, "0" if interpret else _HERE
+    begin = _BEGIN.format(room=ROOM, here=here, leave=leave, bits=_CLAIMS, back=1 - leave)
+    return {"begin": begin, "is_over": _IS_OVER.format(bits=_CLAIMS, claims=leave - 1)}
 
 
 def grid_of(exchange: RankExchange, blocks: int, multiprocessors: int) -> int:
@@ -125,8 +139,17 @@ def _in_programs(lines: list[str], rows: str, exchange: RankExchange) -> list[st
     head = [f"programs = tl.minimum({rows or 1}, {exchange.programs})"]
     if not exchange.is_claimed:
         return [*head, f"program = {FIRST} + tl.program_id(0)", *lines]
-    head += [f"program = claim(tickets_ptr, {ROOM})", "while program < programs:"]
-    again = ['program = (tl.atomic_add(tickets_ptr, 1, sem="relaxed") & 0xFFFFFFFF).to(tl.int32)']
+    number = f"(counted & {(1 << _CLAIMS) - 1}) - 1"
+    head += [
+        f"counted, is_in = begin(tickets_ptr, {ROOM})",
+        f"program = tl.where(is_in, {number}, programs)",
+        "while program < programs:",
+    ]
+    again = [
+        "tl.debug_barrier()",
+        'counted = (tl.atomic_add(tickets_ptr, 1, sem="relaxed")).to(tl.int32) + 1',
+        f"program = {number}",
+    ]
     return [*head, *(f"    {line}" if line else "" for line in [*lines, *again]), ""]
 
 
@@ -142,16 +165,15 @@ def _turns(exchange: RankExchange) -> list[str]:
 
 def _counted(exchange: RankExchange) -> list[str]:
     """The end of a launch, which no thread comes to before another has read its number."""
-    lines = [
+    if exchange.is_claimed:  # whoever comes last has counted for all
+        return [
+            "if is_over(counted, programs):",
+            "    tl.store(tickets_ptr, 0)",
+            f'    tl.atomic_add(launches_ptr, {1 << 32}, sem="relaxed")',
+        ]
+    return [
         "tl.debug_barrier()",
         f"rest = {(1 << 32) + 1} - tl.num_programs(0).to(tl.int64)",
         "part = tl.where(tl.program_id(0) == 0, rest, 1)",
-    ]
-    if not exchange.is_claimed:
-        return [*lines, 'tl.atomic_add(launches_ptr, part, sem="relaxed")']
-    return [
-        *lines,
-        'ended = tl.atomic_add(launches_ptr, part, sem="relaxed") + part',
-        "if ended & 0xFFFFFFFF == 0:  # all have",
-        "    tl.store(tickets_ptr, 0)",
+        'tl.atomic_add(launches_ptr, part, sem="relaxed")',
     ]

@@ -13,7 +13,7 @@ from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule
 from .bodies import write_loops, write_packed, write_unrolled
-from .claims import claim_text, grid_of, integers_of, loop_lines
+from .claims import claim_helpers, grid_of, integers_of, loop_lines
 from .cut_rows import where_whole
 from .emitter import Emitter
 from .group_exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
@@ -73,7 +73,7 @@ def _parts(
     integers = {**{name: (value, "tl.int64") for name, value in e.starts.items()}, **integers}
     if plan.exchange is not None:
         integers |= integers_of(plan.exchange, plan.device.multiprocessors)
-        e.helpers |= {"claim": claim_text(interpret=interpret)} if plan.exchange.is_claimed else {}
+        e.helpers |= claim_helpers(interpret=interpret) if plan.exchange.is_claimed else {}
     scalars = tuple(s for s in plan.segment.scalars if not s.is_literal)
     parameters = [
         *(f"{t}_ptr" for t in _tensors(plan)),

@@ -21,7 +21,7 @@ and what differs between ranks stands in a table in its own memory, which comes 
     stride                  words from one set of slots to the other
     slots_0 ... slots_W-1   addresses of every rank's slots
     name_0 ... name_W-1     what each rank is called in a report
-    tickets                 programs that were claimed, above them those that have begun; 0 between launches
+    tickets                 what programs that claim their numbers count, 0 between launches (``codegen/claims.py``)
     launches                that there were, in the upper 32 bits, kept between launches
 
 The programs of a launch together add one launch, 1 << 32, each a part of it at its end.  So all of them have read the

@@ -46,7 +46,8 @@ _WARPS, _MANY_WARPS = 16, 32
 """Warps of a multiprocessor that are resident whatever the compiler does, as a thread is given no more registers than
 its registers divided by them: 128 and 64 on an H200.  The first holds the longest rows without a spill."""
 _HELD = 32
-"""Values of a row, as float32 in registers, of a thread of ``_MANY_WARPS``: half of the registers that it has then."""
+"""Values of a row, as float32 in registers, of a thread of ``_MANY_WARPS``: half of the registers that it has then.
+Of more than two ranks fewer, as the address of each one's slots takes two."""
 _SHORT = 16
 """Values of a short row that a thread holds: two loads of 16 bytes of a 16-bit type, under way at once."""
 _MOST_RANKS = 8
@@ -210,7 +211,7 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
         schedule = _one_row(space)
     launch = schedule.launch
     programs, registers = free * max(_WARPS // launch.warps, 1), device.registers // (_WARPS * WARP)
-    held = schedule.kept * space.reduced / (launch.warps * WARP)
+    held = schedule.kept * space.reduced / (launch.warps * WARP) + 2 * (found.exchange.ranks - 2)
     if held <= _HELD and space.kept > programs * schedule.kept:
         programs = free * max(_MANY_WARPS // launch.warps, 1)
         registers = device.registers // (_MANY_WARPS * WARP)
