@@ -104,3 +104,57 @@ def test_launches_that_follow_one_another_have_every_program_once(rows: int, roo
     assert numbers == list(range(min(rows, 100)))
     assert all(part.grid <= room for part in launched)
     assert {part.integers[0] for part in launched} == {rows}
+
+
+# what programs count
+
+
+@dataclass(frozen=True)
+class Counting:
+    """The word in which ``grid`` programs count, of which those that are not ``within`` would end at once."""
+
+    within: tuple[bool, ...]
+    programs: int
+
+    def ends(self) -> set[tuple[tuple[int, ...], int]]:
+        """Of every interleaving: the numbers that were claimed, in order, and how many saw that the launch is over."""
+        grid, found = len(self.within), set[tuple[tuple[int, ...], int]]()
+        first = (0, ("new",) * grid, (), 0)
+        seen, left = {first}, [first]
+        while left:
+            word, states, claimed, over = left.pop()
+            if all(s == "gone" for s in states):
+                found.add((claimed, over))
+                assert over == 1
+            for k, state in enumerate(states):
+                if state == "gone":
+                    continue
+                after, to, number = self._step(word, state, self.within[k])
+                is_over = to == "gone" and after & 0xFFFF == self.programs + grid - (after >> 16)
+                made = (*claimed, number) if number is not None else claimed
+                one = (after, (*states[:k], to, *states[k + 1 :]), made, over + is_over)
+                if one not in seen:
+                    seen.add(one)
+                    left.append(one)
+        return found
+
+    def _step(self, word: int, state: str, is_within: bool) -> tuple[int, str, int | None]:
+        """The word, the state of the program and what it claims behind its next access of the word."""
+        match state:
+            case "new" if not is_within:
+                word += 1 << 16
+                return word, "alone" if word >> 16 == len(self.within) else "gone", None
+            case "alone":  # takes back that it has ended at once
+                return self._claimed(word + 1 - (1 << 16))
+            case _:
+                return self._claimed(word + 1)
+
+    def _claimed(self, word: int) -> tuple[int, str, int | None]:
+        number = (word & 0xFFFF) - 1
+        return (word, "runs", number) if number < self.programs else (word, "gone", None)
+
+
+@pytest.mark.parametrize("within", [w for grid in (1, 2, 3, 4) for w in product((False, True), repeat=grid)])
+@pytest.mark.parametrize("programs", [1, 2, 3])
+def test_every_program_is_claimed_once_and_one_ends_the_launch(within: tuple[bool, ...], programs: int) -> None:
+    assert Counting(within, programs).ends() == {(tuple(range(programs)), 1)}

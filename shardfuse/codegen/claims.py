@@ -42,17 +42,16 @@ def begin(tickets_ptr, {room}):
     """
     is_in = {here} < {room}
     first = tl.where(is_in, 1, {leave})
-    counted = (tl.atomic_add(tickets_ptr, first.to(tl.int64), sem="relaxed")).to(tl.int32) + first
-    if counted >> {bits} == tl.num_programs(0):
+    counted = tl.atomic_add(tickets_ptr, first.to(tl.int64), sem="relaxed").to(tl.int32) + first
+    is_alone = (counted >> {bits}) == tl.num_programs(0)
+    if is_alone:
         tl.atomic_add(tickets_ptr, {back}, sem="relaxed")
-        counted += {back}
-        is_in = True
-    return counted, is_in
+    return tl.where(is_alone, counted + {back}, counted), is_in | is_alone
 '''
 _IS_OVER = '''@triton.jit
 def is_over(counted, programs):
     """Has each program that has not ended at once claimed one more than there are?"""
-    return counted & {claims} == programs + tl.num_programs(0) - (counted >> {bits})
+    return (counted & {claims}) == programs + tl.num_programs(0) - (counted >> {bits})
 '''
 _HERE = 'tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)'
 
@@ -147,7 +146,7 @@ def _in_programs(lines: list[str], rows: str, exchange: RankExchange) -> list[st
     ]
     again = [
         "tl.debug_barrier()",
-        'counted = (tl.atomic_add(tickets_ptr, 1, sem="relaxed")).to(tl.int32) + 1',
+        'counted = tl.atomic_add(tickets_ptr, 1, sem="relaxed").to(tl.int32) + 1',
         f"program = {number}",
     ]
     return [*head, *(f"    {line}" if line else "" for line in [*lines, *again]), ""]
