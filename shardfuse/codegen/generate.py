@@ -55,9 +55,11 @@ def generate(
     p = _parts(plan, layouts, rank, interpret=interpret, turns=turns)
     function = signature(p.name, list(p.parameters), list(p.not_specialised))
     text = body_text(p.comments, p.helpers) + function + "\n".join(p.lines) + "\n"
+    # programs that claim their numbers wait for no number that none has claimed
+    is_cooperative = bool(p.mailbox) and not (plan.exchange is not None and plan.exchange.is_claimed)
     return KernelSource(
         p.name, text, _tensors(plan), p.scalars, tuple(v for v, _ in p.integers.values()),
-        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, bool(p.mailbox), schedule=p.schedule,
+        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, is_cooperative, schedule=p.schedule,
         contracts=contracts,
     )  # fmt: skip
 
