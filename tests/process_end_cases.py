@@ -15,7 +15,6 @@ from forked_ranks import serve
 
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType, finalize, initialize
 
-
 kept: dict[str, object] = {}
 
 
