@@ -110,7 +110,7 @@ def _no_collection() -> Generator[None]:
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
     keep_channels_last(graph)
-    take_pools(graph)
+    take_pools(graph, only_gpu=take == "auto")
     shared = share_pads(graph, only_gpu=take == "auto")
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
