@@ -25,6 +25,7 @@ from .aten_collectives import collective_text
 from .cast_op import join_casts
 from .channels_last import keep_channels_last
 from .compile_errors import CompileOptionError
+from .copies import join_copies
 from .cost import Cost, cost_of, why_never
 from .kept_regions import sources_hash
 from .ledger import RegionReport, note
@@ -140,6 +141,7 @@ def hand_over(graph: Graph, take: Take) -> None:
         put_in(graph, taken)
     if not inductor_config.triton.cudagraphs:  # pyright: ignore[reportAttributeAccessIssue]
         join_casts(graph, only_gpu=take == "auto")
+    join_copies(graph, only_gpu=take == "auto")
 
 
 def _weighed(graph: Graph, take: Take, stays: dict[Node, str]) -> list[_Weighed]:
