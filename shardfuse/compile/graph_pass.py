@@ -25,6 +25,7 @@ from .aten_collectives import collective_text
 from .cast_op import join_casts
 from .channels_last import keep_channels_last
 from .compile_errors import CompileOptionError
+from .copies import join_copies
 from .cost import Cost, cost_of, why_never
 from .kept_regions import sources_hash
 from .ledger import RegionReport, note
@@ -110,7 +111,7 @@ def _no_collection() -> Generator[None]:
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
     keep_channels_last(graph)
-    take_pools(graph)
+    take_pools(graph, only_gpu=take == "auto")
     shared = share_pads(graph, only_gpu=take == "auto")
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
@@ -140,6 +141,7 @@ def hand_over(graph: Graph, take: Take) -> None:
         put_in(graph, taken)
     if not inductor_config.triton.cudagraphs:  # pyright: ignore[reportAttributeAccessIssue]
         join_casts(graph, only_gpu=take == "auto")
+    join_copies(graph, only_gpu=take == "auto")
 
 
 def _weighed(graph: Graph, take: Take, stays: dict[Node, str]) -> list[_Weighed]:
