@@ -254,7 +254,7 @@ def _is_contiguous(n: Node) -> bool:
 
 
 def _turn(graph: Graph, n: Node) -> Node:
-    """A copy of ``n`` in channels-last behind it, for all that read ``n``; of an input of the graph for convolutions."""
+    """A copy of ``n`` in channels-last behind it, for all that read it; of a graph's input for convolutions alone."""
     value = n.meta["val"]
     order = torch.channels_last if value.ndim == 4 else torch.channels_last_3d
     with graph.inserting_after(n):

@@ -22,6 +22,7 @@ from ..frontend.definition import FusionDefinition
 from ..frontend.explain import Explanation, explain_plan
 from ..in_kernel import EXCHANGE
 from .aten_collectives import collective_text
+from .cast_op import join_casts
 from .channels_last import keep_channels_last
 from .compile_errors import CompileOptionError
 from .cost import Cost, cost_of, why_never
@@ -137,6 +138,8 @@ def hand_over(graph: Graph, take: Take) -> None:
     if taken:
         register()
         put_in(graph, taken)
+    if not inductor_config.triton.cudagraphs:  # pyright: ignore[reportAttributeAccessIssue]
+        join_casts(graph, only_gpu=take == "auto")
 
 
 def _weighed(graph: Graph, take: Take, stays: dict[Node, str]) -> list[_Weighed]:

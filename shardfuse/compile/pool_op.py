@@ -29,11 +29,13 @@ import torch
 from torch.fx import Graph, Node
 
 from .channels_last import is_image_in_channels_last
+from .kernel_files import launcher_of
 from .random_op import channels_last_strides
 from .region_op import define_op
 
 TILE = 1024
 """Elements of a program: 8 of 16 bits, a load of 16 bytes, for each of 128 threads."""
+WARPS = 4
 LONGEST = 128
 """Channels of a program at most."""
 _BACKWARD: Any = torch.ops.aten.max_pool2d_with_indices_backward.default
@@ -94,17 +96,17 @@ def run_pool(
     padding: list[int],
 ) -> list[torch.Tensor]:
     """A new image in channels-last, of the gradient's type."""
-    import triton
-
-    from .pool_kernel import max_pool_gradient
-
     (out,) = fake_pool(gradient, offsets, size, kernel, stride, padding)
     n, c, h, w = size
-    channels = min(LONGEST, triton.next_power_of_2(c))
+    channels = min(LONGEST, 1 << (c - 1).bit_length())
     pixels = max(TILE // channels, 1)
-    grid = (n * h * triton.cdiv(w, pixels), triton.cdiv(c, channels))
-    sizes = (c, h, w, *gradient.shape[2:], *kernel, *stride, *padding)
-    max_pool_gradient[grid](gradient, offsets, out, *sizes, PIXELS=pixels, CHANNELS=channels, num_warps=4)
+    names = ("ALL_CHANNELS", "HEIGHT", "WIDTH", "POOLED_HEIGHT", "POOLED_WIDTH", "KERNEL_H", "KERNEL_W")
+    names += ("STRIDE_H", "STRIDE_W", "PADDING_H", "PADDING_W", "PIXELS", "CHANNELS")
+    values = (c, h, w, *map(int, gradient.shape[2:]), *kernel, *stride, *padding, pixels, channels)
+    types = (("gradient", gradient.dtype), ("offsets", torch.int8), ("out", gradient.dtype))
+    grid = n * h * -(-w // pixels) * -(-c // channels)
+    constants = tuple(zip(names, values, strict=True))
+    launcher_of("max_pool_gradient", constants, types, grid, WARPS, gradient.device)(gradient, offsets, out)
     return [out]
 
 
