@@ -112,8 +112,14 @@ def _signature(node: Node) -> str:
 
 
 def _described(node: Node) -> Any:
-    """Instead of a node its value, which ``map_arg`` puts into the arguments whatever it is."""
-    return _Described(node.meta.get("val"))
+    """Instead of a node its value, which ``map_arg`` puts into the arguments whatever it is.
+
+    Of what is made of numbers alone, these too: an op may be taken where it reads nothing else.
+    """
+    found = _Described(node.meta.get("val"))
+    if node.target in aten_ops().factories:
+        found.text += f" of {node.target}{node.args}"
+    return found
 
 
 class _Described:
