@@ -258,7 +258,7 @@ class SyncBatchNorm(BatchNorm):
         if not (process_group is None or is_outside or isinstance(process_group, dist.ProcessGroup)):
             expected = "a group of torch.distributed, or None for all ranks"
             raise ModuleArgumentError("SyncBatchNorm", "process_group", process_group, expected)
-        self.process_group = process_group
+        self.process_group: Any = process_group
         self._mesh_of_ranks: DeviceMesh | None = None
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
