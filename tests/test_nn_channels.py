@@ -200,6 +200,19 @@ def test_running_statistics_over_several_batches(momentum: float | None, tracked
         assert module.num_batches_tracked == 0
 
 
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_an_empty_batch_leaves_the_running_statistics(momentum: float | None) -> None:
+    module, theirs = (kind(3, momentum=momentum) for kind in (BatchNorm1d, torch.nn.BatchNorm1d))
+    mean, variance = torch.zeros(3), torch.ones(3)
+    for rows in (4, 0, 4):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(module(x), theirs(x))
+        functional.batch_norm(x, mean, variance, training=True, momentum=0.5)
+    for name, tensor in theirs.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], tensor)
+    assert torch.stack([mean, variance]).isfinite().all()
+
+
 def test_sync_batch_norm() -> None:
     """Over the ranks' batches as over one; gradients of parameters are the ranks' average."""
     x, gradient = torch.randn(6, 3, 4, 4, dtype=torch.float64), torch.randn(6, 3, 4, 4, dtype=torch.float64)
@@ -223,6 +236,32 @@ def test_sync_batch_norm() -> None:
     for group in (None, dist.GroupMember.NON_GROUP_MEMBER):
         alone = SyncBatchNorm(3, process_group=group, dtype=torch.float64)
         torch.testing.assert_close(alone(x), expected.detach())
+
+
+def test_a_rank_may_evaluate_a_sync_batch_norm_alone() -> None:
+    """Before the first step of training as between two; gradients are then this rank's own."""
+    x = torch.randn(6, 3, 4, dtype=torch.float64)
+
+    def check_alone(module: SyncBatchNorm) -> None:
+        theirs = torch.nn.BatchNorm1d(3, dtype=torch.float64)
+        theirs.load_state_dict(module.state_dict())
+        for m in (theirs.eval(), module.eval()):
+            m.zero_grad()
+            m(x).square().sum().backward()
+        torch.testing.assert_close(module.weight.grad, theirs.weight.grad)
+        module.zero_grad()
+        module.train()
+
+    def run(rank: int, size: int) -> None:
+        module = SyncBatchNorm(3, dtype=torch.float64)
+        for evaluating in range(size):
+            if rank == evaluating:
+                check_alone(module)
+            result = module(x.chunk(size)[rank])
+            expected = torch.nn.functional.batch_norm(x, None, None, training=True).chunk(size)[rank]
+            torch.testing.assert_close(result, expected)
+
+    run_ranks(2, run)
 
 
 def test_bad_arguments() -> None:

@@ -22,12 +22,13 @@ class Mailbox:
         self._words = words
         self._of_stream: dict[tuple[torch.device, int], torch.Tensor] = {}
 
-    def on(self, device: torch.device) -> torch.Tensor:
-        """The words for a launch on the current stream of ``device``."""
-        stream = 0
-        if device.type == "cuda":
-            if torch._C._cuda_isCurrentStreamCapturing():
-                return self._zeros(device)
+    def on(self, device: torch.device, stream: int | None) -> torch.Tensor:
+        """The words for a launch on the current stream of ``device``; stream: its handle, where that is known."""
+        if device.type != "cuda":
+            stream = 0
+        elif torch._C._cuda_isCurrentStreamCapturing():  # a state of the stream, which any call may find changed
+            return self._zeros(device)
+        elif stream is None:
             stream = torch._C._cuda_getCurrentRawStream(index_of(device))
         found = self._of_stream.get((device, stream))
         if found is None:

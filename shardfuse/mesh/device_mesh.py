@@ -149,7 +149,7 @@ class DeviceMesh:
         """
         if not hasattr(rank, "__index__"):
             raise ArgumentError("coordinate", "rank", rank, "an integer")
-        return self._coordinates.get(rank)
+        return self._coordinates.get(rank.__index__())
 
     def index(self, rank: int, parallel_type: ParallelType) -> int:
         """The rank's place along one mesh dimension. Raises MeshDimensionError and RankNotInMeshError."""
