@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from itertools import count
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 
 from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError, PromiseError
-from ..executor.uncompiled import uncompiled
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
@@ -238,6 +239,10 @@ class SyncBatchNorm(BatchNorm):
     Arguments, parameters and buffers are otherwise those of ``BatchNorm2d`` without a mesh.
     """
 
+    numbered: ClassVar[WeakValueDictionary[int, SyncBatchNorm]] = WeakValueDictionary()
+    """By a number that Dynamo hands over as a constant."""
+    _count: ClassVar[count[int]] = count()
+
     def __init__(
         self,
         num_features: int,
@@ -252,23 +257,30 @@ class SyncBatchNorm(BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         self.process_group = process_group
+        self._enter()
+
+    def _enter(self) -> None:
+        self.number = next(self._count)
+        self.numbered[self.number] = self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._enter()  # a copy is another module
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
         """x: [batch, channels, ...], this rank's batch -> the same shape, dtype and memory format."""
         if dist.is_initialized() and dist.get_world_size(self.process_group) > 1:
-            return self._together(x, unsharded)
+            _join(self.number)
         return super().forward(x, unsharded=unsharded)
 
-    @uncompiled
-    def _together(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
-        """With the ranks of the group, of which a mesh is made in the first call."""
+    def join(self) -> None:
+        """Make a mesh of the ranks of the group, unless there is one."""
         if self.mesh is None:
             from torch.distributed.tensor import Shard  # slow to import, and needed on a process group only
 
             mesh = DeviceMesh(dist.get_process_group_ranks(self.process_group or dist.group.WORLD))
             self._input = TensorPlacement.of("input", Shard(0), mesh)
             self.mesh = mesh
-        return super().forward(x, unsharded=unsharded)
 
     def affine_parameters(self) -> tuple[torch.Tensor, ...]:
         """Weight and bias; the fusion adds their gradients up over all ranks, of which this is one."""
@@ -279,9 +291,20 @@ class SyncBatchNorm(BatchNorm):
             return parameter
         size = self.mesh.size
 
+        if torch.compiler.is_compiling():  # which has no hooks of tensors that it computes
+            return parameter.detach() + (parameter - parameter.detach()) / size
+
         def average(gradient: torch.Tensor) -> torch.Tensor:
             return gradient / size
 
         own = parameter.view_as(parameter)
         own.register_hook(average)  # pyright: ignore[reportUnknownMemberType]
         return own
+
+
+def _join(number: int) -> None:
+    """``join()`` of a SyncBatchNorm, which torch.compile calls while it compiles: the mesh is a constant of a graph."""
+    SyncBatchNorm.numbered[number].join()
+
+
+cast("Any", _join)._dynamo_marked_constant = True
