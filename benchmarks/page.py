@@ -20,6 +20,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 OWN = "shardfuse"
 SHORT_OF_COPY, SHORT_OF_PEERS = 0.95, 0.98
 """Ratios that fall short are below these; by 2 % times differ from run to run."""
+MANY = 20
+"""Workloads of one case each beyond which a suite has a sentence for each peer, and no table."""
 
 
 def save(results: Results, directory: Path) -> Path:
@@ -41,15 +43,40 @@ def section(results: Results) -> str:
     lines = [" ".join([*said, f"Every row: `{read}`.", *plot]), ""]
     peers = list(dict.fromkeys(r.impl for r in results.rows if r.impl != OWN and not r.impl.startswith("copy of ")))
     shown = sorted((p for p in peers if any(r.impl == p and r.counts for r in results.rows)), key=lambda p: p != "copy")
+    workloads = list(dict.fromkeys(r.workload for r in results.rows))
+    if len(workloads) > MANY and len({(r.workload, r.case) for r in results.rows}) == len(workloads):
+        lines.append(_by_peer(results, shown))
+    else:
+        lines += _by_workload(results, workloads, shown)
+    notes = _notes(results.rows)
+    return "\n".join([*lines, *(["", f"Failed or wrong: {'; '.join(notes)}."] if notes else [])])
+
+
+def _by_workload(results: Results, workloads: Sequence[str], shown: Sequence[str]) -> list[str]:
     heads = ["workload", "cases", *("of copy" if p == "copy" else f"x {p}" for p in shown), "falls short at"]
-    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for workload in dict.fromkeys(r.workload for r in results.rows):
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for workload in workloads:
         rows = [r for r in results.rows if r.workload == workload]
         found = ratios(results).get(workload, {})
         cells = [_summary(rows, p, found.get(p, {})) for p in shown]
         lines.append(f"| {workload} | {_cases(rows)} | {' | '.join([*cells, _short(found)])} |")
-    notes = _notes(results.rows)
-    return "\n".join([*lines, *(["", f"Failed or wrong: {'; '.join(notes)}."] if notes else [])])
+    return lines
+
+
+def _by_peer(results: Results, shown: Sequence[str]) -> str:
+    """The mean over all workloads, and the workloads that fall short."""
+    sentences: list[str] = []
+    for peer in shown:
+        found = {w: cases for w, peers in ratios(results).items() if (cases := peers.get(peer))}
+        short = [f"{w} {said}" for w in found if (said := _short_of(peer, ratios(results)[w]))]
+        ratio = mean([r for cases in found.values() for r in cases.values()])
+        below = f"; falls short: {'; '.join(short)}" if short else ""
+        sentences.append(f"**{'Of copy' if peer == 'copy' else f'x {peer}'}**, {len(found)} workloads: {ratio}{below}.")
+    return " ".join(sentences)
+
+
+def _short_of(peer: str, found: dict[str, dict[str, float]]) -> str:
+    return _short({p: cases for p, cases in found.items() if p == peer or p.startswith("copy of ")})
 
 
 def _cases(rows: Sequence[Row]) -> str:

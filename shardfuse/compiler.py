@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from .analysis.communication_table import communication_of
 from .device import Device
+from .executor.host_scalars import seeds_sent
 from .ir.expr import BoundFusion, BoundTensor
 from .ir.fusion import Fusion
 from .ir.printer import fusion_text
@@ -17,11 +18,11 @@ from .passes import PASSES, bind
 from .passes.aliases import check_replaced_shapes
 from .passes.promise_checks import check_promises
 from .schedulers import kernels_of, makes_kernels
-from .schedulers.overlap import overlap
 from .schedulers.plan import KernelPlan
 from .schedulers.schedule import Schedule
-from .schedulers.segment import Segment, renaming
 from .segmenter import ScheduledSegment, segment_fusion
+from .segments.overlap import overlap
+from .segments.segment import Segment, renaming
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,19 @@ def with_schedules(plan: Plan, chosen: Sequence[Schedule | None]) -> Plan:
 def sent(plan: Plan) -> list[str]:
     """What the ranks of ``plan`` send one another, in order, a line each: it has to be the same on all of them."""
     return [
+        *seeds_sent(plan.fusion),
+        *_sent_by_segments(plan),
+        *[f"exchanges in a kernel: {p.name} # {p.exchange}" for s in plan.segments for p in s.kernels if p.exchange],
+    ]
+
+
+def _sent_by_segments(plan: Plan) -> list[str]:
+    return [
         f"sends{' beside kernels' if s.is_beside else ''}: {line} # {communication_of(e)}"
         for s in plan.segments
         if s.scheduler == "communication"
         for e, line in zip(s.segment.exprs, str(s.segment).splitlines(), strict=True)
-    ] + [f"exchanges in a kernel: {p.name} # {p.exchange}" for s in plan.segments for p in s.kernels if p.exchange]
+    ]
 
 
 def _plan(

@@ -188,6 +188,8 @@ def do_fault(case: str, jobs: list[Job]) -> Callable[[], object]:
         case "leave":
             finalize()
             sys.exit()
+        case "elsewhere":
+            return lambda: jobs[0].fd.execute([x.to("cuda:0") for x in jobs[0].here[8]])
         case _:
             return lambda: jobs[1].run(8)
     raise AssertionError(case)

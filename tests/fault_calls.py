@@ -36,18 +36,26 @@ def program(op: str, ranks: int = 2, *, is_summed: bool = True) -> FusionDefinit
 
 
 def call_differently(difference: str, *, is_guilty: bool) -> None:
+    """Calls alike, then one that is not."""
+    match difference:
+        case "quiet" | "quiet_of_three" | "slow":
+            call_after_a_quiet_program(difference, is_guilty=is_guilty)
+        case "step_next":
+            step_alone(is_guilty=is_guilty)
+        case "longer_cached":
+            gather_differently(is_guilty=is_guilty)
+        case "refused_draw":
+            draw_after_a_refusal(is_guilty=is_guilty)
+        case "reduce_scatter_next" | "op_next":
+            reduce_differently(difference, is_guilty=is_guilty)
+        case _:
+            call_other_rows(difference, is_guilty=is_guilty)
+
+
+def call_other_rows(difference: str, *, is_guilty: bool) -> None:
     """Three calls alike, then one that is not: the guilty rank has 7 rows for 8, makes no call, or another."""
     import torch
 
-    if difference in ("quiet", "quiet_of_three", "slow"):
-        call_after_a_quiet_program(difference, is_guilty=is_guilty)
-        return
-    if difference == "step_next":
-        step_alone(is_guilty=is_guilty)
-        return
-    if difference in ("reduce_scatter_next", "op_next"):
-        reduce_differently(difference, is_guilty=is_guilty)
-        return
     fd, other = program("exp"), program("relu")
     eight, seven = torch.zeros(8, 4), torch.zeros(7, 4)
     for rows in (seven, eight, eight) if difference == "both_cached" else (eight, eight, eight):
@@ -112,7 +120,7 @@ def call_after_a_quiet_program(difference: str, *, is_guilty: bool) -> None:
 def step_alone(*, is_guilty: bool) -> None:
     """A step of the optimiser, whose norm is summed over the ranks; then one that the guilty rank leaves out.
 
-    What it calls in its place sends as many bytes: gloo ends a process that gets others than it asked for.
+    What it calls in its place sends as many bytes, so that no process ends before calls are compared.
     """
     import torch
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -138,6 +146,60 @@ def step_alone(*, is_guilty: bool) -> None:
         optimiser.step()
     fd.execute([rows])
     time.sleep(LATE)  # gloo adds up numbers that do not belong together, or raises
+
+
+def gather_differently(*, is_guilty: bool) -> None:
+    """Rows that are gathered: gloo ends a process that gets more of them than it waits for."""
+    import torch
+
+    from shardfuse import DeviceMesh, FusionDefinition, ParallelType
+
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 4])
+        y = fd.ops.exp(x)
+        fd.add_output(y)
+        x.set_device_mesh(DeviceMesh(range(2)))
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+        y.set_device_mesh(DeviceMesh(range(2)))
+    eight, seven = torch.zeros(8, 4), torch.zeros(7, 4)
+    for rows in (seven, eight, eight):
+        fd.execute([rows])
+    print(f"fault {time.time()}", flush=True)
+    fd.execute([seven if is_guilty else eight])
+    time.sleep(LATE)  # gloo takes fewer rows than it waits for
+
+
+def draw_after_a_refusal(*, is_guilty: bool) -> None:
+    """A dropout, whose ranks exchange nothing but its seed; then one that refuses what the guilty rank passes.
+
+    That rank catches the error and goes on to a sum, which sends as many bytes as a seed and its offset.
+    """
+    import torch
+    from torch.distributed.tensor import Replicate
+
+    from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+    from shardfuse.errors import ModuleInputError
+    from shardfuse.nn import DropoutAddNorm
+
+    mesh = DeviceMesh(range(2))
+    module = DropoutAddNorm(8, mesh=mesh, input=Replicate(), residual=Replicate(), output=Replicate())
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([2, 2], dtype=DataType.Double)
+        fd.add_output(fd.ops.sum(x, [0]))
+        x.set_device_mesh(mesh)
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+    rows, row = torch.ones(4, 8), torch.zeros(1, 2, dtype=torch.float64)
+    module(rows, rows)
+    fd.execute([row])
+    print(f"fault {time.time()}", flush=True)
+    try:
+        module(rows[:, :4] if is_guilty else rows, rows)
+    except ModuleInputError:
+        print("raised ModuleInputError", flush=True)
+    fd.execute([row])
+    time.sleep(LATE)  # gloo takes the one's numbers for the other's, or raises
 
 
 def reduce_differently(difference: str, *, is_guilty: bool) -> None:

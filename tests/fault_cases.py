@@ -28,7 +28,7 @@ from process_environment import environment
 STAGES = ("initialize", "first", "making", "collective", "between", "exit")
 FAULTS = ("kill", "stop", "raise", "exit", "_exit", "fork", "fork_raise")
 DIFFERENCES = ("one_cached", "both_cached", "both_new", "one_more", "another_next", "step_next")
-DIFFERENCES += ("quiet", "quiet_of_three", "slow", "reduce_scatter_next", "op_next")
+DIFFERENCES += ("quiet", "quiet_of_three", "slow", "reduce_scatter_next", "op_next", "refused_draw", "longer_cached")
 CASES = [(stage, fault, who) for stage in STAGES for fault in FAULTS for who in (0, 1)]
 CASES += [("calls", difference, 1) for difference in DIFFERENCES]
 HEARTBEAT = 4.0
@@ -105,12 +105,15 @@ class Outcome:
                 r"at call 2 of .*: rank 0 has `shardfuse.collectives: all_reduce of \[4\] torch.float32, op sum`; "
                 r"rank 1 has `shardfuse.collectives: reduce_scatter of \[4\] torch.float32 along dim 0, op sum`"
             ],
+            "refused_draw": [
+                r"at call 3 of .*: rank 0 has `T0: unsharded \[4, 8\]`; rank 1 has `T0: unsharded \[2, 2\]`"
+            ],
             "op_next": [r"at call 2 of .*: rank 0 has `.* torch.float32, op sum`; rank 1 has `.*, op prod`"],
         }.get(self.case[1], [r"rank 0 has `T0: unsharded \[16, 4\]`; rank 1 has `T0: unsharded \[14, 4\]`"])
         if self.case[1] == "one_more" and "raised PeerLostError" not in self.outputs[0]:
             found.append("rank 0 does not raise who has left")
-        if self.case[1] in ("one_cached", "both_cached"):
-            both = [rf"at call {4 if self.case[1] == 'one_cached' else 5} of ranks \[0, 1\] .*{both[0]}"]
+        if self.case[1] in ("one_cached", "both_cached", "longer_cached"):
+            both = [rf"at call {5 if self.case[1] == 'both_cached' else 4} of ranks \[0, 1\] .*{both[0]}"]
         if self.case[1].startswith("quiet"):
             n = len(self.codes)
             both = [

@@ -16,8 +16,10 @@ from ranks import run_ranks
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import InputError, PeerLostError, ProgramMismatchError, ShardfuseError
 from shardfuse.executor import agreement, nccl
+from shardfuse.executor.binding import Bound
 from shardfuse.executor.options import CompileOptions
 from shardfuse.frontend import exchanges, executor_cache
+from shardfuse.frontend.bound_call import BoundCall
 from shardfuse.mesh.groups import default_store
 from shardfuse.rank_errors import RanksLateError, WaitingCircleError
 
@@ -435,3 +437,26 @@ def test_ranks_that_fail_alike_as_often_go_on() -> None:
         return BASE.run(rank)[1].tolist()
 
     assert run_ranks(WORLD, run) == [[36.0] * 4] * WORLD
+
+
+@pytest.mark.parametrize("is_reduced", [True, False])
+def test_a_gpu_that_is_not_the_ranks_own_is_compared(is_reduced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ranks communicate: all may move to another GPU, none alone.  What sends nothing runs anywhere."""
+    monkeypatch.setattr(exchanges, "stages_through_host", lambda group, device: False)
+
+    def texts(rank: int, size: int) -> list[str]:
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([4, 4])
+            fd.add_output(fd.ops.sum(x, [0]) if is_reduced else fd.ops.exp(x))
+            x.set_device_mesh(DeviceMesh(range(size)))
+            x.outer_split(0, size)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        plan = fd.fec.plan({x: (4, 4)})
+        calls = [
+            BoundCall(None, Bound({}, {}, torch.device("cuda", k)), {}, {}, rank, tuple(range(size)), "text")
+            for k in (rank, rank, 1 - rank)
+        ]
+        return [exchanges.told_elsewhere(call, CompileOptions(), lambda: plan).text for call in calls]
+
+    elsewhere = ["text\ntensors are on another GPU than this rank's own"] if is_reduced else ["text"]
+    assert run_ranks(2, texts) == [["text", "text", *elsewhere]] * 2

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 from torch.distributed import HashStore
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.errors import PeerLostError, ProgramMismatchError, ShardfuseError
@@ -433,6 +434,33 @@ def test_what_is_run_is_counted(how: str, monkeypatch: pytest.MonkeyPatch) -> No
 
     both = threading.Barrier(2)
     assert run_ranks(2, run) == [1 if how == "refused" else 2] * 2
+
+
+@pytest.mark.parametrize("what", ["nothing", "a seed", "digests", "pieces"])
+def test_what_ranks_send_beside_collectives_of_a_plan_is_counted(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program that is pointwise: a seed that it draws, a check of replicas, pieces of DTensors."""
+    monkeypatch.setenv("SHARDFUSE_CHECK", "replicas" if what == "digests" else "")
+    guards = [Guard(rank) for rank in range(4)]
+    monkeypatch.setattr(process, "own_watchdog", lambda: guards[dist.get_rank()])
+
+    def run(rank: int, size: int) -> int:
+        mesh = DeviceMesh(torch.arange(size).view(2, 2))
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, 2])
+            y = fd.ops.mul(x, fd.ops.uniform(0.0, 1.0, fd.ops.shape(x), dtype=x.dtype)) if what == "a seed" else x
+            fd.add_output(fd.ops.exp(y))
+            if what != "pieces":
+                x.set_device_mesh(mesh)
+        given = torch.ones(17, 2)
+        if what == "pieces":  # 5, 4 | 5, 3 of 17 rows in a fusion, 5, 4 | 4, 4 outside
+            given = distribute_tensor(given, mesh.to_torch("cpu"), [Shard(0), Shard(0)], src_data_rank=None)
+        for _ in range(3):
+            fd.execute([given])
+        ledger = process.ledger_of(range(size))
+        assert ledger is not None
+        return ledger.made()
+
+    assert run_ranks(4, run) == [0 if what == "nothing" else 3] * 4
 
 
 class Counting:

@@ -107,6 +107,17 @@ def test_scaled_sums() -> None:
     check(around(lambda x, y: aten.rsub.Tensor(x, y)), [x, y])
 
 
+def test_operands_are_scaled_in_the_promoted_type() -> None:
+    small, large = torch.full((4, 9), 100, dtype=torch.int8), integers(4, 9).int()
+    half, wide = numbers(4, 9, dtype=torch.float16, low=4e3, high=6e4), numbers(4, 9)
+    for a, b in ((large, small), (wide, half), (numbers(4, 9, dtype=torch.float64), large)):
+        check(around(lambda a, b: aten.add.Tensor(a, b, alpha=100)), [a, b], what=f"{a.dtype} + 100 {b.dtype}")
+        check(around(lambda a, b: aten.sub.Tensor(a, b, alpha=100)), [a, b], what=f"{a.dtype} - 100 {b.dtype}")
+    check(around(lambda x, y: aten.add.Tensor(x, y, alpha=0.3)), [half, half], n=1)
+    check(around(lambda x, a, b: aten.addcdiv.default(x, a, b, value=3)), [wide.double(), half, half + 1], n=4)
+    check(around(lambda x, a, b: aten.addcmul.default(x, a, b, value=3)), [wide, half, half], n=4)
+
+
 def test_powers() -> None:
     x = numbers(4, 9, low=0.2)
     for exponent in (0.5, 1, 2, 3, 2.5, -1.0, 3.0):
@@ -114,6 +125,10 @@ def test_powers() -> None:
     check(around(lambda x: aten.pow.Tensor_Scalar(x, 2)), [numbers(4, 9)])
     check(around(aten.pow.Tensor_Tensor), [x, numbers(4, 9)])
     check(around(lambda x: aten.pow.Scalar(2.0, x)), [x])
+    special = torch.tensor([[0.0, -0.0, float("inf"), -float("inf"), float("nan"), 4.0, -4.0]])
+    for exponent in (-0.5, 0.5, -1, 0):
+        f = lambda x, e=exponent: (aten.pow.Tensor_Scalar(x, e), x.sum(-1))  # noqa: E731
+        check(f, [special], what=f"power {exponent}")
 
 
 def test_choices_and_bounds() -> None:
@@ -226,6 +241,32 @@ def test_views_in_and_around_a_region() -> None:
     check(lambda x: torch.cat([x, x * 2], -1).sum(-1), [x], n=3)
     check(lambda x: F.pad(x, (1, 2), value=0.5).sum(-1), [x], n=3)
     check(lambda x: (x.flip(-1) * x).sum(-1), [x], n=3)
+
+
+def test_an_offset_counts_from_the_start_of_the_storage() -> None:
+    def f(x: torch.Tensor, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.as_strided(x[2:4], (8,), (1,), offset)
+        return y * 2, y.sum(0, keepdim=True)
+
+    x = numbers(8, 4)
+    check(lambda x: f(x, 8), [x])
+    gm = graph_of(lambda x: f(x, 0), [x])
+    regions_in(gm)
+    assert all(map(torch.equal, gm(x), f(x, 0)))
+
+
+def test_axes_of_tensors_without_dims() -> None:
+    gm = graph_of(lambda x, y: (x.logsumexp(0), y.squeeze([0]).exp(), (y * 2).sum()), [numbers(), numbers(1)])
+    regions_in(gm)
+    x, y = numbers(), numbers(1)
+    assert all(map(torch.equal, gm(x, y), (x.logsumexp(0), y.squeeze(0).exp(), (y * 2).sum())))
+
+
+def test_pads_are_filled_as_torch_converts_the_number() -> None:
+    for x in (numbers(4, 9) > 0, integers(4, 9), integers(4, 9).short(), numbers(4, 9)):
+        for value in (-0.5, 0.5, 1, 0):
+            f = around(lambda x, v=value: torch.constant_pad_nd(x * 1, (1, 2), v))
+            check(f, [x], what=f"{x.dtype} beside {value}")
 
 
 def test_what_reads_a_region_through_a_view_is_made_outside() -> None:

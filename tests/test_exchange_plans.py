@@ -1,6 +1,6 @@
 """Which programs exchange statistics inside of a kernel, why the others do not, and which memory a program has.
 
-Numbers are compared in ``tests/interpreter/test_exchange.py``, and on GPUs in ``tests/gpu`` and ``tests/multirank``.
+Numbers: ``tests/interpreter/test_exchange_kernels.py``, and on GPUs ``tests/gpu`` and ``tests/multirank``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from shardfuse.in_kernel import exchanging
 from shardfuse.mesh import symmetric
 from shardfuse.mesh.symmetric import Arena
 from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
-from shardfuse.schedulers import overlap
 from shardfuse.schedulers.plan import KernelPlan
+from shardfuse.segments import overlap
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -602,15 +602,16 @@ def test_links_are_those_of_the_gpus_that_ranks_have(monkeypatch: pytest.MonkeyP
     assert asked == {0: (0, 2), 1: (1, 2)}
 
 
-def test_gpus_of_unlike_sizes_have_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their kernels would have other grids, which ranks compare."""
+def test_gpus_of_unlike_kinds_have_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their ranks would plan, and take regions of compiled graphs, each in a way of its own."""
+    kinds = [f"NVIDIA {name} of 132 multiprocessors" for name in ("H200", "H100")]
     monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name in ("can_device_access_peer", "has_atomics"):
         monkeypatch.setattr(torch.cuda if name[0] == "c" else symmetric.peer_memory, name, lambda own, other: True)
-    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", ("132", "114")[index]))
+    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", kinds[index]))
     told = opened(("auto", "auto"), [torch.device("cuda", k) for k in range(2)], monkeypatch)
-    assert told == ["rank 1: its GPU has 114 multiprocessors, that of rank 0 132"] * 2
+    assert told == [f"rank 1 has {kinds[1]}, rank 0 has {kinds[0]}"] * 2
 
 
 def test_ranks_agree_on_whether_they_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,12 +46,14 @@ def test_what_is_kept_is_made_by_a_thread_that_allocates_from_no_pool(
 
     monkeypatch.setattr(Mailbox, "_zeros", zeros)
     mailbox = Mailbox(2)
-    first = mailbox.on(GPU)
-    assert mailbox.on(GPU) is first
+    first = mailbox.on(GPU, None)
+    assert mailbox.on(GPU, None) is first
+    assert mailbox.on(GPU, 7) is first, "by the handle that the program has asked for"
     streams["MainThread"] = 8
-    assert mailbox.on(GPU) is not first
+    assert mailbox.on(GPU, 8) is not first
+    assert mailbox.on(GPU, None) is mailbox.on(GPU, 8)
     streams["capturing"] = True
-    assert mailbox.on(GPU) is not mailbox.on(GPU)
+    assert mailbox.on(GPU, 8) is not mailbox.on(GPU, None)
     assert made == [("shardfuse-allocation", 7), ("shardfuse-allocation", 8), ("MainThread", 8), ("MainThread", 8)]
 
 
@@ -61,4 +63,4 @@ def test_an_error_of_that_thread_is_the_callers(streams: dict[str, object], monk
 
     monkeypatch.setattr(Mailbox, "_zeros", zeros)
     with pytest.raises(torch.OutOfMemoryError, match="none is left"):
-        Mailbox(2).on(GPU)
+        Mailbox(2).on(GPU, None)

@@ -284,7 +284,7 @@ def test_no_table_of_a_module_grows_without_bound() -> None:
         "shardfuse.executor.triton_key.installed_triton",
         "shardfuse.executor.triton_key.remember_triton_key",
         "shardfuse.ir.base_op._told_of",
-        "shardfuse.mesh.host_memory.allocate",
+        "shardfuse.mesh.host_memory._allocated",
         "shardfuse.mesh.peer_memory._driver",
         "shardfuse.mesh.peer_memory.allocate",
         "shardfuse.mesh.rendezvous.open_job_store",

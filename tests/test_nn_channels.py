@@ -199,6 +199,19 @@ def test_running_statistics_over_several_batches(momentum: float | None, tracked
         assert module.num_batches_tracked == 0
 
 
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_an_empty_batch_leaves_the_running_statistics(momentum: float | None) -> None:
+    module, theirs = (kind(3, momentum=momentum) for kind in (BatchNorm1d, torch.nn.BatchNorm1d))
+    mean, variance = torch.zeros(3), torch.ones(3)
+    for rows in (4, 0, 4):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(module(x), theirs(x))
+        functional.batch_norm(x, mean, variance, training=True, momentum=0.5)
+    for name, tensor in theirs.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], tensor)
+    assert torch.stack([mean, variance]).isfinite().all()
+
+
 def test_sync_batch_norm() -> None:
     """Over the ranks' batches as over one; gradients of parameters are the ranks' average."""
     x, gradient = torch.randn(6, 3, 4, 4, dtype=torch.float64), torch.randn(6, 3, 4, 4, dtype=torch.float64)

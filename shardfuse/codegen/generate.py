@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from math import gcd
+from typing import Any
 
 from ..ir.expr import BoundTensor
-from ..ir.layout import Layout
 from ..ir.scalar import Scalar
 from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule
 from .bodies import write_loops, write_packed, write_unrolled
-from .cut_rows import where_whole
 from .emitter import Emitter
 from .group_exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
 from .lagged_rows import Late, OddLate, pipelined_loop, write_late
@@ -24,20 +23,15 @@ from .packed import OddPacked, Packed
 from .pipelined_row_loop import LateWalk, teams_of, write_lagged_loop
 from .sending import Sending
 from .sending_rows import SendingRows, rows_head_lines
-from .sides import Sided, rows_index, turned_index, write_flat
+from .sides import Sided, rows_index, turned_index, where_whole, write_flat
 from .source import KernelSource, Parts, body_text, in_branches, signature
 from .stages import one_launch
-from .tile import R_SHARE, R_SIZE, X_SIZE, Tile, coordinates_on
+from .tile import R_SHARE, R_SIZE, X_SIZE, Layouts, Tile, coordinates_on
 from .walk import Walk, walk_index, write_walk
 
 
 def generate(
-    plan: KernelPlan,
-    layouts: Mapping[BoundTensor, Layout],
-    rank: int,
-    *,
-    interpret: bool = False,
-    turns: int | None = None,
+    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool = False, turns: int | None = None
 ) -> KernelSource:
     """The kernel of ``plan`` for ``rank``.
 
@@ -61,9 +55,7 @@ def generate(
     )  # fmt: skip
 
 
-def _parts(
-    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None
-) -> Parts:
+def _parts(plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None) -> Parts:
     if interpret and turns is None and plan.schedule.members:
         plan = member_alone(plan)
     plan = with_access(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates_on(plan.segment, rank))
@@ -104,7 +96,7 @@ def _parts(
 
 
 def _emitted(
-    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None,
+    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None,
     is_whole: bool = False, is_before_ends: bool = False,
 ) -> Emitter:  # fmt: skip
     """An emitter that has written the body of ``plan``.
@@ -112,40 +104,29 @@ def _emitted(
     ``is_whole``: for programs that have no elements too many.  ``is_before_ends``: nor any behind a window's end.
     """
     coordinates = coordinates_on(plan.segment, rank)
-    e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
+    kind, write = _form(plan)
+    e = kind(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
     e.tile.x_masked &= not is_whole
     e.is_before_ends = is_before_ends
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
-    if isinstance(e, LateWalk):
-        write_lagged_loop(e)
-    elif isinstance(e, Walk):
-        write_walk(e)
-    elif isinstance(e, Sided):
-        write_flat(e)
-    elif isinstance(e, Late):
-        write_late(e)
-    elif isinstance(e, Packed):
-        write_packed(e)
-    elif plan.schedule.is_held:
-        write_unrolled(e)
-    else:
-        write_loops(e)
+    write(e)
     return e
 
 
-def _kind(plan: KernelPlan) -> type[Emitter]:
+def _form(plan: KernelPlan) -> tuple[type[Emitter], Callable[[Any], None]]:
+    """The emitter of ``plan``, and what has it write the body."""
     schedule = plan.schedule
     if plan.space.walked:
-        return LateWalk if schedule.lag else Walk
+        return (LateWalk, write_lagged_loop) if schedule.lag else (Walk, write_walk)
     if plan.space.sides[1]:
-        return Sided
+        return Sided, write_flat
     if schedule.lag:
-        return OddLate if schedule.is_aligned_down else Late
+        return OddLate if schedule.is_aligned_down else Late, write_late
     if plan.exchange is not None and plan.exchange.sent is not None:
-        return SendingRows if plan.exchange.is_in_rows else Sending
+        return SendingRows if plan.exchange.is_in_rows else Sending, write_unrolled
     if schedule.is_packed:
-        return OddPacked if schedule.is_aligned_down else Packed
-    return Aligned if schedule.is_aligned_down else Emitter
+        return OddPacked if schedule.is_aligned_down else Packed, write_packed
+    return Aligned if schedule.is_aligned_down else Emitter, write_unrolled if schedule.is_held else write_loops
 
 
 def _rows(e: Emitter) -> str:

@@ -367,7 +367,7 @@ def write_exchange(e: Emitter, parts: Sequence[tuple[Expr, str]]) -> None:
     )
     for expr, text in parts:
         acc, out = accumulator(expr), expr.output
-        e.require(acc)
+        e.use(acc.helper)
         e.out.line(f"{out}_part = {acc.prepared(text, acc.dtype)}")
         at = len(statistics) * ranks
         slot = statistics.index(out) * ranks

@@ -13,12 +13,14 @@ from ..ir.layout import Coordinates, Layout, local_extent
 from ..ir.op import Pick, Random
 from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
-from ..schedulers.segment import Segment
-from ..schedulers.space import place
+from ..segments.segment import Segment
+from ..segments.space import place
 from .indexing import Group, groups
 from .window_loads import window_of
 
 Strides = Mapping[Digit, int]
+Layouts = Mapping[BoundTensor, Layout]
+"""One rank's storage of what a kernel reads and writes."""
 
 X_SIZE = "i0"
 """Argument: kept elements of this rank, or the rows that one group of programs walks."""
@@ -97,7 +99,7 @@ class Tile:
     Inner reductions have tiles ``[x, r]``, outer ones ``[r, x]``; a side of one element is no dimension.
     """
 
-    def __init__(self, plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], coordinates: Coordinates) -> None:
+    def __init__(self, plan: KernelPlan, layouts: Layouts, coordinates: Coordinates) -> None:
         self.plan = plan
         self.coordinates = coordinates
         space, schedule = plan.space, plan.schedule

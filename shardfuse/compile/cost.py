@@ -17,6 +17,7 @@ import torch
 from torch.fx import Node
 
 from ..frontend.explain import Explanation
+from .aten_reductions import FEW, scattered_axes
 from .aten_table import aten_ops
 from .region_border import border_bytes
 from .regions import Region, nbytes
@@ -44,6 +45,8 @@ GROUP_SHARE, GROUP_BESIDE_SHARE = 0.55, 0.25
 """Of rows of several axes, as a group's channels and pixels are; with values for each channel and sample beside."""
 SCATTERED_SHARES = {"persistent": 0.2, "looped": 0.5}
 """Of such rows in channels-last."""
+STATISTICS_SHARE = 0.6
+"""Of a kernel that takes the statistics of channels alone."""
 TURNED_SHARE = 0.25
 """Of kernels whose tensors have elements side by side along different axes, as a dropout's mask that is contiguous has
 beside a convolution's gradients in channels-last: 0.15 to 0.27, where Inductor's took as long or half of that."""
@@ -56,8 +59,6 @@ INDUCTOR_ROW_SHARE, INDUCTOR_LOOP_SHARE, INDUCTOR_COLUMN_SHARE = 0.92, 0.85, 0.8
 INDUCTOR_SCATTERED_SHARE = 0.30
 """Of rows whose elements lie apart in memory by a few bytes each, as a group's channels do in channels-last: group
 norms reach 0.15 to 0.35."""
-FEW = 64
-"""Elements: of fewer side by side, much of what is fetched belongs to other rows."""
 INDUCTOR_GROUPED = 1.3
 """Times as long as the estimate where rows have several axes: group norms, 16 to 250 MB, took 1.25 to 1.8 times, as
 indices are divided for each element."""
@@ -138,7 +139,7 @@ def _ours(plan: Explanation, region: Region) -> float:
         launches += max(len(s.kernels), 1)
         share = _share(s.scheduler, region)
         if s.scheduler == "looped" and 10 * s.bytes < 9 * plan.bytes:
-            share = UNCONFIRMED_SHARE
+            share = share if _is_in_two_steps(region) else UNCONFIRMED_SHARE
         total += s.bytes / (BYTES_PER_US * share)
     roots = [*region.reductions, *region.outputs]
     return launches * KERNEL_US + max(total, _computed(region, roots) / OPS_PER_US)
@@ -162,7 +163,15 @@ def _is_turned(region: Region) -> bool:
     return any(len(axes) > 1 for axes in inmost.values())
 
 
+def _is_in_two_steps(region: Region) -> bool:
+    """Are all rows whose elements lie apart those of variances, taken by channel first (``scattered_axes``)?"""
+    found = [n for n in region.reductions if _kernel_of(n).is_scattered]
+    return bool(found) and all(n.target is torch.ops.aten.var_mean.correction and scattered_axes(n)[0] for n in found)
+
+
 def _share_by_rows(scheduler: str, region: Region) -> float:
+    if _is_in_two_steps(region):
+        return STATISTICS_SHARE if scheduler in SCATTERED_SHARES else SHARE_OF_COPY[scheduler]
     if any(_kernel_of(n).is_scattered for n in region.reductions):
         return SCATTERED_SHARES.get(scheduler, SHARE_OF_COPY[scheduler])
     grouped = [k for n in region.reductions if _is_grouped(n) and (k := _kernel_of(n)).reduced > PERSISTENT_ROW]

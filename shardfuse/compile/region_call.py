@@ -45,8 +45,9 @@ class RegionCall:
 
     ``text``: of the program.  ``views``: by the place of an input, the shape and strides of a view of which the call is
     given the base.  ``shapes``: those of the outputs; of a symbol -1 less its place, and None where another expression
-    gives the size.  ``given_up``: places of inputs that an output may be stored over.  ``sizes``: those of a call's symbols, from which its layouts follow, and those of which its shapes
-    are made.  A number that is only computed with is none of them: what is bound holds for all of its values.
+    gives the size.  ``given_up``: places of inputs that an output may be stored over.  ``sizes``: those of a call's
+    symbols, from which its layouts follow, and those of which its shapes are made.  A number that is only computed with
+    is none of them: what is bound holds for all of its values.
 
     Raises ``OutputShapeError`` where the program gives an output another shape.
     """

@@ -290,7 +290,7 @@ def is_fusable(node: Node) -> bool:
     """Is it part of a pointwise kernel of Inductor, so that it need not be stored for its readers?"""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    is_random = node.target.name().startswith("prims::inductor_random")
+    is_random = node.target.name() in ("prims::inductor_random", "prims::inductor_randint", "shardfuse::image_rand_v1")
     is_moved = node.target in _PLACED
     return is_random or is_moved or torch.Tag.pointwise in node.target.tags or is_widening(node)
 

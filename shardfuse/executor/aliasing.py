@@ -7,23 +7,27 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from ..ir.expr import BoundFusion, BoundTensor
-from .in_place_writes import own, replace
+from .in_place_writes import are_one, memory_of, owners, replace
 from .packing import copy_all
 
 Holds = Callable[[BoundTensor], bool]
 
 
 def own_lines(
-    fusion: BoundFusion, replaced: Mapping[BoundTensor, BoundTensor], names: dict[str, object], holds: Holds
+    fusion: BoundFusion,
+    replaced: Mapping[BoundTensor, BoundTensor],
+    samples: Mapping[BoundTensor, torch.Tensor],
+    names: dict[str, object],
+    holds: Holds,
 ) -> list[str]:
-    """The first line: which of the inputs that kernels write over have storage of their own."""
+    """The first line: which of the inputs that kernels write over have memory of their own."""
     if not replaced:
         return []
-    names.update(own=own, replace=replace)
     targets = list(replaced.values())
     others = [v for v in fusion.inputs if isinstance(v, BoundTensor) and holds(v) and v not in targets]
     found = "".join(f"own_{t}, " for t in targets)
-    return [f"{found}= own(({_listed(targets)}), ({_listed(others)}))"]
+    names.update(own=owners([samples[t] for t in (*targets, *others)], len(targets)), replace=replace)
+    return [f"{found}= own({', '.join(map(str, (*targets, *others)))})"]
 
 
 def alias_lines(
@@ -53,9 +57,9 @@ def alias_lines(
 
 
 def apart(x: torch.Tensor, targets: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``x``, or a copy of it where it lies in storage that is about to be written to."""
-    here = x.untyped_storage().data_ptr()
-    return x.clone() if any(t.untyped_storage().data_ptr() == here for t in targets) else x
+    """``x``, or a copy of it where it is in memory that is about to be written to."""
+    here = memory_of(x)
+    return x.clone() if any(are_one(memory_of(t), here) for t in targets) else x
 
 
 def _listed(tensors: Sequence[BoundTensor]) -> str:

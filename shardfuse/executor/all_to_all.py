@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -19,6 +20,7 @@ import torch
 from ..ir.domain import BoundDomain
 from ..mesh import DeviceMesh, ParallelType, Team
 from ..ops.evaluate import holds_digit, unsharded_index
+from ..ops.moved_bits import moved
 from . import collective_calls, packing
 from .kept_tensors import made_to_last
 
@@ -145,14 +147,14 @@ class _Plan:
         back = None if landed is None or bool((landed.diff() == 1).all()) else landed.argsort()
         plan, after = self, self.after
 
-        def run(x: torch.Tensor) -> torch.Tensor:
+        def exchange(x: torch.Tensor) -> torch.Tensor:
             found = plan.exchange(x.index_select(0, order).reshape(-1))
             if not pieces:
                 return x.new_empty(after)
             whole = torch.cat([found[k] for k, _ in pieces], put)
             return (whole if back is None else whole.index_select(put, back)).contiguous()
 
-        return run
+        return partial(moved, exchange)
 
     def by_pieces(self, device: torch.device) -> Step:
         given = [p for p in self.given if p is not None]
@@ -161,7 +163,7 @@ class _Plan:
         puts = [(k, p, p.slices()) for k, p in enumerate(self.taken) if p is not None]
         plan, after = self, self.after
 
-        def run(x: torch.Tensor) -> torch.Tensor:
+        def exchange(x: torch.Tensor) -> torch.Tensor:
             flat = x.new_empty(sum(sizes))
             parts = [part.view(shape) for part, shape in zip(flat.split_with_sizes(sizes), shapes, strict=True)]
             packing.copy_all(parts, [cut(x) for cut in cuts])
@@ -174,7 +176,7 @@ class _Plan:
                     out[_open_mesh(piece.places)] = found[k]
             return out
 
-        return run
+        return partial(moved, exchange)
 
 
 def _cutter(piece: _Piece) -> Step:

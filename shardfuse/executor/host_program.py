@@ -13,7 +13,7 @@ import torch
 from ..analysis.communication_table import communication_of
 from ..ir.domain import BoundDomain
 from ..mesh.calls import NO_CALL, Call
-from ..schedulers.segment import Segment
+from ..segments.segment import Segment
 from .bound_collectives import Unbound
 from .kernel import Kernel
 from .storage import only_addressed
@@ -42,11 +42,14 @@ class Program:
     batches: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """The launches of which a batch consists, by its name."""
     call: Call = NO_CALL
-    """What its ranks know it as, where they communicate in it."""
+    """What its ranks know it as."""
     is_fresh: bool = False
     """Is each output contiguous, in a storage that nothing else has?"""
     note: Callable[[Call], None] | None = None
-    """Notes each call of it, given ``call``: the watchdog compares that with the other ranks'."""
+    """Notes each call of it, given ``call``, which the watchdog compares with the other ranks'.
+
+    ``None`` where they send one another nothing in it.
+    """
 
     @cached_property
     def by_address(self) -> frozenset[int]:
@@ -72,6 +75,6 @@ def bound_text(text: str, names: Mapping[str, object]) -> Host:
 
 def label_of(segment: Segment) -> str:
     """What a segment runs, and which tensors it makes."""
-    kinds = [str(c.kind) for e in segment.exprs if (c := communication_of(e)) is not None]
+    kinds = [c.kind.value for e in segment.exprs if (c := communication_of(e)) is not None]
     what = " + ".join(dict.fromkeys(kinds or [e.op.name for e in segment.exprs]))
     return f"{what} {', '.join(map(str, segment.outputs))}"

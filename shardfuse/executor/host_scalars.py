@@ -12,7 +12,7 @@ import torch
 from ..ir.expr import BoundFusion, HostExpr
 from ..ir.op import Cast, Pointwise, RngOffset, RngSeed
 from ..ir.scalar import Number, Scalar
-from ..mesh import DeviceMesh, current_rank
+from ..mesh import current_rank
 from ..ops.host import host_value, to_number
 from . import collective_calls
 
@@ -23,7 +23,7 @@ def host_lines(fusion: BoundFusion, names: dict[str, object], device: torch.devi
     for k, expr in enumerate(fusion.host):
         match expr.op:
             case RngSeed():
-                names["draw_seed"] = SeedSource(device, _meshes(fusion))
+                names["draw_seed"] = SeedSource(device, _ranks(fusion))
                 lines.append(f"{expr.output.name}, {expr.output.name}_offset = draw_seed()")
             case RngOffset():
                 lines.append(f"{expr.output.name} = {expr.inputs[0].name}_offset")
@@ -40,7 +40,7 @@ def host_values(fusion: BoundFusion, known: Mapping[Scalar, Number], device: tor
     for expr in fusion.host:
         match expr.op:
             case RngSeed():
-                values[expr.output], offsets[expr.output] = SeedSource(device, _meshes(fusion))()
+                values[expr.output], offsets[expr.output] = SeedSource(device, _ranks(fusion))()
             case RngOffset():
                 values[expr.output] = offsets[expr.inputs[0]]
             case Pointwise() | Cast():
@@ -79,28 +79,39 @@ def float_text(value: float) -> str:
     return repr(value) if math.isfinite(value) else f"float('{value}')"
 
 
-def _meshes(fusion: BoundFusion) -> list[DeviceMesh]:
-    return list(dict.fromkeys(t.domain.mesh for t in fusion.tensors() if t.domain.mesh is not None))
+def seeds_sent(fusion: BoundFusion) -> list[str]:
+    """A line for each seed that the ranks of ``fusion`` draw, which the first of several gives to the others."""
+    ranks = _ranks(fusion)
+    if len(ranks) < 2:
+        return []
+    return [f"sends: {e.output.name}, and its offset, from rank {ranks[0]}" for e in fusion.host if e.op == RngSeed()]
+
+
+def _ranks(fusion: BoundFusion) -> tuple[int, ...]:
+    """Those of all meshes, ascending."""
+    meshes = (t.domain.mesh for t in fusion.tensors())
+    return tuple(sorted({r: None for mesh in meshes if mesh is not None for r in mesh.ranks}))
 
 
 @dataclass(frozen=True)
 class SeedSource:
-    """Seed and offset of one draw from torch's default generator of ``device``, the same on all ranks of the meshes.
+    """Seed and offset of one draw from torch's default generator of ``device``, the same on all of ``ranks``.
 
     A CUDA generator's own seed and offset, which advances by one draw; a CPU generator has no offset: a number drawn
     from it is the seed.  Ranks that were seeded differently take the first rank's.
     """
 
     device: torch.device
-    meshes: list[DeviceMesh]
+    ranks: tuple[int, ...]
+    """Ascending; none where the program is on no mesh."""
 
     def __call__(self) -> tuple[int, int]:
         seed, offset = self._draw()
-        ranks = sorted(dict.fromkeys(r for mesh in self.meshes for r in mesh.ranks))
+        ranks = self.ranks
         if len(ranks) < 2 or current_rank() not in ranks:
             return seed, offset
         pair = torch.tensor([seed, offset], dtype=torch.int64, device=self.device)
-        first = collective_calls.broadcast(pair, (2,), torch.int64, self.device, ranks[0], tuple(ranks))
+        first = collective_calls.broadcast(pair, (2,), torch.int64, self.device, ranks[0], ranks)
         return int(first[0]), int(first[1])
 
     def _draw(self) -> tuple[int, int]:

@@ -1,11 +1,11 @@
 """Kernels that write an output over the input that it replaces.
 
-    own_T0, = own((T0,), (T1,))
+    own_T0, = own(T0, T1)
     T2 = T0 if own_T0 else empty_T2()
     kernel_0_0(T0, T1, T2)
     replace(T0, T2)
 
-Whether an input shares its storage with another one, a call tells: then its output is made apart, and copied.  An input
+Whether an input shares its memory with another one, a call tells: then its output is made apart, and copied.  An input
 that its caller gives up shares it with none, and its memory is the output's::
 
     T2 = over(T0, (64, 8), (8, 1))
@@ -15,7 +15,7 @@ that its caller gives up shares it with none, and its memory is the output's::
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -95,10 +95,46 @@ class _Accesses:
         return found
 
 
-def own(targets: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[bool]:
-    """For each of ``targets``: does no other tensor among all of them lie in its storage?"""
-    storages = [t.untyped_storage().data_ptr() for t in (*targets, *others)]
-    return [storages.count(here) == 1 for here in storages[: len(targets)]]
+def owners(samples: Sequence[torch.Tensor], targets: int) -> Callable[..., list[bool]]:
+    """``own(*tensors)``: for each of the first ``targets``, is no element of another tensor in its memory?
+
+    samples: laid out as these tensors.  What is compared is where their elements are: tensors of several storages may
+    be of one memory, as those of one array of NumPy's are, and pieces of one storage may be apart.
+    """
+    sizes = [_bytes(t) for t in samples]
+    all_own = [True] * targets
+
+    def own(*tensors: torch.Tensor) -> list[bool]:
+        begins = [t.data_ptr() for t in tensors]
+        free_from = 0
+        for begin, size in sorted(zip(begins, sizes, strict=True)):
+            if begin < free_from:
+                break
+            free_from = begin + size
+        else:
+            return all_own
+        memory = [(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
+        return [sum(are_one(here, other) for other in memory) <= 1 for here in memory[:targets]]
+
+    return own
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """From where its first element begins to where the last one ends."""
+    last = sum(s * (n - 1) for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+    return (last + 1) * tensor.element_size() if tensor.numel() else 0
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses at which its storage begins and ends."""
+    storage = tensor.untyped_storage()
+    begin = storage.data_ptr()
+    return begin, begin + storage.nbytes()
+
+
+def are_one(memory: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Have they bytes in common?"""
+    return memory[0] < other[1] and other[0] < memory[1]
 
 
 def replace(target: torch.Tensor, value: torch.Tensor) -> None:

@@ -201,7 +201,7 @@ def _with_mailbox(launch: Launch, words: int, device: torch.device) -> Launch:
     mailbox = Mailbox(words)
 
     def launch_with_mailbox(stream: int | None, *arguments: Argument) -> None:
-        launch(stream, mailbox.on(device), *arguments)
+        launch(stream, mailbox.on(device, stream), *arguments)
 
     return launch_with_mailbox
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from .kept_tensors import made_to_last
@@ -22,13 +24,14 @@ class Mailbox:
         self._words = words
         self._of_stream: dict[tuple[torch.device, int], torch.Tensor] = {}
 
-    def on(self, device: torch.device) -> torch.Tensor:
-        """The words for a launch on the current stream of ``device``."""
-        stream = 0
-        if device.type == "cuda":
-            if torch._C._cuda_isCurrentStreamCapturing():
-                return self._zeros(device)
-            stream = torch._C._cuda_getCurrentRawStream(index_of(device))
+    def on(self, device: torch.device, stream: int | None) -> torch.Tensor:
+        """The words for a launch on the current stream of ``device``; stream: its handle, where that is known."""
+        if device.type != "cuda":
+            stream = 0
+        elif torch._C._cuda_isCurrentStreamCapturing():  # a state of the stream, which any call may find changed
+            return self._zeros(device)
+        elif stream is None:
+            stream = cast(int, torch._C._cuda_getCurrentRawStream(index_of(device)))
         found = self._of_stream.get((device, stream))
         if found is None:
             found = self._of_stream[device, stream] = made_to_last(lambda: self._zeros(device), device)

@@ -38,7 +38,7 @@ from ..ir.op import StreamCat
 from ..ir.tensor_view import TensorView
 from ..ops.evaluate import evaluate_local
 from ..schedulers.plan import KernelPlan
-from ..schedulers.segment import Segment
+from ..segments.segment import Segment
 from .aliasing import alias_lines, own_lines
 from .allocation_form import from_allocation, to_allocation
 from .autocast import outside_autocast
@@ -352,7 +352,7 @@ class ProgramBuilder(CollectiveLines):
         domains: list[BoundDomain | None] = []
         self.wait([t for segment in self.started.values() for t in segment.outputs])
         self.give_shape(self.fusion.outputs)
-        self.lines = [*own_lines(self.fusion, self.replaced, self.names, self.holds), *self.lines]
+        self.lines = [*own_lines(self.fusion, self.replaced, self.samples, self.names, self.holds), *self.lines]
         self.lines += alias_lines(self.fusion, self.replaced, self.handed_on, self.names, self.holds)
         for k, (t, form) in enumerate(zip(self.fusion.outputs, forms, strict=True)):
             if t in self.fusion.aliases:

@@ -38,6 +38,8 @@ from ..ir.domain import BoundDomain, TensorDomain
 from ..ir.fusion import Fusion
 from ..ir.tensor_view import TensorView
 from ..mesh import DeviceMesh
+from ..mesh.process import ledger_of
+from .argument_checks import ranks_of
 from .detection import has_dtensor
 from .executor_cache import PROGRAMS, FusionExecutorCache
 from .given import Given, as_given, given_of
@@ -201,7 +203,7 @@ class _Variant:
                 mesh = _known(meshes, DeviceMesh.from_torch(g.mesh))
                 self.torch_meshes[mesh.ranks, mesh.shape] = g.mesh
                 take(fusion, k, g, mesh, shape)
-        self.cache = FusionExecutorCache(fusion, options)
+        self.cache, self.team = FusionExecutorCache(fusion, options), ranks_of(fusion)
         self.made = [tv for tv in fusion.outputs if tv not in fusion.aliases]
         replaced = list(fusion.aliases.values())
         self.written = [k for k, declared in enumerate(fusion.inputs) if declared.val in replaced]
@@ -246,6 +248,8 @@ class _Variant:
         values, sizes, entering = self.local(arguments, said)
         values = plain_arguments(self.cache.fusion, values)
         program = self.cache.program(values, sizes, device)
+        if entering:
+            self.note(program)
         values = [entering[k].inside() if k in entering else v for k, v in enumerate(values)]
         outputs = program.run(*values)
         for k in self.written:
@@ -256,7 +260,15 @@ class _Variant:
             parts = zip(outputs, self.made, program.domains, strict=True)
             results = self.results[program] = tuple(self.result(x, tv, domain) for x, tv, domain in parts)
         self.moved = _communications(entering, self.made, results)
+        if self.moved and not entering:
+            self.note(program)
         return [result.of(x) for x, result in zip(outputs, results, strict=True)]
+
+    def note(self, program: Program) -> None:
+        """Note a call around which ranks exchange pieces as one of theirs, where they send nothing within."""
+        ledger = ledger_of(self.team) if program.note is None else None
+        if ledger is not None:
+            ledger.note(program.call)
 
     def exchanges(self, plan: Plan, entering: Mapping[int, Entering]) -> tuple[Communication, ...]:
         """Those before and after a run of ``plan``."""

@@ -12,6 +12,7 @@ import torch
 from ..compiler import Plan, sent
 from ..errors import KernelCompileError
 from ..executor.agreement import agreed, failures_told
+from ..executor.launch import index_of
 from ..executor.options import CompileOptions
 from ..executor.symmetric_slots import (
     decide,
@@ -27,6 +28,8 @@ from ..executor.symmetric_slots import (
     why_refused,
 )
 from ..in_kernel import exchanging, with_exchanges
+from ..mesh.groups import default_group, stages_through_host, world_size
+from ..mesh.own_device import own_gpu
 from ..schedulers.rank_exchange import LEFT_FREE
 from .bound_call import BoundCall
 
@@ -102,7 +105,9 @@ def agree_on_memory(
     if why_no_exchange(ranks, options) is not None or is_decided(text):
         return
     with agreed(ranks, f"{text}\nmemory that ranks share", text) as told, within:
-        kernels = [kernel for _, kernel in exchanging(plan())]
+        planned = plan()
+        kernels = [kernel for _, kernel in exchanging(planned)]
+        told += sent(planned)  # a rank that waits here is known to call a program in which ranks communicate
         if kernels and not _has_kernels(call.bound.device, options):
             told.number = _NOWHERE
         else:
@@ -128,6 +133,29 @@ def _compiles(build: Callable[[], object]) -> bool:
     return True
 
 
+def told_elsewhere(call: BoundCall, options: CompileOptions, plan: Callable[[], Plan]) -> BoundCall:
+    """``call`` with the GPU in its text, where ranks communicate in it and that is not the one of this rank.
+
+    Communicators and shared memory belong to one GPU of each rank.  A rank that alone takes a program that was agreed
+    on to another GPU would wait there for ranks that do not come; a program of another text is compared again.
+    """
+    device = call.bound.device
+    if device.type != "cuda" or call.rank not in call.ranks or len(call.ranks) < 2 or world_size() < 2:
+        return call
+    own = torch.device("cuda", own_gpu(device))
+    is_bound_to_it = is_in_reach(own) or not stages_through_host(default_group(), own)
+    if own.index == index_of(device) or not is_bound_to_it:
+        return call
+    with failures_told(call.ranks):
+        is_quiet = not sent_in(plan(), options)
+    return call if is_quiet else replace(call, text=f"{call.text}\ntensors are on another GPU than this rank's own")
+
+
+def sent_in(plan: Plan, options: CompileOptions) -> list[str]:
+    """What the ranks of several send one another in a run of ``plan``, in order, a line each."""
+    return [*["sends: digests of all inputs"] * options.check_replicas, *sent(plan)]
+
+
 def promises(plan: Plan) -> list[str]:
-    """What has to be the same on all ranks: what they send one another, and where to."""
+    """What followed from a text, and has to be the same on all ranks: what they send one another, and where to."""
     return [*sent(plan), *offsets(exchanging(plan))]

@@ -13,7 +13,7 @@ from threading import RLock
 import torch
 
 from ..allocation.global_sizes import Unknown, global_sizes
-from ..compiler import Plan, compile_fusion, sent, with_schedules
+from ..compiler import Plan, compile_fusion, with_schedules
 from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
@@ -48,10 +48,10 @@ from ..passes.recorded_domains import allocation_shape
 from ..passes.settle_inputs import settle_inputs
 from ..schedulers.overwritten_inputs import replaceable
 from ..schedulers.schedule import Schedule
-from ..schedulers.segment import read_once
+from ..segments.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
 from .bound_call import BoundCall, Made, Sizes
-from .exchanges import agree_on_memory, plan_on, promises, with_exchanges_here
+from .exchanges import agree_on_memory, plan_on, promises, sent_in, told_elsewhere, with_exchanges_here
 from .forks import forgotten_in_forks
 from .promise_arguments import check_promises_kept
 from .repeat import Repeat
@@ -294,7 +294,8 @@ class FusionExecutorCache:
             sizes[u.tv][u.axis] = self._exchange(u, rank, bound.device)
         key = (key, tuple(map(tuple, sizes.values()))) if unknown else key
         numbers = self._numbers(arguments)
-        return BoundCall(key, bound, sizes, numbers, rank, ranks, self._description(sizes, bound.device, numbers))
+        call = BoundCall(key, bound, sizes, numbers, rank, ranks, self._description(sizes, bound.device, numbers))
+        return told_elsewhere(call, self.options, partial(self.plan, sizes, numbers))
 
     def _bind(self, call: BoundCall) -> Made:
         made = self.programs.get(call.key)
@@ -392,7 +393,8 @@ class FusionExecutorCache:
         if self.options.check_replicas and len(call.ranks) > 1 and call.rank in call.ranks:
             check = ReplicaCheck(builder.fusion, call.ranks, call.bound.device)
             program = replace(program, run=check.around(program.run))
-        ledger = ledger_of(call.ranks) if sent(plan) else None
+        ledger = ledger_of(call.ranks)
         if ledger is not None:
-            program = replace(program, note=ledger.note, call=Call.of(call.text))
+            note = ledger.note if sent_in(plan, self.options) else None
+            program = replace(program, note=note, call=Call.of(call.text))
         return Made(program, plan)

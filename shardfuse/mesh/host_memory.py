@@ -15,9 +15,14 @@ _open: dict[int, mmap.mmap] = {}
 _files: dict[int, int] = {}
 
 
-@cache
 def allocate(device: int, size: int) -> int:
     """The address of ``size`` bytes, all of them 0; the same for the process's life.  Raises RuntimeError."""
+    return _allocated(os.getpid(), size)
+
+
+@cache
+def _allocated(process: int, size: int) -> int:
+    """Those of ``process``: one that was forked from it would share them with it."""
     try:
         file = os.memfd_create("shardfuse")
         os.ftruncate(file, size)
@@ -51,7 +56,8 @@ def opened(handle: bytes) -> int:
 
 
 def close(address: int) -> None:
-    """Let go of what was opened: with the process, as an address may still be in use."""
+    """Let go of what was opened."""
+    _open.pop(address).close()
 
 
 def _mapped(file: int, size: int) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+from weakref import WeakKeyDictionary
+
 import torch
 import torch.distributed as dist
 
 from shardfuse.config import LaunchConfig
 from shardfuse.errors import BackendUnavailableError
+from shardfuse.mesh.groups import default_group
 from shardfuse.start_errors import SharedGpuError
 
 # What a backend's name stands for: with NCCL, tensors on the CPU (counters, flags) are gloo's.
@@ -34,3 +38,13 @@ def choose(backend: str | None, launch: LaunchConfig, *, is_gpu_shared: bool = F
         device = torch.device("cuda", launch.local_rank % gpus)
         torch.cuda.set_device(device)
     return chosen, device
+
+
+# By default process group: the GPU that `initialize` chose for it, or else that of the first program.
+_own: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+
+
+def own_gpu(device: torch.device) -> int:
+    """The number of the GPU that this rank computes on, which is that of ``device`` where it has had none yet."""
+    number = cast("int | None", device.index)
+    return _own.setdefault(default_group(), torch.cuda.current_device() if number is None else number)

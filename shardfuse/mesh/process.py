@@ -29,7 +29,7 @@ from shardfuse.mesh.collective_waits import COMMUNICATION_PATIENCE
 from shardfuse.mesh.ending import INTERRUPTED, end_process, fault_of, is_of_communication, sentence, shown
 from shardfuse.mesh.groups import destroy_groups, group_sequences, keep_for_ever, keep_groups_for_ever
 from shardfuse.mesh.meeting import MEETING_TIMEOUT, agree, meet, new_world
-from shardfuse.mesh.own_device import BACKENDS, choose
+from shardfuse.mesh.own_device import BACKENDS, choose, own_gpu
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
 from shardfuse.mesh.symmetric import close_arena, open_arena, raise_lost_exchange
 from shardfuse.mesh.watchdog import Fault, Watchdog, say
@@ -202,6 +202,8 @@ def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -
         world_size=context.world_size,
         timeout=timedelta(seconds=context.timeout),
     )
+    if context.device.type == "cuda":
+        own_gpu(context.device)
     sys.excepthook = _report_and_exit  # torch has set one that holds back what the one before prints
     if _start.guard is not None:
         _start.guard.watch_device(context.device, context.timeout)

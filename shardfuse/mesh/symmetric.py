@@ -104,6 +104,7 @@ def open_arena(device: torch.device, asked: Exchange, timeout: float, *, is_inte
     told = {r: t.split("\n") for r, t in everywhere.said("\n".join([asked, mine, _host(), *about])).items()}
     hosts = {r: host for r, (_, _, host, _, _) in told.items()}
     reason = first_of({r: why for r, (_, why, *_) in told.items()})
+    reason = reason or _why_unlike({r: kind for r, (*_, kind) in told.items()})
     if not reason and len(set(hosts.values())) == len(hosts):
         reason = "no two ranks are on one host"
     shared: dict[int, int] | str = reason
@@ -194,9 +195,15 @@ def _host() -> str:
 
 
 def _identity(index: int) -> tuple[str, str]:
-    """What other processes know a GPU by, and how many multiprocessors it has."""
+    """What other processes know a GPU by, and of which kind it is."""
     found = cast("Any", torch.cuda).get_device_properties(index)
-    return str(found.uuid), str(found.multi_processor_count)
+    return str(found.uuid), f"{found.name} of {found.multi_processor_count} multiprocessors"
+
+
+def _why_unlike(kinds: Mapping[int, str]) -> str:
+    """Why ranks would plan otherwise than one another: grids, and what is worth an exchange, follow from the GPU."""
+    first, kind = next(iter(kinds.items()))
+    return next((f"rank {r} has {other}, rank {first} has {kind}" for r, other in kinds.items() if other != kind), "")
 
 
 def _joined(
@@ -217,9 +224,7 @@ def _why_not_joined(device: torch.device, asked: Exchange, rank: int, gpus: Mapp
     """
     if device.type != "cuda":
         return ""
-    own, (first, (_, size)) = device.index, next(iter(gpus.items()))
-    if gpus[rank][1] != size:  # grids would differ
-        return f"its GPU has {gpus[rank][1]} multiprocessors, that of rank {first} {size}"
+    own = device.index
     here = {_identity(k)[0]: k for k in range(torch.cuda.device_count())}
     for peer, (name, _) in gpus.items():
         if peer == rank:

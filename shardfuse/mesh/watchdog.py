@@ -38,6 +38,7 @@ from shardfuse.errors import PeerLostError
 from shardfuse.mesh.board import INTERVAL, Board, Record, State
 from shardfuse.mesh.calls import Ledgers
 from shardfuse.mesh.collective_waits import CollectiveWait, ReportedWait
+from shardfuse.mesh.gloo_aborts import HeldAbort
 from shardfuse.mesh.gpu_waits import StreamProbe, waited_on_gpu
 from shardfuse.mesh.groups import EXCHANGES, group_sequences
 from shardfuse.mesh.rendezvous import ProcessIdentity, Store
@@ -51,6 +52,7 @@ _ANSWER = 1.5  # seconds that the store has for one exchange at the end, which t
 _WORDLESS = "ended without a word (killed, or crashed)"
 _TERMINATED = "was ended by SIGTERM"
 _OWN_WORDS = 3.0  # seconds that a rank has to end by its own exception, which has a traceback
+_ABORT_HELD = 8.0  # seconds that the calls of ranks have to be compared, before gloo ends the process for a message
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Watchdog:
         self._lost_since: float | None = None
         self._thread = threading.Thread(target=self._watch, name="shardfuse-watchdog", daemon=True)
         self._sigterm = SigtermThread(self._end_by_sigterm)
+        self._abort = HeldAbort(_ABORT_HELD, self._thread.is_alive)
 
     # for the main thread
 
@@ -109,6 +112,7 @@ class Watchdog:
         self._board.exchange(_ANSWER)  # the others are to see a rank that ends at once
         self._thread.start()
         self._sigterm.start()
+        self._abort.start()
 
     def watch_device(self, device: torch.device, timeout: float) -> None:
         """Tell where this rank computes, and for how many seconds it waits for others, once it has a process group."""
@@ -153,6 +157,7 @@ class Watchdog:
         self._stop.set()
         self._thread.join()
         self._sigterm.stop()
+        self._abort.stop()
         self._state = "left"
         self._board.exchange(_ANSWER)
 
@@ -166,6 +171,7 @@ class Watchdog:
         """End the watch of a world that did not come about; ``reason``: reported to those who wait for it."""
         self._stop.set()
         self._sigterm.stop()
+        self._abort.stop()
         if reason is not None and self._tell(Fault(self._rank, f"failed: {reason}")):
             self._wait(("failed", "left"), _FAREWELL, or_lost=True)
         self._board.close()

@@ -134,7 +134,8 @@ class BatchNorm(ChannelNorm):
         else:
             results = self.run_images((x, *self.affine_parameters(), *by_kept), unsharded)
         if self.training and kept:
-            self._track(*kept, results[1], results[2])
+            is_empty = torch.Size(x.shape if unsharded is None else unsharded).numel() == 0
+            self._track(*kept, *(() if is_empty else results[1:]))
         return results[0]
 
     def _check(self, x: torch.Tensor, channel_dim: int) -> None:
@@ -186,12 +187,13 @@ class BatchNorm(ChannelNorm):
             raise ModuleInputError(type(self).__name__, "x", found, "more in training", "pass more, or call eval()")
 
     @torch.no_grad()
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor, new: torch.Tensor, unbiased: torch.Tensor) -> None:
-        """Move the running statistics towards those of this batch."""
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor, *batch_statistics: torch.Tensor) -> None:
+        """Move the running statistics towards those of this batch: its mean and unbiased variance, none of an empty
+        batch, which is counted nevertheless."""
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         # Without a momentum they are the average of all batches.
-        for running, batch in ((mean, new), (variance, unbiased)):
+        for running, batch in zip((mean, variance), batch_statistics, strict=False):
             if self.momentum is None:
                 running.lerp_(batch.to(running.dtype), self.num_batches_tracked.to(running.dtype).reciprocal())
             else:

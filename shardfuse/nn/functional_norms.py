@@ -66,10 +66,10 @@ def norm_of_rows(
     shape, function = tuple(normalized_shape), Function(name)
     dims = len(shape)
     if not dims or tuple(x.shape[-dims:]) != shape:
-        raise function.refuse("x", f"shape {tuple(x.shape)}", f"{shape} as its last dims")
+        raise function.refuse("input", f"shape {tuple(x.shape)}", f"{shape} as its last dims")
     function.shaped(parameters, shape)
     function.shaped({"residual": residual}, x.shape)
-    function.check_plain(x=x, residual=residual, **parameters)
+    function.check_plain(input=x, residual=residual, **parameters)
     if is_decomposed(x, promises):
         flat, others, *vectors = (
             None if t is None else t.flatten(-dims) for t in (x, residual, *(parameters[k] for k in VECTORS))
@@ -78,7 +78,7 @@ def norm_of_rows(
         weight, bias, input_bias = vectors
         made = traced.norm(flat, (weight, bias, input_bias), eps, others, centered=centered, dropout=dropout)
         return tuple(t.view(x.shape) for t in made)
-    rows = x.reshape(-1 if x.ndim == dims else x.shape[0], *x.shape[1:-dims], math.prod(shape))
+    rows = x.reshape(1 if x.ndim == dims else x.shape[0], *x.shape[1:-dims], math.prod(shape))
     named = {**{name: parameters[name] for name in VECTORS}, "residual": residual}
     there = {name: t for name, t in named.items() if t is not None}
     given = [t.reshape(rows.shape) if name == "residual" else t.flatten() for name, t in there.items()]
@@ -99,10 +99,10 @@ def group_normed(
     """x: [batch, channels, ...] -> the same shape, dtype and memory format."""
     function = Function("group_norm")
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
-        raise function.refuse("x", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
+        raise function.refuse("input", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
     function.shaped(parameters, x.shape[1:2])
     affine = _both(function, parameters)
-    function.check_plain(x=x, **parameters)
+    function.check_plain(input=x, **parameters)
     if is_decomposed(x, promises):
         return traced.group_norm(x, groups, parameters["weight"], parameters["bias"], eps, activation)
     is_last = is_channels_last(x)
@@ -125,13 +125,13 @@ def batch_normed(
         found = "batch_norm norms each row by the mean and variance of the whole batch in training"
         raise PromiseError(str(promises), found, "pass training=False, or take group_norm")
     if x.ndim < 2:
-        raise function.refuse("x", f"{x.ndim} dims", "[batch, channels, ...]")
+        raise function.refuse("input", f"{x.ndim} dims", "[batch, channels, ...]")
     if not by_kept and x.numel() == x.shape[1]:
-        raise function.refuse("x", f"shape {tuple(x.shape)}, one value per channel", "more in training")
+        raise function.refuse("input", f"shape {tuple(x.shape)}, one value per channel", "more in training")
     names = ("running_mean", "running_var")
     function.shaped({**parameters, **dict(zip(names, kept, strict=False))}, x.shape[1:2])
     affine = _both(function, parameters)
-    function.check_plain(x=x, **parameters, **dict(zip(names, kept if by_kept else (), strict=False)))
+    function.check_plain(input=x, **parameters, **dict(zip(names, kept if by_kept else (), strict=False)))
     if is_decomposed(x, promises):
         return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
     is_last = is_channels_last(x)

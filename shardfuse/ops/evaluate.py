@@ -7,6 +7,7 @@ they are collectives.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import cast
 
@@ -48,6 +49,7 @@ from ..ir.stream import Stream
 from ..ir.window import Read
 from . import random
 from .call_signature import Indexed
+from .moved_bits import moved
 from .promotion import types
 from .reductions import REDUCTION_TABLE
 from .table import POINTWISE, Rule
@@ -220,7 +222,8 @@ def _window(x: torch.Tensor, shape: tuple[int, ...], reads: Sequence[Read]) -> t
         out = x.new_zeros([shape[r.axis] if k == r.axis else n for k, n in enumerate(x.shape)])
         if r.start < r.stop:
             indices = torch.arange(r.start, r.stop, device=x.device) * r.step + r.offset
-            out.narrow(r.axis, r.start, r.stop - r.start).copy_(x.index_select(r.axis, indices))
+            found = moved(partial(torch.index_select, dim=r.axis, index=indices), x)
+            out.narrow(r.axis, r.start, r.stop - r.start).copy_(found)
         x = out
     return x
 

@@ -18,6 +18,7 @@ from .call_signature import (
     tensors_of,
     told,
 )
+from .moved_bits import moved
 from .shape_calls import renamed
 
 
@@ -31,7 +32,7 @@ def _index_select(shapes: Shapes, call: Call) -> Signature:
 
 def _run_index_select(values: Arguments, call: Call) -> torch.Tensor:
     x, index = tensors_of(values)
-    return torch.index_select(x, dim_of(call), index)
+    return moved(lambda x: torch.index_select(x, dim_of(call), index), x)
 
 
 def _gather(shapes: Shapes, call: Call) -> Signature:
@@ -46,7 +47,7 @@ def _gather(shapes: Shapes, call: Call) -> Signature:
 
 def _run_gather(values: Arguments, call: Call) -> torch.Tensor:
     x, index = tensors_of(values)
-    return torch.gather(x, dim_of(call), index.to(torch.int64))
+    return moved(lambda x: torch.gather(x, dim_of(call), index.to(torch.int64)), x)
 
 
 def _take_along_axis(shapes: Shapes, call: Call) -> Signature:
@@ -58,7 +59,7 @@ def _take_along_axis(shapes: Shapes, call: Call) -> Signature:
 
 def _run_take_along_axis(values: Arguments, call: Call) -> torch.Tensor:
     x, index = tensors_of(values)
-    return torch.take_along_dim(x, index.to(torch.int64), dim_of(call))
+    return moved(lambda x: torch.take_along_dim(x, index.to(torch.int64), dim_of(call)), x)
 
 
 def _scatter(shapes: Shapes, call: Call) -> Signature:

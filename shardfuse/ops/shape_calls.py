@@ -19,6 +19,7 @@ from .call_signature import (
     tensors_of,
     told,
 )
+from .moved_bits import moved
 
 UNKNOWN = -1
 
@@ -113,6 +114,10 @@ def _flip(shapes: Shapes, call: Call) -> Signature:
     return Signature((names,), (names,))
 
 
+def _run_flip(values: Arguments, call: Call) -> torch.Tensor:
+    return moved(lambda x: torch.flip(x, told(call, Flip).dims), tensor_of(values, 0))
+
+
 def _select(shapes: Shapes, call: Call) -> Signature:
     dim = told(call, Select).dim
     names = renamed(axis_names(len(shapes[0])), dim, "s*")
@@ -123,7 +128,7 @@ SHAPE_CALLS: dict[str, TorchCall] = {
     "slice": TorchCall(_slice, _run_slice, "elements from starts to stops by steps, a view", is_view=True),
     "pad": TorchCall(_pad, _run_pad, "elements of a value before and after each axis"),
     "cat": TorchCall(_cat, _run_cat, "tensors one after another along an axis"),
-    "flip": TorchCall(_flip, lambda x, a: torch.flip(tensor_of(x, 0), told(a, Flip).dims), "axes in reverse"),
+    "flip": TorchCall(_flip, _run_flip, "axes in reverse"),
     "select": TorchCall(
         _select,
         lambda x, a: tensor_of(x, 0).select(told(a, Select).dim, int(x[1].real)),

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from ..device import Device
 from ..ir.expr import BoundTensor
 from ..ir.op import Statistic, StatisticKind
-from .limits import MAX_TEAM, WARP, WARPS, is_odd, power_of_two, vector
+from ..segments.segment import Segment
+from ..segments.space import Space, beside, run_below, streamed
+from .limits import MAX_TEAM, WARP, WARPS, is_odd, may_align_down, power_of_two, vector
 from .resources import copies_of_one, resident, resident_copies
 from .schedule import Access, Group, Lagged, Launch, Registers, Schedule, Tile
 from .schedule_parts import MAX_LAGGED_MEMBERS
-from .segment import Segment
-from .space import Space, beside, may_align_down, run_below, streamed
 
 _INPUTS = 2
 """Inputs of a row that a group reads ahead, at most: of three no two rows stay in registers."""

@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from ..device import Device
 from ..ir.expr import BoundTensor
 from ..ir.op import Iota, Random, is_statistic
+from ..segments.online_reductions import online, takes_one_walk
+from ..segments.segment import Segment
+from ..segments.space import Space, analyse_reduction, analysed, element_bytes, rereads, streamed
 from .lagged_group import lagged_group
-from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, power_of_two, widest
-from .online_reductions import online, takes_one_walk
-from .pairs import paired_team
+from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, may_align_down, power_of_two, widest
 from .plan import KernelPlan, kernel_name
 from .resources import within_shared
 from .schedule import Access, Launch, Loop, Schedule, Tile
-from .segment import Segment
-from .space import Space, analyse_reduction, analysed, element_bytes, may_align_down, rereads, streamed
-from .team import cannot_exchange, columns_of, in_columns, looping_team
+from .team import cannot_exchange, columns_of, in_columns, looping_team, paired_team
 
 
 def why_not(segment: Segment, device: Device) -> str | None:

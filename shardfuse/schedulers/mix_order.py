@@ -20,21 +20,12 @@ from functools import lru_cache
 from math import prod
 
 from ..device import MAX_REGISTERS, Device
-from ..ir.digits import Axis, Digit, Root
-from ..ir.domain import BoundDomain
+from ..ir.digits import Digit, Root
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
-from . import pointwise, reduction
-from .added_sums import added_sums
-from .finish import finish_of, finishing
-from .limits import MAX_WARPS, WARP, WARPS, power_of_two, widest
-from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
-from .resources import carried, element_of, row_loop_fits, stages
-from .row_chunks import chunk_widths, least_chunk
-from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
-from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
-from .segment import Segment, leading_to, segment_of
-from .space import (
+from ..segments.added_sums import added_sums
+from ..segments.segment import Segment, leading_to, segment_of
+from ..segments.space import (
     Atoms,
     Space,
     analysed,
@@ -47,8 +38,13 @@ from .space import (
     storage_order,
     streamed,
 )
-
-_SPLIT = "split"
+from . import pointwise, reduction
+from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, widest
+from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
+from .resources import element_of, row_loop_fits, stages
+from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
+from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
+from .split_k import finish_of, finishing, storing, with_partials, workspace
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
     mixed = analyse_mixed(segment)
     if isinstance(mixed, str):
         return mixed
-    finishes = _finishes(segment, mixed, _columns(mixed, 2), device)
+    finishes = _finishes(segment, mixed, _columns(mixed, 2)[0], device)
     if isinstance(finishes, str):
         return finishes
     if _tile(segment, mixed, device) is not None:
@@ -171,14 +167,11 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     segment = added_sums(segment)
     mixed = analyse_mixed(segment)
     assert not isinstance(mixed, str), mixed
-    columns = _columns(mixed, schedule.parts)
+    columns, split = _columns(mixed, schedule.parts)
     finishes = _finishes(segment, mixed, columns, device)
     assert not isinstance(finishes, str), finishes
-    main = [e for e in mixed.main if e not in columns]
-    main += [replace(e, outputs=(w,)) for e, w in columns.items()]
-    first = Segment.of(main, [*mixed.stored, *columns.values()])
-    split = _split_of(columns)
-    plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), schedule, device, split)]
+    first, space = storing(mixed.main, mixed.stored, columns), with_partials(mixed.space, columns, split)
+    plans = [KernelPlan(kernel_name("mix_order", first), first, space, schedule, device, split)]
     for finish in finishes:
         space = analysed(finish)
         how = finishing(finish, space, device) if space.r else pointwise.propose(finish, device)
@@ -212,6 +205,9 @@ def analyse_mixed(segment: Segment) -> Mixed | str:
         return f"nothing is reduced along {order[-1]}, which is fastest in memory"
     if any(g != rows[0] for g in rows):
         return f"some reductions take {listed(rows[0])}, others {listed(next(g for g in rows if g != rows[0]))}"
+    held = frozenset[Digit]().union(*(atoms[t] for e, g in gone.items() if g == rows[0] for t in e.tensors))
+    if every - held and prod(a.extent for a in rows[0]) < WARPS * WARP:
+        return f"what it reduces along rows lacks {listed(every - held)}, and would be reduced anew for each"
     columns = [e for e, g in gone.items() if g != rows[0]]
     walked = frozenset[Digit].intersection(*(gone[e] for e in columns)) - rows[0]
     refusal = _refusal(columns, gone, atoms, rows[0], every) or ("" if walked else "its column sums share no rows")
@@ -270,31 +266,12 @@ def _mixed(segment: Segment, columns: Sequence[Expr], space: Space) -> Mixed | s
 # the second kernel
 
 
-def _columns(mixed: Mixed, splits: int) -> dict[Expr, BoundTensor]:
-    """Each column reduction and its workspace ``[kept rows..., split, columns...]``."""
+def _columns(mixed: Mixed, splits: int) -> tuple[dict[Expr, BoundTensor], Digit]:
+    """Each column reduction and its workspace ``[kept rows..., split, columns...]``, and the digit of ``split``."""
     space = mixed.space
-    split = Digit(Root(_SPLIT, splits), 1, splits)
+    split = Digit(Root("split", splits), 1, splits)
     kept = [(a,) for a in space.x if a not in space.walked]
-    axes: tuple[Axis, ...] = (*kept, (split,), *((a,) for a in space.r))
-    found: dict[Expr, BoundTensor] = {}
-    for e in mixed.columns:
-        domain = BoundDomain(axes, e.output.domain.mesh, e.output.domain.sharding)
-        found[e] = BoundTensor(f"{e.output.name}_partial", carried(e), domain)
-    return found
-
-
-def _split_of(columns: Mapping[Expr, BoundTensor]) -> Digit:
-    workspace = next(iter(columns.values()))
-    digits = (a for axis in workspace.domain.logical for a in axis)
-    return next(a for a in digits if isinstance(a.base, Root) and a.base.name == _SPLIT)
-
-
-def _with(space: Space, columns: Mapping[Expr, BoundTensor]) -> Space:
-    split = _split_of(columns)
-    own = frozenset(a for a in (*space.x, *space.r) if a not in space.walked)
-    atoms = {**space.atoms, **{w: own | {split} for w in columns.values()}}
-    phase = {**space.phase, **{w: space.phase[e.tensors[0]] for e, w in columns.items()}}
-    return Space(space.x, space.r, atoms, {**space.pieces, split: (split,)}, phase, is_inner=True, walked=space.walked)
+    return {e: workspace(e, (*kept, (split,), *((a,) for a in space.r))) for e in mixed.columns}, split
 
 
 def _finishes(

@@ -1,5 +1,6 @@
-"""Outputs that can be written where an input is read, element by element: of an input that they replace, which then needs
-no copy, or of one that its caller gives up, whose memory they take.
+"""Outputs that can be written where an input is read, element by element.
+
+They replace that input, which then needs no copy, or take the memory of one that its caller gives up.
 
 An optimiser's step writes its parameter and moments so, a norm the residual stream that it adds to, and the backward of
 a loss the gradient of the logits over them.
@@ -11,9 +12,9 @@ from collections.abc import Iterator, Sequence
 
 from ..device import WARP
 from ..ir.expr import BoundFusion, BoundTensor
+from ..segments.segment import Segment
 from .plan import KernelPlan
 from .schedule_parts import Access
-from .segment import Segment
 
 Planned = Sequence[tuple[Segment, str, Sequence[KernelPlan]]]
 _NO_KERNELS = ("no_op", "torch_call", "communication")

@@ -9,11 +9,11 @@ from math import prod
 from ..device import Device
 from ..ir.digits import Axis, extent
 from ..ir.expr import Expr, reads_of
+from ..segments.segment import Segment
+from ..segments.space import Space, analyse, analysed
 from .limits import WARP, WARPS, vector
 from .plan import KernelPlan, kernel_name
 from .schedule import Launch, Schedule, Tile
-from .segment import Segment
-from .space import Space, analyse, analysed
 
 
 def why_not(segment: Segment, device: Device) -> str | None:

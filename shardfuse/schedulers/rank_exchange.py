@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..analysis.communication_table import communication_of, local_bytes
+from ..analysis.communication_table import Collective, communication_of, local_bytes
 from ..analysis.sharding import is_even
 from ..device import Device
 from ..ir.domain import without
@@ -29,14 +29,14 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce, is_reduction
 from ..mesh import DeviceMesh
+from ..segments.segment import Segment, touches_empty
+from ..segments.space import Space, analyse
 from .limits import WARP, WIDEST_LOAD, power_of_two
 from .persistent import by_one_program, too_long
 from .plan import KernelPlan, RankExchange, kernel_name
 from .resources import carried
 from .schedule import Launch, Schedule, Tile
-from .segment import Segment, touches_empty
 from .sent_words import for_words, is_in_rows, members_of, why_not_sent
-from .space import Space, analyse
 from .team import in_columns
 
 LEFT_FREE = 32
@@ -76,7 +76,7 @@ def exchanged(
     producer = {t: e for e in before.exprs for t in e.outputs}
     over = [communication_of(e) for e in call.exprs]
     dims = {c.mesh_dim for c in over if c is not None}
-    if any(c is None or c.kind != "all_reduce" for c in over) or len(dims) != 1 or None in dims:
+    if any(c is None or c.kind is not Collective.ALL_REDUCE for c in over) or len(dims) != 1 or None in dims:
         return "it is no all-reduce over one mesh dimension"
     (parallel_type,) = dims
     mesh = call.exprs[0].output.domain.mesh

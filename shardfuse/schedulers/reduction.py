@@ -12,15 +12,16 @@ after, ``split`` being a fresh axis of the partial results::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..device import LEAST_COPY, MAX_THREADS, Device
-from ..ir.digits import Axis, Digit, Root
-from ..ir.domain import BoundDomain
+from ..ir.digits import Digit, Root
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Pointwise, Random
 from ..ops.table import POINTWISE
-from .finish import finish_of, finishing, fitting
+from ..segments.segment import Segment, segment_of
+from ..segments.space import Space, analyse_reduction, analysed, beside, element_bytes, rereads, stored_atoms, streamed
 from .limits import (
     MAX_WARPS,
     WARP,
@@ -33,12 +34,20 @@ from .limits import (
 from .looped import down_columns, in_loop
 from .persistent import in_registers, too_long
 from .plan import KernelPlan, kernel_name, one_launch
-from .resources import carried, summed_registers
+from .resources import summed_registers
 from .schedule import Launch, Loop, Schedule, Tile
-from .segment import Segment, leading_to, segment_of
-from .short_columns import run_of, short_columns
-from .space import Space, analyse_reduction, analysed, beside, element_bytes, rereads, stored_atoms, streamed
-from .split_k import evenly, in_full_turns, in_parts, is_for_one
+from .split_k import (
+    evenly,
+    finish_of,
+    finishing,
+    fitting,
+    in_full_turns,
+    in_parts,
+    is_for_one,
+    storing,
+    with_partials,
+    workspace,
+)
 
 _TANH = Pointwise("tanh")
 _HEAVY = (*map(Pointwise, ("exp", "erf", "erfc", "log", "pow", "sin", "cos", "lgamma")), _TANH)
@@ -130,7 +139,7 @@ def _columns(segment: Segment, space: Space, device: Device) -> Schedule:
     is_stored = any(map(space.has_r, segment.outputs))
     is_short = space.reduced * max(len(inputs), 1) <= device.measured.columns.short
     if is_short and not (is_stored or _needs_registers(segment)):
-        return short_columns(inputs, space, device)
+        return _short_columns(inputs, space, device)
     rows = _unaligned_rows(segment, space, device)
     is_wide = rows * space.kept >= tuned.wide_enough
     if rows > 1 and is_wide and (wider := side_by_side(segment, space, rows)) is not None:
@@ -193,10 +202,27 @@ def _unaligned_rows(segment: Segment, space: Space, device: Device) -> int:
     """Rows after which one begins as aligned as the first, where a thread's load would be narrow; else 1."""
     rows = 1
     for t in streamed(segment, space):
-        width = vector(t.dtype, run_of(space), device)
+        width = vector(t.dtype, _run_of(space), device)
         if width == 1 or width * t.dtype.itemsize < LEAST_COPY:  # 8192 x 4095, float32: 47 us so, else 196
             rows = max(rows, device.access_bytes // t.dtype.itemsize // width)
     return rows
+
+
+def _run_of(space: Space) -> int:
+    """Kept elements side by side in memory."""
+    return space.x[-1].extent if space.x else 1
+
+
+def _short_columns(inputs: Sequence[BoundTensor], space: Space, device: Device) -> Schedule:
+    """Columns that are reduced in one go: a warp for those of wide loads; else all threads side by side."""
+    tuned = device.measured.reductions
+    if any(vector(t.dtype, _run_of(space), device) * t.dtype.itemsize <= LEAST_COPY for t in inputs):
+        x_block, r_block = tuned.narrow_short_tile
+        while x_block > tuned.least_lanes and space.kept < x_block * device.filling:
+            x_block, r_block = x_block // 2, r_block * 2
+        return Schedule(Tile(min(x_block, power_of_two(space.kept)), r_block), launch=Launch(WARPS))
+    width = widest(inputs, space.kept, device)
+    return Schedule(Tile(min(tuned.short_lanes * width, power_of_two(space.kept)), tuned.short_rows), launch=Launch(1))
 
 
 def side_by_side(segment: Segment, space: Space, rows: int) -> Space | None:
@@ -229,8 +255,9 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
         assert wider is not None, space
         space = wider
     split = Digit(Root("split", schedule.parts), 1, schedule.parts)
-    partials = {e: _workspace(e, space, split) for e in segment.exprs if space.reduces(e)}
-    first = _first(segment, space, partials)
+    axes = ((split,), *((a,) for a in space.x))
+    partials = {e: workspace(e, axes) for e in segment.exprs if space.reduces(e)}
+    first = storing(segment.exprs, [t for t in segment.outputs if space.has_r(t)], partials)
     second = _second(segment, space, partials)
     second_space = analysed(second)
     finish = finishing(second, second_space, device)
@@ -240,37 +267,14 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     if schedule.is_one_launch and not second_space.is_inner:
         finish = fitting(finish, schedule, summed_registers(second))
     plans = (
-        KernelPlan(kernel_name("reduction", first), first, _with(space, partials, split), schedule, device, split),
+        KernelPlan(
+            kernel_name("reduction", first), first, with_partials(space, partials, split), schedule, device, split
+        ),
         KernelPlan(kernel_name("finish", second), second, second_space, finish, device),
     )
     if not schedule.is_one_launch or (shares and second_space.x != space.x):
         return plans
     return (one_launch("reduction", segment, plans, shares=shares),)
-
-
-def _workspace(expr: Expr, space: Space, split: Digit) -> BoundTensor:
-    """Partial results ``[split, kept atoms...]`` in the type that the reduction accumulates in."""
-    out = expr.output
-    axes: tuple[Axis, ...] = ((split,), *((a,) for a in space.x))
-    domain = BoundDomain(axes, out.domain.mesh, out.domain.sharding)
-    return BoundTensor(f"{out.name}_partial", carried(expr), domain)
-
-
-def _with(space: Space, partials: dict[Expr, BoundTensor], split: Digit) -> Space:
-    """``space`` with the workspaces: ``split`` is the program's own, no atom that a tile walks."""
-    atoms = {w: space.atoms[e.tensors[0]] - frozenset(space.r) | {split} for e, w in partials.items()}
-    phase = dict.fromkeys(partials.values(), 1)
-    pieces = {**{a: (a,) for a in space.x}, **space.pieces, split: (split,)}
-    return replace(space, atoms={**space.atoms, **atoms}, phase={**space.phase, **phase}, pieces=pieces)
-
-
-def _first(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -> Segment:
-    """What leads to the reductions, and the stores of unreduced outputs."""
-    kept = [t for t in segment.outputs if space.has_r(t)]
-    before = leading_to(segment.exprs, [*kept, *(e.tensors[0] for e in partials)])
-    exprs = [e for e in before if e not in partials]
-    exprs += [replace(e, outputs=(w,)) for e, w in partials.items()]
-    return Segment.of(exprs, [*kept, *partials.values()])
 
 
 def _second(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -> Segment:

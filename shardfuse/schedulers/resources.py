@@ -15,11 +15,11 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Cast, Reduce, Set, View
 from ..ops.reductions import REDUCTION_TABLE
+from ..segments.segment import Segment
+from ..segments.space import Space, rereads, run_below, streamed
 from .plan import KernelPlan
 from .schedule import Loop, Registers, RowLoop, Schedule, Sides
 from .schedule_parts import REGISTERS_OF_A_THREAD
-from .segment import Segment
-from .space import Space, rereads, run_below, streamed
 
 REGISTER = 4
 """Bytes of a register."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from ..device import LEAST_COPY, Device
 from ..ir.expr import Expr
 from ..ir.op import Reduce
+from ..segments.segment import Segment
+from ..segments.space import Space, streamed
 from .limits import MAX_TEAM, WARP, WARPS, vector
 from .plan import may_be_stages
 from .resources import Element, element_of, resident, stages
 from .schedule import LAUNCH, Group, Lagged, Launch, RowLoop, Schedule, Split
-from .segment import Segment
-from .space import Space, streamed
 from .team import cannot_exchange
 
 

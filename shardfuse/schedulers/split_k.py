@@ -1,17 +1,23 @@
-"""How many parts a reduction is split into, and how they are finished."""
+"""How many parts a reduction is split into, what stores their partial results, and how these are finished."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
-from ..device import Device
-from .limits import power_of_two
+from ..device import MAX_REGISTERS, SECTOR_BYTES, Device
+from ..ir.digits import Axis, Digit
+from ..ir.domain import BoundDomain
+from ..ir.expr import BoundTensor, Expr
+from ..ir.op import Reduce
+from ..segments.segment import Segment, leading_to
+from ..segments.space import Space, element_bytes, streamed
+from .limits import WARP, power_of_two, power_of_two_within
+from .persistent import in_registers
 from .plan import may_be_stages
-from .resources import resident, within_shared
-from .schedule import Schedule, Split
-from .segment import Segment
-from .space import Space, element_bytes
+from .resources import REGISTER, carried, resident, within_shared
+from .schedule import Loop, Schedule, Split, Tile
 
 
 def evenly(
@@ -90,3 +96,59 @@ def in_full_turns(segment: Segment, space: Space, schedule: Schedule, device: De
         return schedule
     halved = schedule.with_warps(warps // 2).sized(reduced=half).accumulating(min(schedule.accumulated, half))
     return in_parts(segment, space, halved, device)
+
+
+def finishing(segment: Segment, space: Space, device: Device) -> Schedule:
+    """All partial results of some kept elements in registers."""
+    splits = power_of_two(space.reduced)
+    if space.is_inner or space.kept == 1:
+        return in_registers(segment, space, device)
+    held = splits * max(len(streamed(segment, space)), 1)
+    lanes = power_of_two_within(max(device.measured.columns.tile // held, 1))
+    lanes = max(lanes, 16)
+    return Schedule(Tile(min(lanes, power_of_two(space.kept)), splits))
+
+
+def fitting(finish: Schedule, first: Schedule, words: int) -> Schedule:
+    """``finish`` in a launch of the threads and registers of ``first``: half of them hold a tile, or a loop and sums.
+
+    words: of a partial result.  The sum over dim 0 of 20000 x 301, int8, has 1792 parts: at once, 16 columns of them,
+    they spilled 1568 bytes.
+    """
+    registers = (first.launch.registers or MAX_REGISTERS) // 2
+    most = power_of_two(first.launch.warps * WARP * registers // words + 1) // 2
+    if finish.kept * finish.reduced <= most:
+        return finish
+    lanes = max(most // finish.reduced, min(finish.kept, SECTOR_BYTES // REGISTER // words))
+    if finish.reduced <= most // lanes:
+        return finish.sized(kept=lanes)
+    return replace(finish.sized(kept=lanes, reduced=most // (2 * lanes)).with_stages(1), residency=Loop())
+
+
+def finish_of(reduction: Expr, partial: BoundTensor, axes: tuple[int, ...]) -> Expr:
+    """The reduction over ``axes`` of what the programs have of ``reduction``."""
+    assert isinstance(reduction.op, Reduce), f"{reduction.op.name} is no reduction"
+    return Expr(Reduce(reduction.op.kind, axes), (partial,), reduction.outputs)
+
+
+def workspace(expr: Expr, axes: tuple[Axis, ...]) -> BoundTensor:
+    """Partial results of the reduction ``expr``, in the type that it accumulates in."""
+    domain = BoundDomain(axes, expr.output.domain.mesh, expr.output.domain.sharding)
+    return BoundTensor(f"{expr.output.name}_partial", carried(expr), domain)
+
+
+def storing(exprs: Sequence[Expr], stored: Sequence[BoundTensor], partials: Mapping[Expr, BoundTensor]) -> Segment:
+    """What of ``exprs`` leads to ``stored`` and to the reductions, whose partial results it stores."""
+    before = leading_to(exprs, [*stored, *(e.tensors[0] for e in partials)])
+    found = [e for e in before if e not in partials]
+    found += [replace(e, outputs=(w,)) for e, w in partials.items()]
+    return Segment.of(found, [*stored, *partials.values()])
+
+
+def with_partials(space: Space, partials: Mapping[Expr, BoundTensor], split: Digit) -> Space:
+    """``space`` with the workspaces: ``split`` is the program's own, no atom that a tile walks."""
+    gone = space.walked or space.r
+    atoms = {w: space.atoms[e.tensors[0]] - frozenset(gone) | {split} for e, w in partials.items()}
+    phase = {w: space.phase[e.tensors[0]] + (not space.walked) for e, w in partials.items()}
+    pieces = {**{a: (a,) for a in space.x}, **space.pieces, split: (split,)}
+    return replace(space, atoms={**space.atoms, **atoms}, phase={**space.phase, **phase}, pieces=pieces)

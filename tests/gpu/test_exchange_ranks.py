@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from exchange_processes import outcome
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -36,7 +37,10 @@ def test_no_access_is_out_of_bounds_and_no_shared_memory_is_raced_for(tool: str,
     assert codes == [0, 0], "\n".join(texts)
 
 
-@pytest.mark.parametrize("case", ["kill", "raise", "other", "leave"])
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@pytest.mark.parametrize("case", ["kill", "raise", "other", "leave", pytest.param("elsewhere", marks=TWO_GPUS)])
 def test_a_rank_that_waits_in_a_kernel_for_one_that_does_not_come_ends(case: str, tmp_path: Path) -> None:
     codes, texts, ended = outcome(case, tmp_path)
     told = re.search(r"^fault (\S+)$", texts[1], re.MULTILINE)
@@ -44,4 +48,6 @@ def test_a_rank_that_waits_in_a_kernel_for_one_that_does_not_come_ends(case: str
     assert codes[0] == 1, "\n".join(texts)
     assert ended - float(told[1]) < LIMIT, texts[0]
     assert re.search(r"^shardfuse: rank 0: .*rank 1\b", texts[0], re.MULTILINE), texts[0]
+    said = "rank 1 has `tensors are on another GPU than this rank's own`"
+    assert case != "elsewhere" or all(said in text for text in texts), "\n".join(texts)
     assert case != "raise" or "ValueError: a bug" in texts[1]

@@ -10,7 +10,7 @@ from promise_cases import CASES, assert_rows_alike, bits, define, inputs
 import shardfuse.compile  # noqa: F401 registers the backend
 from shardfuse import DataType, nn
 from shardfuse.nn import functional
-from shardfuse.schedulers.space import Space
+from shardfuse.segments.space import Space
 
 pytestmark = pytest.mark.gpu
 

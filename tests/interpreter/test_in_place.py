@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 from interpreted import values
@@ -10,6 +13,7 @@ from torch_answers import assert_like
 from shardfuse import DataType, FusionDefinition
 from shardfuse.codegen.source import KernelSource
 from shardfuse.errors import InputError
+from shardfuse.executor import aliasing, in_place_writes
 from shardfuse.executor.in_place_writes import reads_before_it_writes
 from shardfuse.executor.options import Backend
 from shardfuse.ir.domain import BoundDomain
@@ -57,15 +61,37 @@ def test_an_optimiser_step_copies_nothing(n: int) -> None:
     assert fd.explain().copies == 0
 
 
-@pytest.mark.parametrize("shared", ["whole", "overlapping"])
-def test_inputs_that_share_storage_are_written_at_the_end(shared: str) -> None:
-    n = 4096
+@pytest.mark.parametrize("shared", ["whole", "overlapping", "one array", "apart"])
+def test_inputs_that_share_memory_are_written_at_the_end(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of which each has a storage of its own.  Pieces of a buffer that are apart need no copy."""
+    n, found = 4096, list[list[bool]]()
+
+    def owners(*samples: object) -> Callable[..., list[bool]]:
+        own = in_place_writes.owners(*samples)
+        return lambda *given: found.append(own(*given)) or found[-1]
+
+    monkeypatch.setattr(aliasing, "owners", owners)
     flat = values(2 * n)
-    p, g = (flat[:n], flat[:n]) if shared == "whole" else (flat[:n], flat[8 : n + 8])
+    p, g = flat[:n], {"whole": flat[:n], "apart": flat[n:]}.get(shared, flat[8 : n + 8])
     m, v = values(n, seed=1), values(n, seed=2).abs()
+    if shared == "one array":
+        array = flat.numpy()
+        g, p = torch.from_numpy(array[:n]), torch.from_numpy(array[8 : n + 8])
     before = [t.clone() for t in (p, m, v, g)]
     step().execute([p, m, v, g])
     assert_like([p, m, v], step_of_torch, *before)
+    assert sorted(found[0]) == [shared == "apart", True, True], "p alone"
+
+
+def test_an_output_that_is_a_view_is_apart_from_what_is_written() -> None:
+    array = np.arange(4097, dtype=np.float32)
+    with FusionDefinition(backend="triton") as fd:
+        x, y = fd.define_tensor([4096]), fd.define_tensor([4096])
+        fd.add_output(fd.ops.add(x, 1.0), x)
+        fd.add_output(fd.ops.reshape(y, [64, 64]))
+    (view,) = fd.execute([torch.from_numpy(array[1:]), torch.from_numpy(array[:-1])])
+    assert torch.equal(view.flatten(), torch.arange(4096, dtype=torch.float32))
+    assert array.tolist() == [0, *range(2, 4098)]
 
 
 def residual(rows: int, columns: int) -> FusionDefinition:

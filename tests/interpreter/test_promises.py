@@ -23,7 +23,7 @@ from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import current_rank
 from shardfuse.nn import functional
 from shardfuse.passes import promise_checks, segments
-from shardfuse.schedulers.space import Space
+from shardfuse.segments.space import Space
 
 ROWS = 17
 COUNTS = (1, 5)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
-from ..device import WARP, Device
+from ..device import WARP
 from ..ir.digits import Axis, CutError, Digit, Root, extent, refine, root_of
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
@@ -19,11 +19,12 @@ from ..ir.op import Cast, Factory, OfRank, Pick, Pointwise, Random, Reduce, Set,
 from ..ir.scalar import Scalar
 from ..ops.promotion import why_no_text
 from ..ops.table import POINTWISE
-from .limits import WARPS, is_odd
 from .segment import Segment
 
 _OWN = (Statistic, Pick)
 """Ops that a scheduler writes, of which kernels have text in any case."""
+_LONG_ROW = 4 * WARP
+"""Elements of a row that may be reduced anew for others beside it: as many as a program has threads."""
 INVARIANT_ROWS = 8192
 """Kept elements for which the schedules of an invariant space are made, whatever their number."""
 
@@ -98,14 +99,6 @@ class Space:
     def is_streamed(self, tensor: BoundTensor) -> bool:
         """Is every element of it read once, in the one tile that needs it?"""
         return len(self.atoms[tensor]) == len(self.x) + len(self.r)
-
-
-def may_align_down(dtype: DataType, space: Space, device: Device, rows: int = 2) -> bool:
-    """Are there ``rows`` rows, too odd for wide loads, that may be read in the aligned words that contain them?
-
-    Not those of an invariant space: where in a word a row begins says which thread adds up what of it.
-    """
-    return is_odd(dtype, space.reduced, device) and space.kept >= rows and not space.is_invariant
 
 
 def as_columns(space: Space, line: int) -> Space:
@@ -300,7 +293,7 @@ def _ordered(
     is_inner = bool(order) and order[-1] in reduced
     x, r = tuple(a for a in order if a in kept), tuple(a for a in order if a in reduced)
     anew = _reduced_anew(segment, atoms, reduced, kept)
-    if anew and not (is_inner and prod(a.extent for a in r) >= WARPS * WARP):
+    if anew and not (is_inner and prod(a.extent for a in r) >= _LONG_ROW):
         return f"what it reduces lacks {listed(anew)}, and would be reduced anew for each"
     inside = next((k for k, a in enumerate(reversed(order)) if a in kept), 0)
     return Space(x, r, atoms, pieces, phase, is_inner, inside=inside)

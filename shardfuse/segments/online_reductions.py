@@ -28,7 +28,6 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Iota, Pick, Pointwise, Reduce, Statistic, is_reduction
 from ..ir.scalar import Scalar
-from .plan import KernelPlan
 from .segment import Segment, leading_to
 from .space import Space, analyse, analysed
 
@@ -60,22 +59,6 @@ def walks(segment: Segment, space: Space) -> dict[int, list[BoundTensor]]:
         if space.has_r(tensor):
             found.setdefault(space.phase[tensor], []).append(tensor)
     return found
-
-
-def reads(plan: KernelPlan) -> dict[BoundTensor, int]:
-    """How often a kernel reads each of its inputs: a loop those that it needs, in every walk."""
-    segment, space = plan.segment, plan.space
-    if plan.schedule.is_held or space.walked or plan.stages:
-        return dict.fromkeys(segment.inputs, 1)
-    counts = dict.fromkeys(segment.inputs, 0)
-    stops = {e for e in segment.exprs if isinstance(e.op, Pick | Reduce | Statistic)}
-    through = [e for e in segment.exprs if e not in stops]
-    for wanted in walks(segment, space).values():
-        behind = {t for e in leading_to(through, wanted) for t in e.tensors}.union(wanted)
-        for tensor in segment.inputs:
-            is_windowed = tensor not in space.atoms
-            counts[tensor] += tensor in behind and (is_windowed or space.has_r(tensor))
-    return {t: max(n, 1) for t, n in counts.items()}
 
 
 def takes_one_walk(segment: Segment) -> bool:
