@@ -103,7 +103,7 @@ def draw(expr: Expr, kind: RandomKind, name: str, index: str, numbers: Sequence[
     text = narrow.rounded(text, dtype, interpret=interpret) if dtype.is_low_precision else text
     steps = [(f"{name}_unit", call), (f"{name}_wide", text)]
     if high > low:
-        end = torch.tensor(high, dtype=dtype.torch)
+        end = torch.tensor(high, dtype=dtype.torch, device="cpu")
         ends = [literal(t.double().item(), dtype.compute) for t in (end, below(end, low))]
         steps.append((name, f"tl.where({name}_wide >= {ends[0]}, {ends[1]}, {name}_wide)"))
     else:

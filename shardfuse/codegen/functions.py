@@ -138,7 +138,7 @@ def number_text(value: Number, dtype: DataType, *, interpret: bool) -> tuple[str
     """``value`` as text of the type ``dtype``, and the function that the text calls."""
     if interpret or not dtype.is_floating or dtype is DataType.Double or isinstance(value, complex):
         return literal(value, dtype), {}
-    single = torch.tensor(float(value), dtype=torch.float64).float()
+    single = torch.tensor(float(value), dtype=torch.float64, device="cpu").float()
     if not 0 < single.abs().item() < torch.finfo(torch.float32).tiny:
         return literal(value, dtype), {}
     return f"denormal({single.view(torch.int32).item()})", {"denormal": _DENORMAL}

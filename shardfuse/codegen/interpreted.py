@@ -59,7 +59,7 @@ class Libdevice:
     def float64(value: float) -> Any:
         """An argument of a kernel, which the interpreter hands over as Python's float; -0.0 stays what it is."""
         tl, interpreter = _modules()
-        array = torch.tensor([value], dtype=torch.float64).numpy()
+        array = torch.tensor([value], dtype=torch.float64, device="cpu").numpy()
         return tl.tensor(interpreter.TensorHandle(array, tl.float64), tl.float64)
 
     @staticmethod

@@ -84,7 +84,7 @@ def _activation_of(act: object) -> Literal["silu", "gelu", "gelu_tanh"] | None:
     """Which activation a module is, as it computes it."""
     if not isinstance(act, Module):
         return None
-    x = torch.linspace(-4.0, 4.0, 17)
+    x = torch.linspace(-4.0, 4.0, 17, device="cpu")
     with torch.no_grad():
         got: object = act(x)
     if not isinstance(got, torch.Tensor):
