@@ -27,7 +27,7 @@ from shardfuse.executor import bound_collectives, program
 from shardfuse.nn import AddRMSNorm, FusionTimer, RotaryEmbedding, SwiGLU
 from shardfuse.nn.fused import BoundOp, FusedModule
 from shardfuse.nn.fusion_run import FusionRun
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.segment import Segment
 
 CALLS, BATCHES = 20, 10
 

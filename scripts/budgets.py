@@ -34,16 +34,16 @@ SLOW_IMPORTS = (
     *("shardfuse.frontend.executor_cache", "shardfuse.frontend.explain", "shardfuse.frontend.dtensor"),
     *("shardfuse.tools.simulation", "shardfuse.compile.graph_pass"),
 )
-NUMBERED = ("schedulers", "codegen")
+NUMBERED = ("segments", "schedulers", "codegen")
 NUMBERS = 60
 """Numeric constants of the folders that choose and write kernels, at most.  What was measured on a GPU, or is a
 property of one, stands in its record (``shardfuse/device``); what follows from others is worked out."""
 ENVIRONMENT_READER = "config"
 PLANNERS = (
-    *("ir", "ops", "analysis", "allocation", "passes", "schedulers"),
+    *("ir", "ops", "analysis", "allocation", "passes", "segments", "schedulers", "kernel_functions"),
     *("segmenter", "codegen", "compiler"),
 )
-NO_LOOKUP_BY_NAME = ("ir", "ops", "analysis", "passes", "schedulers", "codegen")
+NO_LOOKUP_BY_NAME = ("ir", "ops", "analysis", "passes", "segments", "schedulers", "codegen")
 LOOKUPS_BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
 ORDER_FREE = ("all", "any", "frozenset", "len", "max", "min", "set", "sorted", "sum")
 

@@ -18,11 +18,11 @@ from .passes import PASSES, bind
 from .passes.aliases import check_replaced_shapes
 from .passes.promise_checks import check_promises
 from .schedulers import kernels_of, makes_kernels
-from .schedulers.overlap import overlap
 from .schedulers.plan import KernelPlan
 from .schedulers.schedule import Schedule
-from .schedulers.segment import Segment, renaming
 from .segmenter import ScheduledSegment, segment_fusion
+from .segments.overlap import overlap
+from .segments.segment import Segment, renaming
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from .schedulers import kernels_of, makes_kernels
 from .schedulers.plan import KernelPlan
 from .schedulers.rank_exchange import Exchanged, exchanged, scheduled, why_not, why_not_given
 from .schedulers.rank_gather import gathered
-from .schedulers.segment import Segment, leading_to, segment_of
 from .segmenter import choose_scheduler
+from .segments.segment import Segment, leading_to, segment_of
 
 _READ_TWICE = 16 * 2**20
 """Bytes that are in L2 when a second kernel reads them: the column sums of a norm's backward are such a one."""

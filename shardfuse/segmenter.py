@@ -8,8 +8,7 @@
 3. Segments that read the same tensor, and do not depend on each other, join likewise.
 4. A pointwise chain whose result another segment reads is computed again there, where that moves fewer bytes; its
    readers join.
-5. Small all-reduces over the same ranks that do not depend on each other are packed into one, and pointwise segments
-   that wait for it are one launch.
+5. Small independent all-reduces over the same ranks are one, and pointwise segments that wait for it one launch.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from .device import Device
 from .ir.expr import BoundFusion, BoundTensor, Expr
 from .ir.op import Cast, Full, Iota, Pointwise, Reduce, Reshape, Set, View, Window
 from .schedulers import ALONE, SCHEDULERS
-from .schedulers.recompute import join, moved_bytes, recompute
-from .schedulers.segment import Segment, touches_empty
-from .schedulers.space import common_cuts, refusal_of
+from .segments.recompute import join, moved_bytes, recompute
+from .segments.segment import Segment, touches_empty
+from .segments.space import common_cuts, refusal_of
 
 _SLACK = (1.0, 1.25)
 """Up to how many times the bytes that are saved a chain may read: all ways to cut are tried, the one that moves the
@@ -95,9 +94,14 @@ def is_taken(segment: Segment, device: Device) -> bool:
 
 
 def takes_over(before: Segment, after: Segment, device: Device) -> bool:
-    """Is there a kernel for ``after``, one of no lower a scheduler than that of ``before``?"""
+    """Is there a kernel for ``after``, one of no lower a scheduler than that of ``before``?
+
+    What had to turn a stored tensor may walk flat once it computes that tensor again.
+    """
     names = [name for name, _ in SCHEDULERS]
     old, new = choose_scheduler(before, device)[0], choose_scheduler(after, device)[0]
+    if (old, new) == ("transpose", "pointwise"):
+        return True
     return new is not None and new not in ALONE and old is not None and names.index(new) <= names.index(old)
 
 

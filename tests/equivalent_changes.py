@@ -28,7 +28,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): _KIND,
     (
         "shardfuse/nn/parameters.py",
-        "whole = torch.full((size,), value, device=device, dtype=dtype or torch.get_default_dtype())",
+        "size if isinstance(size, tuple) else (size,), value, device=device, dtype=dtype or torch.get_default_dtype()",
         "`dtype or torch.get_default_dtype()` becomes `(dtype)`",
     ): _FLOAT,
     (

@@ -15,7 +15,7 @@ from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.ir.op import Broadcast, Random
 from shardfuse.ir.scalar import Scalar
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.segment import Segment
 
 BF16, HALF, FLOAT = DataType.BFloat16, DataType.Half, DataType.Float
 FLOAT8 = (DataType.Float8_e4m3fn, DataType.Float8_e5m2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -127,3 +127,19 @@ def _check_and_align(
         else:
             assert_near(p.detach(), q.detach(), n=2, terms=summands, what=what)
             q.copy_(p)
+
+
+def check_moments_without_memory(device: torch.device) -> None:
+    """With betas of 0 a step follows from its own gradient alone, however large the last one was."""
+    (p,) = parameters([(64,)], F32, device)
+    (q,) = parameters([(64,)], F32, device)
+    options: dict[str, Any] = {"betas": (0.0, 0.0), "eps": 0.0, "lr": 0.5, "weight_decay": 0.0}
+    mine, theirs = optim.AdamW([p], **options), torch.optim.AdamW([q], **options)
+    for size in (1e4, 1e-4):
+        gradients([p], 3)
+        p.grad = cast(torch.Tensor, p.grad) * size
+        q.grad = p.grad.clone()
+        mine.step()
+        theirs.step()
+    assert torch.equal(mine.state[p]["exp_avg"], p.grad)
+    torch.testing.assert_close(p, q)

@@ -22,7 +22,7 @@ from shardfuse.mesh import DeviceMesh, ParallelType
 from shardfuse.ops.promotion import types
 from shardfuse.ops.table import POINTWISE
 from shardfuse.schedulers import looped, mix_order, persistent, pointwise, reduction, transpose
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.segment import Segment
 
 Operand = BoundTensor | Scalar | float | int | bool
 

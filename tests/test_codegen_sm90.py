@@ -22,7 +22,7 @@ from shardfuse.ir.op import Broadcast
 from shardfuse.ops.builder import INTEGERS_ONLY
 from shardfuse.ops.table import POINTWISE, Rule
 from shardfuse.schedulers import persistent
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.segment import Segment
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -328,3 +328,22 @@ def test_fills_of_more_rows_than_labels_are_summed(symbolic: bool) -> None:
     for mine, right in zip(listed(gm(*given)), f(*given), strict=True):
         assert mine.shape == right.shape
         torch.testing.assert_close(mine, right)
+
+
+def test_a_product_that_reads_the_tensor_as_it_is_reads_a_slice_of_the_padded_one() -> None:
+    """A weight's gradient of logits whose other product was padded: their rows begin aligned for both."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.softmax(-1)
+        return aten.constant_pad_nd.default(y, [0, 3]) @ w, y.t() @ a, y.sum(0)
+
+    given = [numbers(6, 13), numbers(16, 4), numbers(6, 5)]
+    gm = graph_of(f, given)
+    regions_in(gm)
+    (region,) = gm.graph.find_nodes(op="call_function", target=REGION)
+    stored = sorted(tuple(v.shape) for v in region.meta["val"])
+    assert stored == [(6, 16), (16,)]
+    (turned,) = gm.graph.find_nodes(op="call_function", target=aten.permute.default)
+    assert turned.args[0].meta["val"].stride() == (16, 1)
+    for mine, expected in zip(listed(gm(*given)), f(*given), strict=True):
+        torch.testing.assert_close(mine, expected)

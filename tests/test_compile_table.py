@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from compile_graphs import check, graph_of, regions_in
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from shardfuse.compile.aten_table import aten_ops
 
@@ -107,6 +109,17 @@ def test_scaled_sums() -> None:
     check(around(lambda x, y: aten.rsub.Tensor(x, y)), [x, y])
 
 
+def test_operands_are_scaled_in_the_promoted_type() -> None:
+    small, large = torch.full((4, 9), 100, dtype=torch.int8), integers(4, 9).int()
+    half, wide = numbers(4, 9, dtype=torch.float16, low=4e3, high=6e4), numbers(4, 9)
+    for a, b in ((large, small), (wide, half), (numbers(4, 9, dtype=torch.float64), large)):
+        check(around(lambda a, b: aten.add.Tensor(a, b, alpha=100)), [a, b], what=f"{a.dtype} + 100 {b.dtype}")
+        check(around(lambda a, b: aten.sub.Tensor(a, b, alpha=100)), [a, b], what=f"{a.dtype} - 100 {b.dtype}")
+    check(around(lambda x, y: aten.add.Tensor(x, y, alpha=0.3)), [half, half], n=1)
+    check(around(lambda x, a, b: aten.addcdiv.default(x, a, b, value=3)), [wide.double(), half, half + 1], n=4)
+    check(around(lambda x, a, b: aten.addcmul.default(x, a, b, value=3)), [wide, half, half], n=4)
+
+
 def test_powers() -> None:
     x = numbers(4, 9, low=0.2)
     for exponent in (0.5, 1, 2, 3, 2.5, -1.0, 3.0):
@@ -114,6 +127,10 @@ def test_powers() -> None:
     check(around(lambda x: aten.pow.Tensor_Scalar(x, 2)), [numbers(4, 9)])
     check(around(aten.pow.Tensor_Tensor), [x, numbers(4, 9)])
     check(around(lambda x: aten.pow.Scalar(2.0, x)), [x])
+    special = torch.tensor([[0.0, -0.0, float("inf"), -float("inf"), float("nan"), 4.0, -4.0]])
+    for exponent in (-0.5, 0.5, -1, 0):
+        f = lambda x, e=exponent: (aten.pow.Tensor_Scalar(x, e), x.sum(-1))  # noqa: E731
+        check(f, [special], what=f"power {exponent}")
 
 
 def test_choices_and_bounds() -> None:
@@ -228,6 +245,32 @@ def test_views_in_and_around_a_region() -> None:
     check(lambda x: (x.flip(-1) * x).sum(-1), [x], n=3)
 
 
+def test_an_offset_counts_from_the_start_of_the_storage() -> None:
+    def f(x: torch.Tensor, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.as_strided(x[2:4], (8,), (1,), offset)
+        return y * 2, y.sum(0, keepdim=True)
+
+    x = numbers(8, 4)
+    check(lambda x: f(x, 8), [x])
+    gm = graph_of(lambda x: f(x, 0), [x])
+    regions_in(gm)
+    assert all(map(torch.equal, gm(x), f(x, 0)))
+
+
+def test_axes_of_tensors_without_dims() -> None:
+    gm = graph_of(lambda x, y: (x.logsumexp(0), y.squeeze([0]).exp(), (y * 2).sum()), [numbers(), numbers(1)])
+    regions_in(gm)
+    x, y = numbers(), numbers(1)
+    assert all(map(torch.equal, gm(x, y), (x.logsumexp(0), y.squeeze(0).exp(), (y * 2).sum())))
+
+
+def test_pads_are_filled_as_torch_converts_the_number() -> None:
+    for x in (numbers(4, 9) > 0, integers(4, 9), integers(4, 9).short(), numbers(4, 9)):
+        for value in (-0.5, 0.5, 1, 0):
+            f = around(lambda x, v=value: torch.constant_pad_nd(x * 1, (1, 2), v))
+            check(f, [x], what=f"{x.dtype} beside {value}")
+
+
 def test_what_reads_a_region_through_a_view_is_made_outside() -> None:
     x, w = numbers(4, 6, 8), numbers(8, 8)
     found = check(lambda x, w: F.softmax(x, -1).view(24, 8) @ w, [x, w], n=4)
@@ -263,6 +306,36 @@ def test_an_op_that_is_not_in_the_table_ends_a_region() -> None:
     assert region.taken
     assert "cumsum" not in region.program
     assert aten.cumsum.default in [n.target for n in gm.graph.nodes]
+
+
+def test_ops_alike_but_for_the_numbers_that_they_read_are_each_asked() -> None:
+    """What is scattered into zeros is a pad; the same into a tensor ends the region, whichever comes first."""
+    x, y = numbers(4, 5), numbers(4, 3, 5)
+    for order in (1, -1):
+
+        def f(x: torch.Tensor, y: torch.Tensor, order: int = order) -> tuple[torch.Tensor, ...]:
+            bases = (torch.zeros(4, 3, 5), y)[::order]
+            return tuple((torch.select_scatter(base, x, 1, 0) * 2).sum(-1) for base in bases)
+
+        found = regions_in(gm := graph_of(f, [x, y]))
+        assert all(r.taken for r in found), str(found)
+        assert any("select_scatter" in dict(r.ops) for r in found)
+        assert all(map(torch.equal, gm(x, y), f(x, y)))
+
+
+def test_a_region_is_on_one_device() -> None:
+    """A number that the CPU computes is read on the GPU; nothing runs, so that no GPU is needed."""
+
+    def f(host: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * host.sum()
+        return y, y.sum(-1)
+
+    with FakeTensorMode():
+        gm = make_fx(f)(torch.empty(100), torch.empty(8, 64, device="cuda"))
+    found = regions_in(gm)
+    assert [dict(r.ops) for r in found] == [{"sum": 1}, {"mul": 1, "sum": 1}]
+    assert "shape=[100]" not in found[1].program
+    assert "shape=[], dtype=DataType.Float, is_cpu=True" in found[1].program
 
 
 def test_empty_tensors_and_complex_numbers_stay() -> None:

@@ -163,6 +163,41 @@ def test_a_model_that_is_replaced_itself_and_one_on_the_meta_device() -> None:
     assert model(torch.randn(3, 4)).isfinite().all()
 
 
+def test_what_is_put_back_has_the_tensors_that_the_replacement_has_by_then() -> None:
+    """A move to another dtype makes new buffers; loading with assign=True and to_empty() make new parameters."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.LayerNorm(4))
+    done = convert(model)
+    model.double()
+    model(torch.randn(8, 4, dtype=torch.float64))
+    model.load_state_dict({**model.state_dict(), "1.weight": torch.full((4,), 3.0)}, assign=True)
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    done.undo()
+    assert all(torch.equal(t, state[name]) and t.dtype == state[name].dtype for name, t in model.state_dict().items())
+    assert state["0.running_mean"].dtype == torch.float64
+    assert state["0.num_batches_tracked"] == 1
+    with torch.device("meta"):
+        done = convert(nn.Sequential(nn.LayerNorm(4)))
+    done.model.to_empty(device="cpu")
+    assert not done.undo()[0].weight.is_meta
+
+
+def test_what_is_replaced_does_not_follow_from_the_defaults_of_the_caller() -> None:
+    def found() -> list[type[nn.Module]]:
+        return [type(r.replacement) for r in convert(nn.Sequential(LlamaRMSNorm(4), MLP(nn.SiLU()))).replaced]
+
+    usual = found()
+    assert len(usual) == 2
+    with torch.device("meta"):
+        assert found() == usual
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert found() == usual
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert found() == usual
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_second_conversion_finds_nothing() -> None:
     model = nn.Sequential(nn.LayerNorm(4), MLP(nn.SiLU()))
     convert(model)
@@ -248,6 +283,15 @@ def test_what_a_norm_holds_beside_its_own_is_not_lost() -> None:
     assert all(part in left.reason for left, part in zip(done.left, parts, strict=True))
     assert list(model.state_dict()) == keys
     assert model[4].no_weight_decay == model[5].config == "a mark"
+
+
+def test_modules_take_their_input_by_the_name_that_torchs_have() -> None:
+    x = torch.randn(3, 4)
+    for name in ("LayerNorm", "BatchNorm1d", "GELU"):
+        module, theirs = (getattr(m, name)(*() if name == "GELU" else (4,)) for m in (fused, nn))
+        torch.testing.assert_close(module(input=x), theirs(input=x))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        fused.GELU()(other=x)
 
 
 def test_a_replacement_takes_its_input_by_the_name_that_it_had() -> None:

@@ -22,6 +22,29 @@ def test_by_name(dtype: torch.dtype) -> None:
         check(case, dtype)
 
 
+def test_a_type_to_convert_to_is_taken_as_by_torch() -> None:
+    x = torch.randn(4, 6, dtype=torch.bfloat16)
+    for name in ("softmax", "log_softmax"):
+        for dtype in (torch.float32, torch.float64, None):
+            got, want = (getattr(module, name)(x, -1, dtype=dtype) for module in (functional, theirs))
+            torch.testing.assert_close(got, want)
+            traced = torch.compile(getattr(functional, name), backend="eager", fullgraph=True)
+            torch.testing.assert_close(traced(x, -1, dtype=dtype), want)
+
+
+def test_tensors_without_elements() -> None:
+    for shape, normalized in (((0, 6), (0, 6)), ((0, 3, 6), (3, 6)), ((0, 6), (6,))):
+        x = torch.empty(shape)
+        assert functional.layer_norm(x, normalized).shape == theirs.layer_norm(x, normalized).shape == x.shape
+
+
+def test_compiled_group_norm_of_empty_tensors() -> None:
+    compiled = torch.compile(functional.group_norm, backend="eager", fullgraph=True)
+    for shape in ((0, 4, 5), (2, 4, 0)):
+        assert compiled(torch.empty(shape), 2).shape == shape
+        assert functional.group_norm(torch.empty(shape, device="meta"), 2).shape == shape
+
+
 def test_batch_norm_moves_and_reads_running_statistics() -> None:
     x = torch.randn(4, 3, 5)
     for training in (True, False):
@@ -67,12 +90,12 @@ def test_linear_cross_entropy() -> None:
 def test_bad_inputs() -> None:
     x = torch.ones(2, 4, 3)
     for call, message in (
-        (lambda: functional.layer_norm(x, (4,)), "layer_norm: x has shape"),
+        (lambda: functional.layer_norm(x, (4,)), "layer_norm: input has shape"),
         (lambda: functional.layer_norm(x, (3,), torch.ones(4)), "layer_norm: weight has shape"),
-        (lambda: functional.rms_norm(x, ()), "rms_norm: x has shape"),
-        (lambda: functional.layer_norm(x.int(), (3,)), "layer_norm: x has dtype"),
+        (lambda: functional.rms_norm(x, ()), "rms_norm: input has shape"),
+        (lambda: functional.layer_norm(x.int(), (3,)), "layer_norm: input has dtype"),
         (lambda: functional.add_rms_norm(x, x[:1], (3,)), "residual has shape"),
-        (lambda: functional.group_norm(x, 3), "group_norm: x has shape"),
+        (lambda: functional.group_norm(x, 3), "group_norm: input has shape"),
         (lambda: functional.batch_norm(x, None, None, torch.ones(3), training=True), "batch_norm: weight has shape"),
         (lambda: functional.batch_norm(x[:1, :, :1], None, None, training=True), "one value per channel"),
     ):

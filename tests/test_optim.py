@@ -12,7 +12,17 @@ from numbers import Real
 import numpy as np
 import pytest
 import torch
-from optim_cases import BF16, CASES, F32, F64, Case, compare, gradients, parameters
+from optim_cases import (
+    BF16,
+    CASES,
+    F32,
+    F64,
+    Case,
+    check_moments_without_memory,
+    compare,
+    gradients,
+    parameters,
+)  # fmt: skip
 from torch.distributed.tensor import Shard
 from torch.nn import Parameter
 
@@ -36,6 +46,10 @@ def trained(make, tensors: list[Parameter], steps: int = 3, first: int = 0) -> t
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_steps_are_those_of_torch_in_float64(case: Case) -> None:
     compare(case, CPU)
+
+
+def test_moments_without_memory() -> None:
+    check_moments_without_memory(CPU)
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1, 3.5, 0.5, math.inf, "inf"])

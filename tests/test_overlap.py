@@ -21,8 +21,8 @@ from shardfuse import DataType, FusionDefinition, simulate
 from shardfuse.device.record import H200
 from shardfuse.executor import program, streams
 from shardfuse.executor.timeline import Span, Timeline
-from shardfuse.schedulers import overlap as rule
-from shardfuse.schedulers.overlap import HIDDEN_US, overlap
+from shardfuse.segments import overlap as rule
+from shardfuse.segments.overlap import HIDDEN_US, overlap
 
 
 @pytest.fixture(autouse=True)

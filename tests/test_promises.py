@@ -20,7 +20,7 @@ from shardfuse.device import H200
 from shardfuse.errors import DefinitionError, ProgramMismatchError, PromiseError
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.schedulers.candidates import candidates, may_run
-from shardfuse.schedulers.space import Space
+from shardfuse.segments.space import Space
 
 ROWS = (1, 2, 3, 17, 127, 500, 8192, 20000)
 LENGTHS = (96, 777, 4096, 16384, 50257, 131072)

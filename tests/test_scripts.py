@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from equivalent_changes import EQUIVALENT
 from file_claims import Claims
 from planted_faults import FAULTS
 
@@ -314,3 +315,12 @@ def test_planted_faults_can_be_planted() -> None:
     """What they change stands once in its file."""
     for fault in FAULTS:
         assert (ROOT / fault.file).read_text().count(fault.before) == 1, fault.name
+
+
+def test_equivalent_changes_are_of_lines_that_there_are() -> None:
+    gone = [
+        (file, line)
+        for file, line, _ in EQUIVALENT
+        if line not in (found.strip() for found in (ROOT / file).read_text().splitlines())
+    ]
+    assert gone == []

@@ -17,8 +17,8 @@ from shardfuse.compiler import compile_fusion
 from shardfuse.device import H200, Device
 from shardfuse.passes import PASSES, bind
 from shardfuse.schedulers import SCHEDULERS
-from shardfuse.schedulers.segment import Segment
 from shardfuse.segmenter import ScheduledSegment, choose_scheduler, segment_fusion
+from shardfuse.segments.segment import Segment
 
 Define = Callable[[FusionDefinition], None]
 

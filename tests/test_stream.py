@@ -21,7 +21,7 @@ S = ParallelType.stream
 @pytest.fixture(autouse=True)
 def _hidden_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensors of these tests are too small for a stream of their own."""
-    monkeypatch.setattr("shardfuse.schedulers.overlap.HIDDEN_US", 0.0)
+    monkeypatch.setattr("shardfuse.segments.overlap.HIDDEN_US", 0.0)
 
 
 def values(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from math import prod
 
 from ..ir.digits import extent
@@ -13,19 +14,40 @@ from ..ir.op import Move, Reduce, Reshard
 from ..mesh import ParallelType
 
 
+class Collective(StrEnum):
+    """What ranks do: the collectives of a mesh dimension, then what is between two meshes or of a chunk of a stream."""
+
+    ALL_GATHER = "all_gather"
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    SLICE = "slice"
+    """Of what a rank has already: free."""
+    BROADCAST = "broadcast"
+    """Between meshes; of a chunk, from the rank of a mesh dimension that has it."""
+    SCATTER = "scatter"
+    GATHER = "gather"
+    SEND = "send"
+    COLLECTIVE_PERMUTE = "collective_permute"
+    """Every rank gives its own chunk to one other."""
+
+
 @dataclass(frozen=True)
 class Communication:
-    """``kind``: all_gather, all_reduce, reduce_scatter, all_to_all, slice (free), or broadcast, scatter, gather, send
-    between two meshes; of what is a chunk of a stream, a broadcast from the rank of a mesh dimension that has it, or a
-    collective_permute: every rank gives its own to one other.  ``mesh_dims``: the mesh dimensions that it runs over,
-    none between meshes.
+    """``mesh_dims``: the mesh dimensions that it runs over, none between meshes.
+
     ``bytes``: of the larger of what one rank gives and gets, on an even sharding.
     """
 
-    kind: str
+    kind: Collective
     mesh_dims: tuple[ParallelType, ...]
     bytes: int
     team: int
+
+    @property
+    def is_free(self) -> bool:
+        """Does nothing move?"""
+        return self.kind is Collective.SLICE
 
     @property
     def mesh_dim(self) -> ParallelType | None:
@@ -44,7 +66,7 @@ def communication_of(expr: Expr) -> Communication | None:
     match expr.op:
         case Move(move):
             ranks = dict.fromkeys((*_ranks(source), *_ranks(target)))
-            return Communication(move, (), size, 2 if move == "send" else len(ranks))
+            return Communication(Collective(move), (), size, 2 if move == "send" else len(ranks))
         case Reshard(over) | Reduce(mesh_dims=over) if over:
             mesh = target.domain.mesh
             assert mesh is not None, f"{expr.op.name} communicates without a mesh"
@@ -55,29 +77,29 @@ def communication_of(expr: Expr) -> Communication | None:
             return None
 
 
-def _kind_of(op: Reshard | Reduce, source: BoundDomain, target: BoundDomain) -> str:
+def _kind_of(op: Reshard | Reduce, source: BoundDomain, target: BoundDomain) -> Collective:
     """The collective that takes ``source`` to ``target``."""
     if isinstance(op, Reshard) and op.is_exchange:
-        return "all_to_all"
+        return Collective.ALL_TO_ALL
     if len(op.mesh_dims) != 1:
-        return "all_reduce" if isinstance(op, Reduce) else "all_gather"
+        return Collective.ALL_REDUCE if isinstance(op, Reduce) else Collective.ALL_GATHER
     (parallel_type,) = op.mesh_dims
     if isinstance(op, Reshard) and op.stream is not None:
         swizzle = op.stream.swizzle
         is_ring = swizzle is not None and swizzle.parallel_type is parallel_type
-        return "collective_permute" if is_ring else "broadcast"
+        return Collective.COLLECTIVE_PERMUTE if is_ring else Collective.BROADCAST
     had, has = source.digits_on(parallel_type), target.digits_on(parallel_type)
     match isinstance(op, Reduce), bool(had), bool(has):
         case True, True, True:
-            return "reduce_scatter"
+            return Collective.REDUCE_SCATTER
         case True, True, False:
-            return "all_reduce"
+            return Collective.ALL_REDUCE
         case False, True, False:
-            return "all_gather"
+            return Collective.ALL_GATHER
         case False, True, True:
-            return "all_to_all"
+            return Collective.ALL_TO_ALL
         case False, False, True:
-            return "slice"
+            return Collective.SLICE
         case _:
             raise AssertionError(f"{op.name} on {parallel_type}: {source} had {had}, {target} has {has}")
 
@@ -98,7 +120,7 @@ def packed(exprs: Sequence[Expr]) -> Communication | None:
     kinds = [(c.kind, c.mesh_dims) for c in found if c is not None]
     if len(kinds) < len(exprs) or any(kind != kinds[0] for kind in kinds):
         return None
-    if kinds[0][0] != "all_reduce" and not all(_gathers_ranks(e) for e in exprs):
+    if kinds[0][0] is not Collective.ALL_REDUCE and not all(_gathers_ranks(e) for e in exprs):
         return None
     same = (first.op.name, first.output.dtype, first.output.domain.mesh, first.chunk)
     if any((e.op.name, e.output.dtype, e.output.domain.mesh, e.chunk) != same for e in exprs):
@@ -112,7 +134,7 @@ def packed(exprs: Sequence[Expr]) -> Communication | None:
 def _gathers_ranks(expr: Expr) -> bool:
     """Is it an all-gather of outermost axes, each all on a mesh dimension, one number for every rank?"""
     found = communication_of(expr)
-    if found is None or found.kind != "all_gather":
+    if found is None or found.kind is not Collective.ALL_GATHER:
         return False
     source = expr.tensors[0].domain
     digits = tuple(source.digits_on(p) for p in found.mesh_dims)

@@ -11,9 +11,6 @@ from ..ir.op import Reduce, ReductionKind, Statistic
 from ..ops.reductions import REDUCTION_TABLE
 from .arithmetic import TRITON_TYPE, atom, converted
 
-HELPERS = {r.combine: r.triton for r in REDUCTION_TABLE.values() if r.combine}
-"""The functions that combine two values, by their names."""
-
 
 @dataclass(frozen=True)
 class Accumulator:

@@ -44,7 +44,7 @@ _WHOLE = ("floor", "ceil")
 
 LIBDEVICE = {
     False: "from triton.language.extra import libdevice\n",
-    True: "from shardfuse.codegen.interpreted import libdevice\n",
+    True: "from shardfuse.kernel_functions.interpreted import libdevice\n",
 }
 """Where a kernel has CUDA's math library from: on a GPU, and under the interpreter."""
 
@@ -153,3 +153,36 @@ def _fits(value: BoundTensor | Scalar, dtype: DataType) -> bool:
         return False
     largest = 16 if dtype.itemsize > 1 else 8
     return not math.isfinite(number) or (number == int(number) and abs(number) <= largest)
+
+
+_ON_FLOAT32 = ("erf", "sigmoid")
+"""Functions that are faster than Triton's own of these names."""
+_WITH_ASSEMBLY = ("sigmoid",)
+"""What Triton's interpreter does not run."""
+_CALLED = ("power_of_two", "erf_for_one", "gelu")
+"""What forms call by these names."""
+
+
+def own_functions(form: str, dtype: DataType, *, interpret: bool) -> tuple[str, list[str]]:
+    """``form`` of an op whose type is ``dtype``, with own functions instead of Triton's, and those that it calls."""
+    found: list[str] = []
+    for name in _ON_FLOAT32:
+        if dtype is DataType.Float and f"tl.{name}(" in form and not (interpret and name in _WITH_ASSEMBLY):
+            form = form.replace(f"tl.{name}(", f"{name}(")
+            found.append(name)
+    if form.startswith("rounded_product("):
+        found.append("rounded_product")
+    return form, found + [name for name in _CALLED if f"{name}(" in form]
+
+
+def number_text(value: Number, dtype: DataType, *, interpret: bool) -> tuple[str, list[str]]:
+    """``value`` as text of the type ``dtype``, and the functions that the text calls.
+
+    LLVM crashes where it folds a function of a denormal.
+    """
+    if interpret or not dtype.is_floating or dtype is DataType.Double or isinstance(value, complex):
+        return literal(value, dtype), []
+    single = torch.tensor(float(value), dtype=torch.float64, device="cpu").float()
+    if not 0 < single.abs().item() < torch.finfo(torch.float32).tiny:
+        return literal(value, dtype), []
+    return f"denormal({single.view(torch.int32).item()})", ["denormal"]

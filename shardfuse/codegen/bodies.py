@@ -9,14 +9,12 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Statistic
 from ..schedulers.limits import power_of_two
-from ..schedulers.space import streamed
 from .accumulators import Accumulator, accumulator, accumulators
 from .emitter import Emitter
-from .group_exchange import exchange_helpers, exchange_lines
+from .group_exchange import exchange_helpers, exchange_lines, prefetch_next
 from .mesh_exchange import write_exchange
 from .misaligned import Aligned
 from .packed import Packed
-from .prefetch import prefetch_next
 from .running_statistics import (
     accumulate,
     across_blocks,
@@ -86,7 +84,7 @@ def write_packed(e: Packed) -> None:
     """All loads, then phase after phase, chunk after chunk."""
     chunks = e.tile.chunks()
     e.begin()
-    e.read(streamed(e.plan.segment, e.space), chunks)
+    e.read(e.space.streamed, chunks)
     for phase in range(e.space.phases - 1):
         reductions = e.reductions(phase)
         if phase:
@@ -144,7 +142,7 @@ def _finish(e: Emitter, parts: Iterable[tuple[Expr, tuple[str, ...]]]) -> None:
             give(e, expr, texts)
         else:
             acc = accumulator(expr)
-            e.require(acc)
+            e.use(acc.helper)
             e.give(expr.output, acc, texts[0])
 
 
@@ -170,7 +168,7 @@ def _named(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> list[tu
     for expr, texts in parts:
         for out, acc, text in zip(expr.outputs, accumulators(expr), texts, strict=True):
             name = f"{out}_part"
-            e.require(acc)
+            e.use(acc.helper)
             if text != name:
                 e.out.line(f"{name} = {text}")
             words.append((acc.dtype, name))
@@ -341,7 +339,7 @@ def _take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str) -> None:
         write_take_in(e, expr, chunk, start)
         return
     acc = accumulator(expr)
-    e.require(acc)
+    e.use(acc.helper)
     accumulate(
         e, acc, f"{expr.output}_acc{chunk.piece.suffix}", e.combine(expr, e.value(expr.tensors[0], chunk), chunk)
     )

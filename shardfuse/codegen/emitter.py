@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
 
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
-from ..ir.layout import Coordinates, Layout
+from ..ir.layout import Coordinates
 from ..ir.op import Cast, Full, Iota, Pick, Random, Reduce, Set, Statistic, View
 from ..ir.scalar import Number, Scalar
+from ..kernel_functions import texts_of
 from ..ops.promotion import types
 from ..ops.table import POINTWISE, Rule
 from ..schedulers.plan import KernelPlan
+from ..segments.rounding import is_rounded_apart, may_be_rough
 from . import narrow
-from .accumulators import HELPERS, Accumulator, accumulator
-from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, pointwise_form
-from .draw import draw
-from .few_bytes import in_few
-from .functions import number_text, own_functions
-from .hints import hint
+from .accumulators import Accumulator, accumulator
+from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, number_text, own_functions, pointwise_form
+from .draw import draw, function_of
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
-from .rounding import is_rounded_apart, may_be_rough
-from .shared_loads import in_runs
+from .loads import hint, in_few, in_runs
 from .source import Text, Writer
-from .tile import R_SIZE, Chunk, Piece, Strides, Tile
+from .tile import R_SIZE, Chunk, Layouts, Piece, Strides, Tile
 from .window_loads import Window
 
 
@@ -40,13 +38,7 @@ class Emitter:
     is_before_ends = False
 
     def __init__(
-        self,
-        plan: KernelPlan,
-        layouts: Mapping[BoundTensor, Layout],
-        coordinates: Coordinates,
-        *,
-        interpret: bool,
-        turns: int | None = None,
+        self, plan: KernelPlan, layouts: Layouts, coordinates: Coordinates, *, interpret: bool, turns: int | None = None
     ) -> None:
         self.plan = plan
         self.space = plan.space
@@ -63,6 +55,12 @@ class Emitter:
         self.helpers: dict[str, str] = {}
         self.starts: dict[str, int] = {}
         self._read = {t for e in plan.segment.exprs for t in e.tensors}
+
+    def use(self, *functions: str) -> None:
+        """Have these functions, and those that they call, in the kernel's file."""
+        for name in filter(None, functions):
+            for called, text in texts_of(name, interpret=self.interpret).items():
+                self.helpers.setdefault(called, text)
 
     # what is needed
 
@@ -172,7 +170,7 @@ class Emitter:
             rough, once = may_be_rough(self.plan.segment, expr), is_rounded_apart(self.plan.segment, expr)
             form, texts, dtype = pointwise_form(expr, texts, dtypes, is_precise=own, is_rough=rough, is_rounded=once)
             form, functions = own_functions(form, dtype, interpret=self.interpret)
-            self.helpers |= functions
+            self.use(*functions)
             text = form.format(*texts)
             inexact = must_round(expr)
         if inexact:
@@ -220,7 +218,7 @@ class Emitter:
         """A literal is written in the type that is wanted; an argument comes as float64 or int64, exactly."""
         if scalar.is_literal:
             text, functions = number_text(cast(Number, scalar.value), wanted, interpret=self.interpret)
-            self.helpers |= functions
+            self.use(*functions)
             return text, wanted
         if not (self.interpret and scalar.dtype.is_floating):
             return scalar.name, DataType.Double if scalar.dtype.is_floating else DataType.Int
@@ -232,8 +230,16 @@ class Emitter:
         by_hand = self.interpret and tensor.dtype is DataType.BFloat16
         if tensor not in self._read and not by_hand:
             return text
-        self.helpers |= narrow.helpers(tensor.dtype, interpret=self.interpret)
+        self.use_rounding(tensor.dtype)
         return narrow.rounded(text, tensor.dtype, interpret=self.interpret)
+
+    def stored_text(self, text: str, dtype: DataType) -> str:
+        """``text`` so that a store to ``dtype`` rounds it rightly."""
+        self.use_rounding(dtype)
+        return narrow.stored(text, dtype, interpret=self.interpret)
+
+    def use_rounding(self, dtype: DataType) -> None:
+        self.helpers |= narrow.helpers(dtype, interpret=self.interpret)
 
     def full(self, expr: Expr, chunk: Chunk) -> Text:
         value, dtype = cast(Scalar, expr.inputs[0]), expr.output.dtype.compute
@@ -270,17 +276,17 @@ class Emitter:
         out, (index, has_x, has_r) = expr.output, self.index(expr, chunk)
         kinds = (out.dtype.compute, out.dtype.compute, DataType.Int, DataType.Int)
         numbers = [converted(*self.scalar(cast(Scalar, v), t), t) for v, t in zip(expr.inputs, kinds, strict=True)]
-        drawn = draw(expr, op.name, self.name(out, chunk), index, numbers, interpret=self.interpret)
-        self.helpers |= drawn.helpers
-        return [self.assign(name, text, out.dtype.compute, has_x, has_r) for name, text in drawn.steps][-1]
+        steps = draw(expr, op.name, self.name(out, chunk), index, numbers, interpret=self.interpret)
+        self.use(function_of(op.name, out.dtype))
+        self.use_rounding(out.dtype)
+        return [self.assign(name, text, out.dtype.compute, has_x, has_r) for name, text in steps][-1]
 
     def store(self, tensor: BoundTensor, chunk: Chunk) -> None:
         value = self.value(tensor, chunk)
         pointer, has_x, has_r = self.pointer(tensor, chunk)
         if self.space.grouped and value.has_x and not has_x:  # one place for all columns, which are of one group
             pointer, has_x = f"{pointer} + {chunk.piece.lane} * 0", True
-        self.helpers |= narrow.helpers(tensor.dtype, interpret=self.interpret)
-        text = narrow.stored(value.text, tensor.dtype, interpret=self.interpret)
+        text = self.stored_text(value.text, tensor.dtype)
         mask = self.mask(has_x, has_r, chunk)
         if self.schedule.members and not has_r:
             mask = f"{mask} & (member == 0)" if mask else ", mask=member == 0"
@@ -361,11 +367,6 @@ class Emitter:
         if not is_whole or (self.tile.is_row_wide and not value.has_x):
             text = f"tl.broadcast_to({text}, {self.tile.shape_of(chunk)})"
         return chunk.where(text, acc.neutral) if chunk.is_masked else text
-
-    def require(self, acc: Accumulator) -> None:
-        """Have the combining function in the file."""
-        if acc.helper:
-            self.helpers[acc.helper] = HELPERS[acc.helper]
 
     def across_lanes(self, name: str, acc: Accumulator, blocks: Sequence[str]) -> list[str]:
         """What was accumulated, a block for each piece, reduced along r, and over the columns of each group."""

@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from math import gcd
+from typing import Any
 
 from ..ir.expr import BoundTensor
-from ..ir.layout import Layout
 from ..ir.scalar import Scalar
 from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule
 from .bodies import write_loops, write_packed, write_unrolled
-from .cut_rows import where_whole
+from .claims import claim_helpers, grid_of, integers_of, loop_lines
 from .emitter import Emitter
 from .group_exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
 from .lagged_rows import Late, OddLate, pipelined_loop, write_late
 from .mesh_exchange import head_lines as table_lines
-from .mesh_exchange import loop_lines, table_words
+from .mesh_exchange import table_words
 from .misaligned import Aligned, is_last_masked, last_masked, with_access
 from .packed import OddPacked, Packed
 from .pipelined_row_loop import LateWalk, teams_of, write_lagged_loop
 from .sending import Sending
 from .sending_rows import SendingRows, rows_head_lines
-from .sides import Sided, rows_index, turned_index, write_flat
+from .sides import Sided, rows_index, turned_index, where_whole, write_flat
 from .source import KernelSource, Parts, body_text, in_branches, signature
 from .stages import one_launch
-from .tile import R_SHARE, R_SIZE, X_SIZE, Tile, coordinates_on
+from .tile import R_SHARE, R_SIZE, X_SIZE, Layouts, Tile, coordinates_on
 from .walk import Walk, walk_index, write_walk
 
 
 def generate(
-    plan: KernelPlan,
-    layouts: Mapping[BoundTensor, Layout],
-    rank: int,
-    *,
-    interpret: bool = False,
-    turns: int | None = None,
+    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool = False, turns: int | None = None
 ) -> KernelSource:
     """The kernel of ``plan`` for ``rank``.
 
@@ -54,22 +49,25 @@ def generate(
     p = _parts(plan, layouts, rank, interpret=interpret, turns=turns)
     function = signature(p.name, list(p.parameters), list(p.not_specialised))
     text = body_text(p.comments, p.helpers) + function + "\n".join(p.lines) + "\n"
+    # programs that claim their numbers wait for no number that none has claimed
+    is_cooperative = bool(p.mailbox) and not (plan.exchange is not None and plan.exchange.is_claimed)
     return KernelSource(
         p.name, text, _tensors(plan), p.scalars, tuple(v for v, _ in p.integers.values()),
-        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, bool(p.mailbox), schedule=p.schedule,
+        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, is_cooperative, schedule=p.schedule,
         contracts=contracts,
     )  # fmt: skip
 
 
-def _parts(
-    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None
-) -> Parts:
+def _parts(plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None) -> Parts:
     if interpret and turns is None and plan.schedule.members:
         plan = member_alone(plan)
     plan = with_access(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates_on(plan.segment, rank))
     e = _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
     integers, preamble = _indices(e)
     integers = {**{name: (value, "tl.int64") for name, value in e.starts.items()}, **integers}
+    if plan.exchange is not None:
+        integers |= integers_of(plan.exchange, plan.device.multiprocessors)
+        e.helpers |= claim_helpers(interpret=interpret) if plan.exchange.is_claimed else {}
     scalars = tuple(s for s in plan.segment.scalars if not s.is_literal)
     parameters = [
         *(f"{t}_ptr" for t in _tensors(plan)),
@@ -104,7 +102,7 @@ def _parts(
 
 
 def _emitted(
-    plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int, *, interpret: bool, turns: int | None,
+    plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None,
     is_whole: bool = False, is_before_ends: bool = False,
 ) -> Emitter:  # fmt: skip
     """An emitter that has written the body of ``plan``.
@@ -112,40 +110,29 @@ def _emitted(
     ``is_whole``: for programs that have no elements too many.  ``is_before_ends``: nor any behind a window's end.
     """
     coordinates = coordinates_on(plan.segment, rank)
-    e = _kind(plan)(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
+    kind, write = _form(plan)
+    e = kind(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates, interpret=interpret, turns=turns)
     e.tile.x_masked &= not is_whole
     e.is_before_ends = is_before_ends
     assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
-    if isinstance(e, LateWalk):
-        write_lagged_loop(e)
-    elif isinstance(e, Walk):
-        write_walk(e)
-    elif isinstance(e, Sided):
-        write_flat(e)
-    elif isinstance(e, Late):
-        write_late(e)
-    elif isinstance(e, Packed):
-        write_packed(e)
-    elif plan.schedule.is_held:
-        write_unrolled(e)
-    else:
-        write_loops(e)
+    write(e)
     return e
 
 
-def _kind(plan: KernelPlan) -> type[Emitter]:
+def _form(plan: KernelPlan) -> tuple[type[Emitter], Callable[[Any], None]]:
+    """The emitter of ``plan``, and what has it write the body."""
     schedule = plan.schedule
     if plan.space.walked:
-        return LateWalk if schedule.lag else Walk
+        return (LateWalk, write_lagged_loop) if schedule.lag else (Walk, write_walk)
     if plan.space.sides[1]:
-        return Sided
+        return Sided, write_flat
     if schedule.lag:
-        return OddLate if schedule.is_aligned_down else Late
+        return OddLate if schedule.is_aligned_down else Late, write_late
     if plan.exchange is not None and plan.exchange.sent is not None:
-        return SendingRows if plan.exchange.is_in_rows else Sending
+        return SendingRows if plan.exchange.is_in_rows else Sending, write_unrolled
     if schedule.is_packed:
-        return OddPacked if schedule.is_aligned_down else Packed
-    return Aligned if schedule.is_aligned_down else Emitter
+        return OddPacked if schedule.is_aligned_down else Packed, write_packed
+    return Aligned if schedule.is_aligned_down else Emitter, write_unrolled if schedule.is_held else write_loops
 
 
 def _rows(e: Emitter) -> str:
@@ -206,8 +193,7 @@ def _grid(e: Emitter) -> int:
     if schedule.members:
         return min(blocks, max(schedule.programs // schedule.members, 1)) * schedule.members
     if e.plan.exchange is not None:
-        members = e.plan.exchange.members
-        return min(blocks, e.plan.exchange.programs // members) * members
+        return grid_of(e.plan.exchange, blocks, e.plan.device.multiprocessors)
     return blocks * schedule.parts
 
 

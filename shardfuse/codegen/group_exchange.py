@@ -28,10 +28,13 @@ from dataclasses import replace
 from ..device import LINE_BYTES
 from ..ir.dtype import DataType
 from ..ir.op import Pick, Window
+from ..kernel_functions import texts_of
 from ..schedulers.limits import WARP, power_of_two
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
-from .grid_barrier import meet
+from .emitter import Emitter
+from .indexing import dynamic_terms, member_terms
+from .tile import Tile
 
 MAILBOX = "mailbox_ptr"
 """The kernel's first argument."""
@@ -42,14 +45,6 @@ _AT_ONCE = 4
 """Words of each result that a thread asks for at once, before it looks whether they have come."""
 _LARGEST_BLOCK = 1 << 20
 """Elements of a block, at most: Triton has no larger ones (``TRITON_MAX_TENSOR_NUMEL``)."""
-
-POST = '''@triton.jit
-def post(ptr, epoch, value):
-    """Store 32 bits of ``value`` below ``epoch``: one word, so that neither is seen without the other."""
-    bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    tl.store(ptr, (epoch.to(tl.int64) << 32) | bits)
-'''
-"""Of words that a count orders, or that the interpreter stores."""
 
 _POST_POLLED = '''@triton.jit
 def post(ptr, epoch, value):
@@ -65,12 +60,6 @@ def post(ptr, epoch, value):
         is_pure=False,
         pack=1,
     )
-'''
-
-COLLECT = '''@triton.jit
-def collect(ptr):
-    """The bits of every member's word."""
-    return (tl.load(ptr, volatile=True) & 0xFFFFFFFF).to(tl.int32)
 '''
 
 _COLLECT_WORDS = '''@triton.jit
@@ -103,7 +92,8 @@ def polled_helpers(results: int, turns: int | None, *, by_one: bool, pack: int =
     ``turns``, ``pack``: as of ``collect_words``.
     """
     collect = collect_words(results, turns, pack=pack, interpret=interpret)
-    return {"post": POST if interpret else _post_polled(by_one=by_one), **collect}
+    post = texts_of("post", interpret=True) if interpret else {"post": _post_polled(by_one=by_one)}
+    return {**post, **collect}
 
 
 def _post_polled(*, by_one: bool) -> str:
@@ -159,7 +149,12 @@ def exchange_helpers(
 ) -> dict[str, str]:
     """Functions of the file.  ``turns``: polls after which a program gives up and goes on with what it has."""
     if plan.schedule.is_counted:
-        return {"post": POST, **meet(turns), "collect": COLLECT}
+        names = ("post", "arrive", "meet", "collect")
+        found = {k: text for name in names for k, text in texts_of(name, interpret=interpret).items()}
+        if turns:
+            bounded = texts_of("wait_for_turns", interpret=interpret)["wait_for_turns"]
+            found["wait_for"] = bounded.replace("wait_for_turns", "wait_for").replace("TURNS", str(turns))
+        return found
     each = power_of_two(plan.schedule.members) * lanes // (plan.schedule.launch.warps * WARP)
     pack = min(max(each, 1), _AT_ONCE)
     return polled_helpers(results, turns, by_one=lanes == 1, pack=pack, interpret=interpret)
@@ -294,3 +289,39 @@ def _boxes(plan: KernelPlan, results: int, lanes: int) -> list[str]:
 
 def _as_type(bits: str, dtype: DataType) -> str:
     return f"{bits}.to(tl.float32, bitcast=True)" if dtype is DataType.Float else bits
+
+
+# what a team fetches while it waits
+
+
+def prefetch_next(e: Emitter) -> None:
+    """The team's next row is fetched into L2 while this one waits for the others' words."""
+    for line in [] if e.interpret else _prefetch_lines(e.plan, e.tile):
+        e.use("prefetch")
+        e.out.line(line)
+
+
+def _prefetch_lines(plan: KernelPlan, tile: Tile) -> list[str]:
+    """One line of text for each input that is read where it stands; none where there is no next row."""
+    if not plan.schedule.prefetches or tile.is_alone or not tile.last_share:
+        return []
+    block, lanes = tile.x_block, tile.lanes(tile.x_block, reduced=False)
+    following = f"(row + teams) * {block} + {lanes}" if tile.x_lanes else "row + teams"
+    lines = [f"ahead = tl.minimum({following}, i0 - 1).to(tl.int64)"]
+    own = f"tl.minimum({tile.share}, {tile.r_total} - first) - 1"
+    last = str(tile.share - 1) if tile.last_share == tile.share else own
+    for tensor in plan.segment.loads:
+        window = tile.windows.get(tensor)
+        if plan.space.is_streamed(tensor) and not (window and window.bounds):
+            step = LINE_BYTES // tensor.dtype.itemsize
+            count = power_of_two(-(-tile.share // step))
+            text = f"{tile.lanes(count, reduced=True)} * {step}"
+            if count * step > tile.share or tile.last_share < tile.share:
+                text = f"tl.minimum({text}, {last})"
+            strides = window.strides if window else tile.strides[tensor]
+            _, scalars, lanes = member_terms("first", f"({text})", 0, 0, tile.share, tile.r_groups(strides))
+            terms = [*dynamic_terms("ahead", tile.x_groups(strides)), *scalars, *lanes]
+            terms += [str(window.first)] if window and window.first else []
+            source = plan.segment.windows[tensor].tensors[0] if window else tensor
+            lines.append(f"prefetch({' + '.join([f'{source}_ptr', *terms])})")
+    return lines

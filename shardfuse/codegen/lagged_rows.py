@@ -31,7 +31,7 @@ from .group_exchange import collect_late_lines, polled_helpers, post_lines
 from .misaligned import OddRows
 from .source import Text, Writer, call_of, signature, tuple_of
 from .tile import X_SIZE, Chunk
-from .words import PACKED, UNPACK, Words
+from .words import UNPACK, Words
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"^\s*([A-Za-z_][\w, ]*?) =(?!=)")
@@ -51,7 +51,7 @@ class Late(Words):
         if self.is_ahead:
             text = self.whole_words(tensor, chunk, words)
             if is_packed:
-                self.helpers["packed"] = PACKED
+                self.use("packed")
                 text = f"packed({text})"
             self.out.line(f"{words} = {text}")
             self.carried.append(words)
@@ -62,9 +62,8 @@ class Late(Words):
         if not is_packed:
             words = converted(words, tensor.dtype, tensor.dtype.compute)
             return self.assign(name, words, tensor.dtype.compute, False, True)
-        unpacked, function = UNPACK[tensor.dtype]
-        self.helpers[unpacked] = function
-        return self.assign(name, f"{unpacked}({words})", DataType.Float, False, True)
+        self.use(UNPACK[tensor.dtype])
+        return self.assign(name, f"{UNPACK[tensor.dtype]}({words})", DataType.Float, False, True)
 
     def is_packed(self, tensor: BoundTensor) -> bool:
         """Two values of ``tensor`` in a word?  Not where a thread has one of each chunk."""

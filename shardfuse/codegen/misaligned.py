@@ -27,25 +27,22 @@ begins at the same place in every tensor that has rows.  ``with_access`` decides
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd
 
 from ..ir.expr import BoundTensor
-from ..ir.layout import Coordinates, Layout
+from ..ir.layout import Coordinates
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access
-from ..schedulers.space import streamed
-from . import narrow
 from .emitter import Emitter
-from .hints import EVICT_LAST
 from .indexing import Group, dynamic_terms
+from .loads import EVICT_LAST
 from .source import in_branches
-from .tile import R_SIZE, X_SIZE, Chunk, Strides, Tile
+from .tile import R_SIZE, X_SIZE, Chunk, Layouts, Strides, Tile
 from .words import Words
 
 
-def with_access(plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], coordinates: Coordinates) -> KernelPlan:
+def with_access(plan: KernelPlan, layouts: Layouts, coordinates: Coordinates) -> KernelPlan:
     """``plan`` with rows read element by element where ``layouts`` do not let their aligned words be read."""
     if not plan.schedule.is_aligned_down or _begin_alike(Tile(plan, layouts, coordinates)):
         return plan
@@ -78,7 +75,7 @@ class Aligned(Emitter):
 
     def begin(self, chunk: Chunk) -> None:
         """Lines before the loop."""
-        (row,) = streamed(self.plan.segment, self.space)
+        (row,) = self.space.streamed
         width = self.plan.device.access_bytes // row.dtype.itemsize
         for line in _word_lines(self.terms(self.tile.strides[row], chunk)[0][0], width):
             self.out.line(line)
@@ -160,8 +157,7 @@ class OddRows(Words):
             return
         value = self.value(tensor, chunk)
         pointer, _, _ = self.pointer(tensor, chunk)
-        self.helpers |= narrow.helpers(tensor.dtype, interpret=self.interpret)
-        text = narrow.stored(value.text, tensor.dtype, interpret=self.interpret)
+        text = self.stored_text(value.text, tensor.dtype)
         place = _place(chunk)
         inner = [f"({place} >= head)"] * self.is_first(chunk) + [f"({place} < whole)"] * self.is_last(chunk)
         outer = [f"({place} < head)"] * self.is_first(chunk) + [f"({place} >= whole)"] * self.is_last(chunk)

@@ -5,20 +5,13 @@ from __future__ import annotations
 import torch
 
 from ..ir.dtype import DataType
+from ..kernel_functions import texts_of
 from .arithmetic import TRITON_TYPE, atom
 
 _NAMES = {DataType.Float8_e4m3fn: "float8e4nv", DataType.Float8_e5m2: "float8e5"}
 
 SATURATES = bool(torch.tensor(1e4, device="cpu").to(torch.float8_e4m3fn).float() == 448.0)
 """Does this torch give float8_e4m3fn's largest number for what is larger?  It has done so since 2.13, before NaN."""
-
-_BFLOAT16 = '''@triton.jit
-def to_bfloat16(x):
-    """Round float32 to the nearest bfloat16, ties to even, by hand: Triton's interpreter truncates."""
-    b = x.to(tl.int32, bitcast=True)
-    y = ((b + 0x7FFF + ((b >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return tl.where(x == x, y, x)
-'''
 
 _ON_GPU = {
     DataType.Float8_e4m3fn: '''@triton.jit
@@ -79,7 +72,7 @@ to what it overflows, its largest number, its bias and the bits of its mantissa.
 def helpers(dtype: DataType, *, interpret: bool) -> dict[str, str]:
     """Functions that round float32 to ``dtype``, by name, where Triton's conversion does not do."""
     if dtype is DataType.BFloat16 and interpret:
-        return {"to_bfloat16": _BFLOAT16}
+        return texts_of("to_bfloat16", interpret=True)
     if dtype not in _NAMES:
         return {}
     name = _NAMES[dtype]

@@ -15,17 +15,11 @@ from collections.abc import Sequence
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from .arithmetic import converted
-from .hints import EVICT_LAST
+from .loads import EVICT_LAST
 from .misaligned import OddRows
 from .source import Text
 from .tile import Chunk
-from .words import PACKED, UNPACK, Words
-
-_AGAIN = '''@triton.jit
-def again(words):
-    """``words``, which the compiler takes for others: it widens them anew, and does not keep them wide."""
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [words], dtype=tl.int32, is_pure=False, pack=1)
-'''
+from .words import UNPACK, Words
 
 
 class Packed(Words):
@@ -33,7 +27,7 @@ class Packed(Words):
 
     def read(self, tensors: Sequence[BoundTensor], chunks: Sequence[Chunk]) -> None:
         """The loads of a row, one after the other."""
-        self.helpers["packed"] = PACKED
+        self.use("packed")
         for chunk in chunks:
             for tensor in tensors:
                 words = f"{self.name(tensor, chunk)}_words"
@@ -72,9 +66,8 @@ class Packed(Words):
             )
         if key not in self.words:
             return super().load(tensor, chunk)
-        unpacked, text = UNPACK[tensor.dtype]
-        self.helpers[unpacked] = text
-        return self.assign(name, f"{unpacked}({self.words[key]})", DataType.Float, False, True)
+        self.use(UNPACK[tensor.dtype])
+        return self.assign(name, f"{UNPACK[tensor.dtype]}({self.words[key]})", DataType.Float, False, True)
 
     def forget(self) -> None:
         """No wide value of a row is kept."""
@@ -84,7 +77,7 @@ class Packed(Words):
         """Another pass over the row begins."""
         self.forget()
         if not self.interpret:
-            self.helpers["again"] = _AGAIN
+            self.use("again")
             for words in self.words.values():
                 self.out.line(f"{words} = again({words})")
 

@@ -110,7 +110,7 @@ def _parts(e: LateWalk) -> list[tuple[DataType, str]]:
     for row in e.rows:
         for expr in e.reductions(0):
             acc = accumulator(expr)
-            e.require(acc)
+            e.use(acc.helper)
             texts = [e.combine(expr, e.value(expr.tensors[0], c), c) for c in e.of(row)]
             lanes = combined(e, acc, f"{expr.output}_acc{row.suffix}", texts)
             found.append((acc, f"{expr.output}_part{row.suffix}", lanes))

@@ -16,23 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import is_statistic
+from ..kernel_functions import texts_of
 from ..schedulers.limits import power_of_two
 from .accumulators import Accumulator, accumulators
 from .arithmetic import TRITON_TYPE
 from .emitter import Emitter
-from .online_functions import (
-    ADD_DISTANCES,
-    ADD_EXPONENTIALS,
-    ADD_MASKED_DISTANCES,
-    ADD_MASKED_MOMENTS,
-    ADD_MOMENTS,
-    BETWEEN,
-    EXP,
-    MERGE_MOMENTS,
-    MOVED,
-    PLAIN_EXP,
-    SQUARE,
-)
 from .packed import Packed
 from .source import MARGIN
 from .tile import R_SHARE, R_SIZE, Chunk
@@ -74,22 +62,20 @@ def write_take_in(e: Emitter, expr: Expr, chunk: Chunk, start: str = "start") ->
     text = x.text if x.has_r and x.has_x == e.tile.x_lanes else f"tl.broadcast_to({x.text}, {e.tile.shape_of(chunk)})"
     if is_statistic(expr.op, "online_softmax"):
         _require_exp(e, expr)
-        e.require(accumulators(expr)[0])
-        e.helpers["add_exponentials"] = ADD_EXPONENTIALS
+        e.use(accumulators(expr)[0].helper)
+        e.use("add_exponentials")
         folded = _folded(e, chunk.where(text, 'float("-inf")'), chunk)
         for c in more:
-            e.helpers["moved"] = MOVED
             add = "add_masked_distances" if chunk.is_masked else "add_distances"
-            e.helpers[add] = ADD_MASKED_DISTANCES if chunk.is_masked else ADD_DISTANCES
+            e.use(add)
             e.out.line(f"{expr.output}_lanes = {folded}")
             folded = f"{expr.output}_lanes"
             masked = _masked_lanes(e, expr, chunk, start)
             e.out.line(f"{n}, {c} = {add}({n}, {c}, {a}, {folded}{masked}, {axis})")
         e.out.line(f"{a}, {b} = add_exponentials({a}, {b}, {folded}, {axis})")
         return
-    e.helpers["merge_moments"] = MERGE_MOMENTS
     add = "add_masked_moments" if chunk.is_masked else "add_moments"
-    e.helpers[add] = ADD_MASKED_MOMENTS if chunk.is_masked else ADD_MOMENTS
+    e.use(add)
     folded, masked = _folded(e, text, chunk), _masked_lanes(e, expr, chunk, start)
     if chunk.piece.suffix:
         e.out.line(f"{expr.output}_lanes = {folded}")
@@ -181,7 +167,7 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
     is_whole = _is_whole(e)
     names = tuple(str(t) if is_whole else f"{t}_part" for t in expr.outputs)
     a, (first, *rest) = names[0], accumulators(expr)
-    e.require(first)
+    e.use(first.helper)
     x = expr.tensors[0]
 
     def across_chunks(name: str, acc: Accumulator, out: BoundTensor, forms: Sequence[str], neutral: str) -> str:
@@ -202,7 +188,7 @@ def held(e: Emitter, expr: Expr, chunks: Sequence[Chunk]) -> tuple[str, ...]:
         e.out.line(f"{a} = {across}" if is_whole else f"{a} = maximum({across}, {LOWEST[first.dtype]})")
         centre, forms = a, ("exp({{}} - {})", "({{}} - {})")
     else:
-        e.helpers["square"] = SQUARE
+        e.use("square")
         e.out.line(f"{a} = {across}")
         e.out.line(f"{expr.output}_mean = {a} / {_own_count(e)}")
         centre, forms = f"{expr.output}_mean", ("square({{}} - {})",)
@@ -333,18 +319,18 @@ def _merged(
     Gives ``names``.
     """
     a, b, *more = parts
-    e.require(accumulators(expr)[0])
+    e.use(accumulators(expr)[0].helper)
     e.out.line(f"{names[0]} = {reduced(0, a)}")
     if is_statistic(expr.op, "online_softmax"):
         _require_exp(e, expr)
         centres = _all_named(e, f"{names[0]}_centre", spread(names[0]))
         second = [f"{y} * exp({x} - {c})" for x, y, c in zip(a, b, centres, strict=True)]
         for part, name in zip(more, names[2:], strict=True):
-            e.helpers["moved"] = MOVED
+            e.use("moved")
             third = [f"{y} + moved({n}, {x} - {c})" for n, x, y, c in zip(counts, a, part, centres, strict=True)]
             e.out.line(f"{name} = {reduced(2, third)}")
     else:
-        e.helpers["between"] = BETWEEN
+        e.use("between")
         e.out.line(f"{expr.output}_mean = {names[0]} / {whole}")
         centres = _all_named(e, f"{expr.output}_centre", spread(f"{expr.output}_mean"))
         second = [f"{y} + between({n}, {x}, {c})" for n, x, y, c in zip(counts, a, b, centres, strict=True)]
@@ -367,8 +353,11 @@ def _named(e: Emitter, name: str, text: str) -> str:
 
 
 def _require_exp(e: Emitter, expr: Expr) -> None:
-    fast = expr.output.dtype is DataType.Float and not e.interpret
-    e.helpers["exp"] = EXP if fast else PLAIN_EXP
+    """The interpreter's takes any type."""
+    if expr.output.dtype is DataType.Float:
+        e.use("exp")
+    else:
+        e.helpers |= texts_of("exp", interpret=True)
 
 
 def _own_count(e: Emitter) -> str:

@@ -19,7 +19,7 @@ from .emitter import Emitter
 from .mesh_exchange import await_text, exchanged_rows, push_text, row_of, sent_words
 from .source import Text
 from .tile import Chunk
-from .words import PACKED, UNPACK
+from .words import UNPACK
 
 _MOST_WORDS = 8
 """Of all ranks that a thread asks for at once."""
@@ -34,7 +34,7 @@ class Sending(Emitter):
         assert exchange is not None, "a kernel whose ranks exchange"
         words, block = sent_words(self.plan), self.schedule.reduced // 2
         first = len(exchange.statistics) * exchange.ranks * exchanged_rows(self.plan)
-        self.helpers["packed"] = PACKED
+        self.use("packed")
         self.helpers["push_words"] = push_text(is_one_row=False, interpret=self.interpret).replace(
             "def push(", "def push_words("
         )
@@ -74,7 +74,7 @@ class Sending(Emitter):
         self.helpers["await_members"] = text.replace(f"def await_{members}(", "def await_members(")
         for expr, text in parts:
             acc, out = accumulator(expr), expr.output
-            self.require(acc)
+            self.use(acc.helper)
             at = first + every.index(expr) * rows * members
             self.out.line(f"{out}_part = {acc.prepared(text, acc.dtype)}")
             self.out.line(f"{out}_at = own + {at} + {row_of(self)} * {members}")
@@ -105,8 +105,8 @@ class Sending(Emitter):
         pack = max(min(self._each(), _MOST_WORDS // waited), 1)
         text = await_text(waited, is_one_row=False, warps=1, interpret=self.interpret, pack=pack)
         self.helpers["await_words"] = text.replace(f"def await_{waited}(", "def await_words(")
-        unpack, helper = UNPACK[source.dtype]
-        self.helpers[unpack] = helper
+        unpack = UNPACK[source.dtype]
+        self.use(unpack)
         names = [f"{source}_of_{k}{chunk.suffix}" for k in range(ranks)]
         start = self._start(chunk)
         if ranks == 2:  # what this rank has need not go through memory

@@ -6,19 +6,19 @@ lies inside in memory (``indexing``); what a program holds of a row is cut into 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
 
 from ..ir.digits import Axis, Digit
-from ..ir.expr import BoundTensor, reads_of
-from ..ir.layout import Coordinates, Layout, local_extent
+from ..ir.expr import reads_of
+from ..ir.layout import Coordinates, local_extent
 from ..ir.op import Iota, Random
 from ..schedulers.plan import KernelPlan
-from ..schedulers.space import stored_atoms
+from ..segments.space import stored_atoms
 from .indexing import groups
-from .tile import Strides, Tile, coordinates_on
+from .tile import Layouts, Strides, Tile, coordinates_on
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Specialisation:
         return f"{self.kernel}: {'; '.join(parts) or 'no sizes'}"
 
 
-def specialised(plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: int) -> tuple[Specialisation, ...]:
+def specialised(plan: KernelPlan, layouts: Layouts, rank: int) -> tuple[Specialisation, ...]:
     """Of the kernel of ``plan``, or of each of its stages, for ``rank``, whose storage ``layouts`` says."""
     if plan.stages:
         return tuple(s for stage in plan.stages for s in specialised(stage, layouts, rank))
@@ -72,7 +72,7 @@ def specialised(plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], rank: i
     return (Specialisation(plan.name, tuple(sizes)),)
 
 
-def _literal(plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], coordinates: Coordinates) -> dict[Digit, None]:
+def _literal(plan: KernelPlan, layouts: Layouts, coordinates: Coordinates) -> dict[Digit, None]:
     """The atoms whose extents stand in the text."""
     space, tile = plan.space, Tile(plan, layouts, coordinates)
     found: dict[Digit, None] = {}

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.expr import BoundTensor
-from .grid_barrier import IS_LAST, MEET_ALL
+from ..kernel_functions import texts_of
 from .group_exchange import MAILBOX
-from .hints import EVICT_FIRST, EVICT_LAST, L2_ONLY
+from .loads import EVICT_FIRST, EVICT_LAST, L2_ONLY
 from .source import KernelSource, Parts, Writer, body_text, signature
 
 
@@ -26,7 +26,7 @@ def one_launch(
     """
     first, *later = parts
     assert not any(p.scalars for p in later), f"{name} has scalars behind its first stage"
-    helpers = dict(IS_LAST if shares else {} if interpret else MEET_ALL)
+    helpers = {} if interpret and not shares else texts_of("is_last" if shares else "meet_all", interpret=interpret)
     integers = dict(first.integers)
     out = Writer()
     for p in later:

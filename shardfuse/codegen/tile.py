@@ -13,12 +13,14 @@ from ..ir.layout import Coordinates, Layout, local_extent
 from ..ir.op import Pick, Random
 from ..schedulers.limits import INT32_LIMIT, in_powers_of_two, power_of_two
 from ..schedulers.plan import KernelPlan
-from ..schedulers.segment import Segment
-from ..schedulers.space import place
+from ..segments.segment import Segment
+from ..segments.space import place
 from .indexing import Group, groups
 from .window_loads import window_of
 
 Strides = Mapping[Digit, int]
+Layouts = Mapping[BoundTensor, Layout]
+"""One rank's storage of what a kernel reads and writes."""
 
 X_SIZE = "i0"
 """Argument: kept elements of this rank, or the rows that one group of programs walks."""
@@ -97,7 +99,7 @@ class Tile:
     Inner reductions have tiles ``[x, r]``, outer ones ``[r, x]``; a side of one element is no dimension.
     """
 
-    def __init__(self, plan: KernelPlan, layouts: Mapping[BoundTensor, Layout], coordinates: Coordinates) -> None:
+    def __init__(self, plan: KernelPlan, layouts: Layouts, coordinates: Coordinates) -> None:
         self.plan = plan
         self.coordinates = coordinates
         space, schedule = plan.space, plan.schedule
@@ -173,7 +175,7 @@ class Tile:
         if not self.r_lanes:
             return [Chunk("", 0, 1, False)]
         if self.plan.schedule.members:
-            return self._chunks_of_a_member(block)
+            return self._chunks_with_masks(range(0, self.share, block))
         exchange = self.plan.exchange
         span = self.span // exchange.members if exchange is not None else self.span
         starts = range(0, span, block)
@@ -185,9 +187,6 @@ class Tile:
             Chunk(f"_{k}" if len(starts) > 1 else "", start, valid[k], valid[k] < block)
             for k, start in enumerate(starts)
         ]
-
-    def _chunks_of_a_member(self, block: int) -> list[Chunk]:
-        return self._chunks_with_masks(range(0, self.share, block))
 
     def _chunks_with_masks(self, starts: range) -> list[Chunk]:
         """Of a member of a team, or of a row that begins within a word: a mask each."""

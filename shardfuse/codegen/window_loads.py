@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..ir.digits import Axis, Digit, extent
 from ..ir.expr import Expr, reads_of
 from ..ir.layout import Layout
-from ..schedulers.space import Space, place
+from ..segments.space import Space, place
 
 Strides = Mapping[Digit, int]
 

@@ -8,38 +8,13 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.op import Cast
 from .emitter import Emitter
-from .hints import EVICT_LAST
+from .loads import EVICT_LAST
 from .tile import Chunk
 
-PACKED = '''@triton.jit
-def packed(x):
-    """Pairs of 16-bit values, a word each."""
-    low, high = tl.split(tl.reshape(x.to(tl.int16, bitcast=True), [x.shape[0] // 2, 2]))
-    return (high.to(tl.int32) << 16) | (low.to(tl.int32) & 0xFFFF)
-'''
-UNPACKED_BFLOAT16 = '''@triton.jit
-def unpacked_bf16(words):
-    """The bfloat16 values of ``words``, in order."""
-    low = (words << 16).to(tl.float32, bitcast=True)
-    return tl.interleave(low, (words & -65536).to(tl.float32, bitcast=True))
-'''
-UNPACKED_HALF = '''@triton.jit
-def unpacked_fp16(words):
-    """The float16 values of ``words``, in order."""
-    low = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return tl.interleave(low, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32))
-'''
-UNPACK = {DataType.BFloat16: ("unpacked_bf16", UNPACKED_BFLOAT16), DataType.Half: ("unpacked_fp16", UNPACKED_HALF)}
-"""Name and text of what gives float32 values of words."""
-
-_LARGER = '''@triton.jit
-def larger_{kind}(a, b):
-    """Of each value of the words; NaN if either is."""
-    return tl.inline_asm_elementwise(
-        "max.NaN.{kind}x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
-    )
-'''
-_KIND = {DataType.BFloat16: "bf16", DataType.Half: "f16"}
+UNPACK = {DataType.BFloat16: "unpacked_bf16", DataType.Half: "unpacked_fp16"}
+"""What gives float32 values of words."""
+_LARGER = {DataType.BFloat16: "larger_bf16", DataType.Half: "larger_f16"}
+"""What compares the values of words."""
 
 
 class Words(Emitter):
@@ -80,11 +55,10 @@ def _texts(
     e: Words, x: BoundTensor, source: BoundTensor, words: list[str], chunks: Sequence[Chunk], neutral: str
 ) -> Iterator[str]:
     """One after the other, since each is forgotten before the next is looked at."""
-    kind, name = _KIND[source.dtype], f"{x}_largest"
-    unpacked, text = UNPACK[source.dtype]
-    e.helpers |= {f"larger_{kind}": _LARGER.format(kind=kind), unpacked: text}
+    larger, unpacked, name = _LARGER[source.dtype], UNPACK[source.dtype], f"{x}_largest"
+    e.use(larger, unpacked)
     e.out.line(f"{name} = {words[0]}")
     for other in words[1:]:
-        e.out.line(f"{name} = larger_{kind}({name}, {other})")
+        e.out.line(f"{name} = {larger}({name}, {other})")
     yield f"{unpacked}({name})"
     yield from (c.where(e.value(x, c).text, neutral) for c in chunks if c.is_masked)

@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from ..ir.dtype import DataType
 from ..ir.tensor_view import TensorView
+from ..ops.builder import Operand
 from .compile_errors import UntranslatableError
 from .translation import Rule, Translation, argument, check_arguments, data_type, literal_number, tensor_of
 
@@ -94,7 +95,7 @@ def _no_bool(node: Node) -> None:
 
 
 def _scaled(name: str) -> Rule:
-    """Of a sum or a difference the second operand times ``alpha``."""
+    """Of a sum or a difference the second operand times ``alpha``, in the type that both are promoted to."""
 
     def rule(t: Translation, node: Node) -> TensorView:
         check_arguments(node, 3, "alpha")
@@ -103,11 +104,23 @@ def _scaled(name: str) -> Rule:
         if name == "add" and alpha == 1 and tensor_of(node).dtype == torch.bool:
             return t.ops.logical_or(a, b)
         _no_bool(node)
-        if alpha != 1:
-            b = t.ops.mul(b, t.operand(alpha))
-        return getattr(t.ops, name)(a, b)
+        if alpha == 1:
+            return getattr(t.ops, name)(a, b)
+        a, b = _computed_in_type_of(t, node, a, b)
+        return _rounded(t, node, getattr(t.ops, name)(a, t.ops.mul(b, t.operand(alpha))))
 
     return rule
+
+
+def _computed_in_type_of(t: Translation, node: Node, *operands: Operand) -> list[Operand]:
+    """``operands`` in the type in which torch computes the result of ``node``: before the op, not behind a part of
+    it, which a narrower type might not hold."""
+    dtype = data_type(tensor_of(node).dtype).compute
+    return [t.ops.cast(v, dtype) if isinstance(v, TensorView) else v for v in operands]
+
+
+def _rounded(t: Translation, node: Node, value: TensorView) -> TensorView:
+    return t.ops.cast(value, data_type(tensor_of(node).dtype))
 
 
 def _mul(t: Translation, node: Node) -> TensorView:
@@ -128,8 +141,10 @@ def _pow(t: Translation, node: Node) -> TensorView:
     check_arguments(node, 2)
     base, exponent = (t.operand(v) for v in node.args)
     if isinstance(base, TensorView) and base.dtype.is_floating and isinstance(exponent, int | float):
-        if exponent in (0.5, 1):
-            return base if exponent == 1 else t.ops.sqrt(base)
+        if exponent == 1:
+            return base
+        if exponent in (0.5, -0.5):
+            return t.ops.sqrt(base) if exponent > 0 else t.ops.rsqrt(base)
         if exponent in (2, 3):
             square = t.ops.mul(base, base)
             return square if exponent == 2 else t.ops.mul(square, base)
@@ -201,10 +216,10 @@ def _addcmul(t: Translation, node: Node) -> TensorView:
 
 def _addcdiv(t: Translation, node: Node) -> TensorView:
     check_arguments(node, 3, "value")
-    x, a, b = (t.operand(v) for v in node.args)
+    x, a, b = _computed_in_type_of(t, node, *(t.operand(v) for v in node.args))
     value = literal_number(node.kwargs.get("value", 1))
     quotient = t.ops.div(a, b)
-    return t.ops.add(x, quotient if value == 1 else t.ops.mul(quotient, value))
+    return _rounded(t, node, t.ops.add(x, quotient if value == 1 else t.ops.mul(quotient, value)))
 
 
 def _fma(t: Translation, node: Node) -> TensorView:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from itertools import takewhile
+from typing import Any, cast
 
 import torch
 from torch.fx import Node
@@ -12,10 +14,22 @@ from ..ir.dtype import DataType
 from ..ir.tensor_view import TensorView
 from .compile_errors import UntranslatableError
 from .one_of_each_row import one_of_each_row
-from .translation import Rule, Translation, Value, argument, check_arguments, data_type, literal_number, tensor_of
+from .translation import (
+    Rule,
+    Translation,
+    Value,
+    argument,
+    check_arguments,
+    data_type,
+    hinted,
+    literal_number,
+    tensor_of,
+)
 
 aten: Any = torch.ops.aten
 prims: Any = torch.ops.prims
+FEW = 64
+"""Elements: of fewer side by side, much of what is fetched belongs to other rows."""
 
 
 def reduction_table() -> dict[object, Rule]:
@@ -92,7 +106,34 @@ def _var(t: Translation, node: Node) -> TensorView:
 def _var_mean(t: Translation, node: Node) -> Value:
     check_arguments(node, 2, "correction", "keepdim")
     x, axes, _ = _reduced(t, node)
-    return t.ops.var_mean(x, axes, _correction(node), bool(node.kwargs.get("keepdim", False)))
+    keepdim = bool(node.kwargs.get("keepdim", False))
+    inner, outer = scattered_axes(node)
+    if not inner or _correction(node) != 0 or not x.dtype.is_floating:
+        return t.ops.var_mean(x, axes, _correction(node), keepdim)
+    var, mean = t.ops.var_mean(x, outer, 0, True)
+    whole = t.ops.mean(mean, inner, True)
+    off = t.ops.sub(mean, whole)
+    total = t.ops.mean(t.ops.add(var, t.ops.mul(off, off)), inner, True)
+    gone = sorted((*inner, *outer))
+    return (total, whole) if keepdim else (t.ops.squeeze(total, gone), t.ops.squeeze(whole, gone))
+
+
+def scattered_axes(node: Node) -> tuple[list[int], list[int]]:
+    """What a reduction of an image in channels-last takes in two steps: a group's channels, behind its pixels.
+
+    Few channels of a group lie side by side, and the next pixel's behind those of all groups: a kernel that has a group
+    at a time fetches the others' too.  By channel the pixels are columns, next to each other.  Both empty where rows
+    are long or whole.
+    """
+    source, given = tensor_of(cast(Node, node.args[0])), argument(node, 1, "dim")
+    axes = [d % source.ndim for d in given] if isinstance(given, list | tuple) else list(range(source.ndim))
+    moving = [d for d in range(source.ndim) if hinted(source.shape[d]) != 1]
+    inward = sorted(moving, key=lambda d: (hinted(source.stride(d)), -d))
+    inner = list(takewhile(axes.__contains__, inward))
+    outer = [d for d in axes if d not in inner and d in moving]
+    if not inner or not outer or math.prod(hinted(source.shape[d]) for d in inner) >= FEW:
+        return [], []
+    return inner, outer
 
 
 def _prepare_softmax(t: Translation, node: Node) -> Value:

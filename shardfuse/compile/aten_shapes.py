@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.dtype import DataType
+from ..ir.scalar import Number
 from ..ir.tensor_view import TensorView
 from .compile_errors import UntranslatableError
 from .translation import (
@@ -125,7 +127,7 @@ def _unsqueeze(t: Translation, node: Node) -> TensorView:
 def _squeeze(t: Translation, node: Node) -> TensorView:
     x = t.tensor(node.args[0])
     asked = range(x.ndim) if len(node.args) == 1 else [d % max(x.ndim, 1) for d in t.literal_axes(node.args[1]) or []]
-    axes = [d for d in asked if x.shape[d] == 1]
+    axes = [d for d in asked if d < x.ndim and x.shape[d] == 1]  # torch takes axis 0 of a tensor without dims, too
     return t.ops.squeeze(x, axes) if axes else x
 
 
@@ -159,13 +161,16 @@ def _select(t: Translation, node: Node) -> TensorView:
 
 
 def _as_strided(t: Translation, node: Node) -> TensorView:
-    """The same elements of a contiguous tensor under another shape, as contiguous."""
+    """The same elements of a contiguous tensor under another shape, as contiguous.
+
+    An offset counts from the start of the storage, of which the tensor may be a later part.
+    """
     source, meta = tensor_of(cast(Node, node.args[0])), tensor_of(node)
     x = t.tensor(node.args[0])
     sizes = [*source.shape, *meta.shape]
     if any(known(n) < 0 for n in sizes) or not (source.is_contiguous() and meta.is_contiguous()):
         raise UntranslatableError("as_strided", list(meta.stride()), "contiguous tensors of static sizes")
-    if source.numel() != meta.numel() or argument(node, 3, "storage_offset") not in (None, 0):
+    if source.numel() != meta.numel() or argument(node, 3, "storage_offset") not in (None, source.storage_offset()):
         raise UntranslatableError("as_strided", list(meta.shape), "all elements of its input")
     return t.ops.reshape(x, list(meta.shape))
 
@@ -181,7 +186,18 @@ def _pad(t: Translation, node: Node) -> TensorView:
     x = t.tensor(node.args[0])
     if any(not isinstance(n, int) or n < 0 for n in widths):
         raise UntranslatableError("a pad", widths, "widths of 0 or more")
-    return t.ops.pad(x, widths, int(value.real) if x.dtype.is_integral else float(value.real))
+    return t.ops.pad(x, widths, _filling(value, x.dtype))
+
+
+def _filling(value: Number, dtype: DataType) -> bool | int | float:
+    """``value`` as torch converts it to ``dtype``: what is not 0 is true, and fractions are cut off."""
+    if dtype is DataType.Bool:
+        return bool(value)
+    if not dtype.is_integral:
+        return float(value.real)
+    if not math.isfinite(value.real):
+        raise UntranslatableError("a fill", value, f"a {dtype.name}")
+    return int(value.real)
 
 
 def _select_scatter(t: Translation, node: Node) -> TensorView:
@@ -216,10 +232,10 @@ def _among(t: Translation, node: Node, x: TensorView, shape: Sequence[int], at: 
     base = cast(Node, node.args[0])
     if base.target is not aten.full.default:
         raise UntranslatableError(f"{node.target}", f"into {base.name}", "into a tensor full of one number")
-    value = literal_number(base.args[1])
+    value = _filling(literal_number(base.args[1]), x.dtype)
     after = shape[at] - start - _literal(x.shape[at])
     widths = [n for d in reversed(range(len(shape))) for n in ((start, after) if d == at else (0, 0))]
-    return t.ops.pad(x, widths, int(value.real) if x.dtype.is_integral else float(value.real))
+    return t.ops.pad(x, widths, value)
 
 
 def _literal(size: object) -> int:

@@ -22,11 +22,15 @@ from ..frontend.definition import FusionDefinition
 from ..frontend.explain import Explanation, explain_plan
 from ..in_kernel import EXCHANGE
 from .aten_collectives import collective_text
+from .cast_op import join_casts
+from .channels_last import keep_channels_last
 from .compile_errors import CompileOptionError
+from .copies import join_copies
 from .cost import Cost, cost_of, why_never
 from .kept_regions import sources_hash
 from .ledger import RegionReport, note
 from .padded import share_pads
+from .pool_op import take_pools
 from .published import publish
 from .rank_region_op import rank_program_of
 from .rank_regions import facts_here, starts_in, why_never_inside, why_not_alike
@@ -106,6 +110,8 @@ def _no_collection() -> Generator[None]:
 
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
+    keep_channels_last(graph)
+    take_pools(graph, only_gpu=take == "auto")
     shared = share_pads(graph, only_gpu=take == "auto")
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
@@ -133,6 +139,9 @@ def hand_over(graph: Graph, take: Take) -> None:
     if taken:
         register()
         put_in(graph, taken)
+    if not inductor_config.triton.cudagraphs:  # pyright: ignore[reportAttributeAccessIssue]
+        join_casts(graph, only_gpu=take == "auto")
+    join_copies(graph, only_gpu=take == "auto")
 
 
 def _weighed(graph: Graph, take: Take, stays: dict[Node, str]) -> list[_Weighed]:

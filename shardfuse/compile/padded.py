@@ -15,8 +15,10 @@ after::
     %sum_1 = aten.sum(%pad, [0])
     %slice = aten.slice(%sum_1, 0, 0, 50257)
 
-``y`` itself then need not be stored.  A product reads its operands in any order of memory.  Where no region that stores
-the padded tensor is taken, the graph is left as it was: Inductor's own kernels make its two pads in one go.
+``y`` itself then need not be stored.  A product reads its operands in any order of memory, and with any distance
+between rows: one that reads ``y`` as it is, or transposed, reads a slice of what was padded, whose rows begin aligned.
+Where no region that stores the padded tensor is taken, the graph is left as it was: Inductor's own kernels make its two
+pads in one go.
 """
 
 from __future__ import annotations
@@ -40,12 +42,13 @@ _SLICE = torch.ops.aten.slice.Tensor
 @dataclass(frozen=True)
 class SharedPad:
     """The one pad of a tensor ``y``, and what was made of it: pairs of a transposed pad and the permutation behind it
-    that replaced it, pairs of the arguments of a sum and the slice that replaced it."""
+    that replaced it, pairs of the arguments of a sum and the slice that replaced it, the slice that products read."""
 
     y: Node
     pad: Node
     turned: list[tuple[Call, Call, Node]]
     sums: list[tuple[Call, Node]]
+    cut: Node | None
 
     def undo(self) -> None:
         """Pad ``y`` twice again, and sum it as it is: for a graph in which another kernel writes ``y``."""
@@ -62,6 +65,9 @@ class SharedPad:
             whole = cast(Node, now.args[0])
             graph.erase_node(now)
             graph.erase_node(whole)
+        if self.cut is not None:
+            self.cut.replace_all_uses_with(self.y, propagate_meta=False)
+            graph.erase_node(self.cut)
         if not self.pad.users:
             graph.erase_node(self.pad)
 
@@ -104,7 +110,8 @@ def _share(graph: Graph, y: Node) -> SharedPad | None:
     turned = [(p, u) for p in y.users if p.target is _PERMUTE for u in p.users if _is_pad_for_products(u)]
     widths = {_after(u, None) for u in plain} | {_after(u, p) for p, u in turned}
     values = {argument(u, 2, "value", 0) for u in (*plain, *(u for _, u in turned))}
-    if not turned or len(widths) != 1 or len(values) != 1:
+    read = [u for u in y.users if _is_read_by_products(u)]
+    if not (turned or (plain and read)) or len(widths) != 1 or len(values) != 1:
         return None
     (after,), value = widths, cast(float, next(iter(values)))
     if min(after) < 0:
@@ -112,7 +119,7 @@ def _share(graph: Graph, y: Node) -> SharedPad | None:
     whole = [n for k in reversed(range(len(shape))) for n in (0, after[k])]
     with graph.inserting_after(y):
         pad = graph.call_function(_PAD, (y, whole, value))
-    pad.meta |= {**turned[0][1].meta, "val": _PAD(tensor_of(y), whole, value)}
+    pad.meta |= {**(plain or [u for _, u in turned])[0].meta, "val": _PAD(tensor_of(y), whole, value)}
     for u in plain:
         u.replace_all_uses_with(pad)
         graph.erase_node(u)
@@ -126,7 +133,29 @@ def _share(graph: Graph, y: Node) -> SharedPad | None:
         graph.erase_node(u)
         if not p.users:
             graph.erase_node(p)
-    return SharedPad(y, pad, replaced, _sum_padded(graph, y, pad, after))
+    sums = _sum_padded(graph, y, pad, after)
+    return SharedPad(y, pad, replaced, sums, _cut(graph, y, pad, after, read))
+
+
+def _is_read_by_products(n: Node) -> bool:
+    """Is it a product, or does it turn a matrix for products alone?"""
+    return n.target in _PRODUCTS or (
+        n.target is _PERMUTE and bool(n.users) and all(u.target in _PRODUCTS for u in n.users)
+    )
+
+
+def _cut(graph: Graph, y: Node, pad: Node, after: Sequence[int], read: Sequence[Node]) -> Node | None:
+    """A slice of ``pad`` for those of ``read`` that are left: by rows, of which it has the beginnings."""
+    padded = [k for k, n in enumerate(after) if n]
+    left = [u for u in read if y in u.all_input_nodes]
+    if not left or padded != [tensor_of(y).ndim - 1]:
+        return None
+    with graph.inserting_before(min(left)):
+        found = graph.call_function(_SLICE, (pad, padded[0], 0, tensor_of(y).shape[-1]))
+    found.meta |= {**y.meta, "val": _SLICE(tensor_of(pad), *found.args[1:])}
+    for u in left:
+        u.replace_input_with(y, found)
+    return found
 
 
 def _sum_padded(graph: Graph, y: Node, pad: Node, after: Sequence[int]) -> list[tuple[Call, Node]]:

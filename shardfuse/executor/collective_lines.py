@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from ..ir.expr import BoundTensor, Expr
-from ..schedulers.segment import Segment
+from ..segments.segment import Segment
 from . import resharding
 from .bound_collectives import BoundStep
 from .host_program import label_of

@@ -10,7 +10,7 @@ import torch
 from ..allocation.layouts import strides_of
 from ..ir.scalar import Number
 from ..ops.evaluate import evaluate_all
-from ..schedulers.segment import Segment
+from ..segments.segment import Segment
 from .storage import stored
 
 

@@ -13,7 +13,7 @@ import torch
 from ..analysis.communication_table import communication_of
 from ..ir.domain import BoundDomain
 from ..mesh.calls import NO_CALL, Call
-from ..schedulers.segment import Segment
+from ..segments.segment import Segment
 from .bound_collectives import Unbound
 from .kernel import Kernel
 from .storage import only_addressed
@@ -75,6 +75,6 @@ def bound_text(text: str, names: Mapping[str, object]) -> Host:
 
 def label_of(segment: Segment) -> str:
     """What a segment runs, and which tensors it makes."""
-    kinds = [str(c.kind) for e in segment.exprs if (c := communication_of(e)) is not None]
+    kinds = [c.kind.value for e in segment.exprs if (c := communication_of(e)) is not None]
     what = " + ".join(dict.fromkeys(kinds or [e.op.name for e in segment.exprs]))
     return f"{what} {', '.join(map(str, segment.outputs))}"

@@ -38,7 +38,7 @@ from ..ir.op import StreamCat
 from ..ir.tensor_view import TensorView
 from ..ops.evaluate import evaluate_local
 from ..schedulers.plan import KernelPlan
-from ..schedulers.segment import Segment
+from ..segments.segment import Segment
 from .aliasing import alias_lines, own_lines
 from .allocation_form import from_allocation, to_allocation
 from .autocast import outside_autocast
@@ -298,7 +298,7 @@ class ProgramBuilder(CollectiveLines):
                 if t not in self.places:
                     self.make(t, kernel.source)
             region = self.region(plan) if plan.exchange is not None and self.region is not None else None
-            self.names[f"kernel_{k}_{i}"] = kernel.launcher(None if region is None else region.around)
+            self.names[f"kernel_{k}_{i}"] = kernel.launcher() if region is None else region.launcher(kernel, plan)
             self.labels[f"kernel_{k}_{i}"] = kernel.source.name
             if region is None:
                 self.launched[f"kernel_{k}_{i}"] = kernel

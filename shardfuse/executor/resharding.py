@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from ..analysis.communication_table import communication_of, packed
+from ..analysis.communication_table import Collective, communication_of, packed
 from ..analysis.sharding import outermost
 from ..ir.digits import Axis, Digit, refine
 from ..ir.domain import BoundDomain, without
@@ -46,12 +46,12 @@ def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = Fal
     team = Team.of(mesh.box(rank, found.mesh_dims), rank)
     if isinstance(op, Reshard) and op.stream is not None:
         assert expr.chunk is not None, "chunks are gathered one by one"
-        if found.kind == "collective_permute":
+        if found.kind is Collective.COLLECTIVE_PERMUTE:
             return _permute_along(team, expr.chunk, source, target)
         return _broadcast_along(team, op.stream.chunk(expr.chunk, rank), target, rank, device)
     if isinstance(op, Reshard) and op.is_exchange:
         return prepare_exchange(source.domain, target.domain, found.mesh_dims, mesh, rank, device)
-    if isinstance(op, Reduce) and found.kind == "all_reduce":
+    if isinstance(op, Reduce) and found.kind is Collective.ALL_REDUCE:
         return _all_reduce(op.kind, op.axes, source, target, team, rank, device, in_place=in_place)
     if len(found.mesh_dims) != 1:  # an all-gather of numbers of each rank, which stand outermost
         return _gather_ranks(source, target, team, rank, device)
@@ -60,9 +60,9 @@ def prepare(expr: Expr, rank: int, device: torch.device, *, in_place: bool = Fal
         (axis,) = op.axes
         return change.reduce_scatter(op.kind, axis)
     match found.kind:
-        case "all_gather":
+        case Collective.ALL_GATHER:
             return change.all_gather()
-        case "slice":
+        case Collective.SLICE:
             return change.slice()
         case _:
             return change.all_to_all()
@@ -125,7 +125,7 @@ def prepare_packed(
     team = Team.of(mesh.box(rank, found.mesh_dims), rank)
     made = {e.output: inputs.index(e.tensors[0]) for e in exprs}
     parts = [(made[t], t.domain.local_shape(rank)) for t in outputs]
-    members = team.size if found.kind == "all_gather" else 1
+    members = team.size if found.kind is Collective.ALL_GATHER else 1
     dtype = exprs[0].output.dtype.torch
     unit = max(16 // dtype.itemsize, 1)
     sizes = [prod(shape) // members for _, shape in parts]
@@ -289,19 +289,19 @@ def without_digits(axis: Axis, gone: Axis, cuts: dict[Digit, Axis]) -> Axis:
     return tuple(atom for d in axis for atom in cuts[d] if atom not in lost)
 
 
-def _move(kind: str, source: BoundTensor, target: BoundTensor, rank: int, device: torch.device) -> Step:
+def _move(kind: Collective, source: BoundTensor, target: BoundTensor, rank: int, device: torch.device) -> Step:
     """From one mesh to another.  Ranks of the target alone are given any tensor, and do not read it."""
     a, b = cast(DeviceMesh, source.domain.mesh), cast(DeviceMesh, target.domain.mesh)
     dtype, shape = source.dtype.torch, target.domain.local_shape(rank if rank in b.ranks else b.ranks[0])
     root = a.ranks[0]
     ranks = b.ranks if root in b.ranks else (root, *b.ranks)  # pieces go out in the order of the target's ranks
-    if kind in ("broadcast", "scatter") and rank not in ranks:
+    if kind in (Collective.BROADCAST, Collective.SCATTER) and rank not in ranks:
         return lambda _: None  # one of several ranks that have it, and not the one that gives it
-    if kind == "broadcast":
+    if kind is Collective.BROADCAST:
         return lambda x: _only_in(b, rank, collective_calls.broadcast(x, shape, dtype, device, root, ranks))
-    if kind == "send":
+    if kind is Collective.SEND:
         return _send(a, b, shape, dtype, rank, device)
-    if kind == "scatter":
+    if kind is Collective.SCATTER:
         at = outermost(target.domain.logical, target.domain.sharding[0][1])
         assert at is not None, "a scatter is of the outermost part of an axis"
         sizes = [target.domain.local_shape(r)[at] if r in b.ranks else 0 for r in ranks]

@@ -13,13 +13,13 @@ from typing import cast
 
 import torch
 
-from ..analysis.communication_table import communication_of
+from ..analysis.communication_table import Collective, communication_of
 from ..ir.call import Call
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce, StreamCat
 from ..ops.evaluate import chunked
 from ..ops.torch_calls import TORCH_CALLS
-from ..schedulers.segment import Segment
+from ..segments.segment import Segment
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _summand(segment: Segment, maker: Mapping[BoundTensor, Segment]) -> BoundTen
     """The product that ``segment`` reduces over a mesh, where it can be written to the place of the sum."""
     expr = segment.exprs[0]
     communication = communication_of(expr)
-    if len(segment.exprs) > 1 or communication is None or communication.kind != "all_reduce":
+    if len(segment.exprs) > 1 or communication is None or communication.kind is not Collective.ALL_REDUCE:
         return None
     assert isinstance(expr.op, Reduce), "an all-reduce is a reduction"
     (source,), axes = expr.tensors, expr.op.axes

@@ -28,7 +28,7 @@ from ..schedulers import kernels_of, makes_kernels, proposed
 from ..schedulers.candidates import candidates, may_run
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule
-from ..schedulers.segment import Segment
+from ..segments.segment import Segment
 from .answers import answer_of, answer_once
 from .choices import Tuned, choice_name, read_choice, write_choice
 from .host_scalars import sample

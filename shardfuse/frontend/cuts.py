@@ -11,8 +11,8 @@ from ..device import Device
 from ..ir.digits import extent
 from ..ir.expr import Expr, reads_of
 from ..schedulers import ALONE, makes_kernels
-from ..schedulers.segment import Segment
 from ..segmenter import choose_scheduler
+from ..segments.segment import Segment
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from ..passes.recorded_domains import allocation_shape
 from ..passes.settle_inputs import settle_inputs
 from ..schedulers.overwritten_inputs import replaceable
 from ..schedulers.schedule import Schedule
-from ..schedulers.segment import read_once
+from ..segments.segment import read_once
 from .argument_checks import asks_other_ranks, check_device, check_layouts, check_meshes, ranks_of
 from .bound_call import BoundCall, Made, Sizes
 from .exchanges import agree_on_memory, plan_on, promises, sent_in, told_elsewhere, with_exchanges_here

@@ -13,9 +13,8 @@ from ..executor.stream_chunks import places_of
 from ..ir.op import StreamCat
 from ..ir.promises import SEGMENTS
 from ..schedulers import SCHEDULERS
-from ..schedulers.online_reductions import reads
 from ..schedulers.overwritten_inputs import replaceable
-from ..schedulers.plan import KernelPlan
+from ..schedulers.plan import KernelPlan, reads
 from .cuts import Cut, cuts_of, moved_bytes
 
 
@@ -96,7 +95,7 @@ def explain_plan(plan: Plan, exchanged: Sequence[Communication] = ()) -> Explana
     places = places_of([(s.segment, s.scheduler) for s in plan.segments], rank)
     segments = tuple(_segment(s, plan.device, is_placed=s.segment.outputs[0] in places) for s in plan.segments)
     found = [c for s in plan.segments for c in collectives_of(s)]
-    collectives = (*exchanged, *(c for c in found if c.kind != "slice"))
+    collectives = (*exchanged, *(c for c in found if not c.is_free))
     replaced = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
     copied = [t for t in plan.fusion.aliases if t not in replaced]
     moved = sum(s.bytes for s in segments) + sum(2 * local_bytes(t) for t in copied)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..analysis.communication_table import Communication
+from ..analysis.communication_table import Collective, Communication
 from ..errors import InputError
 from ..executor.agreement import failures_told
 from ..executor.all_to_all import Step, between
@@ -48,7 +48,7 @@ class Move:
     elements: int
 
     def communication(self, dtype: torch.dtype) -> Communication:
-        return Communication("all_to_all", self.dims, self.elements * dtype.itemsize, self.team)
+        return Communication(Collective.ALL_TO_ALL, self.dims, self.elements * dtype.itemsize, self.team)
 
     def like(self, local: torch.Tensor) -> torch.Tensor:
         """What ``enter`` will give of ``local``, not filled."""

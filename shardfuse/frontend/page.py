@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from ..analysis.chain import h200_nodes
-from ..analysis.communication_table import Communication
+from ..analysis.communication_table import Collective, Communication
 from ..compiler import Plan
 from ..errors import PageError
 from ..executor.timeline import HOST, Timeline
@@ -28,7 +28,7 @@ COPY_BANDWIDTH = h200_nodes(1).memory
 """Bytes that an H200 reads and writes in a second when it copies."""
 _MOST_RANKS = 64
 """Of a larger mesh the first ranks are shown."""
-_RECEIVED = {"all_reduce": 2.0, "broadcast": 0.0, "send": 0.0}
+_RECEIVED = {Collective.ALL_REDUCE: 2.0, Collective.BROADCAST: 0.0, Collective.SEND: 0.0}
 
 
 @dataclass(frozen=True)

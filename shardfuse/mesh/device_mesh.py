@@ -22,7 +22,7 @@ from shardfuse.errors import (
     RankNotInMeshError,
     ShardAxisError,
 )
-from shardfuse.mesh.groups import current_rank, let_go_at_end
+from shardfuse.mesh.groups import current_rank
 
 
 class ParallelType(Enum):
@@ -210,7 +210,6 @@ class DeviceMesh:
             raise ArgumentError("DeviceMesh.from_torch", "mesh", mesh, "a torch.distributed.device_mesh.DeviceMesh")
         made = cls(mesh.mesh, mesh.mesh_dim_names)
         made._origin = mesh
-        let_go_at_end(mesh)
         return made
 
     @property

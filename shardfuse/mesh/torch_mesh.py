@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardfuse.mesh.device_mesh import DeviceMesh
-from shardfuse.mesh.groups import current_rank, default_group, let_go_at_end, process_group, world_key, world_size
+from shardfuse.mesh.groups import current_rank, default_group, process_group, world_key, world_size
 
 # Weak, since a mesh holds process groups, and those close their connections when they are released.
 _meshes: WeakValueDictionary[tuple[tuple[int, int], DeviceMesh, str], TorchDeviceMesh] = WeakValueDictionary()
@@ -34,7 +34,6 @@ def torch_mesh_of(mesh: DeviceMesh, device_type: str) -> TorchDeviceMesh:
     if known is not None:
         return known
     made = _made(mesh, device_type)
-    let_go_at_end(made)
     with _lock:
         return _meshes.setdefault(key, made)
 

@@ -133,7 +133,8 @@ class BatchNorm(ChannelNorm):
         else:
             results = self.run_images((x, *self.affine_parameters(), *by_kept), unsharded)
         if self.training and kept:
-            self._track(*kept, results[1], results[2])
+            is_empty = torch.Size(x.shape if unsharded is None else unsharded).numel() == 0
+            self._track(*kept, *(() if is_empty else results[1:]))
         return results[0]
 
     def _check(self, x: torch.Tensor, channel_dim: int) -> None:
@@ -185,12 +186,13 @@ class BatchNorm(ChannelNorm):
             raise ModuleInputError(type(self).__name__, "x", found, "more in training", "pass more, or call eval()")
 
     @torch.no_grad()
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor, new: torch.Tensor, unbiased: torch.Tensor) -> None:
-        """Move the running statistics towards those of this batch."""
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor, *batch_statistics: torch.Tensor) -> None:
+        """Move the running statistics towards those of this batch: its mean and unbiased variance, none of an empty
+        batch, which is counted nevertheless."""
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         # Without a momentum they are the average of all batches.
-        for running, batch in ((mean, new), (variance, unbiased)):
+        for running, batch in zip((mean, variance), batch_statistics, strict=False):
             if self.momentum is None:
                 running.lerp_(batch.to(running.dtype), self.num_batches_tracked.to(running.dtype).reciprocal())
             else:
@@ -233,8 +235,8 @@ class SyncBatchNorm(BatchNorm):
     """BatchNorm of [batch, channels, ...] over the batches of all ranks of a process group, as torch.nn.SyncBatchNorm.
 
     process_group: torch's handle; the default group where it is left out.  Every rank's batch has as many samples.  In
-    ``eval()``, on one rank, and without a process group it is a BatchNorm.
-    Gradients of weight and bias are the ranks' average, as DistributedDataParallel makes them of its own.
+    ``eval()``, on one rank, and without a process group it is a BatchNorm, which any rank may call alone.
+    Gradients of weight and bias are, in training, the ranks' average, as DistributedDataParallel makes them of its own.
     Arguments, parameters and buffers are otherwise those of ``BatchNorm2d`` without a mesh.
     """
 
@@ -251,13 +253,26 @@ class SyncBatchNorm(BatchNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
-        self.process_group = process_group
+        # What new_group() returns on ranks that are not in the group is no group: there it is a BatchNorm.
+        is_outside = dist.is_available() and process_group == dist.GroupMember.NON_GROUP_MEMBER
+        if not (process_group is None or is_outside or isinstance(process_group, dist.ProcessGroup)):
+            expected = "a group of torch.distributed, or None for all ranks"
+            raise ModuleArgumentError("SyncBatchNorm", "process_group", process_group, expected)
+        self.process_group: Any = process_group
+        self._mesh_of_ranks: DeviceMesh | None = None
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
         """x: [batch, channels, ...], this rank's batch -> the same shape, dtype and memory format."""
-        if dist.is_initialized() and dist.get_world_size(self.process_group) > 1:
+        if self.training and dist.is_initialized() and dist.get_world_size(self.process_group) > 1:
             return self._together(x, unsharded)
+        self._leave_ranks()
         return super().forward(x, unsharded=unsharded)
+
+    def train(self, mode: bool = True) -> Self:
+        """As torch's; outside of training there are no other ranks."""
+        if not mode:
+            self._leave_ranks()
+        return super().train(mode)
 
     @uncompiled
     def _together(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
@@ -265,10 +280,16 @@ class SyncBatchNorm(BatchNorm):
         if self.mesh is None:
             from torch.distributed.tensor import Shard  # slow to import, and needed on a process group only
 
-            mesh = DeviceMesh(dist.get_process_group_ranks(self.process_group or dist.group.WORLD))
-            self._input = TensorPlacement.of("input", Shard(0), mesh)
-            self.mesh = mesh
+            if self._mesh_of_ranks is None:
+                ranks = dist.get_process_group_ranks(self.process_group or dist.group.WORLD)
+                self._mesh_of_ranks = DeviceMesh(ranks)
+            self._input = TensorPlacement.of("input", Shard(0), self._mesh_of_ranks)
+            self.mesh = self._mesh_of_ranks
         return super().forward(x, unsharded=unsharded)
+
+    def _leave_ranks(self) -> None:
+        if self.mesh is not None:
+            self._input, self.mesh = TensorPlacement(), None
 
     def affine_parameters(self) -> tuple[torch.Tensor, ...]:
         """Weight and bias; the fusion adds their gradients up over all ranks, of which this is one."""

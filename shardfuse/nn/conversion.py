@@ -58,8 +58,9 @@ class Conversion:
     left: tuple[Left, ...]
 
     def undo(self) -> Module:
-        """Put the modules back that were replaced; their parameters are those that have been trained since."""
+        """Put the modules back that were replaced; parameters and buffers are those that the replacements have now."""
         for done in reversed(self.replaced):
+            _hand_tensors(done.replacement, done.original)
             done.original.train(done.replacement.training)
             if not done.name:
                 self.model = done.original
@@ -185,14 +186,21 @@ def _there(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
 
 def _with_state(found: Module, module: Module) -> Module:
     """``found`` with the parameters, buffers, mode and further attributes of ``module``."""
-    if not isinstance(found, GatedMLP):
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            setattr(found, name, tensor)
+    _hand_tensors(module, found)
     for name, value in module.__dict__.items():
         if not hasattr(found, name):
             object.__setattr__(found, name, value)
     found.train(module.training)
     return found
+
+
+def _hand_tensors(source: Module, target: Module) -> None:
+    """``target`` has the parameters and buffers of ``source``: the same objects, of which moves between devices, new
+    dtypes and loaded states make others."""
+    own = (*source._parameters.items(), *source._buffers.items())  # pyright: ignore[reportPrivateUsage]
+    for name, tensor in own:
+        if tensor is not None:
+            setattr(target, name, tensor)
 
 
 _HOOKS = (

@@ -54,7 +54,7 @@ def rms_norm(
     """torch.nn.functional.rms_norm."""
     promises = said("rms_norm", invariant, accumulate)
     if eps is None:
-        Function("rms_norm").check_plain(x=input)
+        Function("rms_norm").check_plain(input=input)
         eps = rms_norm_eps(input.dtype)
     parameters = {"weight": weight, "bias": None, "input_bias": None}
     return norm_of_rows("rms_norm", input, normalized_shape, parameters, eps, centered=False, promises=promises)[0]
@@ -178,7 +178,7 @@ def batch_norm(
     promises = said("batch_norm", invariant, accumulate)
     result, *statistics = batch_normed(input, {"weight": weight, "bias": bias}, kept, eps, not training, promises)
     with torch.no_grad():
-        for running, batch in zip(kept, statistics, strict=False):
+        for running, batch in zip(kept if input.numel() else (), statistics, strict=False):
             running.lerp_(batch.to(running.dtype), momentum)
     return result
 
@@ -187,28 +187,38 @@ def softmax(
     input: torch.Tensor,
     dim: int = -1,
     *,
+    dtype: torch.dtype | None = None,
     scale: float = 1.0,
     mask: torch.Tensor | None = None,
     invariant: Invariant = None,
     accumulate: Accumulate = None,
 ) -> torch.Tensor:
-    """torch.nn.functional.softmax of ``scale * input``, masked as ``Softmax`` does."""
+    """torch.nn.functional.softmax of ``scale * input``, masked as ``Softmax`` does.
+
+    dtype: what the input is converted to before.
+    """
     promises = said("softmax", invariant, accumulate)
-    return _softmaxed("softmax", _softmax, promises, input, dim, scale, mask, is_log=False)
+    x = input if dtype is None else input.to(dtype)
+    return _softmaxed("softmax", _softmax, promises, x, dim, scale, mask, is_log=False)
 
 
 def log_softmax(
     input: torch.Tensor,
     dim: int = -1,
     *,
+    dtype: torch.dtype | None = None,
     scale: float = 1.0,
     mask: torch.Tensor | None = None,
     invariant: Invariant = None,
     accumulate: Accumulate = None,
 ) -> torch.Tensor:
-    """torch.nn.functional.log_softmax of ``scale * input``, masked as ``LogSoftmax`` does."""
+    """torch.nn.functional.log_softmax of ``scale * input``, masked as ``LogSoftmax`` does.
+
+    dtype: what the input is converted to before.
+    """
     promises = said("log_softmax", invariant, accumulate)
-    return _softmaxed("log_softmax", _log_softmax, promises, input, dim, scale, mask, is_log=True)
+    x = input if dtype is None else input.to(dtype)
+    return _softmaxed("log_softmax", _log_softmax, promises, x, dim, scale, mask, is_log=True)
 
 
 def _softmaxed(

@@ -83,11 +83,11 @@ def norm_of_rows(
     shape, function = tuple(normalized_shape), Function(name)
     dims = len(shape)
     if not dims or tuple(x.shape[-dims:]) != shape:
-        raise function.refuse("x", f"shape {tuple(x.shape)}", f"{shape} as its last dims")
+        raise function.refuse("input", f"shape {tuple(x.shape)}", f"{shape} as its last dims")
     function.shaped(parameters, shape)
     function.shaped({"residual": residual}, x.shape)
     if torch.compiler.is_compiling() or x.is_meta:
-        function.check_plain(x=x, residual=residual, **parameters)
+        function.check_plain(input=x, residual=residual, **parameters)
         flat, others, *vectors = (
             None if t is None else t.flatten(-dims) for t in (x, residual, *(parameters[k] for k in _NORM))
         )
@@ -95,7 +95,7 @@ def norm_of_rows(
         weight, bias, input_bias = vectors
         made = traced.norm(flat, (weight, bias, input_bias), eps, others, centered=centered, dropout=dropout)
         return tuple(t.view(x.shape) for t in made)
-    rows = x.reshape(-1 if x.ndim == dims else x.shape[0], *x.shape[1:-dims], math.prod(shape))
+    rows = x.reshape(1 if x.ndim == dims else x.shape[0], *x.shape[1:-dims], math.prod(shape))
     spec = RowNormSpec(
         ndim=rows.ndim,
         hidden_size=math.prod(shape),
@@ -109,7 +109,7 @@ def norm_of_rows(
         at=_WHOLE,
         output=_WHOLE,
         output_grad=_WHOLE,
-        dtype=function.dtype_of("x", x),
+        dtype=function.dtype_of("input", x),
         weight_dtype=function.dtype("weight", parameters["weight"]),
         bias_dtype=function.dtype("bias", parameters["bias"]),
         input_bias_dtype=function.dtype("input_bias", parameters["input_bias"]),
@@ -134,11 +134,11 @@ def group_normed(
         return _not_traced(group_normed, x, groups, parameters, eps, activation, promises)
     function = Function("group_norm")
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
-        raise function.refuse("x", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
+        raise function.refuse("input", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
     function.shaped(parameters, x.shape[1:2])
     affine = _both(function, parameters)
     if torch.compiler.is_compiling() or x.is_meta:
-        function.check_plain(x=x, **parameters)
+        function.check_plain(input=x, **parameters)
         return traced.group_norm(x, groups, parameters["weight"], parameters["bias"], eps, activation)
     is_last = is_channels_last(x)
     spec = GroupNormSpec(
@@ -151,7 +151,7 @@ def group_normed(
         mesh=None,
         mesh_id=id(None),
         placement=_WHOLE,
-        dtype=function.dtype_of("x", x),
+        dtype=function.dtype_of("input", x),
         affine_dtype=function.dtype_of("weight", affine[0]) if affine else None,
     )
     result = kept_by(group_norm_op(spec), promises).apply(None, None, channels_last(x) if is_last else x, *affine)[0]
@@ -174,14 +174,14 @@ def batch_normed(
         found = "batch_norm norms each row by the mean and variance of the whole batch in training"
         raise PromiseError(str(promises), found, "pass training=False, or take group_norm")
     if x.ndim < 2:
-        raise function.refuse("x", f"{x.ndim} dims", "[batch, channels, ...]")
+        raise function.refuse("input", f"{x.ndim} dims", "[batch, channels, ...]")
     if not by_kept and x.numel() == x.shape[1]:
-        raise function.refuse("x", f"shape {tuple(x.shape)}, one value per channel", "more in training")
+        raise function.refuse("input", f"shape {tuple(x.shape)}, one value per channel", "more in training")
     names = ("running_mean", "running_var")
     function.shaped({**parameters, **dict(zip(names, kept, strict=False))}, x.shape[1:2])
     affine = _both(function, parameters)
     if torch.compiler.is_compiling() or x.is_meta:
-        function.check_plain(x=x, **parameters)
+        function.check_plain(input=x, **parameters)
         return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
     is_last = is_channels_last(x)
     spec = BatchNormSpec(
@@ -192,7 +192,7 @@ def batch_normed(
         mesh=None,
         mesh_id=id(None),
         placement=_WHOLE,
-        dtype=function.dtype_of("x", x),
+        dtype=function.dtype_of("input", x),
         affine_dtype=function.dtype_of("weight", affine[0]) if affine else None,
         kept_dtype=function.dtype_of("running_mean", kept[0]) if by_kept else None,
     )

@@ -8,7 +8,7 @@ import torch
 
 from .activation import SwiGLU
 from .gated import GeGLU
-from .trial import Case, is_close, why_other
+from .trial import Case, apart, is_close, why_other
 
 Module = torch.nn.Module
 
@@ -84,11 +84,11 @@ def _activation_of(act: object) -> Literal["silu", "gelu", "gelu_tanh"] | None:
     """Which activation a module is, as it computes it."""
     if not isinstance(act, Module):
         return None
-    x = torch.linspace(-4.0, 4.0, 17, device="cpu")
-    with torch.no_grad():
+    gelu = torch.nn.functional.gelu
+    with apart(), torch.no_grad():
+        x = torch.linspace(-4.0, 4.0, 17, dtype=torch.float32)
         got: object = act(x)
+        known = {"silu": torch.nn.functional.silu(x), "gelu": gelu(x), "gelu_tanh": gelu(x, approximate="tanh")}
     if not isinstance(got, torch.Tensor):
         return None
-    gelu = torch.nn.functional.gelu
-    known = {"silu": torch.nn.functional.silu(x), "gelu": gelu(x), "gelu_tanh": gelu(x, approximate="tanh")}
     return next((cast(Any, name) for name, wanted in known.items() if is_close(got, wanted, 1e-6)), None)

@@ -58,7 +58,7 @@ def group_norm(
 ) -> torch.Tensor:
     """GroupNorm of [batch, channels, ...], and the activation of its result, in x's dtype."""
     compute = _compute(x, weight, bias)
-    grouped = x.to(compute).reshape(x.shape[0], groups, -1, *x.shape[2:])
+    grouped = x.to(compute).reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
     dims = list(range(2, grouped.ndim))
     away = grouped - grouped.mean(dims, keepdim=True)
     normed = (away * torch.rsqrt((away * away).mean(dims, keepdim=True) + eps)).flatten(1, 2)

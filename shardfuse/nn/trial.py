@@ -30,10 +30,17 @@ class Case:
 
 
 @contextmanager
-def _apart() -> Generator[None]:
-    """With gradients, and without a trace in the state of torch's generator."""
+def apart() -> Generator[None]:
+    """With gradients, on the CPU, in the types of the tensors, whatever the caller has set; and without a trace in the
+    state of torch's generator."""
     fork = cast("Any", torch.random).fork_rng
-    with fork(devices=[]), torch.inference_mode(mode=False), torch.enable_grad():
+    with (
+        fork(devices=[]),
+        torch.inference_mode(mode=False),
+        torch.enable_grad(),
+        torch.device("cpu"),
+        torch.autocast("cpu", enabled=False),
+    ):
         yield
 
 
@@ -43,7 +50,7 @@ def why_other(module: Module, wanted: Wanted, features: int, cases: Sequence[Cas
     Each case runs in training and in evaluation, twice, as what is random differs from one run to the next.
     Compared are the result, its dtype and, in float32, the gradients of the input and of vectors among the parameters.
     """
-    with _apart():
+    with apart():
         trial = copy.deepcopy(module).to_empty(device="cpu").float()
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -51,7 +58,9 @@ def why_other(module: Module, wanted: Wanted, features: int, cases: Sequence[Cas
                 p.normal_(std=std, generator=generator)
         for case in cases:
             here = trial if case.dtype == torch.float32 else copy.deepcopy(trial).to(case.dtype)
-            x = (torch.randn(*case.rows, features, generator=generator) * case.magnitude).to(case.dtype)
+            x = (torch.randn(*case.rows, features, generator=generator, dtype=torch.float32) * case.magnitude).to(
+                case.dtype
+            )
             for mode in (True, False):
                 reason = _differs(here.train(mode), wanted, x)
                 if reason is not None:

@@ -93,6 +93,14 @@ def to_number(value: Number, dtype: DataType) -> Number:
     return int(real)
 
 
+def rounded_number(value: Number, dtype: torch.dtype) -> Number:
+    """``value`` as a tensor of ``dtype`` has it after a cast: what is too large is infinite, where torch raises."""
+    if not (dtype.is_floating_point or dtype.is_complex) or not isinstance(value, float | complex):
+        return value
+    wide = torch.complex128 if isinstance(value, complex) else torch.float64
+    return cast(Number, torch.tensor(value, dtype=wide).to(dtype).item())
+
+
 def _wrapped(value: int) -> int:
     """The 64 bits of ``value``, as torch's int64."""
     return (value + 2**63) % 2**64 - 2**63

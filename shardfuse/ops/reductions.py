@@ -14,21 +14,6 @@ from ..ir.scalar import Number
 
 Axes = tuple[int, ...]
 
-MAXIMUM = '''@triton.jit
-def maximum(a, b):
-    """The larger; NaN if either is."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-'''
-MINIMUM = '''@triton.jit
-def minimum(a, b):
-    """The smaller; NaN if either is."""
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-'''
-PRODUCT = """@triton.jit
-def product(a, b):
-    return a * b
-"""
-
 
 @dataclass(frozen=True)
 class Reduction:
@@ -38,7 +23,7 @@ class Reduction:
     values, Bool, as int32.
     identity: what nothing comes to, in a carried type.
     torch: the reduction of a tensor over axes, not kept, in the type of the result; of an empty extent the identity.
-    combine: the Triton function of two values and its text; "" where they are added.
+    combine: the Triton function of two values (``kernel_functions/``); "" where they are added.
     is_exact: the result is one of what was reduced, so that it needs no rounding.
     """
 
@@ -46,7 +31,6 @@ class Reduction:
     identity: Callable[[DataType], Number]
     torch: Callable[[torch.Tensor, Axes, DataType], torch.Tensor]
     combine: str = ""
-    triton: str = ""
     is_exact: bool = False
 
 
@@ -129,9 +113,9 @@ def _told(source: DataType, result: DataType) -> DataType:
 
 REDUCTION_TABLE: dict[ReductionKind, Reduction] = {
     "sum": Reduction(_accumulated, lambda _: 0, _sum),
-    "prod": Reduction(_accumulated, lambda _: 1, _product, "product", PRODUCT),
-    "max": Reduction(_compared, _least, _extreme("max"), "maximum", MAXIMUM, is_exact=True),
-    "min": Reduction(_compared, _greatest, _extreme("min"), "minimum", MINIMUM, is_exact=True),
-    "any": Reduction(_told, lambda _: 0, _any, "maximum", MAXIMUM, is_exact=True),
-    "all": Reduction(_told, lambda _: 1, _all, "minimum", MINIMUM, is_exact=True),
+    "prod": Reduction(_accumulated, lambda _: 1, _product, "product"),
+    "max": Reduction(_compared, _least, _extreme("max"), "maximum", is_exact=True),
+    "min": Reduction(_compared, _greatest, _extreme("min"), "minimum", is_exact=True),
+    "any": Reduction(_told, lambda _: 0, _any, "maximum", is_exact=True),
+    "all": Reduction(_told, lambda _: 1, _all, "minimum", is_exact=True),
 }

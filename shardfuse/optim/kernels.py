@@ -303,7 +303,8 @@ def update(
         p = read(weight, offsets, elements, kind, PARAMETERS, FAST)
     m = read(first, offsets, elements, 0, WIDE, FAST)
     v = read(second, offsets, elements, 0, WIDE, FAST)
-    m = m + (g - m) * taken
+    # a large share is counted from the gradient's side, as by torch's lerp: all of it (beta1 = 0) leaves nothing of m
+    m = tl.where(taken < 0.5, m, g) + (g - m) * tl.where(taken < 0.5, taken, taken - 1.0)
     v = v * kept + (g * g) * rest
     top = v
     if AMSGRAD:

@@ -61,7 +61,10 @@ def update(rows: Sequence[Row], factors: Sequence[Factors], scale: torch.Tensor 
         foreach("mul_")(gradients, scale)
     firsts, seconds = [r.first for r in rows], [r.second for r in rows]
     steps = foreach("sub")(gradients, firsts)
-    foreach("mul_")(steps, [1 - f.beta1 for f in factors])
+    foreach("mul_")(steps, [1 - f.beta1 if f.beta1 > 0.5 else -f.beta1 for f in factors])
+    for first, gradient, f in zip(firsts, gradients, factors, strict=True):
+        if f.beta1 <= 0.5:  # counted from the gradient's side, as by torch's lerp: with 0 nothing is left of the moment
+            first.copy_(gradient)
     foreach("add_")(firsts, steps)
     foreach("mul_")(gradients, gradients)
     foreach("mul_")(gradients, [1 - f.beta2 for f in factors])

@@ -48,7 +48,7 @@ def remove_copies(fusion: BoundFusion) -> None:
 
 def _makes_storage(expr: Expr) -> bool:
     found = communication_of(expr)
-    return found is not None and found.kind != "slice"
+    return found is not None and not found.is_free
 
 
 def _may_go(expr: Expr, made: set[BoundTensor], fusion: BoundFusion) -> bool:

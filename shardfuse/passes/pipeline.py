@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..analysis.communication_table import communication_of, mesh_dims_of
+from ..analysis.communication_table import Collective, communication_of, mesh_dims_of
 from ..analysis.sharding import allowed, carries, is_even, is_opaque, is_untouched, stand_together, walked_axes
 from ..ir.call import Call
 from ..ir.digits import Axis, extent, root_of
@@ -183,7 +183,7 @@ def _goes_by_chunks(expr: Expr, stream: Stream) -> bool:
 def _have_one_chunk(expr: Expr, stream: Stream) -> bool:
     """Do ranks that communicate in ``expr`` all take the same chunk at each stage?"""
     found = communication_of(expr)
-    if found is None or found.kind == "slice" or stream.swizzle is None:
+    if found is None or found.is_free or stream.swizzle is None:
         return True
     return expr.output.domain.mesh == stream.swizzle.mesh and stream.swizzle.parallel_type not in found.mesh_dims
 
@@ -191,7 +191,7 @@ def _have_one_chunk(expr: Expr, stream: Stream) -> bool:
 def _is_gather(expr: Expr, digits: Axis) -> bool:
     """Does it gather from each rank what is a chunk?"""
     found = communication_of(expr)
-    if found is None or found.kind != "all_gather" or found.mesh_dim is None:
+    if found is None or found.kind is not Collective.ALL_GATHER or found.mesh_dim is None:
         return False
     return expr.tensors[0].domain.digits_on(found.mesh_dim) == digits
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..device import Device
-from . import communication, looped, mix_order, no_op, persistent, pointwise, reduction, torch_call, transpose
+from ..segments.segment import Segment
+from . import looped, mix_order, persistent, pointwise, reduction, transpose
 from .plan import KernelPlan
 from .schedule import Schedule
-from .segment import Segment
+from .without_kernel import why_no_call, why_no_communication, why_not_nothing
 
 WhyNot = Callable[[Segment, Device], str | None]
 
@@ -16,9 +17,9 @@ ALONE = ("communication", "no_op", "torch_call")
 """Schedulers whose segments are never joined with others."""
 
 SCHEDULERS: tuple[tuple[str, WhyNot], ...] = (
-    ("communication", communication.why_not),
-    ("no_op", no_op.why_not),
-    ("torch_call", torch_call.why_not),  # before kernels: an op without Triton text can be nothing else
+    ("communication", why_no_communication),
+    ("no_op", why_not_nothing),
+    ("torch_call", why_no_call),  # before kernels: an op without Triton text can be nothing else
     ("mix_order", mix_order.why_not),
     ("persistent", persistent.why_not),  # before reduction: it reads its input once where the row fits
     ("reduction", reduction.why_not),

@@ -12,13 +12,13 @@ from math import prod
 
 from ..device import Device
 from ..ir.digits import Axis
+from ..segments.segment import Segment
+from ..segments.space import Space, analyse
 from . import kernels_of, proposed
 from .limits import WARPS, power_of_two
 from .mix_order import analyse_mixed
 from .resources import resident, resources_of
 from .schedule import Immediate, RowLoop, Schedule, ScheduleError
-from .segment import Segment
-from .space import Space, analyse
 from .team import in_columns
 from .transpose import two_sided
 
@@ -99,7 +99,7 @@ def _space_of(scheduler: str, segment: Segment, device: Device) -> Space | None:
     space = two_sided(segment) if scheduler == "transpose" else analyse(segment)
     if isinstance(space, str):
         return None
-    return in_columns(segment, space, device) if scheduler in ("persistent", "looped") else space
+    return in_columns(space, device) if scheduler in ("persistent", "looped") else space
 
 
 def _rounded_up(axis: Axis) -> int:

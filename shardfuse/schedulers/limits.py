@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..device import LEAST_COPY, MAX_THREADS, WARP, Device
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
-from .schedule_parts import MAX_MEMBERS
+from ..segments.space import Space
 
 WARPS = 4
 """Warps of a program that shares its multiprocessor with several others, which hide what it waits for."""
@@ -20,8 +20,6 @@ MAX_WARPS = 16
 WIDEST_WARPS = MAX_THREADS // WARP
 """Warps of a program that holds one of the longest rows.  RMSNorm of 8192 x 32768, bfloat16, took 278 us on an H200 so,
 with 16 warps 291."""
-MAX_TEAM = MAX_MEMBERS
-"""Programs that share a row at the most, where each waits for a word of every other."""
 INT32_LIMIT = 2**31
 """The first offset or index that does not fit 32 bits with a sign; from here on they are 64-bit."""
 NARROWEST_PIECE = 8
@@ -62,3 +60,36 @@ def widest(tensors: Sequence[BoundTensor], extent: int, device: Device) -> int:
 def is_odd(dtype: DataType, extent: int, device: Device) -> bool:
     """Are rows of so many elements too odd for loads of more than a few bytes?"""
     return vector(dtype, extent, device) * dtype.itemsize <= LEAST_COPY
+
+
+def least_chunk(itemsize: int, warps: int, block: int) -> int:
+    """Elements of the smallest chunk: each thread has what it can copy ahead of the narrowest rows, of ``itemsize``."""
+    return min(warps * WARP * max(LEAST_COPY // itemsize, 1), block)
+
+
+def chunk_widths(total: int, block: int, least: int) -> list[int]:
+    """``total`` elements in blocks, the rest in smaller ones: lanes that are masked cost as much as others."""
+    return [block] * (total // block) + _cut(total % block, least)
+
+
+def _cut(rest: int, least: int) -> list[int]:
+    """Powers of two that cover ``rest``, the last of them masked where it is more than is left.
+
+    Below ``least`` a chunk is widened if a quarter of it is used: else its registers cost more than the stall.
+    """
+    if rest <= 0:
+        return []
+    whole = power_of_two(rest)
+    if whole <= least:
+        return [least if 4 * rest >= least else whole]
+    if 4 * rest > 3 * whole:
+        return [whole]
+    return [whole // 2, *_cut(rest - whole // 2, least)]
+
+
+def may_align_down(dtype: DataType, space: Space, device: Device, rows: int = 2) -> bool:
+    """Are there ``rows`` rows, too odd for wide loads, that may be read in the aligned words that contain them?
+
+    Not those of an invariant space: where in a word a row begins says which thread adds up what of it.
+    """
+    return is_odd(dtype, space.reduced, device) and space.kept >= rows and not space.is_invariant

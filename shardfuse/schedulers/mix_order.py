@@ -20,35 +20,19 @@ from functools import lru_cache
 from math import prod
 
 from ..device import MAX_REGISTERS, Device
-from ..ir.digits import Axis, Digit, Root
-from ..ir.domain import BoundDomain
+from ..ir.digits import Digit, Root
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
+from ..segments.added_sums import added_sums
+from ..segments.segment import Segment, leading_to, segment_of
+from ..segments.space import Atoms, Space, analysed, cut_into_atoms, listed, lost, storage_order
 from . import pointwise, reduction
-from .added_sums import added_sums
-from .finish import finish_of, finishing
-from .limits import MAX_WARPS, WARP, WARPS, power_of_two, widest
+from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, widest
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
-from .resources import carried, element_of, row_loop_fits, stages
-from .row_chunks import chunk_widths, least_chunk
+from .resources import element_of, row_loop_fits, stages
 from .row_loop_schedule import is_in_pairs, lagged_row_loop, why_no_lagged_loop
 from .schedule import LAUNCH, Launch, RowLoop, Schedule, Split
-from .segment import Segment, leading_to, segment_of
-from .space import (
-    Atoms,
-    Space,
-    analysed,
-    beside,
-    cut_into_atoms,
-    element_bytes,
-    listed,
-    lost,
-    narrowest,
-    storage_order,
-    streamed,
-)
-
-_SPLIT = "split"
+from .split_k import finish_of, finishing, storing, with_partials, workspace
 
 
 @dataclass(frozen=True)
@@ -68,12 +52,12 @@ def why_not(segment: Segment, device: Device) -> str | None:
     mixed = analyse_mixed(segment)
     if isinstance(mixed, str):
         return mixed
-    finishes = _finishes(segment, mixed, _columns(mixed, 2), device)
+    finishes = _finishes(segment, mixed, _columns(mixed, 2)[0], device)
     if isinstance(finishes, str):
         return finishes
     if _tile(segment, mixed, device) is not None:
         return None
-    refusal = why_no_lagged_loop(segment, mixed.space, mixed.columns, device)
+    refusal = why_no_lagged_loop(mixed.space, mixed.columns, device)
     if refusal is None:
         return None
     registers = _registers(segment, mixed, keeps=False)
@@ -91,19 +75,19 @@ def propose(segment: Segment, device: Device) -> Schedule:
     space = mixed.space
     n = space.reduced
     tile = _tile(segment, mixed, device)
-    if tile is None or (not tile.keeps and is_in_pairs(segment, space, mixed.columns, device)):
-        return lagged_row_loop(segment, space, mixed.columns, device)
+    if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns, device)):
+        return lagged_row_loop(space, mixed.columns, device)
     walked = prod(a.extent for a in space.walked)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
     samples = prod(a.extent for a in space.x if a not in space.walked)
     wanted = max(device.multiprocessors * tile.programs // samples, 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
-    one = rows * n * element_bytes(segment, space)
-    again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in beside(segment, space))  # as each row's loads
+    one = rows * n * space.element_bytes
+    again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in space.beside)  # as each row's loads
     own = tile.registers(device)
     return Schedule(
-        RowLoop(rows, _block(segment, space, tile, device), tile.keeps),
+        RowLoop(rows, _block(space, tile, device), tile.keeps),
         split=Split(splits, in_one_launch=_is_one_launch_faster(tile, device) and may_be_stages(segment)),
         launch=Launch(
             tile.warps,
@@ -123,7 +107,7 @@ def _is_one_launch_faster(tile: _Tile, device: Device) -> bool:
     return is_full and tile.warps <= WARPS and tile.registers(device) >= MAX_REGISTERS
 
 
-def _block(segment: Segment, space: Space, tile: _Tile, device: Device) -> int:
+def _block(space: Space, tile: _Tile, device: Device) -> int:
     """Elements of a chunk: a load of all warps for a single row, of one warp where each has rows of its own.
 
     Several rows may be one chunk each: all warps share each row, so that a thread's columns, and what it keeps for
@@ -133,10 +117,10 @@ def _block(segment: Segment, space: Space, tile: _Tile, device: Device) -> int:
     """
     tuned = device.measured.row_loops
     n = space.reduced
-    width = widest(streamed(segment, space), n, device)
+    width = widest(space.streamed, n, device)
     if tile.rows == 1:
         whole = max(WARP * width * tile.warps, power_of_two(-(-n // device.measured.rows.chunks)))
-        return _chunk(n, whole, least_chunk(narrowest(segment, space), tile.warps, whole), device)
+        return _chunk(n, whole, least_chunk(space.narrowest, tile.warps, whole), device)
     row = power_of_two(n)
     blocks = [WARP * width >> k for k in range(tuned.halvings) if -(-n // (WARP * width >> k)) <= tuned.chunks]
     block = min(blocks or [power_of_two(-(-n // tuned.chunks))], key=lambda b: (-(-n // b) * b, -b))
@@ -171,17 +155,15 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     segment = added_sums(segment)
     mixed = analyse_mixed(segment)
     assert not isinstance(mixed, str), mixed
-    columns = _columns(mixed, schedule.parts)
+    columns, split = _columns(mixed, schedule.parts)
     finishes = _finishes(segment, mixed, columns, device)
     assert not isinstance(finishes, str), finishes
-    main = [e for e in mixed.main if e not in columns]
-    main += [replace(e, outputs=(w,)) for e, w in columns.items()]
-    first = Segment.of(main, [*mixed.stored, *columns.values()])
-    split = _split_of(columns)
-    plans = [KernelPlan(kernel_name("mix_order", first), first, _with(mixed.space, columns), schedule, device, split)]
+    first = storing(mixed.main, mixed.stored, columns)
+    space = with_partials(first, mixed.space, columns, split)
+    plans = [KernelPlan(kernel_name("mix_order", first), first, space, schedule, device, split)]
     for finish in finishes:
         space = analysed(finish)
-        how = finishing(finish, space, device) if space.r else pointwise.propose(finish, device)
+        how = finishing(space, device) if space.r else pointwise.propose(finish, device)
         plans.append(KernelPlan(kernel_name("finish", finish), finish, space, how, device))
     return (one_launch("mix_order", segment, plans),) if schedule.is_one_launch else tuple(plans)
 
@@ -212,6 +194,9 @@ def analyse_mixed(segment: Segment) -> Mixed | str:
         return f"nothing is reduced along {order[-1]}, which is fastest in memory"
     if any(g != rows[0] for g in rows):
         return f"some reductions take {listed(rows[0])}, others {listed(next(g for g in rows if g != rows[0]))}"
+    held = frozenset[Digit]().union(*(atoms[t] for e, g in gone.items() if g == rows[0] for t in e.tensors))
+    if every - held and prod(a.extent for a in rows[0]) < WARPS * WARP:
+        return f"what it reduces along rows lacks {listed(every - held)}, and would be reduced anew for each"
     columns = [e for e, g in gone.items() if g != rows[0]]
     walked = frozenset[Digit].intersection(*(gone[e] for e in columns)) - rows[0]
     refusal = _refusal(columns, gone, atoms, rows[0], every) or ("" if walked else "its column sums share no rows")
@@ -219,10 +204,9 @@ def analyse_mixed(segment: Segment) -> Mixed | str:
         return refusal
     kept = [a for a in order if a not in rows[0]]
     x = (*(a for a in kept if a not in walked), *(a for a in kept if a in walked))
-    return _mixed(segment, columns, Space(
-        x, tuple(a for a in order if a in rows[0]), atoms, pieces, _phases(segment, gone, columns), is_inner=True,
-        walked=tuple(a for a in kept if a in walked),
-    ))  # fmt: skip
+    r, phase = tuple(a for a in order if a in rows[0]), _phases(segment, gone, columns)
+    turns = tuple(a for a in kept if a in walked)
+    return _mixed(segment, columns, Space(segment, x, r, atoms, pieces, phase, is_inner=True, walked=turns))
 
 
 def _refusal(
@@ -270,31 +254,12 @@ def _mixed(segment: Segment, columns: Sequence[Expr], space: Space) -> Mixed | s
 # the second kernel
 
 
-def _columns(mixed: Mixed, splits: int) -> dict[Expr, BoundTensor]:
-    """Each column reduction and its workspace ``[kept rows..., split, columns...]``."""
+def _columns(mixed: Mixed, splits: int) -> tuple[dict[Expr, BoundTensor], Digit]:
+    """Each column reduction and its workspace ``[kept rows..., split, columns...]``, and the digit of ``split``."""
     space = mixed.space
-    split = Digit(Root(_SPLIT, splits), 1, splits)
+    split = Digit(Root("split", splits), 1, splits)
     kept = [(a,) for a in space.x if a not in space.walked]
-    axes: tuple[Axis, ...] = (*kept, (split,), *((a,) for a in space.r))
-    found: dict[Expr, BoundTensor] = {}
-    for e in mixed.columns:
-        domain = BoundDomain(axes, e.output.domain.mesh, e.output.domain.sharding)
-        found[e] = BoundTensor(f"{e.output.name}_partial", carried(e), domain)
-    return found
-
-
-def _split_of(columns: Mapping[Expr, BoundTensor]) -> Digit:
-    workspace = next(iter(columns.values()))
-    digits = (a for axis in workspace.domain.logical for a in axis)
-    return next(a for a in digits if isinstance(a.base, Root) and a.base.name == _SPLIT)
-
-
-def _with(space: Space, columns: Mapping[Expr, BoundTensor]) -> Space:
-    split = _split_of(columns)
-    own = frozenset(a for a in (*space.x, *space.r) if a not in space.walked)
-    atoms = {**space.atoms, **{w: own | {split} for w in columns.values()}}
-    phase = {**space.phase, **{w: space.phase[e.tensors[0]] for e, w in columns.items()}}
-    return Space(space.x, space.r, atoms, {**space.pieces, split: (split,)}, phase, is_inner=True, walked=space.walked)
+    return {e: workspace(e, (*kept, (split,), *((a,) for a in space.r))) for e in mixed.columns}, split
 
 
 def _finishes(
@@ -368,4 +333,4 @@ def _tile(segment: Segment, mixed: Mixed, device: Device) -> _Tile | None:
 
 def _registers(segment: Segment, mixed: Mixed, *, keeps: bool) -> float:
     """Of one element: what its row holds, what is the same for all rows, sums of columns; and to compute."""
-    return element_of(segment, mixed.space, mixed.columns).in_row_loop(mixed.space.phases, keeps=keeps)
+    return element_of(mixed.space, mixed.columns).in_row_loop(mixed.space.phases, keeps=keeps)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from ..device import WARP
 from ..ir.expr import BoundFusion, BoundTensor
+from ..segments.segment import Segment
 from .plan import KernelPlan
-from .segment import Segment
 
 
 def replaceable(

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from ..device import Device
 from ..ir.digits import Digit
 from ..ir.expr import BoundTensor
+from ..ir.op import Pick, Reduce, Statistic
 from ..mesh import DeviceMesh, ParallelType
+from ..segments.online_reductions import walks
+from ..segments.segment import Segment, leading_to
+from ..segments.space import Space
 from .limits import WARP, WIDEST_LOAD
 from .schedule import RowLoop, Schedule, Sides
 from .schedule_parts import REGISTERS_OF_A_THREAD, refuse
-from .segment import Segment
-from .space import Space
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,9 @@ class RankExchange:
     """Inside of a kernel: ``statistics``, each of one number for each kept element, are of all ranks of ``mesh`` along
     ``parallel_type``, and each of these ranks is given all elements of what they have of ``sent``.
 
-    ``programs``: how many are resident at once: the kernel's grid is no larger, the same for all strides of a program.
+    ``programs``: how many share the rows, the same on all ranks and for all strides of a program.
+    ``is_claimed``: are they several on a multiprocessor?  Then those that start claim their numbers, on multiprocessors
+    that NCCL never needs alone.  Else the kernel's grid is no larger than there are such multiprocessors.
     ``is_in_rows``: is ``sent`` sent row by row, a flag behind each, instead of in words that are their own flags?
     ``members``: how many programs share a row of what is sent in words; each has as much of it.
     """
@@ -31,6 +35,7 @@ class RankExchange:
     statistics: tuple[BoundTensor, ...]
     sent: BoundTensor | None = None
     programs: int = 0
+    is_claimed: bool = False
     is_in_rows: bool = False
     members: int = 1
 
@@ -104,3 +109,19 @@ def kernel_name(scheduler: str, segment: Segment) -> str:
     if len(outputs) > 4:
         outputs = [*outputs[:3], f"and_{len(outputs) - 3}_more"]
     return "_".join([scheduler, *outputs])
+
+
+def reads(plan: KernelPlan) -> dict[BoundTensor, int]:
+    """How often a kernel reads each of its inputs: a loop those that it needs, in every walk."""
+    segment, space = plan.segment, plan.space
+    if plan.schedule.is_held or space.walked or plan.stages:
+        return dict.fromkeys(segment.inputs, 1)
+    counts = dict.fromkeys(segment.inputs, 0)
+    stops = {e for e in segment.exprs if isinstance(e.op, Pick | Reduce | Statistic)}
+    through = [e for e in segment.exprs if e not in stops]
+    for wanted in walks(space).values():
+        behind = {t for e in leading_to(through, wanted) for t in e.tensors}.union(wanted)
+        for tensor in segment.inputs:
+            is_windowed = tensor not in space.atoms
+            counts[tensor] += tensor in behind and (is_windowed or space.has_r(tensor))
+    return {t: max(n, 1) for t, n in counts.items()}

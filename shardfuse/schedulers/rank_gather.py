@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..analysis.communication_table import communication_of
+from ..analysis.communication_table import Collective, communication_of
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import OfRank, Reshard, Squeeze, Window
 from ..ir.window import Read
+from ..segments.segment import Segment
 from .plan import RankExchange
 from .rank_exchange import Exchanged
-from .segment import Segment
 
 _SENT = (DataType.Half, DataType.BFloat16)
 _MOST_RANKS = 8
@@ -41,7 +41,7 @@ def gathered(call: Segment, after: Segment, needed: Iterable[BoundTensor]) -> Ex
     mesh = whole.domain.mesh
     if (
         found is None
-        or found.kind != "all_gather"
+        or found.kind is not Collective.ALL_GATHER
         or found.mesh_dim is None
         or mesh is None
         or not isinstance(expr.op, Reshard)

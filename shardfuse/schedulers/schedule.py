@@ -26,35 +26,17 @@ from .schedule_parts import (
     Immediate,
     Lagged,
     Launch,
-    Loop,
     Order,
     Registers,
     Residency,
     RowLoop,
-    ScheduleError,
     Sides,
     Split,
     Tile,
     refuse,
 )
-
-__all__ = [
-    "Access",
-    "Exchange",
-    "Group",
-    "Immediate",
-    "Lagged",
-    "Launch",
-    "Loop",
-    "Registers",
-    "RowLoop",
-    "Schedule",
-    "ScheduleError",
-    "Sides",
-    "Split",
-    "Tile",
-]
-
+from .schedule_parts import Loop as Loop
+from .schedule_parts import ScheduleError as ScheduleError
 
 WIDE = Registers()
 """Rows are held as they are computed with, the loads of each phase where it needs them."""
@@ -126,10 +108,8 @@ class Schedule:
     def kept(self) -> int:
         """Kept elements that a program has side by side."""
         match self.order:
-            case Tile(kept=kept):
+            case Tile(kept=kept) | Sides(along=kept):
                 return kept
-            case Sides(along=along):
-                return along
             case RowLoop(rows=rows):
                 return rows if self.group is None else 1
 
@@ -137,12 +117,8 @@ class Schedule:
     def reduced(self) -> int:
         """Elements of a chunk, of a turn of a loop, or of the other side of a tile."""
         match self.order:
-            case Tile(reduced=reduced):
+            case Tile(reduced=reduced) | Sides(across=reduced) | RowLoop(chunk=reduced):
                 return reduced
-            case Sides(across=across):
-                return across
-            case RowLoop(chunk=chunk):
-                return chunk
 
     @property
     def columns(self) -> int:
@@ -192,19 +168,24 @@ class Schedule:
         return self.group.programs if self.group else 0
 
     @property
+    def exchange(self) -> Exchange | None:
+        """How the programs of a group exchange; ``None`` where there is none."""
+        return self.group.exchange if self.group else None
+
+    @property
     def lag(self) -> int:
         """Rows that a group reads before it waits for this one."""
-        return self.group.exchange.rows if self.group and isinstance(self.group.exchange, Lagged) else 0
+        return self.exchange.rows if isinstance(self.exchange, Lagged) else 0
 
     @property
     def is_counted(self) -> bool:
         """Do the programs of a group count each other in?"""
-        return self.group is not None and isinstance(self.group.exchange, Immediate) and self.group.exchange.counted
+        return isinstance(self.exchange, Immediate) and self.exchange.counted
 
     @property
     def prefetches(self) -> bool:
         """Do the programs of a group fetch their next row into L2 while they wait?"""
-        return self.group is not None and isinstance(self.group.exchange, Immediate) and self.group.exchange.prefetches
+        return isinstance(self.exchange, Immediate) and self.exchange.prefetches
 
     @property
     def parts(self) -> int:
@@ -219,7 +200,7 @@ class Schedule:
     @property
     def form(self) -> tuple[str, ...]:
         """Which choice each part is: the tuner changes numbers, never the form."""
-        parts = (self.order, self.residency, self.group, self.group and self.group.exchange, self.split)
+        parts = (self.order, self.residency, self.group, self.exchange, self.split)
         return tuple(type(part).__name__ for part in parts)
 
     # others like it

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any, cast
+from typing import cast, get_args, get_type_hints
 
-from .schedule import (
-    Access,
-    Group,
-    Immediate,
-    Lagged,
-    Launch,
-    Loop,
-    Registers,
-    RowLoop,
-    Schedule,
-    ScheduleError,
-    Sides,
-    Split,
-    Tile,
-)
+from .schedule import Access, Group, Schedule, ScheduleError, Split
+from .schedule_parts import Exchange, Launch, Order, Residency
 
 _KINDS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (Schedule, Tile, Sides, RowLoop, Registers, Loop, Group, Immediate, Lagged, Split, Launch)
+    for kind in (Schedule, *get_args(Order), *get_args(Residency), Group, *get_args(Exchange), Split, Launch)
 }
 _KIND, _ACCESS = "kind", "access"
-_TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "bool": (bool,),
-    "int | None": (int, type(None)),
-    "Order": (Tile, Sides, RowLoop),
-    "Residency": (Registers, Loop),
-    "Exchange": (Immediate, Lagged),
-    "Group | None": (Group, type(None)),
-    "Split | None": (Split, type(None)),
-    "Access": (Access,),
-    "Launch": (Launch,),
-}
-"""What a field may be, by its annotation."""
 
 
 def record_of(value: object) -> object:
@@ -68,11 +41,13 @@ def _value_of(record: object) -> object:
     if kind == _ACCESS:
         return Access(named.get("value"))
     made = _KINDS.get(str(kind))
-    own = {f.name: str(f.type) for f in fields(cast(Any, made))} if made else {}
+    own = get_type_hints(made) if made else {}
     values = {name: _value_of(value) for name, value in named.items()}
     if made is None or values.keys() != own.keys():
         raise ValueError(f"{kind} is no part of a schedule, or lacks a field")
-    wrong = next((name for name, value in values.items() if type(value) not in _TYPES[own[name]]), None)
-    if wrong is not None:
+    wrong = next(
+        (name for name, value in values.items() if type(value) not in (get_args(own[name]) or (own[name],))), ""
+    )
+    if wrong:
         raise TypeError(f"{wrong} of {kind} is {values[wrong]!r}")
     return made(**values)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..ir.op import Factory, Pick, Reduce, Statistic
+from ..segments.segment import Segment
+from ..segments.space import Space
 from .limits import WARP
 from .plan import KernelPlan, RankExchange
 from .resources import carried
 from .schedule import Registers, Schedule, Tile
-from .segment import Segment
-from .space import Space
 
 MOST_ELEMENTS = 1 << 16
 """Of 16 bits: beyond 128 KB, that half of what is sent is flags costs as much as a fence and a flag for each row, and

@@ -13,11 +13,11 @@ from math import prod
 
 from ..device import LINE_BYTES, Device
 from ..ir.digits import Axis, Digit
+from ..segments.segment import Segment
+from ..segments.space import Space, analyse, stored_atoms
 from .limits import LONG_WARPS, power_of_two
 from .plan import KernelPlan, kernel_name
 from .schedule import Launch, Schedule, Sides
-from .segment import Segment
-from .space import Space, analyse, stored_atoms
 
 _SIDE = LINE_BYTES
 """Elements of a side at most: a line of the narrowest."""

@@ -8,7 +8,7 @@ from functional_promises import CALLS, listed
 from promise_cases import CASES, assert_rows_alike, bits, define, inputs
 
 from shardfuse import DataType, nn
-from shardfuse.schedulers.space import Space
+from shardfuse.segments.space import Space
 
 pytestmark = pytest.mark.gpu
 

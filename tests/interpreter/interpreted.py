@@ -18,7 +18,7 @@ from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.ir.scalar import Scalar
 from shardfuse.schedulers.schedule import Schedule
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.segment import Segment
 
 MARGIN = 64
 

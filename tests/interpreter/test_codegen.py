@@ -22,7 +22,7 @@ from shardfuse.ir.scalar import Scalar
 from shardfuse.ops.table import POINTWISE
 from shardfuse.schedulers import looped, persistent, pointwise, reduction
 from shardfuse.schedulers.schedule import Launch, Loop, Schedule, Split, Tile
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.segment import Segment
 
 # --- norms ---------------------------------------------------------------------------------------------------
 

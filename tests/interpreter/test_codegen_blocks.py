@@ -16,7 +16,7 @@ from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import looped, persistent, pointwise, reduction
 from shardfuse.schedulers.schedule import Group, Loop, Schedule, Tile
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.segment import Segment
 
 CASES = 25
 

@@ -18,9 +18,9 @@ from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.ir.op import Statistic
 from shardfuse.schedulers import looped, persistent
-from shardfuse.schedulers.online_reductions import online
 from shardfuse.schedulers.schedule import Access, Loop, Schedule, Tile
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.online_reductions import online
+from shardfuse.segments.segment import Segment
 
 ROW = Schedule(Tile(1, 32), Loop(4))
 ROWS = Schedule(Tile(4, 16), Loop(8))

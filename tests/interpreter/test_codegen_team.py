@@ -25,7 +25,7 @@ from shardfuse.ir.expr import BoundTensor
 from shardfuse.ir.op import Broadcast
 from shardfuse.schedulers import looped, persistent
 from shardfuse.schedulers.schedule import Access, Group, Immediate, Lagged, Loop, Schedule, Tile
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.segment import Segment
 
 UNROLLED = Schedule(Tile(1, 64))
 WORDS = replace(UNROLLED, group=Group(1, 1, Immediate(counted=False)))

@@ -18,7 +18,7 @@ from shardfuse.ir.digits import root_of
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import mix_order
 from shardfuse.schedulers.schedule import Group, Lagged, RowLoop, Schedule, Split
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.segment import Segment
 
 BF16, FLOAT = DataType.BFloat16, DataType.Float
 EPS = 1e-5

@@ -7,7 +7,17 @@ import math
 import pytest
 import torch
 from interpreted import poisoned
-from optim_cases import BF16, CASES, F16, F32, Case, compare, gradients, parameters
+from optim_cases import (
+    BF16,
+    CASES,
+    F16,
+    F32,
+    Case,
+    check_moments_without_memory,
+    compare,
+    gradients,
+    parameters,
+)  # fmt: skip
 from torch.nn import Parameter
 
 from benchmarks.roundings import assert_near
@@ -42,6 +52,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in TRIED], ids=str)
 def test_steps_are_those_of_torch_in_float64(case: Case, launched: list[str]) -> None:
     compare(case, CPU, steps=2)
+    assert "adamw" in launched
+
+
+def test_moments_without_memory(launched: list[str]) -> None:
+    check_moments_without_memory(CPU)
     assert "adamw" in launched
 
 

@@ -15,7 +15,7 @@ from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.schedulers import persistent
 from shardfuse.schedulers.schedule import Access, Registers, Schedule, Tile
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.segment import Segment
 
 Case = tuple[Segment, Callable[..., torch.Tensor]]
 

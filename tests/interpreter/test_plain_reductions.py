@@ -13,7 +13,7 @@ from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import reduction
 from shardfuse.schedulers.resources import resident
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.segment import Segment
 
 BF16, FLOAT = DataType.BFloat16, DataType.Float
 FIRST, LAST, L2_ONLY = 'eviction_policy="evict_first"', 'eviction_policy="evict_last"', 'cache_modifier=".cg"'

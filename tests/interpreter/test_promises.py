@@ -20,7 +20,7 @@ from shardfuse.frontend.promise_arguments import Invariant
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import current_rank
 from shardfuse.passes import promise_checks, segments
-from shardfuse.schedulers.space import Space
+from shardfuse.segments.space import Space
 
 ROWS = 17
 COUNTS = (1, 5)

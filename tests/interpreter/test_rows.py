@@ -10,12 +10,12 @@ import torch
 from interpreted import close, run, values
 from segments import Builder, kernels_of, scheduler_of
 
-from shardfuse.codegen.rounding import ends_narrow
 from shardfuse.device import H200
 from shardfuse.ir.dtype import DataType
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.schedulers import pointwise
-from shardfuse.schedulers.segment import Segment
+from shardfuse.segments.rounding import ends_narrow
+from shardfuse.segments.segment import Segment
 
 FLOAT, BF16 = DataType.Float, DataType.BFloat16
 

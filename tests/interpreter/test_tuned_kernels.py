@@ -26,8 +26,8 @@ from shardfuse.executor.tuning import Tuner
 from shardfuse.schedulers import looped, mix_order, persistent, pointwise, reduction, transpose
 from shardfuse.schedulers.candidates import candidates, may_run
 from shardfuse.schedulers.schedule import RowLoop, Schedule, Split
-from shardfuse.schedulers.segment import Segment
 from shardfuse.secure_files import write_sealed
+from shardfuse.segments.segment import Segment
 
 FLOAT, HALF = DataType.Float, DataType.Half
 SEGMENTS = {

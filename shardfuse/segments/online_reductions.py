@@ -28,7 +28,6 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Iota, Pick, Pointwise, Reduce, Statistic, is_reduction
 from ..ir.scalar import Scalar
-from .plan import KernelPlan
 from .segment import Segment, leading_to
 from .space import Space, analyse, analysed
 
@@ -52,37 +51,23 @@ def online(segment: Segment) -> Segment:
     return replace(again, inputs=tuple(t for t in segment.inputs if t in again.inputs), outputs=segment.outputs)
 
 
-def walks(segment: Segment, space: Space) -> dict[int, list[BoundTensor]]:
+def walks(space: Space) -> dict[int, list[BoundTensor]]:
     """What is wanted of each walk over the reduced elements: inputs of reductions, and outputs; by their phase."""
-    wanted = [e.tensors[0] for e in segment.exprs if isinstance(e.op, Reduce | Statistic) and not space.has_r(e.output)]
+    wanted = [
+        e.tensors[0] for e in space.segment.exprs if isinstance(e.op, Reduce | Statistic) and not space.has_r(e.output)
+    ]
     found: dict[int, list[BoundTensor]] = {}
-    for tensor in dict.fromkeys((*wanted, *segment.outputs)):
+    for tensor in dict.fromkeys((*wanted, *space.segment.outputs)):
         if space.has_r(tensor):
             found.setdefault(space.phase[tensor], []).append(tensor)
     return found
-
-
-def reads(plan: KernelPlan) -> dict[BoundTensor, int]:
-    """How often a kernel reads each of its inputs: a loop those that it needs, in every walk."""
-    segment, space = plan.segment, plan.space
-    if plan.schedule.is_held or space.walked or plan.stages:
-        return dict.fromkeys(segment.inputs, 1)
-    counts = dict.fromkeys(segment.inputs, 0)
-    stops = {e for e in segment.exprs if isinstance(e.op, Pick | Reduce | Statistic)}
-    through = [e for e in segment.exprs if e not in stops]
-    for wanted in walks(segment, space).values():
-        behind = {t for e in leading_to(through, wanted) for t in e.tensors}.union(wanted)
-        for tensor in segment.inputs:
-            is_windowed = tensor not in space.atoms
-            counts[tensor] += tensor in behind and (is_windowed or space.has_r(tensor))
-    return {t: max(n, 1) for t, n in counts.items()}
 
 
 def takes_one_walk(segment: Segment) -> bool:
     """Is no element needed again, of a segment that has a space?"""
     again = online(segment)
     space = analysed(again)
-    return len(walks(again, space)) <= 1
+    return len(walks(space)) <= 1
 
 
 @dataclass
@@ -180,10 +165,7 @@ def _guarded(largest: BoundTensor, total: BoundTensor, second: Expr) -> list[Exp
     name, dtype = f"{second.output}", total.dtype
     lowest, zero = (Scalar(f"{name}_{k}", dtype, v, is_literal=True) for k, v in (("lowest", -inf), ("none", 0.0)))
     is_lowest = BoundTensor(f"{name}_is_lowest", DataType.Bool, replace(total.domain, allocation=None))
-    return [
-        Expr(_EQ, (largest, lowest), (is_lowest,)),
-        Expr(_WHERE, (is_lowest, zero, total), (second.output,)),
-    ]
+    return [Expr(_EQ, (largest, lowest), (is_lowest,)), Expr(_WHERE, (is_lowest, zero, total), (second.output,))]
 
 
 def _picked(second: Expr, index: BoundTensor, x: BoundTensor, zero: Scalar) -> list[Expr]:

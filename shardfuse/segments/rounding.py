@@ -11,7 +11,7 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Broadcast, Cast, Expand, Pointwise, Set, View, is_reduction, is_statistic
 from ..ir.scalar import Scalar
-from ..schedulers.segment import Segment
+from ..segments.segment import Segment
 
 _KEEP = tuple(map(Pointwise, ("mul", "div", "neg", "abs", "where")))
 """Ops that leave a relative error of an operand what it is, as copies do."""

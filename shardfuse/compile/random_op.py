@@ -1,0 +1,74 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportMissingParameterType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
+"""``shardfuse::image_rand_v1``: the numbers of Inductor's ``inductor_random``, of an image in channels-last.
+
+    image_rand_v1(SymInt[] size, Tensor seed) -> Tensor
+
+An element's number follows from its place in a contiguous tensor of that size, whatever the order in memory: a dropout
+keeps the same elements.  Inductor's own op is a contiguous tensor, and what reads it in another order is a kernel that
+turns it; this one is computed where it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+RAND: Any = None
+"""The op, once ``register`` has been called."""
+
+
+def draws_as_rand(node: Node) -> bool:
+    """Is ``node`` Inductor's draw of uniform numbers, each by its own place alone?"""
+    from torch._inductor import config
+
+    is_draw = isinstance(node.target, torch._ops.OpOverload) and node.target.name() == "prims::inductor_random"
+    if not is_draw or len(node.args) != 3 or node.args[2] != "rand" or node.kwargs:
+        return False
+    return not config.fallback_random and not getattr(config, "align_random_eager", False)
+
+
+def channels_last_strides(shape: Sequence[int]) -> list[int]:
+    """Of a dense image [n, c, ...]: channels innermost, then the last axis."""
+    strides, step = [0] * len(shape), 1
+    for d in (1, *range(len(shape) - 1, 1, -1), 0):
+        strides[d] = step
+        step *= shape[d]
+    return strides
+
+
+@functools.cache
+def register() -> Any:
+    """The op, which Inductor then lowers, in this process."""
+    from torch._inductor import inductor_prims, ir, lowering
+    from torch._inductor.virtualized import ops
+
+    @torch.library.custom_op("shardfuse::image_rand_v1", mutates_args=())
+    def image_rand(size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
+        drawn = inductor_prims.random(size, seed, "rand")
+        return torch.empty_strided(size, channels_last_strides(size), device=drawn.device).copy_(drawn)
+
+    @image_rand.register_fake
+    def _(size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(size, channels_last_strides(size), dtype=torch.float32, device=seed.device)
+
+    op = torch.ops.shardfuse.image_rand_v1.default
+
+    def lower(size: Sequence[Any], seed: Any) -> Any:
+        device, given = seed.get_device_or_error(), [*size]
+        contiguous = ir.FlexibleLayout.contiguous_strides(given)
+        place = ir.FixedLayout(device, torch.float32, given, contiguous).make_indexer()
+        load = seed.make_loader()
+
+        def one(index: Any) -> Any:
+            return ops.rand(load([]), ops.index_expr(place(index), torch.int32))
+
+        return ir.Pointwise.create(device=device, dtype=torch.float32, inner_fn=one, ranges=given)
+
+    lowering.register_lowering(op, type_promotion_kind=None)(lower)
+    return op
