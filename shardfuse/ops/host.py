@@ -98,7 +98,7 @@ def rounded_number(value: Number, dtype: torch.dtype) -> Number:
     if not (dtype.is_floating_point or dtype.is_complex) or not isinstance(value, float | complex):
         return value
     wide = torch.complex128 if isinstance(value, complex) else torch.float64
-    return cast(Number, torch.tensor(value, dtype=wide).to(dtype).item())
+    return cast(Number, torch.tensor(value, dtype=wide, device="cpu").to(dtype).item())
 
 
 def _wrapped(value: int) -> int:
