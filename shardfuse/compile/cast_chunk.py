@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false, reportAssignmentType=false
 """Tensors of a list in another type: a program casts one chunk of one of them.
 
 ``kernel_files.py`` hands this text to Triton; nothing imports it.  ``tensors[t]`` = address read, address written,

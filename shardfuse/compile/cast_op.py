@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 """``shardfuse::cast_list_v1(Tensor[] inputs, ScalarType dtype) -> Tensor[]``: many tensors in another type, at once.
 
 Under autocast each weight is cast for its product and each gradient back, a kernel each: of a ResNet 160 kernels of one
