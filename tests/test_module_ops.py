@@ -11,6 +11,7 @@ from test_module_ways import SHAPE, TARGET, normal
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
+from torch.autograd import forward_ad
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.nn import functional
 
@@ -105,6 +106,18 @@ def test_compiled_on_a_mesh(name: str) -> None:
         for ours, theirs in zip(*found, strict=True):
             assert torch.equal(ours, theirs)
             assert ours.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("is_promised", [False, True])
+def test_compiled_softmax_of_a_mask_with_a_gradient(is_promised: bool) -> None:
+    module = nn.Softmax(scale=0.5) if is_promised else nn.Softmax(scale=0.5, mesh=MESH, input=Shard(0))
+    if is_promised:
+        module.promise(accumulate="float32")
+    torch._dynamo.reset()
+    trial = Trial(module, [normal(4, 8, seed=0), normal(8, seed=1)], [normal(4, 8, seed=2)])
+    call = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(run(trial, call), run(trial), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_compiled_dropout_on_plain_tensors() -> None:
@@ -262,3 +275,8 @@ def test_batched_gradients_and_transforms_are_refused_by_name() -> None:
         for transformed in (torch.func.grad(lambda x, call=call: call(x).sum()), torch.func.jacrev(call)):
             with pytest.raises(TransformError, match=r"shardfuse.nn does not run inside of torch.func"):
                 transformed(x.detach())
+        with forward_ad.dual_level():
+            for primal in (x, x.detach()):
+                with pytest.raises(TransformError, match=r"shardfuse.nn does not run inside of .*forward_ad"):
+                    call(forward_ad.make_dual(primal, torch.ones_like(x)))
+            assert torch.equal(call(x), y)

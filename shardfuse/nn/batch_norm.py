@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from itertools import count
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 
 from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError, PromiseError
-from ..executor.uncompiled import uncompiled
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
@@ -235,10 +236,14 @@ class SyncBatchNorm(BatchNorm):
     """BatchNorm of [batch, channels, ...] over the batches of all ranks of a process group, as torch.nn.SyncBatchNorm.
 
     process_group: torch's handle; the default group where it is left out.  Every rank's batch has as many samples.  In
-    ``eval()``, on one rank, and without a process group it is a BatchNorm.
-    Gradients of weight and bias are the ranks' average, as DistributedDataParallel makes them of its own.
+    ``eval()``, on one rank, and without a process group it is a BatchNorm, which any rank may call alone.
+    Gradients of weight and bias are, in training, the ranks' average, as DistributedDataParallel makes them of its own.
     Arguments, parameters and buffers are otherwise those of ``BatchNorm2d`` without a mesh.
     """
+
+    numbered: ClassVar[WeakValueDictionary[int, SyncBatchNorm]] = WeakValueDictionary()
+    """By a number that Dynamo hands over as a constant."""
+    _count: ClassVar[count[int]] = count()
 
     def __init__(
         self,
@@ -253,24 +258,52 @@ class SyncBatchNorm(BatchNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
-        self.process_group = process_group
+        # What new_group() returns on ranks that are not in the group is no group: there it is a BatchNorm.
+        is_outside = dist.is_available() and process_group == dist.GroupMember.NON_GROUP_MEMBER
+        if not (process_group is None or is_outside or isinstance(process_group, dist.ProcessGroup)):
+            expected = "a group of torch.distributed, or None for all ranks"
+            raise ModuleArgumentError("SyncBatchNorm", "process_group", process_group, expected)
+        self.process_group: Any = process_group
+        self._mesh_of_ranks: DeviceMesh | None = None
+        self._enter()
+
+    def _enter(self) -> None:
+        self.number = next(self._count)
+        self.numbered[self.number] = self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._enter()  # a copy is another module
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
         """x: [batch, channels, ...], this rank's batch -> the same shape, dtype and memory format."""
-        if dist.is_initialized() and dist.get_world_size(self.process_group) > 1:
-            return self._together(x, unsharded)
+        if self.training and dist.is_initialized() and dist.get_world_size(self.process_group) > 1:
+            _join(self.number)
+        elif self.mesh is not None:
+            _leave(self.number)
         return super().forward(x, unsharded=unsharded)
 
-    @uncompiled
-    def _together(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
-        """With the ranks of the group, of which a mesh is made in the first call."""
+    def train(self, mode: bool = True) -> Self:
+        """As torch's; outside of training there are no other ranks."""
+        if not mode:
+            self.leave()
+        return super().train(mode)
+
+    def join(self) -> None:
+        """Be with the ranks of the group, of which a mesh is made in the first call."""
         if self.mesh is None:
             from torch.distributed.tensor import Shard  # slow to import, and needed on a process group only
 
-            mesh = DeviceMesh(dist.get_process_group_ranks(self.process_group or dist.group.WORLD))
-            self._input = TensorPlacement.of("input", Shard(0), mesh)
-            self.mesh = mesh
-        return super().forward(x, unsharded=unsharded)
+            if self._mesh_of_ranks is None:
+                ranks = dist.get_process_group_ranks(self.process_group or dist.group.WORLD)
+                self._mesh_of_ranks = DeviceMesh(ranks)
+            self._input = TensorPlacement.of("input", Shard(0), self._mesh_of_ranks)
+            self.mesh = self._mesh_of_ranks
+
+    def leave(self) -> None:
+        """Be alone, as in evaluation."""
+        if self.mesh is not None:
+            self._input, self.mesh = TensorPlacement(), None
 
     def affine_parameters(self) -> tuple[torch.Tensor, ...]:
         """Weight and bias; the fusion adds their gradients up over all ranks, of which this is one."""
@@ -281,9 +314,25 @@ class SyncBatchNorm(BatchNorm):
             return parameter
         size = self.mesh.size
 
+        if torch.compiler.is_compiling():  # which has no hooks of tensors that it computes
+            return parameter.detach() + (parameter - parameter.detach()) / size
+
         def average(gradient: torch.Tensor) -> torch.Tensor:
             return gradient / size
 
         own = parameter.view_as(parameter)
         own.register_hook(average)  # pyright: ignore[reportUnknownMemberType]
         return own
+
+
+def _join(number: int) -> None:
+    """``join()`` of a SyncBatchNorm, which torch.compile calls while it compiles: the mesh is a constant of a graph."""
+    SyncBatchNorm.numbered[number].join()
+
+
+def _leave(number: int) -> None:
+    SyncBatchNorm.numbered[number].leave()
+
+
+for _of_graph in (_join, _leave):
+    cast("Any", _of_graph)._dynamo_marked_constant = True
