@@ -12,8 +12,8 @@ from compile_graphs import graph_of, listed
 
 from shardfuse.compile import cast_op
 from shardfuse.compile.cast_op import join_casts
-from shardfuse.compile.copies import join_copies
 from shardfuse.compile.graph_pass import hand_over
+from shardfuse.compile.written_back import join_copies
 
 CAST = torch.ops.prims.convert_element_type.default
 LIST = torch.ops.shardfuse.cast_list_v1.default

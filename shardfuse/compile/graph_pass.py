@@ -25,7 +25,6 @@ from .aten_collectives import collective_text
 from .cast_op import join_casts
 from .channels_last import keep_channels_last
 from .compile_errors import CompileOptionError
-from .copies import join_copies
 from .cost import Cost, cost_of, why_never
 from .kept_regions import sources_hash
 from .ledger import RegionReport, note
@@ -40,6 +39,7 @@ from .region_times import module_of
 from .regions import Region, lines_of, nearest_behind, nominal, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_size
 from .translation import hinted, tensor_of
+from .written_back import join_copies
 
 Take = Literal["auto", "all", "none"]
 GraphPass = Callable[[Graph], None]
