@@ -105,7 +105,7 @@ def test_rows_that_ranks_send(rows: int, n: int, ranks: int, tmp_path: Path) -> 
 @pytest.mark.parametrize("rooms", [(100, 100), (20, 7), (0, 40)])
 @pytest.mark.parametrize(("kind", "rows"), [("rms_norm", 500), ("layer_norm", 1100), (PARTIAL, 300)])
 def test_programs_claim_their_numbers(kind: str, rows: int, rooms: tuple[int, int], tmp_path: Path) -> None:
-    """On the multiprocessors of which so many may be taken, on each rank; where there is no room, one program has all."""
+    """Each rank on as many multiprocessors as it may take; where that is none, one program has all numbers."""
 
     def within_room(rank: int, source: KernelSource) -> list[KernelSource]:
         return [replace(source, integers=(*source.integers[:-1], rooms[rank]))]
