@@ -36,7 +36,7 @@ class Group:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Any:
-    found = SimpleNamespace(pg_map=dict[Group, object](), group_count=0)
+    found = SimpleNamespace(pg_map=dict[Group, object]())
     monkeypatch.setattr(c10d, "_world", found)
     monkeypatch.setattr(c10d, "get_backend_config", lambda group: group.backend)
     about = SimpleNamespace(multi_processor_count=132, major=9, minor=0)
@@ -75,9 +75,28 @@ def test_groups_are_counted_anew_once_there_are_others(world: Any, monkeypatch: 
     world.pg_map[Group()] = None
     assert [room.left(), room.left()] == [100, 100]
     world.pg_map = {Group(1): None}
-    world.group_count += 1
     assert [room.left(), room.left()] == [132, 132]
     assert counted == [1, 1]
+
+
+def test_a_group_that_takes_the_place_of_another_is_seen_whatever_it_is_named_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch counts no group that is named by its ranks, as those are that only their members make."""
+    about = SimpleNamespace(multi_processor_count=132, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setattr(gpu_room, "programs_of_groups", lambda groups, most: [most] * (groups[-1].size() - 1))
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        room = GpuRoom(torch.device("cuda", 0))
+        alone = dist.new_group([0], use_local_synchronization=True)
+        assert room.left() == 132
+        dist.destroy_process_group(alone)
+        both = dist.new_group([0, 1], use_local_synchronization=True)
+        assert room.left() == 100
+        dist.destroy_process_group(both)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_what_the_environment_says_goes_before_the_options_of_a_group(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, cast
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -30,16 +31,23 @@ class GpuRoom:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._left, self.groups = device, 0, 0
-        self._known: tuple[int, int] | None = None
+        self._known = -1
+        self._last: ref[object] | None = None
 
     def left(self) -> int:
-        """Multiprocessors that NCCL never needs, 0 or less for none; counted anew once there are other groups."""
-        world = cast("Any", c10d)._world
-        known = len(cast("dict[object, object]", world.pg_map)), int(world.group_count)  # every call asks
-        if known != self._known:
+        """Multiprocessors that NCCL never needs, 0 or less for none; counted anew once there are other groups.
+
+        Every call asks.  New groups stand last: as many as there were, of which the last is the same, are the same.
+        Neither their number tells alone, where one takes the place of another, nor torch's count of the names that it
+        has given: groups that only some ranks make, and those of a split, have names of their ranks.
+        """
+        groups = cast("dict[dist.ProcessGroup, object]", cast("Any", c10d)._world.pg_map)
+        last = next(reversed(groups), None)
+        if len(groups) != self._known or self._last is None or self._last() is not last:
             all_there_are, most = _multiprocessors(self._device)
-            taken = programs_of_groups(tuple(world.pg_map), most)
-            self._left, self.groups, self._known = all_there_are - sum(taken), len(taken), known
+            taken = programs_of_groups(tuple(groups), most)
+            self._left, self.groups = all_there_are - sum(taken), len(taken)
+            self._known, self._last = len(groups), None if last is None else ref(last)
         return self._left
 
 
