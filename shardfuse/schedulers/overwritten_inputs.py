@@ -59,15 +59,27 @@ def _is_seen(target: BoundTensor, segments: Planned) -> bool:
 def _is_each_threads_own(kernel: KernelPlan, read: BoundTensor, written: BoundTensor) -> bool:
     """That the kernel loads it once tells its text.
 
-    A group that reads rows ahead reads rows of its own: at the end the last row of all, and drops it.
+    A group that reads rows ahead reads rows of its own: at the end the last row of all, and drops it.  What is stored
+    has to be made of what is read there: the compiler may give the elements of a load to other threads than those of a
+    store, and only what a thread hands on is known to be loaded.
     """
     space, schedule = kernel.space, kernel.schedule
     everything = frozenset((*space.x, *space.r))
     return (
-        not any(read in stage.segment.inputs for stage in kernel.stages[1:])
+        _is_made_of(written, read, kernel.segment)
+        and not any(read in stage.segment.inputs for stage in kernel.stages[1:])
         and schedule.access is Access.NATIVE
         and all(read is not w.tensors[0] for w in kernel.segment.windows.values())  # at other places than it writes
         and space.atoms.get(read) == everything
         and space.atoms.get(written) == everything
         and schedule.kept * schedule.reduced >= WARP * schedule.launch.warps
     )
+
+
+def _is_made_of(made: BoundTensor, read: BoundTensor, segment: Segment) -> bool:
+    """Does ``made`` follow from ``read``?  Expressions of a segment stand in order."""
+    following = {read}
+    for e in segment.exprs:
+        if not following.isdisjoint(e.tensors):
+            following.update(e.outputs)
+    return made in following

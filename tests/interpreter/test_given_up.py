@@ -90,6 +90,19 @@ def test_columns_are_added_up_beside() -> None:
     check(fd, [x, dy], [x * dy, (x * dy).sum(0)], [1, None])
 
 
+@pytest.mark.parametrize("columns", [40, 3000])
+def test_an_output_takes_the_memory_of_what_it_is_made_of(columns: int) -> None:
+    """Of other inputs of its kernel, another thread might load an element after it is stored."""
+    x, y = values(6, columns), values(6, columns, seed=1)
+
+    def define(fd: FusionDefinition, v: list[TensorView]) -> list[TensorView]:
+        weights = softmax(fd.ops, v[0], 1)
+        return [fd.ops.neg(weights), fd.ops.mul(weights, v[1])]
+
+    fd = fused([(-1, columns)] * 2, define, [1])
+    check(fd, [x, y], [-x.softmax(1), x.softmax(1) * y], [None, 1])
+
+
 OTHER_PLACES: dict[str, tuple[Define, Callable[[torch.Tensor], torch.Tensor]]] = {
     "transposed": (lambda fd, v: [fd.ops.set(fd.ops.permute(fd.ops.neg(v[0]), [1, 0]))], lambda x: -x.t()),
     "flipped": (lambda fd, v: [fd.ops.add(fd.ops.flip(v[0], [1]), 1.0)], lambda x: x.flip(1) + 1),
