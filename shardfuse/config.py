@@ -94,8 +94,18 @@ def is_nccl_blocking(environ: Mapping[str, str] | None = None) -> bool:
 def read_nccl_programs(environ: Mapping[str, str] | None = None) -> int | None:
     """Programs of a kernel that the environment lets NCCL have at most; ``None`` where it says nothing of that."""
     env = os.environ if environ is None else environ
-    said = [env.get(name, "") for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS")]
-    return min((int(text) for text in said if text.isdecimal() and int(text) > 0), default=None)
+    return min(_nccl_numbers(env, "MAX"), default=None)
+
+
+def read_least_nccl_programs(environ: Mapping[str, str] | None = None) -> int:
+    """Programs of a kernel that the environment has NCCL have at the least; 0 where it says nothing of that."""
+    return max(_nccl_numbers(os.environ if environ is None else environ, "MIN"), default=0)
+
+
+def _nccl_numbers(env: Mapping[str, str], bound: str) -> list[int]:
+    """What NCCL reads under the three names that it has had for it; it ignores other texts."""
+    said = [env.get(f"NCCL_{bound}_{name}", "") for name in ("CTAS", "NCHANNELS", "NRINGS")]
+    return [int(text) for text in said if text.isdecimal() and int(text) > 0]
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> LaunchConfig:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardfuse.config import read_nccl_programs
+from shardfuse.config import read_least_nccl_programs, read_nccl_programs
 from shardfuse.mesh import gpu_room
 from shardfuse.mesh.gpu_room import GpuRoom
 
@@ -20,10 +20,16 @@ UNDEFINED = -(1 << 31)
 
 
 class Group:
-    """Of so many ranks.  most: what its options let NCCL have."""
+    """Of so many ranks.  most, least: what its options let NCCL have."""
 
-    def __init__(self, size: int = 2, backend: str = "cpu:gloo,cuda:nccl", most: int | None = UNDEFINED) -> None:
-        self.ranks, self.backend, self.most = size, backend, most
+    def __init__(
+        self,
+        size: int = 2,
+        backend: str = "cpu:gloo,cuda:nccl",
+        most: int | None = UNDEFINED,
+        least: int = UNDEFINED,
+    ) -> None:
+        self.ranks, self.backend, self.most, self.least = size, backend, most, least
 
     def size(self) -> int:
         return self.ranks
@@ -31,7 +37,8 @@ class Group:
     def _get_backend(self, device: torch.device) -> object:
         if self.most is None:
             raise RuntimeError("it is not made yet")
-        return SimpleNamespace(options=SimpleNamespace(config=SimpleNamespace(max_ctas=self.most)))
+        config = SimpleNamespace(max_ctas=self.most, min_ctas=self.least)
+        return SimpleNamespace(options=SimpleNamespace(config=config))
 
 
 @pytest.fixture
@@ -41,8 +48,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(c10d, "get_backend_config", lambda group: group.backend)
     about = SimpleNamespace(multi_processor_count=132, major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("CTAS", "NCHANNELS", "NRINGS"):
+        monkeypatch.delenv(f"NCCL_MAX_{name}", raising=False)
+        monkeypatch.delenv(f"NCCL_MIN_{name}", raising=False)
     return found
 
 
@@ -108,6 +116,17 @@ def test_what_the_environment_says_goes_before_the_options_of_a_group(
     assert GpuRoom(torch.device("cuda", 0)).left() == 132 - 2 * 16
     assert read_nccl_programs({"NCCL_MAX_CTAS": "16", "NCCL_MAX_NCHANNELS": "8"}) == 8
     assert read_nccl_programs({"NCCL_MAX_CTAS": "-1", "NCCL_MAX_NRINGS": "many"}) is None
+
+
+def test_nccl_may_be_told_to_have_more_than_it_would(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the options of a group, or for all of them; the largest of its variables, up to what it ever makes."""
+    world.pg_map |= {Group(least=40): None, Group(): None, Group(most=8): None}
+    assert GpuRoom(torch.device("cuda", 0)).left() == 132 - 40 - 32 - 8
+    monkeypatch.setenv("NCCL_MIN_CTAS", "36")
+    assert GpuRoom(torch.device("cuda", 0)).left() == 132 - 40 - 36 - 36
+    monkeypatch.setenv("NCCL_MIN_NCHANNELS", "1000")
+    assert GpuRoom(torch.device("cuda", 0)).left() == 132 - 3 * 64
+    assert read_least_nccl_programs({"NCCL_MIN_NRINGS": "all"}) == 0
 
 
 def test_other_gpus_may_have_as_many_programs_as_nccl_ever_makes(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:

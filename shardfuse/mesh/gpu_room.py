@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from shardfuse.config import read_nccl_programs
+from shardfuse.config import read_least_nccl_programs, read_nccl_programs
 
 _MOST = 64
 """Programs of a kernel of NCCL.  Source: NCCL's user guide, ``NCCL_MAX_CTAS``."""
@@ -60,8 +60,11 @@ def _multiprocessors(device: torch.device) -> tuple[int, int]:
 
 
 def programs_of_groups(groups: Sequence[dist.ProcessGroup], most: int) -> list[int]:
-    """Programs of the largest kernel of NCCL for each process group that has other ranks; at most so many each."""
-    bound = read_nccl_programs()
+    """Programs of the largest kernel of NCCL for each process group that has other ranks; ``most`` where nothing says.
+
+    A least number that is more than the most one counts: NCCL may take no notice of either then.
+    """
+    bound, always = read_nccl_programs(), read_least_nccl_programs()
     found = list[int]()
     for group in groups:
         if group.size() < 2 or "nccl" not in c10d.get_backend_config(group):
@@ -69,7 +72,8 @@ def programs_of_groups(groups: Sequence[dist.ProcessGroup], most: int) -> list[i
         config = getattr(getattr(_backend(group), "options", None), "config", None)
         asked = cast("int | None", getattr(config, "max_ctas", None))
         asked = asked if bound is None and asked is not None and asked > 0 else bound
-        found.append(min(_MOST, asked) if asked is not None else most)
+        least = max(always, cast("int | None", getattr(config, "min_ctas", None)) or 0)  # undefined is negative
+        found.append(min(_MOST, max(most if asked is None else asked, least)))
     return found
 
 
