@@ -32,7 +32,7 @@ class GpuRoom:
     def __init__(self, device: torch.device) -> None:
         self._device, self._left, self.groups = device, 0, 0
         self._known = -1
-        self._last: ref[object] | None = None
+        self._last: ref[dist.ProcessGroup] | None = None
 
     def left(self) -> int:
         """Multiprocessors that NCCL never needs, 0 or less for none; counted anew once there are other groups.
