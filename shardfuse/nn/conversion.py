@@ -20,7 +20,7 @@ from .gelu import GELU
 from .group_norm import GroupNorm
 from .layer_norm import LayerNorm
 from .norm import RMSNorm
-from .promising import promise
+from .promising import check_model, promise
 from .softmax import LogSoftmax, Softmax
 from .trial import Case, why_other
 
@@ -86,7 +86,9 @@ def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
     difference.  Other attributes are copied.  Each replacement and each module that was left is logged (logger
     "shardfuse.nn.convert"), and stands in the result, whose ``undo()`` puts everything back.
     ``invariant``: what the replacements promise (``promise``).
+    Raises ArgumentError for a model that is no module, and DefinitionError.
     """
+    check_model("convert", model)
     replaced: list[Replacement] = []
     left: list[Left] = []
     known: dict[int, Found] = {}

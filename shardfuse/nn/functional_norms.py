@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
-from ..errors import ModuleInputError, PromiseError
+from ..errors import ArgumentError, ModuleInputError, PromiseError
 from ..executor.uncompiled import uncompiled
 from ..ir import DataType
 from ..ir.promises import Promises
@@ -16,6 +16,7 @@ from . import traced
 from .activation_functions import Activation
 from .batch_norm_fusions import BatchNormSpec, batch_norm_op
 from .channel_norm import channels_last, channels_second, is_channels_last
+from .default_eps import rms_norm_eps
 from .group_norm_fusions import GroupNormSpec, group_norm_op
 from .placement import TensorPlacement
 from .promising import kept_by
@@ -52,16 +53,43 @@ class Function:
     def dtype(self, argument: str, tensor: torch.Tensor | None) -> DataType | None:
         return None if tensor is None else self.dtype_of(argument, tensor)
 
+    def refuse_type(self, argument: str, found: object) -> ModuleInputError:
+        return ModuleInputError.of_type(self.name, argument, found, "a torch.Tensor")
+
     def dtype_of(self, argument: str, tensor: torch.Tensor) -> DataType:
-        if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-            raise self.refuse(argument, f"dtype {tensor.dtype}", "float64, float32, bfloat16 or float16")
-        return DataType.from_torch(tensor.dtype)
+        try:
+            dtype = tensor.dtype
+        except AttributeError:
+            raise self.refuse_type(argument, tensor) from None
+        if dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            if not isinstance(cast("object", tensor), torch.Tensor):  # NumPy's arrays have a dtype too
+                raise self.refuse_type(argument, tensor)
+            raise self.refuse(argument, f"dtype {dtype}", "float64, float32, bfloat16 or float16")
+        return DataType.from_torch(dtype)
 
     def shaped(self, parameters: Parameters, shape: Sequence[int]) -> None:
         """Raise ModuleInputError for a parameter of another shape."""
         for name, tensor in parameters.items():
-            if tensor is not None and tuple(tensor.shape) != tuple(shape):
-                raise self.refuse(name, f"shape {tuple(tensor.shape)}", f"{tuple(shape)}")
+            try:
+                if tensor is not None and tuple(tensor.shape) != tuple(shape):
+                    raise self.refuse(name, f"shape {tuple(tensor.shape)}", f"{tuple(shape)}")
+            except AttributeError:
+                raise self.refuse_type(name, tensor) from None
+
+    def sizes(self, argument: str, given: Sequence[int]) -> tuple[int, ...]:
+        """A shape that a caller has said."""
+        try:
+            return tuple(given)
+        except TypeError:
+            raise ArgumentError(self.name, argument, given, "a list of sizes") from None
+
+
+def rms_eps(name: str, eps: float | None, input: torch.Tensor) -> float:
+    """What is added to the mean square: torch's own number for the input's dtype where eps is None."""
+    if eps is not None:
+        return eps
+    Function(name).dtype_of("input", input)
+    return rms_norm_eps(input.dtype)
 
 
 def norm_of_rows(
@@ -80,7 +108,8 @@ def norm_of_rows(
     if promises is not None and torch.compiler.is_compiling():
         options = {"centered": centered, "residual": residual, "dropout": dropout, "promises": promises}
         return _not_traced(norm_of_rows, name, x, normalized_shape, parameters, eps, **options)
-    shape, function = tuple(normalized_shape), Function(name)
+    function = Function(name)
+    shape, dtype = function.sizes("normalized_shape", normalized_shape), function.dtype_of("input", x)
     dims = len(shape)
     if not dims or tuple(x.shape[-dims:]) != shape:
         raise function.refuse("input", f"shape {tuple(x.shape)}", f"{shape} as its last dims")
@@ -109,7 +138,7 @@ def norm_of_rows(
         at=_WHOLE,
         output=_WHOLE,
         output_grad=_WHOLE,
-        dtype=function.dtype_of("input", x),
+        dtype=dtype,
         weight_dtype=function.dtype("weight", parameters["weight"]),
         bias_dtype=function.dtype("bias", parameters["bias"]),
         input_bias_dtype=function.dtype("input_bias", parameters["input_bias"]),
@@ -133,6 +162,7 @@ def group_normed(
     if promises is not None and torch.compiler.is_compiling():
         return _not_traced(group_normed, x, groups, parameters, eps, activation, promises)
     function = Function("group_norm")
+    dtype = function.dtype_of("input", x)
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
         raise function.refuse("input", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
     function.shaped(parameters, x.shape[1:2])
@@ -151,7 +181,7 @@ def group_normed(
         mesh=None,
         mesh_id=id(None),
         placement=_WHOLE,
-        dtype=function.dtype_of("input", x),
+        dtype=dtype,
         affine_dtype=function.dtype_of("weight", affine[0]) if affine else None,
     )
     result = kept_by(group_norm_op(spec), promises).apply(None, None, channels_last(x) if is_last else x, *affine)[0]
@@ -173,6 +203,7 @@ def batch_normed(
     if promises is not None and promises.batch and not by_kept:
         found = "batch_norm norms each row by the mean and variance of the whole batch in training"
         raise PromiseError(str(promises), found, "pass training=False, or take group_norm")
+    dtype = function.dtype_of("input", x)
     if x.ndim < 2:
         raise function.refuse("input", f"{x.ndim} dims", "[batch, channels, ...]")
     if not by_kept and x.numel() == x.shape[1]:
@@ -192,7 +223,7 @@ def batch_normed(
         mesh=None,
         mesh_id=id(None),
         placement=_WHOLE,
-        dtype=function.dtype_of("input", x),
+        dtype=dtype,
         affine_dtype=function.dtype_of("weight", affine[0]) if affine else None,
         kept_dtype=function.dtype_of("running_mean", kept[0]) if by_kept else None,
     )
@@ -207,6 +238,8 @@ def _both(function: Function, parameters: Parameters) -> tuple[torch.Tensor, ...
     weight, bias = parameters["weight"], parameters["bias"]
     if weight is None and bias is None:
         return ()
+    if weight is None or bias is None:
+        function.check_plain(**parameters)
     if weight is None:
         assert bias is not None
         weight = torch.ones_like(bias, requires_grad=False)
