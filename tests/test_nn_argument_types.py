@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shardfuse import ShardfuseError, nn
-from shardfuse.errors import ArgumentError, ModuleArgumentError, ModuleInputError
+from shardfuse.errors import ArgumentError, ModuleArgumentError, ModuleInputError, TransformError
 from shardfuse.nn import functional, quantized
 
 X, TARGET = torch.ones(3, 6), torch.zeros(3, dtype=torch.int64)
@@ -97,3 +97,16 @@ def test_under_torch_compile() -> None:
     with pytest.raises(Exception, match=r"x has type NoneType, expected a torch\.Tensor") as refused:
         torch.compile(nn.RMSNorm(6), backend="eager")(None)
     assert isinstance(refused.value, ShardfuseError) or "ModuleInputError" in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    "make", [lambda: nn.RMSNorm(6), nn.GELU, nn.Softmax, nn.SwiGLU], ids=["norm", "gelu", "softmax", "swiglu"]
+)
+def test_a_trace_is_refused(make: Callable[[], torch.nn.Module]) -> None:
+    """Also where the module has run before; it keeps no result of the trace."""
+    module = make()
+    before = module(X)
+    with pytest.raises(TransformError, match=r"does not run inside of torch\.jit\.trace"):
+        torch.jit.trace(module, X)
+    assert torch.equal(module(X), before)

@@ -30,7 +30,7 @@ from .settings import Setting, printed
 from .shaping import Shaping
 from .tensor_kinds import is_traced, is_wrapped, metadata_of, modes
 from .timer import FusionTimer
-from .transforms import check_no_tangent, check_no_transform, check_one_gradient
+from .transforms import check_no_tangent, check_no_transform, check_not_traced, check_one_gradient
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -338,6 +338,7 @@ class FusedModule(PromisingModule):
     def _bind(
         self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None
     ) -> BoundOp | None:
+        check_not_traced()
         takes = [self.take(t) for t in tensors]
         local = [t if take is None else take(t.detach()) for t, take in zip(tensors, takes, strict=True)]
         entered = local if shaping is None else shaping.enter(local)

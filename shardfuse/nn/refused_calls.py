@@ -9,6 +9,7 @@ from ..arguments import misfit
 from ..errors import ModuleInputError, PlacementError, ShardfuseError
 from ..executor.agreement import failures_told
 from ..executor.uncompiled import uncompiled
+from .transforms import check_not_traced
 
 if TYPE_CHECKING:
     from .fused import FusedModule
@@ -22,6 +23,7 @@ def refuse(module: FusedModule, error: Exception, tensors: Sequence[object], nam
     A ShardfuseError names the line that made the module, and one about the inputs is reported to the other ranks.
     """
     found = error
+    check_not_traced()
     if not isinstance(error, ShardfuseError) or isinstance(error, ModuleInputError):
         wrong = misfit(type(module).forward, (module, *tensors), named)
         if wrong is not None:
