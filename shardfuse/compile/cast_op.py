@@ -184,7 +184,7 @@ def _table(plan: _Plan, inputs: Sequence[torch.Tensor], addresses: Sequence[int]
     found = plan.tables.get(key)
     if found is None:
         rows = [(*addresses[2 * k : 2 * k + 2], x.numel()) for k, x in enumerate(inputs)]
-        host = torch.tensor(rows, dtype=torch.int64, pin_memory=is_cuda)
+        host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=is_cuda)
         found = host.to(inputs[0].device, non_blocking=is_cuda)
         while len(plan.tables) >= TABLES:
             plan.tables.pop(next(iter(plan.tables)))

@@ -7,9 +7,8 @@ ModuleArgumentError for an option that is out of range.
 
 ``invariant`` and ``accumulate`` promise what ``FusionDefinition.promise`` says of a function's result and of gradients
 of its tensors but parameters: "batch", "ranks" or both, and "float32".  DefinitionError for another value; PromiseError
-where it cannot be kept.  Products of matrices promise nothing, nor do functions that have them.  torch.compile breaks
-its graph at a function that promises, as torch's own ops, of which it would be made, do not; a module that promises is
-one op.
+where it cannot be kept.  Products of matrices promise nothing, nor do functions that have them.  Under torch.compile a
+call that promises is one op of the graph, as torch's own ops, of which it would be made, promise nothing.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def _gelu(name: str, approximate: str) -> Work:
 def _halves(name: str, gate: Tensor, up: Tensor | None) -> dict[str, Tensor]:
     if up is not None:
         return {"gate": gate, "up": up}
-    Function(name).dtype_of("gate", gate)
+    Function(name).shape_of("gate", gate)
     if gate.ndim == 0 or gate.shape[-1] % 2:
         found = "no axis" if gate.ndim == 0 else f"{gate.shape[-1]} features"
         raise Function(name).refuse("gate", found, "an even number: gate and up")
@@ -185,10 +185,7 @@ def _normed(
 ) -> tuple[Any, ...]:
     function = Function(name)
     shape = function.sizes("normalized_shape", normalized_shape)
-    try:
-        found = tuple(tensors["input"].shape)
-    except AttributeError:
-        raise function.refuse_type("input", tensors["input"]) from None
+    found = tuple(function.shape_of("input", tensors["input"]))
     if len(shape) != 1 or found[-1:] != shape:
         raise function.refuse("input", f"shape {found}", f"one axis that is normed, the last one, of {shape}")
     vectors = {"weight": weight, "bias": bias}
@@ -253,11 +250,11 @@ def _check(
 ) -> None:
     name, (argument, first) = function.name, next(iter(tensors.items()))
     for other, tensor in tensors.items():
-        function.dtype_of(other, tensor)
+        function.shape_of(other, tensor)
     shape = tuple(first.shape)
     if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
         raise ModuleArgumentError(name, "dtype", dtype, "torch.float8_e4m3fn or torch.float8_e5m2")
-    function.check_plain(**vectors)
+    function.check_plain(**tensors, **vectors)
     if not shape or shape[-1] == 0:
         raise function.refuse(argument, f"shape {shape}", "rows of one element at least")
     for other, tensor in tensors.items():
