@@ -367,7 +367,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_options(arguments)
     world = initialize()
     try:
-        Run(options, make_mesh(options.mesh_size, world.world_size), world.rank, world.device).train()
+        run = Run(options, make_mesh(options.mesh_size, world.world_size), world.rank, world.device)
+        if world.world_size > 1:
+            run.say(f"ranks exchange statistics and sums by {world.exchange}")
+        run.train()
     except (BadCallError, CheckFailedError, StoppedError, UnreadableError) as error:
         # Every rank has come here, so one of them says why; any other error is for initialize() to report.
         if world.rank == 0:

@@ -32,7 +32,8 @@ class Settings:
     heartbeat_limit: SHARDFUSE_HEARTBEAT_LIMIT, seconds without a sign of life after which a rank counts as gone.
     check_replicas: SHARDFUSE_CHECK=replicas, replicated inputs are compared between ranks before every run.
     exchange: SHARDFUSE_EXCHANGE, by what ranks of a host exchange statistics of rows that are sharded: their kernels
-    themselves, over symmetric memory ("symmetric"), collectives of NCCL ("nccl"), or the default ("auto"): collectives.
+    themselves, over symmetric memory ("symmetric", or an error); collectives of NCCL ("nccl"); or the default ("auto"):
+    their kernels where NVLink joins their GPUs, else collectives.
     shared_gpu: SHARDFUSE_SHARED_GPU, ranks of a host take turns on its GPUs, with gloo's collectives: for tests on a
     machine with fewer GPUs than ranks.
     """
@@ -88,6 +89,13 @@ def is_nccl_blocking(environ: Mapping[str, str] | None = None) -> bool:
     """Do NCCL's functions end when they return?  torch can be asked for communicators whose functions do not."""
     env = os.environ if environ is None else environ
     return env.get("TORCH_NCCL_USE_COMM_NONBLOCKING", "0").lower() in ("", "0", "false", "n", "no", "f")
+
+
+def read_nccl_programs(environ: Mapping[str, str] | None = None) -> int | None:
+    """Programs of a kernel that the environment lets NCCL have at most; ``None`` where it says nothing of that."""
+    env = os.environ if environ is None else environ
+    said = [env.get(name, "") for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS")]
+    return min((int(text) for text in said if text.isdecimal() and int(text) > 0), default=None)
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> LaunchConfig:

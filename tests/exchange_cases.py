@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
 from shardfuse.codegen import generate
 from shardfuse.codegen.mesh_exchange import slots_of, table
+from shardfuse.codegen.source import KernelSource
 from shardfuse.compiler import Plan, compile_fusion
 from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import Kernel, Launch
@@ -173,22 +175,34 @@ class Ranks:
 
     def set_launches(self, number: int, rank: int) -> None:
         """As if there had been so many; of rows, turns of each program."""
-        self.tables[rank][4 + 2 * len(self.slots) :] = number << 32 * (not self.plan.exchange.is_in_rows)
+        self.tables[rank][4 + 2 * len(self.slots) + 1] = number << 32
+        self.tables[rank][4 + 2 * len(self.slots) + 2 :] = number
 
     def launches_of(self, rank: int) -> float:
         """How many there were; of rows, turns of the first program."""
-        number = int(self.tables[rank][4 + 2 * len(self.slots)])
-        return number if self.plan.exchange.is_in_rows else number / (1 << 32)
+        counted = self.tables[rank][4 + 2 * len(self.slots) :].tolist()
+        return counted[2] if self.plan.exchange.is_in_rows else counted[1] / (1 << 32)
 
-    def launches(self, directory: Path, *, interpret: bool = False) -> list[Launch]:
-        """Of each rank, ``launch(stream, *tensors)``."""
+    def tickets_of(self, rank: int) -> int:
+        """What stands where programs claim their numbers."""
+        return int(self.tables[rank][4 + 2 * len(self.slots)])
+
+    def launches(
+        self,
+        directory: Path,
+        *,
+        interpret: bool = False,
+        launched_as: Callable[[int, KernelSource], list[KernelSource]] = lambda rank, source: [source],
+    ) -> list[Launch]:
+        """Of each rank, ``launch(stream, *tensors)``.  launched_as: what is launched, one after the other."""
         made: list[Launch] = []
         for rank, own in enumerate(self.tables):
             tensors = (*self.plan.segment.inputs, *self.plan.segment.outputs)
             layouts = {t: t.domain.layout(rank) for t in tensors}
             kernel = Kernel(generate(self.plan, layouts, rank, interpret=interpret), directory, interpret=interpret)
             kernel.compile(self.device)
-            made.append(kernel.launcher(lambda launch, own=own: lambda stream, *rest: launch(stream, own, *rest)))
+            parts = [kernel.launcher_of(part) for part in launched_as(rank, kernel.source)]
+            made.append(lambda stream, *rest, parts=parts, own=own: [part(stream, own, *rest) for part in parts])
         return made
 
     def pieces(self, kind: str, rank: int, given: list[torch.Tensor]) -> dict[BoundTensor, torch.Tensor]:
@@ -202,6 +216,18 @@ class Ranks:
             nothing = float("nan") if t.dtype.is_floating else -1
             found[t] = torch.full(shape, nothing, dtype=t.dtype.torch, device=self.device)
         return found
+
+
+class NotedKernel:
+    """A kernel of rank 0 that notes its launches: grid, integers, and what it was given."""
+
+    def __init__(self, plan: KernelPlan) -> None:
+        tensors = (*plan.segment.inputs, *plan.segment.outputs)
+        self.source = generate(plan, {t: t.domain.layout(0) for t in tensors}, 0)
+        self.launches = list[tuple[int, tuple[int, ...], tuple[object, ...]]]()
+
+    def launcher_of(self, source: KernelSource) -> Launch:
+        return lambda *given: self.launches.append((source.grid, source.integers, given))
 
 
 def _number(tensor: BoundTensor) -> int:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from exchange_cases import PARTIAL, define, expected, inputs, piece, piece_of_output
+from exchange_streams import run_beside_graphs, run_beside_groups
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, initialize
@@ -36,6 +37,7 @@ STOPPED = 4.0
 """Seconds, less than those after which a silent rank counts as gone."""
 REPLAYS, EACH = 10_000, 10
 CALLS = 1000
+ROUNDS = 500
 SHARED = 50
 """As so many times fewer of these where ranks take turns on one GPU: each launch takes two of its time slices."""
 ROWS, COLUMNS = (1, 3, 8, 17, 100, 700), 8192
@@ -151,7 +153,7 @@ def fall_back(context: ProcessContext) -> None:
     compiled, mesh = Kernel.compile, DeviceMesh(range(context.world_size))
 
     def refuse(kernel: Kernel, device: torch.device) -> None:
-        if kernel.source.is_cooperative:
+        if kernel.source.name.startswith("exchange"):
             raise KernelCompileError(kernel.source.name, "no registers are left", "")
         compiled(kernel, device)
 
@@ -274,10 +276,19 @@ def main(case: str) -> None:
     context = initialize(timeout=60)
     say(f"has a world of {context.world_size} by {context.backend}")
     assert isinstance(symmetric.arena(), symmetric.Arena), symmetric.arena()
+    assert context.exchange == "kernels"
     if case == "meshes":
         meshes(context)
         finalize()
         hosts()
+        return
+    if case in ("graphs", "groups"):
+        if case == "graphs":
+            run_beside_graphs(context, REPLAYS // (SHARED if context.backend == "gloo" else 1), say)
+        else:
+            run_beside_groups(context, ROUNDS, say)
+        say("done")
+        finalize()
         return
     jobs = [Job(kind, context) for kind in ("rms_norm", PARTIAL)]
     say("has inputs")

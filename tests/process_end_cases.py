@@ -15,6 +15,8 @@ from forked_ranks import serve
 
 from shardfuse import DeviceMesh, FusionDefinition, ParallelType, finalize, initialize
 
+kept: dict[str, object] = {}
+
 
 def define() -> FusionDefinition:
     with FusionDefinition() as fd:
@@ -27,7 +29,7 @@ def define() -> FusionDefinition:
 
 
 def main(case: str, folder: Path) -> None:
-    world = initialize(timeout=60)
+    world = initialize(timeout=600 if case.startswith("left") else 60)
     if world.rank == 1:
         atexit.register(lambda: (folder / "ended").write_text("in good order"))
         if case == "hang":
@@ -55,6 +57,19 @@ def main(case: str, folder: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
         finalize()
         os.kill(os.getpid(), signal.SIGTERM)
+    if case in ("left_on_a_mesh_of_torch", "left_with_a_group_in_hand"):
+        mesh = DeviceMesh([0, 1])
+        # Both keep process groups, whose connections stay open with them, past the end of the program.
+        kept["here"] = dist.group.WORLD if case == "left_with_a_group_in_hand" else mesh.to_torch("cpu")
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, -1])
+            fd.add_output(fd.ops.sum(x, [0]))
+            x.set_device_mesh(mesh)
+            x.outer_split(0, 2)
+            x.axis(0).parallelize(ParallelType.mesh_x)
+        for _ in range(2 - world.rank):
+            fd.execute([torch.ones(2, 3)])
+        return
     print(f"rank {world.rank} says this without an end of line", end="")
     if world.rank == 1:
         define().execute([torch.ones(2, 3), torch.ones(4)])

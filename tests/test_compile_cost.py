@@ -10,11 +10,12 @@ from compile_graphs import graph_of
 from torch._inductor import config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardfuse.compile.cost import KERNEL_US, Cost, cost_of, why_never
+from shardfuse.compile.cost import Cost, cost_of, why_never
 from shardfuse.compile.graph_pass import _plan
 from shardfuse.compile.region_op import program_of
 from shardfuse.compile.regions import regions_of
 from shardfuse.compile.replacement import program_of_region
+from shardfuse.device.region_costs import KERNEL_US
 from shardfuse.frontend.explain import Explanation
 
 F = torch.nn.functional

@@ -343,7 +343,7 @@ def test_a_product_that_reads_the_tensor_as_it_is_reads_a_slice_of_the_padded_on
     (region,) = gm.graph.find_nodes(op="call_function", target=REGION)
     stored = sorted(tuple(v.shape) for v in region.meta["val"])
     assert stored == [(6, 16), (16,)]
-    (turned,) = [n for n in gm.graph.find_nodes(op="call_function", target=aten.permute.default)]
+    (turned,) = gm.graph.find_nodes(op="call_function", target=aten.permute.default)
     assert turned.args[0].meta["val"].stride() == (16, 1)
     for mine, expected in zip(listed(gm(*given)), f(*given), strict=True):
         torch.testing.assert_close(mine, expected)

@@ -21,6 +21,9 @@ from shardfuse.errors import (
     ShapeError,
     UnknownOpError,
 )
+from shardfuse.ir.scalar import Scalar
+from shardfuse.ir.tensor_view import TensorView
+from shardfuse.ops.build import Ops
 
 # --- what they refuse --------------------------------------------------------------------------------------
 
@@ -168,6 +171,27 @@ def test_refusals_of_sizes(case: str) -> None:
         define(fd)
     with pytest.raises(ShapeError, match=message):
         fd.execute([values(*shape) for shape in shapes])
+
+
+SIZES: dict[str, tuple[Callable[[Ops, TensorView, Scalar], TensorView], int, str]] = {
+    "reshape to what is below 0": (lambda o, x, n: o.reshape(x, [n, -1]), -2, r"to \[-2, -1\], expected 8 elements"),
+    "reshape of nothing": (lambda o, x, n: o.reshape(o.slice(x, [0, 0], [0, 4]), [n, -1]), 0, "in place of -1"),
+    "expand": (lambda o, x, n: o.expand(o.broadcast(x, [True, False, False]), [n, 2, 4]), -3, r"shape \[-3, 2, 4\]"),
+    "full": (lambda o, x, n: o.full([n, 2], 1.0, dtype=DataType.Float), -1, r"full: found shape \[-1, 2\]"),
+    "iota": (lambda o, x, n: o.iota(n, dtype=DataType.Int), -1, r"iota: found shape \[-1\]"),
+    "uniform": (lambda o, x, n: o.uniform(0.0, 1.0, [n], dtype=DataType.Float), -1, r"uniform: found shape \[-1\]"),
+}
+"""Sizes that a call says: an op, the number, and what is said of it."""
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_refusals_of_sizes_that_a_call_gives(case: str) -> None:
+    make, number, message = SIZES[case]
+    with FusionDefinition() as fd:
+        x, n = fd.define_tensor([2, 4]), fd.define_scalar(dtype=DataType.Int)
+        fd.add_output(make(fd.ops, x, n))
+    with pytest.raises(ShapeError, match=message):
+        fd.execute([values(2, 4), number])
 
 
 def test_a_fusion_without_outputs() -> None:

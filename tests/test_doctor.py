@@ -191,6 +191,11 @@ Legend:
 """
 
 
+def test_by_what_ranks_on_gpus_exchange() -> None:
+    assert devices.exchange([]).found == "kernels of ranks exchange statistics over NVLink, without collectives"
+    assert devices.exchange([(0, 1), (1, 0)]).found.endswith("which no NVLink joins: 0-1, 1-0")
+
+
 def test_links_between_gpus() -> None:
     assert devices.links(TOPOLOGY, 3).found == "NV18: 0-1, 1-2; SYS: 0-2"
     assert devices.links("nothing of the kind", 3).status == "warning"

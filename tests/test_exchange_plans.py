@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from exchange_cases import KINDS, PARTIAL, Ranks, define, define_backward, kernel_of, plan_of
+from exchange_cases import KINDS, PARTIAL, NotedKernel, Ranks, define, define_backward, kernel_of, plan_of
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
@@ -26,6 +26,7 @@ from shardfuse.device import H200
 from shardfuse.executor import symmetric_slots
 from shardfuse.executor.binding import Bound
 from shardfuse.executor.comparison import Made
+from shardfuse.executor.kernel import Launch
 from shardfuse.executor.options import CompileOptions
 from shardfuse.frontend import exchanges
 from shardfuse.frontend.bound_call import BoundCall
@@ -183,8 +184,12 @@ def test_kernels_compile_and_are_resident() -> None:
         source = generate(plan, {t: t.domain.layout(ranks - 1) for t in tensors}, ranks - 1)
         first = generate(plan, {t: t.domain.layout(0) for t in tensors}, 0)
         assert source.text == first.text
-        assert source.is_cooperative
-        assert source.grid <= plan.exchange.programs
+        assert source.is_cooperative != plan.exchange.is_claimed
+        if plan.exchange.is_claimed:  # where as many as are placed on all multiprocessors claim the numbers of all
+            assert source.grid % H200.multiprocessors == 0
+            assert source.grid <= -(-plan.exchange.programs * H200.multiprocessors // (H200.multiprocessors - 32))
+        else:
+            assert source.grid <= plan.exchange.programs <= H200.multiprocessors - 32
         sources.append(source)
         each.append(-(-plan.exchange.programs // (H200.multiprocessors - 32)))
     for made, programs in zip(compile_all(sources), each, strict=True):
@@ -240,7 +245,7 @@ def test_kernels_of_the_same_ranks_share_slots(fake: FakeMesh) -> None:
     assert (region.words, region.ranks) == (fake.arena.used - (1 << 13), (0, 1))
     told, at = region.table.tolist(), 8 * region.offset
     assert told[:4] == [5_000_000_000, fake.arena.report.data_ptr(), 0, region.words // 2]
-    assert told[4:] == [fake.memory.data_ptr() + at, (1 << 20) + at, 1, 2, 0]
+    assert told[4:] == [fake.memory.data_ptr() + at, (1 << 20) + at, 1, 2, 0, 0]
 
 
 def test_rows_that_change_in_every_call_take_less_memory_than_four_times_the_most(fake: FakeMesh) -> None:
@@ -410,21 +415,80 @@ def test_programs_of_several_ranks_exchange_in_kernels(fake: FakeMesh) -> None:
     assert symmetric_slots.why_no_exchange((0, 1), CompileOptions("torch")) == ""
 
 
+def launcher(plan: KernelPlan, kernel: NotedKernel) -> Launch:
+    return symmetric_slots.region_of(plan).launcher(kernel, plan)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "left", "grids"),
+    [
+        ("rms_norm", 300, 100, [(264, (300, 100))]),  # claimed: those of other multiprocessors end at once
+        ("rms_norm", 300, 68, [(264, (300, 68))]),
+        ("rms_norm", 300, 0, [(264, (300, 1))]),
+        ("rms_norm", 90, 132, [(90, (90,))]),
+        ("rms_norm", 90, 68, [(68, (90,))]),  # rows in more turns
+        (PARTIAL, 8, 30, [(28, (8,))]),  # programs of a row run at once
+        (PARTIAL, 8, 1, [(4, (8,))]),
+        (PARTIAL, 90, 100, [(90, (90, 0))]),
+        (PARTIAL, 90, 36, [(36, (90, 0)), (36, (90, 36)), (18, (90, 72))]),  # slots are programs' own
+    ],
+)
+def test_launches_leave_what_nccl_may_need(
+    kind: str, rows: int, left: int, grids: list[object], fake: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The multiprocessors of all process groups, whenever they are made."""
+    fake.arena.words = 1 << 23
+    plan = kernel_of(plan_of(define(kind, 8192, 2, BF16), rows))
+    noted = NotedKernel(plan)
+    launch = launcher(plan, noted)
+    launch(None)
+    monkeypatch.setattr(fake.arena.room, "left", lambda: left)
+    with (
+        pytest.warns(UserWarning, match="no room for those of shardfuse")
+        if left < plan.exchange.members
+        else nullcontext()
+    ):
+        launch(None)
+    assert [(grid, integers) for grid, integers, _ in noted.launches[1:]] == grids
+    assert noted.launches[0][0] >= noted.launches[1][0]
+    noted.launches.clear()
+    launch(None)  # says nothing again
+    assert [(grid, integers) for grid, integers, _ in noted.launches] == grids
+
+
+def test_programs_that_would_have_too_few_multiprocessors_have_collectives(
+    agreeing: Agreeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all ranks, where that is so on one: process groups differ."""
+    small, large = (plan_of(define("rms_norm", 8192, 2, BF16), rows) for rows in (8, 300))
+    left = [63]
+    monkeypatch.setattr(agreeing.fake.arena.room, "left", lambda: left[0])
+    assert agreeing.bind(small, "a") is small
+    told = "kernels of NCCL may need too many multiprocessors of some rank's GPU, with so many process groups"
+    assert agreeing.bind(large, "b").in_kernel == (f"none: {told}",)
+    left[0] = 64
+    assert agreeing.bind(large, "b").in_kernel == (f"none: {told}",)
+    assert agreeing.bind(large, "c") is large
+    agreeing.theirs = exchanges._CROWDED
+    assert agreeing.bind(small, "d").in_kernel == (f"none: {told}",)
+
+
 def test_launches_of_all_programs_are_in_one_order(fake: FakeMesh) -> None:
     """Two at a time would each hold multiprocessors that the other ranks' launches wait for."""
     plans = [kernel_of(plan_of(define(kind, 8192, 2, BF16), 8)) for kind in ("rms_norm", "layer_norm")]
     for plan in plans:
-        symmetric_slots.region_of(plan).around(lambda *given: None)(None)
+        launcher(plan, NotedKernel(plan))(None)
     assert fake.arena.order.launches == {(0, 1): 2}
 
 
 def test_a_report_names_the_peer_and_ends_all_programs(fake: FakeMesh) -> None:
     kernel = kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), 8))
-    launched: list[object] = []
-    launch = symmetric_slots.region_of(kernel).around(lambda stream, *rest: launched.extend(rest))
+    noted = NotedKernel(kernel)
+    launch = launcher(kernel, noted)
     launch(None, 1, 2)
-    assert launched[0] is symmetric_slots.region_of(kernel).table
-    assert launched[1:] == [1, 2]
+    (_, _, (stream, table, *rest)) = noted.launches[0]
+    assert table is symmetric_slots.region_of(kernel).table
+    assert (stream, rest) == (None, [1, 2])
     word = 0xFFFFFFF0 << 32 | 37 << 10 | 2
     fake.arena.report[0] = word - (1 << 64)
     assert Reported.of(word) == Reported(0xFFFFFFF0, 37, 2)
@@ -432,7 +496,7 @@ def test_a_report_names_the_peer_and_ends_all_programs(fake: FakeMesh) -> None:
         ExchangeTimeoutError, match="rank 1 did not send its part of row 37 within 5 s, in launch 42949"
     ):
         launch(None, 1, 2)
-    assert len(launched) == 3
+    assert len(noted.launches) == 1
 
 
 def test_ranks_of_one_process_have_tables_of_their_own() -> None:
@@ -526,7 +590,6 @@ def test_one_rank_that_cannot_share_memory_has_none_share_it(
 ) -> None:
     """Where auto has kernels exchange, both go on with collectives, and say why; asked for, it is an error on both."""
     driver = FakeDriver(fails)
-    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
     monkeypatch.setattr(symmetric, "peer_memory", driver)
     for name, value in (("device_count", 2), ("can_device_access_peer", True), ("synchronize", None)):
         monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
@@ -561,19 +624,28 @@ def test_the_end_of_a_world_closes_what_it_can(
     assert symmetric.arena() == ""
 
 
-def test_auto_has_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that exchange have to be asked for; ``explain()`` says by what."""
-    gpus = [torch.device("cuda", k) for k in range(2)]
-    monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", "132"))
-    assert opened(("auto", "auto"), gpus, monkeypatch) == ["SHARDFUSE_EXCHANGE=symmetric asks for it"] * 2
-    for found in opened(("auto", "symmetric"), gpus, monkeypatch):
-        assert "rank 0: SHARDFUSE_EXCHANGE=symmetric asks for it: set it alike on all ranks" in found
+def test_what_ranks_exchange_by_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, told in (
+        ("", "collectives: tensors are on the CPU"),
+        ("no two ranks are on one host", "collectives: no two ranks are on one host"),
+        (FakeMesh(1 << 10).arena, "kernels"),
+    ):
+        monkeypatch.setattr(symmetric, "arena", lambda found=found: found)
+        assert symmetric.how_ranks_exchange() == told
+
+
+def test_auto_has_collectives_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word: ``explain()`` says of kernels what a GPU would have."""
+    monkeypatch.setattr(symmetric, "peer_memory", None)
+    assert opened(("auto", "auto"), [CPU] * 2, monkeypatch) == [""] * 2
+    assert opened(("nccl", "nccl"), [torch.device("cuda", k) for k in range(2)], monkeypatch) == [
+        "SHARDFUSE_EXCHANGE=nccl"
+    ] * 2  # fmt: skip
 
 
 def test_ranks_that_share_a_gpu_exchange_where_they_are_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take turns, which is for tests."""
     driver = FakeDriver({})
-    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
     monkeypatch.setattr(symmetric, "peer_memory", driver)
     for name, value in (("device_count", 1), ("synchronize", None)):
         monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
@@ -605,7 +677,6 @@ def test_links_are_those_of_the_gpus_that_ranks_have(monkeypatch: pytest.MonkeyP
 def test_gpus_of_unlike_kinds_have_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their ranks would plan, and take regions of compiled graphs, each in a way of its own."""
     kinds = [f"NVIDIA {name} of 132 multiprocessors" for name in ("H200", "H100")]
-    monkeypatch.setattr(symmetric, "AUTO_EXCHANGES", True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name in ("can_device_access_peer", "has_atomics"):
         monkeypatch.setattr(torch.cuda if name[0] == "c" else symmetric.peer_memory, name, lambda own, other: True)

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from exchange_cases import define, kernel_of, plan_of
+from exchange_cases import NotedKernel, define, kernel_of, plan_of
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardfuse import DataType
 from shardfuse.executor import symmetric_slots
+from shardfuse.executor.kernel import Launch
 from shardfuse.mesh import process, symmetric, watchdog
 from shardfuse.mesh.board import Record
 from shardfuse.mesh.gpu_waits import StreamProbe
@@ -41,8 +42,10 @@ def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
 
 
 @pytest.fixture
-def region(arena: Arena) -> symmetric_slots.Region:
-    return symmetric_slots.region_of(kernel_of(plan_of(define("rms_norm", 8192, 2, DataType.BFloat16), 8)))
+def launch(arena: Arena) -> Launch:
+    """What launches a kernel in its slots."""
+    plan = kernel_of(plan_of(define("rms_norm", 8192, 2, DataType.BFloat16), 8))
+    return symmetric_slots.region_of(plan).launcher(NotedKernel(plan), plan)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def guard(arena: Arena) -> Watchdog:
 
 
 def test_a_report_that_no_call_raises_ends_the_rank_within_seconds(
-    arena: Arena, region: symmetric_slots.Region, guard: Watchdog, monkeypatch: pytest.MonkeyPatch
+    arena: Arena, launch: Launch, guard: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of the last call of a job, or of one that replays graphs alone."""
     now = [100.0]
@@ -65,11 +68,11 @@ def test_a_report_that_no_call_raises_ends_the_rank_within_seconds(
     assert found is not None
     assert found.line(1).startswith("rank 1 did not send its part of row 37 within 5 s, in launch 3")
     with pytest.raises(ExchangeTimeoutError):
-        region.around(lambda *given: None)(None)
+        launch(None)
     assert guard._lost_exchange() is None  # the caller knows, and decides
 
 
-def test_the_end_of_a_world_raises_a_report_once(arena: Arena, region: symmetric_slots.Region) -> None:
+def test_the_end_of_a_world_raises_a_report_once(arena: Arena, launch: Launch) -> None:
     symmetric.raise_lost_exchange(CPU)
     arena.report[0] = TOLD
     with pytest.raises(ExchangeTimeoutError, match="rank 1 did not send its part of row 37"):
@@ -77,9 +80,7 @@ def test_the_end_of_a_world_raises_a_report_once(arena: Arena, region: symmetric
     symmetric.raise_lost_exchange(CPU)
 
 
-def test_the_end_at_exit_is_an_end_by_failure(
-    arena: Arena, region: symmetric_slots.Region, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_at_exit_is_an_end_by_failure(arena: Arena, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """There an exception would be printed, and the exit status 0."""
     ended = list[str]()
 
@@ -105,11 +106,11 @@ def test_the_watch_goes_on_before_any_program_exchanges(arena: Arena, guard: Wat
 
 @pytest.mark.parametrize(("launched", "is_missed"), [(0, True), (1, True), (2, False)])
 def test_a_rank_that_leaves_before_a_launch_that_waits_for_it_is_missed(
-    launched: int, is_missed: bool, region: symmetric_slots.Region, guard: Watchdog, monkeypatch: pytest.MonkeyPatch
+    launched: int, is_missed: bool, launch: Launch, guard: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dist.ProcessGroup, "_get_sequence_number_for_group", lambda group: 5)  # the fake one has none
     for _ in range(2):
-        region.around(lambda *given: None)(None)
+        launch(None)
     guard._probe = StreamProbe(CPU)
     sequences = {f"{EXCHANGES} of (0, 1)": launched} if launched else {}
     guard._board.records[1] = Record(ProcessIdentity.of_this_process(), "leaving", sequences=sequences)

@@ -89,6 +89,7 @@ def test_places_and_teams_against_numpy() -> None:
             assert mesh.index(rank, kind) == place[dim]
             assert mesh.team(rank, kind) == tuple(box[line].tolist())
     assert mesh.coordinate(12) is None
+    assert mesh.coordinate(torch.tensor(mesh.ranks[-1])) == mesh.coordinate(mesh.ranks[-1]), "any integer"
     with pytest.raises(RankNotInMeshError, match="rank 12 is not in DeviceMesh"):
         mesh.index(12, X)
     with pytest.raises(RankNotInMeshError, match="rank 12 is not in DeviceMesh"):

@@ -11,6 +11,7 @@ from test_module_ways import SHAPE, TARGET, normal
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
+from torch.autograd import forward_ad
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.nn import functional
 
@@ -274,3 +275,8 @@ def test_batched_gradients_and_transforms_are_refused_by_name() -> None:
         for transformed in (torch.func.grad(lambda x, call=call: call(x).sum()), torch.func.jacrev(call)):
             with pytest.raises(TransformError, match=r"shardfuse.nn does not run inside of torch.func"):
                 transformed(x.detach())
+        with forward_ad.dual_level():
+            for primal in (x, x.detach()):
+                with pytest.raises(TransformError, match=r"shardfuse.nn does not run inside of .*forward_ad"):
+                    call(forward_ad.make_dual(primal, torch.ones_like(x)))
+            assert torch.equal(call(x), y)

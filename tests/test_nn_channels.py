@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from module_cases import FLOATS, NARROW, ONE, assert_state_dicts_fit, check_module, each_rank
 from nn_cases import S0, S1, S2, Here, P, Placements, R, along
 from ranks import run_ranks
@@ -18,7 +19,7 @@ from torch_answers import assert_beside
 from benchmarks.roundings import assert_near
 from shardfuse import DeviceMesh
 from shardfuse.errors import ModuleArgumentError, ModuleInputError, PlacementError
-from shardfuse.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, SyncBatchNorm
+from shardfuse.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, SyncBatchNorm, convert
 
 EPS = 1e-5
 S3 = Shard(3)
@@ -220,7 +221,9 @@ def test_sync_batch_norm() -> None:
     expected.backward(gradient)
 
     def run(rank: int, size: int) -> None:
-        module = SyncBatchNorm(3, dtype=torch.float64)
+        module = convert(torch.nn.SyncBatchNorm(3, process_group=dist.group.WORLD, dtype=torch.float64)).model
+        assert isinstance(module, SyncBatchNorm)
+        assert module.process_group is dist.group.WORLD
         mine = x.chunk(size)[rank].clone().requires_grad_()
         result = module(mine)
         result.backward(gradient.chunk(size)[rank])
@@ -230,7 +233,35 @@ def test_sync_batch_norm() -> None:
         torch.testing.assert_close(module.running_var, theirs.running_var)
 
     run_ranks(2, run)
-    torch.testing.assert_close(SyncBatchNorm(3, dtype=torch.float64)(x), expected.detach())
+    for group in (None, dist.GroupMember.NON_GROUP_MEMBER):
+        alone = SyncBatchNorm(3, process_group=group, dtype=torch.float64)
+        torch.testing.assert_close(alone(x), expected.detach())
+
+
+def test_a_rank_may_evaluate_a_sync_batch_norm_alone() -> None:
+    """Before the first step of training as between two; gradients are then this rank's own."""
+    x = torch.randn(6, 3, 4, dtype=torch.float64)
+
+    def check_alone(module: SyncBatchNorm) -> None:
+        theirs = torch.nn.BatchNorm1d(3, dtype=torch.float64)
+        theirs.load_state_dict(module.state_dict())
+        for m in (theirs.eval(), module.eval()):
+            m.zero_grad()
+            m(x).square().sum().backward()
+        torch.testing.assert_close(module.weight.grad, theirs.weight.grad)
+        module.zero_grad()
+        module.train()
+
+    def run(rank: int, size: int) -> None:
+        module = SyncBatchNorm(3, dtype=torch.float64)
+        for evaluating in range(size):
+            if rank == evaluating:
+                check_alone(module)
+            result = module(x.chunk(size)[rank])
+            expected = torch.nn.functional.batch_norm(x, None, None, training=True).chunk(size)[rank]
+            torch.testing.assert_close(result, expected)
+
+    run_ranks(2, run)
 
 
 def test_bad_arguments() -> None:
@@ -242,6 +273,7 @@ def test_bad_arguments() -> None:
         (lambda: GroupNorm(2, 4, activation="gelu"), "activation="),
         (lambda: BatchNorm2d(0), "num_features="),
         (lambda: BatchNorm2d(4, momentum=2.0), "momentum="),
+        (lambda: SyncBatchNorm(4, process_group=[0, 1]), "process_group="),
         (lambda: BatchNorm1d(4, eps=float("nan")), "eps="),
     ):
         with pytest.raises(ModuleArgumentError, match=message):

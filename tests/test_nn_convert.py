@@ -285,6 +285,15 @@ def test_what_a_norm_holds_beside_its_own_is_not_lost() -> None:
     assert model[4].no_weight_decay == model[5].config == "a mark"
 
 
+def test_modules_take_their_input_by_the_name_that_torchs_have() -> None:
+    x = torch.randn(3, 4)
+    for name in ("LayerNorm", "BatchNorm1d", "GELU"):
+        module, theirs = (getattr(m, name)(*() if name == "GELU" else (4,)) for m in (fused, nn))
+        torch.testing.assert_close(module(input=x), theirs(input=x))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        fused.GELU()(other=x)
+
+
 def test_a_replacement_takes_its_input_by_the_name_that_it_had() -> None:
     class NamedRMSNorm(LlamaRMSNorm):
         def forward(self, hidden_states: Tensor) -> Tensor:

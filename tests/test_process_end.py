@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -141,3 +142,18 @@ def test_sigterm_ends_a_forked_process_and_one_that_has_left_its_world(server: S
     ended = wait(start(server, "forked", tmp_path))
     assert ended.codes == [-signal.SIGTERM, -signal.SIGTERM]
     assert ended.errors == ["", ""]
+
+
+def test_a_rank_that_leaves_with_groups_in_hand_is_not_waited_for_until_the_timeout(
+    server: Server, tmp_path: Path
+) -> None:
+    """Its connections stay open: meshes of torch's are emptied, and of what a program holds the watchdog tells."""
+    started = {}
+    for case in ("left_on_a_mesh_of_torch", "left_with_a_group_in_hand"):
+        (tmp_path / case).mkdir()
+        started[case] = start(server, case, tmp_path / case)
+    for case, ranks in started.items():
+        ended = wait(ranks)  # which gives up long before the world's timeout
+        assert ended.codes == [1, 1], case
+        sentence = r"rank 1 left before collective \d of ranks \[0, 1\]; this rank cannot go on without it"
+        assert re.search(f"shardfuse: rank 0: {sentence}\n", ended.errors[0]), ended.errors[0]

@@ -9,7 +9,6 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Statistic
 from ..schedulers.limits import power_of_two
-from ..segments.space import streamed
 from .accumulators import Accumulator, accumulator, accumulators
 from .emitter import Emitter
 from .group_exchange import exchange_helpers, exchange_lines, prefetch_next
@@ -85,7 +84,7 @@ def write_packed(e: Packed) -> None:
     """All loads, then phase after phase, chunk after chunk."""
     chunks = e.tile.chunks()
     e.begin()
-    e.read(streamed(e.plan.segment, e.space), chunks)
+    e.read(e.space.streamed, chunks)
     for phase in range(e.space.phases - 1):
         reductions = e.reductions(phase)
         if phase:

@@ -13,11 +13,12 @@ from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule
 from .bodies import write_loops, write_packed, write_unrolled
+from .claims import claim_helpers, grid_of, integers_of, loop_lines
 from .emitter import Emitter
 from .group_exchange import MAILBOX, head_lines, mailbox_words, member_alone, team_lines
 from .lagged_rows import Late, OddLate, pipelined_loop, write_late
 from .mesh_exchange import head_lines as table_lines
-from .mesh_exchange import loop_lines, table_words
+from .mesh_exchange import table_words
 from .misaligned import Aligned, is_last_masked, last_masked, with_access
 from .packed import OddPacked, Packed
 from .pipelined_row_loop import LateWalk, teams_of, write_lagged_loop
@@ -48,9 +49,11 @@ def generate(
     p = _parts(plan, layouts, rank, interpret=interpret, turns=turns)
     function = signature(p.name, list(p.parameters), list(p.not_specialised))
     text = body_text(p.comments, p.helpers) + function + "\n".join(p.lines) + "\n"
+    # programs that claim their numbers wait for no number that none has claimed
+    is_cooperative = bool(p.mailbox) and not (plan.exchange is not None and plan.exchange.is_claimed)
     return KernelSource(
         p.name, text, _tensors(plan), p.scalars, tuple(v for v, _ in p.integers.values()),
-        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, bool(p.mailbox), schedule=p.schedule,
+        p.grid, p.num_warps, p.num_stages, p.max_registers, p.mailbox, is_cooperative, schedule=p.schedule,
         contracts=contracts,
     )  # fmt: skip
 
@@ -62,6 +65,9 @@ def _parts(plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, tu
     e = _emitted(plan, layouts, rank, interpret=interpret, turns=turns)
     integers, preamble = _indices(e)
     integers = {**{name: (value, "tl.int64") for name, value in e.starts.items()}, **integers}
+    if plan.exchange is not None:
+        integers |= integers_of(plan.exchange, plan.device.multiprocessors)
+        e.helpers |= claim_helpers(interpret=interpret) if plan.exchange.is_claimed else {}
     scalars = tuple(s for s in plan.segment.scalars if not s.is_literal)
     parameters = [
         *(f"{t}_ptr" for t in _tensors(plan)),
@@ -187,8 +193,7 @@ def _grid(e: Emitter) -> int:
     if schedule.members:
         return min(blocks, max(schedule.programs // schedule.members, 1)) * schedule.members
     if e.plan.exchange is not None:
-        members = e.plan.exchange.members
-        return min(blocks, e.plan.exchange.programs // members) * members
+        return grid_of(e.plan.exchange, blocks, e.plan.device.multiprocessors)
     return blocks * schedule.parts
 
 

@@ -20,7 +20,6 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..schedulers.limits import power_of_two
 from ..schedulers.plan import KernelPlan
-from ..segments.space import beside, rereads, streamed
 from .tile import R_SIZE, Chunk, Tile
 
 EVICT_LAST = ', eviction_policy="evict_last"'
@@ -35,7 +34,7 @@ def hint(plan: KernelPlan, tensor: BoundTensor) -> str:
     space = plan.space
     if not space.r or space.walked:
         return ""
-    walked, vectors = streamed(plan.segment, space), beside(plan.segment, space)
+    walked, vectors = space.streamed, space.beside
     if _reads_once(plan):
         return EVICT_FIRST if tensor in walked else ""
     schedule = plan.schedule
@@ -54,7 +53,7 @@ def _reads_once(plan: KernelPlan) -> bool:
     space, schedule = plan.space, plan.schedule
     if schedule.members or any(map(space.has_r, plan.segment.outputs)):
         return False
-    is_again = rereads(space) or any(len(e.outputs) > 1 for e in plan.segment.exprs)
+    is_again = space.rereads or any(len(e.outputs) > 1 for e in plan.segment.exprs)
     return schedule.is_held or (schedule.launch.stages == 1 and not is_again)
 
 

@@ -21,10 +21,14 @@ and what differs between ranks stands in a table in its own memory, which comes 
     stride                  words from one set of slots to the other
     slots_0 ... slots_W-1   addresses of every rank's slots
     name_0 ... name_W-1     what each rank is called in a report
+    tickets                 what programs that claim their numbers count, 0 between launches (``codegen/claims.py``)
     launches                that there were, in the upper 32 bits, kept between launches
 
 The programs of a launch together add one launch, 1 << 32, each a part of it at its end.  So all of them have read the
 number before it is the next, whatever their grid.
+
+Rows belong to programs in turn, to as many as all ranks have agreed on.  A rank may run fewer at a time: a grid that is
+smaller takes what follows in order, and so do those that claim their numbers (``codegen/claims.py``).
 
 Two sets are enough: a rank that posts in launch e + 2 has read a word of launch e + 1 from every peer, and a peer posts
 that only when its launch e has ended.  A replay of a CUDA graph is one more launch.  A word that does not come within
@@ -284,7 +288,7 @@ def table_words(plan: KernelPlan) -> int:
     """64-bit words of a rank's table."""
     exchange = plan.exchange
     assert exchange is not None, "a kernel whose ranks exchange"
-    return SLOTS + 2 * exchange.ranks + (exchange.programs if exchange.is_in_rows else 1)
+    return SLOTS + 2 * exchange.ranks + 2 + (exchange.programs if exchange.is_in_rows else 0)
 
 
 def slots_of(plan: KernelPlan) -> int:
@@ -311,6 +315,13 @@ def exchanged_rows(plan: KernelPlan) -> int:
     return -(-plan.space.kept // block) * block
 
 
+def count_lines(exchange: RankExchange) -> list[str]:
+    """Where programs and launches are counted."""
+    at = SLOTS + 2 * exchange.ranks
+    tickets = [f"tickets_ptr = {MAILBOX} + {at}"] if exchange.is_claimed else []
+    return [*tickets, f"launches_ptr = {MAILBOX} + {at + 1}"]
+
+
 def head_lines(plan: KernelPlan) -> list[str]:
     """Before the loop over rows: the table, and which launch this is."""
     exchange = plan.exchange
@@ -319,7 +330,7 @@ def head_lines(plan: KernelPlan) -> list[str]:
     own = f"own = tl.load({MAILBOX} + {SLOTS} + rank).to(tl.pointer_type(tl.int64)) + set"
     peer = f"peer = tl.load({MAILBOX} + {SLOTS} + 1 - rank).to(tl.pointer_type(tl.int64)) + set"
     return [
-        f"launches_ptr = {MAILBOX} + {SLOTS + 2 * ranks}",
+        *count_lines(exchange),
         "epoch = (tl.load(launches_ptr) >> 32).to(tl.int32) + 1",
         f"limit = tl.load({MAILBOX})",
         f"report = tl.load({MAILBOX} + 1)",
@@ -331,27 +342,6 @@ def head_lines(plan: KernelPlan) -> list[str]:
         *([peer] if exchange.sent is not None and ranks == 2 else []),
         *([f"member = tl.program_id(0) % {exchange.members}"] if exchange.members > 1 else []),
     ]
-
-
-def loop_lines(body: Sequence[str], rows: str, index: Sequence[str], exchange: RankExchange) -> list[str]:
-    """``body`` for each block of rows of the program in turn; then it has seen this launch.
-
-    ``rows``: text of the number of blocks, "" for a single one.  ``index``: lines that make x of ``row``.
-    """
-    each = f" // {exchange.members}" if exchange.members > 1 else ""
-    lines = [*(f"    {line}" for line in index), *body]
-    if rows:
-        loop = f"    for row in tl.range(tl.program_id(0){each}, {rows}, tl.num_programs(0){each}, num_stages=1):"
-        lines = [loop, *(f"    {line}" if line else "" for line in lines)]
-    counted = [
-        f"rest = {(1 << 32) + 1} - tl.num_programs(0).to(tl.int64)",
-        "part = tl.where(tl.program_id(0) == 0, rest, 1)",
-        'tl.atomic_add(launches_ptr, part, sem="relaxed")',
-    ]
-    if exchange.is_in_rows:
-        counted = ["tl.store(epochs_ptr, (late.to(tl.int64) << 32) | epoch.to(tl.int64))"]
-    # no thread reads the number after another has moved it on
-    return ["", *lines, "", "    tl.debug_barrier()", *(f"    {line}" for line in counted)]
 
 
 def write_exchange(e: Emitter, parts: Sequence[tuple[Expr, str]]) -> None:

@@ -34,7 +34,6 @@ from ..ir.expr import BoundTensor
 from ..ir.layout import Coordinates
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access
-from ..segments.space import streamed
 from .emitter import Emitter
 from .indexing import Group, dynamic_terms
 from .loads import EVICT_LAST
@@ -76,7 +75,7 @@ class Aligned(Emitter):
 
     def begin(self, chunk: Chunk) -> None:
         """Lines before the loop."""
-        (row,) = streamed(self.plan.segment, self.space)
+        (row,) = self.space.streamed
         width = self.plan.device.access_bytes // row.dtype.itemsize
         for line in _word_lines(self.terms(self.tile.strides[row], chunk)[0][0], width):
             self.out.line(line)

@@ -34,7 +34,7 @@ from ..schedulers.sent_words import FLAG_WORDS, flags_of_rows, row_elements
 from .arithmetic import TRITON_TYPE
 from .group_exchange import MAILBOX
 from .interpreted_waits import NAME_BITS, ROW_BITS, interpreted_await_rows, interpreted_post
-from .mesh_exchange import RANK, SLOTS, indented, polling, reporting, row_of, until
+from .mesh_exchange import RANK, SLOTS, count_lines, indented, polling, reporting, row_of, until
 from .sending import Sending
 from .tile import Chunk
 
@@ -145,17 +145,14 @@ def await_rows_text(peers: int, *, interpret: bool) -> str:
 
 
 def rows_head_lines(plan: KernelPlan) -> list[str]:
-    """Before the loop over rows: the table, and how many turns this program has had."""
+    """Before the loop over programs: the table."""
     exchange = plan.exchange
     assert exchange is not None, "a kernel whose ranks exchange"
     ranks = exchange.ranks
     own = f"own_flags = tl.load({MAILBOX} + {SLOTS}).to(tl.pointer_type(tl.int64))"
     places = [*range(1, ranks)]
     return [
-        f"epochs_ptr = {MAILBOX} + {SLOTS + 2 * ranks} + tl.program_id(0)",
-        "seen = tl.load(epochs_ptr)",
-        "epoch = seen.to(tl.int32)",
-        "late = (seen >> 32).to(tl.int32)",
+        *(count_lines(exchange) if exchange.is_claimed else []),
         f"limit = tl.load({MAILBOX})",
         f"report = tl.load({MAILBOX} + 1)",
         f"rank = tl.load({MAILBOX} + {RANK})",
@@ -187,7 +184,7 @@ class SendingRows(Sending):
         self.helpers[f"post_{peers}"] = post_text(peers, interpret=self.interpret)
         self.out.paragraph()
         self.out.line("epoch = (epoch + 1) & 0x7FFFFFFF")  # no turn has the sign, which stands for a lost one
-        lane = "tl.program_id(0) * 2 + (epoch & 1)"
+        lane = "program * 2 + (epoch & 1)"
         self.out.line(f"lane = {lane}" if peers == 1 else f"lane = ({lane}) * {peers}")
         self.out.line(f"lane_row = lane.to(tl.int64) * {elements}")
         for chunk in chunks:

@@ -112,7 +112,7 @@ def _commit(graph: Graph, values: Values, gone: Sequence[Node]) -> None:
     """Write ``values`` down, and leave out the nodes of ``gone``, each for what it is a copy of."""
     for n, value in values.items():
         if n not in gone:
-            n.meta["val"] = value
+            n.meta["val"], n.target = value, _target(n)
             if draws_as_rand(n):
                 n.target, n.args = register(), n.args[:2]
     for n in gone:
@@ -168,11 +168,16 @@ def _computed(n: Node, values: Values) -> Any:
         return args[0][args[1]]
     one: Any = next(v for v in values.values() if isinstance(v, torch.Tensor))
     with one.fake_mode:
-        found: Any = n.target(*args, **kwargs)
+        found: Any = _target(n)(*args, **kwargs)
     if is_view(n) and isinstance(args[0], torch.Tensor) and not found._is_view() and found is not args[0]:
         most = max(v.numel() for v in values.values() if isinstance(v, torch.Tensor))
         return found if found.numel() * _SMALL <= most else None
     return found
+
+
+def _target(n: Node) -> Any:
+    """Of ``n``; what asks for a view takes a copy too."""
+    return aten.reshape.default if n.target in (aten.view.default, aten._unsafe_view.default) else n.target
 
 
 def _draw_alike(n: Node, values: Values) -> None:
@@ -254,7 +259,7 @@ def _is_contiguous(n: Node) -> bool:
 
 
 def _turn(graph: Graph, n: Node) -> Node:
-    """A copy of ``n`` in channels-last behind it, for all that read ``n``; of an input of the graph for convolutions."""
+    """A copy of ``n`` in channels-last behind it, for all that read it; of a graph's input for convolutions alone."""
     value = n.meta["val"]
     order = torch.channels_last if value.ndim == 4 else torch.channels_last_3d
     with graph.inserting_after(n):

@@ -15,9 +15,10 @@ after::
     %sum_1 = aten.sum(%pad, [0])
     %slice = aten.slice(%sum_1, 0, 0, 50257)
 
-``y`` itself then need not be stored.  A product reads its operands in any order of memory, and with any distance between
-rows: one that reads ``y`` as it is, or transposed, reads a slice of what was padded, whose rows begin aligned.  Where no region that stores
-the padded tensor is taken, the graph is left as it was: Inductor's own kernels make its two pads in one go.
+``y`` itself then need not be stored.  A product reads its operands in any order of memory, and with any distance
+between rows: one that reads ``y`` as it is, or transposed, reads a slice of what was padded, whose rows begin aligned.
+Where no region that stores the padded tensor is taken, the graph is left as it was: Inductor's own kernels make its two
+pads in one go.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _SLICE = torch.ops.aten.slice.Tensor
 @dataclass(frozen=True)
 class SharedPad:
     """The one pad of a tensor ``y``, and what was made of it: pairs of a transposed pad and the permutation behind it
-    that replaced it, pairs of the arguments of a sum and the slice that replaced it, and the slice that products read."""
+    that replaced it, pairs of the arguments of a sum and the slice that replaced it, the slice that products read."""
 
     y: Node
     pad: Node

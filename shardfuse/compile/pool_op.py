@@ -29,22 +29,25 @@ import torch
 from torch.fx import Graph, Node
 
 from .channels_last import is_image_in_channels_last
+from .kernel_files import has_kernels, launcher_of
 from .random_op import channels_last_strides
 from .region_op import define_op
 
 TILE = 1024
 """Elements of a program: 8 of 16 bits, a load of 16 bytes, for each of 128 threads."""
+WARPS = 4
 LONGEST = 128
 """Channels of a program at most."""
 _BACKWARD: Any = torch.ops.aten.max_pool2d_with_indices_backward.default
 
 
-def take_pools(graph: Graph) -> int:
-    """Replace gradients of max pools on a GPU, of images in channels-last; how many have been."""
-    found = [n for n in graph.find_nodes(op="call_function", target=_BACKWARD) if offsets_of(n) is not None]
-    for n in found:
-        _replace(graph, n, cast(Node, offsets_of(n)))
-    return len(found)
+def take_pools(graph: Graph, *, only_gpu: bool = True) -> int:
+    """Replace gradients of max pools of images in channels-last; how many have been."""
+    found = [(n, offsets_of(n)) for n in graph.find_nodes(op="call_function", target=_BACKWARD)]
+    taken = [(n, o) for n, o in found if o is not None and not (only_gpu and not n.meta["val"].is_cuda)]
+    for n, offsets in taken:
+        _replace(graph, n, offsets)
+    return len(taken)
 
 
 def offsets_of(n: Node) -> Node | None:
@@ -60,7 +63,7 @@ def offsets_of(n: Node) -> Node | None:
     if not all(map(is_image_in_channels_last, images)) or any(v.ndim != 4 for v in images):
         return None
     is_taken = images[0].is_floating_point() and images[0].itemsize <= 4 and images[1].dtype is torch.int8
-    return offsets if is_taken and images[0].device.type == "cuda" else None
+    return offsets if is_taken else None
 
 
 def _pair(value: object) -> list[int]:
@@ -94,18 +97,37 @@ def run_pool(
     padding: list[int],
 ) -> list[torch.Tensor]:
     """A new image in channels-last, of the gradient's type."""
-    import triton
-
-    from .pool_kernel import max_pool_gradient
-
     (out,) = fake_pool(gradient, offsets, size, kernel, stride, padding)
+    if not has_kernels(gradient.device):
+        return [out.copy_(_added(gradient, offsets.long(), size, kernel, stride, padding))]
     n, c, h, w = size
-    channels = min(LONGEST, triton.next_power_of_2(c))
+    channels = min(LONGEST, 1 << (c - 1).bit_length())
     pixels = max(TILE // channels, 1)
-    grid = (n * h * triton.cdiv(w, pixels), triton.cdiv(c, channels))
-    sizes = (c, h, w, *gradient.shape[2:], *kernel, *stride, *padding)
-    max_pool_gradient[grid](gradient, offsets, out, *sizes, PIXELS=pixels, CHANNELS=channels, num_warps=4)
+    names = ("ALL_CHANNELS", "HEIGHT", "WIDTH", "POOLED_HEIGHT", "POOLED_WIDTH", "KERNEL_H", "KERNEL_W")
+    names += ("STRIDE_H", "STRIDE_W", "PADDING_H", "PADDING_W", "PIXELS", "CHANNELS")
+    values = (c, h, w, *map(int, gradient.shape[2:]), *kernel, *stride, *padding, pixels, channels)
+    types = (("gradient", gradient.dtype), ("offsets", torch.int8), ("out", gradient.dtype))
+    grid = n * h * -(-w // pixels) * -(-c // channels)
+    constants = tuple(zip(names, values, strict=True))
+    launcher_of("max_pool_gradient", constants, types, grid, WARPS, gradient.device)(gradient, offsets, out)
     return [out]
+
+
+def _added(
+    gradient: torch.Tensor,
+    offsets: torch.Tensor,
+    size: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+) -> torch.Tensor:
+    """By torch's ops."""
+    n, c, h, w = size
+    rows, columns = (torch.arange(k, device=offsets.device) for k in gradient.shape[2:])
+    y = offsets // kernel[1] + (rows * stride[0] - padding[0])[:, None]
+    x = offsets % kernel[1] + columns * stride[1] - padding[1]
+    flat = torch.zeros(n, c, h * w, dtype=torch.float32, device=gradient.device)
+    return flat.scatter_add_(2, (y * w + x).flatten(2), gradient.float().flatten(2)).reshape(size)
 
 
 def fake_pool(

@@ -149,7 +149,7 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> Backend:
 
 
 def may_bind(device: torch.device) -> bool:
-    """NCCL's are the collectives of GPUs; on a CPU gloo's are not used as they are, for reasons in communication.py."""
+    """NCCL's are the collectives of GPUs; gloo's are not used as they are, for reasons in ``collective_calls.py``."""
     return device.type == "cuda"
 
 

@@ -76,12 +76,17 @@ class Kernel:
             # Programs wait for each other: a grid that is not resident at once is refused instead of hung.
             self._options["launch_cooperative_grid"] = True
 
-    def launcher(self, around: Callable[[Launch], Launch] | None = None) -> Launch:
-        """Takes tensors and scalars in the order of ``source.tensors``, ``source.scalars``; extents are bound.
+    def launcher(self) -> Launch:
+        """Takes tensors and scalars in the order of ``source.tensors``, ``source.scalars``; extents are bound."""
+        launch = self.launcher_of(self.source)
+        return _with_mailbox(launch, self.source.mailbox, self._device) if self.source.mailbox else launch
 
-        around: gives a launch that hands over what comes before them, instead of a mailbox of the kernel's own.
+    def launcher_of(self, source: KernelSource) -> Launch:
+        """``launcher`` of ``source``, which has another grid or other integers than the kernel's own.
+
+        What it launches takes the address of a mailbox before its arguments, where the kernel has one.
         """
-        source, otherwise = self.source, self._through_triton()
+        otherwise = self._through_triton(source)
         if self._ready is None:
 
             def launch(stream: int | None, *arguments: Argument) -> None:
@@ -96,9 +101,7 @@ class Kernel:
                 binary.pointers, binary.types[:numbers], binary.types[numbers:], source.integers,
                 otherwise, self._refused,
             )  # fmt: skip
-        if around is not None:
-            return around(launch)
-        return _with_mailbox(launch, source.mailbox, self._device) if source.mailbox else launch
+        return launch
 
     def compile(self, device: torch.device) -> None:
         """Have Triton compile for aligned tensors on ``device``, or find it compiled, without running.
@@ -130,9 +133,9 @@ class Kernel:
         """The element type of each pointer, the first arguments."""
         return (*[torch.int64] * bool(self.source.mailbox), *(t.dtype.torch for t in self.source.tensors))
 
-    def _through_triton(self) -> Launch:
+    def _through_triton(self, source: KernelSource) -> Launch:
         """Triton's own entry, which takes no stream, any alignment, and whatever has hooked launches."""
-        source, options, directory = self.source, self._options, self._directory
+        options, directory = self._options, self._directory
         pointers, held = self._pointers(), list[Any]()
         one_at_a_time = _interpreting if self._interpret else nullcontext()
 

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 
 from .kept_tensors import made_to_last
@@ -31,7 +29,7 @@ class Mailbox:
         elif torch._C._cuda_isCurrentStreamCapturing():  # a state of the stream, which any call may find changed
             return self._zeros(device)
         elif stream is None:
-            stream = cast(int, torch._C._cuda_getCurrentRawStream(index_of(device)))
+            stream = torch._C._cuda_getCurrentRawStream(index_of(device))
         found = self._of_stream.get((device, stream))
         if found is None:
             found = self._of_stream[device, stream] = made_to_last(lambda: self._zeros(device), device)

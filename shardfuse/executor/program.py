@@ -311,7 +311,7 @@ class ProgramBuilder(CollectiveLines):
                 if t not in self.places:
                     self.make(t, kernel.source)
             region = self.region(plan) if plan.exchange is not None and self.region is not None else None
-            self.names[f"kernel_{k}_{i}"] = kernel.launcher(None if region is None else region.around)
+            self.names[f"kernel_{k}_{i}"] = kernel.launcher() if region is None else region.launcher(kernel, plan)
             self.labels[f"kernel_{k}_{i}"] = kernel.source.name
             if region is None:
                 self.launched[f"kernel_{k}_{i}"] = kernel

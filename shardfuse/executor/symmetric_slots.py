@@ -12,12 +12,13 @@ much, and slots begin where the one that has handed out most goes on (``frontend
 much left, so that they decide alike whether there is room, once for all programs of the same text, and take the slots.
 They compare offsets before the first run, and what a program takes after that which is not agreed on is taken back.
 
-Launches of all regions follow one another (``mesh/launch_order.py``); a CUDA graph is replayed by the caller, who must
-not have it run beside other launches that exchange.
+Launches of all regions follow one another, replays of CUDA graphs among them (``mesh/launch_order.py``), and take no
+multiprocessors that NCCL may need beside them (``mesh/gpu_room.py``).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,20 +26,23 @@ from typing import cast
 
 import torch
 
+from ..codegen.claims import programs_at_once, within
 from ..codegen.mesh_exchange import Reported, slots_of, table
 from ..mesh import DeviceMesh, ParallelType
 from ..mesh.groups import current_rank
 from ..mesh.symmetric import Arena, arena
 from ..rank_errors import ExchangeTimeoutError
-from ..schedulers.plan import KernelPlan
+from ..schedulers.plan import KernelPlan, RankExchange
 from ..schedulers.sent_words import row_elements
 from .comparison import digest
 from .kept_tensors import made_to_last
-from .kernel import Argument, Launch
+from .kernel import Argument, Kernel, Launch
 from .options import CompileOptions
 
 _LINE = 16
 """Words: two regions share no line of memory."""
+_ENOUGH = 64
+"""Multiprocessors of a large kernel that are worth it: half of an H200's, which two process groups leave."""
 _LEAST = 1 << 13
 """Words of a region at the least: 64 KB are the statistics of 1000 rows of a softmax on two ranks."""
 
@@ -56,20 +60,45 @@ class Region:
     table: torch.Tensor
     ranks: tuple[int, ...]
 
-    def around(self, launch: Launch) -> Launch:
-        """``launch`` with the table before its arguments.  Raises ExchangeTimeoutError once a wait was in vain."""
+    def launcher(self, kernel: Kernel, plan: KernelPlan) -> Launch:
+        """Of ``kernel``, that of ``plan``, with the table before its arguments, on as many multiprocessors as are left.
+
+        It raises ExchangeTimeoutError once a wait was in vain.
+        """
+        exchange = plan.exchange
+        assert exchange is not None, "a kernel whose ranks exchange"
         is_on_gpu = self.arena.device.type == "cuda"
         address = self.table.data_ptr() if is_on_gpu else self.table  # which Triton's interpreter asks more of
-        told, follow, ranks = self.arena.told, self.arena.order.follow, self.ranks
+        told, order, ranks, room = self.arena.told, self.arena.order, self.ranks, self.arena.room
+        launches = dict[int, list[Launch]]()
 
         def launch_exchanging(stream: int | None, *arguments: Argument) -> None:
             if told.value:
                 self.arena.is_raised = True
                 raise lost(self.arena)
-            follow(stream, ranks)
-            launch(stream, address, *arguments)
+            left = room.left()
+            here = launches.get(left)
+            if here is None:
+                if launches and left < min(launches):
+                    self._warn_of_groups(left, exchange)
+                here = launches[left] = [kernel.launcher_of(s) for s in within(kernel.source, exchange, left)]
+            is_marked = order.follow(stream, ranks)
+            for launch in here:
+                launch(stream, address, *arguments)
+            if is_marked:
+                order.ended(stream)
 
         return launch_exchanging
+
+    def _warn_of_groups(self, left: int, exchange: RankExchange) -> None:
+        """Process groups were made since a kernel was launched last, with which NCCL may need more of the GPU."""
+        many = f"{self.arena.room.groups} process groups may have kernels of NCCL on {self.arena.device} at a time"
+        if left < exchange.members:
+            text = f"{many}, which leaves no room for those of shardfuse: make process groups before the first call"
+            warnings.warn(f"{text}, or set NCCL_MAX_CTAS", stacklevel=4)
+        elif self.arena.order.is_captured:
+            text = f"{many}, more than when a CUDA graph was captured: capture it after process groups are made"
+            warnings.warn(text, stacklevel=4)
 
 
 def why_no_exchange(ranks: Sequence[int], options: CompileOptions) -> str | None:
@@ -169,6 +198,13 @@ def room(plans: Sequence[KernelPlan]) -> str | None:
     if found.used + wanted <= found.words:
         return None
     return f"it takes {wanted * 8} bytes, of symmetric memory {(found.words - found.used) * 8} bytes are left"
+
+
+def is_crowded(plans: Sequence[KernelPlan]) -> bool:
+    """Does NCCL need so many multiprocessors of this rank's GPU that collectives are faster?"""
+    found = arena()
+    assert not isinstance(found, str), "it was asked for"
+    return any(found.room.left() < min(programs_at_once(plan), _ENOUGH) for plan in plans)
 
 
 def region_of(plan: KernelPlan) -> Region:

@@ -18,6 +18,7 @@ from ..executor.symmetric_slots import (
     decide,
     hand_out_from,
     handed_out,
+    is_crowded,
     is_decided,
     is_in_reach,
     offsets,
@@ -37,7 +38,10 @@ _NEVER = 1 << 62
 """Where slots begin, in words, of a program of which some kernel does not compile."""
 _NOWHERE = _NEVER + 1
 """Of one whose tensors are not where kernels reach the memory of other ranks."""
+_CROWDED = _NEVER + 2
+"""Of one that would run on too few multiprocessors."""
 _WHY = {
+    _CROWDED: "kernels of NCCL may need too many multiprocessors of some rank's GPU, with so many process groups",
     _NEVER: "a kernel does not compile on some rank",
     _NOWHERE: "tensors of some rank are on another device than the one that shares memory",
 }
@@ -110,6 +114,8 @@ def agree_on_memory(
         told += sent(planned)  # a rank that waits here is known to call a program in which ranks communicate
         if kernels and not _has_kernels(call.bound.device, options):
             told.number = _NOWHERE
+        elif kernels and is_crowded(kernels):
+            told.number = _CROWDED
         else:
             is_tried = bool(kernels) and options.exchange == "auto" and room(kernels) is None
             told.number = _NEVER if is_tried and not _compiles(build) else handed_out()

@@ -91,6 +91,11 @@ class CollectiveWait:
             if fault is not None and fault.rank is not None and fault.rank != self._rank:
                 raise PeerLostError(fault.rank, fault.reason) from error
 
+    def waited(self) -> float:
+        """Seconds for which the host has been waiting in a collective; 0 where it waits in none."""
+        group = self._group  # read first: what is told of a wait that begins meanwhile is its own time
+        return 0.0 if group is None else time.monotonic() - self._since
+
     def reported(self, waited_on_gpu: float) -> tuple[ReportedWait | None, dict[str, int]]:
         """The wait, where it is long enough to be reported, and how many collectives were issued in each process group.
 

@@ -22,7 +22,7 @@ from shardfuse.errors import (
     RankNotInMeshError,
     ShardAxisError,
 )
-from shardfuse.mesh.groups import current_rank, let_go_at_end
+from shardfuse.mesh.groups import current_rank
 
 
 class ParallelType(Enum):
@@ -149,7 +149,7 @@ class DeviceMesh:
         """
         if not hasattr(rank, "__index__"):
             raise ArgumentError("coordinate", "rank", rank, "an integer")
-        return self._coordinates.get(rank)
+        return self._coordinates.get(rank.__index__())
 
     def index(self, rank: int, parallel_type: ParallelType) -> int:
         """The rank's place along one mesh dimension. Raises MeshDimensionError and RankNotInMeshError."""
@@ -210,7 +210,6 @@ class DeviceMesh:
             raise ArgumentError("DeviceMesh.from_torch", "mesh", mesh, "a torch.distributed.device_mesh.DeviceMesh")
         made = cls(mesh.mesh, mesh.mesh_dim_names)
         made._origin = mesh
-        let_go_at_end(mesh)
         return made
 
     @property
@@ -227,7 +226,7 @@ class DeviceMesh:
         if dist.is_initialized():
             self.validate_in_world(dist.get_world_size())
         return TorchDeviceMesh(
-            device_type, torch.tensor(self._ranks).reshape(self._shape), mesh_dim_names=self._dim_names
+            device_type, torch.tensor(self._ranks, device="cpu").reshape(self._shape), mesh_dim_names=self._dim_names
         )
 
     def _place(self, rank: int) -> tuple[int, ...]:

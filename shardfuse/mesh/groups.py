@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from functools import cached_property
 from itertools import count
 from types import FunctionType
 from typing import Any, cast
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -133,23 +134,26 @@ def groups_here() -> dict[str, tuple[int, ...]]:
 
 
 def destroy_groups() -> None:
-    """Destroy the default process group and all others, and let go of them: that is what closes gloo's connections."""
+    """Destroy the default process group and all others, and let go of them: that is what closes gloo's connections.
+
+    What the caller holds of them, as in a variable, stays open until the process ends.
+    """
     with _groups_lock:
         _groups.pop(default_group(), None)
-        for mesh in list(_holders.values()):
-            cast("dict[str, object]", getattr(mesh, "_pg_registry", {})).clear()
+    _empty_torch_meshes()
     _forget_as_default(default_group())
     dist.destroy_process_group()
 
 
-def let_go_at_end(mesh: TorchDeviceMesh) -> None:
-    """Have `destroy_groups` empty what a mesh of torch's holds of its groups, since DTensors on it may live longer.
+def _empty_torch_meshes() -> None:
+    """Empty what meshes of torch's hold of their groups, since they live as long as the DTensors on them.
 
-    torch 2.13 holds them for torch.compile alone and finds them by name otherwise; 2.11 holds none.
+    torch 2.13 holds them for torch.compile alone and finds them by name otherwise; 2.11 holds none. Whoever made a
+    mesh, only the collector of garbage knows them all.
     """
-    root = getattr(mesh, "_root_mesh", None)
-    with _groups_lock:
-        _holders.update({id(m): m for m in (mesh, root) if m is not None})
+    for mesh in gc.get_objects():
+        if issubclass(type(mesh), TorchDeviceMesh):
+            cast("dict[str, object]", getattr(mesh, "_pg_registry", {})).clear()
 
 
 def _forget_as_default(group: dist.ProcessGroup) -> None:
@@ -162,10 +166,6 @@ def _forget_as_default(group: dist.ProcessGroup) -> None:
         defaults = function.__defaults__ if isinstance(function, FunctionType) else None
         if defaults is not None and any(value is group for value in defaults):
             function.__defaults__ = tuple(None if value is group else value for value in defaults)
-
-
-# By identity: meshes that are equal hold groups of their own.
-_holders: WeakValueDictionary[int, TorchDeviceMesh] = WeakValueDictionary()
 
 
 def keep_groups_for_ever() -> None:

@@ -2,10 +2,15 @@
 """The order of kernels that wait for other GPUs: those of a rank follow one another, of whatever programs and streams.
 
 Two such kernels at a time might each have all the multiprocessors that another rank's need: rank 0 would wait in one,
-rank 1 in the other.  All ranks call programs in one order, and so launch in one order.
+rank 1 in the other.  And two that have the same slots would take each other's words.  All ranks launch kernels and
+graphs in one order; that in which the host launches them is the order in which each GPU runs them.
 
-A launch on another stream than the last one waits for that stream.  Within the capture of a CUDA graph it waits for the
-last launch of the same capture, which the graph keeps.  Replays are the caller's: they are no launches seen from here.
+As long as all of them are on the default stream, that is so.  From the first one on, which is on another stream or in
+the capture of a CUDA graph, an event stands for the end of the last: each waits for it, and records it.  In a capture
+both are nodes of the graph: one before its first such kernel, which waits for what the event stands for when the host
+launches the graph, and one behind all of them, which counts as recorded from then on.  So replays follow calls and
+other replays, and calls follow replays, of whatever graphs and streams.  NCCL orders the kernels of a communicator in
+the same way (``strongstream.cc``).  Within a capture, each kernel follows the one before.
 """
 
 from __future__ import annotations
@@ -14,45 +19,87 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shardfuse.mesh.peer_memory import capture_of
+from shardfuse.mesh import peer_memory
+
+_DEFAULT = 0
+"""The handle of the default stream, which is never captured."""
+
+
+@dataclass
+class _Capture:
+    """A graph that is being captured.  last: stream of its last launch.  recording: the node that records the event."""
+
+    last: torch.cuda.Stream
+    recording: int = 0
 
 
 @dataclass(eq=False)
 class LaunchOrder:
-    """Of one device.  last: the stream of the last launch outside of captures.
+    """Of one device.  last: the handle of the stream of the last launch outside of captures, where that is known.
 
-    launches: how many those were, by the ranks that wait for one another in them.
+    event: stands for the end of the last launch; 0 as long as all were on the default stream.
+    launches: how many there were outside of captures, by the ranks that wait for one another in them.
     """
 
     device: torch.device
-    last: torch.cuda.Stream | None = None
-    captured: tuple[int, torch.cuda.Stream] | None = None
-    """The last capture with launches, by its number, and the stream of the last of them."""
+    last: int | None = None
+    event: int = 0
+    captures: dict[int, _Capture] = field(default_factory=dict[int, _Capture])
+    """Those that go on, by their numbers."""
+    is_captured: bool = field(init=False, default=False)
+    """Was there any capture?  Its replays are not seen."""
     launches: dict[tuple[int, ...], int] = field(default_factory=dict[tuple[int, ...], int])
 
-    def follow(self, stream: int | None, ranks: tuple[int, ...]) -> None:
-        """Have the current stream go on where the last launch's has.
+    def follow(self, stream: int | None, ranks: tuple[int, ...]) -> bool:
+        """Have the current stream go on where the last launch has ended.
 
         stream: its handle, where that is known.  ranks: that wait for one another in the launch, ascending.
+        Returns whether ``ended`` has to be called behind the launch.
         """
         if self.device.type != "cuda":
             self.launches[ranks] = self.launches.get(ranks, 0) + 1
-            return
+            return False
         if torch.cuda.is_current_stream_capturing():
-            self._follow_in_capture()
-            return
+            self._follow_in_capture(torch.cuda.current_stream(self.device))
+            return True
         self.launches[ranks] = self.launches.get(ranks, 0) + 1
-        if stream is not None and self.last is not None and stream == self.last.cuda_stream:
-            return
-        current = torch.cuda.current_stream(self.device)
-        # whoever waits for a stream that is captured takes part in the capture
-        if self.last is not None and self.last != current and not capture_of(self.last.cuda_stream):
-            current.wait_stream(self.last)
-        self.last = current
+        stream = torch.cuda.current_stream(self.device).cuda_stream if stream is None else stream
+        if not self.event:
+            if stream == _DEFAULT:
+                self.last = stream
+                return False
+            self._make_event()
+        if self.is_captured or self.last != stream:
+            peer_memory.wait_for(self.event, stream, is_captured=False)
+        self.last = stream
+        return True
 
-    def _follow_in_capture(self) -> None:
-        current = torch.cuda.current_stream(self.device)
-        number = capture_of(current.cuda_stream)
-        if self.captured is not None and self.captured[0] == number and self.captured[1] != current:
-            current.wait_stream(self.captured[1])
-        self.captured = number, current
+    def _make_event(self) -> None:
+        self.event = peer_memory.made_event()
+        if self.last is not None:
+            peer_memory.record(self.event, self.last)
+
+    def _follow_in_capture(self, stream: torch.cuda.Stream) -> None:
+        if not self.event:
+            self._make_event()
+        self.is_captured = True
+        number = peer_memory.capture_of(stream.cuda_stream)
+        capture = self.captures.get(number)
+        if capture is None:
+            for k in [k for k, c in self.captures.items() if peer_memory.capture_of(c.last.cuda_stream) != k]:
+                del self.captures[k]
+            peer_memory.wait_for(self.event, stream.cuda_stream, is_captured=True)
+            self.captures[number] = _Capture(stream)
+        elif capture.last != stream:
+            stream.wait_stream(capture.last)
+            capture.last = stream
+
+    def ended(self, stream: int | None) -> None:
+        """Behind the launch for which ``follow`` was called: what comes next waits for it."""
+        stream = torch.cuda.current_stream(self.device).cuda_stream if stream is None else stream
+        number = peer_memory.capture_of(stream)
+        if number:
+            capture = self.captures[number]
+            capture.recording = peer_memory.record_in_capture(self.event, stream, capture.recording)
+        else:
+            peer_memory.record(self.event, stream)

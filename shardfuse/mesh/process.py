@@ -31,7 +31,7 @@ from shardfuse.mesh.groups import destroy_groups, group_sequences, keep_for_ever
 from shardfuse.mesh.meeting import MEETING_TIMEOUT, agree, meet, new_world
 from shardfuse.mesh.own_device import BACKENDS, choose, own_gpu
 from shardfuse.mesh.rendezvous import JobStore, PrefixStore, open_job_store
-from shardfuse.mesh.symmetric import close_arena, open_arena, raise_lost_exchange
+from shardfuse.mesh.symmetric import close_arena, how_ranks_exchange, open_arena, raise_lost_exchange
 from shardfuse.mesh.watchdog import Fault, Watchdog, say
 from shardfuse.rank_errors import ExchangeTimeoutError, ForkedProcessError
 from shardfuse.start_errors import InitializeArgumentError, ReinitializedError, WorldSizesDisagreeError
@@ -45,6 +45,8 @@ class ProcessContext:
 
     backend: "nccl" (with gloo for tensors on the CPU) or "gloo". timeout: seconds that a collective waits.
     ranks_per_node: of the host that has fewest ranks, the same on all.
+    exchange: by what ranks exchange statistics of rows that are sharded, and partial sums, where a program has them:
+    "kernels", or "collectives" with the reason, the same on all; "" for a world of one.
     """
 
     rank: int
@@ -54,6 +56,7 @@ class ProcessContext:
     backend: str
     timeout: float
     ranks_per_node: int = 1
+    exchange: str = ""
 
 
 @dataclass(eq=False)
@@ -211,6 +214,7 @@ def _form(job: JobStore, world: str, context: ProcessContext, local_size: int) -
     if world_size > 1:
         settings = read_settings()
         open_arena(context.device, settings.exchange, context.timeout, is_interpreted=settings.triton_interpret)
+        context = replace(context, exchange=how_ranks_exchange())
     return replace(context, ranks_per_node=ranks_per_node)
 
 

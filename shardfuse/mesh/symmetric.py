@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from shardfuse.config import Exchange
 from shardfuse.mesh import host_memory, peer_memory
+from shardfuse.mesh.gpu_room import GpuRoom
 from shardfuse.mesh.groups import count_exchanges, default_group, default_store
 from shardfuse.mesh.launch_order import LaunchOrder
 from shardfuse.mesh.rendezvous import PrefixStore, ProcessIdentity
@@ -32,10 +33,6 @@ from shardfuse.rank_errors import ExchangeTimeoutError, ExchangeUnavailableError
 
 ARENA_BYTES = 64 * 2**20
 """Bytes of symmetric memory that each rank allocates once; docs/exchange.md says how many a program takes."""
-AUTO_EXCHANGES = False
-"""Do kernels exchange where ``SHARDFUSE_EXCHANGE`` is not set?  They are faster than collectives on 2 x H200, but ask
-for an order of launches that collectives do not: of replays of CUDA graphs on several streams, and of collectives of
-more than one process group beside them (docs/exchange.md)."""
 _IN_ORDER = "x86_64"
 """A processor whose stores other processes see in order, as ranks on a CPU need: there is no fence in Triton's
 interpreter."""
@@ -66,6 +63,8 @@ class Arena:
     """By digests of programs' texts, as their ranks agreed: why no kernel exchanges, ``None`` where one does."""
     order: LaunchOrder = field(init=False)
     """In which the kernels of all its programs are launched."""
+    room: GpuRoom = field(init=False)
+    """How many multiprocessors each of them may take."""
     loss: Callable[[], ExchangeTimeoutError | None] = field(init=False)
     """What ``report`` says, where it says anything."""
     is_raised: bool = field(init=False, default=False)
@@ -74,7 +73,7 @@ class Arena:
     """``report``, as the host reads it: in a fraction of what a tensor's element takes."""
 
     def __post_init__(self) -> None:
-        self.order, self.loss = LaunchOrder(self.device), lambda: None
+        self.order, self.loss, self.room = LaunchOrder(self.device), lambda: None, GpuRoom(self.device)
         self.told = ctypes.c_int64.from_address(self.report.data_ptr())
 
 
@@ -118,7 +117,7 @@ def open_arena(device: torch.device, asked: Exchange, timeout: float, *, is_inte
         raise ExchangeUnavailableError(reason)
     found: Arena | None = None
     if not reason and not isinstance(shared, str):
-        report = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        report = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
         found = Arena(device, rank, shared, ARENA_BYTES // _WORD, timeout, report, hosts)
         count_exchanges(group, found.order.launches)
     if device.type == "cuda" or found is not None:
@@ -131,6 +130,12 @@ def arena() -> Arena | str:
     if world is None:
         return ""
     return world.reason if world.arena is None else world.arena
+
+
+def how_ranks_exchange() -> str:
+    """By "kernels", or by "collectives" and why, where a program has anything to exchange."""
+    found = arena()
+    return f"collectives: {found or 'tensors are on the CPU'}" if isinstance(found, str) else "kernels"
 
 
 def lost_exchange() -> ExchangeTimeoutError | None:
@@ -183,8 +188,6 @@ def _why_not(device: torch.device, asked: Exchange, is_interpreted: bool) -> str
         return "SHARDFUSE_EXCHANGE=nccl"
     if device.type != "cuda" and not (is_interpreted and asked == "symmetric" and platform.machine() == _IN_ORDER):
         return "tensors are on the CPU"
-    if asked == "auto" and not AUTO_EXCHANGES:
-        return "SHARDFUSE_EXCHANGE=symmetric asks for it"
     return ""
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardfuse.mesh.device_mesh import DeviceMesh
-from shardfuse.mesh.groups import current_rank, default_group, let_go_at_end, process_group, world_key, world_size
+from shardfuse.mesh.groups import current_rank, default_group, process_group, world_key, world_size
 
 # Weak, since a mesh holds process groups, and those close their connections when they are released.
 _meshes: WeakValueDictionary[tuple[tuple[int, int], DeviceMesh, str], TorchDeviceMesh] = WeakValueDictionary()
@@ -34,7 +34,6 @@ def torch_mesh_of(mesh: DeviceMesh, device_type: str) -> TorchDeviceMesh:
     if known is not None:
         return known
     made = _made(mesh, device_type)
-    let_go_at_end(made)
     with _lock:
         return _meshes.setdefault(key, made)
 
@@ -46,5 +45,5 @@ def _made(mesh: DeviceMesh, device_type: str) -> TorchDeviceMesh:
         # Without names it is equal to what init_device_mesh makes, whose DTensors may then meet those on this one.
         return TorchDeviceMesh.from_group(groups[0], device_type, mesh_dim_names=mesh.dim_names)
     names = mesh.dim_names or tuple(parallel_type.value for parallel_type in mesh.parallel_types)
-    ranks = torch.tensor(mesh.ranks, dtype=torch.int).reshape(mesh.shape)
+    ranks = torch.tensor(mesh.ranks, dtype=torch.int, device="cpu").reshape(mesh.shape)
     return TorchDeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)

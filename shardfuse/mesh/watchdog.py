@@ -8,8 +8,8 @@ Every rank reads all records twice a second. Another rank cannot be waited for a
 2. where it runs on this host and its process has ended without a word,
 3. where its beat stands still for longer than the limit; where the store does not answer, that is its host's silence,
 4. where it leaves, this rank has issued more collectives, or launched more kernels that exchange, than it, and this
-   rank's GPU has stood still for seconds: it waits for what never comes (gloo tells by itself: the leaving rank closes
-   its connections),
+   rank's GPU has stood still for seconds, or its host has waited in a collective: it waits for what never comes (gloo
+   tells sooner: the leaving rank closes its connections, but those of a group that its program still holds),
 5. where it has called another program than this rank at the same place,
 6. where a collective on this rank's GPU that torch does not watch has waited for longer than the group's timeout,
 7. where a kernel of this rank has waited for it in vain, and no call of this rank has raised that.
@@ -52,7 +52,6 @@ _ANSWER = 1.5  # seconds that the store has for one exchange at the end, which t
 _WORDLESS = "ended without a word (killed, or crashed)"
 _TERMINATED = "was ended by SIGTERM"
 _OWN_WORDS = 3.0  # seconds that a rank has to end by its own exception, which has a traceback
-_ABORT_HELD = 8.0  # seconds that the calls of ranks have to be compared, before gloo ends the process for a message
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Watchdog:
         self._lost_since: float | None = None
         self._thread = threading.Thread(target=self._watch, name="shardfuse-watchdog", daemon=True)
         self._sigterm = SigtermThread(self._end_by_sigterm)
-        self._abort = HeldAbort(_ABORT_HELD, self._thread.is_alive)
+        self._abort = HeldAbort(lambda: self._beat if self._thread.is_alive() and self._board.error is None else None)
 
     # for the main thread
 
@@ -353,8 +352,9 @@ class Watchdog:
 
     def _blocking_leaver(self) -> Fault | None:
         leaver = self._needed_leaver()
-        blocks = leaver is not None and self._probe is not None and self._probe.standstill() > _STANDSTILL
-        return leaver if blocks else None
+        if leaver is None or self._probe is None:
+            return None
+        return leaver if max(self._probe.standstill(), self.collective_wait.waited()) > _STANDSTILL else None
 
     def _endless_wait(self) -> Fault | None:
         waited = waited_on_gpu()

@@ -236,8 +236,8 @@ class SyncBatchNorm(BatchNorm):
     """BatchNorm of [batch, channels, ...] over the batches of all ranks of a process group, as torch.nn.SyncBatchNorm.
 
     process_group: torch's handle; the default group where it is left out.  Every rank's batch has as many samples.  In
-    ``eval()``, on one rank, and without a process group it is a BatchNorm.
-    Gradients of weight and bias are the ranks' average, as DistributedDataParallel makes them of its own.
+    ``eval()``, on one rank, and without a process group it is a BatchNorm, which any rank may call alone.
+    Gradients of weight and bias are, in training, the ranks' average, as DistributedDataParallel makes them of its own.
     Arguments, parameters and buffers are otherwise those of ``BatchNorm2d`` without a mesh.
     """
 
@@ -258,7 +258,13 @@ class SyncBatchNorm(BatchNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
-        self.process_group = process_group
+        # What new_group() returns on ranks that are not in the group is no group: there it is a BatchNorm.
+        is_outside = dist.is_available() and process_group == dist.GroupMember.NON_GROUP_MEMBER
+        if not (process_group is None or is_outside or isinstance(process_group, dist.ProcessGroup)):
+            expected = "a group of torch.distributed, or None for all ranks"
+            raise ModuleArgumentError("SyncBatchNorm", "process_group", process_group, expected)
+        self.process_group: Any = process_group
+        self._mesh_of_ranks: DeviceMesh | None = None
         self._enter()
 
     def _enter(self) -> None:
@@ -271,18 +277,33 @@ class SyncBatchNorm(BatchNorm):
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
         """x: [batch, channels, ...], this rank's batch -> the same shape, dtype and memory format."""
-        if dist.is_initialized() and dist.get_world_size(self.process_group) > 1:
+        if self.training and dist.is_initialized() and dist.get_world_size(self.process_group) > 1:
             _join(self.number)
+        elif self.mesh is not None:
+            _leave(self.number)
         return super().forward(x, unsharded=unsharded)
 
+    def train(self, mode: bool = True) -> Self:
+        """As torch's; outside of training there are no other ranks."""
+        if not mode:
+            self.leave()
+        return super().train(mode)
+
     def join(self) -> None:
-        """Make a mesh of the ranks of the group, unless there is one."""
+        """Be with the ranks of the group, of which a mesh is made in the first call."""
         if self.mesh is None:
             from torch.distributed.tensor import Shard  # slow to import, and needed on a process group only
 
-            mesh = DeviceMesh(dist.get_process_group_ranks(self.process_group or dist.group.WORLD))
-            self._input = TensorPlacement.of("input", Shard(0), mesh)
-            self.mesh = mesh
+            if self._mesh_of_ranks is None:
+                ranks = dist.get_process_group_ranks(self.process_group or dist.group.WORLD)
+                self._mesh_of_ranks = DeviceMesh(ranks)
+            self._input = TensorPlacement.of("input", Shard(0), self._mesh_of_ranks)
+            self.mesh = self._mesh_of_ranks
+
+    def leave(self) -> None:
+        """Be alone, as in evaluation."""
+        if self.mesh is not None:
+            self._input, self.mesh = TensorPlacement(), None
 
     def affine_parameters(self) -> tuple[torch.Tensor, ...]:
         """Weight and bias; the fusion adds their gradients up over all ranks, of which this is one."""
@@ -309,4 +330,9 @@ def _join(number: int) -> None:
     SyncBatchNorm.numbered[number].join()
 
 
-cast("Any", _join)._dynamo_marked_constant = True
+def _leave(number: int) -> None:
+    SyncBatchNorm.numbered[number].leave()
+
+
+for _of_graph in (_join, _leave):
+    cast("Any", _of_graph)._dynamo_marked_constant = True

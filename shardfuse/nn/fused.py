@@ -30,7 +30,7 @@ from .settings import Setting, printed
 from .shaping import Shaping
 from .tensor_kinds import is_traced, is_wrapped, metadata_of, modes
 from .timer import FusionTimer
-from .transforms import check_no_transform, check_one_gradient
+from .transforms import check_no_tangent, check_no_transform, check_one_gradient
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -131,6 +131,7 @@ def _record(
 ) -> Sequence[torch.Tensor]:
     """``_Fused.apply``; without asking for what only torch.func has, half of its time."""
     check_no_transform()
+    check_no_tangent(tensors)
     apply = _apply if all(type(t) in PLAIN and not is_wrapped(t) for t in tensors) else cast("Any", _Fused).apply
     return apply(bound, timer, watched, *tensors)
 
@@ -176,6 +177,7 @@ class BoundOp:
             for t in tensors:
                 if t.requires_grad:
                     return _record(self, timer, watch(origins, tensors, self.op.saved), tensors)
+        check_no_tangent(tensors)
         results = self.forward(timer, self.entered(tensors))[: self.op.results]
         return results if self.shaping is None else self.shaping.leave(results)
 

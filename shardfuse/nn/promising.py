@@ -31,8 +31,8 @@ class PromisingModule(TimedModule):
 
     promises: Setting[Promises | None] = Setting()
     mesh: Setting[DeviceMesh | None]
-    input_name: str = ""
-    """The name that callers have for the first tensor where this is in the place of another module."""
+    input_name: str = "input"
+    """The name that callers may have for the first tensor: torch's, or that of the module in whose place this is."""
 
     def promise(self, *, invariant: Invariant = None, accumulate: Literal["float32"] | None = None) -> Self:
         """Results, and gradients of the inputs, are the same bits whatever the batch or the number of ranks.

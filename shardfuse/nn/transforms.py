@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
+from torch.autograd import forward_ad
 
 from ..errors import TransformError
 from .tensor_kinds import in_functorch, is_batched
@@ -21,3 +23,13 @@ def check_one_gradient(gradients: Sequence[object]) -> None:
     for gradient in gradients:
         if isinstance(gradient, torch.Tensor) and is_batched(gradient):
             raise TransformError("torch.autograd.grad(is_grads_batched=True), or vmap of a backward")
+
+
+_forward: Any = cast("Any", forward_ad)
+
+
+def check_no_tangent(tensors: Sequence[torch.Tensor]) -> None:
+    """Raise TransformError for a tensor with a forward derivative, which the result would not have."""
+    level: int = _forward._current_level
+    if level >= 0 and any(_forward.unpack_dual(t, level=level).tangent is not None for t in tensors):
+        raise TransformError("torch.autograd.forward_ad")

@@ -84,7 +84,7 @@ def _differs(module: Module, wanted: Wanted, given: torch.Tensor) -> str | None:
             return "it changes its input"
     if x.dtype != torch.float32:
         return None  # each rounds on the way as it does
-    factor = torch.linspace(-1.0, 1.0, expected.numel()).sin().view_as(expected)
+    factor = torch.linspace(-1.0, 1.0, expected.numel(), device=expected.device).sin().view_as(expected)
     grad: Any = torch.autograd.grad  # of a weight that the result does not depend on it is None
     found, gradients = (grad(result, (x, *vectors), factor, allow_unused=True) for result in (got, expected))
     pairs = zip(found, gradients, strict=True)

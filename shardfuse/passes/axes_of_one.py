@@ -29,7 +29,7 @@ def axes_of_one(op: OneInput, x: BoundTensor, fresh: Callable[[int], Axis]) -> t
         case Expand():
             have = [extent(axis) for axis in logical]
             shape = tuple(h if n == -1 else n for n, h in zip(numbers(op.shape), have, strict=True))
-            return Expand(shape), _expanded(x, shape, fresh)
+            return Expand(check_sizes("expand", shape)), _expanded(x, shape, fresh)
         case Squeeze():
             return op, _squeezed(x, op.axes)
         case Permute():
@@ -54,9 +54,19 @@ def _whole_shape(asked: tuple[int, ...], x: BoundTensor) -> tuple[int, ...]:
     known = prod(n for n in shape if n != -1)
     if -1 in shape and known and prod(have) % known == 0:
         shape[shape.index(-1)] = prod(have) // known
-    if prod(shape) != prod(have):
-        raise ShapeError("reshape", f"{x} of {have} to {list(asked)}", f"{prod(have)} elements", "correct the shape")
+    found = f"{x} of {have} to {list(asked)}"
+    if -1 in shape and not known and not prod(have):
+        raise ShapeError("reshape", found, "a size in place of -1, as every size fits", "pass it")
+    if prod(shape) != prod(have) or min(shape, default=0) < 0:
+        raise ShapeError("reshape", found, f"{prod(have)} elements", "correct the shape")
     return tuple(shape)
+
+
+def check_sizes(op: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape``, which a call may have given by numbers.  Raises ``ShapeError`` for a size below 0."""
+    if min(shape, default=0) < 0:
+        raise ShapeError(op, f"shape {list(shape)}", "sizes of 0 or more", "correct the sizes")
+    return shape
 
 
 def _expanded(x: BoundTensor, shape: tuple[int, ...], fresh: Callable[[int], Axis]) -> list[Axis]:

@@ -99,7 +99,7 @@ def _space_of(scheduler: str, segment: Segment, device: Device) -> Space | None:
     space = two_sided(segment) if scheduler == "transpose" else analyse(segment)
     if isinstance(space, str):
         return None
-    return in_columns(segment, space, device) if scheduler in ("persistent", "looped") else space
+    return in_columns(space, device) if scheduler in ("persistent", "looped") else space
 
 
 def _rounded_up(axis: Axis) -> int:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from ..device import Device
 from ..ir.expr import BoundTensor
 from ..ir.op import Statistic, StatisticKind
-from ..segments.segment import Segment
-from ..segments.space import Space, beside, run_below, streamed
-from .limits import MAX_TEAM, WARP, WARPS, is_odd, may_align_down, power_of_two, vector
+from ..segments.space import Space, run_below
+from .limits import WARP, WARPS, is_odd, may_align_down, power_of_two, vector
 from .resources import copies_of_one, resident, resident_copies
 from .schedule import Access, Group, Lagged, Launch, Registers, Schedule, Tile
-from .schedule_parts import MAX_LAGGED_MEMBERS
+from .schedule_parts import MAX_LAGGED_MEMBERS, MAX_MEMBERS
 
 _INPUTS = 2
 """Inputs of a row that a group reads ahead, at most: of three no two rows stay in registers."""
@@ -28,7 +27,7 @@ def is_cut_short(walked: Sequence[BoundTensor], space: Space, device: Device) ->
     return space.run != space.reduced and min(widths, default=0) < device.access_bytes
 
 
-def lagged_group(segment: Segment, space: Space, device: Device, *, are_few_held: bool = False) -> Schedule | None:
+def lagged_group(space: Space, device: Device, *, are_few_held: bool = False) -> Schedule | None:
     """A team that reads its next row before it waits for this one; ``None`` where that does not pay.
 
     ``space``: of the segment with its statistics joined.  ``are_few_held``: may a small team hold each row instead?
@@ -37,21 +36,21 @@ def lagged_group(segment: Segment, space: Space, device: Device, *, are_few_held
     34 and 57.
     """
     tuned = device.measured.lagged
-    walked, n = streamed(segment, space), space.reduced
-    if segment.loads != segment.inputs or is_cut_short(walked, space, device):
+    walked, n = space.streamed, space.reduced
+    if space.segment.loads != space.segment.inputs or is_cut_short(walked, space, device):
         return None  # windows, and a place of its own for each element
-    vectors = [t for t in beside(segment, space) if space.r[-1] in space.atoms[t]]
+    vectors = [t for t in space.beside if space.r[-1] in space.atoms[t]]
     if space.phases != 2 or space.grouped or not space.is_inner or any(map(space.has_x, vectors)):
         return None
     if not 1 <= len(walked) <= _INPUTS or any(t.dtype is not walked[0].dtype for t in walked):
         return None
     form = _lagged_form(
-        {e.op.kind for e in segment.exprs if isinstance(e.op, Statistic)}, walked, vectors, space, device
+        {e.op.kind for e in space.segment.exprs if isinstance(e.op, Statistic)}, walked, vectors, space, device
     )
     if form is None:
         return None
     block = form.warps * WARP * form.width
-    by_channel = [t for t in segment.inputs if space.has_r(t) and t not in (*walked, *vectors)]
+    by_channel = [t for t in space.segment.inputs if space.has_r(t) and t not in (*walked, *vectors)]
     share, run = (form.width, form.width) if form.is_folded else (form.members * block, block)
     if by_channel and (n % share or any(run_below(t, space.r, space) % run for t in by_channel)):
         return None  # not one number for all of a load; of two inputs, for all of a chunk
@@ -153,7 +152,7 @@ def _lagged_size(row: int, few: int, device: Device) -> tuple[int, int, int] | N
     members = power_of_two(-(-row // (lanes * tuned.bytes)))
     if members <= few:
         return WARPS, members, device.bound(tuned.resident)
-    if members <= 2 * MAX_TEAM:
+    if members <= 2 * MAX_MEMBERS:
         return WARPS, members // 2, device.bound(tuned.most_resident)
     members = power_of_two(-(-row // (2 * lanes * tuned.most_bytes)))
     return (2 * WARPS, members, device.bound(tuned.most_resident)) if members <= MAX_LAGGED_MEMBERS else None
@@ -162,4 +161,4 @@ def _lagged_size(row: int, few: int, device: Device) -> tuple[int, int, int] | N
 def _sized(row: int, warps: int, held: int, registers: int) -> tuple[int, int, int] | None:
     """``_lagged_size`` of threads that hold at most so many bytes of a row: no more members than that takes."""
     members = max(-(-row // (warps * WARP * held)), 2)
-    return (warps, members, registers) if members <= MAX_TEAM else None
+    return (warps, members, registers) if members <= MAX_MEMBERS else None

@@ -13,7 +13,7 @@ from ..ir.expr import BoundTensor
 from ..ir.op import Iota, Random, is_statistic
 from ..segments.online_reductions import online, takes_one_walk
 from ..segments.segment import Segment
-from ..segments.space import Space, analyse_reduction, analysed, element_bytes, rereads, streamed
+from ..segments.space import Space, analyse_reduction, analysed
 from .lagged_group import lagged_group
 from .limits import LONG_WARPS, WARP, WARPS, in_powers_of_two, may_align_down, power_of_two, widest
 from .plan import KernelPlan, kernel_name
@@ -36,33 +36,29 @@ def propose(segment: Segment, device: Device) -> Schedule:
     """
     space, joined = analysed(segment), online(segment)
     again = analysed(joined)
-    if (
-        any(is_statistic(e.op, "welford") for e in joined.exprs)
-        and rereads(again)
-        and cannot_exchange(segment, space) is None
-    ):
-        held = paired_team(joined, again, device) or lagged_group(joined, again, device)
+    if any(is_statistic(e.op, "welford") for e in joined.exprs) and again.rereads and cannot_exchange(space) is None:
+        held = paired_team(again, device) or lagged_group(again, device)
         if held is not None:
             return held
-    space = in_columns(segment, space, device)
-    schedule = within_shared(segment, space, in_loop(segment, space, device), device)
+    space = in_columns(space, device)
+    schedule = within_shared(space, in_loop(space, device), device)
     if space.is_inner and takes_one_walk(segment):
         schedule = schedule.with_stages(1)  # few registers: all warps are resident, and hide their loads
-    if not cannot_exchange(segment, space):
-        schedule = looping_team(segment, space, schedule, device)
-        schedule = within_shared(segment, space, schedule, device)
-    return schedule if schedule.group else aligned(segment, space, schedule, device) or schedule
+    if not cannot_exchange(space):
+        schedule = looping_team(space, schedule, device)
+        schedule = within_shared(space, schedule, device)
+    return schedule if schedule.group else aligned(space, schedule, device) or schedule
 
 
-def aligned(segment: Segment, space: Space, schedule: Schedule, device: Device) -> Schedule | None:
+def aligned(space: Space, schedule: Schedule, device: Device) -> Schedule | None:
     """``schedule`` of a walk with wide loads over rows that are too odd for them; ``None`` where that is not for it."""
     tuned = device.measured.loops
-    walked = streamed(segment, space)
-    rows = [t for t in segment.loads if space.has_r(t)]
-    again = online(segment)
-    if not space.is_inner or schedule.kept != 1 or segment.loads != segment.inputs or rows != walked:
+    walked = space.streamed
+    rows = [t for t in space.segment.loads if space.has_r(t)]
+    again = online(space.segment)
+    if not space.is_inner or schedule.kept != 1 or space.segment.loads != space.segment.inputs or rows != walked:
         return None
-    if len(walked) != 1 or space.inside != len(space.r) or any(map(space.has_r, segment.outputs)):
+    if len(walked) != 1 or space.inside != len(space.r) or any(map(space.has_r, space.segment.outputs)):
         return None
     if any(len(e.outputs) > 2 or is_statistic(e.op, "welford") or isinstance(e.op, Iota | Random) for e in again.exprs):
         return None  # the lanes of a turn are counted, or are told apart by their indices
@@ -77,10 +73,10 @@ def aligned(segment: Segment, space: Space, schedule: Schedule, device: Device) 
     )
 
 
-def in_loop(segment: Segment, space: Space, device: Device) -> Schedule:
+def in_loop(space: Space, device: Device) -> Schedule:
     """Blocks of a loop over the reduced elements; a thread folds those of one load, or one of each of its loads."""
     tuned = device.measured.loops
-    inputs = streamed(segment, space)
+    inputs = space.streamed
     elements = LONG_WARPS * WARP * tuned.row_each
     if space.is_inner:
         rows = 1 if space.reduced >= elements // 4 else min(elements // power_of_two(space.reduced), 16)
@@ -89,9 +85,9 @@ def in_loop(segment: Segment, space: Space, device: Device) -> Schedule:
         fold = width if width >= tuned.row_each // width else tuned.row_each // width
         return Schedule(Tile(rows, block), Loop(min(fold, block)), launch=Launch(LONG_WARPS))
     if space.grouped:
-        columns, lanes = columns_of(segment, space, device)
+        columns, lanes = columns_of(space, device)
         widths = in_powers_of_two(columns)
-        row = sum(widths) * max(element_bytes(segment, space), 1)  # there may be none
+        row = sum(widths) * max(space.element_bytes, 1)  # there may be none
         r_block = power_of_two(tuned.grouped_bytes // row + 1) // 2 or 1
         fold = _folded(inputs, space, device, r_block * widths[0] // WARPS, r_block)
         return Schedule(Tile(lanes, r_block, columns), Loop(fold), launch=Launch(WARPS))
@@ -118,5 +114,5 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     """One kernel."""
     segment = online(segment)
     space = analysed(segment)
-    space = in_columns(segment, space, device)
+    space = in_columns(space, device)
     return (KernelPlan(kernel_name("looped", segment), segment, space, schedule, device),)

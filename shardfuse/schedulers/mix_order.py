@@ -25,19 +25,7 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from ..segments.added_sums import added_sums
 from ..segments.segment import Segment, leading_to, segment_of
-from ..segments.space import (
-    Atoms,
-    Space,
-    analysed,
-    beside,
-    cut_into_atoms,
-    element_bytes,
-    listed,
-    lost,
-    narrowest,
-    storage_order,
-    streamed,
-)
+from ..segments.space import Atoms, Space, analysed, cut_into_atoms, listed, lost, storage_order
 from . import pointwise, reduction
 from .limits import MAX_WARPS, WARP, WARPS, chunk_widths, least_chunk, power_of_two, widest
 from .plan import KernelPlan, kernel_name, may_be_stages, one_launch
@@ -69,7 +57,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
         return finishes
     if _tile(segment, mixed, device) is not None:
         return None
-    refusal = why_no_lagged_loop(segment, mixed.space, mixed.columns, device)
+    refusal = why_no_lagged_loop(mixed.space, mixed.columns, device)
     if refusal is None:
         return None
     registers = _registers(segment, mixed, keeps=False)
@@ -87,19 +75,19 @@ def propose(segment: Segment, device: Device) -> Schedule:
     space = mixed.space
     n = space.reduced
     tile = _tile(segment, mixed, device)
-    if tile is None or (not tile.keeps and is_in_pairs(segment, space, mixed.columns, device)):
-        return lagged_row_loop(segment, space, mixed.columns, device)
+    if tile is None or (not tile.keeps and is_in_pairs(space, mixed.columns, device)):
+        return lagged_row_loop(space, mixed.columns, device)
     walked = prod(a.extent for a in space.walked)
     rows = tile.rows if space.is_invariant else min(tile.rows, power_of_two(walked))
     blocks = -(-walked // rows)
     samples = prod(a.extent for a in space.x if a not in space.walked)
     wanted = max(device.multiprocessors * tile.programs // samples, 1)
     splits = wanted if blocks >= wanted else 1 << (blocks.bit_length() - 1)
-    one = rows * n * element_bytes(segment, space)
-    again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in beside(segment, space))  # as each row's loads
+    one = rows * n * space.element_bytes
+    again = 0 if tile.keeps else n * sum(t.dtype.itemsize for t in space.beside)  # as each row's loads
     own = tile.registers(device)
     return Schedule(
-        RowLoop(rows, _block(segment, space, tile, device), tile.keeps),
+        RowLoop(rows, _block(space, tile, device), tile.keeps),
         split=Split(splits, in_one_launch=_is_one_launch_faster(tile, device) and may_be_stages(segment)),
         launch=Launch(
             tile.warps,
@@ -119,7 +107,7 @@ def _is_one_launch_faster(tile: _Tile, device: Device) -> bool:
     return is_full and tile.warps <= WARPS and tile.registers(device) >= MAX_REGISTERS
 
 
-def _block(segment: Segment, space: Space, tile: _Tile, device: Device) -> int:
+def _block(space: Space, tile: _Tile, device: Device) -> int:
     """Elements of a chunk: a load of all warps for a single row, of one warp where each has rows of its own.
 
     Several rows may be one chunk each: all warps share each row, so that a thread's columns, and what it keeps for
@@ -129,10 +117,10 @@ def _block(segment: Segment, space: Space, tile: _Tile, device: Device) -> int:
     """
     tuned = device.measured.row_loops
     n = space.reduced
-    width = widest(streamed(segment, space), n, device)
+    width = widest(space.streamed, n, device)
     if tile.rows == 1:
         whole = max(WARP * width * tile.warps, power_of_two(-(-n // device.measured.rows.chunks)))
-        return _chunk(n, whole, least_chunk(narrowest(segment, space), tile.warps, whole), device)
+        return _chunk(n, whole, least_chunk(space.narrowest, tile.warps, whole), device)
     row = power_of_two(n)
     blocks = [WARP * width >> k for k in range(tuned.halvings) if -(-n // (WARP * width >> k)) <= tuned.chunks]
     block = min(blocks or [power_of_two(-(-n // tuned.chunks))], key=lambda b: (-(-n // b) * b, -b))
@@ -170,11 +158,12 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     columns, split = _columns(mixed, schedule.parts)
     finishes = _finishes(segment, mixed, columns, device)
     assert not isinstance(finishes, str), finishes
-    first, space = storing(mixed.main, mixed.stored, columns), with_partials(mixed.space, columns, split)
+    first = storing(mixed.main, mixed.stored, columns)
+    space = with_partials(first, mixed.space, columns, split)
     plans = [KernelPlan(kernel_name("mix_order", first), first, space, schedule, device, split)]
     for finish in finishes:
         space = analysed(finish)
-        how = finishing(finish, space, device) if space.r else pointwise.propose(finish, device)
+        how = finishing(space, device) if space.r else pointwise.propose(finish, device)
         plans.append(KernelPlan(kernel_name("finish", finish), finish, space, how, device))
     return (one_launch("mix_order", segment, plans),) if schedule.is_one_launch else tuple(plans)
 
@@ -215,10 +204,9 @@ def analyse_mixed(segment: Segment) -> Mixed | str:
         return refusal
     kept = [a for a in order if a not in rows[0]]
     x = (*(a for a in kept if a not in walked), *(a for a in kept if a in walked))
-    return _mixed(segment, columns, Space(
-        x, tuple(a for a in order if a in rows[0]), atoms, pieces, _phases(segment, gone, columns), is_inner=True,
-        walked=tuple(a for a in kept if a in walked),
-    ))  # fmt: skip
+    r, phase = tuple(a for a in order if a in rows[0]), _phases(segment, gone, columns)
+    turns = tuple(a for a in kept if a in walked)
+    return _mixed(segment, columns, Space(segment, x, r, atoms, pieces, phase, is_inner=True, walked=turns))
 
 
 def _refusal(
@@ -345,4 +333,4 @@ def _tile(segment: Segment, mixed: Mixed, device: Device) -> _Tile | None:
 
 def _registers(segment: Segment, mixed: Mixed, *, keeps: bool) -> float:
     """Of one element: what its row holds, what is the same for all rows, sums of columns; and to compute."""
-    return element_of(segment, mixed.space, mixed.columns).in_row_loop(mixed.space.phases, keeps=keeps)
+    return element_of(mixed.space, mixed.columns).in_row_loop(mixed.space.phases, keeps=keeps)

@@ -23,7 +23,9 @@ class RankExchange:
     """Inside of a kernel: ``statistics``, each of one number for each kept element, are of all ranks of ``mesh`` along
     ``parallel_type``, and each of these ranks is given all elements of what they have of ``sent``.
 
-    ``programs``: how many are resident at once: the kernel's grid is no larger, the same for all strides of a program.
+    ``programs``: how many share the rows, the same on all ranks and for all strides of a program.
+    ``is_claimed``: are they several on a multiprocessor?  Then those that start claim their numbers, on multiprocessors
+    that NCCL never needs alone.  Else the kernel's grid is no larger than there are such multiprocessors.
     ``is_in_rows``: is ``sent`` sent row by row, a flag behind each, instead of in words that are their own flags?
     ``members``: how many programs share a row of what is sent in words; each has as much of it.
     """
@@ -33,6 +35,7 @@ class RankExchange:
     statistics: tuple[BoundTensor, ...]
     sent: BoundTensor | None = None
     programs: int = 0
+    is_claimed: bool = False
     is_in_rows: bool = False
     members: int = 1
 
@@ -116,7 +119,7 @@ def reads(plan: KernelPlan) -> dict[BoundTensor, int]:
     counts = dict.fromkeys(segment.inputs, 0)
     stops = {e for e in segment.exprs if isinstance(e.op, Pick | Reduce | Statistic)}
     through = [e for e in segment.exprs if e not in stops]
-    for wanted in walks(segment, space).values():
+    for wanted in walks(space).values():
         behind = {t for e in leading_to(through, wanted) for t in e.tensors}.union(wanted)
         for tensor in segment.inputs:
             is_windowed = tensor not in space.atoms

@@ -38,24 +38,24 @@ def propose(segment: Segment, device: Device) -> Schedule:
 
 def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[KernelPlan, ...]:
     """One kernel."""
-    space = in_rows(segment, analysed(segment), schedule.kept, device)
+    space = in_rows(analysed(segment), schedule.kept, device)
     return (KernelPlan(kernel_name("pointwise", segment), segment, space, schedule, device),)
 
 
-def in_rows(segment: Segment, space: Space, block: int, device: Device) -> Space:
+def in_rows(space: Space, block: int, device: Device) -> Space:
     """``space`` with the rows that blocks stay within, where some input has one value for each; else as it is.
 
     A flat walk fetches that value for every element.
     """
     tuned = device.measured.maps
-    by_row = [t for t in segment.loads if space.has_x(t) and space.x[-1] not in space.atoms[t]]
+    by_row = [t for t in space.segment.loads if space.has_x(t) and space.x[-1] not in space.atoms[t]]
     along = tuple(takewhile(lambda a: not any(a in space.atoms[t] for t in by_row), reversed(space.x)))[::-1]
     columns = prod(a.extent for a in along)
-    walked = [t for t in (*segment.loads, *segment.outputs) if space.is_streamed(t)]
+    walked = [t for t in (*space.segment.loads, *space.segment.outputs) if space.is_streamed(t)]
     idle = -columns % block
     is_aligned = all(vector(t.dtype, columns, device) * t.dtype.itemsize >= device.access_bytes for t in walked)
     least, lanes = (1, tuned.idle) if is_aligned else (tuned.fetched, tuned.odd_idle)
-    is_cut = any(not _ends_along(e, along, space) for e in segment.windows.values())
+    is_cut = any(not _ends_along(e, along, space) for e in space.segment.windows.values())
     if len(by_row) < least or is_cut or idle * lanes > columns + idle:
         return space
     return replace(space, sides=((), along))

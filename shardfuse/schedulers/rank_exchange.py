@@ -40,13 +40,14 @@ from .sent_words import for_words, is_in_rows, members_of, why_not_sent
 from .team import in_columns
 
 LEFT_FREE = 32
-"""Multiprocessors on which no program waits, for a collective of another stream, which waits for its peers too: NCCL
-launches at most 32 programs for one.  Source: NCCL's user guide, ``ncclConfig_t.maxCTAs``."""
+"""Multiprocessors on which no program of a plan is expected: as many as NCCL takes for one process group, see
+``mesh/gpu_room.py``.  Where there are more groups, fewer programs of a plan run at a time (``RankExchange``)."""
 _WARPS, _MANY_WARPS = 16, 32
 """Warps of a multiprocessor that are resident whatever the compiler does, as a thread is given no more registers than
 its registers divided by them: 128 and 64 on an H200.  The first holds the longest rows without a spill."""
 _HELD = 32
-"""Values of a row, as float32 in registers, of a thread of ``_MANY_WARPS``: half of the registers that it has then."""
+"""Values of a row, as float32 in registers, of a thread of ``_MANY_WARPS``: half of the registers that it has then.
+Of more than two ranks fewer, as the address of each one's slots takes two."""
 _SHORT = 16
 """Values of a short row that a thread holds: two loads of 16 bytes of a 16-bit type, under way at once."""
 _MOST_RANKS = 8
@@ -137,9 +138,9 @@ def why_not(found: Exchanged, device: Device) -> str | None:
     for t in exchange.statistics:
         if not space.has_r(made[t].tensors[0]) or space.has_r(t):
             return f"{t} reduces nothing on this rank"
-    if not space.is_inner or space.walked or in_columns(segment, space, device).grouped:
+    if not space.is_inner or space.walked or in_columns(space, device).grouped:
         return "what is reduced is not innermost"
-    refusal = too_long(segment, space, device)
+    refusal = too_long(space, device)
     if refusal is not None:
         return refusal
     if space.kept > _MOST_ROWS:
@@ -201,7 +202,7 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
     segment = found.segment
     space = analyse(segment)
     assert not isinstance(space, str), "it was asked about"
-    schedule = by_one_program(segment, space, device)
+    schedule = by_one_program(space, device)
     free, members = max(device.multiprocessors - LEFT_FREE, 1), 1
     if found.exchange.sent is not None:
         members = members_of(segment, space, free)
@@ -210,12 +211,15 @@ def scheduled(found: Exchanged, device: Device) -> tuple[KernelPlan, ...]:
         schedule = _one_row(space)
     launch = schedule.launch
     programs, registers = free * max(_WARPS // launch.warps, 1), device.registers // (_WARPS * WARP)
-    held = schedule.kept * space.reduced / (launch.warps * WARP)
+    held = schedule.kept * space.reduced / (launch.warps * WARP) + 2 * (found.exchange.ranks - 2)
     if held <= _HELD and space.kept > programs * schedule.kept:
         programs = free * max(_MANY_WARPS // launch.warps, 1)
         registers = device.registers // (_MANY_WARPS * WARP)
     launch = replace(launch, registers=min(launch.registers or registers, registers))
     is_by_rows = found.exchange.sent is not None and is_in_rows(space)
-    exchange = replace(found.exchange, programs=programs, is_in_rows=is_by_rows, members=members)
+    is_claimed = programs > free and space.kept > free * schedule.kept
+    programs = programs if is_claimed else free
+    shared = {"is_claimed": is_claimed, "is_in_rows": is_by_rows, "members": members}
+    exchange = replace(found.exchange, programs=programs, **shared)
     schedule = replace(schedule, launch=launch)
     return (KernelPlan(kernel_name("exchange", segment), segment, space, schedule, device, exchange=exchange),)

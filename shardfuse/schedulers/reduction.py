@@ -21,16 +21,8 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Pointwise, Random
 from ..ops.table import POINTWISE
 from ..segments.segment import Segment, segment_of
-from ..segments.space import Space, analyse_reduction, analysed, beside, element_bytes, rereads, stored_atoms, streamed
-from .limits import (
-    MAX_WARPS,
-    WARP,
-    WARPS,
-    WIDEST_WARPS,
-    power_of_two,
-    vector,
-    widest,
-)
+from ..segments.space import Space, analyse_reduction, analysed, stored_atoms
+from .limits import MAX_WARPS, WARP, WARPS, WIDEST_WARPS, power_of_two, vector, widest
 from .looped import down_columns, in_loop
 from .persistent import in_registers, too_long
 from .plan import KernelPlan, kernel_name, one_launch
@@ -60,7 +52,7 @@ def why_not(segment: Segment, device: Device) -> str | None:
     space = analyse_reduction(segment)
     if isinstance(space, str):
         return space
-    if rereads(space):
+    if space.rereads:
         again = next(t for t, phase in space.phase.items() if phase and space.has_r(t))
         return f"{again} needs reduced elements again after a reduction"
     return None
@@ -71,13 +63,13 @@ def propose(segment: Segment, device: Device) -> Schedule:
     tuned = device.measured
     space = analysed(segment)
     if not (space.is_inner or space.grouped):
-        return _columns(segment, space, device)
+        return _columns(space, device)
     wanted = device.filling
-    schedule = in_loop(segment, space, device)
+    schedule = in_loop(space, device)
     programs = -(-space.kept // schedule.kept)
     turns = -(-space.reduced // schedule.reduced)
-    if _is_unrolled(segment, space, device):
-        held = _rows(segment, space, device)
+    if _is_unrolled(space, device):
+        held = _rows(space, device)
         if turns < tuned.splits.worth or space.kept >= wanted * held.kept:
             return held
     splits = 1
@@ -89,27 +81,27 @@ def propose(segment: Segment, device: Device) -> Schedule:
         schedule = replace(schedule.sized(reduced=tuned.reductions.loop_block), launch=Launch(MAX_WARPS, 1))
         while 1 < splits < space.reduced / tuned.reductions.loop_block and 2 * splits * programs <= tuned.splits.most:
             splits *= 2
-    return in_parts(segment, space, schedule.split_into(splits), device)
+    return in_parts(space, schedule.split_into(splits), device)
 
 
-def _is_unrolled(segment: Segment, space: Space, device: Device) -> bool:
+def _is_unrolled(space: Space, device: Device) -> bool:
     """Does no loop walk what is reduced?  Not long rows whose arithmetic takes registers, which would spill."""
     tuned = device.measured.reductions
-    if space.reduced > device.measured.rows.long and _needs_registers(segment):
+    if space.reduced > device.measured.rows.long and _needs_registers(space.segment):
         return False
     if space.is_inner:
-        return space.reduced * max(element_bytes(segment, space), 1) <= tuned.unrolled_bytes
-    return space.reduced <= device.measured.rows.long and too_long(segment, space, device) is None
+        return space.reduced * max(space.element_bytes, 1) <= tuned.unrolled_bytes
+    return space.reduced <= device.measured.rows.long and too_long(space, device) is None
 
 
-def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
+def _rows(space: Space, device: Device) -> Schedule:
     """Rows that need not be held, unrolled: as many threads as have loads enough on their way."""
     tuned = device.measured.reductions
     if not space.is_inner:
-        return in_registers(segment, space, device)
-    inputs, n = streamed(segment, space), space.reduced
+        return in_registers(space, device)
+    inputs, n = space.streamed, space.reduced
     width = widest(inputs, n, device)
-    each = max(tuned.row_bytes // max(element_bytes(segment, space), 1), 1)
+    each = max(tuned.row_bytes // max(space.element_bytes, 1), 1)
     most = MAX_WARPS if n <= device.measured.rows.long else WIDEST_WARPS
     warps = min(power_of_two(-(-2 * n // (3 * each * WARP))), most)
     loads = 1
@@ -118,7 +110,7 @@ def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
         warps, loads = warps // 2, 2
     several = power_of_two(WARPS * WARP * each // power_of_two(n) + 1) // 2
     if several > WARPS or n <= WARP * width:
-        return in_registers(segment, space, device).sized(kept=max(several, 1))
+        return in_registers(space, device).sized(kept=max(several, 1))
     rows = max(WARPS // warps, 1)
     block = max(WARP * width * max(warps, WARPS) * loads // rows, power_of_two(-(-n // device.measured.rows.chunks)))
     if loads > 1 and n == 2 * block:
@@ -126,34 +118,34 @@ def _rows(segment: Segment, space: Space, device: Device) -> Schedule:
     return Schedule(Tile(rows, min(block, power_of_two(n))), launch=Launch(max(warps, WARPS)))
 
 
-def _columns(segment: Segment, space: Space, device: Device) -> Schedule:
+def _columns(space: Space, device: Device) -> Schedule:
     """Tiles of columns, split into as many parts as there are programs wanted."""
     tuned = device.measured.reductions
-    inputs = streamed(segment, space)
+    inputs = space.streamed
     wanted = device.filling
     if space.reduced * max(len(inputs), 1) <= tuned.few_rows:
         lanes = min(MAX_THREADS, power_of_two(space.kept))
         while lanes > WARP * WARPS and space.kept < wanted * lanes:
             lanes //= 2
         return Schedule(Tile(lanes, 1), launch=Launch(WARPS))
-    is_stored = any(map(space.has_r, segment.outputs))
+    is_stored = any(map(space.has_r, space.segment.outputs))
     is_short = space.reduced * max(len(inputs), 1) <= device.measured.columns.short
-    if is_short and not (is_stored or _needs_registers(segment)):
+    if is_short and not (is_stored or _needs_registers(space.segment)):
         return _short_columns(inputs, space, device)
-    rows = _unaligned_rows(segment, space, device)
+    rows = _unaligned_rows(space, device)
     is_wide = rows * space.kept >= tuned.wide_enough
-    if rows > 1 and is_wide and (wider := side_by_side(segment, space, rows)) is not None:
+    if rows > 1 and is_wide and (wider := side_by_side(space, rows)) is not None:
         space = wider
     elif rows > 1:
-        return _narrow_columns(segment, space, device)
-    is_heavy = sum(map(_weight, segment.exprs)) > 1
+        return _narrow_columns(space, device)
+    is_heavy = sum(map(_weight, space.segment.exprs)) > 1
     across = 2 if is_stored and not is_heavy and space.kept < tuned.many_columns else WARPS
-    words = summed_registers(segment)
+    words = summed_registers(space.segment)
     each = tuned.each // words // (2 if is_heavy else 1)
     if is_stored and any(vector(t.dtype, space.kept, device) * t.dtype.itemsize <= LEAST_COPY for t in inputs):
         each //= 2
     schedule = down_columns(inputs, space, device, each, across)
-    by_sample = any(map(space.has_x, beside(segment, space)))
+    by_sample = any(map(space.has_x, space.beside))
     if by_sample and schedule.kept > tuned.tall_lanes:
         height = schedule.reduced * schedule.kept // tuned.tall_lanes
         schedule = schedule.sized(kept=tuned.tall_lanes, reduced=height).with_registers(
@@ -161,8 +153,8 @@ def _columns(segment: Segment, space: Space, device: Device) -> Schedule:
         )
     if is_stored and words == 1:
         schedule = schedule.with_registers(device.bound(tuned.stored_resident))
-    schedule = evenly(segment, space, schedule, device, wanted * (2 if is_heavy else 1), rows)
-    return in_full_turns(segment, space, schedule, device) if by_sample else schedule
+    schedule = evenly(space, schedule, device, wanted * (2 if is_heavy else 1), rows)
+    return in_full_turns(space, schedule, device) if by_sample else schedule
 
 
 def _needs_registers(segment: Segment) -> bool:
@@ -180,11 +172,11 @@ def _weight(expr: Expr) -> int:
     return 2 if expr.op == _TANH else 1
 
 
-def _narrow_columns(segment: Segment, space: Space, device: Device) -> Schedule:
+def _narrow_columns(space: Space, device: Device) -> Schedule:
     """Loads of few bytes: nothing is copied ahead of time, many programs hide the wait."""
     tuned = device.measured.reductions
     x_block, r_block = tuned.narrow_tile
-    r_block //= summed_registers(segment) * (2 if any(map(space.has_r, segment.outputs)) else 1)
+    r_block //= summed_registers(space.segment) * (2 if any(map(space.has_r, space.segment.outputs)) else 1)
     warps, programs = WARPS, tuned.narrow_programs
     if len(space.x) > 1:
         r_block //= 2  # each element's place is a division
@@ -195,13 +187,13 @@ def _narrow_columns(segment: Segment, space: Space, device: Device) -> Schedule:
         Loop(),
         launch=Launch(warps, 1, device.bound(tuned.narrow_resident)),
     )
-    return evenly(segment, space, schedule, device, device.multiprocessors * programs)
+    return evenly(space, schedule, device, device.multiprocessors * programs)
 
 
-def _unaligned_rows(segment: Segment, space: Space, device: Device) -> int:
+def _unaligned_rows(space: Space, device: Device) -> int:
     """Rows after which one begins as aligned as the first, where a thread's load would be narrow; else 1."""
     rows = 1
-    for t in streamed(segment, space):
+    for t in space.streamed:
         width = vector(t.dtype, _run_of(space), device)
         if width == 1 or width * t.dtype.itemsize < LEAST_COPY:  # 8192 x 4095, float32: 47 us so, else 196
             rows = max(rows, device.access_bytes // t.dtype.itemsize // width)
@@ -225,7 +217,7 @@ def _short_columns(inputs: Sequence[BoundTensor], space: Space, device: Device) 
     return Schedule(Tile(min(tuned.short_lanes * width, power_of_two(space.kept)), tuned.short_rows), launch=Launch(1))
 
 
-def side_by_side(segment: Segment, space: Space, rows: int) -> Space | None:
+def side_by_side(space: Space, rows: int) -> Space | None:
     """``space`` with ``rows`` reduced rows as one, kept for the time being; ``None`` where that is not possible.
 
     ``r = (i), x = (j)`` becomes ``r = (i // rows), x = (i % rows, j)``.
@@ -237,7 +229,7 @@ def side_by_side(segment: Segment, space: Space, rows: int) -> Space | None:
     if not isinstance(row.base, Root) or row.base.extent % whole or row.extent % rows or row.extent < 2 * rows:
         return None
     parts = Digit(row.base, row.weight * rows, row.extent // rows), Digit(row.base, row.weight, rows)
-    stored = stored_atoms(next(t for t in streamed(segment, space)), space.pieces)
+    stored = stored_atoms(next(t for t in space.streamed), space.pieces)
     outside = stored[: stored.index(row)]
     x = (*(a for a in space.x if a in outside), parts[1], *(a for a in space.x if a not in outside))
     atoms = {t: own - {row} | frozenset(parts) if row in own else own for t, own in space.atoms.items()}
@@ -251,16 +243,16 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     if schedule.split is None:
         return (KernelPlan(kernel_name("reduction", segment), segment, space, schedule, device),)
     if schedule.split.side_by_side > 1:
-        wider = side_by_side(segment, space, schedule.split.side_by_side)
+        wider = side_by_side(space, schedule.split.side_by_side)
         assert wider is not None, space
         space = wider
     split = Digit(Root("split", schedule.parts), 1, schedule.parts)
     axes = ((split,), *((a,) for a in space.x))
     partials = {e: workspace(e, axes) for e in segment.exprs if space.reduces(e)}
     first = storing(segment.exprs, [t for t in segment.outputs if space.has_r(t)], partials)
-    second = _second(segment, space, partials)
+    second = _second(space, partials)
     second_space = analysed(second)
-    finish = finishing(second, second_space, device)
+    finish = finishing(second_space, device)
     shares = schedule.is_one_launch and is_for_one(schedule, device)
     if shares:
         finish = finish.sized(kept=min(2 * finish.kept, schedule.kept))
@@ -268,7 +260,12 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
         finish = fitting(finish, schedule, summed_registers(second))
     plans = (
         KernelPlan(
-            kernel_name("reduction", first), first, with_partials(space, partials, split), schedule, device, split
+            kernel_name("reduction", first),
+            first,
+            with_partials(first, space, partials, split),
+            schedule,
+            device,
+            split,
         ),
         KernelPlan(kernel_name("finish", second), second, second_space, finish, device),
     )
@@ -277,10 +274,10 @@ def kernels(segment: Segment, schedule: Schedule, device: Device) -> tuple[Kerne
     return (one_launch("reduction", segment, plans, shares=shares),)
 
 
-def _second(segment: Segment, space: Space, partials: dict[Expr, BoundTensor]) -> Segment:
+def _second(space: Space, partials: dict[Expr, BoundTensor]) -> Segment:
     """The reductions of the partial results, and all that follows."""
-    kept = [t for t in segment.outputs if not space.has_r(t)]
+    kept = [t for t in space.segment.outputs if not space.has_r(t)]
     gone = (0, *(k for k, a in enumerate(space.x, 1) if all(a not in space.atoms[e.output] for e in partials)))
     finished = {e.output: finish_of(e, w, gone) for e, w in partials.items()}
-    cut = [finished.get(e.output, e) for e in segment.exprs]
+    cut = [finished.get(e.output, e) for e in space.segment.exprs]
     return segment_of(cut, kept)

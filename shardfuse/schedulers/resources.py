@@ -16,7 +16,7 @@ from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Cast, Reduce, Set, View
 from ..ops.reductions import REDUCTION_TABLE
 from ..segments.segment import Segment
-from ..segments.space import Space, rereads, run_below, streamed
+from ..segments.space import Space, run_below
 from .plan import KernelPlan
 from .schedule import Loop, Registers, RowLoop, Schedule, Sides
 from .schedule_parts import REGISTERS_OF_A_THREAD
@@ -69,9 +69,9 @@ def row_loop_fits(of_element: float, elements: float, registers: int) -> bool:
     return elements * of_element + _ADDRESSES <= registers
 
 
-def element_of(segment: Segment, space: Space, columns: Iterable[Expr]) -> Element:
+def element_of(space: Space, columns: Iterable[Expr]) -> Element:
     """``columns``: the reductions of ``segment`` that run down columns."""
-    along = [t for t in segment.loads if space.has_r(t)]
+    along = [t for t in space.segment.loads if space.has_r(t)]
     vectors = [t.dtype for t in along if not space.is_walked(t)]
     return Element(
         rows=sum(t.dtype.itemsize for t in along if space.is_walked(t)),
@@ -96,25 +96,25 @@ def summed_registers(segment: Segment) -> int:
 # of a thread
 
 
-def held_values(segment: Segment, space: Space, device: Device) -> int:
+def held_values(space: Space, device: Device) -> int:
     """How many values of each element a thread holds: what is made before the first reduction ends and needed after it.
 
     Not fewer than registers that its inputs take as they come; all inputs where indices and long chains take more.
     """
     tuned = device.measured.chains
-    inputs = streamed(segment, space)
-    if not space.is_inner or space.phases > tuned.phases or segment.has_indices:
+    inputs = space.streamed
+    if not space.is_inner or space.phases > tuned.phases or space.segment.has_indices:
         return len(inputs)
-    readers = [e for e in segment.exprs if space.phase[e.output] and space.has_r(e.output)]
-    needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in space.atoms), *segment.outputs))
+    readers = [e for e in space.segment.exprs if space.phase[e.output] and space.has_r(e.output)]
+    needed = dict.fromkeys((*(t for e in readers for t in e.tensors if t in space.atoms), *space.segment.outputs))
     kept = [t for t in needed if not space.phase[t] and space.has_r(t) and space.has_x(t)]
-    again = {e.output: e.tensors[0] for e in segment.exprs if isinstance(e.op, Cast | Set | View)}
+    again = {e.output: e.tensors[0] for e in space.segment.exprs if isinstance(e.op, Cast | Set | View)}
     sources: dict[BoundTensor, None] = {}
     for t in kept:
         while t in again:
             t = again[t]
         sources[t] = None
-    made = len([t for t in sources if space.is_streamed(t) or t not in segment.loads])
+    made = len([t for t in sources if space.is_streamed(t) or t not in space.segment.loads])
     return max(made, -(-len(inputs) // 2))
 
 
@@ -122,11 +122,11 @@ def words_of(plan: KernelPlan) -> float:
     """Registers that hold the elements of a thread: of its rows as they are held, or of one turn of its loop."""
     schedule, space, segment = plan.schedule, plan.space, plan.segment
     threads = schedule.launch.warps * WARP
-    rows = streamed(segment, space)
+    rows = space.streamed
     if isinstance(schedule.order, RowLoop):
         elements = schedule.kept * space.reduced / max(schedule.members, 1) / threads
         columns = [e for e in segment.exprs if plan.split in space.atoms[e.output]]
-        element = element_of(segment, space, columns)
+        element = element_of(space, columns)
         if schedule.group:
             return elements * (2 * schedule.turn * element.rows + element.vectors + element.sums) / REGISTER
         return elements * element.in_row_loop(space.phases, keeps=schedule.keeps)
@@ -136,7 +136,7 @@ def words_of(plan: KernelPlan) -> float:
     elements *= -(-space.reduced // (schedule.reduced * max(schedule.members, 1)))
     if schedule.is_packed or schedule.lag:
         return elements * (1 + schedule.lag) * sum(t.dtype.itemsize for t in rows) / REGISTER
-    return elements * held_values(segment, space, plan.device) * _width(rows)
+    return elements * held_values(space, plan.device) * _width(rows)
 
 
 def _width(tensors: Iterable[BoundTensor]) -> int:
@@ -156,7 +156,7 @@ def shared_of(plan: KernelPlan) -> int:
             along = [t for t in along if space.is_streamed(t)]
         share = -(-space.reduced // max(schedule.members, 1)) * (schedule.turn if schedule.group else schedule.kept)
         return ahead * share * sum(t.dtype.itemsize for t in along)
-    return 0 if schedule.is_held else ahead * turn_bytes(segment, space, schedule)
+    return 0 if schedule.is_held else ahead * turn_bytes(space, schedule)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def form_of(plan: KernelPlan) -> str:
         case _ if not plan.space.r:
             return "map"
         case _:
-            return f"held{group}" if rereads(plan.space) else "summed"
+            return f"held{group}" if plan.space.rereads else "summed"
 
 
 _COUNTED = {
@@ -249,11 +249,11 @@ def copies_of_one(device: Device) -> int:
     return int(_SHARED * device.shared_bytes)
 
 
-def within_shared(segment: Segment, space: Space, schedule: Schedule, device: Device) -> Schedule:
+def within_shared(space: Space, schedule: Schedule, device: Device) -> Schedule:
     """``schedule`` of a loop with no more stages than shared memory holds the copies of."""
     if schedule.is_held:
         return schedule
-    return schedule.with_stages(stages(turn_bytes(segment, space, schedule), schedule.launch.stages, device))
+    return schedule.with_stages(stages(turn_bytes(space, schedule), schedule.launch.stages, device))
 
 
 def stages(copied: int, most: int, device: Device) -> int:
@@ -261,7 +261,7 @@ def stages(copied: int, most: int, device: Device) -> int:
     return min(most, copies_of_one(device) // max(copied, 1) + 1)
 
 
-def turn_bytes(segment: Segment, space: Space, schedule: Schedule) -> int:
+def turn_bytes(space: Space, schedule: Schedule) -> int:
     """What a turn copies: its part of all that differs within it."""
-    differs = [t for t in segment.loads if space.has_r(t) and run_below(t, space.r, space) % schedule.reduced]
+    differs = [t for t in space.segment.loads if space.has_r(t) and run_below(t, space.r, space) % schedule.reduced]
     return sum(t.dtype.itemsize * (schedule.kept if space.has_x(t) else 1) for t in differs) * schedule.reduced

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from ..device import LEAST_COPY, Device
 from ..ir.expr import Expr
 from ..ir.op import Reduce
-from ..segments.segment import Segment
-from ..segments.space import Space, streamed
-from .limits import MAX_TEAM, WARP, WARPS, vector
+from ..segments.space import Space
+from .limits import WARP, WARPS, vector
 from .plan import may_be_stages
 from .resources import Element, element_of, resident, stages
 from .schedule import LAUNCH, Group, Lagged, Launch, RowLoop, Schedule, Split
+from .schedule_parts import MAX_MEMBERS
 from .team import cannot_exchange
 
 
@@ -60,55 +60,52 @@ class _Row:
         return found and (bound(found[0]), *found[1:])
 
 
-def why_no_lagged_loop(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> str | None:
+def why_no_lagged_loop(space: Space, columns: Sequence[Expr], device: Device) -> str | None:
     """Why no team walks the rows of ``segment``.  ``columns``: its reductions down columns."""
     tuned = device.measured.row_loops
-    refusal = cannot_exchange(segment, space)
+    refusal = cannot_exchange(space)
     if refusal is not None:
         return refusal
-    if segment.loads != segment.inputs or segment.has_indices:
+    if space.segment.loads != space.segment.inputs or space.segment.has_indices:
         return "windows and indices take registers"
     if space.phases != 2:
         return f"{space.phases - 1} reductions of a row follow one another"
     if space.x != space.walked:
         return "sums of columns are not over all rows"
-    walked = [t for t in segment.inputs if space.is_walked(t) and space.has_r(t)]
+    walked = [t for t in space.segment.inputs if space.is_walked(t) and space.has_r(t)]
     odd = next((t for t in walked if not space.is_streamed(t) or t.dtype is not walked[0].dtype), None)
     if odd is not None:
         return f"{odd} is not read as {walked[0]} is"
     n = space.reduced
     if vector(walked[0].dtype, n, device) * walked[0].dtype.itemsize < LEAST_COPY:
         return f"rows of {n} elements are not aligned"
-    row = _row(segment, space, columns, device)
+    row = _row(space, columns, device)
     if row.shape is None:
         return "two rows take more registers than there are"
-    longest = MAX_TEAM * row.share(row.shape[-1])
+    longest = MAX_MEMBERS * row.share(row.shape[-1])
     if n > longest:
-        return f"{n} elements are more than {longest}, what a team of {MAX_TEAM} programs holds"
-    schedule = lagged_row_loop(segment, space, columns, device)
+        return f"{n} elements are more than {longest}, what a team of {MAX_MEMBERS} programs holds"
+    schedule = lagged_row_loop(space, columns, device)
     if space.kept * schedule.members < tuned.lagged_turns * schedule.programs:
         return f"{space.kept} rows are few"
     return None
 
 
-def is_in_pairs(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> bool:
+def is_in_pairs(space: Space, columns: Sequence[Expr], device: Device) -> bool:
     """Do teams hold two rows of a turn whole, so that they beat a program of 16 warps that loads weights every row?
 
     LayerNorm's backward of 4096 x 12288, bfloat16, took 90 us on an H200 so, and 101; of 16384 x 12288 308 and 356.
     """
-    return (
-        why_no_lagged_loop(segment, space, columns, device) is None
-        and _row(segment, space, columns, device).is_in_pairs
-    )
+    return why_no_lagged_loop(space, columns, device) is None and _row(space, columns, device).is_in_pairs
 
 
-def lagged_row_loop(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> Schedule:
+def lagged_row_loop(space: Space, columns: Sequence[Expr], device: Device) -> Schedule:
     """Teams as small as hold a row, as many as are resident; of a smaller GPU, the one that fits.
 
     One launch and two took as long on an H200: of RMSNorm's backward of 8192 x 32768, bfloat16, 399 and 405 us, of
     LayerNorm's of 2048 x 32768 124 and 122, of 512 x 32768 44.6 and 47.0.
     """
-    row = _row(segment, space, columns, device)
+    row = _row(space, columns, device)
     assert row.shape is not None, "no thread holds two rows"
     registers, rows, loads = row.shape
     programs = resident(device, WARPS, registers)
@@ -118,13 +115,13 @@ def lagged_row_loop(segment: Segment, space: Space, columns: Sequence[Expr], dev
     return Schedule(
         RowLoop(rows, row.share(1)),
         group=Group(members, teams * members, Lagged()),
-        split=Split(teams, in_one_launch=may_be_stages(segment)),
+        split=Split(teams, in_one_launch=may_be_stages(space.segment)),
         launch=Launch(WARPS, stages(copied, LAUNCH.stages, device), registers),
     )
 
 
-def _row(segment: Segment, space: Space, columns: Sequence[Expr], device: Device) -> _Row:
-    rows = streamed(segment, space)
-    results = [e for e in segment.exprs if isinstance(e.op, Reduce) and not space.has_r(e.output)]
+def _row(space: Space, columns: Sequence[Expr], device: Device) -> _Row:
+    rows = space.streamed
+    results = [e for e in space.segment.exprs if isinstance(e.op, Reduce) and not space.has_r(e.output)]
     width = device.access_bytes // max(rows[0].dtype.itemsize, 2)
-    return _Row(element_of(segment, space, columns), len(rows), len(results), width, space.reduced, device)
+    return _Row(element_of(space, columns), len(rows), len(results), width, space.reduced, device)

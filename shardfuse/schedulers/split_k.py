@@ -12,7 +12,7 @@ from ..ir.domain import BoundDomain
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce
 from ..segments.segment import Segment, leading_to
-from ..segments.space import Space, element_bytes, streamed
+from ..segments.space import Space
 from .limits import WARP, power_of_two, power_of_two_within
 from .persistent import in_registers
 from .plan import may_be_stages
@@ -20,16 +20,14 @@ from .resources import REGISTER, carried, resident, within_shared
 from .schedule import Loop, Schedule, Split, Tile
 
 
-def evenly(
-    segment: Segment, space: Space, schedule: Schedule, device: Device, wanted: int, side_by_side: int = 1
-) -> Schedule:
+def evenly(space: Space, schedule: Schedule, device: Device, wanted: int, side_by_side: int = 1) -> Schedule:
     """``schedule`` with as many parts as there are to be programs.  ``side_by_side``: rows that stand so as one."""
     tuned = device.measured.splits
     turns = -(-space.reduced // schedule.reduced)
     most = turns // tuned.turns if turns >= tuned.worth else 1
     parts = max(min(_even(space, schedule, device, wanted), most, tuned.most), 2 if side_by_side > 1 else 1)
     split = Split(parts, side_by_side=side_by_side) if parts > 1 else None
-    return in_parts(segment, space, replace(schedule, split=split), device)
+    return in_parts(space, replace(schedule, split=split), device)
 
 
 def _even(space: Space, schedule: Schedule, device: Device, wanted: int) -> int:
@@ -45,19 +43,19 @@ def _even(space: Space, schedule: Schedule, device: Device, wanted: int) -> int:
     return programs // blocks
 
 
-def in_parts(segment: Segment, space: Space, schedule: Schedule, device: Device) -> Schedule:
+def in_parts(space: Space, schedule: Schedule, device: Device) -> Schedule:
     """``schedule``, whose parts are finished in the same launch: by the last program of each block, or by all at once.
 
     The latter where all are resident, if need be half as many.
     """
-    schedule = within_shared(segment, space, schedule, device)
+    schedule = within_shared(space, schedule, device)
     split = schedule.split
-    if split is None or not may_be_stages(segment):
+    if split is None or not may_be_stages(space.segment):
         return schedule
     if is_for_one(schedule, device):
         return schedule.finished_at_once()
     blocks, launch = -(-space.kept // schedule.kept), schedule.launch
-    ahead = (launch.stages - 1) * schedule.kept * schedule.reduced * element_bytes(segment, space)
+    ahead = (launch.stages - 1) * schedule.kept * schedule.reduced * space.element_bytes
     shared = device.multiprocessors * (device.shared_bytes // max(ahead, 1))
     bounds = [device.bound(n) for n in device.measured.splits.resident]
     for parts, registers in (*((split.parts, n) for n in bounds), (split.parts // 2, bounds[-1])):
@@ -68,7 +66,7 @@ def in_parts(segment: Segment, space: Space, schedule: Schedule, device: Device)
     if split.side_by_side > 1 and schedule.reduced > 1:
         half = schedule.reduced // 2
         wider = schedule.sized(kept=2 * schedule.kept, reduced=half)
-        wider = in_parts(segment, space, wider.accumulating(min(wider.accumulated, half)), device)
+        wider = in_parts(space, wider.accumulating(min(wider.accumulated, half)), device)
         return wider if wider.is_one_launch else schedule
     return schedule
 
@@ -80,7 +78,7 @@ def is_for_one(schedule: Schedule, device: Device) -> bool:
     return not is_apart and power_of_two(schedule.parts) * schedule.kept <= tuned.last
 
 
-def in_full_turns(segment: Segment, space: Space, schedule: Schedule, device: Device) -> Schedule:
+def in_full_turns(space: Space, schedule: Schedule, device: Device) -> Schedule:
     """``schedule`` with half the threads and half the block, where that leaves fewer lanes of the last turn idle.
 
     The weight gradients of a group norm of 2 x 1280 x 32 x 32, float16, channels-last, took 11.4 us so, else 13.4.
@@ -95,15 +93,15 @@ def in_full_turns(segment: Segment, space: Space, schedule: Schedule, device: De
     if warps == 1 or idle(schedule.reduced) < max(tuned.idle, 2 * idle(max(half, 1))):
         return schedule
     halved = schedule.with_warps(warps // 2).sized(reduced=half).accumulating(min(schedule.accumulated, half))
-    return in_parts(segment, space, halved, device)
+    return in_parts(space, halved, device)
 
 
-def finishing(segment: Segment, space: Space, device: Device) -> Schedule:
+def finishing(space: Space, device: Device) -> Schedule:
     """All partial results of some kept elements in registers."""
     splits = power_of_two(space.reduced)
     if space.is_inner or space.kept == 1:
-        return in_registers(segment, space, device)
-    held = splits * max(len(streamed(segment, space)), 1)
+        return in_registers(space, device)
+    held = splits * max(len(space.streamed), 1)
     lanes = power_of_two_within(max(device.measured.columns.tile // held, 1))
     lanes = max(lanes, 16)
     return Schedule(Tile(min(lanes, power_of_two(space.kept)), splits))
@@ -145,10 +143,10 @@ def storing(exprs: Sequence[Expr], stored: Sequence[BoundTensor], partials: Mapp
     return Segment.of(found, [*stored, *partials.values()])
 
 
-def with_partials(space: Space, partials: Mapping[Expr, BoundTensor], split: Digit) -> Space:
-    """``space`` with the workspaces: ``split`` is the program's own, no atom that a tile walks."""
+def with_partials(first: Segment, space: Space, partials: Mapping[Expr, BoundTensor], split: Digit) -> Space:
+    """``space`` of the ``first`` kernel with its workspaces; ``split`` is the program's own, and no tile walks it."""
     gone = space.walked or space.r
     atoms = {w: space.atoms[e.tensors[0]] - frozenset(gone) | {split} for e, w in partials.items()}
     phase = {w: space.phase[e.tensors[0]] + (not space.walked) for e, w in partials.items()}
     pieces = {**{a: (a,) for a in space.x}, **space.pieces, split: (split,)}
-    return replace(space, atoms={**space.atoms, **atoms}, phase={**space.phase, **phase}, pieces=pieces)
+    return replace(space, segment=first, atoms={**space.atoms, **atoms}, phase={**space.phase, **phase}, pieces=pieces)

@@ -51,11 +51,13 @@ def online(segment: Segment) -> Segment:
     return replace(again, inputs=tuple(t for t in segment.inputs if t in again.inputs), outputs=segment.outputs)
 
 
-def walks(segment: Segment, space: Space) -> dict[int, list[BoundTensor]]:
+def walks(space: Space) -> dict[int, list[BoundTensor]]:
     """What is wanted of each walk over the reduced elements: inputs of reductions, and outputs; by their phase."""
-    wanted = [e.tensors[0] for e in segment.exprs if isinstance(e.op, Reduce | Statistic) and not space.has_r(e.output)]
+    wanted = [
+        e.tensors[0] for e in space.segment.exprs if isinstance(e.op, Reduce | Statistic) and not space.has_r(e.output)
+    ]
     found: dict[int, list[BoundTensor]] = {}
-    for tensor in dict.fromkeys((*wanted, *segment.outputs)):
+    for tensor in dict.fromkeys((*wanted, *space.segment.outputs)):
         if space.has_r(tensor):
             found.setdefault(space.phase[tensor], []).append(tensor)
     return found
@@ -65,7 +67,7 @@ def takes_one_walk(segment: Segment) -> bool:
     """Is no element needed again, of a segment that has a space?"""
     again = online(segment)
     space = analysed(again)
-    return len(walks(again, space)) <= 1
+    return len(walks(space)) <= 1
 
 
 @dataclass
@@ -163,10 +165,7 @@ def _guarded(largest: BoundTensor, total: BoundTensor, second: Expr) -> list[Exp
     name, dtype = f"{second.output}", total.dtype
     lowest, zero = (Scalar(f"{name}_{k}", dtype, v, is_literal=True) for k, v in (("lowest", -inf), ("none", 0.0)))
     is_lowest = BoundTensor(f"{name}_is_lowest", DataType.Bool, replace(total.domain, allocation=None))
-    return [
-        Expr(_EQ, (largest, lowest), (is_lowest,)),
-        Expr(_WHERE, (is_lowest, zero, total), (second.output,)),
-    ]
+    return [Expr(_EQ, (largest, lowest), (is_lowest,)), Expr(_WHERE, (is_lowest, zero, total), (second.output,))]
 
 
 def _picked(second: Expr, index: BoundTensor, x: BoundTensor, zero: Scalar) -> list[Expr]:

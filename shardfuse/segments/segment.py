@@ -51,10 +51,7 @@ class Segment:
         wanted = frozenset(needed)
         scalars = dict.fromkeys(v for e in exprs for v in e.inputs if isinstance(v, Scalar))
         return Segment(
-            tuple(exprs),
-            tuple(t for t in read if t not in made),
-            tuple(t for t in made if t in wanted),
-            tuple(scalars),
+            tuple(exprs), tuple(t for t in read if t not in made), tuple(t for t in made if t in wanted), tuple(scalars)
         )
 
     def __str__(self) -> str:

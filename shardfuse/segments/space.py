@@ -31,7 +31,7 @@ INVARIANT_ROWS = 8192
 
 @dataclass(frozen=True)
 class Space:
-    """``x``: atoms that every stored tensor keeps; ``r``: atoms that the reductions take away; outermost first.
+    """Of ``segment``: ``x`` are atoms that every stored tensor keeps, ``r`` those that are reduced, outermost first.
 
     ``pieces``: every local digit as atoms.  ``phase``: how many reductions, one after the other, a tensor depends on.
     ``is_inner``: is the atom that is fastest in memory a reduced one?  ``walked``: the innermost of x, which a program
@@ -41,6 +41,7 @@ class Space:
     x, columns side by side, how many of them are one kept element; else 0.
     """
 
+    segment: Segment
     x: Axis
     r: Axis
     atoms: Mapping[BoundTensor, frozenset[Digit]]
@@ -100,6 +101,31 @@ class Space:
         """Is every element of it read once, in the one tile that needs it?"""
         return len(self.atoms[tensor]) == len(self.x) + len(self.r)
 
+    @cached_property
+    def streamed(self) -> list[BoundTensor]:
+        """Inputs that each tile reads its own part of."""
+        return [t for t in self.segment.loads if self.is_streamed(t)]
+
+    @cached_property
+    def beside(self) -> list[BoundTensor]:
+        """Loads along the reduced elements that are the same for several kept ones, as the weight of a norm is."""
+        return [t for t in self.segment.loads if self.has_r(t) and not self.is_streamed(t)]
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element of all inputs that each tile reads its own part of."""
+        return sum(t.dtype.itemsize for t in self.streamed)
+
+    @property
+    def narrowest(self) -> int:
+        """Bytes of an element of the narrowest of them; 4 where there is none."""
+        return min((t.dtype.itemsize for t in self.streamed), default=4)
+
+    @cached_property
+    def rereads(self) -> bool:
+        """Is something of the reduced extent used after a reduction?"""
+        return any(phase and self.has_r(t) for t, phase in self.phase.items())
+
 
 def as_columns(space: Space, line: int) -> Space:
     """Where kept elements are short runs of memory (less than ``line`` elements), the runs as columns side by side.
@@ -135,31 +161,6 @@ def analyse(segment: Segment) -> Space | str:
             max((phase[t] for t in expr.tensors), default=0) + (bool(gone) and not isinstance(expr.op, Pick)),
         )
     return _ordered(segment, atoms, pieces, phase, reduced or frozenset())
-
-
-def streamed(segment: Segment, space: Space) -> list[BoundTensor]:
-    """Inputs that each tile reads its own part of."""
-    return [t for t in segment.loads if space.is_streamed(t)]
-
-
-def element_bytes(segment: Segment, space: Space) -> int:
-    """Bytes of one element of all inputs that each tile reads its own part of."""
-    return sum(t.dtype.itemsize for t in streamed(segment, space))
-
-
-def narrowest(segment: Segment, space: Space) -> int:
-    """Bytes of an element of the narrowest of them; 4 where there is none."""
-    return min((t.dtype.itemsize for t in streamed(segment, space)), default=4)
-
-
-def beside(segment: Segment, space: Space) -> list[BoundTensor]:
-    """Loads that lie along the reduced elements and are the same for several kept ones, as the weight of a norm is."""
-    return [t for t in segment.loads if space.has_r(t) and not space.is_streamed(t)]
-
-
-def rereads(space: Space) -> bool:
-    """Is something of the reduced extent used after a reduction?"""
-    return any(phase and space.has_r(t) for t, phase in space.phase.items())
 
 
 def run_below(tensor: BoundTensor, axis: Axis, space: Space) -> int:
@@ -296,7 +297,7 @@ def _ordered(
     if anew and not (is_inner and prod(a.extent for a in r) >= _LONG_ROW):
         return f"what it reduces lacks {listed(anew)}, and would be reduced anew for each"
     inside = next((k for k, a in enumerate(reversed(order)) if a in kept), 0)
-    return Space(x, r, atoms, pieces, phase, is_inner, inside=inside)
+    return Space(segment, x, r, atoms, pieces, phase, is_inner, inside=inside)
 
 
 def _reduced_anew(

@@ -28,11 +28,28 @@ def test_late_ranks_and_changing_sizes_are_no_fault(ranks: int, tmp_path: Path) 
     assert all("done" in text for text in texts)
 
 
+def test_graphs_and_calls_on_many_streams_take_no_words_of_one_another(tmp_path: Path) -> None:
+    """10,000 replays of two graphs and calls of other programs, each kind on a stream of its own."""
+    codes, texts, _ = outcome("graphs", tmp_path)
+    assert codes == [0, 0], "\n".join(texts)
+    assert all("done" in text for text in texts)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL has ranks on GPUs of their own")
+def test_process_groups_and_kernels_that_ranks_start_in_other_orders_all_end(tmp_path: Path) -> None:
+    """Each of them waits for its part on another rank, and there is room for all at once."""
+    codes, texts, _ = outcome("groups", tmp_path)
+    assert codes == [0, 0], "\n".join(texts)
+    assert all("done" in text for text in texts)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="needs compute-sanitizer")
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_no_access_is_out_of_bounds_and_no_shared_memory_is_raced_for(tool: str, tmp_path: Path) -> None:
     under = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--kernel-name", "kernel_substring=exchange"]
+    if tool == "memcheck":  # calls of NCCL's fail, which it then does without
+        under += ["--report-api-errors", "no"]
     codes, texts, _ = outcome("few", tmp_path, under)
     assert codes == [0, 0], "\n".join(texts)
 

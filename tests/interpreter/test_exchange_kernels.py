@@ -6,6 +6,8 @@ stores in a pass the others find in the next: after one pass for each exchange, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +16,26 @@ from exchange_cases import KINDS, PARTIAL, Ranks, define, expected, inputs, kern
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType
+from shardfuse.codegen.claims import within
 from shardfuse.codegen.sending_rows import GONE
+from shardfuse.codegen.source import KernelSource
+from shardfuse.device import H200
 from shardfuse.ir.expr import BoundTensor
 from shardfuse.ir.op import Reduce
 from shardfuse.schedulers import sent_words
+from shardfuse.schedulers.plan import KernelPlan
+from shardfuse.schedulers.rank_exchange import LEFT_FREE
 
 
-def run(world: Ranks, tensors: list[dict[BoundTensor, torch.Tensor]], directory: Path) -> None:
+def run(
+    world: Ranks,
+    tensors: list[dict[BoundTensor, torch.Tensor]],
+    directory: Path,
+    launched_as: Callable[[int, KernelSource], list[KernelSource]] = lambda rank, source: [source],
+) -> None:
     """The kernel of all ranks on the ``tensors`` of each, as often as words have to go round."""
     plan = world.plan
-    launches = world.launches(directory, interpret=True)
+    launches = world.launches(directory, interpret=True, launched_as=launched_as)
     rounds = 1 + max(len(plan.exchange.statistics), 1)
     rounds += sum(isinstance(e.op, Reduce) for e in plan.segment.exprs) * (plan.exchange.members > 1)
     for _ in range(rounds):
@@ -87,6 +99,54 @@ def test_sums_that_are_no_float32_are_those_of_one_program(dtype: DataType, tmp_
         assert torch.equal(found[world.plan.segment.outputs[0]], whole - total.to(dtype.torch))
 
 
+ROOMS = [(9, 9), (2, 5), (1, 0)]
+"""Of two ranks: multiprocessors that their programs may take.  The interpreter has all programs on number 0."""
+
+
+@pytest.mark.parametrize("rooms", ROOMS)
+@pytest.mark.parametrize(("kind", "is_in_rows"), [("layer_norm", False), (PARTIAL, True)])
+def test_programs_claim_their_numbers(
+    kind: str, is_in_rows: bool, rooms: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first takes all of them, or the last where all others are to leave their multiprocessors."""
+    monkeypatch.setattr(sent_words, "MOST_ELEMENTS", 0)
+    device = replace(H200, multiprocessors=LEFT_FREE + 2)
+    plan = kernel_of(plan_of(define(kind, 96, 2, DataType.BFloat16), 5, device))
+    assert (plan.exchange.is_claimed, plan.exchange.is_in_rows) == (True, is_in_rows)
+    world = check(
+        kind, plan, tmp_path, lambda rank, source: [replace(source, integers=(*source.integers[:-1], rooms[rank]))]
+    )
+    for rank in range(2):
+        assert world.launches_of(rank) == 8  # of a program, as many turns
+        assert world.tickets_of(rank) == 0
+
+
+@pytest.mark.parametrize(("kind", "rooms"), [("rms_norm", (2, 5)), (PARTIAL, (2, 5)), (PARTIAL, (1, 9))])
+def test_ranks_may_run_fewer_programs_at_a_time(
+    kind: str, rooms: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each as many as it has room for beside NCCL."""
+    monkeypatch.setattr(sent_words, "MOST_ELEMENTS", 0)
+    plan = kernel_of(plan_of(define(kind, 96, 2, DataType.BFloat16), 5))
+    assert not plan.exchange.is_claimed
+    check(kind, plan, tmp_path, lambda rank, source: within(source, plan.exchange, rooms[rank]))
+
+
+def check(
+    kind: str, plan: KernelPlan, directory: Path, launched_as: Callable[[int, KernelSource], list[KernelSource]]
+) -> Ranks:
+    """All ranks of a kernel of 5 rows of 96, launched so, have what they have together."""
+    world, given = Ranks(plan, torch.device("cpu")), inputs(kind, 5, 96, torch.bfloat16, 2)
+    tensors = [world.pieces(kind, r, given) for r in range(2)]
+    run(world, tensors, directory, launched_as)
+    wide, eager = expected(kind, [v.double() for v in given]), expected(kind, [v.float() for v in given])
+    for k, out in enumerate(plan.segment.outputs):
+        for rank, t in enumerate(tensors):
+            parts = [piece_of_output(kind, v[k], 2, rank) for v in (wide, eager)]
+            assert_near(t[out], parts[0], parts[1].bfloat16(), n=2, what=f"output {k} of rank {rank}")
+    return world
+
+
 def test_a_program_that_has_given_up_stores_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A late peer may still read those of turns before: it is told by its flags, also in launches that follow."""
     monkeypatch.setattr(sent_words, "MOST_ELEMENTS", 0)
@@ -95,13 +155,13 @@ def test_a_program_that_has_given_up_stores_no_rows(tmp_path: Path, monkeypatch:
     tensors = [world.pieces(PARTIAL, rank, given) for rank in range(2)]
     flags = sent_words.flags_of_rows(world.plan.exchange)
     world.slots[1].fill_(77)
-    world.tables[0][8:] = 1 << 32 | 6  # six turns, and has given up
+    world.tables[0][10:] = 1 << 32 | 6  # six turns, and has given up
     launch = world.launches(tmp_path, interpret=True)[0]
     launch(None, *(tensors[0][t] for t in (*world.plan.segment.inputs, *world.plan.segment.outputs)))
     assert set(world.slots[1][:flags].tolist()) == {77, int(GONE)}
     assert world.slots[1][flags:].eq(77).all()
     assert all(tensors[0][t].isnan().all() for t in world.plan.segment.outputs)
-    assert world.tables[0][8] == 1 << 32 | 7
+    assert world.tables[0][10] == 1 << 32 | 7
 
 
 def test_rows_are_sent_without_their_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from ...mesh.peer_memory import has_atomics
 from .finding import Finding, ok
 from .variables import hides_gpus
 from .versions import answer
@@ -38,10 +39,27 @@ def gpus() -> Iterator[Finding]:
     if count > 1:
         yield peers(count, [(a, b) for a, b in permutations(range(count), 2) if _reaches(a, b)])
         yield links(answer(["nvidia-smi", "topo", "-m"]), count)
+        yield exchange([(a, b) for a, b in permutations(range(count), 2) if not _is_joined(a, b)])
 
 
 def _reaches(a: int, b: int) -> bool:
     return bool(torch.cuda.can_device_access_peer(a, b))
+
+
+def _is_joined(a: int, b: int) -> bool:
+    """By NVLink, over which kernels of ``a`` write to the memory of ``b``?"""
+    try:
+        return _reaches(a, b) and has_atomics(a, b)
+    except RuntimeError:
+        return False
+
+
+def exchange(apart: list[tuple[int, int]]) -> Finding:
+    """By what ranks on these GPUs exchange statistics and partial sums.  apart: pairs that no NVLink joins."""
+    if not apart:
+        return ok(AREA, "exchange", "kernels of ranks exchange statistics over NVLink, without collectives")
+    pairs = ", ".join(f"{a}-{b}" for a, b in apart)
+    return ok(AREA, "exchange", f"by collectives where a job has some of these pairs, which no NVLink joins: {pairs}")
 
 
 def _none(*, has_driver: bool) -> Finding:

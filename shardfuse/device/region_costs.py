@@ -1,0 +1,75 @@
+"""What regions of compiled models take on an H200, of kernels of shardfuse's and of Inductor's (``compile/cost.py``).
+
+Torch 2.11; ``docs/measured.md`` has the tables.  What counts is the ratio of the two sides, which other GPUs have much
+the same.  Where the two models are unsure, Inductor's is the cheaper and shardfuse's the dearer one.
+"""
+
+from __future__ import annotations
+
+from .record import H200
+
+BYTES_PER_US = 4.3e6
+"""Of a large copy, read and written: 4250 GB/s at 1 GB."""
+KERNEL_US = 3.0
+"""A kernel's start and end, beside what its bytes take: copies of 32 to 512 MB lose 5 us, of which a stream of kernels
+hides some."""
+HOST_US = 5.0
+"""Of the host for a call of the op beyond its launches, and for each launch, of Inductor's too; 0 in CUDA graphs."""
+SHARE_OF_COPY = {
+    "persistent": 0.88,
+    "mix_order": 0.80,
+    "reduction": 0.85,
+    "pointwise": 0.85,
+    "transpose": 0.25,
+    "looped": 0.80,
+    "torch_call": 0.3,
+}
+"""The least shares of a copy that each scheduler's kernels reach in ``docs/measured.md``, misaligned rows apart; of
+transposes, what those between a group norm's gradients reach."""
+GROUP_SHARE, GROUP_BESIDE_SHARE = 0.55, 0.25
+"""Of rows of several axes, as a group's channels and pixels are; with values for each channel and sample beside."""
+SCATTERED_SHARES = {"persistent": 0.2, "looped": 0.5}
+"""Of such rows in channels-last."""
+STATISTICS_SHARE = 0.6
+"""Of a kernel that takes the statistics of channels alone."""
+TURNED_SHARE = 0.25
+"""Of kernels whose tensors have elements side by side along different axes, as a dropout's mask that is contiguous has
+beside a convolution's gradients in channels-last: 0.15 to 0.27, where Inductor's took as long or half of that."""
+OPS_PER_US = 2.4e7
+"""Of shardfuse's kernels: gradients of GELU and a bias, 34 million elements, took 56 us, where bytes would take 55."""
+PERSISTENT_ROW = 1024
+"""Elements of a row that a kernel of Inductor's holds (``persistent_reduction`` of an inner reduction)."""
+INDUCTOR_ROW_SHARE, INDUCTOR_LOOP_SHARE, INDUCTOR_COLUMN_SHARE = 0.92, 0.85, 0.85
+"""Shares of a copy: rows held, rows looped over, and columns, in kernels of Inductor's that read once."""
+INDUCTOR_SCATTERED_SHARE = 0.30
+"""Of rows whose elements lie apart in memory by a few bytes each, as a group's channels do in channels-last: group
+norms reach 0.15 to 0.35."""
+INDUCTOR_GROUPED = 1.3
+"""Times as long as the estimate where rows have several axes: group norms, 16 to 250 MB, took 1.25 to 1.8 times, as
+indices are divided for each element."""
+INDUCTOR_OPS_PER_US = 1.5e7
+"""Of a kernel that sums columns, what it computes besides: erf and exp of bias gradients took 411 us for 134 million
+elements, where their bytes would have taken 125."""
+INDUCTOR_POINTWISE_OPS_PER_US = 3e7
+"""Of one that only makes elements: gradients of GELU, 34 million elements, took 54 to 68 us, their bytes 47."""
+INDUCTOR_COLUMN_VARIANCE_SHARE = 0.45
+"""Of columns whose variance is taken: 0.33 to 0.8 in the batch norms of a ResNet, half of them below 0.45."""
+UNCONFIRMED_SHARE = 0.1
+"""Of a loop over columns beside another kernel: a batch norm and the mean over its pixels took 282 us, where Inductor
+took 66."""
+INDUCTOR_FINISH_US = 7.0
+"""Of what adds up columns behind rows and columns at once, for each result: 6 to 10 for 768 to 1024 columns."""
+HEAVY = {"erf": 25, "tanh": 35, "exp": 8, "log": 8, "sigmoid": 12, "pow": 12, "div": 4, "reciprocal": 4, "sqrt": 4}
+"""Instructions of an element; of other ops 1."""
+INDUCTOR_MIXED_SHARE = 0.72
+"""Of a kernel of Inductor's that reduces rows and columns at once: 0.55 to 0.72 was measured."""
+SPLIT_ROWS, SPLIT_ELEMENTS = H200.filling, 8192
+"""Fewer rows, of more elements than that, are reduced in parts (``inner_reduction_splits``)."""
+MIXED_ROWS, MIXED_COLUMNS = 4096, 16384
+"""Rows at least, and columns at most, of such a kernel."""
+REREAD = 0.35
+"""What a further pass over a row costs, of the first, where the rows of all programs stay in L2."""
+L2_BYTES = 30e6
+"""Of 50 MB: what rows that are read again may take."""
+RESIDENT_ROWS = 4 * H200.multiprocessors
+"""Rows that are read at a time: of four programs of each multiprocessor."""

@@ -1,0 +1,155 @@
+"""Casts of weights and of their gradients, joined to lists; and the list's kernel, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from compile_graphs import graph_of, listed
+
+from shardfuse.compile import cast_op
+from shardfuse.compile.cast_op import join_casts
+from shardfuse.compile.graph_pass import hand_over
+from shardfuse.compile.written_back import join_copies
+
+CAST = torch.ops.prims.convert_element_type.default
+LIST = torch.ops.shardfuse.cast_list_v1.default
+BF16 = torch.bfloat16
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layers(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A chain of products in bfloat16, and the gradients of its weights in float32."""
+    narrow = [CAST(w, BF16) for w in weights]
+    given = [CAST(x, BF16)]
+    for w in narrow:
+        given.append(given[-1] @ w.t())
+    grads: list[torch.Tensor] = []
+    g = torch.ones_like(given[-1])
+    for w, y in zip(reversed(narrow), reversed(given[:-1]), strict=True):
+        grads.append(CAST(g.t() @ y, torch.float32))
+        g = g @ w
+    return given[-1], *grads
+
+
+@pytest.mark.parametrize("take", ["all", "auto"])
+def test_casts_of_weights_and_of_their_gradients_are_lists(take: str) -> None:
+    given = [numbers(6, 8), *(numbers(8, 8, seed=k) for k in range(4))]
+    gm = graph_of(layers, given)
+    hand_over(gm.graph, take)  # pyright: ignore[reportArgumentType]
+    gm.graph.lint()
+    gm.recompile()
+    lists = gm.graph.find_nodes(op="call_function", target=LIST)
+    assert [len(n.args[0]) for n in lists] == ([5, 4] if take == "all" else []), "on a CPU only if all are asked for"
+    for found, expected in zip(listed(gm(*given)), layers(*given), strict=True):
+        assert torch.equal(found, expected)
+        assert found.stride() == expected.stride()
+
+
+def test_what_inductor_computes_where_it_is_read_stays() -> None:
+    def f(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        narrow = [CAST(w, BF16) for w in weights]
+        return tuple(x @ (w * 2) for w in narrow)
+
+    given = [numbers(6, 8).bfloat16(), *(numbers(8, 8, seed=k) for k in range(4))]
+    gm = graph_of(f, given)
+    assert join_casts(gm.graph, only_gpu=False) == 0
+
+
+def test_casts_behind_a_change_of_a_tensor_stay_behind_it() -> None:
+    def f(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        weights[-1].mul_(2.0)
+        return tuple(x @ CAST(w, BF16) for w in weights)
+
+    given = [numbers(6, 8).bfloat16(), *(numbers(8, 8, seed=k) for k in range(4))]
+    expected = f(*[x.clone() for x in given])
+    gm = graph_of(f, given)
+    join_casts(gm.graph, only_gpu=False)
+    gm.recompile()
+    for mine, theirs in zip(listed(gm(*[x.clone() for x in given])), expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_lists_end_where_they_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cast_op, "LIST_BYTES", 2 * 64 * 3)
+    given = [numbers(6, 8), *(numbers(8, 8, seed=k) for k in range(6))]
+    gm = graph_of(layers, given)
+    join_casts(gm.graph, only_gpu=False)
+    gm.recompile()
+    lists = gm.graph.find_nodes(op="call_function", target=LIST)
+    assert max(len(n.args[0]) for n in lists) <= 4
+    assert len(lists) == 2
+    for found, expected in zip(listed(gm(*given)), layers(*given), strict=True):
+        assert torch.equal(found, expected)
+
+
+KERNEL = """
+import torch
+from shardfuse.compile.cast_op import run_casts
+
+torch.manual_seed(0)
+wide, narrow = torch.float32, torch.bfloat16
+for source, result in ((wide, narrow), (narrow, wide), (wide, torch.float16)):
+    for _ in range(2):  # the second finds the plan
+        given = [torch.randn(n).to(source) for n in (1, 5, 8192, 8193, 20000)]
+        given.append(torch.randn(4, 8, 3, 3).to(memory_format=torch.channels_last).to(source))
+        given[1][2], given[2][5], given[3][7] = float("nan"), float("inf"), -0.0
+        for x, y in zip(given, run_casts(given, result), strict=True):
+            assert y.stride() == x.stride() and y.dtype is result
+            assert torch.equal(y.isnan(), x.isnan())
+            assert torch.equal(y.signbit() & ~y.isnan(), x.signbit() & ~x.isnan())
+            assert torch.equal(y.nan_to_num(0.0), x.to(result).nan_to_num(0.0)), (source, result, x.shape)
+    apart = torch.randn(40).to(source)[1:]  # at no multiple of 16 bytes
+    assert torch.equal(run_casts([apart, apart], result)[1], apart.to(result))
+"""
+
+
+def test_the_kernel_of_a_list() -> None:
+    env = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
+    run = subprocess.run([sys.executable, "-c", KERNEL], env=env, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+
+
+def written_back(x: torch.Tensor, *buffers: torch.Tensor) -> torch.Tensor:
+    """A product, and running averages of it that a graph writes to its inputs at its end."""
+    y = x @ x.t()
+    kept = [b * 0.9 + y.mean(0) * 0.1 if b.is_floating_point() else b + 1 for b in buffers]
+    out = y * 2
+    for b, now in zip(buffers, kept, strict=True):
+        b.copy_(now)
+    return out
+
+
+def test_what_a_graph_writes_back_is_a_list() -> None:
+    x = numbers(4, 4)
+    buffers = [*(numbers(4, seed=k) for k in range(4)), *(torch.tensor(k) for k in range(3))]
+    gm = graph_of(written_back, [x, *buffers])
+    assert join_copies(gm.graph) == 0, "on a CPU only if all are asked for"
+    assert join_copies(gm.graph, only_gpu=False) == 7
+    gm.graph.lint()
+    gm.recompile()
+    assert len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten._foreach_copy_.default)) == 2
+    mine, theirs = ([b.clone() for b in buffers] for _ in range(2))
+    (found,) = listed(gm(x, *mine))
+    assert torch.equal(found, written_back(x, *theirs))
+    for a, b in zip(mine, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_copies_that_are_read_or_of_another_shape_stay() -> None:
+    def f(x: torch.Tensor, *buffers: torch.Tensor) -> torch.Tensor:
+        for b in buffers:
+            b.copy_(x[0])
+        return buffers[0] + x
+
+    given = [numbers(4, 4), *(numbers(4, 4, seed=k) for k in range(4))]
+    gm = graph_of(f, given)
+    before = len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
+    join_copies(gm.graph, only_gpu=False)
+    assert len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)) == before
