@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 """``shardfuse::max_pool_gradient_v1``: the gradient of a max pool of images in channels-last.
 
     max_pool_gradient_v1(Tensor gradient, Tensor offsets, SymInt[] size, int[] kernel, int[] stride, int[] padding)
@@ -55,11 +55,12 @@ def offsets_of(n: Node) -> Node | None:
     gradient, x, _, _, _, dilation, ceil_mode, indices = n.args[:8] if len(n.args) == 8 else (None,) * 8
     if not isinstance(indices, Node) or not isinstance(x, Node) or not isinstance(gradient, Node) or ceil_mode:
         return None
-    is_made = isinstance(indices.target, torch._ops.OpOverload) and "max_pool" in indices.target.name()
-    if not is_made or not indices.target.name().endswith("offsets_to_indices") or any(d != 1 for d in _pair(dilation)):
+    name = indices.target.name() if isinstance(indices.target, torch._ops.OpOverload) else ""
+    is_made = "max_pool" in name and name.endswith("offsets_to_indices")
+    if not is_made or any(d != 1 for d in _pair(dilation)):
         return None
     offsets = cast(Node, indices.args[0])
-    images = [a.meta.get("val") for a in (gradient, offsets, n)]
+    images: list[Any] = [a.meta.get("val") for a in (gradient, offsets, n)]
     if not all(map(is_image_in_channels_last, images)) or any(v.ndim != 4 for v in images):
         return None
     is_taken = images[0].is_floating_point() and images[0].itemsize <= 4 and images[1].dtype is torch.int8

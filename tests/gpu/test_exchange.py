@@ -6,6 +6,7 @@ after two seconds here, whatever happens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from exchange_cases import KINDS, PARTIAL, Ranks, define, expected, inputs, kern
 
 from benchmarks.roundings import assert_near
 from shardfuse import DataType
+from shardfuse.codegen.claims import within
 from shardfuse.codegen.mesh_exchange import Reported
+from shardfuse.codegen.source import KernelSource
 from shardfuse.device import H200, Device
 from shardfuse.executor.kernel import Launch
 from shardfuse.ir.expr import BoundTensor
@@ -31,11 +34,20 @@ REPLAYS = 10_000
 class Job:
     """A program on so many ranks, with its inputs."""
 
-    def __init__(self, kind: str, rows: int, n: int, ranks: int, directory: Path, device: Device = H200) -> None:
+    def __init__(
+        self,
+        kind: str,
+        rows: int,
+        n: int,
+        ranks: int,
+        directory: Path,
+        device: Device = H200,
+        launched_as: Callable[[int, KernelSource], list[KernelSource]] = lambda rank, source: [source],
+    ) -> None:
         self.kind, self.given = kind, inputs(kind, rows, n, torch.bfloat16, ranks)
         self.plan = kernel_of(plan_of(define(kind, n, ranks, DataType.BFloat16), rows, device))
         self.world = Ranks(self.plan, GPU)
-        self.launches = self.world.launches(directory)
+        self.launches = self.world.launches(directory, launched_as=launched_as)
         self.tensors = [self.world.pieces(kind, rank, self.given) for rank in range(ranks)]
         self.streams = [torch.cuda.Stream(GPU) for _ in range(ranks)]
 
@@ -84,6 +96,34 @@ def test_rows_that_ranks_send(rows: int, n: int, ranks: int, tmp_path: Path) -> 
     part = replace(H200, multiprocessors=LEFT_FREE + (H200.multiprocessors - 4) // ranks // 2)
     job = Job(PARTIAL, rows, n, ranks, tmp_path, part)
     assert job.plan.exchange.is_in_rows
+    for _ in range(5):
+        job.clear()
+        job.launch()
+        job.check()
+
+
+@pytest.mark.parametrize("rooms", [(100, 100), (20, 7), (0, 40)])
+@pytest.mark.parametrize(("kind", "rows"), [("rms_norm", 500), ("layer_norm", 1100), (PARTIAL, 300)])
+def test_programs_claim_their_numbers(kind: str, rows: int, rooms: tuple[int, int], tmp_path: Path) -> None:
+    """Each rank on as many multiprocessors as it may take; where that is none, one program has all numbers."""
+
+    def within_room(rank: int, source: KernelSource) -> list[KernelSource]:
+        return [replace(source, integers=(*source.integers[:-1], rooms[rank]))]
+
+    job = Job(kind, rows, 8192, 2, tmp_path, launched_as=within_room)
+    assert job.plan.exchange.is_claimed
+    for _ in range(5):
+        job.clear()
+        job.launch()
+        job.check()
+    assert [job.world.tickets_of(rank) for rank in range(2)] == [0, 0]
+    assert job.plan.exchange.is_in_rows or [job.world.launches_of(rank) for rank in range(2)] == [5, 5]
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("rms_norm", 60), (PARTIAL, 8), (PARTIAL, 60)])
+def test_ranks_may_run_fewer_programs_at_a_time(kind: str, rows: int, tmp_path: Path) -> None:
+    plan = kernel_of(plan_of(define(kind, 8192, 2, DataType.BFloat16), rows))
+    job = Job(kind, rows, 8192, 2, tmp_path, launched_as=lambda rank, s: within(s, plan.exchange, (50, 13)[rank]))
     for _ in range(5):
         job.clear()
         job.launch()
