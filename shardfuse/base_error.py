@@ -23,6 +23,9 @@ class ShardfuseError(Exception):
     _sentence = ""
     _lines: tuple[str, ...] = ()
 
+    def __init__(self, *args: object) -> None:
+        self.args = args
+
     def at(self, lines: Iterable[str]) -> None:
         """Name lines of the caller's program below the sentence, each once: ``train.py:31: y = fd.ops.add(a, b)``."""
         if not self._lines:

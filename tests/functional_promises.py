@@ -40,5 +40,13 @@ CALLS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
 }
 
 
+def with_gradient(call: Callable[[Tensor], Tensor | tuple[Tensor, ...]], x: Tensor) -> tuple[Tensor, ...]:
+    """The results, and the gradient of the sum of their sines: it differs from row to row."""
+    own = x.detach().clone().requires_grad_()
+    found = listed(call(own))
+    (gradient,) = torch.autograd.grad([t.sin().sum() for t in found], own)
+    return (*(t.detach() for t in found), gradient)
+
+
 def listed(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (found,) if isinstance(found, Tensor) else found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -76,6 +77,45 @@ def check_full(dtype: DataType, backend: Backend, device: str = "cpu") -> None:
     for v, found in zip(numbers, fd.execute([x])[1:], strict=True):
         want = torch.tensor(v, dtype=torch.float64, device=device).to(dtype.torch).expand(3)
         assert_special(f"full {v} in {dtype}", found, [want], want.double(), [x])
+
+
+def check_complex_numbers(backend: Backend, device: str = "cpu") -> None:
+    """Beside real and complex tensors, written down and with a call, also where the type does not hold them."""
+    real = torch.tensor([1.0, -0.5, 0.0, 3.0], device=device)
+    integers, complex_ones = real.to(torch.int64), torch.complex(real, real.flip(0))
+    for x, number in itertools.product((real, integers, complex_ones), (1 + 2j, 1 + 0j, 1e300, 1e300 - 1j)):
+        if not x.is_complex() and not isinstance(number, complex):
+            continue
+        with FusionDefinition(backend=backend) as fd:
+            t, s = fd.from_pytorch(x), fd.define_scalar(dtype=DataType.ComplexDouble)
+            for n in (number, s):
+                for name in ("eq", "ne", "add", "mul", "div", "logical_and"):
+                    fd.add_output(getattr(fd.ops, name)(t, n))
+                fd.add_output(fd.ops.where(fd.ops.ne(t, 0.0), t, n))
+        found = fd.execute([x, complex(number)])
+        tensor = torch.tensor(number, dtype=torch.complex128, device=device).to(torch.complex64).expand(4)
+        left = x.to(torch.complex64)
+        wanted = [f(left, tensor) for f in (torch.eq, torch.ne, torch.add, torch.mul, torch.div, torch.logical_and)]
+        for got, want in zip(found, 2 * [*wanted, torch.where(x != 0, left, tensor)], strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-6, atol=0, equal_nan=True)
+
+
+def check_fills(backend: Backend, device: str = "cpu") -> None:
+    """What stands beside or in a tensor is rounded to its type as by a cast, by torch's calls too."""
+    for dtype, number in itertools.product((torch.float32, torch.bfloat16, torch.complex64), (1e300, -1e300, 0.1)):
+        x = torch.zeros(4, dtype=dtype, device=device)
+        index = torch.tensor([2], device=device)
+        with FusionDefinition(backend=backend) as fd:
+            t, i = fd.from_pytorch(x), fd.from_pytorch(index)
+            fd.add_output(fd.ops.pad(t, [1, 0], number))
+            fd.add_output(fd.ops.scatter(t, i, number, 0))
+            fd.add_output(fd.ops.full([5], number, DataType.from_torch(dtype)))
+        padded, scattered, full = fd.execute([x, index])
+        value = torch.tensor(number, dtype=torch.float64, device=device).to(dtype)
+        zeros = [0, 0, 0, 0]
+        for got, want in ((padded, [value, *zeros]), (scattered, [0, 0, value, 0]), (full, 5 * [value])):
+            assert got.dtype == dtype
+            assert got.tolist() == [float(v) if v is not value else value.item() for v in want]
 
 
 # --- numbers that come with a call -------------------------------------------------------------------------

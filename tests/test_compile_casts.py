@@ -13,6 +13,7 @@ from compile_graphs import graph_of, listed
 from shardfuse.compile import cast_op
 from shardfuse.compile.cast_op import join_casts
 from shardfuse.compile.graph_pass import hand_over
+from shardfuse.compile.written_back import join_copies
 
 CAST = torch.ops.prims.convert_element_type.default
 LIST = torch.ops.shardfuse.cast_list_v1.default
@@ -113,3 +114,42 @@ def test_the_kernel_of_a_list() -> None:
     env = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
     run = subprocess.run([sys.executable, "-c", KERNEL], env=env, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
+
+
+def written_back(x: torch.Tensor, *buffers: torch.Tensor) -> torch.Tensor:
+    """A product, and running averages of it that a graph writes to its inputs at its end."""
+    y = x @ x.t()
+    kept = [b * 0.9 + y.mean(0) * 0.1 if b.is_floating_point() else b + 1 for b in buffers]
+    out = y * 2
+    for b, now in zip(buffers, kept, strict=True):
+        b.copy_(now)
+    return out
+
+
+def test_what_a_graph_writes_back_is_a_list() -> None:
+    x = numbers(4, 4)
+    buffers = [*(numbers(4, seed=k) for k in range(4)), *(torch.tensor(k) for k in range(3))]
+    gm = graph_of(written_back, [x, *buffers])
+    assert join_copies(gm.graph) == 0, "on a CPU only if all are asked for"
+    assert join_copies(gm.graph, only_gpu=False) == 7
+    gm.graph.lint()
+    gm.recompile()
+    assert len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten._foreach_copy_.default)) == 2
+    mine, theirs = ([b.clone() for b in buffers] for _ in range(2))
+    (found,) = listed(gm(x, *mine))
+    assert torch.equal(found, written_back(x, *theirs))
+    for a, b in zip(mine, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_copies_that_are_read_or_of_another_shape_stay() -> None:
+    def f(x: torch.Tensor, *buffers: torch.Tensor) -> torch.Tensor:
+        for b in buffers:
+            b.copy_(x[0])
+        return buffers[0] + x
+
+    given = [numbers(4, 4), *(numbers(4, 4, seed=k) for k in range(4))]
+    gm = graph_of(f, given)
+    before = len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
+    join_copies(gm.graph, only_gpu=False)
+    assert len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)) == before

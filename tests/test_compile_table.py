@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from compile_graphs import check, graph_of, regions_in
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from shardfuse.compile.aten_table import aten_ops
 
@@ -304,6 +306,36 @@ def test_an_op_that_is_not_in_the_table_ends_a_region() -> None:
     assert region.taken
     assert "cumsum" not in region.program
     assert aten.cumsum.default in [n.target for n in gm.graph.nodes]
+
+
+def test_ops_alike_but_for_the_numbers_that_they_read_are_each_asked() -> None:
+    """What is scattered into zeros is a pad; the same into a tensor ends the region, whichever comes first."""
+    x, y = numbers(4, 5), numbers(4, 3, 5)
+    for order in (1, -1):
+
+        def f(x: torch.Tensor, y: torch.Tensor, order: int = order) -> tuple[torch.Tensor, ...]:
+            bases = (torch.zeros(4, 3, 5), y)[::order]
+            return tuple((torch.select_scatter(base, x, 1, 0) * 2).sum(-1) for base in bases)
+
+        found = regions_in(gm := graph_of(f, [x, y]))
+        assert all(r.taken for r in found), str(found)
+        assert any("select_scatter" in dict(r.ops) for r in found)
+        assert all(map(torch.equal, gm(x, y), f(x, y)))
+
+
+def test_a_region_is_on_one_device() -> None:
+    """A number that the CPU computes is read on the GPU; nothing runs, so that no GPU is needed."""
+
+    def f(host: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * host.sum()
+        return y, y.sum(-1)
+
+    with FakeTensorMode():
+        gm = make_fx(f)(torch.empty(100), torch.empty(8, 64, device="cuda"))
+    found = regions_in(gm)
+    assert [dict(r.ops) for r in found] == [{"sum": 1}, {"mul": 1, "sum": 1}]
+    assert "shape=[100]" not in found[1].program
+    assert "shape=[], dtype=DataType.Float, is_cpu=True" in found[1].program
 
 
 def test_empty_tensors_and_complex_numbers_stay() -> None:

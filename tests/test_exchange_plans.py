@@ -595,7 +595,7 @@ def test_one_rank_that_cannot_share_memory_has_none_share_it(
         monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     zeros = torch.zeros
-    monkeypatch.setattr(torch, "zeros", lambda *sizes, dtype, pin_memory: zeros(*sizes, dtype=dtype))
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, dtype, device, pin_memory: zeros(*sizes, dtype=dtype))
     gpus = [torch.device("cuda", k) for k in range(2)]
     monkeypatch.setattr(symmetric, "_identity", lambda index: (f"gpu {index}", "132"))
     assert opened(("auto", "auto"), gpus, monkeypatch) == [says] * 2
@@ -651,7 +651,7 @@ def test_ranks_that_share_a_gpu_exchange_where_they_are_asked_to(monkeypatch: py
         monkeypatch.setattr(torch.cuda, name, lambda *of, value=value: value)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     zeros = torch.zeros
-    monkeypatch.setattr(torch, "zeros", lambda *sizes, dtype, pin_memory: zeros(*sizes, dtype=dtype))
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, dtype, device, pin_memory: zeros(*sizes, dtype=dtype))
     monkeypatch.setattr(symmetric, "_identity", lambda index: ("gpu", "132"))
     gpus = [torch.device("cuda", 0)] * 2
     assert opened(("auto", "auto"), gpus, monkeypatch) == ["rank 0 and rank 1 share a GPU"] * 2

@@ -108,6 +108,18 @@ def test_compiled_on_a_mesh(name: str) -> None:
             assert ours.stride() == theirs.stride()
 
 
+@pytest.mark.parametrize("is_promised", [False, True])
+def test_compiled_softmax_of_a_mask_with_a_gradient(is_promised: bool) -> None:
+    module = nn.Softmax(scale=0.5) if is_promised else nn.Softmax(scale=0.5, mesh=MESH, input=Shard(0))
+    if is_promised:
+        module.promise(accumulate="float32")
+    torch._dynamo.reset()
+    trial = Trial(module, [normal(4, 8, seed=0), normal(8, seed=1)], [normal(4, 8, seed=2)])
+    call = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(run(trial, call), run(trial), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_compiled_dropout_on_plain_tensors() -> None:
     """Its numbers are torch's generator's: a seed repeats them; what is dropped has no gradient."""
     torch._dynamo.reset()

@@ -199,6 +199,21 @@ def test_packed_heads(packed: tuple[int, int], options: dict[str, object], dtype
     results[0].mul_(2)  # a result is the caller's
 
 
+def test_packed_heads_that_promise_are_turned_by_an_op() -> None:
+    """Where they are compiled; torch's own ops promise nothing."""
+    torch._dynamo.reset()
+    graphs: list[str] = []
+
+    def seen(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph.code)
+        return graph
+
+    module, x = RotaryEmbedding(16, packed=(4, 2)).promise(accumulate="float32"), torch.randn(2, 5, 128)
+    for got, want in zip(torch.compile(module, fullgraph=True, backend=seen)(x), module(x), strict=True):
+        assert torch.equal(got, want)
+    assert "shardfuse.rotary_v1" in graphs[0]
+
+
 def test_packed_heads_that_are_refused() -> None:
     with pytest.raises(ModuleArgumentError, match="packed"):
         RotaryEmbedding(16, packed=(4,))

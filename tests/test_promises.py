@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
+from functools import partial
 
 import pytest
 import torch
-from functional_promises import CALLS, listed
+import torch._dynamo.config
+from functional_promises import CALLS, listed, with_gradient
 from promise_cases import CASES, define
+from torch._dynamo.exc import Unsupported
 
 import shardfuse
 from benchmarks.sm90 import sources_of
@@ -19,6 +22,7 @@ from shardfuse.compiler import Plan
 from shardfuse.device import H200
 from shardfuse.errors import DefinitionError, ProgramMismatchError, PromiseError
 from shardfuse.ir.tensor_view import TensorView
+from shardfuse.nn import functional
 from shardfuse.schedulers.candidates import candidates, may_run
 from shardfuse.segments.space import Space
 
@@ -26,6 +30,9 @@ ROWS = (1, 2, 3, 17, 127, 500, 8192, 20000)
 LENGTHS = (96, 777, 4096, 16384, 50257, 131072)
 SUMMED = ("rms_norm_backward", "layer_norm_backward")
 """Cases that sum over rows too: how many programs share that sum depends on the rows."""
+
+
+BATCH = {"running_mean": None, "running_var": None, "training": True, "invariant": "batch"}
 
 
 def planned(fd: FusionDefinition, rows: int) -> tuple[Plan, list[KernelSource]]:
@@ -244,6 +251,48 @@ def test_functions_promise_or_refuse(name: str) -> None:
         CALLS[name](x, invariant="batch")
     wide, plain = (listed(CALLS[name](x, **kept)) for kept in ({"accumulate": "float32"}, {}))
     assert all(torch.equal(a, b) for a, b in zip(wide, plain, strict=True))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_functions_that_promise_compile_whole(name: str) -> None:
+    """Forward and backward, for any batch, the same bits as uncompiled."""
+    torch._dynamo.reset()
+    x = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
+    call = partial(CALLS[name], accumulate="float32")
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    with_gradient(compiled, x)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for rows in (4, 6):
+            for found, wanted in zip(with_gradient(compiled, x[:rows]), with_gradient(call, x[:rows]), strict=True):
+                assert torch.equal(found, wanted)
+
+
+def test_a_compiled_call_refuses_what_cannot_be_promised() -> None:
+    torch._dynamo.reset()
+    x = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
+    for call, error, message in (
+        (partial(functional.softmax, invariant="batch"), PromiseError, "operations would be torch's own, on cpu"),
+        (partial(functional.softmax, invariant="rows"), Unsupported, "DefinitionError"),
+        (partial(functional.batch_norm, **BATCH), Unsupported, "PromiseError"),
+    ):
+        with pytest.raises(error, match=message):
+            torch.compile(call, fullgraph=True, backend="aot_eager")(x)
+    with pytest.raises(PromiseError, match="norms each row by the mean and variance of the whole batch"):
+        torch.compile(partial(functional.batch_norm, **BATCH), backend="aot_eager")(x)
+
+
+def test_options_of_a_compiled_call_are_constants() -> None:
+    """A number that is an argument of the compiled function, and would be a symbol, is one too."""
+    torch._dynamo.reset()
+    x = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
+
+    def call(x: torch.Tensor, scale: float, eps: float) -> torch.Tensor:
+        softmax = functional.softmax(x, scale=scale, accumulate="float32")
+        return functional.rms_norm(softmax, x.shape[-1:], None, eps, accumulate="float32")
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for numbers in ((1.0, 1e-5), (0.5, 1e-3), (0.25, 1e-3)):
+        assert torch.equal(compiled(x, *numbers), call(x, *numbers))
 
 
 def test_a_function_that_norms_by_the_batch_cannot_promise() -> None:

@@ -13,6 +13,8 @@ from special_rows import ROWS, check_rows
 from special_scalars import (
     BINARY,
     WITH_SCALAR,
+    check_complex_numbers,
+    check_fills,
     check_full,
     check_lazy_bits,
     check_literals,
@@ -86,6 +88,11 @@ def test_literals() -> None:
 @pytest.mark.parametrize("name", WITH_SCALAR)
 def test_scalars_of_a_call(name: str) -> None:
     check_scalars(name, "torch")
+
+
+def test_complex_numbers_and_numbers_that_a_type_does_not_hold() -> None:
+    check_complex_numbers("torch")
+    check_fills("torch")
 
 
 def test_tensors_with_the_negative_or_conjugate_bit() -> None:

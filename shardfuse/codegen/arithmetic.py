@@ -93,7 +93,7 @@ def _float_literal(number: float, *, is_double: bool) -> str:
         width = 64 if is_double else 32
         return f"tl.full([], {-(1 << width - 1)}, tl.int{width}).to(tl.float{width}, bitcast=True)"
     if not is_double and not _SMALLEST_NORMAL <= abs(number) < _BEYOND_FLOAT:
-        number = torch.tensor(number, dtype=torch.float64).float().item()
+        number = torch.tensor(number, dtype=torch.float64, device="cpu").float().item()
     text = repr(number) if math.isfinite(number) else f'float("{number}")'
     if is_double:
         return f"tl.full([], {text}, tl.float64)"
@@ -182,7 +182,7 @@ def number_text(value: Number, dtype: DataType, *, interpret: bool) -> tuple[str
     """
     if interpret or not dtype.is_floating or dtype is DataType.Double or isinstance(value, complex):
         return literal(value, dtype), []
-    single = torch.tensor(float(value), dtype=torch.float64).float()
+    single = torch.tensor(float(value), dtype=torch.float64, device="cpu").float()
     if not 0 < single.abs().item() < torch.finfo(torch.float32).tiny:
         return literal(value, dtype), []
     return f"denormal({single.view(torch.int32).item()})", ["denormal"]

@@ -41,7 +41,7 @@ def draw(expr: Expr, kind: RandomKind, name: str, index: str, numbers: Sequence[
     text = f"{literal(low, dtype.compute)} + libdevice.mul_rn({name}_unit, {literal(high - low, dtype.compute)})"
     if high <= low:
         return [(f"{name}_unit", call), (name, rounded(text))]
-    end = torch.tensor(high, dtype=dtype.torch)
+    end = torch.tensor(high, dtype=dtype.torch, device="cpu")
     ends = [literal(t.double().item(), dtype.compute) for t in (end, below(end, low))]
     last = f"tl.where({name}_wide >= {ends[0]}, {ends[1]}, {name}_wide)"
     return [(f"{name}_unit", call), (f"{name}_wide", rounded(text)), (name, last)]

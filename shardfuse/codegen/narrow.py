@@ -10,7 +10,7 @@ from .arithmetic import TRITON_TYPE, atom
 
 _NAMES = {DataType.Float8_e4m3fn: "float8e4nv", DataType.Float8_e5m2: "float8e5"}
 
-SATURATES = bool(torch.tensor(1e4).to(torch.float8_e4m3fn).float() == 448.0)
+SATURATES = bool(torch.tensor(1e4, device="cpu").to(torch.float8_e4m3fn).float() == 448.0)
 """Does this torch give float8_e4m3fn's largest number for what is larger?  It has done so since 2.13, before NaN."""
 
 _ON_GPU = {

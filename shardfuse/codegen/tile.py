@@ -175,7 +175,7 @@ class Tile:
         if not self.r_lanes:
             return [Chunk("", 0, 1, False)]
         if self.plan.schedule.members:
-            return self._chunks_of_a_member(block)
+            return self._chunks_with_masks(range(0, self.share, block))
         exchange = self.plan.exchange
         span = self.span // exchange.members if exchange is not None else self.span
         starts = range(0, span, block)
@@ -187,9 +187,6 @@ class Tile:
             Chunk(f"_{k}" if len(starts) > 1 else "", start, valid[k], valid[k] < block)
             for k, start in enumerate(starts)
         ]
-
-    def _chunks_of_a_member(self, block: int) -> list[Chunk]:
-        return self._chunks_with_masks(range(0, self.share, block))
 
     def _chunks_with_masks(self, starts: range) -> list[Chunk]:
         """Of a member of a team, or of a row that begins within a word: a mask each."""

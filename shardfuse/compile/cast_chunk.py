@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false, reportAssignmentType=false
 """Tensors of a list in another type: a program casts one chunk of one of them.
 
 ``kernel_files.py`` hands this text to Triton; nothing imports it.  ``tensors[t]`` = address read, address written,
@@ -13,7 +13,6 @@ import triton.language as tl
 SOURCE = tl.constexpr(tl.float32)
 RESULT = tl.constexpr(tl.bfloat16)
 CHUNK = tl.constexpr(8192)
-TILE = tl.constexpr(2048)
 INTERPRETED = tl.constexpr(False)
 # --- end ---
 
@@ -34,11 +33,8 @@ def cast_chunk(tensors, chunks):
     count = tl.load(tensors + 3 * tensor + 2)
     read = tl.multiple_of(tl.load(tensors + 3 * tensor).to(tl.pointer_type(SOURCE)), 16)
     written = tl.multiple_of(tl.load(tensors + 3 * tensor + 1).to(tl.pointer_type(RESULT)), 16)
+    place = tl.multiple_of(first, 16) + tl.arange(0, CHUNK)
     if first + CHUNK <= count:
-        for k in tl.static_range(CHUNK // TILE):
-            place = tl.multiple_of(first, 16) + k * TILE + tl.arange(0, TILE)
-            tl.store(written + place, cast(tl.load(read + place)))
+        tl.store(written + place, cast(tl.load(read + place)))
     else:
-        for k in tl.static_range(CHUNK // TILE):
-            place = first + k * TILE + tl.arange(0, TILE)
-            tl.store(written + place, cast(tl.load(read + place, place < count, other=0.0)), place < count)
+        tl.store(written + place, cast(tl.load(read + place, place < count, other=0.0)), place < count)

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 """``shardfuse::cast_list_v1(Tensor[] inputs, ScalarType dtype) -> Tensor[]``: many tensors in another type, at once.
 
 Under autocast each weight is cast for its product and each gradient back, a kernel each: of a ResNet 160 kernels of one
@@ -39,8 +39,8 @@ LIST_BYTES = 64 << 20
 """Of results of a list: gradients in 16 bits wait for so many others, and take that much memory longer."""
 FEWEST = 3
 """Casts of a list: the first pays for what the host does for a list more than for one kernel."""
-CHUNK, TILE = 8192, 2048
-"""Elements of a program, and of them at once: 8 elements a thread, loads of 16 bytes of either type."""
+CHUNK = 8192
+"""Elements of a program: 32 a thread, all of them loaded before one is stored."""
 WARPS = 8
 ALIGNED = 16
 _CAST: Any = torch.ops.prims.convert_element_type.default
@@ -167,7 +167,7 @@ def _plan_of(inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> _Plan:
         rows = [(t, begin) for t, count in enumerate(counts) for begin in range(0, count, CHUNK)]
         types = (("SOURCE", f"tl.{_name(first.dtype)}"), ("RESULT", f"tl.{_name(dtype)}"))
         given = (("tensors", torch.int64), ("chunks", torch.int64))
-        constants = (*types, ("CHUNK", CHUNK), ("TILE", TILE))
+        constants = (*types, ("CHUNK", CHUNK))
         launch = launcher_of("cast_chunk", constants, given, len(rows), WARPS, first.device)
         plan = _plans[key] = _Plan(torch.tensor(rows, dtype=torch.int64, device=first.device), launch)
     return plan
@@ -184,7 +184,7 @@ def _table(plan: _Plan, inputs: Sequence[torch.Tensor], addresses: Sequence[int]
     found = plan.tables.get(key)
     if found is None:
         rows = [(*addresses[2 * k : 2 * k + 2], x.numel()) for k, x in enumerate(inputs)]
-        host = torch.tensor(rows, dtype=torch.int64, pin_memory=is_cuda)
+        host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=is_cuda)
         found = host.to(inputs[0].device, non_blocking=is_cuda)
         while len(plan.tables) >= TABLES:
             plan.tables.pop(next(iter(plan.tables)))

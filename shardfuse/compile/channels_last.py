@@ -1,4 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
 """Images are in channels-last between convolutions: copies to another order of memory are left out.
 
 before, of a group norm, which torch takes of contiguous images on a GPU (``%x`` is what a convolution gave)::
@@ -112,7 +113,7 @@ def _commit(graph: Graph, values: Values, gone: Sequence[Node]) -> None:
     """Write ``values`` down, and leave out the nodes of ``gone``, each for what it is a copy of."""
     for n, value in values.items():
         if n not in gone:
-            n.meta["val"] = value
+            n.meta["val"], n.target = value, _target(n)
             if draws_as_rand(n):
                 n.target, n.args = register(), n.args[:2]
     for n in gone:
@@ -163,22 +164,28 @@ def _allows(n: Node) -> bool:
 def _computed(n: Node, values: Values) -> Any:
     """The value of ``n``; None where it would be a view that cannot be."""
     _draw_alike(n, values)
-    args, kwargs = map_arg((n.args, n.kwargs), lambda a: values.get(a, a.meta["val"]))
+    given: Any = map_arg((n.args, n.kwargs), lambda a: values.get(a, a.meta["val"]))
+    args, kwargs = given
     if n.target is operator.getitem:
         return args[0][args[1]]
     one: Any = next(v for v in values.values() if isinstance(v, torch.Tensor))
     with one.fake_mode:
-        found: Any = n.target(*args, **kwargs)
+        found: Any = _target(n)(*args, **kwargs)
     if is_view(n) and isinstance(args[0], torch.Tensor) and not found._is_view() and found is not args[0]:
         most = max(v.numel() for v in values.values() if isinstance(v, torch.Tensor))
         return found if found.numel() * _SMALL <= most else None
     return found
 
 
+def _target(n: Node) -> Any:
+    """Of ``n``; what asks for a view takes a copy too."""
+    return aten.reshape.default if n.target in (aten.view.default, aten._unsafe_view.default) else n.target
+
+
 def _draw_alike(n: Node, values: Values) -> None:
     """Of an op on an image in channels-last and on random numbers: the numbers, and what is made of them, so too."""
     given = [(a, values.get(a, a.meta.get("val"))) for a in n.all_input_nodes]
-    images = [v for _, v in given if is_image_in_channels_last(v)]
+    images: list[Any] = [v for _, v in given if is_image_in_channels_last(v)]
     for a, v in given:
         if not images or not isinstance(v, torch.Tensor) or v.shape != images[0].shape or is_image_in_channels_last(v):
             continue

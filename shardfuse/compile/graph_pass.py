@@ -39,6 +39,7 @@ from .region_times import module_of
 from .regions import Region, lines_of, nearest_behind, nominal, regions_of
 from .replacement import RegionProgram, program_of_region, put_in, why_no_size
 from .translation import hinted, tensor_of
+from .written_back import join_copies
 
 Take = Literal["auto", "all", "none"]
 GraphPass = Callable[[Graph], None]
@@ -110,7 +111,7 @@ def _no_collection() -> Generator[None]:
 def hand_over(graph: Graph, take: Take) -> None:
     """Replace the regions of ``graph`` that are taken, and note all of them."""
     keep_channels_last(graph)
-    take_pools(graph)
+    take_pools(graph, only_gpu=take == "auto")
     shared = share_pads(graph, only_gpu=take == "auto")
     starts = starts_in(graph)
     stays = why_never_inside(graph, starts, is_auto=take == "auto")
@@ -140,6 +141,7 @@ def hand_over(graph: Graph, take: Take) -> None:
         put_in(graph, taken)
     if not inductor_config.triton.cudagraphs:  # pyright: ignore[reportAttributeAccessIssue]
         join_casts(graph, only_gpu=take == "auto")
+    join_copies(graph, only_gpu=take == "auto")
 
 
 def _weighed(graph: Graph, take: Take, stays: dict[Node, str]) -> list[_Weighed]:

@@ -49,7 +49,9 @@ class KeptRegion:
     Programs are the same for all values of a number of which no shape is made.
     """
 
-    def __init__(self, text: str, arguments: Sequence[Argument], options: CompileOptions) -> None:
+    def __init__(
+        self, text: str, given_up: tuple[int, ...], arguments: Sequence[Argument], options: CompileOptions
+    ) -> None:
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
         self._directory, self._text = options.cache_directory, text
         self._device = next((t.device for t in tensors if t.device.type == "cuda"), None)
@@ -64,7 +66,7 @@ class KeptRegion:
             for k, t in enumerate(arguments)
         ]
         where = device_here(), read_compiler_settings(), read_versions(), replace(options, cache_directory=Path())
-        facts = repr((sources_hash(), text, layouts, where))
+        facts = repr((sources_hash(), text, given_up, layouts, where))
         self._name = f"region_{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"
 
     def read(self) -> Program | None:

@@ -51,13 +51,15 @@ def max_pool_gradient(gradient, offsets, out):
             at_u = in_x + STRIDE_W * (columns - 1 - s)
             is_there = is_row & (u >= 0) & (u < POOLED_WIDTH) & (at_u < KERNEL_W) & (x < WIDTH)
             mask = is_there[:, None] & (c < ALL_CHANNELS)[None, :]
-            place = (image * POOLED_HEIGHT + v) * POOLED_WIDTH * ALL_CHANNELS + (u * ALL_CHANNELS)[:, None] + c[None, :]
-            chosen = tl.load(offsets + place, mask, other=-1).to(tl.int32)
-            given = tl.load(gradient + place, mask, other=0.0).to(tl.float32)
+            windows = (image * POOLED_HEIGHT + v) * POOLED_WIDTH * ALL_CHANNELS
+            place = (u * ALL_CHANNELS)[:, None] + c[None, :]
+            chosen = tl.load(offsets + windows + place, mask, other=-1).to(tl.int32)
+            given = tl.load(gradient + windows + place, mask, other=0.0).to(tl.float32)
             total += tl.where(chosen == (at_v * KERNEL_W + at_u)[:, None], given, 0.0)
-    place = (image * HEIGHT + y) * WIDTH * ALL_CHANNELS + (x * ALL_CHANNELS)[:, None] + c[None, :]
+    pixels = out + (image * HEIGHT + y) * WIDTH * ALL_CHANNELS
+    place = (x * ALL_CHANNELS)[:, None] + c[None, :]
     if INTERPRETED and out.dtype.element_ty == tl.bfloat16:  # whose own conversion truncates
         b = total.to(tl.int32, bitcast=True)
         r = ((b + 0x7FFF + ((b >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
         total = tl.where(total == total, r, total)
-    tl.store(out + place, total.to(out.dtype.element_ty), (x < WIDTH)[:, None] & (c < ALL_CHANNELS)[None, :])
+    tl.store(pixels + place, total.to(out.dtype.element_ty), (x < WIDTH)[:, None] & (c < ALL_CHANNELS)[None, :])

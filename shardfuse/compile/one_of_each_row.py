@@ -139,7 +139,7 @@ def _number(n: Node, dtype: torch.dtype) -> Number | None:
     if not isinstance(given, bool | int | float) or tensor_of(n).dtype != dtype or dtype.is_complex:
         return None
     if dtype not in (torch.bool, *_INTEGERS):
-        return float(given) if dtype.itemsize > 2 else torch.tensor(given, dtype=dtype).item()
+        return float(given) if dtype.itemsize > 2 else torch.tensor(given, dtype=dtype, device="cpu").item()
     if not isinstance(given, int) and not math.isfinite(given):
         return None
     whole = int(given)

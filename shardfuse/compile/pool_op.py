@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 """``shardfuse::max_pool_gradient_v1``: the gradient of a max pool of images in channels-last.
 
     max_pool_gradient_v1(Tensor gradient, Tensor offsets, SymInt[] size, int[] kernel, int[] stride, int[] padding)
@@ -29,7 +29,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .channels_last import is_image_in_channels_last
-from .kernel_files import launcher_of
+from .kernel_files import has_kernels, launcher_of
 from .random_op import channels_last_strides
 from .region_op import define_op
 
@@ -41,12 +41,13 @@ LONGEST = 128
 _BACKWARD: Any = torch.ops.aten.max_pool2d_with_indices_backward.default
 
 
-def take_pools(graph: Graph) -> int:
-    """Replace gradients of max pools on a GPU, of images in channels-last; how many have been."""
-    found = [n for n in graph.find_nodes(op="call_function", target=_BACKWARD) if offsets_of(n) is not None]
-    for n in found:
-        _replace(graph, n, cast(Node, offsets_of(n)))
-    return len(found)
+def take_pools(graph: Graph, *, only_gpu: bool = True) -> int:
+    """Replace gradients of max pools of images in channels-last; how many have been."""
+    found = [(n, offsets_of(n)) for n in graph.find_nodes(op="call_function", target=_BACKWARD)]
+    taken = [(n, o) for n, o in found if o is not None and not (only_gpu and not n.meta["val"].is_cuda)]
+    for n, offsets in taken:
+        _replace(graph, n, offsets)
+    return len(taken)
 
 
 def offsets_of(n: Node) -> Node | None:
@@ -54,15 +55,16 @@ def offsets_of(n: Node) -> Node | None:
     gradient, x, _, _, _, dilation, ceil_mode, indices = n.args[:8] if len(n.args) == 8 else (None,) * 8
     if not isinstance(indices, Node) or not isinstance(x, Node) or not isinstance(gradient, Node) or ceil_mode:
         return None
-    is_made = isinstance(indices.target, torch._ops.OpOverload) and "max_pool" in indices.target.name()
-    if not is_made or not indices.target.name().endswith("offsets_to_indices") or any(d != 1 for d in _pair(dilation)):
+    name = indices.target.name() if isinstance(indices.target, torch._ops.OpOverload) else ""
+    is_made = "max_pool" in name and name.endswith("offsets_to_indices")
+    if not is_made or any(d != 1 for d in _pair(dilation)):
         return None
     offsets = cast(Node, indices.args[0])
-    images = [a.meta.get("val") for a in (gradient, offsets, n)]
+    images: list[Any] = [a.meta.get("val") for a in (gradient, offsets, n)]
     if not all(map(is_image_in_channels_last, images)) or any(v.ndim != 4 for v in images):
         return None
     is_taken = images[0].is_floating_point() and images[0].itemsize <= 4 and images[1].dtype is torch.int8
-    return offsets if is_taken and images[0].device.type == "cuda" else None
+    return offsets if is_taken else None
 
 
 def _pair(value: object) -> list[int]:
@@ -97,6 +99,8 @@ def run_pool(
 ) -> list[torch.Tensor]:
     """A new image in channels-last, of the gradient's type."""
     (out,) = fake_pool(gradient, offsets, size, kernel, stride, padding)
+    if not has_kernels(gradient.device):
+        return [out.copy_(_added(gradient, offsets.long(), size, kernel, stride, padding))]
     n, c, h, w = size
     channels = min(LONGEST, 1 << (c - 1).bit_length())
     pixels = max(TILE // channels, 1)
@@ -108,6 +112,23 @@ def run_pool(
     constants = tuple(zip(names, values, strict=True))
     launcher_of("max_pool_gradient", constants, types, grid, WARPS, gradient.device)(gradient, offsets, out)
     return [out]
+
+
+def _added(
+    gradient: torch.Tensor,
+    offsets: torch.Tensor,
+    size: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+) -> torch.Tensor:
+    """By torch's ops."""
+    n, c, h, w = size
+    rows, columns = (torch.arange(k, device=offsets.device) for k in gradient.shape[2:])
+    y = offsets // kernel[1] + (rows * stride[0] - padding[0])[:, None]
+    x = offsets % kernel[1] + columns * stride[1] - padding[1]
+    flat = torch.zeros(n, c, h * w, dtype=torch.float32, device=gradient.device)
+    return flat.scatter_add_(2, (y * w + x).flatten(2), gradient.float().flatten(2)).reshape(size)
 
 
 def fake_pool(

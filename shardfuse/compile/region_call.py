@@ -12,7 +12,7 @@ one of other sizes, goes the checked way, and what it bound runs from then on.
 
 Second argument: shape and strides of inputs that are passed as their base tensor, which begins at the same address.
 The list has the shapes of the outputs, -1 for the first symbol, -2 for the second: calls that go the checked way
-compare them.
+compare them.  A fourth argument names the inputs that nothing reads behind the call, whose memory outputs may take.
 """
 
 from __future__ import annotations
@@ -45,18 +45,23 @@ class RegionCall:
 
     ``text``: of the program.  ``views``: by the place of an input, the shape and strides of a view of which the call is
     given the base.  ``shapes``: those of the outputs; of a symbol -1 less its place, and None where another expression
-    gives the size.  ``sizes``: those of a call's symbols, from which its layouts follow, and those of which its shapes
-    are made.  A number that is only computed with is none of them: what is bound holds for all of its values.
+    gives the size.  ``given_up``: places of inputs that an output may be stored over.  ``sizes``: those of a call's
+    symbols, from which its layouts follow, and those of which its shapes are made.  A number that is only computed with
+    is none of them: what is bound holds for all of its values.
 
     Raises ``OutputShapeError`` where the program gives an output another shape.
     """
 
-    __slots__ = ("_shapes", "_text", "_views", "bound", "run")
+    __slots__ = ("_given_up", "_shapes", "_text", "_views", "bound", "run")
 
     def __init__(
-        self, text: str, views: Mapping[int, Layout] | None = None, shapes: Sequence[Sequence[int | None]] = ()
+        self,
+        text: str,
+        views: Mapping[int, Layout] | None = None,
+        shapes: Sequence[Sequence[int | None]] = (),
+        given_up: tuple[int, ...] = (),
     ) -> None:
-        self._text, self._views, self._shapes = text, dict(views or {}), shapes
+        self._text, self._views, self._shapes, self._given_up = text, dict(views or {}), shapes, given_up
         self.run: Run = self._first
         self.bound: dict[Hashable, Run] = {}
 
@@ -88,12 +93,12 @@ class RegionCall:
         """The outputs, and what gives those of later calls."""
         note_cached_text(self._text)
         whole = self._as_declared(arguments, self._views)
-        kept = KeptRegion(self._text, whole, CompileOptions.from_environment())
+        kept = KeptRegion(self._text, self._given_up, whole, CompileOptions.from_environment())
         program = kept.read()
         if program is not None:
             run = self._direct(program)
             return run(*arguments), run
-        fd = program_of(self._text).fd
+        fd = program_of(self._text, self._given_up).fd
         outputs = fd.execute(whole)
         made = fd.fec.ready(whole)
         if made is None:

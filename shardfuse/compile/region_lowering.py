@@ -12,7 +12,10 @@ before, as for any op that Inductor does not know::
 after::
 
     buf3 = region_0f3a.run(buf0, buf1)
+    del buf0
     buf4 = buf3[0]
+
+``buf0`` is read here for the last time: ``buf4`` may have its memory.
 
 Where Inductor writes for another host than Python the op is called; into C++ the pass hands nothing over.
 """
@@ -30,6 +33,7 @@ from torch._inductor import ir, lowering
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
 from torch._inductor.virtualized import V
 
+from .dying_buffers import dying_buffers, let_go
 from .region_op import REGION, program_of
 
 _IMPORT = "from shardfuse.compile.region_call import RegionCall as shardfuse_region"
@@ -71,10 +75,13 @@ def _write_call(node: RegionKernel, wrapper: Any) -> None:
     given += [wrapper.val_to_arg_str(n) for n in numbers]
     rest = iter(integers)
     shapes = [tuple(_declared_size(next(rest), symbols) for _ in range(rank)) for rank in program.ranks]
-    name = _declared(wrapper, text, inputs, views, shapes)
+    dying = dying_buffers(inputs)
+    name = _declared(wrapper, text, inputs, views, shapes, tuple(dying))
     node.codegen_comment(wrapper)
     call = f"at(({', '.join(map(str, symbols))}, ), " if symbols else "run("
     wrapper.writeline(f"{node.get_name()} = {name}.{call}{', '.join(given)})")
+    for buffer in dying.values():
+        let_go(wrapper, buffer)
 
 
 def _expression(number: Any) -> Any:
@@ -107,14 +114,19 @@ def _references(inputs: Sequence[Any], *, are_static: bool) -> tuple[list[str], 
 
 
 def _declared(
-    wrapper: Any, text: str, inputs: Sequence[Any], views: dict[int, object], shapes: Sequence[tuple[int | None, ...]]
+    wrapper: Any,
+    text: str,
+    inputs: Sequence[Any],
+    views: dict[int, object],
+    shapes: Sequence[tuple[int | None, ...]],
+    given_up: tuple[int, ...],
 ) -> str:
     """The name of the object, of which the module has one for all places whose inputs are laid out alike."""
     layouts = [(x.get_dtype(), x.get_device(), tuple(x.get_size()), tuple(x.get_stride())) for x in inputs]
-    name = f"region_{hashlib.sha256(repr((text, layouts, views, shapes)).encode()).hexdigest()[:12]}"
+    name = f"region_{hashlib.sha256(repr((text, layouts, views, shapes, given_up)).encode()).hexdigest()[:12]}"
     lines = "".join(f"\n    {line!r}" for line in text.splitlines(keepends=True))
     wrapper.add_import_once(_IMPORT)
-    declared = f"{name} = shardfuse_region({lines},\n    {views!r}, {shapes!r})"
+    declared = f"{name} = shardfuse_region({lines},\n    {views!r}, {shapes!r}{f', {given_up!r}' if given_up else ''})"
     if declared not in _declarations(wrapper):
         _declarations(wrapper).add(declared)
         wrapper.header.writelines(declared.split("\n"))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
+from typing import cast
 
 import torch
 
@@ -25,9 +26,11 @@ from .program_text import rebuilt
 class Program:
     """A rebuilt definition and the layouts of its outputs."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, given_up: Sequence[int] = ()) -> None:
         self.text = text
         self.fd: FusionDefinition = rebuilt(text)
+        tensors = [i.val for i in self.fd.fusion.inputs]
+        self.fd.fusion.given_up = tuple(cast(TensorView, tensors[k]) for k in given_up)
         self.ranks = [tv.ndim for tv in self.fd.fusion.outputs]
         self.size_count = sum(self.ranks)
 
@@ -63,14 +66,14 @@ def memory_order(tv: TensorView) -> list[int]:
     return list(range(tv.ndim)) if allocation is None else [tv.domain.logical.index(axis) for axis in allocation]
 
 
-_programs: dict[str, Program] = {}
+_programs: dict[tuple[str, tuple[int, ...]], Program] = {}
 
 
-def program_of(text: str) -> Program:
-    """The program of a text, rebuilt at first."""
-    found = _programs.get(text)
+def program_of(text: str, given_up: tuple[int, ...] = ()) -> Program:
+    """The program of a text, rebuilt at first.  ``given_up``: places of inputs that outputs may be stored over."""
+    found = _programs.get((text, given_up))
     if found is None:
-        found = _programs.setdefault(text, Program(text))
+        found = _programs.setdefault((text, given_up), Program(text, given_up))
     return found
 
 

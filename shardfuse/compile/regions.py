@@ -90,6 +90,7 @@ def regions_of(graph: Graph, stays: Collection[Node] | None = None) -> tuple[lis
             )
     followers = [[number[u] for u in n.users] for n in nodes]
     apart = {(number[a], number[n]) for n in nodes if is_start(n) and not is_gather(n) for a in n.all_input_nodes}
+    apart |= {(number[n], number[u]) for n in nodes for u in n.users if not _is_on_one_device(n, u)}
     for before, after in pairwise(ordered_nodes(nodes)):
         if after not in before.users:
             apart.add((number[before], number[after]))
@@ -111,8 +112,14 @@ def _signature(node: Node) -> str:
 
 
 def _described(node: Node) -> Any:
-    """Instead of a node its value, which ``map_arg`` puts into the arguments whatever it is."""
-    return _Described(node.meta.get("val"))
+    """Instead of a node its value, which ``map_arg`` puts into the arguments whatever it is.
+
+    Of what is made of numbers alone, these too: an op may be taken where it reads nothing else.
+    """
+    found = _Described(node.meta.get("val"))
+    if node.target in aten_ops().factories:
+        found.text += f" of {node.target}{node.args}"
+    return found
 
 
 class _Described:
@@ -174,8 +181,21 @@ def _siblings(nodes: Sequence[Node], number: dict[Node, int]) -> list[tuple[int,
     pairs: list[tuple[int, int]] = []
     for n in nodes:
         readers = [u for u in n.users if isinstance(u.meta.get("val"), torch.Tensor | tuple | list) and not is_start(u)]
-        pairs += [(number[a], number[b]) for a, b in pairwise(readers)]
+        pairs += [(number[a], number[b]) for a, b in pairwise(readers) if _is_on_one_device(a, b)]
     return pairs
+
+
+def _is_on_one_device(a: Node, b: Node) -> bool:
+    """A number on the CPU may be read on a GPU, and is computed elsewhere then."""
+    devices = {v.device for v in (*_tensors_of(a), *_tensors_of(b))}
+    return len(devices) < 2
+
+
+def _tensors_of(n: Node) -> list[torch.Tensor]:
+    """The results of a node."""
+    value: object = n.meta.get("val")
+    values = cast("Sequence[object]", value) if isinstance(value, tuple | list) else (value,)
+    return [v for v in values if isinstance(v, torch.Tensor)]
 
 
 # --- the rim -----------------------------------------------------------------------------------------------

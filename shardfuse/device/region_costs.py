@@ -31,7 +31,7 @@ GROUP_SHARE, GROUP_BESIDE_SHARE = 0.55, 0.25
 SCATTERED_SHARES = {"persistent": 0.2, "looped": 0.5}
 """Of such rows in channels-last."""
 STATISTICS_SHARE = 0.6
-"""Of a kernel that takes the statistics of channels alone."""
+"""Of a kernel that takes the statistics of channels alone: 42 MB took 19 us."""
 TURNED_SHARE = 0.25
 """Of kernels whose tensors have elements side by side along different axes, as a dropout's mask that is contiguous has
 beside a convolution's gradients in channels-last: 0.15 to 0.27, where Inductor's took as long or half of that."""

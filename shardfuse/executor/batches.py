@@ -13,7 +13,7 @@ from .driver import Driver
 from .storage import LITTLE
 
 _LAUNCH = re.compile(r"(kernel_\w+)\(stream, (.*)\)")
-_STORAGE = re.compile(r"\w+ = (empty\(|base \+|\w+_at \+|\w+\.data_ptr\(\)|\w+ if own_|begin\(|workspace\.)")
+_STORAGE = re.compile(r"\w+ = (empty\(|base \+|\w+_at \+|\w+\.data_ptr\(\)|over\(|\w+ if own_|begin\(|workspace\.)")
 
 
 def batch_launches(

@@ -116,7 +116,7 @@ class SeedSource:
 
     def _draw(self) -> tuple[int, int]:
         if self.device.type != "cuda":
-            return int(torch.randint(0, 2**63 - 1, ()).item()), 0
+            return int(torch.randint(0, 2**63 - 1, (), device="cpu").item()), 0
         index = cast(int | None, self.device.index)
         index = torch.cuda.current_device() if index is None else index
         generator = torch.cuda.default_generators[index]

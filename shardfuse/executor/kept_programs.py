@@ -21,11 +21,11 @@ from .driver import open_driver
 from .host_program import Program, bound_text
 from .kernel import Kernel
 from .launch import begin_on, guard_lines
-from .storage import empty_on
+from .storage import empty_on, over
 
 _FORM = 1
 """Of what is written: another one is not read."""
-_OF_DEVICE = ("begin", "empty", "current_device", "on_device")
+_OF_DEVICE = ("begin", "empty", "over", "current_device", "on_device")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def from_data(content: bytes, device: torch.device, directory: Path) -> Program 
     for kernel in kernels:
         kernel.compile(device)
     launched = {name: kernels[k] for name, k in cast("dict[str, int]", found["launched"]).items()}
-    names: dict[str, object] = {"begin": begin_on(device), "empty": empty_on(device)}
+    names: dict[str, object] = {"begin": begin_on(device), "empty": empty_on(device), "over": over}
     guard_lines(device, (), names)
     names.update({name: getattr(torch, name) for name in found["dtypes"]})
     names.update({name: kernel.launcher() for name, kernel in launched.items()})

@@ -50,11 +50,11 @@ from .evaluation import evaluation_of, one_or_all
 from .fitting import fitted, launches_of
 from .host_program import Program, bound_text, label_of
 from .host_scalars import host_lines, scalar_text
-from .in_place_writes import reads_before_it_writes
+from .in_place_writes import in_same_order, is_dense, reads_before_it_writes
 from .kernel import Kernel
 from .launch import begin_on, guard_lines
 from .options import CompileOptions
-from .storage import are_fresh, freed, result_text, share_workspace, storage_text
+from .storage import are_fresh, freed, over_text, result_text, share_workspace, storage_text
 from .stream_chunks import Place, address_chunks, in_place
 from .streams import start_and_wait
 from .symmetric_slots import Region
@@ -78,9 +78,12 @@ class ProgramBuilder(CollectiveLines):
     names: dict[str, object] = field(default_factory=dict[str, object])
     sources: list[str] = field(default_factory=list[str])
     meta: dict[BoundTensor, torch.Tensor] = field(default_factory=dict[BoundTensor, torch.Tensor])
-    replaceable: Mapping[BoundTensor, BoundTensor] = field(default_factory=dict[BoundTensor, BoundTensor])
-    """Outputs that may be written over an input."""
+    replaceable: Mapping[BoundTensor, Sequence[BoundTensor]] = field(
+        default_factory=dict[BoundTensor, Sequence[BoundTensor]]
+    )
+    """Outputs, and the inputs that each may be written over."""
     replaced: dict[BoundTensor, BoundTensor] = field(default_factory=dict[BoundTensor, BoundTensor])  # those that are
+    taken: set[BoundTensor] = field(default_factory=set[BoundTensor])  # inputs whose memory is an output's
     moved: set[BoundTensor] = field(default_factory=set[BoundTensor])  # inputs that come on the CPU
     kernels: dict[Hashable, Kernel] = field(default_factory=dict[Hashable, Kernel])
     """By the name of the plan and the strides of its tensors."""
@@ -209,10 +212,15 @@ class ProgramBuilder(CollectiveLines):
     def make(self, tensor: BoundTensor, source: KernelSource | None = None) -> None:
         """Storage for ``tensor``, or that of the input that it replaces.  ``source``: the kernel that writes it."""
         made = storage_text(self.meta[tensor], self.device, self.names)
-        target = self.replaceable.get(tensor)
-        if source is not None and target is not None and self.may_replace(tensor, target, source):
+        targets = () if source is None else self.replaceable.get(tensor, ())
+        target = next((t for t in targets if source is not None and self.may_replace(tensor, t, source)), None)
+        if target is not None and tensor in self.fusion.aliases:
             self.replaced[tensor] = target
             made = f"{target} if own_{target} else {made}"
+        elif target is not None:
+            self.taken.add(target)
+            self.allocated.add(tensor)
+            made = over_text(target, self.meta[tensor], self.names)
         elif source is not None:
             self.handed_on[str(tensor)] = self.meta[tensor]
             self.new.add(tensor)
@@ -221,8 +229,13 @@ class ProgramBuilder(CollectiveLines):
     def may_replace(self, tensor: BoundTensor, target: BoundTensor, source: KernelSource) -> bool:
         """Is ``target`` here as it was given, laid out as ``tensor``, and read by the kernel before it is written?"""
         x, y = self.meta[tensor], self.samples[target]
-        is_given = self.holds(target) and target not in self.moved and self.meta[target] is y
-        alike = (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+        is_given = self.holds(target) and target not in (*self.moved, *self.taken) and self.meta[target] is y
+        if tensor in self.fusion.aliases:
+            alike = (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+        else:
+            alike = is_dense(y) and is_dense(x) and y.numel() == x.numel()
+        if alike and target in source.tensors:
+            alike = in_same_order(target.domain.local_axes(), y, tensor.domain.local_axes(), x)
         return is_given and alike and reads_before_it_writes(source, target, tensor)
 
     def wait(self, tensors: Sequence[BoundTensor]) -> None:

@@ -31,6 +31,15 @@ def storage_text(like: torch.Tensor, device: torch.device, names: dict[str, obje
     return f"empty({tuple(like.shape)}, {like.stride()}, {dtype})"
 
 
+def over_text(target: BoundTensor, like: torch.Tensor, names: dict[str, object]) -> str:
+    """A tensor of this layout in the memory of ``target``."""
+    names["over"] = over
+    return f"over({target}, {tuple(like.shape)}, {like.stride()})"
+
+
+over = cast("Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...]], torch.Tensor]", guards._reinterpret_tensor)
+
+
 def empty_on(device: torch.device) -> Empty:
     """Memory on ``device``, a GPU being the current one: what Inductor allocates by, two thirds of torch's own time."""
     if device.type == "cuda":
@@ -95,7 +104,7 @@ def freed(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:
     return out
 
 
-_ADDRESSED = re.compile(r"(kernel_\w+\(stream, |collective_\w+\(queue, |if current_device)")
+_ADDRESSED = re.compile(r"(kernel_\w+\(stream, |collective_\w+\(queue, |\w+ = over\(|if current_device)")
 
 
 def only_addressed(name: str, lines: Sequence[str]) -> bool:

@@ -48,9 +48,9 @@ def _check_places(k: int, val: TensorView, tensor: torch.Tensor) -> None:
         reach += stride * (n - 1)
     if not is_doubtful or tensor.numel() == 0:
         return
-    places: Any = torch.zeros(1, dtype=torch.int64)
+    places: Any = torch.zeros(1, dtype=torch.int64, device="cpu")
     for stride, n in by_stride if by_stride[0][0] else ():
-        places = (places[:, None] + stride * torch.arange(n)).flatten().unique()
+        places = (places[:, None] + stride * torch.arange(n, device="cpu")).flatten().unique()
     if len(places) < tensor.numel():
         raise InputError(
             k, val.name, f"strides {list(tensor.stride())} for shape {list(tensor.shape)}",

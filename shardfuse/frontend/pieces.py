@@ -46,7 +46,7 @@ class Cut:
 
 def torch_pieces(n: int, placements: Mapping[int, Placement], mesh: DeviceMesh) -> Pieces:
     """As torch cuts a dim of ``n``.  ``placements``: of the mesh dimensions that shard it."""
-    parts: dict[tuple[int, ...], torch.Tensor] = {(): torch.arange(n)}
+    parts: dict[tuple[int, ...], torch.Tensor] = {(): torch.arange(n, device="cpu")}
     for mesh_dim, ranks in enumerate(mesh.shape):
         placement = placements.get(mesh_dim)
         parts = {

@@ -143,7 +143,7 @@ def _ordered_pieces(n: int, order: Sequence[int], mesh: DeviceMesh) -> Pieces:
     for rank in mesh.ranks:
         at = mesh.coordinate(rank)
         assert at is not None, "a rank of the mesh"
-        index = torch.arange(n)
+        index = torch.arange(n, device="cpu")
         for k in order:
             size = -(-len(index) // mesh.shape[k])
             index = index[at[k] * size : (at[k] + 1) * size]

@@ -50,6 +50,9 @@ class Fusion:
         self.outputs: list[TensorView] = []
         self.aliases: dict[TensorView, TensorView] = {}
         """Outputs that are written into an input's storage and not returned."""
+        self.given_up: tuple[TensorView, ...] = ()
+        """Inputs that nobody reads behind a call, each in a storage that nothing else has: an output may be stored over
+        one."""
         self.promises = Promises()
         self.closed: str | None = None
         """Since when nothing more may be recorded."""

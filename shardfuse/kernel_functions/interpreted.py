@@ -19,7 +19,7 @@ def _in_float64(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[t
 def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Exact, as C's and CUDA's; torch's vectors give NaN where the quotient overflows."""
     numpy = cast(Any, importlib.import_module("numpy"))
-    return torch.as_tensor(numpy.fmod(a.numpy(), b.numpy()))
+    return torch.as_tensor(numpy.fmod(a.numpy(), b.numpy()), device="cpu")
 
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
@@ -59,7 +59,7 @@ class Libdevice:
     def float64(value: float) -> Any:
         """An argument of a kernel, which the interpreter hands over as Python's float; -0.0 stays what it is."""
         tl, interpreter = _modules()
-        array = torch.tensor([value], dtype=torch.float64).numpy()
+        array = torch.tensor([value], dtype=torch.float64, device="cpu").numpy()
         return tl.tensor(interpreter.TensorHandle(array, tl.float64), tl.float64)
 
     @staticmethod
@@ -77,7 +77,7 @@ def _apply(function: Callable[..., torch.Tensor], operands: tuple[Any, ...]) -> 
     """A block of the interpreter from blocks and Python numbers."""
     tl, interpreter = _modules()
     model = next(x for x in operands if isinstance(x, tl.tensor))
-    arrays = [torch.as_tensor(x.handle.data if isinstance(x, tl.tensor) else x) for x in operands]
+    arrays = [torch.as_tensor(x.handle.data if isinstance(x, tl.tensor) else x, device="cpu") for x in operands]
     dtype = arrays[operands.index(model)].dtype
     found = function(*(a.to(dtype) for a in arrays)).numpy()
     is_block = found.ndim and any(x.type.is_block() for x in operands if isinstance(x, tl.tensor))

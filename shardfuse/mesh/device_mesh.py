@@ -226,7 +226,7 @@ class DeviceMesh:
         if dist.is_initialized():
             self.validate_in_world(dist.get_world_size())
         return TorchDeviceMesh(
-            device_type, torch.tensor(self._ranks).reshape(self._shape), mesh_dim_names=self._dim_names
+            device_type, torch.tensor(self._ranks, device="cpu").reshape(self._shape), mesh_dim_names=self._dim_names
         )
 
     def _place(self, rank: int) -> tuple[int, ...]:

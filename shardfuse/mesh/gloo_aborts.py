@@ -12,6 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+_BEATS = 16
+"""Comparisons of calls, of which there are two a second: what differs is named by the fourth."""
+_SECONDS = 60.0
+"""The longest that those are waited for, where the store is slow."""
 _LIBRARY = "libstdc++.so.6"
 _THROWN = b"N4gloo13EnforceNotMetE"
 """The class of what gloo throws, as the C++ library names it."""
@@ -21,13 +25,14 @@ _Handler = cast(Any, ctypes.CFUNCTYPE(None))
 
 
 class HeldAbort:
-    """``start()``: from now on gloo's thread waits for ``patience`` seconds before it aborts; ``stop()``: no longer.
+    """``start()``: from now on gloo's thread waits until calls were compared before it aborts; ``stop()``: no longer.
 
-    is_needed: is there still something to wait for?  Does nothing without GNU's C++ library, which torch is built with.
+    beat: how often they were compared by now; ``None`` where they are not any longer.
+    Does nothing without GNU's C++ library, which torch is built with.
     """
 
-    def __init__(self, patience: float, is_needed: Callable[[], bool]) -> None:
-        self._patience, self._is_needed = patience, is_needed
+    def __init__(self, beat: Callable[[], int | None]) -> None:
+        self._beat = beat
         self._handler = _Handler(self._wait)
         self._library: Any = None
         self._thrown: Any = None
@@ -63,8 +68,11 @@ class HeldAbort:
 
     def _wait(self) -> None:
         """In the thread that threw.  What was set before says what was thrown, and aborts."""
-        deadline = time.monotonic() + (self._patience if self._is_gloos() else 0.0)
-        while self._is_needed() and time.monotonic() < deadline:
+        first, deadline = self._beat(), time.monotonic() + _SECONDS
+        while first is not None and self._is_gloos() and time.monotonic() < deadline:
+            now = self._beat()
+            if now is None or now - first >= _BEATS:
+                break
             time.sleep(0.05)
         if self._before is not None:
             _Handler(self._before)()

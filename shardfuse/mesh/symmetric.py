@@ -117,7 +117,7 @@ def open_arena(device: torch.device, asked: Exchange, timeout: float, *, is_inte
         raise ExchangeUnavailableError(reason)
     found: Arena | None = None
     if not reason and not isinstance(shared, str):
-        report = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        report = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
         found = Arena(device, rank, shared, ARENA_BYTES // _WORD, timeout, report, hosts)
         count_exchanges(group, found.order.launches)
     if device.type == "cuda" or found is not None:

@@ -45,5 +45,5 @@ def _made(mesh: DeviceMesh, device_type: str) -> TorchDeviceMesh:
         # Without names it is equal to what init_device_mesh makes, whose DTensors may then meet those on this one.
         return TorchDeviceMesh.from_group(groups[0], device_type, mesh_dim_names=mesh.dim_names)
     names = mesh.dim_names or tuple(parallel_type.value for parallel_type in mesh.parallel_types)
-    ranks = torch.tensor(mesh.ranks, dtype=torch.int).reshape(mesh.shape)
+    ranks = torch.tensor(mesh.ranks, dtype=torch.int, device="cpu").reshape(mesh.shape)
     return TorchDeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)

@@ -52,7 +52,6 @@ _ANSWER = 1.5  # seconds that the store has for one exchange at the end, which t
 _WORDLESS = "ended without a word (killed, or crashed)"
 _TERMINATED = "was ended by SIGTERM"
 _OWN_WORDS = 3.0  # seconds that a rank has to end by its own exception, which has a traceback
-_ABORT_HELD = 8.0  # seconds that the calls of ranks have to be compared, before gloo ends the process for a message
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Watchdog:
         self._lost_since: float | None = None
         self._thread = threading.Thread(target=self._watch, name="shardfuse-watchdog", daemon=True)
         self._sigterm = SigtermThread(self._end_by_sigterm)
-        self._abort = HeldAbort(_ABORT_HELD, self._thread.is_alive)
+        self._abort = HeldAbort(lambda: self._beat if self._thread.is_alive() and self._board.error is None else None)
 
     # for the main thread
 

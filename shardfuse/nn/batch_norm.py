@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from itertools import count
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 
 from ..arguments import checked
 from ..errors import ModuleArgumentError, ModuleInputError, PlacementError, PromiseError
-from ..executor.uncompiled import uncompiled
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from . import traced
@@ -80,6 +81,7 @@ class BatchNorm(ChannelNorm):
         self.affine, self.track_running_stats, self._input = affine, track_running_stats, placement
         self.weight = self.make_parameter("weight", num_features, 1.0, device, dtype) if affine else None
         self.bias = self.make_parameter("bias", num_features, 0.0, device, dtype) if affine else None
+        self.check_own_dtype(dtype)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         tracked = track_running_stats
         self.register_buffer("running_mean", torch.zeros(num_features, **where) if tracked else None)
@@ -240,6 +242,10 @@ class SyncBatchNorm(BatchNorm):
     Arguments, parameters and buffers are otherwise those of ``BatchNorm2d`` without a mesh.
     """
 
+    numbered: ClassVar[WeakValueDictionary[int, SyncBatchNorm]] = WeakValueDictionary()
+    """By a number that Dynamo hands over as a constant."""
+    _count: ClassVar[count[int]] = count()
+
     def __init__(
         self,
         num_features: int,
@@ -255,28 +261,38 @@ class SyncBatchNorm(BatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         # What new_group() returns on ranks that are not in the group is no group: there it is a BatchNorm.
         is_outside = dist.is_available() and process_group == dist.GroupMember.NON_GROUP_MEMBER
-        if not (process_group is None or is_outside or isinstance(process_group, dist.ProcessGroup)):
+        is_group = process_group is None or isinstance(process_group, dist.ProcessGroup)
+        if not (is_group or is_outside):
             expected = "a group of torch.distributed, or None for all ranks"
             raise ModuleArgumentError("SyncBatchNorm", "process_group", process_group, expected)
-        self.process_group = process_group
+        self.process_group: Any = process_group
         self._mesh_of_ranks: DeviceMesh | None = None
+        self._enter()
+
+    def _enter(self) -> None:
+        self.number = next(self._count)
+        self.numbered[self.number] = self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._enter()  # a copy is another module
 
     def forward(self, x: torch.Tensor, *, unsharded: Sequence[int] | None = None) -> torch.Tensor:
         """x: [batch, channels, ...], this rank's batch -> the same shape, dtype and memory format."""
         if self.training and dist.is_initialized() and dist.get_world_size(self.process_group) > 1:
-            return self._together(x, unsharded)
-        self._leave_ranks()
+            _join(self.number)
+        elif self.mesh is not None:
+            _leave(self.number)
         return super().forward(x, unsharded=unsharded)
 
     def train(self, mode: bool = True) -> Self:
         """As torch's; outside of training there are no other ranks."""
         if not mode:
-            self._leave_ranks()
+            self.leave()
         return super().train(mode)
 
-    @uncompiled
-    def _together(self, x: torch.Tensor, unsharded: Sequence[int] | None) -> torch.Tensor:
-        """With the ranks of the group, of which a mesh is made in the first call."""
+    def join(self) -> None:
+        """Be with the ranks of the group, of which a mesh is made in the first call."""
         if self.mesh is None:
             from torch.distributed.tensor import Shard  # slow to import, and needed on a process group only
 
@@ -285,9 +301,9 @@ class SyncBatchNorm(BatchNorm):
                 self._mesh_of_ranks = DeviceMesh(ranks)
             self._input = TensorPlacement.of("input", Shard(0), self._mesh_of_ranks)
             self.mesh = self._mesh_of_ranks
-        return super().forward(x, unsharded=unsharded)
 
-    def _leave_ranks(self) -> None:
+    def leave(self) -> None:
+        """Be alone, as in evaluation."""
         if self.mesh is not None:
             self._input, self.mesh = TensorPlacement(), None
 
@@ -300,9 +316,25 @@ class SyncBatchNorm(BatchNorm):
             return parameter
         size = self.mesh.size
 
+        if torch.compiler.is_compiling():  # which has no hooks of tensors that it computes
+            return parameter.detach() + (parameter - parameter.detach()) / size
+
         def average(gradient: torch.Tensor) -> torch.Tensor:
             return gradient / size
 
         own = parameter.view_as(parameter)
         own.register_hook(average)  # pyright: ignore[reportUnknownMemberType]
         return own
+
+
+def _join(number: int) -> None:
+    """``join()`` of a SyncBatchNorm, which torch.compile calls while it compiles: the mesh is a constant of a graph."""
+    SyncBatchNorm.numbered[number].join()
+
+
+def _leave(number: int) -> None:
+    SyncBatchNorm.numbered[number].leave()
+
+
+for _of_graph in (_join, _leave):
+    cast("Any", _of_graph)._dynamo_marked_constant = True

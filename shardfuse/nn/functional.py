@@ -7,9 +7,8 @@ ModuleArgumentError for an option that is out of range.
 
 ``invariant`` and ``accumulate`` promise what ``FusionDefinition.promise`` says of a function's result and of gradients
 of its tensors but parameters: "batch", "ranks" or both, and "float32".  DefinitionError for another value; PromiseError
-where it cannot be kept.  Products of matrices promise nothing, nor do functions that have them.  torch.compile breaks
-its graph at a function that promises, as torch's own ops, of which it would be made, do not; a module that promises is
-one op.
+where it cannot be kept.  Products of matrices promise nothing, nor do functions that have them.  Under torch.compile a
+call that promises is one op of the graph, as torch's own ops, of which it would be made, promise nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ from ..ir.promises import Promises
 from . import traced
 from .activation import SwiGLU
 from .activation_functions import Activation
-from .default_eps import rms_norm_eps
 from .functional_losses import cross_entropy as cross_entropy
 from .functional_losses import linear_cross_entropy as linear_cross_entropy
 from .functional_losses import log_prob as log_prob
 from .functional_losses import log_prob_and_entropy as log_prob_and_entropy
-from .functional_norms import Function, batch_normed, group_normed, norm_of_rows
+from .functional_norms import Function, batch_normed, group_normed, norm_of_rows, rms_eps
 from .functional_promises import Accumulate, kept_module, said
 from .gated import GeGLU
 from .gelu import GELU, Approximation, gelu_activation
@@ -53,10 +51,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """torch.nn.functional.rms_norm."""
     promises = said("rms_norm", invariant, accumulate)
-    if eps is None:
-        Function("rms_norm").check_plain(input=input)
-        eps = rms_norm_eps(input.dtype)
     parameters = {"weight": weight, "bias": None, "input_bias": None}
+    eps = rms_eps("rms_norm", eps, input)
     return norm_of_rows("rms_norm", input, normalized_shape, parameters, eps, centered=False, promises=promises)[0]
 
 
@@ -117,10 +113,12 @@ def add_layer_norm(
     accumulate: Accumulate = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The LayerNorm of residual + input, and that sum."""
-    said("add_layer_norm", invariant, accumulate)
-    return dropout_add_norm(
-        input, residual, normalized_shape, weight, bias, eps=eps, invariant=invariant, accumulate=accumulate
+    parameters = {"weight": weight, "bias": bias, "input_bias": None}
+    promises = said("add_layer_norm", invariant, accumulate)
+    normed, total = norm_of_rows(
+        "add_layer_norm", input, normalized_shape, parameters, eps, centered=True, residual=residual, promises=promises
     )
+    return normed, total
 
 
 def add_rms_norm(
@@ -128,16 +126,19 @@ def add_rms_norm(
     residual: torch.Tensor,
     normalized_shape: Sequence[int],
     weight: torch.Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float | None = None,
     *,
     invariant: Invariant = None,
     accumulate: Accumulate = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The RMSNorm of residual + input, and that sum."""
-    said("add_rms_norm", invariant, accumulate)
-    return dropout_add_norm(
-        input, residual, normalized_shape, weight, norm="rms", eps=eps, invariant=invariant, accumulate=accumulate
-    )
+    """The RMSNorm of residual + input, and that sum.  eps: as of ``rms_norm``, for the dtype of ``input``."""
+    parameters = {"weight": weight, "bias": None, "input_bias": None}
+    promises = said("add_rms_norm", invariant, accumulate)
+    normed, total = norm_of_rows(
+        "add_rms_norm", input, normalized_shape, parameters, rms_eps("add_rms_norm", eps, input),
+        centered=False, residual=residual, promises=promises,
+    )  # fmt: skip
+    return normed, total
 
 
 def group_norm(

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 
-from ..errors import ModuleInputError, PromiseError
-from ..executor.uncompiled import uncompiled
-from ..ir import DataType
+from ..errors import ArgumentError, ModuleInputError, PromiseError
 from ..ir.promises import Promises
 from . import traced
 from .activation_functions import Activation
-from .batch_norm_fusions import BatchNormSpec, batch_norm_op
 from .channel_norm import channels_last, channels_second, is_channels_last
-from .group_norm_fusions import GroupNormSpec, group_norm_op
-from .placement import TensorPlacement
-from .promising import kept_by
-from .row_norm_fusions import RowNormSpec, row_norm_op
+from .default_eps import rms_norm_eps
+from .functional_promises import kept_module
+from .norm_of_function import (
+    VECTORS,
+    BatchNormOfFunction,
+    DroppingNormOfFunction,
+    GroupNormOfFunction,
+    RowNormOfFunction,
+)
 
-_WHOLE = TensorPlacement()
+_SUPPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 Parameters = dict[str, torch.Tensor | None]
-_NORM = ("weight", "bias", "input_bias")
-
-
-R = TypeVar("R")
-
-
-@uncompiled
-def _not_traced(function: Callable[..., R], *arguments: Any, **options: Any) -> R:
-    """By its fusions: what torch.compile makes of torch's own ops promises nothing."""
-    return function(*arguments, **options)
+_row_norm, _dropping_norm = kept_module(RowNormOfFunction), kept_module(DroppingNormOfFunction)
+_group_norm, _batch_norm = kept_module(GroupNormOfFunction), kept_module(BatchNormOfFunction)
 
 
 class Function:
@@ -44,24 +38,55 @@ class Function:
     def check_plain(self, **tensors: torch.Tensor | None) -> None:
         """Raise ModuleInputError for a dtype that is not computed in."""
         for argument, tensor in tensors.items():
-            self.dtype(argument, tensor)
+            try:
+                if tensor is not None and tensor.dtype not in _SUPPORTED:
+                    raise self._refuse_dtype(argument, tensor)
+            except AttributeError:
+                raise self.refuse_type(argument, tensor) from None
+
+    def shape_of(self, argument: str, tensor: torch.Tensor) -> torch.Size:
+        """Raise ModuleInputError for what is no tensor."""
+        try:
+            return tensor.shape
+        except AttributeError:
+            raise self.refuse_type(argument, tensor) from None
+
+    def sizes(self, argument: str, given: Sequence[int]) -> tuple[int, ...]:
+        """A shape that a caller has said.  Raises ArgumentError."""
+        try:
+            return tuple(given)
+        except TypeError:
+            raise ArgumentError(self.name, argument, given, "a list of sizes") from None
+
+    def _refuse_dtype(self, argument: str, tensor: torch.Tensor) -> ModuleInputError:
+        if not isinstance(cast("object", tensor), torch.Tensor):  # NumPy's arrays have a dtype too
+            return self.refuse_type(argument, tensor)
+        return self.refuse(argument, f"dtype {tensor.dtype}", "float64, float32, bfloat16 or float16")
+
+    def refuse_type(self, argument: str, found: object) -> ModuleInputError:
+        return ModuleInputError.of_type(self.name, argument, found, "a torch.Tensor")
 
     def refuse(self, argument: str, found: str, expected: str) -> ModuleInputError:
         return ModuleInputError(self.name, argument, found, expected, "pass one that fits")
 
-    def dtype(self, argument: str, tensor: torch.Tensor | None) -> DataType | None:
-        return None if tensor is None else self.dtype_of(argument, tensor)
-
-    def dtype_of(self, argument: str, tensor: torch.Tensor) -> DataType:
-        if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-            raise self.refuse(argument, f"dtype {tensor.dtype}", "float64, float32, bfloat16 or float16")
-        return DataType.from_torch(tensor.dtype)
-
     def shaped(self, parameters: Parameters, shape: Sequence[int]) -> None:
         """Raise ModuleInputError for a parameter of another shape."""
         for name, tensor in parameters.items():
-            if tensor is not None and tuple(tensor.shape) != tuple(shape):
-                raise self.refuse(name, f"shape {tuple(tensor.shape)}", f"{tuple(shape)}")
+            try:
+                if tensor is not None and tuple(tensor.shape) != tuple(shape):
+                    raise self.refuse(name, f"shape {tuple(tensor.shape)}", f"{tuple(shape)}")
+            except AttributeError:
+                raise self.refuse_type(name, tensor) from None
+
+
+def rms_eps(name: str, eps: float | None, input: torch.Tensor) -> float:
+    """What is added to the mean square: torch's own number for the input's dtype where eps is None."""
+    if eps is not None:
+        return eps
+    function = Function(name)
+    function.shape_of("input", input)
+    function.check_plain(input=input)
+    return rms_norm_eps(input.dtype)
 
 
 def norm_of_rows(
@@ -77,48 +102,30 @@ def norm_of_rows(
     promises: Promises | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """(normed[, new residual]).  parameters: "weight", "bias" and "input_bias", each a tensor or None."""
-    if promises is not None and torch.compiler.is_compiling():
-        options = {"centered": centered, "residual": residual, "dropout": dropout, "promises": promises}
-        return _not_traced(norm_of_rows, name, x, normalized_shape, parameters, eps, **options)
-    shape, function = tuple(normalized_shape), Function(name)
+    function = Function(name)
+    shape = function.sizes("normalized_shape", normalized_shape)
     dims = len(shape)
-    if not dims or tuple(x.shape[-dims:]) != shape:
+    if not dims or tuple(function.shape_of("input", x)[-dims:]) != shape:
         raise function.refuse("input", f"shape {tuple(x.shape)}", f"{shape} as its last dims")
     function.shaped(parameters, shape)
     function.shaped({"residual": residual}, x.shape)
-    if torch.compiler.is_compiling() or x.is_meta:
-        function.check_plain(input=x, residual=residual, **parameters)
+    function.check_plain(input=x, residual=residual, **parameters)
+    if is_decomposed(x, promises):
         flat, others, *vectors = (
-            None if t is None else t.flatten(-dims) for t in (x, residual, *(parameters[k] for k in _NORM))
+            None if t is None else t.flatten(-dims) for t in (x, residual, *(parameters[k] for k in VECTORS))
         )
         assert flat is not None, "there is an x"
         weight, bias, input_bias = vectors
         made = traced.norm(flat, (weight, bias, input_bias), eps, others, centered=centered, dropout=dropout)
         return tuple(t.view(x.shape) for t in made)
     rows = x.reshape(1 if x.ndim == dims else x.shape[0], *x.shape[1:-dims], math.prod(shape))
-    spec = RowNormSpec(
-        ndim=rows.ndim,
-        hidden_size=math.prod(shape),
-        eps=eps,
-        centered=centered,
-        dropout=dropout,
-        weight_offset=0.0,
-        mesh=None,
-        mesh_id=id(None),
-        x=_WHOLE,
-        at=_WHOLE,
-        output=_WHOLE,
-        output_grad=_WHOLE,
-        dtype=function.dtype_of("input", x),
-        weight_dtype=function.dtype("weight", parameters["weight"]),
-        bias_dtype=function.dtype("bias", parameters["bias"]),
-        input_bias_dtype=function.dtype("input_bias", parameters["input_bias"]),
-        residual_dtype=function.dtype("residual", residual),
-    )
-    given = [t.flatten() for k in _NORM if (t := parameters[k]) is not None]
-    given += [] if residual is None else [residual.reshape(rows.shape)]
-    op = kept_by(row_norm_op(spec), promises)
-    return tuple(t.view(x.shape) for t in op.apply(None, None, rows, *given))
+    named = {**{name: parameters[name] for name in VECTORS}, "residual": residual}
+    there = {name: t for name, t in named.items() if t is not None}
+    given = [t.reshape(rows.shape) if name == "residual" else t.flatten() for name, t in there.items()]
+    make = _row_norm if dropout is None else _dropping_norm
+    module = make(promises, math.prod(shape), eps, centered, dropout, " ".join(there))
+    results = module.run((rows, *given), None)[: 1 if residual is None else 2]
+    return tuple(t.view(x.shape) for t in results)
 
 
 def group_normed(
@@ -130,31 +137,18 @@ def group_normed(
     promises: Promises | None = None,
 ) -> torch.Tensor:
     """x: [batch, channels, ...] -> the same shape, dtype and memory format."""
-    if promises is not None and torch.compiler.is_compiling():
-        return _not_traced(group_normed, x, groups, parameters, eps, activation, promises)
     function = Function("group_norm")
+    function.shape_of("input", x)
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
         raise function.refuse("input", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
     function.shaped(parameters, x.shape[1:2])
     affine = _both(function, parameters)
-    if torch.compiler.is_compiling() or x.is_meta:
-        function.check_plain(input=x, **parameters)
+    function.check_plain(input=x, **parameters)
+    if is_decomposed(x, promises):
         return traced.group_norm(x, groups, parameters["weight"], parameters["bias"], eps, activation)
     is_last = is_channels_last(x)
-    spec = GroupNormSpec(
-        ndim=x.ndim,
-        channel_dim=x.ndim - 1 if is_last else 1,
-        groups=groups,
-        channels=x.shape[1],
-        eps=eps,
-        activation=activation,
-        mesh=None,
-        mesh_id=id(None),
-        placement=_WHOLE,
-        dtype=function.dtype_of("input", x),
-        affine_dtype=function.dtype_of("weight", affine[0]) if affine else None,
-    )
-    result = kept_by(group_norm_op(spec), promises).apply(None, None, channels_last(x) if is_last else x, *affine)[0]
+    module = _group_norm(promises, groups, eps, activation, is_last)
+    result = module.run((channels_last(x) if is_last else x, *affine), None)[0]
     return channels_second(result) if is_last else result
 
 
@@ -167,39 +161,30 @@ def batch_normed(
     promises: Promises | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """(normed), or (normed, mean, unbiased variance) of the batch."""
-    if promises is not None and torch.compiler.is_compiling():
-        return _not_traced(batch_normed, x, parameters, kept, eps, by_kept, promises)
     function = Function("batch_norm")
     if promises is not None and promises.batch and not by_kept:
         found = "batch_norm norms each row by the mean and variance of the whole batch in training"
         raise PromiseError(str(promises), found, "pass training=False, or take group_norm")
+    function.shape_of("input", x)
     if x.ndim < 2:
         raise function.refuse("input", f"{x.ndim} dims", "[batch, channels, ...]")
-    if not by_kept and x.numel() == x.shape[1]:
+    if not by_kept and math.prod(x.shape) == x.shape[1]:
         raise function.refuse("input", f"shape {tuple(x.shape)}, one value per channel", "more in training")
     names = ("running_mean", "running_var")
     function.shaped({**parameters, **dict(zip(names, kept, strict=False))}, x.shape[1:2])
     affine = _both(function, parameters)
-    if torch.compiler.is_compiling() or x.is_meta:
-        function.check_plain(input=x, **parameters)
+    function.check_plain(input=x, **parameters, **dict(zip(names, kept if by_kept else (), strict=False)))
+    if is_decomposed(x, promises):
         return traced.batch_norm(x, parameters["weight"], parameters["bias"], eps, kept if by_kept else ())
     is_last = is_channels_last(x)
-    spec = BatchNormSpec(
-        ndim=x.ndim,
-        channel_dim=x.ndim - 1 if is_last else 1,
-        channels=x.shape[1],
-        eps=eps,
-        mesh=None,
-        mesh_id=id(None),
-        placement=_WHOLE,
-        dtype=function.dtype_of("input", x),
-        affine_dtype=function.dtype_of("weight", affine[0]) if affine else None,
-        kept_dtype=function.dtype_of("running_mean", kept[0]) if by_kept else None,
-    )
-    given = channels_last(x) if is_last else x
-    op = kept_by(batch_norm_op(spec), promises)
-    result, *statistics = op.apply(None, None, given, *affine, *(kept if by_kept else ()))
+    given = (channels_last(x) if is_last else x, *affine, *(kept if by_kept else ()))
+    result, *statistics = _batch_norm(promises, eps, by_kept, is_last).run(given, None)[: 1 if by_kept else 3]
     return (channels_second(result) if is_last else result, *statistics)
+
+
+def is_decomposed(x: torch.Tensor, promises: Promises | None) -> bool:
+    """Is a call made of torch's own ops?  What torch.compile makes of those promises nothing."""
+    return x.is_meta or (promises is None and torch.compiler.is_compiling())
 
 
 def _both(function: Function, parameters: Parameters) -> tuple[torch.Tensor, ...]:
@@ -207,6 +192,8 @@ def _both(function: Function, parameters: Parameters) -> tuple[torch.Tensor, ...
     weight, bias = parameters["weight"], parameters["bias"]
     if weight is None and bias is None:
         return ()
+    if weight is None or bias is None:
+        function.check_plain(**parameters)
     if weight is None:
         assert bias is not None
         weight = torch.ones_like(bias, requires_grad=False)

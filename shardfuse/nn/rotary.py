@@ -17,7 +17,7 @@ from .dtensor_autograd import Given, Result, on_local_tensors
 from .fused import FusedModule, FusedOp
 from .placement import TensorPlacement
 from .rotary_fusions import RotarySpec, packed_rotary_op, rotary_op
-from .settings import Setting
+from .settings import Setting, printed
 from .shaping import Reshaped, Shaping
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ class RotaryEmbedding(FusedModule):
         if self.packed is not None:
             turned = {**turned, "heads_dim": 1, "packed": list(self.packed)}
         return {"head_dim": self.head_dim, "base": self.base, **turned, "mesh": self.mesh, "input": self._input}
+
+    def describe(self) -> None:
+        super().describe()
+        apart = {name: value for name, value in self.settings().items() if name != "packed"}
+        self.__dict__["_apart_text"] = printed({**apart, "heads_dim": self.heads_dim, **self.common_settings()})
 
     @property
     def _sequence_dim(self) -> int:
@@ -166,14 +171,21 @@ class RotaryEmbedding(FusedModule):
     def as_op(
         self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None
     ) -> Sequence[torch.Tensor]:
-        """Packed heads are turned by torch's ops: autograd would make one gradient of the op's one result."""
+        """Packed heads are turned by torch's ops: autograd would make one gradient of the op's one result.
+
+        Torch's ops promise nothing: where this promises, queries and keys are turned as those of a module without
+        ``packed`` are.
+        """
         if self.packed is None:
             return super().as_op(tensors, unsharded, shaping)
         x, cos, sin = tensors
         self.check_plain(query=x, cos=cos)
         heads = x.view(*x.shape[:-1], _count(self.packed), self.head_dim)
         query, key, value = heads.split_with_sizes([*self.packed, self.packed[1]], 2)
-        turned = [traced.rotary(t, cos, sin, self.rotary_dim, interleaved=self.interleaved) for t in (query, key)]
+        if self.promises is not None:
+            turned = self.library_op([query, key, cos, sin], self.__dict__["_apart_text"], None)[:2]
+        else:
+            turned = [traced.rotary(t, cos, sin, self.rotary_dim, interleaved=self.interleaved) for t in (query, key)]
         return [t.transpose(1, 2) for t in (*turned, value)]
 
     def _call(

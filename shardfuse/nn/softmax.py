@@ -55,11 +55,12 @@ class _Softmax(FusedModule):
         made.learns_mask = settings.get("learns_mask")
         return made
 
+    def describe(self) -> None:
+        super().describe()
+        self.__dict__["_learning_text"] = self.text.replace("{", '{"learns_mask":true,', 1)
+
     def _twin(self) -> Self:
         """The same, for masks that have a gradient; kept until a setting is another one."""
-        if torch.compiler.is_compiling():
-            expected, advice = "none under torch.compile on a mesh", "pass mask.detach(), or call it uncompiled"
-            raise ModuleInputError(type(self).__name__, "mask", "a gradient that is wanted", expected, advice)
         key = (self.text, self.timer)
         kept = self.__dict__.get("_learning")
         if kept is None or kept[0] != key:
@@ -117,6 +118,9 @@ class _Softmax(FusedModule):
                 advice = "pass mask.detach(), or a mask as long as x"
                 raise ModuleInputError(type(self).__name__, "mask", found, expected, advice)
             mask = mask.expand([x.shape[d] if d in cut else n for d, n in enumerate(mask.shape)])
+        if learns and torch.compiler.is_compiling():  # Dynamo would trace how the twin is made
+            text = self.__dict__["_learning_text"]
+            return self.library_op([x, mask], text, None if unsharded is None else list(unsharded))[0]
         return (self._twin() if learns else self).run((x, mask), unsharded)[0]
 
     def _is_of_nothing(self, x: torch.Tensor) -> bool:

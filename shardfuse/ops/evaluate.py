@@ -211,8 +211,9 @@ def pointwise(expr: Expr, inputs: Sequence[torch.Tensor | Number], device: torch
 def _operand(value: torch.Tensor | Number, dtype: DataType, device: torch.device) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.to(dtype.torch)
-    if isinstance(value, float) and dtype.is_floating:  # rounded as a cast rounds: what is too large is infinite
-        return torch.tensor(value, dtype=torch.float64, device=device).to(dtype.torch)
+    if isinstance(value, float | complex) and not dtype.is_integral:  # rounded as by a cast: too large is infinite
+        wide = torch.complex128 if isinstance(value, complex) else torch.float64
+        return torch.tensor(value, dtype=wide, device=device).to(dtype.torch)
     return torch.full((), value, dtype=dtype.torch, device=device)
 
 

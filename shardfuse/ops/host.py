@@ -73,7 +73,7 @@ def host_value(op: Pointwise | Cast, values: Sequence[Number], dtype: DataType) 
     if entry.rule is Rule.LOGICAL:
         compute = DataType.Bool
     operands = [
-        torch.tensor(v, dtype=torch.bool if entry.rule is Rule.WHERE and k == 0 else compute.torch)
+        torch.tensor(v, dtype=torch.bool if entry.rule is Rule.WHERE and k == 0 else compute.torch, device="cpu")
         for k, v in enumerate(values)
     ]
     return cast(Number, entry.torch(*operands).to(dtype.torch).item())
@@ -89,8 +89,16 @@ def to_number(value: Number, dtype: DataType) -> Number:
     if not dtype.is_integral:
         return float(real)
     if isinstance(real, float) and not abs(real) < 2.0**63:  # infinite, NaN or too large: what the CPU makes of it
-        return cast(int, torch.tensor(real, dtype=torch.float64).to(torch.int64).item())
+        return cast(int, torch.tensor(real, dtype=torch.float64, device="cpu").to(torch.int64).item())
     return int(real)
+
+
+def rounded_number(value: Number, dtype: torch.dtype) -> Number:
+    """``value`` as a tensor of ``dtype`` has it after a cast: what is too large is infinite, where torch raises."""
+    if not (dtype.is_floating_point or dtype.is_complex) or not isinstance(value, float | complex):
+        return value
+    wide = torch.complex128 if isinstance(value, complex) else torch.float64
+    return cast(Number, torch.tensor(value, dtype=wide, device="cpu").to(dtype).item())
 
 
 def _wrapped(value: int) -> int:

@@ -18,6 +18,7 @@ from .call_signature import (
     tensors_of,
     told,
 )
+from .host import rounded_number
 from .moved_bits import moved
 from .shape_calls import renamed
 
@@ -83,7 +84,7 @@ def _run_scatter(values: Arguments, call: Call) -> torch.Tensor:
     dim = dim_of(call)
     if isinstance(src, torch.Tensor):
         return torch.scatter(x, dim, index, src)
-    return torch.scatter(x, dim, index, src)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return torch.scatter(x, dim, index, rounded_number(src, x.dtype))  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def _index_put(shapes: Shapes, call: Call) -> Signature:

@@ -108,6 +108,8 @@ def why_no_text(op: PointwiseOp, operands: Sequence[Operand]) -> str | None:
     """Why ``op`` of ``operands`` has no Triton text; ``None`` where it has."""
     if op.triton is None:
         return f"{op.name} has no Triton text"
+    if any(v.dtype.is_complex for v in operands):  # a number alone may be, beside real tensors
+        return f"{op.name} has no Triton text for complex numbers"
     compute = types(op, operands)[0]
     if op.floats_only and compute not in (DataType.Float, DataType.Double):
         return f"{op.name} has no Triton text for {compute.name}"

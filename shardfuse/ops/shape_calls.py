@@ -19,6 +19,7 @@ from .call_signature import (
     tensors_of,
     told,
 )
+from .host import rounded_number
 from .moved_bits import moved
 
 UNKNOWN = -1
@@ -84,10 +85,11 @@ def _pad(shapes: Shapes, call: Call) -> Signature:
 
 def _run_pad(values: Arguments, call: Call) -> torch.Tensor:
     x, value = tensor_of(values, 0), values[1]
+    assert not isinstance(value, torch.Tensor), "a tensor where a number stands"
     widths = known(told(call, Pad).widths)
     shape = [n + widths[2 * k] + widths[2 * k + 1] for k, n in enumerate(x.shape)]
     out = torch.full(shape, 0, dtype=x.dtype, device=x.device)
-    out.fill_(value)  # pyright: ignore[reportArgumentType]
+    out.fill_(rounded_number(value, x.dtype))
     source = tuple(slice(max(-widths[2 * k], 0), n - max(-widths[2 * k + 1], 0)) for k, n in enumerate(x.shape))
     target = tuple(slice(max(widths[2 * k], 0), n - max(widths[2 * k + 1], 0)) for k, n in enumerate(shape))
     out[target] = x[source]

@@ -239,7 +239,7 @@ POINTWISE: dict[str, PointwiseOp] = {op.name: op for op in _ROWS}
 def computes(name: str, dtype: DataType) -> bool:
     """Does torch have the op in ``dtype``, integers or complex numbers?  Tried on one element."""
     op = POINTWISE[name]
-    ones = [torch.ones((), dtype=dtype.torch) for _ in range(op.arity)]
+    ones = [torch.ones((), dtype=dtype.torch, device="cpu") for _ in range(op.arity)]
     if op.rule is Rule.WHERE:
         ones[0] = ones[0].bool()
     try:

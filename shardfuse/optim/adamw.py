@@ -226,7 +226,7 @@ class AdamW(torch.optim.AdamW):
         for state in states:
             step = state["step"]
             if step is not None:
-                given = step if isinstance(step, torch.Tensor) else torch.tensor(float(step))
+                given = step if isinstance(step, torch.Tensor) else torch.tensor(float(step), device="cpu")
                 state["step"] = given.to(update.device, torch.float32)
         self._steps = [s["step"] for s in states]
 
@@ -282,7 +282,7 @@ class AdamW(torch.optim.AdamW):
         wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
         for key, value in given.items():
             if key == "step":
-                value = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+                value = value if isinstance(value, torch.Tensor) else torch.tensor(float(value), device="cpu")
                 state[key] = value.to(device=tensor.device, dtype=torch.float32, copy=True)
             elif isinstance(value, torch.Tensor) and value.is_floating_point():
                 state[key] = value.to(device=tensor.device, dtype=wide)

@@ -167,7 +167,7 @@ class _Gradients:
 
     def _own_total(self) -> torch.Tensor:
         kernels = self.kernels = _kernels_for(self.sizes, self.kinds, self.mine, self.exponent, self.device)
-        numbers = torch.zeros((1 + len(self.tensors), COLUMNS), dtype=torch.int64)
+        numbers = torch.zeros((1 + len(self.tensors), COLUMNS), dtype=torch.int64, device="cpu")
         numbers[0] = as_numbers([self.max_norm, self.exponent, *[0.0] * (COLUMNS - 2)], {})
         numbers[1:, 1] = column(list(map(ADDRESS, self.tensors)))
         table = kernels.table.put(numbers.view(-1), kernels.launcher.begin())

@@ -39,9 +39,9 @@ def make_walk(
     counts = [-(-size // chunk) if is_taken else 0 for size, is_taken in zip(sizes, taken, strict=True)]
     firsts = [0, *itertools.accumulate(counts)][: len(counts)]
     columns = [list(sizes), firsts, list(kinds), list(groups)]
-    facts = torch.tensor(columns, dtype=torch.int64).reshape(4, len(sizes)).t().contiguous()
-    places = torch.arange(len(sizes), dtype=torch.int32)
-    chunks = torch.repeat_interleave(places, torch.tensor(counts, dtype=torch.int64))
+    facts = torch.tensor(columns, dtype=torch.int64, device="cpu").reshape(4, len(sizes)).t().contiguous()
+    places = torch.arange(len(sizes), dtype=torch.int32, device="cpu")
+    chunks = torch.repeat_interleave(places, torch.tensor(counts, dtype=torch.int64, device="cpu"))
     return Walk(facts.to(device), chunks.to(device), sum(counts))
 
 
@@ -97,8 +97,8 @@ class Table:
         is_there = self._there is not None and self._last is not None and stream is not None and stream == self._stream
         if not is_there or not torch.equal(cast(torch.Tensor, self._last), numbers):
             if self._spare is None or self._spare.numel() < numbers.numel():
-                self._spare = torch.empty(numbers.numel(), dtype=torch.int64, pin_memory=True)
-            pinned = torch.empty(numbers.numel(), dtype=torch.int64, pin_memory=True)
+                self._spare = torch.empty(numbers.numel(), dtype=torch.int64, pin_memory=True, device="cpu")
+            pinned = torch.empty(numbers.numel(), dtype=torch.int64, pin_memory=True, device="cpu")
             pinned.copy_(numbers)
             self._there = pinned.to(self._device, non_blocking=True)
             self._last, self._stream = numbers, stream
@@ -108,7 +108,7 @@ class Table:
         """While a graph is captured no page may be pinned: the spare one was before."""
         spare = self._spare
         if spare is None or spare.numel() < numbers.numel():
-            spare = torch.empty(numbers.numel(), dtype=torch.int64, pin_memory=True)
+            spare = torch.empty(numbers.numel(), dtype=torch.int64, pin_memory=True, device="cpu")
         return spare[: numbers.numel()].copy_(numbers)
 
 
@@ -121,7 +121,11 @@ def as_numbers(values: Sequence[float], integers: dict[int, int]) -> torch.Tenso
 
 
 def column(values: Sequence[int]) -> torch.Tensor:
-    return torch.frombuffer(array("q", values), dtype=torch.int64) if values else torch.empty(0, dtype=torch.int64)
+    return (
+        torch.frombuffer(array("q", values), dtype=torch.int64)
+        if values
+        else torch.empty(0, dtype=torch.int64, device="cpu")
+    )
 
 
 def overlapping(starts: Sequence[int], sizes: Sequence[int]) -> tuple[int, int] | None:

@@ -61,7 +61,7 @@ class UpdateKernels:
         """Of the gradients, as they were last."""
         self._empty = [k for k, size in enumerate(listed.sizes) if size == 0]
         self._addresses: list[list[int]] = [[] for _ in range(COLUMNS)]
-        self._rows = torch.zeros((self.count, COLUMNS), dtype=torch.int64)
+        self._rows = torch.zeros((self.count, COLUMNS), dtype=torch.int64, device="cpu")
 
     def run(self, columns: Columns, groups: Sequence[dict[str, Any]], clipping: Clipping | None) -> torch.Tensor | None:
         """Launch a step; returns the norm where there is one.  groups: the optimiser's param groups."""

@@ -12,10 +12,10 @@ from ..device import Device
 from ..ir.expr import BoundTensor
 from ..ir.op import Statistic, StatisticKind
 from ..segments.space import Space, run_below
-from .limits import MAX_TEAM, WARP, WARPS, is_odd, may_align_down, power_of_two, vector
+from .limits import WARP, WARPS, is_odd, may_align_down, power_of_two, vector
 from .resources import copies_of_one, resident, resident_copies
 from .schedule import Access, Group, Lagged, Launch, Registers, Schedule, Tile
-from .schedule_parts import MAX_LAGGED_MEMBERS
+from .schedule_parts import MAX_LAGGED_MEMBERS, MAX_MEMBERS
 
 _INPUTS = 2
 """Inputs of a row that a group reads ahead, at most: of three no two rows stay in registers."""
@@ -152,7 +152,7 @@ def _lagged_size(row: int, few: int, device: Device) -> tuple[int, int, int] | N
     members = power_of_two(-(-row // (lanes * tuned.bytes)))
     if members <= few:
         return WARPS, members, device.bound(tuned.resident)
-    if members <= 2 * MAX_TEAM:
+    if members <= 2 * MAX_MEMBERS:
         return WARPS, members // 2, device.bound(tuned.most_resident)
     members = power_of_two(-(-row // (2 * lanes * tuned.most_bytes)))
     return (2 * WARPS, members, device.bound(tuned.most_resident)) if members <= MAX_LAGGED_MEMBERS else None
@@ -161,4 +161,4 @@ def _lagged_size(row: int, few: int, device: Device) -> tuple[int, int, int] | N
 def _sized(row: int, warps: int, held: int, registers: int) -> tuple[int, int, int] | None:
     """``_lagged_size`` of threads that hold at most so many bytes of a row: no more members than that takes."""
     members = max(-(-row // (warps * WARP * held)), 2)
-    return (warps, members, registers) if members <= MAX_TEAM else None
+    return (warps, members, registers) if members <= MAX_MEMBERS else None

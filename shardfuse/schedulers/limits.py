@@ -8,7 +8,6 @@ from ..device import LEAST_COPY, MAX_THREADS, WARP, Device
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor
 from ..segments.space import Space
-from .schedule_parts import MAX_MEMBERS
 
 WARPS = 4
 """Warps of a program that shares its multiprocessor with several others, which hide what it waits for."""
@@ -21,8 +20,6 @@ MAX_WARPS = 16
 WIDEST_WARPS = MAX_THREADS // WARP
 """Warps of a program that holds one of the longest rows.  RMSNorm of 8192 x 32768, bfloat16, took 278 us on an H200 so,
 with 16 warps 291."""
-MAX_TEAM = MAX_MEMBERS
-"""Programs that share a row at the most, where each waits for a word of every other."""
 INT32_LIMIT = 2**31
 """The first offset or index that does not fit 32 bits with a sign; from here on they are 64-bit."""
 NARROWEST_PIECE = 8

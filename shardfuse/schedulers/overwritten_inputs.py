@@ -1,51 +1,73 @@
-"""Outputs that replace an input and can be written where it is read, element by element: the input needs no copy.
+"""Outputs that can be written where an input is read, element by element.
 
-An optimiser's step writes its parameter and moments so, a norm the residual stream that it adds to.
+They replace that input, which then needs no copy, or take the memory of one that its caller gives up.
+
+An optimiser's step writes its parameter and moments so, a norm the residual stream that it adds to, and the backward of
+a loss the gradient of the logits over them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..device import WARP
 from ..ir.expr import BoundFusion, BoundTensor
 from ..segments.segment import Segment
 from .plan import KernelPlan
+from .schedule_parts import Access
+
+Planned = Sequence[tuple[Segment, str, Sequence[KernelPlan]]]
+_NO_KERNELS = ("no_op", "torch_call", "communication")
+"""Schedulers of segments whose results may lie in the storage of what they read."""
 
 
-def replaceable(
-    fusion: BoundFusion, segments: Sequence[tuple[Segment, str, Sequence[KernelPlan]]]
-) -> dict[BoundTensor, BoundTensor]:
-    """Outputs and the inputs that they may be written over.  ``segments``: with their schedulers and kernels, in order.
+def replaceable(fusion: BoundFusion, segments: Planned) -> dict[BoundTensor, list[BoundTensor]]:
+    """Outputs and the inputs that each may be written over.  ``segments``: with their schedulers and kernels, in order.
 
-    Only one kernel reads the input, which is no output itself; each of its elements is the program's that writes it,
-    and a thread's own, as a tile has no fewer elements than threads.
+    No kernel reads the input behind the one that writes the output, and it is no output itself; each of its elements is
+    the program's that writes it, and a thread's own, as a tile has no fewer elements than threads.
     """
-    found: dict[BoundTensor, BoundTensor] = {}
-    for out, target in fusion.aliases.items():
-        readers = [s for s, _, _ in segments if target in s.inputs]
-        made = next(((s, name, kernels) for s, name, kernels in segments if out in s.outputs), None)
-        if made is None or target in fusion.outputs or fusion.outputs.count(out) > 1:
+    found: dict[BoundTensor, list[BoundTensor]] = {}
+    for out, target in _pairs(fusion):
+        if target in fusion.outputs or fusion.outputs.count(out) > 1 or _is_seen(target, segments):
             continue
-        segment, name, kernels = made
-        if readers not in ([], [segment]) or name not in ("pointwise", "persistent") or len(kernels) != 1:
+        at = next((k for k, (s, name, _) in enumerate(segments) if out in s.outputs and name not in _NO_KERNELS), None)
+        if at is None or any(target in s.inputs for s, _, _ in segments[at + 1 :]):
             continue
-        if _is_each_threads_own(kernels[0], target if readers else out, out):
-            found[out] = target
+        kernels = segments[at][2]
+        last = next(k for k, kernel in enumerate(kernels) if out in kernel.segment.outputs)
+        if any(target in kernel.segment.inputs for kernel in kernels[last + 1 :]):
+            continue
+        if _is_each_threads_own(kernels[last], target if target in kernels[last].segment.inputs else out, out):
+            found.setdefault(out, []).append(target)
     return found
 
 
+def _pairs(fusion: BoundFusion) -> Iterator[tuple[BoundTensor, BoundTensor]]:
+    """An output that replaces an input, and any other with each input of its dtype that is given up."""
+    yield from fusion.aliases.items()
+    for out in fusion.outputs:
+        if out not in fusion.aliases:
+            yield from ((out, given) for given in fusion.given_up if given.dtype is out.dtype)
+
+
+def _is_seen(target: BoundTensor, segments: Planned) -> bool:
+    """May something else than a kernel have a view of it?"""
+    return any(target in s.inputs and name in _NO_KERNELS for s, name, _ in segments)
+
+
 def _is_each_threads_own(kernel: KernelPlan, read: BoundTensor, written: BoundTensor) -> bool:
+    """That the kernel loads it once tells its text.
+
+    A group that reads rows ahead reads rows of its own: at the end the last row of all, and drops it.
+    """
     space, schedule = kernel.space, kernel.schedule
     everything = frozenset((*space.x, *space.r))
     return (
-        not kernel.stages
-        and schedule.is_held
-        and schedule.parts == 1
-        and not schedule.lag  # it reads a row while it writes the one before
+        not any(read in stage.segment.inputs for stage in kernel.stages[1:])
+        and schedule.access is Access.NATIVE
         and all(read is not w.tensors[0] for w in kernel.segment.windows.values())  # at other places than it writes
-        and read.domain.local_axes() == written.domain.local_axes()
-        and space.atoms[read] == everything
-        and space.atoms[written] == everything
+        and space.atoms.get(read) == everything
+        and space.atoms.get(written) == everything
         and schedule.kept * schedule.reduced >= WARP * schedule.launch.warps
     )

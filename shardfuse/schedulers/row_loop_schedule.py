@@ -13,10 +13,11 @@ from ..device import LEAST_COPY, Device
 from ..ir.expr import Expr
 from ..ir.op import Reduce
 from ..segments.space import Space
-from .limits import MAX_TEAM, WARP, WARPS, vector
+from .limits import WARP, WARPS, vector
 from .plan import may_be_stages
 from .resources import Element, element_of, resident, stages
 from .schedule import LAUNCH, Group, Lagged, Launch, RowLoop, Schedule, Split
+from .schedule_parts import MAX_MEMBERS
 from .team import cannot_exchange
 
 
@@ -81,9 +82,9 @@ def why_no_lagged_loop(space: Space, columns: Sequence[Expr], device: Device) ->
     row = _row(space, columns, device)
     if row.shape is None:
         return "two rows take more registers than there are"
-    longest = MAX_TEAM * row.share(row.shape[-1])
+    longest = MAX_MEMBERS * row.share(row.shape[-1])
     if n > longest:
-        return f"{n} elements are more than {longest}, what a team of {MAX_TEAM} programs holds"
+        return f"{n} elements are more than {longest}, what a team of {MAX_MEMBERS} programs holds"
     schedule = lagged_row_loop(space, columns, device)
     if space.kept * schedule.members < tuned.lagged_turns * schedule.programs:
         return f"{space.kept} rows are few"

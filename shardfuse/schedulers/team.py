@@ -5,7 +5,7 @@ For rows that no program holds, and for rows so few and long that a program each
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..device import LINE_BYTES, Device
 from ..ir.dtype import DataType
@@ -13,9 +13,10 @@ from ..ir.expr import Expr
 from ..ir.op import Statistic
 from ..segments.online_reductions import takes_one_walk
 from ..segments.space import Space, as_columns
-from .limits import LONG_WARPS, MAX_TEAM, MAX_WARPS, WARP, WIDEST_LOAD, in_powers_of_two, power_of_two, vector, widest
+from .limits import LONG_WARPS, MAX_WARPS, WARP, WIDEST_LOAD, in_powers_of_two, power_of_two, vector, widest
 from .resources import carried, resident, resident_copies, turn_bytes
 from .schedule import Group, Immediate, Launch, Schedule, Tile
+from .schedule_parts import MAX_MEMBERS
 
 _EXCHANGED_BYTES = 16
 """Bytes of the results that a member gives another at once, of a softmax or a variance: two words of 64 bits."""
@@ -78,41 +79,36 @@ def why_not_held(space: Space, device: Device) -> str | None:
         return f"its {rows} rows are few: small teams that loop wait less for each other"
     if space.phases > 2 and space.segment.has_indices:
         return "its indices take the registers: large teams that wait for each other more than once"
-    longest = MAX_TEAM * _held(space, device) * WARP
+    longest = MAX_MEMBERS * _held(space, device) * WARP
     longest = longest * LONG_WARPS // columns_of(space, device)[1] if space.grouped else longest * MAX_WARPS
     if space.reduced > longest:
-        return f"a row of {space.reduced} elements is longer than {longest}, what a team of {MAX_TEAM} programs holds"
-    smallest = _columns_alone(space, device) if space.grouped else _rows_alone(space, device)
-    programs = resident(device, smallest.warps, smallest.registers)
-    if smallest.members > programs:
-        return f"a row of {space.reduced} elements takes {smallest.members} programs, {programs} run at once"
+        return (
+            f"a row of {space.reduced} elements is longer than {longest}, what a team of {MAX_MEMBERS} programs holds"
+        )
+    members, warps, registers = (_columns_alone if space.grouped else _rows_alone)(space, device)
+    programs = resident(device, warps, registers)
+    if members > programs:
+        return f"a row of {space.reduced} elements takes {members} programs, {programs} run at once"
     return None
 
 
-@dataclass(frozen=True)
-class _Smallest:
-    """The smallest team that holds a row: its members, the warps of each, and the registers of a thread."""
-
-    members: int
-    warps: int
-    registers: int
+_Smallest = tuple[int, int, int]
+"""The smallest team that holds a row: its members, the warps of each, and the registers of a thread."""
 
 
 def _rows_alone(space: Space, device: Device) -> _Smallest:
-    """Of a row on its own."""
     tuned = device.measured.groups
     n, held, registers = space.reduced, _held(space, device), _registers(space, device)
     if are_few_held(space, device):
         held, registers = tuned.few_held, device.bound(tuned.few_resident)
-    warps = LONG_WARPS if n <= MAX_TEAM * LONG_WARPS * WARP * held else MAX_WARPS
-    return _Smallest(max(power_of_two(-(-n // (warps * WARP * held))), 2), warps, registers)
+    warps = LONG_WARPS if n <= MAX_MEMBERS * LONG_WARPS * WARP * held else MAX_WARPS
+    return max(power_of_two(-(-n // (warps * WARP * held))), 2), warps, registers
 
 
 def _columns_alone(space: Space, device: Device) -> _Smallest:
-    """Of columns in groups."""
     _, lanes = columns_of(space, device)
     members = max(power_of_two(-(-space.reduced * lanes // (LONG_WARPS * WARP * _held(space, device)))), 1)
-    return _Smallest(members, LONG_WARPS, _registers(space, device))
+    return members, LONG_WARPS, _registers(space, device)
 
 
 def are_few_held(space: Space, device: Device) -> bool:
@@ -130,11 +126,10 @@ def are_few_held(space: Space, device: Device) -> bool:
 def held_by_team(space: Space, device: Device) -> Schedule:
     """The smallest team that holds a row; a larger one where rows are too few to fill the machine."""
     tuned = device.measured.groups
-    smallest = _rows_alone(space, device)
-    warps, registers = smallest.warps, smallest.registers
+    members, warps, registers = _rows_alone(space, device)
     width = widest(space.streamed, space.reduced, device)
     schedule = Schedule(Tile(1, warps * WARP * width), launch=Launch(warps, registers=registers))
-    group = _filling(schedule, smallest.members, space, resident(device, warps, registers), schedule.reduced)
+    group = _filling(schedule, members, space, resident(device, warps, registers), schedule.reduced)
     is_once = group.programs // group.members >= space.kept
     exchange = Immediate(prefetches=not is_once and registers > device.bound(tuned.few_resident))
     return replace(schedule, group=replace(group, exchange=exchange))
@@ -144,8 +139,7 @@ def columns_held_by_team(space: Space, device: Device) -> Schedule:
     """Columns in groups, held as tiles ``[r, columns]``."""
     tuned = device.measured.groups
     columns, lanes = columns_of(space, device)
-    smallest = _columns_alone(space, device)
-    members, registers = smallest.members, smallest.registers
+    members, _, registers = _columns_alone(space, device)
     block = max(LONG_WARPS * WARP * 8 // in_powers_of_two(columns)[0], 1)
     schedule = Schedule(Tile(lanes, block, columns), launch=Launch(LONG_WARPS, registers=registers))
     if members == 2 and space.kept // columns >= resident(device, LONG_WARPS, device.bound(tuned.wide_resident)):
@@ -253,7 +247,7 @@ def _is_for_wider(schedule: Schedule, group: Group, space: Space, device: Device
     if group.members * schedule.kept > tuned.collected * schedule.launch.warps * WARP:
         return True
     rows = -(-space.kept // schedule.kept)
-    return group.members == MAX_TEAM and 2 * MAX_TEAM * rows <= group.programs
+    return group.members == MAX_MEMBERS and 2 * MAX_MEMBERS * rows <= group.programs
 
 
 def _narrowed(schedule: Schedule, lanes: int) -> Schedule:
@@ -264,7 +258,7 @@ def _narrowed(schedule: Schedule, lanes: int) -> Schedule:
 def _filling(schedule: Schedule, members: int, space: Space, programs: int, least: int) -> Group:
     """A team of ``members``, or of more, if all rows at once leave programs idle and each still gets ``least``."""
     rows = -(-space.kept // (schedule.columns or schedule.kept))
-    while members < MAX_TEAM and 2 * members * rows <= programs and space.reduced >= 2 * members * least:
+    while members < MAX_MEMBERS and 2 * members * rows <= programs and space.reduced >= 2 * members * least:
         members *= 2
     return Group(members, programs)
 
@@ -281,7 +275,7 @@ def _in_cache(space: Space, schedule: Schedule, group: Group, device: Device) ->
     while min(-(-space.kept // columns), group.programs // members) * one > tuned.cached * device.l2_bytes:
         members *= 2
         words = members * lanes * _EXCHANGED_BYTES
-        if members > min(MAX_TEAM, group.programs) or space.reduced < members * tuned.turns * schedule.reduced:
+        if members > min(MAX_MEMBERS, group.programs) or space.reduced < members * tuned.turns * schedule.reduced:
             return group
         if words > tuned.exchanged * one / members:
             return group
@@ -333,7 +327,7 @@ def paired_team(space: Space, device: Device) -> Schedule | None:
         warps, each = warps // 2, 2 * each  # as many in each thread, or no half of a load masked
     registers = device.bound(next(n for held, n in tuned.resident if each <= held))
     programs = resident(device, warps, registers)
-    if members > min(MAX_TEAM, programs) or space.kept * members < 2 * tuned.turns * programs:
+    if members > min(MAX_MEMBERS, programs) or space.kept * members < 2 * tuned.turns * programs:
         return None
     return Schedule(
         Tile(2, warps * WARP * width),

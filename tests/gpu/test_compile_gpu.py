@@ -92,3 +92,38 @@ def test_regions_are_measured_alone(device: torch.device) -> None:
     assert region.measured_us is not None
     assert region.measured_inductor_us is not None
     assert 60 < region.measured_us < region.measured_inductor_us, "0.5 GB at 4.3 TB/s take 125 us"
+
+
+def loss_of(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy((x @ w.t()).float(), target)
+
+
+def steps(backend: str, classes: int, device: torch.device) -> tuple[list[list[torch.Tensor]], int]:
+    """The gradients of ten steps on the same data, and the most bytes that one of them took."""
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(2)
+    x, w = (
+        torch.randn(n, 256, generator=generator).to(device, torch.bfloat16).requires_grad_() for n in (3000, classes)
+    )
+    target = torch.randint(0, classes, (3000,), generator=generator).to(device)
+    compiled = torch.compile(loss_of, backend=backend, dynamic=False)
+    found = [list(torch.autograd.grad(compiled(x, w, target), [x, w])) for _ in range(10)]
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.autograd.grad(compiled(x, w, target), [x, w])
+    return found, torch.cuda.max_memory_allocated(device) - before
+
+
+@pytest.mark.parametrize("classes", [8192, 32000, 151936])  # rows that Inductor does not pad
+def test_memory_is_no_more_than_inductors(classes: int, device: torch.device) -> None:
+    """The gradient of the logits lies in their memory, and is what it is anywhere else."""
+    found, own = steps("shardfuse", classes, device)
+    assert report().taken, "the loss is taken"
+    with config.patch(inplace_buffers=False):
+        apart, more = steps("shardfuse", classes, device)
+    _, peer = steps("inductor", classes, device)
+    assert own <= peer + (1 << 20), f"{own} bytes, Inductor's {peer}"
+    assert own < more
+    for gradients in found:
+        for got, right in zip(gradients, apart[0], strict=True):
+            assert torch.equal(got, right)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from functional_promises import CALLS, listed
+from functional_promises import CALLS, listed, with_gradient
 from promise_cases import CASES, assert_rows_alike, bits, define, inputs
 
+import shardfuse.compile  # noqa: F401 registers the backend
 from shardfuse import DataType, nn
+from shardfuse.nn import functional
 from shardfuse.segments.space import Space
 
 pytestmark = pytest.mark.gpu
@@ -66,3 +68,22 @@ def test_functions(name: str) -> None:
         for count in (1, 7, 300):
             for found, wanted in zip(listed(CALLS[name](x[:count], invariant="batch")), whole, strict=True):
                 assert torch.equal(bits(found), bits(wanted[:count]))
+
+
+@pytest.mark.parametrize("backend", ["inductor", "shardfuse"])
+def test_compiled_functions(backend: str) -> None:
+    """One graph for any batch, forward and backward, in which each call promises."""
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        normed, total = functional.add_rms_norm(x, 2 * x, (1000,), weight, invariant="batch")
+        weights = functional.softmax(normed + 1, scale=0.5, invariant="batch")
+        return functional.layer_norm(weights * total, (1000,), weight, invariant="batch")
+
+    torch._dynamo.reset()
+    weight = torch.linspace(0.5, 1.5, 1000, device="cuda")
+    x = torch.randn(3000, 1000, generator=torch.Generator().manual_seed(4)).cuda()
+    compiled = torch.compile(layer, backend=backend, fullgraph=True, dynamic=True)
+    whole = with_gradient(compiled, x)
+    for rows in (slice(0, 1), slice(7, 9), slice(100, 227), slice(1000, 3000)):
+        for found, wanted in zip(with_gradient(compiled, x[rows].clone()), whole, strict=True):
+            assert torch.equal(bits(found), bits(wanted[rows]))

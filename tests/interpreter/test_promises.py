@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import cast
 
 import pytest
 import torch
-from functional_promises import CALLS, listed
+from functional_promises import CALLS, listed, with_gradient
 from fusion_check import bound_piece, local_arguments
 from promise_cases import CASES, assert_rows_alike, bits, define, inputs
 from torch.distributed.tensor import Shard
 
 import shardfuse
+import shardfuse.compile
 from benchmarks.promises import run_promises
 from shardfuse import DataType, DeviceMesh, FusionDefinition, ParallelType, nn
 from shardfuse.frontend.promise_arguments import Invariant
 from shardfuse.ir.tensor_view import TensorView
 from shardfuse.mesh import current_rank
+from shardfuse.nn import functional
 from shardfuse.passes import promise_checks, segments
 from shardfuse.segments.space import Space
 
@@ -146,6 +149,26 @@ def test_a_compiled_module_is_one_op() -> None:
     assert "shardfuse.rms_norm_v1" in graphs[0]
 
 
+def layer(x: torch.Tensor, invariant: Invariant = "batch") -> torch.Tensor:
+    """Functions that promise, and nothing between them of which Inductor would make C++."""
+    weights = functional.softmax(functional.rms_norm(x, (96,), invariant=invariant), scale=0.5, invariant=invariant)
+    gated = functional.swiglu(functional.layer_norm(weights, (96,), invariant=invariant), invariant=invariant)
+    return functional.log_softmax(gated, invariant=invariant)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "shardfuse"])
+def test_compiled_functions_keep_their_promise(backend: str) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(9, 96, generator=torch.Generator().manual_seed(6))
+    compiled = torch.compile(layer, backend=backend, fullgraph=True, dynamic=True)
+    whole = with_gradient(compiled, x)
+    for rows in (slice(0, 1), slice(3, 5), slice(2, 9)):
+        for found, wanted in zip(with_gradient(compiled, x[rows].clone()), whole, strict=True):
+            assert torch.equal(bits(found), bits(wanted[rows]))
+    for found, wanted in zip(whole, with_gradient(layer, x), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def test_masks_of_rows_are_not_taken_for_a_vector() -> None:
     """The mask of a single row is that row's own, or one of all rows: both have the bits of more rows."""
     generator = torch.Generator().manual_seed(0)
@@ -250,7 +273,7 @@ def test_rows_of_functions_have_the_bits_that_they_have_alone(name: str) -> None
 
 
 def test_a_function_that_promises_keeps_it_when_compiled() -> None:
-    """torch.compile breaks its graph there: its own kernels would promise nothing."""
+    """It is one op of the graph: torch's own kernels would promise nothing."""
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(4))
     for name in ("rms_norm", "softmax"):
         graphs: list[torch.fx.GraphModule] = []
@@ -259,6 +282,7 @@ def test_a_function_that_promises_keeps_it_when_compiled() -> None:
             graphs.append(graph)
             return graph
 
-        compiled = torch.compile(lambda x, name=name: CALLS[name](x.neg(), invariant="batch"), backend=seen)
+        call = partial(lambda x, name: CALLS[name](x.neg(), invariant="batch"), name=name)
+        compiled = torch.compile(call, backend=seen, fullgraph=True)
         assert torch.equal(bits(compiled(x)), bits(CALLS[name](-x, invariant="batch")))
         assert not any("rsqrt" in g.code or "exp" in g.code for g in graphs)

@@ -8,7 +8,16 @@ import pytest
 import torch
 from chosen_products import SIZES, TYPES, check_chosen
 from special_rows import ROWS, check_rows
-from special_scalars import BINARY, WITH_SCALAR, check_full, check_lazy_bits, check_literals, check_scalars
+from special_scalars import (
+    BINARY,
+    WITH_SCALAR,
+    check_complex_numbers,
+    check_fills,
+    check_full,
+    check_lazy_bits,
+    check_literals,
+    check_scalars,
+)
 from special_values import CASTS, cases, check_cast, check_special
 
 from shardfuse import DataType
@@ -50,6 +59,11 @@ def test_literals() -> None:
 @pytest.mark.parametrize("name", WITH_SCALAR)
 def test_scalars_of_a_call(name: str) -> None:
     check_scalars(name, "triton")
+
+
+def test_complex_numbers_and_numbers_that_a_type_does_not_hold() -> None:
+    check_complex_numbers("triton")
+    check_fills("triton")
 
 
 def test_tensors_with_the_negative_or_conjugate_bit() -> None:

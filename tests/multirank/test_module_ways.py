@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.roundings import assert_near, spacing
-from shardfuse import DeviceMesh
+from shardfuse import DeviceMesh, nn
 from shardfuse.errors import PlacementError
 from shardfuse.nn import AddLayerNorm, AddRMSNorm, CrossEntropyLoss, FusionTimer, RMSNorm, SwiGLU, redistribute
 
@@ -176,6 +176,22 @@ def test_compiled_on_dtensors(pg) -> None:
         (normed.to_local().square().sum() + total.to_local().square().sum()).backward()
         found.append([normed, total, *(t.grad for t in (*leaves, *norm.parameters()))])
     assert_equal([t.detach() for t in found[1]], [t.detach() for t in found[0]])
+
+
+def test_a_sync_batch_norm_compiled(pg) -> None:
+    """Which makes a mesh of the process group where it is first called, or compiled."""
+    x, dy = (normal(pg, 3, 4, 5, seed=pg.rank + k) for k in (1, 100))
+    for is_first in (True, False):
+        compiled, module = (nn.SyncBatchNorm(4, device=pg.device) for _ in range(2))
+        if not is_first:
+            compiled(x), module(x)
+        torch._dynamo.reset()
+        found = []
+        for norm, call in ((module, module), (compiled, torch.compile(compiled, fullgraph=True, backend="aot_eager"))):
+            given = x.clone().requires_grad_()
+            result = call(given)
+            found.append([result, *torch.autograd.grad(result, [given, *norm.parameters()], dy), *norm.buffers()])
+        assert_equal(*([t.detach() for t in made] for made in found))
 
 
 def test_uneven_local_tensors_compiled(pg) -> None:

@@ -73,7 +73,7 @@ def ranks_trial() -> Finding | None:
         x.set_device_mesh(mesh)
         x.outer_split(1, mesh.size)
         x.axis(1).parallelize(ParallelType.mesh_x)
-    full = torch.arange(256, dtype=torch.float64).reshape(4, 64)
+    full = torch.arange(256, dtype=torch.float64, device="cpu").reshape(4, 64)
     (found,) = fd.execute([mesh.shard_tensor(full, 1)])
     difference = _difference(found, full.sum(1))
     finalize()

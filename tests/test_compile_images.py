@@ -1,0 +1,245 @@
+"""Images in channels-last between convolutions: copies that are left out, what asks for an order, pools' gradients."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from compile_graphs import check, graph_of, listed
+from torch._inductor import inductor_prims
+from torch.fx import GraphModule, Node
+
+from shardfuse.compile import channels_last
+from shardfuse.compile.channels_last import is_image_in_channels_last, keep_channels_last
+from shardfuse.compile.graph_pass import hand_over
+from shardfuse.compile.pool_op import take_pools
+from shardfuse.compile.random_op import channels_last_strides
+
+F = torch.nn.functional
+aten = torch.ops.aten
+CLONE = aten.clone.default
+CONVOLUTION = aten.convolution.default
+
+
+def numbers(*shape: int, seed: int = 0, last: bool = False) -> torch.Tensor:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+    return x.to(memory_format=torch.channels_last) if last else x
+
+
+def group_norm(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """As on a GPU: of a contiguous image, by its groups."""
+    y = x.contiguous().reshape(len(x), groups, x.shape[1] // groups, -1)
+    var, mean = torch.var_mean(y, [2, 3], correction=0, keepdim=True)
+    return ((y - mean) * torch.rsqrt(var + 1e-5)).reshape(x.shape)
+
+
+def block(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A loss, and what its backward reads."""
+    y = F.conv2d(x, w, padding=1)
+    z = F.silu(group_norm(y, 4))
+    return F.conv2d(z, v, padding=1).pow(2).mean(), z
+
+
+def visible(gm: GraphModule, *places: int) -> GraphModule:
+    """Of its results only these are the caller's."""
+    (output,) = gm.graph.find_nodes(op="output")
+    output.meta["user_visible_output_idxs"] = list(places)
+    return gm
+
+
+def run_alike(gm: GraphModule, f: Callable[..., tuple[torch.Tensor, ...]], given: list[torch.Tensor]) -> None:
+    gm.graph.lint()
+    gm.recompile()
+    torch.manual_seed(0)
+    found = listed(gm(*given))
+    torch.manual_seed(0)
+    for mine, expected in zip(found, f(*given), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=2e-5, atol=2e-5)
+
+
+def blocks_inputs(*, last: bool) -> list[torch.Tensor]:
+    return [numbers(2, 3, 6, 6, last=last), numbers(8, 3, 3, 3, last=last), numbers(8, 8, 3, 3, seed=1, last=last)]
+
+
+def images_read(gm: GraphModule) -> list[bool]:
+    """Of each convolution, is its image in channels-last?"""
+    read = [n.args[0] for n in gm.graph.find_nodes(op="call_function", target=CONVOLUTION)]
+    return [is_image_in_channels_last(n.meta["val"]) for n in read if isinstance(n, Node)]
+
+
+@pytest.mark.parametrize("take", ["none", "all"])
+def test_the_copy_before_a_group_norm_is_left_out(take: str) -> None:
+    given = blocks_inputs(last=True)
+    gm = visible(graph_of(block, given), 0)
+    assert images_read(gm) == [True, False]
+    if take == "none":
+        assert keep_channels_last(gm.graph) == 1
+    else:
+        hand_over(gm.graph, "all")
+    assert not gm.graph.find_nodes(op="call_function", target=CLONE)
+    assert images_read(gm) == [True, True]
+    run_alike(gm, block, given)
+
+
+def test_a_result_that_the_caller_sees_keeps_its_order() -> None:
+    given = blocks_inputs(last=True)
+    gm = graph_of(block, given)
+    assert keep_channels_last(gm.graph) == 0
+    run_alike(gm, block, given)
+
+
+def test_an_op_that_asks_for_an_order_keeps_it() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.conv2d(x, w, padding=1).contiguous()
+        return (y.reshape(2, -1).cumsum(1),)
+
+    given = blocks_inputs(last=True)[:2]
+    gm = visible(graph_of(f, given), 0)
+    assert keep_channels_last(gm.graph) == 0
+
+
+def test_a_view_that_would_be_a_copy_keeps_the_order() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.conv2d(x, w, padding=1).contiguous()
+        return ((y.reshape(2, -1) @ v).sum(),)
+
+    given = [*blocks_inputs(last=True)[:2], numbers(288, 5)]
+    gm = visible(graph_of(f, given), 0)
+    assert keep_channels_last(gm.graph) == 0
+
+
+def test_random_numbers_are_drawn_in_the_order_in_which_they_are_read() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, seed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = group_norm(F.conv2d(x, w, padding=1), 4)
+        mask = inductor_prims.random(list(y.shape), seed, "rand") > 0.25
+        return F.conv2d(mask * y, v, padding=1).pow(2).mean(), mask
+
+    given = [*blocks_inputs(last=True), torch.tensor(7)]
+    gm = visible(graph_of(f, given), 0)
+    assert keep_channels_last(gm.graph) == 1
+    assert images_read(gm) == [True, True]
+    (mask,) = gm.graph.find_nodes(op="call_function", target=aten.gt.Scalar)
+    assert is_image_in_channels_last(mask.meta["val"])
+    run_alike(gm, f, given)
+
+
+def turned_anywhere(convolution: Node) -> bool:
+    x, w = convolution.args[:2]
+    assert isinstance(x, Node)
+    assert isinstance(w, Node)
+    return x.meta["val"].is_contiguous() and not is_image_in_channels_last(w.meta["val"])
+
+
+def large_inputs() -> list[torch.Tensor]:
+    return [numbers(2, 3, 16, 16), numbers(8, 3, 3, 3), numbers(8, 8, 3, 3, seed=1)]
+
+
+def test_contiguous_images_of_convolutions_are_turned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels_last, "_is_turned", turned_anywhere)
+    given = large_inputs()
+    gm = visible(graph_of(block, given), 0)
+    assert keep_channels_last(gm.graph) == 3, "two weights and the first image"
+    assert images_read(gm) == [True, True]
+    run_alike(gm, block, given)
+
+
+def test_what_stays_contiguous_leaves_convolutions_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.conv2d(x, w, padding=1)
+        y = y.reshape(2, -1).cumsum(1).reshape(y.shape)
+        return (F.conv2d(y, v, padding=1).pow(2).mean(),)
+
+    monkeypatch.setattr(channels_last, "_is_turned", turned_anywhere)
+    given = large_inputs()
+    gm = visible(graph_of(f, given), 0)
+    before = str(gm.graph)
+    assert keep_channels_last(gm.graph) == 0
+    assert str(gm.graph) == before
+    small = blocks_inputs(last=False)
+    gm = visible(graph_of(block, [numbers(1, 3, 4, 4), *small[1:]]), 0)
+    assert keep_channels_last(gm.graph) == 0, "weights are larger than images"
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(12, 4), (20, 2), (8, 8)])
+def test_a_group_s_variance_is_taken_by_channel_first(channels: int, groups: int) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.reshape(len(x), groups, channels // groups, -1)
+        return (*torch.var_mean(y, [2, 3], correction=0, keepdim=True), *torch.var_mean(y, [2, 3], correction=0))
+
+    x = numbers(3, channels, 5, 7, last=True) + 5 + torch.arange(channels)[:, None, None] * 0.25
+    (region,) = check(f, [x], n=6)
+    assert ("dims=[3]" in region.program) == (channels > groups), "pixels by channel, then channels"
+    (plain,) = check(f, [x.contiguous()], n=6)
+    assert "dims=[3]" not in plain.program
+
+
+# --- pools -------------------------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_a_max_pool_is_one_op() -> None:
+    def f(g: torch.Tensor, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices.default(
+            offsets, [3, 3], [9, 7], [2, 2], [1, 1], [1, 1]
+        )
+        return aten.max_pool2d_with_indices_backward.default(g, x, [3, 3], [2, 2], [1, 1], [1, 1], False, indices)
+
+    x = numbers(2, 4, 9, 7, last=True)
+    pooled, offsets = torch.ops.prims._low_memory_max_pool_with_offsets.default(
+        x, [3, 3], [2, 2], [1, 1], [1, 1], False
+    )
+    given = [numbers(*pooled.shape, seed=3, last=True), x, offsets.contiguous(memory_format=torch.channels_last)]
+    gm = graph_of_backward(f, given)
+    assert take_pools(gm.graph) == 0, "on a CPU only if all are asked for"
+    assert take_pools(gm.graph, only_gpu=False) == 1
+    gm.recompile()
+    leaf = x.clone().requires_grad_()
+    F.max_pool2d(leaf, 3, 2, 1).backward(given[0])
+    assert leaf.grad is not None
+    (found,) = listed(gm(*given))
+    torch.testing.assert_close(found, leaf.grad)
+    assert list(found.stride()) == channels_last_strides(found.shape)
+
+
+def graph_of_backward(f: Callable[..., object], given: list[torch.Tensor]) -> GraphModule:
+    """Without decompositions, one of which adds windows up in float32 on a CPU."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(lambda *x: f(*x), tracing_mode="fake")(*given)
+
+
+KERNEL = """
+import torch
+from shardfuse.compile.pool_op import _added, run_pool
+
+cases = [(2, 5, 8, 8, 3, 2, 1), (1, 130, 9, 7, 3, 2, 1), (1, 3, 8, 9, 2, 2, 0), (2, 4, 7, 7, 3, 1, 1)]
+cases += [(1, 8, 10, 11, 5, 3, 2), (1, 8, 11, 12, 2, 3, 0)]
+for dtype in (torch.float32, torch.bfloat16):
+    for n, c, h, w, k, s, p in cases:
+        torch.manual_seed(0)
+        x = torch.randn(n, c, h, w)
+        y, indices = torch.nn.functional.max_pool2d(x, k, s, p, return_indices=True)
+        g = torch.randn_like(y).to(dtype).contiguous(memory_format=torch.channels_last)
+        rows, columns = (torch.arange(m) * s - p for m in y.shape[2:])
+        offsets = (indices // w - rows[:, None]) * k + indices % w - columns
+        offsets = offsets.to(torch.int8).contiguous(memory_format=torch.channels_last)
+        pool = [n, c, h, w], [k, k], [s, s], [p, p]
+        (found,) = run_pool(g, offsets, *pool)
+        assert found.is_contiguous(memory_format=torch.channels_last) and found.dtype is dtype
+        leaf = x.double().requires_grad_()
+        torch.nn.functional.max_pool2d(leaf, k, s, p).backward(g.double())
+        other = x.double().requires_grad_()
+        torch.nn.functional.max_pool2d(other, k, s, p).backward(g.double().abs())
+        near = 2.0 ** -8 if dtype is torch.bfloat16 else 2.0 ** -22
+        assert ((found.double() - leaf.grad).abs() <= near * other.grad).all(), (dtype, n, c, h, w, k, s, p)
+        assert torch.equal(_added(g, offsets.long(), *pool).to(dtype), found)
+"""
+
+
+def test_the_kernel_of_a_pool_s_gradient() -> None:
+    env = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
+    run = subprocess.run([sys.executable, "-c", KERNEL], env=env, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
