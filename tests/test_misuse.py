@@ -261,7 +261,7 @@ def test_memory_does_not_grow_with_the_sizes_that_were_seen(monkeypatch: pytest.
 
 
 def test_no_table_of_a_module_grows_without_bound() -> None:
-    """But for those that hold one thing, or one for each driver, folder, device, stream, op, type or function of ours."""
+    """But for those that hold one thing, or one for each driver, folder, device, stream, op, type, or our functions."""
     for module in pkgutil.walk_packages(shardfuse.__path__, "shardfuse."):
         if not module.name.endswith((".__main__", ".simulate", ".torchtitan_norms")):
             importlib.import_module(module.name)
