@@ -148,7 +148,7 @@ def test_contiguous_images_of_convolutions_are_turned_once(monkeypatch: pytest.M
 
 
 def test_the_gradient_of_a_weight_of_one_pixel_has_the_weights_strides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of its axes of one element say nothing, but torch compares them, and cuDNN gives others than it was said."""
+    """Those of its axes of one element say nothing, but torch compares them, and cuDNN has others than it was said."""
 
     def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = F.conv2d(x, w, padding=1)

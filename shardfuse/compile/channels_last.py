@@ -85,7 +85,7 @@ def keep_channels_last(graph: Graph) -> int:
 
 
 def _give_strides(graph: Graph, output: Node, asked: Mapping[Node, Any]) -> None:
-    """Give gradients of weights of one pixel the strides that they had: with images in channels-last cuDNN gives others.
+    """Give gradients of weights of one pixel the strides that they had: with images in channels-last cuDNN has others.
 
     Strides of axes of one element say nothing, and no metadata has them, but DistributedDataParallel compares a
     gradient's with its weight's.
