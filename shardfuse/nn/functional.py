@@ -24,6 +24,7 @@ from ..ir.promises import Promises
 from . import traced
 from .activation import SwiGLU
 from .activation_functions import Activation
+from .embedding import embedding as embedding
 from .functional_losses import cross_entropy as cross_entropy
 from .functional_losses import linear_cross_entropy as linear_cross_entropy
 from .functional_losses import log_prob as log_prob
