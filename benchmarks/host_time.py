@@ -144,7 +144,7 @@ def cases(dim: int, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype) 
         return torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
 
     norm = AddRMSNorm(
-        dim, bias=True, mesh=mesh, input=Partial(), residual=Shard(1), output=Replicate(), output_grad=Partial(),
+        dim, bias=True, mesh=mesh, input=Partial(), residual=Shard(0), output=Replicate(), output_grad=Partial(),
         parameters="local",
     ).to(device)  # fmt: skip
     replicated = AddRMSNorm(dim, mesh=mesh, input=Partial(), output=Replicate(), parameters="local").to(device)
@@ -153,9 +153,9 @@ def cases(dim: int, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype) 
     tables = rotary.tables(torch.arange(sequence, device=device))
     heads = [tensor(batch, 4, sequence, 128) for _ in range(2)]
     return {
-        "AddRMSNorm, sequence": (norm, [tensor(batch, sequence, dim), tensor(batch, sequence // ranks, dim)]),
+        "AddRMSNorm, sequence": (norm, [tensor(sequence, batch, dim), tensor(sequence // ranks, batch, dim)]),
         "AddRMSNorm, replicated": (replicated, [tensor(sequence, dim), tensor(sequence, dim)]),
-        "SwiGLU": (swiglu, [tensor(batch, sequence, 8 * dim // ranks)]),
+        "SwiGLU": (swiglu, [tensor(sequence, batch, 8 * dim // ranks)]),
         "RotaryEmbedding": (rotary, [*heads, *tables]),
     }
 

@@ -1,7 +1,8 @@
 """The main job's model in plain torch, tensor and sequence parallel by functional collectives, as Megatron orders them.
 
 Between matmuls the sequence is sharded: all-gather, column-parallel matmul, row-parallel matmul, reduce-scatter, add,
-norm.  The loss is a cross entropy over a sharded vocabulary.  Nothing in it is shardfuse's: it is what a training
+norm.  It is the first dim, as Megatron has it, so that nothing is copied for a collective.  The loss is a cross entropy
+over a sharded vocabulary.  Nothing in it is shardfuse's: it is what a training
 script has without, eager or under ``torch.compile``.
 """
 
@@ -83,15 +84,15 @@ class PlainModel(torch.nn.Module):
         return [self.norm_weight, *norms]
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """tokens, targets: [batch, sequence], the same on every rank."""
+        """tokens, targets: [batch, sequence], the same on every rank; activations: [sequence, batch, dim]."""
         ranks, rank = dist.get_world_size(), dist.get_rank()
-        whole = functional.embedding(tokens, self.embedding).to(self.dtype)
+        whole = functional.embedding(tokens.t(), self.embedding).to(self.dtype)
         residual = Part.apply(whole, rank, ranks)
         x = gather(norm(residual, self.norm_weight))
         for block in self.blocks:
             x, residual = block(x, residual, self.rotary)
         logits = linear(x, self.head).flatten(0, 1)
-        return VocabularyParallelLoss.apply(logits, targets.flatten(), rank * logits.shape[1])
+        return VocabularyParallelLoss.apply(logits, targets.t().flatten(), rank * logits.shape[1])
 
     def reduce_small_gradients(self) -> None:
         """One all-reduce for the gradients of all norms, which each rank has of its part of the sequence."""
@@ -107,21 +108,21 @@ class Part(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rank: int, ranks: int) -> Tensor:
-        return x.chunk(ranks, 1)[rank].contiguous()
+        return x.chunk(ranks, 0)[rank].contiguous()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return collectives.all_gather_tensor(gradient.contiguous(), 1, dist.group.WORLD), None, None
+        return collectives.all_gather_tensor(gradient.contiguous(), 0, dist.group.WORLD), None, None
 
 
 def gather(x: Tensor) -> Tensor:
-    """[batch, sequence / ranks, dim] -> [batch, sequence, dim]; gradients are reduce-scattered."""
-    return collectives.all_gather_tensor_autograd(x, 1, dist.group.WORLD)
+    """[sequence / ranks, batch, dim] -> [sequence, batch, dim]; gradients are reduce-scattered."""
+    return collectives.all_gather_tensor_autograd(x, 0, dist.group.WORLD)
 
 
 def scatter(x: Tensor) -> Tensor:
-    """Partial sums [batch, sequence, dim] -> this rank's part of their sum; gradients are gathered."""
-    return collectives.reduce_scatter_tensor_autograd(x, "sum", 1, dist.group.WORLD)
+    """Partial sums [sequence, batch, dim] -> this rank's part of their sum; gradients are gathered."""
+    return collectives.reduce_scatter_tensor_autograd(x, "sum", 0, dist.group.WORLD)
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -135,9 +136,9 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 def attention(x: Tensor, qkv: Tensor, out: Tensor, rotary: Tensor) -> Tensor:
     """As `lm_model.Block` has it.  qkv: [3 * heads * head_dim, dim]; out: [dim, heads * head_dim]."""
     projected = linear(x, qkv).unflatten(-1, (3, -1, 2 * rotary.shape[-1]))
-    q, k, v = projected.permute(2, 0, 3, 1, 4)
+    q, k, v = projected.permute(2, 1, 3, 0, 4)  # each [batch, heads, sequence, head_dim]
     mixed = functional.scaled_dot_product_attention(rotate(q, rotary), rotate(k, rotary), v, is_causal=True)
-    return linear(mixed.transpose(1, 2).flatten(2), out)
+    return linear(mixed.permute(2, 0, 1, 3).flatten(2), out)
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from .reshard import everywhere, per_call
 from .workload import Case
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from lm_model import LanguageModel, ModelConfig, UnshardedLanguageModel
+from lm_model import LanguageModel, ModelConfig, sharded_dim
 
 OWN, EAGER = "shardfuse", "torch, eager"
 STEPS = (
@@ -50,8 +50,8 @@ SHAPES = {
     4096: (4, 1, 4096, 128_256),
 }
 """By dim: layers, sequences in a batch, tokens in a sequence, classes."""
-TRAINED, RATE = 8, 0.1
-"""Steps over which losses are compared, and their rate."""
+TRAINED, RATE = 50, 0.005
+"""Steps over which losses are compared, and their rate; from a rate of 0.02 on roundings grow from step to step."""
 PROFILED, GAPS = 3, 8
 """Steps of which a trace is taken, and how many of the largest gaps are printed."""
 ROUNDING = 2.0**-8
@@ -114,15 +114,18 @@ class _Sized:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         generator = torch.Generator().manual_seed(0)
         tokens, targets = (torch.randint(classes, (batch, sequence), generator=generator).to(device) for _ in range(2))
-        own, weights = _own_model(config, device, dtype)
-        return _Sized(dim, config, dtype, device, tokens, targets, own.rotary, weights)
+        own = LanguageModel(config, DeviceMesh(range(dist.get_world_size()))).to(device)
+        return _Sized(dim, config, dtype, device, tokens, targets, own.rotary, _drawn(own, config))
 
     def __str__(self) -> str:
         tokens = " x ".join(map(str, self.tokens.shape))
         return f"dim {self.dim}, {self.config.layers} layers, {tokens} tokens, {self.config.vocabulary} classes"
 
     def own(self, wrap: Wrap = _as_it_is) -> Step:
-        model, _ = _own_model(self.config, self.device, self.dtype)
+        model = LanguageModel(self.config, DeviceMesh(range(dist.get_world_size()))).to(self.device)
+        model.dtype = self.dtype
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(self.weights[name])
         return _step(model, wrap(model), self.tokens, self.targets)
 
     def plain(
@@ -261,17 +264,17 @@ def _in_a_graph(step: Step) -> Step:
     return Step(step.model, replay)
 
 
-def _own_model(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype
-) -> tuple[LanguageModel, dict[str, torch.Tensor]]:
-    """The sharded model, and this rank's pieces of its weights."""
-    mesh = DeviceMesh(range(dist.get_world_size()))
-    own = LanguageModel(config, mesh).to(device)
-    own.dtype = dtype
-    whole = UnshardedLanguageModel(config, seed=0)
-    own.load_unsharded({name: w.detach().to(device) for name, w in whole.named_parameters()})
-    pieces = {name: getattr(p, "to_local", lambda p=p: p)().detach() for name, p in own.named_parameters()}
-    return own, pieces
+def _drawn(model: LanguageModel, config: ModelConfig) -> dict[str, torch.Tensor]:
+    """This rank's weights, drawn where they are as `UnshardedLanguageModel` draws all; what is replicated is alike."""
+    weights = dict[str, torch.Tensor]()
+    for k, (name, parameter) in enumerate(model.named_parameters()):
+        weight = torch.full_like(parameter, 1.0 if name.endswith("weight") else 0.0)
+        if weight.ndim > 1:
+            rank = 0 if sharded_dim(name) is None else dist.get_rank()
+            scale = (2 * config.layers) ** -0.5 if name.endswith((".out", ".down")) else 1.0
+            weight.normal_(std=0.02 * scale, generator=torch.Generator(weight.device).manual_seed(1000 * k + rank))
+        weights[name] = weight
+    return weights
 
 
 def _step(

@@ -1,8 +1,9 @@
 """A decoder-only transformer over bytes, twice: sharded over a device mesh, and whole in plain torch.
 
 The sharded one is tensor parallel in the blocks and sequence parallel between them.  A rank holds some attention heads
-and some columns of the MLP, whose matmuls leave partial sums [batch, sequence, dim]; `AddRMSNorm` reduces those onto
+and some columns of the MLP, whose matmuls leave partial sums [sequence, batch, dim]; `AddRMSNorm` reduces those onto
 the rank's part of the sequence, adds bias and residual, norms, and gathers the whole sequence for the next matmul.
+The sequence is the first dim, so that a rank's part of it is one piece of memory, which is sent as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shardfuse.nn import (
     bucket_gradients,
     redistribute,
 )
-from shardfuse.nn.functional import linear
+from shardfuse.nn.functional import embedding, linear
 
 # The dim along which a parameter is sharded, by the last part of its name; all others are replicated.
 SHARDED_DIM = {"qkv": 1, "out": 1, "gate_up": 1, "down": 1, "head": 0, "gate_bias": 0, "up_bias": 0}
@@ -64,7 +65,7 @@ class Block(torch.nn.Module):
         self.gate_up = parameter(2 * hidden, config.dim)
         self.down = parameter(config.dim, hidden)
         # Of this rank's heads, which needs no other rank; their gradients come as what the matmul made, in one tensor.
-        self.turn = RotaryEmbedding(config.head_dim, packed=(heads, heads))
+        self.turn = RotaryEmbedding(config.head_dim, packed=(heads, heads), batch_first=False)
         # Weights of matmuls are plain tensors here, this rank's pieces, and optimisers want one kind of them.
         self.swiglu = SwiGLU(config.hidden, bias=True, mesh=mesh, input=Shard(-1), parameters="local")
         self.attention_norm, self.mlp_norm = (
@@ -73,7 +74,7 @@ class Block(torch.nn.Module):
                 bias=True,
                 mesh=mesh,
                 input=Partial(),  # what a row-parallel matmul leaves
-                residual=Shard(1),  # [batch, sequence, dim]: the sequence
+                residual=Shard(0),  # [sequence, batch, dim]: the sequence
                 output=Replicate(),  # what a column-parallel matmul takes
                 output_grad=Partial(),
                 parameters="local",
@@ -82,13 +83,13 @@ class Block(torch.nn.Module):
         )
 
     def forward(self, x: Tensor, residual: Tensor, rotary: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """x: [batch, sequence, dim], normed; residual: [batch, sequence / ranks, dim] -> those of the next block.
+        """x: [sequence, batch, dim], normed; residual: [sequence / ranks, batch, dim] -> those of the next block.
 
         rotary: cosines and sines, [sequence, head_dim / 2] each.
         """
         cos, sin = rotary
-        mixed = attended(*self.turn(linear(x, self.qkv), cos=cos, sin=sin))
-        x, residual = self.attention_norm(linear(mixed, self.out), residual)
+        mixed = attended(*self.turn(linear(x, self.qkv), cos=cos, sin=sin))  # [batch, heads, sequence, head_dim]
+        x, residual = self.attention_norm(linear(mixed.permute(2, 0, 1, 3).flatten(2), self.out), residual)
         gate_and_up = linear(x, self.gate_up)
         return self.mlp_norm(linear(self.swiglu(gate_and_up), self.down), residual)
 
@@ -102,7 +103,7 @@ class LanguageModel(torch.nn.Module):
         self.sizes = sizes_of(config)
         self.embedding = parameter(config.vocabulary, config.dim)
         self.norm = RMSNorm(
-            config.dim, mesh=mesh, input=Shard(1), output=Replicate(), output_grad=Partial(), parameters="local"
+            config.dim, mesh=mesh, input=Shard(0), output=Replicate(), output_grad=Partial(), parameters="local"
         )
         self.blocks = torch.nn.ModuleList(Block(config, mesh) for _ in range(config.layers))
         self.head = parameter(config.vocabulary // mesh.size, config.dim)
@@ -114,13 +115,13 @@ class LanguageModel(torch.nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """tokens, targets: [batch, sequence], the same on every rank -> the mean loss, the same on every rank."""
-        x = functional.embedding(tokens, self.embedding)
-        residual = redistribute(x, self.mesh, Replicate(), Shard(1), dtype=self.dtype, timer=self.timer)
+        x = embedding(tokens.t(), self.embedding, self.dtype)
+        residual = redistribute(x, self.mesh, Replicate(), Shard(0), timer=self.timer)
         x = self.norm(residual)
         rotary = self.rotary.unbind(0)
         for block in self.blocks:
             x, residual = block(x, residual, rotary)
-        return self.loss(linear(x, self.head), targets)
+        return self.loss(linear(x, self.head), targets.t())
 
     @torch.no_grad()
     def load_unsharded(self, weights: dict[str, Tensor]) -> None:
@@ -165,7 +166,7 @@ class UnshardedBlock(torch.nn.Module):
         projected = plain_linear(x, self.qkv.flatten(0, 2)).unflatten(-1, self.qkv.shape[:3])
         q, k, v = projected.unbind(2)  # each [batch, sequence, heads, head_dim]
         by_heads = [t.transpose(1, 2) for t in (rotate(q, rotary), rotate(k, rotary), v)]
-        mixed = plain_linear(attended(*by_heads), self.out.flatten(1))
+        mixed = plain_linear(attended(*by_heads).transpose(1, 2).flatten(2), self.out.flatten(1))
         residual = residual + mixed + self.attention_norm["input_bias"]
         x = rms_norm(residual, self.attention_norm["weight"])
         gate, up = plain_linear(x, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
@@ -202,9 +203,8 @@ class UnshardedLanguageModel(torch.nn.Module):
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention of [batch, heads, sequence, head_dim] -> [batch, sequence, heads * head_dim]."""
-    mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)  # stored as the queries are
-    return mixed.transpose(1, 2).flatten(2)
+    """Causal attention of [batch, heads, sequence, head_dim], whose result is stored as the queries are."""
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def sizes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -69,6 +69,8 @@ another on a GPU, or depends on the number of elements:
 - an integer tensor beside one of a narrow float is converted to float32, in which both are computed, where torch on a
   CPU rounds it to the narrow type first: 0 of Half times 2**40 is 0, but NaN of torch on a CPU, as it is infinite in
   Half;
+- `pow` of integers by a negative number is the whole part of the quotient (1, -1 or 0; 0 of 0), where torch raises;
+- `imag` of a real tensor is zeros, where torch raises; `any` and `all` of UInt8 are Bool, where torch has uint8;
 - `erfcinv` of less than 1e-7 is what it should be, where torch, which has `erfinv(1 - x)`, gives infinity;
 - shifts by less than 0 or by the type's bits and more are what torch's `bitwise_left_shift` and `bitwise_right_shift`
   give; `logical_right_shift` shifts by nothing, or everything out.

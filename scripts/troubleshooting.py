@@ -21,6 +21,7 @@ SOURCES = {
     "rank_errors.py": "Ranks that wait for each other",
     "errors.py": "Definitions, meshes and runs",
     "module_errors.py": "Modules",
+    "compile/compile_errors.py": "torch.compile",
     "optim/optim_errors.py": "Optimiser steps",
 }
 
@@ -35,6 +36,9 @@ shardfuse is a fault of shardfuse: please report it with `fd.repro_script_for(in
 In a job of several ranks, read the message of the rank that is named first: those of the others follow from it.
 `python -m shardfuse doctor` looks at the machine.
 """
+
+NOT_MET = ("ShardfuseError", "UntranslatableError")
+"""Classes that no user has as an error: the base, and reasons that compilation reads."""
 
 ADVICE = {
     "AlreadyInitializedError": "Call `initialize()` before anything else makes a process group, or leave it out and use the "
@@ -134,7 +138,7 @@ def page() -> str:
 
 
 def errors_of(tree: ast.Module) -> list[ast.ClassDef]:
-    return [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "ShardfuseError"]
+    return [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name not in NOT_MET]
 
 
 def message_of(error: ast.ClassDef) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .config import VERSION
@@ -16,6 +17,12 @@ from .mesh import DeviceMesh, ParallelType
 from .mesh.process import ProcessContext, finalize, initialize
 
 if TYPE_CHECKING:
+    from . import adapters as adapters
+    from . import collectives as collectives
+    from . import compat as compat
+    from . import compile as compile
+    from . import nn as nn
+    from . import optim as optim
     from .tools.simulation import simulate
 
 __version__ = VERSION
@@ -37,10 +44,19 @@ __all__ = [
 ]
 
 
+_MODULES = ("adapters", "collectives", "compat", "compile", "nn", "optim")
+
+
 def __getattr__(name: str) -> object:
-    """``simulate`` is imported when it is asked for: it brings torch's test groups along."""
+    """What is imported when it is first asked for: these modules, and ``simulate``, which brings test groups along."""
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     if name == "simulate":
         from shardfuse.tools.simulation import simulate
 
         return simulate
     raise AttributeError(f"module 'shardfuse' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, "simulate"})

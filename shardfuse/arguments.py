@@ -9,6 +9,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, Union, cast, get_args, get_origin
 
+import torch
+
 from .base_error import ShardfuseError
 
 T = TypeVar("T")
@@ -24,6 +26,7 @@ _NAMES: dict[Hint, str] = {
     bool: "True or False",
     str: "a string",
     types.NoneType: "None",
+    torch.Tensor: "a torch.Tensor",
 }
 _INPUTS = Sequence[object]
 """What a run is given: each is checked where it is bound to an input of the fusion, by whose name errors go."""
@@ -43,6 +46,27 @@ def checked(refuse: Refuse, methods: Sequence[str] = ()) -> Callable[[type[T]], 
         return decorated
 
     return decorate
+
+
+def misfit(
+    function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[str, object, str] | None:
+    """The first argument that the function's annotations do not allow, its value, and what is taken.
+
+    For calls that have failed: it costs those nothing that succeed.  None where all fit, or are too many or unknown.
+    """
+    signature = inspect.signature(function)
+    try:
+        given = signature.bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return None
+    for name, value in given.items():
+        parameter = signature.parameters[name]
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            hint = _evaluated(parameter.annotation, function)
+            if hint is not inspect.Parameter.empty and not _check_of(hint)(value):
+                return name, value, _expected(hint)
+    return None
 
 
 def _checked(said: str, function: Callable[..., Any], refuse: Refuse) -> Callable[..., Any]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from shardfuse.errors import EnvironmentVariableError, LaunchEnvironmentError
 
 VERSION = "0.1.0"
@@ -297,10 +299,15 @@ def _optional_integer(env: Mapping[str, str], name: str) -> int | None:
 
 
 def read_compiler_settings(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """What the environment says to Triton's compiler, sorted: other kernels may come of other settings."""
+    """What the environment says to Triton's compiler, sorted: other kernels may come of other settings.
+
+    Inductor names the assembler that comes with torch once it compiles, and not in a process that finds all compiled:
+    what one such process keeps the next one has to find.
+    """
     env = os.environ if environ is None else environ
     said = (f"{name}={value}" for name, value in env.items() if name.startswith(("TRITON_", "MLIR_", "LLVM_")))
-    return tuple(sorted(text for text in said if not text.startswith("TRITON_CACHE_DIR=")))
+    passed = "TRITON_CACHE_DIR=", f"TRITON_PTXAS_PATH={Path(torch.__file__).absolute().parent}{os.sep}"
+    return tuple(sorted(text for text in said if not text.startswith(passed)))
 
 
 def read_c_compiler(environ: Mapping[str, str] | None = None) -> str | None:

@@ -16,10 +16,17 @@ class PlacementError(ShardfuseError):
 
 
 class ModuleInputError(ShardfuseError):
-    """A tensor handed to a module of shardfuse.nn does not fit the module."""
+    """A tensor handed to a module of shardfuse.nn does not fit the module, or is none."""
 
     def __init__(self, module: str, argument: str, found: str, expected: str, advice: str) -> None:
         super().__init__(f"{module}: {argument} has {found}, expected {expected}: {advice}")
+
+    @classmethod
+    def of_type(cls, module: str, argument: str, found: object, expected: str) -> ModuleInputError:
+        """For what is no tensor, or not of the type that an argument is of."""
+        kind = type(found)
+        named = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+        return cls(module, argument, f"type {named}", expected, "pass one")
 
 
 class ModuleArgumentError(ShardfuseError):

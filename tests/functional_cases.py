@@ -113,7 +113,7 @@ CASES = {
         [ROWS, ROWS, VECTOR, VECTOR],
     ),
     "add_rms_norm": Case(
-        lambda x, r, w: functional.add_rms_norm(x, r, (16,), w),
+        lambda x, r, w: functional.add_rms_norm(x, r, (16,), w, 1e-6),
         lambda x, r, w: (theirs.rms_norm(r + x, (16,), w, 1e-6), r + x),
         [ROWS, ROWS, VECTOR],
     ),

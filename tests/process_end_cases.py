@@ -28,6 +28,20 @@ def define() -> FusionDefinition:
     return fd
 
 
+def leave_one_behind(rank: int, *, is_in_hand: bool) -> None:
+    """Rank 0 runs a program once more than rank 1, whose process groups, and their connections, outlive its program."""
+    mesh = DeviceMesh([0, 1])
+    kept["here"] = dist.group.WORLD if is_in_hand else mesh.to_torch("cpu")
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1])
+        fd.add_output(fd.ops.sum(x, [0]))
+        x.set_device_mesh(mesh)
+        x.outer_split(0, 2)
+        x.axis(0).parallelize(ParallelType.mesh_x)
+    for _ in range(2 - rank):
+        fd.execute([torch.ones(2, 3)])
+
+
 def main(case: str, folder: Path) -> None:
     world = initialize(timeout=600 if case.startswith("left") else 60)
     if world.rank == 1:
@@ -58,26 +72,12 @@ def main(case: str, folder: Path) -> None:
         finalize()
         os.kill(os.getpid(), signal.SIGTERM)
     if case.startswith("left"):
-        leave_with_groups(case, world.rank)
+        leave_one_behind(world.rank, is_in_hand=case == "left_with_a_group_in_hand")
         return
     print(f"rank {world.rank} says this without an end of line", end="")
     if world.rank == 1:
         define().execute([torch.ones(2, 3), torch.ones(4)])
     time.sleep(100)
-
-
-def leave_with_groups(case: str, rank: int) -> None:
-    """Each keeps process groups, whose connections stay open with them, past the end of the program."""
-    mesh = DeviceMesh([0, 1])
-    kept["here"] = dist.group.WORLD if case == "left_with_a_group_in_hand" else mesh.to_torch("cpu")
-    with FusionDefinition() as fd:
-        x = fd.define_tensor([-1, -1])
-        fd.add_output(fd.ops.sum(x, [0]))
-        x.set_device_mesh(mesh)
-        x.outer_split(0, 2)
-        x.axis(0).parallelize(ParallelType.mesh_x)
-    for _ in range(2 - rank):
-        fd.execute([torch.ones(2, 3)])
 
 
 if __name__ == "__main__":

@@ -82,6 +82,13 @@ def test_settings_of_the_compiler() -> None:
     assert read_compiler_settings(environment) == ("LLVM_C=3", "MLIR_A=2", "TRITON_B=1")
 
 
+def test_the_assembler_that_inductor_names_when_it_compiles_is_no_setting() -> None:
+    """A process that finds its graphs compiled does not name it, and looks for the same kernels."""
+    of_torch = Path(torch.__file__).parent / "bin" / "ptxas"
+    assert read_compiler_settings({"TRITON_PTXAS_PATH": str(of_torch)}) == ()
+    assert read_compiler_settings({"TRITON_PTXAS_PATH": "/my/ptxas"}) == ("TRITON_PTXAS_PATH=/my/ptxas",)
+
+
 def test_the_half_that_was_used_last_stays() -> None:
     cache: LRUCache[int, str] = LRUCache(8)
     for k in range(100):

@@ -147,6 +147,28 @@ def test_contiguous_images_of_convolutions_are_turned_once(monkeypatch: pytest.M
     run_alike(gm, block, given)
 
 
+def test_the_gradient_of_a_weight_of_one_pixel_has_the_weights_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of its axes of one element say nothing, but torch compares them, and cuDNN has others than it was said."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.conv2d(x, w, padding=1)
+        z = F.conv2d(y, v)
+        once, none = [1, 1], [0, 0]
+        given = (z, y, v, None, once, none, once, False, none, 1, [False, True, False])
+        return z.pow(2).mean(), aten.convolution_backward(*given)[1]
+
+    monkeypatch.setattr(channels_last, "_is_turned", turned_anywhere)
+    given = [*large_inputs()[:2], numbers(8, 8, 1, 1)]
+    gm = graph_of(f, given)
+    assert keep_channels_last(gm.graph) == 2
+    assert images_read(gm) == [True, True]
+    run_alike(gm, f, given)
+    (output,) = gm.graph.find_nodes(op="output")
+    gradient = output.args[0][1]
+    assert gradient.target is aten.as_strided.default
+    assert gradient.args[1:] == ([8, 8, 1, 1], [8, 1, 1, 1])
+
+
 def test_what_stays_contiguous_leaves_convolutions_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = F.conv2d(x, w, padding=1)

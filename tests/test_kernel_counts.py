@@ -255,13 +255,13 @@ def test_statistics_in_place() -> None:
     assert fd.last_trace().count("copy_all(") == 1
 
 
-@pytest.mark.parametrize(("columns", "copies"), [(1024, 0), (65536, 1), (262144, 1)])
-def test_a_stream_of_which_rows_are_read_ahead_is_copied(columns: int, copies: int) -> None:
-    """A late team reads a row while it writes the one before: what it adds to is not written over."""
+@pytest.mark.parametrize("columns", [1024, 65536, 262144])
+def test_a_stream_of_which_rows_are_read_ahead_is_written_over(columns: int) -> None:
+    """A late team reads a row while it writes the one before: both are its own."""
     with FusionDefinition() as fd:
         x, stream = (fd.define_tensor([-1, columns], dtype=DataType.BFloat16, contiguity=True) for _ in range(2))
         total = fd.ops.add(x, stream)
         mean = fd.ops.mean(fd.ops.mul(total, total), [1], keepdim=True)
         fd.add_output(total, stream)
         fd.add_output(fd.ops.mul(total, fd.ops.rsqrt(fd.ops.add(mean, 1e-6))))
-    assert fd.explain(sizes={x: (256, columns), stream: (256, columns)}).copies == copies
+    assert fd.explain(sizes={x: (256, columns), stream: (256, columns)}).copies == 0

@@ -424,7 +424,7 @@ CALL_REFUSALS: dict[str, Refusal] = {
         "up has dtype torch.bfloat16, expected torch.float32, the dtype of gate: cast one",
     ),
     "a weight of another kind": (
-        lambda: RMSNorm(8, dtype=torch.float8_e4m3fn)(X),
+        lambda: RMSNorm(8).to(torch.float8_e4m3fn)(X),
         ModuleInputError,
         "weight has dtype torch.float8_e4m3fn, expected one of torch.float64",
     ),

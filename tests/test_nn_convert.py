@@ -238,6 +238,19 @@ class GatedRMSNorm(LlamaRMSNorm):
         return super().forward(x if gate is None else x * gate)
 
 
+class ScaledRMSNorm(LlamaRMSNorm):
+    """By a number that the caller may change later."""
+
+    scale: float
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
 LEFT: dict[str, tuple[nn.Module, str]] = {
     "dropout, a function": (DropoutMLP(nn.SiLU(), None), "in training"),
     "dropout, a child": (DropoutMLP(nn.SiLU(), nn.Dropout(0.5)), "dropout"),
@@ -250,6 +263,10 @@ LEFT: dict[str, tuple[nn.Module, str]] = {
     "other dims": (
         OtherRMSNorm(lambda m, x, r: (x * r.to(x.dtype) if x.ndim < 4 else x.flip(1)) * m.weight), "in 4 dims",
     ),
+    "one row": (
+        OtherRMSNorm(lambda m, x, r: x * r.to(x.dtype) * m.weight * (2 if x.shape[-2] == 1 else 1)), "another result",
+    ),
+    "a scale of 1": (ScaledRMSNorm(8), "its forward reads scale, which"),
     "a gate": (GatedRMSNorm(8), "one tensor alone"),
 }  # fmt: skip
 

@@ -12,8 +12,10 @@ from module_cases import FLOATS
 from torch import Tensor
 from torch.nn import functional as theirs
 
+from benchmarks.roundings import assert_near
 from shardfuse.errors import ModuleArgumentError, ModuleInputError
-from shardfuse.nn import LinearCrossEntropyLoss, functional
+from shardfuse.nn import AddRMSNorm, LinearCrossEntropyLoss, functional, quantized
+from shardfuse.nn.default_eps import rms_norm_eps
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -143,3 +145,19 @@ def test_compiled_for_any_size() -> None:
         torch.testing.assert_close(
             loss(x, w, target, **options), functional.linear_cross_entropy(x, w, target, **options)
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+def test_an_eps_that_is_left_out_is_torchs_in_every_function(dtype: torch.dtype) -> None:
+    """Rows of which the mean square is no larger than it."""
+    x = (1e-4 * torch.randn(3, 8, generator=torch.Generator().manual_seed(1))).to(dtype)
+    wide = theirs.rms_norm(x.double(), (8,), eps=rms_norm_eps(dtype))
+    for normed in (
+        functional.rms_norm(x, (8,)),
+        functional.add_rms_norm(x, torch.zeros_like(x), (8,))[0],
+        AddRMSNorm(8, eps=None, dtype=dtype)(x, torch.zeros_like(x))[0],
+    ):
+        assert_near(normed, wide, theirs.rms_norm(x, (8,)))
+    if dtype != torch.float64:
+        one, other = quantized.rms_norm(x, (8,)), quantized.add_rms_norm(x, torch.zeros_like(x), (8,))[0]
+        assert torch.equal(one.scales, other.scales)

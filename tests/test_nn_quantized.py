@@ -30,7 +30,7 @@ FUNCTIONS: dict[str, tuple[Function, Function, int, int]] = {
         lambda x, w, b: functional.layer_norm(x, w.shape, w, b), 1, 2,
     ),
     "add_rms_norm": (
-        lambda x, r, w, **o: quantized.add_rms_norm(x, r, w.shape, w, **o),
+        lambda x, r, w, **o: quantized.add_rms_norm(x, r, w.shape, w, 1e-6, **o),
         lambda x, r, w: functional.rms_norm(x + r, w.shape, w, 1e-6), 2, 1,
     ),
     "add_layer_norm": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -171,18 +172,30 @@ def test_bad_inputs() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("packed", "options"), [((4, 4), {}), ((4, 2), {"interleaved": True}), ((3, 1), {"rotary_dim": 8})]
+    ("packed", "options"),
+    [
+        ((4, 4), {}),
+        ((4, 2), {"interleaved": True}),
+        ((3, 1), {"rotary_dim": 8}),
+        ((4, 2), {"batch_first": False}),
+    ],
 )
-def test_packed_heads(packed: tuple[int, int], options: dict[str, object], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("positions", [torch.arange(5), torch.tensor([[0, 1, 2, 3, 4], [7, 8, 9, 0, 1]])])
+def test_packed_heads(
+    packed: tuple[int, int], options: dict[str, Any], dtype: torch.dtype, positions: torch.Tensor
+) -> None:
     """What one matmul makes of queries, keys and values: the three as attention takes them, and one gradient."""
     heads, keys = packed
-    module, apart = (RotaryEmbedding(16, packed=p, heads_dim=d, **options) for p, d in ((packed, 1), (None, 2)))
+    batch_first, others = options.get("batch_first", True), {k: v for k, v in options.items() if k != "batch_first"}
+    module, apart = RotaryEmbedding(16, packed=packed, **options), RotaryEmbedding(16, heads_dim=2, **others)
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(2, 5, (heads + 2 * keys) * 16, generator=generator, dtype=torch.float64).to(dtype)
-    cos, sin = module.tables(torch.arange(5))
+    x = x if batch_first else x.transpose(0, 1).contiguous()
+    cos, sin = module.tables(positions)
     found, wanted = x.clone().requires_grad_(), x.clone().requires_grad_()
     results = module(found, cos=cos, sin=sin)
-    query, key, value = wanted.unflatten(-1, (-1, 16)).split([heads, keys, keys], 2)
+    by_batch = wanted if batch_first else wanted.transpose(0, 1)
+    query, key, value = by_batch.unflatten(-1, (-1, 16)).split([heads, keys, keys], 2)
     expected = [t.transpose(1, 2) for t in (*apart(query, key, cos, sin), value)]
     for result, right in zip(results, expected, strict=True):
         assert torch.equal(result, right)
@@ -191,8 +204,9 @@ def test_packed_heads(packed: tuple[int, int], options: dict[str, object], dtype
     torch.autograd.backward(expected, gradients)
     assert torch.equal(found.grad, wanted.grad)
     with torch.no_grad():
-        for result, right in zip(module(x), expected, strict=True):
+        for result, right in zip(module(x, positions=positions), expected, strict=True):
             assert torch.equal(result, right)
+    torch.compiler.reset()  # each of these modules is compiled anew
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)(x, cos=cos, sin=sin)
     for result, right in zip(compiled, expected, strict=True):
         assert torch.equal(result, right)
@@ -219,9 +233,13 @@ def test_packed_heads_that_are_refused() -> None:
         RotaryEmbedding(16, packed=(4,))
     with pytest.raises(ModuleArgumentError, match="heads_dim=2"):
         RotaryEmbedding(16, packed=(4, 2), heads_dim=2)
+    with pytest.raises(ModuleArgumentError, match="batch_first"):
+        RotaryEmbedding(16, batch_first=False)
     module = RotaryEmbedding(16, packed=(4, 2))
     with pytest.raises(ModuleInputError, match=r"\[batch, sequence, 8 \* 16\]"):
         module(torch.ones(2, 5, 6 * 16))
+    with pytest.raises(ModuleInputError, match=r"\[sequence, batch, 8 \* 16\]"):
+        RotaryEmbedding(16, packed=(4, 2), batch_first=False)(torch.ones(5, 2, 6 * 16))
     with pytest.raises(ModuleInputError, match="as the query holds all heads"):
         module(torch.ones(2, 5, 8 * 16), torch.ones(2, 5, 16))
 

@@ -84,7 +84,7 @@ class Emitter:
             elif tensor not in found and self.key(tensor, chunk) not in self.values:
                 expr = self.producer.get(tensor)
                 read = expr.tensors if expr is not None and not self.is_reduction(expr) else ()
-                own = read[1:] if expr is not None and isinstance(expr.op, Pick) else read
+                own = read[1:2] if expr is not None and isinstance(expr.op, Pick) else read
                 todo += [(tensor, True), *((t, False) for t in reversed(own))]
         return list(found)
 
@@ -181,15 +181,17 @@ class Emitter:
 
     def pick(self, expr: Expr, chunk: Chunk) -> tuple[Text, Text]:
         """One element of each row, and whether there is one: loaded and computed by itself."""
-        (x, at), (one, hit) = expr.tensors, expr.outputs
+        (x, at, *counting), (one, hit) = expr.tensors, expr.outputs
         index = self.value(at, chunk)
+        for whole in counting:
+            _, self.starts[f"start_{whole}"] = self.tile.index_strides(self.producer[whole])
+            index = self.assign(f"{hit}_index", f"{index.text} - start_{whole}", DataType.Int, index.has_x, False)
         below = f"{index.text} < {self.tile.r_total}" if self.schedule.is_held else f"{R_SIZE} > {index.text}"
         text = f"({index.text} >= 0) & ({below})"
         self.values[hit, ""] = found = self.assign(str(hit), text, DataType.Bool, index.has_x, False)
         alone = Chunk(f"_at_{at}", None, 1, True, found.text, block=1, index=index.text)
         self.load_needed([x], alone)
-        value = self.value(x, alone)
-        self.values[one, ""] = picked = replace(value, has_r=False)
+        self.values[one, ""] = picked = replace(self.value(x, alone), has_r=False)
         return picked, found
 
     def cast(self, expr: Expr, source: Text) -> tuple[str, DataType, bool]:

@@ -68,6 +68,8 @@ def keep_channels_last(graph: Graph) -> int:
 
     The nodes' metadata say the new strides.
     """
+    output = next(iter(graph.find_nodes(op="output")))
+    asked = {n: n.meta["val"] for n in _seen(output) if isinstance(n.meta.get("val"), torch.Tensor)}
     turned = _turn_convolutions(graph)
     copies = [n for n in graph.nodes if _is_copy_of_image(n)]
     values: Values = {}
@@ -77,7 +79,30 @@ def keep_channels_last(graph: Graph) -> int:
         if found is not None:
             values, gone = found, [*gone, copy]
     _commit(graph, values, gone)
+    if turned + len(gone):
+        _give_strides(graph, output, asked)
     return turned + len(gone)
+
+
+def _give_strides(graph: Graph, output: Node, asked: Mapping[Node, Any]) -> None:
+    """Give gradients of weights of one pixel the strides that they had: with images in channels-last cuDNN has others.
+
+    Strides of axes of one element say nothing, and no metadata has them, but DistributedDataParallel compares a
+    gradient's with its weight's.
+    """
+    for n in _seen(output):
+        if n in asked and _is_gradient_of_one_pixel(n):
+            with graph.inserting_before(output):
+                view = graph.call_function(aten.as_strided.default, (n, list(asked[n].shape), list(asked[n].stride())))
+            view.meta["val"] = asked[n]
+            output.replace_input_with(n, view)
+
+
+def _is_gradient_of_one_pixel(n: Node) -> bool:
+    if n.target is not operator.getitem or n.args[1] != 1:
+        return False
+    shape = n.meta["val"].shape
+    return _source(n).target is aten.convolution_backward.default and all(known(k) == 1 for k in shape[2:])
 
 
 def is_image_in_channels_last(value: object) -> bool:

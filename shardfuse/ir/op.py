@@ -221,7 +221,10 @@ class Statistic(BaseOp):
 
 @dataclass(frozen=True)
 class Pick(BaseOp):
-    """Inside of one kernel: of each row of the first input the element at the second, and whether there is one."""
+    """Inside of one kernel: of each row of the first input the element at the second, and whether there is one.
+
+    Of a sharded axis the third input is the iota that counts its elements through all ranks.
+    """
 
     name: ClassVar[str] = "pick"
 

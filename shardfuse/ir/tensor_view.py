@@ -249,6 +249,7 @@ class TensorView:
     def reschedule(self, method: str, **changes: Any) -> None:
         """Swap the domain for one with these fields changed by ``method``, and remember who asked.
 
+        What ``outer_split``, ``parallelize`` and the others are made of: a program calls those.
         Raises ``ScheduleError`` once the fusion has been run.
         """
         if self.is_closed:

@@ -81,6 +81,7 @@ class BatchNorm(ChannelNorm):
         self.affine, self.track_running_stats, self._input = affine, track_running_stats, placement
         self.weight = self.make_parameter("weight", num_features, 1.0, device, dtype) if affine else None
         self.bias = self.make_parameter("bias", num_features, 0.0, device, dtype) if affine else None
+        self.check_own_dtype(dtype)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         tracked = track_running_stats
         self.register_buffer("running_mean", torch.zeros(num_features, **where) if tracked else None)
@@ -260,7 +261,8 @@ class SyncBatchNorm(BatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         # What new_group() returns on ranks that are not in the group is no group: there it is a BatchNorm.
         is_outside = dist.is_available() and process_group == dist.GroupMember.NON_GROUP_MEMBER
-        if not (process_group is None or is_outside or isinstance(process_group, dist.ProcessGroup)):
+        is_group = process_group is None or isinstance(process_group, dist.ProcessGroup)
+        if not (is_group or is_outside):
             expected = "a group of torch.distributed, or None for all ranks"
             raise ModuleArgumentError("SyncBatchNorm", "process_group", process_group, expected)
         self.process_group: Any = process_group

@@ -20,9 +20,9 @@ from .gelu import GELU
 from .group_norm import GroupNorm
 from .layer_norm import LayerNorm
 from .norm import RMSNorm
-from .promising import promise
+from .promising import check_model, promise
 from .softmax import LogSoftmax, Softmax
-from .trial import Case, why_other
+from .trial import Case, attributes_read, why_other
 
 log = logging.getLogger("shardfuse.nn.convert")
 
@@ -86,7 +86,9 @@ def convert(model: Module, *, invariant: Invariant = None) -> Conversion:
     difference.  Other attributes are copied.  Each replacement and each module that was left is logged (logger
     "shardfuse.nn.convert"), and stands in the result, whose ``undo()`` puts everything back.
     ``invariant``: what the replacements promise (``promise``).
+    Raises ArgumentError for a model that is no module, and DefinitionError.
     """
+    check_model("convert", model)
     replaced: list[Replacement] = []
     left: list[Left] = []
     known: dict[int, Found] = {}
@@ -282,16 +284,20 @@ def _rms_norm_like(module: Module) -> Found:
     for offset in (0.0, 1.0):
         try:
             reason = why_other(module, partial(_normed, eps, offset), size, _CASES, 1.0)
+            read = attributes_read(module, size) if reason is None else []
         except Exception as error:  # noqa: BLE001 the caller's code may raise anything; the reason is reported
             return f"it failed on random numbers: {error}"
         if reason is None:
+            further = [name for name in read if name not in ("variance_epsilon", "eps")]
+            if further:
+                return f"its forward reads {', '.join(further)}, which an RMSNorm would not follow"
             return RMSNorm(size, eps, zero_centered=offset == 1.0, device="meta")
         reasons.append(reason)
     return f"it computes something else than an RMSNorm: {_furthest(reasons)}"
 
 
 _CASES = (
-    Case((3,)), Case((2, 3), 1e-4), Case((2, 2, 3), 1e6),
+    Case((1,)), Case((2, 1)), Case((3,)), Case((2, 3), 1e-4), Case((2, 2, 3), 1e6),
     Case((3,), dtype=torch.bfloat16), Case((2, 3), dtype=torch.float16),
 )  # fmt: skip
 

@@ -24,12 +24,12 @@ from ..ir.promises import Promises
 from . import traced
 from .activation import SwiGLU
 from .activation_functions import Activation
-from .default_eps import rms_norm_eps
+from .embedding import embedding as embedding
 from .functional_losses import cross_entropy as cross_entropy
 from .functional_losses import linear_cross_entropy as linear_cross_entropy
 from .functional_losses import log_prob as log_prob
 from .functional_losses import log_prob_and_entropy as log_prob_and_entropy
-from .functional_norms import Function, batch_normed, group_normed, norm_of_rows
+from .functional_norms import Function, batch_normed, group_normed, norm_of_rows, rms_eps
 from .functional_promises import Accumulate, kept_module, said
 from .gated import GeGLU
 from .gelu import GELU, Approximation, gelu_activation
@@ -52,10 +52,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """torch.nn.functional.rms_norm."""
     promises = said("rms_norm", invariant, accumulate)
-    if eps is None:
-        Function("rms_norm").check_plain(input=input)
-        eps = rms_norm_eps(input.dtype)
     parameters = {"weight": weight, "bias": None, "input_bias": None}
+    eps = rms_eps("rms_norm", eps, input)
     return norm_of_rows("rms_norm", input, normalized_shape, parameters, eps, centered=False, promises=promises)[0]
 
 
@@ -116,10 +114,12 @@ def add_layer_norm(
     accumulate: Accumulate = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The LayerNorm of residual + input, and that sum."""
-    said("add_layer_norm", invariant, accumulate)
-    return dropout_add_norm(
-        input, residual, normalized_shape, weight, bias, eps=eps, invariant=invariant, accumulate=accumulate
+    parameters = {"weight": weight, "bias": bias, "input_bias": None}
+    promises = said("add_layer_norm", invariant, accumulate)
+    normed, total = norm_of_rows(
+        "add_layer_norm", input, normalized_shape, parameters, eps, centered=True, residual=residual, promises=promises
     )
+    return normed, total
 
 
 def add_rms_norm(
@@ -127,16 +127,19 @@ def add_rms_norm(
     residual: torch.Tensor,
     normalized_shape: Sequence[int],
     weight: torch.Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float | None = None,
     *,
     invariant: Invariant = None,
     accumulate: Accumulate = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The RMSNorm of residual + input, and that sum."""
-    said("add_rms_norm", invariant, accumulate)
-    return dropout_add_norm(
-        input, residual, normalized_shape, weight, norm="rms", eps=eps, invariant=invariant, accumulate=accumulate
-    )
+    """The RMSNorm of residual + input, and that sum.  eps: as of ``rms_norm``, for the dtype of ``input``."""
+    parameters = {"weight": weight, "bias": None, "input_bias": None}
+    promises = said("add_rms_norm", invariant, accumulate)
+    normed, total = norm_of_rows(
+        "add_rms_norm", input, normalized_shape, parameters, rms_eps("add_rms_norm", eps, input),
+        centered=False, residual=residual, promises=promises,
+    )  # fmt: skip
+    return normed, total
 
 
 def group_norm(

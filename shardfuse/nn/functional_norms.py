@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
-from ..errors import ModuleInputError, PromiseError
+from ..errors import ArgumentError, ModuleInputError, PromiseError
 from ..ir.promises import Promises
 from . import traced
 from .activation_functions import Activation
 from .channel_norm import channels_last, channels_second, is_channels_last
+from .default_eps import rms_norm_eps
 from .functional_promises import kept_module
 from .norm_of_function import (
     VECTORS,
@@ -36,9 +38,33 @@ class Function:
     def check_plain(self, **tensors: torch.Tensor | None) -> None:
         """Raise ModuleInputError for a dtype that is not computed in."""
         for argument, tensor in tensors.items():
-            if tensor is not None and tensor.dtype not in _SUPPORTED:
-                expected = "float64, float32, bfloat16 or float16"
-                raise self.refuse(argument, f"dtype {tensor.dtype}", expected)
+            try:
+                if tensor is not None and tensor.dtype not in _SUPPORTED:
+                    raise self._refuse_dtype(argument, tensor)
+            except AttributeError:
+                raise self.refuse_type(argument, tensor) from None
+
+    def shape_of(self, argument: str, tensor: torch.Tensor) -> torch.Size:
+        """Raise ModuleInputError for what is no tensor."""
+        try:
+            return tensor.shape
+        except AttributeError:
+            raise self.refuse_type(argument, tensor) from None
+
+    def sizes(self, argument: str, given: Sequence[int]) -> tuple[int, ...]:
+        """A shape that a caller has said.  Raises ArgumentError."""
+        try:
+            return tuple(given)
+        except TypeError:
+            raise ArgumentError(self.name, argument, given, "a list of sizes") from None
+
+    def _refuse_dtype(self, argument: str, tensor: torch.Tensor) -> ModuleInputError:
+        if not isinstance(cast("object", tensor), torch.Tensor):  # NumPy's arrays have a dtype too
+            return self.refuse_type(argument, tensor)
+        return self.refuse(argument, f"dtype {tensor.dtype}", "float64, float32, bfloat16 or float16")
+
+    def refuse_type(self, argument: str, found: object) -> ModuleInputError:
+        return ModuleInputError.of_type(self.name, argument, found, "a torch.Tensor")
 
     def refuse(self, argument: str, found: str, expected: str) -> ModuleInputError:
         return ModuleInputError(self.name, argument, found, expected, "pass one that fits")
@@ -46,8 +72,21 @@ class Function:
     def shaped(self, parameters: Parameters, shape: Sequence[int]) -> None:
         """Raise ModuleInputError for a parameter of another shape."""
         for name, tensor in parameters.items():
-            if tensor is not None and tuple(tensor.shape) != tuple(shape):
-                raise self.refuse(name, f"shape {tuple(tensor.shape)}", f"{tuple(shape)}")
+            try:
+                if tensor is not None and tuple(tensor.shape) != tuple(shape):
+                    raise self.refuse(name, f"shape {tuple(tensor.shape)}", f"{tuple(shape)}")
+            except AttributeError:
+                raise self.refuse_type(name, tensor) from None
+
+
+def rms_eps(name: str, eps: float | None, input: torch.Tensor) -> float:
+    """What is added to the mean square: torch's own number for the input's dtype where eps is None."""
+    if eps is not None:
+        return eps
+    function = Function(name)
+    function.shape_of("input", input)
+    function.check_plain(input=input)
+    return rms_norm_eps(input.dtype)
 
 
 def norm_of_rows(
@@ -63,9 +102,10 @@ def norm_of_rows(
     promises: Promises | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """(normed[, new residual]).  parameters: "weight", "bias" and "input_bias", each a tensor or None."""
-    shape, function = tuple(normalized_shape), Function(name)
+    function = Function(name)
+    shape = function.sizes("normalized_shape", normalized_shape)
     dims = len(shape)
-    if not dims or tuple(x.shape[-dims:]) != shape:
+    if not dims or tuple(function.shape_of("input", x)[-dims:]) != shape:
         raise function.refuse("input", f"shape {tuple(x.shape)}", f"{shape} as its last dims")
     function.shaped(parameters, shape)
     function.shaped({"residual": residual}, x.shape)
@@ -98,6 +138,7 @@ def group_normed(
 ) -> torch.Tensor:
     """x: [batch, channels, ...] -> the same shape, dtype and memory format."""
     function = Function("group_norm")
+    function.shape_of("input", x)
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
         raise function.refuse("input", f"shape {tuple(x.shape)}", f"[batch, channels, ...] with {groups} whole groups")
     function.shaped(parameters, x.shape[1:2])
@@ -124,9 +165,10 @@ def batch_normed(
     if promises is not None and promises.batch and not by_kept:
         found = "batch_norm norms each row by the mean and variance of the whole batch in training"
         raise PromiseError(str(promises), found, "pass training=False, or take group_norm")
+    function.shape_of("input", x)
     if x.ndim < 2:
         raise function.refuse("input", f"{x.ndim} dims", "[batch, channels, ...]")
-    if not by_kept and x.numel() == x.shape[1]:
+    if not by_kept and math.prod(x.shape) == x.shape[1]:
         raise function.refuse("input", f"shape {tuple(x.shape)}, one value per channel", "more in training")
     names = ("running_mean", "running_var")
     function.shaped({**parameters, **dict(zip(names, kept, strict=False))}, x.shape[1:2])
@@ -150,6 +192,8 @@ def _both(function: Function, parameters: Parameters) -> tuple[torch.Tensor, ...
     weight, bias = parameters["weight"], parameters["bias"]
     if weight is None and bias is None:
         return ()
+    if weight is None or bias is None:
+        function.check_plain(**parameters)
     if weight is None:
         assert bias is not None
         weight = torch.ones_like(bias, requires_grad=False)

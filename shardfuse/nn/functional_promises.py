@@ -33,7 +33,7 @@ def kept_module(make: Callable[P, M]) -> Callable[Concatenate[Promises | None, P
     def module(kept: tuple[bool, ...], *arguments: P.args, **options: P.kwargs) -> M:
         made = make(*arguments, **options)
         for part in made.modules():
-            vars(part)["_made_at"] = ()  # errors name the line of the call alone: the first call made the module
+            vars(part)["made_at"] = ()  # errors name the line of the call alone: the first call made the module
             if isinstance(part, PromisingModule):
                 part.promises = Promises(*kept) if any(kept) else None
         return made

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 
-from ..errors import ModuleInputError, PlacementError, ShardfuseError
-from ..executor.agreement import failures_told
+from ..errors import ModuleInputError
 from ..executor.aliasing import apart
 from ..executor.plain_arguments import waited
 from ..executor.uncompiled import uncompiled
@@ -24,13 +23,14 @@ from .fusion_run import FusionRun
 from .output_shapes import OutputShapes
 from .placement import TensorPlacement
 from .promising import PromisingModule
+from .refused_calls import refuse
 from .saved_versions import Watched, check_behind, check_unchanged, watch
 from .second_derivatives import Once, apply_of_c
 from .settings import Setting, printed
 from .shaping import Shaping
 from .tensor_kinds import is_traced, is_wrapped, metadata_of, modes
 from .timer import FusionTimer
-from .transforms import check_no_tangent, check_no_transform, check_one_gradient
+from .transforms import check_no_tangent, check_no_transform, check_not_traced, check_one_gradient
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -39,7 +39,8 @@ Take = Callable[[torch.Tensor], torch.Tensor]
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 """Types of tensors that are handed to a fusion as they are."""
 
-_SUPPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+SUPPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""What modules compute with."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ class FusedModule(PromisingModule):
     def __init__(self) -> None:
         super().__init__()
         line = caller_line(in_modules=True)
-        self._made_at = () if line is None else (f"{line}  # {type(self).__name__}",)
+        self.made_at = () if line is None else (f"{line}  # {type(self).__name__}",)
         self._bound: dict[Hashable, BoundOp | None] = {}
         self.described: dict[Hashable, BoundOp] = {}
         """The settings of tensors that are passed as text to an op of torch's."""
@@ -248,11 +249,8 @@ class FusedModule(PromisingModule):
             tensors = (named.pop(self.input_name), *tensors)
         try:
             return super().__call__(*tensors, **named)
-        except ShardfuseError as error:
-            error.at(self._made_at)
-            if isinstance(error, ModuleInputError | PlacementError):
-                with failures_told(() if self.mesh is None else self.mesh.ranks):
-                    raise
+        except Exception as error:
+            refuse(self, error, tensors, named)
             raise
 
     def settings(self) -> dict[str, object]:
@@ -340,6 +338,7 @@ class FusedModule(PromisingModule):
     def _bind(
         self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None
     ) -> BoundOp | None:
+        check_not_traced()
         takes = [self.take(t) for t in tensors]
         local = [t if take is None else take(t.detach()) for t, take in zip(tensors, takes, strict=True)]
         entered = local if shaping is None else shaping.enter(local)
@@ -363,15 +362,15 @@ class FusedModule(PromisingModule):
 
     def check_dtype(self, argument: str, tensor: torch.Tensor) -> DataType:
         """The tensor's dtype.  Raises ModuleInputError unless it is one of the four that fusions compute norms in."""
-        if tensor.dtype not in _SUPPORTED:
-            expected = f"one of {', '.join(map(str, _SUPPORTED))}"
+        if tensor.dtype not in SUPPORTED:
+            expected = f"one of {', '.join(map(str, SUPPORTED))}"
             raise ModuleInputError(type(self).__name__, argument, f"dtype {tensor.dtype}", expected, "cast it")
         return DataType.from_torch(tensor.dtype)
 
     def check_plain(self, **tensors: torch.Tensor | None) -> None:
         """As ``check_dtype``, of tensors that are not handed to a fusion."""
         for argument, tensor in tensors.items():
-            if tensor is not None and tensor.dtype not in _SUPPORTED:
+            if tensor is not None and tensor.dtype not in SUPPORTED:
                 self.check_dtype(argument, tensor)
 
     def check_size(self, argument: str, tensor: torch.Tensor, dim: int, expected: int) -> None:

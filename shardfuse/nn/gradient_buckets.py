@@ -26,6 +26,7 @@ from ..executor.launch import queue_on
 from ..frontend.detection import has_dtensor
 from ..mesh import DeviceMesh
 from .parameters import ParameterModule
+from .promising import check_model
 from .redistribution import redistribute
 from .row_norm import RowNorm
 from .second_derivatives import Once
@@ -48,6 +49,7 @@ def bucket_gradients(model: torch.nn.Module) -> int:
     parameters, of rows that ranks do not divide, and of parameters that something put in the place of those that the
     model has now, as FSDP does.
     """
+    check_model("bucket_gradients", model)
     found: dict[_Key, list[tuple[RowNorm, str]]] = {}
     meshes: dict[_Key, DeviceMesh] = {}
     for module in dict.fromkeys(m for m in model.modules() if isinstance(m, RowNorm)):

@@ -120,7 +120,7 @@ def _forward(spec: LogProbSpec) -> FusionDefinition:
         weights = fd.ops.exp(shifted)
         total = fd.ops.sum(weights, [-1], keepdim=True)
         log_sum = fd.ops.log(total)
-        chosen = fd.ops.max(fd.ops.where(of_target, logits, -math.inf), [-1], keepdim=True)
+        chosen = fd.ops.sum(fd.ops.where(of_target, logits, 0.0), [-1], keepdim=True)
         found = [fd.ops.sub(fd.ops.sub(chosen, maximum), log_sum)]
         if spec.entropy:
             # A class of no weight, a logit of minus infinity, adds nothing.

@@ -243,15 +243,16 @@ def _forward(spec: _Spec) -> FusionDefinition:
     """(logits, target) -> (loss[, strays], maximum, log_sum[, count]).  log_sum = log(sum(exp(logits - maximum))).
 
     maximum and log_sum are kept apart, since their sum is rounded to the maximum's size; a mean divides by the count.
-    The target's logit is found as a maximum over the classes, of which another rank may have the target.
+    The target's logit is found as a sum over the classes, in which all others count 0: kernels read that one element,
+    where it is this rank's.
     """
     with FusionDefinition() as fd:
         logits, target = logits_and_target(fd, spec)
         maximum = fd.ops.max(logits, [-1], keepdim=True)
         shifted = fd.ops.sub(logits, maximum)
         log_sum = fd.ops.log(fd.ops.sum(fd.ops.exp(shifted), [-1], keepdim=True))
-        chosen = fd.ops.where(is_target(fd, spec, target), logits, -math.inf)
-        chosen = fd.ops.max(chosen, [-1], keepdim=True)
+        chosen = fd.ops.where(is_target(fd, spec, target), logits, 0.0)
+        chosen = fd.ops.sum(chosen, [-1], keepdim=True)
         loss = fd.ops.sub(log_sum, fd.ops.sub(chosen, maximum))
         if spec.label_smoothing:
             even = fd.ops.sub(log_sum, fd.ops.mean(shifted, [-1], keepdim=True))

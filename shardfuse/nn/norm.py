@@ -137,7 +137,7 @@ class AddRMSNorm(_OfRootMeanSquare, ResidualNorm):
     def __init__(
         self,
         hidden_size: int | Sequence[int],
-        eps: float = 1e-6,
+        eps: float | None = 1e-6,
         bias: bool = False,
         *,
         elementwise_affine: bool = True,

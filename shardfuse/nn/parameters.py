@@ -23,7 +23,7 @@ from ..mesh import DeviceMesh, current_rank
 from ..mesh.groups import default_group
 from ..mesh.torch_mesh import torch_mesh_of
 from .dtensor_autograd import checked, local_of, local_traced, placements_of
-from .fused import PLAIN, FusedModule, Take
+from .fused import PLAIN, SUPPORTED, FusedModule, Take
 from .placement import TensorPlacement
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class ParameterModule(FusedModule):
 
         A ``size`` of several dims is that of a parameter of which no mesh dimension cuts any.
         """
+        self.check_own_dtype(dtype)
         whole = torch.full(
             size if isinstance(size, tuple) else (size,), value, device=device, dtype=dtype or torch.get_default_dtype()
         )
@@ -82,6 +83,12 @@ class ParameterModule(FusedModule):
                 advice = 'put the ranks in ascending order, or pass parameters="local"'
                 raise PlacementError(name, placements_of(self._parameter, 1), _unordered(self.mesh), advice)
         return torch.nn.Parameter(distributed(whole, self.mesh, self._parameter))
+
+    def check_own_dtype(self, dtype: torch.dtype | None) -> None:
+        """Raise ModuleArgumentError for a dtype of parameters and buffers that no call would take."""
+        if dtype is not None and dtype not in SUPPORTED:
+            expected = f"None, or one of {', '.join(map(str, SUPPORTED))}"
+            raise ModuleArgumentError(type(self).__name__, "dtype", dtype, expected)
 
     def parameter(self, name: str) -> torch.Tensor | None:
         """The attribute of this name, past ``torch.nn.Module.__getattr__``, which looks for it in three places."""

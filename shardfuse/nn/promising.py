@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 
+from ..errors import ArgumentError
 from ..frontend import FusionDefinition
 from ..frontend.promise_arguments import Invariant, promised
 from ..ir.promises import Promises
@@ -88,14 +89,21 @@ def _promising(fd: FusionDefinition, promises: Promises) -> FusionDefinition:
     return FusionDefinition.recording(fusion)
 
 
+def check_model(function: str, model: object) -> None:
+    """Raise ArgumentError for what is no module."""
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(function, "model", model, "a torch.nn.Module")
+
+
 def promise(
     model: torch.nn.Module, *, invariant: Invariant = None, accumulate: Literal["float32"] | None = None
 ) -> torch.nn.Module:
     """Have every module of shardfuse.nn in ``model`` promise this (``RMSNorm.promise``); gives ``model`` back.
 
     Modules of torch in it promise nothing: ``convert(model)`` first.  Warns (UserWarning) where no module promises
-    anything.  Raises DefinitionError.
+    anything.  Raises ArgumentError and DefinitionError.
     """
+    check_model("promise", model)
     said = promised("promise", invariant, accumulate)
     parts = [part for part in cast(Any, model).modules() if isinstance(part, PromisingModule)]
     for part in parts:

@@ -31,8 +31,7 @@ from torch import Tensor
 from ..errors import ModuleArgumentError
 from ..executor.uncompiled import uncompiled
 from . import quantizing_torch_ops as by_torch
-from .default_eps import rms_norm_eps
-from .functional_norms import Function
+from .functional_norms import Function, rms_eps
 from .fused import PLAIN
 from .quantizing_fusions import BLOCK, Quantization, Work, quantizing_fusion
 
@@ -73,9 +72,7 @@ def rms_norm(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Quantized:
     """Of torch.nn.functional.rms_norm's result; one axis is normed."""
-    if eps is None:
-        Function("rms_norm").check_plain(input=input)
-        eps = rms_norm_eps(input.dtype)
+    eps = rms_eps("rms_norm", eps, input)
     return _normed("rms_norm", {"input": input}, normalized_shape, weight, None, eps, scales, dtype)[0]
 
 
@@ -98,12 +95,13 @@ def add_rms_norm(
     residual: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float | None = None,
     *,
     scales: Scales = "row",
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> tuple[Quantized, Tensor]:
-    """Of the RMSNorm of residual + input; and that sum, in residual's dtype."""
+    """Of the RMSNorm of residual + input; and that sum, in residual's dtype.  eps: as of ``rms_norm``."""
+    eps = rms_eps("add_rms_norm", eps, input)
     made = _normed(
         "add_rms_norm", {"input": input, "residual": residual}, normalized_shape, weight, None, eps, scales, dtype
     )
@@ -167,6 +165,7 @@ def _gelu(name: str, approximate: str) -> Work:
 def _halves(name: str, gate: Tensor, up: Tensor | None) -> dict[str, Tensor]:
     if up is not None:
         return {"gate": gate, "up": up}
+    Function(name).shape_of("gate", gate)
     if gate.ndim == 0 or gate.shape[-1] % 2:
         found = "no axis" if gate.ndim == 0 else f"{gate.shape[-1]} features"
         raise Function(name).refuse("gate", found, "an even number: gate and up")
@@ -184,7 +183,9 @@ def _normed(
     scales: Scales,
     dtype: torch.dtype,
 ) -> tuple[Any, ...]:
-    shape, function, found = tuple(normalized_shape), Function(name), tuple(tensors["input"].shape)
+    function = Function(name)
+    shape = function.sizes("normalized_shape", normalized_shape)
+    found = tuple(function.shape_of("input", tensors["input"]))
     if len(shape) != 1 or found[-1:] != shape:
         raise function.refuse("input", f"shape {found}", f"one axis that is normed, the last one, of {shape}")
     vectors = {"weight": weight, "bias": bias}
@@ -248,6 +249,8 @@ def _check(
     dtype: torch.dtype,
 ) -> None:
     name, (argument, first) = function.name, next(iter(tensors.items()))
+    for other, tensor in tensors.items():
+        function.shape_of(other, tensor)
     shape = tuple(first.shape)
     if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
         raise ModuleArgumentError(name, "dtype", dtype, "torch.float8_e4m3fn or torch.float8_e5m2")

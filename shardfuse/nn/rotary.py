@@ -38,6 +38,7 @@ class RotaryEmbedding(FusedModule):
     packed: numbers of query heads and of key heads, where a call passes queries, keys and values as one tensor, heads
     of queries first, as one matmul makes them; the results are the three as attention takes them, and their gradient
     is one.  Without a mesh; of heads that are sharded, the numbers are those of this rank.
+    batch_first: False where what is packed has the sequence as its first dim, and the batch as its second one.
     mesh, input: on a mesh, where queries, keys and results live: Shard of batch, heads or sequence, or Replicate.
     Cosines and sines are computed in float32; the module has no parameters and an empty state dict.
     Raises PlacementError, ModuleArgumentError; a call raises ModuleInputError.  Source: Su et al. 2021.
@@ -49,6 +50,7 @@ class RotaryEmbedding(FusedModule):
     interleaved: Setting[bool] = Setting()
     heads_dim: Setting[int] = Setting()
     packed: Setting[tuple[int, int] | None] = Setting()
+    batch_first: Setting[bool] = Setting()
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class RotaryEmbedding(FusedModule):
         interleaved: bool = False,
         heads_dim: int = 1,
         packed: Sequence[int] | None = None,
+        batch_first: bool = True,
         mesh: DeviceMesh | None = None,
         input: Placements | None = None,
     ) -> None:
@@ -77,7 +80,9 @@ class RotaryEmbedding(FusedModule):
         if packed is not None and (mesh is not None or heads_dim != 1):
             found = f"{tuple(packed)} with " + ("a mesh" if mesh is not None else f"heads_dim={heads_dim}")
             raise ModuleArgumentError("RotaryEmbedding", "packed", found, "numbers of this rank's heads, and no more")
-        self.head_dim, self.base, self.rotary_dim = head_dim, base, turned
+        if packed is None and not batch_first:
+            raise ModuleArgumentError("RotaryEmbedding", "batch_first", batch_first, "True without packed=")
+        self.head_dim, self.base, self.rotary_dim, self.batch_first = head_dim, base, turned, batch_first
         self.packed = None if packed is None else (packed[0], packed[1])
         self.interleaved, self.mesh = interleaved, mesh
         self.heads_dim = heads_dim if packed is None else 2  # as a matmul leaves them
@@ -89,17 +94,17 @@ class RotaryEmbedding(FusedModule):
     def settings(self) -> dict[str, object]:
         turned = {"rotary_dim": self.rotary_dim, "interleaved": self.interleaved, "heads_dim": self.heads_dim}
         if self.packed is not None:
-            turned = {**turned, "heads_dim": 1, "packed": list(self.packed)}
+            turned = {**turned, "heads_dim": 1, "packed": list(self.packed), "batch_first": self.batch_first}
         return {"head_dim": self.head_dim, "base": self.base, **turned, "mesh": self.mesh, "input": self._input}
 
     def describe(self) -> None:
         super().describe()
-        apart = {name: value for name, value in self.settings().items() if name != "packed"}
+        apart = {name: value for name, value in self.settings().items() if name not in ("packed", "batch_first")}
         self.__dict__["_apart_text"] = printed({**apart, "heads_dim": self.heads_dim, **self.common_settings()})
 
     @property
     def _sequence_dim(self) -> int:
-        return 3 - self.heads_dim
+        return 3 - self.heads_dim if self.batch_first else 0
 
     def tables(self, positions: torch.Tensor) -> Tables:
         """positions: [..., sequence] -> cosines and sines, [..., sequence, rotary_dim / 2] of float32, on its device.
@@ -122,8 +127,9 @@ class RotaryEmbedding(FusedModule):
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """query, key: [batch, heads, sequence, head_dim] (or as ``heads_dim`` says), local -> both turned.
 
-        ``packed``: query is [batch, sequence, (heads + 2 * key heads) * head_dim], of queries, keys and values, and
-        there is no key -> (query, key, value), [batch, heads, sequence, head_dim] each, the first two turned.
+        ``packed``: query is [batch, sequence, (heads + 2 * key heads) * head_dim], of queries, keys and values, or
+        [sequence, batch, ...] where the batch is not first, and there is no key -> (query, key, value), [batch, heads,
+        sequence, head_dim] each, the first two turned.
 
         The key may have fewer heads, and may be left out: then the turned query is the result.
         cos, sin: [sequence, rotary_dim / 2] or [batch, sequence, rotary_dim / 2], local as the query is; with twice as
@@ -160,13 +166,14 @@ class RotaryEmbedding(FusedModule):
         if has_dtensor((x,)):
             raise PlacementError("query", cast("Any", x).placements, "packed heads", "pass to_local()")
         if x.ndim != 3 or x.shape[-1] != heads * self.head_dim:
-            expected = f"[batch, sequence, {heads} * {self.head_dim}]: the heads of queries, keys and values"
+            first = "batch, sequence" if self.batch_first else "sequence, batch"
+            expected = f"[{first}, {heads} * {self.head_dim}]: the heads of queries, keys and values"
             advice = "pass what one matmul makes of all three"
             raise ModuleInputError("RotaryEmbedding", "query", f"shape {tuple(x.shape)}", expected, advice)
         tables = self._tables_of(x, cos, sin, positions, None)
         if torch.compiler.is_compiling():
             return tuple(self.as_op((x, *tables), None, None))
-        return tuple(self.run((x, *tables), None, _packing(packed, self.head_dim)))
+        return tuple(self.run((x, *tables), None, _packing(packed, self.head_dim, self.batch_first)))
 
     def as_op(
         self, tensors: Sequence[torch.Tensor], unsharded: Sequence[int] | None, shaping: Shaping | None
@@ -186,7 +193,7 @@ class RotaryEmbedding(FusedModule):
             turned = self.library_op([query, key, cos, sin], self.__dict__["_apart_text"], None)[:2]
         else:
             turned = [traced.rotary(t, cos, sin, self.rotary_dim, interleaved=self.interleaved) for t in (query, key)]
-        return [t.transpose(1, 2) for t in (*turned, value)]
+        return [_heads_before(t, self.batch_first) for t in (*turned, value)]
 
     def _call(
         self,
@@ -282,8 +289,9 @@ class RotaryEmbedding(FusedModule):
             expected, advice = "one that requires none, as none is computed", f"pass {name}.detach()"
             raise ModuleInputError("RotaryEmbedding", name, "a gradient that is wanted", expected, advice)
         if query.ndim in (3, 4) and table.shape == (query.shape[self._sequence_dim], half):  # what most calls pass
-            rows, one = table.shape[0], self.heads_dim == 1
-            table = table.view(1, 1, rows, half) if one else table.view(1, rows, 1, half)
+            sizes = [1, 1, 1, half]
+            sizes[2 if self.heads_dim == 1 else self._sequence_dim] = table.shape[0]
+            table = table.view(sizes)
             return table.detach() if table.requires_grad else table
         if self.packed is None:
             self._check((query,))
@@ -291,11 +299,13 @@ class RotaryEmbedding(FusedModule):
         if table.ndim not in (2, 3) or table.shape[-1] not in (half, 2 * half):
             raise ModuleInputError("RotaryEmbedding", name, f"shape {tuple(table.shape)}", expected, "see tables()")
         table = table if table.ndim == 3 else table[None]
-        sizes = (query.shape[0], query.shape[self._sequence_dim])
+        batch_dim = 0 if self.batch_first else 1
+        sizes = (query.shape[batch_dim], query.shape[self._sequence_dim])
         if any(n not in (1, size) for n, size in zip(table.shape, sizes, strict=False)):
             raise ModuleInputError("RotaryEmbedding", name, f"shape {tuple(table.shape)}", expected, "see tables()")
         if table.shape[-1] == 2 * half:  # each angle is there twice
             table = table[..., ::2] if self.interleaved else table[..., :half]
+        table = table if self.batch_first else table.transpose(0, 1)
         return table.unsqueeze(self.heads_dim).detach()
 
     def extra_repr(self) -> str:
@@ -307,10 +317,20 @@ def _count(packed: tuple[int, int]) -> int:
     return packed[0] + 2 * packed[1]
 
 
+def _heads_before(x: torch.Tensor, batch_first: bool) -> torch.Tensor:
+    """[batch, sequence, heads, head_dim], or the first two the other way round -> as attention takes it."""
+    return x.transpose(1, 2) if batch_first else x.permute(1, 2, 0, 3)
+
+
+def _heads_behind(x: torch.Tensor, batch_first: bool) -> torch.Tensor:
+    """The way back."""
+    return x.transpose(1, 2) if batch_first else x.permute(2, 0, 1, 3)
+
+
 @lru_cache(maxsize=256)
-def _packing(packed: tuple[int, int], head_dim: int) -> Shaping:
+def _packing(packed: tuple[int, int], head_dim: int, batch_first: bool) -> Shaping:
     """[batch, sequence, features] <-> heads behind the sequence; the three -> [batch, heads, sequence, head_dim]."""
     sizes = [*packed, packed[1]]
     by_head = Reshaped(enter=lambda x: x.view(*x.shape[:-1], _count(packed), head_dim), leave=lambda x: x.flatten(-2))
-    heads_before = Reshaped(enter=lambda x: x.transpose(1, 2), leave=lambda x: x.transpose(1, 2))
-    return Shaping((by_head,), (heads_before,) * 3, parts=lambda x: x.split_with_sizes(sizes, 2))
+    before, behind = (partial(f, batch_first=batch_first) for f in (_heads_before, _heads_behind))
+    return Shaping((by_head,), (Reshaped(behind, before),) * 3, parts=lambda x: x.split_with_sizes(sizes, 2))

@@ -25,7 +25,17 @@ def check_one_gradient(gradients: Sequence[object]) -> None:
             raise TransformError("torch.autograd.grad(is_grads_batched=True), or vmap of a backward")
 
 
+_tracing_state: Any = cast("Any", torch._C)._get_tracing_state  # pyright: ignore[reportPrivateUsage]
 _forward: Any = cast("Any", forward_ad)
+
+
+def check_not_traced() -> None:
+    """Raise TransformError under torch.jit.trace, which would keep the results of one input.
+
+    Sizes are tensors there, so that nothing that was bound before is found, and binding asks.
+    """
+    if _tracing_state() is not None:
+        raise TransformError("torch.jit.trace")
 
 
 def check_no_tangent(tensors: Sequence[torch.Tensor]) -> None:

@@ -68,6 +68,26 @@ def why_other(module: Module, wanted: Wanted, features: int, cases: Sequence[Cas
     return None
 
 
+def attributes_read(module: Module, features: int) -> list[str]:
+    """Which attributes of its own, other than parameters and what every module has, the forward of ``module`` reads."""
+    read: dict[str, None] = {}
+    names = set(vars(module)) - set(vars(Module()))
+
+    def recorded(self: object, name: str) -> object:
+        if name in names:
+            read[name] = None
+        return object.__getattribute__(self, name)
+
+    with apart(), torch.no_grad():
+        trial = copy.deepcopy(module).to_empty(device="cpu").float()
+        kind = type(trial)
+        trial.__class__ = type(kind.__name__, (kind,), {"__getattribute__": recorded})
+        for rows in ((2, 3), (1, 1)):
+            for mode in (True, False):
+                trial.train(mode)(torch.ones(*rows, features, dtype=torch.float32))
+    return list(read)
+
+
 def _differs(module: Module, wanted: Wanted, given: torch.Tensor) -> str | None:
     vectors = [p.requires_grad_() for p in module.parameters() if p.ndim == 1]
     x = given.clone().requires_grad_()

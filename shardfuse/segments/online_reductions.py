@@ -133,22 +133,25 @@ class _Rewrite:
             return None
         condition, x = terms.tensors
         is_same = x.domain.logical == terms.output.domain.logical and x.dtype is second.output.dtype
-        index = self.picks(condition, second) if is_same else None
-        return None if index is None else _picked(second, index, x, cast(Scalar, terms.inputs[2]))
+        found = self.picks(condition, second) if is_same else None
+        return None if found is None else _picked(second, found, x, cast(Scalar, terms.inputs[2]))
 
-    def picks(self, condition: BoundTensor, second: Expr) -> BoundTensor | None:
-        """What the index along the row is compared with, which does not change along it."""
+    def picks(self, condition: BoundTensor, second: Expr) -> list[BoundTensor] | None:
+        """What the index along the row is compared with, which does not change along it; of a shard the index too."""
         equal, (axis, *more) = self.maker.get(condition), reduced_axes(second)
-        is_whole = axis == self.space.r and not more and condition.domain.logical == second.tensors[0].domain.logical
-        if equal is None or equal.op != Pointwise("eq") or not is_whole or len(equal.tensors) != 2:
+        is_alone = not more and condition.domain.logical == second.tensors[0].domain.logical
+        if equal is None or equal.op != Pointwise("eq") or not is_alone or len(equal.tensors) != 2:
             return None
         for index, wanted in (equal.tensors, equal.tensors[::-1]):
             made = made_by(index, self.maker)
             if made is None or not isinstance(made.op, Iota) or made.output.domain.logical != (axis,):
                 continue
-            counts = made.op.counting == (0, 1)
+            along = tuple(atom for d in made.output.domain.local_axes()[0] for atom in self.space.pieces[d])
+            counts = made.op.counting == (0, 1) and along == self.space.r
             types = made.output.dtype in _INDEX and wanted.dtype in _INDEX
-            return wanted if counts and types and not self.space.has_r(wanted) else None
+            if not counts or not types or self.space.has_r(wanted):
+                return None
+            return [wanted, made.output] if made.output.domain.mesh_digits else [wanted]
         return None
 
 
@@ -168,8 +171,8 @@ def _guarded(largest: BoundTensor, total: BoundTensor, second: Expr) -> list[Exp
     return [Expr(_EQ, (largest, lowest), (is_lowest,)), Expr(_WHERE, (is_lowest, zero, total), (second.output,))]
 
 
-def _picked(second: Expr, index: BoundTensor, x: BoundTensor, zero: Scalar) -> list[Expr]:
+def _picked(second: Expr, found: list[BoundTensor], x: BoundTensor, zero: Scalar) -> list[Expr]:
     out = second.output
     domain = replace(out.domain, allocation=None)
     value, hit = BoundTensor(f"{out}_x", x.dtype, domain), BoundTensor(f"{out}_hit", DataType.Bool, domain)
-    return [Expr(Pick(), (x, index), (value, hit)), Expr(_WHERE, (hit, value, zero), (out,))]
+    return [Expr(Pick(), (x, *found), (value, hit)), Expr(_WHERE, (hit, value, zero), (out,))]

@@ -88,7 +88,10 @@ def test_gradients_of_max_pools(
     g = torch.randn(f(x).shape).to(device, dtype).contiguous(memory_format=torch.channels_last)
     found = gradient(torch.compile(f, backend="shardfuse", dynamic=False), x, g)
     right, terms = (gradient(f, x.double(), t) for t in (g.double(), g.double().abs()))
-    assert ((found.double() - right).abs() <= torch.finfo(dtype).eps * terms).all()
+    # Windows that overlap are added up in float32, one rounding each behind the first; the sum is rounded once.
+    added = (-(-pool[0] // pool[1])) ** 2 - 1
+    bound = torch.finfo(dtype).eps / 2 + added * torch.finfo(torch.float32).eps / 2
+    assert ((found.double() - right).abs() <= bound * terms).all()
     assert found.stride() == x.stride()
 
 

@@ -105,5 +105,4 @@ def test_the_stream_that_a_norm_adds_to_is_written_over(rows: int, columns: int)
         (normed,) = fd.execute([x, stream])
         assert torch.equal(stream, expected[0])
         assert torch.equal(normed, expected[1])
-    copies = fd.last_trace().count("copy_all(")
-    assert copies == fd.explain().copies == (1 if columns >= 65536 else 0)  # late teams read ahead of what they write
+    assert fd.last_trace().count("copy_all(") == fd.explain().copies == 0

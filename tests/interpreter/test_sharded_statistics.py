@@ -72,3 +72,29 @@ def test_statistics_are_bitwise_equal_where_shards_are_empty(columns: int) -> No
     found = shardfuse.simulate(normalised, 8, args=(numbers(37, columns),))
     for k in range(2):
         assert all(torch.equal(own[k], found[0][k]) for own in found)
+
+
+def picked(x: torch.Tensor, target: torch.Tensor) -> list[str]:
+    """The sum of one element of each row, which is another rank's, nobody's or this one's."""
+    size, columns = shardfuse.initialize().world_size, x.shape[1]
+    with FusionDefinition(backend="triton") as fd:
+        t = fd.define_tensor(list(x.shape), contiguity=True)
+        at = fd.define_tensor([-1, 1], contiguity=True, dtype=DataType.Int)
+        total = fd.ops.sum(fd.ops.exp(fd.ops.sub(t, fd.ops.max(t, [-1], keepdim=True))), [-1], keepdim=True)
+        hit = fd.ops.eq(fd.ops.iota(columns, 0, 1, DataType.Int), at)
+        fd.add_output(total)
+        fd.add_output(fd.ops.sum(fd.ops.where(hit, t, 0.0), [-1], keepdim=True))
+        t.set_device_mesh(DeviceMesh(list(range(size))))
+        t.outer_split(1, size, uneven=columns % size != 0)
+        t.axis(1).parallelize(ParallelType.mesh_x)
+    check(fd, [x, target])
+    return [k for k in fd.last_trace().split("\n") if "_hit_index = " in k]
+
+
+def test_one_element_of_a_sharded_row_is_read_alone() -> None:
+    """Of rows that are walked in a loop and cut unevenly; at the ends of shards, and outside of all."""
+    columns, ranks = 18001, 2
+    piece = -(-columns // ranks)
+    target = torch.tensor([0, piece - 1, piece, columns - 1, -1, columns, -100])[:, None]
+    found = shardfuse.simulate(picked, ranks, args=(numbers(7, columns).float(), target))
+    assert all(len(lines) == 1 for lines in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import total_ordering
 
-from shardfuse import __version__ as _shardfuse_version
+from shardfuse.config import VERSION
 
 
 @total_ordering
@@ -31,4 +31,4 @@ class Version:
     __repr__ = __str__
 
 
-__version__ = Version(_shardfuse_version)
+__version__ = Version(VERSION)

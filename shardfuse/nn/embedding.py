@@ -1,0 +1,67 @@
+"""Rows of a table in a narrower dtype than the table's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..executor.uncompiled import uncompiled
+from .fused import PLAIN
+from .second_derivatives import Once, apply_of_c
+from .tensor_kinds import in_functorch, is_wrapped, modes
+
+_forward_ad: Any = torch.autograd.forward_ad
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def embedding(input: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """torch.nn.functional.embedding, of which the rows come in ``dtype``, and their gradients in the weight's.
+
+    input: [...] of int32 or int64; weight: [rows, width] -> [..., width].  On a GPU the gradients of 16 bits are added
+    up in float32 as they are read, in the order of positions: the same bits on every rank and in every run.
+    """
+    if dtype is None or dtype is weight.dtype or torch.compiler.is_compiling():
+        rows = functional.embedding(input, weight)
+        return rows if dtype is None else rows.to(dtype)
+    return _looked_up(input, weight, dtype)
+
+
+@uncompiled
+def _looked_up(input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    is_known = weight.is_cuda and weight.dtype is torch.float32 and dtype in _HALVES and input.numel() > 0
+    if is_known and weight.requires_grad and torch.is_grad_enabled() and _are_plain(input, weight):
+        return _apply(input, weight, dtype)
+    return functional.embedding(input, weight).to(dtype)
+
+
+def _are_plain(*tensors: Tensor) -> bool:
+    """Are they tensors that an autograd function knows, outside of modes and transforms?"""
+    is_outside = not modes() and not in_functorch() and _forward_ad._current_level < 0
+    return is_outside and all(type(t) in PLAIN and not is_wrapped(t) for t in tensors)
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    @uncompiled
+    def forward(ctx: Any, input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(input)
+        ctx.rows = weight.shape[0]
+        return functional.embedding(input, weight).to(dtype)  # torch's, which refuses what is no row
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        from shardfuse.nn.embedding_kernel import gradient_of
+
+        (input,) = ctx.saved_tensors
+        with torch.no_grad():
+            made = gradient_of(input.reshape(-1), gradient.reshape(-1, gradient.shape[-1]).contiguous(), ctx.rows)
+        if torch.is_grad_enabled():  # create_graph=True
+            (made,) = cast("Any", Once).apply(1, made, gradient)
+        return None, made, None
+
+
+_apply: Callable[..., Tensor] = apply_of_c(_Embedding)

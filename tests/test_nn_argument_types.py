@@ -1,0 +1,112 @@
+"""What is no tensor, module or dtype that modules and functions of shardfuse.nn take is one error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from shardfuse import ShardfuseError, nn
+from shardfuse.errors import ArgumentError, ModuleArgumentError, ModuleInputError, TransformError
+from shardfuse.nn import functional, quantized
+
+X, TARGET = torch.ones(3, 6), torch.zeros(3, dtype=torch.int64)
+ARRAY = np.ones((3, 6), np.float32)
+CALLS: dict[str, Callable[[], object]] = {
+    "RMSNorm: x has type NoneType, expected a torch.Tensor": lambda: nn.RMSNorm(6)(None),
+    "RMSNorm: x has type list, ": lambda: nn.RMSNorm(6)([1.0]),
+    "RMSNorm: x has type numpy.ndarray, ": lambda: nn.RMSNorm(6)(ARRAY),
+    "LayerNorm: x has type NoneType": lambda: nn.LayerNorm(6)(None),
+    "AddRMSNorm: residual has type int": lambda: nn.AddRMSNorm(6)(X, 3),
+    "GroupNorm: x has type NoneType": lambda: nn.GroupNorm(2, 6)(None),
+    "BatchNorm1d: x has type NoneType": lambda: nn.BatchNorm1d(6)(None),
+    "Softmax: x has type NoneType": lambda: nn.Softmax()(None),
+    "Softmax: mask has type bool, expected a torch.Tensor or None": lambda: nn.Softmax()(X, True),
+    "GELU: x has type NoneType": lambda: nn.GELU()(None),
+    "SwiGLU: up has type int": lambda: nn.SwiGLU()(X, 3),
+    "RotaryEmbedding: ": lambda: nn.RotaryEmbedding(8)(None),
+    "CrossEntropyLoss: target has type NoneType": lambda: nn.CrossEntropyLoss()(X, None),
+    "CrossEntropyLoss: target has type int": lambda: functional.cross_entropy(X, 1),
+    "rms_norm: input has type NoneType": lambda: functional.rms_norm(None, (6,)),
+    "rms_norm: weight has type numpy.ndarray": lambda: functional.rms_norm(X, (6,), ARRAY[0]),
+    "layer_norm: input has type str": lambda: functional.layer_norm("x", (6,)),
+    "layer_norm: weight has type float": lambda: functional.layer_norm(X, (6,), 1.0),
+    "add_rms_norm: residual has type int": lambda: functional.add_rms_norm(X, 3, (6,)),
+    "group_norm: input has type NoneType": lambda: functional.group_norm(None, 2),
+    "group_norm: weight has type numpy.ndarray": lambda: functional.group_norm(X, 2, ARRAY[0]),
+    "batch_norm: input has type numpy.ndarray": lambda: functional.batch_norm(ARRAY, None, None, training=True),
+    "batch_norm: running_mean has type int": lambda: functional.batch_norm(X, 1, X[0]),
+    "rms_norm: input has type int": lambda: quantized.rms_norm(3, (6,)),
+    "swiglu: gate has type NoneType": lambda: quantized.swiglu(None),
+    "geglu: up has type int": lambda: quantized.geglu(X, 2),
+    "quantize: input has type NoneType": lambda: quantized.quantize(None),
+    "GELU: x has type NoneType, expected a torch.Tensor": lambda: functional.gelu(None),
+}
+
+
+@pytest.mark.parametrize("sentence", CALLS)
+def test_what_is_no_tensor(sentence: str) -> None:
+    with pytest.raises(ModuleInputError) as refused:
+        CALLS[sentence]()
+    assert str(refused.value).startswith(sentence)
+    assert refused.value.__cause__ is None
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    """Those of hooks, and of calls that nothing but Python refuses."""
+    norm = nn.RMSNorm(6)
+    norm.register_forward_hook(lambda *_: [][0])
+    with pytest.raises(IndexError):
+        norm(X)
+    with pytest.raises(TypeError, match="takes 2 positional arguments"):
+        nn.RMSNorm(6)(X, X)
+    with pytest.raises(ModuleInputError, match="6 along dim -1"):
+        nn.RMSNorm(6)(X.T)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_dtypes_of_parameters(dtype: torch.dtype) -> None:
+    for make in (
+        lambda: nn.RMSNorm(6, dtype=dtype),
+        lambda: nn.LayerNorm(6, dtype=dtype),
+        lambda: nn.GroupNorm(2, 6, dtype=dtype),
+        lambda: nn.BatchNorm1d(6, affine=False, dtype=dtype),
+    ):
+        with pytest.raises(
+            ModuleArgumentError, match=rf"Norm.*\(dtype={dtype}\): expected None, or one of torch.float64"
+        ):
+            make()
+
+
+def test_models_and_shapes() -> None:
+    for call, sentence in (
+        (lambda: nn.convert("x"), "convert: model is 'x', expected a torch.nn.Module"),
+        (lambda: nn.promise(None, invariant="batch"), "promise: model is None, "),
+        (lambda: nn.bucket_gradients([nn.RMSNorm(6)]), "bucket_gradients: model is "),
+        (lambda: functional.rms_norm(X, 6), "rms_norm: normalized_shape is 6, expected a list of sizes"),
+    ):
+        with pytest.raises(ArgumentError) as refused:
+            call()
+        assert str(refused.value).startswith(sentence)
+
+
+def test_under_torch_compile() -> None:
+    """The same sentence, whatever torch.compile makes of the error."""
+    with pytest.raises(Exception, match=r"x has type NoneType, expected a torch\.Tensor") as refused:
+        torch.compile(nn.RMSNorm(6), backend="eager")(None)
+    assert isinstance(refused.value, ShardfuseError) or "ModuleInputError" in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    "make", [lambda: nn.RMSNorm(6), nn.GELU, nn.Softmax, nn.SwiGLU], ids=["norm", "gelu", "softmax", "swiglu"]
+)
+def test_a_trace_is_refused(make: Callable[[], torch.nn.Module]) -> None:
+    """Also where the module has run before; it keeps no result of the trace."""
+    module = make()
+    before = module(X)
+    with pytest.raises(TransformError, match=r"does not run inside of torch\.jit\.trace"):
+        torch.jit.trace(module, X)
+    assert torch.equal(module(X), before)
