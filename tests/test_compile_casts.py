@@ -153,3 +153,24 @@ def test_copies_that_are_read_or_of_another_shape_stay() -> None:
     before = len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
     join_copies(gm.graph, only_gpu=False)
     assert len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)) == before
+
+
+def test_copies_that_read_what_another_writes_stay_in_their_order() -> None:
+    def f(x: torch.Tensor, *buffers: torch.Tensor) -> torch.Tensor:
+        out, (first, second, third, a, b, *averages) = x + 1, buffers
+        shifted = [(first, second), (second, third), (third, x[0] * 2)]
+        swapped = [(a, b * 2 + 1), (b, a - 1)]
+        moved = [(t, t * 0.5 + x.mean(0)) for t in averages]
+        for target, source in (*moved, *shifted, *swapped):
+            torch.ops.aten.copy_.default(target, source)
+        return out
+
+    given = [numbers(4, 4), *(numbers(4, seed=k) for k in range(8))]
+    gm = graph_of(f, given)
+    assert join_copies(gm.graph, only_gpu=False) == 3, "the averages alone"
+    gm.graph.lint()
+    gm.recompile()
+    assert len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)) == 5
+    mine, theirs = ([x.clone() for x in given] for _ in range(2))
+    for a, b in zip((*listed(gm(*mine)), *mine), (f(*theirs), *theirs), strict=True):
+        assert torch.equal(a, b)

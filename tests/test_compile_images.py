@@ -199,6 +199,41 @@ def test_a_group_s_variance_is_taken_by_channel_first(channels: int, groups: int
     assert "dims=[3]" not in plain.program
 
 
+def as_strided(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    z = F.silu(F.conv2d(x, w, padding=1).contiguous())
+    return (torch.as_strided(z, (8, 64, 3, 3), (4096, 64, 8, 1)).sum((2, 3)),)
+
+
+def views_of_one(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Small ones, which a copy would make of another order."""
+    z = F.silu(F.conv2d(x, w, padding=1).contiguous())
+    return z[0, :4].view(256), z[1, :4].view(256)
+
+
+def written_over(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The backward reads the copy of what was there before."""
+    y = x.contiguous()
+    with torch.no_grad():
+        x.mul_(2.0)
+    return (F.conv2d(y, w),)
+
+
+@pytest.mark.parametrize("f", [as_strided, views_of_one, written_over])
+def test_a_copy_stays_where_memory_is_asked_for(f: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+    given = [numbers(8, 8, 8, 8, last=True), numbers(64, 8, 3, 3, last=True)]
+    mine, own = ([x.clone() for x in given] for _ in range(2))
+    options = {"shardfuse.take": "all"}
+    for run, tensors in ((torch.compile(f, backend="shardfuse", options=options), mine), (f, own)):
+        tensors[1].requires_grad_()
+        found = run(*tensors)
+        factors = [torch.linspace(-1.0, 1.0, y.numel()).view_as(y) for y in found]
+        sum((y * factor).sum() for y, factor in zip(found, factors, strict=True)).backward()
+        tensors += [*found, tensors[1].grad]
+    for a, b in zip(mine, own, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        assert a.stride() == b.stride()
+
+
 # --- pools -------------------------------------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ from torch.fx.node import map_arg
 
 from .aten_table import aten_ops, is_view
 from .random_op import channels_last_strides, draws_as_rand, register
-from .regions import nbytes
+from .regions import is_mutation, nbytes
 from .translation import known
 
 aten: Any = torch.ops.aten
@@ -71,7 +71,8 @@ def keep_channels_last(graph: Graph) -> int:
     output = next(iter(graph.find_nodes(op="output")))
     asked = {n: n.meta["val"] for n in _seen(output) if isinstance(n.meta.get("val"), torch.Tensor)}
     turned = _turn_convolutions(graph)
-    copies = [n for n in graph.nodes if _is_copy_of_image(n)]
+    written = {a for n in graph.nodes if is_mutation(n) for a in n.all_input_nodes}
+    copies = [n for n in graph.nodes if _is_copy_of_image(n) and written.isdisjoint(_with_bases(_source(n)))]
     values: Values = {}
     gone: list[Node] = []
     for copy in copies:
@@ -163,11 +164,21 @@ def _follow(start: Node, values: Values) -> Values | None:
             return None
         if not _is_alike(found, n.meta["val"]):
             values[n] = found
-    return values if not any(a in values and _is_moved(a, values) for a in _seen(n)) else None
+    return values if not any(_is_moved(b, values) for a in _seen(n) for b in _with_bases(a)) else None
 
 
 def _is_moved(n: Node, values: Mapping[Node, Any]) -> bool:
-    return not _is_alike(values[n], n.meta["val"])
+    return n in values and not _is_alike(values[n], n.meta["val"])
+
+
+def _with_bases(n: Node) -> list[Node]:
+    """``n``, and what it may be a view of, step by step: autograd makes views that a caller gets of one tensor anew, of
+    that tensor."""
+    found = [n]
+    while is_view(n) and isinstance(n.args[0], Node):
+        n = n.args[0]
+        found.append(n)
+    return found
 
 
 def _seen(output: Node) -> list[Node]:
@@ -181,6 +192,8 @@ def _seen(output: Node) -> list[Node]:
 def _allows(n: Node) -> bool:
     """Does ``n`` give the same elements whatever the order in memory of what it reads?"""
     target: Any = n.target
+    if target is aten.as_strided.default:  # which counts places in memory
+        return False
     if target in _READERS or target in aten_ops().rules:
         return True
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags

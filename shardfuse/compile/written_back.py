@@ -12,10 +12,15 @@ after::
     %foreach_copy_ = aten._foreach_copy_([%running_mean, %running_var, ...], [%mean, %var, ...])
 
 Inductor writes each in the kernel that makes it, where it makes it: of what a region gives, each would be a kernel.
+The copies of a list run side by side.  Where one reads what another writes, as buffers that are shifted by one do, both
+stay as they are, in their order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Any, cast
 
 import torch
@@ -35,13 +40,15 @@ def join_copies(graph: Graph, *, only_gpu: bool = True) -> int:
     if _COPIES not in lowering.lowerings:  # not in every torch
         return 0
     (output,) = graph.find_nodes(op="output")
+    last: list[Node] = []
+    while (n := (last[0] if last else output).prev).target is _COPY and not n.users:
+        last.insert(0, n)
+    stay = _bound(graph, last)
     lists: dict[object, list[Node]] = {}
-    n = output.prev
-    while n.target is _COPY and not n.users:
-        kind = _kind(n, only_gpu=only_gpu)
+    for n in last:
+        kind = None if n in stay else _kind(n, only_gpu=only_gpu)
         if kind is not None:
-            lists.setdefault(kind, []).insert(0, n)
-        n = n.prev
+            lists.setdefault(kind, []).append(n)
     found = [one for one in lists.values() if len(one) >= FEWEST]
     for one in found:
         with graph.inserting_before(output):
@@ -51,6 +58,23 @@ def join_copies(graph: Graph, *, only_gpu: bool = True) -> int:
         for n in one:
             graph.erase_node(n)
     return sum(map(len, found))
+
+
+def _bound(graph: Graph, copies: Sequence[Node]) -> set[Node]:
+    """Those of ``copies`` that read what another writes, through whatever ops, or write what another reads or writes.
+
+    Bit k of ``read[n]``: ``n`` is made of what the k-th copy writes.
+    """
+    targets = [c.args[0] for c in copies]
+    found = {c for c in copies if targets.count(c.args[0]) > 1}
+    read = {t: 1 << k for k, t in enumerate(targets)}
+    for n in graph.nodes:
+        if n not in read:
+            read[n] = reduce(or_, (read[a] for a in n.all_input_nodes), 0)
+    for k, c in enumerate(copies):
+        others = read[c.args[1]] & ~(1 << k) if isinstance(c.args[1], Node) else 0
+        found |= {o for j, o in enumerate(copies) if others >> j & 1} | ({c} if others else set())
+    return found
 
 
 def _kind(n: Node, *, only_gpu: bool) -> object:

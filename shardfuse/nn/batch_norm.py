@@ -266,7 +266,7 @@ class SyncBatchNorm(BatchNorm):
             expected = "a group of torch.distributed, or None for all ranks"
             raise ModuleArgumentError("SyncBatchNorm", "process_group", process_group, expected)
         self.process_group: Any = process_group
-        self._mesh_of_ranks: DeviceMesh | None = None
+        self._together: tuple[TensorPlacement, DeviceMesh] | None = None
         self._enter()
 
     def _enter(self) -> None:
@@ -289,6 +289,8 @@ class SyncBatchNorm(BatchNorm):
         """As torch's; outside of training there are no other ranks."""
         if not mode:
             self.leave()
+        elif self._together is not None:  # as the graphs of torch.compile have found it, which are made anew otherwise
+            self.join()
         return super().train(mode)
 
     def join(self) -> None:
@@ -296,11 +298,10 @@ class SyncBatchNorm(BatchNorm):
         if self.mesh is None:
             from torch.distributed.tensor import Shard  # slow to import, and needed on a process group only
 
-            if self._mesh_of_ranks is None:
-                ranks = dist.get_process_group_ranks(self.process_group or dist.group.WORLD)
-                self._mesh_of_ranks = DeviceMesh(ranks)
-            self._input = TensorPlacement.of("input", Shard(0), self._mesh_of_ranks)
-            self.mesh = self._mesh_of_ranks
+            if self._together is None:
+                mesh = DeviceMesh(dist.get_process_group_ranks(self.process_group or dist.group.WORLD))
+                self._together = TensorPlacement.of("input", Shard(0), mesh), mesh
+            self._input, self.mesh = self._together
 
     def leave(self) -> None:
         """Be alone, as in evaluation."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 from module_ways import TABLE, TWICE, WAYS, Trial, differentiated_twice, run
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -192,6 +193,19 @@ def test_a_sync_batch_norm_compiled(pg) -> None:
             result = call(given)
             found.append([result, *torch.autograd.grad(result, [given, *norm.parameters()], dy), *norm.buffers()])
         assert_equal(*([t.detach() for t in made] for made in found))
+
+
+def test_a_compiled_sync_batch_norm_between_evaluations_is_compiled_once(pg) -> None:
+    x = normal(pg, 2, 4, 3, 3, seed=pg.rank)
+    module = nn.SyncBatchNorm(4, device=pg.device)
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=counter)
+    for _ in range(3):
+        for mode in (True, False):
+            module.train(mode)
+            compiled(x)
+    assert counter.frame_count == 2, "one for training and one for evaluation"
 
 
 def test_uneven_local_tensors_compiled(pg) -> None:
