@@ -19,8 +19,6 @@ stay as they are, in their order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import or_
 from typing import Any, cast
 
 import torch
@@ -70,7 +68,9 @@ def _bound(graph: Graph, copies: Sequence[Node]) -> set[Node]:
     read = {t: 1 << k for k, t in enumerate(targets)}
     for n in graph.nodes:
         if n not in read:
-            read[n] = reduce(or_, (read[a] for a in n.all_input_nodes), 0)
+            read[n] = 0
+            for a in n.all_input_nodes:
+                read[n] |= read[a]
     for k, c in enumerate(copies):
         others = read[c.args[1]] & ~(1 << k) if isinstance(c.args[1], Node) else 0
         found |= {o for j, o in enumerate(copies) if others >> j & 1} | ({c} if others else set())
