@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -456,17 +457,53 @@ def test_launches_leave_what_nccl_may_need(
     assert [(grid, integers) for grid, integers, _ in noted.launches] == grids
 
 
+def test_a_warning_that_is_an_error_comes_behind_the_launch(fake: FakeMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks wait for it."""
+    plan = kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), 8))
+    noted = NotedKernel(plan)
+    launch = launcher(plan, noted)
+    launch(None)
+    monkeypatch.setattr(fake.arena.room, "left", lambda: 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="no room for those of shardfuse"):
+            launch(None)
+    assert len(noted.launches) == 2
+    launch(None)  # says nothing again
+    assert fake.arena.order.launches == {(0, 1): 3}
+
+
+def test_what_follows_a_refused_launch_waits_for_those_before_it(
+    fake: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = kernel_of(plan_of(define("rms_norm", 8192, 2, BF16), 8))
+    noted = NotedKernel(plan)
+
+    def refused(*given: object) -> None:
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(noted, "launcher_of", lambda source: refused)
+    launch = launcher(plan, noted)
+    ended: list[int | None] = []
+    monkeypatch.setattr(fake.arena.order, "follow", lambda stream, ranks: True)
+    monkeypatch.setattr(fake.arena.order, "ended", ended.append)
+    with pytest.raises(RuntimeError, match="refused"):
+        launch(7)
+    assert ended == [7]
+
+
 def test_programs_that_would_have_too_few_multiprocessors_have_collectives(
     agreeing: Agreeing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On all ranks, where that is so on one: process groups differ."""
+    """On all ranks, where that is so on one: process groups differ.  Half of the GPU is enough."""
     small, large = (plan_of(define("rms_norm", 8192, 2, BF16), rows) for rows in (8, 300))
-    left = [63]
+    half = kernel_of(large).device.multiprocessors // 2
+    left = [half - 1]
     monkeypatch.setattr(agreeing.fake.arena.room, "left", lambda: left[0])
     assert agreeing.bind(small, "a") is small
     told = "kernels of NCCL may need too many multiprocessors of some rank's GPU, with so many process groups"
     assert agreeing.bind(large, "b").in_kernel == (f"none: {told}",)
-    left[0] = 64
+    left[0] = half
     assert agreeing.bind(large, "b").in_kernel == (f"none: {told}",)
     assert agreeing.bind(large, "c") is large
     agreeing.theirs = exchanges._CROWDED

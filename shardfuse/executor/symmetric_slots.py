@@ -41,8 +41,6 @@ from .options import CompileOptions
 
 _LINE = 16
 """Words: two regions share no line of memory."""
-_ENOUGH = 64
-"""Multiprocessors of a large kernel that are worth it: half of an H200's, which two process groups leave."""
 _LEAST = 1 << 13
 """Words of a region at the least: 64 KB are the statistics of 1000 rows of a softmax on two ranks."""
 
@@ -78,15 +76,18 @@ class Region:
                 raise lost(self.arena)
             left = room.left()
             here = launches.get(left)
+            is_less = here is None and bool(launches) and left < min(launches)
             if here is None:
-                if launches and left < min(launches):
-                    self._warn_of_groups(left, exchange)
                 here = launches[left] = [kernel.launcher_of(s) for s in within(kernel.source, exchange, left)]
             is_marked = order.follow(stream, ranks)
-            for launch in here:
-                launch(stream, address, *arguments)
-            if is_marked:
-                order.ended(stream)
+            try:
+                for launch in here:
+                    launch(stream, address, *arguments)
+            finally:  # what comes next follows also what was launched before one was refused
+                if is_marked:
+                    order.ended(stream)
+            if is_less:  # behind the launch, which other ranks wait for: a warning may be an error
+                self._warn_of_groups(left, exchange)
 
         return launch_exchanging
 
@@ -201,10 +202,10 @@ def room(plans: Sequence[KernelPlan]) -> str | None:
 
 
 def is_crowded(plans: Sequence[KernelPlan]) -> bool:
-    """Does NCCL need so many multiprocessors of this rank's GPU that collectives are faster?"""
+    """Does NCCL need so many multiprocessors of this rank's GPU that a kernel would have less than half of them?"""
     found = arena()
     assert not isinstance(found, str), "it was asked for"
-    return any(found.room.left() < min(programs_at_once(plan), _ENOUGH) for plan in plans)
+    return any(found.room.left() < min(programs_at_once(p), p.device.multiprocessors // 2) for p in plans)
 
 
 def region_of(plan: KernelPlan) -> Region:
