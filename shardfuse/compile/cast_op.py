@@ -29,6 +29,7 @@ from typing import Any, cast
 import torch
 from torch.fx import Graph, Node
 
+from ..executor.cache import LRUCache
 from .aten_table import is_view
 from .kernel_files import has_kernels, launcher_of
 from .region_op import define_op
@@ -132,18 +133,20 @@ def _join(graph: Graph, casts: Sequence[Node]) -> None:
 # --- the op ------------------------------------------------------------------------------------------------
 
 
+PLANS, TABLES = 256, 8
+"""Lists of a process, and tables that each keeps: the addresses of steps that are alike are, too."""
+
+
 @dataclass
 class _Plan:
     """Of one list of sizes and types on a device.  ``tables``: what the GPU has, by addresses and stream."""
 
     chunks: torch.Tensor
     launch: Callable[..., None]
-    tables: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict[tuple[int, ...], torch.Tensor])
+    tables: LRUCache[tuple[int, ...], torch.Tensor] = field(default_factory=lambda: LRUCache(TABLES))
 
 
-_plans: dict[tuple[object, ...], _Plan] = {}
-TABLES = 8
-"""Tables that a list keeps: the addresses of steps that are alike are, too."""
+_plans: LRUCache[tuple[object, ...], _Plan] = LRUCache(PLANS)
 
 
 def run_casts(inputs: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -169,7 +172,8 @@ def _plan_of(inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> _Plan:
         given = (("tensors", torch.int64), ("chunks", torch.int64))
         constants = (*types, ("CHUNK", CHUNK))
         launch = launcher_of("cast_chunk", constants, given, len(rows), WARPS, first.device)
-        plan = _plans[key] = _Plan(torch.tensor(rows, dtype=torch.int64, device=first.device), launch)
+        plan = _Plan(torch.tensor(rows, dtype=torch.int64, device=first.device), launch)
+        _plans.put(key, plan)
     return plan
 
 
@@ -186,9 +190,7 @@ def _table(plan: _Plan, inputs: Sequence[torch.Tensor], addresses: Sequence[int]
         rows = [(*addresses[2 * k : 2 * k + 2], x.numel()) for k, x in enumerate(inputs)]
         host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=is_cuda)
         found = host.to(inputs[0].device, non_blocking=is_cuda)
-        while len(plan.tables) >= TABLES:
-            plan.tables.pop(next(iter(plan.tables)))
-        plan.tables[key] = found
+        plan.tables.put(key, found)
     return found
 
 
