@@ -1,81 +1,51 @@
-"""Lines of a host program that hand tensors to collectives."""
+"""Steps of a host program that hand tensors to collectives."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-
-import torch
+from collections.abc import Callable
 
 from ..ir.expr import BoundTensor, Expr
 from ..segments.segment import Segment
 from . import resharding
 from .bound_collectives import BoundStep
 from .host_program import label_of
-from .launch import queue_on
-from .storage import storage_text
-from .stream_chunks import Place
+from .program_tensors import ProgramTensors
+from .steps import QUEUE_NOW, Allocate, Communicate, Rename, Step
 
 
-class CollectiveLines:
-    """The part of a `ProgramBuilder` that writes them."""
-
-    rank: int
-    device: torch.device
-    places: Mapping[BoundTensor, Place]
-    lines: list[str]
-    labels: dict[str, str]
-    names: dict[str, object]
-    meta: dict[BoundTensor, torch.Tensor]
-    read_once: Collection[BoundTensor]
-    new: set[BoundTensor]
-    allocated: set[BoundTensor]
-    loose: set[BoundTensor]
-
-    def add_call(self, name: str, segment: Segment, function: Callable[..., object], *, done: str = "") -> None:
-        raise NotImplementedError
-
-    def lay_out(self, tensor: BoundTensor) -> None:
-        raise NotImplementedError
-
-    def contiguous(self, tensor: BoundTensor) -> None:
-        raise NotImplementedError
-
-    def give_shape(self, tensors: Sequence[BoundTensor]) -> None:
-        raise NotImplementedError
+class CollectiveSteps(ProgramTensors):
+    """A program's collectives."""
 
     def add_collective(self, k: int, segment: Segment, *, is_beside: bool) -> None:
-        """A line that hands tensors over, where they may go to NCCL as they are; else a function of them."""
+        """A step that hands tensors over, where they may go to NCCL as they are; else a function of them."""
         step = self.collective(segment)
         if is_beside or not isinstance(step, BoundStep):
-            self.add_call(f"collective_{k}", segment, step, done=f"done_{k}" if is_beside else "")
+            self.call(f"collective_{k}", segment, step, done=f"done_{k}" if is_beside else "")
             return
-        if "queue_now" not in self.names:
-            self.names["queue_now"] = queue_on(self.device)
-            self.lines.append("queue = queue_now()")
-        name, handed, after = f"collective_{k}", ["queue"], list[str]()
+        if QUEUE_NOW not in self.steps:
+            self.steps.append(QUEUE_NOW)
+        handed, after = list[str](), list[Step]()
         self.give_shape(segment.inputs)
         for t, c, source in zip(segment.outputs, step.collectives, step.sources, strict=True):
             given = segment.inputs[source]
             if c.is_in_place and t not in self.places:
                 self.contiguous(t)
                 handed += [self.gapless(given)] * 2
-                after.append(f"{t} = {handed[-1]}")
+                after.append(Rename(t.name, handed[-1]))
                 self.take_over(t, given)
                 continue
             self.lay_out(t)
             if t not in self.places:
-                self.lines.append(f"{t} = {storage_text(self.meta[t], self.device, self.names)}")
-                self.allocated.add(t)
-            handed += [self.gapless(given), str(t)]
-        self.names[name], self.labels[name] = step.run, label_of(segment)
-        self.lines += [f"{name}({', '.join(handed)})", *after]
+                self.allocate(t)
+            handed += [self.gapless(given), t.name]
+        self.steps += [Communicate(f"collective_{k}", step.run, tuple(handed), label_of(segment)), *after]
 
     def take_over(self, tensor: BoundTensor, source: BoundTensor) -> None:
         """``tensor`` is what was made for ``source``, which nothing else reads: made in its shape where kernels did."""
-        made, wanted = (f"{source} = {storage_text(self.meta[t], self.device, self.names)}" for t in (source, tensor))
-        if made in self.lines and self.meta[source].is_contiguous():
-            self.lines[self.lines.index(made)] = wanted
+        made, wanted = (Allocate.like(source.name, self.meta[t]) for t in (source, tensor))
+        if made in self.steps and self.meta[source].is_contiguous():
+            self.steps[self.steps.index(made)] = wanted
             self.allocated.add(tensor)
         elif self.meta[source].shape != self.meta[tensor].shape:
             self.loose.add(tensor)
@@ -83,9 +53,10 @@ class CollectiveLines:
     def gapless(self, tensor: BoundTensor) -> str:
         """The name of its values as they lie in memory one behind the other."""
         if self.meta[tensor].is_contiguous():
-            return str(tensor)
-        self.lines.append(f"{tensor}_gapless = {tensor}.contiguous()")
-        return f"{tensor}_gapless"
+            return tensor.name
+        name = f"{tensor}_gapless"
+        self.steps.append(Rename(name, tensor.name, "contiguous()"))
+        return name
 
     def collective(self, segment: Segment) -> Callable[..., object]:
         if len(segment.exprs) == 1:
