@@ -21,7 +21,6 @@ from shardfuse.executor.steps import (
     LaunchBatch,
     LaunchKernel,
     Step,
-    Wait,
 )
 from shardfuse.executor.storage import LITTLE, freed
 from shardfuse.executor.stream_chunks import address_chunks
@@ -81,7 +80,7 @@ def test_launches_between_allocations_are_one() -> None:
         Call(("T3",), "collective_2", len, ("T2",)),
         Communicate("collective_2", len, ("T2", "T3")),
         QUEUE_NOW,
-        Wait("done_0", ("T2",)),
+        Call((), "wait", None, ("done_0", "T2")),
         LaunchKernel("kernel_3_0", with_mailbox, ("T2",)),
         Call(("S1",), "host_0", len, ("S0",)),
     ],
@@ -128,7 +127,7 @@ def test_chunks_that_others_see_are_views() -> None:
     others = [
         Call(("T8",), "torch_2", len, ("T6",)),
         Communicate("collective_2", len, ("T6", "T8")),
-        Wait("done_0", ("T7",)),
+        Call((), "wait", None, ("done_0", "T7")),
     ]
     for other in others:
         steps = [*CHUNKED, other]

@@ -13,7 +13,7 @@ from thread_check import Placement, X, Y, shard, world_mesh
 
 from shardfuse import DataType, DeviceMesh, FusionDefinition
 from shardfuse.errors import NoPlanError
-from shardfuse.executor.steps import Call, Start, Wait
+from shardfuse.executor.steps import Call, Start
 from shardfuse.executor.storage import freed
 from shardfuse.mesh import ParallelType
 from shardfuse.passes import PASSES
@@ -241,7 +241,7 @@ def test_what_nobody_reads_is_freed_where_it_is_made() -> None:
     steps = [
         Start(Call(("T1", "T2"), "collective_0", len, ("T0",)), "done"),
         Call(("T3",), "torch_1", len, ("T1",)),
-        Wait("done", ("T1",)),
+        Call((), "wait", None, ("done", "T1")),
         Call(("T4",), "view_2", len, ("T3",)),
     ]
     assert list(map(str, freed(steps, ["T4"]))) == [

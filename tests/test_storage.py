@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from shardfuse.executor.steps import Address, Allocate, Call, LaunchKernel, Step, Wait
+from shardfuse.executor.steps import Address, Allocate, Call, LaunchKernel, Step
 from shardfuse.executor.storage import LITTLE, freed, share_workspace
 
 
@@ -48,7 +48,7 @@ def test_two_kernels_apart_share_bytes() -> None:
 
 def test_what_is_seen_by_more_than_kernels_is_a_tensor() -> None:
     steps, made = chain([8, 8, 8, 8, 8, 8])
-    seen = [*steps, Call(("T7",), "torch_7", len, ("T3",)), Wait("done_0", ("T5",))]
+    seen = [*steps, Call(("T7",), "torch_7", len, ("T3",)), Call((), "wait", None, ("done_0", "T5"))]
     seen[6] = allocated("T4", 8, own="T0")
     shared = share_workspace(seen, made, ["T6"])
     assert [str(step) for step in shared if isinstance(step, Address)][1:] == ["T1 = base + 0", "T2 = base + 512"]

@@ -12,7 +12,7 @@ from ..ir.expr import BoundFusion, BoundTensor
 from ..segments.segment import Segment
 from .host_program import label_of
 from .options import CompileOptions
-from .steps import Allocate, Call, Cut, Rename, Start, Step, Wait, names_of
+from .steps import Allocate, Call, Cut, Rename, Start, Step, names_of
 from .stream_chunks import Place, in_place
 
 
@@ -97,7 +97,7 @@ class ProgramTensors:
             return
         ended = [self.started.pop(name) for name in names[: wanted[-1] + 1]]
         touched = dict.fromkeys(t for s in ended for t in (*s.inputs, *s.outputs) if self.holds(t))
-        self.steps.append(Wait(names[wanted[-1]], names_of(touched)))
+        self.steps.append(Call((), "wait", None, (names[wanted[-1]], *names_of(touched))))
 
 
 def arguments_of(segment: Segment, placed: Sequence[BoundTensor] = ()) -> tuple[str, ...]:

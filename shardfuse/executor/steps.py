@@ -64,24 +64,6 @@ class Guard(Step):
 
 
 @dataclass(frozen=True)
-class Handle(Step):
-    """``STREAM`` or ``QUEUE``, as ``asked`` gives it."""
-
-    name: str
-    asked: str
-
-    @property
-    def defines(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    def __str__(self) -> str:
-        return f"{self.name} = {self.asked}()"
-
-
-BEGIN, QUEUE_NOW = Handle(STREAM, "begin"), Handle(QUEUE, "queue_now")
-
-
-@dataclass(frozen=True)
 class Allocate(Step):
     """New storage.  own: an input whose storage is taken instead in calls in which no other input shares it."""
 
@@ -204,14 +186,14 @@ class Bring(_Derived):
 class Call(Step):
     """A function of tensors and numbers that the host runs.
 
-    results: names of what it gives.  label: what it runs on the device, where that is something.  gives_list: are the
-    results in a list even where it is one alone?
+    results: names of what it gives.  function: ``None`` where the name is one of `device_calls`.  label: what runs on
+    the device, where something does.  gives_list: are the results in a list even where it is one alone?
     """
 
     results: tuple[str, ...]
     name: str
-    function: Function
-    arguments: tuple[Argument, ...]
+    function: Function | None = None
+    arguments: tuple[Argument, ...] = ()
     label: str = ""
     gives_list: bool = False
 
@@ -225,12 +207,15 @@ class Call(Step):
 
     @property
     def calls(self) -> Mapping[str, object]:
-        return {self.name: self.function}
+        return {} if self.function is None else {self.name: self.function}
 
     def __str__(self) -> str:
         given = (a if isinstance(a, str) else f"({' '.join(f'{name},' for name in a)})" for a in self.arguments)
         results = ", ".join(self.results) + (", = " if self.gives_list else " = ") if self.results else ""
         return f"{results}{self.name}({', '.join(given)})"
+
+
+BEGIN, QUEUE_NOW = Call((STREAM,), "begin"), Call((QUEUE,), "queue_now")
 
 
 @dataclass(frozen=True)
@@ -254,21 +239,6 @@ class Start(Step):
 
     def __str__(self) -> str:
         return f"{', '.join(self.defines)} = start({', '.join((self.collective.name, *self.uses))})"
-
-
-@dataclass(frozen=True)
-class Wait(Step):
-    """The current stream waits for ``done``.  tensors: what was read and made meanwhile."""
-
-    done: str
-    tensors: tuple[str, ...]
-
-    @property
-    def uses(self) -> tuple[str, ...]:
-        return (self.done, *self.tensors)
-
-    def __str__(self) -> str:
-        return f"wait({', '.join(self.uses)})"
 
 
 @dataclass(frozen=True)
