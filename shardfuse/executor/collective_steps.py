@@ -10,7 +10,7 @@ from ..segments.segment import Segment
 from . import resharding
 from .bound_collectives import BoundStep
 from .host_program import label_of
-from .program_tensors import ProgramTensors
+from .program_tensors import ProgramTensors, Storage
 from .steps import QUEUE_NOW, Allocate, Communicate, Rename, Step
 
 
@@ -46,7 +46,7 @@ class CollectiveSteps(ProgramTensors):
         made, wanted = (Allocate.like(source.name, self.meta[t]) for t in (source, tensor))
         if made in self.steps and self.meta[source].is_contiguous():
             self.steps[self.steps.index(made)] = wanted
-            self.allocated.add(tensor)
+            self.storage[tensor] = Storage.FILLED
         elif self.meta[source].shape != self.meta[tensor].shape:
             self.loose.add(tensor)
 
@@ -73,4 +73,5 @@ class CollectiveSteps(ProgramTensors):
         """May a reduction be written over what it reads?"""
         source = expr.tensors[0]
         place = self.places.get(source)  # of partial sums where their sum belongs
-        return (place is not None and source in place.partial) or (source in self.read_once and source in self.new)
+        is_own = self.storage.get(source) in (Storage.KERNEL, Storage.TORCH)
+        return (place is not None and source in place.partial) or (source in self.read_once and is_own)

@@ -52,7 +52,7 @@ from .host_scalars import host_steps, scalar_text
 from .in_place_writes import in_same_order, is_dense, reads_before_it_writes
 from .kernel import Kernel
 from .launch import index_of
-from .program_tensors import arguments_of
+from .program_tensors import Storage, arguments_of
 from .steps import (
     BEGIN,
     Allocate,
@@ -91,9 +91,6 @@ class ProgramBuilder(CollectiveSteps):
     kernels: dict[Hashable, Kernel] = field(default_factory=dict[Hashable, Kernel])
     """By the name of the plan and the strides of its tensors."""
     sources: list[str] = field(default_factory=list[str])
-    handed_on: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    """What kernels make, by name, with its layout."""
-    evaluated: list[BoundTensor] = field(default_factory=list[BoundTensor])
     region: Callable[[KernelPlan], Region] | None = None  # in which a segment's kernel exchanges with other ranks
 
     def begin(self, forms: Sequence[TensorView | None], on_cpu: Sequence[bool] | None = None) -> None:
@@ -147,7 +144,6 @@ class ProgramBuilder(CollectiveSteps):
             self.add_view(k, segment)
         elif scheduler == "torch_call" or self.options.backend_for(self.device) == "torch" or self.is_empty(segment):
             self.call(f"torch_{k}", segment, self.evaluation(segment))
-            self.new.update(segment.outputs if len(segment.outputs) == 1 else ())
         else:
             self.add_kernels(k, segment, kernels, renamed or {})
 
@@ -163,15 +159,14 @@ class ProgramBuilder(CollectiveSteps):
         like, targets = self.meta[tensor], self.replaceable.get(tensor, ())
         target = next((t for t in targets if self.may_replace(tensor, t, source)), None)
         if target is None:
-            self.handed_on[tensor.name] = like
-            self.new.add(tensor)
+            self.storage[tensor] = Storage.KERNEL
             self.steps.append(Allocate.like(tensor.name, like))
         elif tensor in self.fusion.aliases:
             self.replaced[tensor] = target
             self.steps.append(Allocate.like(tensor.name, like, own=target.name))
         else:
             self.taken.add(target)
-            self.allocated.add(tensor)
+            self.storage[tensor] = Storage.FILLED
             self.steps.append(Over(tensor.name, target.name, tuple(like.shape), like.stride()))
 
     def may_replace(self, tensor: BoundTensor, target: BoundTensor, source: KernelSource) -> bool:
@@ -211,7 +206,8 @@ class ProgramBuilder(CollectiveSteps):
         return run
 
     def evaluation(self, segment: Segment) -> Callable[..., object]:
-        self.evaluated += [t for t in segment.outputs if t not in self.places]
+        made = Storage.TORCH if len(segment.outputs) == 1 else Storage.SHARED
+        self.storage |= dict.fromkeys([t for t in segment.outputs if t not in self.places], made)
         return evaluation_of(segment, self.rank, self.device)
 
     def add_kernels(self, k: int, segment: Segment, plans: Sequence[KernelPlan], renamed: Renamed) -> None:
@@ -272,7 +268,8 @@ class ProgramBuilder(CollectiveSteps):
         self.wait([t for segment in self.started.values() for t in segment.outputs])
         self.give_shape(self.fusion.outputs)
         own = own_steps(self.fusion, self.replaced, self.samples, self.holds)
-        steps = [*own, *self.steps, *alias_steps(self.fusion, self.replaced, self.handed_on, self.holds)]
+        layouts = {t.name: self.meta[t] for t, s in self.storage.items() if s is Storage.KERNEL}
+        steps = [*own, *self.steps, *alias_steps(self.fusion, self.replaced, layouts, self.holds)]
         results: list[str | Call | None] = []
         domains: list[BoundDomain | None] = []
         for k, (t, form) in enumerate(zip(self.fusion.outputs, forms, strict=True)):
@@ -281,28 +278,27 @@ class ProgramBuilder(CollectiveSteps):
                 results.append(self.result(k, t, form) if self.holds(t) else None)
         end, outputs, driver = Return(tuple(results)), names_of(self.fusion.outputs), None
         if self.device.type == "cuda" and BEGIN in steps:
-            steps = share_workspace(address_chunks(steps, outputs), self.handed_on, outputs)
+            steps = share_workspace(address_chunks(steps, outputs), layouts, outputs)
             driver = open_driver(self.options.cache_directory)
-        batched = steps if driver is None else batch_launches(steps, self.handed_on, driver)
+        batched = steps if driver is None else batch_launches(steps, layouts, driver)
         inputs = [v.name for v in self.fusion.inputs]
         text, apart = (program_text(inputs, [*freed(s, outputs), end]) for s in (batched, steps))
         functions = device_calls(self.device) | called([*steps, *batched, end])
         run = bound_text(text, functions)
         if any(isinstance(s, Start) or (isinstance(s, Call) and s.label) for s in steps):
             run = outside_autocast(run, self.device.type)
-        made = {t.name: self.meta[t] for t in self.fusion.outputs if t in self.allocated or t.name in self.handed_on}
+        filled = {t.name: self.meta[t] for t, s in self.storage.items() if s is Storage.FILLED}
         return Program(
             run, text, tuple(self.sources), tuple(domains), cast("dict[str, Callable[..., object]]", functions),
             labels_of(steps), apart,
             launched={s.name: s.kernel for s in steps if isinstance(s, LaunchKernel) and s.kernel is not None},
             batches={s.name: s.launches for s in batched if isinstance(s, LaunchBatch)},
             by_address=frozenset(k for k, name in enumerate(inputs) if only_addressed(name, [*steps, end])),
-            is_fresh=are_fresh(results, made),
+            is_fresh=are_fresh(results, layouts | filled),
         )  # fmt: skip
 
     def result(self, k: int, tensor: BoundTensor, form: tuple[int, ...] | None) -> str | Call:
         """The ``k``-th output, as it is returned."""
         if form is not None:
             return Call((), f"to_allocation_{k}", to_allocation(tensor.domain, self.rank, form), (tensor.name,))
-        is_own = tensor.name in self.handed_on or tensor in self.evaluated or tensor in self.allocated
-        return result_of(tensor, self.meta[tensor].stride(), self.rank, is_own=is_own)
+        return result_of(tensor, self.meta[tensor].stride(), self.rank, is_own=tensor in self.storage)

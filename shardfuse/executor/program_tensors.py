@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import torch
 
@@ -14,6 +15,19 @@ from .host_program import label_of
 from .options import CompileOptions
 from .steps import Allocate, Call, Cut, Rename, Start, Step, names_of
 from .stream_chunks import Place, in_place
+
+
+class Storage(Enum):
+    """What made the storage of a tensor that is no view."""
+
+    KERNEL = auto()
+    """The program, for a kernel that writes all of it."""
+    FILLED = auto()
+    """The program, for collectives or chunks; or the caller, who gave the tensor up that it was."""
+    TORCH = auto()
+    """torch, which evaluates a segment of this one output."""
+    SHARED = auto()
+    """torch, which evaluates a segment of several outputs, and may give them one storage."""
 
 
 @dataclass
@@ -31,10 +45,8 @@ class ProgramTensors:
     """What one segment alone reads, and no caller."""
     steps: list[Step] = field(default_factory=list[Step])
     meta: dict[BoundTensor, torch.Tensor] = field(default_factory=dict[BoundTensor, torch.Tensor])
-    new: set[BoundTensor] = field(default_factory=set[BoundTensor])
-    """What stands in storage of its own: made by kernels, or by a segment that torch evaluates into one tensor."""
-    allocated: set[BoundTensor] = field(default_factory=set[BoundTensor])
-    """What collectives fill."""
+    storage: dict[BoundTensor, Storage] = field(default_factory=dict[BoundTensor, Storage])
+    """Tensors that are not in it may be views."""
     loose: set[BoundTensor] = field(default_factory=set[BoundTensor])
     """What may stand in another shape, as kernels read it by its address."""
     started: dict[str, Segment] = field(default_factory=dict[str, Segment])
@@ -65,8 +77,8 @@ class ProgramTensors:
             self.steps.append(Cut(names_of(place.parts), place.whole.name, place.cut, offsets))
 
     def allocate(self, tensor: BoundTensor) -> None:
-        """Storage that the program itself makes, and a collective fills."""
-        self.allocated.add(tensor)
+        """Storage that is filled by a collective, or part by part."""
+        self.storage[tensor] = Storage.FILLED
         self.steps.append(Allocate.like(tensor.name, self.meta[tensor]))
 
     def give_shape(self, tensors: Sequence[BoundTensor]) -> None:
