@@ -153,8 +153,7 @@ def _exchange(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> None
     words = _named(e, parts)
     lines, whole = exchange_lines(e.plan, words, e.tile.exchanged)
     e.helpers |= exchange_helpers(e.plan, len(words), e.tile.exchanged, e.turns, interpret=e.interpret)
-    for line in lines:
-        e.out.line(line)
+    e.out.add(lines)
     take_whole(e, [expr for expr, _ in parts], whole)
 
 
@@ -261,12 +260,10 @@ def _write_loop(
     if backwards:
         e.out.line(f"back = {_last_start(e, first, last)}")
     step = "step" if backwards else "start"
-    e.out.line(f"for {step} in tl.range({first}, {last}, {e.schedule.reduced}, num_stages={e.schedule.launch.stages}):")
-    e.out.depth += 1
-    if backwards:
-        e.out.line("start = back - step")
-    _write_turn(e, reductions, stored, turns, "start")
-    e.out.depth -= 1
+    with e.out.loop(step, first, last, e.schedule.reduced, e.schedule.launch.stages):
+        if backwards:
+            e.out.line("start = back - step")
+        _write_turn(e, reductions, stored, turns, "start")
     if turns is not chunks:
         _write_turn(e, reductions, stored, chunks, "whole")
     _finish(e, ((expr, _across_lanes(e, expr)) for expr in reductions))
@@ -276,10 +273,8 @@ def _write_aligned(e: Aligned, reductions: list[Expr], chunks: Sequence[Chunk]) 
     """Every turn is masked: the first holds elements before the row, the last some behind it."""
     chunks = [replace(c, is_masked=True) for c in chunks]
     block, e.is_whole = e.schedule.reduced, True
-    e.out.line(f"for start in tl.range(0, whole, {block}, num_stages={e.schedule.launch.stages}):")
-    e.out.depth += 1
-    _write_turn(e, reductions, [], chunks, "start")
-    e.out.depth -= 1
+    with e.out.loop("start", "0", "whole", block, e.schedule.launch.stages):
+        _write_turn(e, reductions, [], chunks, "start")
     e.is_whole = False
     _write_turn(e, reductions, [], chunks, "whole")
     _finish(e, ((expr, _across_lanes(e, expr)) for expr in reductions))
@@ -298,7 +293,7 @@ def _write_turn(
     """What a loop does with the block that begins at ``start``."""
     wanted = [*(x.tensors[0] for x in reductions), *stored]
     e.reads_r = False
-    at, chunks = len(e.out.lines), [replace(c, turn=start) for c in chunks]
+    at, chunks = len(e.out.statements), [replace(c, turn=start) for c in chunks]
     lines = [f"r = {start} + c", *([f"r_mask = r < {R_SIZE}"] if chunks[0].is_masked else [])]
     for line in e.index_lines(start) if isinstance(e, Aligned) and chunks[0].is_masked else lines:
         e.out.line(line)
@@ -312,7 +307,7 @@ def _write_turn(
         for tensor in stored:
             e.store(tensor, chunk)
     if not (e.reads_r or chunks[0].is_masked):
-        del e.out.lines[at]
+        del e.out.statements[at]
     e.values = {k: v for k, v in e.values.items() if not e.space.has_r(k[0])}
 
 

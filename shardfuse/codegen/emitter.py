@@ -23,7 +23,8 @@ from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, num
 from .draw import draw, function_of
 from .indexing import chunk_terms, dynamic_terms, loop_terms, member_terms
 from .loads import hint, in_few, in_runs
-from .source import Text, Writer
+from .source import BLOCK, Text
+from .statements import Statement, Writer
 from .tile import R_SIZE, Chunk, Layouts, Piece, Strides, Tile
 from .window_loads import Window
 
@@ -38,14 +39,16 @@ class Emitter:
     is_before_ends = False
 
     def __init__(
-        self, plan: KernelPlan, layouts: Layouts, coordinates: Coordinates, *, interpret: bool, turns: int | None = None
-    ) -> None:
+        self, plan: KernelPlan, layouts: Layouts, coordinates: Coordinates, *, interpret: bool,
+        turns: int | None, program: str,
+    ) -> None:  # fmt: skip
         self.plan = plan
         self.space = plan.space
         self.schedule = plan.schedule
         self.tile = Tile(plan, layouts, coordinates)
         self.interpret = interpret
         self.turns = turns
+        self.program = program
         self.head = Writer()
         """Indices and offsets, before everything else: a name that is made inside a loop is not seen after it."""
         self.out = Writer()
@@ -61,6 +64,11 @@ class Emitter:
         for name in filter(None, functions):
             for called, text in texts_of(name, interpret=self.interpret).items():
                 self.helpers.setdefault(called, text)
+
+    @property
+    def body(self) -> list[Statement]:
+        """All that was written."""
+        return [*self.head.statements, "", *self.out.statements]
 
     # what is needed
 
@@ -138,7 +146,9 @@ class Emitter:
         if has_r and not has_x and self.tile.x_lanes and self.tile.is_inner and not self.tile.is_row_wide:
             # One row for all rows of the tile: each warp reads it, instead of handing it round through shared memory.
             pointer = f"tl.broadcast_to({pointer}, {self.tile.shape_of(chunk)})"
-        text = converted(f"tl.load({pointer}{options}{hint(self.plan, tensor)})", tensor.dtype, dtype)
+        text = converted(
+            f"tl.load({pointer}{options}{hint(self.plan, tensor, is_later=self.program == BLOCK)})", tensor.dtype, dtype
+        )
         text = run.spread(text) if run else text
         return self.assign(self.name(tensor, chunk), text, dtype, has_x and self.tile.x_lanes, has_r)
 

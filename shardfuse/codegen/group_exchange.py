@@ -34,10 +34,9 @@ from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Access, Exchange, Group, Immediate, Lagged
 from .emitter import Emitter
 from .indexing import dynamic_terms, member_terms
+from .source import MAILBOX
+from .statements import Loop, Statement
 from .tile import Tile
-
-MAILBOX = "mailbox_ptr"
-"""The kernel's first argument."""
 
 _LINE = LINE_BYTES // 8
 """64-bit words of a cache line: counts of two groups do not share one."""
@@ -225,16 +224,17 @@ def head_lines(plan: KernelPlan, lanes: int) -> list[str]:
     return lines
 
 
-def team_lines(body: Sequence[str], rows: str, index: Sequence[str]) -> list[str]:
+EPOCH_STORE = "tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))"
+"""What ends a launch: the next one goes on counting from this program's last epoch."""
+
+
+def team_loop(body: Sequence[Statement], rows: str) -> list[Statement]:
     """``body`` for each row of the team in turn, and what comes after the last.
 
-    ``rows``: text of their number, "" for a single one.  ``index``: lines that make x of ``row``.
+    ``rows``: text of their number, "" for a single one.
     """
-    lines = [*(f"    {line}" for line in index), *body]
-    if rows:
-        loop = f"    for row in tl.range(team, {rows}, teams, num_stages=1):"
-        lines = [loop, *(f"    {line}" if line else "" for line in lines)]
-    return ["", *lines, "", "    tl.store(epochs_ptr + tl.program_id(0), epoch.to(tl.int64))"]
+    turns = [Loop("row", "team", rows, "teams", 1, body)] if rows else body
+    return ["", *turns, "", EPOCH_STORE]
 
 
 def exchange_lines(plan: KernelPlan, parts: Sequence[tuple[DataType, str]], lanes: int) -> tuple[list[str], list[str]]:

@@ -27,7 +27,7 @@ from .bodies import of_members
 from .indexing import dynamic_terms
 from .lagged_rows import Late, end_begin, taken, write_begin, write_collect
 from .running_statistics import combined
-from .source import Writer
+from .statements import Writer
 from .tile import Chunk, Piece, Strides
 from .walk import Walk, add_up, store_partial, sums_of, write_invariant
 
@@ -66,7 +66,7 @@ class LateWalk(Late, Walk):
         texts = [f"x + {row.start}" if row.start else "x" for row in self.rows]
         if self.is_cut:
             texts = [f"tl.minimum({text}, {self.row_count} - 1)" if k else text for k, text in enumerate(texts)]
-        return [f"    {row.suffix[1:]} = {text}" for row, text in zip(self.rows, texts, strict=True)]
+        return [f"{row.suffix[1:]} = {text}" for row, text in zip(self.rows, texts, strict=True)]
 
 
 def write_lagged_loop(e: LateWalk) -> None:
@@ -94,7 +94,7 @@ def write_lagged_loop(e: LateWalk) -> None:
     turn = e.head, e.out
     e.head, e.out = Writer(), Writer()
     _write_sums(e, columns, chunks)
-    e.stored = e.out.lines
+    e.stored = e.out.statements
     e.head, e.out = turn
 
 
@@ -154,13 +154,11 @@ def _write_sums(e: LateWalk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -
             store_partial(e, expr, chunk, sums_of(expr, chunk))
     if teams_of(e) == splits:
         return
-    e.out.line(f"for spare in tl.range(team + teams, {splits}, teams, num_stages=1):")
-    e.out.depth += 1
-    e.out.line(f"partial = spare * {total} + first")
-    for expr in columns:
-        for chunk in chunks:
-            store_partial(e, expr, chunk, accumulator(expr).start(e.tile.shape_of(chunk)))
-    e.out.depth -= 1
+    with e.out.loop("spare", "team + teams", str(splits), "teams"):
+        e.out.line(f"partial = spare * {total} + first")
+        for expr in columns:
+            for chunk in chunks:
+                store_partial(e, expr, chunk, accumulator(expr).start(e.tile.shape_of(chunk)))
 
 
 def teams_of(e: LateWalk) -> int:

@@ -22,7 +22,7 @@ from .accumulators import Accumulator, accumulators
 from .arithmetic import TRITON_TYPE
 from .emitter import Emitter
 from .packed import Packed
-from .source import MARGIN
+from .statements import MARGIN
 from .tile import R_SHARE, R_SIZE, Chunk
 from .words import largest_of_words
 
