@@ -11,7 +11,7 @@ from ..ir.op import Statistic
 from ..schedulers.limits import power_of_two
 from .accumulators import Accumulator, accumulator, accumulators
 from .emitter import Emitter
-from .group_exchange import exchange_helpers, exchange_lines, prefetch_next
+from .group_exchange import prefetch_next, write_team_exchange
 from .mesh_exchange import write_exchange
 from .misaligned import Aligned
 from .packed import Packed
@@ -106,9 +106,7 @@ def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
     outputs = e.plan.segment.outputs
     per_row = [t for t in outputs if not e.space.has_r(t)]
     for chunk in chunks[: len(e.tile.pieces)]:
-        e.load_needed(per_row, chunk)
-        for tensor in per_row:
-            e.value(tensor, chunk)
+        e.make(per_row, chunk)
         _write_invariant(e, outputs, chunk)
         for tensor in per_row:
             e.store(tensor, chunk)
@@ -117,9 +115,7 @@ def write_last_phase(e: Emitter, chunks: list[Chunk]) -> None:
         e.out.paragraph()
         if isinstance(e, Packed):
             e.read_ahead(rows, chunks[k : k + 2])
-        e.load_needed(rows, chunk)
-        for tensor in rows:
-            e.value(tensor, chunk)
+        e.make(rows, chunk)
         for tensor in rows:
             e.store(tensor, chunk)
 
@@ -150,11 +146,7 @@ def _exchange(e: Emitter, parts: Sequence[tuple[Expr, tuple[str, ...]]]) -> None
     """All reductions of a phase at once."""
     if not parts:
         return
-    words = _named(e, parts)
-    lines, whole = exchange_lines(e.plan, words, e.tile.exchanged)
-    e.helpers |= exchange_helpers(e.plan, len(words), e.tile.exchanged, e.turns, interpret=e.interpret)
-    e.out.add(lines)
-    take_whole(e, [expr for expr, _ in parts], whole)
+    take_whole(e, [expr for expr, _ in parts], write_team_exchange(e, _named(e, parts)))
 
 
 def parts_of(e: Emitter, reductions: Sequence[Expr], chunks: list[Chunk]) -> list[tuple[DataType, str]]:
@@ -225,9 +217,7 @@ def write_loops(e: Emitter) -> None:
             walk += 1
     per_row = [t for t in outputs if not e.space.has_r(t)]
     for chunk in chunks:
-        e.load_needed(per_row, chunk)
-        for tensor in per_row:
-            e.value(tensor, chunk)
+        e.make(per_row, chunk)
     e.out.paragraph()
     for chunk in chunks:
         for tensor in per_row:

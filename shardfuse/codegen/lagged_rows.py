@@ -26,7 +26,7 @@ from ..schedulers.limits import WARP, WARPS
 from ..schedulers.schedule_parts import REGISTERS_OF_A_THREAD
 from .arithmetic import converted
 from .bodies import load_and_compute, parts_of, take_whole, write_last_phase
-from .group_exchange import EPOCH_STORE, collect_late_lines, polled_helpers, post_lines
+from .group_exchange import EPOCH_STORE, post_lines, write_late_wait
 from .misaligned import OddRows
 from .source import Text
 from .statements import Loop, Statement, Writer, call_of, defined, function_text, live_before, tuple_of
@@ -168,10 +168,7 @@ def end_begin(e: Late, parts: list[tuple[DataType, str]]) -> None:
 
 def write_collect(e: Late) -> list[str]:
     """Waits for the parts of this turn, which were posted in the one before; the text of each, of all members."""
-    e.helpers |= polled_helpers(len(e.parts), e.turns, by_one=_has_registers_left(e), interpret=e.interpret)
-    lines, whole = collect_late_lines(e.plan, [dtype for dtype, _ in e.parts], e.tile.exchanged)
-    e.out.add(lines)
-    return whole
+    return write_late_wait(e, [dtype for dtype, _ in e.parts], by_one=_has_registers_left(e))
 
 
 def _has_registers_left(e: Late) -> bool:
@@ -200,7 +197,7 @@ def pipelined_loop(e: Late, name: str, known: Sequence[str]) -> list[Statement]:
     ``known``: the names that stand before it.
     """
     known = [*known, *defined(e.invariant), "x", "words"]
-    parts, post = ", ".join(n for _, n in e.parts), post_lines(e.plan, e.parts, e.tile.exchanged)
+    parts, post = ", ".join(n for _, n in e.parts), post_lines(e, e.parts)
     words = ["", tuple_of("words", e.carried)]
     begun = [*e.turn_lines(), *e.begun]
     if e.schedule.lag > 1:

@@ -135,9 +135,7 @@ def _write_last(e: LateWalk, columns: Sequence[Expr], stored: Sequence[BoundTens
     outputs = [t for t in stored if e.space.has_r(t) or chunk.start == 0]
     wanted = [*(x.tensors[0] for x in columns), *outputs]
     e.out.paragraph()
-    e.load_needed(wanted, own)
-    for tensor in wanted:
-        e.value(tensor, own)
+    e.make(wanted, own)
     mask = f"x + {own.piece.start} < {e.row_count}" if e.is_cut and own.piece.start else ""
     for expr in columns:
         add_up(e, expr, own, sums_of(expr, chunk), mask)

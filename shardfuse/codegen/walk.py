@@ -99,10 +99,7 @@ def write_walk(e: Walk) -> None:
 
 def write_invariant(e: Walk, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
     """Values that are the same for all rows of the walk."""
-    invariant = [t for t in e.needed(wanted, chunk) if not e.space.is_walked(t)]
-    e.load_needed(invariant, chunk)
-    for tensor in invariant:
-        e.value(tensor, chunk)
+    e.make([t for t in e.needed(wanted, chunk) if not e.space.is_walked(t)], chunk)
 
 
 def _walked(e: Walk, chunks: Sequence[Chunk], columns: Sequence[Expr], stored: Sequence[BoundTensor]) -> Loop:
