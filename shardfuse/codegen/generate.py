@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import gcd
 from typing import Any
 
 from ..ir.expr import BoundTensor
-from ..schedulers.limits import INT32_LIMIT
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule
 from .bodies import write_loops, write_packed, write_unrolled
 from .claims import claim_helpers, grid_of, integers_of, loop_lines
 from .emitter import Emitter
 from .group_exchange import head_lines, mailbox_words, member_alone, team_loop
+from .indexing import integer, promise
 from .lagged_rows import Late, OddLate, pipelined_loop, write_late
 from .mesh_exchange import head_lines as table_lines
 from .mesh_exchange import table_words
@@ -214,10 +213,8 @@ def _index(e: Emitter) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
 
     def extent(name: str, value: int, *, wide: bool, promised: bool) -> None:
         """``promised``: the compiler learns what power of two divides it, without which it splits vector loads."""
-        integers[name] = (value, "tl.int64" if wide or value >= INT32_LIMIT else "tl.int32")
-        divisor = gcd(value, 16)
-        if promised and divisor > 1:
-            lines.append(f"{name} = {name} // {divisor} * {divisor}")
+        integers[name] = integer(value, is_wide=wide)
+        lines.extend(promise(name, value) if promised else [])
 
     is_cut = bool(tile.x_total % tile.columns) if schedule.columns else tile.x_masked
     is_in_turn = e.plan.split is not None or e.plan.exchange is not None or schedule.members
@@ -251,11 +248,8 @@ def _mask_lines(tile: Tile, schedule: Schedule) -> list[str]:
     stop = str(tile.share)
     lines: list[str] = []
     if tile.last_share < tile.share:
-        divisor = gcd(tile.r_total, tile.share, 16)
-        lines.append(f"valid = tl.minimum({tile.share}, {tile.r_total} - first)")
         stop = "valid"
-        if divisor > 1:
-            lines.append(f"valid = valid // {divisor} * {divisor}")
+        lines = [f"valid = tl.minimum({tile.share}, {tile.r_total} - first)", *promise(stop, tile.r_total, tile.share)]
     lines += [f"{chunk.mask} = c + {chunk.start} < {stop}" for chunk in masked]
     return [line.replace(" + 0 <", " <") for line in lines]
 

@@ -24,7 +24,6 @@ from ..ir.expr import BoundTensor
 from ..ir.op import is_statistic
 from ..schedulers.limits import WARP, WARPS
 from ..schedulers.schedule_parts import REGISTERS_OF_A_THREAD
-from .arithmetic import converted
 from .bodies import load_and_compute, parts_of, take_whole, write_last_phase
 from .group_exchange import EPOCH_STORE, post_lines, write_late_wait
 from .misaligned import OddRows
@@ -43,8 +42,7 @@ class Late(Words):
     def load(self, tensor: BoundTensor, chunk: Chunk) -> Text:
         if not self.space.is_streamed(tensor):
             return super().load(tensor, chunk)
-        name, is_packed = self.name(tensor, chunk), self.is_packed(tensor)
-        words = f"{name}_words"
+        words, is_packed = f"{self.name(tensor, chunk)}_words", self.is_packed(tensor)
         if self.is_ahead:
             text = self.whole_words(tensor, chunk, words)
             if is_packed:
@@ -56,11 +54,7 @@ class Late(Words):
                 return Text(words, tensor.dtype, False, True)
         else:
             words = f"words[{self.carried.index(words)}]"
-        if not is_packed:
-            words = converted(words, tensor.dtype, tensor.dtype.compute)
-            return self.assign(name, words, tensor.dtype.compute, False, True)
-        self.use(UNPACK[tensor.dtype])
-        return self.assign(name, f"{UNPACK[tensor.dtype]}({words})", DataType.Float, False, True)
+        return self.widened(tensor, chunk, words, is_packed=is_packed)
 
     def is_packed(self, tensor: BoundTensor) -> bool:
         """Two values of ``tensor`` in a word?  Not where a thread has one of each chunk."""
@@ -71,9 +65,6 @@ class Late(Words):
         if words not in self.carried or not self.is_packed(tensor):
             return None
         return words if self.is_ahead else f"words[{self.carried.index(words)}]"
-
-    def begin(self) -> None:
-        """Lines that a row begins with."""
 
     @property
     def row_count(self) -> str:
@@ -110,9 +101,6 @@ class Late(Words):
 
 class OddLate(OddRows, Late):
     """Of misaligned rows."""
-
-    def begin(self) -> None:
-        self.begin_row()
 
 
 def write_late(e: Late) -> None:

@@ -102,8 +102,9 @@ class OddRows(Words):
     def is_row(self, tensor: BoundTensor) -> bool:
         return self.space.is_streamed(tensor)
 
-    def begin_row(self) -> None:
+    def begin(self) -> None:
         """Where the row lies, and the masks of its first and last chunks."""
+        super().begin()
         width, size = self.tile.word, self.tile.r_total
         row = next(t for t in self.plan.segment.inputs if self.is_row(t))
         offset = self.offset(" + ".join(self.x_terms(self.tile.strides[row], self.tile.chunks()[0])))

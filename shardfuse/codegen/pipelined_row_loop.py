@@ -29,7 +29,7 @@ from .lagged_rows import Late, end_begin, taken, write_begin, write_collect
 from .running_statistics import combined
 from .statements import Writer
 from .tile import Chunk, Piece, Strides
-from .walk import Walk, add_up, store_partial, sums_of, write_invariant
+from .walk import Walk, add_up, store_sums, sums_of, write_invariant, write_sums
 
 
 class LateWalk(Late, Walk):
@@ -75,9 +75,7 @@ def write_lagged_loop(e: LateWalk) -> None:
     stored = [t for t in e.plan.segment.outputs if not e.is_partial(t)]
     for chunk in chunks:
         write_invariant(e, [*stored, *(x.tensors[0] for x in (*columns, *e.reductions(0)))], chunk)
-    for expr in columns:
-        for chunk in chunks:
-            e.out.line(f"{sums_of(expr, chunk)} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
+    write_sums(e, columns, chunks)
     e.invariant, invariant = taken(e), dict(e.values)
     write_begin(e, [chunk for row in e.rows for chunk in e.of(row)])
     end_begin(e, _parts(e))
@@ -93,7 +91,7 @@ def write_lagged_loop(e: LateWalk) -> None:
             _write_last(e, columns, stored, own, chunk)
     turn = e.head, e.out
     e.head, e.out = Writer(), Writer()
-    _write_sums(e, columns, chunks)
+    _store_all(e, columns, chunks)
     e.stored = e.out.statements
     e.head, e.out = turn
 
@@ -143,20 +141,13 @@ def _write_last(e: LateWalk, columns: Sequence[Expr], stored: Sequence[BoundTens
         e.store(tensor, own)
 
 
-def _write_sums(e: LateWalk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
+def _store_all(e: LateWalk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
     """A row of partial results; those of teams that are not there, where fewer fit, are neutral."""
-    total, splits = e.tile.r_total, e.schedule.parts
-    e.out.line(f"partial = team * {total} + first")
-    for expr in columns:
-        for chunk in chunks:
-            store_partial(e, expr, chunk, sums_of(expr, chunk))
-    if teams_of(e) == splits:
+    store_sums(e, columns, chunks, "team")
+    if teams_of(e) == e.schedule.parts:
         return
-    with e.out.loop("spare", "team + teams", str(splits), "teams"):
-        e.out.line(f"partial = spare * {total} + first")
-        for expr in columns:
-            for chunk in chunks:
-                store_partial(e, expr, chunk, accumulator(expr).start(e.tile.shape_of(chunk)))
+    with e.out.loop("spare", "team + teams", str(e.schedule.parts), "teams"):
+        store_sums(e, columns, chunks, "spare", is_neutral=True)
 
 
 def teams_of(e: LateWalk) -> int:

@@ -15,10 +15,10 @@ from math import gcd, prod
 
 from ..ir.digits import Axis
 from ..ir.layout import local_extent
-from ..schedulers.limits import INT32_LIMIT, power_of_two
+from ..schedulers.limits import power_of_two
 from .bodies import load_and_compute
 from .emitter import Emitter
-from .indexing import dynamic_terms, groups
+from .indexing import dynamic_terms, groups, integer, promise
 from .statements import Statement
 from .tile import Chunk, Strides
 from .window_loads import Bound
@@ -94,10 +94,8 @@ def turned_index(e: Sided) -> tuple[dict[str, tuple[int, str]], list[Statement]]
     integers: dict[str, tuple[int, str]] = {}
     lines: list[Statement] = []
     for name, value, block in ((ALONG, e.along, e.x_block), (ACROSS, e.across, e.y_block)):
-        integers[name] = (value, "tl.int64" if value >= INT32_LIMIT else "tl.int32")
-        divisor = gcd(value, 16)
-        if value % block and divisor > 1:
-            lines.append(f"{name} = {name} // {divisor} * {divisor}")
+        integers[name] = integer(value)
+        lines += promise(name, value) if value % block else []
     wide = ".to(tl.int64)" if e.tile.x_wide else ""
     lines.append(f"program = {e.program}{wide}")
     columns, rows = f"tl.cdiv({ALONG}, {e.x_block})", f"tl.cdiv({ACROSS}, {e.y_block})"

@@ -7,17 +7,16 @@ What is the same for all rows is loaded before it; sums of columns leave behind 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
 
 from ..analysis.paired_reductions import first_of
 from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from ..ir.op import Reduce, is_reduction
-from ..schedulers.limits import INT32_LIMIT, WARP, chunk_widths, least_chunk
+from ..schedulers.limits import WARP, chunk_widths, least_chunk
 from .accumulators import accumulator
 from .bodies import load_and_compute
 from .emitter import Emitter
-from .indexing import dynamic_terms, groups
+from .indexing import dynamic_terms, groups, integer, promise
 from .running_statistics import accumulate
 from .statements import Loop, Statement, Writer
 from .tile import X_SIZE, Chunk, Strides
@@ -85,16 +84,11 @@ def write_walk(e: Walk) -> None:
         for chunk in chunks:
             write_invariant(e, wanted, chunk)
     e.out.paragraph()
-    for expr in columns:
-        for chunk in chunks:
-            e.out.line(f"{sums_of(expr, chunk)} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
+    write_sums(e, columns, chunks)
     e.out.paragraph()
     e.out.add([_walked(e, chunks, columns, stored)])
     e.out.paragraph()
-    e.out.line(f"partial = program * {e.tile.r_total}")
-    for expr in columns:
-        for chunk in chunks:
-            store_partial(e, expr, chunk, sums_of(expr, chunk))
+    store_sums(e, columns, chunks, "program")
 
 
 def write_invariant(e: Walk, wanted: Sequence[BoundTensor], chunk: Chunk) -> None:
@@ -242,16 +236,30 @@ def _row_lines(e: Walk) -> list[str]:
     return lines
 
 
-def store_partial(e: Walk, expr: Expr, chunk: Chunk, text: str) -> None:
-    """``text``: of a chunk's sums, stored behind ``partial``."""
-    acc = accumulator(expr)
-    if e.tile.x_lanes:
-        text = f"{acc.reduced(text, 0)}[None, :]"
-    if acc.is_logical:
-        text = f"{text} != 0"
-    at = f" + {chunk.start}" if chunk.start else ""
-    mask = f", mask={chunk.mask}" if chunk.is_masked else ""
-    e.out.line(f"tl.store({expr.output}_ptr + partial{at} + {chunk.lane}, {text}{mask})")
+def write_sums(e: Walk, columns: Sequence[Expr], chunks: Sequence[Chunk]) -> None:
+    """Sums of no rows."""
+    for expr in columns:
+        for chunk in chunks:
+            e.out.line(f"{sums_of(expr, chunk)} = {accumulator(expr).start(e.tile.shape_of(chunk))}")
+
+
+def store_sums(
+    e: Walk, columns: Sequence[Expr], chunks: Sequence[Chunk], row: str, *, is_neutral: bool = False
+) -> None:
+    """The sums, or neutral ones, as ``row`` of the partial results."""
+    first = " + first" if e.schedule.members else ""
+    e.out.line(f"partial = {row} * {e.tile.r_total}{first}")
+    for expr in columns:
+        acc = accumulator(expr)
+        for chunk in chunks:
+            text = acc.start(e.tile.shape_of(chunk)) if is_neutral else sums_of(expr, chunk)
+            if e.tile.x_lanes:
+                text = f"{acc.reduced(text, 0)}[None, :]"
+            if acc.is_logical:
+                text = f"{text} != 0"
+            at = f" + {chunk.start}" if chunk.start else ""
+            mask = f", mask={chunk.mask}" if chunk.is_masked else ""
+            e.out.line(f"tl.store({expr.output}_ptr + partial{at} + {chunk.lane}, {text}{mask})")
 
 
 def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
@@ -259,9 +267,7 @@ def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
     tile = e.tile
     rows = tile.walk_total
     lines: list[Statement] = []
-    divisor = gcd(rows, 16)
-    if tile.x_masked and divisor > 1 and not e.space.is_invariant:
-        lines.append(f"{X_SIZE} = {X_SIZE} // {divisor} * {divisor}")
+    lines += promise(X_SIZE, rows) if tile.x_masked and not e.space.is_invariant else []
     chunks = e.chunks()
     blocks = {c.lane: c.block or 1 for c in chunks}
     lines += [f"{lane} = {tile.lanes(block, reduced=True)}" for lane, block in blocks.items()]
@@ -271,5 +277,4 @@ def walk_index(e: Walk) -> tuple[dict[str, tuple[int, str]], list[Statement]]:
     if tile.x_lanes:
         lines.append(f"rows = {tile.lanes(tile.x_block, reduced=False)}")
     lines += [f"{c.mask} = {c.lane} < {c.valid}" for c in chunks if c.is_masked]
-    kind = "tl.int64" if rows >= INT32_LIMIT else "tl.int32"
-    return {X_SIZE: (rows, kind)}, lines
+    return {X_SIZE: integer(rows)}, lines
