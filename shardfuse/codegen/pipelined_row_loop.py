@@ -24,9 +24,9 @@ from ..ir.dtype import DataType
 from ..ir.expr import BoundTensor, Expr
 from .accumulators import Accumulator, accumulator
 from .bodies import of_members
+from .combining import combined
 from .indexing import dynamic_terms
 from .lagged_rows import Late, end_begin, taken, write_begin, write_collect
-from .running_statistics import combined
 from .statements import Writer
 from .tile import Chunk, Piece, Strides
 from .walk import Walk, add_up, store_sums, sums_of, write_invariant, write_sums

@@ -15,9 +15,9 @@ from ..ir.op import Reduce, is_reduction
 from ..schedulers.limits import WARP, chunk_widths, least_chunk
 from .accumulators import accumulator
 from .bodies import load_and_compute
+from .combining import accumulate
 from .emitter import Emitter
 from .indexing import dynamic_terms, groups, integer, promise
-from .running_statistics import accumulate
 from .statements import Loop, Statement, Writer
 from .tile import X_SIZE, Chunk, Strides
 
