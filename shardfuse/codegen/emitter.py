@@ -23,7 +23,7 @@ from .addresses import Addresses
 from .arithmetic import LIBDEVICE, TRITON_TYPE, atom, converted, must_round, number_text, own_functions, pointwise_form
 from .draw import draw, function_of
 from .loads import hint, in_few, in_runs
-from .source import BLOCK, Text
+from .source import BLOCK, PROGRAM, Text
 from .statements import Statement, Writer
 from .tile import R_SIZE, Chunk, Layouts, Piece, Tile
 
@@ -33,7 +33,7 @@ class Emitter(Addresses):
 
     def __init__(
         self, plan: KernelPlan, layouts: Layouts, coordinates: Coordinates, *, interpret: bool,
-        turns: int | None, program: str,
+        turns: int | None = None, program: str = PROGRAM,
     ) -> None:  # fmt: skip
         super().__init__(plan, Tile(plan, layouts, coordinates))
         self.interpret = interpret

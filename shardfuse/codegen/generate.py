@@ -11,7 +11,7 @@ from ..ir.expr import BoundTensor
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule
 from .bodies import write_loops, write_packed, write_unrolled
-from .claims import claim_helpers, grid_of, integers_of, loop_lines
+from .claims import claim_helpers, grid_of, integers_of, program_loops
 from .emitter import Emitter
 from .group_exchange import head_lines, mailbox_words, member_alone, team_loop
 from .indexing import integer, promise
@@ -26,7 +26,7 @@ from .sending_rows import SendingRows, rows_head_lines
 from .sides import Sided, rows_index, turned_index, where_whole, write_flat
 from .source import BLOCK, PROGRAM, Kernel, KernelSource
 from .stages import one_launch
-from .statements import Branch, Statement, defined, rendered
+from .statements import Branch, Statement, defined
 from .tile import R_SHARE, R_SIZE, X_SIZE, Layouts, Tile, coordinates_on
 from .walk import Walk, walk_index, write_walk
 
@@ -81,8 +81,7 @@ def _kernel(
     elif plan.schedule.members:
         body = team_loop([*_row_lines(e), *e.body], _rows(e))
     elif exchange is not None:
-        lines = loop_lines(rendered(e.body, 1), _rows(e), _row_lines(e), exchange)
-        body = [line.removeprefix("    ") for line in lines]
+        body = program_loops([*_row_lines(e), *e.body], _rows(e), exchange)
     elif (test := before_last(e)) is not None:
         body = ["", Branch(test, emitted(is_whole=True).body, e.body)]
     elif (test := where_whole(e)) is not None:

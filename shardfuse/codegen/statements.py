@@ -31,9 +31,9 @@ class Loop:
     body: Sequence[Statement]
 
     @property
-    def head(self) -> str:
+    def range(self) -> str:
         step = "" if self.step is None else f"{self.step}, "
-        return f"for {self.index} in tl.range({self.start}, {self.stop}, {step}num_stages={self.stages}):"
+        return f"tl.range({self.start}, {self.stop}, {step}num_stages={self.stages})"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,15 @@ class Branch:
     otherwise: Sequence[Statement] = ()
 
 
-Statement = str | Loop | Branch
+@dataclass(frozen=True)
+class While:
+    """``body`` as long as ``test`` holds."""
+
+    test: str
+    body: Sequence[Statement]
+
+
+Statement = str | Loop | Branch | While
 """A string is a simple statement; an empty one ends a paragraph."""
 
 
@@ -76,26 +84,46 @@ class Writer:
 
 def defined(statements: Sequence[Statement]) -> list[str]:
     """The names that ``statements`` define, in order."""
-    return [name.id for node in _parsed(statements) for name in _names(node) if isinstance(name.ctx, ast.Store)]
+    nodes = ast.walk(ast.parse("\n".join(rendered(statements))))
+    found = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    return [node.id for node in sorted(found, key=lambda node: (node.lineno, node.col_offset))]
 
 
 def live_before(statements: Sequence[Statement]) -> set[str]:
     """The names that ``statements`` use and do not define before they do."""
-    live, known = set[str](), set[str]()
-    for node in _parsed(statements):
-        names = _names(node)
-        read = {name.id for name in names if isinstance(name.ctx, ast.Load) or isinstance(node, ast.AugAssign)}
-        live |= read - known
-        known |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    return _live(statements, set())
+
+
+def _live(statements: Sequence[Statement], known: set[str]) -> set[str]:
+    """The names that are live before ``statements``, to which those of ``known`` do not count; these get what all
+    paths define."""
+    live = set[str]()
+    for statement in statements:
+        match statement:
+            case str():
+                live |= _uses(statement) - known
+                known |= set(defined([statement]))
+            case Loop():
+                live |= _uses(statement.range) - known
+                live |= _live(statement.body, {*known, statement.index})
+            case While():
+                live |= _uses(statement.test) - known
+                live |= _live(statement.body, {*known})
+            case Branch():
+                live |= _uses(statement.test) - known
+                then, otherwise = {*known}, {*known}
+                live |= _live(statement.then, then) | _live(statement.otherwise, otherwise)
+                known |= then & otherwise
     return live
 
 
-def _parsed(statements: Sequence[Statement]) -> list[ast.stmt]:
-    return ast.parse("\n".join(rendered(statements))).body
-
-
-def _names(node: ast.stmt) -> list[ast.Name]:
-    return [name for name in ast.walk(node) if isinstance(name, ast.Name)]
+def _uses(text: str) -> set[str]:
+    """The names that the simple statement, or the expression, ``text`` reads."""
+    nodes = list(ast.walk(ast.parse(text)))
+    changed = {node.target for node in nodes if isinstance(node, ast.AugAssign)}
+    return {
+        node.id for node in nodes if isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Load) or node in changed)
+    }
 
 
 def rendered(statements: Sequence[Statement], depth: int = 0) -> list[str]:
@@ -113,7 +141,10 @@ def _lines(statements: Sequence[Statement], depth: int) -> Iterator[str]:
             case str():
                 yield from (_INDENT * depth + line for line in statement.split("\n")) if statement else [""]
             case Loop():
-                yield _INDENT * depth + statement.head
+                yield f"{_INDENT * depth}for {statement.index} in {statement.range}:"
+                yield from _lines(statement.body, depth + 1)
+            case While():
+                yield f"{_INDENT * depth}while {statement.test}:"
                 yield from _lines(statement.body, depth + 1)
             case Branch():
                 yield f"{_INDENT * depth}if {statement.test}:"
