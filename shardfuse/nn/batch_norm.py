@@ -162,7 +162,6 @@ class BatchNorm(ChannelNorm):
             channels=self.num_features,
             eps=self.eps,
             mesh=self.mesh,
-            mesh_id=id(self.mesh),
             placement=placement,
             dtype=self.check_dtype("x", x),
             affine_dtype=self.check_dtype("weight", affine[0]) if affine else None,

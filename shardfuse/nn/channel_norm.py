@@ -17,6 +17,7 @@ class ChannelNorm(ParameterModule):
 
     is_last = False
     _last: ChannelNorm | None = None
+    """This module for images whose channels come last, once one has come."""
 
     def describe(self) -> None:
         self.__dict__["_last"] = None
@@ -42,18 +43,16 @@ class ChannelNorm(ParameterModule):
             local = [self.traced(t) for t in given]
             results = self.library_op(local, self._last_text, None if whole is None else list(whole))
         else:
-            results = self._of_last().run(given, whole)
+            results = (self._last or self._made_of_last()).run(given, whole)
         return [channels_second(results[0]), *results[1:]]
 
-    def _of_last(self) -> ChannelNorm:
+    def _made_of_last(self) -> ChannelNorm:
         """This module for images whose channels come last: fusions depend on it, and tensors do not show it."""
-        last = self._last
-        if last is None:
-            with torch.no_grad():
-                last = self.defined.made_again({**self.settings(), "is_last": True})
-            last.timer, last.promises = self.timer, self.promises
-            last.__dict__["text"] = self._last_text
-            self.__dict__["_last"] = last
+        with torch.no_grad():
+            last = self.defined.made_again({**self.settings(), "is_last": True})
+        last.timer, last.promises = self.timer, self.promises
+        last.__dict__["text"] = self._last_text
+        self.__dict__["_last"] = last
         return last
 
     def __getstate__(self) -> dict[str, object]:

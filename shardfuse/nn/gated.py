@@ -116,7 +116,6 @@ class GatedUnit(FusedModule):
             is_packed=is_packed,
             features=-1 if is_packed or self.features is None else self.features,
             mesh=self.mesh,
-            mesh_id=id(self.mesh),
             placement=placement,
             dtype=self.check_dtype("gate", gate),
             bias_dtype=self.check_dtype("gate_bias", others[0]) if others else None,

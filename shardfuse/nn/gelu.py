@@ -95,7 +95,6 @@ class GELU(OfGelu):
             activation=self._activation,
             ndim=x.ndim,
             mesh=self.mesh,
-            mesh_id=id(self.mesh),
             placement=placement,
             dtype=self.check_dtype("x", x),
         )

@@ -123,7 +123,6 @@ class GroupNorm(ChannelNorm):
             eps=self.eps,
             activation=self.activation,
             mesh=self.mesh,
-            mesh_id=id(self.mesh),
             placement=self.placed(self._input, x.ndim, unsharded),
             dtype=self.check_dtype("x", x),
             affine_dtype=self.check_dtype("weight", affine[0]) if affine else None,

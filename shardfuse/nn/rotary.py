@@ -252,7 +252,6 @@ class RotaryEmbedding(FusedModule):
             interleaved=self.interleaved,
             table=(*(1 if n == 1 else -1 for n in cos.shape[:3]), self.rotary_dim // 2),
             mesh=self.mesh,
-            mesh_id=id(self.mesh),
             placement=placement,
             dtype=self.check_dtype("query", turned[0]),
             table_dtype=self.check_dtype("cos", cos),

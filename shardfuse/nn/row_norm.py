@@ -302,7 +302,6 @@ class RowNorm(ParameterModule):
                 dropout=self.dropout,
                 weight_offset=self._switches.weight_offset,
                 mesh=self.mesh,
-                mesh_id=id(self.mesh),
                 x=source,
                 at=at,
                 output=output,

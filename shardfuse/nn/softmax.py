@@ -166,7 +166,6 @@ class _Softmax(FusedModule):
             is_log=self._is_log,
             scale=self.scale,
             mesh=self.mesh,
-            mesh_id=id(self.mesh),
             placement=self._input.resolve("input", x.ndim).for_shape(self.mesh, unsharded),
             dtype=self.check_dtype("x", x),
             mask_dtype=DataType.from_torch(masks[0].dtype) if masks else None,
