@@ -48,10 +48,9 @@ class SwiGLU(GatedUnit, ParameterModule):
         placement = TensorPlacement.of_whole_values("input", input, mesh, "SwiGLU")
         super().__init__(mesh, placement.only(-1), parameters)
         self.features, self._input = features, placement
-        if bias and features is None:
-            raise ModuleArgumentError("SwiGLU", "features", features, "the unsharded size, which bias=True needs")
-        if features is not None and features < 1:
-            raise ModuleArgumentError("SwiGLU", "features", features, "1 or more")
+        is_said = features is not None or not bias
+        self.check_argument("features", features, is_said, "the unsharded size, which bias=True needs")
+        self.check_argument("features", features, features is None or features >= 1, "1 or more")
         self.gate_bias: torch.nn.Parameter | None = None
         self.up_bias: torch.nn.Parameter | None = None
         if features is not None and bias:

@@ -10,14 +10,33 @@ import torch
 
 from .parameters import ParameterModule
 from .placement import TensorPlacement
+from .settings import Setting
 
 
 class ChannelNorm(ParameterModule):
     """What norms of [batch, channels, ...] share; where ``is_last``, of [batch, ..., channels]."""
 
+    eps: Setting[float] = Setting()
+    affine: Setting[bool] = Setting()
+    weight: torch.nn.Parameter | None
+    bias: torch.nn.Parameter | None
     is_last = False
     _last: ChannelNorm | None = None
     """This module for images whose channels come last, once one has come."""
+
+    def make_affine(
+        self, channels: int, affine: bool, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
+        """Weight and bias, or none."""
+        self.affine = affine
+        self.weight = self.make_parameter("weight", channels, 1.0, device, dtype) if affine else None
+        self.bias = self.make_parameter("bias", channels, 0.0, device, dtype) if affine else None
+
+    def reset_parameters(self) -> None:
+        """Weight to one, bias to zero."""
+        if self.weight is not None and self.bias is not None:
+            torch.nn.init.ones_(self.weight)
+            torch.nn.init.zeros_(self.bias)
 
     def describe(self) -> None:
         self.__dict__["_last"] = None

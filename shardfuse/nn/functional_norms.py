@@ -16,7 +16,7 @@ from .default_eps import rms_norm_eps
 from .functional_promises import kept_module
 from .fused import SUPPORTED
 from .group_norm import GroupNorm
-from .norm_of_function import VECTORS, DroppingNormOfFunction, RowNormOfFunction
+from .norm_of_function import DroppingNormOfFunction, RowNormOfFunction
 
 Parameters = dict[str, torch.Tensor | None]
 _row_norm, _dropping_norm = kept_module(RowNormOfFunction), kept_module(DroppingNormOfFunction)
@@ -87,16 +87,19 @@ def norm_of_rows(
     name: str,
     x: torch.Tensor,
     normalized_shape: Sequence[int],
-    parameters: Parameters,
     eps: float,
     *,
     centered: bool,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    input_bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     dropout: float | None = None,
     promises: Promises | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """(normed[, new residual]).  parameters: "weight", "bias" and "input_bias", each a tensor or None."""
+    """(normed[, new residual])."""
     function = Function(name)
+    parameters: Parameters = {"weight": weight, "bias": bias, "input_bias": input_bias}
     shape = function.sizes("normalized_shape", normalized_shape)
     dims = len(shape)
     if not dims or tuple(function.shape_of("input", x)[-dims:]) != shape:
@@ -104,21 +107,17 @@ def norm_of_rows(
     function.shaped(parameters, shape)
     function.shaped({"residual": residual}, x.shape)
     function.check_plain(input=x, residual=residual, **parameters)
+    given = {**parameters, "residual": residual}
     if is_decomposed(x, promises):
-        flat, others, *vectors = (
-            None if t is None else t.flatten(-dims) for t in (x, residual, *(parameters[k] for k in VECTORS))
-        )
-        assert flat is not None, "there is an x"
-        weight, bias, input_bias = vectors
-        made = traced.norm(flat, (weight, bias, input_bias), eps, others, centered=centered, dropout=dropout)
+        flat = {name: None if t is None else t.flatten(-dims) for name, t in given.items()}
+        made = traced.norm(x.flatten(-dims), eps, **flat, centered=centered, dropout=dropout)
         return tuple(t.view(x.shape) for t in made)
     rows = x.reshape(1 if x.ndim == dims else x.shape[0], *x.shape[1:-dims], math.prod(shape))
-    named = {**{name: parameters[name] for name in VECTORS}, "residual": residual}
-    there = {name: t for name, t in named.items() if t is not None}
-    given = [t.reshape(rows.shape) if name == "residual" else t.flatten() for name, t in there.items()]
+    there = {name: t for name, t in given.items() if t is not None}
+    tensors = [t.reshape(rows.shape) if name == "residual" else t.flatten() for name, t in there.items()]
     make = _row_norm if dropout is None else _dropping_norm
     module = make(promises, math.prod(shape), eps, centered, dropout, " ".join(there))
-    results = module.run((rows, *given), None)[: 1 if residual is None else 2]
+    results = module.run((rows, *tensors), None)[: 1 if residual is None else 2]
     return tuple(t.view(x.shape) for t in results)
 
 

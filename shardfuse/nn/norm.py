@@ -24,8 +24,8 @@ class _OfRootMeanSquare(RowNorm):
     def _size(self, hidden_size: int | Sequence[int]) -> int:
         """The one of a list.  Raises ModuleArgumentError."""
         sizes = (hidden_size,) if isinstance(hidden_size, int) else tuple(hidden_size)
-        if len(sizes) != 1 or sizes[0] < 1:
-            raise ModuleArgumentError(type(self).__name__, "hidden_size", hidden_size, "one size, 1 or more")
+        is_one = len(sizes) == 1 and sizes[0] >= 1
+        self.check_argument("hidden_size", hidden_size, is_one, "one size, 1 or more")
         return sizes[0]
 
     @property

@@ -11,14 +11,12 @@ from ..ir import DataType
 from .fused import FusedModule, FusedOp
 from .row_norm_fusions import RowNormSpec, row_norm_op
 
-VECTORS = ("weight", "bias", "input_bias")
-"""The parameters of a norm of rows, in the order of its op; a residual follows them."""
-
 
 class RowNormOfFunction(FusedModule):
-    """[rows..., hidden_size], then those of ``VECTORS`` and "residual" that ``given`` has -> (normed[, new residual]).
+    """[rows..., hidden_size], then those that are ``given`` -> (normed[, new residual]).
 
-    given: names of tensors, joined by spaces.  The function has checked them.
+    given: names of tensors, joined by spaces: of weight, bias, input_bias and residual, in this order.  The function
+    has checked them.
     """
 
     family = "function_row_norm"
