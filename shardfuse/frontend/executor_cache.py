@@ -304,7 +304,7 @@ class FusionExecutorCache:
             agree_on_memory(call, self.options, make, build, self._lines_named)
             with taken_back_on_failure(), agreed(call.ranks, call.text) as promised, self._lines_named:
                 made = self._build(call)
-                promised += promises(made.plan)
+                promised += promises(made.plan, call)
             self.programs.put(call.key, made)
             is_tuned = self._tuned.get(self._plan_key(call.sizes, call.numbers)) is not None
             if self.options.autotunes(call.bound.device) and not is_tuned:
@@ -328,7 +328,7 @@ class FusionExecutorCache:
         text = f"{call.text}\ntuned: {chosen}"
         with taken_back_on_failure(), agreed(call.ranks, text, call.text) as promised:
             made = self._build(call)
-            promised += promises(made.plan)
+            promised += promises(made.plan, call)
         self.programs.put(call.key, made)
         self._last = made
         return tuned
