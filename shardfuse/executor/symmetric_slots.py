@@ -137,6 +137,12 @@ def why_not_together(ranks: Sequence[int]) -> str | None:
     return f"ranks {list(ranks)} do not reach each other's memory" if len(hosts) > 1 or None in hosts else None
 
 
+def hosts_of(ranks: Sequence[int]) -> tuple[str | None, ...]:
+    """By which a plan has exchanges in kernels or not: a definition may outlive a world.  Nothing without an arena."""
+    found = arena()
+    return () if isinstance(found, str) else tuple(found.hosts.get(rank) for rank in ranks)
+
+
 def handed_out() -> int:
     """Words of the arena that this rank's programs have; 0 without one."""
     found = arena()
