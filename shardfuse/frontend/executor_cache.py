@@ -371,9 +371,8 @@ class FusionExecutorCache:
         written_over = replaceable(plan.fusion, [(s.segment, s.scheduler, s.kernels) for s in plan.segments])
         builder = ProgramBuilder(
             plan.fusion, rank, bound.device, self.options, samples, places, replaceable=written_over,
-            read_once=read_once([s.segment for s in plan.segments], plan.fusion.outputs),
+            read_once=read_once([s.segment for s in plan.segments], plan.fusion.outputs), region=region_of,
         )  # fmt: skip
-        builder.region = region_of
         builder.begin(
             [tv if isinstance(tv, TensorView) and tv.allocation_rank else None for tv in inputs],
             [isinstance(tv, TensorView) and tv.is_cpu for tv in inputs],
