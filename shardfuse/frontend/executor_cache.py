@@ -18,7 +18,7 @@ from ..device import device_here
 from ..errors import EmptyFusionError, InputError, NoPlanError
 from ..executor.agreement import agree, agreed, describe, failures_told
 from ..executor.autocast import no_autocast
-from ..executor.binding import Argument, bind_arguments, check_local_shape, is_out_of, plain_arguments, range_of
+from ..executor.binding import Argument, bind_arguments, check_local_shape, is_out_of, range_of
 from ..executor.cache import LRUCache
 from ..executor.choices import Tuned
 from ..executor.host_program import Program
@@ -264,9 +264,9 @@ class FusionExecutorCache:
     def _received(self, arguments: Sequence[Argument]) -> Sequence[Argument]:
         """Raises ``InputError``, which is reported to the other ranks."""
         if are_plain(arguments):
-            return plain_arguments(self.fusion, arguments)
+            return arguments
         with failures_told(self._team):
-            return plain_arguments(self.fusion, received(self.fusion, arguments))
+            return received(self.fusion, arguments)
 
     def _plan_key(self, sizes: Sizes, numbers: Mapping[Scalar, Number]) -> Hashable:
         where = device_here(), why_no_exchange(self._team, self.options), hosts_of(self._team)
