@@ -292,7 +292,7 @@ class ProgramBuilder(CollectiveSteps):
             labels_of(steps), apart,
             launched={s.name: s.kernel for s in steps if isinstance(s, LaunchKernel) and s.kernel is not None},
             batches={s.name: s.launches for s in batched if isinstance(s, LaunchBatch)},
-            by_address=frozenset(k for k, name in enumerate(inputs) if only_addressed(name, [*steps, end])),
+            by_address=only_addressed(inputs, [*steps, end]),
             is_fresh=are_fresh(results, layouts | filled),
         )  # fmt: skip
 
