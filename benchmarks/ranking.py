@@ -1,4 +1,4 @@
-"""The cost of schedules (``shardfuse/schedulers/cost.py``) beside what was timed, and beside what is chosen.
+"""The cost of schedules (``shardfuse/schedulers/schedule_cost.py``) beside what was timed, and beside what is chosen.
 
     python -m benchmarks.ranking timings        how far costs are from the recorded timings of whole workloads
     python -m benchmarks.ranking alternatives   which of two schedules is cheaper, where both were timed
@@ -25,10 +25,10 @@ from shardfuse.compiler import compile_fusion
 from shardfuse.device import H200, Device
 from shardfuse.schedulers import kernels_of, makes_kernels, proposed
 from shardfuse.schedulers.candidates import candidates
-from shardfuse.schedulers.cost import cost_of
 from shardfuse.schedulers.plan import KernelPlan
 from shardfuse.schedulers.resources import form_of
 from shardfuse.schedulers.schedule import Schedule
+from shardfuse.schedulers.schedule_cost import cost_of
 from shardfuse.schedulers.schedule_record import schedule_of
 from shardfuse.segments.segment import Segment
 

@@ -16,13 +16,13 @@ from ..device import Device
 from ..ir.digits import Axis
 from ..segments.segment import Segment
 from . import kernels_of, persistent, proposed
-from .cost import cost_of
 from .features import Features, features_or_refusal
 from .limits import WARPS, power_of_two
 from .mix_order import analyse_mixed
 from .plan import KernelPlan
 from .resources import resident, resources_of
 from .schedule import Immediate, RowLoop, Schedule, ScheduleError
+from .schedule_cost import cost_of
 from .transpose import two_sided
 
 _STAGES = (2, 3, 4, 5)

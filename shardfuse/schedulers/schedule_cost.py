@@ -1,4 +1,4 @@
-"""cost: what a kernel is expected to take, from its features, its schedule and the rates of its device.
+"""schedule_cost: what a kernel is expected to take, from its features, its schedule and the rates of its device.
 
     work  = max(bytes / bandwidth, instructions / issue rate)
     waits = waits of a program x latency x programs / resident programs

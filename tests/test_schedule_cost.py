@@ -11,8 +11,8 @@ import pytest
 from shardfuse.device import H200
 from shardfuse.schedulers import kernels_of, proposed
 from shardfuse.schedulers.candidates import candidates
-from shardfuse.schedulers.cost import cost_of, terms_of
 from shardfuse.schedulers.plan import KernelPlan
+from shardfuse.schedulers.schedule_cost import cost_of, terms_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
