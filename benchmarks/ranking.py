@@ -3,6 +3,9 @@
     python -m benchmarks.ranking timings        how far costs are from the recorded timings of whole workloads
     python -m benchmarks.ranking alternatives   which of two schedules is cheaper, where both were timed
     python -m benchmarks.ranking choices        by form of kernel: how often what is proposed is the cheapest that fits
+    python -m benchmarks.ranking show CASE      the features of a case, and the schedules that fit it, by their cost
+
+CASE is a workload of the benchmarks and its sizes, ``"rms_norm 8192x32768"``.
 
 Needs no GPU.  ``timed_schedules.json`` has a line for each pair of schedules of a workload that were timed on the same
 GPU: what is chosen, the alternative, and the microseconds of each.
@@ -172,12 +175,35 @@ def report_choices() -> None:
         print(f"| {form} | {len(each)} | {best} | {near} | {mean:.2f} | {worst:.2f}, {max(each)[1]} |")
 
 
+def show(case: str) -> None:
+    """Of each segment of ``case``: its features, and the schedules that fit it, with what makes up their costs."""
+    name, text = case.split()
+    for scheduler, segment in segments_of(WORKLOADS[name], Case.parse(text)):
+        first = proposed(scheduler, segment, H200)
+        space = kernels_of(scheduler, segment, H200, first)[0].space
+        print(
+            f"{scheduler}, {', '.join(map(str, segment.outputs))}: {space.kept} kept x {space.reduced} reduced elements"
+        )
+        print(
+            f"    {space.element_bytes} bytes of each streamed, in loads of {space.width} elements; {space.held} held"
+        )
+        print(f"    {len(space.beside)} vectors beside, {space.phases} phases")
+        for cost, schedule in ranked((scheduler, segment), (first, *candidates(scheduler, segment, first, H200))):
+            parts = (schedule.order, schedule.residency, schedule.group, schedule.split, schedule.launch)
+            said = ", ".join(str(part) for part in parts if part is not None)
+            print(f"  {'*' if schedule == first else ' '} {cost:7.1f} us  {said}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("timings", "alternatives", "choices"))
-    {"timings": report_timings, "alternatives": report_alternatives, "choices": report_choices}[
-        parser.parse_args().what
-    ]()
+    reports = {"timings": report_timings, "alternatives": report_alternatives, "choices": report_choices}
+    parser.add_argument("what", choices=(*reports, "show"))
+    parser.add_argument("case", nargs="?", default="rms_norm 8192x32768")
+    given = parser.parse_args()
+    if given.what == "show":
+        show(given.case)
+    else:
+        reports[given.what]()
 
 
 if __name__ == "__main__":
