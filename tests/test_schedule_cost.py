@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,17 @@ def test_costs_are_near_recorded_timings() -> None:
     assert len(off) > 15
     assert sum(off) / len(off) < 0.10
     assert max(off) < 0.55
+
+
+def test_the_table_of_examples_is_what_is_planned() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "schedules.md").read_text()
+    rows = re.findall(r"^\| `([a-z_]+) ([^`]+)` \| `([^`]+)` \| (\d+) \|", text, re.MULTILINE)
+    assert len(rows) > 10
+    for workload, case, order, warps in rows:
+        ((scheduler, segment),) = segments_of(WORKLOADS[workload], Case.parse(case))
+        schedule = proposed(scheduler, segment, H200)
+        assert str(schedule.order).startswith(order.removesuffix(")")), case
+        assert schedule.launch.warps == int(warps), case
 
 
 def kernels(case: str) -> tuple[KernelPlan, ...]:
