@@ -78,6 +78,16 @@ def test_parts_that_share_a_large_tensor_stay_together() -> None:
     check(f, [*inputs()[:2], inputs()[3]], n=40)
 
 
+def test_a_part_whose_results_are_as_large_as_its_inputs_stays() -> None:
+    """Queries and keys, each normed behind its own product, turned by one table."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> Tensors:
+        q, k = x @ w, x @ v
+        return tuple(t * t.square().mean(-1, keepdim=True).rsqrt() * table for t in (q, k))
+
+    check(f, [inputs()[0], numbers(32, 32), numbers(32, 32, seed=1), numbers(32)], n=40, rows=None)
+
+
 def test_small_results_of_an_early_part_go_with_it() -> None:
     """Its scale, and what is made of it alone, before the other part reads it."""
 

@@ -8,7 +8,8 @@ before, of the backward of a block whose modulation has one gradient for each of
     %cat = cat([%gate, %shift])                   # one region: %grad and %saved stay in memory until %late is made
 
 after: ``%gate`` is a region of its own, and ``%cat`` reads it.  Nothing large is read or written twice for that: what
-the two parts hand on is small.
+the two parts hand on is small.  A part whose results are as large as what it reads, as a norm of queries beside one of
+keys, stays: one op for both is then less for the host.
 """
 
 from __future__ import annotations
@@ -93,6 +94,14 @@ def _early(
     for r, nodes in members.items():
         own = max(ready[n] for n in nodes)
         k = bisect_right(heavy, own)
-        if r in wide and k < len(heavy) and heavy[k] <= last:
+        if r in wide and k < len(heavy) and heavy[k] <= last and _frees_memory(nodes, sizes):
             found |= dict.fromkeys(nodes, nodes[0])
     return found
+
+
+def _frees_memory(nodes: Sequence[Node], sizes: Mapping[Node, int]) -> bool:
+    """Does it give at most half of what it reads?  What is as large is held whichever of the two it is."""
+    inside = dict.fromkeys(nodes)
+    read = {a: sizes[a] for n in nodes for a in n.all_input_nodes if a not in inside}
+    given = sum(sizes[n] for n in nodes if any(u not in inside for u in n.users))
+    return 2 * given <= sum(read.values())
