@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from compile_graphs import check, graph_of, listed
-from torch._inductor import inductor_prims
+from torch._inductor import config, inductor_prims
 from torch.fx import GraphModule, Node
 
-from shardfuse.compile import channels_last
+from shardfuse.compile import channels_last, random_op
 from shardfuse.compile.channels_last import is_image_in_channels_last, keep_channels_last
 from shardfuse.compile.graph_pass import hand_over
 from shardfuse.compile.pool_op import take_pools
 from shardfuse.compile.random_op import channels_last_strides
+from shardfuse.ops.random import philox
 
 F = torch.nn.functional
 aten = torch.ops.aten
@@ -125,6 +126,40 @@ def test_random_numbers_are_drawn_in_the_order_in_which_they_are_read() -> None:
     (mask,) = gm.graph.find_nodes(op="call_function", target=aten.gt.Scalar)
     assert is_image_in_channels_last(mask.meta["val"])
     run_alike(gm, f, given)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_no_numbers_of_blocks_are_drawn_where_another_graph_draws_again(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor of torch 2.13 numbers blocks: the backward of a checkpoint that has the seeds would keep others."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = group_norm(F.conv2d(x, w, padding=1), 4)
+        seeds = inductor_prims.seeds(1, x.device)
+        mask = inductor_prims.random(list(y.shape), inductor_prims.lookup_seed(seeds, 0), "rand") > 0.25
+        loss = F.conv2d(mask * y, v, padding=1).pow(2).mean()
+        return (loss, mask, seeds) if kept else (loss, mask)
+
+    monkeypatch.setattr(random_op, "numbers_blocks", lambda device: True)
+    gm = visible(graph_of(f, blocks_inputs(last=True)), 0)
+    keep_channels_last(gm.graph)
+    drawn = [n for n in gm.graph.nodes if "image_rand" in str(n.target)]
+    assert len(drawn) == (0 if kept else 1)
+
+
+def test_numbers_of_an_image_follow_from_places_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Inductor's generated code, where ``ops.rand`` would number blocks: the Philox word of each place."""
+    monkeypatch.setattr(random_op, "numbers_blocks", lambda device: True)
+    op = random_op.register()
+    size, seed = [2, 6, 5, 3], torch.tensor(123456789)
+    with config.patch(force_disable_caches=True):
+        found = torch.compile(lambda s: op(size, s) * 1.0, fullgraph=True)(seed)
+    assert is_image_in_channels_last(found)
+    word = philox(int(seed), 0, torch.arange(found.numel()))[0].reshape(size)
+    folded = torch.where(word < 2**31, word, 2**32 - 1 - word)
+    assert torch.equal(found, folded.float() * 4.6566127342e-10)
+    assert found.unique().numel() > 170
 
 
 def turned_anywhere(convolution: Node) -> bool:

@@ -6,18 +6,20 @@
     image_rand_v1(SymInt[] size, Tensor seed) -> Tensor
 
 An element's number follows from its place in a contiguous tensor of that size, whatever the order in memory: a dropout
-keeps the same elements.  Inductor's own op is a contiguous tensor, and what reads it in another order is a kernel that
-turns it; this one is computed where it is read.
+keeps the same elements, but where Inductor draws four numbers at a time (``numbers_blocks``).  Inductor's own op is a
+contiguous tensor, and what reads it in another order is a kernel that turns it; this one is computed where it is read.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Node
+
+from .translation import tensor_of
 
 RAND: Any = None
 """The op, once ``register`` has been called."""
@@ -30,7 +32,26 @@ def draws_as_rand(node: Node) -> bool:
     is_draw = isinstance(node.target, torch._ops.OpOverload) and node.target.name() == "prims::inductor_random"
     if not is_draw or len(node.args) != 3 or node.args[2] != "rand" or node.kwargs:
         return False
-    return not config.fallback_random and not getattr(config, "align_random_eager", False)
+    if config.fallback_random or getattr(config, "align_random_eager", False):
+        return False
+    return not numbers_blocks(tensor_of(node).device) or _is_of_this_graph(cast(Node, node.args[1]))
+
+
+def _is_of_this_graph(seed: Node) -> bool:
+    """Can no other graph draw from it again, as the backward of a checkpoint does?  Its numbers would be others."""
+    found = (seed, *seed.all_input_nodes)
+    return not any(n.op == "placeholder" or any(u.op == "output" for u in n.users) for n in found)
+
+
+def numbers_blocks(device: torch.device) -> bool:
+    """Does ``ops.rand`` in a kernel of one axis number the elements of a block from the least of their places on?
+
+    Inductor of torch 2.13 draws four numbers at a time so.  Where the elements of a block are not neighbours in the
+    contiguous tensor, as those of an image in channels-last are not, blocks would then share their numbers.
+    """
+    from torch._inductor.runtime import triton_helpers
+
+    return device.type == "cuda" and hasattr(triton_helpers, "rand4x")
 
 
 def channels_last_strides(shape: Sequence[int]) -> list[int]:
@@ -47,6 +68,15 @@ def register() -> Any:
     """The op, which Inductor then lowers, in this process."""
     from torch._inductor import inductor_prims, ir, lowering
     from torch._inductor.virtualized import ops
+
+    def constant(value: int) -> Any:
+        return ops.constant(value, torch.int64)
+
+    def _by_place(seed: Any, place: Any) -> Any:
+        """The first word of the element's own counter, as ``tl.rand`` makes a number of it."""
+        word = ops.randint64(seed, place, constant(0), constant(1 << 32))
+        folded = ops.where(ops.lt(word, constant(1 << 31)), word, ops.sub(constant((1 << 32) - 1), word))
+        return ops.mul(ops.to_dtype(folded, torch.float32), ops.constant(4.6566127342e-10, torch.float32))
 
     @torch.library.custom_op("shardfuse::image_rand_v1", mutates_args=())
     def image_rand(size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
@@ -65,8 +95,10 @@ def register() -> Any:
         place = ir.FixedLayout(device, torch.float32, given, contiguous).make_indexer()
         load = seed.make_loader()
 
+        draw = _by_place if numbers_blocks(device) else ops.rand
+
         def one(index: Any) -> Any:
-            return ops.rand(load([]), ops.index_expr(place(index), torch.int32))
+            return draw(load([]), ops.index_expr(place(index), torch.int32))
 
         return ir.Pointwise.create(device=device, dtype=torch.float32, inner_fn=one, ranges=given)
 

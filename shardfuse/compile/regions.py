@@ -31,6 +31,7 @@ from torch.fx.node import map_arg
 from .aten_collectives import NAMESPACE, is_gather, is_start, is_wait
 from .aten_table import aten_ops, is_view, is_widening, why_not
 from .grouping import grouped
+from .region_parts import parts_of
 from .translation import hinted
 
 
@@ -99,8 +100,21 @@ def regions_of(graph: Graph, stays: Collection[Node] | None = None) -> tuple[lis
     epoch = epochs(nodes)
     found = grouped(followers, joinable, seeds, epoch, _siblings(nodes, number), apart)
     now = {n: epoch[k] for n, k in number.items()}
-    made = [_region([nodes[k] for k in group], now) for group in found]
+    heavy = [number[n] for n in nodes if not joinable[number[n]] and _is_kernel(n)]
+    parts = [p for group in found for p in _in_parts([nodes[k] for k in group], number, heavy)]
+    made = [_region(part, now) for part in parts]
     return [r for r in made if r is not None], refusals
+
+
+def _in_parts(group: list[Node], number: Mapping[Node, int], heavy: Sequence[int]) -> list[list[Node]]:
+    """All ranks cut regions with collectives alike, which sizes of a call do not tell."""
+    return [group] if any(map(is_start, group)) else parts_of(group, number, heavy, nbytes)
+
+
+def _is_kernel(n: Node) -> bool:
+    """Is it computed by a kernel that is not one of pointwise ops?"""
+    is_other = is_view(n) or is_fusable(n) or n.target is operator.getitem or n.target in aten_ops().factories
+    return n.op == "call_function" and not is_other and bool(_tensors_of(n)) and "inductor_" not in str(n.target)
 
 
 def _signature(node: Node) -> str:

@@ -14,6 +14,8 @@ from torch._inductor import config
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.nets.images import ResNet, Unet
 from shardfuse.compile import report
+from shardfuse.compile.random_op import register
+from shardfuse.ops.random import philox
 
 pytestmark = pytest.mark.gpu
 
@@ -70,6 +72,16 @@ def test_losses_of_convolutional_models_are_inductor_s(
     peer, own = (losses(build, backend, order, device) for backend in ("inductor", "shardfuse"))
     assert own == pytest.approx(peer, rel=2.0**-7)
     assert peer[-1] < peer[0]
+
+
+def test_numbers_of_an_image_are_those_of_its_places(device: torch.device) -> None:
+    """No block of Inductor's kernel draws another block's numbers, whichever torch generates it."""
+    op = register()
+    size, seed = [2, 64, 32, 32], torch.tensor(0x1234567_89ABCDEF, device=device)
+    found = torch.compile(lambda s: op(size, s) * 1.0, fullgraph=True)(seed)
+    word = philox(int(seed), 0, torch.arange(found.numel()))[0].reshape(size)
+    folded = torch.where(word < 2**31, word, 2**32 - 1 - word)
+    assert torch.equal(found.cpu(), folded.float() * 4.6566127342e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
