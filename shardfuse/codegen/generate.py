@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from ..ir.expr import BoundTensor
 from ..schedulers.plan import KernelPlan
@@ -29,6 +29,8 @@ from .stages import one_launch
 from .statements import Branch, Statement, defined
 from .tile import R_SHARE, R_SIZE, X_SIZE, Layouts, Tile, coordinates_on
 from .walk import Walk, walk_index, write_walk
+
+_Kind = TypeVar("_Kind", bound=Emitter)
 
 
 def generate(
@@ -95,35 +97,33 @@ def _emitted(
     plan: KernelPlan, layouts: Layouts, rank: int, *, interpret: bool, turns: int | None, program: str,
     is_whole: bool = False, is_before_ends: bool = False,
 ) -> Emitter:  # fmt: skip
-    """An emitter that has written the body of ``plan``.
+    """An emitter of the plan's form that has written its body.
 
     ``is_whole``: for programs that have no elements too many.  ``is_before_ends``: nor any behind a window's end.
     """
     coordinates = coordinates_on(plan.segment, rank)
-    kind, write = _form(plan)
     own = {t: layouts[t] for t in _tensors(plan)}
-    e = kind(plan, own, coordinates, interpret=interpret, turns=turns, program=program)
-    e.tile.x_masked &= not is_whole
-    e.is_before_ends = is_before_ends
-    assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
-    write(e)
-    return e
+    schedule, exchange = plan.schedule, plan.exchange
 
+    def by(kind: type[_Kind], write: Callable[[_Kind], None]) -> Emitter:
+        e = kind(plan, own, coordinates, interpret=interpret, turns=turns, program=program)
+        e.tile.x_masked &= not is_whole
+        e.is_before_ends = is_before_ends
+        assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"
+        write(e)
+        return e
 
-def _form(plan: KernelPlan) -> tuple[type[Emitter], Callable[[Any], None]]:
-    """The emitter of ``plan``, and what has it write the body."""
-    schedule = plan.schedule
     if plan.space.walked:
-        return (LateWalk, write_lagged_loop) if schedule.lag else (Walk, write_walk)
+        return by(LateWalk, write_lagged_loop) if schedule.lag else by(Walk, write_walk)
     if plan.space.sides[1]:
-        return Sided, write_flat
+        return by(Sided, write_flat)
     if schedule.lag:
-        return OddLate if schedule.is_aligned_down else Late, write_late
-    if plan.exchange is not None and plan.exchange.sent is not None:
-        return SendingRows if plan.exchange.is_in_rows else Sending, write_unrolled
+        return by(OddLate if schedule.is_aligned_down else Late, write_late)
+    if exchange is not None and exchange.sent is not None:
+        return by(SendingRows if exchange.is_in_rows else Sending, write_unrolled)
     if schedule.is_packed:
-        return OddPacked if schedule.is_aligned_down else Packed, write_packed
-    return Aligned if schedule.is_aligned_down else Emitter, write_unrolled if schedule.is_held else write_loops
+        return by(OddPacked if schedule.is_aligned_down else Packed, write_packed)
+    return by(Aligned if schedule.is_aligned_down else Emitter, write_unrolled if schedule.is_held else write_loops)
 
 
 def _rows(e: Emitter) -> str:

@@ -83,7 +83,7 @@ def in_few(tile: Tile, tensor: BoundTensor, chunk: Chunk, pointer: str) -> str:
     if not others:
         return pointer
     width = max(plan.device.access_bytes // min(others), LEAST_COPY)
-    strides, along = tile.strides[tensor], bool(space.r) and tile.is_inner
+    strides, along = tile.strides[tensor], bool(space.r) and tile.space.is_inner
     runs = tile.r_groups(strides) if along else tile.x_groups(strides)
     block = (chunk.block or schedule.reduced) if along else tile.x_block
     if not runs or (runs[-1].below, runs[-1].stride) != (1, 1) or block % width:
@@ -132,7 +132,7 @@ def in_runs(tile: Tile, tensor: BoundTensor, chunk: Chunk, named: Callable[[str]
 def _side_by_side(tile: Tile, tensor: BoundTensor, chunk: Chunk) -> int:
     """Elements of a row, in one load of a thread, that lie at one place of ``tensor``."""
     schedule, space = tile.plan.schedule, tile.plan.space
-    if not tile.is_inner or tile.x_lanes or space.walked or space.sides[0] or schedule.is_aligned_down:
+    if not tile.space.is_inner or tile.x_lanes or space.walked or space.sides[0] or schedule.is_aligned_down:
         return 1
     if not schedule.is_held and chunk.index != "r":
         return 1
