@@ -56,11 +56,16 @@ class Addresses:
         _, scalars, terms = member_terms("x0", chunk.piece.lane, 0, columns, columns, parts)
         return [*scalars, *terms]
 
-    def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
+    def place(self, tensor: BoundTensor, chunk: Chunk) -> tuple[list[str], bool, bool]:
+        """Terms of how far ``chunk`` is behind the beginning of ``tensor``, and whether it has any in x and in r."""
         strides = self.tile.strides[tensor]
         terms, has_x, has_r = self.terms(strides, chunk)
         if (split := self.plan.split) is not None and split in strides:
             terms.insert(0, "split * i0" if self.tile.x_total > 1 else "split")
+        return terms, has_x, has_r
+
+    def pointer(self, tensor: BoundTensor, chunk: Chunk) -> tuple[str, bool, bool]:
+        terms, has_x, has_r = self.place(tensor, chunk)
         return " + ".join([f"{tensor}_ptr", *terms]), has_x, has_r
 
     def elsewhere(self, tensor: BoundTensor, window: Window, chunk: Chunk) -> tuple[str, bool, bool]:

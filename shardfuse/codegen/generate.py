@@ -10,6 +10,7 @@ from typing import TypeVar
 from ..ir.expr import BoundTensor
 from ..schedulers.plan import KernelPlan
 from ..schedulers.schedule import Schedule
+from .arithmetic import atom
 from .bodies import write_loops, write_packed, write_unrolled
 from .claims import claim_helpers, grid_of, integers_of, program_loops
 from .emitter import Emitter
@@ -249,8 +250,7 @@ def _mask_lines(tile: Tile, schedule: Schedule) -> list[str]:
     if tile.last_share < tile.share:
         stop = "valid"
         lines = [f"valid = tl.minimum({tile.share}, {tile.r_total} - first)", *promise(stop, tile.r_total, tile.share)]
-    lines += [f"{chunk.mask} = c + {chunk.start} < {stop}" for chunk in masked]
-    return [line.replace(" + 0 <", " <") for line in lines]
+    return [*lines, *(f"{chunk.mask} = c{f' + {chunk.start}' if chunk.start else ''} < {stop}" for chunk in masked)]
 
 
 def _program_lines(e: Emitter) -> list[str]:
@@ -269,7 +269,7 @@ def _program_lines(e: Emitter) -> list[str]:
     if tile.is_alone:
         return lines
     if tile.x_wide:
-        program = f"{program}.to(tl.int64)" if "//" not in program else f"({program}).to(tl.int64)"
+        program = f"{atom(program)}.to(tl.int64)"
     return [*lines, *_kept_lines(tile, program)]
 
 
