@@ -10,7 +10,7 @@ Python's own grammar says which names a statement defines and which it uses, and
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -74,7 +74,7 @@ class Writer:
             self.statements.append("")
 
     @contextmanager
-    def loop(self, index: str, start: str, stop: str, step: str | int, stages: int = 1) -> Iterator[None]:
+    def loop(self, index: str, start: str, stop: str, step: str | int, stages: int = 1) -> Generator[None]:
         """What is written inside is the body of a loop."""
         outside, self.statements = self.statements, []
         yield
@@ -117,13 +117,13 @@ def _live(statements: Sequence[Statement], known: set[str]) -> set[str]:
                 known.update(stored)
             case Loop():
                 live |= _names(statement.range)[1] - known
-                live |= _live(statement.body, {*known, statement.index})
+                live |= _live(statement.body, known | {statement.index})
             case While():
                 live |= _names(statement.test)[1] - known
-                live |= _live(statement.body, {*known})
+                live |= _live(statement.body, known.copy())
             case Branch():
                 live |= _names(statement.test)[1] - known
-                then, otherwise = {*known}, {*known}
+                then, otherwise = known.copy(), known.copy()
                 live |= _live(statement.then, then) | _live(statement.otherwise, otherwise)
                 known |= then & otherwise
     return live
