@@ -17,11 +17,11 @@ from .emitter import Emitter
 from .group_exchange import head_lines, mailbox_words, member_alone, team_loop
 from .indexing import integer, promise
 from .lagged_rows import Late, OddLate, pipelined_loop, write_late
+from .lagged_walk import LateWalk, teams_of, write_lagged_loop
 from .mesh_exchange import head_lines as table_lines
 from .mesh_exchange import table_words
 from .misaligned import Aligned, before_last, with_access
 from .packed import OddPacked, Packed
-from .pipelined_row_loop import LateWalk, teams_of, write_lagged_loop
 from .sending import Sending
 from .sending_rows import SendingRows, rows_head_lines
 from .sides import Sided, rows_index, turned_index, where_whole, write_flat
@@ -91,7 +91,7 @@ def _kernel(
         body = ["", Branch(test, emitted(is_whole=True, is_before_ends=True).body, e.body)]
     else:
         body = e.body
-    return replace(kernel, body=[*preamble, *body])
+    return replace(kernel, body=[*preamble, *body], helpers=e.helpers)
 
 
 def _emitted(
