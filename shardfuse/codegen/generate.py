@@ -59,7 +59,7 @@ def _kernel(
 ) -> Kernel:
     if interpret and turns is None and plan.schedule.members:
         plan = member_alone(plan)
-    plan = with_access(plan, {t: layouts[t] for t in _tensors(plan)}, coordinates_on(plan.segment, rank))
+    plan = with_access(plan, layouts, coordinates_on(plan.segment, rank))
     emitted = partial(_emitted, plan, layouts, rank, interpret=interpret, turns=turns, program=program)
     e = emitted()
     integers, preamble = _indices(e)
@@ -103,11 +103,10 @@ def _emitted(
     ``is_whole``: for programs that have no elements too many.  ``is_before_ends``: nor any behind a window's end.
     """
     coordinates = coordinates_on(plan.segment, rank)
-    own = {t: layouts[t] for t in _tensors(plan)}
     schedule, exchange = plan.schedule, plan.exchange
 
     def by(kind: type[_Kind], write: Callable[[_Kind], None]) -> Emitter:
-        e = kind(plan, own, coordinates, interpret=interpret, turns=turns, program=program)
+        e = kind(plan, layouts, coordinates, interpret=interpret, turns=turns, program=program)
         e.tile.x_masked &= not is_whole
         e.is_before_ends = is_before_ends
         assert e.tile.x_total * e.tile.r_total, f"{plan.name} has nothing to do on rank {rank}"

@@ -10,10 +10,10 @@
         words = ahead
 
 ``pipelined_row_loop.py`` makes the loop of its parts.  Two rows are held at once, pairs of 16-bit values in one
-register each.  The loop has no loop or branch inside, for only then does the compiler copy ahead: waiting is a single statement.
-RMSNorm of 4096 x 65536, bfloat16, took 282 us on an H200 so, 322 us where programs wait for the row that they have just
-read, a copy 257 us.  Where a row's part takes long, as exponentials do, rows are read two turns ahead, into registers
-(a lag of 2, and a ``read`` apart from ``begin``).
+register each.  The loop has no loop or branch inside, for only then does the compiler copy ahead: waiting is a single
+statement.  RMSNorm of 4096 x 65536, bfloat16, took 282 us on an H200 so, 322 us where programs wait for the row that
+they have just read, a copy 257 us.  Where a row's part takes long, as exponentials do, rows are read two turns ahead,
+into registers (a lag of 2, and a ``read`` apart from ``begin``).
 """
 
 from __future__ import annotations
