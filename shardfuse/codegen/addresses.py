@@ -13,12 +13,11 @@ from .window_loads import Window
 
 
 class Addresses:
-    """Offsets and masks of one kernel.  ``reads_r``: has an offset of this turn of a loop the index r in it?
+    """Offsets and masks of one kernel.
 
     ``is_before_ends``: for programs all of whose elements are there, of rows and of windows.
     """
 
-    reads_r = False
     is_before_ends = False
 
     def __init__(self, plan: KernelPlan, tile: Tile) -> None:
@@ -36,8 +35,7 @@ class Addresses:
         has_x = bool(x_terms) and (not self.schedule.columns or self.tile.has_x_lanes(strides))
         constant, scalars = 0, list[str]()
         if chunk.start is None:
-            scalars, r_terms, reads_r = loop_terms(chunk.index, self.schedule.reduced, r)
-            self.reads_r = self.reads_r or reads_r
+            scalars, r_terms = loop_terms(chunk.index, self.schedule.reduced, r)
         elif self.schedule.members:
             # A chunk that some member has nothing of is never read without its mask.
             size = chunk.valid if chunk.start < self.tile.last_share else 0
