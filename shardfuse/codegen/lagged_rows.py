@@ -1,19 +1,13 @@
 """A team's rows with the exchange one row late: what a row waits for has come while the next one was read.
 
-    words, part = begin(first row)                      loads, and this program's part of the statistics
-    post(part)
-    for row of the team's rows:
-        ahead, part = begin(next row)                   copied ahead of time by the compiler
-        post(part)                                      for the next turn
-        whole = collect()                               of this row: posted a turn ago
-        store what is made of words and whole
-        words = ahead
+Of the loop that ``pipelined_row_loop.py`` makes this is what is done with a row: it is loaded, and this program's part
+of the statistics is made, and posted for the next turn; then the parts of all are collected, which were posted a turn
+ago, and what is made of row and statistics is stored.
 
-``pipelined_row_loop.py`` makes the loop of its parts.  Two rows are held at once, pairs of 16-bit values in one
-register each.  The loop has no loop or branch inside, for only then does the compiler copy ahead: waiting is a single
-statement.  RMSNorm of 4096 x 65536, bfloat16, took 282 us on an H200 so, 322 us where programs wait for the row that
-they have just read, a copy 257 us.  Where a row's part takes long, as exponentials do, rows are read two turns ahead,
-into registers (a lag of 2, and a ``read`` apart from ``begin``).
+Two rows are held at once, pairs of 16-bit values in one register each.  The loop has no loop or branch inside, for only
+then does the compiler copy ahead: waiting is a single statement.  RMSNorm of 4096 x 65536, bfloat16, took 282 us on an
+H200 so, 322 us where programs wait for the row that they have just read, a copy 257 us.  Where a row's part takes long,
+as exponentials do, rows are read two turns ahead, into registers (a lag of 2, and a ``read`` apart from ``begin``).
 """
 
 from __future__ import annotations

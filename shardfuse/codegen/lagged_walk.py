@@ -1,14 +1,9 @@
 """A walk of late teams over rows, which adds up columns too: a program has its columns of all rows of its team.
 
     sums of this program's columns = 0
-    words, parts = begin(first rows)
-    post(parts)
-    for row of the team's rows, a few in a turn:
-        ahead, parts = begin(next rows)                 copied ahead of time by the compiler
-        post(parts)                                     for the next turn
+    for row of the team's rows, a few in a turn:        as ``pipelined_row_loop.py`` makes it
         whole = collect()                               of these rows: posted a turn ago
-        sums += ...;  store what is made of words and whole
-        words = ahead
+        sums += ...;  store what is made of the rows and whole
     store the sums: a row of partial results for each team
 
 Rows of one turn share the sums and what is the same for all rows, and their team waits for them together.  RMSNorm's
